@@ -7,6 +7,7 @@ use std::{
 };
 
 use gpumem::recording::{self, Keep};
+use gpumem_driver::lock_file::{lock_file, note};
 
 use crate::{recordings, torch, variable};
 
@@ -46,6 +47,8 @@ impl Request {
     pub(crate) fn record(&self) -> Result<PathBuf, String> {
         let Self { file: base, backtrace, keep, torch, is_late } = self;
         let file = free_name(base, gpumem_driver::process::rank(), process::id());
+        // The command finds out whether the recording is there at the end. There may be no command: see `gpumem attach`.
+        _ = note(&lock_file(base, "lock"), &file);
         recording::serve_foreign_program(backtrace);
         let begin = if *is_late { recording::begin } else { recording::begin_at_start };
         begin(&file, parsed(keep)?).map_err(|why| format!("cannot record to {}: {why}", file.display()))?;

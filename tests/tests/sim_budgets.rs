@@ -322,7 +322,9 @@ mod tests {
     }
 
     #[gpu_mem_test(max_peak = "1 MB", baseline = "no/such/folder/baseline.json")]
-    #[should_panic(expected = "cannot use the baseline no/such/folder/baseline.json: there is no such file; run the test")]
+    #[should_panic(
+        expected = "cannot use the baseline no/such/folder/baseline.json: there is no such file; run the test"
+    )]
     fn without_a_baseline(gpu: &SimGpu) {
         drop(gpu.alloc(Bytes::mib(1)));
     }

@@ -7,7 +7,7 @@ use gpumem_core::{
     ledger::{BlockChangeKind, Counts, KnownPool},
     model::{Bytes, CallsiteId, Device, GpuMemory, MemKind, Source, StackId},
     recording::{Definitions, End, Reader, Skipped},
-    report::{Leaks, Place, leak_in_words},
+    report::{Leaks, Place, SharedNames, leak_in_words},
 };
 
 use super::{
@@ -241,14 +241,15 @@ impl History {
         }
         let live: Vec<_> = self.origins.iter().zip(sums).filter(|(_, (blocks, ..))| *blocks > 0).collect();
         let has_scopes = live.iter().any(|(origin, _)| !origin.path.is_empty());
+        let names = SharedNames::of(live.iter().map(|(origin, _)| &*origin.path));
         let place = |(origin, (blocks, bytes, each)): (&Origin, (u64, u64, Option<u64>))| {
             let Origin { path, line, caller, scope_place, .. } = origin;
             // If there is a line, the line is the origin, and not the library.
             let library = origin.library.as_deref().filter(|_| line.is_none());
-            let name = leak_in_words(path, library, line.as_deref(), scope_place.as_deref(), has_scopes);
+            let name = leak_in_words(&names.path(path), library, line.as_deref(), scope_place.as_deref(), has_scopes);
             Place::new(name, caller.clone(), blocks, Bytes::new(bytes), each.map(Bytes::new))
         };
-        let mut leaks = Leaks::at(Place::largest(live.into_iter().map(place)));
+        let mut leaks = Leaks::at(Place::largest(live.iter().copied().map(place)));
         leaks.gone = self.counts().removed_with_context;
         leaks
     }

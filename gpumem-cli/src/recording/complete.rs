@@ -8,9 +8,12 @@ use std::{
 };
 
 use gpumem_core::recording::{End, has_ring, recover};
-use gpumem_driver::{lock_file::LockFile, ring_memory::SharedMemory};
+use gpumem_driver::{
+    lock_file::{LockFile, lock_file},
+    ring_memory::SharedMemory,
+};
 
-use super::{content::Content, locks::lock_file, parts, symbols, torch};
+use super::{content::Content, parts, symbols, torch};
 use crate::{failure::Failure, files, terminal};
 
 /// The completion of a large recording takes some seconds. A process that has its lock for longer hangs, or wants to block

@@ -6,7 +6,6 @@
 
 mod complete;
 mod content;
-mod locks;
 mod parts;
 mod ranges;
 mod symbols;
@@ -16,7 +15,6 @@ use std::path::Path;
 
 pub(crate) use self::{
     complete::{complete, complete_for_report, unattended_marker},
-    locks::lock_file,
     ranges::remove_range,
     symbols::of_module,
     torch::{is_snapshot, recording_of},

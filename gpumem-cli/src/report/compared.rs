@@ -10,6 +10,7 @@ use std::{
 use gpumem_core::{
     export::shortened,
     model::{Bytes, one_line},
+    report::SharedNames,
 };
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
@@ -91,8 +92,11 @@ impl Comparison {
     pub(crate) fn add(&mut self, overview: &Overview) {
         let mut places: HashMap<u32, i64> = HashMap::new();
         let busiest = overview.busiest();
-        for sum in busiest.into_iter().flat_map(|device| &device.peak_by_place) {
-            let scope = if sum.scope.is_empty() { String::new() } else { format!("{}: ", sum.scope.join(" > ")) };
+        let sums = || busiest.into_iter().flat_map(|device| &device.peak_by_place);
+        let names = SharedNames::of(sums().map(|sum| &*sum.scope));
+        for sum in sums() {
+            let scope = names.path(&sum.scope).join(" > ");
+            let scope = if scope.is_empty() { scope } else { format!("{scope}: ") };
             let name = format!("{scope}{}", sum.place);
             let number = *self.numbers.entry(name).or_insert_with_key(|name| {
                 self.places.push(name.clone());

@@ -9,6 +9,7 @@ use gpumem_core::{
     export::{Paint, Role},
     model::{ByteDelta, one_line},
     recording::TensorClass,
+    report::{SharedNames, path_in_words},
 };
 use serde::Serialize;
 
@@ -76,18 +77,18 @@ pub(crate) struct TensorsDifference {
     pub(crate) by_place: Vec<Named>,
 }
 
-type Name = fn(&PlaceSum) -> String;
+type Name = fn(&PlaceSum, &SharedNames<'_>) -> String;
 
 const BY: [(&str, Name); 4] = [
-    ("scope", |sum| if sum.scope.is_empty() { "outside of all scopes".to_owned() } else { sum.scope.join(" > ") }),
-    ("place", |sum| sum.place.clone()),
-    ("library", PlaceSum::library_or_program),
-    ("kind", |sum| sum.kind.to_owned()),
+    ("scope", |sum, names| path_in_words(&names.path(&sum.scope))),
+    ("place", |sum, _| sum.place.clone()),
+    ("library", |sum, _| sum.library_or_program()),
+    ("kind", |sum, _| sum.kind.to_owned()),
 ];
 
 /// Compares the places at the peak before with those at the peak after.
-fn by_name(sides: [&[PlaceSum]; 2], name: Name) -> Vec<Named> {
-    named(sides.map(|side| side.iter().map(move |sum| (name(sum), sum.bytes))))
+fn by_name(sides: [&[PlaceSum]; 2], name: impl Fn(&PlaceSum) -> String) -> Vec<Named> {
+    named(sides.map(|side| side.iter().map(|sum| (name(sum), sum.bytes)).collect::<Vec<_>>()))
 }
 
 /// Compares a place that is at another line of its file now with itself.
@@ -249,7 +250,8 @@ impl Difference {
                 let sides = [&before, &after].map(|side| of(side).map(|at| &side.devices[at]));
                 let places = sides.map(|side| side.map_or(&[][..], |side| &side.peak_by_place));
                 let tensors = TensorsDifference::of([&before, &after], device, limit).filter(|_| !simulated);
-                let mut tables = BY.map(|(_, name)| by_name(places, name));
+                let names = SharedNames::of(places.into_iter().flatten().map(|sum| &*sum.scope));
+                let mut tables = BY.map(|(_, name)| by_name(places, |sum| name(sum, &names)));
                 // The blocks of an estimate are compared with tensors, and not with what the driver gave.
                 if tensors.is_some() && has_estimate {
                     tables.iter_mut().for_each(Vec::clear);

@@ -2,6 +2,7 @@
 
 pub(crate) mod annotations;
 pub(crate) mod baseline;
+pub(crate) mod baseline_lines;
 pub(crate) mod calls;
 pub(crate) mod change;
 pub(crate) mod compared;
@@ -10,8 +11,8 @@ pub(crate) mod json;
 pub(crate) mod limit;
 pub(crate) mod modules;
 pub(crate) mod moment;
-pub(crate) mod overview;
 mod moved;
+pub(crate) mod overview;
 mod place_peaks;
 pub(crate) mod places;
 pub(crate) mod ranks;

@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::{
     overview::PoolOverview,
     sums::{PlaceSum, place_sums},
-    text::{Bars, device_in_words, has_scopes, merged, shares, tree},
+    text::{Bars, device_in_words, has_scopes, shares, tree},
 };
 use crate::history::{DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_words, sums_by};
 
@@ -161,7 +161,7 @@ fn write(
         let title = format!("{}: {amount} {}", device_in_words(device, name), title(at, bytes));
         writeln!(out, "{}", paint.on(Role::Heading, title))?;
         let held = held.as_deref().unwrap_or_default();
-        let rows = tree(&merged(held));
+        let rows = tree(held);
         let title = if has_scopes(held) { "allocated in, and at" } else { "allocated at" };
         if !rows.is_empty() {
             writeln!(out, "{}", InPaint(&Bars(title, &rows), paint))?;

@@ -90,8 +90,7 @@ fn in_order<'a>([before, after]: &Sides<'a>, is_near: &dyn Fn(u64, u64) -> bool)
     let partner = |line: &Line<'_>, by: i64| at_line.get(&(i64::from(line.number) + by)).copied();
     // The number of places from this one on that have the same amounts, if all are moved by this number of lines.
     let witnesses = |from: usize, by: i64| {
-        let is_witness =
-            |line: &&Line<'_>| partner(line, by).is_some_and(|at| is_near(line.bytes, after[at].bytes));
+        let is_witness = |line: &&Line<'_>| partner(line, by).is_some_and(|at| is_near(line.bytes, after[at].bytes));
         before[from..].iter().take(WITNESSES).filter(is_witness).count()
     };
     let distance = |old: usize, new: usize| i64::from(after[new].number) - i64::from(before[old].number);
@@ -189,7 +188,8 @@ mod tests {
         };
         let equal = |_| 1 << 20;
         let other = |line: u64| (line * 7919 % 30_000) << 12;
-        for sides in [[side(0, equal), side(1, equal)], [side(0, other), side(1, other)], [side(0, other), side(1, equal)]]
+        for sides in
+            [[side(0, equal), side(1, equal)], [side(0, other), side(1, other)], [side(0, other), side(1, equal)]]
         {
             let pairs = moved(sides.each_ref().map(|side| side.iter().map(|(name, bytes)| (&**name, *bytes))), None);
             assert!(pairs.len() <= 30_000);

@@ -7,13 +7,13 @@ use gpumem_core::{
     derive::registered_pool,
     ledger::KnownPool,
     model::{Bytes, Device, Family},
-    report::{Leaks, PeakHolders, RegisteredPool, counted},
+    report::{Leaks, PeakHolders, RegisteredPool, SharedNames, counted},
 };
 use serde::Serialize;
 
 use super::{
     refused::Refused,
-    sums::{PlaceSum, place_sums},
+    sums::{PlaceSum, place_sums, shared_sums},
     tensors::{TensorMoment, TensorsOverview},
     text::percent,
 };
@@ -227,7 +227,8 @@ impl Missing {
     pub(super) fn lost_in_words(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if let Some(why) = &self.incomplete {
-            let symbols = if self.symbols.is_some() { ", without lines and functions, which come with the end" } else { "" };
+            let symbols =
+                if self.symbols.is_some() { ", without lines and functions, which come with the end" } else { "" };
             lines.push(format!("The file has no end: {why}. The report covers what comes before{symbols}."));
         }
         if self.has_no_history {
@@ -399,14 +400,16 @@ impl NotFreed {
 }
 
 /// Returns the place that holds most, among those with a line, a library or a scope.
-fn most(places: &[PlaceSum]) -> Option<&PlaceSum> {
-    places.iter().find(|sum| sum.line.is_some() || sum.library.is_some() || !sum.scope.is_empty())
+fn most(places: &[PlaceSum]) -> Option<PlaceSum> {
+    shared_sums(places).into_iter().find(|sum| sum.line.is_some() || sum.library.is_some() || !sum.scope.is_empty())
 }
 
 /// Returns the memory of the package functions that this place calls.
 fn inside(history: &History, held: &[OriginSum<'_>], place: &PlaceSum) -> Vec<Sum> {
+    let names = SharedNames::of(held.iter().map(|held| &*held.origin.path));
     let is_of_place = |origin: &Origin| {
-        (&origin.line, &origin.caller, &origin.path) == (&place.line, &place.caller, &place.scope)
+        (&origin.line, &origin.caller) == (&place.line, &place.caller)
+            && *names.path(&origin.path) == *place.scope
             && place.line.is_some()
     };
     let of_place: Vec<_> = held.iter().copied().filter(|held| is_of_place(held.origin)).collect();
@@ -460,7 +463,7 @@ impl DeviceOverview {
         let knows_driver_peak = all.knows_driver_peak || !history.has_only_peaks();
         let has_pool = history.ledger().pools().iter().any(|pool| pool.device == device);
         Self {
-            inside_most: most(&peak_by_place).map(|most| inside(history, &on_device, most)).unwrap_or_default(),
+            inside_most: most(&peak_by_place).map(|most| inside(history, &on_device, &most)).unwrap_or_default(),
             device: device.ordinal,
             simulated: device.family == Family::Simulated,
             name: defined.and_then(|defined| defined.name.clone()),
@@ -495,7 +498,7 @@ impl DeviceOverview {
 
     /// The line that holds most of the peak.
     pub(super) fn most_at(&self) -> Option<String> {
-        most(&self.peak_by_place)?.line.clone()
+        most(&self.peak_by_place)?.line
     }
 
     /// Returns the sentence about the place that holds most of the peak: `src/adam.rs:30 in train > step, called from
@@ -505,7 +508,7 @@ impl DeviceOverview {
         let PlaceSum { scope, place, caller, bytes, .. } = most(&self.peak_by_place)?;
         let scope = if scope.is_empty() { String::new() } else { format!(" in {}", scope.join(" > ")) };
         let caller = caller.as_ref().map(|caller| format!(", called from {caller},")).unwrap_or_default();
-        Some(format!("{place}{scope}{caller} holds {} of the peak", percent(*bytes, peak)))
+        Some(format!("{place}{scope}{caller} holds {} of the peak", percent(bytes, peak)))
     }
 
     pub(crate) fn words(&self) -> String {

@@ -7,7 +7,10 @@ use std::{
     io::{self, Write},
 };
 
-use gpumem_core::export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, shortened};
+use gpumem_core::{
+    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, shortened},
+    report::SharedNames,
+};
 use serde::Serialize;
 
 use crate::history::{History, Moment, OriginSum};
@@ -83,11 +86,38 @@ fn add_to(sum: &mut Option<i64>, more: i64) {
     *sum = sum.map(|sum| sum + more);
 }
 
+/// Adds up the places of scopes whose names differ only in numbers, if there are many.
+fn grouped(places: Vec<PlaceFigures>) -> Vec<PlaceFigures> {
+    let names = SharedNames::of(places.iter().map(|place| &*place.scope));
+    if !names.has_any() {
+        return places;
+    }
+    let (mut rows, mut known) = (Vec::<PlaceFigures>::new(), HashMap::new());
+    for place in &places {
+        let scope = names.path(&place.scope).into_owned();
+        let key = (place.device, scope.clone(), &place.name, &place.caller, place.kind);
+        let at = *known.entry(key).or_insert(rows.len());
+        let Some(row) = rows.get_mut(at) else {
+            rows.push(PlaceFigures { scope, ..place.clone() });
+            continue;
+        };
+        // What is not known of one place is not known of the sum.
+        let add = |sum: &mut Option<i64>, more: Option<i64>| *sum = sum.zip(more).map(|(sum, more)| sum + more);
+        add(&mut row.at_peak_bytes, place.at_peak_bytes);
+        add(&mut row.at_peak_blocks, place.at_peak_blocks);
+        add(&mut row.allocated_bytes, place.allocated_bytes);
+        add(&mut row.allocations, place.allocations);
+        row.live_at_end_bytes += place.live_at_end_bytes;
+    }
+    rows.sort_by_key(|place| (Reverse(place.at_peak_bytes), Reverse(place.allocated_bytes)));
+    rows
+}
+
 /// At most this many rows are printed; JSON has all.
 const MOST: usize = 40;
 
 pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    let places = places(history);
+    let places = grouped(places(history));
     let what = ": places, by what they have at the peak";
     let file = shortened(&history.path.display().to_string(), paint.width().saturating_sub(what.len()));
     let title = format!("{file}{what}");

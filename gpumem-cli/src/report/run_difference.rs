@@ -16,8 +16,7 @@ use serde::Serialize;
 use super::{
     annotations::Check,
     change::{
-        Change, Limit, MARKDOWN_TITLE, Named, check, escaped, verdict, write_markdown_rows, write_rows,
-        write_verdict,
+        Change, Limit, MARKDOWN_TITLE, Named, check, escaped, verdict, write_markdown_rows, write_rows, write_verdict,
     },
     difference::{Difference, peaks_of},
     json,

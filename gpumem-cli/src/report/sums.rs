@@ -1,5 +1,8 @@
 //! Sums of bytes and blocks by a common property.
 
+use std::collections::HashMap;
+
+use gpumem_core::report::SharedNames;
 use serde::Serialize;
 
 use crate::history::{OriginSum, library_or_program};
@@ -29,7 +32,7 @@ impl PlaceSum {
 /// Returns the sums by scope, place and kind, the largest first.
 pub(crate) fn place_sums(held: &[OriginSum<'_>]) -> Vec<PlaceSum> {
     let mut all: Vec<PlaceSum> = Vec::new();
-    let mut known = std::collections::HashMap::new();
+    let mut known = HashMap::new();
     for OriginSum { origin, bytes, blocks, .. } in held {
         let key = (&origin.path, origin.place(), &origin.caller, origin.kind);
         let at = *known.entry(key).or_insert(all.len());
@@ -48,6 +51,28 @@ pub(crate) fn place_sums(held: &[OriginSum<'_>]) -> Vec<PlaceSum> {
                 bytes: *bytes,
                 blocks: *blocks,
             }),
+        }
+    }
+    all.sort_by_key(|sum| std::cmp::Reverse(sum.bytes));
+    all
+}
+
+/// Adds up the places of scopes whose names differ only in numbers, if there are many.
+pub(crate) fn shared_sums(sums: &[PlaceSum]) -> Vec<PlaceSum> {
+    let names = SharedNames::of(sums.iter().map(|sum| &*sum.scope));
+    if !names.has_any() {
+        return sums.to_vec();
+    }
+    let (mut all, mut known) = (Vec::<PlaceSum>::new(), HashMap::new());
+    for sum in sums {
+        let scope = names.path(&sum.scope).into_owned();
+        let at = *known.entry((scope.clone(), &sum.place, &sum.caller, sum.kind)).or_insert(all.len());
+        match all.get_mut(at) {
+            Some(known) => {
+                known.bytes += sum.bytes;
+                known.blocks += sum.blocks;
+            }
+            None => all.push(PlaceSum { scope, ..sum.clone() }),
         }
     }
     all.sort_by_key(|sum| std::cmp::Reverse(sum.bytes));

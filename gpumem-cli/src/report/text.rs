@@ -1,10 +1,11 @@
 //! Words that several reports share.
 
-use std::fmt;
+use std::{collections::HashMap, fmt};
 
 use gpumem_core::{
     export::{Leaf, Paint, Row, Show, Tree, amounts_table},
     model::{ByteDelta, Device, one_line},
+    report::SharedNames,
 };
 
 use crate::history::{OriginSum, Sum};
@@ -44,40 +45,33 @@ pub(super) fn has_scopes(held: &[OriginSum<'_>]) -> bool {
     held.iter().any(|held| !held.origin.path.is_empty())
 }
 
-/// Returns rows of scopes inside scopes, each with its places, the largest first.
+/// Returns rows of scopes inside scopes, each with its places, the largest first. Origins that only differ in what the rows do not show are
+/// one.
 pub(super) fn tree(held: &[OriginSum<'_>]) -> Vec<Row> {
-    let has_scopes = has_scopes(held);
-    let mut tree = Tree::new();
+    let names = SharedNames::of(held.iter().map(|held| &*held.origin.path));
+    let mut known = HashMap::new();
+    let mut rows = Vec::new();
     for OriginSum { origin, bytes, blocks, .. } in held {
-        let leaf =
-            Leaf { name: origin.place(), bytes: *bytes, blocks: blocks.unsigned_abs(), note: origin.caller.clone() };
-        match &*origin.path {
+        let key = (names.path(&origin.path), origin.place(), &origin.caller);
+        let at = *known.entry(key).or_insert_with_key(|(path, place, _)| {
+            rows.push((path.clone(), place.clone(), *origin, [0, 0]));
+            rows.len() - 1
+        });
+        let [all_bytes, all_blocks] = &mut rows[at].3;
+        (*all_bytes, *all_blocks) = (*all_bytes + bytes, *all_blocks + blocks);
+    }
+    rows.retain(|(.., sums)| *sums != [0, 0]);
+    rows.sort_by_key(|(.., [bytes, _])| std::cmp::Reverse(*bytes));
+    let has_scopes = rows.iter().any(|(path, ..)| !path.is_empty());
+    let mut tree = Tree::new();
+    for (path, name, origin, [bytes, blocks]) in rows {
+        let leaf = Leaf { name, bytes, blocks: blocks.unsigned_abs(), note: origin.caller.clone() };
+        match &*path {
             [] if has_scopes => tree.leaf(&[origin.scope()], leaf),
             path => tree.leaf(path, leaf),
         }
     }
     tree.rows(MOST_ROWS)
-}
-
-/// Origins that only differ in what a report does not show are one.
-pub(super) fn merged<'a>(held: &[OriginSum<'a>]) -> Vec<OriginSum<'a>> {
-    let mut merged: Vec<OriginSum<'a>> = Vec::new();
-    let mut known = std::collections::HashMap::new();
-    for held in held {
-        let origin = held.origin;
-        let key = (&origin.path, origin.place(), &origin.caller);
-        let at = *known.entry(key).or_insert(merged.len());
-        match merged.get_mut(at) {
-            Some(sum) => {
-                sum.bytes += held.bytes;
-                sum.blocks += held.blocks;
-            }
-            None => merged.push(*held),
-        }
-    }
-    merged.retain(|held| (held.bytes, held.blocks) != (0, 0));
-    merged.sort_by_key(|held| std::cmp::Reverse(held.bytes));
-    merged
 }
 
 /// A table with a bar in each row: its title, and its rows.

@@ -1,6 +1,7 @@
 //! The files of the recordings of a run.
 
 use std::{
+    collections::BTreeSet,
     env,
     ffi::{OsStr, OsString},
     fs::{self, File},
@@ -10,10 +11,10 @@ use std::{
     process,
 };
 
-use gpumem_driver::lock_file::LockFile;
+use gpumem_driver::lock_file::{LockFile, lock_file};
 use gpumem_inject::variable;
 
-use crate::recording::{lock_file, why_not_replaceable};
+use crate::recording::why_not_replaceable;
 
 const EXTENSION: &str = "capture";
 
@@ -26,8 +27,8 @@ pub(super) struct Destination {
     /// The file that the user named, if another run records to it.
     pub(super) instead_of: Option<PathBuf>,
     /// A lock against other runs: the files of both would have the same names, and the later run would replace those of
-    /// the other.
-    _claim: Option<LockFile>,
+    /// the other. The processes of the run note in it which files they begin.
+    claim: Option<LockFile>,
 }
 
 impl Destination {
@@ -55,7 +56,7 @@ impl Destination {
                 continue;
             }
             let instead_of = asked.filter(|_| at > 0);
-            let mut destination = Self { file, older: Vec::new(), instead_of, _claim: Some(claim) };
+            let mut destination = Self { file, older: Vec::new(), instead_of, claim: Some(claim) };
             destination.older = destination.of_processes();
             return Ok(destination);
         }
@@ -80,6 +81,15 @@ impl Destination {
             .collect();
         files.sort();
         files
+    }
+
+    /// Returns the recordings that the processes of this run have begun and that are not there any more, by name.
+    pub(super) fn removed(&self) -> Vec<PathBuf> {
+        let noted = self.claim.iter().flat_map(LockFile::noted).map(|name| PathBuf::from(OsString::from_vec(name)));
+        let is_removed =
+            |path: &PathBuf| path.parent() == self.file.parent() && self.is_of_a_process(path) && !path.exists();
+        let removed: BTreeSet<_> = noted.filter(is_removed).collect();
+        removed.into_iter().collect()
     }
 
     /// Returns whether the path belongs to a process of this run: `train.rank3.pid17.2.capture`, if the file is
@@ -197,7 +207,7 @@ mod tests {
     #[test]
     fn the_files_of_the_processes_are_known_by_their_names() {
         let file = |file: &str| Path::new("/folder").join(file);
-        let place = |name: &str| Destination { file: file(name), older: Vec::new(), instead_of: None, _claim: None };
+        let place = |name: &str| Destination { file: file(name), older: Vec::new(), instead_of: None, claim: None };
         let is = |file: &str, path: &str| place(file).is_of_a_process(&Path::new("/folder").join(path));
         for path in ["a.b.pid1.capture", "a.b.rank0.pid17.capture", "a.b.rank12.pid17.3.capture"] {
             assert!(is("a.b.capture", path), "{path}");

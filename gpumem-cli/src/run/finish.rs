@@ -19,12 +19,15 @@ pub(super) struct Finished {
 }
 
 /// The reason why nothing is in a recording that can be completed.
-pub(super) const LOST: &str = "its process could not write it or was killed before, or the file was made shorter";
+pub(super) const LOST: &str =
+    "its process could not write it or was killed before, or the file was made shorter, moved or removed";
 
 /// Completes the recordings of the run, removes those of processes that asked for nothing, and gives them the names that users know.
 /// With `keeps_names`, names stay, because `gpumem start` and `gpumem stop` have printed them.
 pub(super) fn finish(destination: &Destination, keeps_names: bool) -> Finished {
-    let (mut recorded, mut unfinished, mut lost) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut recorded, mut unfinished) = (Vec::new(), Vec::new());
+    // This comes first: the recordings of processes that asked for nothing are removed here.
+    let mut lost: Vec<_> = destination.removed().into_iter().map(|path| (path, None)).collect();
     for path in destination.of_processes() {
         match devices_of(&path, keeps_names) {
             Ok(Found::Devices(devices)) => recorded.push((path, devices)),

@@ -17,6 +17,7 @@ use gpumem_core::{
     derive::Paths,
     model::{Bytes, Device, Family},
     recording::{Beginning, CodeAddress, Follower, ModuleDefinition, SymbolsDefinition, Totals, old_path},
+    report::SharedNames,
 };
 use serde::Serialize;
 
@@ -437,14 +438,16 @@ fn later(work: impl FnOnce() + Send + 'static) -> bool {
     to.as_ref().is_some_and(|to| to.send(Box::new(work)).is_ok())
 }
 
-/// Adds up the blocks of one scope and place.
+/// Adds up the blocks of one scope and place, and of scopes whose names differ only in numbers if there are many.
 fn largest(all: impl Iterator<Item = PlaceView>) -> Vec<PlaceView> {
-    let mut sums: HashMap<(Vec<String>, String), i64> = HashMap::new();
-    for PlaceView { scope, place, bytes } in all {
-        *sums.entry((scope, place)).or_default() += bytes;
+    let all: Vec<_> = all.collect();
+    let names = SharedNames::of(all.iter().map(|place| &*place.scope));
+    let mut sums: HashMap<(Vec<String>, &str), i64> = HashMap::new();
+    for PlaceView { scope, place, bytes } in &all {
+        *sums.entry((names.path(scope).into_owned(), place)).or_default() += bytes;
     }
     let mut places: Vec<_> =
-        sums.into_iter().map(|((scope, place), bytes)| PlaceView { scope, place, bytes }).collect();
+        sums.into_iter().map(|((scope, place), bytes)| PlaceView { scope, place: place.to_owned(), bytes }).collect();
     places.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| (&a.scope, &a.place).cmp(&(&b.scope, &b.place))));
     places.truncate(MOST_PLACES);
     places
@@ -465,6 +468,18 @@ mod tests {
         made::{MIB, Made},
         report::overview::Overview,
     };
+
+    #[test]
+    fn scopes_that_differ_in_numbers_are_one_place() {
+        let place = |number: i64| PlaceView {
+            scope: vec![format!("request {number}")],
+            place: "src/model.rs:42".to_owned(),
+            bytes: number,
+        };
+        let place_of_all = PlaceView { scope: vec!["request #".to_owned()], bytes: 231, ..place(0) };
+        assert_eq!(largest((0..22).map(place)), [place_of_all]);
+        assert_eq!(largest((0..16).map(place)).len(), 16);
+    }
 
     /// Returns a program that allocates and frees blocks of these sizes, one after the other.
     fn events(bytes: impl IntoIterator<Item = u64>) -> Vec<Item> {

@@ -101,7 +101,10 @@ fn a_line_that_moved_is_compared_with_itself() {
     let [before, after] = files.map(|(name, by, mib)| recorded(name, made(by, mib)));
     let text = printed(&["diff", &before, &after]);
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words.contains(" src/model.py:32 (was :30) 30 70 +40 ") || words.contains(" model.py:32 (was :30) 30 70 +40 "), "{text}");
+    assert!(
+        words.contains(" src/model.py:32 (was :30) 30 70 +40 ") || words.contains(" model.py:32 (was :30) 30 70 +40 "),
+        "{text}"
+    );
     assert_eq!(text.matches("model.py:").count(), 1, "the other lines are the same: {text}");
     let place = &json(&["diff", "--json", &before, &after])["devices"][0]["by_place"][0];
     assert!(place["moved_from"].as_str().unwrap().ends_with("model.py:30"), "{place}");

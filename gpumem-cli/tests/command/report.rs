@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::{
     Ran, file, gpumem,
-    made::{MIB, Made},
+    made::{MIB, Made, callsite},
     ran,
 };
 
@@ -329,6 +329,39 @@ fn a_program_without_debug_information_is_said() {
     let line = "no line  75 % of the peak is of code without debug information: build it with -g, ";
     assert!(text.contains(line) && text.contains("\n train (no symbols)    3  ████"), "{text}");
     assert!(text.contains("library  the program 4 MiB (100 %)\n"), "{text}");
+}
+
+/// 22 requests overlap: together they have more at the peak of the process than each had at its own.
+#[test]
+fn names_that_differ_in_numbers_are_one_in_each_report() {
+    let mut made = Made::new("serve");
+    let requests: u32 = 22;
+    for request in 0..requests {
+        made.item(&Item::Callsite(callsite(10 + request, &format!("request {request}"), "src/serve.rs", 7)));
+        let scope = made.open(8 + request);
+        made.alloc((1 + u64::from(request)) * MIB, MemKind::Device, 1);
+        made.close(scope);
+    }
+    let file = recorded("requests.capture", made);
+    let other = recorded("requests-other.capture", Made::new("serve").training(1, 1, MIB));
+    for view in [&[][..], &["--tree"], &["--leaks"], &["--table"], &["--at", "peak"], &["--between", "start", "peak"]] {
+        let text = printed(&[&["report"], view, &[&*file]].concat());
+        assert!(text.contains("request #") && !text.contains("request 2"), "{view:?}: {text}");
+        assert!(text.matches("src/model.rs:42").count() <= 2, "{view:?}: {text}");
+    }
+    let most = "most     src/model.rs:42 in request #, called from src/main.rs:9, holds 100 % of the peak\n";
+    assert!(printed(&["report", &file]).contains(most));
+    for several in [&["report", &*file, &*other][..], &["diff", &*other, &*file]] {
+        let text = printed(several);
+        assert!(text.contains("request #") && !text.contains("request 2"), "{text}");
+    }
+    // What a row had at the peak is never above its own peak.
+    let tree = printed(&["report", "--tree", &file]);
+    let words = tree.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains(" request # 253 253 253 253 22 22 "), "{tree}");
+    assert!(tree.ends_with("#: names that differ only in numbers; their peak is at least this.\n"), "{tree}");
+    // The data keep each name.
+    assert_eq!(json(&["report", "--json", "--tree", &file])["scopes"].as_array().unwrap().len(), 23);
 }
 
 /// The symbols of a program come at the end of its recording.

@@ -8,7 +8,7 @@ use super::{
     table::{Cell, Fit, Table, shortened},
     tree::{Leaf, Row, Tree},
 };
-use crate::report::{Breakdown, Part, PartKind};
+use crate::report::{Breakdown, Part, PartKind, SharedNames};
 
 /// The largest number of rows for scopes, libraries and other parts of this process.
 const MOST: usize = 20;
@@ -34,11 +34,12 @@ impl Show for Breakdown {
 impl Breakdown {
     fn rows(&self) -> Vec<Row> {
         let is_of_others = |part: &&Part| matches!(part.kind, PartKind::Others | PartKind::Unknown);
+        let names = SharedNames::of(self.parts.iter().map(|part| &*part.path));
         let mut own = Tree::new();
         for Part { kind, name, path, bytes, count } in self.parts.iter().filter(|part| !is_of_others(part)) {
             let bytes = bytes.signed();
             if *kind == PartKind::Scope && !path.is_empty() {
-                own.scope(path, bytes, *count);
+                own.scope(&names.path(path), bytes, *count);
             } else {
                 own.leaf(&[], Leaf { name: name.clone(), bytes, blocks: *count, note: None });
             }

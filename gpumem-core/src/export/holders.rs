@@ -11,8 +11,8 @@ use super::{
 use crate::{
     model::{Bytes, one_line},
     report::{
-        Leaks, LiveBlock, OutOfMemory, PartKind, PeakHolder, PeakHolders, Place, counted, missing_in_words,
-        path_in_words,
+        Leaks, LiveBlock, OutOfMemory, PartKind, PeakHolder, PeakHolders, Place, SharedNames, counted,
+        missing_in_words, path_in_words,
     },
 };
 
@@ -107,8 +107,10 @@ impl PeakHolders {
 
     fn rows(&self) -> Vec<Row> {
         let has_scopes = self.has_scopes();
+        let names = SharedNames::of(self.holders.iter().map(|holder| &*holder.path));
+        let shared = |holder: &PeakHolder| PeakHolder { path: names.path(&holder.path).into(), ..holder.clone() };
         let mut tree = Tree::new();
-        for holder in &self.holders {
+        for holder in &PeakHolder::largest(self.holders.iter().map(shared)) {
             let PeakHolder { path, caller, is_older, bytes, .. } = holder;
             let leaf = Leaf { name: holder.who(), bytes: bytes.get(), blocks: 0, note: caller.clone() };
             if *is_older || !has_scopes {

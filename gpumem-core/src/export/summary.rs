@@ -47,7 +47,7 @@ impl Show for Summary {
         let legend = "used: still in use. at peak: its part of the peak of the whole process.";
         write!(f, "\n{}", paint.on(Role::Faint, legend))?;
         if has_shared {
-            let legend = "#: names that differ in numbers alone; their peak is that of the highest.";
+            let legend = "#: names that differ only in numbers; their peak is at least this.";
             write!(f, "\n{}", paint.on(Role::Faint, legend))?;
         }
         Ok(())
@@ -171,14 +171,14 @@ device 0, by scope
                    MiB      MiB   MiB    MiB
  ────────────────────────────────────────────────────────────────────
  (whole process)   100       34    20    255      51         ████████
-   request #        26       34    17    255      51     17  ██
+   request #        34       34    17    255      51     17  ██▋
      layer 1         4        0     0      5       1      1  ▎
      layer 2         4        0     0     80      16     16  ▎
      decode          3        0    17     85      17     34  ▏
    load 1           12        0     1      0       0      1  ▉
    load 2           11        0     1      0       0      1  ▉
 used: still in use. at peak: its part of the peak of the whole process.
-#: names that differ in numbers alone; their peak is that of the highest.",
+#: names that differ only in numbers; their peak is at least this.",
         );
     }
 

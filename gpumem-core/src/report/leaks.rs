@@ -1,6 +1,6 @@
 //! The blocks that were not freed.
 
-use super::{LiveBlock, Place, path_in_words, place_in_words};
+use super::{LiveBlock, Place, SharedNames, path_in_words, place_in_words};
 use crate::model::Bytes;
 
 /// Blocks that were not freed at the end of the process.
@@ -43,9 +43,11 @@ impl Leaks {
 /// Returns the places and scopes that allocated the blocks, the largest first. Without any scope, the places alone.
 pub fn by_place(blocks: &[LiveBlock]) -> Vec<Place> {
     let has_scopes = blocks.iter().any(|block| !block.path.is_empty());
+    let names = SharedNames::of(blocks.iter().map(|block| &*block.path));
     let place = |block: &LiveBlock| {
         let LiveBlock { path, library, line, scope_place, .. } = block;
-        let name = leak_in_words(path, library.as_deref(), line.as_deref(), scope_place.as_deref(), has_scopes);
+        let name =
+            leak_in_words(&names.path(path), library.as_deref(), line.as_deref(), scope_place.as_deref(), has_scopes);
         let caller = block.caller.clone().filter(|_| block.library.is_none());
         Place { name, caller, blocks: 1, bytes: block.bytes, each: Some(block.bytes) }
     };

@@ -11,6 +11,7 @@ mod other_threads;
 mod output;
 mod peak;
 mod pool;
+mod shared_names;
 mod stats;
 mod summary;
 mod tracked;
@@ -38,7 +39,8 @@ pub use self::{
     leaks::{by_place, leak_in_words},
     lines::Lines,
     other_threads::{BelongsTo, OtherThread, ThreadFacts},
-    summary::{MOST_ALIKE, Path},
+    shared_names::{MOST_ALIKE, SharedNames},
+    summary::Path,
     tracked::{AllocatedAt, Groups, Sort, What, difference, live, place_of},
 };
 use crate::model::Trace;

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-use super::{Breakdown, Group, PeakHolders, path_in_words};
+use super::{Breakdown, Group, PeakHolders, SharedNames, path_in_words};
 use crate::{
     error::Error,
     model::{Bytes, MemKind},
@@ -113,7 +113,8 @@ impl OutOfMemory {
             largest.truncate(MOST);
             largest
         };
-        let scope = |group: &Group| (path_in_words(&group.path), None);
+        let names = SharedNames::of(groups.iter().map(|group| &*group.path));
+        let scope = |group: &Group| (path_in_words(&names.path(&group.path)), None);
         let place = |group: &Group| match (&group.library, &group.place) {
             (Some(library), _) => (library.clone(), None),
             (None, Some(place)) => (place.clone(), group.caller.clone()),

@@ -2,11 +2,8 @@
 
 use std::{borrow::Cow, cmp::Reverse, collections::HashMap};
 
-use super::RegisteredPool;
-use crate::model::{Bytes, alike};
-
-/// At most this many names that differ only in numbers have rows of their own. If there are more, they share one.
-pub const MOST_ALIKE: usize = 16;
+use super::{RegisteredPool, SharedNames};
+use crate::model::Bytes;
 
 /// The memory in use of each path of nested scopes, and its peak. `gpumem::summary` returns it.
 ///
@@ -94,6 +91,10 @@ impl Summary {
                 has_row[parent] |= has_row[at];
             }
         }
+        // The peak of the process may have risen after the peaks of scopes were read.
+        for Path { own, .. } in &mut paths {
+            own.peak = own.peak.max(own.at_peak);
+        }
         // A scope sorts by the peaks of the scopes around it, the outermost first: so each stands below the one around it.
         let mut order: Vec<Vec<(Reverse<Bytes>, usize)>> = Vec::with_capacity(paths.len());
         for (at, Path { parent, own }) in paths.iter().enumerate() {
@@ -107,27 +108,17 @@ impl Summary {
         Self { scopes, pools: Vec::new(), untracked, lost, not_intercepted }
     }
 
-    /// The rows of a table, and whether any of them has several names. Such a row has the sums of its names, and of the peaks the highest:
-    /// the names may have reached theirs at different times.
+    /// The rows of a table, and whether any of them has several names. Such a row has the sums of its names. Its peak is at least that of
+    /// the highest, and at least what all of them had together at a known moment.
     pub(crate) fn rows(&self) -> (Cow<'_, [ScopeSummary]>, bool) {
-        let mut names_in: HashMap<(u32, &[String], Cow<'_, str>), usize> = HashMap::new();
-        for scope in &self.scopes {
-            if let Some((name, outer)) = scope.path.split_last() {
-                *names_in.entry((scope.device, outer, alike(name))).or_default() += 1;
-            }
-        }
-        if names_in.values().all(|names| *names <= MOST_ALIKE) {
+        let names = SharedNames::of(self.scopes.iter().map(|scope| &*scope.path));
+        if !names.has_any() {
             return (Cow::Borrowed(&self.scopes), false);
         }
         let mut rows: Vec<ScopeSummary> = Vec::new();
         let mut known: HashMap<(u32, Vec<String>), usize> = HashMap::new();
         for scope in &self.scopes {
-            let shared_name = |(at, name): (usize, &String)| {
-                let like = alike(name);
-                let names = names_in.get(&(scope.device, &scope.path[..at], like.clone()));
-                if names.is_some_and(|names| *names > MOST_ALIKE) { like.into_owned() } else { name.clone() }
-            };
-            let path: Vec<_> = scope.path.iter().enumerate().map(shared_name).collect();
+            let path = names.path(&scope.path).into_owned();
             let at = *known.entry((scope.device, path.clone())).or_insert(rows.len());
             let Some(row) = rows.get_mut(at) else {
                 rows.push(ScopeSummary { path, ..scope.clone() });
@@ -135,8 +126,8 @@ impl Summary {
             };
             row.calls += scope.calls;
             row.used = row.used + scope.used;
-            row.peak = row.peak.max(scope.peak);
             row.at_peak = row.at_peak + scope.at_peak;
+            row.peak = row.peak.max(scope.peak).max(row.used).max(row.at_peak);
             row.device_peak = row.device_peak.max(scope.device_peak);
             row.allocated = row.allocated + scope.allocated;
             row.allocations += scope.allocations;

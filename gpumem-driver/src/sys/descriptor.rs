@@ -1,7 +1,7 @@
 //! Descriptors in a process whose program may close them.
 
 use std::{
-    fs::{File, Metadata},
+    fs::{File, Metadata, OpenOptions},
     io,
     path::Path,
 };
@@ -46,7 +46,7 @@ pub fn is_removed(_: &Metadata) -> bool {
 /// # Errors
 /// Returns an error if that fails, or if it is no regular file.
 pub fn open(path: &Path, creates: bool) -> io::Result<File> {
-    open_with(path, creates, false)
+    open_with(path, File::options().write(true).create(creates).truncate(false), false)
 }
 
 /// Opens or creates a file whose lock is used. A link is refused: somebody may have put it there.
@@ -54,12 +54,18 @@ pub fn open(path: &Path, creates: bool) -> io::Result<File> {
 /// # Errors
 /// Returns the same errors as [`open`].
 pub fn open_lock(path: &Path) -> io::Result<File> {
-    open_with(path, true, true)
+    open_with(path, File::options().read(true).write(true).create(true).truncate(false), true)
 }
 
-fn open_with(path: &Path, creates: bool, refuses_links: bool) -> io::Result<File> {
-    let mut options = File::options();
-    options.write(true).create(creates).truncate(false);
+/// Opens a lock file to write at its end, whatever other processes write there at the same time.
+///
+/// # Errors
+/// Returns the same errors as [`open`], and one if there is no such file.
+pub fn open_lock_to_append(path: &Path) -> io::Result<File> {
+    open_with(path, File::options().append(true), true)
+}
+
+fn open_with(path: &Path, options: &mut OpenOptions, refuses_links: bool) -> io::Result<File> {
     #[cfg(target_os = "linux")]
     {
         use std::os::unix::fs::OpenOptionsExt;

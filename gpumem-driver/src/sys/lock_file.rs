@@ -1,8 +1,9 @@
 //! A file whose lock excludes other processes of gpumem.
 
 use std::{
+    ffi::OsString,
     fs::{self, File, TryLockError},
-    io,
+    io::{self, Read, Seek, Write},
     path::{Path, PathBuf},
     thread::sleep,
     time::{Duration, Instant},
@@ -10,20 +11,50 @@ use std::{
 
 use super::descriptor;
 
+/// At most this many bytes of names are read.
+const MOST_NOTED: u64 = 16 << 20;
+
 /// The interval at which a waiting thread tries again.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A lock file. It is removed when it is dropped. The system releases the lock of a killed process.
 ///
 /// Every user who may write to the folder can put a file there and hold its lock. So no thread waits for ever, no link is followed, and
-/// nothing is written. On a file system without locks, no process is excluded.
+/// only [`note`] writes to it. On a file system without locks, no process is excluded.
 #[derive(Debug)]
 pub struct LockFile {
     path: PathBuf,
-    _open: File,
+    open: File,
+}
+
+/// Returns the lock file of a recording: `.train.capture.PURPOSE` for `train.capture`. The recording itself is not locked: children that
+/// outlive their process hold its lock.
+pub fn lock_file(recording: &Path, purpose: &str) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(recording.file_name().unwrap_or_default());
+    name.push(".");
+    name.push(purpose);
+    recording.with_file_name(name)
+}
+
+/// Adds the name of a file to the lock file of another process, which finds it with [`LockFile::noted`].
+///
+/// # Errors
+/// Returns an error if there is no such lock file, or if it cannot be written.
+pub fn note(lock: &Path, file: &Path) -> io::Result<()> {
+    let mut open = descriptor::open_lock_to_append(lock)?;
+    open.write_all(&[file.as_os_str().as_encoded_bytes(), b"\0"].concat())
 }
 
 impl LockFile {
+    /// Returns the names of files that other processes have added.
+    pub fn noted(&self) -> Vec<Vec<u8>> {
+        let (mut open, mut names) = (&self.open, Vec::new());
+        // A process that has removed names hides nothing but its own.
+        _ = open.rewind().and_then(|()| open.take(MOST_NOTED).read_to_end(&mut names));
+        names.split(|byte| *byte == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect()
+    }
+
     /// Tries to get the lock. `None` if another process has it.
     ///
     /// # Errors
@@ -38,7 +69,7 @@ impl LockFile {
                 return Ok(None);
             }
             if descriptor::identity(&open) == descriptor::identity_at(path) {
-                return Ok(Some(Self { path: path.to_owned(), _open: open }));
+                return Ok(Some(Self { path: path.to_owned(), open }));
             }
             // The process that had it has removed it meanwhile.
         }
@@ -100,6 +131,19 @@ mod tests {
             waits.join().unwrap().unwrap();
         });
         assert!(!path.exists() && LockFile::try_new(&path).unwrap().is_some());
+    }
+
+    #[test]
+    fn names_of_several_processes_are_found() {
+        let folder = tempdir().unwrap();
+        let path = lock_file(&folder.path().join("a.capture"), "lock");
+        assert!(note(&path, Path::new("/x")).is_err() && !path.exists(), "nobody has it");
+        let lock = LockFile::try_new(&path).unwrap().expect("nobody has it");
+        for name in ["/a b", "/c"] {
+            note(&path, Path::new(name)).unwrap();
+        }
+        fs::remove_file(&path).unwrap();
+        assert_eq!(lock.noted(), [b"/a b".to_vec(), b"/c".to_vec()]);
     }
 
     /// Another user has put it there, to block others.

@@ -83,7 +83,7 @@ fn the_recipe_for_github() {
     assert!(grown.stderr.contains("title=GPU memory::train, device 0: the peak was 68 MiB and is 204 MiB"), "{grown}");
     let posted = runner.run(comment, 0).stdout;
     assert!(
-        posted.starts_with("pr comment 7 --body-file comment.md\n### GPU memory\n\n| peak of | before |"),
+        posted.starts_with("pr comment 7 --body-file comment.md\n### GPU memory\n\n| higher peak of | before |"),
         "{posted}"
     );
     assert!(posted.contains("\n| `train, device 0` | 68 MiB | 204 MiB | +136 MiB (+200.0 %) |\n"), "{posted}");
@@ -114,5 +114,27 @@ fn the_recipe_for_gitlab() {
     for (file, failures) in [("limits.xml", 2), ("peaks.xml", 4)] {
         let text = runner.text(file);
         assert!(text.contains(&format!("failures=\"{failures}\"")), "{file}: {text}");
+    }
+}
+
+/// A recording that is not there any more is no recording in which nothing was lost.
+#[test]
+fn a_recording_that_was_removed_is_a_loss() {
+    for last in [&["await_file end"][..], &["await_file end", "until_killed 0 0"]] {
+        let folder = Folder::new();
+        let [gpumem, probe] = ["gpumem-command", "probe"].map(|name| built(name).display().to_string());
+        let [first, second] = [&[][..], last].map(|last| in_shell(&[&ALLOCATES[..], last].concat()));
+        let text = format!(
+            "cd {folder}
+             {gpumem} run -o a.capture --fail-if lost -- sh -c \"{probe}{first}; {probe}{second} & pid=\\$!
+                 until [ -s a.pid\\$pid.capture ]; do sleep 0.01; done; rm a.pid\\$pid.capture; > end
+                 wait \\$pid; true\" > /dev/null 2> errors
+             code=$?; rm -f end; cat errors; exit $code",
+            folder = folder.0.path().display(),
+        );
+        let outcome = machine().run_program("/bin/bash".as_ref(), &["-c", &text]);
+        assert_eq!(outcome.exit(), "exit status: 1", "{outcome}");
+        assert!(outcome.stdout.contains("or the file was made shorter, moved or removed"), "{outcome}");
+        assert_eq!(folder.names(), ["a.capture", "errors"], "{outcome}");
     }
 }

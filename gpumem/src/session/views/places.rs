@@ -24,8 +24,8 @@ use crate::{
 /// A block belongs to the innermost scope of its thread, and to the scopes around it. For other threads and tasks see
 /// [`GpuMemTrace::handle`](crate::session::GpuMemTrace::handle). Only intercepted allocations count, as in exact traces.
 ///
-/// In the printed table, more than 16 names that differ in numbers alone are one row, such as `request #`; its peak is that of the name with
-/// the highest. If a line of the program makes more than 1,024 names, the later ones are one scope, such as `(more names like request #)`,
+/// In the printed table, more than 16 names that differ only in numbers are one row, such as `request #`; their peak is at least that of the
+/// row. If a line of the program makes more than 1,024 names, the later ones are one scope, such as `(more names like request #)`,
 /// whose peak is that of all their memory together.
 ///
 /// ```
