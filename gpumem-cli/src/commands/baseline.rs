@@ -12,7 +12,8 @@ use crate::{
     files::{self, Recordings},
     report::{
         annotations::{Annotations, Check, Finding},
-        baseline::{Comparison, Lines, Processes, is_of_recording, repository_of},
+        baseline::{Comparison, is_of_recording, repository_of},
+        baseline_lines::{Lines, Processes},
         change::Limit,
         overview::Overview,
     },

@@ -19,7 +19,8 @@ use crate::{exit::Exit, failure::Failure, history::History};
 #[command(group(ArgGroup::new("limits").args(["max_peak", "fail_if"]).multiple(true)))]
 #[group(skip)]
 pub(crate) struct Limits {
-    /// End with 1 if the peak of a device was above SIZE, such as 20GiB, or may have been. What a pool keeps unused counts. A limit such
+    /// End with 1 if the peak of a device was above SIZE, such as 20GiB, or may have been: that of one process, or of several at one time.
+    /// What a pool keeps unused counts. A limit such
     /// as 'train.py:31=2GiB' is for a place, with its name in reports: the most that it had on a device at one time. The option may be
     /// given several times.
     #[arg(long, value_name = "[PLACE=]SIZE")]
@@ -31,6 +32,10 @@ pub(crate) struct Limits {
     #[arg(long, value_name = "FORM", requires = "limits")]
     annotations: Option<Annotations>,
 }
+
+/// At most this many misspelt places get the most similar names, because searching them takes a while.
+const MOST_ADVISED: usize = 8;
+const LISTS_PLACES: &str = "`gpumem report --table` lists the places";
 
 /// A name that is longer is cut in messages.
 const LONGEST: usize = 200;
@@ -152,9 +157,10 @@ impl<'a> Judge<'a> {
         let named = self.limits.max_peak.iter().filter_map(|limit| limit.place.clone());
         // A limit that is misspelt would be kept for ever.
         let misspelt: BTreeSet<_> = named.filter(|place| self.is_measured && !self.places.contains(place)).collect();
-        for place in &misspelt {
+        for (at, place) in misspelt.iter().enumerate() {
+            let next = if at < MOST_ADVISED { nearest(&self.places, place) } else { LISTS_PLACES.to_owned() };
             let what = format!("--max-peak cannot be checked for `{}`", shortened(place, LONGEST));
-            let failure = Failure::new(what, "no recording has such a place", nearest(&self.places, place));
+            let failure = Failure::new(what, "no recording has such a place", next);
             self.push("", format!("`{place}` is a place"), vec![Finding::new(failure.to_string())]);
         }
         let is_exceeded = Annotations::tell(self.limits.annotations.as_ref(), &self.checks)?;
@@ -234,8 +240,8 @@ fn nearest(places: &BTreeSet<String>, place: &str) -> String {
     near.sort_by_cached_key(|(_, end)| Reverse(similar(end)));
     let near: Vec<_> = near.iter().take(MOST).map(|(name, _)| format!("`{}`", shortened(name, LETTERS))).collect();
     match near.as_slice() {
-        [] => "`gpumem report --table` lists the places".to_owned(),
-        _ => format!("`gpumem report --table` lists the places, such as {}", near.join(", ")),
+        [] => LISTS_PLACES.to_owned(),
+        _ => format!("{LISTS_PLACES}, such as {}", near.join(", ")),
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod annotations;
 pub(crate) mod baseline;
+pub(crate) mod baseline_lines;
 pub(crate) mod calls;
 pub(crate) mod change;
 pub(crate) mod compared;

@@ -17,8 +17,8 @@ use crate::{failure::Failure, history::History};
 /// At most this many processes are named.
 const MOST_NAMED: usize = 4;
 
-/// A device of a machine: the name of the machine, and the UUID.
-type Shared = (Option<String>, String);
+/// A device: its UUID, and the machine if the cards are not real ones. The processes of several containers may have the same device.
+type Shared = (String, Option<String>);
 
 /// The devices of recorded processes. The histories are read again if their peaks together are above a limit, so that only a few numbers
 /// of each recording are kept.
@@ -58,16 +58,17 @@ impl Together {
             if let Some((uuid, highest)) = uuid.zip(of.highest_bytes()) {
                 let has_only_peak = history.has_only_peaks() || has_pool(of);
                 let process = Process { file: overview.file.clone(), device, highest, has_only_peak };
-                self.processes.entry((overview.host.clone(), uuid)).or_default().push(process);
+                let machine = overview.host.clone().filter(|_| overview.cards.is_some());
+                self.processes.entry((uuid, machine)).or_default().push(process);
             }
         }
     }
 
-    /// Returns the devices on which the processes had more than this at one time.
+    /// Returns the devices on which the processes had more than this at one time, although none of them had it alone.
     pub(super) fn above(&self, limit: Bytes) -> Result<Vec<Finding>, Failure> {
         let may_be_above = |processes: &&Vec<Process>| {
             let sum = processes.iter().fold(0_u64, |sum, process| sum.saturating_add(process.highest));
-            processes.len() > 1 && sum > limit.get()
+            processes.iter().all(|process| process.highest <= limit.get()) && sum > limit.get()
         };
         let found = self.processes.values().filter(may_be_above).map(|processes| of_device(processes, limit));
         Ok(found.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())

@@ -469,6 +469,18 @@ mod tests {
         report::overview::Overview,
     };
 
+    #[test]
+    fn scopes_that_differ_in_numbers_are_one_place() {
+        let place = |number: i64| PlaceView {
+            scope: vec![format!("request {number}")],
+            place: "src/model.rs:42".to_owned(),
+            bytes: number,
+        };
+        let place_of_all = PlaceView { scope: vec!["request #".to_owned()], bytes: 231, ..place(0) };
+        assert_eq!(largest((0..22).map(place)), [place_of_all]);
+        assert_eq!(largest((0..16).map(place)).len(), 16);
+    }
+
     /// Returns a program that allocates and frees blocks of these sizes, one after the other.
     fn events(bytes: impl IntoIterator<Item = u64>) -> Vec<Item> {
         let device = Device { family: Family::Cuda, ordinal: 0 };

@@ -65,10 +65,10 @@ fn a_place_has_a_limit_of_its_own() {
     assert!(both.code == Some(1) && both.stderr.lines().count() == 1, "{both:?}");
 }
 
-/// Writes the recording of a process that began at this second and had this memory for two seconds.
+/// Writes the recording of a process that began at this second and had this memory for two seconds, in a container.
 fn process(file: &std::path::Path, pid: u32, second: u64, mib: u64) {
     let began = Duration::from_secs(1_790_000_000 + second);
-    let host = Some("node-1".to_owned());
+    let host = Some(format!("container-{pid}"));
     let mut made =
         Made::of(Process { pid, began, host, arguments: vec!["train".to_owned()], ..Process::default() }, true);
     let block = made.alloc(mib * MIB, MemKind::Device, 2);

@@ -83,7 +83,7 @@ fn the_recipe_for_github() {
     assert!(grown.stderr.contains("title=GPU memory::train, device 0: the peak was 68 MiB and is 204 MiB"), "{grown}");
     let posted = runner.run(comment, 0).stdout;
     assert!(
-        posted.starts_with("pr comment 7 --body-file comment.md\n### GPU memory\n\n| peak of | before |"),
+        posted.starts_with("pr comment 7 --body-file comment.md\n### GPU memory\n\n| higher peak of | before |"),
         "{posted}"
     );
     assert!(posted.contains("\n| `train, device 0` | 68 MiB | 204 MiB | +136 MiB (+200.0 %) |\n"), "{posted}");

@@ -1,0 +1,218 @@
+//! The peaks of recordings as the lines of a baseline.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use gpumem_core::model::{Bytes, alike, one_line};
+use gpumem_driver::baseline_file::Peak;
+
+use super::{
+    overview::Overview,
+    place_peaks::{PlacePeak, place_peaks},
+};
+use crate::{failure::Failure, history::History};
+
+/// Places with less than this share of the peak of their device have no line, in percent.
+const LEAST_SHARE: u64 = 1;
+const MIB: u64 = 1 << 20;
+
+/// The end of the name of the line for the driver's blocks. Only a device with a registered pool has it: pools keep memory unused.
+pub(super) const DRIVER: &str = ", driver's blocks";
+
+/// The peaks of some recordings, by the names of their lines.
+#[derive(Debug, Default)]
+pub(crate) struct Lines(pub(super) BTreeMap<String, Line>);
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Line {
+    pub(super) bytes: u64,
+    /// A line with less than this is not written.
+    pub(super) least: u64,
+}
+
+/// The processes whose peaks become the lines of a baseline.
+#[derive(Debug, Default)]
+pub(crate) struct Processes(Vec<Process>);
+
+#[derive(Debug)]
+struct Process {
+    name: String,
+    /// Its command without numbers: those of ports, folders and processes differ in each run.
+    command: String,
+    /// The peaks of its devices.
+    peaks: Vec<u64>,
+    /// Its lines, without its name.
+    lines: Vec<(String, Line)>,
+}
+
+impl Processes {
+    /// Adds the peaks of a recording. Places are named from the root of the repository.
+    pub(crate) fn add(&mut self, history: &History, overview: &Overview, root: Option<&str>) -> Result<(), Failure> {
+        let failed = |why: &str, next| {
+            let what = format!("the peaks of `{}` cannot be compared with a baseline", overview.file);
+            Failure::new(what, why, next)
+        };
+        if overview.missing.leaves_peak_unknown() {
+            let next = match overview.missing.begins_after_event {
+                Some(_) => "record the program without --max-size",
+                None => "record the program again",
+            };
+            return Err(failed(overview.missing.in_words().join(" ").trim_end_matches('.'), next));
+        }
+        if overview.missing.has_only_peaks {
+            return Err(failed("it has only the peaks of devices", "record the program without --only-peak"));
+        }
+        let places = place_peaks(history, root);
+        let (mut peaks, mut lines) = (Vec::new(), Vec::new());
+        for device in &overview.devices {
+            let Some(peak) = device.peak_bytes else { continue };
+            let simulated = if device.simulated { "simulated " } else { "" };
+            let device_name = format!(", {simulated}device {}", device.device);
+            let least = MIB.max(peak / 100 * LEAST_SHARE);
+            for PlacePeak { is_of_tensors, place, bytes, .. } in
+                places.iter().filter(|place| place.device == device.device)
+            {
+                let tensors = if *is_of_tensors { ", tensors" } else { "" };
+                let name = format!("{device_name}{tensors}: {}", one_line(place));
+                lines.push((name, Line { bytes: *bytes, least }));
+            }
+            // Without a pool, the line of the device says the same.
+            let least = if device.driver_peak_bytes.is_some() { 0 } else { u64::MAX };
+            let bytes = device.highest_bytes().unwrap_or(peak);
+            lines.push((format!("{device_name}{DRIVER}"), Line { bytes, least }));
+            lines.push((device_name, Line { bytes: peak, least: 0 }));
+            peaks.push(peak);
+        }
+        if !peaks.is_empty() {
+            let command = alike(&overview.command.join(" ")).into_owned();
+            self.0.push(Process { name: name_of(overview), command, peaks, lines });
+        }
+        Ok(())
+    }
+
+    /// Returns the lines. If processes have the same name, the second one is `train #2`: they are told apart by their commands, and those
+    /// with the same command by their peaks, the highest first.
+    pub(crate) fn lines(self) -> Lines {
+        let Self(mut processes) = self;
+        let order = |a: &Process, b: &Process| {
+            (&a.name, &a.command).cmp(&(&b.name, &b.command)).then_with(|| b.peaks.cmp(&a.peaks))
+        };
+        processes.sort_by(order);
+        let mut taken: BTreeSet<String> = processes.iter().map(|process| process.name.clone()).collect();
+        let (mut lines, mut before) = (Lines::default(), None);
+        for Process { name, lines: of_process, .. } in processes {
+            let own = if before.as_ref() == Some(&name) {
+                let numbered = (2..).map(|number: u64| format!("{name} #{number}"));
+                numbered.into_iter().find(|name| taken.insert(name.clone())).unwrap_or_default()
+            } else {
+                name.clone()
+            };
+            before = Some(name);
+            for (rest, line) in of_process {
+                lines.higher(format!("{own}{rest}"), line);
+            }
+        }
+        lines
+    }
+}
+
+impl Lines {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn higher(&mut self, name: String, line: Line) {
+        let known = self.0.entry(name).or_insert(line);
+        if known.bytes < line.bytes {
+            *known = line;
+        }
+    }
+
+    /// Returns the lines of the file.
+    pub(crate) fn written(&self) -> BTreeMap<String, Peak> {
+        let lines = self.0.iter().filter(|(_, line)| line.bytes >= line.least);
+        lines.map(|(name, line)| (name.clone(), Peak(rounded(line.bytes)))).collect()
+    }
+}
+
+/// Rounds up by less than 1 %, so that most small changes change no line.
+pub(super) fn rounded(bytes: u64) -> Bytes {
+    let step = (bytes.checked_ilog2().map_or(0, |bits| 1 << bits) / 128).max(MIB);
+    Bytes::new(bytes.div_ceil(step).saturating_mul(step))
+}
+
+/// Returns the name of a recording with the rank, and without the numbers of its devices and its process: `train.rank3` for
+/// `train.rank3.gpu0.pid17.capture`, and for `train-17.capture` if rank 3 had the number 17.
+fn name_of(overview: &Overview) -> String {
+    let mut name = without_numbers(Path::new(&overview.file), overview.pid);
+    if name.is_empty() {
+        // `GPUMEM_CAPTURE=%p.capture`
+        let program = overview.command.first().and_then(|program| Path::new(program).file_stem());
+        name = program.unwrap_or_default().to_string_lossy().into_owned();
+    }
+    if let Some(rank) = overview.rank.map(|rank| format!("rank{rank}"))
+        && name.split('.').all(|part| part != rank)
+    {
+        name = format!("{name}.{rank}");
+    }
+    one_line(&name).into_owned()
+}
+
+fn without_numbers(recording: &Path, pid: Option<u32>) -> String {
+    let stem = recording.file_stem().unwrap_or_default().to_string_lossy();
+    let is_number = |part: &str, of: &str| {
+        let number = part.strip_prefix(of);
+        number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| b"0123456789+".contains(&byte)))
+    };
+    let parts = stem.split('.').take_while(|part| !is_number(part, "gpu") && !is_number(part, "pid"));
+    let name = parts.collect::<Vec<_>>().join(".");
+    let name = if name.is_empty() { &*stem } else { &name };
+    let Some(number) = pid.map(|pid| pid.to_string()) else { return name.to_owned() };
+    let around = |(at, _)| (&name[..at], &name[at + number.len()..]);
+    let is_digit = |sign: char| sign.is_ascii_digit();
+    let is_whole = |(before, after): &(&str, &str)| !before.ends_with(is_digit) && !after.starts_with(is_digit);
+    let Some((before, after)) = name.rmatch_indices(&number).map(around).find(is_whole) else { return name.to_owned() };
+    // The sign that separates it goes as well.
+    let signs = ['-', '_', '.'];
+    match before.strip_suffix(signs).unwrap_or(before) {
+        "" => after.strip_prefix(signs).unwrap_or(after).to_owned(),
+        before => format!("{before}{after}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_no_number_of_a_process() {
+        for (file, name) in [
+            ("a/train.capture", "train"),
+            ("train.rank3.gpu0+1.pid17.capture", "train.rank3"),
+            ("train.pid17.2.capture", "train"),
+            ("gpu0.capture", "gpu0"),
+            ("v1.2.gpus.capture", "v1.2.gpus"),
+            ("train-17.capture", "train"),
+            ("17.capture", ""),
+            ("17_train.capture", "train"),
+            ("v17.train-17.capture", "v17.train"),
+            ("train17.big.capture", "train.big"),
+            ("train-117-170.capture", "train-117-170"),
+        ] {
+            assert_eq!(without_numbers(Path::new(file), Some(17)), name, "{file}");
+        }
+        assert_eq!(without_numbers(Path::new("train-17.capture"), None), "train-17");
+    }
+
+    #[test]
+    fn less_than_a_hundredth_is_added() {
+        for bytes in [1, MIB, MIB + 1, 437 * MIB, 38_120 * MIB, 5 << 40] {
+            let rounded = rounded(bytes).get();
+            assert!(rounded >= bytes && rounded.is_multiple_of(MIB), "{bytes} {rounded}");
+            assert!(rounded - bytes < MIB || rounded - bytes < bytes / 100, "{bytes} {rounded}");
+        }
+        assert_eq!([rounded(0), rounded(437 * MIB)], [Bytes::ZERO, Bytes::mib(438)]);
+    }
+}
