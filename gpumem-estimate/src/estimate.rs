@@ -23,6 +23,8 @@ pub struct Estimate {
     pub reserved: Bytes,
     /// The phases of both steps, in order, each with its highest sum of allocated bytes.
     pub phases: Vec<PhasePeak>,
+    /// The parts of the class `optimizer` at the peak. `None` if there are none.
+    pub optimizer: Option<OptimizerParts>,
     /// The additional workspaces of cuDNN for convolutions, which are a range. `None` if the model has no convolution that cuDNN
     /// computes.
     pub convolutions: Option<ConvolutionWorkspace>,
@@ -38,6 +40,18 @@ pub struct ConvolutionWorkspace {
     pub peak: Bytes,
     /// The memory of the allocator from the driver in that case.
     pub reserved: Bytes,
+}
+
+/// The memory of an optimizer at the peak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct OptimizerParts {
+    /// The copies of the parameters in `f32`.
+    pub copies: Bytes,
+    /// What the optimizer keeps from one update to the next.
+    pub state: Bytes,
+    /// What it has during an update only, such as Adam's square roots of all parameters.
+    pub temporary: Bytes,
 }
 
 /// A part of a peak.
@@ -64,6 +78,13 @@ pub struct PhasePeak {
     pub peak: Bytes,
 }
 
+impl OptimizerParts {
+    /// Returns the sum.
+    pub fn bytes(&self) -> Bytes {
+        self.copies + self.state + self.temporary
+    }
+}
+
 impl Estimate {
     pub(crate) fn new(
         parameters: u64,
@@ -75,7 +96,23 @@ impl Estimate {
     ) -> Self {
         let (parameter_bytes, peak) = (Bytes::new(parameter_bytes), Bytes::new(peak));
         let reserved = Bytes::new(reserved);
-        Self { parameters, parameter_bytes, peak, parts: parts(paths), reserved, phases, convolutions: None }
+        let (parts, optimizer, convolutions) = (parts(paths), None, None);
+        Self { parameters, parameter_bytes, peak, parts, reserved, phases, optimizer, convolutions }
+    }
+
+    /// Divides the memory of an optimizer with a state of this size.
+    #[must_use]
+    pub(crate) fn with_optimizer(self, state: u64) -> Self {
+        let of = |phase: &str| {
+            let parts = self.parts.iter().filter(|part| part.class == Class::Optimizer && part.phase == phase);
+            parts.map(|part| part.bytes).sum::<Bytes>()
+        };
+        let (copies, in_update) = (of("model"), of("update"));
+        // The state is there from the first update on, and no peak is before it.
+        let state = Bytes::new(state).min(in_update);
+        let temporary = in_update.checked_sub(state).unwrap_or_default();
+        let has_any = copies + in_update > Bytes::ZERO;
+        Self { optimizer: has_any.then_some(OptimizerParts { copies, state, temporary }), ..self }
     }
 
     /// Returns the peak by class.

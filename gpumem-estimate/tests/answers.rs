@@ -107,7 +107,7 @@ fn changes_that_are_not_possible_say_why() {
     let text = savings.to_string();
     // The bars are left out, because their length depends on all rows.
     let bars = [' ', '█', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
-    let first: Vec<_> = text.lines().take(8).map(|line| line.trim_end_matches(bars)).collect();
+    let first: Vec<_> = text.lines().take(9).map(|line| line.trim_end_matches(bars)).collect();
     assert_text(
         first.join("\n").trim_start(),
         "\
@@ -118,8 +118,30 @@ one change                    peak  change      %
  checkpointing of each block      —       —      —
    the model has no blocks that checkpointing could run again
  autocast to bf16             3.643  +0.375  +11.5
+   no saving: activations +384 KiB
  parameters in bf16           1.634  -1.634  -50.0",
     );
+}
+
+/// Adam has two moments, and in the update as much again.
+#[test]
+fn the_parts_of_an_optimizer_are_told_apart() {
+    let mib = |optimizer, parameters, master_weights| {
+        let step = Step { parameters, master_weights, ..Step::training(1, optimizer) };
+        let estimate = step.estimate(&models::gpt2(16)).unwrap();
+        let parts = estimate.optimizer.map(|parts| [parts.copies, parts.state, parts.temporary]);
+        let sum = estimate.classes().into_iter().find(|(class, _)| *class == Class::Optimizer);
+        assert_eq!(estimate.optimizer.map(|parts| parts.bytes()), sum.map(|(_, bytes)| bytes));
+        (parts.map(|parts| parts.map(|bytes| bytes.get() >> 20)), estimate.to_string())
+    };
+    let (parts, text) = mib(Optimizer::Adam, Dtype::F32, false);
+    assert_eq!(parts, Some([0, 949, 474]));
+    let rows: Vec<_> = text.lines().skip_while(|line| !line.starts_with(" optimizer")).take(3).collect();
+    let starts = [" optimizer                   1424 ", "   state                      949 ", "   temporary, in the update   475 "];
+    assert!(rows.iter().zip(starts).all(|(row, start)| row.starts_with(start)), "{text}");
+    assert_eq!(mib(Optimizer::Adam, Dtype::Bf16, true).0, Some([474, 949, 474]));
+    assert_eq!(mib(Optimizer::Momentum, Dtype::F32, false).0, Some([0, 474, 0]));
+    assert_eq!(mib(Optimizer::Sgd, Dtype::F32, false).0, None);
 }
 
 /// Each row is the estimate of its step, with the known savings.
@@ -133,6 +155,7 @@ fn a_change_saves_what_its_step_needs_less() {
         assert_eq!(change.peak, Some(change.step.estimate(&model).unwrap().peak), "{}", change.change);
         // Autocast makes copies that are larger than its savings, because there are few activations.
         assert!(change.peak < Some(savings.peak) || change.change.starts_with("autocast"), "{}", change.change);
+        assert_eq!(change.peak >= Some(savings.peak), change.why_not.is_some(), "{change:?}");
     }
     assert!(savings.changes.len() >= 8);
     // If the limit is too low, the table still shows the needs.

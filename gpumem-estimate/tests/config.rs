@@ -36,7 +36,7 @@ fn hostile_numbers_are_errors() {
     assert!(error(&llama(r#""hidden_size": -1"#)).ends_with("`hidden_size` is -1 and not a whole number"));
     assert!(error(&llama(r#""num_attention_heads": 0"#)).ends_with("`num_attention_heads` is 0"));
     let deep = error(&llama(r#""num_hidden_layers": 65537"#));
-    assert_eq!(deep, "config.json: `num_hidden_layers` is 65537; a model of at most 2048 blocks is estimated");
+    assert_eq!(deep, "config.json: `num_hidden_layers` is 65537; a model of at most 1024 blocks is estimated");
     assert!(error(r#"{"architectures": ["GPT2LMHeadModel"], "n_embd": 9223372036854775800}"#).ends_with("too large"));
     assert!(error(&"[".repeat(1_000_000)).starts_with("config.json: this is no JSON"));
     let huge = Model::from_config(&llama(r#""hidden_size": 4611686018427387904"#), 16).unwrap();
@@ -71,7 +71,7 @@ fn numbers_that_multiply_have_a_limit() {
         (r#""layers_per_block": 18446744073709551615"#, "18446744073709551615"),
         (r#""transformer_layers_per_block": 18446744073709551615"#, "18446744073709551615"),
     ] {
-        let expected = format!("config.json: {both} {blocks} blocks; a model of at most 2048 blocks is estimated");
+        let expected = format!("config.json: {both} {blocks} blocks; a model of at most 1024 blocks is estimated");
         assert_eq!(error(&unet(fields)), expected);
     }
     // This is Stable Diffusion XL.
@@ -83,14 +83,14 @@ fn numbers_that_multiply_have_a_limit() {
 /// These are the most blocks that a file can ask for. Each differs from the one before.
 #[test]
 fn the_most_blocks_are_estimated() {
-    let types: Vec<_> = (0..2048).map(|at| if at % 2 == 0 { "full_attention" } else { "sliding_attention" }).collect();
+    let types: Vec<_> = (0..1024).map(|at| if at % 2 == 0 { "full_attention" } else { "sliding_attention" }).collect();
     let config = serde_json::json!({
         "architectures": ["Qwen3ForCausalLM"], "vocab_size": 16, "hidden_size": 8, "head_dim": 2, "intermediate_size": 8,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2048, "layer_types": types,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1024, "layer_types": types,
         "use_sliding_window": true, "sliding_window": 4
     });
     let model = Model::from_config(&config.to_string(), 16).unwrap();
     let training = Step::training(1, Optimizer::Sgd).estimate(&model).unwrap();
     // Each block has queries, keys, values and the output, three products of an MLP, and four norms.
-    assert_eq!(training.parameters, 2048 * (8 * (4 + 2 + 2 + 4) + 3 * 8 * 8 + 8 + 8 + 2 + 2) + 2 * 16 * 8 + 8);
+    assert_eq!(training.parameters, 1024 * (8 * (4 + 2 + 2 + 4) + 3 * 8 * 8 + 8 + 8 + 2 + 2) + 2 * 16 * 8 + 8);
 }

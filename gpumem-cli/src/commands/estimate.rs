@@ -43,9 +43,9 @@ pub(crate) struct EstimateArguments {
     /// The inputs of a step.
     #[arg(long, default_value_t = 1, value_name = "N")]
     batch: u64,
-    /// The tokens of each input, for models of language.
-    #[arg(long, default_value_t = 512, value_name = "N")]
-    length: u64,
+    /// The tokens of each input, for models of language. Without this option: 512.
+    #[arg(long, value_name = "N")]
+    length: Option<u64>,
     /// A training step with this optimizer: sgd, momentum, adam (or adamw), adafactor, lion or adam8bit. Without this option:
     /// inference.
     #[arg(long, value_name = "OPTIMIZER", value_parser = named::<Optimizer>)]
@@ -125,6 +125,8 @@ struct Answer<'a> {
     computes_in: Dtype,
     /// The longest sequences that the model supports, if that is known.
     positions: Option<u64>,
+    /// Numbers that neither the file nor an option gives.
+    assumed: BTreeMap<String, u64>,
     /// Remarks about a step that is unusual but can be estimated.
     notes: Vec<String>,
     #[serde(serialize_with = "with_sizes")]
@@ -178,8 +180,8 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
         let what = format!("the recording cannot be written to `{}`", to.display());
         return Err(Failure::new(what, why, "give another --record"));
     }
-    let Described { tensors, model, dtype, positions, notes, .. } =
-        Described::read(file, arguments.length).map_err(wrong)?;
+    let Described { tensors, model, takes_length, dtype, positions, mut assumed, notes, .. } =
+        Described::read(file, arguments.length.unwrap_or(LENGTH)).map_err(wrong)?;
     let is_doubtful = !notes.is_empty();
     for note in notes {
         terminal::error(&format_args!("`{}`: {note}", file.display()));
@@ -210,9 +212,14 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
     let savings = savings.transpose().map_err(failed)?;
     let fitting = |memory| working("looking for what fits", || fit(memory, arguments.context, step, &model));
     let fit = arguments.fit.map(fitting).transpose()?;
-    let notes = beyond(&model, step, positions).into_iter().collect();
+    let notes = [beyond(&model, step, positions), assumed_sizes(&assumed)].into_iter().flatten().collect();
+    let has_tokens = !matches!(model.input, Input::Numbers(_));
+    if arguments.length.is_none() && takes_length && has_tokens {
+        assumed.insert("length".to_owned(), LENGTH);
+    }
     let (name, input, computes_in) = (&*model.name, &model.input, step.computes_in());
-    let answer = Answer { model: name, input, asked: &asked, computes_in, positions, notes, estimate, savings, fit };
+    let answer =
+        Answer { model: name, input, asked: &asked, computes_in, positions, assumed, notes, estimate, savings, fit };
     // A value has its keys in the order of their names.
     let json = serde_json::to_value(&answer).unwrap_or_default();
     terminal::answer(arguments.json, &json, |out, paint| answer.as_text(out, paint))?;
@@ -282,6 +289,16 @@ fn beyond(model: &Model, step: &Step, positions: Option<u64>) -> Option<String> 
     let tokens = length.saturating_add(step.decode.as_ref().map_or(0, |decode| decode.tokens));
     let what = format!("the model was made for {positions} positions, and the inputs have {tokens} tokens");
     (tokens > positions).then_some(what)
+}
+
+/// The length of inputs without the option for it.
+const LENGTH: u64 = 512;
+
+/// The remark on sizes that the file does not give.
+fn assumed_sizes(assumed: &BTreeMap<String, u64>) -> Option<String> {
+    let sizes: Vec<_> = assumed.iter().map(|(key, size)| format!("{key} = {size}")).collect();
+    let what = "not in the file, so the defaults of the Python class are assumed";
+    (!sizes.is_empty()).then(|| format!("{what}: {}; set them in the file", sizes.join(", ")))
 }
 
 /// The part of the memory that is left free, in percent. A step that fits has to run, although an estimate is not
@@ -363,6 +380,11 @@ impl Answer<'_> {
         let what = if asked.step.optimizer.is_some() { "training" } else { "inference" };
         let (name, inputs) = (one_line(model), inputs(asked.step.batch, input));
         writeln!(out, "{peak}\n{name}: {what}, {inputs}")?;
+        if let Some(length) = self.assumed.get("length") {
+            let positions = self.positions.filter(|positions| positions > length);
+            let positions = positions.map(|positions| format!(" (the model was made for up to {positions})"));
+            writeln!(out, "--length was not given: {length} tokens are assumed{}", positions.unwrap_or_default())?;
+        }
         writeln!(out, "{}", asked.types())?;
         for note in notes {
             writeln!(out, "{note}")?;

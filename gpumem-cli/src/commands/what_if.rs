@@ -37,7 +37,7 @@ pub(crate) struct WhatIfArguments {
     #[arg(long = "try", value_name = "VARIABLES", value_parser = variables)]
     tries: Vec<String>,
     /// Look for the largest whole number in this variable of the environment with which the program runs.
-    #[arg(long, value_name = "VARIABLE", conflicts_with = "tries")]
+    #[arg(long, value_name = "VARIABLE", conflicts_with = "tries", value_parser = variable)]
     largest: Option<String>,
     /// The card: a size such as 24GiB, or a name such as "RTX 4090" or H100.
     #[arg(long, value_name = "CARD", default_value = "1TiB", value_parser = card)]
@@ -63,6 +63,15 @@ fn variables(text: &str) -> Result<String, String> {
     }
 }
 
+/// Parses the name of a variable.
+fn variable(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.contains(|letter: char| letter == '=' || letter.is_whitespace()) {
+        Err("write the name of one variable, such as BATCH".to_owned())
+    } else {
+        Ok(text.to_owned())
+    }
+}
+
 pub(super) fn execute(arguments: WhatIfArguments) -> Result<Exit, Failure> {
     let WhatIfArguments { recording, tries, largest, card, jobs, json, command } = arguments;
     let question = Question { command, tries, card, jobs: jobs.into() };
@@ -83,11 +92,24 @@ pub(super) fn execute(arguments: WhatIfArguments) -> Result<Exit, Failure> {
         return Ok(if answer.has_any() { Exit::Done } else { Exit::LimitExceeded });
     };
     let found = working("running the program dry", || what_if::largest(&question, &name))?;
-    let words = match found {
-        Some(value) => format!("{name}={value} is the largest that runs on a card of {card}."),
+    let words = match found.value {
+        Some(value) if found.other_failure.is_none() => {
+            format!("{name}={value} is the largest that runs on a card of {card}.")
+        }
+        Some(value) => format!("{name}={value} is the largest of the values tried that runs on a card of {card}."),
         None => format!("{name}=1 does not run on a card of {card}."),
     };
-    let value = serde_json::json!({ "variable": name, "largest": found, "card_bytes": card.get() });
-    terminal::answer(json, &value, |out, paint| writeln!(out, "{}", paint.on(Role::Heading, &words)))?;
-    Ok(if found.is_some() { Exit::Done } else { Exit::LimitExceeded })
+    let (next, why) = found.other_failure.unzip();
+    let value = serde_json::json!({
+        "variable": name, "largest": found.value, "card_bytes": card.get(),
+        "other_failure": next.map(|value| serde_json::json!({ "value": value, "why": why })),
+    });
+    terminal::answer(json, &value, |out, paint| {
+        writeln!(out, "{}", paint.on(Role::Heading, &words))?;
+        match (next, &why) {
+            (Some(next), Some(why)) => writeln!(out, "{name}={next} fails for another reason than memory: {why}"),
+            _ => Ok(()),
+        }
+    })?;
+    Ok(if found.value.is_some() { Exit::Done } else { Exit::LimitExceeded })
 }

@@ -1,6 +1,6 @@
 //! Dry runs of a program with different settings.
 
-use std::ffi::OsString;
+use std::{cell::RefCell, collections::BTreeMap, ffi::OsString};
 
 use gpumem_core::model::Bytes;
 use gpumem_driver::settings::CONTEXT;
@@ -49,23 +49,26 @@ pub(crate) fn ask(question: &Question) -> Result<Answer, Failure> {
     Ok(Answer::of(rows, By::DryRuns(trials.count())))
 }
 
-/// Returns the largest value of a variable with which the program ends well. `None` if there is none.
-pub(crate) fn largest(question: &Question, name: &str) -> Result<Option<u64>, Failure> {
+/// The result of a search for the largest value of a variable.
+pub(crate) struct Largest {
+    /// The largest value that was tried and with which the program ends well. `None` if there is none.
+    pub(crate) value: Option<u64>,
+    /// The next value and why the program fails with it, if the reason is not memory.
+    pub(crate) other_failure: Option<(u64, String)>,
+}
+
+/// Looks for the largest value of a variable with which the program ends well. A program may fail with larger values for another reason
+/// than memory, such as too few inputs for a batch.
+pub(crate) fn largest(question: &Question, name: &str) -> Result<Largest, Failure> {
     let trials = Trials::new(&question.command)?;
+    let other_failures = RefCell::new(BTreeMap::new());
     let fits = |value: u64| {
-        let outcome = trials.run(&format!("{name}={value}"), question.card)?;
-        match outcome {
-            Outcome { failed: None, .. } => Ok(true),
-            Outcome { refused, .. } if refused > 0 => Ok(false),
-            Outcome { failed, .. } => {
-                let what = format!("the program cannot be tried with {name}={value}");
-                Err(Failure::new(
-                    what,
-                    failed.unwrap_or_default(),
-                    "the program must read this variable, as a whole number",
-                ))
-            }
+        let Outcome { failed, refused, .. } = trials.run(&format!("{name}={value}"), question.card)?;
+        let is_fitting = failed.is_none();
+        if let Some(why) = failed.filter(|_| refused == 0) {
+            other_failures.borrow_mut().insert(value, why);
         }
+        Ok(is_fitting)
     };
     let (mut fitting, mut failing) = (0, 1);
     while fits(failing)? {
@@ -75,8 +78,18 @@ pub(crate) fn largest(question: &Question, name: &str) -> Result<Option<u64>, Fa
             return Err(Failure::new(what, "so does any smaller value", "the program may not read this variable"));
         }
     }
-    let largest = smallest(fitting, failing, |_| 1, |value| Ok(!fits(value)?))? - 1;
-    Ok((largest > 0).then_some(largest))
+    let failing = smallest(fitting, failing, |_| 1, |value| Ok(!fits(value)?))?;
+    let other_failure = other_failures.take().remove(&failing);
+    match other_failure {
+        Some(why) if failing == 1 => {
+            let what = format!("the program cannot be tried with {name}=1");
+            Err(Failure::new(what, why, "the program must read this variable, as a whole number"))
+        }
+        other => {
+            let value = (failing > 1).then(|| failing - 1);
+            Ok(Largest { value, other_failure: other.map(|why| (failing, why)) })
+        }
+    }
 }
 
 impl Trials {

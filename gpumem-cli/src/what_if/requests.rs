@@ -19,7 +19,7 @@ impl Requests {
         let (older, steps) = history.steps.split_at(history.older_count());
         let mut making = Making::default();
         let device = history.about.device;
-        let refused = never_obtained(steps);
+        let mut refused = never_obtained(steps);
         let mut recorded = Recorded { device: device.ordinal, ..Recorded::default() };
         recorded.older_bytes = making.add_older(older, history.is_expandable);
         recorded.refused = refused.len() as u64;
@@ -32,7 +32,8 @@ impl Requests {
                 _ => reserved,
             };
             most = most.max(reserved);
-            let is_pair = making.add(step, steps.get(at + 1), refused.contains(&at));
+            let is_refused = refused.pop_if(|next| *next == at).is_some();
+            let is_pair = making.add(step, steps.get(at + 1), is_refused);
             making.at += 1 + usize::from(is_pair);
         }
         recorded.reserved_bytes = most;

@@ -398,6 +398,31 @@ fn no_recording_costs_much() {
     }
 }
 
+/// A short file may ask for many layers, and a recording may have a refusal at each step.
+#[test]
+fn no_question_costs_much() {
+    let layers = r#"{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64,
+        "num_hidden_layers": 600, "vocab_size": 256}"#;
+    let model = file("costs-layers.json");
+    fs::write(&model, layers).expect("the file can be written");
+    let refusals: Case = ("refusals of the allocator", |made| {
+        allocator(made, |at| match at % 2 {
+            0 => (AllocatorAction::Alloc, at * 512, 512),
+            _ => (AllocatorAction::OutOfMemory, 0, 1 << 30),
+        });
+    });
+    let recording = file("costs-refusals.capture");
+    fs::write(&recording, made(&refusals, 400_000)).expect("the file can be written");
+    let [model, recording] = [&model, &recording].map(|path| path.to_str().expect("the name is text"));
+    for question in [
+        &["estimate", model, "--train", "adam", "--fit", "80GiB"][..],
+        &["what-if", recording],
+    ] {
+        let spent = Limits::OF_A_RECORDING.run(question).unwrap_or_else(|why| panic!("{why}"));
+        println!("{question:?}: {spent:?}");
+    }
+}
+
 /// The names of scopes are long here: a slice of each call has one, and so has each row.
 #[test]
 fn no_output_is_without_end() {

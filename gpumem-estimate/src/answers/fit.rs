@@ -1,21 +1,23 @@
 //! The largest batch and the longest sequences that fit.
 
+use gpumem_core::model::Bytes;
+
 use crate::{
     error::{Error, Kind},
     model::{Input, Model},
-    step::Step,
+    step::{Peak, Step},
 };
 
 impl Step {
     /// Returns a batch with which the step does not need more than its limit, while batches that are up to 10 % larger do; 0 if none
     /// fits. It is found by bisection. Sometimes a larger batch needs less, because its blocks fit better into the segments of the
-    /// allocator. So larger batches are tried as well, at most 16 of them.
+    /// allocator. So larger batches are tried as well, at most 16 of them, if the model does not have very many layers.
     ///
     /// # Errors
     /// Returns an error if the step has no limit, or if the model and the step do not fit together.
     pub fn largest_batch(&self, model: &Model) -> Result<u64, Error> {
-        self.check_limit()?;
-        largest_with_gaps(|batch| fits(Self { batch, ..self.clone() }.estimate(model).map(drop)))
+        let limit = self.check_limit()?;
+        largest_in(limit, |batch| fitting(Self { batch, ..self.clone() }.peak(model)))
     }
 
     /// Returns the longest sequences with which the step does not need more than its limit, found as
@@ -25,31 +27,77 @@ impl Step {
     /// # Errors
     /// Returns an error if the step has no limit, if the model does not read tokens, or if the model and the step do not fit together.
     pub fn largest_length(&self, model: &Model) -> Result<u64, Error> {
-        self.check_limit()?;
+        let limit = self.check_limit()?;
         if !matches!(model.input, Input::Tokens(_)) {
             return Err(Kind::Invalid("the model does not read sequences of tokens".to_owned()).into());
         }
-        largest_with_gaps(|length| {
+        largest_in(limit, |length| {
             let model = Model { input: Input::Tokens(length), ..model.clone() };
-            match self.estimate(&model) {
-                Err(error) if error.is_too_long() => Ok(false),
-                result => fits(result.map(drop)),
+            match self.peak(&model) {
+                Err(error) if error.is_too_long() => Ok(None),
+                result => fitting(result),
             }
         })
     }
 
-    fn check_limit(&self) -> Result<(), Error> {
+    fn check_limit(&self) -> Result<Bytes, Error> {
         let missing = || Kind::Invalid("what fits depends on a limit, and the step has none".to_owned());
-        self.limit.map(drop).ok_or_else(|| missing().into())
+        self.limit.ok_or_else(|| missing().into())
     }
 }
 
-fn fits(result: Result<(), Error>) -> Result<bool, Error> {
+/// Returns the peak of a step that fits. `None` if it does not fit.
+fn fitting(result: Result<Peak, Error>) -> Result<Option<Peak>, Error> {
     match result {
-        Ok(()) => Ok(true),
-        Err(error) if error.is_out_of_memory() => Ok(false),
+        Ok(peak) => Ok(Some(peak)),
+        Err(error) if error.is_out_of_memory() => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// A step with more events takes so long that few numbers are tried. A training step of 200 blocks has fewer.
+const MANY_EVENTS: u64 = 400_000;
+
+/// Returns the largest number that fits into a limit, found by [`largest_with_gaps`], or by [`largest_of_few`] if a step is long.
+fn largest_in(limit: Bytes, mut peak: impl FnMut(u64) -> Result<Option<Peak>, Error>) -> Result<u64, Error> {
+    let Some(first) = peak(1)? else { return Ok(0) };
+    if first.events > MANY_EVENTS {
+        return largest_of_few(limit.get(), first.bytes, |number| Ok(peak(number)?.map(|peak| peak.bytes)));
+    }
+    largest_with_gaps(|number| Ok(number == 1 || peak(number)?.is_some()))
+}
+
+/// Returns the largest number that fits, as [`largest`] does, with fewer tries: the peak grows about evenly with the number, so the peaks so
+/// far say where the limit is. `first` is the peak with 1.
+fn largest_of_few(
+    limit: u64,
+    first: u64,
+    mut peak: impl FnMut(u64) -> Result<Option<u64>, Error>,
+) -> Result<u64, Error> {
+    const FASTEST: u64 = 8;
+
+    let ((mut before, mut peak_before), mut fitting, mut peak_of_fitting) = ((0, 0), 1_u64, first);
+    let mut too_large = loop {
+        let grown = u128::from(peak_of_fitting.saturating_sub(peak_before).max(1));
+        let left = u128::from(limit.saturating_sub(peak_of_fitting)) * u128::from(fitting - before) / grown;
+        let Some(most) = fitting.checked_mul(FASTEST) else { return Ok(fitting) };
+        let next = u64::try_from(left).map_or(most, |left| fitting.saturating_add(left.max(1)).min(most));
+        match peak(next)? {
+            Some(bytes) => ((before, peak_before), fitting, peak_of_fitting) = ((fitting, peak_of_fitting), next, bytes),
+            None => break next,
+        }
+    };
+    // It is close to the first number that does not fit.
+    let mut step = ((too_large - fitting) / 64).max(1);
+    while too_large - fitting > step {
+        if peak(too_large - step)?.is_some() {
+            fitting = too_large - step;
+            break;
+        }
+        too_large -= step;
+        step *= 2;
+    }
+    largest_between(fitting, too_large, |number| Ok(peak(number)?.is_some()))
 }
 
 /// Returns the result of [`largest`], improved by trying at most 16 larger numbers up to 10 % above it.
@@ -77,6 +125,14 @@ pub fn largest(mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result<u64, 
         let Some(next) = too_large.checked_mul(2) else { return Ok(fitting) };
         too_large = next;
     }
+    largest_between(fitting, too_large, fits)
+}
+
+fn largest_between(
+    mut fitting: u64,
+    mut too_large: u64,
+    mut fits: impl FnMut(u64) -> Result<bool, Error>,
+) -> Result<u64, Error> {
     while too_large - fitting > 1 {
         let middle = fitting + (too_large - fitting) / 2;
         if fits(middle)? {
@@ -102,5 +158,39 @@ mod tests {
         assert_eq!(with_gaps(&[30]).unwrap(), 17);
         assert_eq!(largest_with_gaps(|_| Ok(false)).unwrap(), 0);
         assert_eq!(largest_with_gaps(|number| Ok(number <= 10_000)).unwrap(), 10_000);
+    }
+
+    /// Finds the largest number in a limit of 10^9 whose peak is not above it. Returns it, and the number of tries.
+    fn tried(peak: impl Fn(u64) -> u64) -> (u64, u32) {
+        let mut tries = 0;
+        let found = largest_of_few(1_000_000_000, peak(1), |number| {
+            tries += 1;
+            Ok(Some(peak(number)).filter(|peak| *peak <= 1_000_000_000))
+        });
+        (found.unwrap(), tries)
+    }
+
+    #[test]
+    fn a_long_step_is_tried_a_few_times() {
+        for most in [1, 2, 3, 14, 100, 7446, 100_000, 900_000_000] {
+            // The peak grows evenly, in steps, faster and faster, and with a constant part.
+            let evenly = |number: u64| number.saturating_mul(1_000_000_000 / most);
+            let shapes: [&dyn Fn(u64) -> u64; 4] = [
+                &evenly,
+                &|number| (evenly(number) >> 16).saturating_add(1) << 16,
+                &|number| number.saturating_mul(number).saturating_mul(1_000_000_000) / (most * most),
+                &|number| 900_000_000 + number * (100_000_000 / most),
+            ];
+            for (at, peak) in shapes.into_iter().enumerate() {
+                if peak(1) > 1_000_000_000 || peak(u64::from(u32::MAX)) <= 1_000_000_000 {
+                    continue;
+                }
+                let (found, tries) = tried(peak);
+                assert!(peak(found) <= 1_000_000_000 && peak(found + 1) > 1_000_000_000, "{most}, {at}: {found}");
+                assert!(tries <= 45, "{most}, {at}: {tries}");
+            }
+        }
+        let (found, tries) = tried(|number| 300_000_000 + number * 94_000);
+        assert!(found == 7446 && tries < 12, "{found}, {tries}");
     }
 }

@@ -1,12 +1,16 @@
 //! The savings of changes of a step.
 
-use gpumem_core::model::Bytes;
+use std::{cmp::Reverse, collections::BTreeMap};
+
+use gpumem_core::model::{ByteDelta, Bytes};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    class::Class,
     dtype::Dtype,
     eager::Optimizer,
     error::Error,
+    estimate::Estimate,
     model::Model,
     settings::{DataParallel, DataParallelKind, Lora, Quantized},
     step::Step,
@@ -32,7 +36,7 @@ pub struct Saving {
     pub step: Step,
     /// Its peak. `None` if there is none; `why_not` has the reason.
     pub peak: Option<Bytes>,
-    /// The reason why the model or the step cannot have this change.
+    /// The reason why the model or the step cannot have this change, or why it saves nothing.
     pub why_not: Option<String>,
 }
 
@@ -41,21 +45,45 @@ const RANK: u64 = 16;
 /// The GPUs that share in the table. Each reads a batch of its own.
 const RANKS: u64 = 8;
 
+/// Returns the reason why a change saves nothing: the classes that differ most at the peaks.
+fn why_nothing(before: &Estimate, after: &Estimate) -> String {
+    const MOST: usize = 3;
+
+    let mut differences: BTreeMap<Class, i64> = BTreeMap::new();
+    for (classes, sign) in [(before.classes(), -1), (after.classes(), 1)] {
+        for (class, bytes) in classes {
+            *differences.entry(class).or_default() += sign * bytes.signed();
+        }
+    }
+    let mut differences: Vec<_> = differences.into_iter().filter(|(_, bytes)| *bytes != 0).collect();
+    differences.sort_by_key(|(_, bytes)| Reverse(bytes.unsigned_abs()));
+    let shown = |(class, bytes): &(Class, i64)| {
+        let sign = if *bytes > 0 { "+" } else { "" };
+        format!("{class} {sign}{}", ByteDelta::new(*bytes))
+    };
+    let shown: Vec<_> = differences.iter().take(MOST).map(shown).collect();
+    if shown.is_empty() { "it changes nothing at the peak".to_owned() } else { format!("no saving: {}", shown.join(", ")) }
+}
+
 impl Step {
     /// Estimates the step with one change after the other: checkpointing, smaller types, an optimizer with a smaller state, adapters.
-    /// A change that the model cannot have names the reason. One that the step has already is left out.
+    /// A change that the model cannot have, or that saves nothing, names the reason. One that the step has already is left out.
     ///
     /// # Errors
     /// Returns an error if the step without changes cannot run with the model.
     pub fn savings(&self, model: &Model) -> Result<Savings, Error> {
         // A step that does not fit now may fit with a change, so the table has no limit.
         let base = Self { limit: None, ..self.clone() };
-        let peak = base.estimate(model)?.peak;
+        let estimate = base.estimate(model)?;
+        let peak = estimate.peak;
         let change = |(change, step): (String, Self)| {
-            let (peak, why_not) = match step.estimate(model) {
-                Ok(estimate) => (Some(estimate.peak), None),
-                Err(error) => (None, Some(error.to_string())),
+            let changed = || {
+                let changed = Bytes::new(step.peak(model)?.bytes);
+                // The parts are asked for only if they are needed, because that takes longer.
+                let after = if changed < peak { None } else { Some(step.estimate(model)?) };
+                Ok((Some(changed), after.map(|after| why_nothing(&estimate, &after))))
             };
+            let (peak, why_not) = changed().unwrap_or_else(|error: Error| (None, Some(error.to_string())));
             Saving { change, step, peak, why_not }
         };
         Ok(Savings { peak, changes: base.changes().into_iter().map(change).collect() })

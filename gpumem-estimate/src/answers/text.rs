@@ -14,7 +14,7 @@ use gpumem_core::{
 use super::{ClassDifference, Comparison, Difference, PhaseDifference, Saving, Savings};
 use crate::{
     class::Class,
-    estimate::{ConvolutionWorkspace, Estimate, Part},
+    estimate::{ConvolutionWorkspace, Estimate, OptimizerParts, Part},
     tensors::{TensorSum, Tensors},
 };
 
@@ -62,6 +62,15 @@ impl Show for Estimate {
         let mut classes: Vec<_> =
             self.classes().into_iter().map(|(class, bytes)| row(class.name().to_owned(), bytes)).collect();
         classes.sort_by_key(|row| Reverse(row.bytes));
+        // A state alone is all of the row.
+        if let Some(OptimizerParts { copies, state, temporary }) = self.optimizer.filter(|of| of.bytes() > of.state)
+            && let Some(at) = classes.iter().position(|row| row.name == Class::Optimizer.name())
+        {
+            let named = [("copies in f32", copies), ("state", state), ("temporary, in the update", temporary)];
+            let rows = named.into_iter().filter(|(_, bytes)| *bytes > Bytes::ZERO);
+            let rows = rows.map(|(name, bytes)| Row { depth: 1, ..row(name.to_owned(), bytes) });
+            classes.splice(at + 1..=at, rows);
+        }
         f.write_str("\n\n")?;
         amounts_table_in("at the peak, by class", &classes, amounts).show(f, paint)?;
         f.write_str("\n\n")?;
@@ -262,6 +271,9 @@ impl Show for Savings {
                 percent(difference, base).into(),
                 Cell::bar(peak, highest),
             ]);
+            if let Some(why_not) = why_not {
+                table.note(1, why_not);
+            }
         }
         table.show(f, paint)
     }

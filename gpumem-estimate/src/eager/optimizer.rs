@@ -43,6 +43,14 @@ pub(crate) struct OptimizerState {
     gradients: Vec<Tensor>,
 }
 
+impl OptimizerState {
+    /// Returns the bytes that the optimizer keeps from one update to the next.
+    pub(crate) fn bytes(&self) -> u64 {
+        let bytes = |state: &Tensor| state.shape.elements().and_then(|elements| state.dtype.bytes(elements));
+        self.states.iter().filter_map(bytes).sum()
+    }
+}
+
 /// The number of elements that bitsandbytes quantizes together.
 const BLOCK_8BIT: u64 = 256;
 /// `min_8bit_size` of bitsandbytes.

@@ -1,6 +1,9 @@
 //! Reads a model from files: its parameters, and the model itself if its architecture is known.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use serde_json::Value;
 
@@ -45,10 +48,14 @@ pub struct Described {
     pub tensors: Tensors,
     /// The model. If the architecture is not known, the error says so, and nothing is known about activations.
     pub model: Result<Model, Error>,
+    /// True if the sequences have the length with which the files were read. A model as JSON or TOML has its own input.
+    pub takes_length: bool,
     /// The type of most parameters. `None` if the files do not say it.
     pub dtype: Option<Dtype>,
     /// The longest sequences that the model supports. `None` if the files do not say it. The model may run with longer ones.
     pub positions: Option<u64>,
+    /// The whole numbers that the configuration leaves out, with the values of the Python class, such as a `hidden_size` of 4096.
+    pub assumed: BTreeMap<String, u64>,
     /// The contradictions between the files with weights and the configuration.
     pub notes: Vec<String>,
 }
@@ -72,23 +79,29 @@ impl Described {
                 let file = Gguf::read(path)?;
                 let (tensors, positions) = (file.tensors().clone(), file.positions());
                 let dtype = tensors.dtype();
-                Ok(Self { tensors, model: file.model(length), dtype, positions, notes: vec![] })
+                let (model, assumed) = (file.model(length), BTreeMap::new());
+                Ok(Self { tensors, model, takes_length: true, dtype, positions, assumed, notes: vec![] })
             }
             "safetensors" => weights(path, &path.with_file_name("config.json"), length),
             "json" if name.ends_with(".safetensors.index.json") => {
                 weights(path, &path.with_file_name("config.json"), length)
             }
-            "toml" => only(Model::from_toml(&text(path, LONGEST_TEXT)?)?, None, None),
+            "toml" => only(Model::from_toml(&text(path, LONGEST_TEXT)?)?),
             _ => {
                 let text = text(path, LONGEST_TEXT)?;
                 let fields: Value = serde_json::from_str(&text).unwrap_or_default();
                 // A configuration has no layers.
                 if fields["layers"].is_array() {
                     drop(fields);
-                    return only(Model::from_json(&text)?, None, None);
+                    return only(Model::from_json(&text)?);
                 }
-                match Model::from_config(&text, length) {
-                    Ok(model) => only(model, stored_type(&fields), positions(&fields)),
+                match Model::from_config_with_assumed(&text, length) {
+                    Ok((model, assumed)) => {
+                        let (dtype, positions) = (stored_type(&fields), positions(&fields));
+                        let tensors = model.parameters(dtype.unwrap_or_default())?;
+                        let (model, takes_length, notes) = (Ok(model), true, vec![]);
+                        Ok(Self { tensors, model, takes_length, dtype, positions, assumed, notes })
+                    }
                     // The weights are known if they are in the same folder.
                     Err(why) => {
                         let weights_beside = weights_in(path.parent().unwrap_or(Path::new("")));
@@ -124,7 +137,10 @@ fn weights(path: &Path, config: &Path, length: u64) -> Result<Described, Error> 
     let unknown = || Kind::Invalid("there is no `config.json` beside the weights".to_owned()).into();
     let config = if config.is_file() { text(config, LONGEST_TEXT) } else { Err(unknown()) };
     let positions = config.as_ref().ok().and_then(|text| positions(&serde_json::from_str(text).unwrap_or_default()));
-    let model = config.and_then(|text| Model::from_config(&text, length));
+    let (model, assumed) = match config.and_then(|text| Model::from_config_with_assumed(&text, length)) {
+        Ok((model, assumed)) => (Ok(model), assumed),
+        Err(why) => (Err(why), BTreeMap::new()),
+    };
     let mut notes = Vec::new();
     if let Ok(built) = model.as_ref().map_err(Clone::clone).and_then(|model| model.parameters(Dtype::F32)) {
         let (expected, found) = (built.sum().elements, tensors.sum().elements);
@@ -133,13 +149,14 @@ fn weights(path: &Path, config: &Path, length: u64) -> Result<Described, Error> 
         }
     }
     let dtype = tensors.dtype();
-    Ok(Described { tensors, model, dtype, positions, notes })
+    Ok(Described { tensors, model, takes_length: true, dtype, positions, assumed, notes })
 }
 
-/// Describes a model without files for its weights.
-fn only(model: Model, dtype: Option<Dtype>, positions: Option<u64>) -> Result<Described, Error> {
-    let tensors = model.parameters(dtype.unwrap_or_default())?;
-    Ok(Described { tensors, model: Ok(model), dtype, positions, notes: vec![] })
+/// Describes a model as JSON or TOML.
+fn only(model: Model) -> Result<Described, Error> {
+    let (tensors, model) = (model.parameters(Dtype::default())?, Ok(model));
+    let (dtype, positions, assumed, notes) = Default::default();
+    Ok(Described { tensors, model, takes_length: false, dtype, positions, assumed, notes })
 }
 
 /// Returns a field of a configuration, or of its part about text.

@@ -153,6 +153,14 @@ impl<'de> Deserialize<'de> for Step {
     }
 }
 
+/// The peak of a step, without its parts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peak {
+    pub(crate) bytes: u64,
+    /// The number of events of the step, on which the time depends that it takes to find the peak.
+    pub(crate) events: u64,
+}
+
 /// The optimizer's state exists from the first update on, so the second step may need more than the first.
 const STEPS: usize = 2;
 
@@ -198,10 +206,17 @@ impl Step {
         self.estimate_in(&Rc::new(self.memory()), model)
     }
 
+    /// Returns the peak of [`estimate`](Self::estimate), without its parts.
+    pub(crate) fn peak(&self, model: &Model) -> Result<Peak, Error> {
+        let memory = Rc::new(Memory::without_parts(self.allocator, self.most()));
+        let (estimate, _) = self.run_in(&memory, false, model)?;
+        Ok(Peak { bytes: estimate.peak.get(), events: memory.events() })
+    }
+
     /// Returns the peak and the allocator's memory, if each convolution takes the largest workspace. If a workspace does not fit,
     /// PyTorch chooses another algorithm, so the result is the limit.
     fn with_workspaces(&self, high: u64, model: &Model) -> Result<ConvolutionWorkspace, Error> {
-        let memory = Rc::new(self.memory());
+        let memory = Rc::new(Memory::without_parts(self.allocator, self.most()));
         let high = Bytes::new(high);
         match self.run_in(&memory, true, model) {
             Ok((with, _)) => Ok(ConvolutionWorkspace { high, peak: with.peak, reserved: with.reserved }),
@@ -251,7 +266,12 @@ impl Step {
     }
 
     fn memory(&self) -> Memory {
-        Memory::new(self.allocator, self.limit.map_or(u64::MAX, Bytes::get))
+        Memory::new(self.allocator, self.most())
+    }
+
+    /// Returns the limit of the allocator.
+    fn most(&self) -> u64 {
+        self.limit.map_or(u64::MAX, Bytes::get)
     }
 
     /// Returns an estimate, and the largest workspace of a convolution.
@@ -319,7 +339,7 @@ impl Step {
         }
         let (peak, paths) = memory.end();
         let estimate = Estimate::new(parameters, parameter_bytes, peak, &paths, memory.reserved_peak(), phases);
-        Ok((estimate, eager.largest_convolution_workspace()))
+        Ok((estimate.with_optimizer(state.bytes()), eager.largest_convolution_workspace()))
     }
 
     /// Refuses choices that make no sense together.

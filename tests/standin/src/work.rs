@@ -36,9 +36,38 @@ fn copied(call: &Call, address: Address, bytes: usize) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// A copy whose sides are not looked at. gpumem does that in dry runs.
+fn unseen(call: &Call) -> Result<(), Refusal> {
+    current(call)?;
+    EXECUTED.fetch_add(1, Relaxed);
+    Ok(())
+}
+
 dispatched! { jumps;
-    fn cuMemcpyHtoD_v2(to: Address, _from: Out<u8>, bytes: usize) |call| {
+    fn cuMemcpyHtoD_v2(to: Address, from: Address, bytes: usize) |call| {
+        let is_on_device = address_in(call, from).is_ok_and(|(gpu, at)| gpu.memory().block_at(at).is_some());
+        if is_on_device {
+            return Err(INVALID_VALUE);
+        }
         copied(call, to, bytes)
+    }
+
+    fn cuMemcpyDtoD_v2 | cuMemcpy(to: Address, from: Address, bytes: usize) |call| {
+        copied(call, from, bytes)?;
+        copied(call, to, bytes)
+    }
+
+    fn cuMemcpyPeer(_to: Address, _context: Handle, _from: Address, _other: Handle, _bytes: usize) |call| {
+        unseen(call)
+    }
+
+    fn cuMemcpy2D_v2 | cuMemcpy3D_v2(_copy: Out<c_void>) |call| {
+        unseen(call)
+    }
+
+    fn cuMemcpyBatchAsync_v2(_to: Out<Address>, _from: Out<Address>, _bytes: Out<usize>, _count: usize, _attributes: Out<c_void>,
+        _indexes: Out<usize>, _kinds: usize, _stream: Handle) |call| {
+        unseen(call)
     }
 
     fn cuMemcpyDtoH_v2(to: Out<u8>, from: Address, bytes: usize) |call| {

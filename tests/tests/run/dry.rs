@@ -51,6 +51,40 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
     assert!(!report.contains("libgpumem_inject"), "{report}");
 }
 
+/// The program has mixed up addresses: gpumem uses none of them, and the program gets the driver's error.
+#[test]
+fn a_wrong_copy_is_an_error_of_the_driver() {
+    const COPIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/copies.py");
+
+    let Some((seen, _)) = seen(&["--dry"], &[COPIES]) else { return };
+    let buffer = |bytes: &str| format!("{bytes:1<80}");
+    let expected = json!({
+        "from the host": {
+            "right": 0, "beyond": 1, "from a dry block": [1, 1], "from real memory": [1, 1], "from a freed block": [1, 1],
+            "from nowhere": [1, 1], "from null": 1, "nothing": 0,
+        },
+        "to the host": {
+            "right": [0, buffer("00000000")], "beyond": [1, buffer("")], "to a dry block": 1, "to real memory": 1,
+            "to a freed block": [1, 1], "to nowhere": 1, "to the last address": 1, "nothing": 0,
+        },
+        "on the device": {
+            "right": [0, 0], "beyond": [1, 1], "from the host": 1, "from a freed block": 1, "between cards": [0, 1],
+        },
+        "anywhere": {
+            "to the host": [0, buffer("0000000000000000")], "from the host": 0, "to nowhere": 1, "to a freed block": 1, "beyond": 1,
+            "of many": [0, buffer("00000000111111110000000011111111")], "of many, to a freed block": 1,
+        },
+        "rows": {
+            "to the host": [0, buffer("0000000011111111111111111111111100000000")],
+            "planes to the host": [0, buffer("0000000011111111111111111111111100000000")],
+            "to unified addresses": [0, buffer("0000000011111111111111111111111100000000")],
+            "from the host": 0, "to null": 1, "to a dry block": 1, "to a freed block": [1, 1, 1],
+            "that overlap": [1, buffer("")], "beyond": 1, "beyond all addresses": 1, "none": 0,
+        },
+    });
+    assert_eq!(seen, expected);
+}
+
 #[test]
 fn a_dry_run_has_as_many_cards_as_it_is_asked_for() {
     let Some((seen, report)) = seen(&["--dry", "--card", "24GiB", "--cards", "4"], &[CARDS]) else { return };
@@ -241,6 +275,23 @@ fn the_largest_batch_that_fits_is_found() {
     assert_eq!(outcome.stdout, "BATCH=76 is the largest that runs on a card of 8 GiB.\n", "{outcome}");
     let Some(outcome) = what_if(&["--card", "1GiB", "--largest", "BATCH"], NEEDS) else { return };
     assert_eq!(outcome.stdout, "BATCH=4 is the largest that runs on a card of 1 GiB.\n", "{outcome}");
+    // The program fails with larger values for another reason than memory.
+    let few = format!("if int(__import__('os').environ['BATCH']) > 12: raise SystemExit('there are 12 inputs')\n{NEEDS}");
+    let Some(outcome) = what_if(&["--card", "8GiB", "--largest", "BATCH"], &few) else { return };
+    let expected = "BATCH=12 is the largest of the values tried that runs on a card of 8 GiB.\n\
+        BATCH=13 fails for another reason than memory: it ended with exit status: 1: there are 12 inputs\n";
+    assert_eq!((outcome.stdout.as_str(), outcome.exit()), (expected, "exit status: 0"), "{outcome}");
+    let Some(outcome) = what_if(&["--card", "8GiB", "--largest", "BATCH", "--json"], &few) else { return };
+    let answer: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let other = json!({ "value": 13, "why": "it ended with exit status: 1: there are 12 inputs" });
+    assert_eq!((&answer["largest"], &answer["other_failure"]), (&json!(12), &other));
+    let Some(outcome) = what_if(&["--largest", "BATCH"], "raise SystemExit('no data')") else { return };
+    assert!(outcome.stderr.contains("cannot be tried with BATCH=1: it ended with exit status: 1: no data;"), "{outcome}");
+    // A name that is none is rejected before a dry run.
+    for name in ["", " ", "BATCH=", "BATCH SIZE"] {
+        let Some(outcome) = what_if(&["--largest", name], NEEDS) else { return };
+        assert!(outcome.stderr.contains("write the name of one variable, such as BATCH"), "{outcome}");
+    }
     // An error of the program is printed.
     let Some(outcome) = what_if(&[], "raise SystemExit('no data')") else { return };
     assert_eq!(outcome.exit(), "exit status: 2", "{outcome}");

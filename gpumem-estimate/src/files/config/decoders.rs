@@ -73,7 +73,10 @@ impl Frame<'_> {
 /// Makes attention of a causal model with rotated queries and keys and without biases.
 fn attention(fields: Fields<'_>, size: u64, heads: u64, key_value_heads: Option<u64>) -> Result<Attention, Error> {
     let heads = fields.divisor("num_attention_heads", heads)?;
-    let key_value_heads = fields.number("num_key_value_heads", key_value_heads.unwrap_or(heads))?;
+    let key_value_heads = match key_value_heads {
+        Some(count) => fields.number("num_key_value_heads", count)?,
+        None => fields.derived("num_key_value_heads", heads)?,
+    };
     let head_size = match fields.optional("head_dim")? {
         Some(size) => size,
         None => head_size(size, heads)?,
@@ -405,7 +408,7 @@ pub(super) fn phi(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     let rotated = rotated(fields, ["partial_rotary_factor"; 2], attention.head_size, 0.5)?;
     let norm = if has_norm { HeadNorm::Layer } else { HeadNorm::None };
     let attention = Attention { no_bias: false, rotated, norm, names, ..attention };
-    let hidden = fields.number("intermediate_size", product(&[4, size])?)?;
+    let hidden = fields.derived("intermediate_size", product(&[4, size])?)?;
     let function = fields.function("hidden_act", "gelu_new")?;
     let probability = fields.fraction("resid_pdrop", 0.0)?;
     let first = dropped(vec![Layer::Attention(attention).named("self_attn")], probability);
@@ -544,7 +547,7 @@ pub(super) fn gpt2(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     fields.is("reorder_and_upcast_attn", false)?;
     let function = fields.function("activation_function", "gelu_new")?;
     let probability = fields.fraction("resid_pdrop", 0.1)?;
-    let hidden = fields.number("n_inner", product(&[4, size])?)?;
+    let hidden = fields.derived("n_inner", product(&[4, size])?)?;
     let (vocabulary, positions) = (fields.number("vocab_size", 50_257)?, fields.number("n_positions", 1024)?);
     let attention = Attention {
         size,

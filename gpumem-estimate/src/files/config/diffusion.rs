@@ -305,7 +305,7 @@ pub(super) fn dit(fields: Fields<'_>, _: u64) -> Result<Model, Error> {
     let heads = fields.divisor("num_attention_heads", 16)?;
     let size = product(&[heads, fields.number("attention_head_dim", 72)?])?;
     let inputs = fields.number("in_channels", 4)?;
-    let outputs = fields.number("out_channels", inputs)?;
+    let outputs = fields.derived("out_channels", inputs)?;
     let (patch, image) = (fields.divisor("patch_size", 2)?, fields.number("sample_size", 32)?);
     let classes = fields.number("num_embeds_ada_norm", 1000)?;
     let rows = classes.checked_add(1).ok_or_else(|| wrong("the sizes are too large"))?;

@@ -1,5 +1,7 @@
 //! The fields of a configuration.
 
+use std::{cell::RefCell, collections::BTreeMap};
+
 use serde_json::Value;
 
 use crate::{
@@ -9,11 +11,19 @@ use crate::{
 
 /// The limit of blocks, which no known model reaches. Each block is run, because the allocator's free blocks differ from one to the next.
 /// So a short file could ask for any time and any memory.
-pub(super) const MOST_BLOCKS: u64 = 2048;
+pub(super) const MOST_BLOCKS: u64 = 1024;
+
+/// The whole numbers that a configuration leaves out, with the values of the Python class.
+pub(crate) type Assumed = BTreeMap<String, u64>;
 
 /// The fields of a configuration, or of an object inside it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fields<'a>(&'a Value);
+pub(super) struct Fields<'a> {
+    value: &'a Value,
+    /// The key of the object inside.
+    inside: Option<&'a str>,
+    assumed: &'a RefCell<Assumed>,
+}
 
 pub(super) fn wrong(what: impl std::fmt::Display) -> Error {
     Kind::Syntax(format!("config.json: {what}")).into()
@@ -34,13 +44,13 @@ pub(super) fn product(sizes: &[u64]) -> Result<u64, Error> {
 }
 
 impl<'a> Fields<'a> {
-    pub(super) fn new(fields: &'a Value) -> Self {
-        Self(fields)
+    pub(super) fn new(value: &'a Value, assumed: &'a RefCell<Assumed>) -> Self {
+        Self { value, inside: None, assumed }
     }
 
     /// Returns a field, which may be `null`. `None` if it is not there.
     pub(super) fn get(self, key: &str) -> Option<&'a Value> {
-        self.0.get(key)
+        self.value.get(key)
     }
 
     fn known(self, key: &str) -> Option<&'a Value> {
@@ -53,8 +63,19 @@ impl<'a> Fields<'a> {
         self.known(key).map(read).transpose()
     }
 
+    /// Returns a number, or the default of the Python class, which is then known as assumed.
     pub(super) fn number(self, key: &str, default: u64) -> Result<u64, Error> {
-        Ok(self.optional(key)?.unwrap_or(default))
+        let number = self.optional(key)?;
+        if number.is_none() {
+            let inside = self.inside.map(|inside| format!("{inside}.")).unwrap_or_default();
+            self.assumed.borrow_mut().insert(inside + key, default);
+        }
+        Ok(number.unwrap_or(default))
+    }
+
+    /// Returns a number that follows from others, unless the configuration has it.
+    pub(super) fn derived(self, key: &str, number: u64) -> Result<u64, Error> {
+        Ok(self.optional(key)?.unwrap_or(number))
     }
 
     /// `None` if it is not there or `null`.
@@ -64,7 +85,8 @@ impl<'a> Fields<'a> {
 
     /// Returns a number that is 0 if the field is `null`, and this default if it is not there.
     pub(super) fn number_or_null(self, key: &str, absent: u64) -> Result<u64, Error> {
-        if self.get(key).is_none() { Ok(absent) } else { self.number(key, 0) }
+        let default = if self.get(key).is_none() { absent } else { 0 };
+        if default > 0 { self.number(key, default) } else { self.derived(key, 0) }
     }
 
     /// Returns a number that is used as a divisor.
@@ -104,8 +126,8 @@ impl<'a> Fields<'a> {
     }
 
     /// Returns the fields of an object inside; none if it is not there.
-    pub(super) fn inner(self, key: &str) -> Fields<'a> {
-        Fields(&self.0[key])
+    pub(super) fn inner(self, key: &'a str) -> Fields<'a> {
+        Fields { value: &self.value[key], inside: Some(key), ..self }
     }
 
     /// Checks a setting that changes the layers. It must have the value that the builders know.

@@ -8,9 +8,11 @@ mod encoders;
 mod fields;
 mod parts;
 
+use std::cell::RefCell;
+
 use serde_json::Value;
 
-use self::fields::{Fields, wrong};
+use self::fields::{Assumed, Fields, wrong};
 use crate::{error::Error, model::Model};
 
 /// The architectures that are known, with the functions that build them.
@@ -85,12 +87,23 @@ impl Model {
     /// # Errors
     /// Returns an error if the text is not JSON, or if a field is missing, unknown or wrong. The error names the field.
     pub fn from_config(text: &str, length: u64) -> Result<Self, Error> {
+        Ok(Self::from_config_with_assumed(text, length)?.0)
+    }
+
+    /// Does the same, and returns the numbers that the configuration leaves out.
+    pub(super) fn from_config_with_assumed(text: &str, length: u64) -> Result<(Self, Assumed), Error> {
         let no_json = |error| wrong(format!("this is no JSON: {error}; {READ}"));
         let fields: Value = serde_json::from_str(text).map_err(no_json)?;
-        Self::from_fields(&fields, length)
+        let assumed = RefCell::default();
+        let model = Self::build(&fields, length, &assumed)?;
+        Ok((model, assumed.into_inner()))
     }
 
     pub(crate) fn from_fields(fields: &Value, length: u64) -> Result<Self, Error> {
+        Self::build(fields, length, &RefCell::default())
+    }
+
+    fn build(fields: &Value, length: u64, assumed: &RefCell<Assumed>) -> Result<Self, Error> {
         check(fields)?;
         let name = |value: &Value| value.as_str().map(str::to_owned);
         let class = name(&fields["architectures"][0]).or_else(|| name(&fields["_class_name"]));
@@ -107,7 +120,7 @@ impl Model {
         if let Some(kind) = fields["model_type"].as_str().filter(|kind| kind != known) {
             return Err(wrong(format!("`{name}` has the `model_type` \"{known}\", and this is \"{kind}\"")));
         }
-        build(Fields::new(fields), length)
+        build(Fields::new(fields, assumed), length)
     }
 
     /// Returns the names of the architectures that [`from_config`](Self::from_config) knows.

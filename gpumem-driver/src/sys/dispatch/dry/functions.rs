@@ -3,13 +3,15 @@
 use std::{mem, sync::atomic::Ordering::Relaxed};
 
 use super::{
-    blocks, card_calls, cards, physical, questions,
+    blocks, card_calls, cards,
+    copies::{self, Range, Rows},
+    physical, questions,
     replaced::DRIVERS,
     state::{
         CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, IS_INSIDE, SUCCESS, get, inside, is_dry, is_dry_handle,
     },
-    table::{CardCall, FUNCTIONS, Shape, with_functions},
-    work::{self, Planes},
+    table::{CardCall, FUNCTIONS, Place, Shape, with_functions},
+    work,
 };
 use crate::{
     inbox::{Primitives, Std},
@@ -108,16 +110,13 @@ unsafe fn run(shape: Shape, names: &[&str], words: &[u64], driver: &dyn Fn(&[u64
             Shape::RefuseHandle(at) if is_dry_handle(words[at]) => CUDA_ERROR_NOT_SUPPORTED,
             Shape::Refuse => CUDA_ERROR_NOT_SUPPORTED,
             Shape::Skip(addresses) if addresses.iter().any(|at| is_dry(words[*at])) => SUCCESS,
-            Shape::CopyFromHost if is_dry(words[0]) => SUCCESS,
-            Shape::CopyFromHost => {
-                work::note_pointers(words[0], words[1], words[2]);
-                real()
+            Shape::Copy(places, at) => {
+                let [to, from] = [0, 1].map(|side| Range::new(places[side], words[at[side]], words[at[2]]));
+                copies::copy(to, from, real)
             }
-            Shape::CopyToHost if is_dry(words[1]) => work::copy_to_host(words),
-            Shape::Copy => work::copy(words, real),
-            Shape::Copy2D => work::copy_planes(&Planes::of_2d(words[0]), real),
-            Shape::Copy3D => work::copy_planes(&Planes::of_3d(words[0]), real),
-            Shape::CopyBatch => work::copy_batch(words, real),
+            Shape::Copy2D => copies::copy_rows(Rows::of_2d(words[0]).as_ref(), real),
+            Shape::Copy3D => copies::copy_rows(Rows::of_3d(words[0]).as_ref(), real),
+            Shape::CopyBatch => copies::copy_batch(words, real),
             Shape::Launch { function, parameters, extra } => {
                 let extra = extra.map_or(0, |extra| words[extra]);
                 // The rows of the grid are an argument, or the second int of the `CUlaunchConfig`.
@@ -125,13 +124,18 @@ unsafe fn run(shape: Shape, names: &[&str], words: &[u64], driver: &dyn Fn(&[u64
                 if work::uses_dry_memory(words[function], rows, words[parameters], extra) { SUCCESS } else { real() }
             }
             Shape::KernelNode if work::kernel_uses_dry_memory(words[4]) => work::empty_node(words),
-            Shape::CopyNode if Planes::of_3d(words[4]).has_dry() => work::empty_node(words),
+            Shape::CopyNode => match copies::skipped_node(Rows::of_3d(words[4]).as_ref()) {
+                Some(SUCCESS) => work::empty_node(words),
+                skipped => skipped.unwrap_or_else(real),
+            },
             Shape::SetNode if is_dry(get(words[4])) => work::empty_node(words),
             Shape::Node { parameters } => work::node(words, parameters, real),
             Shape::ChangeKernelNode(at) if work::kernel_uses_dry_memory(words[at]) => SUCCESS,
-            Shape::ChangeCopyNode(at) if Planes::of_3d(words[at]).has_dry() => SUCCESS,
+            Shape::ChangeCopyNode(at) => {
+                copies::skipped_node(Rows::of_3d(words[at]).as_ref()).unwrap_or_else(real)
+            }
             Shape::ChangeSetNode(at) if is_dry(get(words[at])) => SUCCESS,
-            Shape::ChangeNode(at) if work::node_has_dry(words[at]) => SUCCESS,
+            Shape::ChangeNode(at) => work::skipped_node(words[at]).unwrap_or_else(real),
             Shape::StreamOperations => work::stream_operations(words, real),
             Shape::Card(call) => card_calls::run(call, words, real, driver),
             _ => real(),

@@ -329,6 +329,23 @@ impl Memory {
         (address - start < *bytes).then_some((*start, block))
     }
 
+    /// Returns the backing of this address, and whether all of these bytes are in one block or in mappings that follow each other. `None` if
+    /// the address is not known.
+    pub(super) fn around(&self, address: u64, bytes: u64) -> Option<(Backing, bool)> {
+        if let Some((start, block)) = self.block_at(address) {
+            return Some((block.backing, bytes <= (start + block.bytes).saturating_sub(address)));
+        }
+        let backing = self.mapped_around(address)?.backing;
+        let mut end = address;
+        while let Some((start, mapping)) = self.mapped.range(..=end).next_back()
+            && end - start < mapping.bytes
+            && end - address < bytes
+        {
+            end = start + mapping.bytes;
+        }
+        Some((backing, bytes <= end - address))
+    }
+
     /// Returns the number of dry blocks and handles so far.
     pub(super) fn dry_so_far(&self) -> u64 {
         self.dry
@@ -405,6 +422,13 @@ mod tests {
         assert_eq!(memory.free(), 477 * MIB);
         assert_eq!(memory.backing(84 * MIB - 1), Some(Backing::Dry));
         assert_eq!(memory.mapped_in(60 * MIB, 5 * MIB).len(), 1);
+        // A copy may reach from one mapping into the next.
+        let next = memory.dry_handle();
+        memory.create(next, 2 * MIB, 0, true, [0; 4]);
+        memory.map(84 * MIB, 2 * MIB, next);
+        let is_inside = |bytes| memory.around(70 * MIB, bytes) == Some((Backing::Dry, true));
+        assert_eq!([14 * MIB, 16 * MIB, 16 * MIB + 1, u64::MAX].map(is_inside), [true, true, false, false]);
+        memory.unmap(84 * MIB);
         memory.unmap(64 * MIB);
         assert_eq!((memory.free(), memory.backing(64 * MIB)), (497 * MIB, None));
     }
@@ -443,6 +467,9 @@ mod tests {
         memory.insert(16 * MIB, 3 * MIB, Backing::Dry, 7, 0, None);
         memory.insert(32 * MIB, MIB, Backing::Real, 7, 0, None);
         let at = |memory: &Memory, mib: u64| memory.backing(mib * MIB);
+        let around = |memory: &Memory, mib: u64, bytes| memory.around(mib * MIB, bytes).map(|(_, is_inside)| is_inside);
+        assert_eq!([3 * MIB, 3 * MIB + 1].map(|bytes| around(&memory, 16, bytes)), [Some(true), Some(false)]);
+        assert_eq!([19, 20].map(|mib| around(&memory, mib, 1)), [Some(false), None], "the rest of the last page");
         assert_eq!([15, 16, 19, 20].map(|mib| at(&memory, mib)), [None, Some(Backing::Dry), Some(Backing::Dry), None]);
         memory.holds_pointers(32 * MIB + 8);
         memory.holds_pointers(16 * MIB);

@@ -13,6 +13,7 @@
 mod blocks;
 mod card_calls;
 mod cards;
+mod copies;
 mod functions;
 mod memory;
 mod mode;

@@ -45,12 +45,8 @@ pub(super) enum Shape {
     Refuse,
     /// Does nothing if one of these addresses is dry.
     Skip(&'static [usize]),
-    /// Copies bytes from the host.
-    CopyFromHost,
-    /// Copies bytes to the host.
-    CopyToHost,
-    /// Copies bytes between any two addresses.
-    Copy,
+    /// Copies bytes to and from these places. The arguments are the address of each place, and the number of bytes.
+    Copy([Place; 2], [usize; 3]),
     /// A `CUDA_MEMCPY2D`.
     Copy2D,
     /// A `CUDA_MEMCPY3D` or `CUDA_MEMCPY3D_PEER`.
@@ -79,6 +75,17 @@ pub(super) enum Shape {
     StreamOperations,
     /// A call that names cards. It is replaced if the program sees simulated ones.
     Card(CardCall),
+}
+
+/// The place of one side of a copy, which the function or a field of its struct names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Host,
+    Device,
+    /// The driver looks the address up.
+    Either,
+    /// An array, which is real and has no address.
+    Array,
 }
 
 /// The action of a call that names cards.
@@ -222,18 +229,18 @@ macro_rules! with_functions {
             [cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz](address, bytes, device, stream): Shape::Skip(&[0]);
             [cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz](address, bytes, location, flags, stream): Shape::Skip(&[0]);
             [cuStreamAttachMemAsync, cuStreamAttachMemAsync_ptsz](stream, address, bytes, flags): Shape::Skip(&[1]);
-            [cuMemcpy, cuMemcpy_ptds](to, from, bytes): Shape::Copy;
-            [cuMemcpyAsync, cuMemcpyAsync_ptsz](to, from, bytes, stream): Shape::Copy;
-            [cuMemcpyPeer, cuMemcpyPeer_ptds](to, context, from, other, bytes): Shape::Skip(&[0, 2]);
-            [cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz](to, context, from, other, bytes, stream): Shape::Skip(&[0, 2]);
-            [cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds](to, from, bytes): Shape::CopyFromHost;
-            [cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz](to, from, bytes, stream): Shape::CopyFromHost;
-            [cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds](to, from, bytes): Shape::CopyToHost;
-            [cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2_ptsz](to, from, bytes, stream): Shape::CopyToHost;
-            [cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds](to, from, bytes): Shape::Skip(&[0, 1]);
-            [cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz](to, from, bytes, stream): Shape::Skip(&[0, 1]);
-            [cuMemcpyDtoA_v2, cuMemcpyDtoA_v2_ptds](array, offset, from, bytes): Shape::Skip(&[2]);
-            [cuMemcpyAtoD_v2, cuMemcpyAtoD_v2_ptds](to, array, offset, bytes): Shape::Skip(&[0]);
+            [cuMemcpy, cuMemcpy_ptds](to, from, bytes): Shape::Copy([Place::Either; 2], [0, 1, 2]);
+            [cuMemcpyAsync, cuMemcpyAsync_ptsz](to, from, bytes, stream): Shape::Copy([Place::Either; 2], [0, 1, 2]);
+            [cuMemcpyPeer, cuMemcpyPeer_ptds](to, context, from, other, bytes): Shape::Copy([Place::Device; 2], [0, 2, 4]);
+            [cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz](to, context, from, other, bytes, stream): Shape::Copy([Place::Device; 2], [0, 2, 4]);
+            [cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds](to, from, bytes): Shape::Copy([Place::Device, Place::Host], [0, 1, 2]);
+            [cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz](to, from, bytes, stream): Shape::Copy([Place::Device, Place::Host], [0, 1, 2]);
+            [cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds](to, from, bytes): Shape::Copy([Place::Host, Place::Device], [0, 1, 2]);
+            [cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2_ptsz](to, from, bytes, stream): Shape::Copy([Place::Host, Place::Device], [0, 1, 2]);
+            [cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds](to, from, bytes): Shape::Copy([Place::Device; 2], [0, 1, 2]);
+            [cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz](to, from, bytes, stream): Shape::Copy([Place::Device; 2], [0, 1, 2]);
+            [cuMemcpyDtoA_v2, cuMemcpyDtoA_v2_ptds](array, offset, from, bytes): Shape::Copy([Place::Array, Place::Device], [0, 2, 3]);
+            [cuMemcpyAtoD_v2, cuMemcpyAtoD_v2_ptds](to, array, offset, bytes): Shape::Copy([Place::Device, Place::Array], [0, 1, 3]);
             [cuMemcpy2D_v2, cuMemcpy2D_v2_ptds, cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds](copy): Shape::Copy2D;
             [cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz](copy, stream): Shape::Copy2D;
             [cuMemcpy3D_v2, cuMemcpy3D_v2_ptds, cuMemcpy3DPeer, cuMemcpy3DPeer_ptds](copy): Shape::Copy3D;

@@ -1,7 +1,7 @@
-//! Executes or skips copies, launches and nodes of graphs.
+//! Executes or skips launches and nodes of graphs, and gives the content of dry memory.
 
 use std::{
-    ffi::{CStr, c_char, c_void},
+    ffi::{CStr, c_char},
     ops::Range,
     ptr,
     sync::{Mutex, PoisonError},
@@ -12,10 +12,11 @@ use cudarc::driver::sys;
 use once_cell::sync::OnceCell;
 
 use super::{
-    mode::{LARGEST_REAL, MODE, Mode},
+    copies::{self, Rows},
+    mode::{MODE, Mode},
     state::{
         CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, Real, SUCCESS, get, has_any_dry, inside, is_dry,
-        is_on_card, is_out_of_reach, memory, watch,
+        is_on_card, is_out_of_reach, memory,
     },
     unused::unused,
 };
@@ -49,33 +50,19 @@ fn is_collective(function: u64) -> bool {
     name_of(function).is_some_and(|name| name.starts_with("nccl"))
 }
 
-/// Returns whether the driver says that this is memory of the host, or knows nothing of it.
-fn is_on_host(address: u64) -> bool {
-    const CU_MEMORYTYPE_DEVICE: u32 = 2;
-    let mut kind = 0_u32;
-    let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
-    // SAFETY: the out-parameter is live and as wide as the attribute.
-    let asked = inside(|| unsafe { sys::cuPointerGetAttribute((&raw mut kind).cast::<c_void>(), attribute, address) });
-    asked.result().is_err() || kind != CU_MEMORYTYPE_DEVICE
-}
-
 /// Writes the content of dry memory for the host.
 ///
 /// # Safety
-/// So many bytes can be written there.
+/// `to` must be valid for writes of `bytes` bytes.
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
-pub(super) unsafe fn fill(to: u64, bytes: u64) -> u32 {
-    if to == 0 {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
+pub(super) unsafe fn fill(to: u64, bytes: u64) {
     let fill = match MODE.get() {
         Some(Mode::Dry { fill, .. }) => *fill,
         _ => 0,
     };
-    // SAFETY: the program asks for a copy of this number of bytes to that place.
+    // SAFETY: required by this function's contract.
     unsafe { ptr::write_bytes(to as *mut u8, fill, bytes as usize) };
     note_reading(bytes);
-    SUCCESS
 }
 
 /// The readings of a program from dry memory while it allocates nothing.
@@ -120,134 +107,6 @@ fn note_reading(bytes: u64) {
             Bytes::new(bytes)
         ));
     }
-}
-
-/// If bytes that the program copies to real memory contain dry addresses, kernels must not use that memory.
-///
-/// # Safety
-/// So many bytes can be read there.
-#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
-pub(super) unsafe fn note_pointers(to: u64, from: u64, bytes: u64) {
-    if bytes > LARGEST_REAL || !has_any_dry() || from == 0 {
-        return;
-    }
-    // SAFETY: the driver is about to read the same bytes.
-    let mut words = (0..bytes / 8).map(|at| unsafe { (from as *const u64).add(at as usize).read_unaligned() });
-    if words.any(is_dry) {
-        let mut memory = memory();
-        memory.holds_pointers(to);
-        drop(memory);
-        watch(to, bytes);
-    }
-}
-
-/// A copy of rows, with the addresses on the host and on the device of each side.
-pub(super) struct Planes {
-    from: [u64; 2],
-    to: [u64; 2],
-    /// The address on the host at which the first byte is written. `pitch` and `plane` are the distances of rows and planes
-    /// there.
-    first: u64,
-    pitch: u64,
-    plane: u64,
-    width: u64,
-    height: u64,
-    depth: u64,
-}
-
-impl Planes {
-    /// # Safety
-    /// It is the address of a `CUDA_MEMCPY2D`.
-    pub(super) unsafe fn of_2d(at: u64) -> Self {
-        // SAFETY: the struct has 16 words.
-        let word = |index: u64| unsafe { get(at + index * 8) };
-        let (pitch, height) = (word(13), word(15));
-        let to = Self::place(word(9), [word(11), word(12)]);
-        let first = to[0].wrapping_add(word(8).wrapping_mul(pitch)).wrapping_add(word(7));
-        let from = Self::place(word(2), [word(3), word(4)]);
-        Self { from, to, first, pitch, plane: 0, width: word(14), height, depth: 1 }
-    }
-
-    /// # Safety
-    /// It is the address of a `CUDA_MEMCPY3D` or of a `CUDA_MEMCPY3D_PEER`.
-    pub(super) unsafe fn of_3d(at: u64) -> Self {
-        // SAFETY: both structs have 25 words.
-        let word = |index: u64| unsafe { get(at + index * 8) };
-        let (pitch, plane) = (word(20), word(20).wrapping_mul(word(21)));
-        let to = Self::place(word(15), [word(16), word(17)]);
-        let before = word(13).wrapping_mul(plane).wrapping_add(word(12).wrapping_mul(pitch)).wrapping_add(word(11));
-        let from = Self::place(word(4), [word(5), word(6)]);
-        Self {
-            from,
-            to,
-            first: to[0].wrapping_add(before),
-            pitch,
-            plane,
-            width: word(22),
-            height: word(23),
-            depth: word(24),
-        }
-    }
-
-    /// Returns the addresses on the host and on the device; 0 if this side is not there. The sort is a `CUmemorytype`.
-    #[allow(clippy::cast_possible_truncation, reason = "an int is half a word")]
-    fn place(sort: u64, [host, device]: [u64; 2]) -> [u64; 2] {
-        match sort as u32 {
-            1 => [host, 0],
-            2 => [0, device],
-            // The address may be on either side.
-            4 if is_dry(device) || !is_on_host(device) => [0, device],
-            4 => [device, 0],
-            _ => [0, 0],
-        }
-    }
-
-    pub(super) fn has_dry(&self) -> bool {
-        is_dry(self.from[1]) || is_dry(self.to[1])
-    }
-}
-
-/// # Safety
-/// It is a copy that the program asks for.
-pub(super) unsafe fn copy_planes(planes: &Planes, real: Real<'_>) -> u32 {
-    if !planes.has_dry() {
-        return real();
-    }
-    if planes.to[0] != 0 {
-        for row in (0..planes.depth).flat_map(|z| (0..planes.height).map(move |y| (y, z))) {
-            let (y, z) = row;
-            // SAFETY: the program asks for a copy to these rows.
-            _ = unsafe { fill(planes.first + z * planes.plane + y * planes.pitch, planes.width) };
-        }
-    }
-    SUCCESS
-}
-
-/// # Safety
-/// `words` are the arguments of `cuMemcpyBatchAsync`.
-#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
-pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
-    // SAFETY: the first three are lists of this number of words.
-    let copies: Vec<[u64; 3]> =
-        (0..words[3]).map(|at| [0, 1, 2].map(|list: usize| unsafe { get(words[list] + at * 8) })).collect();
-    if !copies.iter().any(|[to, from, _]| is_dry(*to) || is_dry(*from)) {
-        return real();
-    }
-    let stream = words[words.len() - 1];
-    for [to, from, bytes] in copies {
-        // SAFETY: the program asks for this copy, on this stream.
-        let code = unsafe {
-            match (is_dry(to), is_dry(from)) {
-                (false, true) if is_on_host(to) => fill(to, bytes),
-                (true, _) | (false, true) => SUCCESS,
-                (false, false) => inside(|| sys::cuMemcpyAsync(to, from, bytes as usize, stream as *mut _)) as u32,
-            }
-        };
-        if code != SUCCESS {
-            return code;
-        }
-    }
-    SUCCESS
 }
 
 /// Returns whether a launch is a collective, or a parameter of it contains an address that no kernel may use. If the driver does not say
@@ -370,42 +229,18 @@ pub(super) unsafe fn empty_node(words: &[u64]) -> u32 {
         as u32
 }
 
-/// Copies to the host from a dry address.
+/// Returns the result of the call for a node that is not executed. `None` if the driver gets the node.
 ///
 /// # Safety
-/// `words` are where bytes are copied to and from, and how many these are.
-pub(super) unsafe fn copy_to_host(words: &[u64]) -> u32 {
-    let end = memory().block_at(words[1]).map(|(start, block)| start + block.bytes);
-    if end.is_some_and(|end| words[1].saturating_add(words[2]) > end) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    // SAFETY: the program asks for a copy to that place.
-    unsafe { fill(words[0], words[2]) }
-}
-
-/// # Safety
-/// `words` are where bytes are copied to and from, and how many these are. Each address may be of the host.
-pub(super) unsafe fn copy(words: &[u64], real: Real<'_>) -> u32 {
-    if is_dry(words[0]) {
-        return SUCCESS;
-    }
-    if !is_dry(words[1]) {
-        return real();
-    }
-    // SAFETY: the program asks for a copy to that place.
-    if is_on_host(words[0]) { unsafe { fill(words[0], words[2]) } } else { SUCCESS }
-}
-
-/// # Safety
 /// It is the address of a `CUgraphNodeParams`.
-pub(super) unsafe fn node_has_dry(at: u64) -> bool {
+pub(super) unsafe fn skipped_node(at: u64) -> Option<u32> {
     // SAFETY: the struct begins with the sort of the node, and its parameters begin at the 16th byte.
     unsafe {
         match (at as *const u32).read() {
-            0 => kernel_uses_dry_memory(at + 16),
-            1 => Planes::of_3d(at + 32).has_dry(),
-            2 => is_dry(get(at + 16)),
-            _ => false,
+            0 => kernel_uses_dry_memory(at + 16).then_some(SUCCESS),
+            1 => copies::skipped_node(Rows::of_3d(at + 32).as_ref()),
+            2 => is_dry(get(at + 16)).then_some(SUCCESS),
+            _ => None,
         }
     }
 }
@@ -421,7 +256,10 @@ pub(super) unsafe fn node(words: &[u64], parameters: usize, real: Real<'_>) -> u
             return CUDA_ERROR_NOT_SUPPORTED;
         }
         let without_edges = [words[0], words[1], words[2], words[parameters - 1]];
-        if node_has_dry(at) { empty_node(&without_edges) } else { real() }
+        match skipped_node(at) {
+            Some(SUCCESS) => empty_node(&without_edges),
+            skipped => skipped.unwrap_or_else(real),
+        }
     }
 }
 

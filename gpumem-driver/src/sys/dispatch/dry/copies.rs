@@ -1,0 +1,286 @@
+//! Executes or skips copies. A copy of dry memory to the host gives one byte, repeated.
+//!
+//! A skipped copy returns the error that the driver would return: the program may have mixed up addresses, and gpumem must not touch memory
+//! that the driver would not touch.
+
+use std::{
+    io::{self, ErrorKind},
+    mem::MaybeUninit,
+};
+
+use cudarc::driver::sys;
+
+use super::{
+    memory::Backing,
+    mode::LARGEST_REAL,
+    state::{CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, memory, watch},
+    table::Place,
+    work::fill,
+};
+
+/// Addresses on one side of a copy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Range {
+    place: Place,
+    address: u64,
+    bytes: u64,
+}
+
+impl Range {
+    pub(super) fn new(place: Place, address: u64, bytes: u64) -> Self {
+        Self { place, address, bytes }
+    }
+
+    /// Returns whether the copy must not be executed because of this side.
+    fn is_skipped(&self) -> bool {
+        matches!(self.place, Place::Device | Place::Either) && is_dry(self.address)
+    }
+
+    /// Returns whether the program names memory of the host here.
+    fn is_on_host(&self) -> bool {
+        match self.place {
+            Place::Host => true,
+            Place::Either => !is_dry(self.address) && attribute(self.address, KIND) != Some(CU_MEMORYTYPE_DEVICE),
+            Place::Device | Place::Array => false,
+        }
+    }
+
+    /// Returns whether the driver would use all of these addresses.
+    fn is_valid(&self) -> bool {
+        let Self { place, address, bytes } = *self;
+        if bytes == 0 || place == Place::Array {
+            return true;
+        }
+        let around = memory().around(address, bytes);
+        let is_known = || attribute(address, KIND).is_some();
+        match (around, place) {
+            // The host may use managed memory, and no other memory of a card.
+            (Some((backing, is_inside)), Place::Host) => is_inside && backing == Backing::Managed,
+            (Some((_, is_inside)), _) => is_inside,
+            (None, Place::Device) => is_known(),
+            (None, Place::Host) => {
+                let is_device = attribute(address, KIND) == Some(CU_MEMORYTYPE_DEVICE);
+                (!is_device || attribute(address, IS_MANAGED) == Some(1)) && self.is_mapped()
+            }
+            (None, _) => is_known() || self.is_mapped(),
+        }
+    }
+
+    /// Returns whether the process has memory or reserved addresses at both ends. It has none at the address of a freed dry block.
+    fn is_mapped(&self) -> bool {
+        // SAFETY: the call has no memory arguments.
+        let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+        let is_mapped = |address: u64| {
+            let mut resident = MaybeUninit::<u8>::uninit();
+            // SAFETY: the call reads no memory at the address, and writes one byte for one page.
+            let code = unsafe { libc::mincore((address - address % page) as *mut _, 1, resident.as_mut_ptr()) };
+            // A sandbox may not allow the call.
+            code == 0 || io::Error::last_os_error().kind() != ErrorKind::OutOfMemory
+        };
+        let last = self.address.checked_add(self.bytes.saturating_sub(1));
+        last.is_some_and(|last| is_mapped(self.address) && is_mapped(last))
+    }
+}
+
+const KIND: sys::CUpointer_attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+const IS_MANAGED: sys::CUpointer_attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED;
+const CU_MEMORYTYPE_DEVICE: u32 = 2;
+
+/// Returns an attribute of an address, which is an int or a boolean. `None` if the driver does not know the address.
+fn attribute(address: u64, attribute: sys::CUpointer_attribute) -> Option<u32> {
+    let mut value = 0_u32;
+    // SAFETY: the out-parameter is live, and at least as wide as these attributes.
+    let asked = inside(|| unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) });
+    asked.result().ok().map(|()| value)
+}
+
+/// Executes a copy that is not of rows, or does what is left of it.
+///
+/// # Safety
+/// The program asks for a copy from one range to the other, which `real` makes.
+pub(super) unsafe fn copy(to: Range, from: Range, real: Real<'_>) -> u32 {
+    let sides = [to, from];
+    let is_skipped = sides.iter().any(Range::is_skipped);
+    // The driver does not know dry addresses, and would take them for addresses of the host.
+    let is_wrong = |side: &Range| match side.place {
+        Place::Host if !is_skipped => side.bytes > 0 && (is_dry(side.address) || !side.is_mapped()) && !side.is_valid(),
+        _ => is_skipped && !side.is_valid(),
+    };
+    if sides.iter().any(is_wrong) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if !is_skipped {
+        let result = real();
+        if result == SUCCESS && from.place == Place::Host {
+            // SAFETY: the driver has just read these bytes.
+            unsafe { note_pointers(to.address, from) };
+        }
+        return result;
+    }
+    if to.bytes > 0 && to.is_on_host() {
+        // SAFETY: the program asks for a copy to this range, which is valid.
+        unsafe { fill(to.address, to.bytes) };
+    }
+    SUCCESS
+}
+
+/// If bytes that the program has copied to real memory contain dry addresses, kernels must not use that memory.
+///
+/// # Safety
+/// If the range is valid, its bytes can be read.
+#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
+unsafe fn note_pointers(to: u64, from: Range) {
+    if from.bytes > LARGEST_REAL || !has_any_dry() || !from.is_valid() {
+        return;
+    }
+    let Range { address, bytes, .. } = from;
+    // SAFETY: required by this function's contract.
+    let mut words = (0..bytes / 8).map(|at| unsafe { (address as *const u64).add(at as usize).read_unaligned() });
+    if words.any(is_dry) {
+        let mut memory = memory();
+        memory.holds_pointers(to);
+        drop(memory);
+        watch(to, bytes);
+    }
+}
+
+/// # Safety
+/// `words` are the arguments of `cuMemcpyBatchAsync`.
+#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
+pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
+    // SAFETY: the first three are lists of this number of words.
+    let copies: Vec<[u64; 3]> =
+        (0..words[3]).map(|at| [0, 1, 2].map(|list: usize| unsafe { get(words[list] + at * 8) })).collect();
+    if !copies.iter().any(|[to, from, _]| is_dry(*to) || is_dry(*from)) {
+        return real();
+    }
+    let stream = words[words.len() - 1];
+    for [to, from, bytes] in copies {
+        let [to, from] = [to, from].map(|address| Range::new(Place::Either, address, bytes));
+        // SAFETY: the program asks for this copy, on this stream.
+        let code = unsafe {
+            copy(to, from, &|| {
+                inside(|| sys::cuMemcpyAsync(to.address, from.address, bytes as usize, stream as *mut _)) as u32
+            })
+        };
+        if code != SUCCESS {
+            return code;
+        }
+    }
+    SUCCESS
+}
+
+/// One side of a copy of rows.
+struct Side {
+    place: Place,
+    address: u64,
+    /// The number of bytes, rows and planes before the first one.
+    before: [u64; 3],
+    /// The distance of two rows in bytes, and that of two planes in rows.
+    pitch: u64,
+    plane: u64,
+}
+
+/// A copy of rows.
+pub(super) struct Rows {
+    to: Side,
+    from: Side,
+    /// The number of bytes in a row, of rows in a plane, and of planes.
+    size: [u64; 3],
+}
+
+impl Side {
+    /// Makes a side of the words of a struct. The sort is a `CUmemorytype`. `None` if there is no such sort.
+    #[allow(clippy::cast_possible_truncation, reason = "an int is half a word")]
+    fn new(sort: u64, [host, device]: [u64; 2], before: [u64; 3], [pitch, plane]: [u64; 2]) -> Option<Self> {
+        let (place, address) = match sort as u32 {
+            1 => (Place::Host, host),
+            2 => (Place::Device, device),
+            3 => (Place::Array, 0),
+            4 => (Place::Either, device),
+            _ => return None,
+        };
+        Some(Self { place, address, before, pitch, plane })
+    }
+
+    /// Returns the addresses of all rows. `None` if the rows of this side overlap, or reach beyond all addresses.
+    fn range(&self, [width, height, depth]: [u64; 3]) -> Option<Range> {
+        let Self { place, address, before: [x, y, z], pitch, plane } = *self;
+        // 0 stands for rows that follow each other.
+        let is_wide = pitch == 0 || x.checked_add(width)? <= pitch;
+        let is_high = plane == 0 || depth < 2 || y.checked_add(height)? <= plane;
+        if place == Place::Array || [width, height, depth].contains(&0) {
+            return Some(Range::new(place, address, 0));
+        }
+        let of_plane = pitch.checked_mul(plane)?;
+        let offset = |x: u64, y: u64, z: u64| {
+            x.checked_add(y.checked_mul(pitch)?)?.checked_add(z.checked_mul(of_plane)?)
+        };
+        let first = address.checked_add(offset(x, y, z)?)?;
+        let bytes = offset(width, height - 1, depth - 1)?;
+        // The offset alone is no address.
+        (is_wide && is_high && address != 0).then_some(Range::new(place, first, bytes))
+    }
+}
+
+impl Rows {
+    /// # Safety
+    /// It is the address of a `CUDA_MEMCPY2D`.
+    pub(super) unsafe fn of_2d(at: u64) -> Option<Self> {
+        // SAFETY: the struct has 16 words.
+        let word = |index: u64| unsafe { get(at + index * 8) };
+        let from = Side::new(word(2), [word(3), word(4)], [word(0), word(1), 0], [word(6), 0])?;
+        let to = Side::new(word(9), [word(10), word(11)], [word(7), word(8), 0], [word(13), 0])?;
+        Some(Self { to, from, size: [word(14), word(15), 1] })
+    }
+
+    /// # Safety
+    /// It is the address of a `CUDA_MEMCPY3D` or of a `CUDA_MEMCPY3D_PEER`.
+    pub(super) unsafe fn of_3d(at: u64) -> Option<Self> {
+        // SAFETY: both structs have 25 words.
+        let word = |index: u64| unsafe { get(at + index * 8) };
+        let from = Side::new(word(4), [word(5), word(6)], [word(0), word(1), word(2)], [word(9), word(10)])?;
+        let to = Side::new(word(15), [word(16), word(17)], [word(11), word(12), word(13)], [word(20), word(21)])?;
+        Some(Self { to, from, size: [word(22), word(23), word(24)] })
+    }
+
+    /// Returns the result of a copy that is not executed, and where its bytes go. `None` if it is executed.
+    fn skipped(&self) -> Option<Result<Range, u32>> {
+        // Only the driver knows whether a wrong copy of real memory is an error.
+        let is_dry = |side: &Side| side.place != Place::Array && is_dry(side.address);
+        if !is_dry(&self.to) && !is_dry(&self.from) {
+            return None;
+        }
+        let [Some(to), Some(from)] = [&self.to, &self.from].map(|side| side.range(self.size)) else {
+            return Some(Err(CUDA_ERROR_INVALID_VALUE));
+        };
+        if !to.is_valid() || !from.is_valid() {
+            return Some(Err(CUDA_ERROR_INVALID_VALUE));
+        }
+        [to, from].iter().any(Range::is_skipped).then_some(Ok(to))
+    }
+}
+
+/// # Safety
+/// It is a copy that the program asks for.
+pub(super) unsafe fn copy_rows(rows: Option<&Rows>, real: Real<'_>) -> u32 {
+    let Some((rows, skipped)) = rows.and_then(|rows| Some((rows, rows.skipped()?))) else { return real() };
+    match skipped {
+        Err(code) => return code,
+        Ok(to) if to.bytes > 0 && to.is_on_host() => {
+            let [width, height, depth] = rows.size;
+            let Side { pitch, plane, .. } = rows.to;
+            for (z, y) in (0..depth).flat_map(|z| (0..height).map(move |y| (z, y))) {
+                // SAFETY: the program asks for a copy to these rows, and their range is valid.
+                unsafe { fill(to.address + (z * plane + y) * pitch, width) };
+            }
+        }
+        Ok(_) => {}
+    }
+    SUCCESS
+}
+
+/// Returns the result of the call for a node that copies rows and is not executed. `None` if the driver gets the node.
+pub(super) fn skipped_node(rows: Option<&Rows>) -> Option<u32> {
+    Some(rows?.skipped()?.map_or_else(|code| code, |_| SUCCESS))
+}
