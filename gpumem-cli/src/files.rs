@@ -1,27 +1,29 @@
 //! Files that other processes may replace at any time, and the folders and patterns that stand for several.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io,
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     slice::from_ref,
 };
 
 use glob::MatchOptions;
-use gpumem_core::recording::{self, new_path, old_path};
+pub(crate) use gpumem_core::regular_file::open;
+use gpumem_core::{
+    recording::{self, new_path, old_path},
+    regular_file,
+};
 
 use crate::failure::Failure;
 
-/// Opens a regular file. It does not wait for a pipe that somebody has put in its place.
-pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    let file = options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no regular file")) }
-}
-
-/// Opens a regular file for reading, like [`open`].
+/// Opens a regular file for reading, like [`open`]. A file of the kernel has no size, and reading it may wait for ever, such as
+/// `/proc/kmsg`. An empty file of another kind has nothing to read either.
 pub(crate) fn open_to_read(path: &Path) -> io::Result<File> {
-    open(path, File::options().read(true))
+    let file = regular_file::open_to_read(path)?;
+    if file.metadata()?.len() == 0 {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, EMPTY));
+    }
+    Ok(file)
 }
 
 /// Returns whether a file begins as recordings do.
@@ -158,7 +160,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipe");
         assert!(process::Command::new("mkfifo").arg(&path).status().unwrap().success());
-        assert_eq!(open_to_read(&path).unwrap_err().to_string(), "it is no regular file");
+        assert_eq!(open_to_read(&path).unwrap_err().to_string(), "it is not a regular file");
         assert!(open(&path, File::options().append(true)).is_err());
     }
 

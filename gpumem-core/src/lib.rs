@@ -15,4 +15,5 @@ pub mod ledger;
 pub mod model;
 #[cfg(feature = "capture")]
 pub mod recording;
+pub mod regular_file;
 pub mod report;

@@ -3,7 +3,8 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fmt, fs, io,
+    fmt, fs,
+    io::{self, Read},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -16,12 +17,16 @@ use serde::{
 use crate::{
     error::{Error, Kind, Result},
     model::Bytes,
+    regular_file,
     settings::size,
     sys::lock_file::LockFile,
 };
 
 /// Writing takes milliseconds. Only a process that hangs has the lock for this time.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The longest file that is read. It has a line of some 100 bytes for each peak.
+const LONGEST: u64 = 16 << 20;
 
 /// The contents of the file. They are sorted, so that a changed peak is one changed line.
 #[derive(Default, Deserialize, Serialize)]
@@ -95,11 +100,16 @@ impl Baseline {
     /// # Errors
     /// Returns an error if the file cannot be read, or is not a baseline.
     pub fn read(path: &Path) -> Result<Option<Self>> {
-        // A device file may have no end.
-        if path.exists() && !path.is_file() {
-            return Err(baseline_error(path, "it is not a file; name one".to_owned()));
-        }
-        match fs::read(path) {
+        let read = || {
+            let mut text = Vec::new();
+            // The file may be one of the kernel, whose size is 0 and which may have no end.
+            regular_file::open_to_read(path)?.take(LONGEST + 1).read_to_end(&mut text)?;
+            if text.len() as u64 > LONGEST {
+                return Err(io::Error::other(format!("it has more than {}", Bytes::new(LONGEST))));
+            }
+            Ok(text)
+        };
+        match read() {
             Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {
                 let detail = format!("it is not a baseline file ({error}); repair or remove it, and write it again");
                 baseline_error(path, detail).because(error)

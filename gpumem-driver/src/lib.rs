@@ -18,6 +18,8 @@ mod sys;
 
 #[cfg(any(feature = "sim", feature = "cuda"))]
 pub(crate) use gpumem_core::device_model;
+#[cfg(feature = "baseline")]
+pub(crate) use gpumem_core::regular_file;
 pub(crate) use gpumem_core::{error, export, inbox, model};
 
 #[cfg(all(feature = "cuda", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]

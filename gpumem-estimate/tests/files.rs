@@ -179,7 +179,7 @@ fn what_is_no_regular_file_and_what_is_too_long_is_refused() {
         for name in names {
             let link = folder.0.path().join(name);
             std::os::unix::fs::symlink(to, &link).unwrap();
-            assert!(error(&link).ends_with(": it is no regular file"), "{name}: {}", error(&link));
+            assert!(error(&link).ends_with(": it is not a regular file"), "{name}: {}", error(&link));
             fs::remove_file(link).unwrap();
         }
     }
@@ -188,9 +188,9 @@ fn what_is_no_regular_file_and_what_is_too_long_is_refused() {
     std::os::unix::fs::symlink(&pipe, folder.0.path().join("2.safetensors")).unwrap();
     let map = r#"{"weight_map":{"model.a.weight":"1.safetensors","model.b.weight":"2.safetensors"}}"#;
     let index = folder.write("model.safetensors.index.json", map.as_bytes());
-    assert!(error(&index).ends_with("2.safetensors: it is no regular file"));
+    assert!(error(&index).ends_with("2.safetensors: it is not a regular file"));
     let step = |path: &std::path::Path| Step::read(path).unwrap_err().to_string();
-    assert_eq!(step(std::path::Path::new("/dev/zero")), "/dev/zero: it is no regular file");
+    assert_eq!(step(std::path::Path::new("/dev/zero")), "/dev/zero: it is not a regular file");
     // The file is longer than any configuration, model or step.
     for (name, length) in
         [("long.json", 4_000_001), ("long.toml", 4_000_001), ("long.safetensors.index.json", 40_000_001)]

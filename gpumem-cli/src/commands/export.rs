@@ -3,8 +3,10 @@
 use std::{
     env,
     fmt::Display,
-    fs,
+    fs::{self, File},
+    io::{self, Read},
     net::{SocketAddr, ToSocketAddrs},
+    os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
 };
 
@@ -14,6 +16,7 @@ use crate::{
     exit::Exit,
     export::{self, Options},
     failure::Failure,
+    files,
 };
 
 const EXAMPLES: &str = "\
@@ -36,6 +39,10 @@ pub(crate) struct ExportArguments {
     /// A file with the token that scrapers have to send: `Authorization: Bearer TOKEN`.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// A name by which scrapers reach this machine, such as `gpu.monitoring.svc`. It may be given several times. Requests to other names get
+    /// no metrics, unless they use an address, `localhost`, the name of this machine or that of --listen.
+    #[arg(long = "host", value_name = "NAME", conflicts_with = "unix")]
+    hosts: Vec<String>,
     /// The number of places, scopes, libraries and pools of a process on a GPU that are named. The sum of the others is
     /// `other`.
     #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=100))]
@@ -47,11 +54,11 @@ pub(crate) struct ExportArguments {
 }
 
 pub(super) fn execute(arguments: ExportArguments) -> Result<Exit, Failure> {
-    let ExportArguments { listen, unix, token_file, places, otlp } = arguments;
+    let ExportArguments { listen, unix, token_file, hosts, places, otlp } = arguments;
     let token = token_file.as_deref().map(token).transpose()?;
     let addresses = if unix.is_some() { Vec::new() } else { addresses(&listen, token.is_some())? };
     let otlp = otlp.or_else(|| env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok().filter(|url| !url.is_empty()));
-    match export::serve(Options { listen: (listen, addresses), unix, token, places: usize::from(places), otlp })? {}
+    match export::serve(Options { listen: (listen, addresses), unix, token, hosts, places: usize::from(places), otlp })? {}
 }
 
 /// Resolves an address, or the name of a host.
@@ -73,7 +80,18 @@ fn token(file: &Path) -> Result<String, Failure> {
         let next = "give a file with a token, such as one of `openssl rand -hex 32`";
         Failure::new(format!("`{}` cannot be used", file.display()), why, next)
     };
-    let text = fs::read_to_string(file).map_err(|error| failed(error.to_string()))?;
+    let read = || {
+        // The token may come through a pipe, such as one of `<(…)`.
+        let is_special = fs::metadata(file)?.file_type().is_fifo();
+        let from = if is_special { File::open(file)? } else { files::open_to_read(file)? };
+        let mut text = String::new();
+        from.take(LONGEST_TOKEN + 1).read_to_string(&mut text)?;
+        if text.len() as u64 > LONGEST_TOKEN {
+            return Err(io::Error::other(format!("it has more than {LONGEST_TOKEN} bytes")));
+        }
+        Ok(text)
+    };
+    let text = read().map_err(|error: io::Error| failed(error.to_string()))?;
     let token = text.trim();
     if token.len() < LEAST_TOKEN || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(failed(format!("it is no line of at least {LEAST_TOKEN} characters")));
@@ -83,3 +101,5 @@ fn token(file: &Path) -> Result<String, Failure> {
 
 /// A shorter token can be guessed.
 const LEAST_TOKEN: usize = 16;
+/// A file with a token is not longer than this.
+const LONGEST_TOKEN: u64 = 1 << 12;

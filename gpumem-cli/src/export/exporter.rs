@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     mem,
     ops::Range,
     path::{Path, PathBuf},
@@ -15,7 +15,7 @@ use gpumem_core::{
     export::{shortened, shortened_command},
     ledger::{GroupUsage, KnownPool},
     model::{Device, MemKind, PoolId},
-    recording::Follower,
+    recording::{Follower, Totals},
 };
 use gpumem_driver::source::machine::accounted_peaks;
 use gpumem_metrics::schema::{OTHER, largest};
@@ -23,13 +23,13 @@ use gpumem_metrics::schema::{OTHER, largest};
 use super::{
     cgroup::container,
     sample::{
-        DeviceSample, GpuId, GpuSample, Hidden, LiveSample, PoolSample, ProcessId, RecordingSample, Sample, UsageSample,
+        Counts, DeviceSample, GpuId, GpuSample, Hidden, LiveSample, PoolSample, ProcessId, RecordingSample, Sample, UsageSample,
     },
     windows::Windows,
 };
 use crate::{
     failure::Failure,
-    history::Origin,
+    history::{Origin, pay},
     machine::{self, Found, Known, Machine, Process, Recorded, Recording, Usage},
     run::control::is_stopped,
     terminal,
@@ -51,8 +51,10 @@ const LEAST_BYTES: u64 = 1 << 20;
 const MOST_GROUPS: usize = 1_000;
 /// The room between more blocks than this takes too long to find.
 const MOST_BLOCKS: u64 = 100_000;
-/// A group whose names are longer than this gets none.
-const LONGEST_NAMES: u64 = 1 << 12;
+/// Finding names reads at most this many bytes of stacks and scopes of all recordings, and at least the second number of each: those of the
+/// largest groups come first. A stack of a debug build has some 30 KB.
+const MOST_TEXT: u64 = 1 << 29;
+const LEAST_TEXT: u64 = 1 << 22;
 /// The largest number of columns of the value of a label.
 const WIDEST: usize = 128;
 /// The largest number of columns of a command.
@@ -72,6 +74,9 @@ pub(super) struct Exporter {
     /// The processes, and the time at which each began.
     processes: HashMap<u32, (u64, ProcessId)>,
     followed: Vec<Followed>,
+    /// The events of recordings that are not followed any more, by their processes: a process may get another recording, and counts of a
+    /// process never fall.
+    counted: HashMap<ProcessId, Counts>,
     broken: Vec<Broken>,
     /// Those of [`Found::left`] that are or were followed.
     left: Vec<(u32, PathBuf)>,
@@ -90,9 +95,13 @@ struct Followed {
     began: Option<u64>,
     process: ProcessId,
     windows: Vec<(Device, Windows)>,
-    /// The moment at which its process was found to have ended.
+    /// The moment at which its process was found to have ended, or not to write it any more.
     ended: Option<Instant>,
-    /// The collectors to which it was handed since then, and those at which it has arrived.
+    /// True if its process has left nothing more.
+    has_all: bool,
+    /// True if the ring of its process can be seen here. That of a process in a container cannot.
+    sees_ring: bool,
+    /// The collectors to which it was handed when it was complete, and those at which it has arrived.
     handed: Vec<u32>,
     arrived: Vec<u32>,
     /// True if lines at addresses are looked up. This is done only in files that a process of the same user names.
@@ -129,6 +138,7 @@ impl Exporter {
             known: Known::default(),
             processes: HashMap::new(),
             followed: Vec::new(),
+            counted: HashMap::new(),
             broken: Vec::new(),
             left: Vec::new(),
             not_followed: 0,
@@ -153,7 +163,7 @@ impl Exporter {
                 continue;
             }
             let (pid, file) = &of;
-            if !self.followed.iter().any(|followed| *followed.live.path() == **file) {
+            if !self.followed.iter().any(|followed| followed.is_of(*pid, file)) {
                 if self.followed.len() == MOST_RECORDINGS {
                     continue;
                 }
@@ -167,37 +177,39 @@ impl Exporter {
 
     fn follow_all(&mut self, recorded: &[Recorded]) {
         let wanted = recorded.iter().flat_map(|of| of.files.iter().take(MOST_OF_PROCESS).map(|file| (of.pid, file)));
-        let wanted: Vec<(u32, &PathBuf)> = wanted.collect();
-        let is_wanted = |of: &Followed| wanted.iter().any(|(pid, file)| *pid == of.pid && **file == *of.live.path());
-        // A later program has taken the file over.
-        let is_taken = |of: &Followed| wanted.iter().any(|(pid, file)| **file == *of.live.path() && *pid != of.pid);
-        self.followed.retain(|of| !is_taken(of));
+        let mut wanted: Vec<(u32, PathBuf)> = wanted.map(|(pid, file)| (pid, self.known_path(pid, file))).collect();
+        let mut paths = HashSet::new();
+        wanted.retain(|(_, file)| paths.insert(file.clone()));
         let now = Instant::now();
         for of in &mut self.followed {
-            if !is_wanted(of) {
+            if of.live.is_past() || !wanted.iter().any(|(pid, file)| of.is_of(*pid, file)) {
                 of.ended.get_or_insert(now);
             } else if of.ended.take().is_some() {
-                (of.handed, of.arrived) = Default::default();
+                (of.has_all, of.handed, of.arrived) = Default::default();
             }
         }
         self.not_followed = 0;
         for (pid, file) in &wanted {
-            if self.followed.iter().any(|of| *of.live.path() == **file) {
+            if self.followed.iter().any(|of| of.is_of(*pid, file) && !of.live.is_past()) {
                 continue;
             }
             if self.followed.len() == MOST_RECORDINGS {
                 self.not_followed += 1;
                 continue;
             }
+            // The process may have become another program, which has another command.
+            self.processes.remove(pid);
             let process = self.process(*pid);
-            self.followed.push(Followed::new((*file).clone(), *pid, process));
+            self.followed.push(Followed::new(file.clone(), *pid, process));
         }
         let collectors: Vec<u32> = self.collectors.iter().map(|(_, number)| *number).collect();
         let is_over = |of: &Followed| {
             let has_arrived = !collectors.is_empty() && collectors.iter().all(|number| of.arrived.contains(number));
-            of.ended.is_some_and(|ended| has_arrived || now - ended > KEPT_AFTER_END)
+            of.ended.is_some_and(|ended| of.is_complete() && has_arrived || now - ended > KEPT_AFTER_END)
         };
-        self.followed.retain(|of| !is_over(of));
+        for over in self.followed.extract_if(.., |of| is_over(of)) {
+            self.counted.entry(over.process.clone()).or_default().add(over.counts());
+        }
         let most = (MOST_BYTES / self.followed.len().max(1) as u64).max(LEAST_BYTES);
         for of in &mut self.followed {
             if of.ended.is_none_or(|ended| now - ended <= READ_AFTER_END) {
@@ -210,6 +222,19 @@ impl Exporter {
         let recorded: Vec<u32> = wanted.iter().map(|(pid, _)| *pid).collect();
         self.find_broken(&recorded);
         self.processes.retain(|pid, (began, _)| machine::began(*pid) == Some(*began));
+        let (followed, processes) = (&self.followed, &self.processes);
+        let is_known = |process: &ProcessId| {
+            followed.iter().any(|of| of.process == *process) || processes.values().any(|(_, known)| known == process)
+        };
+        self.counted.retain(|process, _| is_known(process));
+    }
+
+    /// Returns the path under which a recording is known here. The system appends a text to that of a removed file, which can still be read
+    /// if it was opened before.
+    fn known_path(&self, pid: u32, file: &Path) -> PathBuf {
+        let removed = file.to_str().and_then(|path| path.strip_suffix(" (deleted)")).map(Path::new);
+        let known = removed.filter(|path| self.followed.iter().any(|of| of.is_of(pid, path)));
+        known.unwrap_or(file).to_owned()
     }
 
     /// Finds the recordings that broke off. `recorded` are the processes that are recorded.
@@ -288,18 +313,23 @@ impl Exporter {
         });
         let mut usages: Vec<_> = usages.collect();
         add_accounts(&machine, &mut usages);
-        let places = self.places;
+        let names = (self.places, (MOST_TEXT / self.followed.len().max(1) as u64).max(LEAST_TEXT));
+        let mut counted = self.counted.clone();
+        for of in &self.followed {
+            counted.entry(of.process.clone()).or_default().add(of.counts());
+        }
         let mut recordings = Vec::new();
         for of in &mut self.followed {
             if of.ended.is_some() && of.arrived.contains(&collector.0) {
                 continue;
             }
             if of.is_seen() {
-                recordings.push(of.sample(collector, &gpus, places));
+                let counts = counted[&of.process];
+                recordings.push(RecordingSample { counts, ..of.sample(collector, &gpus, names) });
             } else {
                 hidden.recordings += usize::from(!self.broken.iter().any(|broken| broken.is(of)));
                 // The recording is not read any more, so this collector gets its last figures.
-                if of.ended.is_some_and(|ended| ended.elapsed() > READ_AFTER_END) {
+                if of.is_complete() {
                     of.handed.push(collector.0);
                 }
             }
@@ -357,20 +387,31 @@ impl Exporter {
 }
 
 impl Followed {
+    fn is_of(&self, pid: u32, file: &Path) -> bool {
+        self.pid == pid && self.live.path() == file
+    }
+
     fn new(file: PathBuf, pid: u32, process: ProcessId) -> Self {
         let own = rustix::process::geteuid().as_raw();
         Self {
-            live: Live::new(file),
+            live: Live::of_recording(file),
             pid,
             began: machine::began(pid),
             process,
             windows: Vec::new(),
             ended: None,
+            has_all: false,
+            sees_ring: machine::shares_memory(pid),
             handed: Vec::new(),
             arrived: Vec::new(),
             looks_up: machine::uid(pid) == Some(own),
             is_said: false,
         }
+    }
+
+    /// Returns whether nothing more comes: its process does not write it, and what the process left was read.
+    fn is_complete(&self) -> bool {
+        self.ended.is_some_and(|ended| self.has_all || ended.elapsed() > READ_AFTER_END)
     }
 
     /// True if its process runs, and nothing new could be read for too long.
@@ -394,7 +435,17 @@ impl Followed {
     }
 
     fn read(&mut self, most: u64) {
+        // The ring comes first: `gpumem run` adds it to the file, and then removes it.
+        let left = self.ended.map(|_| self.live.left_in_ring());
         self.live.read(most);
+        if let Some(left) = left.filter(|_| self.live.is_read()) {
+            match left {
+                Ok(Some(left)) if !self.live.is_finished() => self.live.read_ring(&left),
+                // Its process still fills it, or it cannot be read.
+                Err(_) => {}
+                Ok(_) => self.has_all = self.live.is_finished() || self.sees_ring,
+            }
+        }
         // A stopped process cannot write, and its figures are right.
         if self.live.newest.elapsed() > LONGEST_SILENCE / 2 && is_stopped(self.pid) {
             self.live.newest = Instant::now();
@@ -414,11 +465,17 @@ impl Followed {
         &mut self.windows[at].1
     }
 
-    fn sample(&mut self, Collector(collector): Collector, gpus: &[GpuSample], places: usize) -> RecordingSample {
+    fn sample(
+        &mut self,
+        Collector(collector): Collector,
+        gpus: &[GpuSample],
+        (places, most_text): (usize, u64),
+    ) -> RecordingSample {
         let is_running = self.ended.is_none();
-        if !is_running {
+        if self.is_complete() {
             self.handed.push(collector);
-        } else if self.looks_up {
+        }
+        if is_running && self.looks_up {
             self.live.look_up_lines();
         }
         let mut devices = self.live.follower().ledger().stats();
@@ -426,7 +483,7 @@ impl Followed {
         let peak_of = |device| totals.peaks.iter().find(|peak| peak.device == device).map(|peak| peak.bytes);
         devices.sort_by_key(|stats| Reverse(peak_of(stats.device)));
         devices.truncate(MOST_DEVICES);
-        let mut lives = if is_running { lives(self.live.follower(), places) } else { HashMap::new() };
+        let mut lives = if is_running { lives(self.live.follower(), places, most_text) } else { HashMap::new() };
         let has_only_peaks = self.live.follower().beginning().is_peaks;
         let devices = devices.into_iter().map(|stats| {
             let device = stats.device;
@@ -442,11 +499,14 @@ impl Followed {
         let devices = devices.collect();
         RecordingSample {
             process: self.process.clone(),
-            refused: totals.refused,
-            retried: totals.obtained,
-            lost: totals.lost + self.live.unread(),
+            counts: self.counts(),
             devices,
         }
+    }
+
+    fn counts(&self) -> Counts {
+        let Totals { refused, obtained, lost, .. } = self.live.totals();
+        Counts { refused, retried: obtained, lost: lost + self.live.unread() }
     }
 }
 
@@ -469,7 +529,7 @@ pub(super) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Returns the live memory of each device. Names cost time, so only the largest groups have them.
-fn lives(follower: &Follower, places: usize) -> HashMap<Device, LiveSample> {
+fn lives(follower: &Follower, places: usize, mut most_text: u64) -> HashMap<Device, LiveSample> {
     #[derive(Default)]
     struct Sums {
         kinds: [u64; MemKind::ALL.len()],
@@ -486,7 +546,7 @@ fn lives(follower: &Follower, places: usize) -> HashMap<Device, LiveSample> {
         let (sums, bytes) = (sums.entry(device).or_default(), bytes.get());
         sums.kinds[group.kind as usize] += bytes;
         let length = || paths.length_of(group.node) as u64 + definitions.length_of(group.stack);
-        let [library, scope, place] = if at < MOST_GROUPS && length() <= LONGEST_NAMES {
+        let [library, scope, place] = if at < MOST_GROUPS && pay(&mut most_text, length()) {
             let origin = Origin::of(&group, &paths, definitions);
             [origin.library_or_program(), origin.scope(), origin.place()].map(|name| shortened(&name, WIDEST))
         } else {
@@ -653,7 +713,7 @@ mod tests {
         let collector = exporter.collector(name);
         let places = exporter.places;
         let of = exporter.followed.iter_mut().find(|of| of.is_seen()).expect("it is read");
-        (of.sample(collector, &[], places), collector)
+        (of.sample(collector, &[], (places, MOST_TEXT)), collector)
     }
 
     #[test]

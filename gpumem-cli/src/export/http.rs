@@ -33,6 +33,7 @@ use tokio::{
 
 use super::{
     exporter::{Collector, Exporter, lock},
+    host::{Names, without_port},
     metrics::Points,
     prometheus,
 };
@@ -91,6 +92,8 @@ pub(super) struct Server {
     pub(super) exporter: Arc<Mutex<Exporter>>,
     /// The token that a scraper has to send.
     pub(super) token: Option<String>,
+    /// The names to which it answers. `None` on a Unix socket, which no web page can use.
+    pub(super) names: Option<Names>,
 }
 
 /// Serves until the process ends.
@@ -179,6 +182,12 @@ async fn answer(
     server: &Server,
     collected: &Mutex<Option<Collector>>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
+    if let Some(host) = server.names.as_ref().and_then(|names| names.foreign_host(&request)) {
+        // The text is what the request has, of any length.
+        let name: String = without_port(&host).chars().take(LONGEST_NAME).collect();
+        let text = format!("gpumem export does not answer to the name `{name}`: start it with --host {name}");
+        return Ok(plain(StatusCode::FORBIDDEN, &text));
+    }
     if let Some(token) = &server.token
         && !is_authorised(&request, token)
     {
@@ -217,6 +226,7 @@ fn metrics(text: Bytes) -> Response<Full<Bytes>> {
 fn plain(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::from(format!("{text}\n")));
     *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response
 }
 

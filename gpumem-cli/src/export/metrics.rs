@@ -6,7 +6,7 @@ use gpumem_core::model::MemKind;
 use gpumem_metrics::schema::{INTERVAL_PEAK, Kind, LIBRARY, LIVE, LOST, Metric, PEAK, PLACE, REFUSED, SCOPE, Unit};
 
 use super::sample::{
-    DeviceSample, GpuId, GpuSample, LiveSample, PoolSample, ProcessId, RecordingSample, Sample, UsageSample,
+    Counts, DeviceSample, GpuId, GpuSample, LiveSample, PoolSample, ProcessId, RecordingSample, Sample, UsageSample,
 };
 
 const LIMIT: Metric =
@@ -99,7 +99,11 @@ impl Points {
 
     fn add_number(&mut self, metric: Metric, attributes: Attributes, value: Option<f64>) {
         if let Some(value) = value {
-            self.0.entry(metric.name).or_default().entry(attributes).or_insert(value);
+            let known = self.0.entry(metric.name).or_default().entry(attributes).or_insert(value);
+            // A process may have ended one recording and begun another.
+            if [PEAK, INTERVAL_PEAK].contains(&metric) {
+                *known = known.max(value);
+            }
         }
     }
 
@@ -130,7 +134,8 @@ impl Points {
 
     fn recording(&mut self, of: &RecordingSample) {
         let process = process_attributes(&of.process);
-        for (metric, value) in [(REFUSED, of.refused), (RETRIED, of.retried), (LOST, of.lost)] {
+        let Counts { refused, retried, lost } = of.counts;
+        for (metric, value) in [(REFUSED, refused), (RETRIED, retried), (LOST, lost)] {
             self.add(metric, process.clone(), Some(value));
         }
         for DeviceSample { gpu, peak, interval_peak, live } in &of.devices {

@@ -5,6 +5,7 @@
 
 mod cgroup;
 mod exporter;
+mod host;
 mod http;
 mod metrics;
 mod otlp;
@@ -26,6 +27,7 @@ use gpumem_core::report::counted;
 
 use self::{
     exporter::{Exporter, lock},
+    host::Names,
     http::Server,
     sample::Hidden,
 };
@@ -43,14 +45,17 @@ pub(crate) struct Options {
     pub(crate) listen: (String, Vec<SocketAddr>),
     pub(crate) unix: Option<PathBuf>,
     pub(crate) token: Option<String>,
+    /// Other names of this machine.
+    pub(crate) hosts: Vec<String>,
     pub(crate) places: usize,
     pub(crate) otlp: Option<String>,
 }
 
 /// Serves until the process ends.
 pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
-    let Options { listen, unix, token, places, otlp } = options;
+    let Options { listen, unix, token, hosts, places, otlp } = options;
     let push = otlp.map(otlp::pusher).transpose()?;
+    let names = unix.is_none().then(|| Names::with([host::without_port(&listen.0).to_owned()].into_iter().chain(hosts)));
     let (listener, address) = match &unix {
         Some(path) => (http::Listener::unix(path), path.display().to_string()),
         None => (http::Listener::tcp(&listen.1), listen.0),
@@ -83,7 +88,7 @@ pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
     };
     let failed = |error: io::Error| Failure::new("metrics cannot be served", error, "");
     thread::Builder::new().name("gpumem-follow".to_owned()).spawn(follow).map_err(failed)?;
-    http::serve(listener, Server { exporter, token }).map_err(failed)
+    http::serve(listener, Server { exporter, token, names }).map_err(failed)
 }
 
 /// Returns notes on what this process cannot see.

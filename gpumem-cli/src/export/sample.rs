@@ -32,7 +32,7 @@ pub(super) struct GpuId {
 }
 
 /// The identity of a process.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct ProcessId {
     pub(super) pid: Option<u32>,
     pub(super) command: Option<String>,
@@ -54,10 +54,24 @@ pub(super) struct UsageSample {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RecordingSample {
     pub(super) process: ProcessId,
+    pub(super) counts: Counts,
+    pub(super) devices: Vec<DeviceSample>,
+}
+
+/// Counts of events. They never fall.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
     pub(super) refused: u64,
     pub(super) retried: u64,
     pub(super) lost: u64,
-    pub(super) devices: Vec<DeviceSample>,
+}
+
+impl Counts {
+    pub(super) fn add(&mut self, other: Self) {
+        self.refused += other.refused;
+        self.retried += other.retried;
+        self.lost += other.lost;
+    }
 }
 
 /// The recorded figures of a process on one device.

@@ -26,7 +26,7 @@ pub(crate) use self::{
     device::DeviceHistory,
     held::{OriginSum, Sum, sums_by},
     lives::{BlockLife, Change, LIVE, Lives},
-    names::{Origin, library_or_program},
+    names::{Origin, library_or_program, pay},
     recorded::{History, Mark, Refusal, ScopeLife},
     time::{Moment, in_words},
 };

@@ -28,7 +28,7 @@ pub(crate) struct Origin {
 }
 
 /// Takes `cost` from the rest. Returns false if the rest is less.
-pub(super) fn pay(left: &mut u64, cost: u64) -> bool {
+pub(crate) fn pay(left: &mut u64, cost: u64) -> bool {
     let rest = left.checked_sub(cost);
     *left = rest.unwrap_or(0);
     rest.is_some()

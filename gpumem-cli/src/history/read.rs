@@ -40,20 +40,16 @@ impl History {
             };
             Failure::new(format!("`{}` cannot be read", path.display()), error, next)
         };
-        // Opening a pipe would wait for a writer, and a pipe cannot be read twice.
-        if path.metadata().is_ok_and(|known| !known.is_file()) {
-            let next = "write the recording to a file first";
-            return Err(Failure::new(format!("`{}` cannot be read", path.display()), "it is no file", next));
-        }
-        let file = files::open_to_read(path).map_err(failed)?;
+        // A pipe is rejected, too: it cannot be read twice.
+        let file = files::open_to_read(path).map_err(|error| {
+            let next = match error.kind() {
+                io::ErrorKind::InvalidInput => "write the recording to a file first",
+                io::ErrorKind::UnexpectedEof => "record the program again",
+                _ => "",
+            };
+            Failure::new(format!("`{}` cannot be read", path.display()), error, next)
+        })?;
         let length = file.metadata().map_err(failed)?.len();
-        if length == 0 {
-            return Err(Failure::new(
-                format!("`{}` cannot be read", path.display()),
-                files::EMPTY,
-                "record the program again",
-            ));
-        }
         let is_snapshot = is_snapshot(&file).map_err(failed)?;
         let progress = |bytes| Progress::new(&format!("reading {}", path.display()), bytes);
         // The reader passes over the recording twice.

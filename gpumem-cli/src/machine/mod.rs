@@ -19,7 +19,7 @@ pub(crate) use self::{
 #[cfg(feature = "export")]
 pub(crate) use self::{
     processes::{Found, Recorded},
-    system::{began, cgroups, command, uid, user, uses_driver},
+    system::{began, cgroups, command, shares_memory, uid, user, uses_driver},
 };
 use crate::{exit::Exit, failure::Failure, terminal};
 

@@ -57,6 +57,13 @@ pub(crate) fn uid(pid: u32) -> Option<u32> {
     Some(fs::metadata(format!("/proc/{pid}")).ok()?.uid())
 }
 
+/// Returns whether this process and that one see the same shared memory.
+#[cfg(feature = "export")]
+pub(crate) fn shares_memory(pid: u32) -> bool {
+    let names = |process: &str| fs::read_link(format!("/proc/{process}/ns/ipc")).ok();
+    names("self").is_some_and(|own| names(&pid.to_string()) == Some(own))
+}
+
 /// The groups of processes that it is in: a line `number:controllers:path` for each hierarchy.
 #[cfg(feature = "export")]
 pub(crate) fn cgroups(pid: u32) -> Option<String> {

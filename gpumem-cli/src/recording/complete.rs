@@ -31,8 +31,7 @@ pub(crate) fn unattended_marker(recording: &Path) -> PathBuf {
 /// Completes a recording before it is reported, if something is missing in its file. If that fails, an error on stderr says so, and
 /// the recording is as readable as before. Returns true if its process still records.
 pub(crate) fn complete_for_report(recording: &Path) -> bool {
-    // Opening a pipe would wait for a writer. The reader of the recording refuses a pipe.
-    if recording.metadata().is_ok_and(|known| !known.is_file()) || !is_unfinished(recording) {
+    if !is_unfinished(recording) {
         return false;
     }
     match complete(recording) {
@@ -48,9 +47,10 @@ pub(crate) fn complete_for_report(recording: &Path) -> bool {
     false
 }
 
-/// Returns whether data of a recording is not in its file yet.
+/// Returns whether data of a recording is not in its file yet. The reader of the recording has the error if it cannot be opened.
 fn is_unfinished(recording: &Path) -> bool {
-    has_ring(recording, &SharedMemory) || unattended_marker(recording).exists() || torch::has_history(recording)
+    let Ok(file) = files::open_to_read(recording) else { return false };
+    has_ring(recording, &file, &SharedMemory) || unattended_marker(recording).exists() || torch::has_history(recording)
 }
 
 /// Adds what a killed process left in its ring, the older part of a recording of the newest events, the functions at the addresses of
@@ -67,7 +67,8 @@ pub(crate) fn complete(path: &Path) -> io::Result<Option<Content>> {
         terminal::error(&format_args!("waiting for another process, which completes `{path}` and has locked `{lock}`"));
     })?;
     // Until all is added, no process begins a recording with this name.
-    let Some(_ended) = recover(path, &SharedMemory)? else { return Ok(None) };
+    let file = files::open(path, File::options().read(true).write(true))?;
+    let Some(_ended) = recover(path, file, &SharedMemory)? else { return Ok(None) };
     parts::join(path)?;
     let (content, end) = Content::read(io::BufReader::new(files::open_to_read(path)?))?;
     match end {

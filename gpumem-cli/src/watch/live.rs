@@ -16,9 +16,10 @@ use std::{
 use gpumem_core::{
     derive::Paths,
     model::{Bytes, Device, Family},
-    recording::{Beginning, CodeAddress, Follower, ModuleDefinition, SymbolsDefinition, Totals, old_path},
+    recording::{Beginning, CodeAddress, Follower, ModuleDefinition, SymbolsDefinition, Totals, left_in_ring, old_path},
     report::SharedNames,
 };
+use gpumem_driver::ring_memory::SharedMemory;
 use serde::Serialize;
 
 use crate::{files, history::Origin, recording::of_module, report::json};
@@ -101,6 +102,24 @@ pub(crate) struct Live {
     error: Option<String>,
     /// The moment of the last reading that found a complete record, and no error.
     pub(crate) newest: Instant,
+    /// The peaks of the previous file of this recording that were not taken, if its end and the beginning of this one do not meet.
+    recent: HashMap<Device, u64>,
+    follows: Follows,
+}
+
+/// What is read when another recording has taken the place of the one that is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "export"), expect(dead_code, reason = "the exporter needs them"))]
+enum Follows {
+    /// The other one is.
+    Path,
+    /// The same one still is, up to its end.
+    Recording {
+        /// True if another one has taken its place.
+        is_replaced: bool,
+    },
+    /// Nothing is read any more: all that its process left was read.
+    Nothing,
 }
 
 /// A recording whose definitions, blocks and scopes take more memory than this is not read on.
@@ -135,9 +154,34 @@ impl Live {
         &self.follower
     }
 
-    /// See [`Follower::take_recent_peak`].
-    pub(crate) fn take_recent_peak(&mut self, device: Device) -> u64 {
-        self.follower.take_recent_peak(device)
+    /// Reads only the recording that this path names first.
+    pub(crate) fn of_recording(path: PathBuf) -> Self {
+        Self { follows: Follows::Recording { is_replaced: false }, ..Self::new(path) }
+    }
+
+    /// Returns whether the path does not stand for this recording any more.
+    pub(crate) fn is_past(&self) -> bool {
+        !matches!(self.follows, Follows::Path | Follows::Recording { is_replaced: false })
+    }
+
+    /// Returns what its process, which does not write any more, left in its ring: see [`left_in_ring`].
+    pub(crate) fn left_in_ring(&self) -> io::Result<Option<Vec<u8>>> {
+        let Some(open) = self.open.as_ref().filter(|_| self.follows != Follows::Nothing) else { return Ok(None) };
+        let at = (&open.file).stream_position()?;
+        let left = left_in_ring(&open.file, &SharedMemory);
+        (&open.file).seek(SeekFrom::Start(at))?;
+        left
+    }
+
+    /// Reads that, after the end of the file.
+    pub(crate) fn read_ring(&mut self, left: &[u8]) {
+        let read = Beginning::read(left).and_then(|beginning| match self.follower.go_on_in(&beginning) {
+            true => self.follower.read(left),
+            false => Ok(()),
+        });
+        // Whatever its process left, there is no more.
+        self.follows = Follows::Nothing;
+        self.error = read.err().map(|error| error.to_string());
     }
 
     /// See [`RecordingView::unread_events`].
@@ -173,7 +217,15 @@ impl Live {
             is_caught_up: false,
             error: None,
             newest: Instant::now(),
+            recent: HashMap::new(),
+            follows: Follows::Path,
         }
+    }
+
+    /// Returns the highest memory since the last call. See [`Follower::take_recent_peak`].
+    pub(crate) fn take_recent_peak(&mut self, device: Device) -> u64 {
+        let before = self.recent.remove(&device).unwrap_or(0);
+        self.follower.take_recent_peak(device).max(before)
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -205,6 +257,9 @@ impl Live {
 
     /// Reads new data, but only this number of bytes.
     pub(crate) fn read(&mut self, most: u64) {
+        if self.follows == Follows::Nothing {
+            return;
+        }
         self.is_caught_up = false;
         let place = |live: &Self| (live.open.as_ref().map(|open| open.identity), live.follower.offset());
         let before = place(self);
@@ -226,7 +281,18 @@ impl Live {
             let mut newest = match Opened::at(&self.path) {
                 // The file or its container is gone, and the open file can still be read.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && self.open.is_some() => None,
+                Ok(newest) if self.is_another(&newest) => {
+                    self.follows = Follows::Recording { is_replaced: true };
+                    if self.open.as_ref().is_some_and(|open| open.identity == newest.identity) {
+                        // It was written over, so what was read is all that there is.
+                        self.is_caught_up = true;
+                        return Ok(());
+                    }
+                    None
+                }
                 Err(_) if is_shorter => return Err(shorter()),
+                // Another file is at its place.
+                Err(_) if self.open.is_some() && self.follows != Follows::Path => None,
                 newest => Some(newest?),
             };
             if is_shorter && newest.as_ref().is_none_or(|newest| self.is_truncated(newest)) {
@@ -275,6 +341,13 @@ impl Live {
         Ok(())
     }
 
+    /// Returns whether this is another recording than the one to follow.
+    fn is_another(&self, newest: &Opened) -> bool {
+        let known = self.follower.beginning().recording;
+        let is_other = newest.beginning.recording.is_some() && newest.beginning.recording != known;
+        matches!(self.follows, Follows::Recording { .. }) && known.is_some() && is_other
+    }
+
     /// Returns whether this is what is left of the open file. Otherwise its program has begun another recording.
     fn is_truncated(&self, newest: &Opened) -> bool {
         let known = self.follower.beginning().recording;
@@ -287,6 +360,8 @@ impl Live {
         let is_same = file.beginning.is_same(&self.follower.beginning()) && !file.beginning.is_peaks;
         self.unread = if is_same { self.unread + self.follower.events_before(&file.beginning) } else { 0 };
         self.before = if is_same { self.totals() } else { Totals::default() };
+        let devices = if is_same { self.follower.ledger().stats() } else { Vec::new() };
+        self.recent = devices.iter().map(|of| (of.device, self.take_recent_peak(of.device))).collect();
         self.follower = Follower::default();
         self.lines = Lines::default();
         self.open = Some(file);
@@ -314,7 +389,7 @@ impl Live {
                 used_bytes: stats.on_device.bytes.current,
                 peak_bytes,
                 peak_seconds: peak_time.as_secs_f64(),
-                recent_peak_bytes: (!is_peaks).then(|| self.follower.take_recent_peak(device)),
+                recent_peak_bytes: (!is_peaks).then(|| self.take_recent_peak(device)),
                 now: self.now(device),
                 at_peak: self.at_peak(device, peak_bytes),
             }

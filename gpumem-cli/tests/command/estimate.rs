@@ -132,7 +132,7 @@ fn what_is_wrong_is_one_line() {
     let Ran { stderr, .. } = ran(&["estimate", &deep]);
     assert!(stderr.ends_with("`n_layer` is 65537; a model of at most 1024 blocks is estimated\n"), "{stderr}");
     let Ran { stderr, .. } = ran(&["estimate", &good, "--step", "/dev/zero"]);
-    assert_eq!(stderr, "gpumem: `/dev/zero` is no step: it is no regular file\n");
+    assert_eq!(stderr, "gpumem: `/dev/zero` is no step: it is not a regular file\n");
 }
 
 /// Only recordings are replaced.

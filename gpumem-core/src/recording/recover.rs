@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     fs::{self, File, TryLockError},
-    io::{self, Seek, SeekFrom},
+    io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
 
@@ -15,7 +15,7 @@ use super::{
     ring::{RingContent, RingOwner, RingReader, WHOLE_FILE},
     writer::Writer,
 };
-use crate::model::StackId;
+use crate::{model::StackId, regular_file};
 
 /// Returns the file in which early versions had the ring of a recording.
 pub fn ring_path(recording: &Path) -> PathBuf {
@@ -91,7 +91,11 @@ impl Found {
             let writer_runs = RingReader::owner_in(&bytes).map(|owner| is_running(&owner));
             return Ok(Some(Self { bytes, place: RingPlace::File(path), writer_runs }));
         }
-        let Some(RingDefinition { segment: Some(segment), recording }) = Head::of(file).ring else { return Ok(None) };
+        Self::in_segment(&Head::of(file), segments)
+    }
+
+    fn in_segment(head: &Head, segments: &dyn Segments) -> io::Result<Option<Self>> {
+        let Some(RingDefinition { segment: Some(segment), recording }) = head.ring else { return Ok(None) };
         let Some(Segment { bytes, creator, is_in_use }) = segments.read(segment)? else { return Ok(None) };
         // The segment belongs to another recording now, or it has no ring that this version can read.
         if RingReader::owner_in(&bytes).is_none_or(|owner| owner.recording != recording) {
@@ -114,26 +118,40 @@ impl Found {
 }
 
 /// Returns whether a recording has a ring: its process runs, or was killed and left data that can be added to the file.
-pub fn has_ring(recording: &Path, segments: &dyn Segments) -> bool {
-    // Opening a pipe would wait for a writer.
-    let file = recording.is_file().then(|| File::open(recording).ok()).flatten();
-    let Some(file) = file else { return false };
+pub fn has_ring(recording: &Path, file: &File, segments: &dyn Segments) -> bool {
     // A ring that cannot be read may be there, so the answer is yes.
-    Found::of(recording, &file, segments).map_or(true, |found| found.is_some())
+    Found::of(recording, file, segments).map_or(true, |found| found.is_some())
 }
 
-/// Adds the content of the ring of a killed process to its recording, and removes the ring. `None` if the process still
-/// records: nothing is done then. Two callers at the same time would both add the ring, so the caller has to exclude that.
+/// Returns what a process that does not write its recording any more left in its ring, as a file that continues the recording: see
+/// [`Follower::go_on_in`](super::Follower::go_on_in). Nothing is changed. `None` if there is no ring.
+///
+/// # Errors
+/// Returns an error if the ring cannot be read, or if its process still fills it.
+pub fn left_in_ring(file: &File, segments: &dyn Segments) -> io::Result<Option<Vec<u8>>> {
+    let head = Head::of(file);
+    let Some(found) = Found::in_segment(&head, segments)? else { return Ok(None) };
+    if found.writer_runs != Some(false) {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    let content = RingReader::from_bytes(&found.bytes).zip(head.ring);
+    let Some((RingContent { definitions, items, .. }, ring)) = content else { return Ok(None) };
+    let mut writer = Writer::new(Vec::new())?;
+    let items = [Item::Ring(ring)].into_iter().chain(definitions).chain(items).chain([Item::Finished(Finished)]);
+    for item in items {
+        writer.write(&item)?;
+    }
+    writer.finish().map(Some)
+}
+
+/// Adds the content of the ring of a killed process to its recording, and removes the ring. `file` is the recording, opened for reading and
+/// writing. `None` if the process still records: nothing is done then. Two callers at the same time would both add the ring, so the caller
+/// has to exclude that.
 ///
 /// # Errors
 /// Returns an error if a file or the ring cannot be read or written, or if the ring is damaged or of another version. The ring is
 /// kept in these cases.
-pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<Ended>> {
-    // Opening a pipe for both reading and writing does not wait.
-    let mut file = File::options().read(true).write(true).open(recording)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
-    }
+pub fn recover(recording: &Path, mut file: File, segments: &dyn Segments) -> io::Result<Option<Ended>> {
     // This check comes before the lock: while we have the lock, a process that begins a new file gives up.
     if Found::of(recording, &file, segments)?.is_some_and(|found| found.writer_runs == Some(true)) {
         return Ok(None);
@@ -197,9 +215,10 @@ pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<E
 
 /// Returns the content of a file, if there is one.
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    match fs::read(path) {
+    let mut bytes = Vec::new();
+    match regular_file::open_to_read(path).and_then(|mut file| file.read_to_end(&mut bytes)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        bytes => bytes.map(Some),
+        read => read.map(|_| Some(bytes)),
     }
 }
 
@@ -218,8 +237,8 @@ fn is_same_file(file: &File, path: &Path) -> io::Result<bool> {
 
 /// Returns whether a process holds the lock of this file.
 fn is_held(path: &Path) -> bool {
-    // Opening a pipe in its place would wait.
-    path.is_file() && File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    regular_file::open_to_read(path)
+        .is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 /// The facts at the beginning of a recording, as far as it can be read.
@@ -310,12 +329,16 @@ mod tests {
         fn ring(&self) -> PathBuf {
             ring_path(&self.0)
         }
+
+        fn file(&self) -> File {
+            regular_file::open(&self.0, File::options().read(true).write(true)).unwrap()
+        }
     }
 
     /// Returns `None` if the process still records.
     #[track_caller]
     fn added(files: &Files) -> Option<u64> {
-        recover(&files.0, &Shared::default()).unwrap().map(|ended| ended.added)
+        recover(&files.0, files.file(), &Shared::default()).unwrap().map(|ended| ended.added)
     }
 
     /// A test uses it instead of shared memory. It has one segment, and the number of the segment is 7.
@@ -441,13 +464,13 @@ mod tests {
             fs::remove_file(files.ring()).unwrap();
             bytes
         };
-        let added = |shared: &Shared| recover(&files.0, shared).unwrap().map(|ended| ended.added);
+        let added = |shared: &Shared| recover(&files.0, files.file(), shared).unwrap().map(|ended| ended.added);
         let shared = |segment: &Segment| Shared(RefCell::new(Some(segment.clone())));
         let lacks_end =
             || crate::recording::Reader::new(File::open(&files.0).unwrap()).unwrap().definitions().lacks_end();
         let mut segment = Segment { bytes: killed(9), creator: Some(process::id()), is_in_use: true };
         // This process runs, and so may one that is not visible.
-        assert!(has_ring(&files.0, &shared(&segment)) && added(&shared(&segment)).is_none());
+        assert!(has_ring(&files.0, &files.file(), &shared(&segment)) && added(&shared(&segment)).is_none());
         segment.creator = None;
         assert_eq!(added(&shared(&segment)), None);
         // The process has called `exec`, or its child still has the memory.
@@ -456,14 +479,14 @@ mod tests {
             let shared = shared(&segment);
             assert!(lacks_end());
             assert_eq!(added(&shared), Some(4));
-            assert!(shared.0.borrow().is_none() && !has_ring(&files.0, &shared) && !lacks_end());
+            assert!(shared.0.borrow().is_none() && !has_ring(&files.0, &files.file(), &shared) && !lacks_end());
             assert_eq!(added(&shared), Some(0));
         }
         // The segment belongs to another recording now. The missing data of this one is lost, and the file says that data
         // is missing.
         killed(10);
         let shared = shared(&segment);
-        assert_eq!((has_ring(&files.0, &shared), added(&shared)), (false, Some(0)));
+        assert_eq!((has_ring(&files.0, &files.file(), &shared), added(&shared)), (false, Some(0)));
         assert!(shared.0.borrow().is_some() && lacks_end());
     }
 
@@ -472,14 +495,14 @@ mod tests {
         let files = Files::new();
         killed(&files, DEAD);
         fs::write(&files.0, b"short").unwrap();
-        assert!(recover(&files.0, &Shared::default()).is_err());
+        assert!(recover(&files.0, files.file(), &Shared::default()).is_err());
         assert!(files.ring().exists());
         // The version is the second word.
         let mut other = fs::read(files.ring()).unwrap();
         other[8] += 1;
         for ring in [other, b"no ring".to_vec()] {
             fs::write(files.ring(), ring).unwrap();
-            let error = recover(&files.0, &Shared::default()).unwrap_err().to_string();
+            let error = recover(&files.0, files.file(), &Shared::default()).unwrap_err().to_string();
             assert!(error.contains("another version of gpumem: open the recording with"), "{error}");
         }
         fs::write(files.ring(), [0; 4096]).unwrap();

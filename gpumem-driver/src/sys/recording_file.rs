@@ -81,14 +81,15 @@ impl Write for RecordingFile {
         let file = self.own()?;
         // Data after a gap is no recording.
         let known = file.metadata()?;
-        if descriptor::is_removed(&known) {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "it was removed while the program ran"));
-        }
         if known.len() < written {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "another process has made it shorter"));
         }
         let count = file.write(bytes)?;
         self.written += count as u64;
+        // A reader that has the file open gets these last events.
+        if descriptor::is_removed(&known) {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "it was removed while the program ran"));
+        }
         Ok(count)
     }
 

@@ -1,10 +1,8 @@
 //! Reads files of users. The length has a limit, and endless files such as pipes are not opened.
 
-use std::{
-    fs::{self, File},
-    io::Read,
-    path::Path,
-};
+use std::{fs::File, io::Read, path::Path};
+
+use gpumem_core::regular_file;
 
 use crate::error::{Error, Kind};
 
@@ -12,14 +10,10 @@ use crate::error::{Error, Kind};
 /// model with the names of 21,000 classes has 1.5 MB.
 pub(crate) const LONGEST_TEXT: u64 = 4_000_000;
 
-/// Opens a regular file. Opening a pipe would wait for a writer, and a device may have no end.
+/// Opens a regular file. Returns its length, too.
 pub(super) fn open(path: &Path) -> Result<(File, u64), Error> {
-    let failed = |error: std::io::Error| refused(path, error);
-    let known = fs::metadata(path).map_err(failed)?;
-    if !known.is_file() {
-        return Err(refused(path, if known.is_dir() { "it is a folder" } else { "it is no regular file" }));
-    }
-    File::open(path).map(|file| (file, known.len())).map_err(failed)
+    let opened = regular_file::open_to_read(path).and_then(|file| file.metadata().map(|known| (file, known.len())));
+    opened.map_err(|error| refused(path, error))
 }
 
 /// Reads a file that has at most `longest` bytes.

@@ -104,6 +104,87 @@ fn each_scraper_gets_a_peak_between_two_scrapes_once() {
     }
 }
 
+/// The peaks that a scraper has to get, whatever happens to the process or to its recording. `slow` scrapes before and after all of it, and
+/// `fast` all the time.
+///
+/// - `killed` ends right after its peak, and `gpumem run` completes its recording.
+/// - `worker` does the same, while the program that started it runs on.
+/// - `restarted` has its peak after `gpumem stop` and `gpumem start`, and `removed` too, where its first recording is removed before.
+/// - `execed` becomes another program, which has the peak; the peak of `became` comes right before.
+/// - The recording of `gone` is removed right after the peak.
+#[test]
+fn each_peak_is_in_a_scrape() {
+    let bytes = |mib: u64| mib << 20;
+    let expected = [
+        ("killed", bytes(1604)),
+        ("worker", bytes(1704)),
+        ("restarted", bytes(5000)),
+        ("removed", bytes(5000)),
+        ("execed", bytes(4100)),
+        ("became", bytes(4204)),
+        ("gone", bytes(3004)),
+    ];
+    let outcome = exported(
+        Standin::new(),
+        "peaks",
+        &r#"
+        ulimit -c 0
+        serve
+        steps() { for step; do echo -n "'$step' "; done; }
+        begin=('call cuInit 0' 'call cuDevicePrimaryCtxRetain &context 0' 'call cuCtxSetCurrent context' 'call cuMemAlloc_v2 &kept 4194304')
+        # A peak of this many MiB more as soon as the file exists.
+        peak() { steps "await_file $PWD/$1" "call cuMemAlloc_v2 &large $(($2 << 20))" 'call cuMemFree_v2 large'; }
+        run() {
+            local name=$1 options=$2; shift 2
+            echo "echo \$\$ > $name.pid; exec $program $(steps "${begin[@]}") $*" > $name.sh
+            $gpumem run $options -o $name.capture -- bash $name.sh > $name.log 2> $name.errors
+        }
+        second() { steps "exec $program & call cuInit 0 & call cuDevicePrimaryCtxRetain &context 0 & call cuCtxSetCurrent context & call cuMemAlloc_v2 &large $(($1 << 20)) & call cuMemFree_v2 large & value large & await_file $end"; }
+        run killed '' "$(peak go 1600)" abort &
+        echo "echo \$\$ > worker.pid; exec $program $(steps "${begin[@]}") $(peak go 1700) abort" > worker.sh
+        $gpumem run -o worker.capture -- bash -c 'bash worker.sh; until [ -e end ]; do sleep 0.1; done' &> worker.log &
+        for name in restarted removed; do run $name --dormant "$(peak go 2000)" "$(peak again 5000)" "'value large'" "'await_file $end'" & done
+        run execed '' "$(peak go 2000)" "$(second 4100)" &
+        run became '' "$(peak go 4200)" "$(second 2000)" &
+        run gone '' "$(peak go 3000)" "'value large'" "'await_file $PWD/again'" &
+        programs=$(jobs -p | grep -vx $exporter)
+        exported() { until [ -e $1.pid ] && of $1 fast > of.txt && grep -q "^gpumem_process_$2" of.txt; do sleep 0.1; done; }
+        for name in restarted removed; do started $name.log '&kept'; $gpumem start $(cat $name.pid); exported $name refused_total; done
+        for name in killed worker execed became gone; do exported $name live_bytes; done
+        scrape slow > before.txt
+        (while [ ! -e end ]; do scrape fast >> fast.txt; sleep 0.05; done) & scraper=$!
+
+        touch go
+        started gone.log 'value large'; rm gone.pid*.capture
+        started restarted.log 'cuMemFree_v2'; started removed.log 'cuMemFree_v2'
+        $gpumem stop $(cat restarted.pid); $gpumem start $(cat restarted.pid)
+        $gpumem stop $(cat removed.pid); rm removed.pid*.capture; $gpumem start $(cat removed.pid)
+        touch again
+        for name in restarted removed execed became; do started $name.log 'value large'; done
+        # At most a minute.
+        has_peak() { grep -aq "^gpumem_process_interval_peak_bytes{process_pid=\"$(cat $1.pid)\".* $2$" fast.txt; }
+        for peak in EXPECTED; do
+            for _ in {1..600}; do if has_peak ${peak/=/ }; then break; fi; sleep 0.1; done
+        done
+        scrape slow > slow.txt
+        echo > end; wait $scraper $programs
+        for name in *.pid; do for scraper in slow fast; do
+            echo "== ${name%.pid} $scraper"; grep -a "^gpumem_process_interval_peak_bytes{process_pid=\"$(cat $name)\"" $scraper.txt
+        done; done
+        "#
+        .replace("EXPECTED", &expected.map(|(name, bytes)| format!("{name}={bytes}")).join(" ")),
+    );
+    let lines: Vec<_> = outcome.stdout.lines().collect();
+    let found = expected.map(|(name, _)| {
+        ["slow", "fast"].map(|scraper| {
+            let section = lines.iter().skip_while(|line| **line != format!("== {name} {scraper}")).skip(1);
+            let values = section.take_while(|line| !line.starts_with("== "));
+            values.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).max().unwrap_or(0)
+        })
+    });
+    assert_eq!(found, expected.map(|(_, bytes)| [bytes; 2]), "{expected:?}: {outcome}");
+}
+
 /// With `gpumem run --live`, the file is begun again several times while it is scraped. No figure is lost.
 #[test]
 fn figures_of_a_short_recording_are_right_and_do_not_fall() {
