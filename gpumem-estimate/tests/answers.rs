@@ -137,7 +137,11 @@ fn the_parts_of_an_optimizer_are_told_apart() {
     let (parts, text) = mib(Optimizer::Adam, Dtype::F32, false);
     assert_eq!(parts, Some([0, 949, 474]));
     let rows: Vec<_> = text.lines().skip_while(|line| !line.starts_with(" optimizer")).take(3).collect();
-    let starts = [" optimizer                   1424 ", "   state                      949 ", "   temporary, in the update   475 "];
+    let starts = [
+        " optimizer                   1424 ",
+        "   state                      949 ",
+        "   temporary, in the update   475 ",
+    ];
     assert!(rows.iter().zip(starts).all(|(row, start)| row.starts_with(start)), "{text}");
     assert_eq!(mib(Optimizer::Adam, Dtype::Bf16, true).0, Some([474, 949, 474]));
     assert_eq!(mib(Optimizer::Momentum, Dtype::F32, false).0, Some([0, 474, 0]));

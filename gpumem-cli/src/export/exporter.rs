@@ -23,7 +23,8 @@ use gpumem_metrics::schema::{OTHER, largest};
 use super::{
     cgroup::container,
     sample::{
-        Counts, DeviceSample, GpuId, GpuSample, Hidden, LiveSample, PoolSample, ProcessId, RecordingSample, Sample, UsageSample,
+        Counts, DeviceSample, GpuId, GpuSample, Hidden, LiveSample, PoolSample, ProcessId, RecordingSample, Sample,
+        UsageSample,
     },
     windows::Windows,
 };
@@ -497,11 +498,7 @@ impl Followed {
             }
         });
         let devices = devices.collect();
-        RecordingSample {
-            process: self.process.clone(),
-            counts: self.counts(),
-            devices,
-        }
+        RecordingSample { process: self.process.clone(), counts: self.counts(), devices }
     }
 
     fn counts(&self) -> Counts {

@@ -55,7 +55,8 @@ pub(crate) struct Options {
 pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
     let Options { listen, unix, token, hosts, places, otlp } = options;
     let push = otlp.map(otlp::pusher).transpose()?;
-    let names = unix.is_none().then(|| Names::with([host::without_port(&listen.0).to_owned()].into_iter().chain(hosts)));
+    let names =
+        unix.is_none().then(|| Names::with([host::without_port(&listen.0).to_owned()].into_iter().chain(hosts)));
     let (listener, address) = match &unix {
         Some(path) => (http::Listener::unix(path), path.display().to_string()),
         None => (http::Listener::tcp(&listen.1), listen.0),

@@ -16,7 +16,9 @@ use std::{
 use gpumem_core::{
     derive::Paths,
     model::{Bytes, Device, Family},
-    recording::{Beginning, CodeAddress, Follower, ModuleDefinition, SymbolsDefinition, Totals, left_in_ring, old_path},
+    recording::{
+        Beginning, CodeAddress, Follower, ModuleDefinition, SymbolsDefinition, Totals, left_in_ring, old_path,
+    },
     report::SharedNames,
 };
 use gpumem_driver::ring_memory::SharedMemory;

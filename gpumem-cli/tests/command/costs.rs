@@ -414,10 +414,7 @@ fn no_question_costs_much() {
     let recording = file("costs-refusals.capture");
     fs::write(&recording, made(&refusals, 400_000)).expect("the file can be written");
     let [model, recording] = [&model, &recording].map(|path| path.to_str().expect("the name is text"));
-    for question in [
-        &["estimate", model, "--train", "adam", "--fit", "80GiB"][..],
-        &["what-if", recording],
-    ] {
+    for question in [&["estimate", model, "--train", "adam", "--fit", "80GiB"][..], &["what-if", recording]] {
         let spent = Limits::OF_A_RECORDING.run(question).unwrap_or_else(|why| panic!("{why}"));
         println!("{question:?}: {spent:?}");
     }

@@ -161,7 +161,8 @@ fn a_file_that_is_no_recording_is_kept() {
 fn what_is_assumed_is_said() {
     let llama = |more: &str| format!(r#"{{"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1{more}}}"#);
     let sizes = r#", "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 100"#;
-    let clip = r#"{"model_type": "clip", "projection_dim": 8, "text_config": {"hidden_size": 64, "num_hidden_layers": 1}}"#;
+    let clip =
+        r#"{"model_type": "clip", "projection_dim": 8, "text_config": {"hidden_size": 64, "num_hidden_layers": 1}}"#;
     let lines = |config: &str, more: &[&str]| {
         let file = written("estimate-assumed.json", config.as_bytes());
         let text = printed(&[&["estimate", &file], more].concat());
@@ -185,7 +186,10 @@ fn what_is_assumed_is_said() {
     let (said, assumed) = lines(&llama(sizes), &["--length", "512"]);
     assert_eq!((said.as_slice(), assumed), (&[][..], serde_json::json!({})));
     let (said, assumed) = lines(clip, &["--length", "77"]);
-    assert_eq!((assumed["text_config.intermediate_size"].as_u64(), assumed["vision_config.hidden_size"].as_u64()), (Some(2048), Some(768)));
+    assert_eq!(
+        (assumed["text_config.intermediate_size"].as_u64(), assumed["vision_config.hidden_size"].as_u64()),
+        (Some(2048), Some(768))
+    );
     assert!(said[0].contains("text_config.intermediate_size = 2048, ") && said.len() == 1, "{said:?}");
     // A model that is described has its own input.
     let described = r#"{"name": "small", "input": {"tokens": 512}, "loss": "next_token", "layers": [

@@ -237,8 +237,7 @@ fn is_same_file(file: &File, path: &Path) -> io::Result<bool> {
 
 /// Returns whether a process holds the lock of this file.
 fn is_held(path: &Path) -> bool {
-    regular_file::open_to_read(path)
-        .is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    regular_file::open_to_read(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 /// The facts at the beginning of a recording, as far as it can be read.

@@ -83,7 +83,9 @@ fn largest_of_few(
         let Some(most) = fitting.checked_mul(FASTEST) else { return Ok(fitting) };
         let next = u64::try_from(left).map_or(most, |left| fitting.saturating_add(left.max(1)).min(most));
         match peak(next)? {
-            Some(bytes) => ((before, peak_before), fitting, peak_of_fitting) = ((fitting, peak_of_fitting), next, bytes),
+            Some(bytes) => {
+                ((before, peak_before), fitting, peak_of_fitting) = ((fitting, peak_of_fitting), next, bytes)
+            }
             None => break next,
         }
     };

@@ -62,7 +62,11 @@ fn why_nothing(before: &Estimate, after: &Estimate) -> String {
         format!("{class} {sign}{}", ByteDelta::new(*bytes))
     };
     let shown: Vec<_> = differences.iter().take(MOST).map(shown).collect();
-    if shown.is_empty() { "it changes nothing at the peak".to_owned() } else { format!("no saving: {}", shown.join(", ")) }
+    if shown.is_empty() {
+        "it changes nothing at the peak".to_owned()
+    } else {
+        format!("no saving: {}", shown.join(", "))
+    }
 }
 
 impl Step {

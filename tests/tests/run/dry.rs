@@ -276,7 +276,8 @@ fn the_largest_batch_that_fits_is_found() {
     let Some(outcome) = what_if(&["--card", "1GiB", "--largest", "BATCH"], NEEDS) else { return };
     assert_eq!(outcome.stdout, "BATCH=4 is the largest that runs on a card of 1 GiB.\n", "{outcome}");
     // The program fails with larger values for another reason than memory.
-    let few = format!("if int(__import__('os').environ['BATCH']) > 12: raise SystemExit('there are 12 inputs')\n{NEEDS}");
+    let few =
+        format!("if int(__import__('os').environ['BATCH']) > 12: raise SystemExit('there are 12 inputs')\n{NEEDS}");
     let Some(outcome) = what_if(&["--card", "8GiB", "--largest", "BATCH"], &few) else { return };
     let expected = "BATCH=12 is the largest of the values tried that runs on a card of 8 GiB.\n\
         BATCH=13 fails for another reason than memory: it ended with exit status: 1: there are 12 inputs\n";
@@ -286,7 +287,10 @@ fn the_largest_batch_that_fits_is_found() {
     let other = json!({ "value": 13, "why": "it ended with exit status: 1: there are 12 inputs" });
     assert_eq!((&answer["largest"], &answer["other_failure"]), (&json!(12), &other));
     let Some(outcome) = what_if(&["--largest", "BATCH"], "raise SystemExit('no data')") else { return };
-    assert!(outcome.stderr.contains("cannot be tried with BATCH=1: it ended with exit status: 1: no data;"), "{outcome}");
+    assert!(
+        outcome.stderr.contains("cannot be tried with BATCH=1: it ended with exit status: 1: no data;"),
+        "{outcome}"
+    );
     // A name that is none is rejected before a dry run.
     for name in ["", " ", "BATCH=", "BATCH SIZE"] {
         let Some(outcome) = what_if(&["--largest", name], NEEDS) else { return };

@@ -213,9 +213,8 @@ impl Side {
             return Some(Range::new(place, address, 0));
         }
         let of_plane = pitch.checked_mul(plane)?;
-        let offset = |x: u64, y: u64, z: u64| {
-            x.checked_add(y.checked_mul(pitch)?)?.checked_add(z.checked_mul(of_plane)?)
-        };
+        let offset =
+            |x: u64, y: u64, z: u64| x.checked_add(y.checked_mul(pitch)?)?.checked_add(z.checked_mul(of_plane)?);
         let first = address.checked_add(offset(x, y, z)?)?;
         let bytes = offset(width, height - 1, depth - 1)?;
         // The offset alone is no address.

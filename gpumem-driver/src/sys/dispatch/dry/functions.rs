@@ -131,9 +131,7 @@ unsafe fn run(shape: Shape, names: &[&str], words: &[u64], driver: &dyn Fn(&[u64
             Shape::SetNode if is_dry(get(words[4])) => work::empty_node(words),
             Shape::Node { parameters } => work::node(words, parameters, real),
             Shape::ChangeKernelNode(at) if work::kernel_uses_dry_memory(words[at]) => SUCCESS,
-            Shape::ChangeCopyNode(at) => {
-                copies::skipped_node(Rows::of_3d(words[at]).as_ref()).unwrap_or_else(real)
-            }
+            Shape::ChangeCopyNode(at) => copies::skipped_node(Rows::of_3d(words[at]).as_ref()).unwrap_or_else(real),
             Shape::ChangeSetNode(at) if is_dry(get(words[at])) => SUCCESS,
             Shape::ChangeNode(at) => work::skipped_node(words[at]).unwrap_or_else(real),
             Shape::StreamOperations => work::stream_operations(words, real),
