@@ -186,12 +186,17 @@ device 0 (NVIDIA H200): 2 GiB of 16 GiB in use, 14 GiB free
 
     #[test]
     fn the_smallest_of_many_scopes_are_summed_up() {
-        let live: Vec<_> = (1..=100).map(|mib| group(&[&format!("scope {mib}")], None, 1, mib)).collect();
+        // Names that differ only in numbers would share a row.
+        let name = |mib: u32| format!("scope {}", char::from_u32(0x100 + mib).expect("it is a letter"));
+        let live: Vec<_> = (1..=100).map(|mib| group(&[&name(mib)], None, 1, mib.into())).collect();
         let memory = GpuMemory { used: Bytes::gib(6), ..reading().memory };
         let reading = DeviceReading { memory, processes: None, ..reading() };
         let text = Breakdown::of(&reading, OWN_PID, &live).to_string();
         assert_eq!(text.lines().filter(|line| line.starts_with("   scope ")).count(), MOST, "{text}");
-        assert!(text.contains("   scope 100  ") && !text.contains("   scope 80  "), "{text}");
+        assert!(
+            text.contains(&format!("   {}  ", name(100))) && !text.contains(&format!("   {}  ", name(80))),
+            "{text}"
+        );
         assert!(text.contains("   (80 more scopes)  ") && text.contains("  3240      80  "), "{text}");
     }
 }

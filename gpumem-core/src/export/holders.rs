@@ -259,9 +259,14 @@ device 0: the peak was 641 MiB over the start
 
     #[test]
     fn the_smallest_of_many_at_a_peak_are_summed_up() {
-        let holders = (1..=100).map(|mib| holder(&[&format!("scope {mib}")], Some("src/a.rs:1"), mib));
+        // Names that differ only in numbers would share a row.
+        let name = |mib: u32| format!("scope {}", char::from_u32(0x100 + mib).expect("it is a letter"));
+        let holders = (1..=100).map(|mib| holder(&[&name(mib)], Some("src/a.rs:1"), mib.into()));
         let text = PeakHolders { lost: 2, ..peak(5050, holders) }.to_string();
-        assert!(text.contains("\n scope 100 ") && text.contains("\n (") && text.contains(" more scopes) "), "{text}");
+        assert!(
+            text.contains(&format!("\n {} ", name(100))) && text.contains("\n (") && text.contains(" more scopes) "),
+            "{text}"
+        );
         assert!(text.ends_with("\n0 frees of unknown blocks, 2 lost events: some figures may be wrong"), "{text}");
         let sum: i64 = text
             .lines()

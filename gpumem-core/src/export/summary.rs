@@ -172,9 +172,9 @@ device 0, by scope
  ────────────────────────────────────────────────────────────────────
  (whole process)   100       34    20    255      51         ████████
    request #        34       34    17    255      51     17  ██▋
+     decode         17        0    17     85      17     34  █▎
      layer 1         4        0     0      5       1      1  ▎
      layer 2         4        0     0     80      16     16  ▎
-     decode          3        0    17     85      17     34  ▏
    load 1           12        0     1      0       0      1  ▉
    load 2           11        0     1      0       0      1  ▉
 used: still in use. at peak: its part of the peak of the whole process.
