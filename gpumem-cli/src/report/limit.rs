@@ -236,9 +236,12 @@ fn nearest(places: &BTreeSet<String>, place: &str) -> String {
     let mut near: Vec<_> = places.iter().map(|name| (name, end(name))).collect();
     near.sort_by_cached_key(|(name, end)| Reverse(same(end, &wanted).max(same(name, place).min(LETTERS))));
     near.truncate(MOST_COMPARED);
-    let similar = |end: &str| (strsim::normalized_damerau_levenshtein(end, &wanted) * 1e9).round() as u64;
-    near.sort_by_cached_key(|(_, end)| Reverse(similar(end)));
-    let near: Vec<_> = near.iter().take(MOST).map(|(name, _)| format!("`{}`", shortened(name, LETTERS))).collect();
+    let similar = |(name, end): (&'_ String, String)| {
+        (strsim::normalized_damerau_levenshtein(&end, &wanted), shortened(name, LETTERS))
+    };
+    let mut near: Vec<_> = near.into_iter().map(similar).collect();
+    near.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    let near: Vec<_> = near.iter().take(MOST).map(|(_, name)| format!("`{name}`")).collect();
     match near.as_slice() {
         [] => LISTS_PLACES.to_owned(),
         _ => format!("{LISTS_PLACES}, such as {}", near.join(", ")),

@@ -78,7 +78,7 @@ impl<'a> SharedNames<'a> {
         let mut around = Some(0);
         let name = |name: &String| {
             around = around.and_then(|around| self.scopes.get(&(around, name.as_str())).copied());
-            around.and_then(|scope| self.shared.get(&scope)).map_or_else(|| name.clone(), |name| name.to_string())
+            around.and_then(|scope| self.shared.get(&scope)).map_or_else(|| name.clone(), ToString::to_string)
         };
         path.iter().map(name).collect::<Vec<_>>().into()
     }
