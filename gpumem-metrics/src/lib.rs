@@ -25,6 +25,8 @@ mod metrics;
 #[cfg(feature = "opentelemetry")]
 mod opentelemetry;
 pub mod schema;
+#[cfg(feature = "opentelemetry")]
+pub mod windows;
 
 #[cfg(feature = "metrics")]
 pub use self::metrics::Reporter;

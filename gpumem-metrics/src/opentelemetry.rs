@@ -1,8 +1,10 @@
 //! Meters of OpenTelemetry.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
+    thread::{self, ThreadId},
+    time::{Duration, Instant},
 };
 
 use gpumem::{Result, intercept::Collector};
@@ -14,11 +16,13 @@ use opentelemetry::{
 use crate::{
     LARGEST,
     figures::{Figure, collect, collectors, to_float},
-    schema::{Kind, Metric, OF_PROGRAMS, Unit},
+    schema::{INTERVAL_PEAK, Kind, Metric, OF_PROGRAMS, Unit},
+    windows::Windows,
 };
 
 /// Creates the instruments of all devices. Their callbacks collect the figures whenever a reader of the meter asks, without asking the driver. If
-/// a provider has several readers, each ends the interval of `gpumem.process.interval.peak` for all of them.
+/// a provider has several readers, each gets each peak. They are told apart by the thread on which they collect: a reader that changes its
+/// thread may get a peak again.
 ///
 /// ```
 /// # let _gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -29,7 +33,12 @@ use crate::{
 /// # Errors
 /// Returns an error if there is no driver, or if allocations cannot be intercepted.
 pub fn observe(meter: &Meter) -> Result<()> {
-    let shared = Arc::new(Mutex::new(Shared { collectors: collectors()?, figures: Vec::new(), taken: HashSet::new() }));
+    let shared = Arc::new(Mutex::new(Shared {
+        collectors: collectors()?,
+        intervals: HashMap::new(),
+        readers: Vec::new(),
+        made: 0,
+    }));
     for metric in &OF_PROGRAMS {
         let shared = Arc::clone(&shared);
         instrument(meter, metric, move || shared.lock().unwrap_or_else(PoisonError::into_inner).values_of(*metric));
@@ -79,24 +88,79 @@ fn observing<'meter, I, M>(
     })
 }
 
-/// All instruments of one collection have figures of the same moment.
+/// At most this many readers are told apart. The one that has not collected for the longest time is forgotten.
+const MOST_READERS: usize = 16;
+/// The SDK stores what is observed for one reader for the others, too, and one that collects at the same time would get it in the place of
+/// its peak. So all readers get a peak that was observed within this time.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
 struct Shared {
     collectors: Vec<Collector>,
+    /// The peaks of each device, by its labels.
+    intervals: HashMap<Labels, Windows>,
+    /// The reader that has collected last is the last one.
+    readers: Vec<Reader>,
+    /// The number of readers so far.
+    made: u32,
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+/// A reader. All instruments of one collection have figures of the same moment.
+struct Reader {
+    thread: ThreadId,
+    number: u32,
     figures: Vec<Figure>,
     /// The metrics whose figures were taken.
     taken: HashSet<Metric>,
+    /// The moment of its last request.
+    asked: Instant,
 }
 
 impl Shared {
     fn values_of(&mut self, metric: Metric) -> Values {
+        let thread = thread::current().id();
+        let mut reader = if let Some(at) = self.readers.iter().position(|reader| reader.thread == thread) {
+            self.readers.remove(at)
+        } else {
+            self.made += 1;
+            Reader { thread, number: self.made, figures: Vec::new(), taken: HashSet::new(), asked: Instant::now() }
+        };
         // A metric that is asked for again belongs to the next collection.
-        if self.taken.is_empty() || !self.taken.insert(metric) {
-            self.figures = collect(&mut self.collectors, LARGEST);
-            self.taken = HashSet::from([metric]);
+        if reader.taken.is_empty() || !reader.taken.insert(metric) {
+            reader.figures = self.collect(reader.number);
+            reader.taken = HashSet::from([metric]);
         }
-        let figures = self.figures.iter().filter(|figure| figure.metric == metric);
+        reader.asked = Instant::now();
+        let of_others = |figure: &Figure| {
+            let others = self.readers.iter().filter(|other| other.asked.elapsed() < AT_ONCE);
+            let same = others.flat_map(|other| &other.figures).filter(|other| other.labels == figure.labels);
+            same.filter(|other| other.metric == metric).map(|other| other.value).max().unwrap_or(0)
+        };
+        let value =
+            |figure: &Figure| if metric == INTERVAL_PEAK { figure.value.max(of_others(figure)) } else { figure.value };
         let labels =
             |figure: &Figure| figure.labels.iter().map(|(name, value)| KeyValue::new(*name, value.clone())).collect();
-        figures.map(|figure| (to_float(figure.value), labels(figure))).collect()
+        let figures = reader.figures.iter().filter(|figure| figure.metric == metric);
+        let values = figures.map(|figure| (to_float(value(figure)), labels(figure))).collect();
+        self.readers.push(reader);
+        if self.readers.len() > MOST_READERS {
+            let forgotten = self.readers.remove(0).number;
+            self.intervals.values_mut().for_each(|windows| windows.forget(forgotten));
+        }
+        values
+    }
+
+    /// Collects for this reader.
+    fn collect(&mut self, reader: u32) -> Vec<Figure> {
+        let mut figures = collect(&mut self.collectors, LARGEST);
+        for figure in figures.iter_mut().filter(|figure| figure.metric == INTERVAL_PEAK) {
+            let windows = self.intervals.entry(figure.labels.clone()).or_default();
+            windows.note(figure.value);
+            // The next interval of the collector begins with the memory that is in use now.
+            figure.value = windows.collect(reader, 0);
+            windows.confirm(reader);
+        }
+        figures
     }
 }

@@ -18,7 +18,10 @@ use gpumem_core::{
     recording::{Follower, Totals},
 };
 use gpumem_driver::source::machine::accounted_peaks;
-use gpumem_metrics::schema::{OTHER, largest};
+use gpumem_metrics::{
+    schema::{OTHER, largest},
+    windows::Windows,
+};
 
 use super::{
     cgroup::container,
@@ -26,7 +29,6 @@ use super::{
         Counts, DeviceSample, GpuId, GpuSample, Hidden, LiveSample, PoolSample, ProcessId, RecordingSample, Sample,
         UsageSample,
     },
-    windows::Windows,
 };
 use crate::{
     failure::Failure,
@@ -314,28 +316,35 @@ impl Exporter {
         });
         let mut usages: Vec<_> = usages.collect();
         add_accounts(&machine, &mut usages);
+        let (recordings, hidden_recordings) = self.recordings(collector, &gpus);
+        hidden.recordings += hidden_recordings;
+        (Sample { gpus, usages, recordings, hidden }, collector)
+    }
+
+    /// Returns the figures of all recordings, and the number of those that cannot be read.
+    fn recordings(&mut self, collector: Collector, gpus: &[GpuSample]) -> (Vec<RecordingSample>, usize) {
         let names = (self.places, (MOST_TEXT / self.followed.len().max(1) as u64).max(LEAST_TEXT));
         let mut counted = self.counted.clone();
         for of in &self.followed {
             counted.entry(of.process.clone()).or_default().add(of.counts());
         }
-        let mut recordings = Vec::new();
+        let (mut recordings, mut hidden) = (Vec::new(), 0);
         for of in &mut self.followed {
             if of.ended.is_some() && of.arrived.contains(&collector.0) {
                 continue;
             }
             if of.is_seen() {
                 let counts = counted[&of.process];
-                recordings.push(RecordingSample { counts, ..of.sample(collector, &gpus, names) });
+                recordings.push(RecordingSample { counts, ..of.sample(collector, gpus, names) });
             } else {
-                hidden.recordings += usize::from(!self.broken.iter().any(|broken| broken.is(of)));
+                hidden += usize::from(!self.broken.iter().any(|broken| broken.is(of)));
                 // The recording is not read any more, so this collector gets its last figures.
                 if of.is_complete() {
                     of.handed.push(collector.0);
                 }
             }
         }
-        (Sample { gpus, usages, recordings, hidden }, collector)
+        (recordings, hidden)
     }
 
     fn usage(&mut self, process: &Process, gpus: &[GpuSample]) -> UsageSample {
@@ -437,7 +446,7 @@ impl Followed {
 
     fn read(&mut self, most: u64) {
         // The ring comes first: `gpumem run` adds it to the file, and then removes it.
-        let left = self.ended.map(|_| self.live.left_in_ring());
+        let left = (self.ended.is_some() && !self.has_all).then(|| self.live.left_in_ring());
         self.live.read(most);
         if let Some(left) = left.filter(|_| self.live.is_read()) {
             match left {
@@ -677,7 +686,7 @@ mod tests {
         recording::{Item, PoolDefinition},
     };
 
-    use gpumem_metrics::schema::LIVE;
+    use gpumem_metrics::schema::{INTERVAL_PEAK, LIVE, REFUSED};
 
     use super::*;
     use crate::{
@@ -732,6 +741,63 @@ mod tests {
         let series: usize = METRICS.iter().map(|metric| points.of_metric(metric).count()).sum();
         // Of these, 4 are about the exporter itself. The page of the book names the bound.
         assert!(series - 4 <= 3 + 72, "{series}");
+    }
+
+    /// Stacks of debug builds have dozens of functions with names of hundreds of bytes. Only one line of them is printed.
+    #[test]
+    fn long_stacks_keep_their_names() {
+        let mut made = Made::new("train");
+        let function = "core::ops::function::FnOnce::call_once".repeat(10);
+        for number in 1..=3 {
+            let file = format!("/home/ada/train/src/file{number}.rs");
+            let mut frames = vec![(1, "train::forward", &*file, number)];
+            frames.extend((0..200).map(|line| (1, &*function, "/rustc/library/core/src/ops/function.rs", line)));
+            let stack = made.stack(&frames);
+            made.alloc(MIB * u64::from(number), MemKind::Device, stack.0 - 1);
+        }
+        let file = File::new("long", &made.file());
+        let mut exporter = Exporter::new(10);
+        exporter.follow_all(&file.recorded());
+        let (recording, _) = sample(&mut exporter, "a");
+        let live = recording.devices[0].live.as_ref().unwrap();
+        let mut places: Vec<_> = live.places.iter().map(|((place, _), bytes)| (place.as_str(), bytes / MIB)).collect();
+        places.sort_unstable();
+        assert_eq!(places, [("src/file1.rs:1", 1), ("src/file2.rs:2", 2), ("src/file3.rs:3", 3)]);
+    }
+
+    /// Counts of a process go on in its next recording, which begins with 0.
+    #[test]
+    fn the_next_recording_of_a_process_goes_on() {
+        let refused = |count: u64, mib: u64| {
+            let mut made = Made::new("train");
+            for _ in 0..count {
+                let (device, bytes, kind) = (Some(DEVICE), Bytes::new(MIB), MemKind::Device);
+                made.event(EventKind::Refused { device, bytes, kind, stack: StackId::NONE });
+            }
+            let key = Key::from_raw(512);
+            made.event(EventKind::Alloc { key, block: Block::new(DEVICE, Bytes::new(mib * MIB), MemKind::Device) });
+            made.event(EventKind::Free { key, block: None });
+            made.file()
+        };
+        let (first, second) = (File::new("first", &refused(3, 10)), File::new("second", &refused(1, 50)));
+        let mut exporter = Exporter::new(10);
+        exporter.follow_all(&first.recorded());
+        let values = |exporter: &mut Exporter, recorded: &[Recorded]| {
+            exporter.follow_all(recorded);
+            let collector = exporter.collector("a");
+            let (recordings, _) = exporter.recordings(collector, &[]);
+            exporter.confirm(collector);
+            let points = Points::of(&Sample { recordings, ..Sample::default() });
+            [INTERVAL_PEAK, REFUSED].map(|metric| points.of_metric(&metric).map(|(_, value)| value).collect::<Vec<_>>())
+        };
+        let mib = |mib: u32| f64::from(mib << 20);
+        assert_eq!(values(&mut exporter, &first.recorded()), [[mib(10)], [3.0]]);
+        // It has ended the first one and begun the second one since the last scrape.
+        assert_eq!(values(&mut exporter, &second.recorded()), [[mib(50)], [4.0]]);
+        for _ in 0..2 {
+            assert_eq!(values(&mut exporter, &second.recorded()), [[0.0], [4.0]]);
+        }
+        assert_eq!(exporter.followed.len(), 1);
     }
 
     #[test]
@@ -807,7 +873,7 @@ mod tests {
         let whole = Made::new("train").varied(20_000).file();
         let file = File::new("parts", &whole);
         let mut exporter = Exporter::new(10);
-        let mut followed = Followed::new(file.0.clone(), 1, ProcessId::default());
+        let mut followed = Followed::new(file.0.clone(), process::id(), ProcessId::default());
         followed.read(1_000);
         assert!(!followed.live.is_read() && !followed.live.is_finished());
         for _ in 0..whole.len() / 1_000 {

@@ -11,7 +11,6 @@ mod metrics;
 mod otlp;
 mod prometheus;
 mod sample;
-mod windows;
 
 use std::{
     convert::Infallible,

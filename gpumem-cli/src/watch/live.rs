@@ -168,7 +168,9 @@ impl Live {
 
     /// Returns what its process, which does not write any more, left in its ring: see [`left_in_ring`].
     pub(crate) fn left_in_ring(&self) -> io::Result<Option<Vec<u8>>> {
-        let Some(open) = self.open.as_ref().filter(|_| self.follows != Follows::Nothing) else { return Ok(None) };
+        let Some(open) = self.open.as_ref().filter(|_| self.follows != Follows::Nothing && !self.is_finished()) else {
+            return Ok(None);
+        };
         let at = (&open.file).stream_position()?;
         let left = left_in_ring(&open.file, &SharedMemory);
         (&open.file).seek(SeekFrom::Start(at))?;

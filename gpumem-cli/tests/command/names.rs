@@ -216,7 +216,7 @@ const COMMANDS: [&str; 16] = [
     "ps --json",
     "watch --count --interval --json",
     "doctor --json",
-    "export --listen --otlp --places --token-file --unix",
+    "export --host --listen --otlp --places --token-file --unix",
     "completions",
     "man --folder",
 ];

@@ -463,15 +463,41 @@ fn what_is_no_recording_is_refused() {
             assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
         }
     }
-    // Nobody writes into the pipe, so opening it would wait.
-    let pipe = file("pipe");
-    let _ = std::fs::remove_file(&pipe);
-    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo starts").success());
-    for missing in ["/no/such/file", "/", pipe.to_str().expect("UTF-8")] {
-        let ran = ran(&["report", missing]);
-        assert_eq!(ran.code, Some(2));
-        assert!(ran.stderr.starts_with(&format!("gpumem: `{missing}` cannot be read: ")), "{}", ran.stderr);
+}
+
+/// Nobody writes into the pipe, `/dev/zero` has no end, and `/proc/kmsg` is a regular file that has nothing to read for hours.
+#[test]
+fn what_is_not_a_file_with_a_size_is_not_waited_for() {
+    let pipe = |name: &str| {
+        let pipe = file(name);
+        let _ = std::fs::remove_file(&pipe);
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo starts").success());
+        pipe.to_str().expect("UTF-8").to_owned()
+    };
+    let (recording, unread) = (written("beside.capture", &Made::new("train").file()), pipe("pipe"));
+    for wrong in ["/no/such/file", "/", &unread, "/dev/zero", "/proc/kmsg"] {
+        for command in [
+            &["report", wrong][..],
+            &["report", "--json", wrong],
+            &["diff", wrong, &recording],
+            &["diff", &recording, wrong],
+            &["baseline", "write", "/dev/null/none", wrong],
+            &["baseline", "check", wrong, &recording],
+            &["what-if", wrong],
+            &["estimate", wrong],
+        ] {
+            let ran = ran(command);
+            assert_eq!(ran.code, Some(2), "{command:?}: {}", ran.stderr);
+            assert!(ran.stderr.starts_with("gpumem: "), "{command:?}: {}", ran.stderr);
+        }
+        let ran = ran(&["report", wrong]);
+        assert!(ran.stderr.starts_with(&format!("gpumem: `{wrong}` cannot be read: ")), "{}", ran.stderr);
     }
+    // The same holds for files beside a recording.
+    let ring = pipe("beside.capture.ring");
+    let ran = ran(&["report", &recording]);
+    std::fs::remove_file(ring).expect("it is there");
+    assert!(ran.stderr.contains(" cannot be added: it is not a regular file; the report covers"), "{}", ran.stderr);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 /// A peak that several collectors ask for.
 #[derive(Debug, Default)]
-pub(super) struct Windows {
+pub struct Windows {
     /// The highest value since the start that was noted here.
     highest: u64,
     collectors: HashMap<u32, Window>,
@@ -21,7 +21,7 @@ struct Window {
 
 impl Windows {
     /// Notes the highest value since the last call.
-    pub(super) fn note(&mut self, recent: u64) {
+    pub fn note(&mut self, recent: u64) {
         self.highest = self.highest.max(recent);
         for window in self.collectors.values_mut() {
             window.since = window.since.max(recent);
@@ -30,7 +30,7 @@ impl Windows {
 
     /// Returns the highest value since this collector collected last, or since the start. `level` is the memory in use
     /// now.
-    pub(super) fn collect(&mut self, collector: u32, level: u64) -> u64 {
+    pub fn collect(&mut self, collector: u32, level: u64) -> u64 {
         let highest = self.highest;
         let window = self.collectors.entry(collector).or_insert(Window { since: highest, unconfirmed: 0 });
         window.unconfirmed = window.unconfirmed.max(window.since);
@@ -39,14 +39,14 @@ impl Windows {
     }
 
     /// Notes that the last collection of this collector has arrived.
-    pub(super) fn confirm(&mut self, collector: u32) {
+    pub fn confirm(&mut self, collector: u32) {
         if let Some(window) = self.collectors.get_mut(&collector) {
             window.unconfirmed = 0;
         }
     }
 
     /// Removes a collector that does not collect any more.
-    pub(super) fn forget(&mut self, collector: u32) {
+    pub fn forget(&mut self, collector: u32) {
         self.collectors.remove(&collector);
     }
 }
