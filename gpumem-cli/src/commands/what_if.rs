@@ -3,7 +3,10 @@
 use std::{ffi::OsString, path::PathBuf};
 
 use clap::Args;
-use gpumem_core::{export::Role, model::Bytes};
+use gpumem_core::{
+    export::Role,
+    model::{Bytes, one_line},
+};
 use gpumem_driver::settings::card;
 
 use super::report::read;
@@ -107,7 +110,9 @@ pub(super) fn execute(arguments: WhatIfArguments) -> Result<Exit, Failure> {
     terminal::answer(json, &value, |out, paint| {
         writeln!(out, "{}", paint.on(Role::Heading, &words))?;
         match (next, &why) {
-            (Some(next), Some(why)) => writeln!(out, "{name}={next} fails for another reason than memory: {why}"),
+            (Some(next), Some(why)) => {
+                writeln!(out, "{name}={next} fails for another reason than memory: {}", one_line(why))
+            }
             _ => Ok(()),
         }
     })?;

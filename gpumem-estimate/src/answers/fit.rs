@@ -55,8 +55,8 @@ fn fitting(result: Result<Peak, Error>) -> Result<Option<Peak>, Error> {
     }
 }
 
-/// A step with more events takes so long that few numbers are tried. A training step of 200 blocks has fewer.
-const MANY_EVENTS: u64 = 400_000;
+/// A step with more events takes so long that few numbers are tried. A training step of a Llama with 250 blocks has fewer.
+const MANY_EVENTS: u64 = 150_000;
 
 /// Returns the largest number that fits into a limit, found by [`largest_with_gaps`], or by [`largest_of_few`] if a step is long.
 fn largest_in(limit: Bytes, mut peak: impl FnMut(u64) -> Result<Option<Peak>, Error>) -> Result<u64, Error> {
@@ -84,7 +84,7 @@ fn largest_of_few(
         let next = u64::try_from(left).map_or(most, |left| fitting.saturating_add(left.max(1)).min(most));
         match peak(next)? {
             Some(bytes) => {
-                ((before, peak_before), fitting, peak_of_fitting) = ((fitting, peak_of_fitting), next, bytes)
+                ((before, peak_before), fitting, peak_of_fitting) = ((fitting, peak_of_fitting), next, bytes);
             }
             None => break next,
         }

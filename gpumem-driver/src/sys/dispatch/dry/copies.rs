@@ -178,7 +178,7 @@ struct Side {
     before: [u64; 3],
     /// The distance of two rows in bytes, and that of two planes in rows.
     pitch: u64,
-    plane: u64,
+    rows: u64,
 }
 
 /// A copy of rows.
@@ -192,7 +192,7 @@ pub(super) struct Rows {
 impl Side {
     /// Makes a side of the words of a struct. The sort is a `CUmemorytype`. `None` if there is no such sort.
     #[allow(clippy::cast_possible_truncation, reason = "an int is half a word")]
-    fn new(sort: u64, [host, device]: [u64; 2], before: [u64; 3], [pitch, plane]: [u64; 2]) -> Option<Self> {
+    fn new(sort: u64, [host, device]: [u64; 2], before: [u64; 3], [pitch, rows]: [u64; 2]) -> Option<Self> {
         let (place, address) = match sort as u32 {
             1 => (Place::Host, host),
             2 => (Place::Device, device),
@@ -200,19 +200,19 @@ impl Side {
             4 => (Place::Either, device),
             _ => return None,
         };
-        Some(Self { place, address, before, pitch, plane })
+        Some(Self { place, address, before, pitch, rows })
     }
 
     /// Returns the addresses of all rows. `None` if the rows of this side overlap, or reach beyond all addresses.
     fn range(&self, [width, height, depth]: [u64; 3]) -> Option<Range> {
-        let Self { place, address, before: [x, y, z], pitch, plane } = *self;
-        // 0 stands for rows that follow each other.
+        let Self { place, address, before: [x, y, z], pitch, rows } = *self;
+        // The driver allows 0 where the distance does not matter.
         let is_wide = pitch == 0 || x.checked_add(width)? <= pitch;
-        let is_high = plane == 0 || depth < 2 || y.checked_add(height)? <= plane;
+        let is_high = rows == 0 || depth < 2 || y.checked_add(height)? <= rows;
         if place == Place::Array || [width, height, depth].contains(&0) {
             return Some(Range::new(place, address, 0));
         }
-        let of_plane = pitch.checked_mul(plane)?;
+        let of_plane = pitch.checked_mul(rows)?;
         let offset =
             |x: u64, y: u64, z: u64| x.checked_add(y.checked_mul(pitch)?)?.checked_add(z.checked_mul(of_plane)?);
         let first = address.checked_add(offset(x, y, z)?)?;
@@ -268,10 +268,10 @@ pub(super) unsafe fn copy_rows(rows: Option<&Rows>, real: Real<'_>) -> u32 {
         Err(code) => return code,
         Ok(to) if to.bytes > 0 && to.is_on_host() => {
             let [width, height, depth] = rows.size;
-            let Side { pitch, plane, .. } = rows.to;
+            let Side { pitch, rows, .. } = rows.to;
             for (z, y) in (0..depth).flat_map(|z| (0..height).map(move |y| (z, y))) {
                 // SAFETY: the program asks for a copy to these rows, and their range is valid.
-                unsafe { fill(to.address + (z * plane + y) * pitch, width) };
+                unsafe { fill(to.address + (z * rows + y) * pitch, width) };
             }
         }
         Ok(_) => {}
