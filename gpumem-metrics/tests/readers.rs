@@ -4,7 +4,7 @@ use gpumem::{Bytes, sim::SimGpu};
 use opentelemetry::metrics::MeterProvider;
 use opentelemetry_sdk::metrics::{
     InMemoryMetricExporter, PeriodicReader, SdkMeterProvider,
-    data::{AggregatedMetrics, MetricData, ResourceMetrics, ScopeMetrics},
+    data::{AggregatedMetrics, GaugeDataPoint, MetricData, ResourceMetrics, ScopeMetrics},
 };
 
 /// Returns the peaks of all collections.
@@ -14,7 +14,7 @@ fn peaks(exporter: &InMemoryMetricExporter) -> Vec<u64> {
     let of_intervals = metrics.filter(|metric| metric.name() == "gpumem.process.interval.peak");
     let values = of_intervals.flat_map(|metric| match metric.data() {
         AggregatedMetrics::U64(MetricData::Gauge(gauge)) => {
-            gauge.data_points().map(|point| point.value()).collect::<Vec<_>>()
+            gauge.data_points().map(GaugeDataPoint::value).collect::<Vec<_>>()
         }
         other => panic!("{other:?}"),
     });

@@ -1,71 +1,41 @@
 //! Follows the recordings of all processes, and makes samples for scrapers and for the push.
 
 use std::{
-    cmp::Reverse,
     collections::{HashMap, HashSet},
     mem,
-    ops::Range,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use gpumem_core::{
-    derive::{LedgerView, Names, Paths},
-    export::{shortened, shortened_command},
-    ledger::{GroupUsage, KnownPool},
-    model::{Device, MemKind, PoolId},
-    recording::{Follower, Totals},
-};
+use gpumem_core::export::shortened_command;
 use gpumem_driver::source::machine::accounted_peaks;
-use gpumem_metrics::{
-    schema::{OTHER, largest},
-    windows::Windows,
-};
 
 use super::{
     cgroup::container,
-    sample::{
-        Counts, DeviceSample, GpuId, GpuSample, Hidden, LiveSample, PoolSample, ProcessId, RecordingSample, Sample,
-        UsageSample,
-    },
+    followed::{Collector, Ended, Followed, LONGEST_SILENCE, READ_AFTER_END, hidden},
+    sample::{Counts, GpuId, GpuSample, Hidden, ProcessId, RecordingSample, Sample, UsageSample},
 };
 use crate::{
-    failure::Failure,
-    history::{Origin, pay},
     machine::{self, Found, Known, Machine, Process, Recorded, Recording, Usage},
-    run::control::is_stopped,
     terminal,
-    watch::Live,
 };
 
 /// At most this many recordings are followed.
 const MOST_RECORDINGS: usize = 512;
 /// At most this many recordings of one process are followed.
 const MOST_OF_PROCESS: usize = 4;
-/// At most this many devices of a recording are exported, those with the highest peaks.
-const MOST_DEVICES: usize = 16;
 /// At most this many collectors are told apart. The one that has not collected for the longest time is forgotten.
 const MOST_COLLECTORS: usize = 16;
 /// One round reads at most this many bytes of all recordings, and at least the second number of each.
 const MOST_BYTES: u64 = 64 << 20;
 const LEAST_BYTES: u64 = 1 << 20;
-/// At most this many groups of blocks get names, the largest ones. The rest is added up.
-const MOST_GROUPS: usize = 1_000;
-/// The room between more blocks than this takes too long to find.
-const MOST_BLOCKS: u64 = 100_000;
 /// Finding names reads at most this many bytes of stacks and scopes of all recordings, and at least the second number of each: those of the
 /// largest groups come first. A stack of a debug build has some 30 KB.
 const MOST_TEXT: u64 = 1 << 29;
 const LEAST_TEXT: u64 = 1 << 22;
-/// The largest number of columns of the value of a label.
-const WIDEST: usize = 128;
 /// The largest number of columns of a command.
 const WIDEST_COMMAND: usize = 60;
-/// After the end of a process, its recording may get what was still in memory.
-const READ_AFTER_END: Duration = Duration::from_secs(10);
-/// A program writes to its recording at least once a second. If nothing new comes for this time, the recording has ended or cannot be written.
-const LONGEST_SILENCE: Duration = Duration::from_secs(10);
 /// The figures of an ended process are kept this long for a collector that has not got them.
 const KEPT_AFTER_END: Duration = Duration::from_secs(300);
 
@@ -90,29 +60,6 @@ pub(super) struct Exporter {
     next_collector: u32,
 }
 
-/// A recording that is followed.
-#[derive(Debug)]
-struct Followed {
-    live: Live,
-    pid: u32,
-    began: Option<u64>,
-    process: ProcessId,
-    windows: Vec<(Device, Windows)>,
-    /// The moment at which its process was found to have ended, or not to write it any more.
-    ended: Option<Instant>,
-    /// True if its process has left nothing more.
-    has_all: bool,
-    /// True if the ring of its process can be seen here. That of a process in a container cannot.
-    sees_ring: bool,
-    /// The collectors to which it was handed when it was complete, and those at which it has arrived.
-    handed: Vec<u32>,
-    arrived: Vec<u32>,
-    /// True if lines at addresses are looked up. This is done only in files that a process of the same user names.
-    looks_up: bool,
-    /// True if the user was told why it is not exported.
-    is_said: bool,
-}
-
 /// A recording without an end, which its process does not write any more, although it runs on: the disk may be full.
 #[derive(Debug)]
 struct Broken {
@@ -129,10 +76,6 @@ impl Broken {
         self.pid == of.pid && self.path == of.live.path()
     }
 }
-
-/// The number of a collector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Collector(u32);
 
 impl Exporter {
     pub(super) fn new(places: usize) -> Self {
@@ -171,8 +114,9 @@ impl Exporter {
                     continue;
                 }
                 let process = self.process(*pid);
-                self.followed
-                    .push(Followed { ended: Some(Instant::now()), ..Followed::new(file.clone(), *pid, process) });
+                let mut followed = Followed::new(file.clone(), *pid, process);
+                followed.ended = Some(Ended::now());
+                self.followed.push(followed);
             }
             self.left.push(of);
         }
@@ -183,12 +127,11 @@ impl Exporter {
         let mut wanted: Vec<(u32, PathBuf)> = wanted.map(|(pid, file)| (pid, self.known_path(pid, file))).collect();
         let mut paths = HashSet::new();
         wanted.retain(|(_, file)| paths.insert(file.clone()));
-        let now = Instant::now();
         for of in &mut self.followed {
             if of.live.is_past() || !wanted.iter().any(|(pid, file)| of.is_of(*pid, file)) {
-                of.ended.get_or_insert(now);
-            } else if of.ended.take().is_some() {
-                (of.has_all, of.handed, of.arrived) = Default::default();
+                of.ended.get_or_insert_with(Ended::now);
+            } else {
+                of.ended = None;
             }
         }
         self.not_followed = 0;
@@ -206,16 +149,16 @@ impl Exporter {
             self.followed.push(Followed::new(file.clone(), *pid, process));
         }
         let collectors: Vec<u32> = self.collectors.iter().map(|(_, number)| *number).collect();
-        let is_over = |of: &Followed| {
-            let has_arrived = !collectors.is_empty() && collectors.iter().all(|number| of.arrived.contains(number));
-            of.ended.is_some_and(|ended| of.is_complete() && has_arrived || now - ended > KEPT_AFTER_END)
+        let is_over = |Ended { at, arrived, .. }: &Ended| {
+            let has_arrived = !collectors.is_empty() && collectors.iter().all(|number| arrived.contains(number));
+            has_arrived || at.elapsed() > KEPT_AFTER_END
         };
-        for over in self.followed.extract_if(.., |of| is_over(of)) {
+        for over in self.followed.extract_if(.., |of| of.ended.as_ref().is_some_and(is_over)) {
             self.counted.entry(over.process.clone()).or_default().add(over.counts());
         }
         let most = (MOST_BYTES / self.followed.len().max(1) as u64).max(LEAST_BYTES);
         for of in &mut self.followed {
-            if of.ended.is_none_or(|ended| now - ended <= READ_AFTER_END) {
+            if of.ended.as_ref().is_none_or(|ended| ended.at.elapsed() <= READ_AFTER_END) {
                 of.read(most);
                 if let Some(news) = of.news() {
                     terminal::error(&news);
@@ -330,7 +273,7 @@ impl Exporter {
         }
         let (mut recordings, mut hidden) = (Vec::new(), 0);
         for of in &mut self.followed {
-            if of.ended.is_some() && of.arrived.contains(&collector.0) {
+            if of.ended.as_ref().is_some_and(|ended| ended.arrived.contains(&collector.0)) {
                 continue;
             }
             if of.is_seen() {
@@ -339,8 +282,8 @@ impl Exporter {
             } else {
                 hidden += usize::from(!self.broken.iter().any(|broken| broken.is(of)));
                 // The recording is not read any more, so this collector gets its last figures.
-                if of.is_complete() {
-                    of.handed.push(collector.0);
+                if let Some(ended) = &mut of.ended {
+                    ended.hand_to(collector);
                 }
             }
         }
@@ -389,240 +332,19 @@ impl Exporter {
     pub(super) fn confirm(&mut self, Collector(collector): Collector) {
         for of in &mut self.followed {
             of.windows.iter_mut().for_each(|(_, windows)| windows.confirm(collector));
-            if of.handed.contains(&collector) && !of.arrived.contains(&collector) {
-                of.arrived.push(collector);
+            if let Some(Ended { handed, arrived, .. }) = &mut of.ended
+                && handed.contains(&collector)
+                && !arrived.contains(&collector)
+            {
+                arrived.push(collector);
             }
         }
     }
-}
-
-impl Followed {
-    fn is_of(&self, pid: u32, file: &Path) -> bool {
-        self.pid == pid && self.live.path() == file
-    }
-
-    fn new(file: PathBuf, pid: u32, process: ProcessId) -> Self {
-        let own = rustix::process::geteuid().as_raw();
-        Self {
-            live: Live::of_recording(file),
-            pid,
-            began: machine::began(pid),
-            process,
-            windows: Vec::new(),
-            ended: None,
-            has_all: false,
-            sees_ring: machine::shares_memory(pid),
-            handed: Vec::new(),
-            arrived: Vec::new(),
-            looks_up: machine::uid(pid) == Some(own),
-            is_said: false,
-        }
-    }
-
-    /// Returns whether nothing more comes: its process does not write it, and what the process left was read.
-    fn is_complete(&self) -> bool {
-        self.ended.is_some_and(|ended| self.has_all || ended.elapsed() > READ_AFTER_END)
-    }
-
-    /// True if its process runs, and nothing new could be read for too long.
-    fn is_silent(&self) -> bool {
-        self.ended.is_none() && self.live.newest.elapsed() > LONGEST_SILENCE
-    }
-
-    fn is_seen(&self) -> bool {
-        self.live.is_read() && !self.is_silent()
-    }
-
-    /// Returns a message when the recording is no longer exported, with the reason, and one when it is exported again.
-    fn news(&mut self) -> Option<String> {
-        if !self.is_said && self.is_silent() {
-            self.is_said = true;
-            return Some(hidden(self.live.path(), self.pid, self.live.error()).to_string());
-        }
-        let is_again = self.is_said && self.ended.is_none() && self.is_seen();
-        self.is_said &= !is_again;
-        is_again.then(|| format!("{} is exported again", recording_of(self.live.path(), self.pid)))
-    }
-
-    fn read(&mut self, most: u64) {
-        // The ring comes first: `gpumem run` adds it to the file, and then removes it.
-        let left = (self.ended.is_some() && !self.has_all).then(|| self.live.left_in_ring());
-        self.live.read(most);
-        if let Some(left) = left.filter(|_| self.live.is_read()) {
-            match left {
-                Ok(Some(left)) if !self.live.is_finished() => self.live.read_ring(&left),
-                // Its process still fills it, or it cannot be read.
-                Err(_) => {}
-                Ok(_) => self.has_all = self.live.is_finished() || self.sees_ring,
-            }
-        }
-        // A stopped process cannot write, and its figures are right.
-        if self.live.newest.elapsed() > LONGEST_SILENCE / 2 && is_stopped(self.pid) {
-            self.live.newest = Instant::now();
-        }
-        let devices = self.live.follower().ledger().stats();
-        for device in devices.iter().map(|stats| stats.device) {
-            let recent = self.live.take_recent_peak(device);
-            self.windows_of(device).note(recent);
-        }
-    }
-
-    fn windows_of(&mut self, device: Device) -> &mut Windows {
-        let at = self.windows.iter().position(|(known, _)| *known == device).unwrap_or_else(|| {
-            self.windows.push((device, Windows::default()));
-            self.windows.len() - 1
-        });
-        &mut self.windows[at].1
-    }
-
-    fn sample(
-        &mut self,
-        Collector(collector): Collector,
-        gpus: &[GpuSample],
-        (places, most_text): (usize, u64),
-    ) -> RecordingSample {
-        let is_running = self.ended.is_none();
-        if self.is_complete() {
-            self.handed.push(collector);
-        }
-        if is_running && self.looks_up {
-            self.live.look_up_lines();
-        }
-        let mut devices = self.live.follower().ledger().stats();
-        let totals = self.live.totals();
-        let peak_of = |device| totals.peaks.iter().find(|peak| peak.device == device).map(|peak| peak.bytes);
-        devices.sort_by_key(|stats| Reverse(peak_of(stats.device)));
-        devices.truncate(MOST_DEVICES);
-        let mut lives = if is_running { lives(self.live.follower(), places, most_text) } else { HashMap::new() };
-        let has_only_peaks = self.live.follower().beginning().is_peaks;
-        let devices = devices.into_iter().map(|stats| {
-            let device = stats.device;
-            let interval_peak = self.windows_of(device).collect(collector, stats.on_device.bytes.current);
-            let uuid = self.live.follower().definitions().device(device).and_then(|known| known.uuid.clone());
-            DeviceSample {
-                gpu: gpu_of(uuid, device, gpus),
-                peak: peak_of(device),
-                interval_peak: Some(interval_peak).filter(|_| !has_only_peaks),
-                live: is_running.then(|| lives.remove(&device).unwrap_or_default()),
-            }
-        });
-        let devices = devices.collect();
-        RecordingSample { process: self.process.clone(), counts: self.counts(), devices }
-    }
-
-    fn counts(&self) -> Counts {
-        let Totals { refused, obtained, lost, .. } = self.live.totals();
-        Counts { refused, retried: obtained, lost: lost + self.live.unread() }
-    }
-}
-
-fn recording_of(path: &Path, pid: u32) -> String {
-    format!("the recording `{}` of process {pid}", path.display())
-}
-
-/// Returns the message that the recording of a running process is not exported. Without an error, its process does not write it any more.
-fn hidden(path: &Path, pid: u32, error: Option<&str>) -> Failure {
-    let (cause, next) = match error {
-        Some(error) => (error, "if another program has changed it, record the program again"),
-        None => ("nothing new is in it", "the program has printed why, for example that the disk is full"),
-    };
-    Failure::new(format!("{} is not exported", recording_of(path, pid)), cause, next)
 }
 
 /// A panic of another thread leaves no state that would be wrong.
 pub(super) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Returns the live memory of each device. Names cost time, so only the largest groups have them.
-fn lives(follower: &Follower, places: usize, mut most_text: u64) -> HashMap<Device, LiveSample> {
-    #[derive(Default)]
-    struct Sums {
-        kinds: [u64; MemKind::ALL.len()],
-        libraries: HashMap<String, u64>,
-        scopes: HashMap<String, u64>,
-        places: HashMap<(String, String), u64>,
-    }
-    let (ledger, definitions) = (follower.ledger(), follower.definitions());
-    let mut groups = ledger.groups();
-    groups.sort_by_key(|of| Reverse(of.bytes));
-    let paths = Paths::now(ledger, definitions);
-    let mut sums: HashMap<Device, Sums> = HashMap::new();
-    for (at, GroupUsage { device, group, bytes, .. }) in groups.into_iter().enumerate() {
-        let (sums, bytes) = (sums.entry(device).or_default(), bytes.get());
-        sums.kinds[group.kind as usize] += bytes;
-        let length = || paths.length_of(group.node) as u64 + definitions.length_of(group.stack);
-        let [library, scope, place] = if at < MOST_GROUPS && pay(&mut most_text, length()) {
-            let origin = Origin::of(&group, &paths, definitions);
-            [origin.library_or_program(), origin.scope(), origin.place()].map(|name| shortened(&name, WIDEST))
-        } else {
-            [OTHER, OTHER, OTHER].map(str::to_owned)
-        };
-        *sums.libraries.entry(library).or_default() += bytes;
-        *sums.scopes.entry(scope.clone()).or_default() += bytes;
-        *sums.places.entry((place, scope)).or_default() += bytes;
-    }
-    let holes = largest_holes(ledger);
-    let mut pools: HashMap<Device, Vec<PoolSample>> = HashMap::new();
-    for KnownPool { pool, device, part_bytes, reserved, .. } in ledger.pools() {
-        pools.entry(device).or_default().push(PoolSample {
-            name: shortened(&definitions.pool(pool), WIDEST),
-            used: part_bytes.get(),
-            reserved: reserved.get(),
-            largest_hole: holes.get(&pool).copied(),
-        });
-    }
-    let mut lives: HashMap<Device, LiveSample> = HashMap::new();
-    for (device, sums) in sums {
-        let kinds = MemKind::ALL.iter().zip(sums.kinds).filter(|(_, bytes)| *bytes > 0);
-        let other = || OTHER.to_owned();
-        lives.insert(
-            device,
-            LiveSample {
-                kinds: kinds.map(|(kind, bytes)| (kind.name(), bytes)).collect(),
-                libraries: largest(sums.libraries, places, other),
-                scopes: largest(sums.scopes, places, other),
-                places: largest(sums.places, places, || (other(), other())),
-                pools: Vec::new(),
-            },
-        );
-    }
-    for (device, mut pools) in pools {
-        // If several pools have one name, the largest one counts.
-        pools.sort_by_key(|pool| Reverse(pool.reserved));
-        pools.truncate(places);
-        lives.entry(device).or_default().pools = pools;
-    }
-    lives
-}
-
-/// Returns the largest unused range in the blocks of each pool, if the addresses of all its blocks are known.
-fn largest_holes(ledger: &dyn LedgerView) -> HashMap<PoolId, u64> {
-    let mut pools = ledger.pools();
-    let blocks = ledger.stats().iter().map(|stats| stats.on_device.blocks.current).sum::<u64>();
-    if pools.is_empty() || blocks > MOST_BLOCKS {
-        return HashMap::new();
-    }
-    let mut parts: Vec<(u64, u64)> = Vec::new();
-    parts.extend(
-        ledger.blocks(None).iter().filter(|block| block.key.is_part()).map(|of| (of.key.address(), of.bytes.get())),
-    );
-    parts.sort_unstable();
-    let (mut holes, mut known): (HashMap<PoolId, u64>, HashMap<PoolId, u64>) = Default::default();
-    for (pool, Range { start, end }) in ledger.pool_blocks() {
-        *known.entry(pool).or_default() += end - start;
-        let first = parts.partition_point(|(address, _)| *address < start);
-        let inside = parts[first..].iter().take_while(|(address, _)| *address < end);
-        let hole = holes.entry(pool).or_default();
-        let rest = inside.fold(start, |at, (address, bytes)| {
-            *hole = (*hole).max(address.saturating_sub(at));
-            at.max(address.saturating_add(*bytes))
-        });
-        *hole = (*hole).max(end.saturating_sub(rest));
-    }
-    pools.retain(|pool| known.get(&pool.pool) == Some(&pool.block_bytes.get()));
-    holes.retain(|pool, _| pools.iter().any(|of| of.pool == *pool));
-    holes
 }
 
 /// Returns the GPUs and their slices.
@@ -651,17 +373,6 @@ fn gpus_of(machine: &Machine) -> Vec<GpuSample> {
     all
 }
 
-/// Returns the GPU with this UUID. A recording may have it without the part before the first dash.
-fn gpu_of(uuid: Option<String>, device: Device, gpus: &[GpuSample]) -> GpuId {
-    let is_it = |known: &str| {
-        let uuid = uuid.as_deref().unwrap_or_default();
-        known == uuid || known.split_once('-').is_some_and(|(_, known)| known == uuid)
-    };
-    let known = gpus.iter().find(|gpu| gpu.gpu.uuid.as_deref().is_some_and(is_it)).map(|gpu| gpu.gpu.clone());
-    let ordinal = Some(device.ordinal).filter(|_| uuid.is_none());
-    known.unwrap_or_else(|| GpuId { id: None, uuid: uuid.map(|uuid| shortened(&uuid, WIDEST)), ordinal })
-}
-
 /// Adds the figures of the driver's accounting, if it is enabled.
 fn add_accounts(machine: &Machine, usages: &mut [UsageSample]) {
     for index in machine.gpus.iter().filter_map(|gpu| gpu.index) {
@@ -682,7 +393,7 @@ mod tests {
     use std::{env, fs, process};
 
     use gpumem_core::{
-        model::{Block, Bytes, EventKind, Key, StackId},
+        model::{Block, Bytes, EventKind, Key, MemKind, PoolId, StackId},
         recording::{Item, PoolDefinition},
     };
 
@@ -690,7 +401,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        export::metrics::{METRICS, Points},
+        export::{
+            metrics::{METRICS, Points},
+            sample::PoolSample,
+        },
         made::{DEVICE, MIB, Made},
     };
 
@@ -835,10 +549,10 @@ mod tests {
         let (ended, first) = sample(&mut exporter, "first");
         assert_eq!((ended.devices[0].live.clone(), ended.devices[0].peak), (None, running.devices[0].peak));
         exporter.confirm(first);
-        assert!(exporter.followed[0].arrived.contains(&first.0));
+        assert!(exporter.followed[0].ended.as_ref().unwrap().arrived.contains(&first.0));
         // The recording is found again, so it has not ended yet. Its end is handed over later.
         exporter.follow_all(&file.recorded());
-        assert!(exporter.followed[0].arrived.is_empty());
+        assert!(exporter.followed[0].ended.is_none());
         exporter.follow_all(&[]);
         let (_, first) = sample(&mut exporter, "first");
         exporter.confirm(first);
@@ -890,7 +604,8 @@ mod tests {
         exporter.follow_all(&wrong.recorded());
         assert!(!exporter.followed[0].live.is_read());
         // Each collector gets the last figures once after the process has ended.
-        exporter.followed[0].ended = Instant::now().checked_sub(2 * READ_AFTER_END);
+        let at = Instant::now().checked_sub(2 * READ_AFTER_END).unwrap();
+        exporter.followed[0].ended = Some(Ended { at, ..Ended::now() });
         for expected in [1, 0] {
             let (sample, collector) = exporter.collect("a");
             assert_eq!(sample.hidden.recordings, expected);
@@ -917,7 +632,7 @@ mod tests {
             assert!(of.news().is_some_and(|news| news.contains(" is not exported: nothing new is in it; ")));
         }
         // A process that ended is not exported again.
-        exporter.followed[0].ended = Some(Instant::now());
+        exporter.followed[0].ended = Some(Ended::now());
         assert_eq!(exporter.followed[0].news(), None);
     }
 

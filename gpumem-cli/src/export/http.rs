@@ -32,7 +32,8 @@ use tokio::{
 };
 
 use super::{
-    exporter::{Collector, Exporter, lock},
+    exporter::{Exporter, lock},
+    followed::Collector,
     host::{Names, without_port},
     metrics::Points,
     prometheus,

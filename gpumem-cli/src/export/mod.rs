@@ -1,12 +1,14 @@
 //! `gpumem export`: metrics of a machine for Prometheus and OpenTelemetry.
 //!
-//! `exporter.rs` follows the recordings of all processes and makes a `Sample`, `metrics.rs` names its metrics, `prometheus.rs` and
-//! `otlp.rs` write them.
+//! `exporter.rs` follows the recordings of all processes, `followed.rs` each of them, and makes a `Sample`. `metrics.rs` names its metrics,
+//! `prometheus.rs` and `otlp.rs` write them.
 
 mod cgroup;
 mod exporter;
+mod followed;
 mod host;
 mod http;
+mod lives;
 mod metrics;
 mod otlp;
 mod prometheus;

@@ -179,10 +179,8 @@ impl Live {
 
     /// Reads that, after the end of the file.
     pub(crate) fn read_ring(&mut self, left: &[u8]) {
-        let read = Beginning::read(left).and_then(|beginning| match self.follower.go_on_in(&beginning) {
-            true => self.follower.read(left),
-            false => Ok(()),
-        });
+        let read = Beginning::read(left)
+            .and_then(|beginning| if self.follower.go_on_in(&beginning) { self.follower.read(left) } else { Ok(()) });
         // Whatever its process left, there is no more.
         self.follows = Follows::Nothing;
         self.error = read.err().map(|error| error.to_string());

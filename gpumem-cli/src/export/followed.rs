@@ -1,0 +1,214 @@
+//! A recording that the exporter follows.
+
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use gpumem_core::{export::shortened, model::Device, recording::Totals};
+use gpumem_metrics::windows::Windows;
+
+use super::{
+    lives::{WIDEST, lives},
+    sample::{Counts, DeviceSample, GpuId, GpuSample, ProcessId, RecordingSample},
+};
+use crate::{failure::Failure, machine, run::control::is_stopped, watch::Live};
+
+/// At most this many devices of a recording are exported, those with the highest peaks.
+const MOST_DEVICES: usize = 16;
+/// After the end of a process, its recording may get what was still in memory.
+pub(super) const READ_AFTER_END: Duration = Duration::from_secs(10);
+/// A program writes to its recording at least once a second. If nothing new comes for this time, the recording has ended or cannot be written.
+pub(super) const LONGEST_SILENCE: Duration = Duration::from_secs(10);
+
+/// A recording that is followed.
+#[derive(Debug)]
+pub(super) struct Followed {
+    pub(super) live: Live,
+    pub(super) pid: u32,
+    pub(super) began: Option<u64>,
+    pub(super) process: ProcessId,
+    pub(super) windows: Vec<(Device, Windows)>,
+    /// `None` while its process writes it.
+    pub(super) ended: Option<Ended>,
+    /// True if the ring of its process can be seen here. That of a process in a container cannot.
+    sees_ring: bool,
+    /// True if lines at addresses are looked up. This is done only in files that a process of the same user names.
+    looks_up: bool,
+    /// True if the user was told why it is not exported.
+    pub(super) is_said: bool,
+}
+
+/// The end of a recording: its process has ended, or does not write it any more.
+#[derive(Debug)]
+pub(super) struct Ended {
+    /// The moment at which this was found.
+    pub(super) at: Instant,
+    /// True if the process has left nothing more.
+    pub(super) has_all: bool,
+    /// The collectors to which it was handed when it was complete, and those at which it has arrived.
+    pub(super) handed: Vec<u32>,
+    pub(super) arrived: Vec<u32>,
+}
+
+impl Ended {
+    pub(super) fn now() -> Self {
+        Self { at: Instant::now(), has_all: false, handed: Vec::new(), arrived: Vec::new() }
+    }
+
+    /// Returns whether nothing more comes.
+    pub(super) fn is_complete(&self) -> bool {
+        self.has_all || self.at.elapsed() > READ_AFTER_END
+    }
+
+    pub(super) fn hand_to(&mut self, Collector(collector): Collector) {
+        if self.is_complete() {
+            self.handed.push(collector);
+        }
+    }
+}
+
+/// The number of a collector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Collector(pub(super) u32);
+
+impl Followed {
+    pub(super) fn is_of(&self, pid: u32, file: &Path) -> bool {
+        self.pid == pid && self.live.path() == file
+    }
+
+    pub(super) fn new(file: PathBuf, pid: u32, process: ProcessId) -> Self {
+        let own = rustix::process::geteuid().as_raw();
+        Self {
+            live: Live::of_recording(file),
+            pid,
+            began: machine::began(pid),
+            process,
+            windows: Vec::new(),
+            ended: None,
+            sees_ring: machine::shares_memory(pid),
+            looks_up: machine::uid(pid) == Some(own),
+            is_said: false,
+        }
+    }
+
+    /// True if its process runs, and nothing new could be read for too long.
+    pub(super) fn is_silent(&self) -> bool {
+        self.ended.is_none() && self.live.newest.elapsed() > LONGEST_SILENCE
+    }
+
+    pub(super) fn is_seen(&self) -> bool {
+        self.live.is_read() && !self.is_silent()
+    }
+
+    /// Returns a message when the recording is no longer exported, with the reason, and one when it is exported again.
+    pub(super) fn news(&mut self) -> Option<String> {
+        if !self.is_said && self.is_silent() {
+            self.is_said = true;
+            return Some(hidden(self.live.path(), self.pid, self.live.error()).to_string());
+        }
+        let is_again = self.is_said && self.ended.is_none() && self.is_seen();
+        self.is_said &= !is_again;
+        is_again.then(|| format!("{} is exported again", recording_of(self.live.path(), self.pid)))
+    }
+
+    pub(super) fn read(&mut self, most: u64) {
+        // The ring comes first: `gpumem run` adds it to the file, and then removes it.
+        let left = self.ended.as_ref().filter(|ended| !ended.has_all).map(|_| self.live.left_in_ring());
+        self.live.read(most);
+        if let (Some(left), Some(ended), true) = (left, &mut self.ended, self.live.is_read()) {
+            match left {
+                Ok(Some(left)) if !self.live.is_finished() => {
+                    self.live.read_ring(&left);
+                    ended.has_all = true;
+                }
+                // Its process still fills it, or it cannot be read.
+                Err(_) => {}
+                Ok(_) => ended.has_all = self.live.is_finished() || self.sees_ring,
+            }
+        }
+        // A stopped process cannot write, and its figures are right.
+        if self.live.newest.elapsed() > LONGEST_SILENCE / 2 && is_stopped(self.pid) {
+            self.live.newest = Instant::now();
+        }
+        let devices = self.live.follower().ledger().stats();
+        for device in devices.iter().map(|stats| stats.device) {
+            let recent = self.live.take_recent_peak(device);
+            self.windows_of(device).note(recent);
+        }
+    }
+
+    pub(super) fn windows_of(&mut self, device: Device) -> &mut Windows {
+        let at = self.windows.iter().position(|(known, _)| *known == device).unwrap_or_else(|| {
+            self.windows.push((device, Windows::default()));
+            self.windows.len() - 1
+        });
+        &mut self.windows[at].1
+    }
+
+    pub(super) fn sample(
+        &mut self,
+        collector: Collector,
+        gpus: &[GpuSample],
+        (places, most_text): (usize, u64),
+    ) -> RecordingSample {
+        let is_running = self.ended.is_none();
+        if let Some(ended) = &mut self.ended {
+            ended.hand_to(collector);
+        }
+        if is_running && self.looks_up {
+            self.live.look_up_lines();
+        }
+        let mut devices = self.live.follower().ledger().stats();
+        let totals = self.live.totals();
+        let peak_of = |device| totals.peaks.iter().find(|peak| peak.device == device).map(|peak| peak.bytes);
+        devices.sort_by_key(|stats| Reverse(peak_of(stats.device)));
+        devices.truncate(MOST_DEVICES);
+        let mut lives = if is_running { lives(self.live.follower(), places, most_text) } else { HashMap::new() };
+        let has_only_peaks = self.live.follower().beginning().is_peaks;
+        let devices = devices.into_iter().map(|stats| {
+            let device = stats.device;
+            let interval_peak = self.windows_of(device).collect(collector.0, stats.on_device.bytes.current);
+            let uuid = self.live.follower().definitions().device(device).and_then(|known| known.uuid.clone());
+            DeviceSample {
+                gpu: gpu_of(uuid, device, gpus),
+                peak: peak_of(device),
+                interval_peak: Some(interval_peak).filter(|_| !has_only_peaks),
+                live: is_running.then(|| lives.remove(&device).unwrap_or_default()),
+            }
+        });
+        let devices = devices.collect();
+        RecordingSample { process: self.process.clone(), counts: self.counts(), devices }
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        let Totals { refused, obtained, lost, .. } = self.live.totals();
+        Counts { refused, retried: obtained, lost: lost + self.live.unread() }
+    }
+}
+
+fn recording_of(path: &Path, pid: u32) -> String {
+    format!("the recording `{}` of process {pid}", path.display())
+}
+
+/// Returns the message that the recording of a running process is not exported. Without an error, its process does not write it any more.
+pub(super) fn hidden(path: &Path, pid: u32, error: Option<&str>) -> Failure {
+    let (cause, next) = match error {
+        Some(error) => (error, "if another program has changed it, record the program again"),
+        None => ("nothing new is in it", "the program has printed why, for example that the disk is full"),
+    };
+    Failure::new(format!("{} is not exported", recording_of(path, pid)), cause, next)
+}
+
+/// Returns the GPU with this UUID. A recording may have it without the part before the first dash.
+fn gpu_of(uuid: Option<String>, device: Device, gpus: &[GpuSample]) -> GpuId {
+    let is_it = |known: &str| {
+        let uuid = uuid.as_deref().unwrap_or_default();
+        known == uuid || known.split_once('-').is_some_and(|(_, known)| known == uuid)
+    };
+    let known = gpus.iter().find(|gpu| gpu.gpu.uuid.as_deref().is_some_and(is_it)).map(|gpu| gpu.gpu.clone());
+    let ordinal = Some(device.ordinal).filter(|_| uuid.is_none());
+    known.unwrap_or_else(|| GpuId { id: None, uuid: uuid.map(|uuid| shortened(&uuid, WIDEST)), ordinal })
+}
