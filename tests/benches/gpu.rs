@@ -297,9 +297,8 @@ impl Row {
     }
 
     /// Returns the least and the most bytes at one time that a trace must report. The threads of a row are in no scope.
-    fn most(&self, way: &Way) -> (u64, u64) {
+    fn most(&self) -> (u64, u64) {
         match self.kind {
-            _ if way.name == OVERLAPPED && self.threads > 1 => (0, 0),
             Kind::Async(bytes) | Kind::Plain(bytes) => (bytes as u64, (bytes * self.threads) as u64),
             Kind::Launch | Kind::Graph | Kind::Trace => (0, 0),
         }
@@ -751,7 +750,7 @@ impl Gpu {
         assert_eq!(after.events - before.events, row.events(), "every call was recorded once");
         assert_eq!((after.lost, after.untracked, after.live.len()), (0, 0, 0), "nothing was missed, nothing is left");
         let Some(newest) = trace.map(|trace| trace.data()) else { return measured };
-        let (least, most) = row.most(way);
+        let (least, most) = row.most();
         let peaked = newest.peaked.get();
         assert!((least..=most).contains(&peaked), "{peaked} B is not from {least} to {most}");
         for data in open.iter().map(GpuMemTrace::data).chain([newest]) {
