@@ -210,7 +210,9 @@ mod tests {
     /// Returns the names of metrics in a text.
     fn names(text: &str) -> BTreeSet<String> {
         let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        let is_name = |word: &&str| word.starts_with("gpumem_") || word.starts_with("hw_gpu_");
+        // The page names the crate as well.
+        let is_name =
+            |word: &&str| (word.starts_with("gpumem_") || word.starts_with("hw_gpu_")) && *word != "gpumem_metrics";
         words.filter(is_name).map(str::to_owned).collect()
     }
 
