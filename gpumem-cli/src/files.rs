@@ -16,14 +16,12 @@ use gpumem_core::{
 
 use crate::failure::Failure;
 
-/// Opens a regular file for reading, like [`open`]. A file of the kernel has no size, and reading it may wait for ever, such as
-/// `/proc/kmsg`. An empty file of another kind has nothing to read either.
+/// Opens a recording or a file beside one. See [`regular_file::open_to_read`].
 pub(crate) fn open_to_read(path: &Path) -> io::Result<File> {
-    let file = regular_file::open_to_read(path)?;
-    if file.metadata()?.len() == 0 {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, EMPTY));
-    }
-    Ok(file)
+    regular_file::open_to_read(path).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), EMPTY),
+        _ => error,
+    })
 }
 
 /// Returns whether a file begins as recordings do.

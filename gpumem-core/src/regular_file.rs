@@ -28,10 +28,15 @@ pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     }
 }
 
-/// Opens a regular file for reading, like [`open`].
+/// Opens a regular file for reading, like [`open`], if there is something in it. A file of the kernel has no size, and reading it may wait for
+/// ever, such as `/proc/kmsg`.
 ///
 /// # Errors
-/// Returns the errors of [`open`].
+/// Returns the errors of [`open`], and one of the kind [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the file has no size.
 pub fn open_to_read(path: &Path) -> io::Result<File> {
-    open(path, File::options().read(true))
+    let file = open(path, File::options().read(true))?;
+    match file.metadata()?.len() {
+        0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it is empty")),
+        _ => Ok(file),
+    }
 }

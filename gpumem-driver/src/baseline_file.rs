@@ -3,7 +3,8 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fmt, fs,
+    fmt::{self, Display},
+    fs,
     io::{self, Read},
     path::{Path, PathBuf},
     time::Duration,
@@ -102,18 +103,20 @@ impl Baseline {
     pub fn read(path: &Path) -> Result<Option<Self>> {
         let read = || {
             let mut text = Vec::new();
-            // The file may be one of the kernel, whose size is 0 and which may have no end.
+            // The file may become longer while it is read.
             regular_file::open_to_read(path)?.take(LONGEST + 1).read_to_end(&mut text)?;
             if text.len() as u64 > LONGEST {
                 return Err(io::Error::other(format!("it has more than {}", Bytes::new(LONGEST))));
             }
             Ok(text)
         };
+        let other = |why: &dyn Display| {
+            let detail = format!("it is not a baseline file ({why}); repair or remove it, and write it again");
+            baseline_error(path, detail)
+        };
         match read() {
-            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {
-                let detail = format!("it is not a baseline file ({error}); repair or remove it, and write it again");
-                baseline_error(path, detail).because(error)
-            }),
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| other(&error).because(error)),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(other(&error).because(error)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(baseline_error(path, format!("cannot read it: {error}")).because(error)),
         }

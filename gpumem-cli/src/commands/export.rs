@@ -11,12 +11,12 @@ use std::{
 };
 
 use clap::Args;
+use gpumem_core::regular_file;
 
 use crate::{
     exit::Exit,
     export::{self, Options},
     failure::Failure,
-    files,
 };
 
 const EXAMPLES: &str = "\
@@ -83,7 +83,7 @@ fn token(file: &Path) -> Result<String, Failure> {
     let read = || {
         // The token may come through a pipe, such as one of `<(…)`.
         let is_special = fs::metadata(file)?.file_type().is_fifo();
-        let from = if is_special { File::open(file)? } else { files::open_to_read(file)? };
+        let from = if is_special { File::open(file)? } else { regular_file::open_to_read(file)? };
         let mut text = String::new();
         from.take(LONGEST_TOKEN + 1).read_to_string(&mut text)?;
         if text.len() as u64 > LONGEST_TOKEN {

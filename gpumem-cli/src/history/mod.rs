@@ -22,11 +22,13 @@ mod time;
 
 pub(crate) use gpumem_core::ledger::BlockChangeKind as ChangeKind;
 
+#[cfg(feature = "export")]
+pub(crate) use self::names::pay;
 pub(crate) use self::{
     device::DeviceHistory,
     held::{OriginSum, Sum, sums_by},
     lives::{BlockLife, Change, LIVE, Lives},
-    names::{Origin, library_or_program, pay},
+    names::{Origin, library_or_program},
     recorded::{History, Mark, Refusal, ScopeLife},
     time::{Moment, in_words},
 };

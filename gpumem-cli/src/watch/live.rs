@@ -13,14 +13,15 @@ use std::{
     time::Instant,
 };
 
+#[cfg(feature = "export")]
+use gpumem_core::recording::left_in_ring;
 use gpumem_core::{
     derive::Paths,
     model::{Bytes, Device, Family},
-    recording::{
-        Beginning, CodeAddress, Follower, ModuleDefinition, SymbolsDefinition, Totals, left_in_ring, old_path,
-    },
+    recording::{Beginning, CodeAddress, Follower, ModuleDefinition, SymbolsDefinition, Totals, old_path},
     report::SharedNames,
 };
+#[cfg(feature = "export")]
 use gpumem_driver::ring_memory::SharedMemory;
 use serde::Serialize;
 
@@ -111,7 +112,6 @@ pub(crate) struct Live {
 
 /// What is read when another recording has taken the place of the one that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "export"), expect(dead_code, reason = "the exporter needs them"))]
 enum Follows {
     /// The other one is.
     Path,

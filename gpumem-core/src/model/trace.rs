@@ -20,7 +20,6 @@ use super::{ByteDelta, Bytes, Gauge, Sampling, Source};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Trace {
     /// The CUDA ordinal of the device.
     pub device: u32,

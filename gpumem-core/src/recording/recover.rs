@@ -216,7 +216,7 @@ pub fn recover(recording: &Path, mut file: File, segments: &dyn Segments) -> io:
 /// Returns the content of a file, if there is one.
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
-    match regular_file::open_to_read(path).and_then(|mut file| file.read_to_end(&mut bytes)) {
+    match regular_file::open(path, File::options().read(true)).and_then(|mut file| file.read_to_end(&mut bytes)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         read => read.map(|_| Some(bytes)),
     }
@@ -237,7 +237,8 @@ fn is_same_file(file: &File, path: &Path) -> io::Result<bool> {
 
 /// Returns whether a process holds the lock of this file.
 fn is_held(path: &Path) -> bool {
-    regular_file::open_to_read(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    regular_file::open(path, File::options().read(true))
+        .is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 /// The facts at the beginning of a recording, as far as it can be read.

@@ -218,7 +218,8 @@ fn a_disk_that_is_full_from_the_start() {
         let lost = names.iter().find(|name| name.starts_with("a.rank1.pid")).unwrap_or_else(|| panic!("{names:?}"));
         assert!(names.len() == 2 && fs::read(folder.file(lost)).unwrap().is_empty(), "{names:?}");
         let lines: Vec<_> = outcome.stderr.lines().filter(|line| line.contains(lost)).collect();
-        let why = ": its process could not write it or was killed before, or the file was made shorter";
+        let why =
+            ": its process could not write it or was killed before, or the file was made shorter, moved or removed";
         let next = format!("`{why}; run it again, with room on the disk or with another --output");
         assert!(lines.iter().any(|line| line.ends_with(&next)), "{outcome}");
         let limit = format!(": nothing is known of its limits{why}");

@@ -189,12 +189,11 @@ impl History {
     fn free(&mut self, thread: usize, name: u64) {
         self.post(&EventKind::Free { key: key(name), block: None }, thread);
         let removed = self.live.remove(&name);
-        match &removed {
-            Some(removed) => self.remove(removed, -1, &self.place(thread)),
-            None => {
-                self.post(&EventKind::Untracked, thread);
-                self.untracked.push(self.runner.number);
-            }
+        if let Some(removed) = &removed {
+            self.remove(removed, -1, &self.place(thread));
+        } else {
+            self.post(&EventKind::Untracked, thread);
+            self.untracked.push(self.runner.number);
         }
         self.freed[thread] = Some((name, removed.ok_or(self.runner.number)));
         self.events += 1;
@@ -228,7 +227,9 @@ impl History {
             Counted::Task => Some((task, on, false)),
         };
         let number = self.runner.number;
-        account.into_iter().for_each(|account| self.accounts.open(account, number));
+        if let Some(account) = account {
+            self.accounts.open(account, number);
+        }
         let host = if is_task { guest(&[task], &around) } else { around.clone() };
         let plain =
             PlainScope { device: on, account, is_task, opener: thread, host, number, in_use: 0, peak: 0, shared: 0 };
@@ -252,7 +253,9 @@ impl History {
             (open.number, open.in_use, open.peak, open.shared) = (number, 0, 0, 0);
         } else if how > 1 {
             let PlainScope { account, opener, .. } = self.scopes.remove(&scope).unwrap();
-            account.into_iter().for_each(|account| self.accounts.close(account));
+            if let Some(account) = account {
+                self.accounts.close(account);
+            }
             self.entered[opener].retain(|entered| entered.scope != scope || entered.host.is_some());
         }
     }
@@ -356,7 +359,7 @@ impl History {
                 self.query(thread, scope, random(4));
             }
         }
-        if step % 50 == 0 {
+        if step.is_multiple_of(50) {
             self.compare();
         }
     }
@@ -371,10 +374,10 @@ fn all_figures_agree_with_the_simple_way() {
         // Some histories are long, and in two of these groups are forgotten.
         let (stacks, steps) = match seed {
             5000 | 10_000 => (9000, 30_000),
-            _ if seed % 200 == 0 => ([1, 3, 50][random(3)], 1000),
+            _ if seed.is_multiple_of(200) => ([1, 3, 50][random(3)], 1000),
             _ => (1, 60),
         };
-        let (mut history, is_displaced) = (History::default(), seed % 2 == 0);
+        let (mut history, is_displaced) = (History::default(), seed.is_multiple_of(2));
         if is_displaced {
             history.post(&EventKind::Displaced { now: 1, more: 1 }, 0);
         }

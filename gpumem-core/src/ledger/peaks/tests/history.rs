@@ -199,7 +199,9 @@ impl History {
         let own = self.ledger.thread(thread_id(thread)).own.0;
         let account = (counts != Counted::AllThreads).then_some((own, on, counts == Counted::OwnAndUnscoped));
         let number = self.number;
-        account.into_iter().for_each(|account| self.accounts.open(account, number));
+        if let Some(account) = account {
+            self.accounts.open(account, number);
+        }
         let start = self.now(on, account).clone();
         let scope = SimpleScope {
             device: on,
@@ -242,7 +244,9 @@ impl History {
                     self.kept.insert(scope, expected.into());
                 }
                 let closed = self.scopes.remove(&scope).unwrap();
-                closed.account.into_iter().for_each(|account| self.accounts.close(account));
+                if let Some(account) = closed.account {
+                    self.accounts.close(account);
+                }
                 self.entered[closed.opener].retain(|entered| (entered.scope, entered.by_opening) != (scope, true));
             }
         }
