@@ -5,7 +5,7 @@ use std::{mem, sync::atomic::Ordering::Relaxed};
 use super::{
     blocks, card_calls, cards,
     copies::{self, Range, Rows},
-    physical, questions,
+    nodes, physical, questions,
     replaced::DRIVERS,
     state::{
         CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, IS_INSIDE, SUCCESS, get, inside, is_dry, is_dry_handle,
@@ -123,17 +123,17 @@ unsafe fn run(shape: Shape, names: &[&str], words: &[u64], driver: &dyn Fn(&[u64
                 let rows = if function == 0 { words[2] } else { get(words[0]) >> 32 };
                 if work::uses_dry_memory(words[function], rows, words[parameters], extra) { SUCCESS } else { real() }
             }
-            Shape::KernelNode if work::kernel_uses_dry_memory(words[4]) => work::empty_node(words),
+            Shape::KernelNode if nodes::kernel_uses_dry_memory(words[4]) => nodes::empty_node(words),
             Shape::CopyNode => match copies::skipped_node(Rows::of_3d(words[4]).as_ref()) {
-                Some(SUCCESS) => work::empty_node(words),
+                Some(SUCCESS) => nodes::empty_node(words),
                 skipped => skipped.unwrap_or_else(real),
             },
-            Shape::SetNode if is_dry(get(words[4])) => work::empty_node(words),
-            Shape::Node { parameters } => work::node(words, parameters, real),
-            Shape::ChangeKernelNode(at) if work::kernel_uses_dry_memory(words[at]) => SUCCESS,
+            Shape::SetNode if is_dry(get(words[4])) => nodes::empty_node(words),
+            Shape::Node { parameters } => nodes::node(words, parameters, real),
+            Shape::ChangeKernelNode(at) if nodes::kernel_uses_dry_memory(words[at]) => SUCCESS,
             Shape::ChangeCopyNode(at) => copies::skipped_node(Rows::of_3d(words[at]).as_ref()).unwrap_or_else(real),
             Shape::ChangeSetNode(at) if is_dry(get(words[at])) => SUCCESS,
-            Shape::ChangeNode(at) => work::skipped_node(words[at]).unwrap_or_else(real),
+            Shape::ChangeNode(at) => nodes::skipped_node(words[at]).unwrap_or_else(real),
             Shape::StreamOperations => work::stream_operations(words, real),
             Shape::Card(call) => card_calls::run(call, words, real, driver),
             _ => real(),

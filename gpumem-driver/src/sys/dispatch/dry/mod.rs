@@ -18,6 +18,7 @@ mod functions;
 mod memory;
 mod mode;
 pub mod nccl;
+mod nodes;
 #[cfg(feature = "capture")]
 pub mod nvml;
 mod physical;

@@ -1,4 +1,4 @@
-//! Executes or skips launches and nodes of graphs, and gives the content of dry memory.
+//! Executes or skips launches, and gives the content of dry memory.
 
 use std::{
     ffi::{CStr, c_char},
@@ -8,15 +8,12 @@ use std::{
     time::Instant,
 };
 
-use cudarc::driver::sys;
 use once_cell::sync::OnceCell;
 
 use super::{
-    copies::{self, Rows},
     mode::{MODE, Mode},
     state::{
-        CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, Real, SUCCESS, get, has_any_dry, inside, is_dry,
-        is_on_card, is_out_of_reach, memory,
+        CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, is_on_card, is_out_of_reach, memory,
     },
     unused::unused,
 };
@@ -208,59 +205,6 @@ unsafe fn extra_has_dry(extra: u64) -> bool {
     }
     // SAFETY: the program says that the buffer has this number of bytes.
     unsafe { has_dry(buffer, bytes, &|_| None) }
-}
-
-/// # Safety
-/// It is the address of a `CUDA_KERNEL_NODE_PARAMS` of any version.
-pub(super) unsafe fn kernel_uses_dry_memory(at: u64) -> bool {
-    // SAFETY: the struct begins with the function and the grid; its 6th and 7th words are the parameters in the two forms.
-    unsafe { uses_dry_memory(get(at), get(at + 8) >> 32, get(at + 40), get(at + 48)) }
-}
-
-/// Adds a node that does nothing, in the place of another one.
-///
-/// # Safety
-/// The words are where the node goes, the graph, what it depends on, and how many these are.
-#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
-pub(super) unsafe fn empty_node(words: &[u64]) -> u32 {
-    let [out, graph, nodes, count, ..] = *words else { return CUDA_ERROR_INVALID_VALUE };
-    // SAFETY: these are the arguments of the program's own call.
-    inside(|| unsafe { sys::cuGraphAddEmptyNode(out as *mut _, graph as *mut _, nodes as *const _, count as usize) })
-        as u32
-}
-
-/// Returns the result of the call for a node that is not executed. `None` if the driver gets the node.
-///
-/// # Safety
-/// It is the address of a `CUgraphNodeParams`.
-pub(super) unsafe fn skipped_node(at: u64) -> Option<u32> {
-    // SAFETY: the struct begins with the sort of the node, and its parameters begin at the 16th byte.
-    unsafe {
-        match (at as *const u32).read() {
-            0 => kernel_uses_dry_memory(at + 16).then_some(SUCCESS),
-            1 => copies::skipped_node(Rows::of_3d(at + 32).as_ref()),
-            2 => is_dry(get(at + 16)).then_some(SUCCESS),
-            _ => None,
-        }
-    }
-}
-
-/// # Safety
-/// `words` are the arguments of `cuGraphAddNode`, and `parameters` says which of them is the `CUgraphNodeParams`.
-pub(super) unsafe fn node(words: &[u64], parameters: usize, real: Real<'_>) -> u32 {
-    const CU_GRAPH_NODE_TYPE_MEM_ALLOC: u32 = 10;
-    let at = words[parameters];
-    // SAFETY: the caller says so.
-    unsafe {
-        if (at as *const u32).read() == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
-            return CUDA_ERROR_NOT_SUPPORTED;
-        }
-        let without_edges = [words[0], words[1], words[2], words[parameters - 1]];
-        match skipped_node(at) {
-            Some(SUCCESS) => empty_node(&without_edges),
-            skipped => skipped.unwrap_or_else(real),
-        }
-    }
 }
 
 /// # Safety
