@@ -7,23 +7,41 @@ use std::fs;
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../gpumem-cli/src/recording/torch/history.rs"]
-mod history;
-#[path = "../../gpumem-cli/src/recording/torch/objects.rs"]
-mod objects;
-#[path = "../../gpumem-cli/src/recording/torch/passes.rs"]
-mod passes;
-#[path = "../../gpumem-cli/src/recording/torch/pickle.rs"]
-mod pickle;
+#[path = "../../gpumem-cli/src/recording/ranges.rs"]
+mod ranges;
 mod seeds;
+/// The files have the same place as in the command.
+#[path = "."]
+mod torch {
+    #[path = "../../gpumem-cli/src/recording/torch/before.rs"]
+    mod before;
+    #[path = "../../gpumem-cli/src/recording/torch/contradictions.rs"]
+    mod contradictions;
+    #[path = "../../gpumem-cli/src/recording/torch/history.rs"]
+    mod history;
+    #[path = "../../gpumem-cli/src/recording/torch/names.rs"]
+    mod names;
+    #[path = "../../gpumem-cli/src/recording/torch/objects.rs"]
+    mod objects;
+    #[path = "../../gpumem-cli/src/recording/torch/passes.rs"]
+    mod passes;
+    #[path = "../../gpumem-cli/src/recording/torch/pickle.rs"]
+    mod pickle;
+
+    /// Returns the number of events of a snapshot.
+    pub fn events(data: &[u8]) -> std::io::Result<u64> {
+        let length = data.len() as u64;
+        let mut objects = objects::Objects::new(length);
+        let snapshot = pickle::read(data, length, &mut objects)?;
+        let history = objects.history(snapshot)?;
+        Ok(history.devices.iter().map(|device| device.trace.count()).sum())
+    }
+}
 
 fuzz_target!(init: write_seeds(), |data: &[u8]| {
-    let length = data.len() as u64;
-    let mut objects = objects::Objects::new(length);
-    let Ok(snapshot) = pickle::read(data, length, &mut objects) else { return };
-    let Ok(history) = objects.history(snapshot) else { return };
-    let events: u64 = history.devices.iter().map(|device| device.trace.count()).sum();
-    assert!(events <= length, "no event is there twice");
+    if let Ok(events) = torch::events(data) {
+        assert!(events <= data.len() as u64, "no event is there twice");
+    }
 });
 
 fn write_seeds() {
