@@ -8,7 +8,7 @@
 //! its functions, and each call is passed on to them.
 //!
 //! A program may use NVTX in the child of a fork, and a tool may use it while it is initialized. So no lock is held while code of others
-//! runs, and none is waited for in the child of a fork (see [`Names`]).
+//! runs, and none is waited for in the child of a fork (see `Names`).
 //!
 //! A range may end with a function of the extension for payloads, as those of NCCL's communicators do. An extension has a table and an
 //! initialization of its own, `InitializeInjectionNvtxExtension` of `nvtx3/nvtxDetail/nvtxExtTypes.h`.
