@@ -465,8 +465,8 @@ fn a_scrape_does_not_wait_for_connections_without_a_request() {
         ",
     );
     let numbers: Vec<u64> = outcome.stdout.lines().filter_map(|line| line.parse().ok()).collect();
-    // It takes 20 ms; a busy machine may need longer.
-    assert!(matches!(numbers[..], [1, micros] if micros < 1_000_000), "{outcome}");
+    // It takes 20 ms, and on a busy machine some seconds. The connections may wait for 10 s before they send their request.
+    assert!(matches!(numbers[..], [1, micros] if micros < 6_000_000), "{outcome}");
 }
 
 /// Returns a program of Prometheus.
