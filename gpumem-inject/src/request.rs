@@ -48,10 +48,11 @@ impl Request {
         let Self { file: base, backtrace, keep, torch, is_late } = self;
         let file = free_name(base, gpumem_driver::process::rank(), process::id());
         recording::serve_foreign_program(backtrace);
+        // The command finds out whether the recording is there at the end. This comes first, because the file may also be removed while
+        // the recording starts. There may be no command: see `gpumem attach`.
+        _ = note(&lock_file(base, "lock"), &file);
         let begin = if *is_late { recording::begin } else { recording::begin_at_start };
         begin(&file, parsed(keep)?).map_err(|why| format!("cannot record to {}: {why}", file.display()))?;
-        // The command finds out whether the recording is there at the end. There may be no command: see `gpumem attach`.
-        _ = note(&lock_file(base, "lock"), &file);
         recordings::change();
         if !torch.is_empty() {
             torch::begin(&file, torch)?;

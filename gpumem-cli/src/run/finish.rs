@@ -20,7 +20,7 @@ pub(super) struct Finished {
 
 /// The reason why nothing is in a recording that can be completed.
 pub(super) const LOST: &str =
-    "its process could not write it or was killed before, or the file was made shorter, moved or removed";
+    "its process could not be recorded or was killed before, or the file was made shorter, moved or removed";
 
 /// Completes the recordings of the run, removes those of processes that asked for nothing, and gives them the names that users know.
 /// With `keeps_names`, names stay, because `gpumem start` and `gpumem stop` have printed them.

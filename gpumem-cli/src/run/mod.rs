@@ -178,7 +178,7 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
         let next = if options.recorded.only_peak {
             "--only-peak writes the recording each second: nothing is left of a process that is killed or aborts before"
         } else {
-            "run it again, with room on the disk or with another --output"
+            "see what its process printed, or run it again with room on the disk or with another --output"
         };
         terminal::error(&Failure::new(format!("nothing is recorded in `{}`", path.display()), LOST, next));
     }

@@ -166,7 +166,7 @@ fn a_driver_that_cannot_be_intercepted() {
         lines.len() == 2 && lines[0].starts_with("gpumem: process ") && lines[0].contains(" is not recorded: "),
         "{outcome}"
     );
-    assert!(lines[1].contains("nothing was recorded"), "{outcome}");
+    assert!(lines[1].contains("nothing is recorded in `"), "{outcome}");
     assert_eq!(outcome.stdout, self::machine().run(&ALLOCATES.join("; ")).stdout);
     assert_eq!(folder.names(), ["cache"]);
 }
@@ -219,8 +219,10 @@ fn a_disk_that_is_full_from_the_start() {
         assert!(names.len() == 2 && fs::read(folder.file(lost)).unwrap().is_empty(), "{names:?}");
         let lines: Vec<_> = outcome.stderr.lines().filter(|line| line.contains(lost)).collect();
         let why =
-            ": its process could not write it or was killed before, or the file was made shorter, moved or removed";
-        let next = format!("`{why}; run it again, with room on the disk or with another --output");
+            ": its process could not be recorded or was killed before, or the file was made shorter, moved or removed";
+        let next = format!(
+            "`{why}; see what its process printed, or run it again with room on the disk or with another --output"
+        );
         assert!(lines.iter().any(|line| line.ends_with(&next)), "{outcome}");
         let limit = format!(": nothing is known of its limits{why}");
         assert_eq!(
