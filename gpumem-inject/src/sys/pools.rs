@@ -72,7 +72,7 @@ unsafe extern "C" fn close(pool: *mut c_void) {
 /// `register` returned the pointer, and it was not closed.
 #[inline]
 unsafe fn with(pool: *const c_void, call: impl FnOnce(&Pool)) {
-    // SAFETY: the caller says so.
+    // SAFETY: `register` returned the pointer and it was not closed, by the contract of this function.
     let Recorded { pool, recording } = unsafe { &*pool.cast::<Recorded>() };
     if Some(*recording) == recordings::current() {
         _ = catch_unwind(AssertUnwindSafe(|| call(pool)));

@@ -42,7 +42,8 @@ pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: 
     use CardCall as C;
     let count = cards::count();
     let word = |at: usize| words.get(at).copied().unwrap_or(0);
-    // SAFETY: the caller says so; a place for an int is not null where the driver has just written to it.
+    // SAFETY: `words` are the arguments of the call, by the contract of this function; a place for an int is not null where the driver has
+    // just written to it.
     unsafe {
         let put_int = |out: u64, value: u32| (out as *mut u32).write_unaligned(value);
         let is_card = |ordinal: u64| (ordinal as u32) < count;
@@ -201,7 +202,7 @@ unsafe fn retain(out: u64, card: u32) -> u32 {
     let mut cards = cards();
     cards.contexts.insert(known.context, card);
     cards.primary.insert(card, known);
-    // SAFETY: the caller says so.
+    // SAFETY: `out` is not null, and is a place for a context, by the contract of this function.
     unsafe { put(out, known.context) };
     SUCCESS
 }
@@ -281,7 +282,7 @@ unsafe fn default_pool(out: u64, card: u32, is_current: bool) -> u32 {
         Ok(pool) => pool,
         Err(code) => return code,
     };
-    // SAFETY: the caller says so.
+    // SAFETY: `out` is not null, and is a place for a pool, by the contract of this function.
     unsafe { put(out, pool) };
     SUCCESS
 }
@@ -306,7 +307,7 @@ fn create_pool(card: u32) -> Result<u64, u32> {
 /// # Safety
 /// A C string is there, and can be written.
 pub(super) unsafe fn move_domain(text: *mut u8, by: u32) {
-    // SAFETY: the caller says so.
+    // SAFETY: a C string is there, by the contract of this function.
     let domain =
         unsafe { CStr::from_ptr(text.cast()) }.to_bytes().split(|byte| *byte == b':').next().unwrap_or_default();
     let (width, value) =
@@ -325,7 +326,8 @@ unsafe fn by_bus_id(out: u64, text: u64, count: u32, driver: &dyn Fn(&[u64]) -> 
         return CUDA_ERROR_INVALID_VALUE;
     }
     for card in 0..count {
-        // SAFETY: the caller says so. The copy is a C string as well.
+        // SAFETY: the words are a place for an int and the address of a C string, by the contract of this function. The copy is a C string
+        // as well.
         unsafe {
             let mut text = CStr::from_ptr(text as *const _).to_bytes_with_nul().to_vec();
             move_domain(text.as_mut_ptr(), card.wrapping_neg());

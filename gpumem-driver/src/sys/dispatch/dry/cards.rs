@@ -233,7 +233,7 @@ pub(super) unsafe fn with_drivers_device(names: &[&str], words: &[u64], call: &d
 pub(super) unsafe fn descriptors_on_driver(at: u64, count: u64) -> Result<Vec<[u32; 3]>, u32> {
     let mut places: Vec<[u32; 3]> = Vec::new();
     for index in 0..count {
-        // SAFETY: the caller says so.
+        // SAFETY: by the contract of this function, `count` descriptors can be read at `at`.
         let [sort, id, access] = unsafe { ((at + index * 12) as *const [u32; 3]).read_unaligned() };
         let id = (location_on_driver(u64::from(id) << 32 | u64::from(sort))? >> 32) as u32;
         places.retain(|[known, other, _]| (*known, *other) != (sort, id));

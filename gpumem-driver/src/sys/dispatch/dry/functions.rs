@@ -64,7 +64,7 @@ unsafe fn run(shape: Shape, names: &[&str], words: &[u64], driver: &dyn Fn(&[u64
     if IS_INSIDE.get() || Std::is_forked() {
         return driver(words);
     }
-    // SAFETY: the caller says so.
+    // SAFETY: `words` are the arguments of the call, by the contract of this function.
     let real = &|| inside(|| unsafe { cards::with_drivers_device(names, words, driver) });
     // A page that gpumem allocates for itself is on no card.
     if STATE.get() == ThreadState::Library && shape == Shape::Create {

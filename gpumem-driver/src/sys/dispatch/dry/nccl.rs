@@ -16,7 +16,7 @@ use crate::sys::dl;
 /// The program asks for this copy, on this stream.
 pub unsafe fn copy_on_device(from: u64, to: u64, bytes: usize, stream: u64) {
     if !is_dry(from) && !is_dry(to) {
-        // SAFETY: the caller says so, and both buffers have memory.
+        // SAFETY: the program asks for this copy on this stream, by the contract of this function, and both buffers have memory.
         _ = inside(|| unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream as *mut _) });
     }
 }

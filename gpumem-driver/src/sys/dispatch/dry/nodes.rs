@@ -48,7 +48,8 @@ pub(super) unsafe fn skipped_node(at: u64) -> Option<u32> {
 pub(super) unsafe fn node(words: &[u64], parameters: usize, real: Real<'_>) -> u32 {
     const CU_GRAPH_NODE_TYPE_MEM_ALLOC: u32 = 10;
     let at = words[parameters];
-    // SAFETY: the caller says so.
+    // SAFETY: `at` is the address of the `CUgraphNodeParams`, by the contract of this function, and the other words are what the driver
+    // takes.
     unsafe {
         if (at as *const u32).read() == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
             return CUDA_ERROR_NOT_SUPPORTED;

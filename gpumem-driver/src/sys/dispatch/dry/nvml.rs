@@ -71,7 +71,7 @@ pub unsafe fn call(cards: Option<&Cards>, arguments: Arguments, what: &CStr) -> 
     let Some(real) = real else { return NVML_ERROR_LIBRARY_NOT_FOUND as usize };
     let nvml = Nvml { real, cards };
     let name = str::from_utf8(name).unwrap_or_default();
-    // SAFETY: the caller says so.
+    // SAFETY: the arguments are those of the function with this name, by the contract of this function.
     let answer = || unsafe { nvml.answer(name, arguments) };
     // Nothing unwinds into C.
     let answered = catch_unwind(AssertUnwindSafe(answer)).unwrap_or(Some(NVML_ERROR_UNKNOWN));
@@ -101,7 +101,7 @@ impl Nvml<'_> {
         }
         // SAFETY: `Function` says why each function can be called as one of this type.
         match unsafe { self.real.get::<Function>(name) } {
-            // SAFETY: the caller says so.
+            // SAFETY: the arguments are those of the function with this name, by the contract of this function.
             Ok(function) => unsafe { pass_to(*function, arguments) },
             Err(_) => NVML_ERROR_FUNCTION_NOT_FOUND as usize,
         }
@@ -114,7 +114,7 @@ impl Nvml<'_> {
     #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
     unsafe fn ask<const N: usize>(&self, name: &str, arguments: [usize; N]) -> Result<(), u32> {
         let all = std::array::from_fn(|at| arguments.get(at).copied().unwrap_or(0));
-        // SAFETY: the caller says so.
+        // SAFETY: the arguments are those of the function with this name, by the contract of this function.
         match unsafe { self.pass(name, all) } as u32 {
             SUCCESS => Ok(()),
             code => Err(code),
@@ -150,7 +150,8 @@ impl Nvml<'_> {
         };
         let [first, second, ..] = arguments;
         let card = card_of(first).unwrap_or(0);
-        // SAFETY: the caller says so. Where NVML has succeeded, it has written to the same places.
+        // SAFETY: the arguments are those of the function with this name, by the contract of this function. Where NVML has succeeded, it
+        // has written to the same places.
         let result = unsafe {
             match name {
                 "nvmlDeviceGetMemoryInfo" | "nvmlDeviceGetMemoryInfo_v2" => self.memory(cards, name, arguments),
@@ -195,7 +196,7 @@ impl Nvml<'_> {
     ) -> Result<(), u32> {
         let first = self.first()?;
         for card in 0..count {
-            // SAFETY: the caller says so. The copy is a C string as well.
+            // SAFETY: the first argument is a C string, by the contract of this function. The copy is a C string as well.
             let mut text = unsafe { CStr::from_ptr(text as *const c_char) }.to_bytes_with_nul().to_vec();
             to_first(text.as_mut_ptr(), card);
             let mut found = 0_usize;
@@ -203,7 +204,7 @@ impl Nvml<'_> {
             let asked = unsafe { self.ask(name, [text.as_ptr().addr(), (&raw mut found).addr()]) };
             if asked.is_ok() && found == first {
                 let handle = self.handle(card)?;
-                // SAFETY: the caller says so.
+                // SAFETY: the second argument is a place for a handle, by the contract of this function.
                 unsafe { put(out, handle) };
                 return Ok(());
             }
@@ -223,7 +224,7 @@ impl Nvml<'_> {
         number: usize,
         texts: &[usize],
     ) -> Result<(), u32> {
-        // SAFETY: the caller says so.
+        // SAFETY: the second argument is a struct with these places, by the contract of this function.
         unsafe {
             self.ask(name, arguments)?;
             let domain = (arguments[1] + number) as *mut u32;
@@ -240,7 +241,8 @@ impl Nvml<'_> {
     /// # Safety
     /// The arguments are those of this function.
     unsafe fn memory(&self, cards: &Cards, name: &str, arguments: Arguments) -> Result<(), u32> {
-        // SAFETY: the caller says so. NVML returns the error of the call.
+        // SAFETY: the arguments are those of the function with this name, by the contract of this function. NVML returns the error of the
+        // call.
         unsafe { self.ask(name, arguments) }?;
         let [handle, out, ..] = arguments;
         let card = match card_of(handle) {
@@ -308,7 +310,7 @@ fn used(segment: Option<u64>, card: u32) -> Option<u64> {
 /// A C string is there, and can be written.
 #[allow(clippy::cast_possible_truncation, reason = "there are 64 cards at most")]
 unsafe fn change_uuid(text: *mut u8, card: u32) {
-    // SAFETY: the caller says so.
+    // SAFETY: a C string is there, by the contract of this function.
     let uuid = unsafe { CStr::from_ptr(text.cast()) }.to_bytes();
     let last = uuid.len().checked_sub(2).and_then(|at| Some((at, str::from_utf8(&uuid[at..]).ok()?)));
     if let Some((at, byte)) = last.and_then(|(at, last)| Some((at, u8::from_str_radix(last, 16).ok()?))) {
@@ -321,13 +323,13 @@ unsafe fn change_uuid(text: *mut u8, card: u32) {
 /// # Safety
 /// An int can be written there.
 unsafe fn put_int(out: usize, value: u32) {
-    // SAFETY: the caller says so.
+    // SAFETY: an int can be written there, by the contract of this function.
     unsafe { (out as *mut u32).write_unaligned(value) };
 }
 
 /// # Safety
 /// A handle can be written there.
 unsafe fn put(out: usize, handle: usize) {
-    // SAFETY: the caller says so.
+    // SAFETY: a handle can be written there, by the contract of this function.
     unsafe { (out as *mut usize).write_unaligned(handle) };
 }

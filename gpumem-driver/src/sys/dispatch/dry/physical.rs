@@ -190,7 +190,7 @@ pub(super) unsafe fn retain(out: u64, address: u64, real: Real<'_>) -> u32 {
     if out == 0 {
         return real();
     }
-    // SAFETY: the caller says so; the driver writes it as well.
+    // SAFETY: by the contract of this function, `out` has room for a handle; the driver writes one there as well.
     unsafe {
         let result = match mapping.filter(|mapping| mapping.backing == Backing::Dry) {
             Some(mapping) => {

@@ -80,7 +80,7 @@ unsafe fn name_card(result: u32, data: u64, number: u32, address: u64) {
         asked.result().ok().and_then(|()| cards::of_context(context))
     });
     if let Some(card) = card {
-        // SAFETY: the caller says so; this attribute is an int.
+        // SAFETY: the program has a place for the attribute at `data`, by the contract of this function; this attribute is an int.
         unsafe { (data as *mut u32).write_unaligned(card) };
     }
 }
@@ -117,7 +117,7 @@ pub(super) unsafe fn attributes(words: &[u64], real: Real<'_>) -> u32 {
 /// Words are written to those of these places that are not 0.
 unsafe fn put_both(places: [(u64, u64); 2]) -> u32 {
     for (out, value) in places.into_iter().filter(|(out, _)| *out != 0) {
-        // SAFETY: the caller says so.
+        // SAFETY: by the contract of this function, a word can be written to each place that is not 0.
         unsafe { put(out, value) };
     }
     SUCCESS

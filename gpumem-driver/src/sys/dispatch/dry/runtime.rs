@@ -41,7 +41,7 @@ pub(super) type Arguments = [usize; 6];
 /// # Safety
 /// The function takes these arguments.
 pub(super) unsafe fn pass_to(function: Function, [first, second, third, fourth, fifth, sixth]: Arguments) -> usize {
-    // SAFETY: the caller says so.
+    // SAFETY: the function takes these arguments, by the contract of this function.
     unsafe { function(first, second, third, fourth, fifth, sixth) }
 }
 
@@ -143,7 +143,7 @@ pub unsafe fn call(words: Arguments, name: &CStr) -> u32 {
             return real(words);
         }
     }
-    // SAFETY: the caller says so.
+    // SAFETY: the arguments are those of the function in this row, by the contract of this function.
     unsafe { answer(row, words, &real) }
 }
 
@@ -274,7 +274,7 @@ pub(super) fn reset(card: u32) -> u32 {
 /// The function takes these arguments.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 unsafe fn pass(function: usize, arguments: Arguments) -> u32 {
-    // SAFETY: the caller says so.
+    // SAFETY: `function` is the address of a function that takes these arguments, by the contract of this function.
     unsafe { pass_to(mem::transmute::<usize, Function>(function), arguments) as u32 }
 }
 

@@ -165,14 +165,14 @@ pub(super) fn is_dry_handle(handle: u64) -> bool {
 /// # Safety
 /// A word can be read there.
 pub(super) unsafe fn get(address: u64) -> u64 {
-    // SAFETY: the caller says so.
+    // SAFETY: by the contract of this function, a word can be read there.
     unsafe { (address as *const u64).read_unaligned() }
 }
 
 /// # Safety
 /// A word can be written there.
 pub(super) unsafe fn put(address: u64, value: u64) {
-    // SAFETY: the caller says so.
+    // SAFETY: by the contract of this function, a word can be written there.
     unsafe { (address as *mut u64).write_unaligned(value) }
 }
 

@@ -120,24 +120,26 @@ pub(super) unsafe fn uses_dry_memory(function: u64, rows: u64, parameters: u64, 
         return true;
     }
     if parameters == 0 {
-        // SAFETY: the caller says so.
+        // SAFETY: `extra` is the list of the launch if it is not 0, by the contract of this function.
         return extra != 0 && unsafe { extra_has_dry(extra) };
     }
     let infos = PARAM_INFO.get().into_iter().flatten().flatten();
     let ask = |info: &GetParamInfo, at: usize| {
         let (mut offset, mut bytes) = (0, 0);
-        // SAFETY: the driver accepts functions and kernels as the program passes them, and both out-parameters are live.
+        // SAFETY: the program launches this function, so it is a handle that the driver knows. For the other kind of handle, the driver
+        // returns an error. Both out-parameters are live.
         let code = inside(|| unsafe { info(function, at, &raw mut offset, &raw mut bytes) });
         (code, bytes as u64)
     };
-    let unused = |words: &[u32]| unused(name_of(function)?, rows as u32, words, is_on_card);
+    let unused = |words: &[u32]| unused(&name_of(function)?, rows as u32, words, is_on_card);
     // The program may pass a `CUkernel` as a `CUfunction`.
     let mut is_known = false;
     for info in infos {
         let mut at = 0;
         loop {
             match ask(info, at) {
-                // SAFETY: the list has an address for each parameter, where its bytes are.
+                // SAFETY: the driver reads the same list when it launches the function: it has an address for each parameter that the function
+                // has, where its bytes are.
                 (SUCCESS, bytes) if unsafe { has_dry(get(parameters + at as u64 * 8), bytes, &unused) } => {
                     return true;
                 }
@@ -159,13 +161,17 @@ pub(super) unsafe fn uses_dry_memory(function: u64, rows: u64, parameters: u64, 
 }
 
 /// Returns the name of a function, as the compiler has written it. `None` on older drivers.
-fn name_of(function: u64) -> Option<&'static str> {
+fn name_of(function: u64) -> Option<String> {
     NAMES.get().into_iter().flatten().flatten().find_map(|get_name| {
         let mut name = ptr::null();
-        // SAFETY: the driver accepts functions and kernels as the program passes them, and the out-parameter is live.
+        // SAFETY: as in `uses_dry_memory`.
         let code = inside(|| unsafe { get_name(&raw mut name, function) });
-        // SAFETY: the name ends with 0. It lives as long as the module of the function, which is launched now.
-        (code == SUCCESS && !name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_str().ok())?
+        if code != SUCCESS || name.is_null() {
+            return None;
+        }
+        // SAFETY: the name ends with 0. It lives as long as the module of the function. A program may unload the module after the launch that
+        // this is a part of, so the name is copied.
+        unsafe { CStr::from_ptr(name) }.to_str().ok().map(str::to_owned)
     })
 }
 
@@ -176,10 +182,10 @@ fn name_of(function: u64) -> Option<&'static str> {
 /// So many bytes can be read there.
 #[allow(clippy::cast_possible_truncation, reason = "a parameter has less than 64 KiB")]
 unsafe fn has_dry(at: u64, bytes: u64, unused: &dyn Fn(&[u32]) -> Option<Range<usize>>) -> bool {
-    // SAFETY: the caller says so.
+    // SAFETY: by the contract of this function, `bytes` bytes can be read at `at`, and this reads whole words of them.
     let may_not_be_used = |word: u64| is_out_of_reach(unsafe { get(at + word * 8) });
     let Some(first) = (0..bytes / 8).find(|word| may_not_be_used(*word)) else { return false };
-    // SAFETY: the caller says so.
+    // SAFETY: as above.
     let words: Vec<u32> =
         (0..bytes / 4).map(|word| unsafe { (at as *const u32).add(word as usize).read_unaligned() }).collect();
     let Some(unused) = unused(&words) else { return true };
