@@ -94,7 +94,7 @@ pub(crate) fn unwound(number: impl Fn(&[usize]) -> u32) -> u32 {
 /// Writes the return addresses of the calling thread's stack, innermost first, until `addresses` is full. Returns their number. The
 /// first one is in the function that calls this one; `skip` leaves out as many more.
 ///
-/// It may be called anywhere, even in a callback from C: it allocates nothing, takes no lock of its own, and does not panic. Each
+/// It may be called anywhere, even in a callback from C: it allocates nothing, takes no lock (except on Windows), and does not panic. Each
 /// frame costs the same, so a short `addresses` is cheap.
 #[inline(never)]
 pub(crate) fn unwind(addresses: &mut [usize], mut skip: usize) -> usize {
@@ -117,9 +117,14 @@ pub(crate) fn unwind(addresses: &mut [usize], mut skip: usize) -> usize {
         count += 1;
         free.len() > 0
     };
-    // SAFETY: on Windows the crate's use of `dbghelp.dll` is not synchronised; nothing else here uses it. On other systems this is
-    // `_Unwind_Backtrace`, which any thread may call at any time, and `visit` does not unwind through it.
-    unsafe { backtrace::trace_unsynchronized(visit) };
+    // `dbghelp.dll` must not be used on two threads at once.
+    #[cfg(windows)]
+    backtrace::trace(visit);
+    // SAFETY: this is `_Unwind_Backtrace`, which any thread may call at any time, and `visit` does not unwind through it.
+    #[cfg(not(windows))]
+    unsafe {
+        backtrace::trace_unsynchronized(visit);
+    }
     count
 }
 

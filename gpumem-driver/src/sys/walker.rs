@@ -14,7 +14,10 @@ use std::{
     mem::MaybeUninit,
     ops::Range,
     ptr,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use self::{
@@ -237,8 +240,10 @@ pub(super) fn forget() {
 /// # Safety
 /// The address is a multiple of 8, and is on the stack on which this thread runs, not below the stack pointer.
 unsafe fn word(address: u64) -> u64 {
-    // SAFETY: the caller guarantees the address. Only this thread writes to its stack, and any word is a valid number.
-    unsafe { ptr::with_exposed_provenance::<u64>(address_of(address)).read_volatile() }
+    // SAFETY: the address is aligned and on the stack, by the contract of this function, and any word is a valid number. Another thread may
+    // have a reference to a variable there (such as one of `thread::scope`) and write to it meanwhile, so the word is read as an atomic one.
+    // Such a word is neither a return address nor a saved register, so no stack depends on it.
+    unsafe { AtomicU64::from_ptr(ptr::with_exposed_provenance_mut(address_of(address))).load(Relaxed) }
 }
 
 impl Walker {
