@@ -2,6 +2,7 @@
 
 mod nccl;
 pub(crate) mod pools;
+pub(crate) mod socket;
 
 use std::{
     env,
@@ -32,7 +33,7 @@ static CALLED: AtomicBool = AtomicBool::new(false);
 const EXIT_WITHOUT_CARDS: c_int = 2;
 
 /// The loader calls this before any function of the library. After it, the program does not depend on the library's file any more,
-/// which somebody may truncate. No other thread runs code of the library yet, whether the driver, NVTX or Python loads it.
+/// which somebody may truncate.
 #[cfg(all(target_os = "linux", not(test)))]
 #[expect(unsafe_code, reason = "the loader finds the function in this section")]
 #[used]
@@ -41,7 +42,12 @@ const EXIT_WITHOUT_CARDS: c_int = 2;
 static LEAVE_OWN_FILE: extern "C" fn() = {
     extern "C" fn leave_own_file() {
         // A system may forbid it. In that case the file is like any other library of the program.
-        _ = catch_unwind(gpumem_driver::own_file::leave);
+        // SAFETY: no other thread runs code of the library yet. Whether the driver, NVTX, Python or the user loads it, the loader gives its
+        // functions to nobody before this returns, except those that stand before functions of NVML, NCCL and the runtime. A constructor of
+        // another library would have to start a thread that calls these.
+        #[expect(unsafe_code, reason = "the function has a contract")]
+        let leave = || unsafe { gpumem_driver::own_file::leave() };
+        _ = catch_unwind(leave);
         _ = catch_unwind(name_host);
     }
     leave_own_file
@@ -55,8 +61,10 @@ fn name_host() {
     const OURS: &str = "gpumem";
 
     let is_preloaded = env::var("LD_PRELOAD").is_ok_and(|list| list.contains(variable::RUNTIME));
-    if is_preloaded && env::var(HOST).map_or(true, |name| name.starts_with(OURS)) {
-        // SAFETY: the library is preloaded, so the program has no other thread yet.
+    // A constructor of another library may have started a thread.
+    let is_alone = || std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1);
+    if is_preloaded && env::var(HOST).map_or(true, |name| name.starts_with(OURS)) && is_alone() {
+        // SAFETY: no other thread of the program reads or writes the environment, because there is none.
         #[expect(unsafe_code, reason = "a variable of the environment is set")]
         unsafe {
             env::set_var(HOST, format!("{OURS}{}", std::process::id()));
@@ -81,7 +89,8 @@ pub extern "C" fn InitializeInjection() -> c_int {
         let begun = catch_unwind(control::begin).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
         say(" is not recorded", begun);
         if let Some(tool) = other_tool(variable::OTHER_INJECTION) {
-            say("", initialize_injection(&tool));
+            // SAFETY: the driver calls this function inside of `cuInit`, and the user named the tool for it.
+            say("", unsafe { initialize_injection(&tool) });
         }
     }
     1
@@ -146,7 +155,7 @@ pub unsafe extern "C-unwind" fn gpumem_pass(
     what: *const c_char,
 ) -> usize {
     let arguments = [first, second, third, fourth, fifth, sixth];
-    // SAFETY: the caller says so.
+    // SAFETY: `what` is a C string and the arguments are those of the function that it names, by the contract of this function.
     unsafe {
         let what = CStr::from_ptr(what);
         // The path of the real library is behind a space.

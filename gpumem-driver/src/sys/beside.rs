@@ -14,11 +14,14 @@ pub fn run(name: &str, code: impl FnOnce() + Send + 'static) -> io::Result<()> {
     process::with_signals_blocked(|| thread.spawn(code)).map(drop)
 }
 
-/// Runs like [`run`], on a thread that has descriptors of its own, if that is possible. `code` is told whether it is. It has no
-/// descriptors from outside.
+/// Runs like [`run`], on a thread that has descriptors of its own, if that is possible. `code` is told whether it is.
 ///
 /// # Errors
 /// Returns an error if no thread can be started.
-pub fn run_with_own_descriptors(name: &str, code: impl FnOnce(bool) + Send + 'static) -> io::Result<()> {
-    run(name, || code(descriptor::leave_table_of_program()))
+///
+/// # Safety
+/// `code` uses no descriptor that it has not opened, and no other thread uses one that it opens: each number means another file there.
+pub unsafe fn run_with_own_descriptors(name: &str, code: impl FnOnce(bool) + Send + 'static) -> io::Result<()> {
+    // SAFETY: the thread has used no descriptor yet, and `code` keeps to the rest, by the contract of this function.
+    run(name, || code(unsafe { descriptor::leave_table_of_program() }))
 }

@@ -126,8 +126,12 @@ pub fn with_high_number(file: File) -> File {
 
 /// Gives the calling thread a table of descriptors of its own, which is empty at first: the program cannot close the thread's
 /// descriptors, and does not get other numbers because of them. Returns `false` if the kernel (before 5.9) or its rules do not allow
-/// it: the thread then shares the table of the program. It must be called before the thread uses a descriptor.
-pub fn leave_table_of_program() -> bool {
+/// it: the thread then shares the table of the program.
+///
+/// # Safety
+/// From now on, this thread uses no descriptor that was opened before or on another thread, and no other thread uses one that this one opens: the
+/// number would be that of another file, or of none.
+pub(super) unsafe fn leave_table_of_program() -> bool {
     #[cfg(target_os = "linux")]
     {
         const CLOSE_RANGE_UNSHARE: libc::c_uint = 1 << 1;

@@ -9,22 +9,28 @@ use std::{
 
 use libloading::Library;
 
-/// Treats the library that `CUDA_INJECTION64_PATH` names as the driver does: loads it, and calls its `InitializeInjection`. It must be
-/// called inside of `cuInit`, as the driver would do it.
+/// Treats the library that `CUDA_INJECTION64_PATH` names as the driver does: loads it, and calls its `InitializeInjection`.
 ///
 /// # Errors
 /// Returns an error if the library cannot be loaded or has no such function, or if the function returns 0.
-pub fn initialize_injection(library: &Path) -> Result<(), String> {
+///
+/// # Safety
+/// The driver is inside of `cuInit` on this thread, where it would make the same call, and the user of the program named the library.
+pub unsafe fn initialize_injection(library: &Path) -> Result<(), String> {
     let failed = |why: String| format!("CUDA_INJECTION64_PATH named {}, which is not used: {why}", library.display());
-    let initialize = function(library, "InitializeInjection").map_err(failed)?;
+    // SAFETY: the user named the library, by the contract of this function.
+    let initialize = unsafe { function(library, "InitializeInjection") }.map_err(failed)?;
     // SAFETY: this is the type that NVIDIA documents for this name.
     let initialize = unsafe { transmute::<*mut c_void, extern "C" fn() -> c_int>(initialize.as_ptr()) };
     if initialize() == 0 { Err(failed("it refused".to_owned())) } else { Ok(()) }
 }
 
 /// Returns a function of the library, which is never unloaded.
-pub(super) fn function(library: &Path, name: &str) -> Result<NonNull<c_void>, String> {
-    // SAFETY: the initializers of the library run as if the driver or NVTX loaded it, which the user of the program asked for.
+///
+/// # Safety
+/// The initializers of the library may run: the driver or NVTX would have loaded it.
+pub(super) unsafe fn function(library: &Path, name: &str) -> Result<NonNull<c_void>, String> {
+    // SAFETY: the initializers may run, by the contract of this function.
     let library = unsafe { Library::new(library) }.map_err(|error| error.to_string())?;
     let symbol = CString::new(name).map_err(|error| error.to_string())?;
     // SAFETY: only its address is taken, and the library stays loaded.

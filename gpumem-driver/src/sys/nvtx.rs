@@ -241,8 +241,10 @@ pub unsafe fn observe_extension(module: *const ExtensionModule, other: Option<&P
     // SAFETY: as below.
     let before = slots.as_ref().map(|slots| unsafe { functions_of(slots) });
     let asked = other.map_or(Ok(false), |other| {
+        // SAFETY: the user named the tool for NVTX, which calls this.
+        let initialize = unsafe { injection::function(other, "InitializeInjectionNvtxExtension") };
         // Tools of older versions do not know extensions.
-        let Ok(initialize) = injection::function(other, "InitializeInjectionNvtxExtension") else { return Ok(false) };
+        let Ok(initialize) = initialize else { return Ok(false) };
         // SAFETY: this is the type that NVTX documents for this name.
         let initialize = unsafe { transmute::<*const c_void, InitializeExtension>(initialize.as_ptr()) };
         // SAFETY: it gets the arguments of NVTX, at the place where NVTX would have called it.
@@ -313,7 +315,8 @@ unsafe fn table_of<'a>(get_export_table: GetExportTable, module: c_uint) -> Opti
 /// Makes the other tool put its functions into the tables of the copy.
 fn chain(get_export_table: GetExportTable, other: &Path) -> Result<(), String> {
     let failed = |why: String| format!("NVTX_INJECTION64_PATH names {}, which gets no ranges: {why}", other.display());
-    let initialize = injection::function(other, "InitializeInjectionNvtx2").map_err(failed)?;
+    // SAFETY: the user named the tool for NVTX, which has called `InitializeInjectionNvtx2` of this library.
+    let initialize = unsafe { injection::function(other, "InitializeInjectionNvtx2") }.map_err(failed)?;
     // SAFETY: this is the type that NVTX documents for this name.
     let initialize = unsafe { transmute::<*const c_void, InitializeInjection>(initialize.as_ptr()) };
     // SAFETY: it gets the arguments of NVTX, at the place where NVTX would have called it. The tool stores only functions of the types

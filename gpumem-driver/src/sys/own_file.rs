@@ -8,13 +8,14 @@ use super::loader::headers_of_program;
 /// access. Pages that cannot be replaced stay as they are. The program itself stays as it is: the kernel lets nobody write to its file
 /// while it runs.
 ///
-/// It must be called before another thread runs code of this library: its writes might be lost.
-///
 /// # Errors
 /// Returns an error if the system forbids code in memory that is not a file (`SELinux` without `execmem`).
-pub fn leave() -> io::Result<()> {
+///
+/// # Safety
+/// No other thread writes to variables of this library meanwhile: its writes might be lost.
+pub unsafe fn leave() -> io::Result<()> {
     let maps = fs::read_to_string("/proc/self/maps")?;
-    let here = leave as fn() -> io::Result<()> as usize;
+    let here = leave as unsafe fn() -> io::Result<()> as usize;
     let own = Mapping::with(here, &maps).ok_or(io::ErrorKind::NotFound)?;
     if Mapping::with(headers_of_program(), &maps).is_some_and(|program| program.file == own.file) {
         return Ok(());
@@ -22,7 +23,8 @@ pub fn leave() -> io::Result<()> {
     maps.lines()
         .filter_map(Mapping::of)
         .filter(|mapping| mapping.file == own.file)
-        .try_for_each(|mapping| replace(&mapping))
+        // SAFETY: the mapping is of this library, and nobody else writes to it, by the contract of this function.
+        .try_for_each(|mapping| unsafe { replace(&mapping) })
 }
 
 /// A private mapping of a file, which can be read.
@@ -58,7 +60,9 @@ impl<'a> Mapping<'a> {
     }
 }
 
-fn replace(mapping: &Mapping<'_>) -> io::Result<()> {
+/// # Safety
+/// The mapping is of this library, and no other thread writes to it meanwhile.
+unsafe fn replace(mapping: &Mapping<'_>) -> io::Result<()> {
     let length = mapping.end - mapping.begin;
     let at = ptr::with_exposed_provenance_mut::<libc::c_void>(mapping.begin);
     // SAFETY: a new mapping, wherever the kernel has room, so it overlaps nothing.
@@ -70,7 +74,7 @@ fn replace(mapping: &Mapping<'_>) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the pages are those of this library, which stays loaded while its code runs, and may be read, as the kernel says. The copy is
-    // as long and does not overlap. By the contract of `leave` nobody else writes to the pages meanwhile, and this thread writes only to
+    // as long and does not overlap. By the contract of this function nobody else writes to the pages meanwhile, and this thread writes only to
     // its stack. Then the kernel puts the copy in the place of the pages, in one step for all threads: at each moment each address has
     // the same bytes and may be accessed in the same way, so code that runs there, and references to data there, are not affected.
     let is_replaced = unsafe {
@@ -96,10 +100,11 @@ mod tests {
     fn the_program_itself_is_not_copied() {
         let code = || {
             let maps = fs::read_to_string("/proc/self/maps").expect("a process may read it");
-            Mapping::with(leave as fn() -> io::Result<()> as usize, &maps).map(|own| (own.begin, own.end))
+            Mapping::with(leave as unsafe fn() -> io::Result<()> as usize, &maps).map(|own| (own.begin, own.end))
         };
         let before = code();
-        leave().expect("there is nothing to do");
+        // SAFETY: the program itself stays as it is.
+        unsafe { leave() }.expect("there is nothing to do");
         assert!(before.is_some(), "the code of a test is in its file");
         assert_eq!(code(), before);
     }
