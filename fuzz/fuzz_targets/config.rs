@@ -25,7 +25,7 @@ fuzz_target!(init: write_seeds(), |data: &[u8]| {
 });
 
 fn write_seeds() {
-    let lines = seeds::json_lines("gpumem-estimate/tests/modules.jsonl");
+    let lines = seeds::json_lines("crates/estimate/tests/modules.jsonl");
     let small = lines.iter().filter(|line| line["modules"].is_object());
     seeds::write("config", small.map(|line| format!("\u{10}{}", line["config"]).into_bytes()));
 }

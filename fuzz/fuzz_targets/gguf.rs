@@ -18,7 +18,7 @@ fuzz_target!(init: write_seeds(), |data: &[u8]| {
 });
 
 fn write_seeds() {
-    let folder = fs::read_dir(seeds::file("gpumem-estimate/tests/gguf")).expect("the folder is there");
+    let folder = fs::read_dir(seeds::file("crates/estimate/tests/gguf")).expect("the folder is there");
     let files = folder.flatten().filter(|file| file.path().extension().is_some_and(|extension| extension == "gguf"));
     seeds::write("gguf", files.map(|file| fs::read(file.path()).expect("the file can be read")));
 }

@@ -7,9 +7,9 @@ use std::io;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-#[path = "../../gpumem-cli/src/formats/pickle.rs"]
+#[path = "../../crates/cli/src/formats/pickle.rs"]
 mod pickle;
-#[path = "../../gpumem-cli/tests/command/pickled.rs"]
+#[path = "../../crates/cli/tests/command/pickled.rs"]
 mod pickled;
 mod seeds;
 

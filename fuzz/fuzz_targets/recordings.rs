@@ -8,9 +8,9 @@ use std::io::Cursor;
 use gpumem_core::recording::{Item, Reader, VERSION};
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../gpumem-core/tests/recording/any.rs"]
+#[path = "../../crates/core/tests/recording/any.rs"]
 mod any;
-#[path = "../../gpumem-core/tests/recording/random.rs"]
+#[path = "../../crates/core/tests/recording/random.rs"]
 mod random;
 mod seeds;
 

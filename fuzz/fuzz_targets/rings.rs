@@ -10,9 +10,9 @@ use gpumem_core::{
 };
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../gpumem-core/tests/recording/any.rs"]
+#[path = "../../crates/core/tests/recording/any.rs"]
 mod any;
-#[path = "../../gpumem-core/tests/recording/random.rs"]
+#[path = "../../crates/core/tests/recording/random.rs"]
 mod random;
 mod seeds;
 

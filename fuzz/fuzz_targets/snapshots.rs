@@ -7,25 +7,25 @@ use std::fs;
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../gpumem-cli/src/recording/ranges.rs"]
+#[path = "../../crates/cli/src/recording/ranges.rs"]
 mod ranges;
 mod seeds;
 /// The files have the same place as in the command.
 #[path = "."]
 mod torch {
-    #[path = "../../gpumem-cli/src/recording/torch/before.rs"]
+    #[path = "../../crates/cli/src/recording/torch/before.rs"]
     mod before;
-    #[path = "../../gpumem-cli/src/recording/torch/contradictions.rs"]
+    #[path = "../../crates/cli/src/recording/torch/contradictions.rs"]
     mod contradictions;
-    #[path = "../../gpumem-cli/src/recording/torch/history.rs"]
+    #[path = "../../crates/cli/src/recording/torch/history.rs"]
     mod history;
-    #[path = "../../gpumem-cli/src/recording/torch/names.rs"]
+    #[path = "../../crates/cli/src/recording/torch/names.rs"]
     mod names;
-    #[path = "../../gpumem-cli/src/recording/torch/objects.rs"]
+    #[path = "../../crates/cli/src/recording/torch/objects.rs"]
     mod objects;
-    #[path = "../../gpumem-cli/src/recording/torch/passes.rs"]
+    #[path = "../../crates/cli/src/recording/torch/passes.rs"]
     mod passes;
-    #[path = "../../gpumem-cli/src/recording/torch/pickle.rs"]
+    #[path = "../../crates/cli/src/recording/torch/pickle.rs"]
     mod pickle;
 
     /// Returns the number of events of a snapshot.
@@ -45,7 +45,7 @@ fuzz_target!(init: write_seeds(), |data: &[u8]| {
 });
 
 fn write_seeds() {
-    let file = |name| seeds::file(&format!("gpumem-cli/tests/data/snapshot-{name}.pickle"));
+    let file = |name| seeds::file(&format!("crates/cli/tests/data/snapshot-{name}.pickle"));
     let names = ["2", "3", "4", "5", "h200"];
     seeds::write("snapshots", names.map(|name| fs::read(file(name)).expect("the snapshot is there")));
 }

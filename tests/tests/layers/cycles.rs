@@ -21,18 +21,18 @@ use crate::{
     source_files,
 };
 
-/// The crates without cycles.
+/// The folders of the crates without cycles.
 const CRATES: [&str; 10] = [
-    "gpumem-core",
-    "gpumem-driver",
+    "crates/core",
+    "crates/driver",
     "gpumem",
-    "gpumem-c",
+    "crates/c",
     "gpumem-macros",
-    "gpumem-inject",
-    "gpumem-cli",
-    "gpumem-estimate",
-    "gpumem-metrics",
-    "gpumem-tracing",
+    "crates/inject",
+    "crates/cli",
+    "crates/estimate",
+    "crates/metrics",
+    "crates/tracing",
 ];
 
 fn read(name: &str) -> Imports {

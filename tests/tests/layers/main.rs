@@ -10,8 +10,8 @@ use std::{
 
 use crate::imports::{named_below_root, words};
 
-/// The crates of the floors. Each names the modules of those before it as its own.
-const CRATES: [&str; 3] = ["gpumem-core", "gpumem-driver", "gpumem"];
+/// The folders of the crates of the floors. Each names the modules of those before it as its own.
+const CRATES: [&str; 3] = ["crates/core", "crates/driver", "gpumem"];
 
 /// Returns each floor of `docs/ARCHITECTURE.md`, and what it may name besides itself.
 fn floors() -> Vec<(String, Vec<String>)> {
@@ -37,9 +37,9 @@ fn library() -> Vec<(String, PathBuf, String)> {
     CRATES.iter().flat_map(|name| sources_of(name)).collect()
 }
 
-/// Returns the files of a crate: for each, its path from `lib.rs` and its location.
-fn source_files(name: &str) -> Vec<(PathBuf, PathBuf)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src");
+/// Returns the files of the crate in this folder: for each, its path from `lib.rs` and its location.
+fn source_files(folder: &str) -> Vec<(PathBuf, PathBuf)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder).join("src");
     let mut files = Vec::new();
     sources(&root, &mut files);
     let inside = |path: PathBuf| (path.strip_prefix(&root).expect("it was found there").to_owned(), path);
@@ -74,7 +74,7 @@ fn each_floor_names_only_what_is_below_it() {
 
 #[test]
 fn only_sys_is_unsafe() {
-    for (floor, path, code) in library().into_iter().chain(sources_of("gpumem-inject")) {
+    for (floor, path, code) in library().into_iter().chain(sources_of("crates/inject")) {
         let is_unsafe = words(&code).iter().any(|word| word == "unsafe");
         assert!(floor == "sys" || !is_unsafe, "{} says unsafe", path.display());
     }
@@ -83,7 +83,7 @@ fn only_sys_is_unsafe() {
 /// `print!` and its like end the program if nothing can be written.
 #[test]
 fn only_one_file_prints() {
-    let crates = CRATES.iter().chain(&["gpumem-c", "gpumem-inject", "gpumem-metrics", "gpumem-tracing"]);
+    let crates = CRATES.iter().chain(&["crates/c", "crates/inject", "crates/metrics", "crates/tracing"]);
     for (_, path, code) in crates.flat_map(|name| sources_of(name)) {
         let may = path.ends_with("sys/print.rs") || path.ends_with("tests.rs");
         let words = words(&code);

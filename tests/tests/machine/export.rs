@@ -532,7 +532,7 @@ CONFIG
 #[test]
 fn the_rules_and_the_queries_of_the_dashboard_are_right() {
     let Some(promtool) = tool("promtool") else { return };
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib/prometheus");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/prometheus");
     let run = |arguments: &[&std::ffi::OsStr]| {
         let output =
             std::process::Command::new(&promtool).args(arguments).current_dir(&folder).output().expect("it starts");

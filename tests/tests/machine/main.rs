@@ -5,7 +5,7 @@ mod doctor;
 mod export;
 mod info;
 mod names;
-#[path = "../../../gpumem-cli/tests/command/printable.rs"]
+#[path = "../../../crates/cli/tests/command/printable.rs"]
 mod printable;
 mod ps;
 mod watch;

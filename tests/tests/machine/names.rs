@@ -1,4 +1,4 @@
-//! Tests hostile names of processes, files and commands, on a terminal and in JSON. `gpumem-cli/tests/command/names.rs` has those of
+//! Tests hostile names of processes, files and commands, on a terminal and in JSON. `crates/cli/tests/command/names.rs` has those of
 //! recordings.
 
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Tests `gpumem watch` without a terminal. `gpumem-cli/src/watch/tests.rs` tests what it draws.
+//! Tests `gpumem watch` without a terminal. `crates/cli/src/watch/tests.rs` tests what it draws.
 
 use gpumem_tests::Library;
 

@@ -1,6 +1,6 @@
 //! Tests how `gpumem-tch` handles the events of PyTorch's allocator. The crate itself needs libtorch.
 
-#[path = "../../../gpumem-tch/src/tracker.rs"]
+#[path = "../../../crates/tch/src/tracker.rs"]
 mod tracker;
 
 use gpumem::{Bytes, GpuMemTrace, pool::Pool, report::RegisteredPool, sim::SimGpu, summary};

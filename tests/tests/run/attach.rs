@@ -5,7 +5,7 @@ use gpumem_tests::{built, interpreters};
 use super::*;
 
 /// The code that Python runs on request, after the values that the command sets.
-const CODE: &str = include_str!("../../../gpumem-cli/src/run/attach.py");
+const CODE: &str = include_str!("../../../crates/cli/src/run/attach.py");
 
 /// Allocates 64 MiB, waits for a file, allocates and frees 8 MiB, and waits for another file. `{request}` runs meanwhile.
 const SERVER: &str = "\

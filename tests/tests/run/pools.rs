@@ -19,7 +19,7 @@ fn program(folder: &Folder) -> String {
     let (program, library) = (folder.file("program"), built("libgpumem_c.so"));
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut cc = Command::new("cc");
-    cc.arg("-g").arg(root.join("tests/run/pools/program.c")).arg("-I").arg(root.join("../gpumem-c/include"));
+    cc.arg("-g").arg(root.join("tests/run/pools/program.c")).arg("-I").arg(root.join("../crates/c/include"));
     cc.args(["-o", &program]).arg(&library).arg("-ldl");
     cc.arg(format!("-Wl,-rpath,{}", library.parent().expect("it is in a folder").display()));
     let output = cc.output().expect("there is a compiler of C");

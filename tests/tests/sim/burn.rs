@@ -2,11 +2,11 @@
 
 #![allow(dead_code, unreachable_pub, reason = "burn's devices are the users")]
 
-#[path = "../../../gpumem-burn/src/reservations.rs"]
+#[path = "../../../crates/burn/src/reservations.rs"]
 mod reservations;
-#[path = "../../../gpumem-burn/src/scopes.rs"]
+#[path = "../../../crates/burn/src/scopes.rs"]
 mod scopes;
-#[path = "../../../gpumem-burn/src/summary.rs"]
+#[path = "../../../crates/burn/src/summary.rs"]
 mod summary;
 
 use self::scopes::Peak;

@@ -48,7 +48,7 @@ fn case(machine: Standin, known: Known, says: &[&str]) -> Case {
 
 /// Returns the functions of the driver that gpumem looks up before it calls anything, from gpumem's own list.
 pub(super) fn required_of_cuda() -> Vec<&'static str> {
-    let source = include_str!("../../../gpumem-driver/src/sys/cuda/library.rs");
+    let source = include_str!("../../../crates/driver/src/sys/cuda/library.rs");
     let (_, list) = source.split_once("const SYMBOLS: &[&str] = &[").expect("gpumem lists the symbols it requires");
     let (list, _) = list.split_once("];").expect("the list ends");
     let symbols: Vec<_> = list.split('"').skip(1).step_by(2).collect();

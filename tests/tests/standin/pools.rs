@@ -11,7 +11,7 @@ fn compiled(program: &Path) {
     let library = built("libgpumem_c.so");
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut cc = Command::new("cc");
-    cc.args(["-Wall", "-Wextra", "-Werror", "-std=c11", "-I"]).arg(here.join("../gpumem-c/include"));
+    cc.args(["-Wall", "-Wextra", "-Werror", "-std=c11", "-I"]).arg(here.join("../crates/c/include"));
     cc.arg(here.join("tests/standin/pools/program.c")).arg(&library);
     cc.arg(format!("-Wl,-rpath,{}", library.parent().expect("it is in a folder").display()));
     let output = cc.args(["-ldl", "-lpthread", "-o"]).arg(program).output().expect("there is a compiler of C");

@@ -132,8 +132,8 @@ fn a_refusal_reports_which_scopes_hold_the_memory() {
     // Both blocks were allocated on one line, called from two lines. The pool's unused memory is not among the places.
     let places: Vec<_> = places.lines().skip(2).collect();
     let [large, large_from, small, small_from, peak, at_peak @ ..] = &places[..] else { panic!("{}", said.stderr) };
-    assert!(large.starts_with(" tests/sim/places.rs:") && large.ends_with("  600       1  ████████"), "{large}");
-    assert!(small.starts_with(" tests/sim/places.rs:") && small.ends_with("   48       1  ▋"), "{small}");
+    assert!(large.starts_with(" tests/sim/places/mod.rs:") && large.ends_with("  600       1  ████████"), "{large}");
+    assert!(small.starts_with(" tests/sim/places/mod.rs:") && small.ends_with("   48       1  ▋"), "{small}");
     for caller in [large_from, small_from] {
         assert!(caller.starts_with("   from tests/sim/places/oom.rs:"), "{caller}");
     }

@@ -63,7 +63,7 @@ fn of_one_thread_and_of_nobody() {
     assert_eq!(reported(&peak), expected(&[("own", 5 << 20)]));
     let holder = &peak.holders[0];
     let line = line!() - 4;
-    assert!(holder.line.as_ref().is_some_and(|line| line.contains("sim/places.rs:")), "{peak:?}");
+    assert!(holder.line.as_ref().is_some_and(|line| line.contains("sim/places/mod.rs:")), "{peak:?}");
     assert!(holder.caller.as_ref().is_some_and(|at| at.contains(&format!("places/peaks.rs:{line}:"))), "{peak:?}");
     own.reset();
     assert_eq!(reported(&own.peak_holders().expect("asked for")), []);
@@ -123,7 +123,7 @@ fn of_the_process_at_its_end() {
     for (start, mib) in [(" train  ", " 22  "), ("   step  ", " 22  "), (" outside of all scopes  ", "  3  ")] {
         assert!(row(start, mib), "{start}: {}", said.stderr);
     }
-    let of_lines = |mib: &str| lines.iter().any(|line| line.contains("sim/places.rs:") && line.contains(mib));
+    let of_lines = |mib: &str| lines.iter().any(|line| line.contains("sim/places/mod.rs:") && line.contains(mib));
     assert!(of_lines(" 20  ") || of_lines(" 22  "), "{}", said.stderr);
     for variables in [&[][..], &[("GPUMEM_PEAK", "0")], &[("GPUMEM_PEAK", "")]] {
         assert_eq!(passes("peak", variables).stderr, "");

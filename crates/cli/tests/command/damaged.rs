@@ -1,0 +1,167 @@
+//! Tests that with damaged files each command ends with 0 or 2, and gives the reason in lines that begin with `gpumem: `. The mutations are
+//! the same each time. `fuzz.rs` damages recordings.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    path::{Path, PathBuf},
+};
+
+use fastrand::Rng;
+use flate2::{Compression, Crc, read::DeflateDecoder, write::DeflateEncoder};
+
+use crate::{
+    file,
+    made::{MIB, Made},
+    ran,
+};
+
+/// Changes, removes, adds or repeats a few bytes.
+pub(crate) fn damage(random: &mut Rng, bytes: &mut Vec<u8>) {
+    for _ in 0..=random.usize(..3) {
+        let at = random.usize(..bytes.len());
+        let rest = bytes.len() - at;
+        match random.u32(..7) {
+            0 => bytes[at] ^= 1 << random.u32(..8),
+            1 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][random.usize(..5)],
+            2 => bytes[at..][..rest.min(8)].fill(0xff),
+            3 => drop(bytes.drain(at..at + rest.min(1 + random.usize(..100)))),
+            4 => drop(bytes.splice(at..at, [0xff, 0xff, 0xff, 0xff, 0x0f])),
+            5 => {
+                let again = bytes[at..][..rest.min(1 + random.usize(..64))].to_vec();
+                drop(bytes.splice(at..at, again));
+            }
+            _ => bytes.truncate(at + 1),
+        }
+        if bytes.is_empty() {
+            bytes.push(0);
+        }
+    }
+}
+
+/// Checks that a damaged file causes no panic and no signal, and that an error is printed.
+#[track_caller]
+fn ends_well(arguments: &[&str]) -> bool {
+    let ran = ran(arguments);
+    let has_error = ran.stderr.lines().any(|line| line.starts_with("gpumem: "));
+    let is_only_errors = ran.stderr.lines().all(|line| line.starts_with("gpumem: "));
+    assert!(
+        is_only_errors && matches!((ran.code, has_error), (Some(0), false) | (Some(2), true)),
+        "{arguments:?}: {ran:?}"
+    );
+    ran.code == Some(2)
+}
+
+pub(crate) const HEADER: usize = 16;
+
+/// Returns the items of each record of a recording.
+pub(crate) fn records(file: &[u8]) -> Vec<Vec<u8>> {
+    let mut records = Vec::new();
+    let mut rest = &file[HEADER..];
+    while let Some((header, stored)) = rest.split_at_checked(HEADER) {
+        let length = u32::from_le_bytes(header[4..8].try_into().expect("it has 4 bytes")) as usize;
+        let (stored, after) = stored.split_at(length);
+        let mut items = Vec::new();
+        if header[1] == 0 {
+            items.extend_from_slice(stored);
+        } else {
+            DeflateDecoder::new(stored).read_to_end(&mut items).expect("the record can be inflated");
+        }
+        records.push(items);
+        rest = after;
+    }
+    records
+}
+
+/// Makes a recording of these records, with correct checksums. If it is `dense`, they are as short as a reader allows.
+pub(crate) fn recording(begin: &[u8], records: &[Vec<u8>], dense: bool) -> Vec<u8> {
+    let mut file = begin.to_vec();
+    for items in records {
+        match dense.then(|| compressed(items)).filter(|stored| stored.len() < items.len()) {
+            Some(stored) => file.extend(record([1, 1], items.len(), &stored)),
+            None => file.extend(record([1, 0], items.len(), items)),
+        }
+    }
+    file
+}
+
+/// Makes a record of this type and method.
+fn record(kind: [u8; 2], plain: usize, stored: &[u8]) -> Vec<u8> {
+    let [plain, length] = [plain, stored.len()].map(|length| u32::try_from(length).expect("it is small").to_le_bytes());
+    let header = [&kind[..], &[0, 0], &length, &plain].concat();
+    let mut sum = Crc::new();
+    sum.update(&header);
+    sum.update(stored);
+    [&*header, &sum.sum().to_le_bytes(), stored].concat()
+}
+
+/// A byte may expand to 64. Blocks without bytes lengthen data that would expand to more.
+fn compressed(items: &[u8]) -> Vec<u8> {
+    let mut stored = DeflateEncoder::new(Vec::new(), Compression::best());
+    stored.write_all(items).expect("memory takes all");
+    let stored = stored.finish().expect("memory takes all");
+    let least = items.len().saturating_sub(4096).div_ceil(64);
+    let empty = [0, 0, 0, 0xff, 0xff].repeat(least.saturating_sub(stored.len()).div_ceil(5));
+    [empty, stored].concat()
+}
+
+/// Lengthens the recording to this number of bytes with records of an unknown type.
+pub(crate) fn padded(mut file: Vec<u8>, bytes: usize) -> Vec<u8> {
+    while file.len() + 2 * HEADER < bytes {
+        let length = (bytes - file.len() - HEADER).min(1 << 20);
+        file.extend(record([200, 0], length, &vec![0; length]));
+    }
+    file
+}
+
+fn path(name: &str) -> (PathBuf, String) {
+    let path = file(name);
+    let text = path.to_str().expect("the name is text").to_owned();
+    (path, text)
+}
+
+#[test]
+fn records_that_are_taken_apart_are_put_together() {
+    let whole = Made::new("train").training(3, 5, MIB).file();
+    let parts = records(&whole);
+    for dense in [false, true] {
+        assert_eq!(records(&recording(&whole[..HEADER], &parts, dense)), parts);
+    }
+}
+
+#[test]
+fn an_error_names_the_file_once() {
+    let ran = ran(&["estimate", "no-such.json"]);
+    assert_eq!(ran.stderr, "gpumem: `no-such.json` cannot be used: No such file or directory (os error 2)\n");
+}
+
+#[test]
+fn damaged_models() {
+    let config = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 172,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "tie_word_embeddings": false}"#;
+    let header = r#"{"a.weight": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}"#;
+    let safetensors = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 64]].concat();
+    let gguf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../estimate/tests/gguf/llama-3.2-1b.gguf");
+    let gguf = fs::read(gguf).expect("the file is there");
+    fs::create_dir_all(file("damaged")).expect("the folder can be made");
+    let mut random = Rng::with_seed(2);
+    let mut refused = 0;
+    for (name, whole, from) in [
+        ("damaged/config.json", config.as_bytes(), 0),
+        ("damaged/model.safetensors", &*safetensors, 0),
+        // Most of the file is names of tokens.
+        ("damaged/model.gguf", &*gguf, gguf.len().saturating_sub(4000)),
+    ] {
+        let (path, text) = path(name);
+        for round in 0..25 {
+            let mut bytes = whole.to_vec();
+            let mut part = bytes.split_off(if round % 2 == 0 { from } else { 0 });
+            damage(&mut random, &mut part);
+            bytes.append(&mut part);
+            fs::write(&path, bytes).expect("the file can be written");
+            refused += usize::from(ends_well(&["estimate", &text, "--train", "adam"]));
+        }
+    }
+    assert!(refused > 25, "{refused}: most damage is noticed");
+}
