@@ -16,13 +16,13 @@ pub mod source;
 #[allow(unsafe_code, reason = "the one folder that talks to C")]
 mod sys;
 
-#[cfg(any(feature = "sim", feature = "cuda"))]
+#[cfg(any(feature = "sim", feature = "dry"))]
 pub(crate) use gpumem_core::device_model;
 #[cfg(feature = "baseline")]
 pub(crate) use gpumem_core::regular_file;
 pub(crate) use gpumem_core::{error, export, inbox, model};
 
-#[cfg(all(feature = "cuda", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(all(feature = "dry", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub use self::sys::dispatch::dry;
 #[cfg(target_os = "linux")]
 pub use self::sys::own_file;

@@ -223,14 +223,14 @@ pub(super) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: DRY,
-        meaning: "a dry run: the program allocates as on this card, and computes nothing large",
+        meaning: "a dry run: the program allocates as on this card, and computes nothing large (feature `dry`)",
         values: CARDS,
         default: "none",
         read: |text, settings| replace_card(DRY, text, settings),
     },
     Variable {
         name: LIMIT,
-        meaning: "a smaller card: the program computes, and gets no more than this card would give",
+        meaning: "a smaller card: the program computes, and gets no more than this card would give (feature `dry`)",
         values: CARDS,
         default: "none",
         read: |text, settings| replace_card(LIMIT, text, settings),

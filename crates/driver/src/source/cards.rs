@@ -1,26 +1,27 @@
 //! Cards in the place of the real ones.
 
 use crate::model::Bytes;
+#[cfg(feature = "dry")]
+use crate::sys::{cuda, dispatch};
 #[cfg(feature = "cuda")]
 use crate::{
     error::{Kind, Result},
     settings::Card,
-    sys::{cuda, dispatch},
 };
 
 /// Returns the differences of the program's cards from the real ones, and all bytes of each, if these differ. `None` if
 /// the cards are the real ones.
 pub fn replaced_cards() -> Option<(String, Option<Bytes>)> {
-    #[cfg(all(feature = "cuda", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+    #[cfg(all(feature = "dry", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
     let mode = crate::sys::dispatch::dry::mode().map(|mode| (mode.to_string(), mode.card()));
     // Other systems have no dispatch table.
-    #[cfg(not(all(feature = "cuda", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+    #[cfg(not(all(feature = "dry", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
     let mode = None;
     mode
 }
 
 /// Gives the program this card. Earlier allocations are not on it, so the program must not have a context.
-#[cfg(feature = "cuda")]
+#[cfg(feature = "dry")]
 pub(super) fn replace(card: Card) -> Result<()> {
     let has_context = cuda::devices()?.iter().any(|device| cuda::has_primary_context(device.ordinal.cast_signed()));
     let replaced = if has_context || cuda::current_context().is_some() {
@@ -30,4 +31,12 @@ pub(super) fn replace(card: Card) -> Result<()> {
         dispatch::replace_cards(card).map_err(|why| why.to_string())
     };
     replaced.map_err(|detail| Kind::BadSetting { setting: card.variable, detail }.into())
+}
+
+/// Refuses the card, because this program has no code for it.
+#[cfg(all(feature = "cuda", not(feature = "dry")))]
+pub(super) fn replace(card: Card) -> Result<()> {
+    let detail =
+        "the program was built without the feature `dry` of gpumem; add it, or use `gpumem run` with --dry or --limit";
+    Err(Kind::BadSetting { setting: card.variable, detail: detail.to_owned() }.into())
 }

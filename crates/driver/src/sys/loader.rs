@@ -57,14 +57,10 @@ pub(crate) fn file_of(address: usize) -> Option<PathBuf> {
     Some(file.path.clone())
 }
 
+#[cfg(all(feature = "dry", target_os = "linux"))]
+pub(super) use self::linux::loaded_as;
 #[cfg(target_os = "linux")]
-pub(super) use self::linux::{headers_of_program, loaded_as, pin};
-
-/// Returns nothing, because this system has no such list.
-#[cfg(not(target_os = "linux"))]
-pub(super) fn loaded_as(_: &str) -> Vec<PathBuf> {
-    Vec::new()
-}
+pub(super) use self::linux::{headers_of_program, pin};
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -73,7 +69,6 @@ mod linux {
         mem::{self, MaybeUninit},
         ops::Range,
         os::unix::ffi::OsStrExt,
-        path::{Path, PathBuf},
         ptr, slice,
         sync::Arc,
     };
@@ -121,7 +116,10 @@ mod linux {
     }
 
     /// Returns the loaded files whose names have this beginning, in the order in which they were loaded.
-    pub(in super::super) fn loaded_as(beginning: &str) -> Vec<PathBuf> {
+    #[cfg(feature = "dry")]
+    pub(in super::super) fn loaded_as(beginning: &str) -> Vec<std::path::PathBuf> {
+        use std::path::{Path, PathBuf};
+
         unsafe extern "C" fn add(info: *mut dl_phdr_info, _: usize, paths: *mut c_void) -> c_int {
             // SAFETY: the loader passes the pointer that it received, which is to a live list, and a record of its own. It keeps the file
             // loaded during this call, and the name is copied.

@@ -5,6 +5,7 @@
 
 mod blocks;
 mod capture;
+#[cfg_attr(not(feature = "dry"), allow(dead_code, reason = "without dry runs, nobody selects a simulated card"))]
 mod card;
 mod context;
 mod device;
@@ -12,17 +13,23 @@ mod failure;
 mod library;
 mod pool;
 
-pub(crate) use self::card::card_of_thread;
-pub(crate) use self::context::{current_context, current_owner, has_primary_context, identify_context};
-pub(crate) use self::device::{CudaDevice, current, devices, initialised_devices, is_integrated};
+#[cfg(feature = "dry")]
+pub(crate) use self::context::current_context;
+pub(crate) use self::context::{current_owner, has_primary_context, identify_context};
+pub(crate) use self::device::{CudaDevice, current, devices, is_integrated};
 pub(crate) use self::{
     blocks::{AddressRange, belongs_to_graph, block_number, device_at, next_block_number, range_at},
     capture::{graph_memory, is_capturing},
     library::load_for_hooks,
 };
+#[cfg(feature = "dry")]
 pub(super) use self::{
     capture::relaxed,
-    card::{is_card_used, is_own, own, reset_card, select_card, selected_card},
-    context::{current_ordinal, primary_context},
+    card::{card_of_thread, is_card_used, is_own, own, reset_card, select_card, selected_card},
+    context::current_ordinal,
+    device::initialised_devices,
+};
+pub(super) use self::{
+    context::primary_context,
     library::{LIBRARY, load},
 };

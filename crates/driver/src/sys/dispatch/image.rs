@@ -9,7 +9,9 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
-use super::{dry::replaced, verify::Library};
+#[cfg(feature = "dry")]
+use super::dry::replaced;
+use super::verify::Library;
 use crate::sys::loader;
 
 /// A mapped library.
@@ -116,7 +118,9 @@ impl Library for Image {
         // SAFETY: it is aligned, and in the writable data of a library that stays loaded, as above. Everybody who writes a pointer
         // there writes all of it at once.
         let pointer = is_pointer.then(|| unsafe { AtomicUsize::from_ptr(address as *mut usize) }.load(SeqCst));
-        pointer.map(replaced::driver_below)
+        #[cfg(feature = "dry")]
+        let pointer = pointer.map(replaced::driver_below);
+        pointer
     }
 
     fn owner(&self, address: usize) -> Option<PathBuf> {

@@ -6,7 +6,7 @@
 //! ([`stub`]), where its slot is ([`image`]), and that no other function uses the slot and that it still points into the
 //! driver's own code ([`verify`]). If one check fails, no slot is replaced.
 
-#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(all(feature = "dry", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub mod dry;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod hooks;
@@ -49,13 +49,14 @@ mod subscription {
         0
     }
 
+    #[cfg(feature = "dry")]
     pub(crate) fn replace_cards(_: crate::settings::Card) -> Result<(), Error> {
         check_available()
     }
 }
 
-#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(all(feature = "dry", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) use self::dry::replace_cards;
-#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+#[cfg(all(feature = "dry", not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))))]
 pub(crate) use self::subscription::replace_cards;
 pub(crate) use self::subscription::{check_available, displaced, subscribe, subscribed, unsubscribe};
