@@ -30,7 +30,7 @@ fuzz_target!(init: write_seeds(), |data: &[u8]| {
     assert!(reader.end().is_some());
 });
 
-/// Returns rings that are filled by recordings, some of them more than once.
+/// Writes rings that are filled by recordings, some of them more than once.
 fn write_seeds() {
     const SLOTS: usize = 32;
     let filled = |seed| {

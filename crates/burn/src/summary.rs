@@ -25,7 +25,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Writes `≥` if there may be more, because not all sizes are known.
+    /// Returns the size, with `≥` before it if there may be more, because not all sizes are known.
     fn known(&self, bytes: u64) -> String {
         match self.without_size {
             0 => Bytes::new(bytes).to_string(),

@@ -77,7 +77,7 @@ fn files_that_lie_about_their_length_are_errors() {
     assert!(Tensors::from_safetensors(folder.0.path().join("none.safetensors")).is_err());
 }
 
-/// Writes the file of a model: its parameters in `bf16`, without data but as long as with data.
+/// Returns the header of a file with the weights of a model in `bf16`, and the length of the data that would follow.
 fn weights_of(model: &Model) -> (String, usize) {
     let parameters = model.parameters(Dtype::Bf16).unwrap();
     let mut end = 0;

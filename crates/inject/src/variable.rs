@@ -86,7 +86,7 @@ pub fn torch_file(recording: &Path) -> PathBuf {
 /// See [`torch_file`].
 pub const UNFINISHED: &str = ".part";
 
-/// Writes bytes as an expression of Python.
+/// Returns bytes as an expression of Python.
 pub fn python_bytes(bytes: &[u8]) -> String {
     let mut text = "bytes.fromhex('".to_owned();
     for byte in bytes {

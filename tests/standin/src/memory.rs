@@ -97,7 +97,7 @@ impl SolidShape {
     }
 }
 
-/// Returns the result of a call of another function of the driver.
+/// Turns the result of a call of another function of the driver into ours.
 fn succeeded(code: c_int) -> Result<(), Refusal> {
     if code == 0 { Ok(()) } else { Err(code.into()) }
 }

@@ -171,13 +171,13 @@ std::thread_local! {
     static TICKS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Returns whether an attempt to lock waits for the lock. Threads that try again have endlessly many orders, which differ only in
+/// Sets whether an attempt to lock waits for the lock. Threads that try again have endlessly many orders, which differ only in
 /// how often they tried.
 pub(crate) fn set_patient(patient: bool) {
     PATIENT.set(patient);
 }
 
-/// Returns whether the number of a thread that has ended is given to another one.
+/// Sets whether the number of a thread that has ended is given to another one.
 pub(crate) fn set_lends_again(lends_again: bool) {
     LENDS_AGAIN.set(lends_again);
 }

@@ -323,7 +323,7 @@ pub(crate) fn exit_of(missing: &[(String, Missing)]) -> Exit {
     exit
 }
 
-/// Returns whether the recording has what a format shows. A format has no sign for what is not known.
+/// Checks that the recording has the data that a format shows. A format has no sign for what is not known.
 fn check_format(history: &History, format: Format, moment: Moment) -> Result<(), Failure> {
     let what = format!("`{}` cannot be written as {}", history.path.display(), format.name());
     if format.has_moment() && !history.is_known_at(moment) {
@@ -337,7 +337,7 @@ fn check_format(history: &History, format: Format, moment: Moment) -> Result<(),
     Ok(())
 }
 
-/// Returns whether the recording has the moments that are asked for.
+/// Checks that the recording has the moments that are asked for.
 fn check_moments(history: &History, view: &View) -> Result<(), Failure> {
     let is_asked = view.at == Some(Moment::Oom) || view.between.iter().flatten().any(|moment| *moment == Moment::Oom);
     if !is_asked {

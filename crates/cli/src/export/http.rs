@@ -75,7 +75,7 @@ impl Listener {
         Ok(Self::Unix(listener))
     }
 
-    /// Writes the address as a user may type it. `given` is the address that was asked for.
+    /// Returns the address as a user may type it. `given` is the address that was asked for.
     pub(super) fn address(&self, given: &str) -> String {
         match self {
             Self::Tcp(listener) => {

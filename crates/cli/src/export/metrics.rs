@@ -222,9 +222,7 @@ mod tests {
         let page = file("docs/book/src/metrics.md");
         let table: String = page.lines().filter(|line| line.starts_with("| `")).collect();
         assert_eq!(names(&table), all);
-        for text in
-            ["docs/prometheus/rules.yml", "docs/prometheus/dashboard.json"].map(file).iter().chain([&page])
-        {
+        for text in ["docs/prometheus/rules.yml", "docs/prometheus/dashboard.json"].map(file).iter().chain([&page]) {
             let others: Vec<_> = names(text).difference(&all).cloned().collect();
             assert!(others.is_empty(), "{others:?}");
         }

@@ -167,7 +167,7 @@ impl Snapshot<'_> {
         self.pickle.set()
     }
 
-    /// Returns the events of each device, by its number.
+    /// Writes the events of each device, by its number.
     fn traces(&mut self) -> io::Result<()> {
         let devices = self.history.devices.iter().map(|device| device.device.ordinal + 1).max().unwrap_or(0);
         self.pickle.begin_list()?;
@@ -211,7 +211,7 @@ impl Snapshot<'_> {
         self.pickle.append()
     }
 
-    /// Returns a change of the driver's blocks.
+    /// Writes a change of the driver's blocks.
     fn change(&mut self, change: &Change, stream: u64, block: &BlockLife, written: &mut usize) -> io::Result<()> {
         let actions: &[&'static str] = match change.kind.blocks() {
             1.. => &["segment_alloc", "alloc"],
@@ -224,7 +224,7 @@ impl Snapshot<'_> {
         actions.iter().try_for_each(|action| self.event(action, about, from, written))
     }
 
-    /// Returns the events of PyTorch's allocator.
+    /// Writes the events of PyTorch's allocator.
     fn step(&mut self, step: &AllocatorStep, sizes: &mut HashMap<u64, u64>, written: &mut usize) -> io::Result<()> {
         let mut bytes = step.requested;
         let action = match step.action {
@@ -275,7 +275,7 @@ impl Snapshot<'_> {
         self.pickle.number(value)
     }
 
-    /// Returns the stack, the innermost function first, and after it the scopes.
+    /// Writes the stack, the innermost function first, and after it the scopes.
     fn frames(&mut self, from: EventOrigin) -> io::Result<()> {
         self.pickle.word("frames")?;
         if let Some(number) = self.frames.get(&from) {

@@ -47,7 +47,7 @@ impl Part {
         calls(history, self.inside.as_deref())
     }
 
-    /// Returns whether there is something inside of what was asked for.
+    /// Checks that the scope or function that was asked for has something inside.
     pub(crate) fn check(&self, history: &History) -> Result<(), Failure> {
         let Some(inside) = &self.inside else { return Ok(()) };
         let AllCalls { all, names } = calls(history, None);

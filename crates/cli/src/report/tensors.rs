@@ -138,7 +138,7 @@ impl TensorMoment {
     }
 }
 
-/// Returns a line with its name before it.
+/// Writes a line with its name before it.
 pub(super) fn line(out: &mut dyn Write, paint: Paint, name: &str, text: &str) -> io::Result<()> {
     writeln!(out, "{}{}", paint.on(Role::Faint, format!("{name:<9}")), paint.on(Role::Text, text))
 }

@@ -224,7 +224,7 @@ fn explain(error: &str, ptrace_scope: &str) -> AttachError {
     }
 }
 
-/// Returns whether another command of gpumem is responsible.
+/// Refuses a process for which another command of gpumem is responsible.
 fn check_environment(pid: u32, environment: &[Vec<u8>]) -> Result<(), AttachError> {
     let is_set = |name: &str| value(environment, name).is_some_and(|value| !value.is_empty());
     if is_set(variable::CONTROL) {
@@ -243,7 +243,7 @@ fn value<'a>(environment: &'a [Vec<u8>], name: &str) -> Option<&'a [u8]> {
     environment.iter().find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
 }
 
-/// Returns whether a setting forbids Python to run the code of others.
+/// Refuses a process in which a setting forbids Python to run the code of others.
 fn check_switches(environment: &[Vec<u8>], arguments: &[Vec<u8>]) -> Result<(), AttachError> {
     const VARIABLE: &str = "PYTHON_DISABLE_REMOTE_DEBUG";
     let by = if value(environment, VARIABLE).is_some_and(|value| !value.is_empty()) {

@@ -162,7 +162,7 @@ fn of_folder(file: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), why)
 }
 
-/// Returns whether a file can be created in this folder. Without this check, the error appears only when the program
+/// Checks that a file can be created in this folder. Without this check, the error appears only when the program
 /// initialises CUDA.
 pub(super) fn try_folder(file: &Path) -> io::Result<()> {
     let probe = file.with_file_name(format!(".gpumem-{}", process::id()));

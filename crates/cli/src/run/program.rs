@@ -63,7 +63,7 @@ impl Program {
         self.environment.push((name.to_owned(), value.as_ref().to_owned()));
     }
 
-    /// Returns a list with colons in which this entry is the first one, before those of this environment. An empty entry would be the
+    /// Sets a variable that is a list with colons: this entry is the first one, before those of this environment. An empty entry would be the
     /// current folder.
     pub(super) fn first_in(&mut self, list: &str, entry: impl AsRef<OsStr>) {
         let mut entries = entry.as_ref().to_owned();

@@ -70,7 +70,7 @@ fn words<'a>(words: &'a str, files: &[&'a Path]) -> Vec<&'a OsStr> {
     words.split_whitespace().map(OsStr::new).chain(files.iter().map(|file| file.as_os_str())).collect()
 }
 
-/// Returns both outputs as text.
+/// Checks that both outputs are text.
 #[track_caller]
 fn prints_text(arguments: &[&OsStr]) {
     for columns in [None, Some("60")] {

@@ -42,7 +42,7 @@ fn program() -> Made {
     made
 }
 
-/// Writes a partial recording: the blocks that were live after `after` events, or at the peaks, and then the other events.
+/// Returns a partial recording: the blocks that were live after `after` events, or at the peaks, and then the other events.
 fn part_of(made: Made, mut part: Part, after: usize) -> Vec<u8> {
     let (items, _) = items_of(&*made.file()).expect("it is a recording");
     let (events, others): (Vec<_>, Vec<_>) = items.into_iter().partition(|item| matches!(item, Item::Event(_)));

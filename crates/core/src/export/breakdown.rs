@@ -65,12 +65,12 @@ impl Breakdown {
     }
 }
 
-/// Writes rows with a size, a number of blocks, and a bar.
+/// Returns rows with a size, a number of blocks, and a bar.
 pub fn table(what: &str, rows: &[Row]) -> Table {
     table_in(what, rows, Amounts::of(rows.iter().map(|row| row.bytes)))
 }
 
-/// Writes the same with the unit of other tables.
+/// Returns the same with the unit of other tables.
 pub fn table_in(what: &str, rows: &[Row], amounts: Amounts) -> Table {
     let has_blocks = rows.iter().any(|row| row.blocks > 0);
     let mut table = Table::new().column(what, Fit::LeftCutFront).amounts("", amounts);

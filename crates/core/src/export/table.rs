@@ -92,7 +92,7 @@ impl Cell {
         INDENT * self.depth + self.text.width()
     }
 
-    /// Sets the least width of the text that is shown.
+    /// Returns the least width of the text that is shown.
     fn least(&self) -> usize {
         self.text.width().min(LEAST)
     }
@@ -174,7 +174,7 @@ impl Table {
         layout
     }
 
-    /// Returns the lines, without a line break after the last one.
+    /// Writes the lines, without a line break after the last one.
     ///
     /// # Errors
     /// Returns the error of the formatter.
@@ -354,7 +354,7 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
 
-    /// Returns the column of the first letter of each row.
+    /// The column of the first letter of each row is the same.
     #[test]
     fn all_rows_of_a_tree_have_one_indentation() {
         let begins = |rows: &[(usize, &str)], columns: usize| {

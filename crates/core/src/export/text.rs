@@ -24,7 +24,7 @@ impl Show for Report {
     }
 }
 
-/// Writes one row for each statement, in the order of the source. The bars compare the needs of statements.
+/// Returns one row for each statement, in the order of the source. The bars compare the needs of statements.
 fn statements(lines: &[Line]) -> Table {
     type Figure = (&'static str, fn(&Line) -> i64);
     let figures: [Figure; 3] = [
@@ -83,7 +83,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Writes commas between thousands, as Python's `,` format does.
+/// Returns the number with commas between thousands, as Python's `,` format does.
 #[must_use]
 pub fn grouped(number: impl Into<i128>) -> String {
     let number = number.into();

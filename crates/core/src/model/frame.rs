@@ -54,7 +54,7 @@ impl Frame {
         Self { file: self.file.as_ref().map(shortened), ..self.clone() }
     }
 
-    /// Writes the function and its line: `train::forward at src/model.rs:42`. If one is not known, it writes the other.
+    /// Returns the function and its line: `train::forward at src/model.rs:42`. If one is not known, this is the other.
     pub fn with_function(&self) -> String {
         match (&self.function, &self.file) {
             (Some(function), Some(_)) => format!("{function} at {self}"),

@@ -39,7 +39,7 @@ pub(super) fn put_number(to: &mut Vec<u8>, mut number: u64) {
     to.push(number as u8);
 }
 
-/// Returns a difference as a number that is small if the difference is small: 0, -1, 1, -2 are 0, 1, 2, 3.
+/// Writes a difference as a number that is small if the difference is small: 0, -1, 1, -2 are 0, 1, 2, 3.
 #[inline]
 pub(super) fn put_difference(to: &mut Vec<u8>, now: u64, before: u64) {
     let difference = now.wrapping_sub(before).cast_signed();

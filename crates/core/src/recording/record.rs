@@ -136,7 +136,7 @@ fn no_recording(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// Returns whether a file with this header can be read.
+/// Checks that a file with this header can be read.
 pub(super) fn check_header(header: &[u8; FILE_HEADER]) -> io::Result<()> {
     if !header.starts_with(&MAGIC) {
         return Err(no_recording("this is no recording of gpumem".to_owned()));

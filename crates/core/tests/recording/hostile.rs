@@ -13,7 +13,7 @@ use gpumem_core::{
 
 use crate::{Random, any::items};
 
-/// Writes items in records of at most this many.
+/// Returns a recording of the items, in records of at most this many.
 fn written_in_parts(items: &[Item], part: usize) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new()).unwrap();
     for items in items.chunks(part) {

@@ -71,7 +71,7 @@ pub fn devices() -> Result<&'static dyn Devices> {
     selected.unwrap_or_else(|| Err(Error::from(Kind::NotBuilt { feature: "cuda" })))
 }
 
-/// Returns whether this source could intercept the allocations of this process.
+/// Checks that this source could intercept the allocations of this process.
 ///
 /// # Errors
 /// Returns the reason why it could not.

@@ -332,7 +332,7 @@ impl Building<'_> {
         self.weights.insert(self.eager.memory.path(), weight);
     }
 
-    /// Returns one number for each dimension.
+    /// Turns the list into one number for each dimension.
     fn spread(&self, sizes: &mut Vec<u64>, dimensions: usize, default: u64) -> Result<(), Error> {
         if sizes.len() < 2 {
             *sizes = vec![sizes.first().copied().unwrap_or(default); dimensions];

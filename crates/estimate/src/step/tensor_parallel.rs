@@ -153,7 +153,7 @@ impl Splitting {
     }
 }
 
-/// Returns the layers of a block that have no layers inside, in the order in which they run.
+/// Collects the layers of a block that have no layers inside, in the order in which they run.
 fn collect_leaves<'a>(named: &'a mut Named, path: &str, leaves: &mut Vec<(String, &'a mut Layer)>) {
     let separator = if path.is_empty() || named.name.is_empty() { "" } else { "." };
     let path = format!("{path}{separator}{}", named.name);

@@ -202,7 +202,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Returns whether the trace prints no reports. The default is `false`.
+    /// Sets whether the trace prints no reports. The default is `false`.
     ///
     /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn silent(mut self, silent: bool) -> Self {
@@ -210,7 +210,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Returns whether the drop of the trace prints a report. The default is `true`.
+    /// Sets whether the drop of the trace prints a report. The default is `true`.
     ///
     /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn on_exit_report(mut self, report: bool) -> Self {
@@ -218,7 +218,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Returns whether the thread that starts the trace is in its scope. The default is `true`. With `false`, threads and tasks
+    /// Sets whether the thread that starts the trace is in its scope. The default is `true`. With `false`, threads and tasks
     /// enter it through its [handle](crate::GpuMemTrace::handle), and exact figures count their allocations in it, wherever
     /// these are freed. So each of many such traces has its own figures, and marks no other trace.
     ///

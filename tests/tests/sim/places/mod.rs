@@ -45,7 +45,7 @@ fn scopes(gpu: &SimGpu) -> BTreeMap<String, ScopeSummary> {
     all.map(|scope| (scope.path.join("/"), scope)).collect()
 }
 
-/// Returns all allocations in each path of a device, including the scopes inside it, and the part that is in use.
+/// Checks all allocations in each path of a device, including the scopes inside it, and the part that is in use.
 #[track_caller]
 fn check_scopes(gpu: &SimGpu, expected: &[(&str, u64, u64)]) {
     let reported: Vec<_> =

@@ -126,7 +126,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Returns whether addresses and sizes are such that sums of them are numbers of 64 bits.
+    /// Checks that addresses and sizes are such that sums of them are numbers of 64 bits.
     fn check(&self) -> Result<(), &'static str> {
         let is_small = ["size", "requested_size", "total_size"].iter().all(|name| self.number(name) <= MOST_BYTES);
         if is_small && ["addr", "address"].iter().all(|name| self.number(name) < 1 << 57) {
