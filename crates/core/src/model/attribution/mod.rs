@@ -150,7 +150,8 @@ impl Frame {
 
     fn is_of_gpumem(&self) -> bool {
         let is_of_header = self.function.as_deref().is_some_and(|function| function.starts_with(GPUMEM_H));
-        is_of_header || self.is_in(GPUMEM_C) || self.is_of(GPUMEM)
+        let is_of_checkout = || self.file.as_deref().is_some_and(is_in_checkout);
+        is_of_header || self.is_in(GPUMEM_C) || self.is_of(GPUMEM) || is_of_checkout()
     }
 
     /// Returns whether its code belongs to one of these crates, by its file or its function.
@@ -201,6 +202,18 @@ fn is_in_crate(file: &str, name: &str) -> bool {
     !is_std
         && folders.any(|folder| folder.strip_prefix(name).is_some_and(|rest| rest.is_empty() || is_version(rest)))
         && folders.take(2).any(|folder| folder == "src")
+}
+
+/// Returns whether a source file is in `crates/` of gpumem's repository: of the checkout from which this is built, or of one in a folder
+/// `gpumem` or in Cargo's for git. The folders of these crates alone say nothing: a user may have `crates/core` as well.
+fn is_in_checkout(file: &str) -> bool {
+    let own = env!("CARGO_MANIFEST_DIR").strip_suffix("core").and_then(|crates| file.strip_prefix(crates));
+    let below = own.or_else(|| {
+        let (above, below) = file.split_once("/crates/")?;
+        let mut above = above.rsplit('/').take(2);
+        above.any(|folder| folder == "gpumem" || folder.starts_with("gpumem-")).then_some(below)
+    });
+    below.is_some_and(|below| below.split('/').nth(1) == Some("src"))
 }
 
 /// Returns the crates at the beginning of a function's path: `core` in `core::mem::drop`, `cudarc` in `<&cudarc::X>::f`.

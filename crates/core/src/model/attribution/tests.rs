@@ -300,6 +300,21 @@ fn the_crate_of_a_file() {
     assert!(!of("src/ext.rs", Some("<demo::Buffer as core::ops::drop::Drop>::drop")));
 }
 
+/// Debug information may have the short name of a function only.
+#[test]
+fn a_checkout_of_gpumem_is_known_by_its_folders() {
+    for (file, is_own) in [
+        (concat!(env!("CARGO_MANIFEST_DIR"), "/src/model/frame.rs"), true),
+        ("/home/ada/gpumem/crates/driver/src/sys/stack.rs", true),
+        ("/home/ada/.cargo/git/checkouts/gpumem-3f2a91c07be4d586/41d0a5b/crates/driver/src/sys/stack.rs", true),
+        ("/home/ada/train/crates/driver/src/main.rs", false),
+        ("/home/ada/gpumem/crates/driver/tests/main.rs", false),
+    ] {
+        let frame = Frame { file: Some(file.to_owned()), ..frame("run", "/bin/app") };
+        assert_eq!(frame.is_of_gpumem(), is_own, "{file}");
+    }
+}
+
 #[test]
 fn a_pool_in_c_is_not_hidden_behind_gpumem() {
     for (module, sources) in
@@ -314,9 +329,9 @@ fn a_pool_in_c_is_not_hidden_behind_gpumem() {
              /bin/app | take | pool.c:14
              /bin/app | main | pool.c:30",
             file("/src/gpumem/src/session/pools.rs:89"),
-            file("/src/gpumem-c/src/sys.rs:44"),
+            file("/src/gpumem/crates/c/src/sys.rs:44"),
             file("/rustc/59807/library/std/src/panic.rs:359"),
-            file("/src/gpumem-c/src/sys.rs:44"),
+            file("/src/gpumem/crates/c/src/sys.rs:44"),
         );
         check(&text, Some(file_name(module)), Some("pool.c:14"));
         let frames = stack(&text);
