@@ -282,8 +282,8 @@ fn a_recording_that_cannot_be_followed_is_hidden_and_its_cause_is_said() {
         Standin::new(),
         "hidden",
         r#"
-        # They wait at most 20 s. Other recordings of this machine are hidden for a moment, too.
-        awaited() { for _ in {1..200}; do eval "$1" > awaited.txt && return; sleep 0.1; done; echo "in vain: $1"; }
+        # They wait at most a minute. Other recordings of this machine are hidden for a moment, too.
+        awaited() { for _ in {1..600}; do eval "$1" > awaited.txt && return; sleep 0.1; done; echo "in vain: $1"; }
         hidden() { awaited "scrape b | grep -a '^gpumem_exporter_hidden{what=\"$2\"} $1'"; }
         exported() { awaited "[ -e $1.pid ] && of $1 b | grep '^gpumem_process_$2'"; }
         said() { awaited "grep 'process $(cat $1.pid) is not exported' export.errors"; }
