@@ -107,8 +107,8 @@ fn each_scraper_gets_a_peak_between_two_scrapes_once() {
 /// The peaks that a scraper has to get, whatever happens to the process or to its recording. `slow` scrapes before and after all of it, and
 /// `fast` all the time.
 ///
-/// - `worker` ends right after its peak, while the program that started it runs on. If `gpumem run` ends as well, it completes the
-///   recording, and on a busy machine the exporter may look after that: then no scrape has the peak.
+/// - `killed` ends right after its peak, and `gpumem run` completes its recording.
+/// - `worker` does the same, while the program that started it runs on.
 /// - `restarted` has its peak after `gpumem stop` and `gpumem start`, and `removed` too, where its first recording is removed before.
 /// - `execed` becomes another program, which has the peak; the peak of `became` comes right before.
 /// - The recording of `gone` is removed right after the peak.
@@ -116,6 +116,7 @@ fn each_scraper_gets_a_peak_between_two_scrapes_once() {
 fn each_peak_is_in_a_scrape() {
     let bytes = |mib: u64| mib << 20;
     let expected = [
+        ("killed", bytes(1604)),
         ("worker", bytes(1704)),
         ("restarted", bytes(5000)),
         ("removed", bytes(5000)),
@@ -139,6 +140,7 @@ fn each_peak_is_in_a_scrape() {
             $gpumem run $options -o $name.capture -- bash $name.sh > $name.log 2> $name.errors
         }
         second() { steps "exec $program & call cuInit 0 & call cuDevicePrimaryCtxRetain &context 0 & call cuCtxSetCurrent context & call cuMemAlloc_v2 &large $(($1 << 20)) & call cuMemFree_v2 large & value large & await_file $end"; }
+        run killed '' "$(peak go 1600)" abort &
         echo "echo \$\$ > worker.pid; exec $program $(steps "${begin[@]}") $(peak go 1700) abort" > worker.sh
         $gpumem run -o worker.capture -- bash -c 'bash worker.sh; until [ -e end ]; do sleep 0.1; done' &> worker.log &
         for name in restarted removed; do run $name --dormant "$(peak go 2000)" "$(peak again 5000)" "'value large'" "'await_file $end'" & done
@@ -148,7 +150,7 @@ fn each_peak_is_in_a_scrape() {
         programs=$(jobs -p | grep -vx $exporter)
         exported() { until [ -e $1.pid ] && of $1 fast > of.txt && grep -q "^gpumem_process_$2" of.txt; do sleep 0.1; done; }
         for name in restarted removed; do started $name.log '&kept'; $gpumem start $(cat $name.pid); exported $name refused_total; done
-        for name in worker execed became gone; do exported $name live_bytes; done
+        for name in killed worker execed became gone; do exported $name live_bytes; done
         scrape slow > before.txt
         (while [ ! -e end ]; do scrape fast >> fast.txt; sleep 0.05; done) & scraper=$!
 
@@ -181,6 +183,36 @@ fn each_peak_is_in_a_scrape() {
         })
     });
     assert_eq!(found, expected.map(|(_, bytes)| [bytes; 2]), "{expected:?}: {outcome}");
+}
+
+/// The exporter looks at a killed program again only after `gpumem run` has completed its recording. It had read all of the file before, with a
+/// clock at its end, which the program writes each second.
+#[test]
+fn a_peak_is_read_after_the_recording_was_completed() {
+    let outcome = exported(
+        Standin::new(),
+        "completed",
+        r#"
+        serve
+        program a & run=$!
+        started a.log '&kept'
+        until of a first | grep -q '^gpumem_process_live'; do sleep 0.1; done
+        size() { stat -c %s a.pid*.capture; }
+        begin=$(size); until (($(size) > begin)); do sleep 0.1; done
+        of a first > before.txt
+        kill -STOP $exporter
+        touch go; started a.log 'value kept'; kill -KILL $(cat a.pid); wait $run
+        kill -CONT $exporter
+        echo "== ended"; of a first
+        "#,
+    );
+    for metric in ["interval_peak_bytes", "peak_bytes"] {
+        assert_eq!(
+            value(&outcome, "ended", &format!("gpumem_process_{metric}"), ""),
+            Some(GIB_1),
+            "{metric}: {outcome}"
+        );
+    }
 }
 
 /// With `gpumem run --live`, the file is begun again several times while it is scraped. No figure is lost.
@@ -250,8 +282,8 @@ fn a_recording_that_cannot_be_followed_is_hidden_and_its_cause_is_said() {
         Standin::new(),
         "hidden",
         r#"
-        # They wait at most 20 s. Other recordings of this machine are hidden for a moment, too.
-        awaited() { for _ in {1..200}; do eval "$1" > awaited.txt && return; sleep 0.1; done; echo "in vain: $1"; }
+        # They wait at most a minute. Other recordings of this machine are hidden for a moment, too.
+        awaited() { for _ in {1..600}; do eval "$1" > awaited.txt && return; sleep 0.1; done; echo "in vain: $1"; }
         hidden() { awaited "scrape b | grep -a '^gpumem_exporter_hidden{what=\"$2\"} $1'"; }
         exported() { awaited "[ -e $1.pid ] && of $1 b | grep '^gpumem_process_$2'"; }
         said() { awaited "grep 'process $(cat $1.pid) is not exported' export.errors"; }

@@ -5,6 +5,7 @@ mod api;
 mod burn;
 mod custom_gauge;
 mod places;
+mod pools;
 mod statistics;
 mod traces;
 mod traces_off;

@@ -11,6 +11,7 @@ mod held;
 mod hostile;
 mod lives;
 mod names;
+mod overlaps;
 mod read;
 mod recorded;
 mod sums;

@@ -18,6 +18,7 @@ use super::{
     device::DeviceHistory,
     lives::{BlockLife, LIVE, Lives, NewBlock, When},
     names::Origins,
+    overlaps::OverlapFinder,
     recorded::{History, Mark, Refusal, ScopeLife, StreamChange},
     tensors,
 };
@@ -127,6 +128,7 @@ struct HistoryReading {
     unread: HashMap<u16, Vec<usize>>,
     has_clock: bool,
     has_pools: bool,
+    overlaps: OverlapFinder,
     /// The threads of blocks that are undecided, by the numbers of their allocations.
     undecided: HashMap<u64, u16>,
     /// The number of items that are missing so far.
@@ -173,6 +175,7 @@ impl HistoryReading {
             unread: HashMap::new(),
             has_clock,
             has_pools: false,
+            overlaps: OverlapFinder::default(),
             undecided: HashMap::new(),
             missed: 0,
             newest: When { time: 0, number: 0, thread: 0 },
@@ -206,6 +209,7 @@ impl HistoryReading {
         let missed = self.reader.skipped().missed;
         if std::mem::replace(&mut self.missed, missed) < missed {
             self.streams_change(None, 0);
+            self.overlaps.lose();
         }
         match event.kind {
             // The ledger has blocks in no order. Those of a context end in the order of their allocations.
@@ -265,14 +269,16 @@ impl HistoryReading {
                     was_obtained: false,
                 });
             }
-            EventKind::PoolRegistered { device, .. } => {
+            EventKind::PoolRegistered { pool, device } => {
                 // The device is reported, even if the pool gives out no part.
                 self.device(device);
+                self.overlaps.begin(pool);
                 self.has_pools = true;
             }
             EventKind::Mark { callsite } => {
                 self.history.marks.push(Mark { callsite, thread: thread(event), time: self.newest.time });
             }
+            EventKind::Lost { .. } | EventKind::Displaced { .. } => self.overlaps.lose(),
             EventKind::OnStream { frees, stream } => self.streams_change(Some((thread(event), frees)), stream),
             EventKind::Close { scope } => {
                 if let Some(at) = self.open.remove(&scope) {
@@ -292,6 +298,7 @@ impl HistoryReading {
     /// Notes the effect of the newest event on a block.
     fn change(&mut self, change: &BlockChange) {
         let BlockChange { mut kind, key, number, before, after, device, group } = *change;
+        self.overlaps.note(change);
         let is_of_driver = group.kind.is_on_device() && group.kind != MemKind::Part;
         if is_of_driver && !matches!(kind, BlockChangeKind::GivenToProgram | BlockChangeKind::TakenByPool) {
             let device = self.device(device);
@@ -369,7 +376,7 @@ impl HistoryReading {
     }
 
     fn finish(self, path: &Path, bytes: u64) -> History {
-        let Self { mut reader, history, origins, newest, tensors, .. } = self;
+        let Self { mut reader, history, origins, newest, tensors, overlaps, .. } = self;
         let HistoryParts { lives, labels, scopes, marks, streams, devices, refusals } = history;
         let allocated = || {
             let allocations = lives.changes().filter(|change| change.kind == BlockChangeKind::Allocated);
@@ -401,6 +408,7 @@ impl HistoryReading {
             refusals,
             end: reader.definitions().last_clock().unwrap_or_default().max(Duration::from_nanos(newest.time)),
             tensors,
+            overlapping_parts: overlaps.finish(),
             is_snapshot: false,
             still_records: false,
             reader,

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, io, path::PathBuf, time::Duration};
 
 use gpumem_core::{
-    derive::LedgerView,
+    derive::{LedgerView, Overlaps},
     ledger::{BlockChangeKind, Counts, KnownPool},
     model::{Bytes, CallsiteId, Device, GpuMemory, MemKind, Source, StackId},
     recording::{Definitions, End, Reader, Skipped},
@@ -15,6 +15,7 @@ use super::{
     device::DeviceHistory,
     lives::{BlockLife, Change, LIVE, Lives},
     names::Origin,
+    overlaps::OverlappingParts,
     tensors::Tensors,
     time::Moment,
 };
@@ -45,6 +46,8 @@ pub(crate) struct History {
     pub(crate) end: Duration,
     /// The data of PyTorch's tensors, if they were asked for.
     pub(crate) tensors: Option<Tensors>,
+    /// The parts of pools that overlapped others.
+    pub(crate) overlapping_parts: OverlappingParts,
     /// True if the file is a snapshot of PyTorch's allocator, which has no scopes, no threads and no other libraries.
     pub(crate) is_snapshot: bool,
     /// True if the process of the recording still writes it.
@@ -258,6 +261,15 @@ impl History {
     pub(crate) fn oom(&self) -> Option<&Refusal> {
         let not_obtained = self.refusals.iter().rev().find(|refused| !refused.was_obtained);
         not_obtained.or(self.refusals.last())
+    }
+
+    /// Returns the parts of these pools that overlap others now, or did so before they were freed.
+    pub(crate) fn overlaps(&self, pools: &[KnownPool]) -> Overlaps {
+        let mut overlaps = Overlaps::of(self.ledger(), pools);
+        for pool in pools {
+            overlaps.note(pool.pool, self.overlapping_parts.of(pool.pool));
+        }
+        overlaps
     }
 
     /// Returns the registered pools of a device at a moment. `None` if they are not known.

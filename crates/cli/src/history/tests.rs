@@ -85,6 +85,50 @@ fn a_block_has_the_thread_that_allocated_it_whichever_thread_decides() {
     assert_eq!(threads, [(true, 1), (true, 2), (false, 2)]);
 }
 
+/// Random parts of two pools, each compared with all live parts when it is allocated.
+#[test]
+fn each_part_that_overlaps_a_live_one_is_found() {
+    for seed in 0..100 {
+        let (mut random, mut made) = (Rng::with_seed(seed), Made::new("overlaps"));
+        let pools = [1, 2].map(PoolId);
+        for pool in pools {
+            made.event(EventKind::PoolRegistered { pool, device: DEVICE });
+        }
+        let (mut live, mut expected) = (BTreeMap::<(PoolId, u64), u64>::new(), [0; 2]);
+        for _ in 0..300 {
+            let (at, address, bytes) = (random.usize(..2), random.u64(..600), random.u64(..12));
+            let (pool, key) = (pools[at], Key::of_part(pools[at], address));
+            match random.u64(..60) {
+                0 => {
+                    live.clear();
+                    made.event(EventKind::Lost { count: 1 });
+                }
+                1..20 => {
+                    live.remove(&(pool, address));
+                    made.free(key);
+                }
+                _ => {
+                    live.remove(&(pool, address));
+                    let overlaps = |((of, other), length): (&(PoolId, u64), &u64)| {
+                        *of == pool && *other < address + bytes && address < other + length
+                    };
+                    // A part of 0 bytes overlaps none.
+                    if bytes > 0 {
+                        expected[at] += u64::from(live.iter().any(overlaps));
+                        live.insert((pool, address), bytes);
+                    }
+                    let block = Block::new(DEVICE, Bytes::new(bytes), MemKind::Part);
+                    made.alloc_at(key, Block { context: pool.0, ..block });
+                }
+            }
+        }
+        let history = history(made);
+        assert_eq!(pools.map(|pool| history.overlapping_parts.of(pool)), expected, "seed {seed}");
+        let lost = history.counts().lost + expected.iter().sum::<u64>();
+        assert_eq!(Overview::of(&history).missing.lost_events, lost, "seed {seed}");
+    }
+}
+
 #[test]
 fn what_is_live_is_what_the_ledger_says() {
     for seed in 0..20 {

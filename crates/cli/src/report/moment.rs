@@ -6,7 +6,7 @@ use std::{
 };
 
 use gpumem_core::{
-    derive::{Overlaps, registered_pool},
+    derive::registered_pool,
     export::{InPaint, Paint, Role},
     model::{ByteDelta, Bytes, Family},
 };
@@ -63,7 +63,7 @@ fn held_between(history: &History, from: Moment, to: Moment) -> AllHeld<'_> {
 /// Returns the pools of a device that have memory at a moment. `None` if they are not in the recording.
 fn pools_at(history: &History, moment: Moment, device: &DeviceHistory) -> Option<Vec<PoolOverview>> {
     let known = history.pools_at(moment, device)?;
-    let overlaps = Overlaps::of(history.ledger(), &known);
+    let overlaps = history.overlaps(&known);
     let pools = known.iter().map(|pool| registered_pool(pool, &overlaps, history.definitions()));
     Some(pools.filter(|pool| !pool.is_empty()).map(|pool| PoolOverview::of(pool, false)).collect())
 }

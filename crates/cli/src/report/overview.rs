@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use gpumem_core::{
-    derive::{Overlaps, registered_pool},
+    derive::registered_pool,
     ledger::KnownPool,
     model::{Bytes, Device, Family},
     report::{Leaks, PeakHolders, RegisteredPool, SharedNames, counted},
@@ -198,7 +198,7 @@ impl Missing {
                 && history.sources().is_empty()
                 && history.lives.block_count() == 0
                 && history.devices.iter().all(|device| device.driver_peak() == 0),
-            lost_events: counts.lost,
+            lost_events: counts.lost + history.overlapping_parts.count,
             untracked_frees: counts.untracked,
             missed_frees: history.lives.count_of(ChangeKind::FreeMissed),
             contradictory,
@@ -442,7 +442,7 @@ impl PoolOverview {
             end.map_or(*pool, |end| KnownPool { wrong: end.wrong, read_early: end.read_early, ..*pool })
         };
         let at_peak = of.pools.iter().map(with_wrong);
-        let overlaps = Overlaps::of(history.ledger(), &at_end);
+        let overlaps = history.overlaps(&at_end);
         let (mut pools, names) = (Vec::new(), history.definitions());
         for (known, is_at_end) in at_peak.map(|pool| (pool, false)).chain(at_end.iter().map(|pool| (*pool, true))) {
             let pool = registered_pool(&known, &overlaps, names);

@@ -16,7 +16,9 @@ pub fn summary(view: &dyn LedgerView, names: &dyn Names, under: ScopeId, not_int
     let mut paths = Paths::now(view, names);
     paths.find_peaks(view, under);
     let pools = pools(view, names);
-    Summary { pools, ..Summary::of(paths.written_out(), counts.untracked, counts.lost, not_intercepted) }
+    // The ledger counts all other wrong calls of pools.
+    let lost = counts.lost + pools.iter().map(|pool| pool.overlapping).sum::<u64>();
+    Summary { pools, ..Summary::of(paths.written_out(), counts.untracked, lost, not_intercepted) }
 }
 
 /// Returns the names of these scopes, as reports show them now.

@@ -45,7 +45,8 @@ pub fn registered_pool(known: &KnownPool, overlaps: &Overlaps, names: &dyn Names
 
 /// The live parts of each pool that begin inside another part of it: their number, and the memory that lies in more than one part.
 ///
-/// The ledger finds a block by its key, and keeps no order: that would make each part slower. So this is found when a report is made.
+/// The ledger finds a block by its key, and keeps no order: with an order, a part would cost several times as much. So this is found when a
+/// report is made.
 #[derive(Clone, Debug, Default)]
 pub struct Overlaps(HashMap<PoolId, (u64, u64)>);
 
@@ -79,6 +80,14 @@ impl Overlaps {
             }
         }
         overlaps
+    }
+
+    /// Notes that this number of parts of a pool overlapped another one, of which some may have been freed.
+    pub fn note(&mut self, pool: PoolId, found: u64) {
+        if found > 0 {
+            let (count, _) = self.0.entry(pool).or_default();
+            *count = found.max(*count);
+        }
     }
 }
 

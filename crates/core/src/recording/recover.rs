@@ -10,8 +10,8 @@ use std::{
 use super::{
     budget::Budget,
     item::{CodeAddress, Finished, Item, RingDefinition},
-    items::Items,
-    record::Records,
+    items::{Items, Next},
+    record::{End, FILE_HEADER, Records},
     ring::{RingContent, RingOwner, RingReader, WHOLE_FILE},
     writer::Writer,
 };
@@ -135,7 +135,8 @@ pub fn left_in_ring(file: &File, segments: &dyn Segments) -> io::Result<Option<V
         return Err(io::ErrorKind::WouldBlock.into());
     }
     let content = RingReader::from_bytes(&found.bytes).zip(head.ring);
-    let Some((RingContent { definitions, items, .. }, ring)) = content else { return Ok(None) };
+    let Some((RingContent { recorded, definitions, items, .. }, ring)) = content else { return Ok(None) };
+    let (items, _) = missing(file, recorded, items)?;
     let mut writer = Writer::new(Vec::new())?;
     let items = [Item::Ring(ring)].into_iter().chain(definitions).chain(items).chain([Item::Finished(Finished)]);
     for item in items {
@@ -186,16 +187,13 @@ pub fn recover(recording: &Path, mut file: File, segments: &dyn Segments) -> io:
             "is damaged, or of another version of gpumem: open the recording with the version that wrote it, or remove";
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("`{0}` {why} `{0}`", ring.display())));
     };
-    // The ring still has the events that the file has after this length. They are cut off here, and written again from the ring.
-    let length = file.metadata()?.len();
-    let recorded = if recorded == WHOLE_FILE { length } else { recorded };
-    if length < recorded {
+    if recorded != WHOLE_FILE && file.metadata()?.len() < recorded {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the recording is shorter than its ring says"));
     }
-    file.set_len(recorded)?;
+    let (items, whole) = missing(&file, recorded, items)?;
+    file.set_len(whole)?;
     file.seek(SeekFrom::End(0))?;
-    let mut writer = Writer::append(&file, recorded);
-    let items: Vec<Item> = items.collect();
+    let mut writer = Writer::append(&file, whole);
     // The definitions come before the events that need them. If they are in the recording too, they are the same.
     for definition in needed(&items, &definitions) {
         writer.write(definition)?;
@@ -211,6 +209,39 @@ pub fn recover(recording: &Path, mut file: File, segments: &dyn Segments) -> io:
     file.sync_all()?;
     found.remove(segments)?;
     Ok(Some(Ended { added, _lock: file }))
+}
+
+/// Returns the items of a ring that are not in the recording, and the length of the recording up to the end of its last complete record. The
+/// process writes items, and only then it releases their slots: if it was killed in between, both have them. Complete records stay as they are,
+/// because a reader may have read them while the process ran, and reads on after them.
+fn missing(mut file: &File, recorded: u64, items: impl Iterator<Item = Item>) -> io::Result<(Vec<Item>, u64)> {
+    let recorded = recorded.min(file.metadata()?.len());
+    file.seek(SeekFrom::Start(recorded))?;
+    let mut rest = Items::of(Records::after_header(io::BufReader::new(file)), Budget::default());
+    let (mut newest, mut after_it) = (None, Vec::new());
+    while let Some(next) = rest.next()? {
+        match next {
+            Next::Event(event) => {
+                newest = Some(event.number);
+                after_it.clear();
+            }
+            // A process that does nothing writes a clock each second. No ring has one.
+            Next::Other(item, _) if matches!(*item, Item::Clock(_)) => {}
+            Next::Other(item, _) => after_it.push(*item),
+        }
+    }
+    let read = match rest.end() {
+        Some(End::Cut { at } | End::Damaged { at, .. } | End::AboveLimit { at, .. }) => *at,
+        _ => rest.bytes(),
+    };
+    let mut items: Vec<Item> = items.collect();
+    let is_newest = |item: &Item| matches!(item, Item::Event(event) if Some(event.number) == newest);
+    let mut written = items.iter().rposition(is_newest).map_or(0, |at| at + 1);
+    for item in &after_it {
+        written += usize::from(items.get(written) == Some(item));
+    }
+    items.drain(..written);
+    Ok((items, recorded + read - FILE_HEADER as u64))
 }
 
 /// Returns the content of a file, if there is one.
@@ -315,7 +346,7 @@ mod tests {
     use super::*;
     use crate::{
         model::{Event, EventKind, Key, ThreadId},
-        recording::{Item, Process, ThreadDefinition, items_of, lines_for, on_the_heap, ring},
+        recording::{ClockPair, Follower, Item, Process, ThreadDefinition, items_of, lines_for, on_the_heap, ring},
     };
 
     struct Files(PathBuf, #[expect(dead_code, reason = "it is removed with its files")] TempDir);
@@ -356,9 +387,10 @@ mod tests {
         }
     }
 
+    const MISSED: Item = Item::Missed(1);
     const DEAD: RingOwner = RingOwner { pid: u32::MAX as u64, began: 1, recording: 0 };
 
-    /// Makes a recording that ends in the middle of a record, and a ring with two events.
+    /// Makes a recording that ends in the middle of a record, and a ring with four events, of which two are in the recording.
     fn killed(files: &Files, owner: RingOwner) {
         let mut writer = Writer::new(File::create(&files.0).unwrap()).unwrap();
         let thread = ThreadDefinition { thread: ThreadId(1), os_id: 5, name: None };
@@ -367,18 +399,23 @@ mod tests {
             writer.write(&Item::Ring(RingDefinition { segment: Some(7), recording: owner.recording })).unwrap();
         }
         writer.flush().unwrap();
-        let recorded = writer.written().bytes;
-        drop(writer);
         let memory = on_the_heap(16);
-        let (mut to, mut from) = ring(memory, owner, recorded);
+        let (mut to, mut from) = ring(memory, owner, writer.written().bytes);
         for number in 1..=4 {
             let kind = EventKind::Free { key: Key::from_raw(512 * number), block: None };
-            to.event(&Event { number, time: Duration::ZERO, thread: ThreadId(1), kind: &kind }, number * 10);
+            to.event(
+                &Event { number, time: Duration::from_nanos(number), thread: ThreadId(1), kind: &kind },
+                number * 10,
+            );
+            to.item(&MISSED);
             if number == 2 {
-                // These two are in the file as well, as if the process had been killed before it released them.
-                assert_eq!(from.by_ref().count(), 2);
+                // The process was killed before it released these.
+                from.by_ref().for_each(|item| writer.write(&item).unwrap());
+                writer.write(&Item::Clock(ClockPair { ticks: 25, time: Duration::ZERO })).unwrap();
+                writer.flush().unwrap();
             }
         }
+        drop(writer);
         let bytes: Vec<u8> = from.words().flat_map(|word| word.load(Relaxed).to_le_bytes()).collect();
         assert_eq!(bytes.len(), 64 * lines_for(16));
         fs::write(files.ring(), bytes).unwrap();
@@ -391,14 +428,23 @@ mod tests {
     fn each_event_is_in_the_recording_once() {
         let files = Files::new();
         killed(&files, DEAD);
+        // A reader has read it while the process ran, and reads on.
+        let (mut reader, mut from) = (Follower::default(), File::open(&files.0).unwrap());
+        reader.read(&from).unwrap();
+        reader.go_back();
         assert_eq!(added(&files), Some(4));
+        from.seek(SeekFrom::Start(reader.offset())).unwrap();
+        reader.read(from).unwrap();
+        assert!(!reader.definitions().lacks_end() && reader.time() == Duration::from_nanos(4), "{reader:?}");
         let (items, end) = items_of(File::open(&files.0).unwrap()).unwrap();
-        assert_eq!(end, crate::recording::End::Complete);
+        assert_eq!(end, End::Complete);
         let numbers = items.iter().filter_map(|item| match item {
             Item::Event(event) => Some(event.number),
             _ => None,
         });
-        assert_eq!((items.len(), numbers.collect::<Vec<_>>()), (6, vec![1, 2, 3, 4]));
+        assert_eq!(numbers.collect::<Vec<_>>(), [1, 2, 3, 4]);
+        // The others are the thread, the clock and the end.
+        assert_eq!((items.iter().filter(|item| **item == MISSED).count(), items.len()), (4, 11));
         assert!(!files.ring().exists());
         assert_eq!(added(&files), Some(0));
     }

@@ -43,8 +43,8 @@ pub struct RegisteredPool {
     pub read_early: u64,
     /// The number of times that it reported less memory than its parts have.
     pub below: u64,
-    /// The number of live parts that begin inside another live part. They are looked for when a report is made: those that were freed before
-    /// are not found. They are not looked for in more than 262,144 live blocks.
+    /// The number of live parts that begin inside another live part. They are looked for when a report is made, in at most 262,144 live
+    /// blocks. Those that were freed before are found only in a recording (`gpumem report`). Each of them counts as lost.
     pub overlapping: u64,
     /// The memory that lies in more than one live part, and that `used` and the figures of traces count more than once.
     pub counted_twice: Bytes,
@@ -109,11 +109,13 @@ impl fmt::Display for RegisteredPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, used, reserved, reported, unknown_frees, doubled, outside, late, read_early, .. } = self;
         let Self { below, overlapping, counted_twice, .. } = self;
-        if *overlapping > 0 {
-            write!(f, "cache of {}: not known, because parts overlap: {counted_twice} count twice", one_line(name))?;
-        } else {
-            cache_of(f, name, *used, *reserved)?;
-        }
+        match (overlapping, *counted_twice) {
+            (0, _) => cache_of(f, name, *used, *reserved),
+            (_, Bytes::ZERO) => write!(f, "cache of {}: not known, because parts overlapped", one_line(name)),
+            (_, twice) => {
+                write!(f, "cache of {}: not known, because parts overlap: {twice} count twice", one_line(name))
+            }
+        }?;
         if reported > reserved {
             write!(f, "; it reports {reported}, more than its blocks")?;
         } else if reported < reserved {
@@ -126,7 +128,7 @@ impl fmt::Display for RegisteredPool {
             (outside, "part or size outside of its blocks", "parts or sizes outside of its blocks"),
             (late, "block known as its own too late", "blocks known as its own too late"),
             (below, "report of less memory than its parts", "reports of less memory than its parts"),
-            (overlapping, "part that begins inside another one", "parts that begin inside other ones"),
+            (overlapping, "part that overlaps another one", "parts that overlap other ones"),
         ] {
             if *count > 0 {
                 write!(f, "{before}{}", counted(*count, one, many))?;
@@ -185,8 +187,12 @@ mod tests {
         (pool.reserved, pool.overlapping, pool.counted_twice) = (Bytes::mib(8), 1, Bytes::mib(1));
         let start = "cache of arena: not known, because parts overlap: 1 MiB count twice; it reports 1 MiB, less than its parts; wrong calls: ";
         assert!(
-            pool.to_string().starts_with(start)
-                && pool.to_string().ends_with(", 1 part that begins inside another one"),
+            pool.to_string().starts_with(start) && pool.to_string().ends_with(", 1 part that overlaps another one"),
+            "{pool}"
+        );
+        pool.counted_twice = Bytes::ZERO;
+        assert!(
+            pool.to_string().starts_with("cache of arena: not known, because parts overlapped; it reports"),
             "{pool}"
         );
         pool.overlapping = 0;

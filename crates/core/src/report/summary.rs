@@ -22,7 +22,7 @@ pub struct Summary {
     pub pools: Vec<RegisteredPool>,
     /// The number of frees of blocks that are older than the first trace and whose size is not known.
     pub untracked: u64,
-    /// Events that could not be recorded. If not 0, the numbers may be wrong.
+    /// Events that could not be recorded, wrong calls of pools, and live parts of pools that overlap. If not 0, the numbers may be wrong.
     pub lost: u64,
     /// The reason why allocations are not intercepted now. The amounts are then those of the last moment at which they were
     /// intercepted; if there was none, they mean nothing.

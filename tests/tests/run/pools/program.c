@@ -60,7 +60,8 @@ int main(int count, char **arguments) {
     if (!strcmp(wrong, "others")) gpumem_pool_set_reserved(pool, 70 * MIB);
     train();
     if (!strcmp(wrong, "less")) gpumem_pool_set_reserved(pool, 2 * MIB);
-    if (!strcmp(wrong, "overlap")) gpumem_pool_allocated(pool, block + 2 * MIB, 40 * MIB);
+    if (!strncmp(wrong, "overlap", 7)) gpumem_pool_allocated(pool, block + 2 * MIB, 40 * MIB);
+    if (!strcmp(wrong, "overlapped")) gpumem_pool_freed(pool, block + 2 * MIB);
     if (!strcmp(wrong, "twins")) {
         gpumem_pool *twin = gpumem_pool_register("arena", 0);
         char *of_twin = (char *)take(16);
