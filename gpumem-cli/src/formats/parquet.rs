@@ -182,7 +182,7 @@ impl Words {
             recording: text(&name),
             pid: process.pid.into(),
             host: optional(&process.host),
-            rank: history.rank().map(signed),
+            rank: process.rank.map(signed),
             command: text(&shortened_command(&process.arguments.join(" "), MOST_COLUMNS)),
             actions: ChangeKind::ALL.map(|kind| text(kind.name())).to_vec(),
             origins: history.origins.iter().map(origin).collect(),

@@ -315,7 +315,7 @@ impl Overview {
             command: process.arguments.clone(),
             pid: history.pid(),
             host: process.host.clone(),
-            rank: history.rank(),
+            rank: process.rank,
             seconds: history.end.as_secs_f64(),
             cards: process.cards.clone(),
             allocations: changes(ChangeKind::Allocated),

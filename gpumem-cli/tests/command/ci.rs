@@ -22,7 +22,8 @@ fn run(folder: &std::path::Path, name: &str, pid: u32, ranks: &[(u32, u64)]) {
     fs::create_dir_all(&run).expect("it can be made");
     for (rank, mib) in ranks {
         let file = run.join(format!("train.rank{rank}.gpu0.pid{}.capture", pid + rank));
-        fs::write(file, Made::new("train").training(3, 10, mib * MIB).file()).expect("it can be written");
+        let made = Made::of_job("train", (*rank).into()).training(3, 10, mib * MIB);
+        fs::write(file, made.file()).expect("it can be written");
     }
 }
 
@@ -328,7 +329,7 @@ fn runs_are_compared_rank_by_rank() {
     let why = limited("19%").stderr;
     assert!(why.ends_with("with a peak of 437 MiB; record what is missing again\n"), "{why}");
     // A loss in one recording leaves all unknown.
-    let mut lost = Made::new("train");
+    let mut lost = Made::of_job("train", 10);
     lost.alloc(MIB, MemKind::Pool, 0);
     lost.event(EventKind::Lost { count: 3 });
     fs::write(folder.join("after/train.rank10.gpu0.pid917.capture"), lost.file()).unwrap();
