@@ -6,7 +6,7 @@ use std::{io::Cursor, sync::atomic::Ordering::Relaxed};
 
 use gpumem_core::{
     model::Event,
-    recording::{Item, Reader, RingOwner, RingReader, Writer, on_the_heap, ring},
+    recording::{Item, Reader, RingReader, Writer, on_the_heap, ring},
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -34,8 +34,7 @@ fuzz_target!(init: write_seeds(), |data: &[u8]| {
 fn write_seeds() {
     const SLOTS: usize = 32;
     let filled = |seed| {
-        let owner = RingOwner { pid: 7, began: 9, recording: 11 };
-        let (mut writer, mut reader) = ring(on_the_heap(SLOTS), owner, 500);
+        let (mut writer, mut reader) = ring(on_the_heap(SLOTS), 11, 500);
         let mut definitions = writer.definitions();
         for item in any::items(&mut Random::new(seed), 40) {
             match &item {

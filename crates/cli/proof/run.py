@@ -850,9 +850,9 @@ class Proof:
             shutil.copy(ran["files"][0], self.recording_of_onnx + strategy + ".capture")
             shutil.copy(file.name, self.recording_of_onnx + strategy + ".txt")
         asked = onnx_arenas(ran["stderr"], "cuda")
-        words = [self.gpumem, "report", "--format", "rmm-csv", ran["files"][0]]
-        rows = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[1:]
-        rows = [(action, int(size), int(address, 16)) for _, _, action, address, size, _ in (row.split(",") for row in rows)]
+        words = [self.gpumem, "report", "--format", "json", ran["files"][0]]
+        events = map(json.loads, subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines())
+        rows = [(event["action"], abs(event["change_bytes"]), event["address"]) for event in events if event["action"] != "shrink"]
         # The search for each block of the arenas begins after the block before it. The log has no address of blocks
         # with `reserve`.
         next_row, different, mine = iter(enumerate(rows)), [], {}
@@ -860,7 +860,7 @@ class Proof:
             if what == "shrink":
                 continue
             for row, (action, recorded, at) in next_row:
-                if (action, recorded) == ("allocate", size) and address in (at, None):
+                if (action, recorded) == ("alloc", size) and address in (at, None):
                     mine[row] = at
                     break
             else:
@@ -888,7 +888,7 @@ class Proof:
             "not_recorded": different,
             "freed": freed,
             "smallest": min((size for _, size, _ in asked), default=None),
-            "others": [size for row, (action, size, _) in enumerate(rows) if action == "allocate" and row not in mine],
+            "others": [size for row, (action, size, _) in enumerate(rows) if action == "alloc" and row not in mine],
             "places": [[place["place"], place["library"], place["bytes"]] for place in device.get("peak_by_place", [])],
             "live_at_end": device.get("live_at_end_bytes"),
             "besides": device.get("besides"),

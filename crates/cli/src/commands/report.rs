@@ -253,7 +253,7 @@ fn write_page(files: &[PathBuf], ranks: &[u64], out: &Path) -> Result<Exit, Fail
 /// Writes recordings in the format of another tool.
 fn export(arguments: &ReportArguments, format: Format) -> Result<Exit, Failure> {
     let moment = arguments.view.at.unwrap_or(Moment::Peak);
-    if arguments.view.at.is_some() && !format.has_moment() {
+    if arguments.view.at.is_some() && !format.has_stacks() {
         let what = format!("--at cannot be used with --format {}", format.name());
         return Err(Failure::new(what, "the format has all moments", "leave --at out"));
     }
@@ -326,13 +326,9 @@ pub(crate) fn exit_of(missing: &[(String, Missing)]) -> Exit {
 /// Checks that the recording has the data that a format shows. A format has no sign for what is not known.
 fn check_format(history: &History, format: Format, moment: Moment) -> Result<(), Failure> {
     let what = format!("`{}` cannot be written as {}", history.path.display(), format.name());
-    if format.has_moment() && !history.is_known_at(moment) {
+    if format.has_stacks() && !history.is_known_at(moment) {
         let cause = format!("what was live at {moment} is not in the recording");
         return Err(Failure::new(what, cause, "give --at peak or --at end"));
-    }
-    if format.has_all_events() && history.has_only_peaks() {
-        let cause = "the recording has only what was live at the peaks and at the end (--only-peak)";
-        return Err(Failure::new(what, cause, "give --format pprof or folded, or record without --only-peak"));
     }
     Ok(())
 }

@@ -1,6 +1,5 @@
 //! Recordings in the formats of other tools, one in each file.
 
-mod dhat;
 mod folded;
 pub(crate) mod frames;
 mod jsonl;
@@ -9,8 +8,6 @@ pub(crate) mod parquet;
 mod perfetto;
 mod pickle;
 mod pprof;
-mod rmm;
-mod speedscope;
 mod texts;
 mod torch;
 
@@ -26,22 +23,16 @@ use crate::history::{History, Moment};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[allow(clippy::doc_markdown, reason = "the help of the command shows it as it is")]
 pub(crate) enum Format {
-    /// Stacks of what was live at a moment, one a line, for flamegraph.pl and inferno
+    /// Stacks of what was live at a moment, one a line, for flamegraph.pl, inferno and speedscope.app
     Folded,
     /// Each event as a JSON object on its own line
     Json,
     /// Stacks, live and in all, for `go tool pprof`
     Pprof,
-    /// Stacks of what was live at a moment, for speedscope.app
-    Speedscope,
-    /// Places with their totals, lifetimes and peaks, for Valgrind's dh_view.html
-    Dhat,
     /// Memory over time by kind, PyTorch's tensors, and scopes, for ui.perfetto.dev
     Perfetto,
     /// A snapshot for torch.cuda._memory_viz and pytorch.org/memory_viz
     Torch,
-    /// The log of RMM's logging adaptor
-    RmmCsv,
     /// Tables of events, of blocks and of PyTorch's tensors, in a folder, for DuckDB, DataFusion and Spark
     Parquet,
 }
@@ -52,19 +43,9 @@ impl Format {
         matches!(self, Self::Pprof | Self::Perfetto | Self::Torch)
     }
 
-    /// Says whether this format shows one moment.
-    pub(crate) const fn has_moment(self) -> bool {
-        matches!(self, Self::Folded | Self::Pprof | Self::Speedscope)
-    }
-
-    /// Says whether this format has stacks.
+    /// Says whether this format has the stacks of one moment.
     pub(crate) const fn has_stacks(self) -> bool {
-        self.has_moment() || matches!(self, Self::Dhat)
-    }
-
-    /// Says whether this format needs all events: it has totals, or each event.
-    pub(crate) const fn has_all_events(self) -> bool {
-        matches!(self, Self::Dhat | Self::RmmCsv)
+        matches!(self, Self::Folded | Self::Pprof)
     }
 
     /// Returns the name by which the user chooses it.
@@ -84,11 +65,8 @@ impl Format {
             Self::Folded => folded::write(history, moment, is_folded, out),
             Self::Json => jsonl::write(history, out),
             Self::Pprof => pprof::write(history, moment, is_folded, out),
-            Self::Speedscope => speedscope::write(history, moment, is_folded, out),
-            Self::Dhat => dhat::write(history, is_folded, out),
             Self::Perfetto => perfetto::write(history, out),
             Self::Torch => torch::write(history, out),
-            Self::RmmCsv => rmm::write(history, out),
             Self::Parquet => Err(io::Error::other("it is written to a folder")),
         }
     }

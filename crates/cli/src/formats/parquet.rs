@@ -21,7 +21,7 @@ use parquet::{
 };
 
 use crate::{
-    history::{BlockLife, Change, ChangeKind, History, LIVE, Origin, tensors::Tensors},
+    history::{BlockLife, Change, ChangeKind, History, Origin, tensors::Tensors},
     report::sums::NO_LINE,
 };
 
@@ -182,7 +182,7 @@ impl Words {
             recording: text(&name),
             pid: process.pid.into(),
             host: optional(&process.host),
-            rank: history.rank().map(signed),
+            rank: process.rank.map(signed),
             command: text(&shortened_command(&process.arguments.join(" "), MOST_COLUMNS)),
             actions: ChangeKind::ALL.map(|kind| text(kind.name())).to_vec(),
             origins: history.origins.iter().map(origin).collect(),
@@ -336,9 +336,7 @@ fn block_columns<'a>(history: &'a History, words: &'a Words) -> Vec<BlockColumn<
         BlockColumn::number("bytes", |(_, block)| signed(block.bytes)),
         BlockColumn::text("kind", move |(_, block)| &origin(block).kind),
         BlockColumn::number("allocated_ns", |(_, block)| signed(history.time_of(block.born))),
-        BlockColumn::optional_number("freed_ns", |(_, block)| {
-            (block.died != LIVE).then(|| signed(history.time_of(block.died)))
-        }),
+        BlockColumn::optional_number("freed_ns", |(_, block)| history.lives.time_of(block.died).map(signed)),
         BlockColumn::flag("is_on_device", move |(_, block)| origin(block).is_on_device),
         BlockColumn::flag("is_live_at_peak", move |(_, block)| {
             peak(block).is_some_and(|peak| block.is_live_after(peak))
@@ -376,7 +374,9 @@ fn tensor_columns<'a>(tensors: &'a Tensors, words: &'a Words, places: &'a [Tenso
         BlockColumn::optional_number("allocated_ns", move |(number, block)| {
             (step(*number) >= device(block).older_count()).then(|| time(block.born))
         }),
-        BlockColumn::optional_number("freed_ns", move |(_, block)| (block.died != LIVE).then(|| time(block.died))),
+        BlockColumn::optional_number("freed_ns", move |(_, block)| {
+            tensors.blocks.lives.time_of(block.died).map(signed)
+        }),
         BlockColumn::flag("is_live_at_peak", move |(_, block)| {
             peak(block).is_some_and(|peak| block.is_live_after(peak))
         }),

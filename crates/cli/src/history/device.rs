@@ -21,8 +21,6 @@ pub(crate) struct DeviceHistory {
     pub(crate) pools: Vec<KnownPool>,
     /// The bytes of the driver's blocks: the live ones, and their highest value.
     driver: (u64, u64),
-    /// True if the recording says how much the driver's blocks had at most, whatever part of the events it has.
-    pub(crate) knows_driver_peak: bool,
     /// The highest reading of the whole device, and its time.
     pub(crate) highest_sample: Option<(u64, GpuMemory)>,
     pub(crate) samples: u64,
@@ -38,7 +36,6 @@ impl DeviceHistory {
             less_at: None,
             pools: Vec::new(),
             driver: (0, 0),
-            knows_driver_peak: false,
             highest_sample: None,
             samples: 0,
         }
@@ -58,7 +55,7 @@ impl DeviceHistory {
 
     /// Notes the peak of the driver's blocks, of which some are not in the recording.
     pub(super) fn know_driver_peak(&mut self, bytes: u64) {
-        (self.driver.1, self.knows_driver_peak) = (self.driver.1.max(bytes), true);
+        self.driver.1 = self.driver.1.max(bytes);
     }
 
     /// Returns the highest value of the driver's blocks, whether pools divided them or not.

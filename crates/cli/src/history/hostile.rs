@@ -64,11 +64,11 @@ fn everything(history: &mut History, folder: &Path) {
         moment::write_at(history, at, &mut out, Paint::PLAIN).unwrap();
         tensors::write_at(history, at, true, &mut out, Paint::PLAIN).unwrap();
         moment::write_between(history, [Moment::Peak, at], &mut out, Paint::PLAIN).unwrap();
-        for format in [Format::Folded, Format::Pprof, Format::Speedscope] {
+        for format in [Format::Folded, Format::Pprof] {
             format.write(history, at, true, &mut out).unwrap();
         }
     }
-    for format in [Format::Json, Format::Dhat, Format::Perfetto, Format::Torch, Format::RmmCsv] {
+    for format in [Format::Json, Format::Perfetto, Format::Torch] {
         format.write(history, Moment::Peak, false, &mut out).unwrap();
     }
     let mut page = Page::default();

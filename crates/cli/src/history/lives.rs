@@ -178,8 +178,8 @@ impl Lives {
         self.unpack(at as usize, self.chunk_of(at))
     }
 
-    /// Returns the time of a change. `None` if there is no such change.
-    pub(super) fn time_of(&self, change: u32) -> Option<u64> {
+    /// Returns the time of a change. `None` if there is no such change, such as the end of a block that is still live.
+    pub(crate) fn time_of(&self, change: u32) -> Option<u64> {
         let packed = self.changes.get(change as usize)?;
         Some(self.chunk_of(change).time + u64::from(packed.time))
     }

@@ -28,7 +28,7 @@ pub(crate) use self::names::pay;
 pub(crate) use self::{
     device::DeviceHistory,
     held::{OriginSum, Sum, sums_by},
-    lives::{BlockLife, Change, LIVE, Lives},
+    lives::{BlockLife, Change, Lives},
     names::{Origin, library_or_program},
     recorded::{History, Mark, Refusal, ScopeLife},
     time::{Moment, in_words},

@@ -130,15 +130,6 @@ impl History {
         Some(self.definitions().process().pid).filter(|pid| *pid != 0)
     }
 
-    /// Returns the number of the process in its job. In early recordings, only the name of the file has it.
-    pub(crate) fn rank(&self) -> Option<u64> {
-        let of_name = || {
-            let name = self.path.file_name()?.to_str()?;
-            name.split('.').find_map(|part| part.strip_prefix("rank")?.parse().ok())
-        };
-        self.definitions().process().rank.or_else(of_name)
-    }
-
     pub(crate) fn definitions(&self) -> &Definitions {
         self.reader.definitions()
     }

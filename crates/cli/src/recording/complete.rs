@@ -50,7 +50,7 @@ pub(crate) fn complete_for_report(recording: &Path) -> bool {
 /// Returns whether data of a recording is not in its file yet. The reader of the recording has the error if it cannot be opened.
 fn is_unfinished(recording: &Path) -> bool {
     let Ok(file) = files::open_to_read(recording) else { return false };
-    has_ring(recording, &file, &SharedMemory) || unattended_marker(recording).exists() || torch::has_history(recording)
+    has_ring(&file, &SharedMemory) || unattended_marker(recording).exists() || torch::has_history(recording)
 }
 
 /// Adds what a killed process left in its ring, the older part of a recording of the newest events, the functions at the addresses of

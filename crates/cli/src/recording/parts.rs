@@ -21,14 +21,6 @@ pub(super) fn join(recording: &Path) -> io::Result<()> {
     } else if old.exists() {
         let read = |path: &Path| Ok::<_, io::Error>(BufReader::new(files::open_to_read(path)?));
         let mut join = Join::default();
-        for_each_item(read(recording)?, |item| {
-            match item {
-                Item::Part(part) => _ = join.after.get_or_insert(part.after),
-                Item::Totals(_) => (join.has_totals, join.is_in_totals) = (true, true),
-                _ => {}
-            }
-            Ok(())
-        })?;
         // The existing file is not opened: it may be a pipe.
         _ = fs::remove_file(&new);
         let mut writer = Writer::new(BufWriter::new(File::options().write(true).create_new(true).open(&new)?))?;
@@ -59,14 +51,11 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
 struct Join {
     /// The newer part has only the live blocks of the events up to this number.
     after: Option<u64>,
-    /// The newer part says where the list of live blocks ends. Early recordings do not say it.
-    has_totals: bool,
-    /// The end of that list was not reached yet.
-    is_in_totals: bool,
+    /// The items of the newer part so far are in the list of live blocks, which repeats the older part.
+    is_in_list: bool,
     /// The newest clock of the older part.
     ticks: Option<u64>,
-    /// The counts and the sources of the older part.
-    missed: HashSet<u64>,
+    /// The sources of the older part.
     sources: HashSet<String>,
 }
 
@@ -74,7 +63,6 @@ impl Join {
     fn older(&mut self, item: Item) {
         match item {
             Item::Clock(pair) => self.ticks = self.ticks.max(Some(pair.ticks)),
-            Item::Missed(count) => _ = self.missed.insert(count),
             Item::Interception(by) => _ = self.sources.insert(source(&by)),
             _ => {}
         }
@@ -83,18 +71,21 @@ impl Join {
     /// Returns whether an item of the newer part is not in the older one. The newer part begins with the live blocks.
     fn follows(&mut self, item: &Item) -> bool {
         match item {
-            Item::Process(_) | Item::Part(_) | Item::Inside(_) | Item::PoolBlock(_) => false,
-            Item::Totals(_) => {
-                self.is_in_totals = false;
+            Item::Process(_) | Item::Inside(_) | Item::PoolBlock(_) => false,
+            Item::Part(part) => {
+                self.after.get_or_insert(part.after);
+                self.is_in_list = true;
                 false
             }
-            Item::ThreadReused(_) => !self.is_in_totals,
-            // The sum of all that the older part has, and then the later items.
-            Item::Missed(_) if self.has_totals => !self.is_in_totals,
+            Item::Totals(_) => {
+                self.is_in_list = false;
+                false
+            }
+            // In the list, `missed` has the sum of the older part.
+            Item::ThreadReused(_) | Item::Missed(_) => !self.is_in_list,
             Item::Event(event) => Some(event.number) > self.after,
             Item::Clock(pair) => self.ticks < Some(pair.ticks),
-            // Counts and sources of both parts would be there twice.
-            Item::Missed(count) => !self.missed.contains(count),
+            // Sources of both parts would be there twice.
             Item::Interception(by) => !self.sources.contains(&source(by)),
             _ => true,
         }

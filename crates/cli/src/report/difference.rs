@@ -227,8 +227,6 @@ impl Difference {
                 not_measured.extend(side.missing.in_words().into_iter().map(|line| format!("{}: {line}", side.file)));
             } else if side.devices.iter().all(|device| device.highest_bytes().is_none()) {
                 not_measured.push(format!("{}: Nothing was allocated.", side.file));
-            } else if limit.is_some() {
-                not_measured.extend(side.driver_unknown_in_words());
             }
         }
         // An estimate has simulated devices: they stand for those of the other side.

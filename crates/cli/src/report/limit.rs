@@ -8,7 +8,7 @@ use gpumem_driver::settings::size;
 
 use super::{
     annotations::{Annotations, Check, Finding},
-    overview::{DeviceOverview, Missing, Overview},
+    overview::{Missing, Overview},
     place_peaks::{PlacePeak, place_peaks},
     together::Together,
 };
@@ -182,8 +182,7 @@ fn of_devices(overview: &Overview, limit: Bytes) -> Vec<Finding> {
         Some(Finding { text, place: device.most_at() })
     });
     let above: Vec<_> = above.collect();
-    let is_other_peak = devices.iter().any(DeviceOverview::lacks_driver_peak);
-    if !above.is_empty() || !may_be_higher(missing) && !is_other_peak {
+    if !above.is_empty() || !may_be_higher(missing) {
         return above;
     }
     let reasons = missing.in_words().join(" ");

@@ -315,7 +315,7 @@ impl Overview {
             command: process.arguments.clone(),
             pid: history.pid(),
             host: process.host.clone(),
-            rank: history.rank(),
+            rank: process.rank,
             seconds: history.end.as_secs_f64(),
             cards: process.cards.clone(),
             allocations: changes(ChangeKind::Allocated),
@@ -357,15 +357,6 @@ impl Overview {
     /// One line for each thing that is missing.
     pub(crate) fn missing_in_words(&self) -> Vec<String> {
         [self.missing.in_words(), self.tensors_missing_in_words()].concat()
-    }
-
-    /// Returns the devices whose pools may have kept any amount unused.
-    pub(super) fn driver_unknown_in_words(&self) -> Vec<String> {
-        let line = |device: &DeviceOverview| {
-            let device = device.device;
-            format!("{}: The peak of the driver's blocks on device {device} is not in the recording.", self.file)
-        };
-        self.devices.iter().filter(|device| device.lacks_driver_peak()).map(line).collect()
     }
 
     /// Returns lines about missing data of the tensors of PyTorch.
@@ -481,7 +472,6 @@ impl DeviceOverview {
         let on_device: Vec<_> = held.into_iter().filter(|held| held.origin.kind.is_on_device()).collect();
         let seconds = |nanos: u64| std::time::Duration::from_nanos(nanos).as_secs_f64();
         let peak_by_place = place_sums(&on_device);
-        let knows_driver_peak = all.knows_driver_peak || !history.has_only_peaks();
         let has_pool = history.ledger().pools().iter().any(|pool| pool.device == device);
         Self {
             inside_most: most(&peak_by_place).map(|most| inside(history, &on_device, &most)).unwrap_or_default(),
@@ -497,7 +487,7 @@ impl DeviceOverview {
             peak_by_place,
             besides: (!history.has_only_peaks()).then_some(besides),
             pinned_by_pytorch,
-            driver_peak_bytes: (has_pool && knows_driver_peak).then(|| all.driver_peak()),
+            driver_peak_bytes: has_pool.then(|| all.driver_peak()),
             pools: PoolOverview::all(history, all),
             live_at_end_bytes: all.live,
             samples: all.samples,
@@ -510,12 +500,6 @@ impl DeviceOverview {
     /// Returns the peak that has to fit on the device. It includes what pools keep unused.
     pub(super) fn highest_bytes(&self) -> Option<u64> {
         self.driver_peak_bytes.filter(|peak| *peak > 0).or(self.peak_bytes)
-    }
-
-    /// Returns whether an early recording of the peaks lacks the peak of the driver's blocks: it has them as they were at the peak of the
-    /// program's view.
-    pub(super) fn lacks_driver_peak(&self) -> bool {
-        !self.pools.is_empty() && self.driver_peak_bytes.is_none()
     }
 
     /// The line that holds most of the peak.

@@ -78,8 +78,6 @@ pub(crate) struct RankPeak {
 pub(crate) struct Run {
     peaks: Vec<RankPeak>,
     not_measured: Vec<String>,
-    /// The reasons why a limit says nothing about the driver's blocks.
-    driver_unknown: Vec<String>,
     empty: Vec<String>,
 }
 
@@ -97,7 +95,6 @@ impl Run {
             let lines = missing.in_words().into_iter();
             self.not_measured.extend(lines.map(|line| format!("{}: {line}", file.display())));
         }
-        self.driver_unknown.extend(overview.driver_unknown_in_words());
         for device in devices {
             if device.highest_bytes().is_none() {
                 continue;
@@ -171,9 +168,6 @@ impl RunDifference {
         }
         peaks.sort_by_key(|peak| Reverse(peak.named.change.bytes));
         let mut not_measured = [before.not_measured, after.not_measured].concat();
-        if limit.is_some() {
-            not_measured.extend([before.driver_unknown, after.driver_unknown].concat());
-        }
         let empty = [before.empty, after.empty].concat();
         let [before, after] = names;
         if peaks.is_empty() {

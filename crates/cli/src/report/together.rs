@@ -7,11 +7,7 @@ use std::{
 
 use gpumem_core::model::{Bytes, Device, Family, one_line};
 
-use super::{
-    annotations::Finding,
-    change::signed,
-    overview::{DeviceOverview, Overview},
-};
+use super::{annotations::Finding, change::signed, overview::Overview};
 use crate::{failure::Failure, history::History};
 
 /// At most this many processes are named.
@@ -56,7 +52,7 @@ impl Together {
             let device = Device { family: Family::Cuda, ordinal: of.device };
             let uuid = history.definitions().device(device).and_then(|defined| defined.uuid.clone());
             if let Some((uuid, highest)) = uuid.zip(of.highest_bytes()) {
-                let has_only_peak = history.has_only_peaks() || has_pool(of);
+                let has_only_peak = history.has_only_peaks() || of.driver_peak_bytes.is_some();
                 let process = Process { file: overview.file.clone(), device, highest, has_only_peak };
                 let machine = overview.host.clone().filter(|_| overview.cards.is_some());
                 self.processes.entry((uuid, machine)).or_default().push(process);
@@ -73,10 +69,6 @@ impl Together {
         let found = self.processes.values().filter(may_be_above).map(|processes| of_device(processes, limit));
         Ok(found.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
     }
-}
-
-fn has_pool(device: &DeviceOverview) -> bool {
-    device.driver_peak_bytes.is_some() || device.lacks_driver_peak()
 }
 
 fn of_device(processes: &[Process], limit: Bytes) -> Result<Option<Finding>, Failure> {

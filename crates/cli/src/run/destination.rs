@@ -215,7 +215,7 @@ mod tests {
         for path in [
             "a.b.capture",
             "a.b.pid.capture",
-            "a.b.pid1.capture.ring",
+            "a.b.pid1.capture.torch",
             "a.pid1.capture",
             "a.b.rank0.capture",
             "a.b.rank0.gpu0.pid1.capture",

@@ -504,7 +504,8 @@ fn ranks_stand_side_by_side() {
     let ranks: Vec<String> =
         (0..8).map(|rank| format!("train.rank{rank}.gpu{rank}.pid{}.capture", 4711 + rank)).collect();
     let made =
-        (1..).zip(&ranks).map(|(rank, name)| (&**name, Made::new("train").training(10, 6, rank * 4 * MIB))).collect();
+        |(rank, name): (u64, &String)| (&**name, Made::of_job("train", rank).training(10, 6, (rank + 1) * 4 * MIB));
+    let made = (0..).zip(&ranks).map(made).collect();
     let (page, reports) = page("ranks", made);
     let mut browser = Browser::start();
     browser.open(&page);

@@ -59,7 +59,7 @@ fn folded_stacks_add_up_to_the_peak() {
 #[test]
 fn folded_functions_add_up_to_the_same() {
     let recording = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt2.capture");
-    for format in ["folded", "speedscope", "pprof", "dhat"] {
+    for format in ["folded", "pprof"] {
         let written = file(&format!("fold.{format}"));
         let words = ["report", "--format", format, "-o", written.to_str().expect("the name is text"), recording];
         let [all, folded] = [&words[..], &[&words[..], &["--fold"]].concat()].map(|arguments| {
@@ -94,46 +94,6 @@ fn json_lines_have_each_event() {
     let sum: i64 = events.iter().map(|event| event["change_bytes"].as_i64().unwrap()).sum();
     assert_eq!(sum.unsigned_abs(), CUBLAS);
     assert!(events.is_sorted_by_key(|event| event["time_ns"].as_u64()));
-}
-
-#[test]
-fn speedscope_has_a_profile_that_adds_up() {
-    let file: Value =
-        serde_json::from_slice(&bytes("speedscope", &training("speedscope.capture"))).expect("it is JSON");
-    assert_eq!(file["$schema"], "https://www.speedscope.app/file-format-schema.json");
-    let frames = file["shared"]["frames"].as_array().unwrap();
-    assert!(frames.iter().all(|frame| frame["name"].is_string()), "{frames:?}");
-    let profile = &file["profiles"][0];
-    assert_eq!((&profile["type"], &profile["unit"]), (&"sampled".into(), &"bytes".into()));
-    let (samples, weights) = (profile["samples"].as_array().unwrap(), profile["weights"].as_array().unwrap());
-    assert_eq!(samples.len(), weights.len());
-    let numbers = samples.iter().flat_map(|sample| sample.as_array().unwrap());
-    assert!(numbers.into_iter().all(|number| number.as_u64().unwrap() < frames.len() as u64));
-    let sum: u64 = weights.iter().map(|weight| weight.as_u64().unwrap()).sum();
-    assert_eq!((sum, &profile["endValue"]), (PEAK, &PEAK.into()));
-}
-
-#[test]
-fn dhat_has_totals_lifetimes_and_the_peak() {
-    let file: Value = serde_json::from_slice(&bytes("dhat", &training("dhat.capture"))).expect("it is JSON");
-    assert_eq!((&file["dhatFileVersion"], &file["bklt"]), (&2.into(), &true.into()));
-    let points = file["pps"].as_array().unwrap();
-    let sum = |name: &str| points.iter().map(|point| point[name].as_u64().unwrap()).sum::<u64>();
-    assert_eq!([sum("gb"), sum("eb"), sum("tb")], [PEAK, CUBLAS, 782 * MIB]);
-    assert_eq!([sum("tbk"), sum("ebk")], [81, 1]);
-    for point in points {
-        let of = |name: &str| point[name].as_u64().unwrap();
-        assert!(of("mb") >= of("gb") && of("mb") >= of("eb") && of("tb") >= of("mb"), "{point}");
-        let frames = point["fs"].as_array().unwrap();
-        let known = file["ftbl"].as_array().unwrap().len() as u64;
-        assert!(
-            !frames.is_empty() && frames.iter().all(|frame| (1..known).contains(&frame.as_u64().unwrap())),
-            "{point}"
-        );
-    }
-    // cuBLAS holds its block from its allocation to the end.
-    let end = file["te"].as_u64().unwrap();
-    assert!(points.iter().any(|point| point["tb"] == CUBLAS && point["tl"] == end - 12), "{points:?}");
 }
 
 /// A field of a message: a number, or bytes.
@@ -372,26 +332,6 @@ fn torch_reads_the_snapshot() {
     assert!(pickle.len() < 70 * trace.len(), "{} bytes for {} events", pickle.len(), trace.len());
 }
 
-#[test]
-fn the_log_of_rmm_has_each_allocation_and_free() {
-    let text = bytes("rmm-csv", &training("rmm.capture"));
-    let mut reader = csv::Reader::from_reader(text.as_slice());
-    assert_eq!(reader.headers().unwrap(), vec!["Thread", "Time", "Action", "Pointer", "Size", "Stream"]);
-    let (mut live, mut most) = (BTreeMap::new(), 0);
-    for row in reader.records() {
-        let row = row.unwrap();
-        let (time, size): (&str, u64) = (&row[1], row[4].parse().unwrap());
-        assert!(time.len() == 15 && time.starts_with("14:13:20:"), "{time}");
-        match &row[2] {
-            "allocate" => assert!(live.insert(row[3].to_owned(), size).is_none()),
-            "free" => assert_eq!(live.remove(&row[3]), Some(size)),
-            other => panic!("{other}"),
-        }
-        most = most.max(live.values().sum::<u64>());
-    }
-    assert_eq!((most, live.into_values().collect::<Vec<_>>()), (PEAK, vec![CUBLAS]));
-}
-
 /// A thread changes its streams, another one does not, and at last events are missing.
 #[test]
 fn calls_have_their_streams() {
@@ -419,10 +359,6 @@ fn calls_have_their_streams() {
     let lines = String::from_utf8(bytes("json", &file)).unwrap();
     let in_json = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["stream"].as_u64());
     assert_eq!(in_json.collect::<Vec<_>>(), expected);
-
-    let text = bytes("rmm-csv", &file);
-    let in_csv: Vec<_> = csv::Reader::from_reader(&*text).records().map(|row| row.unwrap()[5].to_owned()).collect();
-    assert_eq!(in_csv, expected.map(|stream| format!("{:#x}", stream.unwrap_or(0))));
 
     let snapshot = unpickled(&bytes("torch", &file));
     let streams = |of: &Value| of.as_array().unwrap().iter().map(|of| of["stream"].as_u64()).collect::<Vec<_>>();
@@ -660,7 +596,7 @@ fn a_file_gets_its_name_when_all_of_it_is_written() {
 #[test]
 fn all_formats_stop_when_nobody_reads() {
     let recording = training("closed.capture");
-    for format in ["folded", "json", "pprof", "speedscope", "dhat", "perfetto", "torch", "rmm-csv"] {
+    for format in ["folded", "json", "pprof", "perfetto", "torch"] {
         let mut child = gpumem(&["report", "--format", format, &recording])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -104,9 +104,8 @@ const VIEWS: &str = "report IN|report --json IN|report IN OTHER|report --tree IN
                      report --json --calls IN|report --table IN|report --json --table IN|report --leaks IN|\
                      report --json --at peak IN|report --at 1ms IN|report --between start peak IN|report --html OUT IN|\
                      report --format folded -o OUT IN|report --format json -o OUT IN|report --format pprof -o OUT IN|\
-                     report --format speedscope -o OUT IN|report --format dhat -o OUT IN|\
                      report --format perfetto -o OUT IN|report --format torch -o OUT IN|\
-                     report --format rmm-csv -o OUT IN|report --format parquet -o FOLDER IN|diff OTHER IN";
+                     report --format parquet -o FOLDER IN|diff OTHER IN";
 
 fn view<'a>(random: &mut Rng, file: &'a str, other: &'a str, out: &'a str, folder: &'a str) -> Vec<&'a str> {
     let views: Vec<_> = VIEWS.split('|').collect();

@@ -114,6 +114,11 @@ impl Made {
         made
     }
 
+    /// Begins the recording of a process of a job.
+    pub(crate) fn of_job(name: &str, rank: u64) -> Self {
+        Self::begun(name, true, Some(rank))
+    }
+
     fn begun(name: &str, has_symbols: bool, rank: Option<u64>) -> Self {
         let process = Process {
             pid: 4711,

@@ -9,11 +9,11 @@ mod diff;
 mod estimate;
 mod formats;
 mod fuzz;
+mod golden;
 mod limits;
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 mod made;
 mod names;
-mod old;
 mod page;
 mod parts;
 mod pickled;

@@ -1,6 +1,6 @@
 //! Tests snapshots of PyTorch as input. `tests/data/snapshot-2.pickle` to `snapshot-5.pickle` are one snapshot in each protocol of
 //! Python's pickle, with an allocation that was refused, an expandable segment, and blocks that are older than the first event.
-//! `snapshot-h200.pickle` is the end of one that PyTorch 2.11 wrote on an H200. `old.rs` compares the reports.
+//! `snapshot-h200.pickle` is the end of one that PyTorch 2.11 wrote on an H200. `golden.rs` compares the reports.
 
 use std::{fs, path::Path};
 
@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use crate::{
     file,
+    golden::data,
     limits::Limits,
     made::{MIB, Made},
-    old::data,
     ran,
     report::{json, printed, recorded, written},
 };

@@ -55,7 +55,6 @@ pub struct Trace {
     pub lost: u64,
     /// The figures of the driver's blocks of the whole process on the device, if a pool was registered there
     /// (`gpumem::pool`): the other figures count the parts of the pool in the place of its blocks.
-    #[cfg_attr(feature = "serde", serde(default))]
     pub driver: Option<DriverFigures>,
 }
 

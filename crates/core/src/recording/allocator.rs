@@ -222,10 +222,10 @@ fields!(AllocatorSettings { is_expandable, max_split, divisions });
 fields!(AllocatorDevice { device, older, known_from, said });
 fields!(AllocatorFigures { allocated, allocated_high, reserved, reserved_high });
 
-fields!(AllocatorDefinition { name, missing, devices; missing_modules, settings, contradictions });
+fields!(AllocatorDefinition { name, missing, devices, missing_modules, settings, contradictions });
 fields!(AllocatorContradiction { device, words });
 
-/// Times and addresses are compared with those of the event before. Early recordings have no groups.
+/// Times and addresses are compared with those of the event before. The groups come last, if one is known.
 impl Wire for AllocatorEvents {
     fn put(&self, to: &mut Vec<u8>) {
         let Self { device, events } = self;

@@ -242,8 +242,8 @@ impl Definitions {
         &self.tensor_holders
     }
 
-    /// Returns whether the process runs, or has ended without writing all that it recorded. Recordings of early versions
-    /// do not say it.
+    /// Returns whether the process runs, or has ended without writing all that it recorded. A recording of a snapshot has no ring, and
+    /// is always complete.
     pub fn lacks_end(&self) -> bool {
         self.ring.is_some() && !self.is_finished
     }

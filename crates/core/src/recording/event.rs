@@ -268,9 +268,6 @@ macro_rules! events {
             fn get(from: &mut Input<'_>) -> Result<Self> {
                 match from.byte()? {
                     $($code => Ok(Self::$variant { $($field: <$type as Wire>::get(from)?),* }),)*
-                    // Older versions wrote readings of a pool (9), and that another library had reset the pool's high-water mark
-                    // (21). The traces that used them are read as ones that were off.
-                    9 | 21 => Ok(Self::ReadFailed { device: Device::get(from)?, gauge: Gauge::Off }),
                     _ => Err(Malformed("a number stands for no event")),
                 }
             }

@@ -218,7 +218,7 @@ impl Follower {
 /// The beginning of a file of a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Beginning {
-    /// The number that no other recording has. Early recordings have none.
+    /// A number that no other recording has. Only recordings of processes have one.
     pub recording: Option<u64>,
     /// The number of the process that writes it, as this process itself knows it; 0 if the recording does not say it.
     pub pid: u32,

@@ -162,7 +162,7 @@ pub struct CallsiteDefinition {
     pub file: String,
     /// The line, from 1 on.
     pub line: u32,
-    /// The column, from 1 on. 0 in recordings of early versions.
+    /// The column, from 1 on. 0 if it is not known.
     pub column: u32,
     /// The path of the Rust module, such as `app::train`. It is known only for functions under an attribute.
     pub module_path: Option<String>,
@@ -407,9 +407,7 @@ impl Wire for Finished {
     }
 }
 
-fields!(Process {
-    pid, executable, arguments, folder, own_module, began, version; ran_before, cards, host, rank
-});
+fields!(Process { pid, executable, arguments, folder, own_module, began, version, ran_before, cards, host, rank });
 fields!(PartDefinition { is_peaks, after });
 fields!(RingDefinition { segment, recording });
 fields!(ClockPair { ticks, time });
@@ -500,8 +498,6 @@ macro_rules! items {
 }
 
 const EVENT: u8 = 1;
-/// Early versions defined the pools of their readings. Nothing refers to these definitions any more.
-pub(super) const OLD_POOL: u8 = 11;
 
 items! {
     Process = 2,

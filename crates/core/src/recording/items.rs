@@ -86,7 +86,7 @@ impl<R: Read> Items<R> {
             self.cut_texts += input.cut_texts;
             match next {
                 Ok(Some(next)) => return Ok(Some(next)),
-                Ok(None) => self.not_understood += u64::from(first != item::OLD_POOL),
+                Ok(None) => self.not_understood += 1,
                 // The begin of the next item is not known.
                 Err(_) => {
                     self.not_understood += 1;
@@ -151,4 +151,35 @@ pub fn for_each_item(from: impl Read, mut each: impl FnMut(Item) -> io::Result<(
         each(next.into())?;
     }
     Ok(items.end().cloned().unwrap_or(End::Complete))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recording::record::{pack, write_header};
+
+    #[test]
+    fn items_of_a_later_version_are_counted_and_the_rest_is_read() {
+        let plain = [
+            // An item of an unknown type.
+            &[99, 2, 1, 2][..],
+            // An item `missed` with one more field.
+            &[16, 2, 7, 5],
+            // An event with an unknown code.
+            &[1, 5, 1, 0, 0, 0, 200],
+            // An event `untracked` with one more field.
+            &[1, 6, 1, 0, 0, 0, 4, 8],
+        ]
+        .concat();
+        let (mut file, mut record) = (Vec::new(), Vec::new());
+        write_header(&mut file).unwrap();
+        pack(&plain, 4, &mut record);
+        file.extend(record);
+        let mut items = Items::of(Records::new(&*file).unwrap(), Budget::default());
+        assert!(matches!(items.next().unwrap().map(Item::from), Some(Item::Missed(7))));
+        let Some(Next::Event(event)) = items.next().unwrap() else { panic!("it is an event") };
+        assert_eq!(event.kind, crate::model::EventKind::Untracked);
+        assert!(items.next().unwrap().is_none());
+        assert_eq!((items.not_understood, items.end()), (2, Some(&End::Complete)));
+    }
 }

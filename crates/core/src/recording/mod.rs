@@ -43,10 +43,10 @@ pub use self::{
     part::Part,
     reader::{Reader, Skipped, Step},
     record::{End, VERSION, is_recording},
-    recover::{Ended, Segment, Segments, has_ring, left_in_ring, new_path, old_path, recover, ring_path},
+    recover::{Ended, Segment, Segments, has_ring, left_in_ring, new_path, old_path, recover},
     ring::{
-        Line, RingContent, RingDefinitions, RingMemory, RingOwner, RingReader, RingWriter, WHOLE_FILE, lines_for,
-        on_the_heap, ring,
+        Line, RingContent, RingDefinitions, RingMemory, RingReader, RingWriter, WHOLE_FILE, lines_for, on_the_heap,
+        ring,
     },
     totals::{DevicePeak, Totals, Waiting},
     writer::{Writer, Written},

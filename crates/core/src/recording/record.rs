@@ -22,7 +22,7 @@ pub fn is_recording(file: impl Read) -> io::Result<bool> {
     Ok(head == MAGIC)
 }
 
-/// A reader of this version understands files of this one and of all before it.
+/// The version of the format.
 pub const VERSION: u16 = 1;
 
 /// The bytes are magic, version, and six bytes that are 0.
@@ -142,9 +142,9 @@ pub(super) fn check_header(header: &[u8; FILE_HEADER]) -> io::Result<()> {
         return Err(no_recording("this is no recording of gpumem".to_owned()));
     }
     let version = u16::from_le_bytes([header[8], header[9]]);
-    if !(1..=VERSION).contains(&version) {
+    if version != VERSION {
         return Err(no_recording(format!(
-            "this recording is of version {version}, and this gpumem reads up to version {VERSION}; use a newer gpumem"
+            "this recording is of version {version}, and this gpumem reads version {VERSION}; use a newer gpumem"
         )));
     }
     Ok(())

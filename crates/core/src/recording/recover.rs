@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     fs::{self, File, TryLockError},
-    io::{self, Read, Seek, SeekFrom},
+    io::{self, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
 
@@ -12,15 +12,10 @@ use super::{
     item::{CodeAddress, Finished, Item, RingDefinition},
     items::{Items, Next},
     record::{End, FILE_HEADER, Records},
-    ring::{RingContent, RingOwner, RingReader, WHOLE_FILE},
+    ring::{RingContent, RingReader, WHOLE_FILE},
     writer::Writer,
 };
 use crate::{model::StackId, regular_file};
-
-/// Returns the file in which early versions had the ring of a recording.
-pub fn ring_path(recording: &Path) -> PathBuf {
-    with(recording, ".ring")
-}
 
 /// The shared memory of this machine, which has the rings.
 pub trait Segments {
@@ -73,54 +68,35 @@ pub struct Ended {
 /// A ring that is not in the recording yet.
 struct Found {
     bytes: Vec<u8>,
-    place: RingPlace,
-    /// True if the process that fills it still runs. `None` if the ring does not say which process that is.
-    writer_runs: Option<bool>,
-}
-
-enum RingPlace {
-    File(PathBuf),
-    Segment(u64),
+    segment: u64,
+    /// True if the process that fills it still runs.
+    writer_runs: bool,
 }
 
 impl Found {
     /// Returns the ring of a recording, if there is one.
-    fn of(recording: &Path, file: &File, segments: &dyn Segments) -> io::Result<Option<Self>> {
-        let path = ring_path(recording);
-        if let Some(bytes) = read(&path)? {
-            let writer_runs = RingReader::owner_in(&bytes).map(|owner| is_running(&owner));
-            return Ok(Some(Self { bytes, place: RingPlace::File(path), writer_runs }));
-        }
-        Self::in_segment(&Head::of(file), segments)
-    }
-
-    fn in_segment(head: &Head, segments: &dyn Segments) -> io::Result<Option<Self>> {
+    fn of(head: &Head, segments: &dyn Segments) -> io::Result<Option<Self>> {
         let Some(RingDefinition { segment: Some(segment), recording }) = head.ring else { return Ok(None) };
         let Some(Segment { bytes, creator, is_in_use }) = segments.read(segment)? else { return Ok(None) };
         // The segment belongs to another recording now, or it has no ring that this version can read.
-        if RingReader::owner_in(&bytes).is_none_or(|owner| owner.recording != recording) {
+        if RingReader::recording_in(&bytes) != Some(recording) {
             return Ok(None);
         }
         // A child that outlives the process keeps the segment in use. A creator that is not visible here may run in another container.
-        let writer_runs = is_in_use && creator.is_none_or(|pid| start_time(pid).is_some());
-        Ok(Some(Self { bytes, place: RingPlace::Segment(segment), writer_runs: Some(writer_runs) }))
+        let writer_runs = is_in_use && creator.is_none_or(is_running);
+        Ok(Some(Self { bytes, segment, writer_runs }))
     }
 
-    fn remove(&self, segments: &dyn Segments) -> io::Result<()> {
-        match &self.place {
-            RingPlace::File(path) => fs::remove_file(path),
-            RingPlace::Segment(segment) => {
-                segments.remove(*segment);
-                Ok(())
-            }
-        }
+    fn content(&self) -> io::Result<RingContent<impl Iterator<Item = Item>>> {
+        let damaged = || io::Error::new(io::ErrorKind::InvalidData, "its ring is damaged");
+        RingReader::from_bytes(&self.bytes).ok_or_else(damaged)
     }
 }
 
 /// Returns whether a recording has a ring: its process runs, or was killed and left data that can be added to the file.
-pub fn has_ring(recording: &Path, file: &File, segments: &dyn Segments) -> bool {
+pub fn has_ring(file: &File, segments: &dyn Segments) -> bool {
     // A ring that cannot be read may be there, so the answer is yes.
-    Found::of(recording, file, segments).map_or(true, |found| found.is_some())
+    Found::of(&Head::of(file), segments).map_or(true, |found| found.is_some())
 }
 
 /// Returns what a process that does not write its recording any more left in its ring, as a file that continues the recording: see
@@ -130,15 +106,14 @@ pub fn has_ring(recording: &Path, file: &File, segments: &dyn Segments) -> bool 
 /// Returns an error if the ring cannot be read, or if its process still fills it.
 pub fn left_in_ring(file: &File, segments: &dyn Segments) -> io::Result<Option<Vec<u8>>> {
     let head = Head::of(file);
-    let Some(found) = Found::in_segment(&head, segments)? else { return Ok(None) };
-    if found.writer_runs != Some(false) {
+    let Some(found) = Found::of(&head, segments)? else { return Ok(None) };
+    if found.writer_runs {
         return Err(io::ErrorKind::WouldBlock.into());
     }
-    let content = RingReader::from_bytes(&found.bytes).zip(head.ring);
-    let Some((RingContent { recorded, definitions, items, .. }, ring)) = content else { return Ok(None) };
+    let RingContent { recorded, definitions, items, .. } = found.content()?;
     let (items, _) = missing(file, recorded, items)?;
     let mut writer = Writer::new(Vec::new())?;
-    let items = [Item::Ring(ring)].into_iter().chain(definitions).chain(items).chain([Item::Finished(Finished)]);
+    let items = head.ring.map(Item::Ring).into_iter().chain(definitions).chain(items).chain([Item::Finished(Finished)]);
     for item in items {
         writer.write(&item)?;
     }
@@ -150,18 +125,18 @@ pub fn left_in_ring(file: &File, segments: &dyn Segments) -> io::Result<Option<V
 /// has to exclude that.
 ///
 /// # Errors
-/// Returns an error if a file or the ring cannot be read or written, or if the ring is damaged or of another version. The ring is
-/// kept in these cases.
+/// Returns an error if a file or the ring cannot be read or written. The ring is kept in these cases.
 pub fn recover(recording: &Path, mut file: File, segments: &dyn Segments) -> io::Result<Option<Ended>> {
     // This check comes before the lock: while we have the lock, a process that begins a new file gives up.
-    if Found::of(recording, &file, segments)?.is_some_and(|found| found.writer_runs == Some(true)) {
+    if Found::of(&Head::of(&file), segments)?.is_some_and(|found| found.writer_runs) {
         return Ok(None);
     }
     // The process holds a lock while it runs. Its children that did not call `exec` hold it too.
     let is_locked = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
     // The ring is looked up again, because the process may have ended before the lock was tried. A process that ends writes the
     // content of its ring to the recording, and removes the ring.
-    let found = Found::of(recording, &file, segments)?;
+    let head = Head::of(&file);
+    let found = Found::of(&head, segments)?;
     // The process has put another file in its place.
     if !is_same_file(&file, recording)? {
         return Ok(None);
@@ -170,23 +145,13 @@ pub fn recover(recording: &Path, mut file: File, segments: &dyn Segments) -> io:
         // A process that has no ring may write. While it writes a file that takes the place of this one, it has the lock of that one.
         let may_record = is_locked || is_held(&new_path(recording));
         // If the file does not name its process yet, the process has just begun, and still records.
-        let records = may_record && Head::of(&file).pid.is_none_or(|pid| start_time(pid).is_some());
+        let records = may_record && head.pid.is_none_or(is_running);
         return Ok((!records).then_some(Ended { added: 0, _lock: file }));
     };
-    if found.writer_runs.unwrap_or(is_locked) {
+    if found.writer_runs {
         return Ok(None);
     }
-    let Some(RingContent { recorded, definitions, items, .. }) = RingReader::from_bytes(&found.bytes) else {
-        // The process was killed before the ring was in use.
-        if found.bytes.iter().all(|byte| *byte == 0) {
-            found.remove(segments)?;
-            return Ok(Some(Ended { added: 0, _lock: file }));
-        }
-        let ring = ring_path(recording);
-        let why =
-            "is damaged, or of another version of gpumem: open the recording with the version that wrote it, or remove";
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("`{0}` {why} `{0}`", ring.display())));
-    };
+    let RingContent { recorded, definitions, items, .. } = found.content()?;
     if recorded != WHOLE_FILE && file.metadata()?.len() < recorded {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the recording is shorter than its ring says"));
     }
@@ -207,7 +172,7 @@ pub fn recover(recording: &Path, mut file: File, segments: &dyn Segments) -> io:
     writer.flush()?;
     drop(writer);
     file.sync_all()?;
-    found.remove(segments)?;
+    segments.remove(found.segment);
     Ok(Some(Ended { added, _lock: file }))
 }
 
@@ -242,15 +207,6 @@ fn missing(mut file: &File, recorded: u64, items: impl Iterator<Item = Item>) ->
     }
     items.drain(..written);
     Ok((items, recorded + read - FILE_HEADER as u64))
-}
-
-/// Returns the content of a file, if there is one.
-fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    let mut bytes = Vec::new();
-    match regular_file::open(path, File::options().read(true)).and_then(|mut file| file.read_to_end(&mut bytes)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        read => read.map(|_| Some(bytes)),
-    }
 }
 
 /// Returns whether the path still names this file.
@@ -319,22 +275,15 @@ fn needed<'a>(items: &[Item], definitions: &'a [Item]) -> impl Iterator<Item = &
     })
 }
 
-/// Returns whether the process runs. Another one may have got its number.
-fn is_running(owner: &RingOwner) -> bool {
-    u32::try_from(owner.pid).is_ok_and(|pid| start_time(pid) == Some(owner.began))
-}
-
-/// Returns the start time of the process with this number. `None` if no such process runs.
-fn start_time(pid: u32) -> Option<u64> {
-    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+/// Returns whether a process with this number runs.
+fn is_running(pid: u32) -> bool {
+    let Ok(stat) = fs::read(format!("/proc/{pid}/stat")) else { return false };
     // The name in brackets need not be UTF-8.
     let stat = String::from_utf8_lossy(&stat);
-    let (_, after_name) = stat.rsplit_once(')')?;
-    let mut fields = after_name.split_whitespace();
+    let state = stat.rsplit_once(')').and_then(|(_, after_name)| after_name.split_whitespace().next());
     // The state is that of the first thread: it may have ended before the others.
-    let has_ended = matches!(fields.next()?, "Z" | "X");
     let has_others = || fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|threads| threads.count() > 1);
-    if has_ended && !has_others() { None } else { fields.nth(18)?.parse().ok() }
+    state.is_some_and(|state| !matches!(state, "Z" | "X") || has_others())
 }
 
 #[cfg(test)]
@@ -346,7 +295,9 @@ mod tests {
     use super::*;
     use crate::{
         model::{Event, EventKind, Key, ThreadId},
-        recording::{ClockPair, Follower, Item, Process, ThreadDefinition, items_of, lines_for, on_the_heap, ring},
+        recording::{
+            ClockPair, End, Follower, Process, Reader, ThreadDefinition, items_of, lines_for, on_the_heap, ring,
+        },
     };
 
     struct Files(PathBuf, #[expect(dead_code, reason = "it is removed with its files")] TempDir);
@@ -357,10 +308,6 @@ mod tests {
             Self(folder.path().join("a.capture"), folder)
         }
 
-        fn ring(&self) -> PathBuf {
-            ring_path(&self.0)
-        }
-
         fn file(&self) -> File {
             regular_file::open(&self.0, File::options().read(true).write(true)).unwrap()
         }
@@ -368,13 +315,23 @@ mod tests {
 
     /// Returns `None` if the process still records.
     #[track_caller]
-    fn added(files: &Files) -> Option<u64> {
-        recover(&files.0, files.file(), &Shared::default()).unwrap().map(|ended| ended.added)
+    fn added(files: &Files, shared: &Shared) -> Option<u64> {
+        recover(&files.0, files.file(), shared).unwrap().map(|ended| ended.added)
     }
 
     /// A test uses it instead of shared memory. It has one segment, and the number of the segment is 7.
     #[derive(Default)]
     struct Shared(RefCell<Option<Segment>>);
+
+    impl Shared {
+        fn with(bytes: &[u8], creator: Option<u32>, is_in_use: bool) -> Self {
+            Self(RefCell::new(Some(Segment { bytes: bytes.to_vec(), creator, is_in_use })))
+        }
+
+        fn is_empty(&self) -> bool {
+            self.0.borrow().is_none()
+        }
+    }
 
     impl Segments for Shared {
         fn read(&self, segment: u64) -> io::Result<Option<Segment>> {
@@ -388,19 +345,17 @@ mod tests {
     }
 
     const MISSED: Item = Item::Missed(1);
-    const DEAD: RingOwner = RingOwner { pid: u32::MAX as u64, began: 1, recording: 0 };
 
-    /// Makes a recording that ends in the middle of a record, and a ring with four events, of which two are in the recording.
-    fn killed(files: &Files, owner: RingOwner) {
+    /// Makes a recording with this number, which ends in the middle of a record. Returns its ring, with four events, of which two are in
+    /// the recording.
+    fn killed(files: &Files, recording: u64) -> Vec<u8> {
         let mut writer = Writer::new(File::create(&files.0).unwrap()).unwrap();
+        writer.write(&Item::Ring(RingDefinition { segment: Some(7), recording })).unwrap();
+        writer.flush().unwrap();
         let thread = ThreadDefinition { thread: ThreadId(1), os_id: 5, name: None };
         writer.write(&Item::Thread(thread)).unwrap();
-        if owner.recording != 0 {
-            writer.write(&Item::Ring(RingDefinition { segment: Some(7), recording: owner.recording })).unwrap();
-        }
         writer.flush().unwrap();
-        let memory = on_the_heap(16);
-        let (mut to, mut from) = ring(memory, owner, writer.written().bytes);
+        let (mut to, mut from) = ring(on_the_heap(16), recording, writer.written().bytes);
         for number in 1..=4 {
             let kind = EventKind::Free { key: Key::from_raw(512 * number), block: None };
             to.event(
@@ -418,21 +373,21 @@ mod tests {
         drop(writer);
         let bytes: Vec<u8> = from.words().flat_map(|word| word.load(Relaxed).to_le_bytes()).collect();
         assert_eq!(bytes.len(), 64 * lines_for(16));
-        fs::write(files.ring(), bytes).unwrap();
         let mut file = fs::read(&files.0).unwrap();
         file.extend([1, 0, 0, 0, 99, 0, 0, 0]);
         fs::write(&files.0, file).unwrap();
+        bytes
     }
 
     #[test]
     fn each_event_is_in_the_recording_once() {
         let files = Files::new();
-        killed(&files, DEAD);
+        let shared = Shared::with(&killed(&files, 9), None, false);
         // A reader has read it while the process ran, and reads on.
         let (mut reader, mut from) = (Follower::default(), File::open(&files.0).unwrap());
         reader.read(&from).unwrap();
         reader.go_back();
-        assert_eq!(added(&files), Some(4));
+        assert_eq!(added(&files, &shared), Some(4));
         from.seek(SeekFrom::Start(reader.offset())).unwrap();
         reader.read(from).unwrap();
         assert!(!reader.definitions().lacks_end() && reader.time() == Duration::from_nanos(4), "{reader:?}");
@@ -443,35 +398,13 @@ mod tests {
             _ => None,
         });
         assert_eq!(numbers.collect::<Vec<_>>(), [1, 2, 3, 4]);
-        // The others are the thread, the clock and the end.
-        assert_eq!((items.iter().filter(|item| **item == MISSED).count(), items.len()), (4, 11));
-        assert!(!files.ring().exists());
-        assert_eq!(added(&files), Some(0));
+        // The others are the place of the ring, the thread, the clock and the end.
+        assert_eq!((items.iter().filter(|item| **item == MISSED).count(), items.len()), (4, 12));
+        assert!(shared.is_empty());
+        assert_eq!(added(&files, &shared), Some(0));
     }
 
-    #[test]
-    fn a_process_that_runs_keeps_its_ring() {
-        let files = Files::new();
-        // Linux cuts long names at a byte, which may be within a character.
-        _ = fs::write("/proc/self/comm", b"recover\xff");
-        let stat = fs::read("/proc/self/stat").unwrap_or_default();
-        let stat = String::from_utf8_lossy(&stat);
-        let began = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19)?.parse().ok());
-        let Some(began) = began else { return };
-        killed(&files, RingOwner { pid: process::id().into(), began, recording: 0 });
-        // The process still records without its lock as well: not every file system has locks, and the process replaces
-        // the file with `--max-size`.
-        assert_eq!(added(&files), None);
-        let held = File::open(&files.0).unwrap();
-        held.lock().unwrap();
-        assert_eq!(added(&files), None);
-        assert!(files.ring().exists());
-        // A child of the process, which outlives it, has the lock.
-        killed(&files, RingOwner { pid: process::id().into(), began: began + 1, recording: 0 });
-        assert_eq!(added(&files), Some(4));
-    }
-
-    /// The ring is on the heap if space in a file cannot be reserved.
+    /// The ring is private memory of the process if there is no room for a segment.
     #[test]
     fn a_process_without_a_ring_is_left_alone_too() {
         if !Path::new("/proc/self/stat").exists() {
@@ -485,75 +418,68 @@ mod tests {
         };
         let held = File::create(&files.0).unwrap();
         held.lock().unwrap();
-        assert_eq!(added(&files), None);
+        assert_eq!(added(&files, &Shared::default()), None);
         write(process::id());
-        assert_eq!(added(&files), None);
+        assert_eq!(added(&files, &Shared::default()), None);
         // The process writes a file that takes the place of this one.
         held.unlock().unwrap();
         let new = File::create(new_path(&files.0)).unwrap();
         new.lock().unwrap();
-        assert_eq!(added(&files), None);
+        assert_eq!(added(&files, &Shared::default()), None);
         fs::remove_file(new_path(&files.0)).unwrap();
-        assert_eq!(added(&files), Some(0));
+        assert_eq!(added(&files, &Shared::default()), Some(0));
         // A child of the process, which outlives it, has the lock.
         held.lock().unwrap();
         write(u32::MAX);
-        assert_eq!(added(&files), Some(0));
+        assert_eq!(added(&files, &Shared::default()), Some(0));
     }
 
     #[test]
-    fn a_ring_in_shared_memory_is_added_when_its_process_does_not_run() {
+    fn a_ring_is_added_when_its_process_does_not_run() {
         let files = Files::new();
-        let killed = |recording| {
-            killed(&files, RingOwner { recording, ..DEAD });
-            let bytes = fs::read(files.ring()).unwrap();
-            fs::remove_file(files.ring()).unwrap();
-            bytes
-        };
-        let added = |shared: &Shared| recover(&files.0, files.file(), shared).unwrap().map(|ended| ended.added);
-        let shared = |segment: &Segment| Shared(RefCell::new(Some(segment.clone())));
-        let lacks_end =
-            || crate::recording::Reader::new(File::open(&files.0).unwrap()).unwrap().definitions().lacks_end();
-        let mut segment = Segment { bytes: killed(9), creator: Some(process::id()), is_in_use: true };
-        // This process runs, and so may one that is not visible.
-        assert!(has_ring(&files.0, &files.file(), &shared(&segment)) && added(&shared(&segment)).is_none());
-        segment.creator = None;
-        assert_eq!(added(&shared(&segment)), None);
-        // The process has called `exec`, or its child still has the memory.
+        // Linux cuts long names at a byte, which may be within a character.
+        _ = fs::write("/proc/self/comm", b"recover\xff");
+        let lacks_end = || Reader::new(File::open(&files.0).unwrap()).unwrap().definitions().lacks_end();
+        let bytes = killed(&files, 9);
+        // This process runs, and so may one that is not visible. Not every file system has locks.
+        for (creator, is_locked) in [(Some(process::id()), false), (Some(process::id()), true), (None, false)] {
+            let held = File::open(&files.0).unwrap();
+            if is_locked {
+                held.lock().unwrap();
+            }
+            let shared = Shared::with(&bytes, creator, true);
+            assert!(has_ring(&files.file(), &shared) && added(&files, &shared).is_none() && !shared.is_empty());
+        }
+        // The process has called `exec`, or its child still has the memory and the lock.
         for (creator, is_in_use) in [(Some(process::id()), false), (Some(u32::MAX), true)] {
-            segment = Segment { bytes: killed(9), creator, is_in_use };
-            let shared = shared(&segment);
+            let shared = Shared::with(&killed(&files, 9), creator, is_in_use);
+            let held = File::open(&files.0).unwrap();
+            held.lock().unwrap();
             assert!(lacks_end());
-            assert_eq!(added(&shared), Some(4));
-            assert!(shared.0.borrow().is_none() && !has_ring(&files.0, &files.file(), &shared) && !lacks_end());
-            assert_eq!(added(&shared), Some(0));
+            assert_eq!(added(&files, &shared), Some(4));
+            assert!(shared.is_empty() && !has_ring(&files.file(), &shared) && !lacks_end());
         }
-        // The segment belongs to another recording now. The missing data of this one is lost, and the file says that data
-        // is missing.
-        killed(10);
-        let shared = shared(&segment);
-        assert_eq!((has_ring(&files.0, &files.file(), &shared), added(&shared)), (false, Some(0)));
-        assert!(shared.0.borrow().is_some() && lacks_end());
     }
 
     #[test]
-    fn files_that_do_not_belong_together_are_left_alone() {
+    fn a_ring_that_does_not_belong_to_the_recording_is_left_alone() {
         let files = Files::new();
-        killed(&files, DEAD);
-        fs::write(&files.0, b"short").unwrap();
-        assert!(recover(&files.0, files.file(), &Shared::default()).is_err());
-        assert!(files.ring().exists());
-        // The version is the second word.
-        let mut other = fs::read(files.ring()).unwrap();
-        other[8] += 1;
-        for ring in [other, b"no ring".to_vec()] {
-            fs::write(files.ring(), ring).unwrap();
-            let error = recover(&files.0, files.file(), &Shared::default()).unwrap_err().to_string();
-            assert!(error.contains("another version of gpumem: open the recording with"), "{error}");
+        let bytes = killed(&files, 9);
+        // Most of it is gone.
+        files.file().set_len(FILE_HEADER as u64 + 1).unwrap();
+        let shared = Shared::with(&bytes, None, false);
+        let error = recover(&files.0, files.file(), &shared).unwrap_err().to_string();
+        assert!(error.contains("shorter than its ring says") && !shared.is_empty(), "{error}");
+        // The segment belongs to another recording now, or to another version of gpumem: the version is the second word. The missing data
+        // is lost, and the file says that data is missing.
+        let mut other_version = killed(&files, 9);
+        other_version[8] += 1;
+        for other in [other_version, killed(&files, 10)] {
+            killed(&files, 9);
+            let shared = Shared::with(&other, None, false);
+            assert_eq!((has_ring(&files.file(), &shared), added(&files, &shared)), (false, Some(0)));
+            assert!(!shared.is_empty());
+            assert!(Reader::new(File::open(&files.0).unwrap()).unwrap().definitions().lacks_end());
         }
-        fs::write(files.ring(), [0; 4096]).unwrap();
-        assert_eq!(added(&files), Some(0));
-        assert!(!files.ring().exists());
-        assert_eq!(fs::read(&files.0).unwrap(), b"short");
     }
 }

@@ -74,8 +74,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"gpumring");
 /// The contents of the lines before the slots. The two sides write to different lines, because two neighbours are often
 /// fetched together.
 mod line {
-    /// The words are magic, version, process, its start, the index of the newest of the two states, and the number of
-    /// the recording.
+    /// The words are magic, version, the index of the newest of the two states, and the number of the recording.
     pub(super) const ABOUT: usize = 0;
     /// The length of the recording, and the number of slots that are in it. There are two such states, so that one
     /// store replaces one by the other.
@@ -91,7 +90,7 @@ mod line {
 const HEADER: usize = 8;
 
 /// The version of the layout of this memory.
-const VERSION: u64 = 2;
+const VERSION: u64 = 1;
 
 /// These are the lowest byte of the first word of an item.
 const ALLOC: u64 = 1;
@@ -138,7 +137,7 @@ impl<M: RingMemory> Ring<M> {
     }
 
     fn newest_state(&self) -> &AtomicU64 {
-        &self.line(line::ABOUT)[4]
+        &self.line(line::ABOUT)[2]
     }
 
     fn defined(&self) -> &AtomicU64 {
@@ -195,8 +194,6 @@ pub struct RingDefinitions<M = Arc<[Line]>> {
 pub struct RingContent<I> {
     /// The length of the recording when slots were last released.
     pub recorded: u64,
-    /// The process that filled the ring.
-    pub owner: RingOwner,
     /// The definitions of stacks, modules and addresses. Some may be in the recording as well.
     pub definitions: Vec<Item>,
     /// The items after the recording.
@@ -206,27 +203,17 @@ pub struct RingContent<I> {
 /// Stands in place of a length: every byte of the file counts. It is set while another file takes the place of the recording.
 pub const WHOLE_FILE: u64 = u64::MAX;
 
-/// The process that fills a ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RingOwner {
-    /// The number of the process.
-    pub pid: u64,
-    /// The time when it began, as `/proc/PID/stat` says; another process may get the number later.
-    pub began: u64,
-    /// A random number, which the recording has too. 0 in rings that are files.
-    pub recording: u64,
-}
-
-/// Makes a ring in this memory, for a recording that has `recorded` bytes. An allocation or a free takes one slot.
+/// Makes a ring in this memory, for the recording with the number `recording`, which has `recorded` bytes. An allocation or a free takes
+/// one slot.
 ///
 /// # Panics
 /// Panics if the memory has another number of lines than [`lines_for`] says.
-pub fn ring<M: RingMemory>(memory: M, owner: RingOwner, recorded: u64) -> (RingWriter<M>, RingReader<M>) {
+pub fn ring<M: RingMemory>(memory: M, recording: u64, recorded: u64) -> (RingWriter<M>, RingReader<M>) {
     let lines = memory.lines().len();
     let slots = slots_of(lines).unwrap_or_else(|| panic!("{lines} lines are not the memory of a ring"));
     let ring = Ring { memory, mask: slots as u64 - 1 };
     let about = ring.line(line::ABOUT);
-    for (word, value) in about.iter().zip([MAGIC, VERSION, owner.pid, owner.began, 0, owner.recording]) {
+    for (word, value) in about.iter().zip([MAGIC, VERSION, 0, recording]) {
         word.store(value, Relaxed);
     }
     ring.line(line::STATES[0])[0].store(recorded, Relaxed);
@@ -458,18 +445,18 @@ impl RingReader {
     /// Returns the content of the ring of a killed program, from the bytes of its file. `None` if these are not the bytes of a
     /// ring.
     pub fn from_bytes(bytes: &[u8]) -> Option<RingContent<impl Iterator<Item = Item>>> {
-        let Found { ring, owner, recorded, tail, head } = Found::of(bytes, bytes.len() / BYTES)?;
+        let Found { ring, recorded, tail, head, .. } = Found::of(bytes, bytes.len() / BYTES)?;
         let missed = ring.missed().load(Relaxed);
         let missed = (missed > 0).then_some(Item::Missed(missed));
         let definitions = definitions_in(&ring);
         let items = RingReader::new(ring, tail, head).take_while_in(head).chain(missed);
-        Some(RingContent { recorded, owner, definitions, items })
+        Some(RingContent { recorded, definitions, items })
     }
 
-    /// Returns the process that fills the ring in these bytes. `None` if [`from_bytes`](Self::from_bytes) returns `None`. It
+    /// Returns the number of the recording that the ring in these bytes belongs to. `None` if [`from_bytes`](Self::from_bytes) returns `None`. It
     /// reads only the header.
-    pub fn owner_in(bytes: &[u8]) -> Option<RingOwner> {
-        Found::of(bytes, HEADER).map(|found| found.owner)
+    pub fn recording_in(bytes: &[u8]) -> Option<u64> {
+        Found::of(bytes, HEADER).map(|found| found.recording)
     }
 
     /// Returns the items before this slot.
@@ -481,7 +468,7 @@ impl RingReader {
 /// A ring in bytes, of which the first lines are read, and the data of its header.
 struct Found {
     ring: Ring<Arc<[Line]>>,
-    owner: RingOwner,
+    recording: u64,
     recorded: u64,
     tail: u64,
     head: u64,
@@ -496,16 +483,14 @@ impl Found {
         let slots = slots_of(bytes.len() / BYTES)?;
         let memory = bytes.chunks_exact(BYTES).take(lines).map(line).collect();
         let ring = Ring { memory, mask: slots as u64 - 1 };
-        let [magic, version, pid, began, newest, recording, ..] =
-            ring.line(line::ABOUT).each_ref().map(|word| word.load(Relaxed));
+        let [magic, version, newest, recording, ..] = ring.line(line::ABOUT).each_ref().map(|word| word.load(Relaxed));
         if magic != MAGIC || version != VERSION {
             return None;
         }
         let state = ring.line(line::STATES[usize::from(newest % 2 == 1)]);
         let [recorded, tail] = [0, 1].map(|at| state[at].load(Relaxed));
         let head = ring.head().load(Relaxed);
-        let owner = RingOwner { pid, began, recording };
-        (head.checked_sub(tail)? <= slots as u64).then_some(Self { ring, owner, recorded, tail, head })
+        (head.checked_sub(tail)? <= slots as u64).then_some(Self { ring, recording, recorded, tail, head })
     }
 }
 
@@ -594,10 +579,10 @@ mod tests {
         RecordedEvent { number, ticks: number * 7, time, thread: ThreadId(u32::MAX), kind: kind(number) }
     }
 
-    const OWNER: RingOwner = RingOwner { pid: 7, began: 9, recording: 11 };
+    const RECORDING: u64 = 11;
 
     fn ring(slots: usize) -> (RingWriter, RingReader) {
-        super::ring(on_the_heap(slots), OWNER, 500)
+        super::ring(on_the_heap(slots), RECORDING, 500)
     }
 
     fn put(ring: &mut RingWriter, number: u64) {
@@ -689,8 +674,8 @@ mod tests {
 
     /// Returns the numbers of the events in the ring, and the length of the recording.
     fn recovered(bytes: &[u8]) -> (u64, Vec<u64>) {
-        let RingContent { recorded, owner, items, .. } = RingReader::from_bytes(bytes).unwrap();
-        assert_eq!(owner, OWNER);
+        let RingContent { recorded, items, .. } = RingReader::from_bytes(bytes).unwrap();
+        assert_eq!(RingReader::recording_in(bytes), Some(RECORDING));
         let number = |item| match item {
             Item::Event(read) => {
                 assert_eq!(read, event(read.number));
@@ -752,14 +737,14 @@ mod tests {
             let mut other = good.clone();
             other.resize(length, 0);
             assert!(RingReader::from_bytes(&other).is_none(), "{length}");
-            assert_eq!(RingReader::owner_in(&other), None, "{length}");
+            assert_eq!(RingReader::recording_in(&other), None, "{length}");
         }
         for at in 0..good.len() {
             for value in [0, 1, 0x80, 0xff] {
                 let mut bad = good.clone();
                 bad[at] = value;
                 let content = RingReader::from_bytes(&bad);
-                assert_eq!(RingReader::owner_in(&bad), content.as_ref().map(|content| content.owner), "at {at}");
+                assert_eq!(RingReader::recording_in(&bad).is_some(), content.is_some(), "at {at}");
                 if let Some(content) = content {
                     assert!(content.items.count() <= 17 && content.definitions.len() <= 64, "at {at}");
                 }

@@ -34,7 +34,7 @@ pub struct Totals {
     pub peaks: Vec<DevicePeak>,
     /// The refused allocations whose thread may still obtain the memory.
     pub waiting: Vec<Waiting>,
-    /// The peak of the driver's blocks of each device with a registered pool. Recordings of early versions have none.
+    /// The peak of the driver's blocks of each device with a registered pool.
     pub driver_peaks: Vec<DevicePeak>,
 }
 
@@ -49,7 +49,7 @@ pub struct DevicePeak {
     pub time: Time,
 }
 
-fields!(Totals { allocations, frees, refused, obtained, lost, peaks, waiting; driver_peaks });
+fields!(Totals { allocations, frees, refused, obtained, lost, peaks, waiting, driver_peaks });
 fields!(Waiting { thread, device, bytes, kind, since });
 fields!(DevicePeak { device, bytes, time });
 

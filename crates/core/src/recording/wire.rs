@@ -15,20 +15,17 @@ pub(super) trait Wire: Sized {
     fn get(from: &mut Input<'_>) -> Result<Self>;
 }
 
-/// Fields in the order in which they are written. A later version adds fields at the end. Fields after the semicolon are missing in
-/// recordings of early versions, and have their default then.
+/// Fields in the order in which they are written. A later version adds fields at the end.
 macro_rules! fields {
-    ($type:ty { $($field:ident),* $(; $($later:ident),*)? }) => {
+    ($type:ty { $($field:ident),* }) => {
         impl $crate::recording::wire::Wire for $type {
             fn put(&self, to: &mut Vec<u8>) {
                 $($crate::recording::wire::Wire::put(&self.$field, to);)*
-                $($($crate::recording::wire::Wire::put(&self.$later, to);)*)?
             }
 
             fn get(from: &mut $crate::recording::bytes::Input<'_>) -> $crate::recording::bytes::Result<Self> {
                 Ok(Self {
                     $($field: $crate::recording::wire::Wire::get(from)?,)*
-                    $($($later: if from.len() == 0 { Default::default() } else { $crate::recording::wire::Wire::get(from)? },)*)?
                 })
             }
         }
@@ -36,9 +33,9 @@ macro_rules! fields {
 }
 pub(super) use fields;
 
-/// The number of each value, in one byte. `or` names a number that older versions wrote and that is read as the same value.
+/// The number of each value, in one byte.
 macro_rules! codes {
-    ($type:ty { $($variant:ident = $code:literal $(or $old:literal)?),* $(,)? }) => {
+    ($type:ty { $($variant:ident = $code:literal),* $(,)? }) => {
         impl $crate::recording::wire::Wire for $type {
             fn put(&self, to: &mut Vec<u8>) {
                 to.push(match self {
@@ -48,7 +45,7 @@ macro_rules! codes {
 
             fn get(from: &mut $crate::recording::bytes::Input<'_>) -> $crate::recording::bytes::Result<Self> {
                 match from.byte()? {
-                    $($code $(| $old)? => Ok(Self::$variant),)*
+                    $($code => Ok(Self::$variant),)*
                     _ => Err($crate::recording::bytes::Malformed(concat!("a number stands for no ", stringify!($type)))),
                 }
             }
@@ -59,11 +56,10 @@ pub(super) use codes;
 
 codes!(MemKind { Device = 0, Pool = 1, Managed = 2, PinnedHost = 3, Vmm = 4, Graph = 5, Part = 6 });
 codes!(Family { Cuda = 0, Simulated = 1, Custom = 2 });
-// Older versions measured a pool by the driver's high-water mark (1), from the source 3. This version does not know these figures, so
-// such a trace counts as one that was off.
-codes!(Gauge { Exact = 0, Sampled = 2, Off = 3 or 1 });
-codes!(Source { Dispatch = 0, Cupti = 1, Simulation = 2, Sampling = 4, Off = 5 or 3, Custom = 6 });
+codes!(Gauge { Exact = 0, Sampled = 2, Off = 3 });
+codes!(Source { Dispatch = 0, Cupti = 1, Simulation = 2, Sampling = 4, Off = 5, Custom = 6 });
 codes!(ProcessKind { Compute = 0, Graphics = 1, Both = 2 });
+codes!(Counted { AllThreads = 0, OwnAndUnscoped = 1, Own = 2, Task = 3 });
 
 fields!(Device { family, ordinal });
 fields!(Block { device, bytes, kind, context, stack });
@@ -130,27 +126,6 @@ impl<T: Wire> Wire for Option<T> {
 
     fn get(from: &mut Input<'_>) -> Result<Self> {
         if bool::get(from)? { T::get(from).map(Some) } else { Ok(None) }
-    }
-}
-
-impl Wire for Counted {
-    fn put(&self, to: &mut Vec<u8>) {
-        match self {
-            Self::AllThreads => to.push(0),
-            Self::OwnAndUnscoped => to.push(1),
-            Self::Own => to.push(2),
-            Self::Task => to.push(3),
-        }
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        match from.byte()? {
-            0 => Ok(Self::AllThreads),
-            1 => Ok(Self::OwnAndUnscoped),
-            2 => Ok(Self::Own),
-            3 => Ok(Self::Task),
-            _ => Err(Malformed("a number stands for no Counted")),
-        }
     }
 }
 

@@ -60,7 +60,6 @@ pub struct Report {
     pub trace: Trace,
     /// The names of the scopes around the trace, the outermost first. A scope without a name has the place where it was opened. Empty
     /// if it is in none.
-    #[cfg_attr(feature = "serde", serde(default))]
     pub outer: Vec<String>,
     /// The trace's own context, such as the name of the function. Never empty.
     pub ctx: Option<String>,

@@ -26,7 +26,6 @@ pub struct PeakHolders {
     /// The holders by scope and line, the largest first.
     pub holders: Vec<PeakHolder>,
     /// The pools that had memory at the peak of a device; empty for the peak of a trace.
-    #[cfg_attr(feature = "serde", serde(default))]
     pub pools: Vec<PoolAtPeak>,
     /// Frees of unknown blocks, which were not counted: while the trace was open, or since the first trace.
     pub untracked: u64,

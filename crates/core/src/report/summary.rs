@@ -18,7 +18,6 @@ pub struct Summary {
     /// by peak, the highest first.
     pub scopes: Vec<ScopeSummary>,
     /// The pools that the program registered (`gpumem::pool`), with their unused memory. The figures of scopes count their parts.
-    #[cfg_attr(feature = "serde", serde(default))]
     pub pools: Vec<RegisteredPool>,
     /// The number of frees of blocks that are older than the first trace and whose size is not known.
     pub untracked: u64,

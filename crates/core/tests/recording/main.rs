@@ -4,7 +4,6 @@
 mod any;
 mod example;
 mod hostile;
-mod old;
 mod pools;
 mod random;
 mod replay;

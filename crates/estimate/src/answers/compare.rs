@@ -224,8 +224,7 @@ mod tests {
     }
 
     fn peak(holders: Vec<PeakHolder>) -> PeakHolders {
-        let text =
-            r#"{"device":0,"simulated":false,"bytes":0,"is_over_start":true,"holders":[],"untracked":0,"lost":0}"#;
+        let text = r#"{"device":0,"simulated":false,"bytes":0,"is_over_start":true,"holders":[],"pools":[],"untracked":0,"lost":0}"#;
         let mut peak: PeakHolders = serde_json::from_str(text).unwrap();
         peak.bytes = Bytes::new(holders.iter().map(|holder| holder.bytes.get().unsigned_abs()).sum());
         peak.holders = holders;

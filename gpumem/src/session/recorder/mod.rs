@@ -29,7 +29,7 @@ use std::{
 };
 
 use gpumem_core::recording::{
-    CallsiteDefinition, Item, PoolDefinition, Request, RingDefinition, RingOwner, Writer, lines_for, ring,
+    CallsiteDefinition, Item, PoolDefinition, Request, RingDefinition, Writer, lines_for, ring,
 };
 
 pub(super) use self::state::{EventTap, Recorder};
@@ -81,14 +81,13 @@ impl Session {
         let lines = lines_for(if has_room { SLOTS } else { FEW_SLOTS });
         // The content of the ring could not be added to a recording of the peaks.
         let memory = if has_room && keep != Keep::Peaks { RingPages::new(lines) } else { RingPages::private(lines) }?;
-        let pid = std::process::id().into();
+        let pid = std::process::id();
         let place = RingDefinition { segment: memory.segment(), recording: RandomState::new().hash_one(pid) | 1 };
         // This is written at once, so that the recording of a killed process has it.
         writer.write(&Definer::new(self).process())?;
         writer.write(&Item::Ring(place))?;
         writer.flush()?;
-        let owner = RingOwner { pid, began: process::began(), recording: place.recording };
-        let (to, from) = ring(memory, owner, writer.written().bytes);
+        let (to, from) = ring(memory, place.recording, writer.written().bytes);
         if has_room {
             from.memory().fetch();
         }

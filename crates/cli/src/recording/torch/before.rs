@@ -137,7 +137,7 @@ mod tests {
             let line = match name {
                 "segment" => format!("{{\"segment\": {address}, \"bytes\": {bytes}}}\n"),
                 "active_allocated" | "active_awaiting_free" => format!("[\"{name}\",{address},{bytes},{bytes},0]\n"),
-                _ => format!("[\"{name}\",{address},{bytes},0,5,0]\n"),
+                _ => format!("[\"{name}\",{address},{bytes},0,5,0,0]\n"),
             };
             text.push_str(&line);
         }

@@ -247,7 +247,7 @@ fn number(value: &Value) -> u32 {
     value.as_u64().and_then(|number| number.try_into().ok()).unwrap_or(0)
 }
 
-/// Reads an event such as `["alloc",140000,512,0,1700000000,3]`: the action, and numbers. PyTorch's numbers are signed.
+/// Reads an event such as `["alloc",140000,512,0,1700000000,3,0]`: the action, and numbers. PyTorch's numbers are signed.
 fn event(line: &str) -> Option<(&str, Vec<u64>)> {
     let (action, numbers) = line.strip_prefix("[\"")?.strip_suffix(']')?.split_once("\",")?;
     let number = |text: &str| text.parse::<i64>().map(i64::cast_unsigned).or_else(|_| text.parse()).ok();
@@ -273,13 +273,7 @@ pub(super) fn action_of(name: &str) -> Option<(Action, bool)> {
 impl LoggedEvent {
     /// `None` if it is malformed.
     fn of((action, is_part): (Action, bool), numbers: &[u64]) -> Option<Self> {
-        // Early versions wrote no module.
-        let &[address, bytes, stream, micros, stack, ref module @ ..] = numbers else { return None };
-        let module = match *module {
-            [] => 0,
-            [module] => module,
-            _ => return None,
-        };
+        let &[address, bytes, stream, micros, stack, module] = numbers else { return None };
         let [stack, module] = [stack.try_into().ok()?, module.try_into().ok()?];
         Some(Self { action, is_part, address, bytes, stream, micros, stack, module })
     }
@@ -375,7 +369,7 @@ impl TorchHistory {
             self.devices.push(DeviceHistory { ordinal, said: said(), ..DeviceHistory::default() });
         } else if let (Some(segment), Some(device)) = (value["segment"].as_u64(), self.devices.last_mut()) {
             let bytes = value["bytes"].as_u64().unwrap_or(0);
-            // Early versions wrote neither the stream nor the pool.
+            // Old versions of PyTorch have no numbers of pools.
             let id = value["pool"][0].as_u64().zip(value["pool"][1].as_u64());
             let stream = value["stream"].as_i64().map_or(0, i64::cast_unsigned);
             let is_expandable = value["is_expandable"] == true;
@@ -421,7 +415,7 @@ mod tests {
         let count = 2 * PIECE as u64 + 5;
         let mut text = "{\"torch\": \"2.11.0\"}\n{\"device\": 0}\n".to_owned();
         for number in 0..count {
-            _ = writeln!(text, "[\"alloc\",{number},1,0,{},0]", 100 + number);
+            _ = writeln!(text, "[\"alloc\",{number},1,0,{},0,0]", 100 + number);
             text += if number % 7 == 0 { "{\"frame\": 0, \"name\": \"f\"}\n[\"inactive\",1,2,3]\n" } else { "" };
         }
         text += "{\"end\": true}\n";
@@ -456,6 +450,6 @@ mod tests {
         );
         assert!(missing("{\"torch\": \"2.11\"}\n{\"device\": 0}\n[\"alloc\",1,2,", false).contains("exit handlers"));
         assert!(missing("{\"torch\": \"2.11\", \"is_enabled\": false}\n{\"end\": true}", true).contains("itself"));
-        assert!(read("[\"alloc\",1,2,3,4,5]", true).is_err());
+        assert!(read("[\"alloc\",1,2,3,4,5,0]", true).is_err());
     }
 }

@@ -148,7 +148,7 @@ mod tests {
     }
 
     fn lines(steps: &[(&str, u64, u64)], end: &[&str]) -> Vec<String> {
-        let step = |(action, address, bytes): &(&str, u64, u64)| format!("[\"{action}\",{address},{bytes},0,5,0]");
+        let step = |(action, address, bytes): &(&str, u64, u64)| format!("[\"{action}\",{address},{bytes},0,5,0,0]");
         let head = r#"{"device": 0, "said": [1, 2, 3, 4]}"#.to_owned();
         let end = end.iter().map(ToString::to_string).chain([r#"{"end": true}"#.to_owned()]);
         [head].into_iter().chain(steps.iter().map(step)).chain(end).collect()

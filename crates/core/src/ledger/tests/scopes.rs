@@ -3,15 +3,6 @@
 use super::*;
 
 #[test]
-fn fastai_deleted_test_sequence() {
-    check(
-        "open t; alloc a 10; alloc b 15; free b; read t = 10 15
-         free a; read t = 0 25
-         alloc c 10; reset t = 10 15; free c; read t = -10 0",
-    );
-}
-
-#[test]
 fn ipyexperiments_examples() {
     check("open t; alloc a 256; close t = 256 0");
     check("open t; alloc a 256; alloc b 256; free a; close t = 256 256");

@@ -310,8 +310,8 @@ fn a_checkout_of_gpumem_is_known_by_its_folders() {
         ("/home/ada/train/crates/driver/src/main.rs", false),
         ("/home/ada/gpumem/crates/driver/tests/main.rs", false),
     ] {
-        let frame = Frame { file: Some(file.to_owned()), ..frame("run", "/bin/app") };
-        assert_eq!(frame.is_of_gpumem(), is_own, "{file}");
+        let frames = stack(&format!("/bin/app | run | {file}:7"));
+        assert_eq!(frames[0].is_of_gpumem(), is_own, "{file}");
     }
 }
 

@@ -1,9 +1,9 @@
-// Opens the formats of `gpumem report --format` in viewers that are pages, in headless Chromium. It is run by hand:
+// Opens the folded stacks of `gpumem report --format folded` in speedscope, in headless Chromium. It is run by hand:
 //
-//     $ apt-get install chromium valgrind && npm install speedscope
-//     $ node crates/cli/tests/proof/viewers.js target/debug/gpumem train.capture node_modules/speedscope FOLDER
+//     $ apt-get install chromium && npm install speedscope
+//     $ node crates/cli/tests/proof/speedscope.js target/debug/gpumem train.capture node_modules/speedscope FOLDER
 //
-// FOLDER gets a picture of each viewer.
+// FOLDER gets a picture of the page.
 'use strict';
 
 const { execFileSync, spawn } = require('child_process');
@@ -11,7 +11,6 @@ const fs = require('fs');
 const path = require('path');
 
 const [command, recording, speedscope, folder] = process.argv.slice(2);
-const DH_VIEW = ['/usr/libexec/valgrind', '/usr/lib/valgrind'].map((of) => `${of}/dh_view.html`).find((file) => fs.existsSync(file));
 
 async function main() {
   fs.mkdirSync(folder, { recursive: true });
@@ -45,38 +44,22 @@ async function main() {
     }
     throw new Error(`${words} are not in ${await evaluate('document.body.innerText')}`);
   };
-  const picture = async (name) => {
-    const { data } = await call('Page.captureScreenshot', { format: 'png' });
-    fs.writeFileSync(path.join(folder, `${name}.png`), Buffer.from(data, 'base64'));
-  };
-  const written = (format) => {
-    const out = path.resolve(folder, `train.${format}`);
-    execFileSync(command, ['report', '--format', format, '--output', out, recording]);
-    return out;
-  };
 
   const { targetId } = await call('Target.createTarget', { url: 'about:blank' });
   session = (await call('Target.attachToTarget', { targetId, flatten: true })).sessionId;
   await call('Page.enable');
-  await call('DOM.enable');
   await call('Emulation.setDeviceMetricsOverride', { width: 1280, height: 900, deviceScaleFactor: 1, mobile: false });
 
-  await call('Page.navigate', { url: `file://${DH_VIEW}` });
-  await waitFor(['Load']);
-  const { root } = await call('DOM.getDocument');
-  const { nodeId } = await call('DOM.querySelector', { nodeId: root.nodeId, selector: 'input[type=file]' });
-  await call('DOM.setFileInputFiles', { nodeId, files: [written('dhat')] });
-  await waitFor(['Total:', 'At t-gmax:', 'At t-end:']);
-  await picture('dh_view');
-  console.log((await evaluate('document.body.innerText')).split('\n').filter((line) => /Total:|At t-/.test(line)).slice(0, 3).join('\n'));
-
+  const stacks = path.resolve(folder, 'train.folded');
+  execFileSync(command, ['report', '--format', 'folded', '--output', stacks, recording]);
   // The page is opened as the command `speedscope` opens a file.
-  const base64 = fs.readFileSync(written('speedscope')).toString('base64');
+  const base64 = fs.readFileSync(stacks).toString('base64');
   const script = path.resolve(folder, 'speedscope.js');
-  fs.writeFileSync(script, `speedscope.loadFileFromBase64('train.speedscope', '${base64}')`);
+  fs.writeFileSync(script, `speedscope.loadFileFromBase64('train.folded', '${base64}')`);
   await call('Page.navigate', { url: `file://${path.resolve(speedscope)}/dist/release/index.html#localProfilePath=${script}` });
   await waitFor(['Time Order', 'Left Heavy', 'Sandwich']);
-  await picture('speedscope');
+  const { data } = await call('Page.captureScreenshot', { format: 'png' });
+  fs.writeFileSync(path.join(folder, 'speedscope.png'), Buffer.from(data, 'base64'));
   console.log(`speedscope: ${(await evaluate('document.body.innerText')).replace(/\s+/g, ' ').slice(0, 200)}`);
 
   chromium.on('exit', () => fs.rmSync(profile, { recursive: true, force: true, maxRetries: 5 }));

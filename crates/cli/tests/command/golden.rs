@@ -1,13 +1,12 @@
-//! Recordings that an earlier version wrote are read, and give the reports that it gave.
+//! Compares the reports of the recordings in `tests/data` with the text beside them: each `.txt` file has commands, and what they print.
 //!
-//! `tests/data` has the recordings, and beside each the commands and what they printed then: `training.capture` is a training run with
-//! PyTorch's tensors, `events.capture` has each kind of event on two devices, and `unfinished.capture` is that of a killed process, in
-//! all its files: the newer part, the older part, the ring and PyTorch's history. `gpt2.capture`, `vit.capture` and `compiled.capture` are
-//! of training steps with PyTorch 2.11 on an H200, the last one with `torch.compile`: `programs.txt` shows which functions are left out of
-//! their calls. `snapshot.txt` is of the snapshots of PyTorch in `snapshot.rs`.
-//! `resnet.capture` and `graph.capture` have the requests of PyTorch 2.11 on an H200, with image sizes that change and with a CUDA graph.
-//! They were recorded without PyTorch's settings and pools: the default settings were added by hand, and the pool of the graph, which is that
-//! with which the replay agrees. `replay.txt` shows what other settings of its allocator would need. These recordings are never written again.
+//! `training.capture` is a training run with PyTorch's tensors, `events.capture` has each kind of event on two devices, and
+//! `unfinished.capture` is a recording of the newest events whose process was killed: the newer part, the older part and PyTorch's
+//! history. `gpt2.capture`, `vit.capture` and `compiled.capture` are training steps with PyTorch 2.11 on an H200, the last one with
+//! `torch.compile`: `programs.txt` shows which functions are left out of their calls. `snapshot.txt` shows the snapshots of PyTorch in
+//! `snapshot.rs`. `resnet.capture` and `graph.capture` have the requests of PyTorch 2.11 on an H200, with image sizes that change and with
+//! a CUDA graph. PyTorch's default settings were added by hand, and also the pool of the graph, which is the one with which the replay
+//! agrees. `replay.txt` shows the effect of other settings of its allocator.
 
 use std::{fs, path::PathBuf};
 
@@ -19,9 +18,9 @@ pub(crate) fn data(name: &str) -> String {
 }
 
 #[test]
-fn old_recordings_give_the_reports_that_they_gave() {
+fn recordings_give_the_reports_beside_them() {
     let data = PathBuf::from(data(""));
-    let folder = folder("old");
+    let folder = folder("golden");
     let files = || fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().path());
     for from in files() {
         fs::copy(&from, folder.join(from.file_name().unwrap())).unwrap();
