@@ -109,11 +109,18 @@ impl Diagnosis {
     }
 }
 
+const ENVIRONMENT: &str = "environment";
+
 impl SettingInUse {
     fn of(setting: Setting) -> Self {
         let Setting { name, meaning, default, stands_for, is_usable, .. } = setting;
-        let from = if stands_for.is_some() { "environment" } else { "default" };
+        let from = if stands_for.is_some() { ENVIRONMENT } else { "default" };
         Self { name, value: stands_for.unwrap_or_else(|| default.replace('`', "")), from, meaning, is_usable }
+    }
+
+    /// Returns whether the user set it.
+    pub(crate) fn is_set(&self) -> bool {
+        self.from == ENVIRONMENT
     }
 }
 
