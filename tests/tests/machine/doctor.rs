@@ -47,7 +47,7 @@ fn a_sound_machine_has_no_problem() {
         "ok       traces          gauge exact, source dispatch\n",
         "ok       injection       CUDA_INJECTION64_PATH is not set\n",
         "ok       gpumem run      the injected library is /",
-        "\n GPUMEM_GAUGE            default  auto",
+        "\n\nNo setting is set: `gpumem doctor --settings` lists the defaults.\n",
     ] {
         assert!(outcome.stdout.contains(line), "{line}\n{outcome}");
     }
@@ -96,6 +96,28 @@ fn settings_and_other_tools() {
         (&"5".into(), &"environment".into())
     );
     assert_eq!((&of("GPUMEM_GAUGE")["value"], &of("GPUMEM_GAUGE")["from"]), (&"auto".into(), &"default".into()));
+}
+
+#[test]
+fn only_settings_that_are_set_are_listed_unless_all_are_wanted() {
+    let set = machine().env("GPUMEM_SAMPLE_MS", "5").env("GPUMEM_LEAKS", "1");
+    let listed = |outcome: &Outcome| -> Vec<String> {
+        let lines = outcome.stdout.lines().skip_while(|line| !line.starts_with(" setting"));
+        let names = lines.filter_map(|line| line.split_whitespace().next());
+        names.filter(|name| name.starts_with("GPUMEM")).map(str::to_owned).collect()
+    };
+    let outcome = gpumem(&set, &["doctor"]);
+    assert_eq!(listed(&outcome), ["GPUMEM_SAMPLE_MS", "GPUMEM_LEAKS"], "{outcome}");
+    let others = " other settings have their defaults: `gpumem doctor --settings` lists all.\n";
+    assert!(outcome.stdout.ends_with(others), "{outcome}");
+    let all = gpumem(&set, &["doctor", "--settings"]);
+    assert!(all.stdout.contains("\n GPUMEM_SAMPLE_MS        environment  5\n"), "{all}");
+    assert!(all.stdout.contains("\n GPUMEM_GAUGE            default      auto\n"), "{all}");
+    assert!(!all.stdout.contains("--settings"), "{all}");
+    let in_json = json(&gpumem(&set, &["doctor", "--json"]))["settings"].as_array().expect("a list").len();
+    assert_eq!(listed(&all).len() + usize::from(all.stdout.contains("\n NO_COLOR")), in_json);
+    // Without a setting there is no table.
+    assert_eq!(listed(&gpumem(&machine(), &["doctor"])), [""; 0]);
 }
 
 /// The setting is for programs, not for the command.

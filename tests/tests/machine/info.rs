@@ -17,11 +17,11 @@ fn all_gpus_with_their_memory_and_numbers() {
 driver 580.159.01, CUDA 13.0, NVML 13.580.159.01
 
  GPU  CUDA  name            total  used   free  reserved
-                              GiB   GiB    GiB       MiB
+                              GiB   GiB    GiB       GiB
  ───────────────────────────────────────────────────────────
- 0       1  Stand-in GPU 0     16     0  15.40       615
+ 0       1  Stand-in GPU 0     16     0  15.40     0.601
    GPU-7374616e-642d-696e-2067-707500000000
- 1       0  Stand-in GPU 1     17  4.00  12.40       615  █▉
+ 1       0  Stand-in GPU 1     17  4.00  12.40     0.601  █▉
    GPU-7374616e-642d-696e-2067-707500000001
 ";
     assert_eq!(outcome.stdout, expected, "{outcome}");

@@ -47,12 +47,12 @@ fn processes_that_are_not_visible_here_are_not_taken_for_others() {
 fn what_is_in_use_and_not_listed_is_said() {
     let machine = Standin::new().set("used=4GiB").set("compute=4000001:1GiB:python");
     let outcome = gpumem(&machine, &["ps"]);
-    assert!(outcome.stdout.contains("GPU 0: 4 GiB in use, of which 3 GiB by no process above: "), "{outcome}");
+    assert!(outcome.stdout.contains("GPU 0: 4096 MiB in use, of which 3072 MiB by no process above: "), "{outcome}");
     assert_eq!(json(&gpumem(&machine, &["ps", "--json"]))["gpus"][0]["not_listed_bytes"], 3_u64 << 30);
     let outcome = gpumem(&Standin::new().set("processes=empty").set("used=4GiB"), &["ps"]);
     ended(&outcome, 0, &[]);
     assert!(
-        outcome.stdout.starts_with("The driver lists no process.\nGPU 0: 4 GiB in use, of which 4 GiB"),
+        outcome.stdout.starts_with("The driver lists no process.\nGPU 0: 4096 MiB in use, of which 4096 MiB"),
         "{outcome}"
     );
 }

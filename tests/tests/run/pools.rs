@@ -76,7 +76,7 @@ fn what_goes_wrong_in_a_pool_is_reported() {
             &["nothing was allocated except blocks of pools\n", "\nat the end, cache of arena: 64 MiB of 64 MiB\n"],
         ),
         ("late", &["the peak was 64 MiB", "\nat the end, cache of arena: 60 MiB of 64 MiB\n"]),
-        ("more", &["\ncache of arena: 28 MiB of 64 MiB; it reports 32 GiB, more than its blocks\n"]),
+        ("more", &["\ncache of arena: 28 MiB of 64 MiB; it reports 32768 MiB, more than its blocks\n"]),
         (
             "overlap",
             &[

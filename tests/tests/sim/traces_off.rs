@@ -40,6 +40,22 @@ fn by_the_environment() {
 }
 
 #[test]
+fn a_simulated_device_is_summed_up_with_any_gauge() {
+    if part().is_none() {
+        let own = OwnProcess::new("traces_off::a_simulated_device_is_summed_up_with_any_gauge").part("sampled");
+        own.env("GPUMEM_GAUGE", "sampled").passes();
+        return;
+    }
+    let gpu = SimGpu::install(Bytes::gib(16)).unwrap();
+    let trace = GpuMemTrace::builder().ctx("load").silent(true).start_or_off();
+    let _block = gpu.alloc(Bytes::mib(3)).unwrap();
+    assert_eq!(trace.data().gauge, Gauge::Sampled);
+    let summary = gpumem::summary();
+    let load = summary.scopes.iter().find(|scope| scope.path == ["load"]).map(|load| (load.used, load.peak));
+    assert_eq!((summary.not_intercepted.as_deref(), load), (None, Some((Bytes::mib(3), Bytes::mib(3)))), "{summary}");
+}
+
+#[test]
 fn without_a_device() {
     if part().is_none() {
         let outcome =

@@ -63,12 +63,10 @@ impl Show for Machine {
             };
             self.gpus.iter().flat_map(of_gpu)
         };
-        let column =
-            |figure: fn(Memory) -> Option<u64>| Amounts::of(memories().filter_map(figure).map(u64::cast_signed));
-        let (total, reserved) = (column(|memory| memory.total_bytes), column(|memory| memory.reserved_bytes));
-        let used = Amounts::of(
-            memories().flat_map(|memory| [memory.used_bytes, memory.free_bytes]).flatten().map(u64::cast_signed),
-        );
+        let bytes = |figure: fn(Memory) -> Option<u64>| memories().filter_map(figure).map(u64::cast_signed);
+        let total = Amounts::of(bytes(|memory| memory.total_bytes));
+        let used = total.for_others(bytes(|memory| memory.used_bytes).chain(bytes(|memory| memory.free_bytes)));
+        let reserved = total.for_others(bytes(|memory| memory.reserved_bytes));
         let show = |amounts: Amounts, bytes: Option<u64>| {
             bytes.map_or_else(|| NOT_READ.to_owned(), |bytes| amounts.show(bytes.cast_signed()))
         };

@@ -72,7 +72,9 @@ fn write(all: &Usage, is_listed: bool, out: &mut dyn Write, paint: Paint) -> io:
     for gpu in &all.gpus {
         let Some((used, not_listed)) = gpu.used_bytes.zip(gpu.not_listed_bytes) else { continue };
         if not_listed >= NOTABLE {
-            let [used, not_listed] = [used, not_listed].map(Bytes::new);
+            // The lines below the table have its unit.
+            let unit = if all.processes.is_empty() { Amounts::of([Bytes::new(used).signed()]) } else { amounts(all) };
+            let [used, not_listed] = [used, not_listed].map(|bytes| unit.in_words(Bytes::new(bytes).signed()));
             let why = "processes that the driver does not show here, such as those of other containers and of the host";
             let text = format!("GPU {}: {used} in use, of which {not_listed} by no process above: {why}", gpu.gpu);
             writeln!(out, "{}", paint.on(Role::Alarm, text))?;
@@ -94,9 +96,14 @@ fn write(all: &Usage, is_listed: bool, out: &mut dyn Write, paint: Paint) -> io:
     Ok(())
 }
 
+/// Returns the format of the memory of processes.
+fn amounts(all: &Usage) -> Amounts {
+    Amounts::of(all.processes.iter().filter_map(|process| process.used_bytes).map(u64::cast_signed))
+}
+
 impl Show for Usage {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        let used = Amounts::of(self.processes.iter().filter_map(|process| process.used_bytes).map(u64::cast_signed));
+        let used = amounts(self);
         let mut table = Table::new()
             .column("GPU", Fit::Right)
             .column("pid", Fit::Right)

@@ -80,11 +80,19 @@ impl Diagnosis {
         gpumem::sink::set_sink(gpumem::sink::Sink::Off);
         let mut checks = Checks::default();
         let machine = checks.nvml();
-        checks.cuda();
-        if let Some(machine) = &machine {
+        let cuda = checks.cuda();
+        if let Ok(machine) = &machine {
             checks.gpus(machine);
         }
-        checks.device_files();
+        let is_missing = |why: &gpumem::Error| why.is_missing_library();
+        checks.device_files(Driver {
+            has_libraries: !(machine.as_ref().is_err_and(is_missing) && cuda.as_ref().is_err_and(is_missing)),
+            has_module: ["/proc/driver/nvidia/version", "/sys/module/nvidia"]
+                .iter()
+                .any(|path| Path::new(path).exists()),
+            is_in_container: container().is_some(),
+        });
+        let machine = machine.ok();
         let status = gpumem::status();
         checks.sources(&status);
         checks.injection();
@@ -109,11 +117,49 @@ impl Diagnosis {
     }
 }
 
+const ENVIRONMENT: &str = "environment";
+
 impl SettingInUse {
     fn of(setting: Setting) -> Self {
         let Setting { name, meaning, default, stands_for, is_usable, .. } = setting;
-        let from = if stands_for.is_some() { "environment" } else { "default" };
+        let from = if stands_for.is_some() { ENVIRONMENT } else { "default" };
         Self { name, value: stands_for.unwrap_or_else(|| default.replace('`', "")), from, meaning, is_usable }
+    }
+
+    /// Returns whether the user set it.
+    pub(crate) fn is_set(&self) -> bool {
+        self.from == ENVIRONMENT
+    }
+}
+
+/// The parts of the driver that this machine has, apart from its device files.
+#[derive(Clone, Copy)]
+#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only Linux has device files"))]
+struct Driver {
+    /// True if NVML or CUDA can be loaded.
+    has_libraries: bool,
+    /// True if the kernel module is loaded. A container sees the module of its host.
+    has_module: bool,
+    is_in_container: bool,
+}
+
+#[cfg(target_os = "linux")]
+impl Driver {
+    /// Returns the next step if device files are missing. `create` is the command that creates them, which only works with a loaded
+    /// module.
+    fn next_step(self, create: &str) -> String {
+        match self {
+            Self { has_module: true, is_in_container: true, .. } => {
+                "start the container with --gpus all (the driver of the host is loaded)".to_owned()
+            }
+            Self { has_module: true, .. } => format!("create the device files: run `{create}`"),
+            Self { is_in_container: true, .. } => {
+                "the host has no loaded driver: install and load it there, then start the container with --gpus all"
+                    .to_owned()
+            }
+            Self { has_libraries: true, .. } => "load the kernel module: run `modprobe nvidia`".to_owned(),
+            Self { .. } => "no driver is installed: install the NVIDIA driver".to_owned(),
+        }
     }
 }
 
@@ -134,25 +180,24 @@ impl Checks {
         self.add(name, verdict, why.to_string(), "");
     }
 
-    fn nvml(&mut self) -> Option<Machine> {
-        match Machine::read() {
+    fn nvml(&mut self) -> Result<Machine, gpumem::Error> {
+        let machine = Machine::read();
+        match &machine {
             Ok(machine) => {
                 let version = machine.nvml_version.as_deref().unwrap_or("version not known");
                 self.ok("NVML", format!("{version}{}", loaded("libnvidia-ml")));
                 let driver = machine.driver_version.as_deref().unwrap_or("version not known");
                 let cuda = machine.cuda_version.as_ref().map(|cuda| format!(", for CUDA up to {cuda}"));
                 self.ok("driver", format!("{driver}{}", cuda.unwrap_or_default()));
-                Some(machine)
             }
-            Err(why) => {
-                self.failed("NVML", Verdict::Problem, &why);
-                None
-            }
+            Err(why) => self.failed("NVML", Verdict::Problem, why),
         }
+        machine
     }
 
-    fn cuda(&mut self) {
-        match machine::cuda_devices() {
+    fn cuda(&mut self) -> Result<(), gpumem::Error> {
+        let devices = machine::cuda_devices();
+        match &devices {
             Ok(devices) if devices.is_empty() => {
                 let next = if env::var_os("CUDA_VISIBLE_DEVICES").is_some() {
                     "change CUDA_VISIBLE_DEVICES"
@@ -165,8 +210,9 @@ impl Checks {
                 let count = counted(devices.len() as u64, "device", "devices");
                 self.ok("CUDA", format!("{count}{}", loaded("libcuda")));
             }
-            Err(why) => self.failed("CUDA", Verdict::Problem, &why),
+            Err(why) => self.failed("CUDA", Verdict::Problem, why),
         }
+        devices.map(drop)
     }
 
     fn gpus(&mut self, machine: &Machine) {
@@ -190,7 +236,7 @@ impl Checks {
     }
 
     #[cfg(target_os = "linux")]
-    fn device_files(&mut self) {
+    fn device_files(&mut self, driver: Driver) {
         use rustix::fs::{Access, access};
 
         // If everything works, it does not matter how: some systems have other files.
@@ -212,22 +258,22 @@ impl Checks {
         let missing: Vec<_> =
             ["/dev/nvidiactl", "/dev/nvidia-uvm"].into_iter().filter(|file| is_missing(file)).collect();
         if files.is_empty() {
-            let next = "load the kernel module (modprobe nvidia); in a container, start it with --gpus all";
-            self.add(name, Verdict::Problem, "there are none", next);
+            self.add(name, Verdict::Problem, "there are none", &driver.next_step("nvidia-modprobe -c 0 -u"));
         } else if !closed.is_empty() {
             let next = "give this user access (group video or render)";
             self.add(name, Verdict::Problem, format!("{} cannot be opened by this user", closed.join(", ")), next);
         } else if !missing.is_empty() {
             let are = if missing.len() == 1 { "is" } else { "are" };
             let found = format!("{} {are} missing", missing.join(" and "));
-            self.add(name, Verdict::Warning, found, "run `nvidia-modprobe -u`");
+            let create = if is_missing("/dev/nvidiactl") { "nvidia-modprobe -c 0 -u" } else { "nvidia-modprobe -u" };
+            self.add(name, Verdict::Warning, found, &driver.next_step(create));
         } else {
             self.ok(name, format!("{} files can be opened", files.len()));
         }
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn device_files(&mut self) {}
+    fn device_files(&mut self, _: Driver) {}
 
     fn sources(&mut self, status: &gpumem::intercept::Status) {
         let dispatch = source::can_intercept(Source::Dispatch);
@@ -377,6 +423,24 @@ mod tests {
     fn versions_of_cupti() {
         assert_eq!(cupti_in_words(130_202), "of CUDA 13.2.2");
         assert_eq!(cupti_in_words(24), "version 24 of the interface");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_next_step_fits_what_is_missing_of_the_driver() {
+        let next = |has_libraries, has_module, is_in_container| {
+            Driver { has_libraries, has_module, is_in_container }.next_step("nvidia-modprobe -u")
+        };
+        assert_eq!(next(false, false, false), "no driver is installed: install the NVIDIA driver");
+        assert_eq!(next(true, false, false), "load the kernel module: run `modprobe nvidia`");
+        for has_libraries in [false, true] {
+            assert_eq!(next(has_libraries, true, false), "create the device files: run `nvidia-modprobe -u`");
+            assert!(next(has_libraries, true, true).starts_with("start the container with --gpus all"));
+            assert!(
+                next(has_libraries, false, true)
+                    .starts_with("the host has no loaded driver: install and load it there")
+            );
+        }
     }
 
     #[test]

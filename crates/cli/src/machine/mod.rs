@@ -11,7 +11,7 @@ pub(crate) use self::processes::Dormant;
 #[cfg(any(test, feature = "export"))]
 pub(crate) use self::processes::Process;
 pub(crate) use self::{
-    doctor::{Check, Diagnosis, Verdict},
+    doctor::{Check, Diagnosis, SettingInUse, Verdict},
     gpus::{Gpu, Machine, Memory, NotRead},
     injection::leave_out_injection,
     processes::{Known, Recording, Usage},

@@ -9,7 +9,8 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use flate2::{Compression, write::ZlibEncoder};
 use gpumem_core::{
     derive,
-    model::{Device, Family},
+    export::Amounts,
+    model::{Bytes, Device, Family},
     recording::TensorClass,
 };
 use serde::Serialize;
@@ -91,7 +92,7 @@ struct AboutDevice<'a> {
     peak_at: Option<u32>,
     peak_time: Option<u64>,
     /// The memory that each registered pool kept unused at the peak.
-    pools: Vec<&'a str>,
+    pools: Vec<String>,
     /// All memory that the device has, in bytes.
     total: Option<u64>,
 }
@@ -259,7 +260,10 @@ impl Recording {
                 AboutDevice {
                     model: model(history, device.device),
                     most: of_device.and_then(DeviceOverview::most),
-                    pools: pools.iter().map(|pool| pool.words.as_str()).collect(),
+                    pools: pools
+                        .iter()
+                        .map(|pool| pool.in_words(Amounts::of([Bytes::new(device.peak).signed()])))
+                        .collect(),
                     name: device.device.to_string(),
                     peak: device.peak,
                     peak_at: device.peak_at,

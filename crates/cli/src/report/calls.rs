@@ -15,7 +15,7 @@ use serde::{Serialize, Serializer};
 
 use super::{
     change::Limit,
-    text::{Bars, device_in_words},
+    text::{Bars, device_in_words, unit_of},
 };
 use crate::{
     failure::Failure,
@@ -154,7 +154,7 @@ pub(crate) fn write(history: &History, part: &Part, out: &mut dyn Write, paint: 
         let (most, least) = part.min.map_or((MOST, 0), |min| (usize::MAX, min.of(total.unsigned_abs())));
         let rows = tree(&of_device, &names).pruned(most, part.depth.map_or(usize::MAX, NonZeroUsize::get), least);
         if !rows.is_empty() {
-            writeln!(out, "{}", InPaint(&Bars("allocated by", &rows), paint))?;
+            writeln!(out, "{}", InPaint(&Bars("allocated by", &rows, unit_of(total.unsigned_abs())), paint))?;
         }
     }
     if all.is_empty() {

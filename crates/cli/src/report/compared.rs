@@ -15,7 +15,7 @@ use gpumem_core::{
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
 
-use super::overview::Overview;
+use super::{overview::Overview, text::unit_of};
 
 /// Recordings side by side.
 #[derive(Debug, Default)]
@@ -187,21 +187,24 @@ impl Comparison {
         let name = |at: usize| one_line(&names[at]).into_owned();
         let peak = |at: usize| self.recordings[at].peak.unwrap_or(0);
         let [high, middle, low] = [highest, median, lowest].map(peak);
+        // The tables above have the unit of the highest peak, too.
+        let unit = unit_of(high);
+        let in_words = |bytes: u64| unit.in_words(Bytes::new(bytes).signed());
         if high == low {
-            return vec![format!("Each peak is {}.", Bytes::new(high))];
+            return vec![format!("Each peak is {}.", in_words(high))];
         }
         let peaks = format!(
             "The peaks are from {} ({}) to {} ({}); the median is {}.",
-            Bytes::new(low),
+            in_words(low),
             name(lowest),
-            Bytes::new(high),
+            in_words(high),
             name(highest),
-            Bytes::new(middle)
+            in_words(middle)
         );
         let most = self.places(1, |place| place.of(highest) - place.median);
         let most = most.iter().filter(|place| place.bytes[highest] > place.median);
         let most = most.map(|place| {
-            let [bytes, median] = [place.bytes[highest], place.median].map(|bytes| Bytes::new(bytes.unsigned_abs()));
+            let [bytes, median] = [place.bytes[highest], place.median].map(|bytes| unit.in_words(bytes));
             let name_of_place = one_line(&place.name);
             let name = name(highest);
             format!("{name} differs most in {name_of_place}: it has {bytes} there, and the median is {median}.")

@@ -7,7 +7,7 @@ use std::{
 };
 
 use gpumem_core::{
-    export::{InPaint, Leaf, Paint, Tree},
+    export::{Amounts, InPaint, Leaf, Paint, Tree},
     recording::TensorClass,
 };
 use serde::Serialize;
@@ -145,16 +145,23 @@ fn top(modules: &[ModuleSum]) -> Option<&str> {
     tops.all(|top| top == first).then_some(first)
 }
 
-pub(crate) fn write(modules: &[ModuleSum], classes: &[ClassSum], out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+pub(crate) fn write(
+    modules: &[ModuleSum],
+    classes: &[ClassSum],
+    unit: Amounts,
+    out: &mut dyn Write,
+    paint: Paint,
+) -> io::Result<()> {
     let top = top(modules);
-    table("used for", classes.iter().map(|sum| (sum.class.to_owned(), sum.bytes, sum.tensors)), out, paint)?;
-    table("module", modules.iter().map(|sum| (sum.name(top), sum.bytes, sum.tensors)), out, paint)
+    table("used for", classes.iter().map(|sum| (sum.class.to_owned(), sum.bytes, sum.tensors)), unit, out, paint)?;
+    table("module", modules.iter().map(|sum| (sum.name(top), sum.bytes, sum.tensors)), unit, out, paint)
 }
 
 /// Writes nothing if there is no row.
 pub(crate) fn table(
     title: &str,
     sums: impl Iterator<Item = (String, u64, u64)>,
+    unit: Amounts,
     out: &mut dyn Write,
     paint: Paint,
 ) -> io::Result<()> {
@@ -163,7 +170,7 @@ pub(crate) fn table(
         tree.leaf(&[], Leaf { name, bytes: bytes.try_into().unwrap_or(i64::MAX), blocks, note: None });
     }
     let rows = tree.rows(MOST_ROWS);
-    if rows.is_empty() { Ok(()) } else { writeln!(out, "{}", InPaint(&Bars(title, &rows), paint)) }
+    if rows.is_empty() { Ok(()) } else { writeln!(out, "{}", InPaint(&Bars(title, &rows, unit), paint)) }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::{
 
 use gpumem_core::{
     derive::registered_pool,
-    export::{InPaint, Paint, Role},
+    export::{Amounts, InPaint, Paint, Role},
     model::{ByteDelta, Bytes, Family},
 };
 use serde::Serialize;
@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::{
     overview::PoolOverview,
     sums::{PlaceSum, place_sums},
-    text::{Bars, device_in_words, has_scopes, shares, tree},
+    text::{Bars, device_in_words, has_scopes, shares, tree, unit_of},
 };
 use crate::history::{DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_words, sums_by};
 
@@ -163,12 +163,18 @@ fn write(
         writeln!(out, "{}", paint.on(Role::Heading, title))?;
         let held = held.as_deref().unwrap_or_default();
         let rows = tree(held);
+        let whole = bytes.unwrap_or(0).unsigned_abs();
+        // The parts of a difference may be far larger than their sum.
+        let unit = match moment {
+            Some(_) => unit_of(whole),
+            None => Amounts::of(rows.iter().map(|row| row.bytes)),
+        };
         let title = if has_scopes(held) { "allocated in, and at" } else { "allocated at" };
         if !rows.is_empty() {
-            writeln!(out, "{}", InPaint(&Bars(title, &rows), paint))?;
+            writeln!(out, "{}", InPaint(&Bars(title, &rows, unit), paint))?;
         }
         let Some(moment) = moment else { continue };
-        if let Some(whole) = bytes.map(i64::unsigned_abs).filter(|_| !rows.is_empty()) {
+        if bytes.is_some() && !rows.is_empty() {
             let line = |name: &str, sums: &[Sum]| {
                 format!("{}{}", paint.on(Role::Faint, format!("{name:<9}")), shares(sums, whole))
             };
@@ -176,7 +182,7 @@ fn write(
             writeln!(out, "{}", line("library", &sums_by(held, Origin::library_or_program)))?;
         }
         let pools = pools_at(history, moment, &history.devices[at]);
-        pools.iter().flatten().try_for_each(|pool| writeln!(out, "{}", pool.words))?;
+        pools.iter().flatten().try_for_each(|pool| writeln!(out, "{}", pool.in_words(unit)))?;
     }
     if history.devices.is_empty() {
         writeln!(out, "nothing was allocated")?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use gpumem_core::{
     derive::registered_pool,
+    export::{Amounts, pool_in_words},
     ledger::KnownPool,
     model::{Bytes, Device, Family},
     report::{Leaks, PeakHolders, RegisteredPool, SharedNames, counted},
@@ -108,9 +109,8 @@ pub(crate) struct PoolOverview {
     pub(crate) unused_bytes: Option<u64>,
     /// The number of calls in the whole recording that cannot be right.
     pub(crate) wrong_calls: u64,
-    /// The row for reports.
     #[serde(skip)]
-    pub(crate) words: String,
+    pool: RegisteredPool,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -445,16 +445,21 @@ impl PoolOverview {
     }
 
     pub(super) fn of(pool: RegisteredPool, is_at_end: bool) -> Self {
-        let words = pool.to_string();
         Self {
             used_bytes: pool.used.get(),
             reserved_bytes: pool.reserved.get(),
             unused_bytes: pool.unused().map(Bytes::get),
             wrong_calls: pool.wrong_calls(),
-            words: if is_at_end { format!("at the end, {words}") } else { words },
-            name: pool.name,
+            name: pool.name.clone(),
             is_at_end,
+            pool,
         }
+    }
+
+    /// Returns the row for reports, in the unit of the table above it.
+    pub(crate) fn in_words(&self, table: Amounts) -> String {
+        let words = pool_in_words(&self.pool, table);
+        if self.is_at_end { format!("at the end, {words}") } else { words }
     }
 }
 

@@ -139,7 +139,7 @@ impl Show for PlaceFiguresTable<'_> {
         let in_use = Amounts::of(
             self.0.iter().flat_map(|place| place.at_peak_bytes.into_iter().chain([place.live_at_end_bytes])),
         );
-        let total = Amounts::of(self.0.iter().filter_map(|place| place.allocated_bytes));
+        let total = in_use.for_others(self.0.iter().filter_map(|place| place.allocated_bytes));
         let highest = self.0.iter().filter_map(|place| place.at_peak_bytes).max().unwrap_or(0);
         let known = |figure: Option<i64>, show: &dyn Fn(i64) -> String| figure.map_or_else(|| "?".to_owned(), show);
         let mut table = Table::new()

@@ -7,7 +7,7 @@ use std::{
 };
 
 use gpumem_core::{
-    export::{Paint, Role},
+    export::{Amounts, Paint, Role},
     model::Bytes,
     recording::TensorClass,
     report::counted,
@@ -227,7 +227,7 @@ impl AllocatorSums {
 
     /// Returns a text such as `400 MiB from the driver: asked for 305 MiB (76 %), unused beside tensors 50 MiB (12 %), unused
     /// segments 45 MiB (11 %)`.
-    pub(super) fn in_words(&self, requested: u64) -> String {
+    pub(super) fn in_words(&self, requested: u64, unit: Amounts) -> String {
         let parts = [
             ("asked for", requested),
             ("rounding", self.rounding_bytes),
@@ -239,30 +239,32 @@ impl AllocatorSums {
         ];
         // The sum is more than the segments have if the file contradicts itself.
         let whole = parts.iter().map(|(_, bytes)| bytes).sum();
-        let share = |bytes: u64| percent(bytes.try_into().unwrap_or(i64::MAX), whole);
+        let share = |bytes| percent(Bytes::new(bytes).signed(), whole);
+        let in_words = |bytes| unit.in_words(Bytes::new(bytes).signed());
         let words: Vec<_> = parts
             .iter()
             .filter(|(_, bytes)| *bytes > 0)
-            .map(|(name, bytes)| format!("{name} {} ({})", Bytes::new(*bytes), share(*bytes)))
+            .map(|(name, bytes)| format!("{name} {} ({})", in_words(*bytes), share(*bytes)))
             .collect();
         let nothing = if words.is_empty() { "nothing".to_owned() } else { words.join(", ") };
-        format!("{} from the driver: {nothing}", Bytes::new(self.reserved_bytes))
+        format!("{} from the driver: {nothing}", in_words(self.reserved_bytes))
     }
 
     /// Returns the reasons why a part is unused, each line with its name. Empty if little is unused.
-    pub(super) fn reasons(&self, has_modules: bool) -> Vec<(&'static str, String)> {
+    pub(super) fn reasons(&self, has_modules: bool, unit: Amounts) -> Vec<(&'static str, String)> {
         let mut lines = Vec::new();
         if self.unused() == 0 || self.unused().saturating_mul(MATTERS) < self.reserved_bytes {
             return lines;
         }
+        let in_words = |bytes: u64| unit.in_words(Bytes::new(bytes).signed());
         if self.unused_pieces > 0 {
-            let unused = Bytes::new(self.unused_beside_tensors_bytes + self.unused_segments_bytes);
-            let (fit, pieces) = (Bytes::new(self.largest_fit_bytes), counted(self.unused_pieces, "piece", "pieces"));
+            let unused = in_words(self.unused_beside_tensors_bytes + self.unused_segments_bytes);
+            let (fit, pieces) = (in_words(self.largest_fit_bytes), counted(self.unused_pieces, "piece", "pieces"));
             let text = format!("a request of at most {fit} without a new segment: {unused} are unused, in {pieces}");
             lines.push(("fits", text));
         }
         if self.has_private_pools && self.unused_in_unknown_pools_bytes > 0 {
-            let bytes = Bytes::new(self.unused_in_unknown_pools_bytes);
+            let bytes = in_words(self.unused_in_unknown_pools_bytes);
             let why =
                 "may be in private pools: their segments were freed before the end, where PyTorch names the pools";
             lines.push(("not known", format!("{bytes} of it {why}")));
@@ -272,7 +274,9 @@ impl AllocatorSums {
             return lines;
         }
         let shown = self.kept_by.iter().filter(|keeper| keeper.unused_bytes * MATTERS >= self.unused());
-        lines.extend(shown.take(MOST_KEEPERS[usize::from(has_modules)]).map(|keeper| ("kept by", keeper.in_words())));
+        lines.extend(
+            shown.take(MOST_KEEPERS[usize::from(has_modules)]).map(|keeper| ("kept by", keeper.in_words(unit))),
+        );
         let kept: u64 = self.kept_by.iter().map(|keeper| keeper.unused_bytes).sum();
         if let ([.., ("kept by", _), (_, last)], true) = (&mut *lines, kept > self.unused_beside_tensors_bytes) {
             *last += "; some segments are kept by several lines";
@@ -357,14 +361,15 @@ impl Keeper {
     }
 
     /// Returns a text such as `train.py:31 (optimizer) holds 2 MiB in each of 14 segments: 280 MiB cannot be returned`.
-    fn in_words(&self) -> String {
+    fn in_words(&self, unit: Amounts) -> String {
+        let in_words = |bytes: u64| unit.in_words(Bytes::new(bytes).signed());
         let names: Vec<_> = self.class.into_iter().chain(self.module.as_deref()).collect();
         let names = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
-        let (line, unused) = (self.line.as_deref().unwrap_or(NO_LINE), Bytes::new(self.unused_bytes));
+        let (line, unused) = (self.line.as_deref().unwrap_or(NO_LINE), in_words(self.unused_bytes));
         let held = match self.segments {
-            1 => format!("{} in a segment", Bytes::new(self.bytes)),
-            count if self.is_even => format!("{} in each of {count} segments", Bytes::new(self.bytes / count)),
-            count => format!("{} in {count} segments", Bytes::new(self.bytes)),
+            1 => format!("{} in a segment", in_words(self.bytes)),
+            count if self.is_even => format!("{} in each of {count} segments", in_words(self.bytes / count)),
+            count => format!("{} in {count} segments", in_words(self.bytes)),
         };
         format!("{line}{names} holds {held}: {unused} cannot be returned")
     }
@@ -423,6 +428,11 @@ mod tests {
     use crate::history::tensors::AllocatorStep;
 
     const MIB: u64 = 1 << 20;
+
+    /// The unit of a table in MiB.
+    fn mib() -> Amounts {
+        Amounts::of([1 << 20])
+    }
 
     /// Returns the memory after some steps. A step has an action, an address and a size in MiB, a stream, and the origin of a tensor or the
     /// pool of a segment.
@@ -496,12 +506,12 @@ mod tests {
         assert_eq!(sums.map(|bytes| bytes / MIB), [40, 33, 32, 40, 59, 30, 30]);
         assert_eq!((all.rounding_bytes, all.unused_pieces, all.outside_segments_bytes), (500, 6, 0));
         let first = "222 MiB from the driver: asked for 18.00 MiB (8 %), rounding 500 B (<1 %), freed, in use by another stream, 40 MiB (18 %), ";
-        let words = all.in_words(requested);
+        let words = all.in_words(requested, mib());
         assert!(
             words.starts_with(first) && words.ends_with("unused in private pools of graphs 59 MiB (27 %)"),
             "{words}"
         );
-        let kept: Vec<_> = all.kept_by.iter().map(Keeper::in_words).collect();
+        let kept: Vec<_> = all.kept_by.iter().map(|keeper| keeper.in_words(mib())).collect();
         assert_eq!(
             kept,
             [
@@ -509,7 +519,7 @@ mod tests {
                 "b.py:2 (inputs, Net.b) holds 3 MiB in a segment: 15 MiB cannot be returned",
             ]
         );
-        let reasons = all.reasons(false);
+        let reasons = all.reasons(false, mib());
         let begins =
             ["a request of at most 30 MiB without a new segment: 65 MiB are unused, in 6 pieces", "30 MiB of it may"];
         assert!(begins.iter().zip(&reasons).all(|(begin, (_, text))| text.starts_with(begin)), "{reasons:?}");
@@ -528,19 +538,19 @@ mod tests {
         let segments = (1..=4).flat_map(|at| [(SegmentAlloc, at * 20, 20, 0, 1), (Alloc, at * 20 + 2, 1, 0, 0)]);
         let steps: Vec<_> = segments.collect();
         let (all, _) = reserved(false, &steps);
-        let [.., (_, kept), (name, advice)] = &*all.reasons(false) else { panic!() };
+        let [.., (_, kept), (name, advice)] = &*all.reasons(false, mib()) else { panic!() };
         assert_eq!(kept, "a.py:1 (weights, Net.a) holds 1 MiB in each of 4 segments: 76 MiB cannot be returned");
         assert!(*name == "advice" && advice.contains(" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "));
-        assert_eq!(reserved(false, &steps[..6]).0.reasons(false).len(), 2, "three are not many");
+        assert_eq!(reserved(false, &steps[..6]).0.reasons(false, mib()).len(), 2, "three are not many");
         // They are one segment in that case, with room up to 20 MiB long between the tensors.
         let (all, _) = reserved(true, &steps);
         assert_eq!((all.segments.as_ref().unwrap().len(), all.largest_fit_bytes), (1, 19 * MIB));
-        assert_eq!(all.reasons(false).len(), 1, "{:?}", all.reasons(false));
+        assert_eq!(all.reasons(false, mib()).len(), 1, "{:?}", all.reasons(false, mib()));
         let (all, _) = reserved(true, &[&steps[..], &[(SegmentAlloc, 100, 30, 0, 1)]].concat());
         assert_eq!((all.unused_segments_bytes, all.largest_fit_bytes), (30 * MIB, 47 * MIB));
         assert_eq!(reserved(true, &[&steps[..], &[(SegmentFree, 44, 10, 0, 0)]].concat()).0.segments.unwrap().len(), 2);
         // A small unused part needs no reason.
-        assert_eq!(reserved(false, &[(SegmentAlloc, 0, 20, 0, 1), (Alloc, 0, 20, 0, 0)]).0.reasons(false), []);
+        assert_eq!(reserved(false, &[(SegmentAlloc, 0, 20, 0, 1), (Alloc, 0, 20, 0, 0)]).0.reasons(false, mib()), []);
     }
 
     /// No share is more than all of it.
@@ -552,7 +562,7 @@ mod tests {
         );
         assert_eq!((all.reserved_bytes, all.outside_segments_bytes), (3 * MIB, 18 * MIB));
         assert!(
-            all.in_words(requested)
+            all.in_words(requested, mib())
                 .contains("asked for 18.00 MiB (86 %), rounding 200 B (<1 %), unused segments 3 MiB (14 %)")
         );
     }

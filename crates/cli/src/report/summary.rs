@@ -19,7 +19,7 @@ use super::{
     refused::Refused,
     sums::PlaceSum,
     tensors::{self, TensorsOverview},
-    text::{percent, shares},
+    text::{percent, shares, unit_of},
 };
 use crate::history::{Sum, in_words};
 
@@ -204,25 +204,26 @@ fn write_device(
 /// Returns the sentence about what PyTorch's rounding adds to pinned host memory. The largest places are named.
 fn pinned_in_words(by_place: &[Sum]) -> Option<String> {
     const MOST: usize = 3;
-    let of = |sum: &Sum| sum.bytes.unsigned_abs();
-    let bytes = by_place.iter().map(of).sum::<u64>();
+    let bytes = by_place.iter().map(|sum| sum.bytes.unsigned_abs()).sum::<u64>();
+    let unit = unit_of(bytes);
     let mut places: Vec<_> =
-        by_place.iter().take(MOST).map(|sum| format!("{} has {}", sum.name, Bytes::new(of(sum)))).collect();
+        by_place.iter().take(MOST).map(|sum| format!("{} has {}", sum.name, unit.in_words(sum.bytes))).collect();
     if by_place.len() > MOST {
         places.push("…".to_owned());
     }
     (bytes > 0).then(|| {
         format!(
             "{} for requests of more than {}, because PyTorch rounds each one up to a power of two: {}",
-            Bytes::new(bytes),
-            Bytes::new(bytes / 2),
+            unit.in_words(Bytes::new(bytes).signed()),
+            unit.in_words(Bytes::new(bytes / 2).signed()),
             places.join(", ")
         )
     })
 }
 
 fn write_pools(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()> {
-    device.pools.iter().try_for_each(|pool| writeln!(out, "{}", pool.words))
+    let unit = unit_of(device.peak_bytes.unwrap_or(0));
+    device.pools.iter().try_for_each(|pool| writeln!(out, "{}", pool.in_words(unit)))
 }
 
 /// The memory in use on the whole device is more than was seen.

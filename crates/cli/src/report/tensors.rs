@@ -17,7 +17,7 @@ use super::{
     modules::{self, ClassSum, ModuleSum},
     reserved::AllocatorSums,
     sums::{NO_LINE, PlaceSum, place_sums},
-    text::Bars,
+    text::{Bars, unit_of},
 };
 use crate::history::{
     History, Moment, Refusal, in_words,
@@ -124,13 +124,14 @@ impl TensorMoment {
         }
     }
 
+    /// Returns the sentence about the segments, in the unit of the table of tensors.
     fn segments_in_words(&self) -> String {
-        self.sums.in_words(self.requested_bytes)
+        self.sums.in_words(self.requested_bytes, unit_of(self.allocated_bytes))
     }
 
     /// Returns the reasons why a part of the memory is unused, each line with its name.
     fn reasons(&self) -> Vec<(&'static str, String)> {
-        self.sums.reasons(self.by_module.is_some())
+        self.sums.reasons(self.by_module.is_some(), unit_of(self.allocated_bytes))
     }
 
     fn write_reasons(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
@@ -304,14 +305,15 @@ fn write_places(moment: &TensorMoment, out: &mut dyn Write, paint: Paint) -> io:
     for ((name, caller), (bytes, blocks)) in sums {
         tree.leaf(&[], Leaf { name: name.to_owned(), bytes, blocks, note: caller.clone() });
     }
+    let unit = unit_of(moment.allocated_bytes);
     let rows = tree.rows(if moment.by_module.is_some() { ROWS_BESIDE_MODULES } else { MOST_ROWS });
     if rows.is_empty() {
         return Ok(());
     }
     if let (Some(by_module), Some(by_class)) = (&moment.by_module, &moment.by_class) {
-        modules::write(by_module, by_class, out, paint)?;
+        modules::write(by_module, by_class, unit, out, paint)?;
     }
-    writeln!(out, "{}", InPaint(&Bars("allocated at", &rows), paint))
+    writeln!(out, "{}", InPaint(&Bars("allocated at", &rows, unit), paint))
 }
 
 /// Returns the tensors of each device at a moment, for JSON. With `has_segments`, each segment is listed.
@@ -357,7 +359,7 @@ pub(crate) fn write_at(
         writeln!(out, "\n{}", paint.on(Role::Heading, title))?;
         write_places(&moment, out, paint)?;
         let held = moment.held.iter().map(|held| (held.by.clone(), held.bytes, 1));
-        modules::table("referred to by", held, out, paint)?;
+        modules::table("referred to by", held, unit_of(moment.allocated_bytes), out, paint)?;
         line(out, paint, "then", &moment.segments_in_words())?;
         if has_segments {
             moment.write_reasons(out, paint)?;

@@ -3,8 +3,8 @@
 use std::{collections::HashMap, fmt};
 
 use gpumem_core::{
-    export::{Leaf, Paint, Row, Show, Tree, amounts_table},
-    model::{ByteDelta, Device, one_line},
+    export::{Amounts, Leaf, Paint, Row, Show, Tree, part_table},
+    model::{Bytes, Device, one_line},
     report::SharedNames,
 };
 
@@ -22,11 +22,17 @@ pub(super) fn percent(part: i64, whole: u64) -> String {
     }
 }
 
+/// Returns the unit of a table of the parts of this memory, and of the lines above and below it.
+pub(super) fn unit_of(whole: u64) -> Amounts {
+    Amounts::of([Bytes::new(whole).signed()])
+}
+
 /// Returns a text such as `pool 800 MiB (66 %), vmm 400 MiB (33 %)`: the largest, and the number of others.
 pub(super) fn shares(sums: &[Sum], whole: u64) -> String {
     const MOST: usize = 4;
+    let unit = unit_of(whole);
     let share = |Sum { name, bytes, .. }: &Sum| {
-        format!("{} {} ({})", one_line(name), ByteDelta::new(*bytes), percent(*bytes, whole))
+        format!("{} {} ({})", one_line(name), unit.in_words(*bytes), percent(*bytes, whole))
     };
     let mut words: Vec<_> = sums.iter().take(MOST).map(share).collect();
     if sums.len() > MOST {
@@ -74,11 +80,11 @@ pub(super) fn tree(held: &[OriginSum<'_>]) -> Vec<Row> {
     tree.rows(MOST_ROWS)
 }
 
-/// A table with a bar in each row: its title, and its rows.
-pub(super) struct Bars<'a>(pub(super) &'a str, pub(super) &'a [Row]);
+/// A table with a bar in each row: its title, its rows, and the unit of the whole of which they are parts.
+pub(super) struct Bars<'a>(pub(super) &'a str, pub(super) &'a [Row], pub(super) Amounts);
 
 impl Show for Bars<'_> {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        amounts_table(self.0, self.1).show(f, paint)
+        part_table(self.0, self.1, self.2).show(f, paint)
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gpumem_core::{
-    export::{shortened, shortened_command},
+    export::{Amounts, shortened, shortened_command},
     model::{Bytes, one_line},
     report::{counted, path_in_words},
 };
@@ -268,11 +268,14 @@ fn recording_lines(
 
 fn device_lines(device: &DeviceView, gpu: &str, shows: Shows, width: usize, looks: Looks) -> Vec<Line<'static>> {
     let simulated = if device.simulated { "simulated " } else { "" };
+    // The places below have the same unit.
+    let unit = Amounts::of([Bytes::new(device.peak_bytes.max(device.used_bytes)).signed()]);
+    let in_words = |bytes: u64| unit.in_words(Bytes::new(bytes).signed());
     let figures = format!(
         "{gpu}{simulated}device {}: {} in use, peak {}",
         device.device,
-        Bytes::new(device.used_bytes),
-        Bytes::new(device.peak_bytes)
+        in_words(device.used_bytes),
+        in_words(device.peak_bytes)
     );
     let (title, places, whole) = match shows {
         Shows::Now => ("in use now", &device.now, device.used_bytes),
@@ -286,10 +289,9 @@ fn device_lines(device: &DeviceView, gpu: &str, shows: Shows, width: usize, look
     let most = places.first().map_or(1, |place| place.bytes.max(1));
     let bar_width = if width >= 60 { 10 } else { 4 };
     for place in places {
-        let bytes = Bytes::new(place.bytes.unsigned_abs());
         let share = i128::from(place.bytes.max(0)) * 100 / i128::from(whole.max(1));
         let scope = if place.scope.is_empty() { String::new() } else { format!("{}: ", path_in_words(&place.scope)) };
-        let before = format!("{:>11} {share:>3} % ", bytes.to_string());
+        let before = format!("{:>11} {share:>3} % ", in_words(place.bytes.unsigned_abs()));
         let room = width.saturating_sub(before.chars().count() + bar_width + 1);
         let filled =
             usize::try_from(i128::from(place.bytes.max(0)) * bar_width as i128 / i128::from(most)).unwrap_or(0);

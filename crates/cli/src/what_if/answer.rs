@@ -114,9 +114,9 @@ impl Answer {
             writeln!(out, "{}", paint.on(Role::Heading, recorded.title()))?;
         }
         writeln!(out, "{}", InPaint(&Rows(&self.rows, recorded.is_some()), paint))?;
-        let card = |row: &Row| {
-            row.smallest_card_bytes.map_or_else(|| "no card".to_owned(), |card| Bytes::new(card).to_string())
-        };
+        let unit = amounts_of(&self.rows);
+        let in_words = |bytes: u64| unit.in_words(Bytes::new(bytes).signed());
+        let card = |row: &Row| row.smallest_card_bytes.map_or_else(|| "no card".to_owned(), in_words);
         let row = |environment: &Option<String>| {
             environment.as_ref().and_then(|environment| self.rows.iter().find(|row| row.environment == *environment))
         };
@@ -135,7 +135,7 @@ impl Answer {
             None => "None of these needs a smaller card than the program as it is.".to_owned(),
         };
         writeln!(out, "{}", paint.on(Role::Heading, sentence))?;
-        let most = |row: &Row| Bytes::new(row.most_bytes.unwrap_or(0));
+        let most = |row: &Row| in_words(row.most_bytes.unwrap_or(0));
         if let Some(least) = row(&self.least).filter(|_| self.least != self.best) {
             writeln!(
                 out,
@@ -158,11 +158,19 @@ impl Answer {
 /// The rows, and whether they are those of a replay.
 struct Rows<'a>(&'a [Row], bool);
 
+fn figures(row: &Row) -> [Option<i64>; 3] {
+    let amount = |bytes: Option<u64>| bytes.and_then(|bytes| i64::try_from(bytes).ok());
+    [row.most_bytes, row.unused_bytes, row.smallest_card_bytes].map(amount)
+}
+
+/// Returns the format of the table. The sentences below it have its unit.
+fn amounts_of(rows: &[Row]) -> Amounts {
+    Amounts::of(rows.iter().flat_map(figures).flatten())
+}
+
 impl Show for Rows<'_> {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        let amount = |bytes: Option<u64>| bytes.and_then(|bytes| i64::try_from(bytes).ok());
-        let figures = |row: &Row| [amount(row.most_bytes), amount(row.unused_bytes), amount(row.smallest_card_bytes)];
-        let amounts = Amounts::of(self.0.iter().flat_map(figures).flatten());
+        let amounts = amounts_of(self.0);
         let (own, most) =
             if self.1 { ("as it was recorded", "most reserved") } else { ("the program as it is", "from the driver") };
         let mut table = Table::new().column("with", Fit::LeftCutFront).amounts(most, amounts);

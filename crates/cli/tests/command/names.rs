@@ -215,7 +215,7 @@ const COMMANDS: [&str; 16] = [
     "info --json",
     "ps --json",
     "watch --count --interval --json",
-    "doctor --json",
+    "doctor --json --settings",
     "export --host --listen --otlp --places --token-file --unix",
     "completions",
     "man --folder",

@@ -434,8 +434,8 @@ fn pinned_memory_of_pytorch_says_what_it_was_rounded_from() {
     made.alloc(MIB, MemKind::Pool, 0);
     let file = recorded("pinned.capture", made);
     let text = printed(&["report", &file]);
-    let line = "pinned   1.50 GiB for requests of more than 768 MiB, because PyTorch rounds each one up to a power of two: \
-                model.py:12 has 1.50 GiB\n";
+    let line = "pinned   1536 MiB for requests of more than 768 MiB, because PyTorch rounds each one up to a power of two: \
+                model.py:12 has 1536 MiB\n";
     assert!(text.contains("besides  pinned host at most 1.57 GiB") && text.contains(line), "{text}");
     let device = &json(&["report", "--json", &file])["devices"][0];
     assert_eq!(device["pinned_by_pytorch"][0]["bytes"], 1536 * MIB, "{device:#}");

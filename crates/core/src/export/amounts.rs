@@ -1,6 +1,13 @@
 //! A column of amounts with one unit.
 
-const UNITS: [(&str, u32); 5] = [("B", 0), ("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)];
+use crate::model::ByteDelta;
+
+const MIB: (&str, u32) = ("MiB", 20);
+const UNITS: [(&str, u32); 5] = [("B", 0), ("KiB", 10), MIB, ("GiB", 30), ("TiB", 40)];
+
+fn largest(bytes: &[i64]) -> u64 {
+    bytes.iter().copied().map(i64::unsigned_abs).max().unwrap_or(0)
+}
 
 /// The format of the amounts of one column: one unit, with enough decimals for four significant digits of the largest amount.
 /// Decimals that are 0 in all rows are left out.
@@ -16,11 +23,27 @@ impl Amounts {
     /// Returns the format for a column with these amounts.
     pub fn of(bytes: impl IntoIterator<Item = i64>) -> Self {
         let bytes: Vec<i64> = bytes.into_iter().collect();
-        let largest = bytes.iter().copied().map(i64::unsigned_abs).max().unwrap_or(0);
+        let largest = largest(&bytes);
         // 9,999 MiB can be compared with other amounts in MiB, 9.76 GiB cannot.
         let is_too_large = |shift: u32| shift >= 20 && largest >> shift >= 10_000;
         let fits = |(_, shift): &(&str, u32)| largest >> shift >= 1 && (*shift <= 20 || is_too_large(shift - 10));
-        let (unit, shift) = UNITS.into_iter().rev().find(fits).unwrap_or(("MiB", 20));
+        let (unit, shift) = UNITS.into_iter().rev().find(fits).unwrap_or(MIB);
+        Self::in_unit((unit, shift), &bytes)
+    }
+
+    /// Returns the format for amounts below a line that is in MiB, such as that of a trace.
+    pub(super) fn in_mib(bytes: impl IntoIterator<Item = i64>) -> Self {
+        Self::in_unit(MIB, &bytes.into_iter().collect::<Vec<_>>())
+    }
+
+    /// Returns the format for another column of the same table: it has the same unit and its own decimals.
+    #[must_use]
+    pub fn for_others(self, bytes: impl IntoIterator<Item = i64>) -> Self {
+        Self::in_unit((self.unit, self.shift), &bytes.into_iter().collect::<Vec<_>>())
+    }
+
+    fn in_unit((unit, shift): (&'static str, u32), bytes: &[i64]) -> Self {
+        let largest = largest(bytes);
         let most = match largest >> shift {
             _ if shift == 0 => 0,
             1000.. => 0,
@@ -34,6 +57,16 @@ impl Amounts {
         };
         let decimals = (0..most).find(|decimals| is_whole(*decimals)).unwrap_or(most);
         Self { unit, shift, decimals }
+    }
+
+    /// Returns an amount for a sentence above or below the table, such as `28 MiB` or `1.50 MiB`. One that would be less than `0.01` has
+    /// its own unit.
+    pub fn in_words(self, bytes: i64) -> String {
+        if (i128::from(bytes.unsigned_abs()) * 100) >> self.shift == 0 {
+            return ByteDelta::new(bytes).to_string();
+        }
+        let is_whole = i128::from(bytes) % (1 << self.shift) == 0;
+        format!("{} {}", Self { decimals: if is_whole { 0 } else { 2 }, ..self }.show(bytes), self.unit)
     }
 
     /// An amount that is not 0 is not shown as 0, but as less than the last digit.
@@ -55,7 +88,7 @@ impl Amounts {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::Amounts;
 
     #[track_caller]
     fn check(bytes: &[i64], unit: &str, expected: &[&str]) {
@@ -105,6 +138,18 @@ mod tests {
     fn what_is_not_0_is_not_shown_as_0() {
         check(&[500 * MIB, 1, -1], "MiB", &["500.0", "<0.1", "-<0.1"]);
         check(&[5000 * MIB, KIB], "MiB", &["5000", "<1"]);
+    }
+
+    #[test]
+    fn other_amounts_have_the_same_unit() {
+        let table = Amounts::of([45 * MIB, 4608 * KIB]);
+        let column = table.for_others([20 * GIB, 5 * MIB]);
+        assert_eq!((column.unit, column.show(20 * GIB)), ("MiB", "20480".to_owned()));
+        let words = [3 * GIB, 4608 * KIB, 1, 0, -MIB].map(|bytes| table.in_words(bytes));
+        assert_eq!(words, ["3072 MiB", "4.50 MiB", "1 B", "0 B", "-1 MiB"]);
+        let below_a_line = Amounts::in_mib([7680]);
+        assert_eq!((below_a_line.unit, below_a_line.show(7680)), ("MiB", "0.007".to_owned()));
+        assert_eq!(Amounts::in_mib([20 * GIB]).show(20 * GIB), "20480");
     }
 
     #[test]

@@ -66,11 +66,21 @@ impl Breakdown {
 }
 
 /// Returns rows with a size, a number of blocks, and a bar.
-pub fn table(what: &str, rows: &[Row]) -> Table {
-    table_in(what, rows, Amounts::of(rows.iter().map(|row| row.bytes)))
+pub(super) fn table(what: &str, rows: &[Row]) -> Table {
+    table_in(what, rows, amounts_of(rows))
 }
 
-/// Returns the same with the unit of other tables.
+/// Returns the format of the table's amounts. A line above or below it has the same unit.
+pub(super) fn amounts_of(rows: &[Row]) -> Amounts {
+    Amounts::of(rows.iter().map(|row| row.bytes))
+}
+
+/// Returns the parts of a whole in its unit. Lines above and below the table have the unit of the whole too.
+pub fn part_table(what: &str, rows: &[Row], whole: Amounts) -> Table {
+    table_in(what, rows, whole.for_others(rows.iter().map(|row| row.bytes)))
+}
+
+/// Returns the same with the unit and the decimals of other tables.
 pub fn table_in(what: &str, rows: &[Row], amounts: Amounts) -> Table {
     let has_blocks = rows.iter().any(|row| row.blocks > 0);
     let mut table = Table::new().column(what, Fit::LeftCutFront).amounts("", amounts);

@@ -3,15 +3,17 @@
 use std::fmt;
 
 use super::{
-    breakdown::table,
+    amounts::Amounts,
+    breakdown::{amounts_of, part_table, table},
     paint::{Paint, Role, Show},
+    pools::cache_of,
     table::shortened,
     tree::{Leaf, Row, Tree},
 };
 use crate::{
     model::{Bytes, one_line},
     report::{
-        Leaks, LiveBlock, OutOfMemory, PartKind, PeakHolder, PeakHolders, Place, SharedNames, counted,
+        Leaks, LiveBlock, OutOfMemory, PartKind, PeakHolder, PeakHolders, Place, PoolAtPeak, SharedNames, counted,
         missing_in_words, path_in_words,
     },
 };
@@ -84,13 +86,16 @@ impl Show for PeakHolders {
         let over_start = if *is_over_start { " over the start" } else { "" };
         let title = format_args!("{simulated}device {device}: the peak was {bytes}{over_start}");
         write!(f, "{}", paint.on(Role::Heading, title))?;
-        if !self.holders.is_empty() {
+        let rows = self.rows();
+        // The rows of a peak over the start may be far larger than their sum.
+        let amounts = Amounts::of(rows.iter().map(|row| row.bytes).chain([bytes.signed()]));
+        if !rows.is_empty() {
             f.write_str("\n")?;
             let title = if self.has_scopes() { "allocated in, and at" } else { "allocated at" };
-            table(title, &self.rows()).show(f, paint)?;
+            part_table(title, &rows, amounts).show(f, paint)?;
         }
-        for pool in &self.pools {
-            write!(f, "\n{}", paint.on(Role::Faint, pool))?;
+        for PoolAtPeak { name, used, reserved } in &self.pools {
+            write!(f, "\n{}", paint.on(Role::Faint, cache_of(name, *used, *reserved, amounts)))?;
         }
         if untracked + lost > 0 {
             write!(f, "\n{}", paint.on(Role::Alarm, missing_in_words(*untracked, *lost)))?;
@@ -131,10 +136,12 @@ impl Show for Leaks {
         if self.blocks == 0 {
             f.write_str("all that was allocated is freed")?;
         } else {
-            let (were, bytes) = (if self.blocks == 1 { "was" } else { "were" }, self.bytes);
+            let rows = self.rows();
+            let were = if self.blocks == 1 { "was" } else { "were" };
+            let bytes = amounts_of(&rows).in_words(self.bytes.signed());
             let title = format_args!("{} ({bytes}) {were} not freed:", counted(self.blocks, "block", "blocks"));
             writeln!(f, "{}", paint.on(Role::Heading, title))?;
-            table("place", &self.rows()).show(f, paint)?;
+            table("place", &rows).show(f, paint)?;
         }
         if self.gone > 0 {
             write!(f, "\n{} went with their CUDA context: nobody freed them", counted(self.gone, "block", "blocks"))?;
@@ -296,6 +303,16 @@ device 0: the peak was 641 MiB over the start
     }
 
     #[test]
+    fn the_peak_chooses_the_unit_of_its_table_and_of_its_pools() {
+        let mut peak = peak(12_288, [6144, 6143].map(|mib| holder(&[], Some(&format!("src/a.rs:{mib}")), mib)));
+        let (used, reserved) = (Bytes::mib(256), Bytes::mib(512));
+        peak.pools.push(PoolAtPeak { name: "arena".to_owned(), used, reserved });
+        let text = peak.to_string();
+        assert!(text.contains(" allocated at ") && text.contains("  GiB\n") && text.contains("  6.000  "), "{text}");
+        assert!(text.contains("\ncache of arena: 0.25 GiB of 0.50 GiB"), "{text}");
+    }
+
+    #[test]
     fn identical_blocks_are_grouped() {
         let blocks = [512, 512, 512].map(|mib| block(mib, "src/a.rs:1"));
         let others = [block(3, "src/a.rs:2"), block(1, "src/a.rs:2"), block(2, "src/a.rs:3")];
@@ -303,7 +320,7 @@ device 0: the peak was 641 MiB over the start
         assert_eq!(
             text,
             "\
-6 blocks (1.51 GiB) were not freed:
+6 blocks (1542 MiB) were not freed:
  place                  MiB       blocks
  ─────────────────────────────────────────────────
  src/a.rs:1, in train  1536  3 × 512 MiB  ████████

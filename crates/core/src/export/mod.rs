@@ -11,6 +11,7 @@ mod json_escapes;
 mod memory_stats;
 mod output;
 mod paint;
+mod pools;
 mod sink;
 mod stats;
 mod summary;
@@ -22,9 +23,10 @@ mod tree;
 
 pub use self::{
     amounts::Amounts,
-    breakdown::{table as amounts_table, table_in as amounts_table_in},
+    breakdown::{part_table, table_in as amounts_table_in},
     json_escapes::JsonEscapes,
     paint::{InPaint, Paint, Painted, Role, Show},
+    pools::pool_in_words,
     sink::{ParseSinkError, Sink},
     table::{Cell, Fit, Table, shortened, shortened_command},
     text::grouped,

@@ -5,6 +5,7 @@ use std::fmt;
 use super::{
     amounts::Amounts,
     paint::{Paint, Role, Show},
+    pools::pool_in_words,
     table::{Cell, Fit, Table},
 };
 use crate::{
@@ -33,13 +34,14 @@ impl Show for Summary {
             table(scopes).show(f, paint)?;
         }
         for pool in &self.pools {
+            let pool_in_words = pool_in_words(pool, in_use(rows.iter().filter(|scope| scope.device == pool.device)));
             let role = if pool.wrong_calls() > 0 { Role::Alarm } else { Role::Faint };
             let device = if self.pools.iter().any(|other| other.device != pool.device) {
                 format!("device {}: ", pool.device)
             } else {
                 String::new()
             };
-            write!(f, "\n{}", paint.on(role, format_args!("{device}{pool}")))?;
+            write!(f, "\n{}", paint.on(role, format_args!("{device}{pool_in_words}")))?;
         }
         if self.untracked + self.lost > 0 {
             write!(f, "\n{}", paint.on(Role::Alarm, missing_in_words(self.untracked, self.lost)))?;
@@ -54,18 +56,21 @@ impl Show for Summary {
     }
 }
 
+type Figure = (&'static str, fn(&ScopeSummary) -> Bytes);
+const IN_USE: [Figure; 3] =
+    [("peak", |scope| scope.peak), ("at peak", |scope| scope.at_peak), ("used", |scope| scope.used)];
+
+/// Returns the format of the memory in use. All of a table, and the lines below it, have its unit.
+fn in_use<'a>(scopes: impl IntoIterator<Item = &'a ScopeSummary>) -> Amounts {
+    Amounts::of(scopes.into_iter().flat_map(|scope| IN_USE.map(|(_, figure)| figure(scope).signed())))
+}
+
 fn table(scopes: &[ScopeSummary]) -> Table {
-    type Figure = fn(&ScopeSummary) -> Bytes;
-    let in_use: [(&str, Figure); 3] =
-        [("peak", |scope| scope.peak), ("at peak", |scope| scope.at_peak), ("used", |scope| scope.used)];
-    let all = |figures: &[(&str, Figure)]| {
-        let figures: Vec<_> = figures.iter().map(|(_, figure)| *figure).collect();
-        Amounts::of(scopes.iter().flat_map(|scope| figures.iter().map(|figure| figure(scope).signed())))
-    };
-    // Amounts that are compared share one unit. The sum of all allocations may be far larger, so it has its own.
-    let amounts = all(&in_use);
-    let total: (&str, Figure) = ("total", |scope| scope.allocated);
-    let figures: Vec<_> = in_use.map(|figure| (figure, amounts)).into_iter().chain([(total, all(&[total]))]).collect();
+    let amounts = in_use(scopes);
+    let total: Figure = ("total", |scope| scope.allocated);
+    // The sum of all allocations may be far larger: it has its own decimals.
+    let totals = amounts.for_others(scopes.iter().map(|scope| scope.allocated.signed()));
+    let figures: Vec<_> = IN_USE.map(|figure| (figure, amounts)).into_iter().chain([(total, totals)]).collect();
     let mut table = Table::new().column("scope", Fit::LeftCutFront);
     for ((name, _), amounts) in &figures {
         table = table.amounts(name, *amounts);
@@ -96,7 +101,7 @@ fn table(scopes: &[ScopeSummary]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Path;
+    use crate::{export::pools::tests::pool, report::Path};
 
     fn scope(path: &[&str], parent: Option<usize>, figures: [u64; 6]) -> Path {
         let [calls, used, peak, at_peak, allocated, allocations] = figures;
@@ -193,6 +198,17 @@ used: still in use. at peak: its part of the peak of the whole process.
         let huge = [1000, 134_217_728, 134_217_728, 134_217_728, 8_589_934_592, 9999];
         let text = Summary::of(vec![scope(&["a name of 20 columns"], None, huge)], 0, 0, None).to_string();
         assert!(text.contains("  128      128   128   8192    9999   1000  ████████\n"), "{text}");
+    }
+
+    #[test]
+    fn the_table_and_the_lines_of_pools_have_one_unit() {
+        let scopes = vec![scope(&["a"], None, [100, 50, 50, 50, 20_480, 100])];
+        let mut summary = Summary::of(scopes, 0, 0, None);
+        summary.pools.push(pool(Bytes::mib(512), Bytes::mib(2048)));
+        let text = summary.to_string();
+        assert!(text.contains("\n         MiB      MiB   MiB    MiB\n"), "{text}");
+        assert!(text.contains("\n a        50       50    50  20480     100    100  ████████\n"), "{text}");
+        assert!(text.contains("\ncache of arena: 1536 MiB of 2048 MiB\n"), "{text}");
     }
 
     #[test]

@@ -33,10 +33,10 @@ fn statements(lines: &[Line]) -> Table {
         ("total", |line| line.total.get()),
     ];
     let is_measured = |line: &&Line| line.trace.is_measured();
-    // All amounts have one unit, so that they can be compared.
+    // All amounts have the unit of the line above, so that they can be compared with it.
     let all: Vec<_> =
         lines.iter().filter(is_measured).flat_map(|line| figures.map(|(_, figure)| figure(line))).collect();
-    let amounts = Amounts::of(all);
+    let amounts = Amounts::in_mib(all);
     let mut table = Table::new().column("line", Fit::Right);
     for (name, _) in figures {
         table = table.amounts(name, amounts);
@@ -178,6 +178,17 @@ mod tests {
     9  -1024       0   -984            }",
             "\n{text}\n"
         );
+    }
+
+    #[test]
+    fn statements_have_the_unit_of_the_line_above() {
+        let trace = Trace { gauge: Gauge::Exact, used: ByteDelta::new(20 << 30), ..Trace::off(0) };
+        let mut lines = crate::report::Lines::default();
+        lines.push(7, "f();", trace);
+        let (_, lines) = lines.finish(8, trace);
+        let text = InPaint(&Report { lines, ..Report::new(trace, Some("f"), None) }, Paint::PLAIN).to_string();
+        assert!(text.starts_with("△Used Peaked MB: 20,480 "), "{text}");
+        assert!(text.contains("         MiB     MiB    MiB\n") && text.contains("\n    7  20480 "), "{text}");
     }
 
     #[test]

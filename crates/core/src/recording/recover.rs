@@ -465,8 +465,9 @@ mod tests {
     fn a_ring_that_does_not_belong_to_the_recording_is_left_alone() {
         let files = Files::new();
         let bytes = killed(&files, 9);
-        // Most of it is gone.
-        files.file().set_len(FILE_HEADER as u64 + 1).unwrap();
+        // The last byte that the process wrote before it used the ring is gone.
+        let RingContent { recorded, .. } = RingReader::from_bytes(&bytes).unwrap();
+        files.file().set_len(recorded - 1).unwrap();
         let shared = Shared::with(&bytes, None, false);
         let error = recover(&files.0, files.file(), &shared).unwrap_err().to_string();
         assert!(error.contains("shorter than its ring says") && !shared.is_empty(), "{error}");
