@@ -11,9 +11,9 @@ pub(crate) enum Exit {
     LimitExceeded,
     /// `gpumem doctor` found a problem.
     ProblemFound,
-    /// The command could not do it, or not all of it. An error on stderr says why.
+    /// The command failed, or did only a part of its work. An error on stderr explains it.
     Failed,
-    /// `gpumem run` ends with the code of the program.
+    /// `gpumem run` exits with the code of the program.
     Program(u8),
 }
 
@@ -51,7 +51,7 @@ mod tests {
         for exit in [Exit::Done, Exit::LimitExceeded, Exit::Failed] {
             assert!(HELP.contains(&format!("\n  {}  ", exit.code())), "{exit:?}");
         }
-        // The exit code of clap if the arguments are wrong.
+        // Clap's exit code for wrong arguments.
         let error = clap::Command::new("x").try_get_matches_from(["x", "--none"]).unwrap_err();
         assert_eq!(error.exit_code(), i32::from(Exit::Failed.code()));
     }

@@ -1,8 +1,8 @@
-//! The reason why a command failed.
+//! Why a command failed.
 
 use std::{fmt, io};
 
-/// One line on stderr names the thing, the cause and the next step.
+/// A failure as one line on stderr, which names the thing, the cause and the next step.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// Something could not be done.
@@ -10,10 +10,10 @@ pub(crate) enum Failure {
         /// The thing and what failed, such as `` `train.capture` cannot be read ``.
         what: String,
         cause: String,
-        /// The next step of the user. Empty if there is none.
+        /// What the user can do next. Empty if there is nothing.
         next: String,
     },
-    /// The reader has closed the output, which is no error.
+    /// The reader has closed the output, which is not an error.
     ClosedPipe,
 }
 

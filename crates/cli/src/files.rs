@@ -1,4 +1,4 @@
-//! Files that other processes may replace at any time, and the folders and patterns that stand for several.
+//! Files that other processes may replace at any time, and the folders and patterns that stand for several files.
 
 use std::{
     fs::{self, File},
@@ -16,7 +16,7 @@ use gpumem_core::{
 
 use crate::failure::Failure;
 
-/// Opens a recording or a file beside one. See [`regular_file::open_to_read`].
+/// Opens a recording or a file next to one. See [`regular_file::open_to_read`].
 pub(crate) fn open_to_read(path: &Path) -> io::Result<File> {
     regular_file::open_to_read(path).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), EMPTY),
@@ -24,13 +24,14 @@ pub(crate) fn open_to_read(path: &Path) -> io::Result<File> {
     })
 }
 
-/// Returns whether a file begins as recordings do.
+/// Returns whether a file starts as recordings do.
 pub(crate) fn is_recording(file: &Path) -> bool {
     open_to_read(file).and_then(recording::is_recording).unwrap_or(false)
 }
 
-/// Returns the files that arguments stand for. A folder stands for its recordings, and a pattern such as `runs/*.capture` for the files
-/// that match it. Both are in the order of their names, where rank 2 comes before rank 10. Any other argument stands for itself.
+/// Returns the files that arguments stand for. A folder stands for its recordings, and a pattern such as
+/// `runs/*.capture` for the files that match it. Both are sorted by name, with rank 2 before rank 10. Any other
+/// argument stands for itself.
 ///
 /// # Errors
 /// Returns an error if a folder has no recordings or cannot be read, or if nothing matches a pattern.
@@ -58,7 +59,7 @@ pub(crate) fn expand(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-/// The reason why a file without any byte is no recording.
+/// Why a file without any bytes is not a recording.
 pub(crate) const EMPTY: &str =
     "the file is empty: its program ended, or the disk was full, before anything was written";
 
@@ -66,20 +67,21 @@ pub(crate) const EMPTY: &str =
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Recordings {
     pub(crate) files: Vec<PathBuf>,
-    /// The files of folders and patterns that are empty. They do not hide the others.
+    /// The empty files found through folders and patterns. They do not hide the others.
     pub(crate) empty: Vec<PathBuf>,
 }
 
 impl Recordings {
-    /// Returns the files that [`expand`] returns. The empty files of folders and patterns are in [`empty`](Self::empty).
+    /// Returns the files that [`expand`] returns, with the empty files of folders and patterns in
+    /// [`empty`](Self::empty).
     ///
     /// # Errors
-    /// Returns an error in the same cases, and if all files of a folder or a pattern are empty.
+    /// Returns an error in the same cases as [`expand`], and if all files of a folder or a pattern are empty.
     pub(crate) fn of(arguments: &[PathBuf]) -> Result<Self, Failure> {
         let mut all = Self::default();
         for argument in arguments {
             let found = expand(from_ref(argument))?;
-            // If the user named the file, its reader says that it is empty.
+            // If the user named the file, its reader reports that it is empty.
             let is_named = found.as_slice() == from_ref(argument);
             let is_empty = |path: &PathBuf| path.metadata().is_ok_and(|known| known.is_file() && known.len() == 0);
             let (empty, files): (Vec<_>, Vec<_>) = found.into_iter().partition(|path| !is_named && is_empty(path));
@@ -94,7 +96,7 @@ impl Recordings {
     }
 }
 
-/// Returns the parts of a name, each with the number after it.
+/// Splits a name into parts, each with the number that follows it.
 fn texts_and_numbers(path: &Path) -> Vec<(String, u128)> {
     let name = path.to_string_lossy();
     let mut rest = &*name;
@@ -114,15 +116,15 @@ fn matches(pattern: &str) -> Result<Vec<PathBuf>, Failure> {
         let next = "give recordings, a folder, or a pattern such as 'runs/*.capture'";
         Failure::new(format!("`{pattern}` cannot be read"), cause, next)
     };
-    // Locks and other files that begin with a dot are in no report.
+    // Locks and other files that start with a dot belong in no report.
     let options = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::new() };
     let paths = glob::glob_with(pattern, options).map_err(|error| failed(error.to_string()))?;
     let paths: Vec<_> = paths.collect::<Result<_, _>>().map_err(|error| failed(error.to_string()))?;
     if paths.is_empty() { Err(failed("no file has such a name".to_owned())) } else { Ok(paths) }
 }
 
-/// Returns the recordings of a folder, without those of its folders. A file that ends in `.capture` is returned, and its reader
-/// reports an error if it is no recording.
+/// Returns the recordings of a folder, without those of its subfolders. Every file that ends in `.capture` is returned;
+/// its reader reports an error if it is not a recording.
 fn recordings_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let failed = |cause: String| {
         let next =
@@ -131,7 +133,7 @@ fn recordings_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     };
     let entries = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
     let entries = entries.map_err(|error| failed(error.to_string()))?;
-    // A recording of the newest events has parts while its program runs.
+    // A recording that keeps only the latest events has parts while its program runs.
     let is_part = |path: &Path| {
         let recording = path.with_extension("");
         recording.exists() && [old_path(&recording), new_path(&recording)].iter().any(|part| part == path)
@@ -189,7 +191,7 @@ mod tests {
             expanded(&["**/*.capture", "notes.txt"]),
             Ok(in_folder(&["a.capture", "b.capture", "host-1/d.capture", "notes.txt"]))
         );
-        // A match may be a folder, and an argument that is no pattern need not exist.
+        // A match may be a folder, and an argument that is not a pattern need not exist.
         assert_eq!(expanded(&["host-?", "none.capture"]), Ok(in_folder(&["host-1/d.capture", "none.capture"])));
         // A pattern may match a folder and what is in it.
         let all = ["a.capture", "b.capture", "b.capture.old", "c.recording", "host-1/d.capture", "notes.txt"];
@@ -201,7 +203,8 @@ mod tests {
         for of_ranks in ["host-1", "host-1/*"] {
             assert_eq!(expanded(&[of_ranks]), Ok(in_folder(&ranks)));
         }
-        // Empty files are in a list of their own. A file that the user named is not, and it is an error if all files are empty.
+        // Empty files are listed separately, except a file that the user named. If all files are empty, that is an
+        // error.
         put("host-1/empty.capture", b"");
         let recordings = |name| Recordings::of(&in_folder(&[name])).map_err(|error| error.to_string());
         for of_ranks in ["host-1", "host-1/*"] {

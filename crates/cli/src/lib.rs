@@ -1,7 +1,8 @@
 //! The command `gpumem`: records, shows and compares the GPU memory of any CUDA program.
 //!
-//! `commands/` has the arguments and the work of each command, `run/` runs and records programs, `recording/` completes the files of
-//! recordings, `history/` reads them, `report/`, `formats/` and `page/` show them, `machine/` describes the machine.
+//! `commands/` contains the arguments and the work of each command, `run/` runs and records programs, `recording/`
+//! completes the files of recordings, `history/` reads them, `report/`, `formats/` and `page/` show them, and
+//! `machine/` describes the machine.
 
 #![forbid(unsafe_code)]
 
@@ -41,7 +42,7 @@ use gpumem_core::model::one_line;
 
 use self::{arguments::Arguments, exit::Exit, failure::Failure};
 
-/// Does what the arguments of the process ask for.
+/// Runs the command that the arguments of the process ask for.
 pub fn main() -> ExitCode {
     let done = match arguments::parse(env::args_os()) {
         Ok(arguments) => commands::execute(arguments.command, Arguments::command()),
@@ -54,10 +55,10 @@ pub fn main() -> ExitCode {
     exit.into()
 }
 
-/// The text is the help, the version, or an error about the arguments.
+/// Prints what clap returns instead of arguments: the help, the version, or an error about the arguments.
 fn answer(error: &clap::Error) -> Result<Exit, Failure> {
-    // The message repeats arguments, so their unprintable characters are removed and they are parsed again. The new message is
-    // used unless an argument was wrong only because of such characters.
+    // The message repeats arguments, so their unprintable characters are removed and they are parsed again. The new
+    // message is used unless an argument was wrong only because of such characters.
     let printable = env::args_os().map(|argument| one_line(&argument.to_string_lossy()).into_owned());
     let error = match arguments::parse(printable) {
         Err(same) if same.kind() == error.kind() => same,

@@ -1,19 +1,21 @@
-//! The container and the pod of a process, from the names of its cgroups. Each runtime and each cgroup driver has names of its own.
+//! Finds the container and the pod of a process from the names of its cgroups. Each runtime and each cgroup driver uses
+//! its own names.
 
 /// The container or the pod that a process runs in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Container {
     /// The id of the container, 64 hexadecimal digits.
     pub(super) id: Option<String>,
-    /// The UID of the pod, as the API of Kubernetes has it.
+    /// The UID of the pod, as in the Kubernetes API.
     pub(super) pod: Option<String>,
 }
 
-/// `groups` is `/proc/PID/cgroup`: a line `number:controllers:path` for each hierarchy, the same path in most of them.
+/// Parses `groups`, the text of `/proc/PID/cgroup`: one line `number:controllers:path` for each hierarchy. Most of them
+/// have the same path.
 pub(super) fn container(groups: &str) -> Container {
     let mut found = Container::default();
     for path in groups.lines().filter_map(|line| line.splitn(3, ':').nth(2)) {
-        // The innermost container counts: one may run in another.
+        // Use the innermost container: one may run inside another.
         for part in path.rsplit('/') {
             found.id = found.id.or_else(|| container_id(part));
             found.pod = found.pod.or_else(|| pod_uid(part));
@@ -22,7 +24,7 @@ pub(super) fn container(groups: &str) -> Container {
     found
 }
 
-/// `ID`, `docker-ID.scope`, `cri-containerd-ID.scope`, `kubepods-…-podUID.slice:cri-containerd:ID`.
+/// Finds the id in `ID`, `docker-ID.scope`, `cri-containerd-ID.scope`, and `kubepods-…-podUID.slice:cri-containerd:ID`.
 fn container_id(part: &str) -> Option<String> {
     let part = part.strip_suffix(".scope").unwrap_or(part);
     let id = part.rsplit(['-', ':']).next()?;
@@ -30,7 +32,8 @@ fn container_id(part: &str) -> Option<String> {
     is_id.then(|| id.to_owned())
 }
 
-/// `podUID`, `kubepods-burstable-podUID.slice`. A slice has `_` in the place of `-`, which is a level of slices there.
+/// Finds the UID in `podUID` and `kubepods-burstable-podUID.slice`. Names of slices use `_` instead of `-`, because `-`
+/// separates levels of slices.
 fn pod_uid(part: &str) -> Option<String> {
     let (part, _) = part.split_once(':').unwrap_or((part, ""));
     let part = part.strip_suffix(".slice").unwrap_or(part);
@@ -58,7 +61,7 @@ mod tests {
     #[test]
     fn each_runtime_and_each_driver_of_cgroups() {
         let both = |groups| is(groups, Some(ID), Some(POD));
-        // This is version 2 with containerd, and systemd is the driver. Guaranteed pods have no class.
+        // Version 2 with containerd and the systemd driver. Guaranteed pods have no class.
         both("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podSLICE.slice/cri-containerd-ID.scope\n");
         both("0::/kubepods.slice/kubepods-podSLICE.slice/cri-containerd-ID.scope\n");
         // A node of kind (Kubernetes in Docker) is a container.
@@ -66,24 +69,24 @@ mod tests {
             "0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/\
              kubelet-kubepods-besteffort-podSLICE.slice/cri-containerd-ID.scope\n",
         );
-        // This is version 2 with containerd and CRI-O, and cgroupfs is the driver.
+        // Version 2 with containerd and CRI-O, and the cgroupfs driver.
         both("0::/kubepods/burstable/podPOD/ID\n");
         both("0::/kubepods/besteffort/podPOD/crio-ID\n");
-        // This is CRI-O with systemd. The process may be in a group below that of its container.
+        // CRI-O with systemd. The process may be in a group below that of its container.
         both(
             "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podSLICE.slice/crio-ID.scope/container\n",
         );
-        // This is version 1, which has a line for each controller.
+        // Version 1, with one line for each controller.
         both(
             "12:memory:/kubepods/burstable/podPOD/ID\n11:cpu,cpuacct:/kubepods/burstable/podPOD/ID\n1:name=systemd:/kubepods/burstable/podPOD/ID\n0::/\n",
         );
         both("5:devices:/kubepods.slice/kubepods-podSLICE.slice/docker-ID.scope\n");
-        // This is containerd 1 under systemd, without the option SystemdCgroup.
+        // containerd 1 under systemd, without the option SystemdCgroup.
         both("0::/system.slice/containerd.service/kubepods-burstable-podSLICE.slice:cri-containerd:ID\n");
-        // This is Docker without Kubernetes, with systemd and with cgroupfs.
+        // Docker without Kubernetes, with systemd and with cgroupfs.
         is("0::/system.slice/docker-ID.scope\n", Some(ID), None);
         is("9:memory:/docker/ID\n0::/docker/ID\n", Some(ID), None);
-        // This is Podman.
+        // Podman.
         is("0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-ID.scope/container\n", Some(ID), None);
     }
 

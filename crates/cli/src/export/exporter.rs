@@ -25,42 +25,43 @@ use crate::{
 const MOST_RECORDINGS: usize = 512;
 /// At most this many recordings of one process are followed.
 const MOST_OF_PROCESS: usize = 4;
-/// At most this many collectors are told apart. The one that has not collected for the longest time is forgotten.
+/// At most this many collectors are told apart. When there are more, the one whose last collection is oldest is
+/// forgotten.
 const MOST_COLLECTORS: usize = 16;
-/// One round reads at most this many bytes of all recordings, and at least the second number of each.
+/// One round reads at most this many bytes from all recordings together, and at least the second number from each.
 const MOST_BYTES: u64 = 64 << 20;
 const LEAST_BYTES: u64 = 1 << 20;
-/// Finding names reads at most this many bytes of stacks and scopes of all recordings, and at least the second number of each: those of the
-/// largest groups come first. A stack of a debug build has some 30 KB.
+/// Finding names reads at most this many bytes of stacks and scopes from all recordings together, and at least the
+/// second number from each. The largest groups come first. A stack of a debug build takes about 30 KB.
 const MOST_TEXT: u64 = 1 << 29;
 const LEAST_TEXT: u64 = 1 << 22;
-/// The largest number of columns of a command.
+/// Commands are cut to this many columns.
 const WIDEST_COMMAND: usize = 60;
-/// The figures of an ended process are kept this long for a collector that has not got them.
+/// The values of an ended process are kept this long for collectors that have not received them.
 const KEPT_AFTER_END: Duration = Duration::from_secs(300);
 
 #[derive(Debug)]
 pub(super) struct Exporter {
-    /// The number of places, scopes and libraries of a process that are named.
+    /// How many places, scopes and libraries of a process get names.
     places: usize,
     known: Known,
-    /// The processes, and the time at which each began.
+    /// The processes, each with its start time.
     processes: HashMap<u32, (u64, ProcessId)>,
     followed: Vec<Followed>,
-    /// The events of recordings that are not followed any more, by their processes: a process may get another recording, and counts of a
-    /// process never fall.
+    /// The event counts of recordings that are no longer followed, by process. A process may start another recording,
+    /// and its counts must never fall.
     counted: HashMap<ProcessId, Counts>,
     broken: Vec<Broken>,
     /// Those of [`Found::left`] that are or were followed.
     left: Vec<(u32, PathBuf)>,
-    /// The number of recordings that the last look did not follow, because there were too many.
+    /// How many recordings the last look did not follow, because there were too many.
     not_followed: usize,
-    /// The names of collectors with their numbers. The last one has collected last.
+    /// The names of collectors with their ids. The one that collected last is at the end.
     collectors: Vec<(String, u32)>,
     next_collector: u32,
 }
 
-/// A recording without an end, which its process does not write any more, although it runs on: the disk may be full.
+/// A recording without an end that its process no longer writes although it is still running. The disk may be full.
 #[derive(Debug)]
 struct Broken {
     path: PathBuf,
@@ -101,7 +102,7 @@ impl Exporter {
         self.follow_all(&recorded);
     }
 
-    /// Reads also the recordings that ended before a look found their processes writing them.
+    /// Also reads the recordings that ended before a look found their processes writing them.
     fn take_up(&mut self, left: Vec<(u32, PathBuf)>) {
         self.left.retain(|known| left.contains(known));
         for of in left {
@@ -143,7 +144,7 @@ impl Exporter {
                 self.not_followed += 1;
                 continue;
             }
-            // The process may have become another program, which has another command.
+            // The process may have executed another program, and then has another command.
             self.processes.remove(pid);
             let process = self.process(*pid);
             self.followed.push(Followed::new(file.clone(), *pid, process));
@@ -175,20 +176,20 @@ impl Exporter {
         self.counted.retain(|process, _| is_known(process));
     }
 
-    /// Returns the path under which a recording is known here. The system appends a text to that of a removed file, which can still be read
-    /// if it was opened before.
+    /// Returns the path under which a recording is known here. For a removed file, the system appends a text to the
+    /// path. The file can still be read if it was opened before.
     fn known_path(&self, pid: u32, file: &Path) -> PathBuf {
         let removed = file.to_str().and_then(|path| path.strip_suffix(" (deleted)")).map(Path::new);
         let known = removed.filter(|path| self.followed.iter().any(|of| of.is_of(pid, path)));
         known.unwrap_or(file).to_owned()
     }
 
-    /// Finds the recordings that broke off. `recorded` are the processes that are recorded.
+    /// Finds the recordings that broke off. `recorded` lists the processes that are being recorded.
     fn find_broken(&mut self, recorded: &[u32]) {
         for of in self.followed.iter().filter(|of| of.ended.is_some()) {
             let known = self.broken.iter().position(|broken| broken.is(of));
             match known {
-                // `gpumem stop` has ended it, and its end was read now.
+                // `gpumem stop` has ended the recording, and its end has now been read.
                 Some(known) if of.live.is_finished() => _ = self.broken.swap_remove(known),
                 None if !of.live.is_finished() => self.broken.push(Broken {
                     path: of.live.path().to_owned(),
@@ -203,7 +204,7 @@ impl Exporter {
         }
         self.broken.retain(|of| {
             let runs_on = of.began.is_some() && machine::began(of.pid) == of.began;
-            // A process that was killed, or that has become another program, does not use the driver any more.
+            // A process that was killed, or that executed another program, no longer uses the driver.
             runs_on && !recorded.contains(&of.pid) && machine::uses_driver(of.pid) != Some(false)
         });
         for of in self.broken.iter_mut().filter(|of| of.since.elapsed() > LONGEST_SILENCE) {
@@ -213,7 +214,7 @@ impl Exporter {
         }
     }
 
-    /// Returns the known facts of a process.
+    /// Returns what is known about a process.
     fn process(&mut self, pid: u32) -> ProcessId {
         let Some(began) = machine::began(pid) else { return ProcessId { pid: Some(pid), ..ProcessId::default() } };
         if let Some((known, process)) = self.processes.get(&pid)
@@ -233,7 +234,7 @@ impl Exporter {
         process
     }
 
-    /// Returns a reading for the collector with this name, and the number of the collector.
+    /// Returns a reading for the collector with this name, and the collector's id.
     pub(super) fn collect(&mut self, name: &str) -> (Sample, Collector) {
         let collector = self.collector(name);
         let mut hidden = Hidden::default();
@@ -264,7 +265,7 @@ impl Exporter {
         (Sample { gpus, usages, recordings, hidden }, collector)
     }
 
-    /// Returns the figures of all recordings, and the number of those that cannot be read.
+    /// Returns the values of all recordings, and the number of recordings that cannot be read.
     fn recordings(&mut self, collector: Collector, gpus: &[GpuSample]) -> (Vec<RecordingSample>, usize) {
         let names = (self.places, (MOST_TEXT / self.followed.len().max(1) as u64).max(LEAST_TEXT));
         let mut counted = self.counted.clone();
@@ -281,7 +282,7 @@ impl Exporter {
                 recordings.push(RecordingSample { counts, ..of.sample(collector, gpus, names) });
             } else {
                 hidden += usize::from(!self.broken.iter().any(|broken| broken.is(of)));
-                // The recording is not read any more, so this collector gets its last figures.
+                // The recording is no longer read, so this collector gets its last values.
                 if let Some(ended) = &mut of.ended {
                     ended.hand_to(collector);
                 }
@@ -321,14 +322,14 @@ impl Exporter {
         Collector(number)
     }
 
-    /// This collector does not collect any more.
+    /// Forgets a collector that does not collect any more.
     pub(super) fn forget(&mut self, Collector(collector): Collector) {
         self.collectors.retain(|(_, number)| *number != collector);
         let windows = self.followed.iter_mut().flat_map(|of| &mut of.windows);
         windows.for_each(|(_, windows)| windows.forget(collector));
     }
 
-    /// The last answer has reached this collector.
+    /// Notes that the last answer has reached this collector.
     pub(super) fn confirm(&mut self, Collector(collector): Collector) {
         for of in &mut self.followed {
             of.windows.iter_mut().for_each(|(_, windows)| windows.confirm(collector));
@@ -342,12 +343,12 @@ impl Exporter {
     }
 }
 
-/// A panic of another thread leaves no state that would be wrong.
+/// Locks even after a panic of another thread, because a panic cannot leave a wrong state behind.
 pub(super) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the GPUs and their slices.
+/// Returns the GPUs and their MIG slices.
 fn gpus_of(machine: &Machine) -> Vec<GpuSample> {
     let mut all = Vec::new();
     for gpu in &machine.gpus {
@@ -373,7 +374,7 @@ fn gpus_of(machine: &Machine) -> Vec<GpuSample> {
     all
 }
 
-/// Adds the figures of the driver's accounting, if it is enabled.
+/// Adds the values of the driver's accounting mode, if it is enabled.
 fn add_accounts(machine: &Machine, usages: &mut [UsageSample]) {
     for index in machine.gpus.iter().filter_map(|gpu| gpu.index) {
         let id = Some(index.to_string());
@@ -453,11 +454,12 @@ mod tests {
         assert_eq!(live.places[10].1, (1..=490).sum::<u64>() * MIB);
         let points = Points::of(&Sample { recordings: vec![recording], ..Sample::default() });
         let series: usize = METRICS.iter().map(|metric| points.of_metric(metric).count()).sum();
-        // Of these, 4 are about the exporter itself. The page of the book names the bound.
+        // Four of these series are about the exporter itself. The page of the book states this bound.
         assert!(series - 4 <= 3 + 72, "{series}");
     }
 
-    /// Stacks of debug builds have dozens of functions with names of hundreds of bytes. Only one line of them is printed.
+    /// Stacks of debug builds contain dozens of functions whose names take hundreds of bytes. Only one line of each
+    /// stack is printed.
     #[test]
     fn long_stacks_keep_their_names() {
         let mut made = Made::new("train");
@@ -479,7 +481,7 @@ mod tests {
         assert_eq!(places, [("src/file1.rs:1", 1), ("src/file2.rs:2", 2), ("src/file3.rs:3", 3)]);
     }
 
-    /// Counts of a process go on in its next recording, which begins with 0.
+    /// The counts of a process continue in its next recording, which starts at 0.
     #[test]
     fn the_next_recording_of_a_process_goes_on() {
         let refused = |count: u64, mib: u64| {
@@ -506,7 +508,7 @@ mod tests {
         };
         let mib = |mib: u32| f64::from(mib << 20);
         assert_eq!(values(&mut exporter, &first.recorded()), [[mib(10)], [3.0]]);
-        // It has ended the first one and begun the second one since the last scrape.
+        // The process has ended its first recording and started its second since the last scrape.
         assert_eq!(values(&mut exporter, &second.recorded()), [[mib(50)], [4.0]]);
         for _ in 0..2 {
             assert_eq!(values(&mut exporter, &second.recorded()), [[0.0], [4.0]]);
@@ -531,7 +533,7 @@ mod tests {
             points.of_metric(&LIVE).map(|(_, value)| value).collect::<Vec<_>>()
         };
         assert_eq!(live(&mut exporter), [0.0]);
-        // A process that has ended has none.
+        // An ended process has no values.
         exporter.follow_all(&[]);
         assert_eq!(live(&mut exporter), [0.0; 0]);
     }
@@ -550,13 +552,13 @@ mod tests {
         assert_eq!((ended.devices[0].live.clone(), ended.devices[0].peak), (None, running.devices[0].peak));
         exporter.confirm(first);
         assert!(exporter.followed[0].ended.as_ref().unwrap().arrived.contains(&first.0));
-        // The recording is found again, so it has not ended yet. Its end is handed over later.
+        // The recording is found again, so it has not ended yet. Its end is delivered later.
         exporter.follow_all(&file.recorded());
         assert!(exporter.followed[0].ended.is_none());
         exporter.follow_all(&[]);
         let (_, first) = sample(&mut exporter, "first");
         exporter.confirm(first);
-        // The other collector has not got it yet.
+        // The other collector has not received it yet.
         exporter.follow_all(&[]);
         let (_, second) = sample(&mut exporter, "second");
         exporter.confirm(second);
@@ -603,7 +605,7 @@ mod tests {
         let wrong = File::new("wrong", b"this is no recording");
         exporter.follow_all(&wrong.recorded());
         assert!(!exporter.followed[0].live.is_read());
-        // Each collector gets the last figures once after the process has ended.
+        // After the process has ended, each collector gets the last values once.
         let at = Instant::now().checked_sub(2 * READ_AFTER_END).unwrap();
         exporter.followed[0].ended = Some(Ended { at, ..Ended::now() });
         for expected in [1, 0] {
@@ -651,7 +653,7 @@ mod tests {
         };
         let start = 1 << 40;
         made.alloc_at(Key::from_raw(start), block(MemKind::Device, 1, 64 * MIB));
-        // The memory has 4 MiB, then room of 10 MiB, then 30 MiB, and then room of 20 MiB.
+        // The memory contains 4 MiB, a gap of 10 MiB, then 30 MiB, and then a gap of 20 MiB.
         for (at, bytes) in [(0, 4 * MIB), (14 * MIB, 30 * MIB)] {
             made.alloc_at(Key::of_part(pool, start + at), block(MemKind::Part, 1, bytes));
         }

@@ -18,9 +18,10 @@ use crate::{failure::Failure, machine, run::control::is_stopped, watch::Live};
 
 /// At most this many devices of a recording are exported, those with the highest peaks.
 const MOST_DEVICES: usize = 16;
-/// After the end of a process, its recording may get what was still in memory.
+/// After a process has ended, the rest of its events may still be added to its recording.
 pub(super) const READ_AFTER_END: Duration = Duration::from_secs(10);
-/// A program writes to its recording at least once a second. If nothing new comes for this time, the recording has ended or cannot be written.
+/// A program writes to its recording at least once a second. If nothing new arrives for this long, the recording has
+/// ended or cannot be written.
 pub(super) const LONGEST_SILENCE: Duration = Duration::from_secs(10);
 
 /// A recording that is followed.
@@ -33,22 +34,22 @@ pub(super) struct Followed {
     pub(super) windows: Vec<(Device, Windows)>,
     /// `None` while its process writes it.
     pub(super) ended: Option<Ended>,
-    /// True if the ring of its process can be seen here. That of a process in a container cannot.
+    /// True if the ring of the process is visible here. The ring of a process in a container is not.
     sees_ring: bool,
-    /// True if lines at addresses are looked up. This is done only in files that a process of the same user names.
+    /// True if lines are looked up for addresses. This is done only in files named by a process of the same user.
     looks_up: bool,
-    /// True if the user was told why it is not exported.
+    /// True if the user has been told why this recording is not exported.
     pub(super) is_said: bool,
 }
 
-/// The end of a recording: its process has ended, or does not write it any more.
+/// The end of a recording: its process has ended, or no longer writes it.
 #[derive(Debug)]
 pub(super) struct Ended {
-    /// The moment at which this was found.
+    /// The moment at which the end was noticed.
     pub(super) at: Instant,
-    /// True if the process has left nothing more.
+    /// True if nothing is left in the ring of the process.
     pub(super) has_all: bool,
-    /// The collectors to which it was handed when it was complete, and those at which it has arrived.
+    /// The collectors that were handed the complete recording, and later those that received it.
     pub(super) handed: Vec<u32>,
     pub(super) arrived: Vec<u32>,
 }
@@ -58,7 +59,7 @@ impl Ended {
         Self { at: Instant::now(), has_all: false, handed: Vec::new(), arrived: Vec::new() }
     }
 
-    /// Returns whether nothing more comes.
+    /// Returns whether nothing more will be read.
     pub(super) fn is_complete(&self) -> bool {
         self.has_all || self.at.elapsed() > READ_AFTER_END
     }
@@ -70,7 +71,7 @@ impl Ended {
     }
 }
 
-/// The number of a collector.
+/// The id of a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Collector(pub(super) u32);
 
@@ -94,7 +95,7 @@ impl Followed {
         }
     }
 
-    /// True if its process runs, and nothing new could be read for too long.
+    /// Returns whether the process runs, but nothing new could be read for too long.
     pub(super) fn is_silent(&self) -> bool {
         self.ended.is_none() && self.live.newest.elapsed() > LONGEST_SILENCE
     }
@@ -103,7 +104,8 @@ impl Followed {
         self.live.is_read() && !self.is_silent()
     }
 
-    /// Returns a message when the recording is no longer exported, with the reason, and one when it is exported again.
+    /// Returns a message with the reason when the recording is no longer exported, and another when it is exported
+    /// again.
     pub(super) fn news(&mut self) -> Option<String> {
         if !self.is_said && self.is_silent() {
             self.is_said = true;
@@ -115,7 +117,7 @@ impl Followed {
     }
 
     pub(super) fn read(&mut self, most: u64) {
-        // The ring comes first: `gpumem run` adds it to the file, and then removes it.
+        // Look at the ring first: `gpumem run` adds its contents to the file, and then removes it.
         let left = self.ended.as_ref().filter(|ended| !ended.has_all).map(|_| self.live.left_in_ring());
         self.live.read(most);
         if let (Some(left), Some(ended), true) = (left, &mut self.ended, self.live.is_read()) {
@@ -124,12 +126,12 @@ impl Followed {
                     self.live.read_ring(&left);
                     ended.has_all = true;
                 }
-                // Its process still fills it, or it cannot be read.
+                // The process is still filling the ring, or the ring cannot be read.
                 Err(_) => {}
                 Ok(_) => ended.has_all = self.live.is_finished() || self.sees_ring,
             }
         }
-        // A stopped process cannot write, and its figures are right.
+        // A stopped process cannot write, and its values are right.
         if self.live.newest.elapsed() > LONGEST_SILENCE / 2 && is_stopped(self.pid) {
             self.live.newest = Instant::now();
         }
@@ -193,7 +195,8 @@ fn recording_of(path: &Path, pid: u32) -> String {
     format!("the recording `{}` of process {pid}", path.display())
 }
 
-/// Returns the message that the recording of a running process is not exported. Without an error, its process does not write it any more.
+/// Returns the message that the recording of a running process is not exported. Without an error, the reason is that
+/// the process no longer writes it.
 pub(super) fn hidden(path: &Path, pid: u32, error: Option<&str>) -> Failure {
     let (cause, next) = match error {
         Some(error) => (error, "if another program has changed it, record the program again"),
@@ -202,7 +205,7 @@ pub(super) fn hidden(path: &Path, pid: u32, error: Option<&str>) -> Failure {
     Failure::new(format!("{} is not exported", recording_of(path, pid)), cause, next)
 }
 
-/// Returns the GPU with this UUID. A recording may have it without the part before the first dash.
+/// Returns the GPU with this UUID. The recording's UUID may lack the part before the first dash.
 fn gpu_of(uuid: Option<String>, device: Device, gpus: &[GpuSample]) -> GpuId {
     let is_it = |known: &str| {
         let uuid = uuid.as_deref().unwrap_or_default();

@@ -1,15 +1,16 @@
-//! The names of this exporter. A web page can give its own name the address 127.0.0.1, and its requests name the page as their host.
+//! The host names of this exporter. A web page can make its own name point to 127.0.0.1; its requests then carry that
+//! name as their host.
 
 use std::{fs, net::Ipv6Addr};
 
 use hyper::{Request, header::HOST};
 
-/// The names to which the exporter answers.
+/// The names that the exporter answers to.
 #[derive(Debug)]
 pub(super) struct Names(Vec<String>);
 
 impl Names {
-    /// Returns `localhost`, the names of this machine, and these names.
+    /// Returns `localhost`, the names of this machine, and the names in `given`.
     pub(super) fn with(given: impl IntoIterator<Item = String>) -> Self {
         let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let resolver = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
@@ -18,7 +19,7 @@ impl Names {
         Self(all.map(|name| normal(&name)).filter(|name| !name.is_empty()).collect())
     }
 
-    /// Returns the host that the request names, if it is not a name of this exporter. Browsers always name one.
+    /// Returns the host named in the request, if it is not a name of this exporter. Browsers always send one.
     pub(super) fn foreign_host<B>(&self, request: &Request<B>) -> Option<String> {
         let in_address = request.uri().authority().map(|authority| authority.as_str().to_owned());
         let headers = request.headers().get_all(HOST).iter();
@@ -49,13 +50,13 @@ pub(super) fn without_port(host: &str) -> &str {
     }
 }
 
-/// DNS has a dot at the end of full names, and does not tell letters of both cases apart.
+/// Removes the dot that DNS allows at the end of full names, and ignores case as DNS does.
 fn normal(name: &str) -> String {
     name.trim_end_matches('.').to_ascii_lowercase()
 }
 
-/// Returns whether this is an address: no DNS can give it another meaning. As for browsers, a host whose last part is a number is one of
-/// IPv4, such as `127.1`.
+/// Returns whether this is an address, which no DNS server can redirect. As in browsers, a host whose last part is a
+/// number is an IPv4 address, such as `127.1`.
 fn is_address(host: &str) -> bool {
     if let Some(inside) = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         return inside.split('%').next().is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());

@@ -39,17 +39,17 @@ use super::{
     prometheus,
 };
 
-/// At most this many connections are open at once. For a new one, the oldest connection without a request is closed. If all have sent a
-/// request, the new one waits.
+/// At most this many connections are open at once. To make room for a new one, the oldest connection without a request
+/// is closed. If all have sent a request, the new one waits.
 const MOST_CONNECTIONS: usize = 64;
-/// A connection that has not sent a whole request ends after this time.
+/// A connection that has not sent a whole request is closed after this time.
 const LONGEST_REQUEST: Duration = Duration::from_secs(10);
-/// A connection ends after this time, even if its client reads or writes slowly.
+/// A connection is closed after this time, even if its client is still reading or writing slowly.
 const LONGEST: Duration = Duration::from_secs(60);
-/// The largest number of characters in the name of a scraper.
+/// Names of scrapers are cut to this many characters.
 const LONGEST_NAME: usize = 64;
 
-/// The address or the socket that it listens on.
+/// The address or the socket that the exporter listens on.
 #[derive(Debug)]
 pub(super) enum Listener {
     Tcp(std::net::TcpListener),
@@ -63,7 +63,7 @@ impl Listener {
         Ok(Self::Tcp(listener))
     }
 
-    /// The group of the socket may use it. A socket that nobody listens on any more is replaced.
+    /// Creates a socket that its group may use. A leftover socket on which no process listens is replaced.
     pub(super) fn unix(path: &Path) -> io::Result<Self> {
         let is_socket = fs::symlink_metadata(path).is_ok_and(|known| known.file_type().is_socket());
         if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
@@ -75,7 +75,7 @@ impl Listener {
         Ok(Self::Unix(listener))
     }
 
-    /// Returns the address as a user may type it. `given` is the address that was asked for.
+    /// Returns the address as a user may type it. `given` is the address that the user asked for.
     pub(super) fn address(&self, given: &str) -> String {
         match self {
             Self::Tcp(listener) => {
@@ -93,7 +93,7 @@ pub(super) struct Server {
     pub(super) exporter: Arc<Mutex<Exporter>>,
     /// The token that a scraper has to send.
     pub(super) token: Option<String>,
-    /// The names to which it answers. `None` on a Unix socket, which no web page can use.
+    /// The names that the server answers to. `None` on a Unix socket, which web pages cannot reach.
     pub(super) names: Option<Names>,
 }
 
@@ -104,7 +104,7 @@ pub(super) fn serve(listener: Listener, server: Server) -> io::Result<Infallible
     let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     runtime.block_on(async {
         let socket = Socket::of(listener)?;
-        // This list has the connections, the oldest first, and says whether each has sent its request.
+        // Open connections, oldest first, each with a flag for "request received".
         let mut open: VecDeque<(AbortHandle, Arc<AtomicBool>)> = VecDeque::new();
         loop {
             open.retain(|(task, is_asked)| !task.is_finished() && !is_asked.load(Ordering::Relaxed));
@@ -114,7 +114,7 @@ pub(super) fn serve(listener: Listener, server: Server) -> io::Result<Infallible
                 oldest.abort();
             }
             let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
-            // The cause may be too many open files. Open connections end soon.
+            // There may be too many open files. Open connections end soon.
             let Ok((stream, from)) = socket.accept().await else {
                 time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -126,7 +126,8 @@ pub(super) fn serve(listener: Listener, server: Server) -> io::Result<Infallible
                 drop(place);
             });
             open.push_back((task.abort_handle(), is_asked));
-            // The task can read its request now, if it has arrived. A connection with a request is not closed for a new one.
+            // The task can read its request now, if it has arrived. A connection with a request is not closed to make
+            // room for a new one.
             task::yield_now().await;
         }
     })
@@ -169,7 +170,7 @@ async fn connection(stream: Box<dyn Stream>, from: Option<IpAddr>, server: Arc<S
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(LONGEST_REQUEST);
-    // When a connection has ended without an error, the answer was written.
+    // If the connection ended without an error, the answer was written.
     let is_written = http.keep_alive(false).serve_connection(TokioIo::new(stream), answer).await.is_ok();
     let collected = collected.into_inner().unwrap_or_else(PoisonError::into_inner);
     if let Some(collector) = collected.filter(|_| is_written) {
@@ -184,7 +185,7 @@ async fn answer(
     collected: &Mutex<Option<Collector>>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     if let Some(host) = server.names.as_ref().and_then(|names| names.foreign_host(&request)) {
-        // The text is what the request has, of any length.
+        // The name comes from the request and may be of any length.
         let name: String = without_port(&host).chars().take(LONGEST_NAME).collect();
         let text = format!("gpumem export does not answer to the name `{name}`: start it with --host {name}");
         return Ok(plain(StatusCode::FORBIDDEN, &text));
@@ -198,7 +199,7 @@ async fn answer(
     }
     match (request.uri().path(), request.method()) {
         ("/metrics", &Method::GET) => {}
-        // Nothing is collected, so the next scrape gets all peaks.
+        // Nothing is collected, so the next scrape still gets all peaks.
         ("/metrics", &Method::HEAD) => return Ok(metrics(Bytes::new())),
         _ => return Ok(plain(StatusCode::NOT_FOUND, "gpumem export: GET /metrics")),
     }
@@ -231,7 +232,7 @@ fn plain(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
     response
 }
 
-/// True if the request has `Bearer TOKEN`. The comparison takes the same time whatever differs.
+/// Returns whether the request contains `Bearer TOKEN`. The comparison takes the same time wherever the two differ.
 fn is_authorised(request: &Request<Incoming>, token: &str) -> bool {
     let given =
         request.headers().get(AUTHORIZATION).and_then(|value| value.as_bytes().split_at_checked(b"Bearer ".len()));
@@ -242,7 +243,7 @@ fn is_authorised(request: &Request<Incoming>, token: &str) -> bool {
     })
 }
 
-/// Returns the name of the scraper: that of `?scraper=NAME`, else its address.
+/// Returns the name of the scraper: the one in `?scraper=NAME`, else its address.
 fn scraper(query: Option<&str>, from: Option<IpAddr>) -> String {
     let named = query.unwrap_or_default().split('&').find_map(|part| part.strip_prefix("scraper="));
     match (named, from) {

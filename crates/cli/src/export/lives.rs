@@ -1,4 +1,4 @@
-//! The live memory of a recording, by its names.
+//! The live memory of a recording, by name.
 
 use std::{cmp::Reverse, collections::HashMap, ops::Range};
 
@@ -14,14 +14,14 @@ use gpumem_metrics::schema::{OTHER, largest};
 use super::sample::{LiveSample, PoolSample};
 use crate::history::{Origin, pay};
 
-/// At most this many groups of blocks get names, the largest ones. The rest is added up.
+/// At most this many groups of blocks get names: the largest ones. The others are added up.
 const MOST_GROUPS: usize = 1_000;
-/// The room between more blocks than this takes too long to find.
+/// With more blocks than this, finding the room between them takes too long.
 const MOST_BLOCKS: u64 = 100_000;
-/// The largest number of columns of the value of a label.
+/// Label values are cut to this many columns.
 pub(super) const WIDEST: usize = 128;
 
-/// Returns the live memory of each device. Names cost time, so only the largest groups have them.
+/// Returns the live memory of each device. Names cost time, so only the largest groups get them.
 pub(super) fn lives(follower: &Follower, places: usize, mut most_text: u64) -> HashMap<Device, LiveSample> {
     #[derive(Default)]
     struct Sums {
@@ -75,7 +75,7 @@ pub(super) fn lives(follower: &Follower, places: usize, mut most_text: u64) -> H
         );
     }
     for (device, mut pools) in pools {
-        // If several pools have one name, the largest one counts.
+        // If several pools have the same name, use the largest one.
         pools.sort_by_key(|pool| Reverse(pool.reserved));
         pools.truncate(places);
         lives.entry(device).or_default().pools = pools;
@@ -83,7 +83,7 @@ pub(super) fn lives(follower: &Follower, places: usize, mut most_text: u64) -> H
     lives
 }
 
-/// Returns the largest unused range in the blocks of each pool, if the addresses of all its blocks are known.
+/// Returns the largest unused range in the blocks of each pool whose block addresses are all known.
 fn largest_holes(ledger: &dyn LedgerView) -> HashMap<PoolId, u64> {
     let mut pools = ledger.pools();
     let blocks = ledger.stats().iter().map(|stats| stats.on_device.blocks.current).sum::<u64>();

@@ -1,4 +1,4 @@
-//! The names of exported metrics: those of OpenTelemetry, and those of Prometheus that are derived from them.
+//! The names of exported metrics: OpenTelemetry's, and the names for Prometheus that are derived from them.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ const RETRIED: Metric =
 const HIDDEN: Metric =
     Metric::new("gpumem.exporter.hidden", Kind::Gauge, Unit::Things, "How much the exporter cannot see.");
 
-/// All metrics. `gpumem-metrics` defines those of a program.
+/// All metrics. The crate `gpumem-metrics` defines the ones that a program exports itself.
 pub(super) const METRICS: &[Metric] = &[
     LIMIT,
     USAGE,
@@ -56,7 +56,7 @@ pub(super) const METRICS: &[Metric] = &[
 
 pub(super) type Attributes = Vec<(&'static str, String)>;
 
-/// The values of each metric, by its attributes: no two are the same.
+/// The values of each metric, by attributes. No two values share all attributes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Points(BTreeMap<&'static str, BTreeMap<Attributes, f64>>);
 
@@ -100,7 +100,7 @@ impl Points {
     fn add_number(&mut self, metric: Metric, attributes: Attributes, value: Option<f64>) {
         if let Some(value) = value {
             let known = self.0.entry(metric.name).or_default().entry(attributes).or_insert(value);
-            // A process may have ended one recording and begun another.
+            // A process may have ended one recording and started another.
             if [PEAK, INTERVAL_PEAK].contains(&metric) {
                 *known = known.max(value);
             }
@@ -153,7 +153,7 @@ impl Points {
             let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
             attributes.iter().cloned().chain(more).collect::<Attributes>()
         };
-        // Without live memory, one kind has 0: a missing series would be a figure that could not be read.
+        // Without live memory, one kind gets 0: a missing series would mean a value that could not be read.
         let none = [(MemKind::Device.name(), 0)];
         let kinds = if live.kinds.is_empty() { &none[..] } else { &live.kinds };
         for (kind, bytes) in kinds {
@@ -207,10 +207,10 @@ mod tests {
         fs::read_to_string(format!("{}/../../{name}", env!("CARGO_MANIFEST_DIR"))).expect("it is there")
     }
 
-    /// Returns the names of metrics in a text.
+    /// Returns the names of metrics that occur in a text.
     fn names(text: &str) -> BTreeSet<String> {
         let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        // The page names the crate as well.
+        // The page also contains the name of the crate.
         let is_name =
             |word: &&str| (word.starts_with("gpumem_") || word.starts_with("hw_gpu_")) && *word != "gpumem_metrics";
         words.filter(is_name).map(str::to_owned).collect()

@@ -1,7 +1,7 @@
 //! `gpumem export`: metrics of a machine for Prometheus and OpenTelemetry.
 //!
-//! `exporter.rs` follows the recordings of all processes, `followed.rs` each of them, and makes a `Sample`. `metrics.rs` names its metrics,
-//! `prometheus.rs` and `otlp.rs` write them.
+//! `exporter.rs` follows the recordings of all processes (`followed.rs` handles one of them) and makes a `Sample`.
+//! `metrics.rs` names its metrics; `prometheus.rs` and `otlp.rs` write them.
 
 mod cgroup;
 mod exporter;
@@ -36,13 +36,13 @@ use crate::{failure::Failure, terminal};
 
 /// Recordings are read at least this often.
 const EVERY: Duration = Duration::from_secs(1);
-/// Looking for new recordings takes at most this part of the time of a processor.
+/// Looking for new recordings uses at most this fraction of one processor: one part in 20.
 const PART_OF_TIME: u32 = 20;
 
 /// The options that the user gave.
 #[derive(Debug)]
 pub(crate) struct Options {
-    /// The address as the user gave it, and the addresses that it stands for.
+    /// The address as the user gave it, and the addresses that it resolves to.
     pub(crate) listen: (String, Vec<SocketAddr>),
     pub(crate) unix: Option<PathBuf>,
     pub(crate) token: Option<String>,
@@ -93,11 +93,11 @@ pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
     http::serve(listener, Server { exporter, token, names }).map_err(failed)
 }
 
-/// Returns notes on what this process cannot see.
+/// Describes in words what this process cannot see.
 fn in_words(hidden: Hidden) -> Vec<String> {
     let Hidden { processes, unknown, dormant: _, recordings: _, readings } = hidden;
     let mut lines = Vec::new();
-    // The first process is that of another user, unless this is a container.
+    // Process 1 belongs to another user, unless this is a container.
     if fs::read_dir("/proc/1/fd").is_err() {
         lines.push("recordings of other users cannot be seen; as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, they can".to_owned());
     }

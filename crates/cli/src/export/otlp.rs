@@ -1,4 +1,4 @@
-//! Pushes to a collector of OpenTelemetry, by its SDK.
+//! Pushes to an OpenTelemetry collector through its SDK.
 
 use std::{
     env,
@@ -28,18 +28,18 @@ use crate::{failure::Failure, terminal};
 /// The time between two pushes, in milliseconds.
 const INTERVAL: &str = "OTEL_METRIC_EXPORT_INTERVAL";
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
-/// The exporter waits this long for a collector that does not answer.
+/// How long the exporter waits for a collector that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// At most this many bytes of an answer are read.
 const LONGEST_ANSWER: u64 = 1 << 16;
-/// The SDK pushes by itself at this interval. The exporter requests each push instead.
+/// The SDK would push by itself at this interval. The exporter requests each push instead.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3_600);
-/// The SDK drops attributes above a number of sets of them. The exporter bounds them itself.
+/// The SDK drops attributes when there are more sets of them than this. The exporter limits them itself.
 const MOST_SETS: usize = 1 << 20;
-/// No scraper can have this name.
+/// The name of the push among collectors. No scraper can have it.
 const COLLECTOR: &str = " OTLP";
 
-/// Checks the URL and the interval. The returned function pushes on a thread of its own.
+/// Checks the URL and the interval. The returned function pushes on a separate thread.
 pub(super) fn pusher(url: String) -> Result<impl FnOnce(Arc<Mutex<Exporter>>) -> Result<(), Failure>, Failure> {
     let failed = |why: &dyn Display, next: &str| Failure::new(format!("cannot push to `{url}`"), why, next);
     if !url.starts_with("http://") {
@@ -118,7 +118,7 @@ fn key_values(attributes: &Attributes) -> Vec<KeyValue> {
 #[derive(Debug)]
 struct Client {
     agent: ureq::Agent,
-    /// The reason why the last request failed. The SDK only says that it failed.
+    /// Why the last request failed. The SDK does not tell.
     failed: Arc<Mutex<Option<String>>>,
 }
 
@@ -131,7 +131,7 @@ impl HttpClient for Client {
         'me: 'future,
         Self: 'future,
     {
-        // The thread may wait, because it does nothing else.
+        // The thread may block here, because it has nothing else to do.
         let send = || -> Result<_, HttpError> {
             let (head, mut body) = self.agent.run(request.map(|body| body.to_vec()))?.into_parts();
             let body = body.with_config().limit(LONGEST_ANSWER).read_to_vec()?;
@@ -157,7 +157,7 @@ mod tests {
     fn the_cause_of_a_failed_push_is_known() {
         let failed = Arc::new(Mutex::new(None));
         let client = Client { agent: ureq::Agent::new_with_defaults(), failed: Arc::clone(&failed) };
-        // Nobody listens there any more.
+        // No process listens at this address any more.
         let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let request = Request::post(format!("http://{at}/v1/metrics")).body(Bytes::new()).unwrap();
         drop(client.send_bytes(request));

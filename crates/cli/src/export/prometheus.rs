@@ -14,7 +14,7 @@ pub(super) const CONTENT_TYPE: &str = ::prometheus::TEXT_FORMAT;
 /// Returns all points as text.
 pub(super) fn text(points: &Points) -> Result<Vec<u8>> {
     let families = METRICS.iter().map(|metric| family(metric, points));
-    // The format has no families without points.
+    // The format does not allow families without points.
     let families: Vec<_> = families.filter(|family| !family.get_metric().is_empty()).collect();
     let mut text = Vec::new();
     TextEncoder::new().encode(&families, &mut text)?;

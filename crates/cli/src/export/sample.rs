@@ -1,4 +1,4 @@
-//! A reading of a machine at one moment, as plain data. `metrics.rs` names it.
+//! A reading of a machine at one moment, as plain data. `metrics.rs` gives the values their names.
 
 use crate::machine::Memory;
 
@@ -15,19 +15,20 @@ pub(super) struct Sample {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct GpuSample {
     pub(super) gpu: GpuId,
-    /// The GPU of which it is a slice.
+    /// The GPU that this slice belongs to.
     pub(super) parent: Option<String>,
     pub(super) model: Option<String>,
     pub(super) memory: Memory,
 }
 
-/// The identity of a GPU. If the driver does not list the device here, only its number in the program is known.
+/// The identity of a GPU. If the driver does not list the device here, only the number that it has in the program is
+/// known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct GpuId {
-    /// NVML's number, `0`, and that of a slice, `0:1`.
+    /// NVML's index, such as `0`, or that of a slice, such as `0:1`.
     pub(super) id: Option<String>,
     pub(super) uuid: Option<String>,
-    /// CUDA's number in the program, if there is no UUID.
+    /// CUDA's ordinal in the program, if there is no UUID.
     pub(super) ordinal: Option<u32>,
 }
 
@@ -41,7 +42,7 @@ pub(super) struct ProcessId {
     pub(super) pod: Option<String>,
 }
 
-/// The driver's figures for a process on a GPU.
+/// What the driver reports for a process on a GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct UsageSample {
     pub(super) process: ProcessId,
@@ -50,7 +51,7 @@ pub(super) struct UsageSample {
     pub(super) accounted_peak: Option<u64>,
 }
 
-/// The recorded figures of a process.
+/// What was recorded for a process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RecordingSample {
     pub(super) process: ProcessId,
@@ -58,7 +59,7 @@ pub(super) struct RecordingSample {
     pub(super) devices: Vec<DeviceSample>,
 }
 
-/// Counts of events. They never fall.
+/// Event counts. They never fall.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) refused: u64,
@@ -74,14 +75,14 @@ impl Counts {
     }
 }
 
-/// The recorded figures of a process on one device.
+/// What was recorded for a process on one device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct DeviceSample {
     pub(super) gpu: GpuId,
     pub(super) peak: Option<u64>,
-    /// `None` if the recording has only the peaks.
+    /// `None` if the recording contains only the peaks.
     pub(super) interval_peak: Option<u64>,
-    /// `None` after the end of the process.
+    /// `None` after the process has ended.
     pub(super) live: Option<LiveSample>,
 }
 
@@ -100,24 +101,24 @@ pub(super) struct LiveSample {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PoolSample {
     pub(super) name: String,
-    /// The bytes that it has given out.
+    /// The bytes that the pool has handed out.
     pub(super) used: u64,
-    /// The bytes that it has from the driver.
+    /// The bytes that the pool got from the driver.
     pub(super) reserved: u64,
-    /// The largest piece that it could give out. `None` if it is not known where its parts lie.
+    /// The largest piece that the pool could hand out. `None` if the positions of its parts are not known.
     pub(super) largest_hole: Option<u64>,
 }
 
-/// The numbers of things that this process cannot see.
+/// How much this process cannot see.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Hidden {
-    /// Processes that the driver lists and that are not visible here.
+    /// Processes that the driver lists but that are not visible here.
     pub(super) processes: usize,
-    /// Processes that may be recorded or not: this cannot be found out.
+    /// Processes of which this process cannot find out whether they are recorded.
     pub(super) unknown: usize,
-    /// Processes that wait for `gpumem start`, the first time or after `gpumem stop`.
+    /// Processes that wait for `gpumem start`, for the first time or after `gpumem stop`.
     pub(super) dormant: usize,
-    /// Recordings that are not read, or not yet.
+    /// Recordings that are not read, or not read yet.
     pub(super) recordings: usize,
     /// Readings of the driver that failed.
     pub(super) readings: usize,
