@@ -1,4 +1,4 @@
-//! The stacks of origins, in words.
+//! The stacks of origins as text.
 
 use std::collections::HashMap;
 
@@ -10,9 +10,10 @@ use crate::history::{History, Moment, Origin, OriginSum};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct CodeFrame {
     pub(super) function: String,
-    /// The name of the file; empty if it is not known. [`short`](Self::short) names that of a Python package from the package on.
+    /// The name of the file; empty if it is not known. [`short`](Self::short) shortens paths in a Python package: they
+    /// start at the package.
     pub(super) file: String,
-    /// The number of the line; 0 if it is not known.
+    /// The line number; 0 if it is not known.
     pub(super) line: u32,
 }
 
@@ -25,17 +26,18 @@ impl CodeFrame {
         }
     }
 
-    /// Returns a scope, a library or a place.
+    /// Makes a frame from the name of a scope, a library or a place.
     fn named(name: &str) -> Self {
         Self { function: name.to_owned(), ..Self::default() }
     }
 
-    /// Makes a frame with fewer words than [`new`](Self::new). A function of a Python package is known by its name and that of its file:
-    /// its line would show one function several times. Functions of C++ are known without the types of their arguments.
+    /// Makes a frame with less text than [`new`](Self::new). A function of a Python package is identified by its name
+    /// and its file: with its line, one function would appear several times. C++ functions are shown without the types
+    /// of their arguments.
     fn short(frame: &Frame) -> Self {
         let mut short = Self::new(frame);
         if frame.is_of_torch_compile() {
-            // The function around the kernels has one name in all programs.
+            // The function around the kernels has the same name in all programs.
             short.file = frame.relative_to("").file.unwrap_or_default();
             if matches!(short.function.as_str(), "call" | "Runner.call") {
                 short.function = std::mem::take(&mut short.file);
@@ -64,13 +66,13 @@ impl CodeFrame {
         Some(package)
     }
 
-    /// Returns whether this is a part of its name or of its package's, in upper or lower case.
+    /// Returns whether `part` occurs in the name of the function or of its package, ignoring case.
     pub(crate) fn is_named(&self, part: &str) -> bool {
         let names = [Some(self.function.as_str()), self.package()];
         names.into_iter().flatten().any(|name| name.to_lowercase().contains(&part.to_lowercase()))
     }
 
-    /// Returns a text such as `train::forward (src/model.rs:42)`.
+    /// Returns text such as `train::forward (src/model.rs:42)`.
     pub(crate) fn in_words(&self, folder: &str) -> String {
         let Self { function, file, line } = self;
         let below = file.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')).filter(|_| !folder.is_empty());
@@ -84,15 +86,16 @@ impl CodeFrame {
     }
 }
 
-/// Returns the frames of an origin, the outermost first: its scopes, then the functions of its stack. A folded stack has only those that
-/// say what the memory is for.
+/// Returns the frames of an origin, the outermost first: its scopes, then the functions of its stack. A folded stack
+/// contains only those that tell what the memory is for.
 pub(crate) fn stack(history: &History, origin: &Origin, is_folded: bool) -> Vec<CodeFrame> {
     let functions = if is_folded { folded(history, origin) } else { functions(history, origin) };
     let scopes = origin.path.iter().map(|name| CodeFrame::named(name));
     scopes.chain(functions.into_iter().rev()).collect()
 }
 
-/// The functions of an origin that [`calls`] leaves, in few words, the innermost first; its place if they are not known.
+/// Returns the functions of an origin that [`calls`] keeps, as short frames, the innermost first; its place if they are
+/// not known.
 fn folded(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     let frames = history.definitions().frames(origin.stack);
     let mut functions: Vec<_> = calls(&frames)
@@ -109,8 +112,8 @@ fn folded(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     functions
 }
 
-/// The innermost functions inside of the user's line, which are those of packages: `GPT2MLP.forward → NewGELUActivation.forward`.
-/// `None` if the user's own function allocated.
+/// Returns the innermost functions called from the user's line, which belong to packages: `GPT2MLP.forward →
+/// NewGELUActivation.forward`. `None` if the user's own function allocated.
 pub(crate) fn inside_of_line(history: &History, origin: &Origin) -> Option<String> {
     let frames = history.definitions().frames(origin.stack);
     let (line, _) = user_line(&frames)?;
@@ -124,7 +127,8 @@ pub(crate) fn inside_of_line(history: &History, origin: &Origin) -> Option<Strin
     (!functions.is_empty()).then(|| functions.join(" → "))
 }
 
-/// The functions of an origin, the innermost first, without those of the standard library; its place if they are not known.
+/// Returns the functions of an origin, the innermost first, without those of the standard library; its place if they
+/// are not known.
 pub(super) fn functions(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     let frames = history.definitions().frames(origin.stack);
     let mut frames: Vec<_> = readable_frames(&frames).into_iter().map(CodeFrame::new).collect();
@@ -134,13 +138,13 @@ pub(super) fn functions(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     frames
 }
 
-/// What was live at a moment, of all devices one after the other.
+/// Returns what was live at a moment, one device after the other.
 pub(crate) fn held_at(history: &History, moment: Moment) -> Vec<OriginSum<'_>> {
     let held = history.held_after(&history.changes_at(moment));
     held.into_iter().flatten().filter(|held| history.has_kind_at(held.origin.kind, moment)).collect()
 }
 
-/// Numbers for things, in the order in which they are seen first.
+/// Numbers things in the order in which they are first seen.
 #[derive(Debug)]
 pub(crate) struct Numbers<T> {
     known: HashMap<T, usize>,

@@ -9,7 +9,7 @@ use serde_json::to_writer;
 use super::texts::check_texts;
 use crate::history::{Change, ChangeKind, DeviceHistory, History, Origin};
 
-/// The fields that all events of an origin have, as they are written after their figures.
+/// The fields that all events of an origin share, as they are written after the event's own fields.
 #[derive(Serialize)]
 struct OfOrigin<'a> {
     scope: &'a [String],
@@ -26,9 +26,9 @@ struct OfEvent<'a> {
     device: u32,
     simulated: bool,
     address: u64,
-    /// The number of bytes by which the live memory grows.
+    /// How many bytes the live memory grows by.
     change_bytes: i64,
-    /// The bytes that are live on the device after it; `None` if that is not in the recording.
+    /// The bytes that are live on the device after the event; `None` if the recording does not contain that.
     live_bytes: Option<u64>,
     kind: &'a str,
     thread: u16,
@@ -36,8 +36,8 @@ struct OfEvent<'a> {
     stream: Option<u32>,
 }
 
-/// Returns the fields as JSON, without the braces. They are made once for each origin, because names are long and events
-/// are many.
+/// Returns the fields as JSON, without the braces. This is done once for each origin, because names are long and there
+/// are many events.
 fn fields(of: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     to_writer(JsonEscapes(&mut text), of)?;
@@ -78,7 +78,7 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
         };
         event.clear();
         to_writer(&mut event, &figures)?;
-        // The fields of its origin follow, so the brace is removed.
+        // The fields of the origin follow, so the closing brace is removed.
         event.pop();
         event.push(b',');
         event.extend_from_slice(&places[block_life.origin as usize]);

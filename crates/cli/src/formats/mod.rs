@@ -1,4 +1,4 @@
-//! Recordings in the formats of other tools, one in each file.
+//! Writes recordings in the formats of other tools, one module for each.
 
 mod folded;
 pub(crate) mod frames;
@@ -38,22 +38,22 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// Says whether files of this format are binary.
+    /// Returns whether files of this format are binary.
     pub(crate) const fn is_binary(self) -> bool {
         matches!(self, Self::Pprof | Self::Perfetto | Self::Torch)
     }
 
-    /// Says whether this format has the stacks of one moment.
+    /// Returns whether this format contains the stacks of one moment.
     pub(crate) const fn has_stacks(self) -> bool {
         matches!(self, Self::Folded | Self::Pprof)
     }
 
-    /// Returns the name by which the user chooses it.
+    /// Returns the name that selects this format on the command line.
     pub(crate) fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// Writes a recording. Formats of stacks show what was live at the moment, and may have folded stacks.
+    /// Writes a recording. Formats of stacks show what was live at `moment`, optionally with folded stacks.
     pub(crate) fn write(
         self,
         history: &History,

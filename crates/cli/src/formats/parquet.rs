@@ -1,5 +1,5 @@
-//! Writes a table with a row for each event, one with a row for each block, and one of PyTorch's tensors. Their columns name the
-//! recording, the process and its rank, so that the files of a fleet can be queried together.
+//! Writes a table with a row for each event, one with a row for each block, and one of PyTorch's tensors. Their columns
+//! include the recording, the process and its rank, so that the files of a fleet can be queried together.
 
 use std::{
     fs,
@@ -25,19 +25,19 @@ use crate::{
     report::sums::NO_LINE,
 };
 
-/// A row group has this many rows.
+/// The number of rows in a row group.
 const ROWS: usize = 1 << 17;
-/// A command line is cut at this length: a longer one would be in each row, and not in a dictionary.
+/// Command lines are cut at this length: a longer one would be stored in each row instead of in a dictionary.
 const MOST_COLUMNS: usize = 1_000;
-/// This many values are given to the writer at once. They fit into a processor's cache.
+/// How many values the writer gets at once. They fit into a processor's cache.
 const VALUES: usize = 1 << 12;
 /// The columns whose values differ from row to row.
 const COUNTERS: [&str; 6] = ["number", "time_ns", "address", "live_bytes", "allocated_ns", "freed_ns"];
 
-/// A column of rows `R`.
+/// A column of rows of type `R`.
 struct Column<'a, R> {
     name: &'static str,
-    /// True if a value may be null. `None` is null.
+    /// True if a value may be null, which is `None`.
     is_optional: bool,
     values: Values<'a, R>,
 }
@@ -50,9 +50,9 @@ enum Values<'a, R> {
 }
 
 type EventColumn<'a> = Column<'a, EventRow>;
-/// A row is a block with its number.
+/// A column of blocks. Each row is a block with its number.
 type BlockColumn<'a> = Column<'a, (u32, BlockLife)>;
-/// The value of a row.
+/// Gets the value of a row.
 type ValueOf<'a, R, T> = Box<dyn Fn(&R) -> Option<T> + 'a>;
 
 impl<'a, R> Column<'a, R> {
@@ -142,7 +142,7 @@ struct OriginWords {
 
 /// The origins of tensors.
 struct TensorPlace {
-    /// The line, or the text in its place.
+    /// The line, or the text shown instead.
     shown: ByteArray,
     line: Option<ByteArray>,
     caller: Option<ByteArray>,
@@ -190,8 +190,9 @@ impl Words {
     }
 }
 
-/// Writes `NAME.events.parquet` and `NAME.blocks.parquet` into a folder, by the name of the recording, and `NAME.tensors.parquet` if it has
-/// tensors. These are a part of the blocks: in a table of their own, no sum counts them twice.
+/// Writes `NAME.events.parquet` and `NAME.blocks.parquet` into a folder, where `NAME` is that of the recording. If
+/// there are tensors, also writes `NAME.tensors.parquet`. Tensors are part of the blocks: because they have a separate
+/// table, no sum counts them twice.
 pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
     let words = Words::new(history);
     super::texts::check_texts(history, |origin| {
@@ -206,7 +207,7 @@ pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
     let path = path("tensors");
     match history.tensors.as_ref().filter(|tensors| tensors.missing.is_none()) {
         Some(tensors) => write_tensors(tensors, &words, &path),
-        // The file may be that of an earlier recording of this name.
+        // An earlier recording of this name may have left the file.
         None => fs::remove_file(&path).or_else(|error| match error.kind() {
             io::ErrorKind::NotFound => Ok(()),
             _ => Err(error),
@@ -228,7 +229,7 @@ fn write_table<R>(path: &Path, columns: &[Column<'_, R>], rows: impl Iterator<It
     let properties = WriterProperties::builder()
         .set_compression(Compression::SNAPPY)
         .set_created_by(concat!("gpumem ", env!("CARGO_PKG_VERSION")).to_owned());
-    // A dictionary makes these columns larger and slower.
+    // A dictionary would make these columns larger and slower.
     let properties = COUNTERS.into_iter().map(ColumnPath::from).fold(properties, |properties, column| {
         let properties = properties.set_column_dictionary_enabled(column.clone(), false);
         properties.set_column_encoding(column, Encoding::DELTA_BINARY_PACKED)
@@ -274,7 +275,7 @@ fn device(history: &History, block: &BlockLife) -> i32 {
 struct EventRow {
     change: Change,
     block: BlockLife,
-    /// The live bytes of the device after the event. `None` if they are not in the recording.
+    /// The live bytes of the device after the event. `None` if the recording does not contain them.
     live: Option<i64>,
 }
 
@@ -293,7 +294,7 @@ fn events(history: &History) -> impl Iterator<Item = EventRow> {
     })
 }
 
-/// Returns the columns that identify the process, in each table.
+/// Returns the columns that identify the process. All tables have them.
 fn process_columns<R>(words: &Words) -> Vec<Column<'_, R>> {
     vec![
         Column::text("recording", |_| &words.recording),
@@ -355,7 +356,7 @@ fn block_columns<'a>(history: &'a History, words: &'a Words) -> Vec<BlockColumn<
     columns
 }
 
-/// The blocks are tensors.
+/// Returns the columns of the table of tensors. Its blocks are tensors.
 fn tensor_columns<'a>(tensors: &'a Tensors, words: &'a Words, places: &'a [TensorPlace]) -> Vec<BlockColumn<'a>> {
     let step = |number: u32| tensors.blocks.steps[number as usize];
     let device = |block: &BlockLife| &tensors.devices[usize::from(block.device)];

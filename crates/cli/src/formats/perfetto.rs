@@ -89,12 +89,13 @@ struct Counter {
 
 const SIZE_BYTES: i32 = 3;
 
-/// Writes packets. A trace is a message whose only field, of number 1, is repeated.
+/// Writes packets. A trace is a message that contains only one field, number 1, which is repeated.
 struct Packets<'a> {
     out: &'a mut dyn Write,
     buffer: Vec<u8>,
     tracks: u64,
-    /// Traces of several processes can be put into one file, one after the other: tracks and sequences have the number of the process.
+    /// The process id, which tracks and sequences contain so that the traces of several processes can be joined in one
+    /// file.
     pid: u32,
 }
 
@@ -102,7 +103,7 @@ impl Packets<'_> {
     fn write(&mut self, timestamp: Option<u64>, event: Option<TrackEvent>, track: Option<Track>) -> io::Result<()> {
         self.buffer.clear();
         self.buffer.push(1 << 3 | 2);
-        // The number 0 is no sequence.
+        // 0 is not a valid sequence.
         let packet = Packet { timestamp, sequence: self.pid.max(1), event, track };
         packet.encode_length_delimited(&mut self.buffer).map_err(io::Error::other)?;
         self.out.write_all(&self.buffer)
@@ -133,8 +134,8 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     write_scopes(history, &mut packets, pid)
 }
 
-/// Writes one counter for each kind of memory of each device, and one for their sum if there are several kinds in its
-/// memory.
+/// Writes one counter for each kind of memory of each device. If there are several kinds in the device's memory, also
+/// writes one for their sum.
 fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
     let Some(whole_from) = history.whole_from() else { return write_peaks(history, packets, parent) };
     let mut kinds: BTreeMap<(u16, MemKind), (u64, i64)> = BTreeMap::new();
@@ -154,7 +155,7 @@ fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> 
         *track = packets.track(counter(name))?;
     }
     for (at, change) in history.lives.changes().enumerate() {
-        // Earlier memory is not known: the counters begin with the memory that is live then.
+        // Earlier memory is not known: the counters start with what is live at this point.
         if at == whole_from && at > 0 {
             for (track, value) in kinds.values().chain(totals.iter().flatten()) {
                 packets.counter(change.time, *track, *value)?;
@@ -174,7 +175,7 @@ fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> 
     Ok(())
 }
 
-/// Only the peaks are known: a counter would be wrong at all other times.
+/// Writes only the peaks, because nothing else is known: a counter would be wrong at all other times.
 fn write_peaks(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
     for device in &history.devices {
         let Some(at) = device.peak_at else { continue };
@@ -194,7 +195,7 @@ fn counter(name: String, parent: u64) -> Track {
     }
 }
 
-/// Writes the bytes of PyTorch's tensors and of its segments on each device. They are parts of the other counters.
+/// Writes the bytes of PyTorch's tensors and of its segments on each device. They are part of the other counters.
 fn write_tensors(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
     let Some(tensors) = &history.tensors else { return Ok(()) };
     let lives = &tensors.blocks.lives;
@@ -211,7 +212,7 @@ fn write_tensors(history: &History, packets: &mut Packets<'_>, parent: u64) -> i
             }
             let track = packets.track(counter(format!("{}: PyTorch {what}", of_device.about.device), parent))?;
             let mut value = 0_i64;
-            // Earlier memory is not known: the counter begins with the memory that is live when the history begins.
+            // Earlier memory is not known: the counter starts with what is live when the history starts.
             if let Some(from) = of_device.known_from() {
                 while let Some(change) = changes.next_if(|change| change.time <= from) {
                     value = value.saturating_add(change.delta);
@@ -227,8 +228,8 @@ fn write_tensors(history: &History, packets: &mut Packets<'_>, parent: u64) -> i
     Ok(())
 }
 
-/// Writes the scopes and the marks of each thread. Scopes that do not nest, such as those of tasks, are on tracks of
-/// their own.
+/// Writes the scopes and the marks of each thread. Scopes that do not nest, such as those of tasks, get separate
+/// tracks.
 fn write_scopes(history: &History, packets: &mut Packets<'_>, pid: i32) -> io::Result<()> {
     let mut threads: BTreeMap<u16, (Vec<&ScopeLife>, Vec<&Mark>)> = BTreeMap::new();
     for scope in &history.scopes {
@@ -287,12 +288,12 @@ fn write_scopes(history: &History, packets: &mut Packets<'_>, pid: i32) -> io::R
     Ok(())
 }
 
-/// At most this many lanes are tried for a scope, beginning with the newest one.
+/// At most this many lanes are tried for a scope, starting with the latest one.
 const TRIED: usize = 64;
 
 type Lane<'a> = Vec<(u64, u64, &'a ScopeLife)>;
 
-/// Puts scopes on lanes, so that those of one lane nest. They come in the order of their beginning.
+/// Distributes scopes to lanes, so that the scopes of a lane nest. The scopes are in the order of their start.
 fn lanes<'a>(scopes: &[&'a ScopeLife], last: u64) -> Vec<Lane<'a>> {
     let mut lanes: Vec<(Lane<'a>, Vec<u64>)> = Vec::new();
     for scope in scopes {

@@ -1,20 +1,20 @@
-//! Writes pickles of protocol 4. Values that occur often are written once and then named by number: `serde-pickle` does not do that,
-//! its files are 26 times as large, and it does not read such files.
+//! Writes pickles of protocol 4. Values that occur often are written once and then referred to by number.
+//! `serde-pickle` cannot do that: its files are 26 times as large, and it does not read files that do it.
 
 use std::{
     collections::HashMap,
     io::{self, Write},
 };
 
-/// This many bytes are written at once.
+/// The buffer is written out when it contains this many bytes.
 const FULL: usize = 1 << 16;
 
 pub(super) struct Pickle<'a> {
     out: &'a mut dyn Write,
-    /// The bytes that are not written yet.
+    /// The bytes that are not written out yet.
     buffer: Vec<u8>,
     texts: HashMap<String, u32>,
-    /// The numbers of texts that each event has.
+    /// The memo numbers of words, which each event repeats.
     words: Vec<(&'static str, u32)>,
     memo: u32,
 }
@@ -51,7 +51,7 @@ impl<'a> Pickle<'a> {
         Ok(())
     }
 
-    /// Writes a text, in full only the first time.
+    /// Writes a text: in full the first time, and then by number.
     pub(super) fn text(&mut self, text: &str) -> io::Result<()> {
         if let Some(number) = self.texts.get(text) {
             return self.get(*number);
@@ -68,12 +68,12 @@ impl<'a> Pickle<'a> {
     pub(super) fn number(&mut self, number: u64) -> io::Result<()> {
         match u32::try_from(number) {
             Ok(number @ 0..=0xff) => self.put(&[b'K', number.to_le_bytes()[0]]),
-            // This opcode has a signed number of 32 bits.
+            // This opcode takes a signed 32-bit number.
             Ok(number) if number <= i32::MAX.unsigned_abs() => {
                 self.put(b"J")?;
                 self.put(&number.to_le_bytes())
             }
-            // This opcode has a signed number in as many bytes as it needs.
+            // This opcode takes a signed number of as many bytes as needed.
             _ => {
                 let bytes = number.to_le_bytes();
                 let used = 8 - number.leading_zeros() as usize / 8;
@@ -86,23 +86,23 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// Writes a dictionary without entries.
+    /// Writes an empty dictionary.
     pub(super) fn empty_dictionary(&mut self) -> io::Result<()> {
         self.put(b"}")
     }
 
-    /// Begins a dictionary. [`set`](Self::set) adds the values that are written until then: a name, its value, the next
-    /// name.
+    /// Starts a dictionary. Write its names and values in turn, and then call [`set`](Self::set) to add them.
     pub(super) fn begin_dictionary(&mut self) -> io::Result<()> {
         self.put(b"}(")
     }
 
-    /// Begins a list. [`append`](Self::append) adds the values that are written until then.
+    /// Starts a list. Write its values, and then call [`append`](Self::append) to add them.
     pub(super) fn begin_list(&mut self) -> io::Result<()> {
         self.put(b"](")
     }
 
-    /// Adds a part of a long list: like Python, at most 1,000 values at once. The web viewer cannot add 100,000.
+    /// Adds a part of a long list. Like Python, callers add at most 1,000 values at once: the web viewer cannot add
+    /// 100,000.
     pub(super) fn append_part(&mut self, values: usize) -> io::Result<()> {
         if values > 0 && values.is_multiple_of(1000) { self.put(b"e(") } else { Ok(()) }
     }
@@ -115,14 +115,14 @@ impl<'a> Pickle<'a> {
         self.put(b"e")
     }
 
-    /// Gives the value on top of the stack a number.
+    /// Gives a memo number to the value on top of the stack.
     pub(super) fn memoize(&mut self) -> io::Result<u32> {
         self.put(&[0x94])?;
         self.memo += 1;
         Ok(self.memo - 1)
     }
 
-    /// Writes the value with this number.
+    /// Writes the value with this memo number.
     pub(super) fn get(&mut self, number: u32) -> io::Result<()> {
         if let Ok(number) = u8::try_from(number) {
             return self.put(&[b'h', number]);

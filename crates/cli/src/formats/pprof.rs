@@ -1,5 +1,5 @@
-//! The compressed profile of pprof: stacks with their live memory at a moment and all that they allocated, as Go's heap
-//! profiles.
+//! Writes the compressed profile of pprof: stacks with their live memory at a moment and with all that they allocated,
+//! as in Go's heap profiles.
 //!
 //! The messages are some of `profile.proto` of github.com/google/pprof.
 
@@ -100,7 +100,7 @@ impl Strings {
     }
 }
 
-/// The blocks and bytes that are live, and those that were ever allocated.
+/// The live blocks and bytes, and the blocks and bytes that were ever allocated.
 type Values = [i64; 4];
 
 pub(super) fn write(history: &History, moment: Moment, is_folded: bool, out: &mut dyn Write) -> io::Result<()> {
@@ -117,7 +117,7 @@ pub(super) fn write(history: &History, moment: Moment, is_folded: bool, out: &mu
             ("library", origin.library_or_program()),
         ];
         samples.push(Sample {
-            // Identifiers begin with 1.
+            // Ids start at 1.
             location_id: stack(history, origin, is_folded)
                 .iter()
                 .rev()
@@ -143,7 +143,7 @@ pub(super) fn write(history: &History, moment: Moment, is_folded: bool, out: &mu
     let nanos = |time: std::time::Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
     let types =
         [("inuse_objects", "count"), ("inuse_space", "bytes"), ("alloc_objects", "count"), ("alloc_space", "bytes")];
-    // A recording of the peaks does not have all that was allocated.
+    // A recording of the peaks does not contain all allocations.
     let types = if history.has_only_peaks() { &types[..2] } else { &types };
     let profile = Profile {
         sample_type: types

@@ -4,11 +4,12 @@ use std::io;
 
 use crate::history::{Change, History};
 
-/// Formats with a line or a row for each event repeat names. For each byte of a recording, the names may have this many bytes. Usual
-/// recordings need less than a tenth of it.
+/// For each byte of a recording, names may take this many bytes in formats with a line or a row for each event, which
+/// repeat names. Ordinary recordings need less than a tenth of it.
 const MOST_TEXTS: u64 = 128;
 
-/// Returns an error if the places, written once for each event, take too many bytes. `length` gives the bytes of an origin's place.
+/// Returns an error if the places, written once for each event, take too many bytes. `length` returns the length of an
+/// origin's place in bytes.
 pub(super) fn check_texts(history: &History, length: impl Fn(u32) -> usize) -> io::Result<()> {
     let length_of = |change: Change| length(history.lives.block(change.block).origin) as u64;
     check("places, repeated for each event,", history, history.lives.changes().map(length_of).sum())

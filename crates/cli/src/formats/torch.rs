@@ -1,5 +1,5 @@
-//! Writes a snapshot as `torch.cuda.memory._snapshot()` makes it. A block of the driver is a segment with one block. The segments of
-//! PyTorch's own allocator have its blocks, if they are in the recording.
+//! Writes a snapshot as `torch.cuda.memory._snapshot()` makes it. A driver block becomes a segment with one block. If
+//! the recording contains the blocks of PyTorch's own allocator, its segments contain these blocks.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -34,8 +34,8 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     snapshot.pickle.end()
 }
 
-/// Returns the key of a block. Keys that are no addresses have their kind in bits 58 and above. It is moved to bits 48 and above,
-/// because the web viewer has numbers of 53 bits.
+/// Returns the address to write for a block. Keys that are not addresses store their kind in bits 58 and above. The
+/// kind is moved to bits 48 and above, because the numbers of the web viewer have 53 bits.
 const fn address(key: u64) -> u64 {
     key & ((1 << 48) - 1) | (key >> 58) << 48
 }
@@ -45,20 +45,20 @@ struct Snapshot<'a> {
     /// The stream of each change.
     streams: Vec<Option<u32>>,
     pickle: Pickle<'a>,
-    /// The numbers of the lists of frames that were written, by origin, and by that of tensors.
+    /// The memo numbers of the lists of frames that were already written, by origin.
     frames: HashMap<EventOrigin, u32>,
-    /// The addresses and sizes of the segments that PyTorch's allocator says it got.
+    /// The addresses and sizes of the segments that PyTorch's allocator reports.
     of_allocator: HashSet<(u64, u64)>,
-    /// True for each device of the history whose tensors have a known history.
+    /// For each device, true if the history of its tensors is known.
     has_tensors: Vec<bool>,
 }
 
 /// The origin of a block of the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum EventOrigin {
-    /// The number of an origin in [`History::origins`].
+    /// An index into [`History::origins`].
     Block(u32),
-    /// The number of an origin in the origins of tensors.
+    /// An index into the origins of tensors.
     Tensor(u32),
     Nowhere,
 }
@@ -75,16 +75,16 @@ fn has_tensors(history: &History) -> Vec<bool> {
 }
 
 impl Snapshot<'_> {
-    /// Returns whether a block is on a device and is not a segment. The blocks inside of a segment stand in the place of the
-    /// segment.
+    /// Returns whether a block is in the memory of a device and is not a segment. Segments are shown as the blocks
+    /// inside them instead.
     fn is_shown(&self, block: &BlockLife) -> bool {
         let origin = self.history.origin(block);
-        // Parts of expandable segments have other keys than addresses.
+        // The keys of parts of expandable segments are not addresses.
         let is_known = || self.of_allocator.contains(&(block.key, block.bytes)) || origin.is_expandable_segment();
         origin.kind.is_on_device() && !(self.has_tensors[usize::from(block.device)] && is_known())
     }
 
-    /// The blocks that are live at the end.
+    /// Writes the blocks that are live at the end.
     fn segments(&mut self) -> io::Result<()> {
         let history = self.history;
         self.pickle.begin_list()?;
@@ -118,7 +118,7 @@ impl Snapshot<'_> {
         self.pickle.append()
     }
 
-    /// The stream of a change; 0 if it is not known.
+    /// Returns the stream of a change; 0 if it is not known.
     fn stream(&self, change: u32) -> u64 {
         self.streams[change as usize].unwrap_or(0).into()
     }
@@ -167,13 +167,13 @@ impl Snapshot<'_> {
         self.pickle.set()
     }
 
-    /// Writes the events of each device, by its number.
+    /// Writes the events of each device.
     fn traces(&mut self) -> io::Result<()> {
         let devices = self.history.devices.iter().map(|device| device.device.ordinal + 1).max().unwrap_or(0);
         self.pickle.begin_list()?;
         let history = self.history;
         let mut changes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-        // A viewer derives the blocks that are live when the events begin from those at the end, as in PyTorch's
+        // The viewer derives the blocks that are live when the events start from those at the end, as for PyTorch's
         // snapshots.
         let first = history.whole_from().unwrap_or(history.lives.change_count());
         for (at, change) in (0_u32..).zip(history.lives.changes()).skip(first) {
@@ -189,8 +189,8 @@ impl Snapshot<'_> {
         self.pickle.begin_list()?;
         let tensors = history.tensors.iter().flat_map(|tensors| &tensors.devices);
         let tensors = tensors.filter(|tensors| tensors.about.device.ordinal == device);
-        // The first steps are the blocks that are live when the history begins. A viewer derives them from those at the end, as in
-        // PyTorch's snapshots.
+        // The first steps are the blocks that are live when the history starts. The viewer derives them from those at
+        // the end, as for PyTorch's snapshots.
         let steps = tensors
             .flat_map(|tensors| tensors.steps.iter().skip(usize::try_from(tensors.about.older).unwrap_or(usize::MAX)));
         let (mut steps, mut sizes) = (steps.peekable(), HashMap::new());
@@ -211,11 +211,11 @@ impl Snapshot<'_> {
         self.pickle.append()
     }
 
-    /// Writes a change of the driver's blocks.
+    /// Writes a change of a driver block.
     fn change(&mut self, change: &Change, stream: u64, block: &BlockLife, written: &mut usize) -> io::Result<()> {
         let actions: &[&'static str] = match change.kind.blocks() {
             1.. => &["segment_alloc", "alloc"],
-            // A block shrinks: the format has no event that frees a part of a block.
+            // The block shrinks, but the format has no event that frees a part of a block.
             0 => &[],
             _ => &["free_requested", "free_completed", "segment_free"],
         };
@@ -242,7 +242,7 @@ impl Snapshot<'_> {
                 bytes = sizes.remove(&step.address).unwrap_or(0);
                 "free_completed"
             }
-            // A refusal has other fields than other events.
+            // A rejected request has other fields than other events.
             Action::OutOfMemory => return Ok(()),
         };
         self.event(action, (step.address, bytes, step.stream, step.time), EventOrigin::Tensor(step.origin), written)
@@ -275,7 +275,7 @@ impl Snapshot<'_> {
         self.pickle.number(value)
     }
 
-    /// Writes the stack, the innermost function first, and after it the scopes.
+    /// Writes the stack, the innermost function first, followed by the scopes.
     fn frames(&mut self, from: EventOrigin) -> io::Result<()> {
         self.pickle.word("frames")?;
         if let Some(number) = self.frames.get(&from) {
