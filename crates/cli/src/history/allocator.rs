@@ -16,7 +16,7 @@ use crate::recording::remove_range;
 pub(crate) struct TensorHistory {
     pub(crate) about: AllocatorDevice,
     pub(crate) steps: Vec<AllocatorStep>,
-    /// True if segments are expandable: they consist of parts, and parts without tensors can be given back to the driver.
+    /// True if segments are expandable: they consist of parts, and parts without tensors can be returned to the driver.
     pub(crate) is_expandable: bool,
     /// The sum of all tensors, and its highest value.
     pub(crate) live: DeviceHistory,
@@ -24,28 +24,28 @@ pub(crate) struct TensorHistory {
     pub(super) allocated: Vec<u64>,
 }
 
-/// The step of the allocator.
+/// One step of the allocator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AllocatorStep {
-    /// The time in nanoseconds since the recording began. It never falls.
+    /// Nanoseconds since the recording started. The time never falls.
     pub(crate) time: u64,
     pub(crate) action: Action,
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) requested: u64,
     pub(crate) stream: u64,
-    /// The number of its origin in `Tensors::origins`.
+    /// The index of the origin in `Tensors::origins`.
     pub(crate) origin: u32,
     /// See [`SegmentUse::pool`].
     pub(crate) pool: u16,
 }
 
-/// Which requests get memory of a segment.
+/// Which requests a segment serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SegmentUse {
     pub(crate) stream: u64,
-    /// The number of the pool: 1 is the pool that the whole program shares, a higher number is a private pool, such as that of a captured
-    /// graph, and 0 means that the pool is not known.
+    /// The id of the pool. 1 is the pool that the whole program shares, a higher id is a private pool, such as that of
+    /// a captured graph, and 0 means that the pool is not known.
     pub(crate) pool: u16,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Segment {
     pub(crate) of: SegmentUse,
 }
 
-/// A tensor in a segment, or the room between two of them.
+/// A tensor in a segment, or a gap between two tensors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece<'a> {
     pub(crate) address: u64,
@@ -77,16 +77,16 @@ pub(crate) struct Tensor {
     pub(crate) bytes: u64,
     pub(crate) requested: u64,
     pub(crate) origin: u32,
-    /// True if the program has freed it, while work on another stream may use it.
+    /// True if the program has freed the block, but work on another stream may still use it.
     pub(crate) is_awaiting: bool,
 }
 
-/// The memory of the allocator at one moment.
+/// The allocator's memory at one moment.
 #[derive(Debug, Default)]
 pub(crate) struct AllocatorState {
-    /// The segments by their addresses, with their sizes. They do not overlap.
+    /// The segments by address, with their sizes. They do not overlap.
     pub(crate) segments: BTreeMap<u64, (u64, SegmentUse)>,
-    /// The tensors by their addresses.
+    /// The tensors by address.
     pub(crate) tensors: BTreeMap<u64, Tensor>,
 }
 
@@ -99,7 +99,7 @@ impl AllocatorState {
                 remove_range(&mut self.segments, address, bytes, |_, _| {});
                 self.segments.insert(address, (bytes, SegmentUse { stream, pool }));
             }
-            // Parts of an expandable segment are unmapped one by one.
+            // The parts of an expandable segment are unmapped one by one.
             Action::SegmentFree => remove_range(&mut self.segments, address, bytes, |_, _| {}),
             Action::Alloc => {
                 let tensor = Tensor { bytes, requested: requested.min(bytes), origin, is_awaiting: false };
@@ -115,7 +115,7 @@ impl AllocatorState {
         }
     }
 
-    /// Returns the tensors by their origins, the largest first.
+    /// Returns the tensors grouped by origin, the largest group first.
     pub(crate) fn held<'a>(&self, origins: &'a [Origin]) -> Vec<OriginSum<'a>> {
         let mut sums = Sums::new(origins.len());
         for tensor in self.tensors.values().filter(|tensor| !tensor.is_awaiting) {
@@ -124,7 +124,7 @@ impl AllocatorState {
         sums.held(origins, 1).concat()
     }
 
-    /// Returns the segments by their addresses. The parts of an expandable segment that follow each other are one.
+    /// Returns the segments by address. Adjacent parts of an expandable segment are joined.
     pub(crate) fn segments(&self, is_expandable: bool) -> Vec<Segment> {
         let mut segments: Vec<Segment> = Vec::new();
         for (address, (bytes, of)) in &self.segments {
@@ -145,7 +145,7 @@ impl AllocatorState {
         segments
     }
 
-    /// Returns the tensors in a segment, and the room between them. Their sizes add up to that of the segment.
+    /// Returns the tensors in a segment and the gaps between them. Their sizes add up to the size of the segment.
     pub(crate) fn pieces(&self, segment: &Segment) -> Vec<Piece<'_>> {
         let (mut pieces, mut at, end) = (Vec::new(), segment.address, segment.address + segment.bytes);
         let mut add = |address, until: u64, tensor| {
@@ -184,8 +184,8 @@ impl TensorHistory {
         self.steps.partition_point(|step| step.time <= time).max(self.older_count())
     }
 
-    /// Returns the number of steps up to the refusal of a request by the allocator. The driver refused it at this time; PyTorch
-    /// then empties its cache, and has another clock.
+    /// Returns the number of steps up to the request that the allocator rejected. `time` is when the driver rejected
+    /// it. PyTorch empties its cache after that, and uses another clock.
     pub(crate) fn steps_at_refusal(&self, time: u64) -> usize {
         const SOON: u64 = 1_000_000_000;
         let refused = (0..).zip(&self.steps).filter(|(_, step)| step.action == Action::OutOfMemory);
@@ -193,7 +193,7 @@ impl TensorHistory {
         nearest.filter(|(apart, _)| *apart <= SOON).map_or_else(|| self.steps_until(time), |(_, at): (_, usize)| at + 1)
     }
 
-    /// Returns the stream of the newest request, after this many steps.
+    /// Returns the stream of the latest request after this many steps.
     pub(crate) fn request_stream(&self, steps: usize, state: &AllocatorState) -> u64 {
         let mut newest = self.steps[..steps.min(self.steps.len())].iter().rev();
         let is_request = |step: &&AllocatorStep| matches!(step.action, Action::Alloc | Action::OutOfMemory);
@@ -204,16 +204,17 @@ impl TensorHistory {
         segment.map_or(request.stream, |(_, (_, of))| of.stream)
     }
 
-    /// The number of first steps that only describe the memory when the history begins.
+    /// The number of initial steps that only describe the memory when the history starts.
     pub(crate) fn older_count(&self) -> usize {
         usize::try_from(self.about.older).unwrap_or(usize::MAX).min(self.steps.len())
     }
 
-    /// The time when the history begins, in nanoseconds since the recording began, if the allocator did something
-    /// before.
+    /// The time at which the history starts, in nanoseconds since the recording started. `None` if the allocator did
+    /// nothing before it.
     pub(crate) fn known_from(&self) -> Option<u64> {
         let time = u64::try_from(self.about.known_from?.as_nanos()).unwrap_or(u64::MAX);
-        // `align` has moved the steps to the driver's clock. `known_from` in the recording still has PyTorch's.
+        // `align` has moved the steps to the driver's clock. The recording's own `known_from` is still on PyTorch's
+        // clock.
         Some(self.steps.get(self.older_count()).map_or(time, |step| step.time))
     }
 
@@ -227,8 +228,8 @@ impl TensorHistory {
         self.live.peak_at.map(|_| self.most_in(self.older_count(), self.steps.len()))
     }
 
-    /// Returns the number of steps up to the highest sum of tensors, between two numbers of steps. If several are
-    /// equal, the first one counts.
+    /// Returns the number of steps up to the highest sum of tensors, between two numbers of steps. The first of several
+    /// equal sums is used.
     fn most_in(&self, first: usize, end: usize) -> usize {
         let bytes = |steps: usize| steps.checked_sub(1).map_or(0, |at| self.allocated[at]);
         (first..=end.max(first)).max_by_key(|steps| (bytes(*steps), Reverse(*steps))).unwrap_or(first)

@@ -12,7 +12,7 @@ pub(super) trait Bytes: Read + Seek + Debug {}
 
 impl<T: Read + Seek + Debug> Bytes for T {}
 
-/// The bytes of a recording. It shows the progress of reading.
+/// The bytes of a recording. Reading them shows the progress.
 #[derive(Debug)]
 pub(super) struct RecordingBytes {
     from: Box<dyn Bytes>,

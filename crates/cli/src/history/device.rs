@@ -5,23 +5,23 @@ use gpumem_core::{
     model::{Device, GpuMemory},
 };
 
-/// One device.
+/// The memory of one device.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceHistory {
     pub(crate) device: Device,
-    /// The bytes that are live in its memory at the end.
+    /// The bytes that are live in the device's memory at the end.
     pub(crate) live: u64,
-    /// The most bytes that were live in its memory.
+    /// The highest number of bytes that were live in the device's memory.
     pub(crate) peak: u64,
-    /// The first change after which the peak was live; `None` if nothing was allocated.
+    /// The change that reached the peak; `None` if nothing was allocated.
     pub(crate) peak_at: Option<u32>,
-    /// The first change after the peak by which less was live.
+    /// The first change after the peak that lowered the live memory.
     pub(crate) less_at: Option<u32>,
     /// The registered pools after the event that made the peak.
     pub(crate) pools: Vec<KnownPool>,
-    /// The bytes of the driver's blocks: the live ones, and their highest value.
+    /// The live bytes of driver blocks, and their highest value.
     driver: (u64, u64),
-    /// The highest reading of the whole device, and its time.
+    /// The highest reading of the whole device, with its time.
     pub(crate) highest_sample: Option<(u64, GpuMemory)>,
     pub(crate) samples: u64,
 }
@@ -41,29 +41,30 @@ impl DeviceHistory {
         }
     }
 
-    /// Counts a change of a block of the driver from one size to another.
+    /// Counts a change of a driver block from one size to another.
     pub(super) fn count_driver(&mut self, before: u64, after: u64) {
         let (live, most) = &mut self.driver;
         *live = live.saturating_add(after).saturating_sub(before);
         *most = (*most).max(*live);
     }
 
-    /// Returns the live bytes of the driver's blocks. The driver refuses a request because of these, whatever pools have unused.
+    /// Returns the live bytes of driver blocks. They are why the driver rejects a request, however much memory the
+    /// pools leave unused.
     pub(super) fn driver_live(&self) -> u64 {
         self.driver.0
     }
 
-    /// Notes the peak of the driver's blocks, of which some are not in the recording.
+    /// Notes the peak of driver blocks when the recording does not contain all of them.
     pub(super) fn know_driver_peak(&mut self, bytes: u64) {
         self.driver.1 = self.driver.1.max(bytes);
     }
 
-    /// Returns the highest value of the driver's blocks, whether pools divided them or not.
+    /// Returns the highest value of driver blocks, whether or not pools divided them.
     pub(crate) fn driver_peak(&self) -> u64 {
         self.driver.1
     }
 
-    /// Counts a change of a block from one size to another. Returns whether more is live than ever before.
+    /// Counts a change of a block from one size to another. Returns whether this is a new peak.
     pub(super) fn count(&mut self, at: u32, before: u64, after: u64) -> bool {
         self.live = self.live.saturating_add(after).saturating_sub(before);
         if self.live > self.peak {

@@ -9,15 +9,15 @@ use super::names::Origin;
 /// Blocks of one origin on one device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OriginSum<'a> {
-    /// The number of the device in the history.
+    /// The index of the device in the history.
     pub(crate) device: u16,
     pub(crate) origin: &'a Origin,
-    /// The sum of their sizes. Between two moments, it is below 0 if more was freed than allocated.
+    /// The sum of their sizes. Between two moments, this is negative if more was freed than allocated.
     pub(crate) bytes: i64,
     pub(crate) blocks: i64,
 }
 
-/// Bytes and blocks that have a name in common. The names of the fields are those in JSON.
+/// Bytes and blocks that share a name. The field names are those in JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Sum {
     pub(crate) name: String,
@@ -25,7 +25,7 @@ pub(crate) struct Sum {
     pub(crate) blocks: i64,
 }
 
-/// Returns the bytes and the blocks of all origins with the same `name`, the most bytes first.
+/// Groups blocks by the `name` of their origins, and returns the sums, the most bytes first.
 pub(crate) fn sums_by(held: &[OriginSum<'_>], name: impl Fn(&Origin) -> String) -> Vec<Sum> {
     let mut sums: BTreeMap<String, (i64, i64)> = BTreeMap::new();
     for held in held {
@@ -38,7 +38,7 @@ pub(crate) fn sums_by(held: &[OriginSum<'_>], name: impl Fn(&Origin) -> String) 
     sums
 }
 
-/// The sums of blocks by their origins. An origin is on one device.
+/// The sums of blocks by origin. An origin is on one device.
 pub(super) struct Sums(Vec<OfOrigin>);
 
 #[derive(Clone, Copy, Default)]

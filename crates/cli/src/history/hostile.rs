@@ -1,4 +1,4 @@
-//! All reports and formats of recordings that no session writes end without a panic.
+//! Tests that all reports and formats finish without a panic on recordings that no session writes.
 
 use std::{fs, io, path::Path, time::Duration};
 
@@ -37,7 +37,7 @@ fn all_reports_and_formats_of_hostile_recordings_end() {
     assert!(tensors > 20, "{tensors}: most is not left out");
 }
 
-/// The blocks that the page shows add up to the peak of the summary.
+/// Checks that the blocks on the page add up to the peak in the summary.
 fn assert_peaks_of_tensors(history: &History) {
     let Some(tensors) = &history.tensors else { return };
     let all = &tensors.blocks;

@@ -1,7 +1,7 @@
-//! The lives of all blocks, in few bytes: a recording may have millions.
+//! The lives of all blocks, stored in few bytes because a recording may contain millions.
 //!
-//! A change has 12 bytes and a block has 28. The number of bytes that a change adds is not kept: it follows from the sizes of
-//! its block.
+//! A change takes 12 bytes and a block takes 28. The number of bytes that a change adds is not stored: it follows from
+//! the sizes of its block.
 
 use std::collections::HashMap;
 
@@ -10,13 +10,13 @@ use gpumem_core::ledger::BlockChangeKind as ChangeKind;
 /// A change of the live memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change {
-    /// The time in nanoseconds since the recording began. It never falls.
+    /// Nanoseconds since the recording started. The time never falls.
     pub(crate) time: u64,
     /// The number of the event.
     pub(crate) number: u64,
-    /// The number of bytes by which the live memory grows.
+    /// How many bytes the live memory grows by.
     pub(crate) delta: i64,
-    /// The number of the block, see [`Lives::block`].
+    /// The id of the block, see [`Lives::block`].
     pub(crate) block: u32,
     /// The thread that made the change.
     pub(crate) thread: u16,
@@ -29,18 +29,18 @@ pub(crate) struct BlockLife {
     pub(crate) key: u64,
     /// Its size when it was allocated.
     pub(crate) bytes: u64,
-    /// The change by which it was allocated.
+    /// The change that allocated it.
     pub(crate) born: u32,
-    /// The change by which it was freed; [`LIVE`] if it is still there.
+    /// The change that freed it; [`LIVE`] if it is still live.
     pub(crate) died: u32,
-    /// The number of its origin in the history.
+    /// The index of its origin in the history.
     pub(crate) origin: u32,
-    /// The number of its device in the history.
+    /// The index of its device in the history.
     pub(crate) device: u16,
 }
 
 impl BlockLife {
-    /// Says whether the block was live after this change.
+    /// Returns whether the block was live after this change.
     pub(crate) fn is_live_after(&self, change: u32) -> bool {
         self.born <= change && change < self.died
     }
@@ -57,7 +57,7 @@ pub(super) struct When {
     pub(super) thread: u16,
 }
 
-/// The address, the size and the origin of a block that begins to be live.
+/// The address, the size and the origin of a newly allocated block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NewBlock {
     pub(super) key: u64,
@@ -66,20 +66,20 @@ pub(super) struct NewBlock {
     pub(super) device: u16,
 }
 
-/// All changes of the live memory, and all blocks that were ever live, both in their order.
+/// All changes of the live memory, and all blocks that were ever live, each in order.
 #[derive(Debug, Default)]
 pub(crate) struct Lives {
     /// The times and the event numbers that the changes of each chunk are relative to.
     chunks: Vec<Chunk>,
     changes: Vec<PackedChange>,
     blocks: Vec<PackedBlock>,
-    /// The number of changes of each kind, in the order of [`ChangeKind::ALL`].
+    /// How many changes of each kind there are, in the order of [`ChangeKind::ALL`].
     counts: [u64; ChangeKind::ALL.len()],
-    /// Blocks of which a part was freed, each with the change and with the bytes that are left.
+    /// Blocks that were partly freed, each with the change and the remaining bytes.
     shrunk: HashMap<u32, Vec<(u32, u64)>>,
 }
 
-/// Changes that follow each other.
+/// A run of consecutive changes.
 #[derive(Clone, Copy, Debug)]
 struct Chunk {
     /// The first of these changes.
@@ -94,7 +94,8 @@ struct PackedChange {
     time: u32,
     block: u32,
     thread: u16,
-    /// The lower 3 bits have the kind. The bits above have the difference between its number and the number of its chunk.
+    /// The kind, in the lower 3 bits. The other bits contain the difference between the event number and that of the
+    /// chunk.
     number_and_kind: u16,
 }
 
@@ -102,11 +103,11 @@ const KIND_BITS: u32 = 3;
 
 #[derive(Clone, Copy, Debug)]
 struct PackedBlock {
-    /// The lower and the upper half of its address.
+    /// The lower and the upper half of the block's key.
     key: [u32; 2],
     /// The lower 32 bits of its size.
     bytes: u32,
-    /// The next 16 bits: no block has as many bytes as 2^48.
+    /// The next 16 bits: blocks are smaller than 2^48 bytes.
     more_bytes: u16,
     device: u16,
     born: u32,
@@ -126,7 +127,7 @@ impl Lives {
         self.changes.len()
     }
 
-    /// The last change; `None` if there is none.
+    /// Returns the last change; `None` if there is none.
     pub(crate) fn last_change(&self) -> Option<u32> {
         u32::try_from(self.changes.len()).unwrap_or(LIVE).checked_sub(1)
     }
@@ -136,7 +137,7 @@ impl Lives {
         self.counts[kind as usize]
     }
 
-    /// The number of blocks that were ever live.
+    /// Returns the number of blocks that were ever live.
     pub(crate) fn block_count(&self) -> usize {
         self.blocks.len()
     }
@@ -154,19 +155,19 @@ impl Lives {
         }
     }
 
-    /// Returns all blocks, with their numbers.
+    /// Returns all blocks with their ids.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (u32, BlockLife)> {
         let end = u32::try_from(self.blocks.len()).unwrap_or(LIVE);
         (0..end).map(|number| (number, self.block(number)))
     }
 
-    /// The blocks that were allocated up to this change, by their numbers.
+    /// Returns the blocks that were allocated up to this change, with their ids.
     pub(crate) fn born_until(&self, change: u32) -> impl Iterator<Item = (u32, BlockLife)> {
-        // Blocks stand in the order of their allocations.
+        // Blocks are in the order of their allocations.
         self.blocks().take(self.blocks.partition_point(|block| block.born <= change))
     }
 
-    /// Returns the changes in their order.
+    /// Returns the changes in order.
     pub(crate) fn changes(&self) -> impl Iterator<Item = Change> {
         let ends = self.chunks.iter().skip(1).map(|chunk| chunk.first as usize).chain([self.changes.len()]);
         let chunks = self.chunks.iter().zip(ends);
@@ -178,23 +179,24 @@ impl Lives {
         self.unpack(at as usize, self.chunk_of(at))
     }
 
-    /// Returns the time of a change. `None` if there is no such change, such as the end of a block that is still live.
+    /// Returns the time of a change. `None` if there is no such change, such as the free of a block that is still live.
     pub(crate) fn time_of(&self, change: u32) -> Option<u64> {
         let packed = self.changes.get(change as usize)?;
         Some(self.chunk_of(change).time + u64::from(packed.time))
     }
 
-    /// The number of the first change that comes after this time.
+    /// Returns the index of the first change after this time.
     pub(super) fn first_after_time(&self, time: u64) -> usize {
         self.first_with(|chunk, packed| chunk.time + u64::from(packed.time) > time)
     }
 
-    /// The number of the first change that is of an event after the one with this number.
+    /// Returns the index of the first change whose event comes after the one with this number.
     pub(super) fn first_after_number(&self, number: u64) -> usize {
         self.first_with(|chunk, packed| chunk.number + u64::from(packed.number_and_kind >> KIND_BITS) > number)
     }
 
-    /// The first change for which `is_after` is true. The function is true for all later changes as well.
+    /// Returns the index of the first change for which `is_after` is true. It must be true for all later changes as
+    /// well.
     fn first_with(&self, is_after: impl Fn(&Chunk, &PackedChange) -> bool) -> usize {
         let (mut low, mut high) = (0, self.changes.len());
         while low < high {
@@ -233,7 +235,7 @@ impl Lives {
         self.bytes_while(block, |at| at < change)
     }
 
-    /// The size of a block after the last change for which `is_before` is true.
+    /// Returns the size of a block after the last change for which `is_before` is true.
     fn bytes_while(&self, block: u32, is_before: impl Fn(u32) -> bool) -> u64 {
         let shrunk = if self.shrunk.is_empty() { None } else { self.shrunk.get(&block) };
         let last = shrunk.and_then(|shrunk| {
@@ -243,7 +245,7 @@ impl Lives {
         last.unwrap_or_else(|| self.block(block).bytes)
     }
 
-    /// Adds a block that is live from now on. Returns its number, and that of the change.
+    /// Adds a block that is now live. Returns the block's id and the change.
     pub(super) fn begin(&mut self, when: When, block: NewBlock, kind: ChangeKind) -> (u32, u32) {
         let number = u32::try_from(self.blocks.len()).unwrap_or(LIVE);
         let born = self.push(when, number, kind);
@@ -254,14 +256,14 @@ impl Lives {
         (number, born)
     }
 
-    /// Ends the life of a block. Returns the number of the change.
+    /// Ends the life of a block. Returns the change.
     pub(super) fn end(&mut self, when: When, block: u32, kind: ChangeKind) -> u32 {
         let died = self.push(when, block, kind);
         self.blocks[block as usize].died = died;
         died
     }
 
-    /// Shrinks a block to the bytes that are left. Returns the number of the change.
+    /// Shrinks a block to the bytes that remain. Returns the change.
     pub(super) fn shrink(&mut self, when: When, block: u32, left: u64) -> u32 {
         let at = self.push(when, block, ChangeKind::Shrunk);
         self.shrunk.entry(block).or_default().push((at, left));

@@ -1,7 +1,8 @@
-//! The history of a recording. All reports and formats are made of it.
+//! The history of a recording. All reports and formats are made from it.
 //!
-//! The reader of `gpumem-core` applies the events to its ledger, which is the only place that knows what an event does to a block. The
-//! ledger does not keep the times at which blocks are allocated and freed. It hands them to [`read`], which keeps them in [`lives`].
+//! The reader in `gpumem-core` applies the events to its ledger, which is the only place that knows how an event
+//! affects a block. The ledger does not store when blocks are allocated and freed. It passes that to [`read`], which
+//! stores it in [`lives`].
 
 mod allocator;
 mod bytes;

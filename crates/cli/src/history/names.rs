@@ -1,4 +1,4 @@
-//! The origins of blocks, in words.
+//! The origins of blocks as text.
 
 use std::collections::HashMap;
 
@@ -10,16 +10,16 @@ use gpumem_core::{
     report::{path_in_words, place_in_words},
 };
 
-/// The origin of blocks: the scope, the stack, and the kind of memory.
+/// Where blocks come from: the scope, the stack, and the kind of memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Origin {
     /// The path of scopes, the outermost first.
     pub(crate) path: Vec<String>,
-    /// The library that allocated, unless that is the program.
+    /// The library that allocated, unless the program itself did.
     pub(crate) library: Option<String>,
-    /// The user's line, unless the library stands in its place.
+    /// The user's line, unless the library is shown instead.
     pub(crate) line: Option<String>,
-    /// The line that called the function of the user's line.
+    /// The line that called the function that contains the user's line.
     pub(crate) caller: Option<String>,
     /// The place where the innermost scope was opened.
     pub(crate) scope_place: Option<String>,
@@ -27,7 +27,7 @@ pub(crate) struct Origin {
     pub(crate) stack: StackId,
 }
 
-/// Takes `cost` from the rest. Returns false if the rest is less.
+/// Subtracts `cost` from `left`. Returns false if less is left.
 pub(crate) fn pay(left: &mut u64, cost: u64) -> bool {
     let rest = left.checked_sub(cost);
     *left = rest.unwrap_or(0);
@@ -70,7 +70,7 @@ impl Origin {
         known.unwrap_or_else(|| "line not known".to_owned())
     }
 
-    /// Returns whether its blocks are parts of expandable segments of PyTorch. If there is no stack, they may be.
+    /// Returns whether the blocks are parts of PyTorch's expandable segments. Without a stack this cannot be ruled out.
     pub(crate) fn is_expandable_segment(&self) -> bool {
         let is_of_pytorch = self.library.as_ref().map_or(self.line.is_none(), |library| library == "PyTorch");
         self.kind == MemKind::Vmm && is_of_pytorch
@@ -85,13 +85,13 @@ impl Origin {
     }
 }
 
-/// Returns the name of the library. If there is only a line, the program allocated. Without a stack it is not known who
-/// allocated.
+/// Returns the name of the library. If only the line is known, the program allocated. Without a stack, it is not known
+/// who allocated.
 pub(crate) fn library_or_program(library: Option<&str>, line: Option<&str>) -> String {
     library.or(line.map(|_| "the program")).unwrap_or("not known").to_owned()
 }
 
-/// The number of origins that are found without a large table.
+/// How many origins can be found without a large table.
 const RECENT: usize = 1 << 10;
 
 /// Origins, by their group in the ledger.
@@ -99,12 +99,12 @@ const RECENT: usize = 1 << 10;
 pub(super) struct Origins {
     known: HashMap<AllocGroup, u32>,
     all: Vec<AllocGroup>,
-    /// Some of the known origins, by a hash of a few bits. A look here takes less time than one in the table.
+    /// Some of the known origins, by a short hash. Looking here is faster than looking in the table.
     recent: Vec<Option<(AllocGroup, u32)>>,
 }
 
 impl Origins {
-    /// Returns the number of an origin, and whether it is new.
+    /// Returns the id of an origin, and whether it is new.
     pub(super) fn number(&mut self, group: AllocGroup) -> (u32, bool) {
         self.recent.resize(RECENT, None);
         let at = (group.stack.0 as usize * 31 + group.kind as usize * 7 + group.node.0 as usize) % RECENT;
@@ -128,7 +128,8 @@ impl Origins {
         self.all.get(number as usize).map_or(StackId::NONE, |group| group.stack)
     }
 
-    /// Returns the origins in words. Their names may have `left` bytes. After that, origins have no names.
+    /// Returns the origins with their names, which may take `left` bytes. Origins for which no bytes are left stay
+    /// unnamed.
     pub(super) fn in_words(&self, ledger: &dyn LedgerView, definitions: &Definitions, left: &mut u64) -> Vec<Origin> {
         let paths = Paths::now(ledger, definitions);
         let origin = |group: &AllocGroup| {

@@ -1,4 +1,5 @@
-//! Parts of pools that overlap. The ledger does not compare parts, because that would make each part several times as slow in the program.
+//! Finds parts of pools that overlap. The ledger does not compare parts, because that would make allocating a part in
+//! the program several times as slow.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,13 +8,14 @@ use gpumem_core::{
     model::{MemKind, PoolId},
 };
 
-/// At most this many parts at one address are told apart.
+/// At most this many live parts at one address are distinguished.
 const MOST_LAYERS: usize = 8;
 
 /// Finds the parts that overlap a live one when they are allocated.
 #[derive(Debug, Default)]
 pub(super) struct OverlapFinder {
-    /// The live parts: where each begins and ends. Parts of one layer do not overlap. Without overlaps, there is one layer.
+    /// The live parts, each with its start and end. Parts of one layer do not overlap. Without overlaps, there is one
+    /// layer.
     layers: Vec<BTreeMap<(PoolId, u64), u64>>,
     found: OverlappingParts,
 }
@@ -21,20 +23,20 @@ pub(super) struct OverlapFinder {
 /// The parts that overlapped a live one when they were allocated.
 #[derive(Debug, Default)]
 pub(crate) struct OverlappingParts {
-    /// The number of all of them. Those of an earlier pool with the same number are included.
+    /// How many there are, including those of an earlier pool with the same id.
     pub(crate) count: u64,
     of_pool: HashMap<PoolId, u64>,
 }
 
 impl OverlappingParts {
-    /// Returns the number of those of a pool.
+    /// Returns how many of them are in this pool.
     pub(crate) fn of(&self, pool: PoolId) -> u64 {
         self.of_pool.get(&pool).copied().unwrap_or(0)
     }
 }
 
 impl OverlapFinder {
-    /// Notes a change of a block.
+    /// Updates the live parts after a change of a block.
     pub(super) fn note(&mut self, change: &BlockChange) {
         if change.group.kind != MemKind::Part {
             return;
@@ -47,7 +49,7 @@ impl OverlapFinder {
         if end == start {
             return;
         }
-        // Parts of a layer do not overlap, so the last one that begins before the end reaches farthest.
+        // Parts of a layer do not overlap, so the last one that starts before the end reaches farthest.
         let has_room = |layer: &BTreeMap<(PoolId, u64), u64>| {
             layer.range((pool, 0)..(pool, end)).next_back().is_none_or(|(_, reach)| *reach <= start)
         };
@@ -64,12 +66,12 @@ impl OverlapFinder {
         }
     }
 
-    /// Events were lost. The frees of all live parts may be among them.
+    /// Forgets all live parts, because events were lost and their frees may be among them.
     pub(super) fn lose(&mut self) {
         self.layers.clear();
     }
 
-    /// A pool begins. An earlier one with its number is closed.
+    /// Starts a pool. An earlier one with the same id is closed.
     pub(super) fn begin(&mut self, pool: PoolId) {
         self.found.of_pool.remove(&pool);
     }

@@ -30,8 +30,8 @@ use crate::{
 };
 
 impl History {
-    /// Reads a whole recording up to its last readable record. [`incomplete`](Self::incomplete) says where it ends too
-    /// early.
+    /// Reads a whole recording up to its last readable record. If that is not its end, [`incomplete`](Self::incomplete)
+    /// returns the reason.
     pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
         let failed = |error: io::Error| {
             let next = if error.kind() == io::ErrorKind::InvalidData {
@@ -41,7 +41,7 @@ impl History {
             };
             Failure::new(format!("`{}` cannot be read", path.display()), error, next)
         };
-        // A pipe is rejected, too: it cannot be read twice.
+        // Pipes are rejected too, because they cannot be read twice.
         let file = files::open_to_read(path).map_err(|error| {
             let next = match error.kind() {
                 io::ErrorKind::InvalidInput => "write the recording to a file first",
@@ -53,18 +53,18 @@ impl History {
         let length = file.metadata().map_err(failed)?.len();
         let is_snapshot = is_snapshot(&file).map_err(failed)?;
         let progress = |bytes| Progress::new(&format!("reading {}", path.display()), bytes);
-        // The reader passes over the recording twice.
+        // The reader goes through the recording twice.
         let reader = if is_snapshot {
             let from = BufReader::with_capacity(1 << 16, RecordingBytes::new(file, progress(length)));
             let recording = recording_of(from, length).map_err(failed)?;
             let progress = progress(2 * recording.len() as u64);
-            // The allowed cost of the recording follows from the size of the snapshot.
+            // How much work the recording may take depends on the size of the snapshot.
             Reader::of_size(RecordingBytes::new(io::Cursor::new(recording), progress), length)
         } else {
             Reader::new(RecordingBytes::new(BufReader::with_capacity(1 << 16, file), progress(2 * length)))
         };
         let mut reading = HistoryReading::new(reader.map_err(failed)?);
-        // The ledger writes the effects of an event on blocks here.
+        // The ledger puts here how an event changes blocks.
         let mut changes = Vec::new();
         while let Some(step) = reading.reader.step_observed(&mut changes).map_err(failed)? {
             match step {
@@ -80,7 +80,7 @@ impl History {
                 }
                 Step::Totals(totals) => {
                     for peak in &totals.driver_peaks {
-                        // The events before it have the devices with pools.
+                        // Devices with pools were found in the events before this one.
                         if let Some(device) = reading.devices.get(&peak.device) {
                             reading.history.devices[usize::from(*device)].know_driver_peak(peak.bytes);
                         }
@@ -93,7 +93,7 @@ impl History {
                 return Err(Failure::new(format!("`{}` cannot be read", path.display()), cause, ""));
             }
         }
-        // Items that the recording missed come after the last event.
+        // Events that the recording missed come after the last event.
         for change in &changes {
             reading.change(change);
         }
@@ -101,11 +101,11 @@ impl History {
     }
 }
 
-/// The cost of an origin: bytes of memory, including those of reports about it, and nanoseconds.
+/// What an origin costs: bytes of memory, including those of reports about it, and nanoseconds.
 const ORIGIN: (u64, u64) = (1 << 10, 3_000);
 
-/// The time within which a thread obtains refused memory: allocators with a cache empty the cache and try again. The library
-/// waits as long before it reports a refusal.
+/// A thread that gets rejected memory within this time has retried: allocators with a cache empty the cache and try
+/// again. The library waits just as long before it reports a failed allocation.
 const SOON: u64 = 1_000_000_000;
 
 /// The state while a recording is read.
@@ -113,37 +113,37 @@ struct HistoryReading {
     reader: Reader<RecordingBytes>,
     history: HistoryParts,
     origins: Origins,
-    /// The number of the device of each origin. An origin is on one device.
+    /// The device of each origin. An origin is on one device.
     origin_devices: Vec<u16>,
-    /// The live blocks, by the numbers of the events that allocated them.
+    /// The live blocks, by the number of the event that allocated them.
     live: HashMap<u64, u32, foldhash::fast::RandomState>,
     open: HashMap<ScopeId, usize>,
-    /// The numbers of the devices in the history.
+    /// The index of each device in the history.
     devices: HashMap<Device, u16>,
-    /// Refusals whose thread may still obtain the memory, by the number of bytes.
+    /// Failed allocations whose thread may still get the memory, by the number of bytes.
     pending: HashMap<(u16, Wanted), BTreeSet<(u64, usize)>>,
-    /// The time of the newest refusal.
+    /// The time of the latest failed allocation.
     refused: u64,
-    /// Refusals after which their device was not read yet, by device.
+    /// Failed allocations after which their device has not been read yet, by device.
     unread: HashMap<u16, Vec<usize>>,
     has_clock: bool,
     has_pools: bool,
     overlaps: OverlapFinder,
-    /// The threads of blocks that are undecided, by the numbers of their allocations.
+    /// The threads of blocks whose owner is not decided yet, by the number of the allocation.
     undecided: HashMap<u64, u16>,
-    /// The number of items that are missing so far.
+    /// How many events are missing so far.
     missed: u64,
-    /// The newest event.
+    /// The latest event.
     newest: When,
     tensors: tensors::TensorReading,
 }
 
-/// The place where a thread wants memory.
+/// Where a thread requests memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Wanted {
-    /// The thread wants memory on the device of this number in the history.
+    /// On the device with this index in the history.
     On(u16),
-    /// The thread wants memory of this kind on an unknown device.
+    /// Memory of this kind, on an unknown device.
     Of(MemKind),
 }
 
@@ -191,13 +191,13 @@ impl HistoryReading {
         let devices = &mut self.history.devices;
         *self.devices.entry(device).or_insert_with(|| {
             devices.push(DeviceHistory::new(device));
-            // The reader refuses recordings with that many devices.
+            // The reader rejects recordings with that many devices.
             u16::try_from(devices.len() - 1).unwrap_or(u16::MAX)
         })
     }
 
-    /// For stream-ordered memory, the ledger's time is that of an earlier event. The counter of the processor belongs to this event:
-    /// threads read it shortly before or after their event is numbered.
+    /// Returns the time of an event. For stream-ordered memory, the ledger uses the time of an earlier event. The
+    /// event's own processor counter is more exact: threads read it shortly before or after their event is numbered.
     fn time_of(&self, event: &RecordedEvent) -> u64 {
         let time = if self.has_clock { self.reader.definitions().time(event.ticks) } else { None };
         let nanos = time.unwrap_or(event.time).as_nanos();
@@ -212,7 +212,8 @@ impl HistoryReading {
             self.overlaps.lose();
         }
         match event.kind {
-            // The ledger has blocks in no order. Those of a context end in the order of their allocations.
+            // The ledger stores blocks in no particular order. The blocks of a context are ended in the order of their
+            // allocations.
             EventKind::ContextDestroyed { .. } => {
                 changes.sort_by_key(|change| self.live.get(&change.number).copied());
             }
@@ -231,7 +232,7 @@ impl HistoryReading {
                 }
             }
             EventKind::Open { scope, spec } => {
-                // A device on which a scope is opened is reported, even if nothing is allocated there.
+                // A device is reported if a scope is opened on it, even if nothing is allocated there.
                 self.device(spec.device);
                 self.open.insert(scope, self.history.scopes.len());
                 self.history.scopes.push(ScopeLife {
@@ -270,7 +271,7 @@ impl HistoryReading {
                 });
             }
             EventKind::PoolRegistered { pool, device } => {
-                // The device is reported, even if the pool gives out no part.
+                // The device is reported, even if the pool never hands out a part.
                 self.device(device);
                 self.overlaps.begin(pool);
                 self.has_pools = true;
@@ -295,7 +296,7 @@ impl HistoryReading {
         self.history.streams.push(StreamChange { from, of, stream });
     }
 
-    /// Notes the effect of the newest event on a block.
+    /// Applies a change that the latest event made to a block.
     fn change(&mut self, change: &BlockChange) {
         let BlockChange { mut kind, key, number, before, after, device, group } = *change;
         self.overlaps.note(change);
@@ -306,11 +307,11 @@ impl HistoryReading {
         }
         let mut when = self.newest;
         if let Some(thread) = self.undecided.remove(&number) {
-            // The event that decides whose the block is may be of another thread.
+            // The event that decides who owns the block may come from another thread.
             when.thread = thread;
         }
         match kind {
-            // From now on the program's view has the block. No view had it before.
+            // From here on, the program's view contains the block. No view contained it before.
             BlockChangeKind::GivenToProgram => kind = BlockChangeKind::Allocated,
             BlockChangeKind::TakenByPool => {}
             _ if group.kind.is_on_device() && !group.is_in_program() => {
@@ -358,7 +359,7 @@ impl HistoryReading {
         }
     }
 
-    /// A thread has obtained memory. It may be memory that was refused to it before.
+    /// Checks whether a thread has now obtained memory that was refused to it before.
     #[cold]
     fn obtained(&mut self, event: &RecordedEvent, block: &Block) {
         if self.newest.time - self.refused > SOON {
@@ -416,7 +417,7 @@ impl HistoryReading {
     }
 }
 
-/// A reader of recordings refuses numbers of threads that do not fit.
+/// Returns the thread of an event. The reader rejects recordings whose thread ids do not fit.
 fn thread(event: &RecordedEvent) -> u16 {
     u16::try_from(event.thread.0).unwrap_or(u16::MAX)
 }

@@ -30,53 +30,55 @@ pub(crate) struct History {
     pub(crate) lives: Lives,
     /// The origins of blocks.
     pub(crate) origins: Vec<Origin>,
-    /// The labels that the program gave to blocks, by the number of the block.
+    /// The labels that the program gave to blocks, by block id.
     pub(crate) labels: HashMap<u32, Box<str>>,
-    /// The times at which scopes were open, in the order of their beginning.
+    /// When scopes were open, in the order of their start.
     pub(crate) scopes: Vec<ScopeLife>,
-    /// The moments that the program marked, in their order.
+    /// The moments that the program marked, in order.
     pub(crate) marks: Vec<Mark>,
     /// The streams on which threads allocated and freed, in the order of the recording.
     pub(super) streams: Vec<StreamChange>,
-    /// The devices on which something happened. Other parts of the history have their numbers in this list.
+    /// The devices on which something happened. Other parts of the history refer to them by their index in this list.
     pub(crate) devices: Vec<DeviceHistory>,
-    /// Allocations that the driver refused, in their order.
+    /// Allocations that the driver rejected, in order.
     pub(crate) refusals: Vec<Refusal>,
-    /// The last known moment of the program, since the recording began. The program may run on without an event.
+    /// The last moment at which the program is known to have run, since the recording started. It may run longer
+    /// without an event.
     pub(crate) end: Duration,
-    /// The data of PyTorch's tensors, if they were asked for.
+    /// The data of PyTorch's tensors, if requested.
     pub(crate) tensors: Option<Tensors>,
     /// The parts of pools that overlapped others.
     pub(crate) overlapping_parts: OverlappingParts,
-    /// True if the file is a snapshot of PyTorch's allocator, which has no scopes, no threads and no other libraries.
+    /// True if the file is a snapshot of PyTorch's allocator, which contains no scopes, no threads and no other
+    /// libraries.
     pub(crate) is_snapshot: bool,
-    /// True if the process of the recording still writes it.
+    /// True if the process is still writing the recording.
     pub(crate) still_records: bool,
     pub(super) reader: Reader<RecordingBytes>,
 }
 
-/// An allocation that the driver refused, because there was not enough memory.
+/// An allocation that the driver rejected because there was not enough memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
-    /// The time in nanoseconds since the recording began.
+    /// Nanoseconds since the recording started.
     pub(crate) time: u64,
     /// The number of the event.
     pub(crate) number: u64,
     pub(crate) bytes: u64,
     pub(crate) kind: MemKind,
-    /// The number of the device in [`History::devices`], if it is known.
+    /// The index of the device in [`History::devices`], if it is known.
     pub(crate) device: Option<u16>,
     pub(crate) stack: StackId,
     /// The last change before it.
     pub(crate) after: Option<u32>,
-    /// The memory that was live on the device then.
+    /// The memory that was live on the device at that moment.
     pub(crate) live: Option<u64>,
-    /// The registered pools then, of all devices.
+    /// The registered pools of all devices at that moment.
     pub(super) pools: Vec<KnownPool>,
-    /// The reading of the device that the refusal caused.
+    /// The reading of the device that followed the failed allocation.
     pub(crate) memory: Option<GpuMemory>,
-    /// True if the same thread obtained at least as much within a second: on the same device, or of the same kind if the device is not
-    /// known.
+    /// True if the same thread got at least as much within a second: on the same device, or of the same kind if the
+    /// device is not known.
     pub(crate) was_obtained: bool,
 }
 
@@ -93,25 +95,25 @@ pub(crate) struct ScopeLife {
 /// A moment that the program marked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mark {
-    /// It has the name.
+    /// The callsite that contains the name.
     pub(crate) callsite: CallsiteId,
     pub(crate) thread: u16,
-    /// The time in nanoseconds since the recording began.
+    /// Nanoseconds since the recording started.
     pub(crate) time: u64,
 }
 
-/// A thread allocates or frees on another stream than before.
+/// A change of the stream on which a thread allocates or frees.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamChange {
-    /// The first change of the live memory after it.
+    /// The first change of the live memory that this applies to.
     pub(super) from: usize,
-    /// `None` if events are missing: the streams of all threads are not known any more.
+    /// `None` if events are missing: after that, the streams of all threads are unknown.
     pub(super) of: Option<(u16, bool)>,
     pub(super) stream: u32,
 }
 
 impl History {
-    /// The last change up to a moment; `None` if it is before the first.
+    /// Returns the last change up to a moment; `None` if the moment is before the first change.
     pub(crate) fn change_at(&self, moment: Moment) -> Option<u32> {
         match moment {
             Moment::Start => None,
@@ -125,7 +127,7 @@ impl History {
         }
     }
 
-    /// The number of the process, if it is known.
+    /// Returns the process id, if it is known.
     pub(crate) fn pid(&self) -> Option<u32> {
         Some(self.definitions().process().pid).filter(|pid| *pid != 0)
     }
@@ -134,7 +136,7 @@ impl History {
         self.reader.definitions()
     }
 
-    /// The reader at the end of the recording, for the reports of `gpumem-core`.
+    /// Returns the reader at the end of the recording, for the reports of `gpumem-core`.
     pub(crate) fn reader(&mut self) -> &mut Reader<impl io::Read + use<>> {
         &mut self.reader
     }
@@ -151,7 +153,7 @@ impl History {
         self.reader.skipped()
     }
 
-    /// The reason why the recording has no end.
+    /// Returns why the recording has no end.
     pub(crate) fn incomplete(&self) -> Option<String> {
         match self.reader.end() {
             Some(End::Cut { .. } | End::Complete) | None if self.still_records && self.definitions().lacks_end() => {
@@ -170,7 +172,8 @@ impl History {
         }
     }
 
-    /// Returns whether the sum of the noted sizes differs from the live bytes of the ledger. This is a fault of gpumem and is reported.
+    /// Returns whether the sum of the sizes here differs from the live bytes in the ledger. That is a bug in gpumem and
+    /// is reported.
     pub(crate) fn disagrees(&self) -> bool {
         let stats = self.reader.ledger().stats();
         let current = |device: &DeviceHistory| {
@@ -188,7 +191,8 @@ impl History {
         sources
     }
 
-    /// The stream of each change, if the change is stream-ordered and the stream is known. 0 is the default stream.
+    /// Returns the stream of each change, if the change is stream-ordered and the stream is known. 0 is the default
+    /// stream.
     pub(crate) fn streams(&self) -> Vec<Option<u32>> {
         let (mut streams, mut now) = (self.streams.iter().peekable(), HashMap::new());
         let of = |(at, change): (usize, Change)| {
@@ -209,23 +213,23 @@ impl History {
         self.lives.changes().enumerate().map(of).collect()
     }
 
-    /// The device whose peak was the highest.
+    /// Returns the device with the highest peak.
     pub(crate) fn busiest(&self) -> Option<&DeviceHistory> {
         let used = self.devices.iter().filter(|device| device.peak_at.is_some());
-        // This is the first one of the devices with equal peaks.
+        // Among equal peaks, this returns the first device.
         used.rev().max_by_key(|device| device.peak)
     }
 
-    /// The time of the peak of a device, and the time when less was live again, in nanoseconds since the recording
-    /// began.
+    /// Returns the time of a device's peak, and the time at which less was live again, in nanoseconds since the
+    /// recording started.
     pub(crate) fn peak_of(&self, device: Device) -> Option<(u64, u64)> {
         let device = self.devices.iter().find(|known| known.device == device)?;
         Some((self.time_of(device.peak_at?), device.less_at.map_or(u64::MAX, |at| self.time_of(at))))
     }
 
-    /// The memory that was not freed at the end.
+    /// Returns the memory that was not freed at the end.
     pub(crate) fn leaks(&self) -> Leaks {
-        // The blocks and the bytes of each origin, and the size of a block if all have the same size.
+        // The blocks and the bytes of each origin, and the size of a block if all blocks are of the same size.
         let mut sums: Vec<(u64, u64, Option<u64>)> = vec![(0, 0, None); self.origins.len()];
         for number in self.last_change().into_iter().flat_map(|last| self.blocks_after(last)) {
             let bytes = self.lives.bytes_after(number, LIVE);
@@ -238,7 +242,7 @@ impl History {
         let names = SharedNames::of(live.iter().map(|(origin, _)| &*origin.path));
         let place = |(origin, (blocks, bytes, each)): (&Origin, (u64, u64, Option<u64>))| {
             let Origin { path, line, caller, scope_place, .. } = origin;
-            // If there is a line, the line is the origin, and not the library.
+            // If the line is known, it is the origin, and the library is left out.
             let library = origin.library.as_deref().filter(|_| line.is_none());
             let name = leak_in_words(&names.path(path), library, line.as_deref(), scope_place.as_deref(), has_scopes);
             Place::new(name, caller.clone(), blocks, Bytes::new(bytes), each.map(Bytes::new))
@@ -248,7 +252,8 @@ impl History {
         leaks
     }
 
-    /// The main refusal: the last one after which the thread did not get the memory, else the last one.
+    /// Returns the main failed allocation: the last one after which the thread did not get the memory, else the last
+    /// one.
     pub(crate) fn oom(&self) -> Option<&Refusal> {
         let not_obtained = self.refusals.iter().rev().find(|refused| !refused.was_obtained);
         not_obtained.or(self.refusals.last())
@@ -278,12 +283,13 @@ impl History {
         }
     }
 
-    /// Returns whether the recording has only what was live at the peak of each device and at the end.
+    /// Returns whether the recording contains only what was live at the peak of each device and at the end.
     pub(crate) fn has_only_peaks(&self) -> bool {
         self.definitions().part().is_some_and(|part| part.is_peaks)
     }
 
-    /// The change from which on the recording has all live memory; `None` if it has only the peaks.
+    /// Returns the first change from which the recording contains all live memory; `None` if it contains only the
+    /// peaks.
     pub(crate) fn whole_from(&self) -> Option<usize> {
         match self.definitions().part() {
             Some(part) if part.is_peaks => None,
@@ -292,14 +298,14 @@ impl History {
         }
     }
 
-    /// The time from which on the recording has all live memory, in nanoseconds since it began. `None` if it has it from its beginning,
-    /// and for a recording of the peaks.
+    /// Returns the time from which the recording contains all live memory, in nanoseconds since it started. `None` if
+    /// that is its start, and for a recording of the peaks.
     pub(crate) fn known_from(&self) -> Option<u64> {
         self.definitions().part()?;
         Some(self.time_of(u32::try_from(self.whole_from()?).unwrap_or(LIVE)))
     }
 
-    /// Returns whether the recording has the memory that was live after a change on its device.
+    /// Returns whether the recording contains the memory that was live after a change on its device.
     pub(crate) fn is_known_after(&self, change: u32) -> bool {
         match self.whole_from() {
             Some(first) => first <= change as usize,
@@ -307,7 +313,7 @@ impl History {
         }
     }
 
-    /// Returns whether the recording has the memory that was live at a moment.
+    /// Returns whether the recording contains the memory that was live at a moment.
     pub(crate) fn is_known_at(&self, moment: Moment) -> bool {
         match moment {
             Moment::Start | Moment::Peak | Moment::End => true,
@@ -320,13 +326,13 @@ impl History {
         }
     }
 
-    /// Returns whether the recording has the live memory of this kind at a known moment. A recording of the peaks does not have host
-    /// memory at a peak, because a peak counts only the device's memory.
+    /// Returns whether the recording contains the live memory of this kind at a known moment. A recording of the peaks
+    /// does not contain host memory at a peak, because a peak counts only the device's memory.
     pub(crate) fn has_kind_at(&self, kind: MemKind, moment: Moment) -> bool {
         kind.is_on_device() || moment != Moment::Peak || !self.has_only_peaks()
     }
 
-    /// Returns whether the recording has the memory that was live at the event of this number.
+    /// Returns whether the recording contains the memory that was live at the event with this number.
     pub(crate) fn is_whole_at(&self, number: u64) -> bool {
         self.definitions().part().is_none_or(|part| !part.is_peaks && part.after < number)
     }
@@ -335,7 +341,7 @@ impl History {
         &self.origins[block.origin as usize]
     }
 
-    /// Returns the time of a change, in nanoseconds since the recording began.
+    /// Returns the time of a change, in nanoseconds since the recording started.
     pub(crate) fn time_of(&self, change: u32) -> u64 {
         self.lives.time_of(change).unwrap_or_else(|| self.end_nanos())
     }

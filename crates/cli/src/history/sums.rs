@@ -14,13 +14,14 @@ use super::{
 };
 
 impl History {
-    /// The last change up to a moment, for each device: each device has its own peak.
+    /// Returns the last change up to a moment, for each device. Each device has its own peak.
     pub(crate) fn changes_at(&self, moment: Moment) -> Vec<Option<u32>> {
         let change = self.change_at(moment);
         self.devices.iter().map(|device| if moment == Moment::Peak { device.peak_at } else { change }).collect()
     }
 
-    /// The memory that was live on each device after a change, the largest first. `None` stands for the beginning.
+    /// Returns the memory that was live on each device after a change, the largest first. `None` is the start of the
+    /// recording.
     pub(crate) fn held_after(&self, changes: &[Option<u32>]) -> Vec<Vec<OriginSum<'_>>> {
         let mut sums = Sums::new(self.origins.len());
         for (number, block) in changes.iter().flatten().max().into_iter().flat_map(|last| self.lives.born_until(*last))
@@ -32,9 +33,9 @@ impl History {
         sums.held(&self.origins, self.devices.len())
     }
 
-    /// Returns the increase of the live memory on each device from the first change to the second one.
+    /// Returns how much the live memory of each device grew from the first change to the second one.
     pub(crate) fn held_between(&self, changes: &[(Option<u32>, Option<u32>)]) -> Vec<Vec<OriginSum<'_>>> {
-        // The changes between them, and their sign.
+        // The changes between the two, and the sign with which they count.
         let between = |(from, to): &(Option<u32>, Option<u32>)| {
             let [from, to] = [from, to].map(|change| change.map_or(0, |change| change as usize + 1));
             (from.min(to), from.max(to), if from <= to { 1 } else { -1 })
@@ -53,7 +54,7 @@ impl History {
         sums.held(&self.origins, self.devices.len())
     }
 
-    /// Returns the memory that each origin ever allocated.
+    /// Returns all memory that each origin allocated.
     pub(crate) fn allocated(&self) -> Vec<OriginSum<'_>> {
         let mut sums = Sums::new(self.origins.len());
         for change in self.lives.changes().filter(|change| change.kind == ChangeKind::Allocated) {
@@ -63,7 +64,7 @@ impl History {
         sums.held(&self.origins, self.devices.len()).into_iter().flatten().collect()
     }
 
-    /// The peak of each kind of memory that is outside of a device (such as pinned host memory), for each device.
+    /// Returns the peak of each kind of memory outside the device (such as pinned host memory), for each device.
     pub(crate) fn peaks_off_device(&self) -> Vec<Vec<Sum>> {
         let mut sums = vec![[[(0_i64, 0_i64); 2]; MemKind::ALL.len()]; self.devices.len()];
         let is_used = self.origins.iter().any(|origin| !origin.kind.is_on_device());
@@ -88,8 +89,8 @@ impl History {
         sums.iter().map(of_device).collect()
     }
 
-    /// The pinned memory that PyTorch's allocator had at its peak, by place, for each device: blocks whose sizes are powers of two, because it rounds
-    /// each request up to one.
+    /// Returns the pinned memory of PyTorch's allocator at its peak, by place, for each device. These are the blocks
+    /// whose sizes are powers of two, because the allocator rounds each request up to one.
     pub(crate) fn rounded_pinned(&self) -> Vec<Vec<Sum>> {
         let is_pinned =
             |origin: &Origin| origin.kind == MemKind::PinnedHost && origin.library.as_deref() == Some("PyTorch");
@@ -99,7 +100,7 @@ impl History {
             return sums;
         }
         let is_rounded = |block: &BlockLife| is_of_pytorch[block.origin as usize] && block.bytes.is_power_of_two();
-        // The sum now, the highest sum, and the change after which it was reached.
+        // The current sum, the highest sum, and the change that reached it.
         let mut peaks = vec![(0_i64, 0_i64, 0_u32); self.devices.len()];
         for (at, change) in (0..).zip(self.lives.changes()) {
             let block = self.lives.block(change.block);
@@ -124,12 +125,12 @@ impl History {
         sums
     }
 
-    /// The numbers of the blocks that are live after a change.
+    /// Returns the ids of the blocks that are live after a change.
     pub(crate) fn blocks_after(&self, change: u32) -> impl Iterator<Item = u32> {
         self.lives.born_until(change).filter(move |(_, block)| block.died > change).map(|(number, _)| number)
     }
 
-    /// The last change; `None` if there is none.
+    /// Returns the last change; `None` if there is none.
     pub(crate) fn last_change(&self) -> Option<u32> {
         self.lives.last_change()
     }

@@ -1,4 +1,4 @@
-//! The tensors of PyTorch and their segments as blocks that are allocated and freed. All reports of blocks can show them.
+//! PyTorch's tensors and segments as blocks that are allocated and freed, so that all reports of blocks can show them.
 
 use std::{
     cmp::Reverse,
@@ -15,12 +15,12 @@ use super::{
 };
 use crate::recording::remove_range;
 
-/// A second list of blocks. Their bytes are a part of the driver's, and are not added to them.
+/// A second list of blocks. Their bytes are part of the driver's blocks and are not added to them.
 #[derive(Debug, Default)]
 pub(crate) struct TensorBlocks {
-    /// The numbers of the devices and of the origins are those in `Tensors`.
+    /// The blocks. Their devices and origins are indexes into the lists of `Tensors`.
     pub(crate) lives: Lives,
-    /// The number that stands in place of the origin of segments.
+    /// The index that segments have instead of an origin.
     pub(crate) segment_origin: u32,
     /// The step that allocated each block, among the steps of its device.
     pub(crate) steps: Vec<usize>,
@@ -30,14 +30,15 @@ pub(crate) struct TensorBlocks {
 #[derive(Default)]
 struct Open {
     tensors: HashMap<u64, u32>,
-    /// The length and the block of each part of a segment.
+    /// The length of each part of a segment, and its block.
     segments: BTreeMap<u64, (u64, u32)>,
 }
 
 impl TensorBlocks {
-    /// Returns the blocks of all devices, in the order of their times. They are counted for the devices.
+    /// Makes the blocks of all devices, in the order of their times, and counts them for the devices.
     pub(super) fn of(devices: &mut [TensorHistory], origins: usize) -> Self {
-        // The first step of each device that is not applied yet. A sorted list of all steps would take more memory than the blocks.
+        // The first step of each device that is not applied yet. A sorted list of all steps would take more memory than
+        // the blocks.
         let first = |(device, history): (u16, &TensorHistory)| Some(Reverse((history.steps.first()?.time, device, 0)));
         let mut waiting: BinaryHeap<_> = (0..).zip(&*devices).filter_map(first).collect();
         let mut open: Vec<Open> = devices.iter().map(|_| Open::default()).collect();
@@ -46,7 +47,7 @@ impl TensorBlocks {
             let (history, open) = (&mut devices[usize::from(device)], &mut open[usize::from(device)]);
             let (step, older) = (history.steps[at], history.older_count());
             waiting.extend(history.steps.get(at + 1).map(|next| Reverse((next.time, device, at + 1))));
-            // A block that the program had freed before the history begins is no tensor.
+            // A block that the program had freed before the history starts is not a tensor.
             let next = history.steps[..older].get(at + 1);
             let is_freed = |next: &AllocatorStep| next.action == Action::FreeRequested && next.address == step.address;
             if step.action != Action::Alloc || !next.is_some_and(is_freed) {
@@ -82,7 +83,7 @@ impl TensorBlocks {
         }
     }
 
-    /// Begins a block of this size at an address. Returns its number, and that of the change.
+    /// Starts a block of this size at an address. Returns the block's id and the change.
     fn alloc(
         &mut self,
         (at, step): (usize, &AllocatorStep),
@@ -95,7 +96,7 @@ impl TensorBlocks {
         self.lives.begin(when(step.time), NewBlock { key, bytes, origin, device }, ChangeKind::Allocated)
     }
 
-    /// Ends a tensor, if one was at the address.
+    /// Ends a tensor, if there was one at the address.
     fn free_tensor(&mut self, time: u64, block: Option<u32>, live: &mut DeviceHistory) {
         if let Some(block) = block {
             let change = self.lives.end(when(time), block, ChangeKind::Freed);
@@ -103,7 +104,7 @@ impl TensorBlocks {
         }
     }
 
-    /// Removes a range of addresses from the segments. The parts of a segment before and behind it become blocks of their own.
+    /// Removes a range of addresses from the segments. What remains before and after the range becomes separate blocks.
     fn remove(
         &mut self,
         step: (usize, &AllocatorStep),
@@ -125,7 +126,7 @@ impl TensorBlocks {
     }
 }
 
-/// Steps of PyTorch have no number and no thread.
+/// PyTorch's steps have no event number and no thread.
 fn when(time: u64) -> When {
     When { time, number: 0, thread: 0 }
 }
@@ -159,7 +160,7 @@ mod tests {
         (history, lives)
     }
 
-    /// Returns the changes: their times, what they add, and their blocks.
+    /// Returns the time of each change, the bytes that it adds, and its block.
     fn changes((_, lives): &(TensorHistory, Lives)) -> Vec<(u64, i64, u32)> {
         lives.changes().map(|change| (change.time, change.delta, change.block)).collect()
     }
@@ -179,14 +180,14 @@ mod tests {
         let (alloc, requested, completed) = (Action::Alloc, Action::FreeRequested, Action::FreeCompleted);
         let steps = [(1, alloc, 8, 10), (2, requested, 8, 0), (3, completed, 8, 0), (4, requested, 8, 0)];
         assert_eq!(changes(&tensors(0, &steps)), [(1, 10, 0), (2, -10, 0)]);
-        // At one address, one tensor is live.
+        // At any time, one tensor at most is live at an address.
         assert_eq!(
             changes(&tensors(0, &[(1, alloc, 8, 10), (2, alloc, 8, 30)])),
             [(1, 10, 0), (2, -10, 0), (2, 30, 1)]
         );
     }
 
-    /// PyTorch's clock is not the driver's.
+    /// PyTorch's clock differs from the driver's.
     #[test]
     fn the_moment_of_a_refusal_is_the_nearest_one() {
         let second = 1_000_000_000;

@@ -1,6 +1,6 @@
-//! The tensors of PyTorch, and the segments that its allocator got from the driver.
+//! PyTorch's tensors, and the segments that its allocator got from the driver.
 //!
-//! They are a second layer: their bytes are a part of the driver's blocks, and are not added to them.
+//! They are a second layer: their bytes are part of the driver's blocks and are not added to them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,23 +19,23 @@ use super::{
     tensor_blocks::TensorBlocks,
 };
 
-/// The line of tensors that were allocated before the history begins, if PyTorch did not keep it.
+/// The line of tensors that were allocated before the history starts, if PyTorch did not record it.
 const BEFORE_HISTORY: &str = "before the history";
 
 /// The data of a caching allocator.
 #[derive(Debug, Default)]
 pub(crate) struct Tensors {
-    /// Its name and version, such as `PyTorch 2.11.0`.
+    /// The allocator's name and version, such as `PyTorch 2.11.0`.
     pub(crate) name: String,
-    /// The reason why its history is missing.
+    /// Why the history is missing.
     pub(crate) missing: Option<String>,
-    /// The reason why their modules are missing, although they were asked for.
+    /// Why modules are missing although they were requested.
     pub(crate) missing_modules: Option<String>,
     /// The devices whose history contradicts itself.
     pub(crate) contradictions: Vec<AllocatorContradiction>,
     /// The settings of PyTorch's allocator, if they are known.
     pub(crate) settings: Option<AllocatorSettings>,
-    /// The origins of tensors. The path of each is its module, if that is known.
+    /// The origins of tensors. The path of each is its module, if known.
     pub(crate) origins: Vec<Origin>,
     /// The class of the tensors of each origin, such as weights. `None` if the program was recorded without modules.
     pub(crate) classes: Option<Vec<Option<TensorClass>>>,
@@ -55,11 +55,11 @@ impl Tensors {
     }
 }
 
-/// Tensors, while a recording is read.
+/// The tensors while a recording is being read.
 #[derive(Debug, Default)]
 pub(super) struct TensorReading {
     devices: HashMap<Device, Vec<AllocatorStep>>,
-    /// The numbers of origins, by their stack and group.
+    /// The indexes of origins, by stack and group.
     known: HashMap<(StackId, u32), u32>,
     all: Vec<(StackId, u32)>,
 }
@@ -91,7 +91,7 @@ impl TensorReading {
         (self.all.len() - before) as u64
     }
 
-    /// The times at which the driver gave each segment that the allocator says it got.
+    /// Returns the times at which the driver allocated each segment that the allocator reports.
     fn segments(&self, allocated: impl Iterator<Item = (DriverBlock, u64, StackId)>) -> HashMap<DriverBlock, Vec<u64>> {
         let got = |(device, steps): (&Device, &Vec<AllocatorStep>)| {
             let got = steps.iter().filter(|step| step.action == Action::SegmentAlloc);
@@ -106,8 +106,9 @@ impl TensorReading {
         segments
     }
 
-    /// The stacks of the driver's blocks, and those that PyTorch has for the same blocks. `allocated` are the allocations of the driver: their
-    /// devices, keys, sizes, times and stacks. If one stack of the driver belongs to several ones of PyTorch, it is left out.
+    /// Maps the stacks of driver blocks to PyTorch's stacks for the same blocks. `allocated` lists the driver's
+    /// allocations: their devices, keys, sizes, times and stacks. A driver stack that belongs to several PyTorch stacks
+    /// is left out.
     pub(super) fn callers(
         &self,
         allocated: impl Iterator<Item = (DriverBlock, u64, StackId)>,
@@ -138,8 +139,8 @@ impl TensorReading {
         callers
     }
 
-    /// Gives the tensors that are older than the history origins that say so, unless their stacks are known. `numbers` are those of these
-    /// origins, by their groups.
+    /// Gives the tensors that are older than the history an origin that says so, unless their stacks are known.
+    /// `numbers` contains the indexes of these origins, by group.
     fn name_older(&mut self, older: &mut [AllocatorStep], numbers: &mut HashMap<u32, u32>) {
         for step in older.iter_mut().filter(|step| step.action == Action::Alloc) {
             let (stack, group) = self.all[step.origin as usize];
@@ -152,8 +153,8 @@ impl TensorReading {
         }
     }
 
-    /// `allocated` are the allocations of the driver: their devices, keys, sizes, times and stacks. On the devices in `expandable`, segments
-    /// are expandable. Names may have `names_left` bytes.
+    /// Finishes the reading. `allocated` lists the driver's allocations: their devices, keys, sizes, times and stacks.
+    /// On the devices in `expandable`, segments are expandable. Names may take `names_left` bytes.
     pub(super) fn finish(
         mut self,
         definitions: &Definitions,
@@ -205,18 +206,19 @@ impl TensorReading {
     }
 }
 
-/// The device, the key and the size of a block of the driver.
+/// The device, the key and the size of a driver block.
 type DriverBlock = (Device, u64, u64);
 
-/// Returns the one that is nearest to a time. They are in the order of their times.
+/// Returns the item whose time is nearest to `time`. `all` is in the order of the times.
 fn nearest<T: Copy>(all: &[T], time: u64, time_of: impl Fn(&T) -> u64) -> Option<T> {
     let after = all.partition_point(|one| time_of(one) < time);
     let around = &all[after.saturating_sub(1)..all.len().min(after + 1)];
     around.iter().copied().min_by_key(|one| time_of(one).abs_diff(time))
 }
 
-/// Corrects the times of steps, because PyTorch has another clock. When it gets a segment, the driver's block of the same
-/// address and size has the right time. The steps keep their order. In `segments`, the times of each block are sorted.
+/// Corrects the times of steps, because PyTorch uses another clock. When PyTorch gets a segment, the driver block with
+/// the same address and size has the right time. The steps stay in order. In `segments`, the times of each block are
+/// sorted.
 fn align(device: Device, steps: &mut [AllocatorStep], segments: &HashMap<DriverBlock, Vec<u64>>) {
     let mut next = u64::MAX;
     for step in steps.iter_mut().rev() {

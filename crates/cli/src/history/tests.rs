@@ -23,7 +23,8 @@ fn history(made: Made) -> History {
     History::read(file.path()).unwrap()
 }
 
-/// Allocations and frees on two devices and several threads; some frees fail, some are missed; contexts end, parts are freed.
+/// Makes a recording with allocations and frees on two devices and several threads. Some frees fail, some are missed,
+/// contexts end, and parts are freed.
 fn random(seed: u64) -> Made {
     let mut random = Rng::with_seed(seed);
     let mut made = Made::new("random");
@@ -31,7 +32,7 @@ fn random(seed: u64) -> Made {
     let mut live = BTreeSet::new();
     for _ in 0..2_000 {
         made.on_thread(1 + random.u32(..3));
-        // There are few keys, so some are given out while their block is live.
+        // There are few keys, so some are handed out while their block is live.
         let key = Key::from_raw(random.u64(..64) << 20);
         match random.u64(..20) {
             0..9 => {
@@ -39,7 +40,7 @@ fn random(seed: u64) -> Made {
                 let kind = MemKind::ALL[random.usize(..6)];
                 let context = 1 + random.u8(..3);
                 let stack = StackId(random.u32(..7));
-                // A session does this when it knows that it missed frees. Otherwise, no address is given out twice.
+                // A session does this when it knows that it missed frees. Otherwise, no address is handed out twice.
                 if random.u64(..2) == 0 {
                     live.clear();
                     live.insert(key.get());
@@ -85,7 +86,7 @@ fn a_block_has_the_thread_that_allocated_it_whichever_thread_decides() {
     assert_eq!(threads, [(true, 1), (true, 2), (false, 2)]);
 }
 
-/// Random parts of two pools, each compared with all live parts when it is allocated.
+/// Compares random parts of two pools with all live parts when they are allocated.
 #[test]
 fn each_part_that_overlaps_a_live_one_is_found() {
     for seed in 0..100 {
@@ -112,7 +113,7 @@ fn each_part_that_overlaps_a_live_one_is_found() {
                     let overlaps = |((of, other), length): (&(PoolId, u64), &u64)| {
                         *of == pool && *other < address + bytes && address < other + length
                     };
-                    // A part of 0 bytes overlaps none.
+                    // A part of 0 bytes overlaps nothing.
                     if bytes > 0 {
                         expected[at] += u64::from(live.iter().any(overlaps));
                         live.insert((pool, address), bytes);
@@ -179,7 +180,7 @@ fn the_peak_is_that_of_the_ledger_and_its_moment_has_it() {
 
 #[test]
 fn times_are_those_of_the_counter_of_the_processor() {
-    // The ledger's time of stream-ordered memory is that of an earlier event.
+    // For stream-ordered memory, the ledger uses the time of an earlier event.
     let mut made = Made::new("times");
     let key = made.alloc(MIB, MemKind::Pool, 0);
     made.wait(90);
@@ -202,7 +203,7 @@ fn driver_blocks_of_a_backward_pass_are_on_the_line_that_began_it() {
         let train = "/home/ada/train/train.py";
         made.stack(&[(0, "_engine_run_backward", graph, 860), (0, "step", train, line), (0, "<module>", train, 40)])
     });
-    // The blocks of the driver, and the stacks that PyTorch has for them. Blocks of one operation come from two lines.
+    // Driver blocks, and PyTorch's stacks for them. Blocks of one operation come from two lines.
     let mut steps = Vec::new();
     for (stack, of_pytorch) in [(mm, first), (mm, first), (add, first), (add, second)] {
         let key = Key::from_raw((steps.len() as u64 + 1) << 30);

@@ -1,4 +1,4 @@
-//! Moments of a recording, as users write them, and times in words.
+//! Moments of a recording, as users write them, and times as text.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -6,12 +6,12 @@ use std::{fmt, str::FromStr, time::Duration};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Moment {
     Start,
-    /// The highest peak. Each of several devices has its own.
+    /// The highest peak. If there are several devices, each has its own.
     Peak,
     End,
-    /// The refused allocation that matters most.
+    /// The failed allocation that matters most.
     Oom,
-    /// This time after the recording began.
+    /// This time after the recording started.
     Time(Duration),
 }
 
