@@ -1,4 +1,4 @@
-//! The checks of `gpumem doctor`: they find out why gpumem does not work here, or not well.
+//! The checks of `gpumem doctor`, which find out why gpumem does not work here, or not well.
 
 use std::{
     env, fs,
@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::{gpus::Machine, injection, system};
 use crate::run;
 
-/// The names of the fields are those in JSON.
+/// The result of all checks. The field names are those in JSON.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Diagnosis {
     pub(crate) checks: Vec<Check>,
@@ -30,7 +30,7 @@ pub(crate) struct Check {
     pub(crate) name: &'static str,
     pub(crate) verdict: Verdict,
     pub(crate) found: String,
-    /// The next step of the user; empty if there is none, or if `found` says it.
+    /// What the user can do next; empty if there is nothing, or if `found` says it.
     pub(crate) next: String,
 }
 
@@ -54,7 +54,7 @@ impl Verdict {
     }
 }
 
-/// The quality of a trace in a program that starts in this environment.
+/// The gauge of a trace in a program that starts in this environment.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct NewTrace {
     pub(crate) gauge: &'static str,
@@ -66,9 +66,9 @@ pub(crate) struct NewTrace {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct SettingInUse {
     pub(crate) name: &'static str,
-    /// The value that holds.
+    /// The value in effect.
     pub(crate) value: String,
-    /// The origin of the value: `environment` or `default`.
+    /// Where the value comes from: `environment` or `default`.
     pub(crate) from: &'static str,
     pub(crate) meaning: &'static str,
     pub(crate) is_usable: bool,
@@ -126,7 +126,7 @@ impl SettingInUse {
         Self { name, value: stands_for.unwrap_or_else(|| default.replace('`', "")), from, meaning, is_usable }
     }
 
-    /// Returns whether the user set it.
+    /// Returns whether the user set the value.
     pub(crate) fn is_set(&self) -> bool {
         self.from == ENVIRONMENT
     }
@@ -145,8 +145,8 @@ struct Driver {
 
 #[cfg(target_os = "linux")]
 impl Driver {
-    /// Returns the next step if device files are missing. `create` is the command that creates them, which only works with a loaded
-    /// module.
+    /// Returns what to do if device files are missing. `create` is the command that creates them, which only works with
+    /// a loaded module.
     fn next_step(self, create: &str) -> String {
         match self {
             Self { has_module: true, is_in_container: true, .. } => {
@@ -175,7 +175,7 @@ impl Checks {
         self.add(name, Verdict::Ok, found, "");
     }
 
-    /// Errors of the library have a next step.
+    /// Adds a failed check. Errors of the library contain a next step.
     fn failed(&mut self, name: &'static str, verdict: Verdict, why: &impl ToString) {
         self.add(name, verdict, why.to_string(), "");
     }
@@ -239,7 +239,7 @@ impl Checks {
     fn device_files(&mut self, driver: Driver) {
         use rustix::fs::{Access, access};
 
-        // If everything works, it does not matter how: some systems have other files.
+        // If everything works, it does not matter how: some systems use other files.
         if is_wsl() || self.0.iter().all(|check| check.verdict == Verdict::Ok) {
             return;
         }
@@ -279,7 +279,7 @@ impl Checks {
         let dispatch = source::can_intercept(Source::Dispatch);
         let cupti = source::can_intercept(Source::Cupti);
         let is_simulated = status.source == Source::Simulation;
-        // One reason holds for all of them. It stands above.
+        // All of them have the same reason, which is printed above.
         let is_blamed = |checks: &Self, why: &gpumem::Error| {
             let why = why.to_string();
             checks.0.iter().any(|check| check.found == why)
@@ -325,7 +325,8 @@ impl Checks {
         self.ok("injection", found);
     }
 
-    /// A process has one subscriber of CUPTI, so only programs that share a process with gpumem matter.
+    /// Checks for other profilers. A process can have one CUPTI subscriber, so only programs that share a process with
+    /// gpumem matter.
     fn profilers(&mut self, machine: Option<&Machine>) {
         let indices = machine.into_iter().flat_map(|machine| machine.gpus.iter().filter_map(|gpu| gpu.index));
         let mut pids: Vec<u32> = indices
@@ -365,7 +366,7 @@ impl Checks {
         }
     }
 
-    /// Checks the needs of `gpumem run`.
+    /// Checks what `gpumem run` needs.
     fn command(&mut self) {
         match run::check() {
             Ok(path) => self.ok("gpumem run", format!("the injected library is {}", path.display())),
@@ -381,7 +382,8 @@ impl Checks {
     }
 }
 
-/// Returns the file that this process has loaded, such as `, /usr/lib/libcuda.so.580.159.04`. Empty if there is none.
+/// Returns the file from which this process loaded a library, such as `, /usr/lib/libcuda.so.580.159.04`. Empty if
+/// there is none.
 fn loaded(library: &str) -> String {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let paths = maps.lines().filter_map(|line| Some(PathBuf::from(&line[line.find('/')?..])));
@@ -392,7 +394,7 @@ fn loaded(library: &str) -> String {
     paths.into_iter().find(is_it).map(|path| format!(", {}", path.display())).unwrap_or_default()
 }
 
-/// Turns `130002` into `of CUDA 13.0.2`. Before CUDA 12.6, the number counts versions of the interface.
+/// Turns `130002` into `of CUDA 13.0.2`. Before CUDA 12.6, the number is a version of the interface.
 fn cupti_in_words(version: u32) -> String {
     match version {
         100_000.. => format!("of CUDA {}.{}.{}", version / 10_000, version / 100 % 100, version % 100),

@@ -8,13 +8,13 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// The GPUs of the machine. The names of the fields are those in JSON. A value that could not be read is `None`, and
-/// `not_read` says why.
+/// The GPUs of the machine. The field names are those in JSON. A value that could not be read is `None`; `not_read`
+/// contains the reason.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Machine {
     pub(crate) driver_version: Option<String>,
     pub(crate) nvml_version: Option<String>,
-    /// The newest version of CUDA that the driver supports.
+    /// The latest CUDA version that the driver supports.
     pub(crate) cuda_version: Option<String>,
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) not_read: Vec<NotRead>,
@@ -22,9 +22,9 @@ pub(crate) struct Machine {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Gpu {
-    /// NVML's number, which `nvidia-smi` shows.
+    /// NVML's index, which `nvidia-smi` shows.
     pub(crate) index: Option<u32>,
-    /// CUDA's number in a program with this environment.
+    /// CUDA's ordinal in a program with this environment.
     pub(crate) cuda_ordinal: Option<u32>,
     pub(crate) name: Option<String>,
     pub(crate) uuid: Option<String>,
@@ -88,7 +88,7 @@ impl Memory {
 const ORDINALS: &str = "CUDA's ordinals";
 
 impl Machine {
-    /// Reads all GPUs with NVML alone. The error is NVML's.
+    /// Reads all GPUs with NVML only. The error is NVML's.
     pub(crate) fn read() -> Result<Self, Error> {
         let library::Machine { driver, nvml, cuda, gpus } = library::machine()?;
         let mut machine = Self::default();
@@ -106,7 +106,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Reads all GPUs, with CUDA's ordinals. Without NVML, they have the values that CUDA knows without a context.
+    /// Reads all GPUs, with CUDA's ordinals. Without NVML, they get the values that CUDA reports without a context.
     pub(crate) fn read_with_cuda() -> Result<Self, Failure> {
         let cuda = library::cuda_devices();
         match Self::read() {
@@ -162,7 +162,7 @@ impl Machine {
         }
     }
 
-    /// Devices with the same UUID are the same.
+    /// Adds CUDA's ordinals. Devices with the same UUID are the same.
     fn add_ordinals(&mut self, cuda: Result<Vec<CudaDevice>, Error>) {
         let Some(devices) = self.known(ORDINALS, cuda) else { return };
         let ordinal = |uuid: &str| {

@@ -4,11 +4,11 @@ use std::{env, ffi::OsString, process::Command};
 
 use gpumem_inject::variable::INJECTION;
 
-/// The value of the variable before the command started itself again without it.
+/// Holds the variable's value from before the command restarted itself without it.
 const WAS: &str = "GPUMEM_COMMAND_INJECTION";
 
-/// Starts this command again without the variable, in this process: if the command initialised the driver, the driver would load the
-/// tool into the command, which is not the program that the tool is for.
+/// Restarts this command without the variable, in the same process. Otherwise, when the command initialises the driver,
+/// the driver would load the tool into the command, which is not the program that the tool is meant for.
 pub(crate) fn leave_out_injection() {
     #[cfg(unix)]
     if let Some(tool) = set(INJECTION)
@@ -16,12 +16,12 @@ pub(crate) fn leave_out_injection() {
     {
         use std::os::unix::process::CommandExt;
 
-        // The call returns only if it fails. Then the tool is loaded, which does not change the output.
+        // The call returns only if it fails. The tool is then loaded, which does not change the output.
         _ = Command::new(this).args(env::args_os().skip(1)).env_remove(INJECTION).env(WAS, tool).exec();
     }
 }
 
-/// The tool that programs in the environment of this command have loaded.
+/// The tool that is loaded into programs in the environment of this command.
 pub(super) fn tool() -> Option<OsString> {
     set(INJECTION).or_else(|| set(WAS))
 }

@@ -1,4 +1,5 @@
-//! The GPUs of this machine, their processes, and recordings that run. `gpumem info`, `ps`, `watch` and `doctor` show it.
+//! The GPUs of this machine, their processes, and running recordings. `gpumem info`, `ps`, `watch` and `doctor` show
+//! them.
 
 mod doctor;
 mod gpus;
@@ -33,7 +34,7 @@ pub(crate) fn exit_of(not_read: &[NotRead]) -> Exit {
     exit
 }
 
-/// Says that the driver runs and has no GPU.
+/// Makes the error that the driver runs but there is no GPU.
 pub(crate) fn no_gpu() -> Failure {
     let next = "in a container, start it with --gpus all; else see `lspci` and dmesg";
     Failure::new("no GPU", "the driver runs and knows no GPU", next)

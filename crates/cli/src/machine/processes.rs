@@ -18,12 +18,12 @@ use super::{
     system,
 };
 
-/// A process on one GPU. The names of the fields are those in JSON. An unknown value is `None`.
+/// A process on one GPU. The field names are those in JSON. An unknown value is `None`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Process {
-    /// NVML's number.
+    /// NVML's index of the GPU.
     pub(crate) gpu: u32,
-    /// The number that the driver reports. In a container it may be a number outside of it.
+    /// The process id that the driver reports. In a container it may be an id from outside.
     pub(crate) pid: u32,
     pub(crate) user: Option<String>,
     pub(crate) command: Option<String>,
@@ -31,12 +31,12 @@ pub(crate) struct Process {
     /// The use of the GPU: computing, graphics, or both.
     #[serde(rename = "use")]
     pub(crate) kind: &'static str,
-    /// True if the process with this number is the one that the driver means. `None` if that cannot be found out.
+    /// True if the process with this id is the one that the driver means. `None` if that cannot be found out.
     pub(crate) is_visible: Option<bool>,
     pub(crate) recording: Recording,
 }
 
-/// A process is recorded, dormant, not recorded, or not visible.
+/// Whether a process is recorded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub(crate) enum Recording {
@@ -45,11 +45,11 @@ pub(crate) enum Recording {
         #[serde(serialize_with = "json::paths")]
         files: Vec<PathBuf>,
     },
-    /// It waits for `gpumem start`.
+    /// The process waits for `gpumem start`.
     Dormant,
     /// The process is not recorded.
     None,
-    /// It is the process of another user, or not visible here.
+    /// The process belongs to another user, or is not visible here.
     Unknown,
 }
 
@@ -69,15 +69,15 @@ pub(crate) struct Dormant {
     pub(crate) command: Option<String>,
 }
 
-/// The memory of a GPU, and how much of it the listed processes have.
+/// The memory of a GPU, and how much of it the listed processes use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct GpuUse {
     pub(crate) gpu: u32,
     pub(crate) used_bytes: Option<u64>,
     /// `None` if the memory of one of them is not known.
     pub(crate) listed_bytes: Option<u64>,
-    /// The memory in use that is not listed: that of processes that the driver does not show here, and that of no
-    /// process.
+    /// The memory in use that is not listed: that of processes that the driver does not show here, and memory that
+    /// belongs to no process.
     pub(crate) not_listed_bytes: Option<u64>,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Usage {
     /// The processes by GPU, those with the most memory first.
     pub(crate) processes: Vec<Process>,
     pub(crate) gpus: Vec<GpuUse>,
-    /// Processes that are recorded and that the driver does not list.
+    /// Recorded processes that the driver does not list.
     pub(crate) recorded_besides: Vec<Recorded>,
     /// Processes that wait for `gpumem start` and that the driver does not list.
     pub(crate) dormant_besides: Vec<Dormant>,
@@ -101,7 +101,7 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// Reads the processes on these GPUs. Recorded and dormant processes are found without any GPU.
+    /// Reads the processes on these GPUs. Recorded and dormant processes are found even without a GPU.
     pub(crate) fn read(machine: &Machine, system: &mut Known) -> Self {
         let mut all = Self::default();
         let mut lists = Vec::new();
@@ -112,7 +112,7 @@ impl Usage {
                 Err(why) => all.not_read.push(NotRead::error(format!("the processes on GPU {index}"), &why)),
             }
         }
-        // A process may be on several GPUs, and it is looked at once.
+        // A process may be on several GPUs, but is looked up once.
         system.update(lists.iter().flat_map(|(.., processes)| processes.iter().map(|process| process.pid)).collect());
         let found = Found::now();
         for (index, used, processes) in lists {
@@ -141,7 +141,7 @@ impl Usage {
         let mut processes: Vec<_> = processes
             .into_iter()
             .map(|process| {
-                // Nothing else is known of a process that is not visible here.
+                // Nothing else is known about a process that is not visible here.
                 let of_system = system.processes.get(&process.pid);
                 let is_visible = of_system.map_or(Some(false), |known| known.uses_driver);
                 let seen = of_system.filter(|_| is_visible != Some(false));
@@ -168,7 +168,7 @@ impl Usage {
     }
 }
 
-/// The system's data of a process.
+/// What the system knows about a process.
 #[derive(Debug)]
 struct OfSystem {
     began: u64,
@@ -177,14 +177,14 @@ struct OfSystem {
     uses_driver: Option<bool>,
 }
 
-/// The processes that the driver lists, with the data of the system. Data are read again only if they may have changed.
+/// The processes that the driver lists, with the system's data. These are read again only if they may have changed.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     processes: HashMap<u32, OfSystem>,
 }
 
 impl Known {
-    /// Keeps the data of the processes with these numbers that are visible here, and removes all other data.
+    /// Keeps the data of those of these processes that are visible here, and removes all other data.
     fn update(&mut self, pids: HashSet<u32>) {
         let mut known = mem::take(&mut self.processes);
         let process = |pid| {
@@ -201,11 +201,11 @@ impl Known {
     }
 }
 
-/// A look at all processes that are visible here.
+/// One look at all processes that are visible here.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
     recordings: BTreeMap<u32, Recording>,
-    /// The recordings of `gpumem run` that their processes began and do not write any more.
+    /// Recordings of `gpumem run` that their processes started and no longer write.
     #[cfg(feature = "export")]
     pub(crate) left: Vec<(u32, PathBuf)>,
 }
@@ -229,7 +229,7 @@ impl Found {
         found
     }
 
-    /// Returns the numbers of the processes that wait for `gpumem start`.
+    /// Returns the ids of the processes that wait for `gpumem start`.
     pub(crate) fn dormant(&self) -> impl Iterator<Item = u32> {
         let dormant = self.recordings.iter().filter(|(_, recording)| **recording == Recording::Dormant);
         dormant.map(|(pid, _)| *pid)

@@ -1,4 +1,4 @@
-//! Reads processes from `/proc` of Linux. It writes nothing there, and stops no process.
+//! Reads processes from Linux's `/proc`. Nothing is written there, and no process is stopped.
 
 use std::{
     ffi::OsStr,
@@ -24,12 +24,13 @@ fn place(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
 }
 
-/// Bytes that are not UTF-8 are replaced: Linux cuts the names of programs at a byte, which may be within a character.
+/// Reads a file of a process. Bytes that are not UTF-8 are replaced: Linux cuts the names of programs at a byte, which
+/// may be within a character.
 fn read(pid: u32, name: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&fs::read(place(pid, name)).ok()?).into_owned())
 }
 
-/// The processes that are visible here.
+/// Returns the ids of the processes that are visible here.
 pub(super) fn pids() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut pids: Vec<_> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
@@ -45,26 +46,26 @@ pub(crate) fn command(pid: u32) -> Option<String> {
     Some(line).filter(|line| !line.is_empty()).or_else(short).filter(|line| !line.is_empty())
 }
 
-/// The name of the user whose process it is; the number if it has no name.
+/// Returns the name of the user that a process belongs to; the user id if there is no name.
 pub(crate) fn user(pid: u32) -> Option<String> {
     let uid = uid(pid)?;
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
     Some(name_of(uid, &users).unwrap_or_else(|| uid.to_string()))
 }
 
-/// The number of the user whose process it is.
+/// Returns the id of the user that a process belongs to.
 pub(crate) fn uid(pid: u32) -> Option<u32> {
     Some(fs::metadata(format!("/proc/{pid}")).ok()?.uid())
 }
 
-/// Returns whether this process and that one see the same shared memory.
+/// Returns whether this process and the given one see the same shared memory.
 #[cfg(feature = "export")]
 pub(crate) fn shares_memory(pid: u32) -> bool {
     let names = |process: &str| fs::read_link(format!("/proc/{process}/ns/ipc")).ok();
     names("self").is_some_and(|own| names(&pid.to_string()) == Some(own))
 }
 
-/// The groups of processes that it is in: a line `number:controllers:path` for each hierarchy.
+/// Returns the cgroups of a process: one line `number:controllers:path` for each hierarchy.
 #[cfg(feature = "export")]
 pub(crate) fn cgroups(pid: u32) -> Option<String> {
     read(pid, "cgroup")
@@ -78,29 +79,30 @@ fn name_of(uid: u32, users: &str) -> Option<String> {
     })
 }
 
-/// Returns the time when the process began, in the system's own unit. Another process may get the number later.
+/// Returns the start time of a process, in the system's own unit. Another process may get the same id later.
 pub(crate) fn began(pid: u32) -> Option<u64> {
     let stat = read(pid, "stat")?;
     let (_, after_name) = stat.rsplit_once(')')?;
     after_name.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Returns whether the process has loaded a library of the NVIDIA driver or opened a device of it. `None` if that cannot
-/// be read.
+/// Returns whether the process has loaded a library of the NVIDIA driver or opened one of its devices. `None` if that
+/// cannot be read.
 pub(crate) fn uses_driver(pid: u32) -> Option<bool> {
     let maps = read(pid, "maps")?;
     Some(["nvidia", "libcuda.so", "/dev/dxg"].iter().any(|name| maps.contains(name)))
 }
 
-/// Returns whether the process has loaded a library whose name has this beginning. `None` if that cannot be read.
+/// Returns whether the process has loaded a library whose name starts with `library`. `None` if that cannot be read.
 pub(super) fn has_loaded(pid: u32, library: &str) -> Option<bool> {
     Some(read(pid, "maps")?.contains(&format!("/{library}")))
 }
 
-/// Returns the recordings that the process writes. An error if its files cannot be read.
+/// Returns the recordings that the process writes, or an error if its files cannot be read.
 pub(super) fn open_recordings(pid: u32) -> io::Result<Vec<PathBuf>> {
     let mut recordings = Vec::new();
-    // If a file was closed during a look, the process may have begun its recording again in another file. The next look finds that.
+    // If a file was closed during a look, the process may have restarted its recording in another file. The next look
+    // finds it.
     for _ in 0..MOST_LOOKS {
         recordings.clear();
         let mut has_changed = false;
@@ -110,7 +112,7 @@ pub(super) fn open_recordings(pid: u32) -> io::Result<Vec<PathBuf>> {
                 has_changed = true;
                 continue;
             };
-            // The process opens a recording only for writing. The rights of the link say this.
+            // The process opens recordings only for writing. The permissions of the link show that.
             let is_written = known.permissions().mode() & 0o600 == 0o200;
             if is_written && path.is_absolute() && !path.starts_with("/dev") {
                 let recording = recording_at(pid, &link, path).filter(|recording| is_writer(pid, recording));
@@ -126,29 +128,31 @@ pub(super) fn open_recordings(pid: u32) -> io::Result<Vec<PathBuf>> {
 
 const MOST_LOOKS: usize = 3;
 
-/// Returns the recording that the process writes through this link to a path. While a recording begins again, only the file that will replace
-/// it is open, and may still be empty: then this is the recording that will be replaced.
+/// Returns the recording that the process writes through this link to a path. While a recording is being restarted,
+/// only the file that will replace it is open, and that file may still be empty. In that case, the recording to be
+/// replaced is returned.
 fn recording_at(pid: u32, link: &Path, path: PathBuf) -> Option<PathBuf> {
     let replaced = path.with_extension("");
     let replaced = (new_path(&replaced) == path).then(|| visible_here(pid, replaced)).filter(|file| is_recording(file));
     replaced.or_else(|| is_recording(link).then(|| visible_here(pid, path)))
 }
 
-/// Returns whether this process is the one that is recorded. The child of a fork also has the files of its parent open, and `gpumem run` has
-/// recordings open that it completes.
+/// Returns whether this process is the recorded one. A forked child also has its parent's files open, and `gpumem run`
+/// has the recordings open that it completes.
 fn is_writer(pid: u32, recording: &Path) -> bool {
     let writer = open_to_read(recording).and_then(Beginning::read).map_or(0, |beginning| beginning.pid);
     writer == 0 || own_number(pid).is_none_or(|own| own == writer)
 }
 
-/// Returns the number that the process has for itself. In a container it is not `pid`: it is the last number of the line `NSpid`.
+/// Returns the id that the process has in its own namespace. In a container this is not `pid` but the last number of
+/// the line `NSpid`.
 fn own_number(pid: u32) -> Option<u32> {
     let status = read(pid, "status")?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     numbers.split_whitespace().next_back()?.parse().ok()
 }
 
-/// In a container, the path is that of its own file system.
+/// Returns the path as seen from here. In a container, `path` is in the container's own file system.
 fn visible_here(pid: u32, path: PathBuf) -> PathBuf {
     let root = place(pid, "root");
     let inside = root.join(path.strip_prefix("/").unwrap_or(&path));
@@ -156,7 +160,7 @@ fn visible_here(pid: u32, path: PathBuf) -> PathBuf {
     if file(&inside).is_some() && file(&inside) != file(&path) { inside } else { path }
 }
 
-/// Returns the environment with which the process began. It is empty if it cannot be read.
+/// Returns the environment with which the process started. Empty if it cannot be read.
 pub(super) fn environment(pid: u32) -> Vec<u8> {
     fs::read(place(pid, "environ")).unwrap_or_default()
 }
@@ -172,7 +176,7 @@ pub(super) fn is_dormant(pid: u32, environment: &[u8]) -> bool {
     variable(environment, variable::CONTROL).is_some_and(|folder| control::socket(folder, pid).exists())
 }
 
-/// Returns the newest recording that `gpumem run` asked for, if this process has begun one.
+/// Returns the latest recording that `gpumem run` requested, if this process has started one.
 #[cfg(feature = "export")]
 pub(super) fn left_recording(pid: u32, environment: &[u8]) -> Option<PathBuf> {
     let file = variable(environment, variable::FILE)?;
@@ -249,7 +253,7 @@ mod tests {
             found
         };
         assert_eq!(in_folder(), [recording.clone(), named_new.clone()]);
-        // While `b.capture` is begun again, the process has only the file open that takes its place.
+        // While `b.capture` is restarted, the process has only its replacement open.
         let _new = fs::File::create(&new).unwrap();
         assert_eq!(in_folder(), [recording, read, named_new]);
     }
