@@ -28,9 +28,9 @@ use crate::{
     },
 };
 
-/// The page has at most this many names of blocks.
+/// The page contains at most this many names of blocks.
 const MOST_LABELS: usize = 20_000;
-/// The page has at most this many marks.
+/// The page contains at most this many marks.
 const MOST_MARKS: usize = 20_000;
 /// The small curve of a recording has this many steps.
 const STEPS: usize = 300;
@@ -46,12 +46,12 @@ struct PageOrigin<'a> {
     kind: &'static str,
     is_on_device: bool,
     frames: Vec<usize>,
-    /// The folded stack.
+    /// The frames of the folded stack.
     calls: Vec<usize>,
 }
 
-/// All that is not in the columns, as `page.js` reads it. There may be many origins and frames. Fields are `None` if the recording is not
-/// in detail.
+/// Everything that is not in the columns, as `page.js` reads it. There may be many origins and frames. Fields are
+/// `None` if the page does not show the recording in detail.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct About<'a> {
@@ -71,10 +71,10 @@ struct About<'a> {
     end: u64,
     file: &'a str,
     has_only_peaks: bool,
-    /// What was live before this time is not known.
+    /// The memory that was live before this time is not known.
     known_from: Option<u64>,
     labels: BTreeMap<u32, &'a str>,
-    /// The times of the moments that the program marked, and the numbers of their names in `frames`.
+    /// The times of the moments that the program marked, and the indexes of their names in `frames`.
     marks: Vec<(u64, usize)>,
     missing: Vec<String>,
     not_freed: AboutNotFreed,
@@ -93,7 +93,7 @@ struct AboutDevice<'a> {
     peak_time: Option<u64>,
     /// The memory that each registered pool kept unused at the peak.
     pools: Vec<String>,
-    /// All memory that the device has, in bytes.
+    /// The device's total memory, in bytes.
     total: Option<u64>,
 }
 
@@ -103,18 +103,18 @@ struct AboutNotFreed {
     bytes: u64,
 }
 
-/// The times at which the driver refused allocations, and the text of the summary about them.
+/// The times at which the driver rejected allocations, and the text about them in the summary.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AboutRefused {
-    /// `None` if nothing was live before, or if the recording does not have it.
+    /// `None` if nothing was live before, or if the recording does not contain it.
     after: Option<u32>,
     after_time: Option<u64>,
     times: Vec<u64>,
     words: Vec<String>,
 }
 
-/// PyTorch's history is separate from the driver's. `page.js` reads the fields of both in the same way.
+/// PyTorch's history, which is separate from the driver's. `page.js` reads the fields of both in the same way.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AboutTensors<'a> {
@@ -133,9 +133,9 @@ struct AboutTensors<'a> {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AboutTensorDevice<'a> {
-    /// Parts that follow each other are one segment if this is true.
+    /// True if adjacent parts form one segment.
     is_expandable: bool,
-    /// What was live before this time is not known.
+    /// The memory that was live before this time is not known.
     known_from: Option<u64>,
     model: Option<&'a str>,
     name: String,
@@ -144,9 +144,9 @@ struct AboutTensorDevice<'a> {
 }
 
 pub(super) struct Recording {
-    /// All that is not in the columns, in JSON.
+    /// Everything that is not in the columns, as JSON.
     pub(super) about: String,
-    /// The columns, compressed, in base 64. `None` if it is not in detail.
+    /// The columns, compressed, in base 64. `None` if the recording is not shown in detail.
     pub(super) data: Option<String>,
     /// The columns of the tensors, if the recording has any.
     pub(super) tensors: Option<String>,
@@ -155,19 +155,19 @@ pub(super) struct Recording {
 /// Columns of numbers in LEB128.
 #[derive(Default)]
 struct Columns {
-    /// The nanoseconds since the change before it, for each change.
+    /// For each change, the nanoseconds since the previous one.
     times: Vec<u8>,
-    /// The number of blocks that were allocated since the block of a change, times 2, for each change. It is 0 if the block is new. 1 is
-    /// added if the block is freed, and 2 if only a part of it is freed.
+    /// For each change, how many blocks were allocated since the block of the change, times 2. This is 0 if the block
+    /// is new. 1 is added if the block is freed, and 2 if only a part of it is freed.
     blocks: Vec<u8>,
     /// The origin of each new block.
     origins: Vec<u8>,
-    /// The size of each new block, and the bytes that are left after each change that frees a part.
+    /// The size of each new block, and the remaining bytes after each change that frees a part.
     sizes: Vec<u8>,
     /// The device of each new block.
     devices: Vec<u8>,
-    /// The number of the address of each new block of PyTorch, in the order in which addresses appear. If it is new, the address
-    /// follows. Empty for the blocks of the driver.
+    /// The id of the address of each new PyTorch block, numbered in the order in which addresses first appear. A new id
+    /// is followed by the address. Empty for driver blocks.
     addresses: Vec<u8>,
 }
 
@@ -240,7 +240,7 @@ fn refused(history: &History, overview: &Overview) -> Option<AboutRefused> {
 }
 
 impl Recording {
-    /// A recording that is not in detail has no events.
+    /// Collects the data of a recording. Without details, its events are left out.
     pub(super) fn of(history: &History, overview: &Overview, is_in_detail: bool) -> io::Result<Self> {
         let columns = is_in_detail.then(|| Columns::of(&history.lives, false));
         let data = columns.as_ref().map(Columns::compressed).transpose()?;
@@ -339,8 +339,8 @@ fn total(history: &History, device: Device) -> Option<u64> {
     Some(history.definitions().device(device)?.total?.get())
 }
 
-/// Returns the tensors of PyTorch, as `page.js` reads them in place of the blocks. Segments are the blocks that are not on the
-/// device.
+/// Returns PyTorch's tensors, as `page.js` reads them instead of the blocks. Segments are the blocks that are not on
+/// the device.
 fn tensors<'a>(
     history: &'a History,
     overview: &Overview,
@@ -402,7 +402,8 @@ fn tensors<'a>(
     Some((about, columns))
 }
 
-/// The peaks of all devices together in equal parts of the time; `None` if they are not in the recording.
+/// Divides the time into equal parts, and returns the peak of all devices together in each; `None` if the recording
+/// does not contain it.
 fn curve(history: &History) -> Vec<Option<u64>> {
     let end = history.end_nanos().max(1);
     let step_of =
@@ -410,7 +411,7 @@ fn curve(history: &History) -> Vec<Option<u64>> {
     if history.has_only_peaks() {
         let mut curve = vec![None; STEPS];
         let used: Vec<_> = history.devices.iter().filter_map(|device| Some((device.peak_at?, device.peak))).collect();
-        // If there are several devices, the memory of the others at the peak of one is not known.
+        // With several devices, the memory of the others at the peak of one is not known.
         if let [(at, peak)] = *used {
             curve[step_of(history.time_of(at))] = Some(peak);
         }

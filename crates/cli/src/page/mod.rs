@@ -1,7 +1,9 @@
-//! `gpumem report --html` writes one self-contained page. It loads nothing from a network, and its policy forbids it to.
+//! The page of `gpumem report --html`, which is self-contained. It loads nothing from a network, and its policy forbids
+//! that.
 //!
-//! `page.js` says how the data are laid out and drawn. They have every event, and the page chooses what it draws at a zoom. If there
-//! are many recordings, only some have their events in the page: those at the extremes, and those that a user asks for.
+//! `page.js` documents how the data are laid out and drawn. They contain every event, and the page chooses what to draw
+//! at a zoom level. If there are many recordings, only some are on the page with their events: the extreme ones, and
+//! those that the user asks for.
 
 mod data;
 mod script;
@@ -21,28 +23,29 @@ use crate::{
     },
 };
 
-/// If there are at most this many recordings, all are in the page with their events.
+/// Up to this many recordings are all on the page with their events.
 pub(crate) const MOST_IN_DETAIL: usize = 64;
-/// If there are more recordings, the first ones that ran out of memory are in the page with their events, at most this
-/// many.
+/// If there are more recordings, at most this many of those that ran out of memory are on the page with their events,
+/// the earliest ones.
 const MOST_OUT_OF_MEMORY: usize = 4;
-/// The number of places that are compared, those that differ most.
+/// How many places are compared: those that differ most.
 const MOST_PLACES: usize = 40;
 
 const HTML: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// The recordings of a page. Each is read, converted and dropped.
+/// The recordings of a page. Each one is read, converted and dropped.
 #[derive(Default)]
 pub(crate) struct Page {
     recordings: Vec<Recording>,
     comparison: Comparison,
-    /// The recordings that are there with their events, and the reason, if there are many recordings.
+    /// The recordings on the page with their events. If there are many recordings, each of these has the reason why it
+    /// was chosen.
     in_detail: Vec<(usize, &'static str)>,
 }
 
-/// The differences of many recordings, as `page.js` reads them.
+/// The differences between many recordings, as `page.js` reads them.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AboutFleet<'a> {
@@ -60,10 +63,10 @@ impl Page {
         Ok(())
     }
 
-    /// Returns the numbers of the recordings for [`add_events`](Self::add_events), if all were added without events.
+    /// Chooses the recordings for [`add_events`](Self::add_events), if all were added without events.
     ///
     /// # Errors
-    /// Returns an error if there is no recording of one of these ranks.
+    /// Returns an error if a rank has no recording.
     pub(crate) fn choose(&mut self, ranks: &[u64]) -> Result<Vec<usize>, Failure> {
         let extremes = self.comparison.extremes().into_iter();
         let extremes = extremes.flat_map(|Extremes { highest, median, lowest }| {
@@ -91,7 +94,7 @@ impl Page {
         Ok(numbers)
     }
 
-    /// Adds the events of a recording that is there without them.
+    /// Adds the events of a recording that was added without them.
     pub(crate) fn add_events(&mut self, number: usize, history: &History) -> io::Result<()> {
         self.recordings[number] = Recording::of(history, &Overview::of(history), true)?;
         Ok(())

@@ -1,16 +1,17 @@
-//! JSON in a script of the page.
+//! JSON inside a script of the page.
 
 use std::io::{self, Write};
 
 use gpumem_core::model::one_line;
 use serde_json::ser::{CharEscape, CompactFormatter, Formatter};
 
-/// The JSON in a script of the page. A page is text for people, so its names are shown as in a terminal.
+/// Writes JSON for a script of the page. The page is text for people, so its names are shown as in a terminal.
 pub(super) struct InScript;
 
 impl Formatter for InScript {
     fn write_string_fragment<W: ?Sized + Write>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
-        // The backslashes are those of `one_line`: JSON's own escapes are no part of a fragment. Only `<` could end the script.
+        // The backslashes come from `one_line`: JSON's own escapes are not part of a fragment. Only `<` could end the
+        // script.
         let text = one_line(fragment).replace('\\', "\\\\").replace('<', "\\u003c");
         out.write_all(text.as_bytes())
     }
