@@ -16,20 +16,20 @@ use gpumem_driver::{
 use super::{content::Content, parts, symbols, torch};
 use crate::{failure::Failure, files, terminal};
 
-/// The completion of a large recording takes some seconds. A process that has its lock for longer hangs, or wants to block
+/// Completing a large recording takes some seconds. A process that holds the lock for longer hangs, or wants to block
 /// others.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Returns the path of a file beside a recording. If there is such a file, no `gpumem run` completes the recording, so the next
-/// report does.
+/// Returns the path of a marker file next to a recording. If the file exists, no `gpumem run` will complete the
+/// recording, so the next report does.
 pub(crate) fn unattended_marker(recording: &Path) -> PathBuf {
     let mut marker = recording.as_os_str().to_owned();
     marker.push(".attached");
     marker.into()
 }
 
-/// Completes a recording before it is reported, if something is missing in its file. If that fails, an error on stderr says so, and
-/// the recording is as readable as before. Returns true if its process still records.
+/// Completes a recording before it is reported, if something is missing in its file. If that fails, an error is printed
+/// on stderr, and the recording stays as readable as before. Returns true if the process is still recording.
 pub(crate) fn complete_for_report(recording: &Path) -> bool {
     if !is_unfinished(recording) {
         return false;
@@ -37,7 +37,8 @@ pub(crate) fn complete_for_report(recording: &Path) -> bool {
     match complete(recording) {
         Ok(Some(_)) => {}
         Ok(None) => return true,
-        // `gpumem run` has ended and given the recording its name meanwhile. The reader says that it cannot be read.
+        // Meanwhile, `gpumem run` has ended and given the recording its final name. The reader reports that the file
+        // cannot be read.
         Err(error) if error.kind() == io::ErrorKind::NotFound && !recording.exists() => {}
         Err(error) => {
             let what = format!("what the process of `{}` recorded last cannot be added", recording.display());
@@ -47,33 +48,34 @@ pub(crate) fn complete_for_report(recording: &Path) -> bool {
     false
 }
 
-/// Returns whether data of a recording is not in its file yet. The reader of the recording has the error if it cannot be opened.
+/// Returns whether some data of a recording is not in its file yet. If the recording cannot be opened, its reader
+/// reports that.
 fn is_unfinished(recording: &Path) -> bool {
     let Ok(file) = files::open_to_read(recording) else { return false };
     has_ring(&file, &SharedMemory) || unattended_marker(recording).exists() || torch::has_history(recording)
 }
 
-/// Adds what a killed process left in its ring, the older part of a recording of the newest events, the functions at the addresses of
-/// stacks, and PyTorch's history. Returns the content of the recording after the ring and the older part were added, before functions
-/// and PyTorch's history; `None` if the process still records.
+/// Adds what a killed process left in its ring, the older part of a recording that keeps the latest events, the
+/// functions at the addresses of stacks, and PyTorch's history. Returns the content of the recording with the ring and
+/// the older part, but without the added functions and PyTorch's history; `None` if the process is still recording.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read or written. The recording is as readable as before.
+/// Returns an error if a file cannot be read or written. The recording stays as readable as before.
 pub(crate) fn complete(path: &Path) -> io::Result<Option<Content>> {
-    // If several processes want to complete it at the same time, one does it, and the others wait.
+    // If several processes want to complete the recording at the same time, one does it, and the others wait.
     let lock = lock_file(path, "completing");
     let _turn = LockFile::wait(&lock, PATIENCE, || {
         let (path, lock) = (path.display(), lock.display());
         terminal::error(&format_args!("waiting for another process, which completes `{path}` and has locked `{lock}`"));
     })?;
-    // Until all is added, no process begins a recording with this name.
+    // Until everything is added, no process starts a recording with this name.
     let file = files::open(path, File::options().read(true).write(true))?;
     let Some(_ended) = recover(path, file, &SharedMemory)? else { return Ok(None) };
     parts::join(path)?;
     let (content, end) = Content::read(io::BufReader::new(files::open_to_read(path)?))?;
     match end {
         End::Complete => {}
-        // The disk was full. Added data has to follow a complete record.
+        // The disk was full. Data can only be added after a complete record.
         End::Cut { at } => files::open(path, File::options().write(true))?.set_len(at)?,
         End::Damaged { .. } | End::AboveLimit { .. } => return Ok(Some(content)),
     }

@@ -1,4 +1,4 @@
-//! The content of a recording that completing it needs.
+//! The parts of a recording's content that are needed to complete it.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -11,21 +11,21 @@ use gpumem_core::{
     recording::{CodeAddress, End, Item, ModuleDefinition, RecordedEvent, for_each_item},
 };
 
-/// The content of a recording that completing it needs.
+/// The parts of a recording's content that are needed to complete it.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
-    /// The time when its session began, since 1970.
+    /// When its session started, since 1970.
     pub(super) began: Option<Duration>,
     pub(super) modules: HashMap<u32, ModuleDefinition>,
-    /// The addresses of its stacks that stand for nothing yet.
+    /// Addresses in its stacks for which no function is recorded yet.
     pub(super) addresses: BTreeSet<CodeAddress>,
-    /// The largest number of a stack.
+    /// The highest id of a stack.
     pub(super) last_stack: u32,
-    /// True if the history of a caching allocator is there.
+    /// True if the recording contains the history of a caching allocator.
     pub(super) has_allocator: bool,
-    /// True if its process asked for memory, and got it or not.
+    /// True if its process requested memory, whether or not it got any.
     pub(crate) has_requests: bool,
-    /// True if its process has written all, or what it left was added.
+    /// True if its process has written everything, or if what was left in the ring has been added.
     pub(crate) is_finished: bool,
     /// The devices on which its process allocated.
     pub(crate) devices: BTreeSet<u32>,
@@ -53,7 +53,7 @@ impl Content {
             Item::Stack(stack) => {
                 self.last_stack = self.last_stack.max(stack.id.0);
                 let room = MOST_ADDRESSES.saturating_sub(self.addresses.len());
-                // Offset 0 is a whole file.
+                // Offset 0 means a whole file.
                 let new = stack.addresses.into_iter().filter(|address| address.offset != 0);
                 self.addresses.extend(new.take(room));
             }
@@ -62,7 +62,7 @@ impl Content {
             Item::Finished(_) => self.is_finished = true,
             Item::Event(RecordedEvent { kind: EventKind::Alloc { block, .. }, .. }) => {
                 self.has_requests = true;
-                // Host memory also has a device number, but that means nothing.
+                // Host memory also has a device number, which has no meaning.
                 if block.kind.is_on_device() {
                     self.devices.insert(block.device.ordinal);
                 }

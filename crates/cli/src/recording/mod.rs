@@ -1,8 +1,9 @@
-//! The files of recordings, below the history that is made of them.
+//! The files of recordings. `history` is built on top of them.
 //!
-//! A program that ends by itself writes its recording to the end. The data that a killed program left, and data that would delay the end
-//! of a program, is added later: [`complete`] joins the parts of `--max-size`, adds the ring, the functions at the addresses of stacks
-//! and PyTorch's history. It reads recordings as streams, so its memory does not grow with the number of events.
+//! A program that ends normally writes its recording to the end. What a killed program left behind, and data that would
+//! delay the end of a program, is added later: [`complete`] joins the parts of `--max-size`, and adds the ring, the
+//! functions at the addresses of stacks, and PyTorch's history. Recordings are read as streams, so the memory needed
+//! does not grow with the number of events.
 
 mod complete;
 mod content;
@@ -21,8 +22,8 @@ pub(crate) use self::{
 };
 use crate::files::is_recording;
 
-/// Returns the reason why this existing file must not be replaced: only recordings and empty files are. `None` if it may be, or
-/// if there is no file.
+/// Returns why this existing file must not be replaced: only recordings and empty files may be. `None` if it may be
+/// replaced, or if there is no file.
 pub(crate) fn why_not_replaceable(file: &Path) -> Option<&'static str> {
     let known = file.metadata().ok()?;
     if known.is_dir() {

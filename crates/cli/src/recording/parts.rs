@@ -1,4 +1,5 @@
-//! With `--max-size`, the recording of the newest events is in two files while the program runs.
+//! Joins the two parts of a recording. With `--max-size`, a recording that keeps the latest events is in two files
+//! while the program runs.
 
 use std::{
     collections::HashSet,
@@ -16,12 +17,12 @@ use crate::files;
 pub(super) fn join(recording: &Path) -> io::Result<()> {
     let (old, new) = (old_path(recording), new_path(recording));
     if is_same_file(&old, recording) {
-        // The process was killed before the newer part got the recording's name, so both names are the same file.
+        // The process was killed before the newer part got the recording's name, so both names refer to the same file.
         fs::remove_file(&old)?;
     } else if old.exists() {
         let read = |path: &Path| Ok::<_, io::Error>(BufReader::new(files::open_to_read(path)?));
         let mut join = Join::default();
-        // The existing file is not opened: it may be a pipe.
+        // The existing file is removed without opening it, because it may be a pipe.
         _ = fs::remove_file(&new);
         let mut writer = Writer::new(BufWriter::new(File::options().write(true).create_new(true).open(&new)?))?;
         for_each_item(read(&old)?, |item| {
@@ -34,7 +35,7 @@ pub(super) fn join(recording: &Path) -> io::Result<()> {
         fs::rename(&new, recording)?;
         fs::remove_file(&old)?;
     }
-    // This removes the new file that a killed process did not finish.
+    // Remove the new file that a killed process did not finish.
     match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
@@ -46,14 +47,14 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
     matches!((identity(a), identity(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// The data that decides which items of the newer part are written.
+/// Decides which items of the newer part are written.
 #[derive(Default)]
 struct Join {
-    /// The newer part has only the live blocks of the events up to this number.
+    /// The newer part starts with the blocks that were live after the event with this number.
     after: Option<u64>,
-    /// The items of the newer part so far are in the list of live blocks, which repeats the older part.
+    /// True while the items of the newer part are in its list of live blocks, which repeats the older part.
     is_in_list: bool,
-    /// The newest clock of the older part.
+    /// The latest clock value of the older part.
     ticks: Option<u64>,
     /// The sources of the older part.
     sources: HashSet<String>,
@@ -68,7 +69,8 @@ impl Join {
         }
     }
 
-    /// Returns whether an item of the newer part is not in the older one. The newer part begins with the live blocks.
+    /// Returns whether an item of the newer part is missing in the older one. The newer part starts with the live
+    /// blocks.
     fn follows(&mut self, item: &Item) -> bool {
         match item {
             Item::Process(_) | Item::Inside(_) | Item::PoolBlock(_) => false,
@@ -81,11 +83,11 @@ impl Join {
                 self.is_in_list = false;
                 false
             }
-            // In the list, `missed` has the sum of the older part.
+            // In the list, `missed` contains the sum of the older part.
             Item::ThreadReused(_) | Item::Missed(_) => !self.is_in_list,
             Item::Event(event) => Some(event.number) > self.after,
             Item::Clock(pair) => self.ticks < Some(pair.ticks),
-            // Sources of both parts would be there twice.
+            // Sources that are in both parts would appear twice.
             Item::Interception(by) => !self.sources.contains(&source(by)),
             _ => true,
         }
@@ -107,7 +109,7 @@ mod tests {
 
     use super::*;
 
-    /// The newer part begins with the sum of what the older one missed.
+    /// The newer part starts with the sum of what the older one missed.
     #[test]
     fn what_was_missed_counts_once() {
         let folder = tempfile::tempdir().unwrap();
@@ -127,7 +129,7 @@ mod tests {
         assert_eq!(items, [Item::Missed(3), Item::Missed(4), Item::Missed(4)]);
     }
 
-    /// The process is killed while a new file takes the place of the recording.
+    /// The process is killed while a new file replaces the recording.
     #[test]
     fn a_recording_whose_older_part_is_itself_is_kept_as_it_is() {
         let folder = tempfile::tempdir().unwrap();

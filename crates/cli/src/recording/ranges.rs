@@ -1,8 +1,8 @@
-//! Ranges of addresses whose parts are mapped and unmapped.
+//! Ranges of addresses that are mapped and unmapped in parts.
 
 use std::collections::BTreeMap;
 
-/// A range of addresses. Its start is the key in a map.
+/// A range of addresses. In a map, its start is the key.
 pub(crate) trait AddressRange: Copy {
     fn length(self) -> u64;
     fn with_length(self, length: u64) -> Self;
@@ -28,8 +28,8 @@ impl<T: Copy> AddressRange for (u64, T) {
     }
 }
 
-/// Removes a range of addresses from parts, whose keys are their starts. `removed` gets the number of bytes of each part
-/// that is removed.
+/// Removes a range of addresses from `parts`, whose keys are their starts. Calls `removed` with the number of bytes
+/// removed from each part.
 pub(crate) fn remove_range<T: AddressRange>(
     parts: &mut BTreeMap<u64, T>,
     address: u64,

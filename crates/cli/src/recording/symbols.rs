@@ -1,5 +1,5 @@
-//! The functions and lines at the addresses of a recording, from the files of the program and of its libraries. This is done after the
-//! program has ended: it takes time, and in the program it would delay the exit.
+//! Looks up the functions and lines at the addresses of a recording, in the files of the program and its libraries.
+//! This is done after the program has ended: it takes time, and would delay the program's exit.
 
 use std::{
     borrow::Cow,
@@ -15,13 +15,13 @@ use object::{Object, ObjectSegment, ReadCache};
 use super::content::Content;
 use crate::files;
 
-/// Adds the functions and lines of the addresses to a complete recording, which has this content.
+/// Adds the functions and lines of the addresses to a complete recording. `content` is that of the recording.
 pub(super) fn add(recording: &Path, content: &Content) -> io::Result<()> {
     let addresses: Vec<_> = content.addresses.iter().collect();
     let mut file = files::open(recording, File::options().append(true))?;
     let end = file.seek(SeekFrom::End(0))?;
     let mut writer = Writer::append(&file, end);
-    // They are sorted.
+    // The addresses are sorted, so those of one module are adjacent.
     for addresses in addresses.chunk_by(|a, b| a.module == b.module) {
         let Some(module) = content.modules.get(&addresses[0].module) else { continue };
         for symbols in of_module(module, addresses.iter().map(|address| address.offset)) {
@@ -31,7 +31,7 @@ pub(super) fn add(recording: &Path, content: &Content) -> io::Result<()> {
     writer.flush()
 }
 
-/// Returns the functions and lines of these addresses in a module, as far as they are known.
+/// Returns the known functions and lines at these offsets in a module.
 pub(crate) fn of_module(module: &ModuleDefinition, offsets: impl Iterator<Item = u64>) -> Vec<SymbolsDefinition> {
     let Some(resolver) = Resolver::new(module) else { return Vec::new() };
     let of = |offset| SymbolsDefinition {
@@ -50,7 +50,7 @@ struct Resolver {
 }
 
 impl Resolver {
-    /// `None` if there is no such file, or if it is not the one that the program had.
+    /// `None` if the file is missing, or if it is not the one that the program had loaded.
     fn new(module: &ModuleDefinition) -> Option<Self> {
         let cache = ReadCache::new(File::open(&module.path).ok()?);
         let file = object::File::parse(&cache).ok()?;
@@ -64,7 +64,7 @@ impl Resolver {
 
     /// Returns the functions at a return address, inlined functions first.
     fn symbols(&self, offset: u64) -> Vec<Symbol> {
-        // The call is before the address to which it returns.
+        // The call comes before the address to which it returns.
         let Some(at) = self.first.wrapping_add(offset).checked_sub(1) else { return Vec::new() };
         let mut symbols = Vec::new();
         if let Ok(mut frames) = self.loader.find_frames(at) {
@@ -79,7 +79,7 @@ impl Resolver {
                 });
             }
         }
-        // The table of functions is there even without debug information.
+        // The table of functions exists even without debug information.
         if symbols.iter().all(|symbol| symbol.function.is_none())
             && let Some(name) = self.loader.find_symbol(at)
         {

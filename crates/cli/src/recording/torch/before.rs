@@ -1,4 +1,5 @@
-//! The memory before the first event of a history. It is computed backwards from the end, so a history that contradicts itself is noticed.
+//! Computes the memory before the first event of a history. It goes backwards from the end, which also shows whether
+//! the history contradicts itself.
 
 use std::{
     collections::BTreeMap,
@@ -18,13 +19,14 @@ pub(super) struct Before {
     pub(super) segments: Segments,
     /// The live blocks.
     pub(super) blocks: BTreeMap<u64, LiveBlock>,
-    /// The pool of each new segment. It is 0 if the segment is freed before the end, where PyTorch names the pools.
+    /// The pool of each new segment, or 0 if the segment is freed before the end: PyTorch only names the pools of
+    /// segments that exist at the end.
     pub(super) pools: Vec<u32>,
     pub(super) contradictions: Contradictions,
 }
 
 impl DeviceHistory {
-    /// Adds a segment of the end.
+    /// Adds a segment that exists at the end.
     pub(super) fn add_segment(&mut self, address: u64, bytes: u64, about: SegmentAbout) {
         let is_free = !overlaps(&self.segments, address, bytes);
         self.contradictions.check(is_free, bytes, "of a segment are at addresses of another one at the end");
@@ -108,7 +110,7 @@ fn overlaps(segments: &Segments, address: u64, bytes: u64) -> bool {
     before.is_some_and(|(begin, (length, _))| begin.saturating_add(*length) > address)
 }
 
-/// Notes the first block in a range, in which there must be none.
+/// Notes a contradiction if there is a block in a range that must be empty.
 fn check_empty(
     blocks: &BTreeMap<u64, LiveBlock>,
     address: u64,
@@ -127,7 +129,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Returns what contradicts itself. Each line is an event, a segment or a live block: its name, and its address and bytes in MiB.
+    /// Returns how the history contradicts itself. Each line is an event, a segment or a live block: its name, and its
+    /// address and bytes in MiB.
     fn contradiction(lines: &str) -> Option<String> {
         let mut text = "{\"torch\": \"2.11.0\"}\n{\"device\": 0}\n".to_owned();
         for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -147,7 +150,7 @@ mod tests {
         history.devices[0].before(&mut from).unwrap().contradictions.in_words()
     }
 
-    /// A segment that stays with a tensor, and one that goes.
+    /// One segment that stays with a tensor, and one that is freed.
     const RIGHT: &str = "segment_alloc 100 20
 alloc 100 8
 alloc 108 4

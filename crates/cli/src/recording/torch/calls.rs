@@ -1,4 +1,4 @@
-//! The calls of the program's functions, as far as the stacks of its allocations show them: frees have no stack.
+//! Derives the calls of the program's functions from the stacks of its allocations. Frees have no stack.
 
 use std::collections::HashMap;
 
@@ -6,8 +6,8 @@ use gpumem_core::{model::Frame, recording::Symbol};
 
 use super::history::TorchHistory;
 
-/// A call of a function. It ends when the program allocates outside of it. Calls that follow each other from one line are one call, because a
-/// stack does not tell them apart.
+/// A call of a function. It ends when the program allocates outside of it. Consecutive calls from one line count as one
+/// call, because their stacks are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Call {
     depth: usize,
@@ -17,9 +17,10 @@ pub(super) struct Call {
 /// A function of the program on a stack, and the line that it is at.
 type Level = (u32, u32);
 
-/// The calls that the program is in.
+/// The calls that the program is currently in.
 pub(super) struct Calls {
-    /// The functions of each stack from number 1 on, the outermost first, without those of packages.
+    /// The functions of each stack, starting with id 1, the outermost function first. Functions of packages are left
+    /// out.
     paths: Vec<Vec<Level>>,
     current: Vec<(Level, u64)>,
     count: u64,
@@ -46,7 +47,8 @@ impl Calls {
         Self { paths: history.stacks.iter().map(path).collect(), current: Vec::new(), count: 0 }
     }
 
-    /// Notes that the program allocates with this stack. Returns the innermost call. `None` if the stack has no function of the program.
+    /// Notes that the program allocates with this stack. Returns the innermost call; `None` if the stack contains no
+    /// function of the program.
     pub(super) fn allocates(&mut self, stack: u32) -> Option<Call> {
         let path = self.paths.get(stack.checked_sub(1)? as usize).filter(|path| !path.is_empty())?;
         let mut kept = 0;

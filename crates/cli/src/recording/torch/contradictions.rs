@@ -1,8 +1,8 @@
-//! What cannot be true of a history.
+//! Contradictions in a history.
 
 use gpumem_core::model::Bytes;
 
-/// What cannot be true of a history: the number of such things, and one of them.
+/// The contradictions in a history: how many there are, and one of them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Contradictions {
     count: u64,
@@ -11,8 +11,8 @@ pub(super) struct Contradictions {
 }
 
 impl Contradictions {
-    /// Notes that this cannot be true of this number of bytes. What was noted last is the earliest event, so it is the most likely cause of
-    /// the others.
+    /// Notes a contradiction about this number of bytes. The history is read backwards, so the contradiction noted last
+    /// comes first in time and most likely causes the others.
     pub(super) fn add(&mut self, bytes: u64, what: &'static str) {
         self.count += 1;
         self.example = (bytes, what);
@@ -24,7 +24,7 @@ impl Contradictions {
         }
     }
 
-    /// Returns one of them, and the number of the others. `None` if there are none.
+    /// Describes one contradiction, with the number of the others. `None` if there are none.
     pub(super) fn in_words(&self) -> Option<String> {
         let (bytes, what) = self.example;
         let others = if self.count > 1 { format!(", and {} more", self.count - 1) } else { String::new() };

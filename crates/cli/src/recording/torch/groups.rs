@@ -1,7 +1,7 @@
-//! The module and the class of each tensor.
+//! Finds the module and the class of each tensor.
 //!
-//! Weights, gradients, states of optimizers and inputs are known by their addresses, which `modules.py` has noted. The others are told
-//! apart by their stacks, and by their times.
+//! Weights, gradients, optimizer states and inputs are recognized by their addresses, which `modules.py` has noted. The
+//! others are distinguished by their stacks and their times.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -16,11 +16,11 @@ use super::{
     history::{DeviceHistory, LiveBlock, LoggedEvent, Mark, MarkedTensor, TorchHistory},
 };
 
-/// cuBLAS has a workspace of this size for each handle and stream: `getChosenWorkspaceSize` in `CublasHandlePool.cpp` of PyTorch, on
-/// cards before Hopper and from it on.
+/// cuBLAS uses a workspace of this size for each handle and stream (`getChosenWorkspaceSize` in PyTorch's
+/// `CublasHandlePool.cpp`): the first size on GPUs before Hopper, the second from Hopper on.
 const WORKSPACES: [u64; 2] = [8_519_680, 33_554_432];
 
-/// `modules.py` adds this to the path of a module with weights that autocast may cast.
+/// `modules.py` appends this to the path of a module with weights that autocast may cast.
 const AUTOCAST: &str = " [autocast]";
 
 /// The groups of all tensors of a recording.
@@ -44,26 +44,26 @@ impl Groups {
     }
 }
 
-/// The activity of the program while it allocates.
+/// What the program is doing while it allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Activity {
-    /// Runs a module.
+    /// It runs a module.
     Forward,
     Backward,
-    /// Moves or converts the weights of a module: `Module.cuda`, `to`, `half`.
+    /// It moves or converts the weights of a module: `Module.cuda`, `to`, `half`.
     Weights,
-    /// Runs an optimizer.
+    /// It runs an optimizer.
     Optimizer,
     Other,
 }
 
 impl Activity {
-    /// The activity in which a program has this stack. The innermost frame is the first one.
+    /// Returns what a program with this stack is doing. The innermost frame comes first.
     fn of(frames: &[&Symbol]) -> Self {
         let is_in = |frame: &Symbol, file: &str| frame.file.as_ref().is_some_and(|path| path.contains(file));
         let is = |frame: &Symbol, file, name| is_in(frame, file) && frame.function.as_deref() == Some(name);
         match frames.last() {
-            // The thread of the backward pass has no line of Python, except in functions that are written in Python.
+            // The thread of the backward pass has no Python lines, except in functions that are written in Python.
             None => Self::Backward,
             Some(outermost) if is(outermost, "torch/autograd/function.py", "apply") => Self::Backward,
             _ if frames.iter().any(|frame| is_in(frame, "torch/optim/")) => Self::Optimizer,
@@ -75,7 +75,7 @@ impl Activity {
 
 /// A tensor of an unknown class.
 struct Open {
-    /// Its number among the tensors of the device.
+    /// Its index among the tensors of the device.
     number: usize,
     requested: u64,
     module: u32,
@@ -89,8 +89,8 @@ struct Open {
 }
 
 impl TorchHistory {
-    /// The group of each allocation on a device, in the order in which [`DeviceHistory::events`] has them. Empty if the program was recorded
-    /// without modules.
+    /// Returns the group of each allocation on a device, in the order of [`DeviceHistory::events`]. Empty if the
+    /// program was recorded without modules.
     pub(super) fn groups(
         &self,
         device: &DeviceHistory,
@@ -109,7 +109,7 @@ impl TorchHistory {
             let frames: Vec<_> = frames.iter().filter_map(|frame| self.frames.get(*frame as usize)).collect();
             Activity::of(&frames)
         };
-        // The stack 0 has no frames.
+        // Stack 0 has no frames.
         let activities = iter::once(Activity::Backward).chain(self.stacks.iter().map(activity_of)).collect();
         let mut reading = GroupReading {
             history: self,
@@ -124,7 +124,7 @@ impl TorchHistory {
         let mut open: BTreeMap<u64, Open> = BTreeMap::new();
         for (address, block) in older {
             let mut tensor = reading.open(block.requested, 0, block.stack);
-            // A stack that is not known says nothing.
+            // An unknown stack tells nothing.
             if block.stack == 0 {
                 tensor.born_in = Activity::Other;
             }
@@ -161,16 +161,16 @@ impl TorchHistory {
 
 struct GroupReading<'a> {
     history: &'a TorchHistory,
-    /// The activity of the program with each stack, by the number of the stack.
+    /// What the program is doing with each stack, by stack id.
     activities: Vec<Activity>,
     groups: &'a mut Groups,
     made: Vec<u32>,
-    /// The activity of the program when it allocated last.
+    /// What the program was doing when it last allocated.
     activity: Activity,
     /// The number of allocations outside of all modules.
     passes: u64,
     calls: Calls,
-    /// For each module and size, how many casts of its weights autocast does not keep now.
+    /// For each module and size, how many casts of its weights autocast does not currently keep.
     casts: HashMap<(&'a str, u64), u64>,
 }
 
@@ -186,7 +186,7 @@ impl<'a> GroupReading<'a> {
                 if *is_cast_by_autocast && tensor.marked.is_none() {
                     *self.casts.entry((module, tensor.requested / 2)).or_default() += 1;
                 }
-                // A bucket of gradients has several origins. The first one counts.
+                // A bucket of gradients has several origins. The first one is used.
                 tensor.marked.get_or_insert_with(|| (*class, module.clone()));
             }
         }
@@ -200,19 +200,19 @@ impl<'a> GroupReading<'a> {
 
     fn open(&mut self, requested: u64, module: u32, stack: u32) -> Open {
         let of_stack = self.activities.get(stack as usize).copied().unwrap_or(Activity::Other);
-        // A checkpoint runs a module in the backward pass.
+        // A checkpoint runs a module during the backward pass.
         self.activity = if module == 0 { of_stack } else { Activity::Forward };
         self.passes += u64::from(module == 0);
         self.made.push(0);
         let number = self.made.len() - 1;
-        // A cast has half of the bytes of a weight of which there is no other cast.
+        // A cast takes half the bytes of its weight, and there is one cast at most of each weight.
         let left = self.cast(module, requested).and_then(|cast| self.casts.get_mut(&cast)).filter(|left| **left > 0);
         let is_cast = left.map(|left| *left -= 1).is_some();
         let call = self.calls.allocates(stack);
         Open { number, requested, module, born_in: self.activity, passes: self.passes, call, is_cast, marked: None }
     }
 
-    /// The tensor is freed, or the recording ends.
+    /// Decides the class of a tensor when it is freed or the recording ends.
     fn close(&mut self, tensor: Open, is_end: bool) {
         let Open { number, requested, module, born_in, passes, call, is_cast, marked } = tensor;
         if let Some(cast) = self.cast(module, requested).filter(|_| is_cast) {
@@ -288,13 +288,13 @@ mod tests {
     fn stacks_and_times_say_what_tensors_are_for() {
         use TensorClass::*;
         let net = || Some("Net".to_owned());
-        // A mark belongs to the tensor that has this address at this time.
+        // A mark belongs to the tensor that is at this address at this time.
         let marked = "\"alloc\",1000,200,0,5,1,0\n\"free_requested\",1000,200,0,20,0,0\n\"alloc\",1000,50,0,30,1,0";
         assert_eq!(groups(marked), [(Some("Net.fc: Linear".to_owned()), Some(Weights)), (None, None)]);
         let by_stack = "\"alloc\",1,1,0,5,2,0\n\"alloc\",2,1,0,5,3,0\n\"alloc\",3,1,0,5,4,0\n\"alloc\",4,1,0,5,0,0";
         let expected = [Weights, Optimizer, BackwardTemporary, BackwardTemporary].map(|class| (None, Some(class)));
         assert_eq!(groups(by_stack), expected);
-        // One tensor is freed before the forward pass ends. Another one is freed in the backward pass, like the loss.
+        // One tensor is freed before the forward pass ends. Another one is freed in the backward pass, as the loss is.
         let by_time =
             "\"alloc\",1,1,0,5,1,1\n\"alloc\",2,1,0,6,1,1\n\"free_requested\",1,1,0,7,0,0\n\"alloc\",3,1,0,8,1,0
 \"alloc\",4,1,0,9,0,0\n\"free_requested\",3,1,0,11,0,0\n\"free_requested\",2,1,0,11,0,0";
@@ -313,7 +313,8 @@ mod tests {
         let steps = [alloc(1, 5), alloc(2, 6), free(1, 3), alloc(4, 7), free(2, 5), free(4, 6), alloc(7, 7)];
         let expected = [Some(Temporary), None, Some(Temporary), None].map(|class| (None, class));
         assert_eq!(groups(&steps.join("\n")), expected);
-        // Autocast keeps a copy of each weight. Another tensor of this size is none, and neither is one of a weight that is not cast.
+        // Autocast keeps a copy of each weight. Another tensor of this size is not a copy, and neither is one for a
+        // weight that is not cast.
         let alloc = |at: u64, address: u64, bytes, module| format!("\"alloc\",{address},{bytes},0,{at},1,{module}");
         let free = |at: u64, address: u64| format!("\"free_requested\",{address},1,0,{at},0,0");
         let weights = [alloc(1, 90_000_000, 200, 0), alloc(2, 99_000_000, 90, 0)];

@@ -1,7 +1,7 @@
 //! Reads the file that `torch.py` wrote: PyTorch's history of each device, and its live memory at the end.
 //!
-//! Only the positions of events in the file are kept. The events are read three times: to find them, backwards for the memory that
-//! was live before the first one, and for the recording.
+//! Only the positions of events in the file are kept in memory. The events are read three times: to find them,
+//! backwards to compute the memory that was live before the first one, and for the recording.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,16 +22,16 @@ use super::{contradictions::Contradictions, passes::BackwardPass};
 #[derive(Debug, Default)]
 pub(super) struct TorchHistory {
     pub(super) version: String,
-    /// The reason why there is no history.
+    /// Why there is no history.
     pub(super) missing: Option<String>,
-    /// The reason why there are no modules, if they were asked for.
+    /// Why there are no modules, if they were requested.
     pub(super) missing_modules: Option<String>,
     /// PyTorch keeps at most this many events of each device.
     pub(super) most: u64,
     pub(super) frames: Vec<Symbol>,
     /// The paths of the libraries of frames.
     pub(super) libraries: Vec<String>,
-    /// The number of the library of each frame that is in one, from 1 on.
+    /// For each frame in a library, the number of that library, starting at 1.
     pub(super) frame_libraries: HashMap<u32, u32>,
     /// Stacks of frames, the innermost first.
     pub(super) stacks: Vec<Vec<u32>>,
@@ -39,18 +39,18 @@ pub(super) struct TorchHistory {
     /// `None` if they are not known.
     pub(super) settings: Option<AllocatorSettings>,
     pub(super) devices: Vec<DeviceHistory>,
-    /// The paths of modules. An event has the number of its module, from 1 on.
+    /// The paths of modules. Events refer to them by number, starting at 1.
     pub(super) modules: Vec<String>,
-    /// The tensors that had a class at some times.
+    /// The tensors that were seen with a class at some times.
     pub(super) marks: Vec<Mark>,
-    /// Each entry has the device and an address of a tensor, and the objects that refer to the tensor at the end.
+    /// For each tensor, its device, an address in it, and the objects that refer to it at the end.
     pub(super) holders: Vec<(u32, u64, String)>,
 }
 
-/// Tensors that `modules.py` found several times.
+/// A tensor that `modules.py` found, perhaps several times.
 #[derive(Debug)]
 pub(super) struct Mark {
-    /// The times in microseconds, in rising order.
+    /// The times in microseconds, ascending.
     pub(super) times: Vec<u64>,
     pub(super) tensors: Vec<MarkedTensor>,
 }
@@ -59,11 +59,11 @@ pub(super) struct Mark {
 pub(super) struct MarkedTensor {
     pub(super) class: TensorClass,
     pub(super) device: u32,
-    /// An address in the tensor.
+    /// An address inside the tensor.
     pub(super) address: u64,
     /// The path of its module, as in [`TorchHistory::modules`]. Empty if it is not known.
     pub(super) module: String,
-    /// True if autocast casts it: it is a weight of 32 bits.
+    /// True if autocast casts the tensor: it is a 32-bit weight.
     pub(super) is_cast_by_autocast: bool,
 }
 
@@ -73,11 +73,11 @@ pub(super) struct DeviceHistory {
     pub(super) ordinal: u32,
     pub(super) said: Option<AllocatorFigures>,
     pub(super) trace: Trace,
-    /// The segments that the allocator had from the driver at the end.
+    /// The segments that the allocator held at the end.
     pub(super) segments: Segments,
     /// The blocks that were live at the end.
     pub(super) blocks: BTreeMap<u64, LiveBlock>,
-    /// Those of the memory at the end.
+    /// Contradictions in the memory at the end.
     pub(super) contradictions: Contradictions,
 }
 
@@ -85,19 +85,19 @@ pub(super) struct DeviceHistory {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LoggedEvent {
     pub(super) action: Action,
-    /// True if the segment is expandable: parts of such a segment come and go.
+    /// True if the segment is expandable. Parts of such a segment are mapped and unmapped.
     pub(super) is_part: bool,
     pub(super) address: u64,
-    /// The bytes that the program asked for.
+    /// The bytes that the program requested.
     pub(super) bytes: u64,
     pub(super) stream: u64,
     pub(super) micros: u64,
     pub(super) stack: u32,
-    /// The number of the module that the thread was in. 0 if it was in none.
+    /// The number of the module that the thread was in; 0 if it was in none.
     pub(super) module: u32,
 }
 
-/// The segments by their addresses.
+/// The segments by address.
 pub(super) type Segments = BTreeMap<u64, (u64, SegmentAbout)>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,8 +108,8 @@ pub(super) struct SegmentAbout {
     pub(super) pool: u32,
 }
 
-/// Returns the number of a pool from PyTorch's pair of numbers. The first one numbers the private pools of captured graphs, and the second
-/// one those that a program makes.
+/// Returns the number of a pool for PyTorch's pair of numbers. The first one is for private pools of captured graphs,
+/// the second for pools that a program creates.
 pub(super) fn pool_of(id: (u64, u64)) -> u32 {
     let number = match id {
         (0, 0) => 1,
@@ -126,7 +126,7 @@ pub(super) struct LiveBlock {
     pub(super) bytes: Option<u64>,
     pub(super) requested: u64,
     pub(super) stack: u32,
-    /// True if its free was requested.
+    /// True if a free of the block was requested.
     pub(super) is_awaiting: bool,
 }
 
@@ -139,12 +139,12 @@ pub(super) struct Trace {
     events: TraceEvents,
 }
 
-/// The position of the events of a device.
+/// Where the events of a device are.
 #[derive(Debug)]
 enum TraceEvents {
-    /// The events are in the file. The numbers are the offsets at which each piece of [`PIECE`] events begins.
+    /// In the file. The numbers are the offsets at which each piece of [`PIECE`] events starts.
     InFile(Vec<u64>),
-    /// The events are in memory. The number is that of the first one.
+    /// In memory. The number is the index of the first event.
     InMemory(Rc<Vec<LoggedEvent>>, usize),
 }
 
@@ -154,11 +154,11 @@ impl Default for TraceEvents {
     }
 }
 
-/// This many events are in memory at one time.
+/// How many events are in memory at one time.
 const PIECE: usize = 4096;
 
 impl Trace {
-    /// Returns a range of the events that are in memory.
+    /// Makes a trace from a range of the events that are in memory.
     pub(super) fn in_memory(events: Rc<Vec<LoggedEvent>>, range: Range<usize>) -> Self {
         let (count, first) = (range.len(), events[range.clone()].first().map(|event| event.micros));
         Self { count, first, events: TraceEvents::InMemory(events, range.start) }
@@ -173,7 +173,7 @@ impl Trace {
         self.first
     }
 
-    /// The highest time of the events that are in memory, in microseconds.
+    /// Returns the highest time of the events that are in memory, in microseconds.
     pub(super) fn last(&self) -> Option<u64> {
         let TraceEvents::InMemory(events, first) = &self.events else { return None };
         events[*first..][..self.count].iter().map(|event| event.micros).max()
@@ -205,7 +205,7 @@ impl Trace {
     }
 }
 
-/// Returns the events that begin at this byte of the file. There are other lines between them.
+/// Reads the events from this offset of the file on. Other lines may lie between them.
 fn piece(from: &mut (impl BufRead + Seek), at: u64, count: usize) -> io::Result<Vec<LoggedEvent>> {
     from.seek(SeekFrom::Start(at))?;
     let mut events = Vec::new();
@@ -254,8 +254,8 @@ fn event(line: &str) -> Option<(&str, Vec<u64>)> {
     Some((action, numbers.split(',').map(number).collect::<Option<_>>()?))
 }
 
-/// Returns the action of an event, and whether it concerns a part of an expandable segment. `None` for other actions, such as
-/// "inactive", "snapshot", and those of later versions.
+/// Returns the action of an event, and whether the event concerns a part of an expandable segment. `None` for other
+/// actions, such as "inactive", "snapshot", and those of later versions.
 pub(super) fn action_of(name: &str) -> Option<(Action, bool)> {
     Some(match name {
         "alloc" => (Action::Alloc, false),
@@ -271,7 +271,7 @@ pub(super) fn action_of(name: &str) -> Option<(Action, bool)> {
 }
 
 impl LoggedEvent {
-    /// `None` if it is malformed.
+    /// Makes an event. `None` if it is malformed.
     fn of((action, is_part): (Action, bool), numbers: &[u64]) -> Option<Self> {
         let &[address, bytes, stream, micros, stack, module] = numbers else { return None };
         let [stack, module] = [stack.try_into().ok()?, module.try_into().ok()?];
@@ -280,7 +280,7 @@ impl LoggedEvent {
 }
 
 impl TorchHistory {
-    /// Reads the lines. An incomplete history is of no use, because the live blocks are at its end.
+    /// Reads the lines. An incomplete history is useless, because the live blocks are at its end.
     pub(super) fn read(from: &mut impl BufRead, is_complete: bool) -> io::Result<Self> {
         let mut history = Self::default();
         let malformed =
@@ -300,7 +300,7 @@ impl TorchHistory {
                 continue;
             }
             let Ok(value) = serde_json::from_str::<Value>(line) else {
-                // The process was killed while it wrote.
+                // The process was killed while it wrote the file.
                 if is_complete {
                     return Err(malformed(number_of_line));
                 }
@@ -369,7 +369,7 @@ impl TorchHistory {
             self.devices.push(DeviceHistory { ordinal, said: said(), ..DeviceHistory::default() });
         } else if let (Some(segment), Some(device)) = (value["segment"].as_u64(), self.devices.last_mut()) {
             let bytes = value["bytes"].as_u64().unwrap_or(0);
-            // Old versions of PyTorch have no numbers of pools.
+            // Old versions of PyTorch do not number pools.
             let id = value["pool"][0].as_u64().zip(value["pool"][1].as_u64());
             let stream = value["stream"].as_i64().map_or(0, i64::cast_unsigned);
             let is_expandable = value["is_expandable"] == true;
@@ -390,7 +390,7 @@ impl MarkedTensor {
 }
 
 impl DeviceHistory {
-    /// Adds a line that lies at this byte of the file. `None` if it is malformed.
+    /// Adds an event from the line at this offset of the file. `None` if it is malformed.
     fn event(&mut self, at: u64, action: &str, numbers: &[u64]) -> Option<()> {
         if let "active_allocated" | "active_awaiting_free" | "active_pending_free" = action {
             let [address, bytes, requested, stack] = *numbers else { return None };

@@ -1,5 +1,5 @@
-//! Makes PyTorch's history a part of a recording: the file that `torch.py` wrote in the program (`--torch`), or a snapshot that the program
-//! saved.
+//! Adds PyTorch's history to a recording. It comes from the file that `torch.py` wrote in the program (`--torch`), or
+//! from a snapshot that the program saved.
 
 mod before;
 mod calls;
@@ -34,8 +34,8 @@ use self::{groups::Groups, history::TorchHistory, passes::Stacks};
 use super::content::Content;
 use crate::files;
 
-/// Addresses from here on stand for lines of Python in the history. No code has such addresses, and the lines of Python that the recorder
-/// wrote have lower ones.
+/// Addresses from here on stand for Python lines in the history. No code has such addresses, and the Python lines that
+/// the recorder wrote have lower ones.
 const LINES: u64 = 0b11 << 62;
 
 /// Returns the address that stands for a frame of the history.
@@ -44,7 +44,7 @@ fn address(history: &TorchHistory, frame: u32) -> CodeAddress {
     CodeAddress { module, offset: LINES | u64::from(frame) }
 }
 
-/// Returns the names of the file of the history, and of the unfinished one.
+/// Returns the path of the history's file, and that of the unfinished file.
 fn history_files(recording: &Path) -> [PathBuf; 2] {
     let file = variable::torch_file(recording);
     let mut part = file.clone().into_os_string();
@@ -52,12 +52,12 @@ fn history_files(recording: &Path) -> [PathBuf; 2] {
     [file, part.into()]
 }
 
-/// Returns whether a history lies beside the recording.
+/// Returns whether there is a history next to the recording.
 pub(super) fn has_history(recording: &Path) -> bool {
     history_files(recording).iter().any(|file| file.exists())
 }
 
-/// Adds the history to a complete recording, which has this content.
+/// Adds the history to a complete recording. `content` is that of the recording.
 pub(super) fn add(recording: &Path, content: &Content) -> io::Result<()> {
     let [file, part] = history_files(recording);
     let is_complete = file.exists();

@@ -2,12 +2,12 @@
 
 use std::{borrow::Cow, path::Path};
 
-/// The library of PyTorch that calls the driver, and one for functions in C++ of which only the name is known. They are the first ones of the
-/// history.
+/// PyTorch's library that calls the driver, and one for C++ functions of which only the name is known. They are the
+/// first two libraries of the history.
 pub(super) const LIBRARIES: [&str; 2] = ["libc10_cuda.so", "libtorch.so"];
 
-/// Returns whether a function in C or C++ belongs to the interpreter, begins a thread or the program, or reads the
-/// stack.
+/// Returns whether a C or C++ function is found on every stack: it belongs to the interpreter, starts a thread or the
+/// program, or reads the stack.
 pub(super) fn is_everywhere(name: &str) -> bool {
     const BEGINNINGS: [&str; 7] =
         ["Py", "_Py", "_start", "__libc_", "__clone", "torch::unwind::", "torch::CapturedTraceback::"];
@@ -26,11 +26,11 @@ pub(super) fn is_python(path: &str) -> bool {
     ends_with(path, "py") || path.starts_with('<')
 }
 
-/// Each frame has its own copy of its names, so the text of a name has at most this many bytes before and after its middle. A path that
-/// the system can open has at most 4,096.
+/// Each frame has its own copy of its names, so a name is cut to this many bytes before and after its middle. A path
+/// that the system can open has at most 4,096 bytes.
 const HALF_OF_NAME: usize = 500;
 
-/// Returns a text without its middle if it is too long.
+/// Returns a text, without its middle if it is too long.
 pub(super) fn held(text: &str) -> Cow<'_, str> {
     if text.len() <= 2 * HALF_OF_NAME {
         return text.into();
@@ -41,7 +41,7 @@ pub(super) fn held(text: &str) -> Cow<'_, str> {
     format!("{}…{}", &text[..begin], &text[end..]).into()
 }
 
-/// Returns whether a field of any other dictionary is needed. The divisions of `roundup_power2_divisions` have numbers
+/// Returns whether a field of any other dictionary is needed. The divisions in `roundup_power2_divisions` have numbers
 /// as names.
 pub(super) fn is_needed(name: &str) -> bool {
     const NAMES: [&str; 6] = [

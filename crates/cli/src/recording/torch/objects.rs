@@ -1,5 +1,5 @@
-//! The objects of a snapshot of PyTorch while its pickle is read. Each event, block and segment takes a few bytes as soon as its
-//! dictionary is complete, and equal stacks are kept once.
+//! The objects of a PyTorch snapshot while its pickle is being read. Once the dictionary of an event, block or segment
+//! is complete, it is reduced to a few bytes. Equal stacks are kept once.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,18 +17,18 @@ use super::{
     names,
 };
 
-/// A recording has blocks of less than 64 TiB.
+/// Recordings only contain blocks of less than 64 TiB.
 const MOST_BYTES: u64 = (1 << 46) - 1;
-/// PyTorch has at most this many devices.
+/// PyTorch supports at most this many devices.
 const MOST_DEVICES: u32 = 128;
 
 /// A value of a pickle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Value {
     Number(i64),
-    /// The number of a text.
+    /// The id of a text.
     Text(u32),
-    /// The number of a list or a dictionary.
+    /// The id of a list or a dictionary.
     Object(u32),
     /// A tuple of two numbers.
     Pair(u32, u32),
@@ -42,13 +42,13 @@ pub(super) enum Value {
 enum Object {
     /// A list that is empty, or whose values are in [`Objects::values`].
     List,
-    /// A dictionary. If it is not empty, [`Objects::values`] has its names and values: a name, its value, the next name.
+    /// A dictionary. If it is not empty, [`Objects::values`] contains its names and values in turn.
     Dictionary,
     Frame(Option<u32>),
     /// A list of frames.
     Stack(u32),
     Record(Record, u32),
-    /// A list of records that follow each other, up to the second number.
+    /// A list of consecutive records, from the first number up to the second.
     Records(Record, u32, u32),
     /// An event that is not needed.
     Ignored,
@@ -75,7 +75,7 @@ struct Segment {
 /// A block that is in use, or the size of an unused one.
 type Block = (u64, Option<LiveBlock>);
 
-/// The objects of a snapshot that were read so far.
+/// The objects of a snapshot that have been read so far.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
     /// At most this many texts, objects and other values are kept.
@@ -86,12 +86,12 @@ pub(super) struct Objects {
     /// The values of all other dictionaries and lists.
     values: HashMap<u32, Vec<Value>>,
     values_count: usize,
-    /// The numbers of frames, by their functions, files and lines.
+    /// The ids of frames, by function, file and line.
     frames: HashMap<(Option<Value>, Value, u64), u32>,
-    /// The numbers of libraries, by their paths.
+    /// The ids of libraries, by path.
     libraries: HashMap<Value, u32>,
     history: TorchHistory,
-    /// The numbers of stacks, from 1 on, by their frames.
+    /// The ids of stacks, starting at 1, by their frames.
     stacks: HashMap<Vec<u32>, u32>,
     events: Vec<LoggedEvent>,
     blocks: Vec<Block>,
@@ -118,7 +118,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Returns a number that must be there. A value that cannot be read is not 0.
+    /// Returns a number that must be present. A value that cannot be read must not become 0.
     fn required(&self, name: &str, missing: &'static str) -> Result<u64, &'static str> {
         match self.get(name) {
             Some(Value::Number(number)) => Ok(number.cast_unsigned()),
@@ -126,7 +126,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Checks that addresses and sizes are such that sums of them are numbers of 64 bits.
+    /// Checks that addresses and sizes are small enough for their sums to fit into 64 bits.
     fn check(&self) -> Result<(), &'static str> {
         let is_small = ["size", "requested_size", "total_size"].iter().all(|name| self.number(name) <= MOST_BYTES);
         if is_small && ["addr", "address"].iter().all(|name| self.number(name) < 1 << 57) {
@@ -152,9 +152,9 @@ impl Fields<'_> {
 }
 
 impl Objects {
-    /// Begins without objects. The file has this many bytes.
+    /// Makes an empty collection for a file of this many bytes.
     pub(super) fn new(length: u64) -> Self {
-        // A kept value takes at least 8 bytes of PyTorch's snapshots, and most take far more.
+        // A kept value takes at least 8 bytes in PyTorch's snapshots, and most take far more.
         let most = usize::try_from(length / 8).unwrap_or(usize::MAX).saturating_add(1 << 16);
         let mut objects = Self { most: most.min(u32::MAX as usize), ..Self::default() };
         objects.history.libraries.extend(names::LIBRARIES.map(str::to_owned));
@@ -169,7 +169,7 @@ impl Objects {
         &self.texts[number as usize]
     }
 
-    /// Returns the number of a value that is added to this many others.
+    /// Returns the id of the next value, after this many others.
     fn next(&self, count: usize) -> Result<u32, &'static str> {
         let number = u32::try_from(count).ok().filter(|_| count < self.most);
         number.ok_or("a snapshot of this size has fewer values")
@@ -212,7 +212,7 @@ impl Objects {
         let mut made = self.all[list as usize];
         let is_empty = matches!(made, Object::List) && !self.values.contains_key(&list);
         match (made, values.first().and_then(object)) {
-            // Python adds at most 1,000 values at once. Reports show as many frames.
+            // Python adds at most 1,000 values at once. Reports do not show more frames than that.
             (Object::Stack(_), _) => return Ok(()),
             (Object::List, Some(Object::Frame(_))) if is_empty => {
                 let frame = |value| match object(value) {
@@ -221,7 +221,7 @@ impl Objects {
                 };
                 let frames: Vec<u32> = values.iter().filter_map(frame).collect();
                 let next = u32::try_from(self.stacks.len() + 1).unwrap_or(u32::MAX);
-                // The stack 0 has no frames.
+                // Stack 0 has no frames.
                 made = Object::Stack(if frames.is_empty() { 0 } else { *self.stacks.entry(frames).or_insert(next) });
             }
             (Object::List, Some(Object::Record(..) | Object::Ignored)) | (Object::Records(..), _)
@@ -282,7 +282,7 @@ impl Objects {
         let fields = Fields { objects: self, values };
         if let Some(Value::Text(action)) = fields.get("action") {
             let Some((action, is_part)) = action_of(self.known_text(action)) else { return Ok(Some(Object::Ignored)) };
-            // The size of a refused request may be any number.
+            // A rejected request may be of any size.
             let is_refused = action == AllocatorAction::OutOfMemory;
             if !is_refused {
                 fields.check()?;
@@ -352,9 +352,9 @@ impl Objects {
         Ok(None)
     }
 
-    /// Returns the number of a frame. `None` for functions that every stack has, which are not the program's.
+    /// Returns the id of a frame. `None` for functions that are on every stack and do not belong to the program.
     fn frame(&mut self, function: Option<Value>, file: Value, line: u64) -> Option<u32> {
-        // Code without debug information has the name `??`.
+        // Code without debug information is called `??`.
         let text = |value| match value {
             Some(Value::Text(text)) => Some(self.known_text(text)).filter(|text| !matches!(*text, "" | "??")),
             _ => None,
@@ -366,7 +366,7 @@ impl Objects {
         if let Some(known) = self.frames.get(&(function, file, line)) {
             return Some(*known);
         }
-        // Without an address, a function in C++ has no line, and at most the name of a file such as `TensorImpl.cpp`.
+        // A C++ function without an address has no line, and at most the name of a file such as `TensorImpl.cpp`.
         let is_native = line == 0 && !names::is_python(path);
         let name = text(function);
         if is_native && name.is_some_and(names::is_everywhere) {
@@ -401,7 +401,7 @@ impl Objects {
         self.values.get(&object).map(|values| Fields { objects: self, values })
     }
 
-    /// PyTorch's settings, as `torch.py` writes them.
+    /// Returns PyTorch's settings, as `torch.py` writes them.
     fn settings(&self, settings: &Fields<'_>) -> serde_json::Value {
         let divisions = self.fields(settings.get("roundup_power2_divisions"));
         let pairs = divisions.iter().flat_map(|divisions| divisions.values.chunks_exact(2));
@@ -420,7 +420,7 @@ impl Objects {
         })
     }
 
-    /// Returns the history of a snapshot, which is this value.
+    /// Returns the history in a snapshot. `snapshot` is the value of the pickle.
     pub(super) fn history(mut self, snapshot: Value) -> io::Result<TorchHistory> {
         let fields = self.fields(Some(snapshot)).filter(|fields| fields.get("segments").is_some());
         let no_snapshot =
@@ -479,7 +479,7 @@ impl Objects {
     }
 }
 
-/// The error of a file that is no snapshot.
+/// Makes the error for a file that is not a snapshot.
 pub(super) fn invalid(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }

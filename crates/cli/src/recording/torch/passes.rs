@@ -1,42 +1,44 @@
-//! Finds the line of the program that began the backward pass in which a tensor was allocated.
+//! Finds the line of the program that started the backward pass in which a tensor was allocated.
 //!
-//! PyTorch runs a backward pass on threads of its own, while the thread that began it waits. `torch.py` notes when passes run and which stacks
-//! begin them. The stack of an allocation in a pass gets the functions of the stack that began the pass as its callers.
+//! PyTorch runs a backward pass on its own threads, while the thread that started it waits. `torch.py` notes when
+//! passes run and which stacks start them. For an allocation in a pass, the functions of the stack that started the
+//! pass are added to the allocation's stack as callers.
 
 use std::collections::{BTreeMap, HashMap};
 
 use gpumem_core::recording::Symbol;
 
-/// A backward pass, or several ones with the same times.
+/// A backward pass, or several passes with the same times.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BackwardPass {
-    /// The times at which it began and ended, in microseconds.
+    /// When the pass started and ended, in microseconds.
     pub(super) times: (u64, u64),
-    /// The number of the stack that began it.
+    /// The id of the stack that started the pass.
     pub(super) stack: u32,
 }
 
-/// The stacks of a history, with those that were made of two.
+/// The stacks of a history, including those that were joined from two.
 #[derive(Debug)]
 pub(super) struct Stacks<'a> {
-    /// The frames of each stack, from number 1 on.
+    /// The frames of each stack, starting with id 1.
     frames: &'a [Vec<u32>],
-    /// True for each stack that PyTorch's own threads have, by the number of the stack.
+    /// For each stack, true if it belongs to one of PyTorch's own threads. The index is the stack id.
     is_of_pytorch: Vec<bool>,
-    /// The stack that begins all passes that run from a time on. `None` if none runs, or if different stacks began them.
+    /// Times, each with the stack that started all passes running from then on. `None` if no pass runs, or if different
+    /// stacks started them.
     passes: Vec<(u64, Option<u32>)>,
-    /// The numbers of stacks that were made of the stack of an allocation and the one that began its pass.
+    /// The ids of joined stacks, by the stack of the allocation and the one that started its pass.
     made: HashMap<(u32, u32), u32>,
 }
 
-/// A stack that is made of two has at most this many frames.
+/// A joined stack has at most this many frames.
 const MOST_FRAMES: usize = 128;
 
 impl<'a> Stacks<'a> {
     pub(super) fn new(symbols: &[Symbol], frames: &'a [Vec<u32>], passes: &[BackwardPass]) -> Self {
         let is_of_pytorch = |stack: &Vec<u32>| {
             let outermost = stack.last().and_then(|frame| symbols.get(*frame as usize)?.function.as_deref());
-            // Python begins programs and threads with these functions.
+            // These functions are the outermost ones of Python programs and threads.
             !matches!(outermost, Some("<module>" | "_run_module_as_main" | "_bootstrap"))
         };
         let is_of_pytorch = std::iter::once(true).chain(frames.iter().map(is_of_pytorch)).collect();
@@ -59,8 +61,7 @@ impl<'a> Stacks<'a> {
         Self { frames, is_of_pytorch, passes, made: HashMap::new() }
     }
 
-    /// Returns the number of the stack of an allocation: this number, or that of a stack that continues where its pass
-    /// began.
+    /// Returns the stack for an allocation: the given one, or a joined one that continues where the pass was started.
     pub(super) fn of_allocation(&mut self, stack: u32, micros: u64) -> u32 {
         if !self.is_of_pytorch.get(stack as usize).is_some_and(|is| *is) {
             return stack;
@@ -71,7 +72,7 @@ impl<'a> Stacks<'a> {
         *self.made.entry((stack, begun_by)).or_insert(next)
     }
 
-    /// The stacks that were made, with their numbers.
+    /// Returns the joined stacks with their ids.
     pub(super) fn made(&self) -> impl Iterator<Item = (u32, Vec<u32>)> {
         let frames =
             |stack: u32| stack.checked_sub(1).and_then(|at| self.frames.get(at as usize)).into_iter().flatten();
@@ -91,13 +92,13 @@ mod tests {
     #[test]
     fn stacks_of_pytorch_go_on_where_one_pass_began() {
         let frames = ["<module>", "_bootstrap", "backward", "train"].map(symbol);
-        // The first two stacks begin passes, the third is in a pass, and the last is elsewhere.
+        // The first two stacks start passes, the third is in a pass, and the last is elsewhere.
         let stacks = [vec![3, 0], vec![3, 1], vec![2], vec![2, 0]];
         let pass = |begin, end, stack| BackwardPass { times: (begin, end), stack };
         let passes =
             [pass(10, 20, 1), pass(15, 17, 1), pass(30, 40, 1), pass(35, 50, 2), pass(60, 60, 2), pass(70, 80, 0)];
         let mut known = Stacks::new(&frames, &stacks, &passes);
-        // It returns the stack of an allocation at a time.
+        // Returns the stack of an allocation at a time.
         let mut at = |stack, micros| {
             let number = known.of_allocation(stack, micros);
             known.made().find(|(made, _)| *made == number).map(|(_, frames)| frames)

@@ -1,7 +1,8 @@
-//! Reads pickles of data, with the opcodes that Python's `pickletools` describes. Opcodes that name or call functions are refused, and
-//! nothing is run.
+//! Reads pickles that contain only data, with the opcodes that Python's `pickletools` describes. Opcodes that name or
+//! call functions are rejected, and nothing is executed.
 //!
-//! Crates for pickles, such as `serde-pickle`, make one value of the whole file: a snapshot of 1 GB would not fit into memory.
+//! Crates for pickles, such as `serde-pickle`, build one value from the whole file: a snapshot of 1 GB would not fit
+//! into memory.
 
 use std::io::{self, BufRead, Read};
 
@@ -9,12 +10,12 @@ use gpumem_core::report::counted;
 
 use super::objects::{Objects, Value, invalid};
 
-/// Python writes snapshots with at most seven values inside each other.
+/// How deeply values may be nested. Python nests at most seven in snapshots.
 const DEEPEST: usize = 100;
-/// The largest number of bytes of a name in an error.
+/// Names in errors are cut to this many bytes.
 const LONGEST_NAME: u64 = 200;
 
-/// The entries of the memo by their numbers. Texts, dictionaries, lists and pairs are stored unchanged.
+/// The entries of the memo by number. Texts, dictionaries, lists and pairs are stored unchanged.
 #[derive(Clone, Copy)]
 enum Memoized {
     Nothing,
@@ -24,15 +25,16 @@ enum Memoized {
     Other,
 }
 
-/// Returns whether the first bytes of a file are those of a pickle of protocol 2 to 5.
+/// Returns whether a file that starts with these bytes is a pickle of protocol 2 to 5.
 pub(super) fn is_pickle(head: [u8; 2]) -> bool {
     matches!(head, [0x80, 2..=5])
 }
 
-/// Reads a pickle of `length` bytes, and returns its value. The dictionaries, lists and texts are in `objects`.
+/// Reads a pickle of `length` bytes, and returns its value. The dictionaries, lists and texts are put into `objects`.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read. The kind is [`InvalidData`](io::ErrorKind::InvalidData) if it is no pickle, or if
+/// Returns an error if the file cannot be read. The kind is [`InvalidData`](io::ErrorKind::InvalidData) if it is not a
+/// pickle, or if it contains code.
 /// it contains code.
 pub(super) fn read(from: impl BufRead, length: u64, objects: &mut Objects) -> io::Result<Value> {
     let (stack, marks, memo, text) = Default::default();
@@ -47,13 +49,13 @@ pub(super) fn read(from: impl BufRead, length: u64, objects: &mut Objects) -> io
 struct Pickle<'a, R> {
     from: R,
     length: u64,
-    /// The number of bytes that were read.
+    /// The number of bytes read so far.
     at: u64,
-    /// The byte of the file at which the opcode begins.
+    /// The offset in the file at which the current opcode starts.
     begin: u64,
     objects: &'a mut Objects,
     stack: Vec<Value>,
-    /// The number of values on the stack at each mark.
+    /// The height of the stack at each mark.
     marks: Vec<usize>,
     memo: Vec<Memoized>,
     /// The bytes of a text.
@@ -67,7 +69,7 @@ impl<R: BufRead> Pickle<'_, R> {
         let [opcode] = self.bytes()?;
         match opcode {
             b'.' => return self.last(1).map(|at| Some(self.stack[at])),
-            // These are PROTO and FRAME.
+            // PROTO and FRAME.
             0x80 => self.bytes::<1>().map(drop),
             0x95 => self.bytes::<8>().map(drop),
             b'(' if self.marks.len() == DEEPEST => self.damaged("more than 100 values are inside each other"),
@@ -113,7 +115,7 @@ impl<R: BufRead> Pickle<'_, R> {
         Ok(None)
     }
 
-    /// Refuses an opcode that pickles of data do not need.
+    /// Rejects an opcode that pickles of data do not need.
     #[cold]
     fn refuse<T>(&mut self, opcode: u8) -> io::Result<T> {
         let name = match opcode {
@@ -144,7 +146,7 @@ impl<R: BufRead> Pickle<'_, R> {
         self.damaged(&format!("the opcode {name} would run {called}. gpumem reads data only, and has run nothing"))
     }
 
-    /// Returns the error that the pickle cannot be read at this opcode.
+    /// Returns an error which says that the pickle cannot be read at this opcode.
     #[cold]
     fn damaged<T>(&self, why: &str) -> io::Result<T> {
         Err(invalid(format!("byte {} of the pickle: {why}", self.begin)))
@@ -167,14 +169,14 @@ impl<R: BufRead> Pickle<'_, R> {
         Ok(())
     }
 
-    /// Reads a number of `N` bytes, which is a length or a number of the memo.
+    /// Reads a number of `N` bytes, which is a length or a memo number.
     fn length<const N: usize>(&mut self) -> io::Result<u64> {
         let mut bytes = [0; 8];
         self.fill(&mut bytes[..N])?;
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Returns an error if the file has fewer bytes left than this.
+    /// Returns an error if fewer bytes than this are left in the file.
     fn check(&self, length: u64) -> io::Result<()> {
         if length <= self.length.saturating_sub(self.at) {
             Ok(())
@@ -184,14 +186,14 @@ impl<R: BufRead> Pickle<'_, R> {
         }
     }
 
-    /// Reads a line of text, which is cut if it is long.
+    /// Reads a line of text. A long line is cut.
     fn line(&mut self) -> io::Result<String> {
         let mut line = Vec::new();
         self.from.by_ref().take(LONGEST_NAME).read_until(b'\n', &mut line)?;
         Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
     }
 
-    /// Reads a whole number in this many bytes, the lowest first. The last one has the sign.
+    /// Reads an integer of this many bytes, the lowest byte first. The last byte contains the sign.
     fn long(&mut self, length: u64) -> io::Result<()> {
         let mut bytes = [0; 16];
         let Some(length) = usize::try_from(length).ok().filter(|length| *length <= bytes.len()) else {
@@ -238,7 +240,7 @@ impl<R: BufRead> Pickle<'_, R> {
         Ok(())
     }
 
-    /// Returns the index at which the last values of the stack begin. They must be above the last mark.
+    /// Returns the index of the first of the last `count` values on the stack. They must be above the last mark.
     fn last(&self, count: usize) -> io::Result<usize> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len().checked_sub(count).filter(|first| *first >= floor) {
@@ -265,7 +267,7 @@ impl<R: BufRead> Pickle<'_, R> {
         self.push(tuple)
     }
 
-    /// Puts the values from this index on into the list or the dictionary below them.
+    /// Moves the values from this index on into the list or the dictionary below them.
     fn put(
         &mut self,
         first: usize,
@@ -288,7 +290,7 @@ impl<R: BufRead> Pickle<'_, R> {
             Some(_) => Memoized::Other,
             None => return self.damaged("it needs a value that is not there"),
         };
-        // Writers number them, and each one takes two bytes.
+        // Writers number the entries in order, and each one takes at least two bytes.
         if number > self.at / 2 {
             return self.damaged("the number of a value is too high");
         }

@@ -1,7 +1,8 @@
-//! The sizes of PyTorch's blocks. Those of its segments are as PyTorch logs them.
+//! Computes the sizes of PyTorch's blocks. The sizes of segments are as PyTorch logs them.
 //!
-//! PyTorch logs the bytes that the program asked for. The bytes of a block, which `torch.cuda.memory_allocated()` counts, follow from its
-//! place: PyTorch rounds up, and does not split off a rest that is too small to be of use.
+//! PyTorch logs how many bytes the program requested. How many bytes a block takes, which
+//! `torch.cuda.memory_allocated()` counts, depends on its place: PyTorch rounds up, and does not split off a remainder
+//! that is too small to be useful.
 
 use std::{
     collections::BTreeMap,
@@ -24,9 +25,10 @@ use super::{
 };
 
 impl DeviceHistory {
-    /// Hands over the events of this device, with the sizes of blocks. The first events stand for the memory that was live before; the
-    /// result is their number, and what contradicts the memory at the end. `time` is the time of an event of PyTorch's, `stack` the number of its stack in the recording. The groups
-    /// of tensors and the stacks of backward passes are added to those that are known.
+    /// Passes on the events of this device, with the sizes of blocks. The first events stand for the memory that was
+    /// live before. Returns the number of those, and what contradicts the memory at the end. `time` converts the time
+    /// of a PyTorch event, and `stack` returns the id that its stack has in the recording. The groups of tensors and
+    /// the stacks of backward passes are added where they are known.
     pub(super) fn events(
         &self,
         history: &TorchHistory,
@@ -96,7 +98,7 @@ impl DeviceHistory {
     }
 }
 
-/// Returns the size of a new block. The rest of its room belongs to the block, unless PyTorch splits the rest off.
+/// Returns the size of a new block. What remains of its room belongs to the block, unless PyTorch splits it off.
 fn size(
     segments: &Segments,
     occupied: &BTreeMap<u64, u64>,
@@ -124,7 +126,7 @@ mod tests {
         io::Cursor::new(lines.join("\n"))
     }
 
-    /// Returns the events of the first device, and the number of those that stand for the memory that was live before.
+    /// Returns the events of the first device, and how many of them stand for the memory that was live before.
     fn events(lines: &[String]) -> (Vec<AllocatorEvent>, u64) {
         let mut from = text(lines);
         let history = TorchHistory::read(&mut from, true).unwrap();
@@ -159,13 +161,14 @@ mod tests {
         let base = 1 << 30;
         let steps = [
             ("segment_alloc", base, 20 * MIB),
-            // The rest has more than 1 MiB.
+            // The remainder is larger than 1 MiB.
             ("alloc", base, 10 * MIB + 1),
-            // The rest has 1 MiB less 512 bytes.
+            // The remainder is 1 MiB less 512 bytes.
             ("alloc", base + 10 * MIB + 512, 9 * MIB - 511),
             ("free_requested", base, 10 * MIB + 1),
             ("free_completed", base, 10 * MIB + 1),
-            // There is room for 10 MiB and 512 bytes up to the next block. 512 bytes are too small for a rest.
+            // There is room for 10 MiB and 512 bytes up to the next block. A remainder of 512 bytes is too small to
+            // split off.
             ("alloc", base, 10 * MIB),
         ];
         let expected = [(base, 10 * MIB + 512), (base + 10 * MIB + 512, 10 * MIB - 512), (base, 10 * MIB + 512)];
@@ -196,10 +199,10 @@ mod tests {
         let all = lines(&steps, &[&segments[0], &segments[1], &new, &kept]);
         assert_eq!(sizes(&all), [(base, 1024), (base + MIB, 1024), (base, 512)]);
         let (events, older) = events(&all);
-        // They are a segment and two blocks.
+        // One segment and two blocks.
         assert_eq!((older, events.len()), (3, 9));
         assert_eq!((events[0].bytes, events[0].stream), (Bytes::new(2 * MIB), u64::MAX));
-        // PyTorch names the pools of the segments that it has at the end.
+        // PyTorch only names the pools of the segments that exist at the end.
         let segments = events.iter().filter(|event| event.action == Action::SegmentAlloc);
         let pools: Vec<_> = segments.map(|event| (event.address / base, event.group)).collect();
         assert_eq!(pools, [(1, 1), (2, 0), (2, 8)]);

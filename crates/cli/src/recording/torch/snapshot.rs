@@ -1,5 +1,5 @@
-//! Makes a recording of a snapshot that a program saved with `torch.cuda.memory._dump_snapshot`. In this recording, only PyTorch's
-//! allocator calls the driver.
+//! Makes a recording from a snapshot that a program saved with `torch.cuda.memory._dump_snapshot`. In this recording,
+//! only PyTorch's allocator calls the driver.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -25,10 +25,10 @@ use super::{
     pickle,
 };
 
-/// The library of PyTorch that calls the driver is the first one of the history.
+/// PyTorch's library that calls the driver, which is the first library of the history.
 const LIBRARY: CodeAddress = CodeAddress { module: 1, offset: 0 };
 
-/// Returns whether a file begins as the snapshots of PyTorch do.
+/// Returns whether a file starts as PyTorch's snapshots do.
 pub(crate) fn is_snapshot(mut file: &File) -> io::Result<bool> {
     let mut head = [0; 2];
     let is_pickle = match file.read_exact(&mut head) {
@@ -40,10 +40,10 @@ pub(crate) fn is_snapshot(mut file: &File) -> io::Result<bool> {
     Ok(is_pickle)
 }
 
-/// Makes a recording of a snapshot of `length` bytes.
+/// Makes a recording from a snapshot of `length` bytes.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read. The kind is [`InvalidData`](io::ErrorKind::InvalidData) if it is no
+/// Returns an error if the file cannot be read. The kind is [`InvalidData`](io::ErrorKind::InvalidData) if it is not a
 /// snapshot.
 pub(crate) fn recording_of(from: impl BufRead, length: u64) -> io::Result<Vec<u8>> {
     let mut objects = Objects::new(length);
@@ -60,13 +60,13 @@ pub(crate) fn recording_of(from: impl BufRead, length: u64) -> io::Result<Vec<u8
     writer.finish()
 }
 
-/// Returns the calls of PyTorch's allocator to the driver, with the times in microseconds since the recording began. The memory
-/// that it had before comes first.
+/// Returns the calls that PyTorch's allocator made to the driver, with their times in microseconds since the recording
+/// started. The memory that the allocator held before comes first.
 fn driver_events(history: &TorchHistory, began: u64) -> io::Result<Vec<(u64, Device, LoggedEvent)>> {
     let mut events = Vec::new();
     for of_device in &history.devices {
         let device = Device { family: Family::Cuda, ordinal: of_device.ordinal };
-        // The clock may be set back.
+        // The clock may be set back, but the times must not fall.
         let mut time = 0;
         for piece in of_device.trace.pieces(&mut io::empty()) {
             for event in piece? {
@@ -81,7 +81,7 @@ fn driver_events(history: &TorchHistory, began: u64) -> io::Result<Vec<(u64, Dev
     Ok(events)
 }
 
-/// Writes the calls of PyTorch's allocator to the driver.
+/// Writes the calls that PyTorch's allocator made to the driver.
 fn write_driver(history: &TorchHistory, began: u64, writer: &mut Writer<Vec<u8>>) -> io::Result<()> {
     let mut driver =
         Driver { history, writer, number: 0, stacks: BTreeSet::new(), parts: HashMap::new(), left: HashMap::new() };
@@ -102,14 +102,14 @@ fn write_driver(history: &TorchHistory, began: u64, writer: &mut Writer<Vec<u8>>
     }
     let ends = history.devices.iter().filter_map(|device| device.trace.last());
     let end = ends.max().unwrap_or(began).saturating_sub(began);
-    // A snapshot without a history is one moment.
+    // A snapshot without a history is a single moment.
     [0].into_iter().chain((end > 0).then_some(end)).try_for_each(|micros| {
         let time = Duration::from_micros(micros);
         driver.writer.write(&Item::Clock(ClockPair { ticks: ticks(micros), time }))
     })
 }
 
-/// Returns the counter of the processor at a time. It counts nanoseconds.
+/// Returns the value of the processor's counter at a time. The counter counts nanoseconds.
 fn ticks(micros: u64) -> u64 {
     micros.saturating_mul(1_000)
 }
@@ -118,13 +118,13 @@ fn ticks(micros: u64) -> u64 {
 struct Driver<'a> {
     history: &'a TorchHistory,
     writer: &'a mut Writer<Vec<u8>>,
-    /// The number of the newest event.
+    /// The number of the latest event.
     number: u64,
-    /// The stacks that are written.
+    /// The stacks that are already written.
     stacks: BTreeSet<u32>,
-    /// For each part of a block, by its address: its length, and the number of the event that allocated the block.
+    /// For each part of a block, by address: its length, and the number of the event that allocated the block.
     parts: HashMap<Device, BTreeMap<u64, (u64, u64)>>,
-    /// The key of each block, and the number of its bytes that are not freed.
+    /// The key of each block, and how many of its bytes are not freed.
     left: HashMap<u64, (Key, u64)>,
 }
 
@@ -152,7 +152,7 @@ impl Driver<'_> {
     ) -> io::Result<()> {
         let stack = self.stack(stack)?;
         let number = self.number + 1;
-        // Parts of an expandable segment are freed in other pieces than they were mapped in.
+        // Parts of an expandable segment may be freed in other pieces than those in which they were mapped.
         let (key, kind) = if is_part {
             (Key::new(Space::Handle, number), MemKind::Vmm)
         } else {
@@ -187,7 +187,7 @@ impl Driver<'_> {
         self.writer.write_event(&RecordedEvent { number: self.number, ticks, time, thread: ThreadId(1), kind })
     }
 
-    /// Returns the number of a stack of the history below which PyTorch's library called the driver.
+    /// Writes a stack of the history once, with the driver call from PyTorch's library on top. Returns its id.
     fn stack(&mut self, number: u32) -> io::Result<StackId> {
         let id = StackId(
             u32::try_from(self.history.stacks.len()).unwrap_or(u32::MAX).saturating_add(number).saturating_add(1),
@@ -208,7 +208,7 @@ mod tests {
 
     const SNAPSHOT: &[u8] = include_bytes!("../../../tests/data/snapshot-4.pickle");
 
-    /// Returns the reason why a pickle is refused.
+    /// Returns why a pickle is rejected.
     #[track_caller]
     fn refused(pickle: &[u8]) -> String {
         let error = recording_of(pickle, pickle.len() as u64).expect_err("it is refused");
@@ -300,7 +300,7 @@ mod tests {
             let why = refused(&[b"\x80\x04", &opcodes[..]].concat());
             assert!(why.contains(said), "{said}: {why}");
         }
-        // They are `None`, a text, a float, -1, a truth and 128.
+        // `None`, a text, a float, -1, a boolean and 128.
         for device in [&b"N"[..], b"\x8c\x011", b"G\x3f\xf0\0\0\0\0\0\0", b"J\xff\xff\xff\xff", b"\x88", b"K\x80"] {
             let why = refused(&[b"\x80\x04", &segment(b"K\x01", device, b"K\x01")[..]].concat());
             assert!(why.contains("the `device` of a segment is not the number of a device"), "{why}");
@@ -308,7 +308,7 @@ mod tests {
         assert!(refused(b"\x80\x04}(\x8c\x0atotal_sizeK\x01u").contains("the `device` of a segment"));
     }
 
-    /// Any change of bytes gives a recording or an error.
+    /// Changed bytes lead to a recording or to an error, never to a panic.
     #[test]
     fn changed_snapshots_do_no_harm() {
         let mut random = fastrand::Rng::with_seed(1);
