@@ -11,10 +11,10 @@ use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
 use crate::{failure::Failure, terminal};
 
-/// The form that CI reads.
+/// How exceeded limits are reported to CI.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Annotations {
-    /// Commands of GitHub's workflows.
+    /// As GitHub workflow commands.
     Github,
     /// A file with a report of tests, as `JUnit` writes it.
     Junit(PathBuf),
@@ -35,15 +35,15 @@ impl FromStr for Annotations {
 /// A limit, and a recording that was compared with it.
 #[derive(Debug)]
 pub(crate) struct Check {
-    /// The recording. Empty if it is about all of them.
+    /// The recording. Empty if the check is about all of them.
     pub(crate) of: String,
     /// The condition, such as `the peak is at most 20 GiB`.
     pub(crate) name: String,
-    /// The reason why the condition is not met. Empty if it is met.
+    /// Why the condition is not met. Empty if it is met.
     pub(crate) found: Vec<Finding>,
 }
 
-/// The reason why a limit was not kept.
+/// Why a limit was exceeded.
 #[derive(Debug)]
 pub(crate) struct Finding {
     pub(crate) text: String,
@@ -56,7 +56,7 @@ impl Finding {
         Self { text, place: None }
     }
 
-    /// Returns a command of GitHub's workflows, which stands on a line of its own.
+    /// Returns a GitHub workflow command, which takes a whole line.
     fn as_github(&self) -> String {
         let escaped = |text: &str| one_line(text).replace('%', "%25");
         let place = self.place.as_deref().and_then(position).map(|(file, line, column)| {
@@ -83,12 +83,12 @@ pub(super) fn position(place: &str) -> Option<(&str, u32, Option<u32>)> {
 }
 
 impl Annotations {
-    /// Prints exceeded limits on stderr, and writes the file that is asked for. Returns whether a limit was exceeded.
+    /// Prints exceeded limits on stderr, and writes the requested file. Returns whether a limit was exceeded.
     pub(crate) fn tell(asked: Option<&Self>, checks: &[Check]) -> Result<bool, Failure> {
         let found = || checks.iter().flat_map(|check| &check.found);
         for finding in found() {
             match asked {
-                // There is no other place to report that stderr is closed.
+                // If stderr is closed, the error cannot be reported anywhere else.
                 Some(Self::Github) => _ = writeln!(io::stderr(), "{}", finding.as_github()),
                 _ => terminal::error(&finding.text),
             }
@@ -102,7 +102,7 @@ impl Annotations {
     }
 }
 
-/// Each check is a test.
+/// Makes a report in which each check is a test.
 fn junit(checks: &[Check]) -> Report {
     let mut suite = TestSuite::new("GPU memory");
     for Check { of, name, found } in checks {

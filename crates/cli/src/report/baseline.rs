@@ -21,7 +21,8 @@ use super::{
     moved::moved,
 };
 
-/// Returns the folder of a repository that a file is in, else the folder of the file. `None` if it is not there, or not text.
+/// Returns the folder of the repository that contains a file, else the folder of the file. `None` if it does not exist
+/// or its path is not UTF-8.
 pub(crate) fn repository_of(file: &Path) -> Option<String> {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = folder.canonicalize().ok()?;
@@ -29,7 +30,8 @@ pub(crate) fn repository_of(file: &Path) -> Option<String> {
     root.to_str().map(str::to_owned)
 }
 
-/// Returns the device of a line: `train, device 0` of `train, device 0: src/model.rs:12`. The file may also have the peaks of tests.
+/// Returns the device of a line: `train, device 0` for `train, device 0: src/model.rs:12`. The file may also contain
+/// the peaks of tests.
 fn device_of(name: &str) -> Option<&str> {
     let end = |(at, word): (usize, &str)| {
         let (before, rest) = (&name[..at], &name[at + word.len()..]);
@@ -46,22 +48,22 @@ pub(crate) fn is_of_recording(name: &str) -> bool {
     device_of(name).is_some()
 }
 
-/// The changes since a baseline was written. The names of the fields are those in JSON.
+/// The changes since a baseline was written. The field names are those in JSON.
 #[derive(Debug, Serialize)]
 pub(crate) struct Comparison {
     file: String,
     limit: Limit,
-    /// The number of lines that were compared.
+    /// How many lines were compared.
     compared: usize,
-    /// The lines that changed by more than the limit. They are rounded as in the file.
+    /// The lines that changed by more than the limit. Amounts are rounded as in the file.
     changed: Vec<Named>,
     /// The names of the lines that increased.
     higher: BTreeSet<String>,
-    /// Peaks without a line: their earlier values are not known.
+    /// Peaks without a line. Their earlier values are not known.
     new: Vec<New>,
-    /// Devices that no recording has.
+    /// Devices that are in no recording.
     gone: Vec<String>,
-    /// Places that moved to another line of the same file, before and now.
+    /// Places that moved to another line of the same file: the name before, and the name now.
     moved: Vec<[String; 2]>,
 }
 
@@ -83,11 +85,11 @@ impl Comparison {
         let moved = moved([before.clone().into_iter().collect(), rounded_now.collect::<Vec<_>>()], Some(limit));
         let moved_from: HashMap<_, _> = moved.iter().map(|[old, new]| (*new, *old)).collect();
         let moved_away: HashSet<_> = moved.iter().map(|[old, _]| *old).collect();
-        // The amount in the file that a line of the recordings is compared with.
+        // The amount in the file with which a line of the recordings is compared.
         let partner = |name: &str, line: &Line| -> Option<u64> {
             let same = || before.get(name).filter(|_| !moved_away.contains(name));
             let old = moved_from.get(name).and_then(|old| before.get(old)).or_else(same);
-            // Before it had a pool, a device had no other blocks than those of its line.
+            // Before the device had a pool, it had no blocks other than those of its line.
             let of_device = || before.get(name.strip_suffix(DRIVER).filter(|_| line.least == 0)?);
             old.or_else(of_device).copied()
         };
@@ -110,7 +112,7 @@ impl Comparison {
         for (name, line) in &now.0 {
             match partner(name, line) {
                 Some(before) => compare(name, before, *line),
-                // A place without a line may have had nearly the smallest amount that is written.
+                // A place without a line may have been just below the smallest amount that is written.
                 None if Change::new(signed(line.least), signed(line.bytes)).exceeds(limit) => {
                     new.push(New { name: name.clone(), bytes: rounded(line.bytes).get() });
                 }
@@ -119,7 +121,7 @@ impl Comparison {
         }
         for (name, bytes) in &before {
             let is_known = moved_away.contains(name) || now.0.contains_key(*name) && !moved_from.contains_key(name);
-            // Nothing is known of the places of a device that is gone.
+            // Nothing is known about the places of a device that is gone.
             let is_gone = device_of(name).is_some_and(|device| gone.contains(device));
             if !is_known && !is_gone {
                 compare(name, *bytes, Line::default());
@@ -136,7 +138,7 @@ impl Comparison {
         !self.higher.is_empty() || !self.new.is_empty() || !self.gone.is_empty()
     }
 
-    /// Returns a checked limit for each peak that increased or has no line, and for each line whose device is gone.
+    /// Returns a check for each peak that increased or has no line, and for each line whose device is gone.
     pub(crate) fn checks(&self) -> Vec<Check> {
         let Self { file, limit, .. } = self;
         let of = |name: &str, text: String, place: Option<&str>| {
@@ -234,7 +236,7 @@ impl Comparison {
         lines.iter().try_for_each(|line| writeln!(out, "{}", one_line(line)))
     }
 
-    /// Writes a table in Markdown, for a comment on a pull request.
+    /// Writes a Markdown table for a comment on a pull request.
     pub(crate) fn write_markdown(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "{MARKDOWN_TITLE}\n")?;
         let [higher, lower] = self.rows();
@@ -271,7 +273,7 @@ mod tests {
         Comparison::of(Path::new("b.json"), &before, &now, Limit::Percent(2.0))
     }
 
-    /// Comparing each line with each other one would take minutes.
+    /// Comparing each line with each other line would take minutes.
     #[test]
     fn the_work_grows_with_the_number_of_lines() {
         let place = |line: u64| format!("a, device 0: x.py:{line}");
@@ -300,13 +302,13 @@ mod tests {
         );
         assert!(!moved.is_exceeded() && moved.changed.is_empty(), "{moved:?}");
         assert_eq!(moved.moved.len(), 2, "{moved:?}");
-        // It fell below 1 % of the new peak, and would have no line in a new file.
+        // The amount fell below 1 % of the new peak, and would have no line in a new file.
         let leak = [("a, device 0", 3000), ("a, device 0: x.py:1", 33)];
         let now = [("a, device 0", 5000, 0), ("a, device 0: x.py:3", 33, 50), ("a, device 0: x.py:80", 2000, 50)];
         let small = compared(&leak, &now);
         assert_eq!(small.moved, [["a, device 0: x.py:1", "a, device 0: x.py:3"]], "{small:?}");
         assert_eq!(small.changed.iter().map(|named| named.name.as_str()).collect::<Vec<_>>(), ["a, device 0"]);
-        // A pool keeps unused memory of the driver. Without a pool, the device has the same line twice.
+        // A pool keeps driver memory unused. Without a pool, the device has the same line twice.
         for (before, least, grew) in [
             (&[("a, device 0", 64), ("a, device 0, driver's blocks", 64)][..], 0, 1),
             (&[("a, device 0", 64)], 0, 1),
@@ -317,14 +319,14 @@ mod tests {
             let pool = compared(before, &now);
             assert_eq!((pool.higher.len(), pool.new.len(), pool.gone.len()), (grew, 0, 0), "{before:?} {pool:?}");
         }
-        // The place is in another file and has more than before.
+        // The place is in another file and has a larger amount than before.
         let new = compared(
             &before,
             &[("a, device 0", 400, 0), ("a, device 0: y.py:1", 100, 4), ("a, device 0: x.py:11", 60, 4)],
         );
         assert_eq!(new.new.len(), 2, "{new:?}");
         assert_eq!(new.changed.len(), 2, "{new:?}");
-        // A place with hardly enough for a line is not new.
+        // A place that is barely large enough for a line is not new.
         let small =
             compared(&before[..1], &[("a, device 0", 200, 0), ("a, device 0: y.py:1", 4, 4), ("b, device 0", 1, 0)]);
         assert_eq!(small.new.iter().map(|new| new.name.as_str()).collect::<Vec<_>>(), ["b, device 0"], "{small:?}");

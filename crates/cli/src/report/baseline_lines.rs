@@ -14,21 +14,22 @@ use super::{
 };
 use crate::{failure::Failure, history::History};
 
-/// Places with less than this share of the peak of their device have no line, in percent.
+/// Places with less than this percentage of their device's peak get no line.
 const LEAST_SHARE: u64 = 1;
 const MIB: u64 = 1 << 20;
 
-/// The end of the name of the line for the driver's blocks. Only a device with a registered pool has it: pools keep memory unused.
+/// The end of the name of the line for driver blocks. Only devices with a registered pool have this line, because pools
+/// keep memory unused.
 pub(super) const DRIVER: &str = ", driver's blocks";
 
-/// The peaks of some recordings, by the names of their lines.
+/// The peaks of some recordings, by line name.
 #[derive(Debug, Default)]
 pub(crate) struct Lines(pub(super) BTreeMap<String, Line>);
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Line {
     pub(super) bytes: u64,
-    /// A line with less than this is not written.
+    /// The line is only written if it has at least this much.
     pub(super) least: u64,
 }
 
@@ -39,7 +40,7 @@ pub(crate) struct Processes(Vec<Process>);
 #[derive(Debug)]
 struct Process {
     name: String,
-    /// Its command without numbers: those of ports, folders and processes differ in each run.
+    /// Its command without numbers: the numbers of ports, folders and processes differ in each run.
     command: String,
     /// The peaks of its devices.
     peaks: Vec<u64>,
@@ -48,7 +49,7 @@ struct Process {
 }
 
 impl Processes {
-    /// Adds the peaks of a recording. Places are named from the root of the repository.
+    /// Adds the peaks of a recording. Places are named relative to the root of the repository.
     pub(crate) fn add(&mut self, history: &History, overview: &Overview, root: Option<&str>) -> Result<(), Failure> {
         let failed = |why: &str, next| {
             let what = format!("the peaks of `{}` cannot be compared with a baseline", overview.file);
@@ -78,7 +79,7 @@ impl Processes {
                 let name = format!("{device_name}{tensors}: {}", one_line(place));
                 lines.push((name, Line { bytes: *bytes, least }));
             }
-            // Without a pool, the line of the device says the same.
+            // Without a pool, the device's own line has the same value.
             let least = if device.driver_peak_bytes.is_some() { 0 } else { u64::MAX };
             let bytes = device.highest_bytes().unwrap_or(peak);
             lines.push((format!("{device_name}{DRIVER}"), Line { bytes, least }));
@@ -92,8 +93,8 @@ impl Processes {
         Ok(())
     }
 
-    /// Returns the lines. If processes have the same name, the second one is `train #2`: they are told apart by their commands, and those
-    /// with the same command by their peaks, the highest first.
+    /// Returns the lines. If processes have the same name, the second one becomes `train #2`. They are ordered by their
+    /// commands, and those with the same command by their peaks, the highest first.
     pub(crate) fn lines(self) -> Lines {
         let Self(mut processes) = self;
         let order = |a: &Process, b: &Process| {
@@ -137,14 +138,14 @@ impl Lines {
     }
 }
 
-/// Rounds up by less than 1 %, so that most small changes change no line.
+/// Rounds up by less than 1 %, so that most small changes leave the lines unchanged.
 pub(super) fn rounded(bytes: u64) -> Bytes {
     let step = (bytes.checked_ilog2().map_or(0, |bits| 1 << bits) / 128).max(MIB);
     Bytes::new(bytes.div_ceil(step).saturating_mul(step))
 }
 
-/// Returns the name of a recording with the rank, and without the numbers of its devices and its process: `train.rank3` for
-/// `train.rank3.gpu0.pid17.capture`, and for `train-17.capture` if rank 3 had the number 17.
+/// Returns the name of a recording with its rank, but without the device numbers and the process id: `train.rank3` for
+/// `train.rank3.gpu0.pid17.capture`, and for `train-17.capture` if rank 3 had the process id 17.
 fn name_of(overview: &Overview) -> String {
     let mut name = without_numbers(Path::new(&overview.file), overview.pid);
     if name.is_empty() {
@@ -174,7 +175,7 @@ fn without_numbers(recording: &Path, pid: Option<u32>) -> String {
     let is_digit = |sign: char| sign.is_ascii_digit();
     let is_whole = |(before, after): &(&str, &str)| !before.ends_with(is_digit) && !after.starts_with(is_digit);
     let Some((before, after)) = name.rmatch_indices(&number).map(around).find(is_whole) else { return name.to_owned() };
-    // The sign that separates it goes as well.
+    // The separator goes as well.
     let signs = ['-', '_', '.'];
     match before.strip_suffix(signs).unwrap_or(before) {
         "" => after.strip_prefix(signs).unwrap_or(after).to_owned(),

@@ -1,4 +1,4 @@
-//! The tree of scopes and functions whose calls allocated the blocks that were live at the peak, for `--calls`.
+//! The tree of scopes and functions whose calls allocated the blocks live at the peak, for `--calls`.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -47,7 +47,7 @@ impl Part {
         calls(history, self.inside.as_deref())
     }
 
-    /// Checks that the scope or function that was asked for has something inside.
+    /// Checks that the requested scope or function contains something.
     pub(crate) fn check(&self, history: &History) -> Result<(), Failure> {
         let Some(inside) = &self.inside else { return Ok(()) };
         let AllCalls { all, names } = calls(history, None);
@@ -62,7 +62,8 @@ impl Part {
     }
 }
 
-/// The blocks of each stack that were live at the peak of its device, the most bytes first. `Serialize` writes a list of them.
+/// The blocks of each stack that were live at the peak of its device, the most bytes first. `Serialize` writes them as
+/// a list.
 #[derive(Debug, Default)]
 pub(crate) struct AllCalls {
     all: Vec<Calls>,
@@ -75,11 +76,11 @@ struct Calls {
     device: u32,
     bytes: i64,
     blocks: i64,
-    /// The numbers of its scopes and then of its functions in `names`, the outermost first.
+    /// The indexes in `names` of its scopes and then of its functions, the outermost first.
     frames: Vec<usize>,
-    /// The number of those that are scopes.
+    /// How many of them are scopes.
     scopes: usize,
-    /// The number of the device in the history.
+    /// The index of the device in the history.
     number: u16,
 }
 
@@ -132,7 +133,7 @@ fn calls(history: &History, inside: Option<&str>) -> AllCalls {
     AllCalls { all, names: names.all }
 }
 
-/// At most this many rows are printed without `--min`; JSON has all.
+/// Without `--min`, at most this many rows are printed; JSON contains all.
 const MOST: usize = 40;
 
 pub(crate) fn write(history: &History, part: &Part, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
@@ -163,14 +164,14 @@ pub(crate) fn write(history: &History, part: &Part, out: &mut dyn Write, paint: 
     Ok(())
 }
 
-/// A function that called only one other has no row, because it has the same bytes. If there are functions between a row and an
-/// innermost function inside of it, the outermost of them is a note.
+/// Builds the tree. A function that called only one other function gets no row, because its bytes are the same. If
+/// there are functions between a row and an innermost function inside of it, the outermost of them becomes a note.
 fn tree(calls: &[&Calls], names: &[String]) -> Tree {
-    /// The path of no function.
+    /// The path that contains no function.
     const OUTSIDE: usize = usize::MAX;
 
-    // The functions that each path of functions calls. Stacks share the beginnings of their paths, so a path is the number of its
-    // parent and a function.
+    // The functions called from each path of functions. Stacks share the start of their paths, so a path is stored as
+    // the index of its parent and a function.
     let mut paths = Numbers::<(usize, usize)>::default();
     let mut called: HashMap<usize, HashSet<usize>> = HashMap::new();
     let numbered: Vec<Vec<usize>> = calls
@@ -193,7 +194,7 @@ fn tree(calls: &[&Calls], names: &[String]) -> Tree {
         let branching = outer.iter().zip(&paths).filter(|(_, path)| branches(**path));
         let path: Vec<_> = branching.map(|(function, _)| name(function)).collect();
         let chain = outer.iter().zip(&paths).rposition(|(_, path)| branches(*path)).map_or(0, |at| at + 1);
-        // A scope says less than the function in it.
+        // A scope tells less than the function in it.
         let note = outer.get(chain).map(|_| name(&outer[(*scopes).clamp(chain, outer.len() - 1)]));
         tree.leaf(&path, Leaf { name: name(innermost), bytes: *bytes, blocks: blocks.unsigned_abs(), note });
     }

@@ -1,4 +1,4 @@
-//! Changed amounts: the limit of an increase, rows with the amounts before and after, and their tables.
+//! Changed amounts: the limit of an increase, rows with the amounts before and after, and tables of them.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use serde::{Serialize, Serializer};
 
 use super::annotations::{Check, Finding, position};
 
-/// At most this many rows of a table are printed; JSON has all.
+/// At most this many rows of a table are printed; JSON contains all.
 pub(super) const MOST_ROWS: usize = 20;
 
 /// The allowed increase of a peak, such as `5%` or `100MiB`.
@@ -35,7 +35,7 @@ impl FromStr for Limit {
             let percent: f64 = percent.trim().parse().map_err(|_| refused())?;
             return if percent.is_finite() && percent >= 0.0 { Ok(Self::Percent(percent)) } else { Err(refused()) };
         }
-        // `5` is no size. It most likely means 5 %.
+        // `5` is not a size. It most likely means 5 %.
         size(text).map(Self::Bytes).map_err(|_| refused())
     }
 }
@@ -84,7 +84,7 @@ pub(crate) struct Change {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Named {
     pub(crate) name: String,
-    /// The name before, of a place that is at another line of its file now.
+    /// The earlier name of a place that is now at another line of its file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) moved_from: Option<String>,
     #[serde(flatten)]
@@ -109,13 +109,13 @@ impl Change {
         Self { before, after, bytes: after.saturating_sub(before) }
     }
 
-    /// Returns whether the increase is above the limit.
+    /// Returns whether the increase exceeds the limit.
     pub(super) fn exceeds(self, limit: Limit) -> bool {
         let [before, after] = [self.before, self.after].map(i64::unsigned_abs);
         after.saturating_sub(before) > limit.of(before)
     }
 
-    /// Returns a text such as `+66 MiB (+5.3 %)`.
+    /// Returns text such as `+66 MiB (+5.3 %)`.
     #[expect(clippy::cast_precision_loss, reason = "a share is no exact figure")]
     pub(super) fn in_words(self) -> String {
         let Self { before, bytes, .. } = self;
@@ -153,7 +153,7 @@ pub(super) fn signed(bytes: u64) -> i64 {
     Bytes::new(bytes).signed()
 }
 
-/// Returns the sentence about a limit at the end.
+/// Returns the sentence about a limit that ends the report.
 pub(super) fn verdict(limit: Option<Limit>, is_exceeded: Option<bool>) -> Option<String> {
     let limit = limit?;
     Some(match is_exceeded {
@@ -163,7 +163,7 @@ pub(super) fn verdict(limit: Option<Limit>, is_exceeded: Option<bool>) -> Option
     })
 }
 
-/// A peak that was compared with that of `of`. `place` is the place that grew.
+/// Makes the check of a peak that was compared with that of `of`. `place` is the place that grew.
 pub(super) fn check(of: &str, words: &str, peak: Change, limit: Option<Limit>, place: Option<String>) -> Check {
     let limit = limit.unwrap_or(Limit::Percent(0.0));
     let [before, after] = [peak.before, peak.after].map(ByteDelta::new);
@@ -221,13 +221,13 @@ pub(super) fn write_markdown_rows(by: &str, all: &[Named], out: &mut dyn Write) 
     writeln!(out)
 }
 
-/// Returns a text for a cell of a table in Markdown. It is code, so that no character has a meaning.
+/// Returns text for a cell of a Markdown table. It is marked as code, so that no character has a special meaning.
 pub(super) fn escaped(text: &str) -> String {
     let text = one_line(text);
     if !text.is_empty() && !text.contains(['|', '`']) {
         return format!("`{text}`");
     }
-    // Readers of Markdown disagree about the end of a cell that has these characters between backticks.
+    // Markdown readers disagree about where a cell ends if these characters are between backticks.
     let mut cell = "<code>".to_owned();
     for c in text.chars() {
         if c.is_ascii_punctuation() {

@@ -1,5 +1,5 @@
-//! Finds out which of several recordings differs from the others, and in which place. It keeps a few numbers of each
-//! recording.
+//! Finds out which of several recordings differs from the others, and in which place. Only a few numbers of each
+//! recording are kept.
 
 use std::{
     cmp::Reverse,
@@ -21,21 +21,21 @@ use super::{overview::Overview, text::unit_of};
 #[derive(Debug, Default)]
 pub(crate) struct Comparison {
     recordings: Vec<Compared>,
-    /// The names of places by their numbers, and the numbers by names.
+    /// The names of places by id, and the ids by name.
     places: Vec<String>,
     numbers: HashMap<String, u32>,
 }
 
-/// The compared figures of a recording.
+/// The values of a recording that are compared.
 #[derive(Debug)]
 struct Compared {
     file: String,
     rank: Option<u64>,
     /// The peak of the device with the highest one.
     peak: Option<u64>,
-    /// The first refusal, if the program did not get the memory afterwards.
+    /// The time of the first failed allocation, if the program did not get the memory afterwards.
     out_of_memory: Option<f64>,
-    /// The numbers of places and their bytes at the peak.
+    /// The ids of places and their bytes at the peak.
     places: Vec<(u32, i64)>,
 }
 
@@ -47,11 +47,11 @@ pub(crate) struct ComparedPlace {
     pub(crate) median: i64,
 }
 
-/// The figures by which a place is chosen.
+/// The values by which a place is chosen.
 pub(crate) struct Spread<'a> {
     least: i64,
     median: i64,
-    /// The number of the place, its bytes and the number of the recording, for each recording that has the place, sorted by
+    /// For each recording that contains the place: the place's id, its bytes, and the index of the recording. Sorted by
     /// bytes.
     cells: &'a [(u32, i64, usize)],
 }
@@ -62,7 +62,7 @@ impl Spread<'_> {
     }
 }
 
-/// The largest amount that a recording has in a place.
+/// Returns the largest amount that a recording has in a place.
 pub(crate) fn most(place: &Spread<'_>) -> i64 {
     place.cells.last().map_or(0, |(_, bytes, _)| *bytes)
 }
@@ -72,7 +72,7 @@ pub(crate) fn difference(place: &Spread<'_>) -> i64 {
     (most(place) - place.median).max(place.median - place.least)
 }
 
-/// Recordings by their peaks.
+/// The recordings with the highest and the lowest peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extremes {
     pub(crate) highest: usize,
@@ -114,7 +114,7 @@ impl Comparison {
         });
     }
 
-    /// Returns the shortest names of the files that can be told apart.
+    /// Returns the shortest file names that are still distinct.
     pub(crate) fn names(&self) -> Vec<String> {
         let files: Vec<_> = self.recordings.iter().map(|recording| Path::new(&recording.file)).collect();
         let short = |file: &Path| file.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -123,7 +123,7 @@ impl Comparison {
         files.iter().map(|file| if is_clear { short(file) } else { file.display().to_string() }).collect()
     }
 
-    /// Returns the places for which `by` is the largest, the largest first.
+    /// Returns the places with the largest values of `by`, the largest first.
     pub(crate) fn places(&self, count: usize, by: impl Fn(&Spread<'_>) -> i64) -> Vec<ComparedPlace> {
         let all = (0..).zip(&self.recordings);
         let mut cells: Vec<_> =
@@ -141,7 +141,7 @@ impl Comparison {
         spreads.iter().map(place).collect()
     }
 
-    /// Recordings without the place have 0 bytes there.
+    /// Returns the spread of a place. Recordings without the place have 0 bytes there.
     fn spread<'a>(&self, cells: &'a [(u32, i64, usize)]) -> Spread<'a> {
         let without = self.recordings.len() - cells.len();
         let median = middle_of(self.recordings.len()).checked_sub(without).map_or(0, |at| cells[at].1);
@@ -149,8 +149,8 @@ impl Comparison {
         Spread { least, median, cells }
     }
 
-    /// Returns the recordings with the highest and the lowest peak. `None` if nothing was allocated. If peaks are
-    /// equal, the first one counts.
+    /// Returns the recordings with the highest and the lowest peak. `None` if nothing was allocated. The first of
+    /// several equal peaks is used.
     pub(crate) fn extremes(&self) -> Option<Extremes> {
         let mut known: Vec<_> = (0..self.recordings.len()).filter(|at| self.recordings[*at].peak.is_some()).collect();
         known.sort_by_key(|at| self.recordings[*at].peak);
@@ -158,7 +158,7 @@ impl Comparison {
         Some(Extremes { highest, median: known[middle_of(known.len())], lowest: known[0] })
     }
 
-    /// Returns the recordings whose program ran out of memory, the first one first.
+    /// Returns the recordings whose programs ran out of memory, the earliest first.
     pub(crate) fn out_of_memory(&self) -> Vec<usize> {
         let mut all: Vec<_> =
             (0..).zip(&self.recordings).filter_map(|(at, of)| Some((of.out_of_memory?, at))).collect();
@@ -166,7 +166,7 @@ impl Comparison {
         all.into_iter().map(|(_, at)| at).collect()
     }
 
-    /// Returns a text about the programs that ran out of memory. `None` if none did.
+    /// Describes the programs that ran out of memory. `None` if none did.
     pub(crate) fn out_of_memory_in_words(&self) -> Option<String> {
         const MOST: usize = 8;
         let (all, names) = (self.out_of_memory(), headings(&self.names(), 20));
@@ -180,14 +180,14 @@ impl Comparison {
         (0..).zip(&self.recordings).filter(move |(_, recording)| recording.rank == Some(rank)).map(|(at, _)| at)
     }
 
-    /// Returns the spread of the peaks, and the place that made the highest one.
+    /// Describes the spread of the peaks, and the place that made the highest one.
     pub(crate) fn in_words(&self) -> Vec<String> {
         let Some(Extremes { highest, median, lowest }) = self.extremes() else { return Vec::new() };
         let names = headings(&self.names(), 20);
         let name = |at: usize| one_line(&names[at]).into_owned();
         let peak = |at: usize| self.recordings[at].peak.unwrap_or(0);
         let [high, middle, low] = [highest, median, lowest].map(peak);
-        // The tables above have the unit of the highest peak, too.
+        // The tables above use the unit of the highest peak, too.
         let unit = unit_of(high);
         let in_words = |bytes: u64| unit.in_words(Bytes::new(bytes).signed());
         if high == low {
@@ -213,20 +213,20 @@ impl Comparison {
     }
 }
 
-/// Returns the place of the median among this many sorted values.
+/// Returns the index of the median among this many sorted values.
 fn middle_of(count: usize) -> usize {
     usize::try_from(nearest_rank(count as u64, 50)).unwrap_or(usize::MAX)
 }
 
-/// Returns names for headings, in this many columns. If a name is longer, only the part that tells it apart is returned:
-/// `rank0` for `train.rank0.gpu0.pid4711`, `rank1` for `train.rank1.gpu1.pid4712`.
+/// Returns names for headings of at most this many columns. If a name is longer, only the part that differs is
+/// returned: `rank0` for `train.rank0.gpu0.pid4711`, `rank1` for `train.rank1.gpu1.pid4712`.
 pub(crate) fn headings(names: &[String], room: usize) -> Vec<String> {
     let cut = |name: &String| shortened(name, room);
     if names.iter().all(|name| name.width() <= room) {
         return names.iter().map(cut).collect();
     }
     let parts: Vec<Vec<&str>> = names.iter().map(|name| name.split('.').collect()).collect();
-    // The first part that tells all of them apart is used. The rank comes first.
+    // The first part that is different in all names is used. The rank comes first.
     let part = |at: usize| parts.iter().map(move |parts| parts.get(at).or(parts.last()).copied().unwrap_or_default());
     let is_clear = |at: &usize| part(*at).collect::<BTreeSet<_>>().len() == names.len();
     match (0..parts.iter().map(Vec::len).max().unwrap_or(0)).find(is_clear) {
@@ -248,9 +248,9 @@ mod tests {
         // The first two recordings have no ranks, and the last two belong to two runs.
         assert_eq!(headings(&names(&["train.gpu0.pid1", "train.gpu1.pid2"]), 8), ["gpu0", "gpu1"]);
         assert_eq!(headings(&names(&["a.rank0.pid1", "b.rank0.pid2"]), 8), ["a", "b"]);
-        // The first process has the file that was asked for.
+        // The first process writes the file with the requested name.
         assert_eq!(headings(&names(&["train", "train.pid1"]), 8), ["train", "pid1"]);
-        // No part tells them apart in this number of columns.
+        // No part distinguishes them within this number of columns.
         assert_eq!(
             headings(&names(&["/runs/a/train", "/runs/b/train"]), 8),
             ["/train", "/train"].map(|name| format!("…{name}"))

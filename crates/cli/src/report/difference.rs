@@ -26,18 +26,18 @@ use super::{
     tensors::TensorsOverview,
 };
 
-/// The difference of two recordings. The names of the fields are those in JSON.
+/// The difference between two recordings. The field names are those in JSON.
 #[derive(Debug, Serialize)]
 pub(crate) struct Difference {
     pub(crate) before: Side,
     pub(crate) after: Side,
     pub(crate) devices: Vec<DeviceDifference>,
-    /// The reasons why tensors of PyTorch are not compared or are incomplete. Empty if neither recording has tensors.
+    /// Why PyTorch's tensors are not compared, or only in part. Empty if neither recording has tensors.
     pub(crate) tensors_missing: Vec<String>,
     pub(crate) limit: Option<Limit>,
     /// `None` without a limit, and if the peaks are not known.
     pub(crate) is_exceeded: Option<bool>,
-    /// The reason why a comparison says nothing.
+    /// Why a comparison is meaningless.
     pub(crate) not_measured: Vec<String>,
 }
 
@@ -54,26 +54,27 @@ pub(crate) struct DeviceDifference {
     pub(crate) simulated: bool,
     #[serde(flatten)]
     pub(crate) peak: Change,
-    /// The driver's blocks, with what pools keep unused. `None` if neither side has a registered pool: they are those of the peak.
+    /// The driver blocks, including what pools keep unused. `None` if neither side has a registered pool, because they
+    /// equal the peak then.
     pub(crate) driver: Option<Change>,
     pub(crate) by_scope: Vec<Named>,
     pub(crate) by_place: Vec<Named>,
     pub(crate) by_library: Vec<Named>,
     pub(crate) by_kind: Vec<Named>,
-    /// The tensors of PyTorch, if both recordings have them.
+    /// PyTorch's tensors, if both recordings have them.
     pub(crate) tensors: Option<TensorsDifference>,
 }
 
-/// The peak of tensors on one device. They are a part of the device's memory. An estimate counts only tensors.
+/// The peak of tensors on one device. Tensors are part of the device's memory. An estimate counts only tensors.
 #[derive(Debug, Serialize)]
 pub(crate) struct TensorsDifference {
     #[serde(flatten)]
     pub(crate) peak: Change,
-    /// If one side is an estimate, these are the classes of estimates. The list is empty if a recording has no classes.
+    /// If one side is an estimate, the classes are those of estimates. Empty if a recording has no classes.
     pub(crate) by_class: Vec<Named>,
-    /// The list is empty if a recording has no modules.
+    /// Empty if a recording has no modules.
     pub(crate) by_module: Vec<Named>,
-    /// The list is empty if one side is an estimate, which has no lines.
+    /// Empty if one side is an estimate, which has no lines.
     pub(crate) by_place: Vec<Named>,
 }
 
@@ -91,7 +92,7 @@ fn by_name(sides: [&[PlaceSum]; 2], name: impl Fn(&PlaceSum) -> String) -> Vec<N
     named(sides.map(|side| side.iter().map(|sum| (name(sum), sum.bytes)).collect::<Vec<_>>()))
 }
 
-/// Compares a place that is at another line of its file now with itself.
+/// Joins the rows of places that are now at another line of their file.
 fn with_moved(all: Vec<Named>, limit: Option<Limit>) -> Vec<Named> {
     let side = |of: fn(&Change) -> i64| {
         let amount = move |named: &'_ Named| of(&named.change).max(0).unsigned_abs();
@@ -106,7 +107,7 @@ fn with_moved(all: Vec<Named>, limit: Option<Limit>) -> Vec<Named> {
         let moved_from = from.get(&name).map(|old| (*old).clone());
         let same = if away.contains(&name) { 0 } else { change.before };
         let before = moved_from.as_ref().and_then(|old| before.get(old).copied()).unwrap_or(same);
-        // Another place may be at its earlier line now.
+        // Another place may now be at its earlier line.
         let lost = (moved_from.is_some() && !away.contains(&name) && change.before != 0)
             .then(|| Named::new(name.clone(), Change::new(change.before, 0)));
         let now = Named { name, moved_from, change: Change::new(before, change.after) };
@@ -131,7 +132,7 @@ struct TensorSide<'a> {
 impl<'a> TensorSide<'a> {
     fn of(side: &'a Overview, device: u32, has_estimate: bool) -> Self {
         if let Some(estimate) = side.devices.iter().find(|of| of.device == device).filter(|_| side.is_estimate()) {
-            // All its blocks are tensors, and their libraries are classes.
+            // All blocks of an estimate are tensors, and their libraries are classes.
             let classes = estimate.peak_by_place.iter().map(|sum| (sum.library_or_program(), sum.bytes)).collect();
             let bytes = signed(estimate.peak_bytes.unwrap_or(0));
             return Self { bytes, classes: Some(classes), ..Self::default() };
@@ -149,7 +150,7 @@ impl<'a> TensorSide<'a> {
 }
 
 impl TensorsDifference {
-    /// `None` if a recording has no tensors. A device without tensors has 0 bytes.
+    /// Compares the tensors of a device. `None` if a recording has no tensors. A device without tensors has 0 bytes.
     fn of(sides: [&Overview; 2], device: u32, limit: Option<Limit>) -> Option<Self> {
         let is_known = |side: &&Overview| side.has_tensors() || side.is_estimate();
         let has_any = |side: &&Overview| side.tensors_at_peak(device).is_some();
@@ -174,12 +175,12 @@ impl TensorsDifference {
         })
     }
 
-    /// Returns the tables, each with the name of its rows.
+    /// Returns the tables, each with a name for its rows.
     fn all(&self) -> [(&'static str, &[Named]); 3] {
         [("used for", &self.by_class), ("module", &self.by_module), ("tensors at", &self.by_place)]
     }
 
-    /// The reasons why tensors are not compared or are incomplete.
+    /// Returns why tensors are not compared, or only in part.
     fn missing(sides: [&Overview; 2]) -> Vec<String> {
         let mut lines = Vec::new();
         let [has, has_not] = [true, false].map(|has| sides.iter().find(|side| side.has_tensors() == has));
@@ -197,7 +198,8 @@ impl TensorsDifference {
     }
 }
 
-/// An estimate counts temporary tensors as activations, and what the allocator adds for itself.
+/// Converts classes to those of estimates, which count temporary tensors as activations, and also what the allocator
+/// adds.
 fn classes_of_estimates(sums: &[ClassSum]) -> Sums {
     let temporary = [TensorClass::ForwardTemporary, TensorClass::BackwardTemporary, TensorClass::Temporary];
     let temporary = temporary.map(TensorClass::name);
@@ -208,7 +210,7 @@ fn classes_of_estimates(sums: &[ClassSum]) -> Sums {
     sums.iter().flat_map(class).map(|(name, bytes)| (name.to_owned(), signed(bytes))).collect()
 }
 
-/// Returns the change of the peak of a device, and that of the driver's blocks if a side has a registered pool.
+/// Returns the change of a device's peak, and that of its driver blocks if a side has a registered pool.
 pub(super) fn peaks_of(sides: [Option<&DeviceOverview>; 2]) -> (Change, Option<Change>) {
     let change = |of: fn(&DeviceOverview) -> Option<u64>| {
         let [before, after] = sides.map(|side| side.and_then(of).map_or(0, signed));
@@ -229,7 +231,7 @@ impl Difference {
                 not_measured.push(format!("{}: Nothing was allocated.", side.file));
             }
         }
-        // An estimate has simulated devices: they stand for those of the other side.
+        // An estimate has simulated devices, which stand for those of the other side.
         let are_simulated = |overview: &Overview| overview.devices.iter().all(|device| device.simulated);
         let has_estimate = are_simulated(&before) != are_simulated(&after);
         let used = |overview: &Overview| -> Vec<(bool, u32)> {
@@ -251,12 +253,12 @@ impl Difference {
                 let tensors = TensorsDifference::of([&before, &after], device, limit).filter(|_| !simulated);
                 let names = SharedNames::of(places.into_iter().flatten().map(|sum| &*sum.scope));
                 let mut tables = BY.map(|(_, name)| by_name(places, |sum| name(sum, &names)));
-                // The blocks of an estimate are compared with tensors, and not with what the driver gave.
+                // The blocks of an estimate are compared with tensors, and not with driver blocks.
                 if tensors.is_some() && has_estimate {
                     tables.iter_mut().for_each(Vec::clear);
                 }
                 let [by_scope, mut by_place, by_library, by_kind] = tables;
-                // The same place would have another name on the other side.
+                // The same place would have different names on the two sides.
                 if before.missing.symbols != after.missing.symbols {
                     by_place.clear();
                 }
@@ -277,7 +279,7 @@ impl Difference {
         }
     }
 
-    /// Snapshots of PyTorch lack these data. The peak is compared all the same.
+    /// Returns notes about data that PyTorch's snapshots lack. The peak is compared anyway.
     fn notes(&self) -> Vec<String> {
         let snapshots = [&self.before, &self.after].into_iter().filter(|side| side.missing.has_only_pytorch);
         let in_words = |side: &Side| (side.file.clone(), side.missing.in_words());
@@ -286,7 +288,7 @@ impl Difference {
         notes.iter().flat_map(|(file, lines)| lines.iter().map(move |line| format!("{file}: {line}"))).collect()
     }
 
-    /// Returns a checked limit for each device.
+    /// Returns a check for each device that has a limit.
     pub(crate) fn checks(&self) -> Vec<Check> {
         let checks = |device: &DeviceDifference| {
             let place = device.by_place.first().filter(|place| place.change.bytes > 0).map(|place| place.name.clone());
@@ -328,7 +330,7 @@ impl Difference {
         write_verdict(self.limit, self.is_exceeded, out, paint)
     }
 
-    /// Writes tables in Markdown, for a comment on a pull request.
+    /// Writes Markdown tables for a comment on a pull request.
     pub(crate) fn write_markdown(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "{MARKDOWN_TITLE}\n")?;
         self.write_markdown_tables(out)?;

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{exit::Exit, failure::Failure, history::History};
 
-/// The limits that a command is given.
+/// The limits given to a command.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("limits").args(["max_peak", "fail_if"]).multiple(true)))]
 #[group(skip)]
@@ -33,11 +33,11 @@ pub(crate) struct Limits {
     annotations: Option<Annotations>,
 }
 
-/// At most this many misspelt places get the most similar names, because searching them takes a while.
+/// At most this many misspelt places get suggestions, because searching for similar names takes a while.
 const MOST_ADVISED: usize = 8;
 const LISTS_PLACES: &str = "`gpumem report --table` lists the places";
 
-/// A name that is longer is cut in messages.
+/// Longer names are cut in messages.
 const LONGEST: usize = 200;
 
 /// A limit such as `20GiB` or `train.py:31=2GiB`.
@@ -91,8 +91,8 @@ impl<'a> Judge<'a> {
         Self { limits, checks: Vec::new(), places, together, is_measured: false }
     }
 
-    /// Returns whether the user asked about losses. A loss is then an answer of the command, and no reason to doubt the
-    /// answer.
+    /// Returns whether the user asked about losses. A loss is then what the command reports, and does not make its
+    /// result doubtful.
     pub(crate) fn asks_for_losses(&self) -> bool {
         self.limits.fail_if == Some(FailIf::Lost)
     }
@@ -124,7 +124,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Notes a recording that is empty or cannot be read. So it is not known whether it keeps the limits.
+    /// Notes a recording that is empty or cannot be read. It is not known whether it keeps the limits.
     pub(crate) fn unknown(&mut self, file: &Path, why: &dyn fmt::Display) {
         if self.has_limits() {
             let file = file.display().to_string();
@@ -137,7 +137,7 @@ impl<'a> Judge<'a> {
         self.checks.push(Check { of: of.to_owned(), name, found });
     }
 
-    /// Says which limits were not kept, or could not be checked.
+    /// Reports which limits were exceeded, or could not be checked.
     pub(crate) fn finish(mut self) -> Result<Exit, Failure> {
         if !self.has_limits() {
             return Ok(Exit::Done);
@@ -155,7 +155,7 @@ impl<'a> Judge<'a> {
             }
         }
         let named = self.limits.max_peak.iter().filter_map(|limit| limit.place.clone());
-        // A limit that is misspelt would be kept for ever.
+        // A misspelt limit would never be exceeded.
         let misspelt: BTreeSet<_> = named.filter(|place| self.is_measured && !self.places.contains(place)).collect();
         for (at, place) in misspelt.iter().enumerate() {
             let next = if at < MOST_ADVISED { nearest(&self.places, place) } else { LISTS_PLACES.to_owned() };
@@ -212,7 +212,7 @@ fn of_place(overview: &Overview, peaks: &[PlacePeak], place: &str, limit: Bytes)
     vec![here(format!("{file}: the peak of `{place}` may have been above the limit of {limit}. {reasons}"))]
 }
 
-/// The peak may have been higher than the recording says.
+/// Returns whether the peak may have been higher than in the recording.
 fn may_be_higher(missing: &Missing) -> bool {
     missing.incomplete.is_some()
         || missing.not_intercepted
@@ -223,10 +223,11 @@ fn may_be_higher(missing: &Missing) -> bool {
         || missing.begins_after_seconds.is_some()
 }
 
-/// Returns the next step for a place that no recording has: the most similar names.
+/// Suggests the most similar names for a place that is in no recording.
 fn nearest(places: &BTreeSet<String>, place: &str) -> String {
     const MOST: usize = 3;
-    /// This many names are compared letter by letter, and this many letters at their ends, where names of places differ.
+    /// Only this many names are compared letter by letter, and only this many letters at their ends, where the names of
+    /// places differ.
     const MOST_COMPARED: usize = 1_000;
     const LETTERS: usize = 100;
     let end = |name: &str| name.chars().rev().take(LETTERS).collect::<String>();
@@ -264,7 +265,7 @@ mod tests {
         }
     }
 
-    /// Comparing each letter with each other one would take minutes and gigabytes.
+    /// Comparing each letter with each other letter would take minutes and gigabytes.
     #[test]
     fn long_names_cost_little() {
         let name = |number: usize| format!("{}:{number}", "x".repeat(20_000));
@@ -272,7 +273,7 @@ mod tests {
         let near = nearest(&places, &"y".repeat(100_000));
         assert!(near.len() < 1_000, "{near}");
         assert!(nearest(&places, "model.rs:42").contains("such as `src/model.rs:42`, "));
-        // A long name is told apart by its end.
+        // Long names are distinguished by their ends.
         assert!(nearest(&places, &format!("y{}:123", "x".repeat(20_000))).contains("x:123`, "));
     }
 }

@@ -15,10 +15,10 @@ use serde::Serialize;
 use super::text::Bars;
 use crate::history::tensors::{AllocatorState, Tensors};
 
-/// At most this many rows are printed of each table; JSON has all.
+/// At most this many rows of each table are printed; JSON contains all.
 const MOST_ROWS: usize = 6;
 
-/// The class of a tensor whose class is not known.
+/// The class of tensors whose class is not known.
 pub(crate) const NOT_CLASSIFIED: &str = "not classified";
 /// The row of tensors that no module allocated.
 const NO_MODULE: &str = "outside of all modules";
@@ -30,7 +30,7 @@ pub(crate) struct ModuleSum {
     pub(crate) module: Option<String>,
     /// Their type, such as `NewGELUActivation`. `None` for the outermost module.
     pub(crate) kind: Option<String>,
-    /// The number of these modules.
+    /// How many modules these are.
     pub(crate) modules: usize,
     pub(crate) bytes: u64,
     pub(crate) tensors: u64,
@@ -40,17 +40,17 @@ pub(crate) struct ModuleSum {
 /// The tensors of one class.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ClassSum {
-    /// `not classified` if it is not known.
+    /// `not classified` if the class is not known.
     pub(crate) class: &'static str,
     pub(crate) bytes: u64,
-    /// The bytes that the program asked for.
+    /// The bytes that the program requested.
     pub(crate) requested_bytes: u64,
     pub(crate) tensors: u64,
 }
 
 #[derive(Default)]
 struct Sum {
-    /// The paths of the modules, each in parts.
+    /// The paths of the modules, split into parts.
     modules: BTreeSet<Vec<String>>,
     by_class: BTreeMap<Option<TensorClass>, (u64, u64, u64)>,
 }
@@ -79,8 +79,8 @@ pub(crate) fn sums(tensors: &Tensors, state: &AllocatorState) -> Option<(Vec<Mod
     Some((modules, class_sums(by_class)))
 }
 
-/// Returns the text before the number of a layer, and the number. `3` and `encoder_layer_3` have one. `conv3` has none, because it is not
-/// one of several equal layers.
+/// Splits a layer's name into the text before its number, and the number. `3` and `encoder_layer_3` have a number.
+/// `conv3` has none, because it is not one of several equal layers.
 fn parted(part: &str) -> (&str, Option<u64>) {
     let (text, number) = part.split_at(part.rfind('_').map_or(0, |at| at + 1));
     number.parse().map_or((part, None), |number| (text, Some(number)))
@@ -130,7 +130,7 @@ impl ModuleSum {
         let Some(module) = &self.module else { return NO_MODULE.to_owned() };
         let below = top.and_then(|top| module.strip_prefix(top)?.strip_prefix('.'));
         let mut name = below.unwrap_or(module).to_owned();
-        // A number alone says little.
+        // A number by itself tells little.
         if let Some(kind) = self.kind.as_ref().filter(|_| name.ends_with(|end: char| end.is_ascii_digit())) {
             name = format!("{name} {kind}");
         }
@@ -138,7 +138,7 @@ impl ModuleSum {
     }
 }
 
-/// The outermost module, if there is one.
+/// Returns the outermost module, if there is one.
 fn top(modules: &[ModuleSum]) -> Option<&str> {
     let mut tops = modules.iter().filter_map(|sum| sum.module.as_deref()?.split('.').next());
     let first = tops.next()?;
@@ -157,7 +157,7 @@ pub(crate) fn write(
     table("module", modules.iter().map(|sum| (sum.name(top), sum.bytes, sum.tensors)), unit, out, paint)
 }
 
-/// Writes nothing if there is no row.
+/// Writes a table, or nothing if it has no rows.
 pub(crate) fn table(
     title: &str,
     sums: impl Iterator<Item = (String, u64, u64)>,

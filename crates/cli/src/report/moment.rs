@@ -24,7 +24,8 @@ use crate::history::{DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_
 pub(crate) struct DeviceMoment {
     pub(crate) device: u32,
     pub(crate) simulated: bool,
-    /// The bytes in the memory of the device. They are `None`, like all that follows, if they are not in the recording.
+    /// The bytes in the memory of the device. This and all fields below are `None` if the recording does not contain
+    /// them.
     pub(crate) bytes: Option<i64>,
     pub(crate) blocks: Option<i64>,
     pub(crate) by_kind: Option<Vec<Sum>>,
@@ -35,7 +36,7 @@ pub(crate) struct DeviceMoment {
     pub(crate) pools: Option<Vec<PoolOverview>>,
 }
 
-/// The memory of each device, in the order of the history; `None` if it is not in the recording.
+/// The memory of each device, in the order of the history; `None` if the recording does not contain it.
 type AllHeld<'a> = Vec<Option<Vec<OriginSum<'a>>>>;
 
 /// Returns `held`, or `None` for each device if a moment is not known.
@@ -60,7 +61,7 @@ fn held_between(history: &History, from: Moment, to: Moment) -> AllHeld<'_> {
     known(history, &[from, to], || history.held_between(&changes()))
 }
 
-/// Returns the pools of a device that have memory at a moment. `None` if they are not in the recording.
+/// Returns the pools of a device that have memory at a moment. `None` if the recording does not contain them.
 fn pools_at(history: &History, moment: Moment, device: &DeviceHistory) -> Option<Vec<PoolOverview>> {
     let known = history.pools_at(moment, device)?;
     let overlaps = history.overlaps(&known);
@@ -98,7 +99,7 @@ pub(crate) fn between(history: &History, from: Moment, to: Moment) -> Vec<Device
     figures(history, &held_between(history, from, to), None)
 }
 
-/// Returns the time of a moment in words. It is the time of the first device that was used.
+/// Returns the time of a moment as text. It is the time for the first device that was used.
 fn time(history: &History, moment: Moment, change: Option<u32>) -> String {
     match moment {
         Moment::Time(time) if time > history.end => {
@@ -141,7 +142,8 @@ pub(crate) fn write_between(
     write(history, &held_between(history, from, to), title, None, out, paint)
 }
 
-/// Writes the memory of each device. `title` names the amount of a device. With a `moment`, its parts and the pools are written, too.
+/// Writes the memory of each device. `title` names the amount of a device. With a `moment`, its parts and the pools are
+/// written, too.
 fn write(
     history: &History,
     all: &AllHeld<'_>,

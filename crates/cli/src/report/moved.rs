@@ -1,4 +1,4 @@
-//! Finds the places that are at another line of their file now, for `gpumem diff` and `gpumem baseline`.
+//! Finds the places that have moved to another line of their file, for `gpumem diff` and `gpumem baseline`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -7,14 +7,14 @@ use super::{
     change::{Change, Limit, signed},
 };
 
-/// Amounts that differ by this share are those of one place.
+/// Amounts that differ by no more than this may belong to one place.
 const NEAR: Limit = Limit::Percent(2.0);
-/// The number of lines ahead, on each side, that are searched for the next place that both sides have.
+/// How many lines ahead, on each side, the next place that both sides have is searched for.
 const AHEAD: usize = 8;
-/// The number of places that show whether lines were inserted or removed above them.
+/// How many places are checked to see whether lines were inserted or removed above them.
 const WITNESSES: usize = 4;
 
-/// A line of a file with memory.
+/// A line of a file that allocated memory.
 #[derive(Clone, Copy)]
 struct Line<'a> {
     number: u32,
@@ -22,14 +22,15 @@ struct Line<'a> {
     name: &'a str,
 }
 
-/// The lines of one file, in their order: before, and after.
+/// The lines of one file in order: before, and after.
 type Sides<'a> = [Vec<Line<'a>>; 2];
 
-/// Returns the places whose line is another one after than before: each name before and the name after. All other places keep their name.
+/// Returns the places whose line has changed, each with its name before and after. All other places keep their names.
 /// `limit` is the increase that the user allows.
 ///
-/// Places of a file keep their order if lines are inserted or removed, and those below move by the same number of lines. If that explains
-/// nothing, a place is found by its amount. The time that this takes is about proportional to the number of places.
+/// If lines are inserted or removed, the places of a file keep their order, and those below move by the same number of
+/// lines. Where that explains nothing, a place is found by its amount. The time needed is roughly proportional to the
+/// number of places.
 pub(super) fn moved<'a>(
     sides: [impl IntoIterator<Item = (&'a str, u64)>; 2],
     limit: Option<Limit>,
@@ -51,7 +52,7 @@ pub(super) fn moved<'a>(
 }
 
 fn of_file<'a>(mut sides: Sides<'a>, is_near: &dyn Fn(u64, u64) -> bool) -> Vec<[&'a str; 2]> {
-    // A baseline has no lines for small places.
+    // A baseline contains no lines for small places.
     let least = sides.each_ref().map(|side| side.iter().map(|line| line.bytes).min().unwrap_or(0));
     let numbers = numbers_of(&sides);
     for side in &mut sides {
@@ -59,7 +60,7 @@ fn of_file<'a>(mut sides: Sides<'a>, is_near: &dyn Fn(u64, u64) -> bool) -> Vec<
         side.sort_by_key(|line| line.number);
     }
     let mut pairs = in_order(&sides, is_near);
-    // The places that have no partner in this order.
+    // The places that this order leaves without a partner.
     let paired: [HashSet<u32>; 2] = [0, 1].map(|side| pairs.iter().map(|pair| pair[side].number).collect());
     for (side, paired) in sides.iter_mut().zip(&paired) {
         side.retain(|line| !paired.contains(&line.number));
@@ -84,11 +85,12 @@ fn is_on_both(numbers: &[HashSet<u32>; 2], line: &Line<'_>) -> bool {
     numbers.iter().all(|numbers| numbers.contains(&line.number))
 }
 
-/// Pairs places in the order of their lines. The distance of the two lines of a pair changes where lines were inserted or removed.
+/// Pairs places in the order of their lines. The distance between the two lines of a pair changes where lines were
+/// inserted or removed.
 fn in_order<'a>([before, after]: &Sides<'a>, is_near: &dyn Fn(u64, u64) -> bool) -> Vec<[Line<'a>; 2]> {
     let at_line: HashMap<i64, usize> = after.iter().enumerate().map(|(at, line)| (line.number.into(), at)).collect();
     let partner = |line: &Line<'_>, by: i64| at_line.get(&(i64::from(line.number) + by)).copied();
-    // The number of places from this one on that have the same amounts, if all are moved by this number of lines.
+    // How many places from this one on have the same amounts if all moved by this number of lines.
     let witnesses = |from: usize, by: i64| {
         let is_witness = |line: &&Line<'_>| partner(line, by).is_some_and(|at| is_near(line.bytes, after[at].bytes));
         before[from..].iter().take(WITNESSES).filter(is_witness).count()
@@ -96,12 +98,12 @@ fn in_order<'a>([before, after]: &Sides<'a>, is_near: &dyn Fn(u64, u64) -> bool)
     let distance = |old: usize, new: usize| i64::from(after[new].number) - i64::from(before[old].number);
     let (mut pairs, mut by, mut old, mut new) = (Vec::new(), 0, 0, 0);
     while old < before.len() && new < after.len() {
-        // The next places are searched on both sides of the line where this one should be.
+        // Search the next places on both sides of the line where this one should be.
         let expected = i64::from(before[old].number) + by;
         new = new.max(after.partition_point(|line| i64::from(line.number) < expected).saturating_sub(AHEAD / 2));
         let same = partner(&before[old], by).filter(|at| *at >= new);
         if same.is_none_or(|at| !is_near(before[old].bytes, after[at].bytes)) {
-            // A place that has another amount now speaks for the distance up to here as well.
+            // A place with a changed amount also supports the distance used so far.
             let known = witnesses(old, by) + usize::from(same.is_some());
             let ahead = |at: usize, all: usize| at..all.min(at + AHEAD);
             let other = ahead(old, before.len())
@@ -122,7 +124,7 @@ fn in_order<'a>([before, after]: &Sides<'a>, is_near: &dyn Fn(u64, u64) -> bool)
     pairs
 }
 
-/// Removes places from both sides that have such amounts, and returns them as pairs. Both sides are sorted by amount.
+/// Removes places whose amounts match from both sides, and returns them as pairs. Both sides are sorted by amount.
 fn by_amount<'a>(sides: &mut Sides<'a>, is_same: impl Fn(u64, u64) -> bool) -> Vec<[Line<'a>; 2]> {
     let [mut before, mut after] = sides.each_mut().map(|side| std::mem::take(side).into_iter().peekable());
     let mut pairs = Vec::new();
@@ -151,16 +153,16 @@ mod tests {
             ("10=100 20=50", "10=100 20=50", ""),
             ("10=100 20=50", "10=130 20=20", ""),
             ("10=100 20=50", "12=101 22=50", "10→12 20→22"),
-            // Names that both sides have stand for other places, and one of them grew.
+            // The names that are on both sides belong to different places, and one of the places grew.
             ("10=100 12=50 14=70", "12=100 14=50 16=90", "10→12 12→14 14→16"),
             ("10=100 12=50 14=70", "10=5 12=100 14=50 16=70", "10→12 12→14 14→16"),
             // Lines were inserted between them, and others were removed.
             ("10=100 20=50 30=70", "10=100 22=50 32=70", "20→22 30→32"),
             ("10=100 20=50 30=70 40=8", "10=100 25=70 35=9", "30→25 40→35"),
-            // All amounts are others, or a place grew at its line.
+            // All amounts differ, or a place grew at its line.
             ("10=100", "12=130", ""),
             ("10=100", "10=200 50=100", ""),
-            // Functions changed places.
+            // The functions changed places.
             ("10=100 20=50", "30=50 60=100", "10→60 20→30"),
             ("10=100 20=50", "", ""),
         ] {
@@ -180,7 +182,7 @@ mod tests {
         }
     }
 
-    /// Comparing each place with each other one would take minutes.
+    /// Comparing each place with each other place would take minutes.
     #[test]
     fn the_work_grows_with_the_number_of_places() {
         let side = |by: u64, bytes: fn(u64) -> u64| -> Vec<(String, u64)> {

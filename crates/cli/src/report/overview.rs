@@ -25,28 +25,28 @@ use crate::{
     },
 };
 
-/// The overview of a recording. The names of the fields are those in JSON.
+/// The overview of a recording. The field names are those in JSON.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Overview {
     pub(crate) file: String,
     pub(crate) command: Vec<String>,
-    /// `None` if it is not known, as for an estimate and for a snapshot of PyTorch.
+    /// `None` if the process id is not known, as for an estimate and for a PyTorch snapshot.
     pub(crate) pid: Option<u32>,
     /// The name of the machine or the container. `None` if it is not known.
     pub(crate) host: Option<String>,
-    /// The number of the process in its job. `None` if it has none, or if it is not known.
+    /// The rank of the process in its job. `None` if it has none, or if it is not known.
     pub(crate) rank: Option<u64>,
     pub(crate) seconds: f64,
-    /// The differences between the cards that the process saw and the real ones. `None` if they are the real ones.
+    /// How the GPUs that the process saw differ from the real ones. `None` if they are the real ones.
     pub(crate) cards: Option<String>,
-    /// The number of allocations. `None` if only some of them are in the recording.
+    /// The number of allocations. `None` if the recording contains only some of them.
     pub(crate) allocations: Option<u64>,
     pub(crate) frees: Option<u64>,
     pub(crate) sources: Vec<SourceOverview>,
-    /// `None` if the driver refused no allocation.
+    /// `None` if the driver rejected no allocation.
     pub(crate) refused: Option<Refused>,
     pub(crate) devices: Vec<DeviceOverview>,
-    /// PyTorch's tensors, if `--torch` asked for them.
+    /// PyTorch's tensors, if `--torch` was given.
     pub(crate) torch: Option<TensorsOverview>,
     pub(crate) not_freed: NotFreed,
     pub(crate) missing: Missing,
@@ -73,25 +73,25 @@ pub(crate) struct DeviceOverview {
     pub(crate) peak_by_library: Vec<Sum>,
     pub(crate) peak_by_scope: Vec<Sum>,
     pub(crate) peak_by_place: Vec<PlaceSum>,
-    /// The memory of the package functions that the place with most of the peak calls.
+    /// The memory of the package functions called from the place with most of the peak.
     pub(crate) inside_most: Vec<Sum>,
-    /// The peaks of managed and pinned host memory, each at its own moment. They are not in the peak of the device. `None` if they are
-    /// not in the recording.
+    /// The peaks of managed and pinned host memory, each at its own moment. They are not part of the device's peak.
+    /// `None` if the recording does not contain them.
     pub(crate) besides: Option<Vec<Sum>>,
-    /// The blocks of pinned host memory that PyTorch's allocator had at its own peak, by place. It rounds each request up to a power of two, so
-    /// more than half of the bytes were asked for.
+    /// The pinned host memory of PyTorch's allocator at its own peak, by place. The allocator rounds each request up to
+    /// a power of two, so more than half of the bytes were requested.
     pub(crate) pinned_by_pytorch: Vec<Sum>,
-    /// The highest value of the driver's blocks. `None` if there is no registered pool, because it is the peak then, or if it is not in
-    /// the recording.
+    /// The highest value of driver blocks. `None` without a registered pool, because it equals the peak then, or if the
+    /// recording does not contain it.
     pub(crate) driver_peak_bytes: Option<u64>,
-    /// The registered pools at the peak, or at the end. Their unused memory is not in the peak.
+    /// The registered pools at the peak, or at the end. Their unused memory is not part of the peak.
     pub(crate) pools: Vec<PoolOverview>,
     pub(crate) live_at_end_bytes: u64,
-    /// Readings of the whole device, with the context and other processes.
+    /// How many times the whole device was read, which includes the context and other processes.
     pub(crate) samples: u64,
     pub(crate) highest_sample_bytes: Option<u64>,
     pub(crate) highest_sample_seconds: Option<f64>,
-    /// The peak as the library prints it. Only reports that show it have it.
+    /// The peak as the library prints it. Only filled in for reports that show it.
     #[serde(skip)]
     pub(crate) holders: Option<PeakHolders>,
 }
@@ -100,14 +100,14 @@ pub(crate) struct DeviceOverview {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct PoolOverview {
     pub(crate) name: String,
-    /// True if the pool had nothing at the peak. The figures are those at the end then.
+    /// True if the pool was empty at the peak. The values are those at the end then.
     pub(crate) is_at_end: bool,
     /// The bytes of its parts.
     pub(crate) used_bytes: u64,
     pub(crate) reserved_bytes: u64,
-    /// `None` if its parts had more than it had reserved, so that one of the two is wrong.
+    /// `None` if its parts took more than it had reserved, so that one of the two is wrong.
     pub(crate) unused_bytes: Option<u64>,
-    /// The number of calls in the whole recording that cannot be right.
+    /// How many calls in the whole recording cannot be right.
     pub(crate) wrong_calls: u64,
     #[serde(skip)]
     pool: RegisteredPool,
@@ -117,7 +117,7 @@ pub(crate) struct PoolOverview {
 pub(crate) struct NotFreed {
     pub(crate) blocks: u64,
     pub(crate) bytes: u64,
-    /// `None` if it is not in the recording.
+    /// `None` if the recording does not contain it.
     pub(crate) gone_with_context: Option<u64>,
     pub(crate) places: Vec<NotFreedPlace>,
 }
@@ -130,25 +130,25 @@ pub(crate) struct NotFreedPlace {
     pub(crate) bytes: u64,
 }
 
-/// For more devices than this, only the peak is shown, without a table of what made it.
+/// With more devices than this, only the peaks are shown, without tables of what made them.
 const IN_DETAIL: usize = 32;
 
-/// The data that the recording lacks. If all fields are 0 and empty, nothing is known to be missing.
+/// What the recording lacks. If all fields are 0 or empty, nothing is known to be missing.
 #[derive(Clone, Debug, Default, Serialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct Missing {
-    /// The reason why the file ends too early.
+    /// Why the file ends too early.
     pub(crate) incomplete: Option<String>,
-    /// The reason why the symbols of the program are missing. `None` if they are there, or if the program has none.
+    /// Why the program's symbols are missing. `None` if they are present, or if the program has none.
     pub(crate) symbols: Option<&'static str>,
-    /// The recording has only the live blocks of the events up to this number. An earlier peak is not
+    /// The recording starts with the blocks that were live after the event with this number. An earlier peak is not
     /// known.
     pub(crate) begins_after_event: Option<u64>,
-    /// True if only the blocks that were live at the peaks and at the end are there.
+    /// True if the recording contains only the blocks that were live at the peaks and at the end.
     pub(crate) has_only_peaks: bool,
-    /// The running time of the process when the recording began. Earlier allocations are not known.
+    /// How long the process had been running when the recording started. Earlier allocations are not known.
     pub(crate) begins_after_seconds: Option<f64>,
-    /// True if the file is a snapshot of PyTorch's allocator. It has nothing else of the process.
+    /// True if the file is a snapshot of PyTorch's allocator, which contains nothing else about the process.
     pub(crate) has_only_pytorch: bool,
     /// True if the snapshot has no history. Only its live blocks are known.
     #[serde(skip)]
@@ -160,16 +160,17 @@ pub(crate) struct Missing {
     pub(crate) untracked_frees: u64,
     /// The number of missed frees: the address was given to another block.
     pub(crate) missed_frees: u64,
-    /// The command and the ledger of the library disagree, or a snapshot contradicts itself: figures may be wrong.
+    /// True if the command and the library's ledger disagree, or a snapshot contradicts itself. Values may be wrong
+    /// then.
     pub(crate) contradictory: bool,
-    /// The contradictions in words, also those of the history of PyTorch.
+    /// The contradictions as text, including those in PyTorch's history.
     #[serde(skip)]
     pub(super) contradictions: Vec<String>,
-    /// The number of items that the reader left out.
+    /// How many items the reader skipped.
     pub(crate) unreadable_items: u64,
 }
 
-/// The reason why a recording without an end has no lines.
+/// Why a recording without an end has no lines.
 const NO_SYMBOLS: &str =
     "the recording has no end, where its symbols are; those of a process that still records come when it ends";
 
@@ -180,7 +181,7 @@ impl Missing {
         let skipped = history.skipped();
         let mut tensors = history.tensors.iter().flat_map(|tensors| &tensors.devices);
         let mut contradictions: Vec<_> = history.tensors.iter().flat_map(Tensors::contradictions_in_words).collect();
-        // In other recordings, the driver's blocks are known without PyTorch's history.
+        // In other recordings, driver blocks are known without PyTorch's history.
         let contradictory = history.disagrees() || history.is_snapshot && !contradictions.is_empty();
         let disagrees =
             "The recording contradicts itself: an address was allocated again without a free. Figures may be wrong.";
@@ -210,8 +211,8 @@ impl Missing {
         }
     }
 
-    /// Returns whether the real peak may differ from that of the recording. A snapshot has the events since its history began, and its peak
-    /// is the highest value since then.
+    /// Returns whether the real peak may differ from that of the recording. A snapshot contains the events since its
+    /// history started, and its peak is the highest value since then.
     pub(crate) fn leaves_peak_unknown(&self) -> bool {
         self.incomplete.is_some()
             || self.begins_after_event.is_some() && !self.has_only_pytorch
@@ -221,7 +222,7 @@ impl Missing {
             || self.lost_events + self.missed_frees + self.unreadable_items > 0
     }
 
-    /// One line for each thing that is missing.
+    /// Returns one line for each thing that is missing.
     pub(crate) fn in_words(&self) -> Vec<String> {
         let mut lines = self.lost_in_words();
         if self.has_only_peaks {
@@ -238,7 +239,7 @@ impl Missing {
         lines
     }
 
-    /// Returns the same without the lines that always hold for such a recording.
+    /// Like [`in_words`](Self::in_words), but without the lines that apply to every such recording.
     pub(super) fn lost_in_words(&self) -> Vec<String> {
         let mut lines = self.contradictions.clone();
         if let Some(why) = &self.incomplete {
@@ -340,13 +341,13 @@ impl Overview {
         for of in overview.devices.iter_mut().take(IN_DETAIL) {
             let family = if of.simulated { Family::Simulated } else { Family::Cuda };
             of.holders = history.reader().device_peak(Device { family, ordinal: of.device });
-            // The rows of pools come after the other lines of the device, with calls that cannot be right.
+            // Pools get separate rows after the other lines of the device, which also show calls that cannot be right.
             of.holders.iter_mut().for_each(|holders| holders.pools.clear());
         }
         overview
     }
 
-    /// Returns the reason why the recording has no peaks. `None` if it has peaks, or if the program certainly allocated nothing.
+    /// Returns why the recording has no peaks. `None` if it has peaks, or if the program certainly allocated nothing.
     pub(crate) fn why_empty(&self) -> Option<&str> {
         let Missing { incomplete, not_intercepted, lost_events, .. } = &self.missing;
         let is_empty = self.devices.is_empty() && *lost_events == 0;
@@ -354,12 +355,12 @@ impl Overview {
         incomplete.as_deref().or(not_intercepted.then_some(unused)).filter(|_| is_empty)
     }
 
-    /// One line for each thing that is missing.
+    /// Returns one line for each thing that is missing.
     pub(crate) fn missing_in_words(&self) -> Vec<String> {
         [self.missing.in_words(), self.tensors_missing_in_words()].concat()
     }
 
-    /// Returns lines about missing data of the tensors of PyTorch.
+    /// Returns lines about data missing for PyTorch's tensors.
     pub(super) fn tensors_missing_in_words(&self) -> Vec<String> {
         self.torch.iter().flat_map(TensorsOverview::missing_in_words).collect()
     }
@@ -375,7 +376,7 @@ impl Overview {
         devices.iter().find(|tensors| tensors.device == device)?.peak.as_ref()
     }
 
-    /// Returns whether the history of the tensors of PyTorch is there.
+    /// Returns whether the history of PyTorch's tensors is available.
     pub(super) fn has_tensors(&self) -> bool {
         self.torch.as_ref().is_some_and(|torch| torch.missing.is_none())
     }
@@ -385,7 +386,7 @@ impl Overview {
         self.sources.iter().any(|by| by.library == "gpumem-estimate")
     }
 
-    /// The device whose peak was the highest.
+    /// Returns the device with the highest peak.
     pub(crate) fn busiest(&self) -> Option<&DeviceOverview> {
         self.devices.iter().rev().filter(|device| device.peak_bytes.is_some()).max_by_key(|device| device.peak_bytes)
     }
@@ -409,7 +410,7 @@ fn most(places: &[PlaceSum]) -> Option<PlaceSum> {
     shared_sums(places).into_iter().find(|sum| sum.line.is_some() || sum.library.is_some() || !sum.scope.is_empty())
 }
 
-/// Returns the memory of the package functions that this place calls.
+/// Returns the memory of the package functions that are called from this place.
 fn inside(history: &History, held: &[OriginSum<'_>], place: &PlaceSum) -> Vec<Sum> {
     let names = SharedNames::of(held.iter().map(|held| &*held.origin.path));
     let is_of_place = |origin: &Origin| {
@@ -424,10 +425,11 @@ fn inside(history: &History, held: &[OriginSum<'_>], place: &PlaceSum) -> Vec<Su
 }
 
 impl PoolOverview {
-    /// Returns the pools of a device at its peak. Pools that had nothing then follow, with their figures at the end.
+    /// Returns the pools of a device at its peak, followed by the pools that were empty then, with their values at the
+    /// end.
     fn all(history: &History, of: &DeviceHistory) -> Vec<Self> {
         let at_end: Vec<_> = history.ledger().pools().into_iter().filter(|pool| pool.device == of.device).collect();
-        // Mistakes after the peak also make figures wrong, so their numbers are those at the end.
+        // Mistakes after the peak also make values wrong, so the number of mistakes is the one at the end.
         let with_wrong = |pool: &KnownPool| {
             let end = at_end.iter().find(|end| end.pool == pool.pool);
             end.map_or(*pool, |end| KnownPool { wrong: end.wrong, read_early: end.read_early, ..*pool })
@@ -464,8 +466,8 @@ impl PoolOverview {
 }
 
 impl DeviceOverview {
-    /// Makes the overview of a device. `held` is the memory at its peak. The last argument has the values of `besides` and
-    /// `pinned_by_pytorch`.
+    /// Makes the overview of a device. `held` is the memory at its peak. The last argument contains the values of
+    /// `besides` and `pinned_by_pytorch`.
     fn of(
         history: &History,
         all: &DeviceHistory,
@@ -502,12 +504,12 @@ impl DeviceOverview {
         }
     }
 
-    /// Returns the peak that has to fit on the device. It includes what pools keep unused.
+    /// Returns the peak that has to fit on the device, including what pools keep unused.
     pub(super) fn highest_bytes(&self) -> Option<u64> {
         self.driver_peak_bytes.filter(|peak| *peak > 0).or(self.peak_bytes)
     }
 
-    /// The line that holds most of the peak.
+    /// Returns the line that holds most of the peak.
     pub(super) fn most_at(&self) -> Option<String> {
         most(&self.peak_by_place)?.line
     }

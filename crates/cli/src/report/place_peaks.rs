@@ -11,14 +11,15 @@ use crate::history::{DeviceHistory, History, Lives, Origin, tensors::Tensors};
 #[derive(Debug)]
 pub(super) struct PlacePeak {
     pub(super) device: u32,
-    /// True if the place allocated tensors of PyTorch, which are in blocks of the driver.
+    /// True if the place allocated PyTorch tensors, which are inside driver blocks.
     pub(super) is_of_tensors: bool,
     pub(super) place: String,
     pub(super) bytes: u64,
 }
 
-/// Returns the peak of each place, each at its own time. If PyTorch's tensors are known, they stand for its blocks of the
-/// driver. Files below `folder` are named from there, wherever the program ran, and the others as in reports.
+/// Returns the peak of each place, each at its own time. If PyTorch's tensors are known, they replace the driver blocks
+/// that contain them. Files below `folder` are named relative to it, wherever the program ran, and the others as in
+/// reports.
 pub(super) fn place_peaks(history: &History, folder: Option<&str>) -> Vec<PlacePeak> {
     let line_below = |origin: &Origin| {
         let of = history.definitions();
@@ -42,7 +43,7 @@ pub(super) fn place_peaks(history: &History, folder: Option<&str>) -> Vec<PlaceP
     all
 }
 
-/// Returns the peaks of places. `place` names the origins that count.
+/// Returns the peaks of places. `place` names an origin, and returns `None` for origins to leave out.
 fn peaks<'a>(
     lives: &Lives,
     origins: &[Origin],
@@ -64,7 +65,7 @@ fn peaks<'a>(
     let mut sums = vec![[0_i64; 2]; names.len() * devices.len()];
     for change in lives.changes() {
         let block = lives.block(change.block);
-        // Segments of PyTorch have a number above those of all origins.
+        // The origin index of PyTorch's segments is higher than those of all origins.
         let Some(place) = of_origin.get(block.origin as usize).copied().flatten() else { continue };
         let [now, most] = &mut sums[usize::from(block.device) * names.len() + place];
         *now += change.delta;

@@ -1,4 +1,4 @@
-//! A table of places with their memory at the peak and all that they allocated, for `--table`.
+//! A table of places, with their memory at the peak and everything that they allocated, for `--table`.
 
 use std::{
     cmp::Reverse,
@@ -25,11 +25,11 @@ pub(crate) struct PlaceFigures {
     pub(crate) library: Option<String>,
     pub(crate) kind: &'static str,
     pub(crate) device: u32,
-    /// The bytes that it has at the peak of its device. `None` if they are not in the recording.
+    /// The bytes that the place has at the peak of its device. `None` if the recording does not contain them.
     pub(crate) at_peak_bytes: Option<i64>,
     pub(crate) at_peak_blocks: Option<i64>,
     pub(crate) live_at_end_bytes: i64,
-    /// The bytes that it ever allocated. `None` if they are not in the recording.
+    /// All bytes that the place allocated. `None` if the recording does not contain them.
     pub(crate) allocated_bytes: Option<i64>,
     pub(crate) allocations: Option<i64>,
 }
@@ -101,7 +101,7 @@ fn grouped(places: Vec<PlaceFigures>) -> Vec<PlaceFigures> {
             rows.push(PlaceFigures { scope, ..place.clone() });
             continue;
         };
-        // What is not known of one place is not known of the sum.
+        // What is not known about one place is not known about the sum.
         let add = |sum: &mut Option<i64>, more: Option<i64>| *sum = sum.zip(more).map(|(sum, more)| sum + more);
         add(&mut row.at_peak_bytes, place.at_peak_bytes);
         add(&mut row.at_peak_blocks, place.at_peak_blocks);
@@ -113,7 +113,7 @@ fn grouped(places: Vec<PlaceFigures>) -> Vec<PlaceFigures> {
     rows
 }
 
-/// At most this many rows are printed; JSON has all.
+/// At most this many rows are printed; JSON contains all.
 const MOST: usize = 40;
 
 pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io::Result<()> {

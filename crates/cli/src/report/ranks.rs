@@ -40,7 +40,7 @@ pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -
         writeln!(out, "{}", one_line(cards))?;
     }
     writeln!(out, "{}", InPaint(&Peaks { overviews, names: &names }, paint))?;
-    // A recording in which no allocation is left has no figures to compare.
+    // A recording in which no allocation is left has nothing to compare.
     let (mut comparison, mut compared) = (Comparison::default(), Vec::new());
     for (overview, name) in overviews.iter().zip(&names).filter(|(overview, _)| !is_unknown(overview)) {
         comparison.add(overview);
@@ -66,7 +66,7 @@ pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -
     missing.iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))
 }
 
-/// Returns whether a recording has no allocation because something is missing in it.
+/// Returns whether a recording contains no allocation because something is missing in it.
 fn is_unknown(overview: &Overview) -> bool {
     overview.busiest().is_none() && overview.missing.leaves_peak_unknown()
 }
@@ -129,7 +129,8 @@ struct RankPlaces<'a> {
 }
 
 impl Show for RankPlaces<'_> {
-    /// A few recordings have a column each. More recordings have columns for the least and the most.
+    /// Writes the tables. A few recordings get a column each; more recordings share two columns, for the least and the
+    /// most.
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let amounts = Amounts::of(self.places.iter().flat_map(|place| place.bytes.iter().copied()));
         let mut table = Table::new().column("scope: place", Fit::LeftCutFront);

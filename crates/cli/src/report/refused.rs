@@ -1,5 +1,5 @@
-//! Allocations that the driver refused, because memory ran out. An allocator with a cache empties the cache and tries again, so a
-//! refused allocation alone is no fault of the program.
+//! Allocations that the driver rejected because memory ran out. An allocator with a cache empties the cache and tries
+//! again, so a failed allocation does not by itself mean that the program failed.
 
 use std::time::Duration;
 
@@ -12,29 +12,29 @@ use serde::Serialize;
 
 use crate::history::{History, Refusal, in_words};
 
-/// At most this many are listed in JSON and in the page, the newest ones.
+/// At most this many are listed in JSON and on the page: the latest ones.
 const MOST: usize = 1_000;
 
-/// The allocations that the driver refused. The names of the fields are those in JSON.
+/// The allocations that the driver rejected. The field names are those in JSON.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Refused {
     pub(crate) count: u64,
-    /// The number of those after which the same thread obtained as much memory within a second.
+    /// How many of them were followed by the same thread getting as much memory within a second.
     pub(crate) obtained_soon: u64,
     pub(crate) largest_bytes: u64,
-    /// The main refusal: the last one after which the thread did not obtain the memory, else the last one.
+    /// The main failed allocation: the last one after which the thread did not get the memory, else the last one.
     pub(crate) main: RefusedAllocation,
-    /// The newest refusals.
+    /// The latest failed allocations.
     pub(crate) newest: Vec<RefusedAllocation>,
-    /// Who refused them: gpumem, if the card is not the real one, else the driver.
+    /// What rejected them: gpumem if the GPU is not the real one, else the driver.
     #[serde(skip)]
     by: &'static str,
-    /// True if the recording has the memory that was live at the main refusal.
+    /// True if the recording contains the memory that was live at the main failed allocation.
     #[serde(skip)]
     pub(crate) is_live_known: bool,
 }
 
-/// One refused allocation.
+/// One failed allocation.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct RefusedAllocation {
     pub(crate) seconds: f64,
@@ -43,17 +43,18 @@ pub(crate) struct RefusedAllocation {
     /// `None` if it is not known, or if the memory is on the host.
     pub(crate) device: Option<u32>,
     pub(crate) simulated: bool,
-    /// The line that asked for it; else the library.
+    /// The line that requested it; else the library.
     pub(crate) place: Option<String>,
     pub(crate) caller: Option<String>,
     pub(crate) library: Option<String>,
-    /// The live blocks of the driver that were seen on the device. `None` if they are not in the recording.
+    /// The live driver blocks that were seen on the device. `None` if the recording does not contain them.
     pub(crate) live_bytes: Option<u64>,
     /// The size of the device's memory.
     pub(crate) total_bytes: Option<u64>,
     /// The free memory at the next reading of the device, shortly after. `None` if it was not read.
     pub(crate) free_bytes: Option<u64>,
-    /// The memory in use then that is not in `live_bytes`: the CUDA context and kernels, other processes, and unseen memory.
+    /// The memory in use at that reading that is not in `live_bytes`: the CUDA context and kernels, other processes,
+    /// and unseen memory.
     pub(crate) rest_bytes: Option<u64>,
     pub(crate) obtained_soon: bool,
 }
@@ -83,7 +84,7 @@ impl RefusedAllocation {
         }
     }
 
-    /// Returns a text such as `2 GiB (device) after 3.2 s, at train.py:5, while 14 GiB of device 0 were in use`.
+    /// Returns text such as `2 GiB (device) after 3.2 s, at train.py:5, while 14 GiB of device 0 were in use`.
     fn in_words(&self) -> String {
         let after = in_words(Duration::try_from_secs_f64(self.seconds).unwrap_or_default());
         let place = self.place.as_ref().map(|place| format!("at {place}"));
@@ -97,8 +98,8 @@ impl RefusedAllocation {
         words.join(", ")
     }
 
-    /// Returns a text such as `Device 0 has 15.40 GiB, of which 1.2 GiB were free shortly after. Besides the process's blocks,
-    /// 527 MiB were in use: …`.
+    /// Returns text such as `Device 0 has 15.40 GiB, of which 1.2 GiB were free shortly after. Besides the process's
+    /// blocks, 527 MiB were in use: …`.
     fn device_in_words(&self) -> Option<String> {
         let simulated = if self.simulated { "The simulated device" } else { "Device" };
         let size = format!("{simulated} {} has {}", self.device?, Bytes::new(self.total_bytes?));
@@ -131,7 +132,7 @@ impl Refused {
         })
     }
 
-    /// Describes the refusals in at most three lines.
+    /// Describes the failed allocations in at most three lines.
     pub(crate) fn in_words(&self) -> Vec<String> {
         let Self { count, obtained_soon, largest_bytes, main, by, .. } = self;
         let (largest, soon) = (Bytes::new(*largest_bytes), "as allocators with a cache do that empty it and try again");

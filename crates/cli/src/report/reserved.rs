@@ -1,4 +1,4 @@
-//! The parts of the memory that PyTorch has from the driver, and the reasons why a part of it is unused.
+//! The parts of the memory that PyTorch holds from the driver, and why some of it is unused.
 
 use std::{
     cmp::Reverse,
@@ -20,31 +20,33 @@ use crate::history::{
     tensors::{AllocatorState, Piece, Segment, SegmentUse, Tensor, TensorHistory, Tensors},
 };
 
-/// Unused memory is explained if it is at least one part in this many.
+/// Unused memory is explained if it is at least 1 / 20 of all.
 const MATTERS: u64 = 20;
-/// At most this many lines are printed that keep segments; JSON has all. The second number is for a report that has tables of modules.
+/// At most this many of the lines that keep segments are printed; JSON contains all. The second number is for a report
+/// that also contains tables of modules.
 const MOST_KEEPERS: [usize; 2] = [4, 2];
-/// At most this many segments are drawn; JSON has all.
+/// At most this many segments are drawn; JSON contains all.
 const MOST_SEGMENTS: usize = 10;
-/// The largest number of columns of a segment.
+/// A segment is drawn with at most this many columns.
 const MOST_COLUMNS: u64 = 60;
-/// PyTorch has segments of this size for requests of at most half of it, and for no others.
+/// PyTorch uses segments of this size for requests of up to half of it, and for no others.
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// From this number on, partly unused segments count as many.
+/// From this number on, partly unused segments are called many.
 const MANY: u64 = 4;
 
-/// The memory that PyTorch has from the driver at one moment. `requested_bytes` of the moment, and the figures from `rounding_bytes` to
-/// `unused_in_private_pools_bytes`, add up to `reserved_bytes` and `outside_segments_bytes`. The names of the fields are those in JSON.
+/// The memory that PyTorch holds from the driver at one moment. The `requested_bytes` of the moment, and the fields
+/// from `rounding_bytes` to `unused_in_private_pools_bytes`, add up to `reserved_bytes` and `outside_segments_bytes`.
+/// The field names are those in JSON.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct AllocatorSums {
     /// The bytes of all segments.
     pub(crate) reserved_bytes: u64,
-    /// The bytes that tensors have and that the program did not ask for.
+    /// The bytes that tensors take in addition to what the program requested.
     pub(crate) rounding_bytes: u64,
-    /// The bytes of tensors that the program has freed, but that work on another stream may use.
+    /// The bytes of tensors that the program has freed, but that work on another stream may still use.
     pub(crate) awaiting_bytes: u64,
-    /// The unused bytes in segments with tensors. This figure and the next one are about the stream of the newest request, outside of
-    /// private pools.
+    /// The unused bytes in segments with tensors. This field and the next one are about the stream of the latest
+    /// request, outside of private pools.
     pub(crate) unused_beside_tensors_bytes: u64,
     /// The bytes of segments without tensors.
     pub(crate) unused_segments_bytes: u64,
@@ -52,19 +54,21 @@ pub(crate) struct AllocatorSums {
     pub(crate) unused_of_other_streams_bytes: u64,
     /// The unused bytes of private pools, such as those of captured graphs.
     pub(crate) unused_in_private_pools_bytes: u64,
-    /// The unused bytes in segments whose pool is not known: PyTorch names the pools of the segments that it has at the end.
+    /// The unused bytes in segments whose pool is not known: PyTorch only names the pools of the segments that exist at
+    /// the end.
     pub(crate) unused_in_unknown_pools_bytes: u64,
-    /// The bytes of tensors that lie in no segment, or over other tensors. If it is not 0, the file contradicts itself.
+    /// The bytes of tensors that are in no segment, or that overlap other tensors. If this is not 0, the file
+    /// contradicts itself.
     pub(crate) outside_segments_bytes: u64,
-    /// The number of unused pieces that the stream of the newest request can get. Private pools are left out.
+    /// How many unused pieces the stream of the latest request can get. Private pools are left out.
     pub(crate) unused_pieces: u64,
-    /// The largest request that such a piece has room for.
+    /// The largest request that fits into such a piece.
     pub(crate) largest_fit_bytes: u64,
-    /// The lines whose tensors keep segments of which a part is unused, most first.
+    /// The lines whose tensors keep partly unused segments, the most bytes first.
     pub(crate) kept_by: Vec<Keeper>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) segments: Option<Vec<SegmentFigures>>,
-    /// The number of segments that have tensors and unused room, outside of private pools.
+    /// How many segments contain both tensors and unused room, outside of private pools.
     #[serde(skip)]
     partly_used: u64,
     #[serde(skip)]
@@ -73,20 +77,20 @@ pub(crate) struct AllocatorSums {
     has_private_pools: bool,
 }
 
-/// Tensors of one line that keep segments of which a part is unused.
+/// Tensors of one line that keep partly unused segments.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Keeper {
     pub(crate) line: Option<String>,
     pub(crate) caller: Option<String>,
     pub(crate) class: Option<&'static str>,
-    /// Their module, if all have the same.
+    /// Their module, if it is the same for all.
     pub(crate) module: Option<String>,
     pub(crate) bytes: u64,
     pub(crate) tensors: u64,
     pub(crate) segments: u64,
-    /// The unused bytes of these segments. Tensors of other lines may keep them too.
+    /// The unused bytes of these segments, which tensors of other lines may keep as well.
     pub(crate) unused_bytes: u64,
-    /// True if each segment has the same number of their bytes.
+    /// True if each segment contains the same number of their bytes.
     #[serde(skip)]
     is_even: bool,
 }
@@ -97,8 +101,8 @@ pub(crate) struct SegmentFigures {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) stream: u64,
-    /// The number of the pool: 0 for the pool that the whole program shares, else the number of a private pool. `None`
-    /// if it is not known.
+    /// The id of the pool: 0 for the pool that the whole program shares, else the id of a private pool. `None` if it is
+    /// not known.
     pub(crate) pool: Option<u16>,
     pub(crate) used_bytes: u64,
     pub(crate) blocks: Vec<BlockFigures>,
@@ -110,7 +114,7 @@ pub(crate) struct BlockFigures {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) requested_bytes: u64,
-    /// True if the program has freed it, while work on another stream may use it.
+    /// True if the program has freed it, but work on another stream may still use it.
     pub(crate) is_awaiting: bool,
     pub(crate) line: Option<String>,
     pub(crate) caller: Option<String>,
@@ -121,7 +125,7 @@ pub(crate) struct BlockFigures {
 /// Tensors with the same line, caller and class are one keeper.
 type Key<'a> = (Option<&'a str>, Option<&'a str>, Option<TensorClass>);
 
-/// The tensors of a keeper in one segment, or in several.
+/// The tensors of a keeper, in one segment or in several.
 struct Kept<'a> {
     bytes: u64,
     tensors: u64,
@@ -140,7 +144,7 @@ fn known<'a>(tensors: &'a Tensors, tensor: &Tensor) -> (Option<&'a Origin>, Opti
 }
 
 impl AllocatorSums {
-    /// Returns the memory `state`, which a device has after this many steps. With `has_segments`, each segment is
+    /// Returns the sums of `state`, the device's memory after this many steps. With `has_segments`, each segment is
     /// listed.
     pub(super) fn of(
         tensors: &Tensors,
@@ -153,7 +157,7 @@ impl AllocatorSums {
         let mut all = Self { is_expandable, ..Self::default() };
         let mut keepers: HashMap<Key<'_>, Kept<'_>> = HashMap::new();
         let (mut inside, mut listed) = (0, Vec::new());
-        // A part of an expandable segment that has no tensor can be given back, as a segment can.
+        // A part of an expandable segment that contains no tensor can be returned, as a segment can.
         for segment in state.segments(false) {
             let used = used_in(&state.pieces(&segment));
             inside += used;
@@ -208,7 +212,7 @@ impl AllocatorSums {
         }
     }
 
-    /// Adds the unused pieces of a segment of the stream of the newest request.
+    /// Adds the unused pieces of a segment that belongs to the stream of the latest request.
     fn add_pieces(&mut self, segment: &Segment, pieces: &[Piece<'_>]) {
         let most = if segment.bytes == SMALL_SEGMENT { SMALL_SEGMENT / 2 } else { u64::MAX };
         for piece in pieces.iter().filter(|piece| piece.tensor.is_none()) {
@@ -217,7 +221,7 @@ impl AllocatorSums {
         }
     }
 
-    /// Returns the bytes that no tensor has.
+    /// Returns the bytes that no tensor uses.
     fn unused(&self) -> u64 {
         self.unused_beside_tensors_bytes
             + self.unused_segments_bytes
@@ -225,8 +229,8 @@ impl AllocatorSums {
             + self.unused_in_private_pools_bytes
     }
 
-    /// Returns a text such as `400 MiB from the driver: asked for 305 MiB (76 %), unused beside tensors 50 MiB (12 %), unused
-    /// segments 45 MiB (11 %)`.
+    /// Returns text such as `400 MiB from the driver: asked for 305 MiB (76 %), unused beside tensors 50 MiB (12 %),
+    /// unused segments 45 MiB (11 %)`.
     pub(super) fn in_words(&self, requested: u64, unit: Amounts) -> String {
         let parts = [
             ("asked for", requested),
@@ -237,7 +241,7 @@ impl AllocatorSums {
             ("unused of other streams", self.unused_of_other_streams_bytes),
             ("unused in private pools of graphs", self.unused_in_private_pools_bytes),
         ];
-        // The sum is more than the segments have if the file contradicts itself.
+        // If the file contradicts itself, the sum is larger than the segments.
         let whole = parts.iter().map(|(_, bytes)| bytes).sum();
         let share = |bytes| percent(Bytes::new(bytes).signed(), whole);
         let in_words = |bytes| unit.in_words(Bytes::new(bytes).signed());
@@ -250,7 +254,7 @@ impl AllocatorSums {
         format!("{} from the driver: {nothing}", in_words(self.reserved_bytes))
     }
 
-    /// Returns the reasons why a part is unused, each line with its name. Empty if little is unused.
+    /// Returns why a part is unused, each reason as a line with its name. Empty if little is unused.
     pub(super) fn reasons(&self, has_modules: bool, unit: Amounts) -> Vec<(&'static str, String)> {
         let mut lines = Vec::new();
         if self.unused() == 0 || self.unused().saturating_mul(MATTERS) < self.reserved_bytes {
@@ -289,7 +293,7 @@ impl AllocatorSums {
         lines
     }
 
-    /// Draws the largest segments that have unused room.
+    /// Draws the largest segments with unused room.
     pub(super) fn write_segments(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
         let has_room = |segment: &&SegmentFigures| segment.used_bytes < segment.bytes;
         let mut largest: Vec<_> = self.segments.iter().flatten().filter(has_room).collect();
@@ -316,13 +320,13 @@ fn used_in(pieces: &[Piece<'_>]) -> u64 {
     pieces.iter().filter(|piece| piece.tensor.is_some()).map(|piece| piece.bytes).sum()
 }
 
-/// Returns the part of `of` that has the same share as this part has of a whole.
+/// Returns what `part` of `whole` is when scaled to `of`.
 fn share_of(part: u64, whole: u64, of: u64) -> u64 {
     let share = u128::from(part) * u128::from(of) / u128::from(whole.max(1));
     u64::try_from(share).unwrap_or(u64::MAX)
 }
 
-/// Adds the tensors of a segment with this number of unused bytes to those that keep segments.
+/// Adds the tensors of a segment with this many unused bytes to the keepers.
 fn keep<'a>(keepers: &mut HashMap<Key<'a>, Kept<'a>>, tensors: &'a Tensors, pieces: &[Piece<'_>], unused: u64) {
     let mut here: HashMap<Key<'_>, Kept<'_>> = HashMap::new();
     for tensor in pieces.iter().filter_map(|piece| piece.tensor) {
@@ -360,7 +364,7 @@ impl Keeper {
         Self { line, caller, class, module, bytes, tensors, segments, unused_bytes: unused, is_even: each.is_some() }
     }
 
-    /// Returns a text such as `train.py:31 (optimizer) holds 2 MiB in each of 14 segments: 280 MiB cannot be returned`.
+    /// Returns text such as `train.py:31 (optimizer) holds 2 MiB in each of 14 segments: 280 MiB cannot be returned`.
     fn in_words(&self, unit: Amounts) -> String {
         let in_words = |bytes: u64| unit.in_words(Bytes::new(bytes).signed());
         let names: Vec<_> = self.class.into_iter().chain(self.module.as_deref()).collect();
@@ -396,7 +400,7 @@ impl SegmentFigures {
         Self { address, bytes, stream, pool: pool.checked_sub(1), used_bytes, blocks }
     }
 
-    /// Returns a bar in which the used parts are marked.
+    /// Returns a bar that marks the used parts.
     fn bar(&self, columns: u64) -> String {
         let mut used: Vec<(u64, u64)> = (0..columns).map(|column| (column, 0)).collect();
         let edge = |column: u64| self.address + share_of(column, columns, self.bytes);
@@ -434,7 +438,8 @@ mod tests {
         Amounts::of([1 << 20])
     }
 
-    /// Returns the memory after some steps. A step has an action, an address and a size in MiB, a stream, and the origin of a tensor or the
+    /// Returns the memory after some steps. A step consists of an action, an address and a size in MiB, a stream, and
+    /// the origin of a tensor or the pool of a segment.
     /// pool of a segment.
     fn reserved(is_expandable: bool, steps: &[(Action, u64, u64, u64, u16)]) -> (AllocatorSums, u64) {
         let step = |&(action, address, bytes, stream, of): &(Action, u64, u64, u64, u16)| AllocatorStep {
@@ -480,7 +485,8 @@ mod tests {
             (Alloc, 104, 2, 0, 0),
             (Alloc, 120, 2, 0, 1),
             (Alloc, 130, 3, 0, 2),
-            // One has no tensor, one has a tensor that another stream still needs, and one is for small requests.
+            // One contains no tensor, one contains a tensor that another stream still needs, and one is for small
+            // requests.
             (SegmentAlloc, 200, 30, 0, 0),
             (SegmentAlloc, 300, 40, 0, 1),
             (Alloc, 300, 40, 0, 0),
@@ -524,10 +530,10 @@ mod tests {
             ["a request of at most 30 MiB without a new segment: 65 MiB are unused, in 6 pieces", "30 MiB of it may"];
         assert!(begins.iter().zip(&reasons).all(|(begin, (_, text))| text.starts_with(begin)), "{reasons:?}");
         assert_eq!(reasons.len(), 4, "three segments are not many: {reasons:?}");
-        // The request of another stream has other memory.
+        // A request of another stream gets other memory.
         let (other, _) = reserved(false, &[&steps[..14], &[(OutOfMemory, 0, 0, 7, 0)]].concat());
         assert_eq!((other.largest_fit_bytes, other.unused_of_other_streams_bytes), (40 * MIB, 65 * MIB));
-        // The stream of a tensor that is older than the history is that of its segment.
+        // A tensor that is older than the history has the stream of its segment.
         let (older, _) = reserved(false, &[(SegmentAlloc, 500, 50, 7, 1), (Alloc, 500, 10, 0, 0)]);
         assert_eq!((older.largest_fit_bytes, older.unused_of_other_streams_bytes), (40 * MIB, 0));
         assert_eq!(reserved(false, &[(SegmentAlloc, 400, 2, 0, 1)]).0.largest_fit_bytes, MIB);
@@ -542,18 +548,18 @@ mod tests {
         assert_eq!(kept, "a.py:1 (weights, Net.a) holds 1 MiB in each of 4 segments: 76 MiB cannot be returned");
         assert!(*name == "advice" && advice.contains(" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "));
         assert_eq!(reserved(false, &steps[..6]).0.reasons(false, mib()).len(), 2, "three are not many");
-        // They are one segment in that case, with room up to 20 MiB long between the tensors.
+        // In that case, they are one segment, with gaps of up to 20 MiB between the tensors.
         let (all, _) = reserved(true, &steps);
         assert_eq!((all.segments.as_ref().unwrap().len(), all.largest_fit_bytes), (1, 19 * MIB));
         assert_eq!(all.reasons(false, mib()).len(), 1, "{:?}", all.reasons(false, mib()));
         let (all, _) = reserved(true, &[&steps[..], &[(SegmentAlloc, 100, 30, 0, 1)]].concat());
         assert_eq!((all.unused_segments_bytes, all.largest_fit_bytes), (30 * MIB, 47 * MIB));
         assert_eq!(reserved(true, &[&steps[..], &[(SegmentFree, 44, 10, 0, 0)]].concat()).0.segments.unwrap().len(), 2);
-        // A small unused part needs no reason.
+        // A small unused part is not explained.
         assert_eq!(reserved(false, &[(SegmentAlloc, 0, 20, 0, 1), (Alloc, 0, 20, 0, 0)]).0.reasons(false, mib()), []);
     }
 
-    /// No share is more than all of it.
+    /// Checks that no share exceeds the whole.
     #[test]
     fn a_file_that_contradicts_itself() {
         let (all, requested) = reserved(

@@ -23,12 +23,12 @@ use super::{
     overview::{DeviceOverview, Overview},
 };
 
-/// The difference of two runs. The names of the fields are those in JSON.
+/// The difference between two runs. The field names are those in JSON.
 #[derive(Debug, Serialize)]
 pub(crate) struct RunDifference {
     pub(crate) before: String,
     pub(crate) after: String,
-    /// The sum of all that have a partner.
+    /// The sum of all peaks that have a partner.
     pub(crate) sum: Change,
     /// The peaks that have a partner, the one that grew most first.
     pub(crate) peaks: Vec<RankDifference>,
@@ -37,9 +37,9 @@ pub(crate) struct RunDifference {
     pub(crate) limit: Option<Limit>,
     /// `None` without a limit, and if a peak is not known or has no partner.
     pub(crate) is_exceeded: Option<bool>,
-    /// The reason why a comparison says nothing.
+    /// Why a comparison is meaningless.
     pub(crate) not_measured: Vec<String>,
-    /// The recordings with nothing in them.
+    /// The recordings that contain no events.
     pub(crate) empty: Vec<String>,
     /// The two recordings of the peak that grew most, or shrank most if none grew.
     pub(crate) worst: Option<Difference>,
@@ -55,7 +55,7 @@ pub(crate) struct RankDifference {
     device: u32,
     #[serde(flatten)]
     named: Named,
-    /// The driver's blocks, with what pools keep unused. `None` if neither side has a registered pool.
+    /// The driver blocks, including what pools keep unused. `None` if neither side has a registered pool.
     driver: Option<Change>,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct RankPeak {
     of_device: DeviceOverview,
 }
 
-/// The peaks of one run, the reasons why some of them are not known, and the recordings with nothing in them.
+/// The peaks of one run, why some of them are not known, and the recordings that contain no events.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     peaks: Vec<RankPeak>,
@@ -110,7 +110,7 @@ impl Run {
 }
 
 impl RankPeak {
-    /// Returns the name, such as `rank 3, device 0`.
+    /// Returns a name such as `rank 3, device 0`.
     fn words(&self) -> String {
         const MOST: usize = 40;
         let simulated = if self.simulated { "simulated " } else { "" };
@@ -121,7 +121,7 @@ impl RankPeak {
         format!("{whose}, {simulated}device {}", self.device)
     }
 
-    /// Returns whether this is the same peak in another run, where the process has another number.
+    /// Returns whether this is the same peak in another run, where the process has another id.
     fn is_partner_of(&self, other: &Self, has_other_command: bool) -> bool {
         let of_device = |peak: &Self| (peak.rank, peak.simulated, peak.device);
         let has_its_command = if has_other_command { self.rank.is_some() } else { self.command == other.command };
@@ -150,14 +150,14 @@ impl RankDifference {
 }
 
 impl RunDifference {
-    /// Compares two runs, which have these names.
+    /// Compares two runs with these names.
     pub(crate) fn of(names: [String; 2], [before, after]: [Run; 2], limit: Option<Limit>) -> Self {
         let (mut only_before, mut only_after, mut peaks) = (before.peaks, after.peaks, Vec::new());
-        // Processes without a rank may have the same command: the one with the higher peak then is that with the higher peak before.
+        // Processes without a rank may have the same command. They are then paired by their peaks, the highest first.
         for peaks in [&mut only_before, &mut only_after] {
             peaks.sort_by_key(|peak| peak.rank.is_none().then_some(Reverse(peak.peak_bytes)));
         }
-        // A rank may have another command in the other run, such as another learning rate.
+        // The command of a rank may differ between the runs, for example in the learning rate.
         for has_other_command in [false, true] {
             for after in std::mem::take(&mut only_after) {
                 match only_before.iter().position(|before| before.is_partner_of(&after, has_other_command)) {
@@ -194,7 +194,7 @@ impl RunDifference {
         }
     }
 
-    /// Returns a checked limit for each peak.
+    /// Returns a check for each peak.
     pub(crate) fn checks(&self) -> Vec<Check> {
         let of = |peak: &RankDifference| {
             let file = peak.after_file.display().to_string();
@@ -203,14 +203,14 @@ impl RunDifference {
         self.peaks.iter().flat_map(of).collect()
     }
 
-    /// Returns the reason why not all peaks can be compared.
+    /// Returns why not all peaks can be compared.
     pub(crate) fn alone(&self) -> Vec<String> {
         let before = self.only_before.iter().map(|peak| peak.alone_in(&self.before));
         let after = self.only_after.iter().map(|peak| peak.alone_in(&self.after));
         before.chain(after).chain(self.empty.iter().cloned()).collect()
     }
 
-    /// Returns the sum, and the peaks.
+    /// Returns the rows: the sum, and the peaks.
     fn rows(&self) -> Vec<Named> {
         let sum = Named::new(format!("sum of {}", self.peaks.len()), self.sum);
         let sum = (self.peaks.len() > 1).then_some(sum);
@@ -253,7 +253,7 @@ impl RunDifference {
         format!("what {did} most: {}", named.name)
     }
 
-    /// Writes tables in Markdown, for a comment on a pull request.
+    /// Writes Markdown tables for a comment on a pull request.
     pub(crate) fn write_markdown(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "{MARKDOWN_TITLE}\n\n{}\n", self.heading())?;
         write_markdown_rows("peak of", &self.rows(), out)?;

@@ -1,4 +1,4 @@
-//! The summary of recordings, as text.
+//! The summary of recordings as text.
 
 use std::{
     io::{self, Write},
@@ -31,7 +31,7 @@ pub(crate) fn write_all(overviews: &[Overview], out: &mut dyn Write, paint: Pain
     }
 }
 
-/// Most users run the command because memory ran out, so this part comes first.
+/// Writes about failed allocations. Most users run the command because memory ran out, so this part comes first.
 fn write_refused(refused: &Refused, overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let mut alarm = |line: &str| writeln!(out, "{}", paint.on(Role::Alarm, line));
     refused.in_words().iter().try_for_each(|line| alarm(line))?;
@@ -51,7 +51,7 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
         overview;
     let number =
         |count: &Option<u64>, one, many| count.map_or_else(|| format!("? {many}"), |count| counted(count, one, many));
-    // PyTorch calls the blocks of a snapshot segments.
+    // A snapshot's blocks are what PyTorch calls segments.
     let [one, many] =
         if overview.missing.has_only_pytorch { ["segment", "segments"] } else { ["allocation", "allocations"] };
     let count = number(allocations, one, many);
@@ -60,7 +60,7 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     let duration = in_words(Duration::from_secs_f64(seconds.max(0.0)));
     let process = pid.map(|pid| format!("process {pid}, ")).unwrap_or_default();
     let process = format!("{process}{duration}, {}", number(frees, "free", "frees"));
-    // The line has at least the name of the program, and at most 60 characters.
+    // The line contains at least the name of the program, and at most 60 characters of the command.
     let room = paint.width().saturating_sub(2 + process.len()).clamp(20, 60);
     let command =
         if command.is_empty() { String::new() } else { format!("{}; ", shortened_command(&command.join(" "), room)) };
@@ -84,7 +84,7 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
             None => false,
         };
         writeln!(out)?;
-        // The blocks of the driver are only those that the cache of PyTorch got for the tensors.
+        // The driver blocks are only those that PyTorch's cache holds for the tensors.
         write_device(device, overview.missing.symbols.is_some(), has_tensors && holds_cache(device), out, paint)?;
         if torch.is_none() && holds_cache(device) {
             let text = "PyTorch keeps what is freed in a cache: a line is where the cache grew. `gpumem run --modules` shows the tensors.";
@@ -112,15 +112,17 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     writeln!(out, "{}", paint.on(Role::Faint, not_seen))
 }
 
-/// Returns whether most of the peak is PyTorch's: segments of its caching allocator, or blocks of the driver's pool.
+/// Returns whether most of the peak belongs to PyTorch: segments of its caching allocator, or blocks of the
+/// driver's stream-ordered pool.
 fn holds_cache(device: &DeviceOverview) -> bool {
     let sums = device.peak_by_library.iter().filter(|sum| sum.name == "PyTorch");
     let bytes: u64 = sums.map(|sum| sum.bytes.unsigned_abs()).sum();
     device.peak_bytes.is_some_and(|peak| bytes * 2 > peak)
 }
 
-/// Programs that keep their memory in a cache free nothing, so a table of it would repeat that of the peak. Their other memory, such
-/// as a few bytes of pinned host memory, is in no peak.
+/// Returns whether the memory not freed is that of the peaks. Programs that keep their memory in a cache free nothing,
+/// so a table of it would repeat that of the peak. Other memory, such as a few bytes of pinned host memory, is in no
+/// peak.
 fn is_as_at_peaks(leaks: &Leaks, devices: &[DeviceOverview]) -> bool {
     let peaks: u64 = devices.iter().filter_map(|device| device.peak_bytes).sum();
     let is_at_peak = |device: &DeviceOverview| device.peak_bytes.is_none_or(|peak| peak == device.live_at_end_bytes);
@@ -128,7 +130,7 @@ fn is_as_at_peaks(leaks: &Leaks, devices: &[DeviceOverview]) -> bool {
     leaks.is_intercepted && leaks.gone == 0 && besides < peaks / 100 && devices.iter().all(is_at_peak)
 }
 
-/// With `is_brief`, it leaves out where the memory is, because the table of tensors has said it.
+/// Writes a device. With `is_brief`, the places are left out, because the table of tensors has already shown them.
 fn write_device(
     device: &DeviceOverview,
     lacks_symbols: bool,
@@ -164,7 +166,7 @@ fn write_device(
     if !device.inside_most.is_empty() && !is_brief {
         line(out, "inside", &shares(&device.inside_most, peak))?;
     }
-    // Less than a tenth does not matter.
+    // Less than a tenth is not worth mentioning.
     let share = |is_so: fn(&PlaceSum) -> bool| {
         let bytes: i64 = device.peak_by_place.iter().filter(|sum| is_so(sum)).map(|sum| sum.bytes).sum();
         (!is_brief && bytes > 0 && bytes.unsigned_abs() * 10 >= peak).then(|| percent(bytes, peak))
@@ -176,7 +178,7 @@ fn write_device(
         line(out, "no line", &format!("{share} of the peak has no stack: {why}"))?;
     }
     let no_line = || share(|sum| sum.line.as_deref().is_some_and(|line| !is_exact(line)));
-    // Without symbols, a sentence about the whole recording says it.
+    // Without symbols, a sentence about the whole recording already explains this.
     if let Some(share) = no_line().filter(|_| !lacks_symbols) {
         let how = "build it with -g, or with Cargo's debug = \"line-tables-only\" and strip = false";
         line(out, "no line", &format!("{share} of the peak is of code without debug information: {how}"))?;
@@ -201,7 +203,7 @@ fn write_device(
     write_samples(device, out)
 }
 
-/// Returns the sentence about what PyTorch's rounding adds to pinned host memory. The largest places are named.
+/// Returns the sentence about how much PyTorch's rounding adds to pinned host memory. The largest places are named.
 fn pinned_in_words(by_place: &[Sum]) -> Option<String> {
     const MOST: usize = 3;
     let bytes = by_place.iter().map(|sum| sum.bytes.unsigned_abs()).sum::<u64>();
@@ -226,9 +228,9 @@ fn write_pools(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()> {
     device.pools.iter().try_for_each(|pool| writeln!(out, "{}", pool.in_words(unit)))
 }
 
-/// The memory in use on the whole device is more than was seen.
+/// Compares the memory in use on the whole device with the memory that was seen.
 fn write_samples(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()> {
-    // If the readings missed the peak, they say nothing.
+    // Readings that missed the peak are not useful here.
     let highest = device.highest_sample_bytes.filter(|highest| Some(*highest) >= device.peak_bytes);
     if let Some((highest, at)) = highest.zip(device.highest_sample_seconds) {
         let at = in_words(Duration::from_secs_f64(at));
@@ -238,8 +240,8 @@ fn write_samples(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()>
     Ok(())
 }
 
-/// Returns whether a place cannot be more exact. This holds for `src/train.rs:12`, for an operation of the backward pass and for a block
-/// without a stack, but not for the name of a function such as `train::step`.
+/// Returns whether a place is as exact as possible. This is true for `src/train.rs:12`, for an operation of the
+/// backward pass and for a block without a stack, but not for the name of a function such as `train::step`.
 fn is_exact(line: &str) -> bool {
     Phase::is_in(line)
         || line.ends_with(NO_STACK)

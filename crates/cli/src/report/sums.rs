@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::history::{OriginSum, library_or_program};
 
-/// This text replaces the line of a tensor that has none.
+/// Shown instead of the line for tensors that have none.
 pub(crate) const NO_LINE: &str = "no line of Python (such as in the backward pass)";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -1,4 +1,4 @@
-//! The tensors of PyTorch, within the memory that its allocator had from the driver.
+//! PyTorch's tensors, within the memory that its allocator holds from the driver.
 
 use std::{
     collections::BTreeMap,
@@ -24,19 +24,19 @@ use crate::history::{
     tensors::{AllocatorState, TensorHistory, Tensors},
 };
 
-/// At most this many lines are printed; JSON has all.
+/// At most this many lines are printed; JSON contains all.
 const MOST_ROWS: usize = 12;
-/// The limit if there are also tables of classes and modules, so that the whole report has 40 lines, and up to 4 more if much is
-/// unused.
+/// The limit if there are also tables of classes and modules. The whole report then takes 40 lines, and up to 4 more if
+/// much is unused.
 const ROWS_BESIDE_MODULES: usize = 2;
 
-/// The data of a caching allocator. The names of the fields are those in JSON.
+/// The data of a caching allocator. The field names are those in JSON.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TensorsOverview {
     pub(crate) allocator: String,
-    /// The reason why its history is not in the recording.
+    /// Why the recording does not contain the history.
     pub(crate) missing: Option<String>,
-    /// The reason why their modules are not in the recording, although they were asked for.
+    /// Why the recording does not contain modules, although they were requested.
     pub(crate) missing_modules: Option<String>,
     pub(crate) devices: Vec<DeviceTensors>,
 }
@@ -45,18 +45,18 @@ pub(crate) struct TensorsOverview {
 pub(crate) struct DeviceTensors {
     pub(crate) device: u32,
     pub(crate) events: u64,
-    /// The time when the history begins, if the allocator did something before.
+    /// When the history starts, if the allocator did something before.
     pub(crate) known_from_seconds: Option<f64>,
     /// The moment of the tensors' peak.
     pub(crate) peak: Option<TensorMoment>,
     /// The moment of the tensors' highest value during the peak of the device.
     pub(crate) at_device_peak: Option<TensorMoment>,
     pub(crate) at_end: Option<TensorMoment>,
-    /// The moment of the main refusal by the driver.
+    /// The moment of the main failed allocation.
     pub(crate) at_refusal: Option<TensorMoment>,
     /// The statistics of the allocator at the end.
     pub(crate) said: Option<Said>,
-    /// The sentence about tensors in no segment, unless other contradictions are known.
+    /// The sentence about tensors that are in no segment, unless other contradictions are known.
     #[serde(skip)]
     outside: Option<String>,
 }
@@ -70,13 +70,13 @@ pub(crate) struct Said {
     pub(crate) max_memory_reserved: u64,
 }
 
-/// The memory of the allocator at one moment.
+/// The allocator's memory at one moment.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TensorMoment {
     pub(crate) device: u32,
     pub(crate) seconds: f64,
     pub(crate) tensors: u64,
-    /// The bytes of the tensors, rounded up as PyTorch does.
+    /// The bytes of the tensors, rounded up as in PyTorch.
     pub(crate) allocated_bytes: u64,
     pub(crate) requested_bytes: u64,
     #[serde(flatten)]
@@ -129,7 +129,7 @@ impl TensorMoment {
         self.sums.in_words(self.requested_bytes, unit_of(self.allocated_bytes))
     }
 
-    /// Returns the reasons why a part of the memory is unused, each line with its name.
+    /// Returns why a part of the memory is unused, each reason as a line with its name.
     fn reasons(&self) -> Vec<(&'static str, String)> {
         self.sums.reasons(self.by_module.is_some(), unit_of(self.allocated_bytes))
     }
@@ -139,7 +139,7 @@ impl TensorMoment {
     }
 }
 
-/// Writes a line with its name before it.
+/// Writes a line, with its name in front.
 pub(super) fn line(out: &mut dyn Write, paint: Paint, name: &str, text: &str) -> io::Result<()> {
     writeln!(out, "{}{}", paint.on(Role::Faint, format!("{name:<9}")), paint.on(Role::Text, text))
 }
@@ -153,7 +153,7 @@ impl TensorsOverview {
         Some(Self { allocator, missing, missing_modules, devices })
     }
 
-    /// One line for each thing that is missing.
+    /// Returns one line for each thing that is missing.
     pub(crate) fn missing_in_words(&self) -> Vec<String> {
         let Self { allocator, missing, missing_modules, devices } = self;
         let not_recorded = |what: &str, why: &Option<String>| {
@@ -176,7 +176,7 @@ impl TensorsOverview {
                     "Tensors on device {device} are known from {from} on: PyTorch keeps the newest events (--torch-events).{before}"
                 ));
             }
-            // The program may have reset PyTorch's highest value, but it cannot reset this one.
+            // The program may have reset PyTorch's own maximum, but it cannot reset this one.
             if end != said.memory_allocated || known_from_seconds.is_none() && most < said.max_memory_allocated {
                 lines.push(format!(
                     "PyTorch contradicts its history on device {device}: tensors {} at the end and {} at most, by the history {} and {}. Figures may be wrong.",
@@ -190,8 +190,8 @@ impl TensorsOverview {
         lines
     }
 
-    /// Returns lines about PyTorch's memory when the driver refused an allocation, with the reasons why a part of it
-    /// was unused. Each line has a name.
+    /// Describes PyTorch's memory at the moment when the driver rejected an allocation, and why a part of it was
+    /// unused. Each line has a name.
     pub(crate) fn refusal_in_words(&self) -> Vec<(&'static str, String)> {
         let moments = self.devices.iter().filter_map(|device| device.at_refusal.as_ref());
         let lines = moments.flat_map(|moment| {
@@ -227,7 +227,7 @@ impl TensorsOverview {
             let at = in_words(Duration::from_secs_f64(most.seconds));
             line(out, paint, "at peak", &format!("of the device, after {at}: {}", most.segments_in_words()))?;
         }
-        // The report of the refused request comes first and has said it.
+        // The report of the failed allocation comes first and has already shown this.
         if of_device.at_refusal.is_none() {
             most.write_reasons(out, paint)?;
         }
@@ -270,7 +270,7 @@ impl DeviceTensors {
     }
 }
 
-/// Returns the main refusal, if it was on this device and the allocator's memory then is known.
+/// Returns the main failed allocation, if it was on this device and the allocator's memory at that moment is known.
 fn refusal_on<'a>(history: &'a History, tensors: &TensorHistory) -> Option<&'a Refusal> {
     let refusal = history.oom().filter(|refusal| !refusal.was_obtained)?;
     let device = history.devices.get(usize::from(refusal.device?))?.device;
@@ -294,7 +294,7 @@ fn held(history: &History, tensors: &TensorHistory, state: &AllocatorState) -> V
 }
 
 fn write_places(moment: &TensorMoment, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    // A line has one row, whatever modules it allocates in.
+    // Each line gets one row, whatever modules it allocates in.
     let mut sums: BTreeMap<(&str, &Option<String>), (i64, u64)> = BTreeMap::new();
     for PlaceSum { place, line, caller, bytes, blocks, .. } in &moment.by_place {
         let name = if line.is_some() { place } else { NO_LINE };
@@ -322,7 +322,7 @@ pub(crate) fn at(history: &History, moment: Moment, has_segments: bool) -> Optio
     let of_device = |tensors: &TensorHistory| {
         let window = match moment {
             Moment::Start => (0, 0),
-            // The moment is the step after which tensors had their highest value during the peak of the device.
+            // The step after which tensors had their highest value during the peak of the device.
             Moment::Peak => history.peak_of(tensors.about.device)?,
             Moment::End => (u64::MAX, u64::MAX),
             Moment::Oom => [history.oom()?.time; 2].into(),
@@ -342,7 +342,8 @@ pub(crate) fn at(history: &History, moment: Moment, has_segments: bool) -> Optio
     Some(all.devices.iter().filter_map(of_device).collect())
 }
 
-/// Writes the tensors of each device at a moment as text. With `has_segments`, it says why memory is unused, and draws segments.
+/// Writes the tensors of each device at a moment as text. With `has_segments`, also explains why memory is unused, and
+/// draws segments.
 pub(crate) fn write_at(
     history: &History,
     moment: Moment,

@@ -1,4 +1,4 @@
-//! Words that several reports share.
+//! Text that several reports share.
 
 use std::{collections::HashMap, fmt};
 
@@ -10,10 +10,10 @@ use gpumem_core::{
 
 use crate::history::{OriginSum, Sum};
 
-/// The most rows of a tree that are shown.
+/// At most this many rows of a tree are shown.
 const MOST_ROWS: usize = 24;
 
-/// Returns a text such as `60 %`. Less than half a percent is `<1 %`.
+/// Returns text such as `60 %`. Less than half a percent is `<1 %`.
 pub(super) fn percent(part: i64, whole: u64) -> String {
     let (part, whole) = (i128::from(part), i128::from(whole.max(1)));
     match (part * 200 / whole + 1) / 2 {
@@ -22,12 +22,12 @@ pub(super) fn percent(part: i64, whole: u64) -> String {
     }
 }
 
-/// Returns the unit of a table of the parts of this memory, and of the lines above and below it.
+/// Returns the unit for a table of the parts of this memory, and for the lines above and below it.
 pub(super) fn unit_of(whole: u64) -> Amounts {
     Amounts::of([Bytes::new(whole).signed()])
 }
 
-/// Returns a text such as `pool 800 MiB (66 %), vmm 400 MiB (33 %)`: the largest, and the number of others.
+/// Returns text such as `pool 800 MiB (66 %), vmm 400 MiB (33 %)`: the largest parts, and how many others there are.
 pub(super) fn shares(sums: &[Sum], whole: u64) -> String {
     const MOST: usize = 4;
     let unit = unit_of(whole);
@@ -41,7 +41,7 @@ pub(super) fn shares(sums: &[Sum], whole: u64) -> String {
     words.join(", ")
 }
 
-/// Returns `device 0`, with the driver's name of it.
+/// Returns `device 0`, with the driver's name for it.
 pub(super) fn device_in_words(device: Device, name: Option<&str>) -> String {
     name.map_or_else(|| device.to_string(), |name| format!("{device} ({})", one_line(name)))
 }
@@ -51,8 +51,8 @@ pub(super) fn has_scopes(held: &[OriginSum<'_>]) -> bool {
     held.iter().any(|held| !held.origin.path.is_empty())
 }
 
-/// Returns rows of scopes inside scopes, each with its places, the largest first. Origins that only differ in what the rows do not show are
-/// one.
+/// Returns nested rows of scopes, each with its places, the largest first. Origins that look the same in a row are
+/// joined.
 pub(super) fn tree(held: &[OriginSum<'_>]) -> Vec<Row> {
     let names = SharedNames::of(held.iter().map(|held| &*held.origin.path));
     let mut known = HashMap::new();
@@ -80,7 +80,7 @@ pub(super) fn tree(held: &[OriginSum<'_>]) -> Vec<Row> {
     tree.rows(MOST_ROWS)
 }
 
-/// A table with a bar in each row: its title, its rows, and the unit of the whole of which they are parts.
+/// A table with a bar in each row: its title, its rows, and the unit of the whole.
 pub(super) struct Bars<'a>(pub(super) &'a str, pub(super) &'a [Row], pub(super) Amounts);
 
 impl Show for Bars<'_> {

@@ -13,15 +13,16 @@ use crate::{failure::Failure, history::History};
 /// At most this many processes are named.
 const MOST_NAMED: usize = 4;
 
-/// A device: its UUID, and the machine if the cards are not real ones. The processes of several containers may have the same device.
+/// A device: its UUID, and the machine if the GPUs are not real ones. The processes of several containers may use the
+/// same device.
 type Shared = (String, Option<String>);
 
-/// The devices of recorded processes. The histories are read again if their peaks together are above a limit, so that only a few numbers
-/// of each recording are kept.
+/// The devices of recorded processes. Only a few numbers of each recording are kept. The histories are read again if
+/// their peaks together exceed a limit.
 #[derive(Debug, Default)]
 pub(super) struct Together {
     processes: BTreeMap<Shared, Vec<Process>>,
-    /// The same recording may be given twice.
+    /// The recordings already added, because the same one may be given twice.
     known: BTreeSet<PathBuf>,
 }
 
@@ -30,8 +31,8 @@ struct Process {
     file: String,
     device: Device,
     highest: u64,
-    /// True if the recording does not say when the memory of the device had which size: its pools have unused memory, or only the peaks
-    /// are in it.
+    /// True if the recording does not show how the memory of the device changed over time: its pools keep unused
+    /// memory, or it contains only the peaks.
     has_only_peak: bool,
 }
 
@@ -60,7 +61,8 @@ impl Together {
         }
     }
 
-    /// Returns the devices on which the processes had more than this at one time, although none of them had it alone.
+    /// Returns the devices on which the processes together exceeded the limit at one time, although none of them did by
+    /// itself.
     pub(super) fn above(&self, limit: Bytes) -> Result<Vec<Finding>, Failure> {
         let may_be_above = |processes: &&Vec<Process>| {
             let sum = processes.iter().fold(0_u64, |sum, process| sum.saturating_add(process.highest));
@@ -76,7 +78,7 @@ fn of_device(processes: &[Process], limit: Bytes) -> Result<Option<Finding>, Fai
     for (number, process) in processes.iter().enumerate() {
         steps_of(number, process, &mut steps)?;
     }
-    // At the same time, what one process frees may be what another one allocates.
+    // At equal times, frees come first: what one process frees may be what another one allocates.
     steps.sort_by_key(|step| (step.time, step.delta));
     let (mut now, mut most, mut at) = (0_i64, 0, 0);
     for (number, step) in steps.iter().enumerate() {
@@ -129,7 +131,7 @@ fn steps_of(number: usize, process: &Process, steps: &mut Vec<Step>) -> Result<(
             step(change.time, change.delta);
         }
     }
-    // The device takes back what an ended process has not freed.
+    // When a process ends, the device takes back what it has not freed.
     step(end, -live);
     Ok(())
 }
