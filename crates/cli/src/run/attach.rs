@@ -1,4 +1,5 @@
-//! A program in Python 3.14 or newer runs code on request, and loads the library of `gpumem run`, for `gpumem attach`.
+//! Attaches to a running program, for `gpumem attach`: Python 3.14 and later can run code on request, and that code
+//! loads the library of `gpumem run`.
 
 use std::{
     env, fs,
@@ -18,25 +19,25 @@ use gpumem_inject::variable;
 use super::{Recorded, control, destination, library};
 use crate::{failure::Failure, recording, terminal};
 
-/// The script that the program runs.
+/// The code for the interpreter that reaches the program.
 const CODE: &str = include_str!("attach.py");
 
-/// The command waits this long for the program, which runs code between two instructions of Python on its main thread.
+/// How long the command waits for the program, which runs the code between two Python instructions on its main thread.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The next step for a program that cannot be attached to.
+/// What to do about a program that cannot be attached to.
 const DORMANT: &str =
     "start the program with `gpumem run --dormant`, then `gpumem start` begins to record it at any time";
 
-/// Python runs code on request from this version on.
+/// Python can run code on request since this version.
 const OLDEST: (u32, u32) = (3, 14);
 
-/// Begins to record a process. Returns the file of the recording. Without `output`, it is in the current folder.
+/// Starts to record a process. Returns the file of the recording. Without `output`, it is in the current folder.
 pub(crate) fn attach(pid: u32, output: Option<PathBuf>, recorded: &Recorded) -> Result<String, Failure> {
     let what = format!("process {pid}");
     let failed = |error: io::Error| Failure::new(&what, error, "");
     let folder = control::folder().map_err(failed)?;
-    // The library is already in the process and waits.
+    // The library is already loaded in the process and waits.
     if control::socket(&folder, pid).exists() {
         return begin(pid);
     }
@@ -88,12 +89,12 @@ pub(crate) fn attach(pid: u32, output: Option<PathBuf>, recorded: &Recorded) -> 
 
 fn begin(pid: u32) -> Result<String, Failure> {
     let file = control::send(pid, variable::START)?;
-    // Nobody waits for the end of the program: the next report completes the recording.
+    // No command waits for the end of the program, so the next report completes the recording.
     _ = fs::File::create(recording::unattended_marker(Path::new(&file)));
     Ok(file)
 }
 
-/// Completes a recording that ended before its program, if no `gpumem run` does.
+/// Completes a recording that ended before its program, if no `gpumem run` will do it.
 pub(crate) fn complete_if_unattended(file: &str) {
     let file = Path::new(file);
     if recording::unattended_marker(file).exists()
@@ -104,13 +105,13 @@ pub(crate) fn complete_if_unattended(file: &str) {
     }
 }
 
-/// Writes a script that only its owner may change: otherwise another user could change the code that the program runs.
+/// Writes a script that only its owner may change. Otherwise another user could change the code that the program runs.
 fn write_script(path: &Path, code: &str) -> io::Result<()> {
     _ = fs::remove_file(path);
     fs::File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(code.as_bytes())
 }
 
-/// The reason why a process cannot be attached to, and the next step.
+/// Why a process cannot be attached to, and what to do.
 #[derive(Debug, PartialEq, Eq)]
 struct AttachError {
     cause: String,
@@ -129,12 +130,12 @@ struct Target {
     pid: u32,
     /// An interpreter of the same version.
     python: PathBuf,
-    /// The script or the program that it runs.
+    /// The arguments of the interpreter, with the script or program that it runs.
     arguments: Vec<Vec<u8>>,
 }
 
 impl Target {
-    /// Checks what can be known before the attempt.
+    /// Checks everything that can be known before the attempt.
     fn new(pid: u32) -> Result<Self, AttachError> {
         let proc = PathBuf::from(format!("/proc/{pid}"));
         let Ok(known) = proc.metadata() else { return Err(AttachError::new("it does not run", "")) };
@@ -184,7 +185,7 @@ impl Target {
     fn run(&self, script: &Path) -> Result<(), AttachError> {
         const CODE: &str = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])";
         let mut command = Command::new(&self.python);
-        // This interpreter imports no file of the user.
+        // With these options, the interpreter imports no files of the user.
         command.args(["-I", "-S", "-c", CODE]).arg(self.pid.to_string()).arg(script);
         let output = command.output().map_err(|error| {
             AttachError::new(format!("its interpreter `{}` cannot be started: {error}", self.python.display()), DORMANT)
@@ -199,7 +200,7 @@ impl Target {
     }
 }
 
-/// Returns the reason why Python could not reach the other process.
+/// Explains why Python could not reach the other process.
 fn explain(error: &str, ptrace_scope: &str) -> AttachError {
     let is_permission = ["PermissionError", "Operation not permitted", "Permission denied"];
     if !is_permission.iter().any(|text| error.contains(text)) {
@@ -224,7 +225,7 @@ fn explain(error: &str, ptrace_scope: &str) -> AttachError {
     }
 }
 
-/// Refuses a process for which another command of gpumem is responsible.
+/// Rejects a process that another gpumem command is responsible for.
 fn check_environment(pid: u32, environment: &[Vec<u8>]) -> Result<(), AttachError> {
     let is_set = |name: &str| value(environment, name).is_some_and(|value| !value.is_empty());
     if is_set(variable::CONTROL) {
@@ -243,7 +244,7 @@ fn value<'a>(environment: &'a [Vec<u8>], name: &str) -> Option<&'a [u8]> {
     environment.iter().find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
 }
 
-/// Refuses a process in which a setting forbids Python to run the code of others.
+/// Rejects a process whose settings forbid Python to run the code of others.
 fn check_switches(environment: &[Vec<u8>], arguments: &[Vec<u8>]) -> Result<(), AttachError> {
     const VARIABLE: &str = "PYTHON_DISABLE_REMOTE_DEBUG";
     let by = if value(environment, VARIABLE).is_some_and(|value| !value.is_empty()) {
@@ -271,7 +272,7 @@ fn interpreter(executable: &Path, maps: &str) -> Result<PathBuf, AttachError> {
         })?;
         return if version < OLDEST { Err(too_old(version)) } else { Ok(executable.to_owned()) };
     }
-    // The process is another program that has Python in it.
+    // The process is another program with Python embedded.
     let library = maps.lines().find_map(|line| {
         let (_, version) = line.rsplit_once("/libpython")?;
         let (major, minor) = version.split_once(".so")?.0.split_once('.')?;

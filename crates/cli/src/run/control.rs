@@ -15,14 +15,14 @@ use gpumem_inject::variable;
 
 use crate::failure::Failure;
 
-/// The program begins or ends the recording within this time.
+/// The program starts or ends the recording within this time.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The folder of the sockets, which only this user can use. Those of programs that have ended are removed.
+/// Returns the folder of the sockets, which only this user can access. Sockets of programs that have ended are removed.
 pub(super) fn folder() -> io::Result<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_dir());
-    // A socket's path has at most 108 bytes.
+    // The path of a socket has at most 108 bytes.
     let folder = runtime.map_or_else(|| PathBuf::from(format!("/tmp/gpumem-{user}")), |folder| folder.join("gpumem"));
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
     let known = folder.metadata()?;
@@ -34,7 +34,7 @@ pub(super) fn folder() -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Returns the socket at which a process waits for commands.
+/// Returns the socket on which a process waits for commands.
 pub(crate) fn socket(folder: &Path, pid: u32) -> PathBuf {
     folder.join(format!("{pid}.sock"))
 }
@@ -59,7 +59,7 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
         .is_some_and(|state| matches!(state.trim().get(..1), Some("T" | "t")))
 }
 
-/// The error that the system's data of a process cannot be read, and the next step.
+/// Explains that the system's data about a process cannot be read, and what to do.
 pub(super) fn unreadable(error: &io::Error) -> (String, &'static str) {
     match error.kind() {
         io::ErrorKind::NotFound => ("it does not run".to_owned(), ""),
@@ -87,7 +87,7 @@ pub(crate) fn send(pid: u32, command: &str) -> Result<String, Failure> {
     let named = named.and_then(|folder| std::str::from_utf8(folder).ok()).filter(|folder| !folder.is_empty());
     let socket = match named {
         Some(named) => socket(Path::new(named), pid),
-        // `gpumem attach` made the program wait.
+        // `gpumem attach` loaded the library, which waits.
         None => match folder().map(|folder| self::socket(&folder, pid)) {
             Ok(socket) if socket.exists() => socket,
             _ => return Err(Failure::new(process, "it has no library of gpumem that waits", next)),

@@ -18,22 +18,22 @@ use crate::recording::why_not_replaceable;
 
 const EXTENSION: &str = "capture";
 
-/// The file of a run. The files of its processes have names that are derived from it.
+/// The file of a run. The files of its processes have names derived from it.
 #[derive(Debug)]
 pub(super) struct Destination {
     file: PathBuf,
-    /// The files that had such names before the run.
+    /// Files with such names from before the run.
     older: Vec<PathBuf>,
     /// The file that the user named, if another run records to it.
     pub(super) instead_of: Option<PathBuf>,
-    /// A lock against other runs: the files of both would have the same names, and the later run would replace those of
-    /// the other. The processes of the run note in it which files they begin.
+    /// A lock against other runs: the files of both runs would have the same names, and the later run would replace
+    /// those of the earlier one. The processes of this run also note in the lock file which files they start.
     claim: Option<LockFile>,
 }
 
 impl Destination {
-    /// Returns the file that the user named, else a new one that is named after the program. If another run records to it, the file
-    /// has the number of this process. The error names the file that cannot be written.
+    /// Returns the file that the user named, else a new one named after the program. If another run is recording to the
+    /// file, this process's id is added to the name. The error names the file that cannot be written.
     pub(super) fn new(
         output: Option<&Path>,
         program: &OsStr,
@@ -51,7 +51,7 @@ impl Destination {
             let lock = || LockFile::try_new(&lock_file(&file, "lock")).map_err(|error| of_folder(&file, error));
             let claim = refused.map_or_else(lock, Err);
             let Some(claim) = claim.map_err(|error| (file.clone(), error))? else { continue };
-            // Another run that has ended meanwhile has used the name.
+            // Another run, which has ended in the meantime, used the name.
             if asked.is_none() && file.exists() {
                 continue;
             }
@@ -64,16 +64,16 @@ impl Destination {
         Err((file, io::Error::other("no name is free; give another --output")))
     }
 
-    /// Returns the file that the user knows.
+    /// Returns the file under the name that the user knows.
     pub(super) fn file(&self) -> &Path {
         &self.file
     }
 
-    /// Returns the recordings that the processes of this run have written, by name.
+    /// Returns the recordings that the processes of this run have written, sorted by name.
     pub(super) fn of_processes(&self) -> Vec<PathBuf> {
         let folder = self.file.parent().unwrap_or(Path::new("."));
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        // A link or a pipe that has taken the place of a recording is left alone.
+        // If a link or a pipe has replaced a recording, it is left alone.
         let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
         let mut files: Vec<_> = files
             .map(|entry| entry.path())
@@ -83,7 +83,7 @@ impl Destination {
         files
     }
 
-    /// Returns the recordings that the processes of this run have begun and that are not there any more, by name.
+    /// Returns the recordings that the processes of this run have started but that no longer exist, sorted by name.
     pub(super) fn removed(&self) -> Vec<PathBuf> {
         let noted = self.claim.iter().flat_map(LockFile::noted).map(|name| PathBuf::from(OsString::from_vec(name)));
         let is_removed =
@@ -92,12 +92,12 @@ impl Destination {
         removed.into_iter().collect()
     }
 
-    /// Returns whether the path belongs to a process of this run: `train.rank3.pid17.2.capture`, if the file is
-    /// `train.capture`.
+    /// Returns whether the path belongs to a process of this run: for example `train.rank3.pid17.2.capture`, if the
+    /// file is `train.capture`.
     fn is_of_a_process(&self, path: &Path) -> bool {
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         let between = || {
-            // Names need not be UTF-8, but the part in between is.
+            // Names need not be UTF-8, but the part in between must be.
             let [name, stem] = [path.file_name()?, self.file.file_stem()?].map(OsStr::as_bytes);
             let rest = name.strip_prefix(stem)?;
             let rest = match self.file.extension() {
@@ -124,13 +124,13 @@ impl Destination {
         path.with_file_name(OsString::from_vec(name))
     }
 
-    /// Returns the file of the process with this number, unless its name has a rank.
+    /// Returns the file of the process with this id, unless its name contains a rank.
     pub(super) fn of_process(&self, pid: u32) -> PathBuf {
         with_number(&self.file, &format!("pid{pid}"))
     }
 
-    /// Returns the processes of this run that have not ended, if this user may see them: they have inherited the name of the
-    /// file.
+    /// Returns the processes of this run that have not ended, as far as this user may see them. They are recognized by
+    /// the file name, which they have inherited.
     pub(super) fn running(&self) -> Vec<u32> {
         let named = [variable::FILE.as_bytes(), b"=", self.file.as_os_str().as_bytes()].concat();
         let is_of_the_run = |pid: &u32| {
@@ -145,7 +145,7 @@ impl Destination {
     }
 }
 
-/// Returns the reason why no file can be created beside this one. Only an error about the lock itself names the lock.
+/// Explains why no file can be created next to this one. Only an error about the lock itself names the lock.
 fn of_folder(file: &Path, error: io::Error) -> io::Error {
     let folder = file.parent().unwrap_or(file);
     let (is_there, folder) = (folder.is_dir(), folder.display());
@@ -162,8 +162,8 @@ fn of_folder(file: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), why)
 }
 
-/// Checks that a file can be created in this folder. Without this check, the error appears only when the program
-/// initialises CUDA.
+/// Checks that a file can be created in this folder. Otherwise the error would appear only when the program initialises
+/// CUDA.
 pub(super) fn try_folder(file: &Path) -> io::Result<()> {
     let probe = file.with_file_name(format!(".gpumem-{}", process::id()));
     let tried = File::create(&probe).map(drop);
@@ -171,7 +171,7 @@ pub(super) fn try_folder(file: &Path) -> io::Result<()> {
     tried.map_err(|error| of_folder(file, error))
 }
 
-/// Returns `train.capture` for `python train.py`, with a number if there is such a file.
+/// Returns `train.capture` for `python train.py`, and then names with a number, for when that file exists.
 fn free_names(program: &OsStr, arguments: &[OsString]) -> impl Iterator<Item = PathBuf> {
     let stem = |path: &OsStr| Path::new(path).file_stem().map(|stem| stem.to_string_lossy().into_owned());
     let script = || {

@@ -1,4 +1,4 @@
-//! Completes and names the recordings when the program has ended.
+//! Completes and names the recordings after the program has ended.
 
 use std::{
     fs, io,
@@ -12,21 +12,22 @@ use crate::recording::complete;
 #[derive(Debug)]
 pub(super) struct Finished {
     pub(super) recordings: Vec<PathBuf>,
-    /// The recordings of processes that run on.
+    /// The recordings of processes that are still running.
     pub(super) unfinished: Vec<PathBuf>,
-    /// The recordings that do not name their process, each with the error if it cannot be completed.
+    /// The recordings whose names do not contain their process, each with the error if it cannot be completed.
     pub(super) lost: Vec<(PathBuf, Option<io::Error>)>,
 }
 
-/// The reason why nothing is in a recording that can be completed.
+/// Why a recording that can be completed contains nothing.
 pub(super) const LOST: &str =
     "its process could not be recorded or was killed before, or the file was made shorter, moved or removed";
 
-/// Completes the recordings of the run, removes those of processes that asked for nothing, and gives them the names that users know.
-/// With `keeps_names`, names stay, because `gpumem start` and `gpumem stop` have printed them.
+/// Completes the recordings of the run, removes those of processes that requested no memory, and renames the others to
+/// the names that users know. With `keeps_names`, names stay, because `gpumem start` and `gpumem stop` have printed
+/// them.
 pub(super) fn finish(destination: &Destination, keeps_names: bool) -> Finished {
     let (mut recorded, mut unfinished) = (Vec::new(), Vec::new());
-    // This comes first: the recordings of processes that asked for nothing are removed here.
+    // This must come first, because the recordings of processes that requested no memory are removed below.
     let mut lost: Vec<_> = destination.removed().into_iter().map(|path| (path, None)).collect();
     for path in destination.of_processes() {
         match devices_of(&path, keeps_names) {
@@ -48,19 +49,21 @@ pub(super) fn finish(destination: &Destination, keeps_names: bool) -> Finished {
     Finished { recordings: recorded.into_iter().map(name).collect(), unfinished, lost }
 }
 
-/// The content of a recording.
+/// What a recording contains.
 enum Found {
-    /// Its process allocated on these devices.
+    /// The process allocated on these devices.
     Devices(Vec<u32>),
-    /// Its process asked for nothing.
+    /// The process requested no memory.
     Nothing,
-    /// Its process still runs.
+    /// The process is still running.
     Unfinished,
-    /// Its process may have asked for memory, and has not written it. The file stays, so that no later limit passes without it.
+    /// The process may have requested memory without writing about it. The file stays, so that a limit checked later
+    /// cannot pass by ignoring it.
     Lost,
 }
 
-/// Returns the devices on which the process allocated. The recording of a process that asked for nothing is removed.
+/// Finds out on which devices the process allocated. The recording of a process that requested no memory is removed,
+/// unless `keeps_empty`.
 fn devices_of(path: &Path, keeps_empty: bool) -> io::Result<Found> {
     if path.metadata()?.len() == 0 {
         return Ok(Found::Lost);

@@ -1,4 +1,4 @@
-//! The library that the driver loads into the program: the command contains it and unpacks it into the user's cache.
+//! The library that the driver loads into the program. The command contains it and unpacks it into the user's cache.
 
 use std::{
     env, fs,
@@ -11,11 +11,11 @@ use tempfile::Builder;
 
 use crate::files;
 
-/// The library that the build script has built. It is empty on systems where gpumem does not record programs. As a
-/// constant, it would be four times in the compiler's files of this crate.
+/// The library that the build script has built. Empty on systems where gpumem cannot record programs. A constant would
+/// be stored four times in the compiler's files of this crate.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libgpumem_inject.so"));
 
-/// The path of the unpacked library, whose content is that of this command.
+/// Unpacks the library and returns its path. Its content is the same as in this command.
 pub(super) fn unpacked() -> io::Result<PathBuf> {
     if LIBRARY.is_empty() {
         return Err(io::Error::other("this command was built without it: it is for Linux alone"));
@@ -25,7 +25,7 @@ pub(super) fn unpacked() -> io::Result<PathBuf> {
     let is_root = rustix::process::geteuid().is_root();
     for folder in folders() {
         match unpack(&folder, LIBRARY) {
-            // Programs of root often become another user before they use the GPU.
+            // Root's programs often change to another user before they use the GPU.
             Ok(path) if is_root && !is_readable_for_all(&folder) => _ = for_the_user.get_or_insert(path),
             Ok(path) => return Ok(path),
             Err(error) => {
@@ -37,13 +37,13 @@ pub(super) fn unpacked() -> io::Result<PathBuf> {
     for_the_user.ok_or(last)
 }
 
-/// Returns whether users other than the owner can reach the content of this folder.
+/// Returns whether users other than the owner can reach the contents of this folder.
 fn is_readable_for_all(folder: &Path) -> bool {
     let is_open = |part: &Path| part.metadata().is_ok_and(|known| known.mode() & 0o001 != 0);
     folder.canonicalize().is_ok_and(|folder| folder.ancestors().all(is_open))
 }
 
-/// Returns the user's cache, else a folder of the user's among the temporary files.
+/// Returns the user's cache, else a folder of the user in the temporary folder.
 fn folders() -> impl Iterator<Item = PathBuf> {
     let named = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")));
@@ -57,14 +57,14 @@ fn unpack(folder: &Path, library: &[u8]) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns a number for the content of a library. The content is compared before it is used, so a checksum is enough.
+/// Returns a checksum of a library. That is enough, because the content is compared before the library is used.
 pub(super) fn hash(library: &[u8]) -> u32 {
     let mut sum = flate2::Crc::new();
     sum.update(library);
     sum.sum()
 }
 
-/// Writes a library that programs load, unless it is there. Nobody else may write to its folder.
+/// Writes a library that programs load, unless it exists already. No other user may be able to write to its folder.
 pub(super) fn unpack_as(path: &Path, library: &[u8]) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::NotFound)?;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
@@ -81,8 +81,8 @@ pub(super) fn unpack_as(path: &Path, library: &[u8]) -> io::Result<()> {
         make_readable(path, FILE_MODE);
         return Ok(());
     }
-    // The file gets its name at the end: a program that begins meanwhile must not load a part of it. The file that a running program
-    // has loaded is not changed.
+    // The file gets its name last, so that a program that starts in the meantime cannot load a part of it. A file that
+    // a running program has loaded is never changed.
     let mut part = Builder::new().prefix("libgpumem").tempfile_in(folder)?;
     make_readable(part.path(), FILE_MODE);
     part.write_all(library)?;
@@ -97,14 +97,15 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The program may become another user before the driver loads the library. The umask counts for new files alone.
+/// Makes a path readable, because the program may change to another user before the driver loads the library. The umask
+/// only affects new files.
 fn make_readable(path: &Path, mode: u32) {
     if path.metadata().is_ok_and(|known| known.mode() & 0o777 != mode) {
         _ = fs::set_permissions(path, fs::Permissions::from_mode(mode));
     }
 }
 
-/// Nobody but root may write to the library: a program crashes if it loads an incomplete library.
+/// Only root may write to the library, because a program crashes if it loads an incomplete one.
 const FILE_MODE: u32 = 0o555;
 
 #[cfg(test)]
@@ -119,7 +120,7 @@ mod tests {
         let mode = |path: &Path| path.metadata().unwrap().mode() & 0o777;
         let path = unpack(&folder, b"the library").unwrap();
         assert_eq!((mode(&folder), mode(&path)), (0o755, 0o555));
-        // Another version has left it like this.
+        // Another version of gpumem left the permissions like this.
         for path in [&folder, &path] {
             fs::set_permissions(path, fs::Permissions::from_mode(0o700)).unwrap();
         }
@@ -128,7 +129,7 @@ mod tests {
         let link = above.join("link");
         std::os::unix::fs::symlink(&folder, &link).unwrap();
         assert_eq!(unpack(&link, b"the library").unwrap_err().kind(), io::ErrorKind::PermissionDenied);
-        // The folders above are not changed.
+        // The folders above it are not changed.
         assert_eq!((mode(&above), is_readable_for_all(&folder)), (0o700, false));
         fs::set_permissions(&above, fs::Permissions::from_mode(0o711)).unwrap();
         assert_eq!(is_readable_for_all(&folder), is_readable_for_all(&env::temp_dir()));
@@ -143,7 +144,7 @@ mod tests {
         assert_eq!(unpack(&folder, b"the library").unwrap(), path);
         assert_eq!(path.metadata().unwrap().modified().unwrap(), written);
         assert_ne!(unpack(&folder, b"another").unwrap(), path);
-        // Somebody changed it.
+        // The file was changed.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         fs::write(&path, b"something else").unwrap();
         assert_eq!(fs::read(unpack(&folder, b"the library").unwrap()).unwrap(), b"the library");

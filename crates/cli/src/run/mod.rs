@@ -1,4 +1,5 @@
-//! `gpumem run`: starts the program with the library in it, waits for it, and finishes the recordings of its processes.
+//! `gpumem run`: starts the program with the library loaded, waits for it, and completes the recordings of its
+//! processes.
 
 pub(crate) mod attach;
 pub(crate) mod control;
@@ -38,7 +39,7 @@ use crate::{
     terminal,
 };
 
-/// Returns the path of the injected library, or the reason why programs cannot be recorded.
+/// Returns the path of the injected library, or why programs cannot be recorded.
 pub(crate) fn check() -> io::Result<std::path::PathBuf> {
     let library = library::unpacked()?;
     control::folder()?;
@@ -48,11 +49,11 @@ pub(crate) fn check() -> io::Result<std::path::PathBuf> {
 /// Runs the program, recorded if that is possible.
 pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
     let mut program = Program::new(&options.command);
-    // The processes of the program find it while this one has it.
+    // The program's processes find the account while this process holds it.
     let account = options.cards.account();
     let destination = match prepare(options, account.as_ref(), &mut program) {
         Ok(destination) => Some(destination),
-        // The user asked for a program that does not use the real card.
+        // The user wants a program that does not use the real GPU.
         Err(failure) if options.cards.are_replaced() => {
             terminal::error(&failure);
             terminal::error(&"the program was not started, because it would have used the real card");
@@ -121,7 +122,7 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
     program.environment(variable::KEEP, settings.keep);
     program.environment(variable::TORCH, settings.torch);
     program.environment(variable::CARDS, cards.setting(account.and_then(RingPages::segment)));
-    // The libraries of other tools are loaded as well.
+    // Libraries of other tools are loaded too.
     for (own, other) in [(variable::INJECTION, variable::OTHER_INJECTION), (variable::NVTX, variable::OTHER_NVTX)] {
         program.environment(other, env::var_os(own).unwrap_or_default());
         program.environment(own, &library);
@@ -142,7 +143,8 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
     Ok(destination)
 }
 
-/// Functions of the library stand before those of NCCL, and with several cards before those of the CUDA runtime.
+/// Preloads functions of the library ahead of those of NCCL, and with several GPUs also ahead of those of the CUDA
+/// runtime.
 fn preload(program: &mut Program, library: &Path, is_counted: bool) -> io::Result<()> {
     if library.to_string_lossy().contains([' ', ':']) {
         return Err(io::Error::other(format!("the loader takes `{}` for several files", library.display())));
@@ -157,7 +159,7 @@ fn preload(program: &mut Program, library: &Path, is_counted: bool) -> io::Resul
     Ok(())
 }
 
-/// Prints the recordings that are not finished or lost, and the reason if nothing was recorded.
+/// Reports the recordings that are unfinished or lost, and why nothing was recorded if that is so.
 fn explain(finished: &Finished, destination: &Destination, options: &RunOptions) {
     let running = || destination.running();
     let who = |pid: u32| format!("process {pid}, which the program started, runs on");
@@ -251,17 +253,17 @@ fn summarize(recordings: &[PathBuf], options: &RunOptions, signal: Option<i32>, 
                 _ => Ok(()),
             }
         });
-        // If nobody reads stderr any more, there is no other place for the summary.
+        // If stderr is closed, the summary cannot be printed anywhere else.
         drop(printed);
     }
 }
 
-/// Returns the path as a user in this folder would name it.
+/// Returns the path relative to the current folder, as a user would type it.
 fn below_folder(path: &Path) -> &Path {
     env::current_dir().ok().and_then(|folder| path.strip_prefix(folder).ok()).unwrap_or(path)
 }
 
-/// The next commands, as they are typed in a shell.
+/// Suggests the next commands, as they are typed in a shell.
 fn next_step(file: &str) -> String {
     let file = in_shell(file);
     format!("More: gpumem report --calls {file}, or --html page.html {file}")

@@ -1,8 +1,9 @@
-//! The library that stands before NVML in programs whose cards are not the real ones.
+//! The library that is loaded ahead of NVML in programs whose GPUs are not the real ones.
 //!
-//! Programs reach NVML by `dlopen("libnvidia-ml.so.1")` and `dlsym`, often before they initialise CUDA. So a folder with a library of this
-//! name is the first on their `LD_LIBRARY_PATH`. It depends on the injected library and on the real one, in which `dlsym` finds all other
-//! functions. Its functions only call `gpumem_pass` of the injected library.
+//! Programs reach NVML through `dlopen("libnvidia-ml.so.1")` and `dlsym`, often before they initialise CUDA. Therefore,
+//! a folder with a library of this name comes first on their `LD_LIBRARY_PATH`. The library depends on the injected
+//! library and on the real one, in which `dlsym` finds all other functions. Its own functions only call `gpumem_pass`
+//! of the injected library.
 
 use std::{
     env,
@@ -20,11 +21,11 @@ use super::{library, passing::Passing, program::Program};
 
 const NAME: &str = "libnvidia-ml.so.1";
 
-/// The beginning of the names of the folders with such a library.
+/// Names of folders with such a library start with this.
 const FOLDERS: &str = "nvml-";
 
-/// Sets the environment in which the program's NVML shows its cards. With `all`, handles are not those of NVML, so each function is
-/// replaced. Nothing is done if the machine has no NVML, or no device.
+/// Sets the environment so that the program's NVML shows its GPUs. With `all`, every function is replaced, because
+/// handles are not NVML's. Without NVML or a device on the machine, nothing is done.
 pub(super) fn put_before(program: &mut Program, injected: &Path, all: bool) -> io::Result<()> {
     let (Ok(real), Ok(devices)) = (nvml_file(), cuda_devices()) else { return Ok(()) };
     program.first_in("LD_LIBRARY_PATH", folder(injected, &real.canonicalize()?, all)?);
@@ -33,7 +34,7 @@ pub(super) fn put_before(program: &mut Program, injected: &Path, all: bool) -> i
     Ok(())
 }
 
-/// Returns the folder with the library.
+/// Returns the folder that contains the library.
 fn folder(injected: &Path, real: &Path, all: bool) -> io::Result<PathBuf> {
     let bytes = fs::read(real)?;
     let file = object::File::parse(&*bytes).map_err(io::Error::other)?;
@@ -56,14 +57,15 @@ fn folder(injected: &Path, real: &Path, all: bool) -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Removes the folders of libraries that cannot be loaded any more, because a file that they depend on is gone, such as an older driver.
-/// This is done among temporary files only: the cache in a home folder may belong to several machines, which have other files.
+/// Removes the folders of libraries that can no longer be loaded, because a file that they depend on is gone, such as
+/// an older driver. Only temporary folders are cleaned: the cache in a home folder may be shared by several machines,
+/// which have other files.
 fn remove_stale(injected: &Path) {
     let Some(all) = injected.parent().filter(|folder| folder.starts_with(env::temp_dir())) else { return };
     let is_missing = |text: &[u8]| text.starts_with(b"/") && !Path::new(OsStr::from_bytes(text)).exists();
     for folder in fs::read_dir(all).into_iter().flatten().flatten() {
         let is_of_nvml = folder.file_name().as_bytes().starts_with(FOLDERS.as_bytes());
-        // The file names what it depends on in texts that end with a zero.
+        // The file contains the names of what it depends on, as texts that end with a zero.
         let library = fs::read(folder.path().join(NAME)).ok().filter(|_| is_of_nvml);
         if library.is_some_and(|library| library.split(|byte| *byte == 0).any(is_missing)) {
             _ = fs::remove_dir_all(folder.path());

@@ -68,25 +68,25 @@ enum Fill {
 }
 
 impl Cards {
-    /// Returns whether the program is not to use the real card as it is.
+    /// Returns whether the program should not use the real GPU as it is.
     pub(super) fn are_replaced(&self) -> bool {
         self.dry || self.limit.is_some()
     }
 
-    /// The shared memory in which the program's processes note their memory on cards that are not the real ones. Without it, each process
-    /// has the cards for itself.
+    /// Creates the shared memory in which the program's processes note their memory on GPUs that are not the real ones.
+    /// Without it, each process has these GPUs to itself.
     pub(super) fn account(&self) -> Option<RingPages> {
         let pages = || RingPages::new(SHARED_WORDS.div_ceil(8));
         let shared = (self.are_replaced() && !self.per_process).then(pages)?.and_then(|pages| match pages.segment() {
             Some(_) => Ok(pages),
             None => Err(io::Error::other("this machine has no shared memory of System V")),
         });
-        // From now on the shared memory is removed with the last process that has it.
+        // From here on, the shared memory is removed with the last process that holds it.
         let kept = shared.inspect(RingPages::discard);
         kept.inspect_err(|why| terminal::error(&format_args!("each process has the cards for itself: {why}"))).ok()
     }
 
-    /// See [`variable::CARDS`]. It is empty if the cards are the real ones.
+    /// Returns the value of [`variable::CARDS`]. Empty if the GPUs are the real ones.
     pub(super) fn setting(&self, shared: Option<u64>) -> String {
         let Self { dry, card, count, dry_fill, limit, .. } = self;
         let shared = shared.map(|number| format!(" shared {number}")).unwrap_or_default();
@@ -101,7 +101,7 @@ impl Cards {
     }
 }
 
-/// The size of a recording with `--live`. Half of it holds a minute of a program with 27,000 events per second.
+/// The size of a recording with `--live`. Half of it can hold one minute of a program with 27,000 events per second.
 const LIVE: Bytes = Bytes::mib(16);
 
 /// The options for recording a program.
@@ -138,7 +138,7 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    /// Returns whether the tensors of PyTorch are recorded.
+    /// Returns whether PyTorch's tensors are recorded.
     pub(super) fn has_torch(&self) -> bool {
         self.torch || self.modules
     }
@@ -159,7 +159,7 @@ impl Recorded {
     }
 }
 
-/// The values of the variables of the environment that have the same names.
+/// The values of the environment variables with the same names.
 pub(super) struct Settings {
     /// See `GPUMEM_BACKTRACE`.
     pub(super) backtrace: &'static str,
@@ -190,7 +190,7 @@ impl Stacks {
     }
 }
 
-/// A recording needs room for the live blocks.
+/// Parses the size of a recording, which needs room for the live blocks.
 fn recording_size(text: &str) -> Result<Bytes, String> {
     let size = size(text)?;
     if size < Bytes::kib(64) { Err("it is less than 64 KiB".to_owned()) } else { Ok(size) }

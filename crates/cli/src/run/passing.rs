@@ -1,29 +1,30 @@
-//! Writes small libraries that the loader searches before others: each of their functions passes six arguments to `gpumem_pass` of the
-//! injected library, and a text as the seventh, which names the function.
+//! Writes small libraries that the loader searches before others. Each of their functions passes six arguments to
+//! `gpumem_pass` of the injected library, and a text that names the function as the seventh.
 
 use object::elf;
 
 const EHDR: usize = 64;
 const PHDR: usize = 56;
 const SYMBOL: usize = 24;
-/// Each function has this number of bytes.
+/// The number of bytes of each function.
 const FUNCTION: usize = 16;
-/// The part that the loader writes to is mapped this number of bytes behind its place in the file. No machine has larger
-/// pages.
+/// In memory, the part that the loader writes to is this many bytes behind its position in the file. No machine has
+/// larger pages.
 const PAGE: usize = 1 << 16;
 
-/// A library whose functions pass their arguments to that function.
+/// A library whose functions pass their arguments to `gpumem_pass`.
 pub(super) struct Passing<'a> {
     /// The name of the library.
     pub(super) name: &'a str,
-    /// The libraries on which this one depends. The function is in the first.
+    /// The libraries that this one depends on. The first one contains `gpumem_pass`.
     pub(super) needed: &'a [&'a [u8]],
-    /// The names of its functions, and the text that is passed on for each.
+    /// The names of its functions, each with the text that is passed on.
     pub(super) functions: &'a [(&'a str, Vec<u8>)],
 }
 
 impl Passing<'_> {
-    /// Returns the file: the part that the loader reads with the functions, and then the part that it writes.
+    /// Returns the contents of the file: the part that the loader only reads, with the functions, followed by the part
+    /// that it writes.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is a small file")]
     pub(super) fn image(&self) -> Vec<u8> {
         // The texts: names of symbols and libraries, and the texts that are passed on.
@@ -40,7 +41,7 @@ impl Passing<'_> {
         let (own, needed): (_, Vec<_>) =
             (text(self.name.as_bytes()), self.needed.iter().map(|path| (elf::DT_NEEDED, text(path))).collect());
 
-        // Each part begins at this place in the file.
+        // The position in the file at which each part starts.
         let symbols = EHDR + 4 * PHDR;
         let hash = symbols + (2 + names.len()) * SYMBOL;
         let relocation = (hash + (2 + 1 + 2 + names.len()) * 4).next_multiple_of(8);
@@ -58,7 +59,7 @@ impl Passing<'_> {
             (elf::DT_RELA, relocation),
             (elf::DT_RELASZ, 24),
             (elf::DT_RELAENT, 24),
-            // Code of the injected library may run on any thread.
+            // Never unload: code of the injected library may be running on any thread.
             (elf::DT_FLAGS_1, elf::DF_1_NODELETE.0 as usize),
             (elf::DT_NULL, 0),
         ];
@@ -87,7 +88,7 @@ impl Passing<'_> {
             out.ints([kind.0, flags.0]);
             out.words([start, start + offset, start + offset, end - start, end - start, PAGE]);
         }
-        // The first symbol means none. The second one is not in this file.
+        // The first symbol means "none". The second one is not defined in this file.
         out.words([0, 0, 0]);
         let function = u32::from(elf::STB_GLOBAL.0 << 4 | elf::STT_FUNC.0);
         out.ints([imported as u32, function]);
@@ -96,7 +97,7 @@ impl Passing<'_> {
             out.ints([*name as u32, function | 1 << 16]);
             out.words([code + at * FUNCTION, FUNCTION]);
         }
-        // The hash table has one list of all symbols.
+        // All symbols are in one list of the hash table.
         let count = 2 + names.len() as u32;
         out.ints([1, count, 1, 0]);
         out.ints((2..=count).map(|next| next % count));
@@ -116,22 +117,23 @@ impl Passing<'_> {
     }
 }
 
-/// Returns code that calls the function at `pointer` with six arguments of the caller, and `text` as the seventh.
+/// Returns code that calls the function at `pointer` with the caller's six arguments, and with `text` as the seventh.
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::cast_possible_truncation, reason = "it is a small file")]
 fn function_at(here: usize, text: usize, pointer: usize) -> [u8; FUNCTION] {
-    // The code is `lea rax, [text]; push rax; call [pointer]; pop rcx; ret`.
+    // `lea rax, [text]; push rax; call [pointer]; pop rcx; ret`
     let mut code = *b"\x48\x8d\x05    \x50\xff\x15    \x59\xc3";
     code[3..7].copy_from_slice(&((text - here - 7) as u32).to_le_bytes());
     code[10..14].copy_from_slice(&((pointer - here - 14) as u32).to_le_bytes());
     code
 }
 
-/// Returns code that jumps to the function at `pointer` with six arguments of the caller, and `text` as the seventh.
+/// Returns code that jumps to the function at `pointer` with the caller's six arguments, and with `text` as the
+/// seventh.
 #[cfg(not(target_arch = "x86_64"))]
 #[allow(clippy::cast_possible_truncation, reason = "it is a small file")]
 fn function_at(here: usize, text: usize, pointer: usize) -> [u8; FUNCTION] {
-    // The code is `adr x6, text; ldr x16, pointer; br x16; udf`.
+    // `adr x6, text; ldr x16, pointer; br x16; udf`
     let (text, pointer) = ((text - here) as u32, (pointer - here - 4) as u32);
     let code = [0x1000_0006 | (text & 3) << 29 | (text >> 2) << 5, 0x5800_0010 | (pointer >> 2) << 5, 0xd61f_0200, 0];
     std::array::from_fn(|at| code[at / 4].to_le_bytes()[at % 4])

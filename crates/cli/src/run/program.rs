@@ -1,4 +1,4 @@
-//! Starts the program, passes signals to it, and waits for its end.
+//! Starts the program, forwards signals to it, and waits for its end.
 
 use std::{
     env,
@@ -22,7 +22,7 @@ use signal_hook::{
 
 use crate::{failure::Failure, files};
 
-/// The signals that are passed on. The kernel delivers others (those of job control, for example) to the program as well.
+/// The signals that are forwarded. The kernel delivers others, such as those of job control, to the program as well.
 const SIGNALS: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
 pub(super) struct Program {
@@ -30,17 +30,17 @@ pub(super) struct Program {
     environment: Vec<(String, OsString)>,
 }
 
-/// The end of a program.
+/// How a program ended.
 pub(super) struct Ended {
     code: i32,
     /// The signal that ended the program.
     pub(super) signal: Option<i32>,
-    /// True if it was started. If not, an error was printed, and there is no report.
+    /// True if the program was started. If not, an error was printed, and there is no report.
     pub(super) has_started: bool,
 }
 
 impl Ended {
-    /// The exit code that a shell would give: the program's own code, or 128 and the number of the signal.
+    /// Returns the exit code that a shell would return: the program's own code, or 128 plus the number of the signal.
     pub(super) fn code(&self) -> u8 {
         u8::try_from(self.code).unwrap_or(u8::MAX)
     }
@@ -63,8 +63,8 @@ impl Program {
         self.environment.push((name.to_owned(), value.as_ref().to_owned()));
     }
 
-    /// Sets a variable that is a list with colons: this entry is the first one, before those of this environment. An empty entry would be the
-    /// current folder.
+    /// Puts an entry first in a variable that is a colon-separated list, before the entries of this environment. An
+    /// empty list is dropped, because an empty entry would mean the current folder.
     pub(super) fn first_in(&mut self, list: &str, entry: impl AsRef<OsStr>) {
         let mut entries = entry.as_ref().to_owned();
         if let Some(rest) = env::var_os(list).filter(|rest| !rest.is_empty()) {
@@ -90,18 +90,18 @@ impl Program {
         }
     }
 
-    /// Runs the program until it ends. It has our stdin, stdout and stderr, and it stays in our process group, so that the terminal
-    /// delivers its signals to it.
+    /// Runs the program until it ends. The program shares our stdin, stdout and stderr, and stays in our process group,
+    /// so that the terminal delivers its signals to it.
     ///
-    /// `started` gets its number.
+    /// `started` is called with the program's process id.
     pub(super) fn run(self, started: impl FnOnce(u32)) -> Result<Ended, Failure> {
-        // The handlers are set before the program begins: a signal in between would end this process and leave the
-        // program alone.
+        // Set the handlers before the program starts: a signal in between would end this process and leave the program
+        // behind.
         let forwarder = Forwarder::new();
         let child = match self.start() {
             Ok(child) => child,
             Err(error) => {
-                // `env` and `nohup` end with the same codes.
+                // `env` and `nohup` exit with the same codes.
                 let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
                 let what = format!("cannot start `{}`", self.words[0].display());
                 crate::terminal::error(&Failure::new(what, error, ""));
@@ -113,17 +113,17 @@ impl Program {
     }
 }
 
-/// Passes signals on, while the program runs.
+/// Forwards signals while the program runs.
 struct Forwarder {
     signals: Option<SignalsInfo<WithOrigin>>,
 }
 
 impl Forwarder {
     fn new() -> Self {
-        // The program has to ignore the signals that this process ignores (`nohup`). With a handler here it would not.
+        // The program has to ignore the signals that this process ignores (`nohup`). A handler here would prevent that.
         let ignored = ignored_signals();
         let wanted = SIGNALS.iter().filter(|signal| ignored & (1 << (**signal - 1)) == 0);
-        // Without handlers a signal ends this process, and the program goes on.
+        // Without handlers, a signal ends this process while the program continues.
         Self { signals: SignalsInfo::<WithOrigin>::new(wanted).ok() }
     }
 
@@ -131,7 +131,8 @@ impl Forwarder {
         let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
             return child.wait().map(Ended::from);
         };
-        // The lock is held while a signal is sent: after the wait for the program, another process may have its number.
+        // The lock is held while a signal is sent. After the program has been waited for, another process may get its
+        // id.
         let is_over = Arc::new(Mutex::new(false));
         let handle = self.signals.as_ref().map(SignalsInfo::handle);
         if let Some(mut signals) = self.signals {
@@ -146,7 +147,7 @@ impl Forwarder {
             });
         }
         loop {
-            // With `NOWAIT`, a program that has ended stays a zombie, so no other process gets its number yet.
+            // With `NOWAIT`, a program that has ended stays a zombie, so no other process can get its id yet.
             match waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT) {
                 Err(rustix::io::Errno::INTR) => {}
                 Ok(Some(status)) if status.stopped() => stop_with(pid),
@@ -163,33 +164,33 @@ impl Forwarder {
     }
 }
 
-/// The program has stopped. A process that waits for `gpumem run` must see the stop, as if it waited for the program. So this process
-/// stops as well, and continues with the program.
+/// Stops this process when the program has stopped, and continues with it. A process that waits for `gpumem run` must
+/// see the stop as if it waited for the program itself.
 fn stop_with(program: Pid) {
     // Each stop is reported once.
     _ = waitid(WaitId::Pid(program), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
-    // Signals of the terminal stop and continue both processes, so the program may run again.
+    // Signals of the terminal stop and continue both processes, so the program may already be running again.
     thread::sleep(Duration::from_millis(20));
     if !is_stopped(program) {
         return;
     }
     let own = rustix::process::getpid();
-    // Somebody may continue only the program, and a stopped process does not notice it. So this process stops only if the watcher
-    // runs.
+    // Another process may continue only the program, which a stopped process would not notice. Therefore this process
+    // stops only if the watcher runs.
     let pids = [program, own].map(|pid| pid.as_raw_nonzero().to_string());
     let mut watcher = Command::new(SHELL);
     watcher.args(["-c", WATCH, "sh"]).args(pids).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let Ok(mut watcher) = watcher.spawn() else { return };
     // The system delivers the signal before this call returns.
     _ = kill_process(own, Signal::STOP);
-    // Somebody has continued this process.
+    // Another process has continued this one.
     _ = watcher.kill();
     _ = watcher.wait();
     _ = kill_process(program, Signal::CONT);
 }
 
-/// Continues the second process as soon as the first one is not stopped any more. The script uses only builtins of every
-/// shell, and `sleep`.
+/// A script that continues the second process as soon as the first one is no longer stopped. It uses only builtins that
+/// every shell has, and `sleep`.
 const WATCH: &str = "while read -r stat < /proc/$1/stat; do case ${stat##*)} in ' T'*|' t'*) sleep 0.05;; *) break;; esac; done; kill -CONT $2";
 
 fn is_stopped(process: Pid) -> bool {
@@ -203,7 +204,7 @@ const SHELL: &str = "/bin/sh";
 /// The kernel's error for a file that it cannot execute: `ENOEXEC`.
 const NO_PROGRAM: i32 = rustix::io::Errno::NOEXEC.raw_os_error();
 
-/// Returns the path of a program, if it may be a script: its first line is text.
+/// Returns the path of a program if it may be a script, which means that its first line is text.
 fn script(program: &OsStr) -> Option<PathBuf> {
     let path = if program.as_bytes().contains(&b'/') {
         PathBuf::from(program)
@@ -215,13 +216,13 @@ fn script(program: &OsStr) -> Option<PathBuf> {
     let mut begin = Vec::new();
     files::open_to_read(&path).ok()?.take(4096).read_to_end(&mut begin).ok()?;
     let is_text = begin.split(|byte| *byte == b'\n').next().is_some_and(|line| !line.contains(&0));
-    // A name that begins with a dash would be an option of the shell.
+    // The shell would take a name that starts with a dash for an option.
     let path = if path.as_os_str().as_bytes().starts_with(b"-") { Path::new(".").join(path) } else { path };
     is_text.then_some(path)
 }
 
-/// The recordings are finished now, which takes a moment. The first signal does not interrupt this, but a second one
-/// does.
+/// Lets the second signal end this process. The recordings are being completed, which takes a moment and is not
+/// interrupted by the first signal.
 fn end_at_second_signal() {
     let was_signalled = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -230,15 +231,15 @@ fn end_at_second_signal() {
     }
 }
 
-/// The kernel sends the signals of a terminal to all processes in its foreground, and so to the program. Signals of other processes
-/// were sent to this process only.
+/// Returns whether a signal was sent to this process only, as signals from other processes are. The kernel sends the
+/// signals of a terminal to all processes in its foreground, including the program.
 fn is_for_us_alone(origin: &Origin) -> bool {
     matches!(origin.cause, Cause::Sent(Sent::User | Sent::TKill | Sent::Queue))
 }
 
 fn send(pid: Pid, signal: i32) {
     if let Some(signal) = Signal::from_named_raw(signal) {
-        // The program may have ended.
+        // An error is ignored, because the program may have ended.
         _ = kill_process(pid, signal);
     }
 }

@@ -1,6 +1,6 @@
-//! The library that the loader searches before the CUDA runtime, in programs that see several cards. It is preloaded, so the loader finds
-//! its functions before those of the runtime. They only call `gpumem_pass` of the injected library. Other programs do not get the
-//! library.
+//! The library that the loader searches before the CUDA runtime, in programs that see several GPUs. It is preloaded, so
+//! the loader finds its functions before those of the runtime. They only call `gpumem_pass` of the injected library.
+//! Other programs do not get this library.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use gpumem_inject::variable;
 
 use super::{library, passing::Passing};
 
-/// Returns the path of the library.
+/// Unpacks the library and returns its path.
 pub(super) fn unpacked(injected: &Path) -> io::Result<PathBuf> {
     let library = Passing {
         name: variable::RUNTIME,
