@@ -30,7 +30,7 @@ const HELP: &[(&str, &str)] = &[
     ("?", "this help"),
 ];
 
-/// The abilities of the terminal.
+/// What the terminal supports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Looks {
     /// True if colours are shown: `NO_COLOR` is not set.
@@ -53,8 +53,8 @@ pub(crate) fn draw(frame: &mut Frame<'_>, state: &mut State, looks: Looks) {
         Layout::vertical([Constraint::Length(1), Constraint::Fill(1), Constraint::Length(1)]).areas(area);
     header(frame, top, state, looks);
     frame.render_widget(footer(area.width), bottom);
-    // A recording has half of the lines below the GPUs, and at least its name, a device and two places. The list of processes has at
-    // least three lines, and two on a small screen.
+    // A recording gets half of the lines below the GPUs, but at least enough for its name, a device and two places. The
+    // list of processes gets at least three lines, or two on a small screen.
     let height = usize::from(middle.height);
     let (of_recording, of_rows) = match state.recording() {
         Some(_) => (4, if height < 9 { 2 } else { 3 }),
@@ -122,7 +122,7 @@ fn footer(width: u16) -> Line<'static> {
     Line::from(text).dim()
 }
 
-/// Returns bytes in words, such as `38.12 GiB`; `-` if they are not known.
+/// Returns bytes as text, such as `38.12 GiB`; `-` if they are not known.
 fn amount(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| "-".to_owned(), |bytes| Bytes::new(bytes).to_string())
 }
@@ -148,7 +148,7 @@ fn draw_gpu(frame: &mut Frame<'_>, area: Rect, gpu: &Gpu, state: &State, looks: 
     let [line, graph] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
     frame.render_widget(Line::from(spans), line);
     if graph.height > 0 {
-        // The newest reading is at the right.
+        // The latest reading is on the right.
         let width = usize::from(graph.width);
         let known = readings.used.len().min(width);
         let newest = readings.used.iter().skip(readings.used.len() - known).copied();
@@ -205,13 +205,13 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, rows: &[Row], state: &mut State,
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-/// Returns NVML's number, such as `GPU 3, `, if it is not the program's.
+/// Returns NVML's index, such as `GPU 3, `, if it differs from the ordinal in the program.
 fn number_of(device: &DeviceView, gpus: &[Gpu]) -> String {
     let index = index_of(device, gpus).filter(|index| *index != device.device);
     index.map(|index| format!("GPU {index}, ")).unwrap_or_default()
 }
 
-/// A device of a recording has a line and two places at least.
+/// A device of a recording takes a line and two places at least.
 const LEAST_OF_DEVICE: usize = 3;
 
 fn recording_lines(
@@ -245,7 +245,7 @@ fn recording_lines(
     if recording.devices.is_empty() && recording.error.is_none() {
         lines.push(Line::from("nothing was allocated yet").dim());
     }
-    // If there is no room for all devices, those with the most are shown.
+    // If there is no room for all devices, show those that use most.
     let left = usize::from(area.height).saturating_sub(lines.len());
     let mut devices: Vec<_> = recording.devices.iter().collect();
     if left < devices.len() * LEAST_OF_DEVICE {
@@ -268,7 +268,7 @@ fn recording_lines(
 
 fn device_lines(device: &DeviceView, gpu: &str, shows: Shows, width: usize, looks: Looks) -> Vec<Line<'static>> {
     let simulated = if device.simulated { "simulated " } else { "" };
-    // The places below have the same unit.
+    // The places below use the same unit.
     let unit = Amounts::of([Bytes::new(device.peak_bytes.max(device.used_bytes)).signed()]);
     let in_words = |bytes: u64| unit.in_words(Bytes::new(bytes).signed());
     let figures = format!(

@@ -1,4 +1,4 @@
-//! A recording that is read while its program writes it.
+//! Reads a recording while its program writes it.
 
 use std::{
     cmp::Reverse,
@@ -27,39 +27,40 @@ use serde::Serialize;
 
 use crate::{files, history::Origin, recording::of_module, report::json};
 
-/// At most this many files are read one after another at a time.
+/// At most this many files are read in a row in one call.
 const MOST_FILES: usize = 8;
 
 /// At most this many places of a device are shown.
 const MOST_PLACES: usize = 32;
 
-/// The figures of a running recording. The names of the fields are those in JSON.
+/// The values of a running recording. The field names are those in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct RecordingView {
     #[serde(serialize_with = "json::path")]
     pub(crate) file: PathBuf,
     pub(crate) pid: Option<u32>,
     pub(crate) command: Option<String>,
-    /// True if a process writes it.
+    /// True if a process is writing the recording.
     pub(crate) is_running: bool,
-    /// The running time of the recording: up to now, or up to the newest event if no process writes it.
+    /// How long the recording has been running: until now, or until the latest event if no process is writing it.
     pub(crate) seconds: f64,
-    /// The time when the recording began, in seconds since 1970.
+    /// When the recording started, in seconds since 1970.
     #[serde(skip)]
     pub(crate) began: Option<f64>,
-    /// The number of allocations and frees since the recording began.
+    /// The number of allocations and frees since the recording started.
     pub(crate) allocations: u64,
     pub(crate) frees: u64,
-    /// The number of allocations that the driver refused, and of those that the same thread obtained within a second.
+    /// How many allocations the driver rejected, and after how many of them the same thread got the memory within a
+    /// second.
     pub(crate) refused: u64,
     pub(crate) obtained_soon: u64,
-    /// The number of lost events. If it is not 0, the figures may be wrong.
+    /// The number of lost events. If it is not 0, values may be wrong.
     pub(crate) lost_events: u64,
-    /// The number of events that this reader has not seen, because the file was begun again several times between two readings. Peaks
-    /// since the last reading may be higher then; all other figures are right.
+    /// How many events this reader has not seen because the file was restarted several times between two readings. In
+    /// that case, peaks since the last reading may have been higher; all other values are right.
     pub(crate) unread_events: u64,
     pub(crate) devices: Vec<DeviceView>,
-    /// The reason why it cannot be read. The figures are older then.
+    /// Why the recording cannot be read. The values are older in that case.
     pub(crate) error: Option<String>,
 }
 
@@ -69,13 +70,14 @@ pub(crate) struct DeviceView {
     pub(crate) device: u32,
     pub(crate) simulated: bool,
     pub(crate) uuid: Option<String>,
-    /// The bytes that the program has allocated.
+    /// The bytes that the program has allocated and not freed.
     pub(crate) used_bytes: u64,
-    /// The peak since the recording began.
+    /// The peak since the recording started.
     pub(crate) peak_bytes: u64,
-    /// The time when the peak was reached first, since the recording began.
+    /// When the peak was first reached, since the recording started.
     pub(crate) peak_seconds: f64,
-    /// The peak since the last reading of this reader. `None` if a recording of the peaks does not say it.
+    /// The peak since the last reading of this reader. `None` if the recording contains only the peaks and does not
+    /// tell.
     pub(crate) recent_peak_bytes: Option<u64>,
     /// The memory that is in use now, the largest place first.
     pub(crate) now: Vec<PlaceView>,
@@ -93,38 +95,39 @@ pub(crate) struct PlaceView {
 #[derive(Debug)]
 pub(crate) struct Live {
     path: PathBuf,
-    /// The file that is read.
+    /// The file that is being read.
     open: Option<Opened>,
     follower: Follower,
     lines: Lines,
     unread: u64,
-    /// The figures at the end of the previous file. Those of the next file may be lower while it is being written.
+    /// The totals at the end of the previous file. Those of the next file may be lower while it is being written.
     before: Totals,
-    /// True if the reader has reached the end.
+    /// True if the reader has reached the end of the file.
     is_caught_up: bool,
     error: Option<String>,
-    /// The moment of the last reading that found a complete record, and no error.
+    /// When a reading last found a complete record and no error.
     pub(crate) newest: Instant,
-    /// The peaks of the previous file of this recording that were not taken, if its end and the beginning of this one do not meet.
+    /// The peaks of the previous file of this recording that were not taken yet, if its end and the start of this file
+    /// do not meet.
     recent: HashMap<Device, u64>,
     follows: Follows,
 }
 
-/// What is read when another recording has taken the place of the one that is read.
+/// What is read after another recording has replaced the current one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Follows {
-    /// The other one is.
+    /// The other recording.
     Path,
-    /// The same one still is, up to its end.
+    /// The same recording, up to its end.
     Recording {
-        /// True if another one has taken its place.
+        /// True if another recording has replaced it.
         is_replaced: bool,
     },
-    /// Nothing is read any more: all that its process left was read.
+    /// Nothing more: everything that the process left has been read.
     Nothing,
 }
 
-/// A recording whose definitions, blocks and scopes take more memory than this is not read on.
+/// Reading stops if the definitions, blocks and scopes of a recording take more memory than this.
 const MOST_MEMORY: u64 = 512 << 20;
 
 /// A file of a recording.
@@ -135,7 +138,7 @@ struct Opened {
     beginning: Beginning,
 }
 
-/// The error of a file that has lost data which was read.
+/// The error for a file that lost data which had already been read.
 fn shorter() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "it has become shorter")
 }
@@ -156,17 +159,17 @@ impl Live {
         &self.follower
     }
 
-    /// Reads only the recording that this path names first.
+    /// Reads only the recording that is at this path first.
     pub(crate) fn of_recording(path: PathBuf) -> Self {
         Self { follows: Follows::Recording { is_replaced: false }, ..Self::new(path) }
     }
 
-    /// Returns whether the path does not stand for this recording any more.
+    /// Returns whether the path now belongs to another recording.
     pub(crate) fn is_past(&self) -> bool {
         !matches!(self.follows, Follows::Path | Follows::Recording { is_replaced: false })
     }
 
-    /// Returns what its process, which does not write any more, left in its ring: see [`left_in_ring`].
+    /// Returns what the process, which no longer writes, left in its ring: see [`left_in_ring`].
     pub(crate) fn left_in_ring(&self) -> io::Result<Option<Vec<u8>>> {
         let Some(open) = self.open.as_ref().filter(|_| self.follows != Follows::Nothing && !self.is_finished()) else {
             return Ok(None);
@@ -177,26 +180,26 @@ impl Live {
         left
     }
 
-    /// Reads that, after the end of the file.
+    /// Reads what was left in the ring, after the end of the file.
     pub(crate) fn read_ring(&mut self, left: &[u8]) {
         let read = Beginning::read(left)
             .and_then(|beginning| if self.follower.go_on_in(&beginning) { self.follower.read(left) } else { Ok(()) });
-        // Whatever its process left, there is no more.
+        // Whatever the process left, nothing more will follow.
         self.follows = Follows::Nothing;
         self.error = read.err().map(|error| error.to_string());
     }
 
-    /// See [`RecordingView::unread_events`].
+    /// Returns [`RecordingView::unread_events`].
     pub(crate) fn unread(&self) -> u64 {
         self.unread
     }
 
-    /// Returns whether all data of the file was read without an error, so that the figures are right.
+    /// Returns whether all data of the file has been read without an error, which means that the values are right.
     pub(crate) fn is_read(&self) -> bool {
         self.is_caught_up && self.error.is_none()
     }
 
-    /// Returns the reason why it cannot be read.
+    /// Returns why the recording cannot be read.
     pub(crate) fn error(&self) -> Option<&str> {
         self.error.as_deref()
     }
@@ -234,7 +237,7 @@ impl Live {
         &self.path
     }
 
-    /// Returns the figures since the recording began. They never fall.
+    /// Returns the totals since the recording started. They never fall.
     pub(crate) fn totals(&self) -> Totals {
         let (now, before) = (self.follower.totals(), &self.before);
         let mut peaks = now.peaks;
@@ -257,7 +260,7 @@ impl Live {
         }
     }
 
-    /// Reads new data, but only this number of bytes.
+    /// Reads new data, at most this many bytes.
     pub(crate) fn read(&mut self, most: u64) {
         if self.follows == Follows::Nothing {
             return;
@@ -272,28 +275,27 @@ impl Live {
     }
 
     fn read_on(&mut self, mut most: u64) -> io::Result<()> {
-        // If a program begins its file again faster than it is read, reading continues next time.
+        // If a program restarts its file faster than it is read, reading continues next time.
         for _ in 0..MOST_FILES {
             let is_shorter = match &self.open {
                 Some(open) => open.file.metadata()?.len() < self.follower.offset(),
                 None => false,
             };
-            // The new file is opened first: if it has replaced the one that is read, the old one does not become longer
-            // any more.
+            // Open the new file first: if it has replaced the one being read, the old one can no longer grow.
             let mut newest = match Opened::at(&self.path) {
-                // The file or its container is gone, and the open file can still be read.
+                // The file or its container is gone, but the open file can still be read.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && self.open.is_some() => None,
                 Ok(newest) if self.is_another(&newest) => {
                     self.follows = Follows::Recording { is_replaced: true };
                     if self.open.as_ref().is_some_and(|open| open.identity == newest.identity) {
-                        // It was written over, so what was read is all that there is.
+                        // The file was overwritten, so nothing more can be read.
                         self.is_caught_up = true;
                         return Ok(());
                     }
                     None
                 }
                 Err(_) if is_shorter => return Err(shorter()),
-                // Another file is at its place.
+                // A file that cannot be opened is at the path now.
                 Err(_) if self.open.is_some() && self.follows != Follows::Path => None,
                 newest => Some(newest?),
             };
@@ -313,7 +315,7 @@ impl Live {
                 self.follower.go_back();
                 (&open.file).seek(SeekFrom::Start(self.follower.offset()))?;
                 if let Err(error) = read {
-                    // The file that has replaced it may be right.
+                    // The file that has replaced it may be readable.
                     let next = newest.filter(|newest| newest.identity != open.identity).ok_or(error)?;
                     self.begin_anew(next);
                     continue;
@@ -322,7 +324,7 @@ impl Live {
                     self.is_caught_up = true;
                     return Ok(());
                 }
-                // The file before it is needed if this one begins after events that were not read.
+                // The previous file is needed if this one starts after events that have not been read.
                 let after = self.follower.beginning().after;
                 let older = Opened::at(&old_path(&self.path)).ok();
                 let older = older.filter(|older| older.identity != open.identity && older.beginning.after > after);
@@ -343,14 +345,14 @@ impl Live {
         Ok(())
     }
 
-    /// Returns whether this is another recording than the one to follow.
+    /// Returns whether this is a different recording from the one to follow.
     fn is_another(&self, newest: &Opened) -> bool {
         let known = self.follower.beginning().recording;
         let is_other = newest.beginning.recording.is_some() && newest.beginning.recording != known;
         matches!(self.follows, Follows::Recording { .. }) && known.is_some() && is_other
     }
 
-    /// Returns whether this is what is left of the open file. Otherwise its program has begun another recording.
+    /// Returns whether this is the open file, but shorter. Otherwise its program has started another recording.
     fn is_truncated(&self, newest: &Opened) -> bool {
         let known = self.follower.beginning().recording;
         let is_open = self.open.as_ref().is_some_and(|open| open.identity == newest.identity);
@@ -369,7 +371,7 @@ impl Live {
         self.open = Some(file);
     }
 
-    /// Finds the lines at the addresses of stacks.
+    /// Looks up the lines at the addresses of stacks.
     pub(crate) fn look_up_lines(&mut self) {
         self.lines.look_up(&mut self.follower);
     }
@@ -429,7 +431,7 @@ impl Live {
         largest(places)
     }
 
-    /// The list is empty if the peak is in a file that this reader has not read.
+    /// Returns the parts of the peak. Empty if the peak is in a file that this reader has not read.
     fn at_peak(&mut self, device: Device, bytes: u64) -> Vec<PlaceView> {
         let peak = self.follower.device_peak(device).filter(|peak| peak.bytes.get() == bytes);
         let holders = peak.map(|peak| peak.holders).unwrap_or_default();
@@ -441,16 +443,16 @@ impl Live {
     }
 }
 
-/// The lines at the addresses of stacks. Reading the debug information of large libraries takes seconds, so a thread does it. Until then,
-/// lines are not known.
+/// The lines at the addresses of stacks. A separate thread looks them up, because reading the debug information of
+/// large libraries takes seconds. Until then, lines are not known.
 #[derive(Debug, Default)]
 struct Lines {
-    /// The addresses that were looked up, or are being looked up.
+    /// The addresses that were looked up or are being looked up.
     known: HashSet<CodeAddress>,
     found: Option<mpsc::Receiver<Vec<SymbolsDefinition>>>,
 }
 
-/// Lines are looked up for the largest groups of blocks, for this many groups at a time.
+/// Lines are looked up for the largest groups of blocks, at most this many groups at a time.
 const MOST_GROUPS: usize = 1_000;
 const MOST_AT_ONCE: usize = 64;
 
@@ -497,18 +499,19 @@ impl Lines {
                 }
             }
         };
-        // Without a thread, lines are not known.
+        // If no thread can be started, lines stay unknown.
         self.found = later(work).then_some(found);
     }
 }
 
-/// Debug information takes much memory, so one thread reads that of all recordings in turn.
+/// Runs work on the thread that reads the debug information of all recordings in turn. There is only one, because debug
+/// information takes much memory.
 fn later(work: impl FnOnce() + Send + 'static) -> bool {
     type Work = Box<dyn FnOnce() + Send>;
     static TO: OnceLock<Option<mpsc::Sender<Work>>> = OnceLock::new();
     let to = TO.get_or_init(|| {
         let (to, from) = mpsc::channel::<Work>();
-        // Wrong debug information may make one lookup panic. The others go on.
+        // Malformed debug information may make one lookup panic. The others continue.
         let work = move || from.into_iter().for_each(|work| drop(panic::catch_unwind(AssertUnwindSafe(work))));
         thread::Builder::new().name("gpumem-lines".to_owned()).spawn(work).ok().map(|_| to)
     });
@@ -581,13 +584,13 @@ mod tests {
         assert_eq!(from.recv_timeout(Duration::from_secs(60)), Ok(()));
     }
 
-    /// With `--max-size`, a fast reader sees each peak, and a slow one says how many events it has not seen.
+    /// With `--max-size`, a fast reader sees each peak, and a slow one reports how many events it missed.
     #[test]
     fn a_recording_that_is_begun_again_is_read_on() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         let path = folder.join("a.capture");
-        // The highest one is in the middle of the first file.
+        // The highest peak is in the middle of the first file.
         let all = events((0..50).map(|number| if number == 4 { 1_000 } else { number }));
         let file = |number: usize| {
             let mut part = Part::newest();
@@ -603,21 +606,21 @@ mod tests {
             items.for_each(|item| writer.write(&item).unwrap());
             writer.finish().unwrap()
         };
-        // A file is replaced, and not written to.
+        // Files are replaced, not overwritten.
         let write = |path: &Path, bytes: &[u8]| {
             fs::write(folder.join("new"), bytes).unwrap();
             fs::rename(folder.join("new"), path).unwrap();
         };
         let mut live = Live::new(path.clone());
-        // The end of the first file is written after it was read, and before the second one takes its place.
+        // The end of the first file is written after the file was read, and before the second one replaces it.
         let first = file(0);
         fs::write(&path, &first[..first.len() - 1]).unwrap();
         live.read(u64::MAX);
         assert!(live.view().devices.is_empty());
         fs::write(&path, first).unwrap();
         fs::hard_link(&path, old_path(&path)).unwrap();
-        // The cases have the newest file and the one before, the visible peaks since the last reading, and the events that
-        // are not seen.
+        // Each case: the latest of the files (the one before it exists too), the visible peak since the last reading,
+        // and how many events are missed.
         for (number, recent, unread) in [(1, 1_000, 0), (2, 14, 0), (4, 24, 0), (7, 39, 20), (8, 44, 20)] {
             if number > 1 {
                 write(&old_path(&path), &file(number - 1));
@@ -630,7 +633,7 @@ mod tests {
             let device = &view.devices[0];
             assert_eq!((device.peak_bytes, device.peak_seconds), (1_000, 0.009), "{number}");
             assert_eq!(device.recent_peak_bytes, Some(recent), "{number}");
-            // A reader that begins now knows the same.
+            // A reader that starts now gets the same values.
             let mut late = Live::new(path.clone());
             late.read(u64::MAX);
             let seen = late.view();
@@ -663,7 +666,7 @@ mod tests {
                 assert_eq!((view.error.as_deref(), view.frees), (Some("it has become shorter"), 50), "{left}");
             }
         }
-        // Another program records to the file.
+        // Another program now records to the file.
         fs::write(&path, file(8, 5)).unwrap();
         live.read(u64::MAX);
         assert_eq!((live.view().error, live.follower.beginning().recording), (None, Some(8)));
@@ -687,7 +690,7 @@ mod tests {
         assert_eq!((Some(device.peak_bytes), device.used_bytes), (expected.devices[0].peak_bytes, 32 * MIB));
         assert_eq!((view.error.clone(), view.pid, view.lost_events), (None, Some(4711), 0));
         assert_eq!((device.now[0].place.as_str(), device.now[0].bytes.unsigned_abs()), ("cuBLAS", 32 * MIB));
-        // The summary of a recording has the same.
+        // The summary of a recording shows the same.
         let places: Vec<_> =
             device.at_peak.iter().map(|place| (place.scope.clone(), place.place.clone(), place.bytes)).collect();
         let known = &expected.devices[0].peak_by_place;

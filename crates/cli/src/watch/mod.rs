@@ -1,7 +1,8 @@
 //! Shows the memory of GPUs, processes and running recordings in a terminal, for `gpumem watch`.
 //!
-//! `sample.rs` reads, `state.rs` has the state and its changes, `draw.rs` draws it, `screen.rs` has the terminal. A thread reads, so that
-//! keys are answered while it waits for the driver.
+//! `sample.rs` makes readings, `state.rs` defines the state and its changes, `draw.rs` draws it, and `screen.rs`
+//! manages the terminal. Readings are made on a separate thread, so that keys are answered while it waits for the
+//! driver.
 
 mod draw;
 mod live;
@@ -29,16 +30,16 @@ pub(crate) use self::live::Live;
 pub(crate) use self::sample::{Sample, Sampler};
 use self::{draw::Looks, screen::Screen, state::State};
 
-/// Keys are answered, and signals noticed, after this time at the latest.
+/// Keys and signals are handled after this time at the latest.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Shows samples until the user ends it, or after so many of them.
+/// Shows samples until the user ends the command, or until `count` samples were shown.
 pub(crate) fn show(mut sampler: Sampler, every: Duration, count: Option<u64>, has_colours: bool) -> io::Result<()> {
     let is_over = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&is_over))?;
     }
-    // The shell and other programs had the terminal meanwhile.
+    // Set when this process was stopped: the shell and other programs used the terminal.
     let was_stopped = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGCONT, Arc::clone(&was_stopped))?;
     let (to, from) = mpsc::sync_channel(1);
@@ -49,7 +50,7 @@ pub(crate) fn show(mut sampler: Sampler, every: Duration, count: Option<u64>, ha
             if to.send(sampler.sample()).is_err() {
                 break;
             }
-            // Readings take at most half of the time of a processor, even if a reading is slow.
+            // Readings take at most half the time of a processor, even if a reading is slow.
             thread::sleep(every.saturating_sub(began.elapsed()).max(began.elapsed()));
         }
     });
@@ -80,7 +81,7 @@ pub(crate) fn show(mut sampler: Sampler, every: Duration, count: Option<u64>, ha
                 }
                 Err(mpsc::TryRecvError::Empty) => break,
                 Err(mpsc::TryRecvError::Disconnected) if is_over.load(Relaxed) => break,
-                // The panic of the thread has closed the screen already.
+                // The thread's panic has already closed the screen.
                 Err(mpsc::TryRecvError::Disconnected) => return Err(io::Error::other("nothing is read any more")),
             }
         }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::live::{Live, RecordingView};
 use crate::machine::{Known, Machine, NotRead, Usage};
 
-/// One reading. The names of the fields are those in JSON.
+/// One reading. The field names are those in JSON.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Sample {
     /// The time of the reading, in seconds since 1970.
@@ -22,7 +22,7 @@ pub(crate) struct Sample {
     pub(crate) recordings: Vec<RecordingView>,
 }
 
-/// Makes readings. It asks NVML and `/proc`, reads recordings, and asks no program.
+/// Makes readings from NVML, `/proc` and recordings. No program is asked.
 #[derive(Debug, Default)]
 pub(crate) struct Sampler {
     known: Known,
@@ -63,11 +63,11 @@ impl Sampler {
             let mut view = live.view();
             let writer = running().find(|(file, _)| **file == view.file).map(|(_, of)| of);
             view.is_running = writer.is_some();
-            // The program runs on, even without an event.
+            // The program continues even without an event.
             if let Some(began) = view.began.filter(|_| view.is_running) {
                 view.seconds = view.seconds.max(now - began);
             }
-            // In a container the process has another number there.
+            // In a container, the process has another id.
             view.pid = writer.map(|of| of.pid).or(view.pid);
             view.command = writer.and_then(|of| of.command.clone()).or(view.command);
             view

@@ -1,4 +1,4 @@
-//! The terminal. Its earlier state is restored, however the command ends.
+//! The terminal. However the command ends, the terminal's earlier state is restored.
 
 use std::{io, panic, sync::Once};
 
@@ -19,7 +19,7 @@ pub(super) struct Screen(Terminal<CrosstermBackend<io::Stdout>>);
 impl Screen {
     pub(super) fn open() -> io::Result<Self> {
         static HOOK: Once = Once::new();
-        // The message of a panic is to be seen, on a terminal that works.
+        // The message of a panic must appear on a working terminal.
         HOOK.call_once(|| {
             let before = panic::take_hook();
             panic::set_hook(Box::new(move |why| {
@@ -30,19 +30,19 @@ impl Screen {
         enter().map(Self).inspect_err(|_| close())
     }
 
-    /// Stops this process and those that run with it, as Ctrl-Z does without raw mode. Returns when it continues, or at once if there
-    /// is no shell that could continue it.
+    /// Stops this process and its process group, as Ctrl-Z does without raw mode. Returns when the process continues,
+    /// or at once if there is no shell that could continue it.
     #[expect(clippy::unused_self, reason = "there must be a screen")]
     pub(super) fn suspend(&mut self) -> io::Result<()> {
         close();
         Ok(kill_current_process_group(Signal::TSTP)?)
     }
 
-    /// Draws on a terminal that others had meanwhile.
+    /// Draws on a terminal that other programs have used.
     pub(super) fn reopen(&mut self) -> io::Result<()> {
-        // Other programs may have changed its settings.
+        // They may have changed its settings.
         disable_raw_mode()?;
-        // `Terminal::clear` asks the terminal where the cursor is, and some terminals do not answer.
+        // `Terminal::clear` asks the terminal for the cursor's position, and some terminals do not answer.
         self.0 = enter()?;
         Ok(())
     }
@@ -65,7 +65,7 @@ fn enter() -> io::Result<Terminal<CrosstermBackend<io::Stdout>>> {
 }
 
 fn close() {
-    // There is no other terminal.
+    // If this fails, there is no other terminal to report it on.
     _ = execute!(io::stdout(), DisableMouseCapture, LeaveAlternateScreen, Show);
     _ = disable_raw_mode();
 }

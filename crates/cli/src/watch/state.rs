@@ -13,14 +13,14 @@ use super::{
 };
 use crate::machine::Gpu;
 
-/// This many readings of a GPU are kept, which is more than a terminal has columns.
+/// How many readings of a GPU are kept, which is more than a terminal has columns.
 const MOST_READINGS: usize = 1_000;
 
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is switched by a key of its own")]
 pub(crate) struct State {
     pub(crate) sample: Option<Sample>,
-    /// The graphs of the GPUs, by NVML's numbers.
+    /// The graphs of the GPUs, by NVML's index.
     pub(crate) gpus: HashMap<u32, Readings>,
     /// The selected row.
     pub(crate) selected: usize,
@@ -28,22 +28,22 @@ pub(crate) struct State {
     pub(crate) shows_help: bool,
     pub(crate) is_paused: bool,
     pub(crate) is_over: bool,
-    /// The user wants the shell back for a while.
+    /// True if the user wants to return to the shell for a while.
     pub(crate) is_suspended: bool,
-    /// The area of the rows, and the first of them.
+    /// The area of the rows, and the index of the first visible one.
     pub(crate) rows_at: (Rect, usize),
 }
 
 /// The memory in use on a GPU over time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Readings {
-    /// The bytes in use at each reading, the newest last; `None` if they could not be read.
+    /// The bytes in use at each reading, the latest last; `None` if they could not be read.
     pub(crate) used: VecDeque<Option<u64>>,
-    /// The most bytes of all readings.
+    /// The highest of all readings.
     pub(crate) most: u64,
 }
 
-/// The places of a recording that are shown.
+/// Which places of a recording are shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Shows {
     /// The places that are in use.
@@ -61,15 +61,16 @@ pub(crate) struct Row {
     pub(crate) user: Option<String>,
     pub(crate) command: Option<String>,
     pub(crate) used: Option<u64>,
-    /// True if `used` comes from the recording: it lacks the context and other memory that the recording does not see.
+    /// True if `used` comes from the recording, which does not include the context and other memory that the recording
+    /// does not see.
     pub(crate) is_of_recording: bool,
     pub(crate) is_visible: bool,
     pub(crate) is_dormant: bool,
-    /// The number of the recording in the sample's list.
+    /// The index of the recording in the sample.
     pub(crate) recording: Option<usize>,
 }
 
-/// NVML's number of a program's device: the UUID says which GPU it is.
+/// Returns NVML's index of a program's device. The UUID tells which GPU it is.
 pub(super) fn index_of(device: &DeviceView, gpus: &[Gpu]) -> Option<u32> {
     let bare = |uuid: &str| uuid.trim_start_matches("GPU-").to_owned();
     let uuid = bare(device.uuid.as_deref()?);
@@ -77,7 +78,7 @@ pub(super) fn index_of(device: &DeviceView, gpus: &[Gpu]) -> Option<u32> {
 }
 
 impl State {
-    /// Takes a new reading.
+    /// Takes over a new reading.
     pub(crate) fn with(mut self, sample: Sample) -> Self {
         if self.is_paused {
             return self;
@@ -91,7 +92,7 @@ impl State {
                 readings.used.pop_front();
             }
         }
-        // The same process stays selected.
+        // Keep the same process selected.
         let selected = self.rows().get(self.selected).map(|row| (row.pid, row.gpu));
         let is_first = self.sample.is_none();
         self.sample = Some(sample);
@@ -133,7 +134,7 @@ impl State {
         let was_help = std::mem::take(&mut self.shows_help);
         match key.code {
             KeyCode::Char('q') => self.is_over = true,
-            // This key closes the help first.
+            // Esc first closes the help.
             KeyCode::Esc => self.is_over = !was_help,
             KeyCode::Char('?' | 'h') => self.shows_help = !was_help,
             KeyCode::Char('p' | ' ') => self.is_paused = !self.is_paused,
@@ -158,7 +159,7 @@ impl State {
         let Some(sample) = &self.sample else { return Vec::new() };
         let of_pid = |pid: u32| sample.recordings.iter().position(|recording| recording.pid == Some(pid));
         let gpus = &sample.machine.gpus;
-        // The recording's memory on a GPU is shown if the driver does not report that of the process.
+        // If the driver does not report how much the process uses on a GPU, the recording's value is shown.
         let recorded = |recording: Option<usize>, gpu: u32| {
             let devices = &sample.recordings.get(recording?)?.devices;
             devices.iter().find(|device| index_of(device, gpus) == Some(gpu)).map(|device| device.used_bytes)

@@ -119,7 +119,7 @@ GPU 0  NVIDIA H200  126 GiB of 140 GiB (90 %)  most 126 GiB
     assert!(lines.ends_with("q end  ↑↓ select  Tab now/peak  p stop  ? help"), "{lines}");
 }
 
-/// CUDA's ordinal in a program is not NVML's number if the program sees other devices.
+/// CUDA's ordinal in a program differs from NVML's index if the program sees other devices.
 #[test]
 fn the_gpu_of_a_programs_device() {
     let mut other = sample(GIB);
@@ -142,7 +142,7 @@ fn small_and_large_terminals() {
     let large = drawn(&mut state(), 200, 50);
     assert_eq!(large.len(), 50);
     assert!(large.join("\n").contains("train > step: src/adam.rs:30"));
-    // Nothing is drawn if there is no room, and nothing panics.
+    // Without room, nothing is drawn, and nothing panics.
     for (width, height) in [(1, 1), (5, 3), (10, 2), (80, 4), (20, 100), (300, 5)] {
         let mut state = press(state(), &[KeyCode::Char('?')]);
         assert_eq!(drawn(&mut state, width, height).len(), usize::from(height));
@@ -171,7 +171,7 @@ fn what_cannot_be_read_is_said() {
 
 #[test]
 fn keys_change_the_state() {
-    // The first process that is recorded is selected.
+    // The first recorded process is selected.
     assert_eq!(state().selected, 0);
     assert_eq!(press(state(), &[KeyCode::Down, KeyCode::Char('j'), KeyCode::Up]).selected, 1);
     assert_eq!(press(state(), &[KeyCode::End]).selected, 3);
@@ -185,12 +185,12 @@ fn keys_change_the_state() {
     assert!(suspended.is_suspended && !suspended.is_over);
     let interrupted = Event::Key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL));
     assert!(state().after(&interrupted).is_over);
-    // Other keys with Ctrl do not count as the plain keys: a terminal sends Ctrl-Space for a byte that is 0.
+    // Keys pressed with Ctrl are not the plain keys: a terminal sends Ctrl-Space for a 0 byte.
     for code in [' ', 'q', 'p'] {
         let with_ctrl = state().after(&Event::Key(KeyEvent::new(KeyCode::Char(code), KeyModifiers::CONTROL)));
         assert!(!with_ctrl.is_over && !with_ctrl.is_paused, "{code}");
     }
-    // Esc closes the help first.
+    // Esc first closes the help.
     let helped = press(state(), &[KeyCode::Char('?')]);
     assert!(helped.shows_help && !helped.is_over);
     let closed = press(helped, &[KeyCode::Esc]);
@@ -231,12 +231,12 @@ fn the_mouse_selects() {
     let click = MouseEventKind::Down(MouseButton::Left);
     let clicked = state.clone().after(&at(row, click));
     assert_eq!(clicked.rows()[clicked.selected].pid, Some(6));
-    // Outside of the list nothing is selected.
+    // A click outside the list selects nothing.
     assert_eq!(state.clone().after(&at(0, click)).selected, state.selected);
     assert_eq!(state.clone().after(&at(row, MouseEventKind::ScrollDown)).selected, state.selected + 1);
 }
 
-/// In a container the driver may list no process. The recording says where a process allocates, and how much.
+/// In a container, the driver may list no processes. The recording shows where a process allocates, and how much.
 #[test]
 fn what_the_driver_does_not_list_is_known_from_the_recording() {
     let mut other = sample(GIB);
@@ -253,7 +253,7 @@ fn what_the_driver_does_not_list_is_known_from_the_recording() {
     ] {
         assert!(lines.contains(text), "{text}\n{lines}");
     }
-    // The driver lists a process, and does not say what it has.
+    // The driver lists a process without its memory.
     let mut unknown = sample(GIB);
     unknown.usage.processes[0].used_bytes = None;
     let lines = drawn(&mut State::default().with(unknown), 80, 24).join("\n");
@@ -266,7 +266,7 @@ fn a_small_screen_keeps_the_places() {
         let lines = drawn(&mut state(), width, height).join("\n");
         assert!(lines.contains("adam.rs:30") && lines.contains("       7 "), "{width} × {height}:\n{lines}");
     }
-    // If there are many devices, those with the most memory show their places.
+    // With many devices, those that use most memory show their places.
     let mut many = sample(GIB);
     let device = many.recordings[0].devices[0].clone();
     many.recordings[0].devices = (0..8)
@@ -279,7 +279,7 @@ fn a_small_screen_keeps_the_places() {
     );
 }
 
-/// A terminal obeys some characters, and others reverse the text.
+/// A terminal would execute some characters, and others reverse the text.
 #[test]
 fn names_are_shown_and_not_obeyed() {
     let name = "x\u{1b}[31m\n\r\t\u{7f}\u{9b}\u{202e}\u{2066}\u{200b}\u{2028}y".to_owned();
