@@ -1,4 +1,4 @@
-//! The answer has the needs of each setting, as a table and as JSON.
+//! The result: what each setting needs, as a table and as JSON.
 
 use std::{
     fmt,
@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::{recorded::Recorded, search::PRECISION};
 
-/// The variable of PyTorch's allocator.
+/// The environment variable for PyTorch's allocator.
 pub(super) const ALLOCATOR: &str = "PYTORCH_CUDA_ALLOC_CONF";
 /// The settings that are tried by default. Each changes how PyTorch's allocator splits or keeps memory.
 pub(super) const SETTINGS: [&str; 6] = [
@@ -26,31 +26,32 @@ pub(super) const SETTINGS: [&str; 6] = [
     "backend:cudaMallocAsync",
 ];
 
-/// The needs of the program with one environment. The names of the fields are those in JSON.
+/// What the program needs with one environment. The field names are those in JSON.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Row {
-    /// The variables that were set. Empty for the program as it is.
+    /// The variables that were set. Empty for the unchanged program.
     pub(crate) environment: String,
-    /// The highest value that the driver gave to a process, or to PyTorch's allocator in a replay. `None` if the
+    /// The highest value that the driver handed out to a process, or to PyTorch's allocator in a replay. `None` if the
     /// program failed.
     pub(crate) most_bytes: Option<u64>,
-    /// The bytes of `most_bytes` that no tensor had. Only replays have it.
+    /// The bytes of `most_bytes` that no tensor used. Only known for replays.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) unused_bytes: Option<u64>,
-    /// The number of times that the allocator emptied its cache because the card was full. Only replays have it.
+    /// How many times the allocator emptied its cache because the GPU was full. Only known for replays.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) retries: Option<u64>,
-    /// The number of requests that were refused for good. A request that succeeds after the allocator has emptied its
-    /// cache does not count.
+    /// How many requests failed for good. A request that succeeds after the allocator has emptied its cache does not
+    /// count.
     pub(crate) refused: u64,
-    /// The smallest card with which the program ends well and gets what it asks for, up to 2 % too large. `None` if it failed.
+    /// The memory of the smallest card on which the program succeeds and gets everything it requests. It is up to 2 %
+    /// too large. `None` if the program failed.
     pub(crate) smallest_card_bytes: Option<u64>,
-    /// The reason why there are no figures.
+    /// Why there are no values.
     pub(crate) failed: Option<String>,
 }
 
 impl Row {
-    /// The settings that give a user this row.
+    /// Returns the settings as the user would write them.
     fn name(&self) -> String {
         match self.environment.strip_suffix('=') {
             Some(variable) => format!("without {variable}"),
@@ -62,21 +63,22 @@ impl Row {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Answer {
     pub(crate) rows: Vec<Row>,
-    /// The environment that needs the smallest card, if it is not the program's own.
+    /// The environment that needs the smallest card, if it is not the unchanged program's.
     pub(crate) best: Option<String>,
-    /// The environment with which PyTorch's cache takes least from the driver, if it is not the program's own. Other programs then have more.
+    /// The environment in which PyTorch's cache holds the least driver memory, if it is not the unchanged program's.
+    /// Other programs then have more.
     pub(crate) least: Option<String>,
     #[serde(flatten)]
     pub(crate) by: By,
 }
 
-/// The origin of the rows.
+/// Where the rows come from.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum By {
-    /// This number of dry runs.
+    /// From this many dry runs.
     DryRuns(usize),
-    /// Replays of a recording in a model of PyTorch's allocator.
+    /// From replays of a recording in a model of PyTorch's allocator.
     #[serde(rename = "modelled")]
     Replay(Recorded),
 }
@@ -86,12 +88,13 @@ impl Answer {
         let rank = |row: &&Row| (row.smallest_card_bytes.unwrap_or(u64::MAX), row.most_bytes.unwrap_or(u64::MAX));
         let best = rows.iter().min_by_key(rank).filter(|best| {
             let [own, best] = [&rows[0], *best].map(|row| row.smallest_card_bytes.unwrap_or(u64::MAX));
-            // A difference below the error of the search does not count. Replays have no such error, but less than 1 % helps nobody.
+            // Differences below the error of the search are ignored. Replays have no such error, but nobody gains from
+            // less than 1 %.
             let error = if matches!(by, By::DryRuns(_)) { best / (PRECISION / 2) } else { best / 100 };
             own > best && own - best > error
         });
         let can_compare = !matches!(&by, By::Replay(recorded) if !recorded.is_exact());
-        // The pool of `cudaMallocAsync` is the driver's, which gives more than is counted.
+        // The pool of `cudaMallocAsync` belongs to the driver, which hands out more than is counted.
         let own = rows[0].most_bytes.unwrap_or(u64::MAX);
         let known =
             rows.iter().filter(|row| !row.environment.contains("cudaMallocAsync") && row.most_bytes < Some(own));
@@ -100,7 +103,7 @@ impl Answer {
         Self { rows, best, least, by }
     }
 
-    /// Returns whether the program runs with one of the environments.
+    /// Returns whether the program succeeds with at least one of the environments.
     pub(crate) fn has_any(&self) -> bool {
         self.rows.iter().any(|row| row.failed.is_none())
     }
@@ -155,7 +158,7 @@ impl Answer {
     }
 }
 
-/// The rows, and whether they are those of a replay.
+/// The rows, and whether they come from a replay.
 struct Rows<'a>(&'a [Row], bool);
 
 fn figures(row: &Row) -> [Option<i64>; 3] {
@@ -163,7 +166,7 @@ fn figures(row: &Row) -> [Option<i64>; 3] {
     [row.most_bytes, row.unused_bytes, row.smallest_card_bytes].map(amount)
 }
 
-/// Returns the format of the table. The sentences below it have its unit.
+/// Returns the format of the table. The sentences below it use the same unit.
 fn amounts_of(rows: &[Row]) -> Amounts {
     Amounts::of(rows.iter().flat_map(figures).flatten())
 }
@@ -182,7 +185,7 @@ impl Show for Rows<'_> {
         for row in self.0 {
             let [most, unused, card] =
                 figures(row).map(|bytes| bytes.map_or_else(|| "?".to_owned(), |bytes| amounts.show(bytes)));
-            // All rows of a replay have the same variable.
+            // All rows of a replay set the same variable.
             let variable = row.environment.strip_prefix(ALLOCATOR).filter(|_| self.1);
             let name = match variable.and_then(|setting| setting.strip_prefix('=')) {
                 _ if row.environment.is_empty() => own,

@@ -12,15 +12,15 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// The question of the user.
+/// What the user wants to find out.
 #[derive(Debug)]
 pub(crate) struct Question {
     pub(crate) command: Vec<OsString>,
-    /// Environments, such as `BATCH=16 LENGTH=512`. If there are none, PyTorch's settings are tried.
+    /// Environments, such as `BATCH=16 LENGTH=512`. If empty, PyTorch's settings are tried.
     pub(crate) tries: Vec<String>,
-    /// The card on which all is tried.
+    /// The memory of the card on which everything is tried.
     pub(crate) card: Bytes,
-    /// The number of dry runs at a time.
+    /// How many dry runs there are at a time.
     pub(crate) jobs: usize,
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn ask(question: &Question) -> Result<Answer, Failure> {
     } else {
         environments.extend(question.tries.iter().cloned());
     }
-    // If the program does not run as it is, other settings say nothing.
+    // If the unchanged program fails, other settings tell nothing.
     let own = trials.run("", question.card)?;
     if let (Outcome { failed: Some(why), refused: 0, .. }, true) = (&own, question.tries.is_empty()) {
         return Err(Failure::new(
@@ -51,14 +51,14 @@ pub(crate) fn ask(question: &Question) -> Result<Answer, Failure> {
 
 /// The result of a search for the largest value of a variable.
 pub(crate) struct Largest {
-    /// The largest value that was tried and with which the program ends well. `None` if there is none.
+    /// The largest value that was tried and with which the program succeeds. `None` if there is none.
     pub(crate) value: Option<u64>,
-    /// The next value and why the program fails with it, if the reason is not memory.
+    /// The next value, with the reason why the program fails with it, if that is not memory.
     pub(crate) other_failure: Option<(u64, String)>,
 }
 
-/// Looks for the largest value of a variable with which the program ends well. A program may fail with larger values for another reason
-/// than memory, such as too few inputs for a batch.
+/// Searches for the largest value of a variable with which the program succeeds. With larger values, a program may also
+/// fail for reasons other than memory, such as too few inputs for a batch.
 pub(crate) fn largest(question: &Question, name: &str) -> Result<Largest, Failure> {
     let trials = Trials::new(&question.command)?;
     let other_failures = RefCell::new(BTreeMap::new());
@@ -93,7 +93,7 @@ pub(crate) fn largest(question: &Question, name: &str) -> Result<Largest, Failur
 }
 
 impl Trials {
-    /// Returns the needs of the program, and the smallest card with which it ends well.
+    /// Returns what the program needs, with the smallest card on which it succeeds.
     fn row(&self, environment: &str, outcome: Outcome) -> Result<Row, Failure> {
         let Outcome { most, enough, refused, failed } = outcome;
         let most_bytes = failed.is_none().then_some(most);

@@ -1,5 +1,5 @@
-//! Runs one program dry with different settings, or replays its requests, to find the needs of each setting, for `gpumem
-//! what-if`.
+//! Finds out what a program needs with different settings, for `gpumem what-if`: by running it dry with each setting,
+//! or by replaying its requests.
 
 mod answer;
 mod dry;

@@ -4,25 +4,25 @@ use gpumem_core::{model::Bytes, report::counted};
 use gpumem_driver::settings::CONTEXT;
 use serde::Serialize;
 
-/// The data of the replayed recording. The names of the fields are those in JSON.
+/// The data of the replayed recording. The field names are those in JSON.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Recorded {
     pub(crate) device: u32,
-    /// The number of devices that PyTorch used. The one with the most reserved memory is replayed.
+    /// How many devices PyTorch used. The one with the most reserved memory is replayed.
     pub(crate) devices: usize,
-    /// The highest value that PyTorch's allocator had from the driver in the recording.
+    /// The most driver memory that PyTorch's allocator held in the recording.
     pub(crate) reserved_bytes: u64,
-    /// The highest value in a replay with the same settings. `None` if no card has so much.
+    /// The most driver memory in a replay with the same settings. `None` if no card has that much.
     pub(crate) replayed_bytes: Option<u64>,
-    /// True if the recording has the settings of the allocator. If not, the replay uses PyTorch's defaults.
+    /// True if the recording contains the settings of the allocator. If not, the replay uses PyTorch's defaults.
     pub(crate) has_settings: bool,
-    /// The memory of the allocator when the history begins, if this is after its first request.
+    /// The memory of the allocator when the history starts, if that is after its first request.
     pub(crate) older_bytes: u64,
-    /// The number of times that the program emptied its cache. Each replay empties it at the same requests.
+    /// How many times the program emptied its cache. Each replay empties it at the same requests.
     pub(crate) emptied: u64,
-    /// Requests that were refused, and that the program never obtained. Each replay has them.
+    /// How many requests were rejected without the program ever getting the memory. Each replay includes them.
     pub(crate) refused: u64,
-    /// The further memory that the process had from the driver at its peak.
+    /// The other driver memory of the process at its peak.
     pub(crate) others_bytes: u64,
 }
 

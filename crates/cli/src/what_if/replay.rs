@@ -1,4 +1,4 @@
-//! Finds the needs of other settings of PyTorch's allocator, from the requests of a recording and the model of the
+//! Finds out what other settings of PyTorch's allocator would need, from the requests in a recording and a model of the
 //! allocator.
 
 use gpumem_core::{model::Bytes, recording::AllocatorSettings};
@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{failure::Failure, history::History};
 
-/// Returns the settings of a row. `None` if there is no such row: PyTorch collects garbage only if the program limits its memory
-/// (`malloc`, `allowed_memory_maximum`), and the model has no `cudaMallocAsync`.
+/// Returns the settings of a row. `None` if there is no such row: PyTorch collects garbage only if the program limits
+/// its memory (`malloc`, `allowed_memory_maximum`), and the model does not include `cudaMallocAsync`.
 fn settings_of(setting: &str) -> Option<AllocatorSettings> {
     let plain = AllocatorSettings::default();
     Some(match setting.split_once(':')? {
@@ -63,8 +63,8 @@ pub(crate) fn ask(history: &History, card: Bytes, jobs: usize) -> Result<Answer,
     Ok(Answer::of(rows, By::Replay(recorded)))
 }
 
-/// Returns the needs of the requests with one setting. `limit` is the part of the card that PyTorch may have, `fixed`
-/// the rest.
+/// Returns what the requests need with one setting. `limit` is the part of the card's memory that PyTorch may use, and
+/// `fixed` is the rest.
 fn row(environment: &str, requests: &[Request], settings: &AllocatorSettings, limit: u64, fixed: u64) -> Row {
     let mut row = Row { environment: environment.to_owned(), ..Row::default() };
     let Some(Outcome { reserved, .. }) = replay(requests, settings, u64::MAX) else {
@@ -72,7 +72,7 @@ fn row(environment: &str, requests: &[Request], settings: &AllocatorSettings, li
         return row;
     };
     let fits = |limit: u64| Ok::<_, Failure>(replay(requests, settings, limit).is_some());
-    // Segments have multiples of 2 MiB.
+    // The sizes of segments are multiples of 2 MiB.
     let needs = smallest(0, reserved, |_| 2 << 20, fits).unwrap_or(reserved);
     row.smallest_card_bytes = Some(needs.next_multiple_of(2 << 20).min(reserved) + fixed);
     if let Some(outcome) = replay(requests, settings, limit) {

@@ -42,7 +42,7 @@ impl Requests {
     }
 }
 
-/// Returns the refused requests after which the program never got as much, by their steps, the last one first.
+/// Returns the steps of the rejected requests after which the program never got as much, the last one first.
 fn never_obtained(steps: &[AllocatorStep]) -> Vec<usize> {
     let (mut obtained, mut refused) = (0, Vec::new());
     for (at, step) in steps.iter().enumerate().rev() {
@@ -55,7 +55,7 @@ fn never_obtained(steps: &[AllocatorStep]) -> Vec<usize> {
     refused
 }
 
-/// Returns the number of a value, in the order of first use.
+/// Returns the id of a value. Ids are in the order of first use.
 fn number<T: Eq + Hash>(known: &mut HashMap<T, u32>, value: T) -> u32 {
     let next = u32::try_from(known.len()).unwrap_or(u32::MAX - 1);
     *known.entry(value).or_insert(next)
@@ -64,20 +64,20 @@ fn number<T: Eq + Hash>(known: &mut HashMap<T, u32>, value: T) -> u32 {
 #[derive(Default)]
 struct Making {
     requests: Vec<Request>,
-    /// Numbers for streams and private pools.
+    /// Ids for streams and private pools.
     streams: HashMap<u64, u32>,
     pools: HashMap<u16, u32>,
     /// The segments, without tensors.
     state: AllocatorState,
-    /// The number of the step that is added.
+    /// The index of the step that is being added.
     at: usize,
-    /// The number of the block at each address, and whether its free was requested.
+    /// The id of the block at each address, and whether its free was requested.
     live: HashMap<u64, (u32, bool)>,
     /// The number of blocks so far.
     count: u32,
-    /// The segment that the driver gave last, if no block was taken since.
+    /// The latest segment from the driver, if no block was taken from it yet.
     segment: Option<(u64, u64)>,
-    /// True if the last step returned a segment: those that are returned together are one request.
+    /// True if the last step returned a segment: segments that are returned together are one request.
     is_emptying: bool,
     emptied: u64,
 }
@@ -95,7 +95,7 @@ impl Making {
         self.live.insert(address, (self.count - 1, false))
     }
 
-    /// Adds the memory of the allocator from before its history begins. Returns its bytes.
+    /// Adds the allocator's memory from before the history starts. Returns its bytes.
     fn add_older(&mut self, older: &[AllocatorStep], is_expandable: bool) -> u64 {
         for step in older {
             self.state.apply(step);
@@ -128,7 +128,7 @@ impl Making {
         sum
     }
 
-    /// Adds a step. Returns whether the next one is added with it.
+    /// Adds a step. Returns whether this step includes the next one.
     fn add(&mut self, step: &AllocatorStep, next: Option<&AllocatorStep>, is_refused: bool) -> bool {
         let AllocatorStep { action, address, bytes, requested, stream, .. } = *step;
         if matches!(action, Action::SegmentAlloc | Action::SegmentFree) {

@@ -10,7 +10,7 @@ use std::{
 
 use crate::failure::Failure;
 
-/// The search for the smallest card ends when the error is at most this part of the card.
+/// The search for the smallest card ends when the error is at most one part in this many of the card.
 pub(super) const PRECISION: u64 = 50;
 
 /// Returns the smallest number that fits, up to an error. `enough` fits, and `too_small` does not.
@@ -31,7 +31,7 @@ pub(super) fn smallest(
     Ok(enough)
 }
 
-/// Returns the results in the order of the items. The first failure ends the work.
+/// Returns the results in the order of the items. The first failure stops the work.
 pub(super) fn in_parallel<I: Sync, T: Send>(
     jobs: usize,
     items: &[I],

@@ -26,17 +26,17 @@ use crate::{failure::Failure, history::History, recording::complete_for_report, 
 /// The result of a dry run.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
-    /// The highest value that the driver gave to a process on one device.
+    /// The highest value that the driver handed out to a process on one device.
     pub(super) most: u64,
-    /// The size of a card on which nothing is refused: the sum of all processes at their peaks, with their contexts.
+    /// The memory of a card on which no request fails: the sum of all processes at their peaks, with their contexts.
     pub(super) enough: u64,
-    /// The number of requests that were refused for good.
+    /// How many requests failed for good.
     pub(super) refused: u64,
-    /// The reason why the program did not end well.
+    /// Why the program failed.
     pub(super) failed: Option<String>,
 }
 
-/// Dry runs of one program. Their recordings are removed with it.
+/// Dry runs of one program. Dropping this removes their recordings.
 pub(super) struct Trials {
     command: Vec<OsString>,
     folder: TempDir,
@@ -62,7 +62,7 @@ impl Trials {
         self.count.load(Relaxed)
     }
 
-    /// Runs the program with these variables, `NAME=VALUE` with spaces between them, on a card.
+    /// Runs the program on a card with these variables: `NAME=VALUE`, separated by spaces.
     pub(super) fn run(&self, environment: &str, card: Bytes) -> Result<Outcome, Failure> {
         let folder = self.folder.path().join(self.count.fetch_add(1, Relaxed).to_string());
         let failed = |error| Failure::new("a dry run cannot be started", error, "");
@@ -94,7 +94,7 @@ impl Trials {
                     return Ok(status);
                 }
                 Ok(None) if self.is_interrupted.load(Relaxed) => {
-                    // It has a second to end by itself.
+                    // The process has a second to end by itself.
                     end(Signal::TERM);
                     for _ in 0..50 {
                         if !matches!(child.try_wait(), Ok(None)) {
@@ -123,7 +123,7 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
         recordings(folder).filter_map(|path| Some(Overview::of(&History::read(&path).ok()?))).collect();
     let most = |overview: &Overview| overview.devices.iter().filter_map(|device| device.peak_bytes).max();
     let peaks: Vec<u64> = overviews.iter().filter_map(most).collect();
-    // A request that the allocator repeated successfully, after it had emptied its cache, is not a refusal for good.
+    // A request that the allocator repeated successfully after emptying its cache did not fail for good.
     let missed =
         |overview: &Overview| overview.refused.as_ref().map_or(0, |refused| refused.count - refused.obtained_soon);
     let refused = overviews.iter().map(missed).sum();
@@ -136,7 +136,7 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
         (false, _) => {
             let output = fs::read(folder.join("output")).unwrap_or_default();
             let output = String::from_utf8_lossy(&output);
-            // The summary of `gpumem run` begins after an empty line, with the file.
+            // The summary of `gpumem run` starts after an empty line, with the file.
             let own = output.split_once("\n\n").map_or(&*output, |(own, _)| own);
             // The message that nothing was recorded names a file of this command, so it is left out.
             let is_told = |line: &&str| !line.trim().is_empty() && !line.starts_with("gpumem: nothing was recorded");
