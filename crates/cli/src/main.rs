@@ -1,4 +1,5 @@
-//! The command `gpumem`. All of it is in the library, so that the tests of the workspace can build it as a program of their own.
+//! The command `gpumem`. All code is in the library, so that the workspace's tests can build the command as a separate
+//! program.
 
 use std::process::ExitCode;
 

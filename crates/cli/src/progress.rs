@@ -10,7 +10,7 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Does work of unknown length. A sign moves on stderr after the first second, if stderr is a terminal.
+/// Does work of unknown length. After the first second, a sign moves on stderr, if stderr is a terminal.
 pub(crate) fn working<T>(name: &str, work: impl FnOnce() -> T) -> T {
     if !io::stderr().is_terminal() {
         return work();
@@ -21,7 +21,7 @@ pub(crate) fn working<T>(name: &str, work: impl FnOnce() -> T) -> T {
             if wait.recv_timeout(FIRST_SECOND) == Err(RecvTimeoutError::Timeout) {
                 let spinner = ProgressBar::new_spinner().with_message(name.to_owned());
                 spinner.enable_steady_tick(Duration::from_millis(100));
-                // The thread ends when the other end is dropped.
+                // The thread ends when the sender is dropped.
                 _ = wait.recv();
                 spinner.finish_and_clear();
             }
@@ -34,8 +34,7 @@ pub(crate) fn working<T>(name: &str, work: impl FnOnce() -> T) -> T {
 
 const FIRST_SECOND: Duration = Duration::from_secs(1);
 
-/// A progress bar. It shows nothing in the first second, and nothing at all if stderr is no terminal. It is removed
-/// when it is dropped.
+/// A progress bar. Nothing is shown in the first second, or if stderr is not a terminal. Dropping the bar removes it.
 pub(crate) struct Progress {
     name: String,
     length: u64,

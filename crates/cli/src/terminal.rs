@@ -1,4 +1,4 @@
-//! Writes to the terminal, or to the file or pipe in its place.
+//! Writes to the terminal, or to the file or pipe that replaces it.
 
 use std::{
     env, fmt, fs,
@@ -12,18 +12,19 @@ use serde::Serialize;
 
 use crate::{failure::Failure, progress::working, report::json, wrap::wrapped};
 
-/// Prints one line on stderr. Line breaks and control characters of names are written as escapes.
+/// Prints one line on stderr. Line breaks and control characters in names are written as escapes.
 pub(crate) fn error(text: &impl fmt::Display) {
-    // Some causes have several lines.
+    // Some causes span several lines.
     let line = text.to_string().replace(['\n', '\r'], " ");
     let line = in_short(&one_line(&line));
     if !line.is_empty() {
-        // There is no other place to report that stderr is closed.
+        // If stderr is closed, the error cannot be reported anywhere else.
         _ = writeln!(io::stderr(), "gpumem: {line}");
     }
 }
 
-/// A name in a damaged file may be as long as the file. The cause is in front of it or behind it.
+/// Shortens the middle of a line. A name in a damaged file may be as long as the file, and the cause comes before or
+/// after it.
 fn in_short(line: &str) -> String {
     let signs = line.chars().count();
     if signs <= LONGEST_ERROR {
@@ -41,20 +42,21 @@ pub(crate) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Res
     write(&mut out).and_then(|()| out.flush()).map_err(|error| Failure::of_output(&error))
 }
 
-/// Prints text for people: no line is longer than the terminal is wide.
+/// Prints text for people: lines are not wider than the terminal.
 pub(crate) fn print_text(write: impl FnOnce(&mut dyn Write, Paint) -> io::Result<()>) -> Result<(), Failure> {
     let stdout = io::stdout();
     print(|out| out.write_all(text_for(&stdout, write)?.as_bytes()))
 }
 
-/// Prints such text on stderr in one write, so that output of the program's other processes does not come in between.
+/// Prints such text on stderr in a single write, so that output of the program's other processes cannot come in
+/// between.
 pub(crate) fn print_text_on_stderr(write: impl FnOnce(&mut dyn Write, Paint) -> io::Result<()>) -> io::Result<()> {
     let mut stderr = io::stderr();
     let text = text_for(&stderr, write)?;
     stderr.write_all(text.as_bytes())
 }
 
-/// Prints the answer of a command as JSON, or as text for people.
+/// Prints the result of a command as JSON, or as text for people.
 pub(crate) fn answer(
     as_json: bool,
     value: &impl Serialize,
@@ -72,36 +74,36 @@ fn text_for(
     let mut text = Vec::new();
     write(&mut text, paint)?;
     let text = String::from_utf8_lossy(&text);
-    // Without a terminal, sentences stay on one line: `grep` finds them.
+    // Without a terminal, each sentence stays on one line, so that `grep` finds it.
     Ok(match columns {
         Some(columns) => wrapped(&text, columns),
         None => text.into_owned(),
     })
 }
 
-/// Returns the width of the terminal: `COLUMNS`, else its size. `None` if it is no terminal.
+/// Returns the width of the terminal: `COLUMNS`, else its size. `None` if the output is not a terminal.
 fn columns(to: &(impl IsTerminal + AsFd)) -> Option<usize> {
     let set = env::var("COLUMNS").ok().and_then(|columns| columns.trim().parse().ok());
     let size = || {
         let size = rustix::termios::tcgetwinsize(to).ok().filter(|_| to.is_terminal())?;
         Some(usize::from(size.ws_col))
     };
-    // A terminal that does not know its width says 0.
+    // A terminal that does not know its width reports 0.
     let columns = set.filter(|columns| *columns > 0).or_else(|| size().filter(|columns| *columns > 0));
     columns.map(|columns| columns.max(LEAST_COLUMNS))
 }
 
-/// The figures of a table need at least this many columns.
+/// The numbers of a table need at least this many columns.
 const LEAST_COLUMNS: usize = 40;
 
-/// Writes a file, which gets its name when all of it is written. `-` is stdout.
+/// Writes a file, which gets its name once it is complete. `-` is stdout.
 pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
     if is_stdout(path) {
         return print(write);
     }
     let failed =
         |error: io::Error| Failure::new(format!("`{}` cannot be written", path.display()), error, "give another file");
-    // A file that is not regular, such as /dev/stdout, is written in place.
+    // A path that is not a regular file, such as /dev/stdout, is written in place.
     if path.metadata().is_ok_and(|known| !known.is_file()) {
         let mut out = io::BufWriter::new(fs::File::options().write(true).open(path).map_err(failed)?);
         return write(&mut out).and_then(|()| out.flush()).map_err(failed);
@@ -121,7 +123,7 @@ pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::
     })
 }
 
-/// Returns whether a name that a user gave stands for stdout.
+/// Returns whether a name given by the user means stdout.
 pub(crate) fn is_stdout(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
@@ -131,7 +133,7 @@ pub(crate) fn has_colours() -> bool {
     paint_for(&io::stdout()).is_coloured()
 }
 
-/// Returns colours, if it is a terminal and `NO_COLOR` is not set.
+/// Returns colours if the output is a terminal and `NO_COLOR` is not set.
 fn paint_for(to: &impl IsTerminal) -> Paint {
     let is_wanted = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     if is_wanted && to.is_terminal() { Paint::ANSI } else { Paint::PLAIN }

@@ -1,12 +1,13 @@
-//! Breaks text into lines of the width of a terminal.
+//! Breaks text into lines that fit the width of a terminal.
 //!
-//! The crate `textwrap` adds up the widths of characters. An emoji of several characters has another width, which the terminal and
-//! the tables of `gpumem-core` use, so lines would be broken at wrong columns.
+//! The crate `textwrap` adds up the widths of characters. The width of an emoji that consists of several characters is
+//! not that sum, neither for the terminal nor for the tables of `gpumem-core`, so lines would be broken at wrong
+//! columns.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Breaks lines between words where they do not fit. The rest is indented like the text after a label, else by two columns.
-/// A longer word is not cut: a path can still be copied.
+/// Breaks lines between words where they do not fit. What follows is indented like the text after a label, else by two
+/// columns. A longer word is not broken, so that a path can still be copied.
 pub(crate) fn wrapped(text: &str, width: usize) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.split_inclusive('\n') {
@@ -36,7 +37,7 @@ fn wrap(line: &str, indent: usize, width: usize, out: &mut String) {
     }
 }
 
-/// Returns where the text after the last gap of two spaces begins, if this is in the first half of the line.
+/// Returns where the text after the last gap of two spaces starts, if that is in the first half of the line.
 fn indent(plain: &str, width: usize) -> usize {
     let (mut column, mut spaces, mut indent) = (0, 0, 0);
     for c in plain.chars() {
@@ -49,7 +50,7 @@ fn indent(plain: &str, width: usize) -> usize {
     indent.max(2)
 }
 
-/// Returns the text without the codes of colours, which have no width and end in `m`.
+/// Returns the text without colour codes, which have no width and end in `m`.
 fn without_codes(text: &str) -> String {
     let mut parts = text.split('\u{1b}');
     let first = parts.next().unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! Begins to record a program that runs already.
+//! Starts to record a program that is already running.
 
 use std::path::PathBuf;
 
@@ -47,7 +47,7 @@ pub(super) fn execute(arguments: AttachArguments) -> Result<Exit, Failure> {
     answer(pid, &file, json)
 }
 
-/// The file of a recording that begins or ends.
+/// Prints the file of a recording that starts or ends.
 pub(super) fn answer(pid: u32, file: &str, as_json: bool) -> Result<Exit, Failure> {
     terminal::print(|out| {
         if as_json {

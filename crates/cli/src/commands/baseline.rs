@@ -1,4 +1,4 @@
-//! Writes the peaks of recordings to a file of a repository, and compares other recordings with it.
+//! Writes the peaks of recordings to a file in a repository, and compares other recordings with it.
 
 use std::path::{Path, PathBuf};
 
@@ -117,17 +117,17 @@ fn check(arguments: &CheckArguments) -> Result<Exit, Failure> {
     Ok(if comparison.is_exceeded() { Exit::LimitExceeded } else { exit(has_empty) })
 }
 
-/// A recording with nothing in it has no peak in a new baseline, and is compared with none.
+/// Returns the exit code. An empty recording adds no peak to a new baseline, and is not compared with one.
 fn exit(has_empty: bool) -> Exit {
     if has_empty { Exit::Failed } else { Exit::Done }
 }
 
-/// The library's error says what is wrong with the file, and the next step.
+/// Makes a failure from the library's error, which contains the fault of the file and the next step.
 fn refused(what: &str, error: gpumem_core::error::Error) -> Failure {
     Failure::new(format!("the peaks cannot be {what}"), error, "")
 }
 
-/// Returns the lines of the recordings, and those recordings that have nothing in them.
+/// Returns the lines of the recordings, and a check for each empty recording.
 fn lines(of: &Of) -> Result<(Lines, Vec<Check>), Failure> {
     let mut processes = Processes::default();
     let Recordings { files, empty } = Recordings::of(&of.recordings)?;

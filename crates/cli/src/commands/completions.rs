@@ -1,4 +1,4 @@
-//! Writes the completions of a shell.
+//! Writes the completion script of a shell.
 
 use clap::{Args, Command};
 use clap_complete::Shell;

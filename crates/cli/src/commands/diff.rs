@@ -72,7 +72,7 @@ fn overview(file: &Path) -> Result<Overview, Failure> {
     read(file).map(|history| Overview::of(&history))
 }
 
-/// Compares the recordings of two runs. Each is read by itself, and only its peaks are kept.
+/// Compares the recordings of two runs. They are read one by one, and only their peaks are kept.
 fn of_runs(arguments: &DiffArguments, sides: &[Recordings; 2]) -> Result<Exit, Failure> {
     let run = |Recordings { files, empty }: &Recordings| {
         let mut run = Run::default();
@@ -103,7 +103,7 @@ fn of_runs(arguments: &DiffArguments, sides: &[Recordings; 2]) -> Result<Exit, F
     exit(arguments, &why_not, difference.is_exceeded, &difference.checks())
 }
 
-/// `why_not` says why peaks cannot be compared.
+/// Returns the exit code. `why_not` explains why peaks cannot be compared.
 fn exit(
     arguments: &DiffArguments,
     why_not: &[String],

@@ -63,7 +63,7 @@ fn write_checks(checks: &[Check], out: &mut dyn Write, paint: Paint) -> io::Resu
     Ok(())
 }
 
-/// Writes the settings of the library that are set, or all.
+/// Writes the settings of the library: those that are set, or all.
 fn write_settings(settings: &[SettingInUse], all: bool, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let shown: Vec<_> = settings.iter().filter(|setting| all || setting.is_set()).collect();
     let defaults = (settings.len() - shown.len()) as u64;

@@ -88,34 +88,34 @@ pub(crate) struct EstimateArguments {
     json: bool,
 }
 
-/// The largest step that fits on a card. The names of the fields are those in JSON.
+/// The largest step that fits on a GPU. The field names are those in JSON.
 #[derive(Serialize)]
 struct Fit {
     memory: Bytes,
     context: Bytes,
     /// See [`MARGIN`].
     margin_percent: u64,
-    /// The memory that is left for the allocator.
+    /// The memory that remains for the allocator.
     #[serde(rename = "left")]
     limit: Bytes,
     batch: u64,
-    /// The memory that a batch of one input needs, if it does not fit.
+    /// The memory that a batch of one input needs, if even that does not fit.
     least: Option<Bytes>,
-    /// `None`: the inputs have one size.
+    /// `None` if all inputs have the same size.
     length: Option<u64>,
-    /// The model has no more positions.
+    /// True if the model does not support longer inputs.
     #[serde(rename = "length_is_all_positions")]
     is_longest: bool,
 }
 
-/// A step, and the origin of the type in which it computes.
+/// A step, and where the type in which it computes comes from.
 #[derive(Serialize)]
 struct Asked {
     step: Step,
     dtype_from: &'static str,
 }
 
-/// The printed answer. The names of the fields are those in JSON.
+/// The printed result. The field names are those in JSON.
 #[derive(Serialize)]
 struct Answer<'a> {
     model: &'a str,
@@ -125,7 +125,7 @@ struct Answer<'a> {
     computes_in: Dtype,
     /// The longest sequences that the model supports, if that is known.
     positions: Option<u64>,
-    /// Numbers that neither the file nor an option gives.
+    /// Numbers that are given neither in the file nor by an option.
     assumed: BTreeMap<String, u64>,
     /// Remarks about a step that is unusual but can be estimated.
     notes: Vec<String>,
@@ -137,17 +137,17 @@ struct Answer<'a> {
     fit: Option<Fit>,
 }
 
-/// The JSON of `Estimate::to_json`, which has more than the fields of an estimate.
+/// Writes the JSON of `Estimate::to_json`, which contains more than the fields of an estimate.
 fn with_sizes<S: Serializer>(estimate: &Estimate, to: S) -> Result<S::Ok, S::Error> {
     serde_json::from_str::<Value>(&estimate.to_json()).unwrap_or_default().serialize(to)
 }
 
-/// The printed answer for a file whose model is not known.
+/// The printed result for a file whose model is not known.
 #[derive(Serialize)]
 struct WeightsAnswer {
     by_dtype: BTreeMap<String, TensorSum>,
     by_module: BTreeMap<String, TensorSum>,
-    /// Everything beside the weights is `null`, because it is not known.
+    /// `null`, because everything except the weights is unknown.
     estimate: Option<Estimate>,
     weights: TensorSum,
 }
@@ -166,7 +166,7 @@ fn named<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 
 pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
     let file = &arguments.model;
-    // The error also names the file, which may be one in a folder.
+    // The error also contains the path of the file, which may be inside a folder.
     let own = format!("{}: ", file.display());
     let wrong = |error: Error| {
         let why = error.to_string();
@@ -220,7 +220,7 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
     let (name, input, computes_in) = (&*model.name, &model.input, step.computes_in());
     let answer =
         Answer { model: name, input, asked: &asked, computes_in, positions, assumed, notes, estimate, savings, fit };
-    // A value has its keys in the order of their names.
+    // The conversion sorts the keys by name.
     let json = serde_json::to_value(&answer).unwrap_or_default();
     terminal::answer(arguments.json, &json, |out, paint| answer.as_text(out, paint))?;
     if let Some((to, recording)) = recording {
@@ -265,7 +265,7 @@ fn asked(arguments: &EstimateArguments, stored: Option<Dtype>) -> Result<Asked, 
         };
         return Ok(Asked { step: Step { parameters, ..step }, dtype_from });
     }
-    // Only weights have such a type. All else has the other type of the files.
+    // Only weights have such a type. Everything else has the other type of the files.
     let wide = stored.filter(|dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16));
     let dtype_from = if wide.is_some() { "file" } else { "default" };
     let compute = wide.unwrap_or(Dtype::Bf16);
@@ -283,7 +283,7 @@ fn asked(arguments: &EstimateArguments, stored: Option<Dtype>) -> Result<Asked, 
     Ok(Asked { step, dtype_from })
 }
 
-/// The remark on sequences that are longer than the model supports.
+/// Returns the remark about sequences that are longer than the model supports.
 fn beyond(model: &Model, step: &Step, positions: Option<u64>) -> Option<String> {
     let (Input::Tokens(length), Some(positions)) = (&model.input, positions) else { return None };
     let tokens = length.saturating_add(step.decode.as_ref().map_or(0, |decode| decode.tokens));
@@ -291,18 +291,17 @@ fn beyond(model: &Model, step: &Step, positions: Option<u64>) -> Option<String> 
     (tokens > positions).then_some(what)
 }
 
-/// The length of inputs without the option for it.
+/// The length of inputs if the option is missing.
 const LENGTH: u64 = 512;
 
-/// The remark on sizes that the file does not give.
+/// Returns the remark about sizes that the file does not contain.
 fn assumed_sizes(assumed: &BTreeMap<String, u64>) -> Option<String> {
     let sizes: Vec<_> = assumed.iter().map(|(key, size)| format!("{key} = {size}")).collect();
     let what = "not in the file, so the defaults of the Python class are assumed";
     (!sizes.is_empty()).then(|| format!("{what}: {}; set them in the file", sizes.join(", ")))
 }
 
-/// The part of the memory that is left free, in percent. A step that fits has to run, although an estimate is not
-/// exact.
+/// How much memory is left free, in percent. A step that fits must be able to run, although estimates are not exact.
 const MARGIN: u64 = 2;
 
 fn fit(memory: Bytes, context: Option<Bytes>, step: &Step, model: &Model) -> Result<Fit, Failure> {
@@ -325,7 +324,7 @@ fn fit(memory: Bytes, context: Option<Bytes>, step: &Step, model: &Model) -> Res
 }
 
 impl Fit {
-    /// Returns the reason why not even one input fits.
+    /// Returns why not even one input fits.
     fn why_nothing(&self) -> Option<String> {
         let Self { memory, context, limit, least, length, .. } = self;
         let least = least.as_ref()?;
@@ -336,7 +335,7 @@ impl Fit {
     }
 }
 
-/// Returns a text such as `3 inputs of 512 tokens`.
+/// Returns text such as `3 inputs of 512 tokens`.
 fn inputs(count: u64, input: &Input) -> String {
     let inputs = counted(count, "input", "inputs");
     let tokens = |count: u64| counted(count, "token", "tokens");
@@ -353,7 +352,7 @@ fn inputs(count: u64, input: &Input) -> String {
 }
 
 impl Asked {
-    /// Returns the types of the step, and the reason for the type in which it computes.
+    /// Returns the types of the step, and why it computes in that type.
     fn types(&self) -> String {
         let Self { step, dtype_from } = self;
         let [of_all, of_rest] = match *dtype_from {
@@ -375,7 +374,7 @@ impl Answer<'_> {
     fn as_text(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
         let Self { model, input, asked, notes, estimate, savings, fit, .. } = self;
         let estimate = InPaint(estimate, paint).to_string();
-        // The peak is the first line. The step follows, and then the parts of the peak.
+        // The first line is the peak. The step is inserted after it, followed by the parts of the peak.
         let (peak, parts) = estimate.split_once('\n').unwrap_or((&estimate, ""));
         let what = if asked.step.optimizer.is_some() { "training" } else { "inference" };
         let (name, inputs) = (one_line(model), inputs(asked.step.batch, input));

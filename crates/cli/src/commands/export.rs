@@ -61,7 +61,7 @@ pub(super) fn execute(arguments: ExportArguments) -> Result<Exit, Failure> {
     match export::serve(Options { listen: (listen, addresses), unix, token, hosts, places: usize::from(places), otlp })? {}
 }
 
-/// Resolves an address, or the name of a host.
+/// Resolves an address or a host name.
 fn addresses(listen: &str, has_token: bool) -> Result<Vec<SocketAddr>, Failure> {
     let failed = |why: &dyn Display, next| Failure::new(format!("cannot listen on {listen}"), why, next);
     let found = listen.to_socket_addrs();
@@ -70,7 +70,8 @@ fn addresses(listen: &str, has_token: bool) -> Result<Vec<SocketAddr>, Failure> 
         let next = "give --token-file FILE, or --unix SOCKET";
         return Err(failed(&"other machines can reach it, and there is no token", next));
     }
-    // The exporter listens on the first address, so IPv4 comes first. Clients that look up `localhost` try IPv4 and IPv6.
+    // The exporter listens on the first address, so IPv4 comes first. Clients that look up `localhost` try both IPv4
+    // and IPv6.
     found.sort_by_key(SocketAddr::is_ipv6);
     Ok(found)
 }
@@ -81,7 +82,7 @@ fn token(file: &Path) -> Result<String, Failure> {
         Failure::new(format!("`{}` cannot be used", file.display()), why, next)
     };
     let read = || {
-        // The token may come through a pipe, such as one of `<(…)`.
+        // The token may come through a pipe, such as one made by `<(…)`.
         let is_special = fs::metadata(file)?.file_type().is_fifo();
         let from = if is_special { File::open(file)? } else { regular_file::open_to_read(file)? };
         let mut text = String::new();
@@ -99,7 +100,7 @@ fn token(file: &Path) -> Result<String, Failure> {
     Ok(token.to_owned())
 }
 
-/// A shorter token can be guessed.
+/// The shortest allowed token. A shorter one can be guessed.
 const LEAST_TOKEN: usize = 16;
-/// A file with a token is not longer than this.
+/// The largest allowed file with a token.
 const LONGEST_TOKEN: u64 = 1 << 12;

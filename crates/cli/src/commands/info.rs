@@ -1,4 +1,4 @@
-//! Shows the GPUs and what memory they have.
+//! Shows the GPUs and their memory.
 
 use std::{
     fmt,

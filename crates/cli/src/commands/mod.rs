@@ -1,4 +1,4 @@
-//! The commands, one in each file: its arguments, and `execute`.
+//! The commands, one per file: the arguments, and `execute`.
 
 mod attach;
 mod baseline;
@@ -44,7 +44,7 @@ pub(crate) enum Command {
     Man(man::ManArguments),
 }
 
-/// Does what the arguments ask for. `all` describes all commands, for their manual pages and completions.
+/// Runs a command. `all` describes all commands, for their manual pages and completions.
 pub(crate) fn execute(command: Command, all: clap::Command) -> Result<Exit, Failure> {
     let done = match command {
         Command::Run(arguments) => run::execute(&arguments),

@@ -34,10 +34,10 @@ pub(crate) struct PsArguments {
     json: bool,
 }
 
-/// The memory that the driver counts for no process, such as a part of each context, is less than this.
+/// The memory that the driver attributes to no process, such as a part of each context, is less than this.
 const NOTABLE: u64 = 64 << 20;
 
-/// The largest number of columns of a command in a sentence.
+/// In a sentence, commands are cut to this many columns.
 const LONGEST: usize = 60;
 
 pub(super) fn execute(arguments: &PsArguments) -> Result<Exit, Failure> {
@@ -63,7 +63,7 @@ pub(super) fn execute(arguments: &PsArguments) -> Result<Exit, Failure> {
 
 fn write(all: &Usage, is_listed: bool, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     if !is_listed {
-        // An error that is printed elsewhere says why.
+        // The list is empty because of an error, which is printed elsewhere.
     } else if all.processes.is_empty() {
         writeln!(out, "The driver lists no process.")?;
     } else {
@@ -72,7 +72,7 @@ fn write(all: &Usage, is_listed: bool, out: &mut dyn Write, paint: Paint) -> io:
     for gpu in &all.gpus {
         let Some((used, not_listed)) = gpu.used_bytes.zip(gpu.not_listed_bytes) else { continue };
         if not_listed >= NOTABLE {
-            // The lines below the table have its unit.
+            // The lines below the table use its unit.
             let unit = if all.processes.is_empty() { Amounts::of([Bytes::new(used).signed()]) } else { amounts(all) };
             let [used, not_listed] = [used, not_listed].map(|bytes| unit.in_words(Bytes::new(bytes).signed()));
             let why = "processes that the driver does not show here, such as those of other containers and of the host";

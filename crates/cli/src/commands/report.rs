@@ -108,7 +108,7 @@ struct View {
     between: Option<Vec<Moment>>,
 }
 
-/// A report that is not the summary.
+/// A report other than the summary.
 #[derive(Clone, Copy)]
 enum Choice<'a> {
     Tree,
@@ -120,7 +120,7 @@ enum Choice<'a> {
 }
 
 impl View {
-    /// The report that is shown instead of the summary, if there is one.
+    /// Returns the report that is shown instead of the summary, if there is one.
     fn choice<'a>(&self, part: &'a calls::Part) -> Option<Choice<'a>> {
         let Self { tree, calls, table, leaks, at, between } = self;
         let between = between.as_deref().and_then(|moments| moments.try_into().ok());
@@ -212,7 +212,7 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
     })
 }
 
-/// Completes a recording if that is necessary, and reads it.
+/// Completes a recording if necessary, and reads it.
 pub(super) fn read(file: &Path) -> Result<History, Failure> {
     let still_records = complete_for_report(file);
     let mut history = History::read(file)?;
@@ -220,7 +220,7 @@ pub(super) fn read(file: &Path) -> Result<History, Failure> {
     Ok(history)
 }
 
-/// One recording is an object. Several are a list of objects.
+/// Prints one recording as an object, and several as a list of objects.
 fn print_objects(objects: &[impl Serialize]) -> Result<(), Failure> {
     terminal::print(|out| match objects {
         [only] => json::write(only, out),
@@ -228,7 +228,8 @@ fn print_objects(objects: &[impl Serialize]) -> Result<(), Failure> {
     })
 }
 
-/// Writes one page for all recordings. If there are many, each is read without events first, and the chosen ones are read again.
+/// Writes one page for all recordings. If there are many, each is first read without events, and the chosen ones are
+/// read again.
 fn write_page(files: &[PathBuf], ranks: &[u64], out: &Path) -> Result<Exit, Failure> {
     let mut page = Page::default();
     let mut missing = Vec::new();
@@ -310,7 +311,7 @@ fn export_tables(_: &ReportArguments) -> Result<Exit, Failure> {
     Err(Failure::new("--format parquet cannot be written", cause, "build gpumem with the feature parquet"))
 }
 
-/// An error on stderr also says that a file ends too early.
+/// Returns the exit code. If a file ends too early, an error is also printed on stderr.
 pub(crate) fn exit_of(missing: &[(String, Missing)]) -> Exit {
     let mut exit = Exit::Done;
     for (file, missing) in missing {
@@ -323,7 +324,7 @@ pub(crate) fn exit_of(missing: &[(String, Missing)]) -> Exit {
     exit
 }
 
-/// Checks that the recording has the data that a format shows. A format has no sign for what is not known.
+/// Checks that the recording contains the data that a format shows. Formats cannot mark data as unknown.
 fn check_format(history: &History, format: Format, moment: Moment) -> Result<(), Failure> {
     let what = format!("`{}` cannot be written as {}", history.path.display(), format.name());
     if format.has_stacks() && !history.is_known_at(moment) {
@@ -333,7 +334,7 @@ fn check_format(history: &History, format: Format, moment: Moment) -> Result<(),
     Ok(())
 }
 
-/// Checks that the recording has the moments that are asked for.
+/// Checks that the recording contains the requested moments.
 fn check_moments(history: &History, view: &View) -> Result<(), Failure> {
     let is_asked = view.at == Some(Moment::Oom) || view.between.iter().flatten().any(|moment| *moment == Moment::Oom);
     if !is_asked {
@@ -390,7 +391,7 @@ struct Object {
     torch: Option<Vec<tensors::TensorMoment>>,
 }
 
-/// The data of a report that is not the summary. Its field has the same name in JSON.
+/// The data of a report other than the summary. The field has the same name in JSON.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Report {
@@ -423,7 +424,7 @@ fn object(history: &mut History, choice: Choice<'_>) -> Object {
     Object { file: history.path.display().to_string(), report, missing: Missing::of(history), torch }
 }
 
-/// The figures of a scope. The names of the fields are those in JSON.
+/// The values of a scope. The field names are those in JSON.
 #[derive(Serialize)]
 struct ScopeFigures {
     scope: Vec<String>,

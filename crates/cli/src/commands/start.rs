@@ -1,4 +1,4 @@
-//! Begins to record a program that was started with `gpumem run --dormant`.
+//! Starts to record a program that was started with `gpumem run --dormant`.
 
 use clap::Args;
 use gpumem_inject::variable;

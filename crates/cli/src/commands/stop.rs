@@ -1,4 +1,4 @@
-//! Ends the recording of a program that `gpumem start` or `gpumem attach` began. The program runs on.
+//! Ends a recording that `gpumem start` or `gpumem attach` started. The program continues.
 
 use clap::Args;
 use gpumem_inject::variable;
@@ -26,7 +26,8 @@ pub(crate) struct StopArguments {
 
 pub(super) fn execute(arguments: &StopArguments) -> Result<Exit, Failure> {
     let file = control::send(arguments.pid, variable::STOP)?;
-    // `gpumem run` completes the recordings of its program when that ends. Nobody else waits for one.
+    // `gpumem run` completes the recordings of its program when that ends. No other command waits for a recording to
+    // end.
     attach::complete_if_unattended(&file);
     super::attach::answer(arguments.pid, &file, arguments.json)
 }

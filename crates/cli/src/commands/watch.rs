@@ -1,4 +1,4 @@
-//! Shows the memory of GPUs, processes and running recordings, again and again.
+//! Shows the memory of GPUs, processes and running recordings, updated repeatedly.
 
 use std::{
     io::{self, IsTerminal},
@@ -66,14 +66,14 @@ pub(super) fn execute(arguments: &WatchArguments) -> Result<Exit, Failure> {
         let next = "use --json, or `gpumem ps` for one look";
         return Err(Failure::new("`gpumem watch` cannot draw", "stdin or stdout is no terminal", next));
     }
-    // There is nothing to show, so the command names the reason.
+    // If there is nothing to show, the command reports why.
     let first = sampler.sample();
     check(&first)?;
     watch::show(sampler, *interval, *count, terminal::has_colours()).map_err(|error| Failure::of_output(&error))?;
     Ok(Exit::Done)
 }
 
-/// An error if there is neither a GPU nor a recording.
+/// Returns an error if there is neither a GPU nor a recording.
 fn check(sample: &Sample) -> Result<(), Failure> {
     if !sample.machine.gpus.is_empty() || !sample.recordings.is_empty() {
         return Ok(());

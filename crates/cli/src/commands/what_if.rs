@@ -1,4 +1,4 @@
-//! Tries settings of a program in dry runs, or with the requests of a recording.
+//! Tries settings of a program in dry runs, or with the requests from a recording.
 
 use std::{ffi::OsString, path::PathBuf};
 
@@ -56,7 +56,7 @@ pub(crate) struct WhatIfArguments {
     command: Vec<OsString>,
 }
 
-/// Parses `NAME=VALUE`, and more of them after spaces.
+/// Parses `NAME=VALUE`, or several of them separated by spaces.
 fn variables(text: &str) -> Result<String, String> {
     let is_variable = |word: &str| word.split_once('=').is_some_and(|(name, _)| !name.is_empty());
     if text.split_whitespace().next().is_some() && text.split_whitespace().all(is_variable) {

@@ -36,7 +36,7 @@ use crate::{failure::Failure, terminal};
 
 /// Recordings are read at least this often.
 const EVERY: Duration = Duration::from_secs(1);
-/// Looking for new recordings uses at most this fraction of one processor: one part in 20.
+/// Looking for new recordings uses at most one part in this many of a processor's time.
 const PART_OF_TIME: u32 = 20;
 
 /// The options that the user gave.
