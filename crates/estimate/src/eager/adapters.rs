@@ -1,4 +1,4 @@
-//! Linear layers with adapters, and with weights in 4 bits.
+//! Linear layers with adapters, and with 4-bit weights.
 
 use std::rc::Rc;
 
@@ -10,7 +10,7 @@ use crate::{
     shape::Shape,
 };
 
-/// The tensors of a linear layer besides or instead of its weight.
+/// The tensors that a linear layer has in addition to its weight, or instead of it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Adapted {
     pub(crate) in_4_bits: Option<In4Bits>,
@@ -19,36 +19,36 @@ pub(crate) struct Adapted {
     dropout: f64,
 }
 
-/// A weight in 4 bits.
+/// A 4-bit weight.
 #[derive(Clone, Debug)]
 pub(crate) struct In4Bits {
     outputs: u64,
     inputs: u64,
     pub(crate) packed: ParameterId,
-    /// The number of scales, if they are quantized as well.
+    /// How many scales there are, if they are quantized as well.
     quantized_scales: Option<u64>,
     compute: Dtype,
 }
 
-/// The number of elements that share a scale.
+/// How many elements share a scale.
 const BLOCK: u64 = 64;
-/// The number of scales that share a scale.
+/// How many scales share a scale.
 const BLOCK_OF_SCALES: u64 = 256;
 
 impl Eager {
-    /// Sets the changes of the linear layers that are built from now on. With adapters, all parameters of the model are
+    /// Sets how the linear layers that are built from here on differ. With adapters, all parameters of the model are
     /// frozen.
     pub(crate) fn set_adapters(&self, lora: Option<Lora>, quantized: Option<Quantized>) {
         self.adapters.lora.replace(lora.map(Rc::new));
         self.adapters.quantized.replace(quantized.map(Rc::new));
     }
 
-    /// The parameters of the model itself are not trained.
+    /// Returns whether the model's own parameters are frozen.
     pub(super) fn is_frozen(&self) -> bool {
         self.adapters.lora.borrow().is_some()
     }
 
-    /// Adds the tensors of a linear layer besides or instead of its weight.
+    /// Adds the tensors that a linear layer has in addition to its weight, or instead of it.
     pub(crate) fn adapt(&self, inputs: u64, outputs: u64, dtype: Dtype, is_tied: bool) -> Result<Adapted, Error> {
         let (lora, quantized) = (self.adapters.lora.borrow().clone(), self.adapters.quantized.borrow().clone());
         if lora.is_none() && quantized.is_none() {
@@ -69,7 +69,7 @@ impl Eager {
         Ok(adapted)
     }
 
-    /// A name of the adapters that stands for no linear layer is an error.
+    /// Returns an error if a name of the adapters matches no linear layer.
     pub(crate) fn check_adapters(&self) -> Result<(), Error> {
         let Some(lora) = self.adapters.lora.borrow().clone() else { return Ok(()) };
         let linear = self.adapters.linear.borrow();
@@ -81,13 +81,13 @@ impl Eager {
         Err(Kind::Invalid(what).into())
     }
 
-    /// Makes packed elements and a `QuantState`, like `quantize_4bit` of bitsandbytes.
+    /// Makes packed elements and a `QuantState`, like bitsandbytes' `quantize_4bit`.
     fn add_in_4_bits(&self, inputs: u64, outputs: u64, quantized: &Quantized) -> Result<In4Bits, Error> {
         let elements = inputs.checked_mul(outputs).ok_or_else(|| self.error(Kind::TooLarge))?;
         let packed = self.add_packed(&Shape::from([elements.div_ceil(2), 1]), elements)?;
         let flat = |length: u64, dtype| self.add_buffer(&Shape::from([length]), dtype);
         let scales = elements.div_ceil(BLOCK);
-        // The 16 numbers that 4 bits stand for.
+        // The 16 numbers that 4 bits can represent.
         flat(16, Dtype::F32)?;
         if quantized.double {
             flat(scales, Dtype::U8)?;
@@ -101,7 +101,8 @@ impl Eager {
         Ok(In4Bits { outputs, inputs, packed, quantized_scales, compute: quantized.compute })
     }
 
-    /// `Linear4bit.forward`: the input in the type of the products, the product, and its result in the type of the input.
+    /// Runs `Linear4bit.forward`: the input is converted to the type of the products, multiplied, and the result is
+    /// converted to the type of the input.
     pub(crate) fn linear_in_4_bits(
         &self,
         input: &Tensor,
@@ -114,7 +115,8 @@ impl Eager {
         let narrow = self.contiguous(&self.to(input, weight.compute)?)?;
         let bias = bias.map(|bias| self.to(bias, weight.compute)).transpose()?;
         self.use_cublas()?;
-        // `MatMul4Bit.forward` frees the wide weight when the product is there. It keeps no input, because the weight has no gradient.
+        // `MatMul4Bit.forward` frees the wide weight after the product. No input is saved, because the weight has no
+        // gradient.
         let wide = self.widened(weight)?;
         let output = self.output(&narrow.shape.with_last(weight.outputs), weight.compute)?;
         drop(wide);
@@ -125,7 +127,7 @@ impl Eager {
         let output = self.recorded(&inputs, output, move |eager, _| {
             let gradient = |(at, shape): (usize, &Option<Shape>)| {
                 let Some(shape) = shape else { return Ok(None) };
-                // The first input is multiplied, and the second one is the bias.
+                // The first input is the one that is multiplied, and the second one is the bias.
                 let _wide = if at == 0 { Some(eager.widened(&weight)?) } else { None };
                 if at == 0 {
                     eager.use_cublas()?;
@@ -138,7 +140,7 @@ impl Eager {
         self.to(&output, input.dtype)
     }
 
-    /// Runs `dequantize_4bit`. It begins with the scales, if they are quantized as well.
+    /// Runs `dequantize_4bit`. If the scales are quantized as well, they come first.
     fn widened(&self, weight: &In4Bits) -> Result<Tensor, Error> {
         let scales = weight.quantized_scales.map(|scales| self.output(&Shape::from([scales]), Dtype::F32));
         let _scales = scales.transpose()?;
@@ -151,7 +153,7 @@ impl Eager {
         let [first, second] = [first, second].map(|number| self.parameter(number));
         let dtype = output.dtype;
         let in_4_bits = adapted.in_4_bits.is_some();
-        // The source says: "For 4bit, we need to defensively clone here."
+        // The source code explains: "For 4bit, we need to defensively clone here."
         let output = if in_4_bits { self.copied(&output)? } else { output };
         let is_converted = !in_4_bits || self.autocast_dtype().is_none();
         let input = if is_converted { self.to(input, first.dtype)? } else { input.clone() };
@@ -169,7 +171,7 @@ impl Eager {
         self.to(&sum, dtype)
     }
 
-    /// `clone()`: the gradient is passed on.
+    /// Runs `clone()`, which passes the gradient on.
     fn copied(&self, input: &Tensor) -> Result<Tensor, Error> {
         let output = self.output(&input.shape, input.dtype)?;
         Ok(self.passing_on(input, output))

@@ -26,7 +26,7 @@ impl Eager {
         if input.dtype == dtype || !input.dtype.is_float() || input.dtype == Dtype::F64 {
             return Ok(input.clone());
         }
-        // Parameters in `f32` that need a gradient are converted once.
+        // `f32` parameters that need a gradient are converted only once.
         let parameter = input.parameter.filter(|_| input.edge.is_some() && input.dtype == Dtype::F32);
         if let Some(copy) = parameter.and_then(|number| self.autocast.copies.borrow().get(&number).cloned()) {
             return Ok(copy);

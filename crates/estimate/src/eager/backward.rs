@@ -32,8 +32,8 @@ impl Eager {
         outputs
     }
 
-    /// Returns the output of an operation, recorded if an input needs a gradient. `function` makes the gradients of the inputs from
-    /// that of the output.
+    /// Returns the output of an operation, recorded if an input needs a gradient. `function` computes the gradients of
+    /// the inputs from that of the output.
     pub(crate) fn recorded(
         &self,
         inputs: &[&Tensor],
@@ -51,7 +51,7 @@ impl Eager {
         output
     }
 
-    /// Gives a new tensor a gradient of its own. It is not kept.
+    /// Gives a new tensor its own gradient, which is not kept.
     pub(crate) fn leaf(&self, tensor: Tensor) -> Tensor {
         if !self.grad_enabled.get() {
             return tensor;
@@ -74,17 +74,17 @@ impl Eager {
 
     /// Removes nodes of a graph that is not used.
     pub(super) fn forget_from(&self, first: usize) {
-        // Saved tensors are freed after the tape is released again.
+        // Release the borrow of the tape before the saved tensors are freed.
         let removed = self.tape.0.borrow_mut().split_off(first);
         drop(removed);
     }
 
-    /// Runs the backward pass from a loss. Each node runs when all gradients of its outputs are there, the newest node first,
-    /// as in PyTorch's engine. Gradients of parameters are accumulated as soon as they are there.
+    /// Runs the backward pass from a loss. A node runs when all gradients of its outputs are available, the latest node
+    /// first, as in PyTorch's engine. Gradients of parameters are accumulated as soon as they are available.
     pub(crate) fn backward(&self, loss: &Tensor) -> Result<(), Error> {
         self.in_backward.set(true);
         let result = loss.edge.map_or(Ok(()), |edge| {
-            // The gradient of the loss itself. `torch.autograd.backward` refers to it until it returns.
+            // The gradient of the loss itself. `torch.autograd.backward` holds it until it returns.
             let ones = self.output(&loss.shape, loss.dtype)?;
             self.with_grad(false, || self.run_backward(edge, ones.clone()))
         });
@@ -134,8 +134,8 @@ impl Eager {
         Ok(())
     }
 
-    /// Tensors that a node saved live until its results were checked. Tensors that a checkpointed block saved again do
-    /// not.
+    /// Keeps a tensor that a node saved until the node's results have been checked. Tensors that a checkpointed block
+    /// saved again are not kept.
     pub(super) fn keep_until_checked(&self, tensor: &Tensor) {
         self.unpacked.borrow_mut().push(Rc::clone(&tensor.storage));
     }
@@ -144,8 +144,8 @@ impl Eager {
         self.unpacked.borrow_mut().clear();
     }
 
-    /// Returns a gradient in the shape and type of its input: broadcast dimensions are summed, and another type is
-    /// converted.
+    /// Returns a gradient with the shape and type of its input: broadcast dimensions are summed, and a different type
+    /// is converted.
     fn validated(&self, input: &NodeInput, grad: Tensor) -> Result<Tensor, Error> {
         let class = if input.parameter { Class::Gradients } else { Class::Activations };
         let grad = if grad.shape.elements() == input.shape.elements() {
@@ -158,7 +158,7 @@ impl Eager {
         if grad.dtype == input.dtype { Ok(grad) } else { self.empty(&grad.shape, input.dtype, class) }
     }
 
-    /// Adds a gradient to those from other uses of the same tensor, in place if nothing else uses the older sum.
+    /// Adds a gradient to those from other uses of the same tensor, in place if nothing else uses the earlier sum.
     fn add_to_buffer(&self, waiting: &mut [Grads], edge: Edge, grad: Tensor) -> Result<(), Error> {
         let outputs = self.tape.0.borrow()[edge.node].outputs;
         let grads = &mut waiting[edge.node];
@@ -180,7 +180,7 @@ impl Tape {
         nodes.len() - 1
     }
 
-    /// Takes the function of a node. The tensors that it saved are freed with it.
+    /// Takes the function of a node. The tensors that the function saved are freed with it.
     fn remove(&self, node: usize) -> Node {
         let node = &mut self.0.borrow_mut()[node];
         Node {
@@ -191,13 +191,13 @@ impl Tape {
         }
     }
 
-    /// Nodes that accumulate gradients come first, then newer ones before older ones.
+    /// Returns the order of a node: nodes that accumulate gradients come first, then later ones before earlier ones.
     fn priority(&self, node: usize) -> (usize, usize) {
         let accumulates = self.0.borrow()[node].parameter.is_some();
         (if accumulates { usize::MAX } else { node }, node)
     }
 
-    /// Returns the number of gradients for which each node waits.
+    /// Returns how many gradients each node waits for.
     fn dependencies(&self, root: usize) -> Vec<usize> {
         let nodes = self.0.borrow();
         let mut counts = vec![0; nodes.len()];

@@ -15,14 +15,14 @@ impl Eager {
         self.cache.kind.set(kind);
     }
 
-    /// Begins a pass over the next tokens. Its layers find the keys and values of earlier passes.
+    /// Starts a pass over the next tokens. Its layers find the keys and values of earlier passes.
     pub(crate) fn begin_pass(&self) {
         self.cache.next.set(0);
         self.free_shared(false);
     }
 
-    /// Joins the keys and values of former tokens, (batch, heads, n, size), with new ones, as `Cache.update` of transformers. With a
-    /// window, only the last `window - 1` tokens are kept, but all are returned.
+    /// Joins the keys and values of earlier tokens, (batch, heads, n, size), with new ones, like `Cache.update` of
+    /// transformers. With a window, all are returned, but only the last `window - 1` tokens are kept.
     pub(crate) fn append_to_cache(
         &self,
         keys: &Tensor,
@@ -43,14 +43,15 @@ impl Eager {
         both
     }
 
-    /// `DynamicLayer.update`: `torch.cat` of the keys, then of the values. The first tensor is empty and has the type of the keys.
+    /// Runs `DynamicLayer.update`: `torch.cat` of the keys, and then of the values. The first tensor is empty and has
+    /// the type of the keys.
     fn joined(&self, number: usize, keys: &Tensor, values: &Tensor, window: Option<u64>) -> Result<[Tensor; 2], Error> {
         let old_keys = self.cache.layers.borrow_mut()[number].keys.take();
         let all_keys = match &old_keys {
             Some(old) => self.concatenate(&[old, keys], 2)?,
             None => self.concatenate(&[keys], 2)?,
         };
-        // Without a window, the new keys take the name of the old ones, so that these are free.
+        // Without a window, the new keys are assigned to the variable of the old ones, which frees these.
         let old_keys = old_keys.filter(|_| window.is_some());
         let old_values = self.cache.layers.borrow_mut()[number].values.take();
         let all_values = match &old_values {
@@ -60,7 +61,7 @@ impl Eager {
         };
         drop((old_keys, old_values));
         let kept = |all: &Tensor| match window {
-            // A view of the last tokens keeps the memory of all.
+            // A view of the last tokens keeps the memory of all tokens alive.
             Some(window) if all.shape[2] >= window.max(1) => self.narrow(all, 2, window.max(1) - 1),
             _ => all.clone(),
         };
@@ -91,7 +92,7 @@ impl Eager {
             (layer.keys, layer.values) = (Some(allocate(keys)?), Some(allocate(values)?));
         }
         match (&layer.keys, &layer.values) {
-            // `sdpa_attention_forward` uses the part of the first pass that has tokens.
+            // `sdpa_attention_forward` uses the part that contains tokens, in the first pass.
             (Some(keys), Some(values)) if is_first => Ok([self.narrow(keys, 2, new), self.narrow(values, 2, new)]),
             (Some(keys), Some(values)) => Ok([keys.clone(), values.clone()]),
             _ => Err(self.error(Kind::Invalid("a cache has no keys".to_owned()))),
@@ -111,10 +112,10 @@ impl Eager {
         for like in [keys, values].into_iter().filter(|_| room > 0) {
             let mut sizes = like.shape.sizes().to_vec();
             sizes[2] = room;
-            // A new page holds tokens of all sequences and heads.
+            // A new page contains tokens of all sequences and heads.
             layer.pages.push(self.empty(&sizes.into(), keys.dtype, Class::Cache)?);
         }
-        // Attention finds the keys of all tokens by the numbers of their pages.
+        // Attention finds the keys of all tokens through the numbers of their pages.
         let of_all = |like: &Tensor| {
             let mut sizes = like.shape.sizes().to_vec();
             sizes[2] = layer.tokens;
@@ -125,7 +126,7 @@ impl Eager {
         Ok([of_all(keys), of_all(values)])
     }
 
-    /// Runs a model as `generate` of transformers does: each sequence has positions of its own.
+    /// Runs a model as transformers' `generate` does: each sequence has its own positions.
     pub(crate) fn while_generating<R>(&self, run: impl FnOnce() -> R) -> R {
         self.cache.is_generating.set(true);
         let result = run();
@@ -139,12 +140,12 @@ impl Eager {
         self.cache.is_generating.get()
     }
 
-    /// A variable of the model refers to a tensor until its output is there.
+    /// Keeps a tensor until the model's output exists, because a variable of the model refers to it.
     pub(crate) fn hold(&self, tensor: Tensor) {
         self.cache.held.borrow_mut().push(tensor);
     }
 
-    /// No layer keeps keys and values.
+    /// Returns whether no layer keeps keys and values.
     pub(crate) fn has_no_cache(&self) -> bool {
         self.cache.layers.borrow().is_empty()
     }

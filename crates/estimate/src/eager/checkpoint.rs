@@ -10,7 +10,7 @@ use crate::error::{Error, Kind};
 #[derive(Debug)]
 pub(crate) enum Saved {
     Tensor(Tensor),
-    /// The number of a tensor of a block that runs again.
+    /// A tensor of a block that runs again.
     Recomputed(RecomputedTensor),
 }
 
@@ -21,7 +21,7 @@ pub(crate) struct RecomputedTensor {
 }
 
 impl Saved {
-    /// Returns the tensor. A checkpointed block runs again if it has not done so.
+    /// Returns the tensor. If it belongs to a checkpointed block that has not run again yet, the block runs.
     pub(crate) fn unpack(self, eager: &Eager) -> Result<Tensor, Error> {
         match self {
             Self::Tensor(tensor) => {
@@ -42,7 +42,7 @@ impl Saved {
 }
 
 impl Eager {
-    /// Runs a checkpointed block again.
+    /// Returns whether a checkpointed block is running again.
     pub(super) fn runs_again(&self) -> bool {
         matches!(*self.checkpointing.borrow(), Some(BlockRun::Again(_)))
     }
@@ -62,7 +62,7 @@ impl Eager {
             Some(BlockRun::Again(block)) => {
                 let mut state = block.state.borrow_mut();
                 state.again.push(Some(tensor.detached()));
-                // The rest of the block is not needed.
+                // The rest of the block is not needed any more.
                 if state.again.len() == state.saved {
                     Err(Kind::RecomputedAll.into())
                 } else {
@@ -72,7 +72,7 @@ impl Eager {
         }
     }
 
-    /// Keeps tensors for the backward pass of an operation with these inputs, if it has one.
+    /// Keeps tensors for the backward pass of an operation with these inputs, if there will be one.
     pub(crate) fn save_all<'a>(
         &self,
         inputs: &[&Tensor],
@@ -85,7 +85,7 @@ impl Eager {
         }
     }
 
-    /// Keeps the factors of a product, because each is the derivative of the other one.
+    /// Keeps the factors of a product, because each is the derivative with respect to the other.
     pub(crate) fn save_factors(&self, first: &Tensor, second: &Tensor) -> Result<Vec<Saved>, Error> {
         let mut saved = self.save_all(&[first], [second])?;
         saved.extend(self.save_all(&[second], [first])?);

@@ -1,22 +1,23 @@
-//! The tensors that layers of an encoder and a decoder share, besides those that they pass on.
+//! The tensors that layers of an encoder and a decoder share in addition to those that they pass on.
 
 use std::collections::HashMap;
 
 use super::{Eager, Tensor};
 use crate::error::{Error, Kind};
 
-/// A checkpointed block keeps what it was when the block ran first, as PyTorch keeps the arguments of the block.
+/// The shared tensors. A checkpointed block keeps them as they were when the block first ran, as PyTorch keeps the
+/// arguments of the block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Context {
     /// The tokens that the decoder reads.
     pub(crate) target: Option<Tensor>,
     /// The output of the encoder.
     pub(crate) encoded: Option<Tensor>,
-    /// The bias of self-attention, which the first block makes and the others share.
+    /// The bias of self-attention, which the first block computes and the others share.
     pub(crate) bias: Option<Tensor>,
     /// The bias of cross attention.
     pub(crate) cross_bias: Option<Tensor>,
-    /// Tensors that layers leave for later ones, by name. The last one of a name is read first.
+    /// Tensors that layers leave for later ones, by name. Of several with one name, the last one is read first.
     slots: HashMap<String, Vec<Tensor>>,
 }
 
@@ -29,12 +30,12 @@ impl Eager {
         self.context.replace(context)
     }
 
-    /// The tokens that a decoder reads, until the model is done.
+    /// Sets the tokens that the decoder reads, until the model has run.
     pub(crate) fn set_target(&self, target: Option<Tensor>) {
         self.context.borrow_mut().target = target;
     }
 
-    /// Leaves a tensor for later layers, beside others of the same name or instead of them.
+    /// Leaves a tensor for later layers, in addition to others with the same name or instead of them.
     pub(crate) fn leave(&self, slot: &str, tensor: Tensor, replaces: bool) {
         let mut context = self.context.borrow_mut();
         let tensors = context.slots.entry(slot.to_owned()).or_default();
@@ -44,7 +45,7 @@ impl Eager {
         drop(freed);
     }
 
-    /// Returns the last tensor that was left under this name. `encoder` is the output of an encoder.
+    /// Returns the last tensor that was left with this name. `encoder` is the output of an encoder.
     pub(crate) fn left(&self, slot: &str) -> Result<Tensor, Error> {
         let context = self.context.borrow();
         let encoded = context.encoded.as_ref().filter(|_| slot == "encoder");
@@ -52,7 +53,7 @@ impl Eager {
         tensor.ok_or_else(|| self.error(Kind::Invalid(format!("no layer before it leaves `{slot}`"))))
     }
 
-    /// Takes the last tensor that was left under this name.
+    /// Takes the last tensor that was left with this name.
     pub(crate) fn take_left(&self, slot: &str) -> Result<Tensor, Error> {
         let tensor = self.left(slot)?;
         let removed = self.context.borrow_mut().slots.get_mut(slot).and_then(Vec::pop);
@@ -60,13 +61,13 @@ impl Eager {
         Ok(tensor)
     }
 
-    /// Drops all tensors that were left under this name.
+    /// Drops all tensors that were left with this name.
     pub(crate) fn release(&self, slot: &str) {
         let freed = self.context.borrow_mut().slots.remove(slot);
         drop(freed);
     }
 
-    /// Drops the tensors when the model has made its output.
+    /// Drops all tensors that were left, when the model has computed its output.
     pub(crate) fn free_left(&self) {
         let freed = std::mem::take(&mut self.context.borrow_mut().slots);
         drop(freed);

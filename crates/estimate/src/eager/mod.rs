@@ -1,5 +1,5 @@
-//! A model of PyTorch's eager mode. Operations make the same allocations as PyTorch's operations, in the same order, keep the same
-//! tensors for the backward pass, and free a tensor with its last reference. There are no values.
+//! A model of PyTorch's eager mode. Operations make the same allocations as PyTorch's, in the same order, keep the same
+//! tensors for the backward pass, and free a tensor with its last reference. Tensors have no values.
 
 mod adapters;
 mod autocast;
@@ -46,10 +46,10 @@ use crate::{
     shape::Shape,
 };
 
-/// The key of a shared tensor: its use with a number, its shape and its type.
+/// The key of a shared tensor: what it is used for with a number, its shape and its type.
 type SharedKey = (&'static str, u64, Shape, Dtype);
 
-/// The engine that runs operations, with all data of one model beside its layers.
+/// The engine that runs operations. Contains all data of a model except its layers.
 #[derive(Debug)]
 pub(crate) struct Eager {
     pub(crate) memory: Rc<Memory>,
@@ -57,12 +57,13 @@ pub(crate) struct Eager {
     grad_enabled: Cell<bool>,
     /// True if dropout and batch norm are in training mode.
     pub(crate) training: Cell<bool>,
-    /// True while the backward pass runs. It has a thread of its own, and so its own handles of NVIDIA's libraries.
+    /// True while the backward pass runs. It runs on its own thread, and therefore with its own handles of NVIDIA's
+    /// libraries.
     in_backward: Cell<bool>,
     tape: Tape,
     parameters: RefCell<Vec<Parameter>>,
     autocast: Autocast,
-    /// The checkpointed block that runs. `None` if none runs.
+    /// The checkpointed block that is running. `None` if there is none.
     checkpointing: RefCell<Option<BlockRun>>,
     /// The layers that run again in the backward pass.
     segments: RefCell<Option<Rc<Segments>>>,
@@ -70,9 +71,9 @@ pub(crate) struct Eager {
     adapters: Adapters,
     sharding: Sharding,
     context: RefCell<Context>,
-    /// The memory of the tensors that the running node has saved.
+    /// The memory of the tensors that the running node saved.
     unpacked: RefCell<Vec<Rc<Storage>>>,
-    /// Tensors that the model makes once and all its layers read, such as the angles of positions.
+    /// Tensors that the model computes once and all its layers read, such as the angles of positions.
     shared: RefCell<Vec<(SharedKey, Tensor)>>,
     workspaces: Workspaces,
 }
@@ -83,12 +84,12 @@ struct Tape(RefCell<Vec<Node>>);
 
 struct Node {
     function: Option<BackwardFunction>,
-    /// The targets of the gradients of the inputs.
+    /// Where the gradients of the inputs go.
     inputs: Vec<Option<NodeInput>>,
     outputs: usize,
     /// The parameter whose gradient this node accumulates.
     parameter: Option<usize>,
-    /// The layer of the forward pass.
+    /// The layer in the forward pass.
     layers: Rc<[CallsiteId]>,
 }
 
@@ -100,11 +101,11 @@ struct NodeInput {
     parameter: bool,
 }
 
-/// The gradients of the outputs of a node, or of its inputs. `None` if there is none.
+/// The gradients of the outputs of a node, or of its inputs. `None` for a missing one.
 pub(crate) type Grads = Vec<Option<Tensor>>;
 
-/// The function of a node: it makes the gradients of the inputs from those of the outputs. It owns the tensors that the
-/// forward pass saved, and they are freed after it ran.
+/// The function of a node, which computes the gradients of the inputs from those of the outputs. It owns the tensors
+/// that the forward pass saved, which are freed after it has run.
 type BackwardFunction = Box<dyn FnOnce(&Eager, &[Option<Tensor>]) -> Result<Grads, Error>>;
 
 impl fmt::Debug for Tape {
@@ -121,33 +122,33 @@ struct Parameter {
     edge: Option<Edge>,
     is_trainable: bool,
     is_buffer: bool,
-    /// The number of its elements, if several are in one byte.
+    /// The number of elements, if one byte contains several.
     packed_elements: Option<u64>,
     /// The stored type, if it differs from the type of computation.
     stored: Option<Dtype>,
-    /// The part of it that this rank has. `None` for all of it.
+    /// The part that this rank has. `None` if it has the whole parameter.
     shard: Option<Shard>,
-    /// The layer that it belongs to.
+    /// The layer that the parameter belongs to.
     layers: Rc<[CallsiteId]>,
 }
 
-/// The number of a parameter.
+/// The id of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ParameterId(usize);
 
 #[derive(Debug, Default)]
 struct Autocast {
     dtype: Cell<Option<Dtype>>,
-    /// Copies of parameters, which live until autocast ends.
+    /// Copies of parameters, which are kept until autocast ends.
     copies: RefCell<BTreeMap<usize, Tensor>>,
 }
 
-/// The mode in which a checkpointed block runs.
+/// How a checkpointed block is running.
 #[derive(Clone, Debug)]
 enum BlockRun {
-    /// A block runs for the first time. The tensors that it saves are counted and not kept.
+    /// The block runs for the first time. The tensors that it saves are counted but not kept.
     First(Rc<RecomputedBlock>),
-    /// A block runs again. The tensors that it saves are kept.
+    /// The block runs again. The tensors that it saves are kept.
     Again(Rc<RecomputedBlock>),
 }
 
@@ -163,9 +164,9 @@ struct RecomputedBlock {
 
 #[derive(Debug, Default)]
 struct RecomputedState {
-    /// The number of tensors that the first run saved.
+    /// How many tensors the first run saved.
     saved: usize,
-    /// The tensors that the second run saved and the backward pass has not used yet.
+    /// The tensors that the second run saved and that the backward pass has not used yet.
     again: Vec<Option<Tensor>>,
 }
 
@@ -178,13 +179,13 @@ impl fmt::Debug for RecomputedBlock {
 #[derive(Debug, Default)]
 struct Cache {
     kind: Cell<KvCache>,
-    /// One pair for each attention layer, in the order of the forward pass.
+    /// The kept tokens of each attention layer, in the order of the forward pass.
     layers: RefCell<Vec<KeptTokens>>,
-    /// The layer that is next.
+    /// The index of the next layer.
     next: Cell<usize>,
     /// True while tokens are generated.
     is_generating: Cell<bool>,
-    /// The tensors to which variables of the model refer until its output is there.
+    /// Tensors that are kept until the model's output exists, because variables of the model refer to them.
     held: RefCell<Vec<Tensor>>,
 }
 
@@ -192,13 +193,13 @@ struct Cache {
 struct KeptTokens {
     keys: Option<Tensor>,
     values: Option<Tensor>,
-    /// The number of tokens that it has.
+    /// How many tokens it contains.
     tokens: u64,
-    /// Pages before the newest one.
+    /// All pages but the latest one.
     pages: Vec<Tensor>,
 }
 
-/// The changes of the linear layers of a model.
+/// How the linear layers of a model differ.
 #[derive(Debug, Default)]
 struct Adapters {
     lora: RefCell<Option<Rc<Lora>>>,
@@ -210,15 +211,15 @@ struct Adapters {
 #[derive(Debug, Default)]
 struct Sharding {
     parallel: Cell<Option<DataParallel>>,
-    /// The parameters that are gathered together (`FSDPParamGroup`).
+    /// Groups of parameters that are gathered together (`FSDPParamGroup`).
     groups: RefCell<Vec<ParameterGroup>>,
-    /// The group of the parameters that are being built.
+    /// The group of the parameters that are currently being built.
     building: Cell<usize>,
     /// The order of groups in the forward pass (`post_forward_order`).
     order: RefCell<Vec<usize>>,
     /// The buffer of the last group of the forward pass (`all_gather_state`).
     gathered: RefCell<Option<Tensor>>,
-    /// The gradients that are being added up (`reduce_scatter_state`).
+    /// Gradients that are being added up (`reduce_scatter_state`).
     reduced: RefCell<Option<Tensor>>,
     /// The buckets of `DistributedDataParallel`.
     buckets: RefCell<Vec<Tensor>>,
@@ -226,42 +227,42 @@ struct Sharding {
 
 #[derive(Debug, Default)]
 struct ParameterGroup {
-    /// The numbers of its parameters.
+    /// The indexes of its parameters.
     parameters: Vec<usize>,
-    /// The gathered parameters that were not copied out yet (`_all_gather_result`).
+    /// The gathered parameters that have not been copied out yet (`_all_gather_result`).
     pending: Option<Tensor>,
     is_gathered: bool,
     /// True if its gradients have been added up in this backward pass.
     is_reduced: bool,
 }
 
-/// The part of a parameter that a rank has.
+/// The part of a parameter that belongs to a rank.
 #[derive(Debug)]
 struct Shard {
-    /// The shard with its padding, so that all shards have the same size (`_sharded_param_data`).
+    /// The shard, padded so that all shards have the same size (`_sharded_param_data`).
     tensor: Tensor,
     gradient: Option<Tensor>,
-    /// The bytes of the whole parameter, as it is gathered.
+    /// The bytes of the whole parameter when it is gathered.
     whole_bytes: u64,
 }
 
 /// The workspaces of the libraries.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Libraries {
-    /// The workspace of cuBLAS. 0 if there are no workspaces.
+    /// The workspace of cuBLAS; 0 for none.
     pub(crate) cublas: u64,
-    /// The multiprocessors of the card.
+    /// The number of multiprocessors of the GPU.
     pub(crate) multiprocessors: u64,
-    /// True if attention in 16 bits is `FlashAttention`'s instead of cuDNN's.
+    /// True if 16-bit attention uses `FlashAttention` instead of cuDNN.
     pub(crate) prefers_flash_attention: bool,
-    /// True if each convolution takes the largest workspace of cuDNN, instead of none.
+    /// True if each convolution takes cuDNN's largest workspace, and not none.
     pub(crate) convolutions_take_most: bool,
 }
 
 #[derive(Debug, Default)]
 struct Workspaces {
     libraries: Libraries,
-    /// One workspace for each thread: the first thread runs the forward pass, the second one the backward pass.
+    /// One workspace for each thread: the first one runs the forward pass, the second one the backward pass.
     cublas: RefCell<[Option<Tensor>; 2]>,
     cublaslt: RefCell<[Option<Tensor>; 2]>,
     /// The largest workspace of a convolution.
@@ -298,7 +299,7 @@ impl Eager {
         result
     }
 
-    /// Returns a tensor that all layers with the same key share until the model has made its output.
+    /// Returns a tensor that all layers with the same key share until the model has computed its output.
     pub(crate) fn shared(&self, key: (&'static str, u64), shape: &Shape, dtype: Dtype) -> Result<Tensor, Error> {
         let key = (key.0, key.1, shape.clone(), dtype);
         if let Some((_, tensor)) = self.shared.borrow().iter().find(|(known, _)| *known == key) {
@@ -309,7 +310,8 @@ impl Eager {
         Ok(tensor)
     }
 
-    /// Drops shared tensors when the model has made its output. Blocks that run again keep the tensors that they read.
+    /// Drops the shared tensors when the model has computed its output. Blocks that run again keep the tensors that
+    /// they read.
     pub(crate) fn free_shared(&self, runs_again: bool) {
         if !runs_again {
             let freed = std::mem::take(&mut *self.shared.borrow_mut());
@@ -322,12 +324,12 @@ impl Eager {
         self.segments.replace(Some(Rc::new(segments)));
     }
 
-    /// Checkpointing makes groups of the outermost layers.
+    /// Returns whether checkpointing groups the outermost layers.
     pub(crate) fn groups_whole_model(&self) -> bool {
         self.segments.borrow().as_ref().is_some_and(|segments| segments.groups_at(""))
     }
 
-    /// Returns the layers that run again in the backward pass; `None` if none do.
+    /// Returns which layers run again in the backward pass; `None` if none do.
     pub(crate) fn segments(&self) -> Option<Rc<Segments>> {
         self.segments.borrow().clone()
     }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{class::Class, dtype::Dtype, error::Error, shape::Shape};
 
-/// The optimizer that makes the update.
+/// The optimizer of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -17,17 +17,20 @@ pub enum Optimizer {
     Sgd,
     /// SGD with momentum (`torch.optim.SGD` with `foreach`): a copy of the gradients.
     Momentum,
-    /// Adam and `AdamW` (`torch.optim`, with `foreach`): two tensors for each parameter, and a temporary one for all parameters at the
-    /// same time. `adamw` is another name of it.
+    /// Adam and `AdamW` (`torch.optim`, with `foreach`): two tensors for each parameter, and temporary tensors for all
+    /// parameters at the same time. `adamw` is another name for it.
     #[serde(alias = "adamw")]
     Adam,
-    /// `torch.optim.Adafactor` with its default, which handles one parameter after the other: a number for each row and each column of
-    /// a matrix; for a vector, as many as it has. Temporary tensors as large as two neighbouring parameters.
+    /// `torch.optim.Adafactor` with its default settings, which processes one parameter after the other. The state of a
+    /// matrix is a number for each row and each column, and that of a vector is as large as the vector. The temporary
+    /// tensors are as large as two consecutive parameters.
     Adafactor,
-    /// Lion as in `lion-pytorch`: one tensor for each parameter, and two temporary ones for one parameter at a time.
+    /// Lion as in `lion-pytorch`: one tensor for each parameter, and two temporary ones for the parameter being
+    /// updated.
     Lion,
-    /// Adam of bitsandbytes with 8 bits: two bytes for each element, and two scales for each block of 256 elements. A parameter with
-    /// less than 4096 elements has the state of Adam in `f32`. Nothing is temporary. `adamw8bit` is another name of it.
+    /// 8-bit Adam of bitsandbytes: two bytes for each element, and two scales for each block of 256 elements.
+    /// Parameters with fewer than 4096 elements have Adam's state in `f32`. There are no temporary tensors. `adamw8bit`
+    /// is another name for it.
     #[serde(alias = "adamw8bit")]
     Adam8bit,
 }
@@ -35,11 +38,11 @@ pub enum Optimizer {
 /// The tensors that an optimizer keeps from one update to the next.
 #[derive(Debug, Default)]
 pub(crate) struct OptimizerState {
-    /// The tensors of the state, which the first update makes.
+    /// The tensors of the state, which the first update allocates.
     states: Vec<Tensor>,
-    /// The parameters in `f32`, if they have a smaller type.
+    /// Copies of the parameters in `f32`, for those of a smaller type.
     masters: Vec<Option<Tensor>>,
-    /// The gradients of these, until the next step begins.
+    /// The gradients of these copies, until the next step starts.
     gradients: Vec<Tensor>,
 }
 
@@ -51,14 +54,14 @@ impl OptimizerState {
     }
 }
 
-/// The number of elements that bitsandbytes quantizes together.
+/// How many elements bitsandbytes quantizes together.
 const BLOCK_8BIT: u64 = 256;
 /// `min_8bit_size` of bitsandbytes.
 const LEAST_8BIT: u64 = 4096;
 
 impl Eager {
-    /// Makes copies of all parameters in `f32`, which the optimizer updates instead of them:
-    /// `Float16OptimizerWithFloat16Params` of Megatron-LM.
+    /// Makes `f32` copies of all parameters, which the optimizer updates instead: `Float16OptimizerWithFloat16Params`
+    /// of Megatron-LM.
     pub(crate) fn make_masters(&self, state: &mut OptimizerState) -> Result<(), Error> {
         for Updated { tensor, layers, .. } in trainable(&self.parameters.borrow()) {
             self.memory.move_to(layers);
@@ -75,7 +78,7 @@ impl Eager {
         state.gradients.clear();
     }
 
-    /// Runs `step()`. The state is made in the first step, parameter by parameter.
+    /// Runs `step()`. The first step allocates the state, parameter by parameter.
     pub(crate) fn update(&self, optimizer: Optimizer, state: &mut OptimizerState) -> Result<(), Error> {
         if !state.masters.is_empty() {
             self.gradients_of_masters(state)?;
@@ -88,7 +91,7 @@ impl Eager {
             updated.retain(|_| of_this_rank.next() == Some(true));
         }
         let OptimizerState { states, masters, .. } = state;
-        // The optimizer updates the copies in `f32`, if there are any.
+        // If there are `f32` copies, the optimizer updates these.
         let tensors: Vec<&Tensor> = updated
             .iter()
             .map(|updated| masters.get(updated.position).and_then(Option::as_ref).unwrap_or(updated.tensor))
@@ -104,7 +107,7 @@ impl Eager {
             Optimizer::Sgd | Optimizer::Momentum | Optimizer::Adam8bit => {}
             // `_multi_tensor_adam`: `_foreach_sqrt(exp_avg_sqs)` for all parameters at the same time.
             Optimizer::Adam => {
-                // Only the memory is kept, because very many tensors would be large.
+                // Only the memory is kept, because very many tensors would take much room.
                 let roots = tensors.iter().map(|tensor| Ok::<_, Error>(self.like(tensor, tensor.dtype)?.storage));
                 drop(roots.collect::<Result<Vec<_>, _>>()?);
             }
@@ -141,7 +144,7 @@ impl Eager {
             }
             Optimizer::Adam8bit => {
                 if !states.iter().any(|state| state.dtype == Dtype::U8) {
-                    // The values of the 256 bytes, with and without a sign. All parameters share them.
+                    // The values that the 256 bytes represent, with and without a sign. All parameters share them.
                     states.extend([flat(256, Dtype::F32)?, flat(256, Dtype::F32)?]);
                 }
                 states.extend([self.like(tensor, Dtype::U8)?, self.like(tensor, Dtype::U8)?]);
@@ -152,8 +155,8 @@ impl Eager {
         Ok(())
     }
 
-    /// Runs `_single_tensor_adafactor`. Python's variables keep their tensors until they get another value, even from one parameter
-    /// to the next.
+    /// Runs `_single_tensor_adafactor`. Python variables keep their tensors until they are assigned again, even from
+    /// one parameter to the next.
     fn adafactor(&self, tensors: &[&Tensor]) -> Result<(), Error> {
         let (mut means, mut squared, mut update) = ([const { None }; 2], None, None);
         for tensor in tensors {
@@ -164,7 +167,7 @@ impl Eager {
                     *mean = Some(self.empty(shape, tensor.dtype, Class::Optimizer)?);
                 }
                 let estimate = self.like(tensor, tensor.dtype)?;
-                // The mean of all rows is a tensor.
+                // The mean over all rows is a tensor.
                 let mut sizes = factors[0].sizes().to_vec();
                 let rows = sizes.len() - 2;
                 sizes[rows] = 1;
@@ -181,7 +184,7 @@ impl Eager {
         Ok(())
     }
 
-    /// Converts each gradient and then frees it, as Megatron-LM's `_copy_model_grads_to_main_grads`.
+    /// Converts each gradient and then frees it, like Megatron-LM's `_copy_model_grads_to_main_grads`.
     fn gradients_of_masters(&self, state: &mut OptimizerState) -> Result<(), Error> {
         let has_gradient: Vec<_> =
             trainable(&self.parameters.borrow()).map(|updated| (updated.number, updated.has_gradient)).collect();
@@ -194,13 +197,13 @@ impl Eager {
         Ok(())
     }
 
-    /// Makes a tensor of the shape and order of another one.
+    /// Makes a tensor with the shape and order of another one.
     fn like(&self, tensor: &Tensor, dtype: Dtype) -> Result<Tensor, Error> {
         Ok(self.empty(&tensor.shape, dtype, Class::Optimizer)?.in_order_of(tensor))
     }
 }
 
-/// Returns the shapes of `row_var` and `col_var` of Adafactor. `None` for vectors and numbers.
+/// Returns the shapes of Adafactor's `row_var` and `col_var`. `None` for vectors and numbers.
 fn factors(shape: &Shape) -> Option<[Shape; 2]> {
     let rank = shape.rank();
     if rank < 2 {

@@ -7,11 +7,11 @@ use gpumem_core::model::{Bytes, CallsiteId};
 use super::{Eager, Grads, Parameter, ParameterId, Shard, Tensor};
 use crate::{class::Class, dtype::Dtype, error::Error, shape::Shape, tensors::TensorInfo};
 
-/// A parameter for the optimizer.
+/// A parameter as the optimizer sees it.
 #[derive(Debug)]
 pub(super) struct Updated<'a> {
     pub(super) number: usize,
-    /// Its position among those that can have a gradient.
+    /// Its index among the parameters that can have a gradient.
     pub(super) position: usize,
     pub(super) tensor: &'a Tensor,
     pub(super) layers: &'a Rc<[CallsiteId]>,
@@ -24,8 +24,8 @@ impl Eager {
         self.add_tensor(shape, dtype, is_trainable && dtype.is_float() && !self.is_frozen(), false)
     }
 
-    /// Adds the weight of products or a table of rows. If its stored type is not the type of computation, the kernels read the stored
-    /// one: there is no copy in the other type.
+    /// Adds a weight of products or a table of rows. If its stored type is not the type of computation, kernels read
+    /// the stored type directly, without a copy in the other type.
     pub(crate) fn add_weight(&self, shape: &Shape, stored: Dtype, computed: Dtype) -> Result<ParameterId, Error> {
         if stored == computed {
             return self.add_parameter(shape, computed, true);
@@ -47,7 +47,7 @@ impl Eager {
         Ok(number)
     }
 
-    /// Adds a tensor that is no parameter but belongs to the model, such as the running mean of a batch norm.
+    /// Adds a tensor that belongs to the model but is not a parameter, such as the running mean of a batch norm.
     pub(crate) fn add_buffer(&self, shape: &Shape, dtype: Dtype) -> Result<ParameterId, Error> {
         self.add_tensor(shape, dtype, false, true)
     }
@@ -84,7 +84,7 @@ impl Eager {
         ParameterId(all.len() - 1)
     }
 
-    /// Returns a parameter as an input of an operation.
+    /// Returns a parameter as an input for an operation.
     pub(crate) fn parameter(&self, id: ParameterId) -> Tensor {
         let parameter = &mut self.parameters.borrow_mut()[id.0];
         let mut tensor = parameter.tensor.clone();
@@ -107,7 +107,7 @@ impl Eager {
         described.collect()
     }
 
-    /// Returns the sums of the elements and the bytes of all parameters, without buffers.
+    /// Returns how many elements and bytes all parameters have, without buffers.
     pub(crate) fn count_parameters(&self) -> (u64, u64) {
         let all = self.parameters.borrow();
         let sizes = all.iter().filter(|parameter| !parameter.is_buffer).filter_map(|parameter| {
@@ -116,11 +116,11 @@ impl Eager {
             let dtype = parameter.stored.unwrap_or(dtype);
             Some((parameter.packed_elements.unwrap_or(elements), dtype.bytes(elements)?))
         });
-        // Each of them was allocated, so the sums are below 2^62.
+        // All of them were allocated, so the sums are below 2^62.
         sizes.fold((0, 0), |sum, size| (sum.0 + size.0, sum.1 + size.1))
     }
 
-    /// Begins a new backward graph.
+    /// Starts a new backward graph.
     pub(crate) fn begin_graph(&self) {
         for parameter in &mut *self.parameters.borrow_mut() {
             parameter.edge = None;
@@ -146,7 +146,7 @@ impl Eager {
         self.parameters.borrow_mut()[parameter].grad.get_or_insert(grad);
     }
 
-    /// Frees the memory of a gradient. The parameter still has one: that of its copy in `f32`.
+    /// Frees the memory of a gradient. The parameter still counts as having one: that of its `f32` copy.
     pub(super) fn free_gradient_memory(&self, number: usize) {
         let empty = self.empty(&Shape::from([0]), Dtype::U8, Class::Gradients).ok();
         let freed = self.parameters.borrow_mut()[number].grad.take();

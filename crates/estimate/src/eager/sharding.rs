@@ -1,5 +1,5 @@
-//! Several ranks: `fully_shard` (FSDP2), `DistributedDataParallel` and `ZeroRedundancyOptimizer`. Comments name functions of
-//! `torch/distributed/fsdp/_fully_shard/`.
+//! Several ranks: `fully_shard` (FSDP2), `DistributedDataParallel` and `ZeroRedundancyOptimizer`. Comments name the
+//! functions in `torch/distributed/fsdp/_fully_shard/`.
 
 use std::{cmp::Reverse, rc::Rc};
 
@@ -16,14 +16,14 @@ use crate::{
     shape::Shape,
 };
 
-/// The parameters outside of all blocks.
+/// The group of the parameters outside all blocks.
 pub(crate) const ROOT: usize = 0;
 
 /// `dist._DEFAULT_FIRST_BUCKET_BYTES` and the default of `bucket_cap_mb` of `DistributedDataParallel`.
 const BUCKETS: [u64; 2] = [1 << 20, 25 << 20];
 
 impl Eager {
-    /// Sets the sharding of the parameters that are built from now on.
+    /// Sets how the parameters that are built from here on are sharded.
     pub(crate) fn set_parallel(&self, parallel: Option<DataParallel>) {
         self.sharding.parallel.set(parallel);
         self.sharding.groups.replace(vec![ParameterGroup::default()]);
@@ -33,7 +33,7 @@ impl Eager {
         self.sharding.parallel.get().filter(|parallel| parallel.kind.has_shards())
     }
 
-    /// Runs the function that builds a block. Returns the block's group of parameters, if blocks have one.
+    /// Runs the function that builds a block. Returns the block's group of parameters, if blocks have groups.
     pub(crate) fn build_group<R>(&self, build: impl FnOnce() -> R) -> (Option<usize>, R) {
         if self.shards().is_none() {
             return (None, build());
@@ -46,15 +46,15 @@ impl Eager {
         (Some(number), result)
     }
 
-    /// Returns the shard of a parameter, and the parameter without its memory (`_init_sharded_param`). `None` if each rank has all of
-    /// it.
+    /// Returns the shard of a parameter, and the parameter without memory (`_init_sharded_param`). `None` if each rank
+    /// has the whole parameter.
     pub(super) fn sharded(&self, number: usize, shape: &Shape, dtype: Dtype) -> Result<Option<(Tensor, Shard)>, Error> {
         let Some(parallel) = self.shards() else { return Ok(None) };
         let Some(rows) = shape.sizes().first() else {
             return Err(self.error(Kind::Invalid("a parameter without dimensions cannot be split".to_owned())));
         };
         let mut sizes = shape.sizes().to_vec();
-        // `torch.chunk`: all shards but the last ones have as many rows as the first one.
+        // `torch.chunk`: all shards except the last ones have as many rows as the first one.
         sizes[0] = rows.div_ceil(parallel.ranks);
         let tensor = self.empty(&sizes.into(), dtype, Class::Weights)?;
         let elements = tensor.shape.elements().and_then(|elements| elements.checked_mul(parallel.ranks));
@@ -66,14 +66,14 @@ impl Eager {
         Ok(Some((whole, Shard { tensor, gradient: None, whole_bytes })))
     }
 
-    /// Runs a block, or the model as a whole, with its parameters: `pre_forward`, and `post_forward`.
+    /// Runs a block, or the whole model, with its parameters: `pre_forward`, and `post_forward`.
     pub(crate) fn in_group(
         &self,
         group: usize,
         input: &Tensor,
         run: impl FnOnce(&Tensor) -> Result<Tensor, Error>,
     ) -> Result<Tensor, Error> {
-        // While a block runs again, it has its parameters, because the hook of its output ran before.
+        // A block that runs again already has its parameters, because the hook of its output ran before.
         let Some(parallel) = self.shards().filter(|_| !self.runs_again()) else { return run(input) };
         self.gather(group)?;
         self.copy_out(group, true)?;
@@ -118,7 +118,7 @@ impl Eager {
         Ok(output)
     }
 
-    /// `unshard`, `foreach_all_gather`.
+    /// Gathers the parameters of a group: `unshard`, `foreach_all_gather`.
     fn gather(&self, group: usize) -> Result<(), Error> {
         let Some(parallel) = self.shards() else { return Ok(()) };
         let (elements, dtype, is_needed) = {
@@ -139,7 +139,7 @@ impl Eager {
         Ok(())
     }
 
-    /// `wait_for_unshard`, `foreach_all_gather_copy_out`.
+    /// Copies the gathered parameters out: `wait_for_unshard`, `foreach_all_gather_copy_out`.
     fn copy_out(&self, group: usize, is_forward: bool) -> Result<(), Error> {
         let Some(gathered) = self.sharding.groups.borrow_mut()[group].pending.take() else { return Ok(()) };
         if is_forward {
@@ -151,13 +151,13 @@ impl Eager {
         }
         self.sharding.groups.borrow_mut()[group].is_gathered = true;
         if is_forward {
-            // It is freed after the next group has been copied out.
+            // The buffer is freed after the next group has been copied out.
             self.sharding.gathered.replace(Some(gathered));
         }
         Ok(())
     }
 
-    /// `reshard`.
+    /// Frees the gathered parameters of a group: `reshard`.
     fn free_gathered(&self, group: usize) {
         let mut groups = self.sharding.groups.borrow_mut();
         groups[group].is_gathered = false;
@@ -168,7 +168,7 @@ impl Eager {
         }
     }
 
-    /// `post_backward`, `foreach_reduce`.
+    /// Adds up the gradients of a group: `post_backward`, `foreach_reduce`.
     fn reduce(&self, group: usize) -> Result<(), Error> {
         let Some(parallel) = self.shards() else { return Ok(()) };
         if std::mem::replace(&mut self.sharding.groups.borrow_mut()[group].is_reduced, true) {
@@ -201,7 +201,7 @@ impl Eager {
         Ok(())
     }
 
-    /// This is `_root_post_backward_final_callback`, for groups whose input needs no gradient, such as the root.
+    /// Finishes groups whose input needs no gradient, such as the root: `_root_post_backward_final_callback`.
     pub(crate) fn finish_backward(&self) -> Result<(), Error> {
         let count = self.sharding.groups.borrow().len();
         for group in 0..count {
@@ -231,8 +231,9 @@ impl Eager {
         (Rc::clone(&all[number].tensor.storage), bytes)
     }
 
-    /// Makes the buckets of `DistributedDataParallel`: `compute_bucket_assignment_by_size` of the parameters in reverse, a bucket
-    /// for each type at a time. Without `gradient_as_bucket_view` they are memory besides the gradients.
+    /// Makes the buckets of `DistributedDataParallel`: `compute_bucket_assignment_by_size` of the parameters in reverse
+    /// order, with one open bucket for each type. Without `gradient_as_bucket_view`, buckets take memory in addition to
+    /// the gradients.
     pub(crate) fn make_buckets(&self) -> Result<(), Error> {
         let is_replicated = self.sharding.parallel.get().is_some_and(|parallel| !parallel.kind.has_shards());
         if !is_replicated {
@@ -264,11 +265,11 @@ impl Eager {
         Ok(())
     }
 
-    /// Shares out parameters as `ZeroRedundancyOptimizer._partition_parameters`: from the largest one on, each goes to the rank with
-    /// the fewest elements. Returns which of these sizes the rank with the most elements updates.
+    /// Distributes parameters like `ZeroRedundancyOptimizer._partition_parameters`: starting with the largest, each one
+    /// goes to the rank with the fewest elements. Returns which of these sizes the rank with the most elements updates.
     pub(super) fn partition(&self, sizes: &[u64]) -> Option<Vec<bool>> {
         let parallel = self.sharding.parallel.get().filter(|parallel| parallel.kind == DataParallelKind::Zero1)?;
-        // At most as many ranks as there are parameters get one.
+        // No more ranks than parameters get one.
         let ranks = usize::try_from(parallel.ranks).unwrap_or(usize::MAX).min(sizes.len()).max(1);
         let mut largest_first: Vec<_> = (0..sizes.len()).collect();
         largest_first.sort_by_key(|at| Reverse(sizes[*at]));

@@ -10,20 +10,20 @@ use crate::{
     shape::{Numbers, Shape},
 };
 
-/// A tensor without values. Clones and views share the storage, which is freed with the last of them.
+/// A tensor without values. Clones and views share its storage, which is freed with the last of them.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     pub(crate) storage: Rc<Storage>,
     pub(crate) shape: Shape,
-    /// The distance of two neighbours of each dimension, in elements. `None` if the elements lie in order, as they do in most
+    /// For each dimension, the distance between neighbours in elements. `None` if the elements are in order, as in most
     /// tensors.
     strides: Option<Rc<[u64]>>,
     pub(crate) dtype: Dtype,
-    /// True if it was made as a view. PyTorch keeps the tensor that it is a view of.
+    /// True if this was created as a view. PyTorch keeps the tensor that the view belongs to.
     pub(crate) is_view: bool,
-    /// The target of the gradient; `None` if it needs none.
+    /// Where the gradient goes; `None` if the tensor needs none.
     pub(crate) edge: Option<Edge>,
-    /// The number of the parameter that this is, if it is one.
+    /// The index of the parameter, if the tensor is one.
     pub(crate) parameter: Option<usize>,
 }
 
@@ -34,17 +34,17 @@ pub(crate) struct Edge {
     pub(crate) output: usize,
 }
 
-/// Returns the strides of a tensor whose elements lie in order.
+/// Returns the strides of a tensor whose elements are in order.
 pub(crate) fn contiguous_strides(shape: &Shape) -> Numbers {
     let mut strides: Numbers = smallvec![1; shape.rank()];
     for at in (1..shape.rank()).rev() {
-        // The element count was checked, so only shapes without elements can overflow here.
+        // The element count has been checked, so only shapes without elements can overflow here.
         strides[at - 1] = strides[at].saturating_mul(shape[at].max(1));
     }
     strides
 }
 
-/// Returns the strides of an image, (n, c, …), whose channels lie next to each other.
+/// Returns the strides of an image, (n, c, …), whose channels are adjacent.
 pub(crate) fn channels_last_strides(shape: &Shape) -> Numbers {
     let mut sizes = shape.sizes().to_vec();
     if sizes.len() < 2 {
@@ -59,12 +59,12 @@ pub(crate) fn channels_last_strides(shape: &Shape) -> Numbers {
 }
 
 impl Tensor {
-    /// Makes a tensor whose elements lie in order.
+    /// Makes a tensor whose elements are in order.
     pub(crate) fn new(storage: Rc<Storage>, shape: Shape, dtype: Dtype) -> Self {
         Self { storage, shape, strides: None, dtype, is_view: false, edge: None, parameter: None }
     }
 
-    /// How many elements apart two neighbours of each dimension are.
+    /// Returns the distance between neighbours for each dimension, in elements.
     pub(crate) fn strides(&self) -> Numbers {
         self.strides.as_deref().map_or_else(|| contiguous_strides(&self.shape), Numbers::from_slice)
     }
@@ -75,7 +75,7 @@ impl Tensor {
         Self { strides: Some(strides.into()), ..self }
     }
 
-    /// Makes an image whose channels lie next to each other.
+    /// Makes the channels of an image adjacent.
     #[must_use]
     pub(crate) fn with_channels_last(self) -> Self {
         let strides = channels_last_strides(&self.shape);
@@ -88,7 +88,7 @@ impl Tensor {
         Self { shape, strides: None, ..self }
     }
 
-    /// Gives a result the memory order of an input of the same shape, as elementwise operations do.
+    /// Gives a result the memory order of an input with the same shape, as elementwise operations do.
     #[must_use]
     pub(crate) fn in_order_of(self, like: &Self) -> Self {
         if like.shape == self.shape && like.is_dense() {
@@ -97,8 +97,7 @@ impl Tensor {
         self
     }
 
-    /// Returns whether the channels of an image lie next to each other: `is_channels_last_strides_2d` and `_3d` of
-    /// `c10`.
+    /// Returns whether the channels of an image are adjacent: `is_channels_last_strides_2d` and `_3d` in `c10`.
     pub(crate) fn has_channels_last(&self) -> bool {
         let (rank, strides) = (self.shape.rank(), self.strides());
         if !(4..=5).contains(&rank) || strides[1] == 0 {
@@ -107,7 +106,7 @@ impl Tensor {
         let mut least = 0;
         for at in std::iter::once(1).chain((2..rank).rev()).chain([0]) {
             let (size, stride) = (self.shape[at], strides[at]);
-            // Without this, an image with one channel or one pixel would count.
+            // Without this check, an image with one channel or one pixel would pass.
             if size == 0 || stride < least || (at == 0 && least == strides[1]) {
                 return false;
             }
@@ -123,7 +122,7 @@ impl Tensor {
         sizes.into_iter().all(|((size, stride), expected)| *size == 1 || stride == expected)
     }
 
-    /// Returns whether its elements fill the storage without gaps and overlaps, in any order.
+    /// Returns whether the elements fill the storage without gaps and overlaps, in any order.
     pub(crate) fn is_dense(&self) -> bool {
         let Some(strides) = &self.strides else { return true };
         let mut dimensions: SmallVec<[_; 4]> =
@@ -137,13 +136,13 @@ impl Tensor {
         })
     }
 
-    /// Returns whether nothing else refers to its storage. A view is never alone: the tensor that it is a view of refers to
-    /// the same storage.
+    /// Returns whether nothing else refers to the storage. This is never true for a view, because the tensor that it
+    /// belongs to refers to the same storage.
     pub(crate) fn is_sole(&self) -> bool {
         !self.is_view && Rc::strong_count(&self.storage) == 1
     }
 
-    /// Returns the same tensor as if its elements lay in order.
+    /// Returns the same tensor as if its elements were in order.
     pub(crate) fn in_order(&self) -> Self {
         Self { strides: None, ..self.clone() }
     }

@@ -1,11 +1,11 @@
-//! The loss of a rank that has a part of the vocabulary: `_VocabParallelCrossEntropy` of Megatron-LM.
+//! The loss on a rank that has a part of the vocabulary: `_VocabParallelCrossEntropy` of Megatron-LM.
 
 use super::{Eager, Tensor};
 use crate::{dtype::Dtype, error::Error, shape::Shape};
 
 impl Eager {
-    /// Runs cross entropy of logits (…, part of the vocabulary). The softmax is computed in place in the logits in `f32`, and is the
-    /// gradient as well.
+    /// Runs cross entropy of logits (…, part of the vocabulary). The softmax is computed in place in the `f32` logits,
+    /// and also serves as the gradient.
     pub(crate) fn cross_entropy_of_part(&self, logits: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
         let rows = labels.shape.clone();
         if logits.shape.elements() != rows.elements().and_then(|rows| rows.checked_mul(logits.shape.last())) {
@@ -27,7 +27,7 @@ impl Eager {
         drop(logarithms);
         let saved = self.save_all(&[logits], [&softmax, &mask, &targets])?;
         drop((highest, mask, targets, predicted, sums, softmax));
-        // The mean of all rows.
+        // The mean over all rows.
         let loss = self.output(&Shape::default(), Dtype::F32)?;
         drop(losses);
         // The softmax is the gradient.

@@ -1,4 +1,4 @@
-//! The workspaces of NVIDIA's libraries. PyTorch allocates them.
+//! The workspaces of NVIDIA's libraries, which PyTorch allocates.
 
 use std::cell::RefCell;
 
@@ -23,16 +23,17 @@ pub(crate) struct Convolution {
     pub(crate) weight: Shape,
     pub(crate) groups: u64,
     pub(crate) dtype: Dtype,
-    /// True if the channels of the image and of the result lie next to each other.
+    /// True if the channels of the image and of the result are adjacent.
     pub(crate) channels_last: bool,
-    /// True if it is a product of two matrices for each image: the window has one pixel and a step of one.
+    /// True if the convolution is one matrix product for each image: the window has one pixel and a step of one.
     pub(crate) is_product: bool,
 }
 
 impl Convolution {
-    /// Returns the largest workspace of an algorithm. Algorithms for tensor cores read images whose channels lie next to each
-    /// other in groups of 16 bytes; cuDNN copies all other tensors. A sum may be split among multiprocessors: each has a tile of
-    /// partial sums. The gradient of the weight of a product may be computed for each image and added up afterwards.
+    /// Returns the largest workspace of any algorithm. Algorithms for tensor cores read images whose channels are
+    /// adjacent in groups of 16 bytes; cuDNN copies all other tensors. A sum may be split among multiprocessors, each
+    /// with a tile of partial sums. The gradient of the weight of a product may be computed for each image and added up
+    /// afterwards.
     fn most(&self, multiprocessors: u64, is_for_weight: bool) -> Option<u64> {
         let group = 16_u64.checked_div(self.dtype.bytes(1)?)?.max(1);
         let mut copies = multiprocessors.checked_mul(TILE)?;
@@ -57,12 +58,12 @@ impl Convolution {
 }
 
 impl Eager {
-    /// Allocates the workspace of cuBLAS: each thread that multiplies matrices has one and keeps it.
+    /// Allocates the workspace of cuBLAS: each thread that multiplies matrices has one, and keeps it.
     pub(crate) fn use_cublas(&self) -> Result<(), Error> {
         self.keep_workspace(&self.workspaces.cublas, self.workspaces.libraries.cublas)
     }
 
-    /// Allocates the workspace of cuBLASLt, which multiplies matrices and adds a bias: each thread has one and keeps
+    /// Allocates the workspace of cuBLASLt, which multiplies matrices and adds a bias: each thread has one, and keeps
     /// it.
     pub(crate) fn use_cublaslt(&self) -> Result<(), Error> {
         let bytes = if self.workspaces.libraries.cublas == 0 { 0 } else { CUBLASLT };
@@ -78,8 +79,9 @@ impl Eager {
         Ok(())
     }
 
-    /// Notes a convolution of cuDNN, forward or backward. Its workspace depends on the algorithm that its heuristics choose: from
-    /// nothing, if the algorithm reads the tensors as they are, to [`Convolution::most`].
+    /// Notes a convolution of cuDNN, forward or backward. The workspace depends on the algorithm that cuDNN's
+    /// heuristics choose. It ranges from nothing, if the algorithm reads the tensors as they are, to
+    /// [`Convolution::most`].
     pub(crate) fn use_cudnn(&self, convolution: &Convolution, is_for_weight: bool) -> Result<(), Error> {
         let bytes =
             convolution.most(self.multiprocessors(), is_for_weight).ok_or_else(|| self.error(Kind::TooLarge))?;
@@ -99,7 +101,7 @@ impl Eager {
         self.workspaces.libraries.multiprocessors
     }
 
-    /// Returns the largest workspace that a convolution may have had; 0 if there was none.
+    /// Returns the largest workspace that a convolution may have used; 0 if there was none.
     pub(crate) fn largest_convolution_workspace(&self) -> u64 {
         self.workspaces.largest.get()
     }
@@ -118,12 +120,12 @@ mod tests {
         let weight = Shape::from([64, 3, 7, 7]);
         let first =
             Convolution { images, weight, groups: 1, dtype: Dtype::F32, channels_last: false, is_product: false };
-        // There are 4 channels instead of 3, and 132 tiles of 128 KiB.
+        // 4 channels instead of 3, and 132 tiles of 128 KiB.
         let expected = 8 * (4 * 224 * 224 + 64 * 112 * 112) * 4 + 64 * 4 * 49 * 4 + 132 * 128 * 1024;
         assert_eq!(first.most(132, false), Some(expected));
         let half = Convolution { dtype: Dtype::Bf16, ..first.clone() };
         assert_eq!(half.most(0, false), Some(8 * (8 * 224 * 224 + 64 * 112 * 112) * 2 + 64 * 8 * 49 * 2));
-        // Each channel of its own group is padded by itself.
+        // A channel that is its own group is padded by itself.
         let images = [Shape::from([1, 96, 56, 56]), Shape::from([1, 96, 56, 56])];
         let weight = Shape::from([96, 1, 7, 7]);
         let depthwise = Convolution { images, weight, groups: 96, channels_last: true, ..first.clone() };

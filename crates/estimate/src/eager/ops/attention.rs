@@ -1,4 +1,4 @@
-//! Scaled dot product attention with one kernel, which does not store the matrix of scores.
+//! Scaled dot product attention in a single kernel, which does not store the matrix of scores.
 
 use super::linear::Like;
 use crate::{
@@ -9,10 +9,10 @@ use crate::{
     shape::Shape,
 };
 
-/// The arguments of attention besides queries, keys and values.
+/// The arguments of attention in addition to queries, keys and values.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AttentionArguments<'a> {
-    /// The tensor that is added to the scores, of the shape (batch or 1, heads or 1, n, m).
+    /// The tensor that is added to the scores, with the shape (batch or 1, heads or 1, n, m).
     pub(crate) mask: Option<&'a Tensor>,
     /// The dropout of the weights.
     pub(crate) dropout: f64,
@@ -21,18 +21,18 @@ pub(crate) struct AttentionArguments<'a> {
 /// The kernels of `scaled_dot_product_attention`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kernel {
-    /// `_scaled_dot_product_efficient_attention` of CUTLASS.
+    /// `_scaled_dot_product_efficient_attention`, from CUTLASS.
     Efficient,
     /// `_scaled_dot_product_cudnn_attention`.
     CuDnn,
-    /// `_scaled_dot_product_flash_attention`. It has no mask but the causal one.
+    /// `_scaled_dot_product_flash_attention`. The only mask that it supports is the causal one.
     Flash,
 }
 
 impl Kernel {
-    /// Returns the kernel that PyTorch chooses. On cards of compute capability 9.0 or 10.0 with cuDNN 9.15 or newer, it prefers cuDNN
-    /// (`sdp_utils.cpp`, `check_prefer_cudnn_attention`), on other cards `FlashAttention`. Neither has a kernel for `f32`. cuDNN has no
-    /// gradient of a mask.
+    /// Returns the kernel that PyTorch chooses. On GPUs of compute capability 9.0 or 10.0 with cuDNN 9.15 or later,
+    /// PyTorch prefers cuDNN (`sdp_utils.cpp`, `check_prefer_cudnn_attention`), and on other GPUs `FlashAttention`.
+    /// Neither supports `f32`. cuDNN cannot compute the gradient of a mask.
     fn chosen(dtype: Dtype, mask: Option<&Tensor>, prefers_flash: bool) -> Self {
         match dtype {
             Dtype::F16 | Dtype::Bf16 if prefers_flash && mask.is_none() => Self::Flash,
@@ -43,8 +43,8 @@ impl Kernel {
 }
 
 impl Eager {
-    /// Computes attention with a mask. No kernel takes a mask whose last dimension is not in order (`sdp_utils_cpp.h`,
-    /// `check_last_dim_stride_equals_1_dense`).
+    /// Computes attention with a mask. No kernel accepts a mask whose last dimension is not in order
+    /// (`sdp_utils_cpp.h`, `check_last_dim_stride_equals_1_dense`).
     pub(crate) fn masked_attention(
         &self,
         inputs: [&Tensor; 3],
@@ -59,8 +59,8 @@ impl Eager {
         }
     }
 
-    /// Computes attention without a kernel, as PyTorch does (`_scaled_dot_product_attention_math`), with a causal mask if there is no
-    /// other one: queries and keys are scaled in `f32`, the scores are stored.
+    /// Computes attention without a fused kernel, as PyTorch does in `_scaled_dot_product_attention_math`: queries and
+    /// keys are scaled in `f32`, and the scores are stored. Without another mask, the mask is causal.
     pub(crate) fn attention_without_kernel(
         &self,
         [queries, keys, values]: [&Tensor; 3],
@@ -90,14 +90,14 @@ impl Eager {
             drop(scores);
             let weights = self.dropout(&weights, dropout)?;
             let output = self.to(&self.matmul(&weights, &self.contiguous(&values)?)?, dtype)?;
-            // The weights are a result as well, which nobody uses.
+            // The weights are a result too, which is not used.
             drop(self.with_grad(false, || self.to(&weights, dtype))?);
             Ok(output)
         })
     }
 
-    /// Computes attention of queries (batch, heads, n, size), keys and values (batch, heads, m, size). Several heads of queries may share
-    /// one of keys. It keeps its inputs, its output and one number for each query.
+    /// Computes attention of queries (batch, heads, n, size), and keys and values (batch, heads, m, size). Several
+    /// heads of queries may share one head of keys. The inputs, the output and one number for each query are kept.
     pub(crate) fn fused_attention(
         &self,
         [queries, keys, values]: [&Tensor; 3],
@@ -123,8 +123,8 @@ impl Eager {
         let mut all = vec![&queries, &keys, &values];
         all.extend(&mask);
         let mut saved = self.save_all(&all, all.iter().copied())?;
-        // The kernel writes (batch, n, heads, size); the result is a view of it. cuDNN has the order of the queries
-        // (`alloc_with_matching_layout`).
+        // The kernel writes (batch, n, heads, size), and the result is a view of that. cuDNN uses the order of the
+        // queries (`alloc_with_matching_layout`).
         let heads_first = kernel == Kernel::CuDnn && heads > 1 && queries.strides()[1] > queries.strides()[2];
         let rows = if heads_first { [batch, heads, length, size] } else { [batch, length, heads, size] };
         let rows = self.output(&Shape::from(rows), queries.dtype)?;
@@ -143,7 +143,7 @@ impl Eager {
         Ok(self.recorded(&all, view, move |eager, _| {
             let _saved = eager.unpack(saved)?;
             let grads = likes.iter().map(|like| like.empty(eager)).collect::<Result<Vec<_>, Error>>()?;
-            // The gradient has a part for each sequence, even if the mask is repeated.
+            // The gradient has a part for each sequence, even if the mask is broadcast.
             let shape = Shape::from([batch, heads, length, sizes.keys.next_multiple_of(16)]);
             let mask_grad = mask_dtype.map(|dtype| eager.output(&shape, dtype)).transpose()?;
             match kernel {
@@ -164,7 +164,7 @@ impl Eager {
         }))
     }
 
-    /// Copies a mask so that its rows begin at multiples of 8 elements (`preprocess_mask`).
+    /// Copies a mask so that its rows start at multiples of 8 elements (`preprocess_mask`).
     fn aligned(&self, mask: &Tensor) -> Result<Tensor, Error> {
         let strides = mask.strides();
         let Some((1, others)) = strides.split_last() else { return self.contiguous(mask) };
@@ -181,7 +181,7 @@ impl Eager {
     /// Allocates the temporary tensors of `_efficient_attention_backward` (`attention_backward.cu`).
     fn efficient_backward(&self, sizes: &Sizes, dtype: Dtype) -> Result<(), Error> {
         let Sizes { batch, heads, length, size, .. } = *sizes;
-        // The sum of output times gradient for each query. The kernels for `f32` do not compute it.
+        // The sum of output times gradient for each query, which the kernels for `f32` do not compute.
         let is_wide = dtype == Dtype::F32;
         let product = is_wide.then(|| self.output(&Shape::from([batch, length, heads, size]), dtype)).transpose()?;
         let sum = is_wide.then(|| self.output(&Shape::from([batch, length, heads]), dtype)).transpose()?;
@@ -190,26 +190,26 @@ impl Eager {
         self.work_in(sizes.efficient_workspace())
     }
 
-    /// Allocates the temporary tensors of `mha_bwd` of `flash_api.cpp`.
+    /// Allocates the temporary tensors of `mha_bwd` in `flash_api.cpp`.
     fn flash_backward(&self, sizes: &Sizes) -> Result<(), Error> {
         let Sizes { batch, heads, key_heads, length, keys, size } = *sizes;
         let rounded = length.next_multiple_of(128);
         let _sums = self.output(&Shape::from([batch, heads, rounded]), Dtype::F32)?;
         let width = size.next_multiple_of(if size <= 128 { 32 } else { 64 });
         let _queries = self.output(&Shape::from([batch, rounded, heads, width]), Dtype::F32)?;
-        // Gradients of keys and values are made for each head of the queries.
+        // Gradients of keys and values are computed for each head of the queries.
         let copies = if heads == key_heads { 0 } else { 2 };
         self.output(&Shape::from([copies, batch, keys, heads, size]), Dtype::Bf16).map(drop)
     }
 
-    /// Allocates a workspace while a kernel is started.
+    /// Allocates a workspace that lives while a kernel is started.
     fn work_in(&self, bytes: Option<u64>) -> Result<(), Error> {
         let bytes = bytes.ok_or_else(|| self.error(Kind::TooLarge))?;
         self.empty(&Shape::from([bytes]), Dtype::U8, Class::Workspace).map(drop)
     }
 }
 
-/// The sizes of an attention.
+/// The sizes of an attention operation.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     batch: u64,
@@ -226,16 +226,18 @@ impl Sizes {
         Self { batch, heads, key_heads: keys.shape[1], length, keys: keys.shape[2], size }
     }
 
-    /// The gradient of the queries is added up in tiles of `f32`, each with 16 bytes for its lock (`kernel_backward.h`, `workspace_size`;
-    /// `generate_kernels.py` has the sizes of tiles).
+    /// Returns the workspace of the efficient kernel's backward pass. The gradient of the queries is added up in tiles
+    /// of `f32`, each with 16 bytes for its lock (`kernel_backward.h`, `workspace_size`; the sizes of tiles are in
+    /// `generate_kernels.py`).
     fn efficient_workspace(&self) -> Option<u64> {
         let (rows, columns) = if self.size <= 64 { (64, 64) } else { (128, 64) };
         let tiles = [self.batch, self.heads, self.length.div_ceil(rows), self.size.div_ceil(columns)];
         Shape::from(tiles).elements()?.checked_mul(16 + 4 * rows * columns)
     }
 
-    /// The workspace is that of `get_fe_workspace_size_node` of cudnn-frontend: the gradient of the queries in `f32`, a number for each
-    /// query, and gradients of keys and values for each head of the queries if they share heads.
+    /// Returns the workspace of cuDNN, as in `get_fe_workspace_size_node` of cudnn-frontend: the gradient of the
+    /// queries in `f32`, a number for each query, and, if heads of queries share keys and values, their gradients for
+    /// each head of the queries.
     fn cudnn_workspace(&self) -> Option<u64> {
         let Self { batch, heads, key_heads, length, keys, size } = *self;
         let queries = Shape::from([batch, heads, length, size + 1, 4]).elements()?;
@@ -251,7 +253,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// The figures are those of torch's allocation histories on an H200, without what the allocator added.
+    /// The values come from torch's allocation histories on an H200, without what the allocator added.
     #[test]
     fn workspaces_are_those_of_an_h200() {
         let gpt2 = Sizes { batch: 32, heads: 12, key_heads: 12, length: 512, keys: 512, size: 64 };

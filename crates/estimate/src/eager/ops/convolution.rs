@@ -8,18 +8,18 @@ use crate::{
     shape::Shape,
 };
 
-/// The sizes of a convolution, each for all dimensions of the image.
+/// The sizes of a convolution, each given for all dimensions of the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConvArguments {
     pub(crate) stride: Vec<u64>,
     pub(crate) padding: Vec<u64>,
     pub(crate) dilation: Vec<u64>,
     pub(crate) groups: u64,
-    /// The padding of one side of the output, if the convolution is transposed.
+    /// The padding on one side of the output, if the convolution is transposed.
     pub(crate) output_padding: Option<Vec<u64>>,
 }
 
-/// The sizes of a pooling window, each for all dimensions of the image.
+/// The sizes of a pooling window, each given for all dimensions of the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PoolArguments {
     pub(crate) kernel: Vec<u64>,
@@ -28,13 +28,13 @@ pub(crate) struct PoolArguments {
     pub(crate) rounds_up: bool,
 }
 
-/// Returns the number of positions of a window. `None` if it does not fit or the sizes overflow.
+/// Returns the number of positions of a window. `None` if the window does not fit or the sizes overflow.
 fn positions(size: u64, kernel: u64, stride: u64, padding: u64, dilation: u64, rounds_up: bool) -> Option<u64> {
     let window = dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?;
     let room = size.checked_add(padding.checked_mul(2)?)?.checked_sub(window)?;
     let count = if rounds_up { room.div_ceil(stride.max(1)) } else { room.checked_div(stride)? };
     let count = count.checked_add(1)?;
-    // The last window must begin inside the input or its left padding.
+    // The last window must start inside the input or its left padding.
     let begins_outside = rounds_up && (count - 1).checked_mul(stride)? >= size.checked_add(padding)?;
     Some(count - u64::from(begins_outside))
 }
@@ -46,8 +46,8 @@ fn transposed(size: u64, kernel: u64, stride: u64, padding: u64, dilation: u64, 
 }
 
 impl Eager {
-    /// Convolves an image of any number of dimensions. The weight has the shape (outputs, inputs / groups, …); the first two are the
-    /// other way round if it is transposed.
+    /// Convolves an image with any number of dimensions. The weight has the shape (outputs, inputs / groups, …); the
+    /// first two are swapped if the convolution is transposed.
     pub(crate) fn convolution(
         &self,
         input: &Tensor,
@@ -86,8 +86,8 @@ impl Eager {
         all.extend(&bias);
         let saved = self.save_all(&all, [&input, &weight])?;
         let channels_last = input.has_channels_last();
-        // PyTorch has its own kernel if each channel is convolved by itself, unless the channels are last or there are 32 or more in
-        // `f16` (`Convolution.cpp`, `use_cudnn_depthwise`).
+        // If each channel is convolved by itself, PyTorch uses its own kernel, unless the channels are last or there
+        // are 32 or more in `f16` (`Convolution.cpp`, `use_cudnn_depthwise`).
         let is_depthwise = arguments.groups > 1 && arguments.groups == inputs && !is_transposed;
         let is_half = input.dtype == Dtype::F16 && inputs >= 32 && arguments.dilation.iter().all(|size| *size == 1);
         let uses_cudnn = channels_last || !is_depthwise || is_half;
@@ -137,9 +137,9 @@ impl Eager {
         }))
     }
 
-    /// Copies the tensor into the order that a convolution reads, if it is in another one.
+    /// Copies the tensor into the order that a convolution reads, unless it already has that order.
     fn in_order(&self, tensor: &Tensor, channels_last: bool) -> Result<Option<Tensor>, Error> {
-        // A dimension of size 1 has no order.
+        // The order of a dimension of size 1 is irrelevant.
         let expected = if channels_last {
             channels_last_strides(&tensor.shape)
         } else {
@@ -150,7 +150,7 @@ impl Eager {
         if is_so { Ok(None) } else { self.with_grad(false, || self.output(&tensor.shape, tensor.dtype)).map(Some) }
     }
 
-    /// Runs max pooling. It makes the positions of the largest elements as well, in `i64`.
+    /// Runs max pooling, which also returns the positions of the largest elements, in `i64`.
     pub(crate) fn max_pool(&self, input: &Tensor, arguments: &PoolArguments) -> Result<Tensor, Error> {
         let shape = self.pooled(input, arguments)?;
         let mut saved = self.save_all(&[input], [input])?;
@@ -166,7 +166,8 @@ impl Eager {
         self.averaged(input, &shape, true)
     }
 
-    /// Runs average pooling to an image of this size. An image of one pixel is a mean, which saves nothing.
+    /// Runs average pooling to an image of this size. For an image of one pixel, PyTorch computes a mean, which saves
+    /// nothing.
     pub(crate) fn adaptive_average_pool(&self, input: &Tensor, size: &[u64]) -> Result<Tensor, Error> {
         if input.shape.rank() != size.len() + 2 {
             let image = vec!["…"; size.len() + 2].join(", ");
@@ -206,7 +207,7 @@ impl Eager {
 mod tests {
     use super::{positions, transposed};
 
-    /// The figures are those of `torch.nn` modules with these arguments.
+    /// The values come from `torch.nn` modules with these arguments.
     #[test]
     fn sizes_are_those_of_pytorch() {
         assert_eq!(positions(224, 7, 2, 3, 1, false), Some(112));

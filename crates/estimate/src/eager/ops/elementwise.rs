@@ -8,18 +8,18 @@ use crate::{
     shape::Shape,
 };
 
-/// The tensors that an operation with one input saves for its backward pass, and the temporary ones of that pass.
+/// The tensors that an operation with one input saves for its backward pass, and the temporary ones in that pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Saves {
-    /// It saves nothing. The gradient is passed on as it is.
+    /// Nothing is saved. The gradient is passed on unchanged.
     Nothing,
-    /// It saves nothing. The gradient is a new tensor.
+    /// Nothing is saved. The gradient is a new tensor.
     NothingNew,
     Input,
     Output,
-    /// It saves the input. This many temporary tensors are live together with the gradient.
+    /// The input is saved. This many temporary tensors are live together with the gradient.
     InputWith(usize),
-    /// It saves the output, and this many tensors are temporary.
+    /// The output is saved. This many temporary tensors are live together with the gradient.
     OutputWith(usize),
 }
 
@@ -55,7 +55,7 @@ impl Eager {
         }))
     }
 
-    /// Runs an operation that keeps something. Its gradient is a new tensor like the gradient of its result.
+    /// Records an operation that saves something. Its gradient is a new tensor like the gradient of its result.
     fn with_gradient_of_result(&self, input: &Tensor, output: Tensor, saved: Vec<Saved>) -> Tensor {
         self.recorded(&[input], output, move |eager, grad| {
             let _saved = eager.unpack(saved)?;
@@ -63,14 +63,14 @@ impl Eager {
         })
     }
 
-    /// Adds two tensors. The gradient is passed on to the inputs that need one.
+    /// Records a sum of two tensors. The gradient is passed on to the inputs that need one.
     fn sum(&self, inputs: [&Tensor; 2], output: Tensor) -> Tensor {
         let needs = inputs.map(|input| input.edge.is_some());
         self.recorded(&inputs, output, move |_, grad| Ok(needs.map(|needs| needs.then(|| grad.clone())).to_vec()))
     }
 
     /// Runs `relu6_` (`hardtanh_`): the result overwrites the input. The backward pass needs the input, so it is copied
-    /// before.
+    /// first.
     pub(crate) fn relu6_in_place(&self, input: &Tensor) -> Result<Tensor, Error> {
         self.overwritten(input, || Ok(self.output(&input.shape, input.dtype)?.in_order_of(input)))
     }
@@ -80,7 +80,8 @@ impl Eager {
         self.overwritten(input, || Ok(input.clone()))
     }
 
-    /// Returns a result in the memory of the input. `kept` has the tensors for the backward pass, if there is one.
+    /// Returns a result in the memory of the input. `kept` makes the tensor for the backward pass, if there will be
+    /// one.
     fn overwritten(&self, input: &Tensor, kept: impl FnOnce() -> Result<Tensor, Error>) -> Result<Tensor, Error> {
         if !self.needs_grad(&[input]) {
             return Ok(input.clone());
@@ -105,12 +106,13 @@ impl Eager {
         multiply_by_number: NothingNew;
     }
 
-    /// Raises to a fixed power. Autocast runs it in `f32`. Its backward pass is `grad * (exponent * input ** (exponent - 1))`.
+    /// Raises to a fixed power, in `f32` under autocast. The backward pass is `grad * (exponent * input ** (exponent -
+    /// 1))`.
     pub(crate) fn power(&self, input: &Tensor) -> Result<Tensor, Error> {
         self.unary(&self.raised(input)?, Saves::InputWith(2))
     }
 
-    /// Runs `rsqrt`. Its backward pass is `-0.5 * grad * result ** 3`.
+    /// Runs `rsqrt`. The backward pass is `-0.5 * grad * result ** 3`.
     pub(crate) fn rsqrt(&self, input: &Tensor) -> Result<Tensor, Error> {
         self.unary(&self.raised(input)?, Saves::OutputWith(2))
     }
@@ -133,7 +135,7 @@ impl Eager {
         self.multiply(&half, &factor)
     }
 
-    /// Returns the type of a result of two tensors.
+    /// Returns the type of an operation on two tensors.
     fn common_dtype(first: Dtype, second: Dtype) -> Dtype {
         let rank = |dtype| match dtype {
             Dtype::F64 => 3,
@@ -177,7 +179,7 @@ impl Eager {
         }))
     }
 
-    /// Runs dropout, which keeps a mask of one byte for each element.
+    /// Runs dropout, which keeps a mask with one byte for each element.
     pub(crate) fn dropout(&self, input: &Tensor, probability: f64) -> Result<Tensor, Error> {
         if probability == 0.0 || !self.training.get() {
             return Ok(input.clone());

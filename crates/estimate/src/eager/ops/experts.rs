@@ -1,5 +1,5 @@
-//! The operations of a mixture of experts: the choice of experts, rows in the order of the experts, and products with many weights
-//! at once.
+//! The operations of a mixture of experts: choosing experts, sorting rows by expert, and products with many weights at
+//! once.
 
 use super::linear::Like;
 use crate::{
@@ -23,7 +23,8 @@ impl Eager {
         Ok([self.with_gradient_like(input, values, saved), positions])
     }
 
-    /// Returns rows of a tensor in another order: `input[index]`. It keeps the index. The gradient begins with zeros.
+    /// Returns rows of a tensor in another order: `input[index]`. The index is kept. The gradient is a new tensor,
+    /// first filled with zeros.
     pub(crate) fn rows(&self, input: &Tensor, index: &Tensor) -> Result<Tensor, Error> {
         let mut sizes = index.shape.sizes().to_vec();
         sizes.extend(&input.shape[1..]);
@@ -34,14 +35,16 @@ impl Eager {
         Ok(self.recorded(&[input], output, move |eager, _| {
             let _index = eager.unpack(saved)?;
             let grads = eager.gradients(&likes)?;
-            // `index_put_` with accumulation sorts the index: copies of it and of the positions, before and after.
+            // `index_put_` with accumulation sorts the index: copies of the index and of the positions, before and
+            // after sorting.
             let _sorted = (0..4).map(|_| eager.integers(&indices)).collect::<Result<Vec<_>, _>>()?;
             Ok(grads)
         }))
     }
 
-    /// Runs `grouped_mm`: groups of rows (n, inputs) are multiplied with their weights (groups, outputs, inputs), or (groups, inputs,
-    /// outputs) if they are transposed. Autocast does not know it: the rows get the type of the weights.
+    /// Runs `grouped_mm`: groups of rows (n, inputs) are multiplied with their weights (groups, outputs, inputs), or
+    /// (groups, inputs, outputs) if they are transposed. Autocast does not cover this operation: the rows get the type
+    /// of the weights.
     pub(crate) fn grouped_product(&self, rows: &Tensor, weights: &Tensor) -> Result<Tensor, Error> {
         if rows.shape.rank() != 2 || weights.shape.rank() != 3 || rows.shape[1] != weights.shape[2] {
             return Err(self.product_of(rows, weights));
@@ -76,7 +79,8 @@ impl Eager {
         }))
     }
 
-    /// Sums over one dimension, which is gone afterwards. Its gradient is the gradient of the sum, repeated without a copy.
+    /// Sums over one dimension, which is removed. The gradient of the input is the gradient of the sum, repeated
+    /// without a copy.
     pub(crate) fn sum_over(&self, input: &Tensor, dimension: usize) -> Result<Tensor, Error> {
         let mut sizes = input.shape.sizes().to_vec();
         sizes.remove(dimension);

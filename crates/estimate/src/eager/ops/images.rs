@@ -1,4 +1,4 @@
-//! Operations of models that make images.
+//! Operations of models that generate images.
 
 use super::linear::Like;
 use crate::{
@@ -10,8 +10,8 @@ use crate::{
 };
 
 impl Eager {
-    /// Runs `group_norm` over dimension 1, which autocast runs in `f32`. It keeps its input, and a mean and a deviation of each
-    /// group.
+    /// Runs `group_norm` over dimension 1, in `f32` under autocast. The input, and a mean and a deviation for each
+    /// group are kept.
     pub(crate) fn group_norm(
         &self,
         input: &Tensor,
@@ -33,7 +33,7 @@ impl Eager {
         Ok(self.recorded(&all, output, move |eager, _| {
             let _saved = eager.unpack(saved)?;
             let grads = eager.gradients(&likes)?;
-            // There are two sums over the pixels of each channel.
+            // The sums over the pixels of each channel.
             let _sums = [eager.output(&sums, Dtype::F32)?, eager.output(&sums, Dtype::F32)?];
             Ok(grads)
         }))
@@ -60,18 +60,18 @@ impl Eager {
         self.multiply(input, &lengths)
     }
 
-    /// Runs `mse_loss` with a target of the same shape, which autocast runs in `f32`. It keeps both.
+    /// Runs `mse_loss` with a target of the same shape, in `f32` under autocast. Both are kept.
     pub(crate) fn mean_squares(&self, input: &Tensor) -> Result<Tensor, Error> {
         let input = self.raised(input)?;
         let target = self.empty(&input.shape, input.dtype, Class::Inputs)?;
         let saved = self.save_all(&[&input], [&input, &target])?;
         let loss = self.output(&Shape::default(), input.dtype)?;
-        // The squares are a tensor before their mean.
+        // The squares are a tensor before the mean is computed.
         drop(self.output(&input.shape, input.dtype)?);
         Ok(self.with_gradient_like(&input, loss, saved))
     }
 
-    /// Returns a tensor with the same elements and strides. Dimensions of size 1 at its end give it this rank.
+    /// Returns a tensor with the same elements and strides, extended to this rank by dimensions of size 1 at the end.
     pub(crate) fn with_rank(&self, input: &Tensor, rank: usize) -> Result<Tensor, Error> {
         if input.shape.rank() >= rank {
             return Ok(input.clone());

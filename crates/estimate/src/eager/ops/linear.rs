@@ -35,13 +35,13 @@ impl Eager {
         Ok(self.recorded(&all, output, move |eager, grad| {
             eager.use_cublas()?;
             let _saved = eager.unpack(saved)?;
-            // The product has two dimensions; the gradient of an input with more is a view of it. PyTorch multiplies with the
-            // transposed weight, so that the gradient of the weight is a view as well.
+            // The product has two dimensions. If the input has more, its gradient is a view of the product. PyTorch
+            // multiplies with the transposed weight, so that the gradient of the weight is a view as well.
             let mut results = eager.gradients(&likes)?;
             for (result, is_view) in results.iter_mut().zip([is_of_rows, true]) {
                 *result = result.take().map(|grad| if is_view { grad.as_view() } else { grad });
             }
-            // The gradient is summed when it is checked against the shape of the bias.
+            // The gradient is summed later, when it is checked against the shape of the bias.
             results.extend(bias_needs.map(|needs| needs.then(|| grad.in_order())));
             Ok(results)
         }))
@@ -84,7 +84,7 @@ impl Eager {
         Ok(self.recorded(&[table], output, move |eager, _| {
             let _indices = eager.unpack(saved)?;
             let grads = eager.gradients(&likes)?;
-            // More than 3072 indices are sorted, which needs two copies of the indices and two of their positions.
+            // More than 3072 indices are sorted, which takes two copies of the indices and two of their positions.
             if count > 3072 {
                 let _sorted = (0..4).map(|_| eager.integers(&Shape::from([count]))).collect::<Result<Vec<_>, _>>()?;
             }
@@ -94,7 +94,7 @@ impl Eager {
 }
 
 impl Eager {
-    /// Returns the output of an operation with one input. Its gradient is a new tensor, and needs the saved tensors.
+    /// Returns the output of an operation with one input. Its gradient is a new tensor that needs the saved tensors.
     pub(super) fn with_gradient_like(&self, input: &Tensor, output: Tensor, saved: Vec<Saved>) -> Tensor {
         let likes = Like::of_all(&[input]);
         self.recorded(&[input], output, move |eager, _| {
@@ -103,7 +103,7 @@ impl Eager {
         })
     }
 
-    /// Makes gradients of the inputs that need one.
+    /// Makes gradients for the inputs that need one.
     pub(super) fn gradients(&self, likes: &[Option<Like>]) -> Result<Grads, Error> {
         likes.iter().map(|like| like.as_ref().map(|like| like.empty(self)).transpose()).collect()
     }
@@ -122,12 +122,12 @@ impl Like {
         Self { shape: input.shape.clone(), dtype: input.dtype, is_parameter: input.parameter.is_some() }
     }
 
-    /// The inputs that need a gradient.
+    /// Returns the shape and type of each input that needs a gradient.
     pub(super) fn of_all(inputs: &[&Tensor]) -> Vec<Option<Self>> {
         inputs.iter().map(|input| input.edge.map(|_| Self::of(input))).collect()
     }
 
-    /// Makes a gradient of the input.
+    /// Makes a gradient for the input.
     pub(super) fn empty(&self, eager: &Eager) -> Result<Tensor, Error> {
         let class = if self.is_parameter { crate::Class::Gradients } else { crate::Class::Activations };
         eager.empty(&self.shape, self.dtype, class)

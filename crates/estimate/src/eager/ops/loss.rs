@@ -8,8 +8,8 @@ use crate::{
 };
 
 impl Eager {
-    /// Runs softmax over the last dimension, which autocast runs in `f32`. The backward pass multiplies the gradient with the
-    /// result first.
+    /// Runs softmax over the last dimension, in `f32` under autocast. The backward pass first multiplies the gradient
+    /// with the result.
     pub(crate) fn softmax(&self, input: &Tensor) -> Result<Tensor, Error> {
         let input = self.raised(input)?;
         let output = self.output(&input.shape, input.dtype)?;
@@ -22,7 +22,8 @@ impl Eager {
         }))
     }
 
-    /// Runs a softmax with zeros in rows where all is masked: it tests its input, and selects from its first result.
+    /// Runs a softmax that returns zeros for rows in which everything is masked: the input is tested, and the result is
+    /// selected from the first one.
     pub(crate) fn safe_softmax(&self, input: &Tensor) -> Result<Tensor, Error> {
         let first = self.with_grad(false, || self.softmax(input))?;
         let is_masked = self.output(&input.shape, Dtype::Bool)?;
@@ -31,8 +32,8 @@ impl Eager {
         result
     }
 
-    /// Runs cross entropy of logits (…, classes) with one label for each row: the logarithms of the probabilities in the type
-    /// of the logits, and the mean of those of the labels, which autocast computes in `f32`.
+    /// Runs cross entropy of logits (…, classes) with one label for each row: the logarithms of the probabilities in
+    /// the type of the logits, and the mean of those at the labels, in `f32` under autocast.
     pub(crate) fn cross_entropy(&self, logits: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
         let rows = logits.shape.elements().map(|elements| elements.checked_div(logits.shape.last()).unwrap_or(0));
         if logits.shape.rank() < 2 || labels.shape.elements() != rows {
@@ -44,7 +45,7 @@ impl Eager {
         self.mean_of_labels(&logarithms, labels)
     }
 
-    /// `nll_loss` keeps its input.
+    /// Runs `nll_loss`, which keeps its input.
     fn mean_of_labels(&self, input: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
         let input = self.raised(input)?;
         let mut saved = self.save_all(&[&input], [&input, labels])?;
@@ -58,7 +59,7 @@ impl Eager {
         }))
     }
 
-    /// Moves labels by one position, as losses of language models do: a padded copy and a copy of a part of it.
+    /// Shifts labels by one position, as losses of language models do: a padded copy, and a copy of a part of it.
     pub(crate) fn shifted_labels(&self, labels: &Tensor) -> Result<Tensor, Error> {
         let padded = self.output(&labels.shape.with_last(labels.shape.last() + 1), Dtype::I64)?;
         let shifted = self.output(&labels.shape, Dtype::I64)?;

@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl Eager {
-    /// Runs `layer_norm` over the last dimension. It keeps its input and a mean and a deviation in `f32` for each row.
+    /// Runs `layer_norm` over the last dimension. The input is kept, and a mean and a deviation in `f32` for each row.
     pub(crate) fn layer_norm(&self, input: &Tensor, affine: Option<[&Tensor; 2]>) -> Result<Tensor, Error> {
         let input = self.contiguous(&self.raised(input)?)?;
         if let Some([weight, _]) = affine
@@ -69,14 +69,13 @@ impl Eager {
         self.multiply(input, &factor)
     }
 
-    /// Returns the mean of the last dimension, which has size 1 afterwards.
+    /// Returns the mean over the last dimension, which then has size 1.
     pub(crate) fn mean_of_last(&self, input: &Tensor) -> Result<Tensor, Error> {
         let output = self.output(&input.shape.with_last(1), input.dtype)?;
         Ok(self.with_new_gradient(input, output))
     }
 
-    /// Runs batch norm over dimension 1. It keeps its input and, while training, a mean and a deviation of each
-    /// channel.
+    /// Runs batch norm over dimension 1. The input is kept and, in training, a mean and a deviation for each channel.
     pub(crate) fn batch_norm(&self, input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor, Error> {
         if input.shape.rank() < 2 || input.shape[1] != weight.shape.last() {
             return Err(self.channels(weight.shape.last(), input));
@@ -98,7 +97,7 @@ impl Eager {
         }))
     }
 
-    /// Returns the error of an input with another number of channels.
+    /// Returns the error for an input with another number of channels.
     pub(super) fn channels(&self, channels: u64, input: &Tensor) -> Error {
         let mut sizes = input.shape.sizes().to_vec();
         if let Some(size) = sizes.get_mut(1) {

@@ -1,4 +1,5 @@
-//! Sums over many elements: PyTorch splits one among several blocks of threads, which write their parts into a buffer.
+//! Sums over many elements. PyTorch splits such a sum among several blocks of threads, which write their parts into a
+//! buffer.
 
 use crate::{
     dtype::Dtype,
@@ -15,13 +16,14 @@ const WARP: u64 = 32;
 const FEWEST: u64 = 16;
 const MOST: u64 = 256;
 
-/// Returns the largest power of two that is not above a number.
+/// Returns the largest power of two that does not exceed a number.
 fn last_power(number: u64) -> u64 {
     1 << number.max(1).ilog2()
 }
 
 /// Returns the bytes of the buffer for `outputs` sums in `f32` of `inputs` elements each: `setReduceConfig` and
-/// `global_memory_size` of `Reduce.cuh`. The elements of a sum lie next to each other, or those of different sums do.
+/// `global_memory_size` in `Reduce.cuh`. Either the elements of a sum are adjacent in memory, or those of different
+/// sums are.
 fn buffer(outputs: u64, inputs: u64, sums_neighbours: bool, multiprocessors: u64) -> Option<u64> {
     let vector =
         if sums_neighbours { 1 } else { [4, 2].into_iter().find(|size| outputs.is_multiple_of(*size)).unwrap_or(1) };
@@ -53,11 +55,11 @@ fn buffer(outputs: u64, inputs: u64, sums_neighbours: bool, multiprocessors: u64
 }
 
 impl Eager {
-    /// Allocates the buffer of the sums over all dimensions that a result of this shape does not have. It lives while the kernel
-    /// is started.
+    /// Allocates the buffer for a sum over all dimensions that a result of this shape does not have. The buffer lives
+    /// while the kernel is started.
     pub(crate) fn sum_buffer(&self, input: &Tensor, result: &Shape) -> Result<(), Error> {
         let (Some(all), Some(outputs @ 1..)) = (input.shape.elements(), result.elements()) else { return Ok(()) };
-        // The dimension whose elements lie next to each other is one of those that are summed.
+        // Whether the dimension whose elements are adjacent is summed.
         let strides = input.strides();
         let fastest = (0..input.shape.rank()).filter(|at| input.shape[*at] > 1).min_by_key(|at| strides[*at]);
         let offset = input.shape.rank().saturating_sub(result.rank());
@@ -71,7 +73,8 @@ impl Eager {
 mod tests {
     use super::buffer;
 
-    /// The figures are those of torch's allocation history of ViT-B on an H200: the gradients of the biases with a batch of 32.
+    /// The values come from torch's allocation history of ViT-B on an H200: the gradients of the biases with a batch of
+    /// 32.
     #[test]
     fn buffers_are_those_of_pytorch() {
         const KIB: u64 = 1024;

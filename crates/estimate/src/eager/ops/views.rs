@@ -1,4 +1,4 @@
-//! Views share the memory of their input. A copy is made only if the order of the elements requires it.
+//! Views share the memory of their input. Elements are copied only if their order requires it.
 
 use crate::{
     dtype::Dtype,
@@ -8,8 +8,8 @@ use crate::{
 };
 
 impl Eager {
-    /// Makes a tensor of another shape that consists of copies of the input. Its backward pass needs only the shape of the
-    /// input.
+    /// Makes a tensor of another shape that consists of copies of the input. The backward pass needs only the shape of
+    /// the input.
     pub(super) fn copied_to(&self, input: &Tensor, shape: &Shape) -> Result<Tensor, Error> {
         let output = self.output(shape, input.dtype)?;
         Ok(self.with_gradient_like(input, output, Vec::new()))
@@ -33,7 +33,7 @@ impl Eager {
         self.recorded(&[input], view, move |_, grad| Ok(vec![Some(grad.as_view().with_shape(shape))]))
     }
 
-    /// Returns elements in order, as a copy if they are not in order.
+    /// Returns the elements in order. If they are not in order, this is a copy.
     pub(crate) fn contiguous(&self, input: &Tensor) -> Result<Tensor, Error> {
         if input.is_contiguous() {
             return Ok(input.clone());
@@ -42,7 +42,7 @@ impl Eager {
         Ok(self.passing_on(input, output))
     }
 
-    /// Returns another shape with the same number of elements. It copies the elements if they are not in order.
+    /// Returns another shape with the same number of elements. If the elements are not in order, they are copied.
     pub(crate) fn reshape(&self, input: &Tensor, shape: &Shape) -> Result<Tensor, Error> {
         if input.shape.elements() != shape.elements() {
             let (first, second) = (input.shape.clone(), shape.clone());
@@ -52,20 +52,20 @@ impl Eager {
         Ok(self.viewed(&input, shape.clone()))
     }
 
-    /// Returns a view with another shape of a tensor whose last dimension is in order, such as a part of a joined
+    /// Returns a view with another shape. The last dimension of the input must be in order, as in a part of a joined
     /// projection.
     pub(crate) fn view(&self, input: &Tensor, shape: &Shape) -> Tensor {
         self.viewed(input, shape.clone())
     }
 
-    /// A dimension of size 1 is repeated without a copy.
+    /// Repeats a dimension of size 1 without a copy.
     pub(crate) fn expand(&self, input: &Tensor, dimension: usize, size: u64) -> Tensor {
         let mut sizes = input.shape.sizes().to_vec();
         sizes[dimension] = size;
         let mut strides = input.strides();
         strides[dimension] = 0;
         let view = input.as_view().with_shape(sizes.into()).with_strides(&strides);
-        // The sum over the repeated dimension is made when the gradient is checked against the shape of the input.
+        // The sum over the repeated dimension is computed when the gradient is checked against the shape of the input.
         self.passing_on(input, view)
     }
 
@@ -77,7 +77,7 @@ impl Eager {
         Ok(self.with_new_gradient(input, output))
     }
 
-    /// Exchanges two dimensions.
+    /// Swaps two dimensions.
     pub(crate) fn transpose(&self, input: &Tensor, first: usize, second: usize) -> Tensor {
         let (mut sizes, mut strides) = (input.shape.sizes().to_vec(), input.strides());
         sizes.swap(first, second);
@@ -99,7 +99,7 @@ impl Eager {
         self.recorded(&[input], view, |_, grad| Ok(vec![Some(back(grad))]))
     }
 
-    /// Returns parts of the last dimension, as views. The gradients of all parts are copied into one tensor.
+    /// Returns parts of the last dimension as views. The gradients of all parts are copied into one tensor.
     pub(crate) fn split_last<const N: usize>(&self, input: &Tensor, sizes: [u64; N]) -> Result<[Tensor; N], Error> {
         if sizes.iter().sum::<u64>() != input.shape.last() {
             return Err(self.mismatch(input.shape.with_last(sizes.iter().sum()).to_string(), input));
@@ -115,12 +115,12 @@ impl Eager {
             if grads.iter().all(Option::is_none) {
                 return Ok(vec![None]);
             }
-            // A part without a gradient is filled with zeros.
+            // Parts without a gradient are filled with zeros.
             Ok(vec![Some(eager.output(&shape, dtype)?)])
         }))
     }
 
-    /// Returns a part of one dimension, as a view. Its gradient is filled up with zeros.
+    /// Returns a part of one dimension as a view. The gradient is padded with zeros.
     pub(crate) fn narrow(&self, input: &Tensor, dimension: usize, size: u64) -> Tensor {
         let mut sizes = input.shape.sizes().to_vec();
         sizes[dimension] = size;
@@ -150,7 +150,7 @@ impl Eager {
         let output = self.output(&sizes.into(), first.dtype)?;
         let parts: Vec<_> = inputs.iter().map(|input| (input.shape.clone(), input.edge.is_some())).collect();
         Ok(self.recorded(inputs, output, move |_, grad| {
-            // Each gradient is a view of a part.
+            // Each gradient is a view of one part.
             let part = |(shape, needs): &(Shape, bool)| {
                 needs.then(|| grad.as_view().with_shape(shape.clone()).with_strides(&grad.strides()))
             };
