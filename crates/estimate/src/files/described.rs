@@ -19,7 +19,7 @@ use crate::{
     tensors::Tensors,
 };
 
-/// The files with weights that a folder may have, in the order in which they are looked for.
+/// The weight files that a folder may contain, in the order in which they are looked for.
 const WEIGHTS: [&str; 4] = [
     "model.safetensors.index.json",
     "model.safetensors",
@@ -44,29 +44,33 @@ const WEIGHTS: [&str; 4] = [
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Described {
-    /// The parameters: those of the files with weights, or those of the model if there is only its configuration.
+    /// The parameters: those in the weight files, or those of the model if there is only a configuration.
     pub tensors: Tensors,
-    /// The model. If the architecture is not known, the error says so, and nothing is known about activations.
+    /// The model. If the architecture is not known, this is an error that explains it, and nothing is known about
+    /// activations.
     pub model: Result<Model, Error>,
-    /// True if the sequences have the length with which the files were read. A model as JSON or TOML has its own input.
+    /// True if the sequences have the length with which the files were read. A model as JSON or TOML defines its own
+    /// input.
     pub takes_length: bool,
-    /// The type of most parameters. `None` if the files do not say it.
+    /// The type of most parameters. `None` if the files do not contain it.
     pub dtype: Option<Dtype>,
-    /// The longest sequences that the model supports. `None` if the files do not say it. The model may run with longer ones.
+    /// The longest sequences that the model supports. `None` if the files do not contain it. The model may run with
+    /// longer ones.
     pub positions: Option<u64>,
-    /// The whole numbers that the configuration leaves out, with the values of the Python class, such as a `hidden_size` of 4096.
+    /// The integers that the configuration leaves out, with the values of the Python class, such as a `hidden_size` of
+    /// 4096.
     pub assumed: BTreeMap<String, u64>,
-    /// The contradictions between the files with weights and the configuration.
+    /// Contradictions between the weight files and the configuration.
     pub notes: Vec<String>,
 }
 
 impl Described {
-    /// Reads the headers and configurations at a path, and no weights. The path names a folder as Hugging Face has it, a
+    /// Reads the headers and configurations at a path, but no weights. The path names a folder as on Hugging Face, a
     /// `.safetensors` file or its index, a `.gguf` file, a `config.json`, or a model as JSON or TOML. Sequences have this
-    /// length, unless the file says it.
+    /// length, unless the file defines it.
     ///
     /// # Errors
-    /// Returns an error if a file cannot be read, or if its format is not one of these. The error names the file.
+    /// Returns an error if a file cannot be read, or if it has none of these formats. The error names the file.
     pub fn read(path: impl AsRef<Path>, length: u64) -> Result<Self, Error> {
         let path = path.as_ref();
         if path.is_dir() {
@@ -90,7 +94,7 @@ impl Described {
             _ => {
                 let text = text(path, LONGEST_TEXT)?;
                 let fields: Value = serde_json::from_str(&text).unwrap_or_default();
-                // A configuration has no layers.
+                // A configuration has no field `layers`.
                 if fields["layers"].is_array() {
                     drop(fields);
                     return only(Model::from_json(&text)?);
@@ -159,12 +163,12 @@ fn only(model: Model) -> Result<Described, Error> {
     Ok(Described { tensors, model, takes_length: false, dtype, positions, assumed, notes })
 }
 
-/// Returns a field of a configuration, or of its part about text.
+/// Returns a field of a configuration, or of its text part.
 fn field<'a>(config: &'a Value, key: &str) -> &'a Value {
     if config[key].is_null() { &config["text_config"][key] } else { &config[key] }
 }
 
-/// Returns the type of the parameters that a configuration names.
+/// Returns the type of the parameters according to a configuration.
 fn stored_type(config: &Value) -> Option<Dtype> {
     let name = field(config, "dtype").as_str().or(field(config, "torch_dtype").as_str())?;
     name.parse().ok().filter(|dtype: &Dtype| dtype.is_float())

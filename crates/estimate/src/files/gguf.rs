@@ -1,4 +1,4 @@
-//! Reads the headers of GGUF files: metadata, and the place of each tensor.
+//! Reads the headers of GGUF files: metadata, and where each tensor is.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,20 +17,20 @@ use crate::{
     tensors::{TensorInfo, Tensors},
 };
 
-/// The longest header. The largest vocabularies take some 20 MB.
+/// The longest allowed header. The largest vocabularies take about 20 MB.
 const LONGEST_HEADER: u64 = 50_000_000;
-/// The largest number of entries of the metadata, which has some 50.
+/// The most entries that the metadata may have. Usually there are about 50.
 const MOST_ENTRIES: u64 = 65_536;
-/// The largest number of tensors of a file. A model of 1 T parameters has some 1,000, or 50,000 with a tensor for each
+/// The most tensors that a file may have. A model with 1 T parameters has about 1,000, or 50,000 with a tensor for each
 /// expert.
 const MOST_TENSORS: u64 = 1 << 18;
-/// The longest name and the longest key: the limit that the format has for keys.
+/// The longest name and the longest key: the format's own limit for keys.
 const LONGEST_NAME: u64 = 65_535;
-/// Strings up to this length are kept: names and templates. Longer ones are skipped.
+/// Strings up to this length, such as names and templates, are kept. Longer ones are skipped.
 const LONGEST_KEPT: u64 = 1 << 20;
-/// Longer arrays, such as vocabularies, are counted and not kept; settings of layers are shorter.
+/// Longer arrays, such as vocabularies, are counted but not kept. Settings of layers are shorter.
 const LONGEST_ARRAY: u64 = 4096;
-/// The largest number of files that a model is split into.
+/// The most files that a model may be split into.
 const MOST_FILES: u64 = 10_000;
 
 /// The header of a GGUF file: the metadata of the model, and its tensors.
@@ -52,22 +52,23 @@ pub struct Gguf {
 /// A value of the metadata.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
-    /// A whole number that is not negative.
+    /// A non-negative integer.
     Number(u64),
     Fraction(f64),
     Bool(bool),
     Text(String),
-    /// An array with its length, and its values if they are whole numbers and not too many.
+    /// An array: its length, and its values if they are integers and not too many.
     Array(u64, Vec<u64>),
     /// A negative number, or a text that is too long to be kept.
     Other,
 }
 
 impl Gguf {
-    /// Reads the header of a `.gguf` file, or of all files that it is split into. No weights are read.
+    /// Reads the header of a `.gguf` file, or of all files that it is split into. Weights are not read.
     ///
     /// # Errors
-    /// Returns an error if a file cannot be read or is damaged, or if the parts contradict each other. The error names the file.
+    /// Returns an error if a file cannot be read or is damaged, or if the parts contradict each other. The error names
+    /// the file.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let mut first = one_file(path)?;
@@ -94,7 +95,7 @@ impl Gguf {
         Ok(first)
     }
 
-    /// Reads a header from elsewhere, such as the first bytes of a file on a server. The file has `length` bytes.
+    /// Reads a header from another source, such as the first bytes of a file on a server. The file has `length` bytes.
     ///
     /// # Errors
     /// Returns an error if reading fails, or if the header is damaged or longer than the file.
@@ -131,7 +132,7 @@ impl Gguf {
     }
 }
 
-/// Reads the tensors of the other files of a model: `name-00001-of-00003.gguf` is the first of three.
+/// Reads the tensors in the other files of a model: `name-00001-of-00003.gguf` is the first of three.
 fn other_parts(path: &Path, count: u64) -> Result<Vec<TensorInfo>, Error> {
     let wrong =
         || refused(path, format!("the model has {count} files, and the name does not end with the number of one"));
@@ -152,7 +153,7 @@ fn one_file(path: &Path) -> Result<Gguf, Error> {
     header(BufReader::new(file), length).map_err(|what| refused(path, what))
 }
 
-/// The error of a header.
+/// What is wrong with a header.
 type Wrong = String;
 
 /// A header that is being read.
@@ -193,7 +194,7 @@ impl<R: Read> Source<R> {
         self.bytes().map(u64::from_le_bytes)
     }
 
-    /// Reads a length that fits into the rest of the header. `size` is the least size of an element.
+    /// Reads a length that fits into the rest of the header. `size` is the smallest size of an element.
     fn count(&mut self, size: u64, [one, many]: [&str; 2]) -> Result<u64, Wrong> {
         let count = self.u64()?;
         let rest = self.read.limit().min(self.file.saturating_sub(self.position()));
@@ -204,7 +205,7 @@ impl<R: Read> Source<R> {
         }
     }
 
-    /// Reads a text with its length before it. `None` if it has more than `longest` bytes and is skipped.
+    /// Reads a text that is preceded by its length. `None` if it has more than `longest` bytes and is skipped.
     fn text(&mut self, longest: u64) -> Result<Option<String>, Wrong> {
         let length = self.count(1, ["byte of a text", "bytes of a text"])?;
         if length > longest {
@@ -232,7 +233,7 @@ impl<R: Read> Source<R> {
         }
     }
 
-    /// Reads a value that is no array. The numbers of the types are those of the specification.
+    /// Reads a value that is not an array. The numbers of the types are those in the specification.
     fn value(&mut self, kind: u32) -> Result<Value, Wrong> {
         let signed = |number: i64| u64::try_from(number).map_or(Value::Other, Value::Number);
         Ok(match kind {
@@ -280,7 +281,7 @@ impl<R: Read> Source<R> {
                 }
             }
         }
-        // A list with only a part of the numbers would look complete.
+        // A list with only some of the numbers would look complete.
         if kept.len() as u64 != count {
             kept.clear();
         }
@@ -307,7 +308,7 @@ impl<R: Read> Source<R> {
         let (dtype, block) =
             dtype_of(kind).ok_or_else(|| of_tensor(&format!("the type {kind} of elements is not known")))?;
         let row = sizes.first().copied().unwrap_or(1);
-        // The innermost size is the first in the file.
+        // The file stores the innermost size first.
         sizes.reverse();
         let shape = Shape::from(sizes);
         if row % block != 0 {
@@ -332,7 +333,7 @@ fn header(read: impl Read, file: u64) -> Result<Gguf, Wrong> {
         version if version.swap_bytes() == 3 => return Err("the numbers of the file are big-endian".to_owned()),
         version => return Err(format!("the version {version} of GGUF is not known")),
     }
-    // A tensor has a name, dimensions, a type and a place. An entry of the metadata has a key, a type and a value.
+    // A tensor has a name, dimensions, a type and an offset. An entry of the metadata has a key, a type and a value.
     let tensors = source.count(8 + 4 + 4 + 8, ["tensor", "tensors"])?;
     let entries = source.count(8 + 4 + 1, ["entry of the metadata", "entries of the metadata"])?;
     for (count, most, of) in [(tensors, MOST_TENSORS, "tensors"), (entries, MOST_ENTRIES, "entries of the metadata")] {
@@ -362,7 +363,7 @@ fn header(read: impl Read, file: u64) -> Result<Gguf, Wrong> {
         if !names.insert(tensor.name.clone()) {
             return Err(format!("the tensor `{}` is there twice", tensor.name));
         }
-        // The tensors lie one after the other, in the order of the header.
+        // The tensors follow each other in the order of the header.
         let expected = filled.next_multiple_of(alignment);
         if start != expected {
             let (name, side) = (&tensor.name, if start < expected { "overlaps" } else { "leaves a gap after" });
@@ -383,15 +384,15 @@ fn header(read: impl Read, file: u64) -> Result<Gguf, Wrong> {
     Ok(Gguf { metadata, tensors: Tensors { all } })
 }
 
-/// The types of elements by their numbers. `-` stands for a type that was removed from the format.
+/// The types of elements by number. `-` is a type that was removed from the format.
 const TYPES: &str = "f32 f16 q4_0 q4_1 - - q5_0 q5_1 q8_0 q8_1 q2_k q3_k q4_k q5_k q6_k q8_k iq2_xxs iq2_xs iq3_xxs iq1_s iq4_nl iq3_s \
                      iq2_s iq4_xs i8 i16 i32 i64 f64 iq1_m bf16 - - - tq1_0 tq2_0 - - - mxfp4 nvfp4 q1_0";
 
-/// Returns the type of elements with this number, and the number of elements of a row that are stored together.
+/// Returns the element type with this number, and how many elements of a row are stored together.
 fn dtype_of(kind: u32) -> Option<(Dtype, u64)> {
     let name = TYPES.split(' ').nth(kind as usize)?;
     let dtype: Dtype = name.parse().ok()?;
-    // Four blocks of 16 lie together.
+    // Four blocks of 16 are stored together.
     Some((dtype, if name == "nvfp4" { 64 } else { dtype.block() }))
 }
 
@@ -399,7 +400,7 @@ fn dtype_of(kind: u32) -> Option<(Dtype, u64)> {
 mod tests {
     use super::{Gguf, LONGEST_HEADER, MOST_ENTRIES, MOST_TENSORS, Value, header};
 
-    /// A header with these entries and tensors, and the length of a file with 1 KiB of data.
+    /// Makes a header with these entries and tensors, and the length of a file with 1 KiB of data.
     struct File {
         bytes: Vec<u8>,
         data: u64,
@@ -579,7 +580,7 @@ mod tests {
         }
     }
 
-    /// The file gives endless zeros after its first bytes, and says that it is 2^60 bytes long.
+    /// After its first bytes, the file returns endless zeros, and it claims to be 2^60 bytes long.
     #[test]
     fn a_header_without_an_end_is_an_error() {
         let start = |count: u64| [b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0", &count.to_le_bytes()[..]].concat();

@@ -9,10 +9,10 @@ use crate::{
     model::Model,
 };
 
-/// Tensors that are no parameters: factors of the angles of positions, which other programs compute.
+/// Tensors that are not parameters: factors for the angles of positions, which other programs compute.
 const NO_PARAMETERS: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
-/// The architectures that are known: their names in files, whether they have experts, and the `model_type` of a `config.json`.
+/// The known architectures: their names in files, whether they have experts, and the `model_type` of a `config.json`.
 const ARCHITECTURES: &[(&str, bool, &str)] = &[
     ("llama", false, "llama"),
     ("llama", true, "mixtral"),
@@ -33,12 +33,11 @@ fn wrong(what: impl std::fmt::Display) -> Error {
 }
 
 impl Gguf {
-    /// Makes the model that the metadata describes, with sequences of this length, as PyTorch would run it. An unknown
-    /// architecture is an error, and so is a model whose number of parameters is not that of the file.
+    /// Makes the model that the metadata describes, for sequences of this length, as PyTorch would run it.
     ///
     /// # Errors
-    /// Returns an error if the architecture is not known, if the metadata is not complete, or if the number of parameters is not that of the
-    /// file.
+    /// Returns an error if the architecture is not known, if the metadata is incomplete, or if the model has another
+    /// number of parameters than the file.
     pub fn model(&self, length: u64) -> Result<Model, Error> {
         let config = self.config()?;
         let model = Model::from_fields(&config, length)?;
@@ -54,14 +53,14 @@ impl Gguf {
         Ok(Model { name, ..model })
     }
 
-    /// Returns the same as a `config.json`.
+    /// Converts the metadata to a `config.json`.
     fn config(&self) -> Result<Json, Error> {
         let architecture = self.architecture().ok_or_else(|| wrong("the file names no architecture"))?;
         let key = |name: &str| format!("{architecture}.{name}");
         let number = |name: &str| match self.value(&key(name)) {
             None => Ok(None),
             Some(Value::Number(number)) => Ok(Some(*number)),
-            // A list with a number for each layer is known if all are the same.
+            // A list with a number for each layer is usable if all numbers are the same.
             Some(Value::Array(_, numbers))
                 if numbers.windows(2).all(|pair| pair[0] == pair[1]) && !numbers.is_empty() =>
             {
@@ -135,7 +134,7 @@ impl Gguf {
         set("attn_logit_softcapping", caps("attn_logit_softcapping"));
         set("final_logit_softcapping", caps("final_logit_softcapping"));
         if kind == "mixtral" {
-            // The architecture does not use its window, and its size inside an expert is that of the MLP.
+            // The architecture does not use its window, and an expert is as large inside as the MLP.
             config.remove("sliding_window");
         }
         if kind == "phi3" && config["sliding_window"] == json!(0) {

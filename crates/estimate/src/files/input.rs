@@ -1,4 +1,4 @@
-//! Reads files of users. The length has a limit, and endless files such as pipes are not opened.
+//! Reads files given by users. Their length is limited, and endless files such as pipes are not opened.
 
 use std::{fs::File, io::Read, path::Path};
 
@@ -6,11 +6,11 @@ use gpumem_core::regular_file;
 
 use crate::error::{Error, Kind};
 
-/// The longest configuration or model that is read. JSON may need a hundred times its length in memory. The configuration of a vision
-/// model with the names of 21,000 classes has 1.5 MB.
+/// The longest configuration or model that is read. In memory, JSON may take a hundred times its length. The
+/// configuration of a vision model with the names of 21,000 classes has 1.5 MB.
 pub(crate) const LONGEST_TEXT: u64 = 4_000_000;
 
-/// Opens a regular file. Returns its length, too.
+/// Opens a regular file. Also returns its length.
 pub(super) fn open(path: &Path) -> Result<(File, u64), Error> {
     let opened = regular_file::open_to_read(path).and_then(|file| file.metadata().map(|known| (file, known.len())));
     opened.map_err(|error| refused(path, error))
@@ -33,7 +33,7 @@ pub(crate) fn text(path: &Path, longest: u64) -> Result<String, Error> {
     String::from_utf8(bytes(path, longest)?).map_err(|_| refused(path, "it is no text in UTF-8"))
 }
 
-/// Returns the error of a file.
+/// Makes the error for a file.
 pub(crate) fn refused(path: &Path, what: impl std::fmt::Display) -> Error {
     Kind::Syntax(format!("{}: {what}", path.display())).into()
 }

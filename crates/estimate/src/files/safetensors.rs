@@ -21,9 +21,9 @@ use crate::{
     tensors::{TensorInfo, Tensors},
 };
 
-/// The limit that the format has for its header.
+/// The format's own limit for its header.
 const LONGEST_HEADER: u64 = 100_000_000;
-/// The longest index. The index of a model of 1 T parameters has some 10 MB.
+/// The longest allowed index. The index of a model with 1 T parameters has about 10 MB.
 const LONGEST_INDEX: u64 = 40_000_000;
 
 #[derive(Deserialize)]
@@ -33,7 +33,7 @@ struct Entry {
     data_offsets: [u64; 2],
 }
 
-/// The tensors by name. Only tensors are kept, so that a header needs little more memory than its bytes.
+/// The tensors by name. Nothing else is kept, so that a header needs little more memory than its bytes.
 struct Header(BTreeMap<String, Entry>);
 
 impl<'de> Deserialize<'de> for Header {
@@ -68,13 +68,13 @@ impl<'de> Deserialize<'de> for Header {
 
 #[derive(Deserialize)]
 struct Index {
-    /// A map from the names of tensors to the names of files.
+    /// Maps the names of tensors to the names of files.
     weight_map: BTreeMap<String, String>,
 }
 
 impl Tensors {
-    /// Reads the header of a `.safetensors` file, or of all files that a `.safetensors.index.json` names. Nothing else of these
-    /// files is read.
+    /// Reads the header of a `.safetensors` file, or of all files that a `.safetensors.index.json` names. The rest of
+    /// these files is not read.
     ///
     /// # Errors
     /// Returns an error if a file cannot be read or is damaged. The error names the file.
@@ -86,7 +86,7 @@ impl Tensors {
 fn read(path: &Path) -> Result<Vec<TensorInfo>, Error> {
     let tensors =
         if path.extension().is_some_and(|extension| extension == "json") { all_files(path)? } else { one_file(path)? };
-    // A sum of many files could still be too large for the ledger.
+    // The sum over many files could still be too large for the ledger.
     let sum = tensors.iter().try_fold(0_u64, |sum, tensor| sum.checked_add(tensor.bytes.get()));
     sum.filter(|sum| *sum < 1 << 62).ok_or_else(|| refused(path, "the tensors have more than 2^62 bytes"))?;
     Ok(tensors)
@@ -106,13 +106,13 @@ fn one_file(path: &Path) -> Result<Vec<TensorInfo>, Error> {
     }
     let data =
         length_of_file.checked_sub(8 + length).ok_or_else(|| refused(path, "the file ends inside its header"))?;
-    // The file has this many bytes, so the allocated memory is at most the length of the header.
+    // The file has this many bytes, so at most the length of the header is allocated.
     let mut header = Vec::new();
     file.take(length).read_to_end(&mut header).map_err(failed)?;
     tensors(&header, data).map_err(|what| refused(path, what))
 }
 
-/// Returns the tensors of a header. `data` is the length of the rest of the file.
+/// Returns the tensors in a header. `data` is the length of the rest of the file.
 fn tensors(header: &[u8], data: u64) -> Result<Vec<TensorInfo>, String> {
     let Header(entries) = serde_json::from_slice(header).map_err(|error| match error.to_string() {
         of_tensor if of_tensor.starts_with("tensor `") => of_tensor,
@@ -138,7 +138,7 @@ fn tensors(header: &[u8], data: u64) -> Result<Vec<TensorInfo>, String> {
         tensors.push(TensorInfo { name, dtype, shape, bytes: Bytes::new(end - start) });
     }
     ranges.sort_unstable();
-    // The tensors lie one after the other and fill the file.
+    // The tensors follow each other and fill the file.
     let mut filled = 0;
     for (start, end, at) in ranges {
         if start != filled {
@@ -166,7 +166,7 @@ fn all_files(index: &Path) -> Result<Vec<TensorInfo>, Error> {
             return Err(refused(index, format!("`{name}` is not the name of a file beside the index")));
         }
         let found = one_file(&index.with_file_name(name))?;
-        // A file may have tensors that the index takes from another one.
+        // A file may contain tensors that the index takes from another file.
         tensors.extend(found.into_iter().filter(|tensor| weight_map.get(&tensor.name) == Some(name)));
     }
     if tensors.len() == weight_map.len() {
@@ -177,7 +177,8 @@ fn all_files(index: &Path) -> Result<Vec<TensorInfo>, Error> {
     Err(refused(index, format!("the files do not have the tensor `{}`", missing.map_or("", |name| name))))
 }
 
-/// The names of safetensors are those of `Dtype` in capitals. It has several formats of small numbers with the same size.
+/// Returns the type with this name. safetensors uses the names of `Dtype` in capitals, and has several formats of small
+/// numbers of the same size.
 fn dtype_of(name: &str) -> Option<Dtype> {
     match name {
         "F8_E4M3" | "F8_E5M2" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => Some(Dtype::F8),

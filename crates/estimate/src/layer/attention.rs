@@ -18,67 +18,67 @@ pub struct Attention {
     pub size: u64,
     /// The number of heads of the queries.
     pub heads: u64,
-    /// The number of heads of keys and values; 0 for as many as the queries.
+    /// The number of heads of keys and values; 0 for as many as the queries have.
     #[serde(default)]
     pub key_value_heads: u64,
     /// The size of a head; 0 for the size of a token divided by the heads.
     #[serde(default)]
     pub head_size: u64,
-    /// Queries, keys and values are one matrix product together.
+    /// True if queries, keys and values come from a single matrix product.
     #[serde(default)]
     pub is_joined: bool,
-    /// The projections have no bias.
+    /// True if no projection has a bias.
     #[serde(default)]
     pub no_bias: bool,
-    /// The projection of the output has no bias.
+    /// True if the output projection has no bias.
     #[serde(default)]
     pub no_output_bias: bool,
-    /// The projection of keys has no bias.
+    /// True if the projection of keys has no bias.
     #[serde(default)]
     pub no_key_bias: bool,
-    /// The projections of queries, keys and values have no bias.
+    /// True if the projections of queries, keys and values have no bias.
     #[serde(default)]
     pub no_input_bias: bool,
-    /// The source of keys and values in cross attention: `encoder`, or a tensor that an earlier layer has left.
+    /// Where cross attention gets keys and values: `encoder`, or the name of a tensor that an earlier layer has left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reads: Option<String>,
     /// The size of a token of that source; 0 for the same as `size`.
     #[serde(default)]
     pub source_size: u64,
-    /// Queries are scaled in an operation of its own, and the heads of queries, keys and values are copied.
+    /// True if queries are scaled by a separate operation, and the heads of queries, keys and values are copied.
     #[serde(default)]
     pub copies_heads: bool,
-    /// Parts of a joined product are taken one by one (`x[..., a:b]`), not with one split.
+    /// True if the parts of a joined product are taken one by one (`x[..., a:b]`), and not with one split.
     #[serde(default)]
     pub takes_parts: bool,
     /// The normalization of queries and keys.
     #[serde(default)]
     pub norm: HeadNorm,
-    /// Queries and keys are rotated by their position.
+    /// True if queries and keys are rotated by their position.
     #[serde(default)]
     pub rotates: bool,
-    /// The number of first elements of a head that are rotated; the rest is joined with them. 0 for all.
+    /// How many elements at the start of a head are rotated; the rest is joined with them afterwards. 0 for all.
     #[serde(default)]
     pub rotated: u64,
-    /// Pairs of elements are rotated as complex numbers, in `f32`.
+    /// True if pairs of elements are rotated as complex numbers, in `f32`.
     #[serde(default)]
     pub rotates_complex: bool,
-    /// Queries are multiplied with a number for each position.
+    /// True if queries are multiplied with a number for each position.
     #[serde(default)]
     pub scales_queries: bool,
-    /// The number of earlier tokens that a token sees; 0 for all.
+    /// How many earlier tokens a token sees; 0 for all.
     #[serde(default)]
     pub window: u64,
-    /// Scores are limited: `cap * tanh(score / cap)`. This needs stored scores.
+    /// True if scores are limited: `cap * tanh(score / cap)`. This needs stored scores.
     #[serde(default)]
     pub caps_scores: bool,
-    /// The matrix of scores is stored: attention with one operation for each step.
+    /// True if the matrix of scores is stored, because attention uses a separate operation for each step.
     #[serde(default)]
     pub stores_scores: bool,
     /// The dropout of the stored scores.
     #[serde(default)]
     pub dropout: f64,
-    /// Inference keeps keys and values.
+    /// True if inference keeps keys and values.
     #[serde(default)]
     pub keeps_cache: bool,
     /// The names of the inner layers.
@@ -86,21 +86,21 @@ pub struct Attention {
     pub names: AttentionNames,
 }
 
-/// The normalization of queries and keys, each head by itself.
+/// How queries and keys are normalized, each head by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum HeadNorm {
-    /// They are not normalized.
+    /// Not at all.
     #[default]
     None,
-    /// RMS norm.
+    /// With RMS norm.
     Rms,
-    /// RMS norm as Gemma has it.
+    /// With RMS norm as in Gemma.
     Gemma,
-    /// Layer norm.
+    /// With layer norm.
     Layer,
-    /// RMS norm without a weight, after the rotation.
+    /// With RMS norm without a weight, after the rotation.
     WithoutWeight,
 }
 
@@ -125,9 +125,9 @@ pub struct AttentionNames {
     pub keys: String,
     /// The projection of values.
     pub values: String,
-    /// The projection of queries, keys and values, if they are joined.
+    /// The joint projection of queries, keys and values.
     pub joined: String,
-    /// The projection of the output.
+    /// The output projection.
     pub output: String,
     /// The norms of queries and keys.
     pub norms: [String; 2],
@@ -140,14 +140,14 @@ impl Default for AttentionNames {
 }
 
 impl AttentionNames {
-    /// Sets the names of the projections of queries, keys, values and output.
+    /// Sets the names of the projections of queries, keys and values, and of the output projection.
     pub fn new([queries, keys, values, output]: [&str; 4]) -> Self {
         let [queries, keys, values, output] = [queries, keys, values, output].map(str::to_owned);
         let norms = ["q_norm", "k_norm"].map(str::to_owned);
         Self { queries, keys, values, joined: "qkv_proj".to_owned(), output, norms }
     }
 
-    /// Sets the names of a joined projection and of the output's.
+    /// Sets the names of a joint projection and of the output projection.
     pub fn joined(joined: &str, output: &str) -> Self {
         Self { joined: joined.to_owned(), output: output.to_owned(), ..Self::default() }
     }
@@ -163,17 +163,17 @@ impl Attention {
         if self.head_size == 0 { self.size.checked_div(self.heads).unwrap_or(0) } else { self.head_size }
     }
 
-    /// Returns the size of the tokens of keys and values.
+    /// Returns the size of the tokens that keys and values are computed from.
     pub(super) fn source_size(&self) -> u64 {
         if self.source_size == 0 { self.size } else { self.source_size }
     }
 
-    /// Returns the number of elements of a head that are rotated.
+    /// Returns how many elements of a head are rotated.
     pub(super) fn rotated(&self) -> u64 {
         if self.rotated == 0 { self.head_size() } else { self.rotated }
     }
 
-    /// Returns the sizes of all queries, of all keys and of all values of one token. `None` if they overflow.
+    /// Returns the sizes of all queries, all keys and all values of one token. `None` if they overflow.
     pub(super) fn widths(&self) -> Option<[u64; 3]> {
         let keys = self.key_value_heads().checked_mul(self.head_size())?;
         Some([self.heads.checked_mul(self.head_size())?, keys, keys])
@@ -193,7 +193,7 @@ impl Attention {
         let in_heads = |tensor: &Tensor, width: u64| {
             let heads = width.checked_div(head_size).unwrap_or(0);
             let shape = Shape::from([batch, tensor.shape[1], heads, head_size]);
-            // A part of a joined projection is not contiguous; a view of its heads needs no copy either.
+            // A part of a joint projection is not contiguous, but a view of its heads needs no copy either.
             let view = if tensor.is_contiguous() { eager.reshape(tensor, &shape)? } else { eager.view(tensor, &shape) };
             Ok::<_, Error>(eager.transpose(&view, 1, 2))
         };
@@ -203,7 +203,7 @@ impl Attention {
         };
         let names = &self.names;
         let [mut queries, mut keys, values];
-        // The joined product lives until the end if it has a name of its own. It has one if a part of the heads rotates.
+        // The joined product lives until the end if a variable holds it, which is so if a part of the heads is rotated.
         let mut joined = None;
         if self.is_joined {
             let all = built.child(&names.joined).forward(eager, input)?;
@@ -236,12 +236,12 @@ impl Attention {
         let output = eager.contiguous(&eager.transpose(&output, 1, 2))?;
         let output = eager.reshape(&output, &Shape::from([batch, length, widths[0]]))?;
         let result = built.child(&names.output).forward(eager, &output);
-        // These have names in the Python function, so they live until it returns.
+        // Variables of the Python function hold these, so they live until it returns.
         drop((joined, queries, keys, values, weights));
         result
     }
 
-    /// Returns queries and keys with their positions. The earlier tensors live until both are there.
+    /// Returns queries and keys with their positions. The earlier tensors live until both exist.
     fn rotate(&self, eager: &Eager, queries: &Tensor, keys: &Tensor, dtype: Dtype) -> Result<(Tensor, Tensor), Error> {
         let (mut queries, mut keys) = (queries.clone(), keys.clone());
         if self.rotates {
@@ -283,7 +283,7 @@ impl Attention {
         eager.concatenate(&[&part, &rest], last)
     }
 
-    /// Returns keys and values as attention gets them, after inference has added them to its cache.
+    /// Returns keys and values as attention uses them, after inference has added them to its cache.
     fn kept(&self, eager: &Eager, [keys, values]: [Tensor; 2]) -> Result<[Tensor; 2], Error> {
         if !self.keeps_cache || eager.training.get() {
             return Ok([keys, values]);
@@ -292,12 +292,12 @@ impl Attention {
         eager.append_to_cache(&keys, &values, window)
     }
 
-    /// Returns the values that the scores choose, and the scores if they are stored.
+    /// Returns the values selected by the scores, and the scores if they are stored.
     fn attend(&self, eager: &Eager, [queries, keys, values]: [&Tensor; 3]) -> Result<(Tensor, Option<Tensor>), Error> {
         let repeats = self.heads.checked_div(self.key_value_heads()).unwrap_or(1);
         let dtype = eager.autocast_dtype().unwrap_or(queries.dtype);
         let (length, key_length) = (queries.shape[2], keys.shape[2]);
-        // Masks of numbers are there for each sequence of the batch.
+        // A mask of numbers is made for each sequence of the batch.
         let matrix = Shape::from([queries.shape[0], 1, length, key_length]);
         // `repeat_kv` of transformers.
         let repeated = |tensor: &Tensor| match (repeats, self.key_value_heads()) {
@@ -305,7 +305,7 @@ impl Attention {
             (_, 1) => Ok(eager.expand(tensor, 1, repeats)),
             _ => eager.repeat_heads(tensor, repeats),
         };
-        // The kernel needs no mask if there is no window, or while all tokens fit into it.
+        // The kernel needs no mask without a window, or while all tokens fit into the window.
         let has_mask = self.window > 0 && key_length > self.window;
         if self.stores_scores || self.caps_scores {
             let (keys, values) = (repeated(keys)?, repeated(values)?);
@@ -323,7 +323,7 @@ impl Attention {
             return Ok((eager.fused_attention([queries, &keys, &values], arguments)?, None));
         }
         let output = if repeats > 1 && dtype == Dtype::F32 {
-            // The kernel for `f32` needs as many heads of keys as of queries, so PyTorch uses no kernel.
+            // The kernel for `f32` needs as many heads of keys as of queries, so PyTorch does not use a kernel.
             let arguments = AttentionArguments { dropout: self.dropout, ..AttentionArguments::default() };
             eager.attention_without_kernel([queries, keys, values], repeats, arguments)?
         } else {
@@ -333,7 +333,7 @@ impl Attention {
     }
 }
 
-/// Runs `softmax(q @ k.T * scale + mask) @ v` with one operation for each step.
+/// Runs `softmax(q @ k.T * scale + mask) @ v` with a separate operation for each step.
 fn stored(
     eager: &Eager,
     [queries, keys, values]: [&Tensor; 3],

@@ -1,4 +1,4 @@
-//! Makes layers with parameters from layers as data.
+//! Makes layers with parameters from their descriptions.
 
 use std::{collections::HashMap, rc::Rc};
 
@@ -15,23 +15,23 @@ use crate::{
     shape::Shape,
 };
 
-/// The deepest nesting of layers, so that a hostile file cannot overflow the stack.
+/// How deeply layers may be nested, so that a hostile file cannot overflow the stack.
 const DEEPEST: usize = 64;
-/// The longest path of a layer. Each layer and each part of an estimate has one.
+/// The longest allowed path of a layer. Each layer and each part of an estimate stores one.
 const LONGEST_PATH: usize = 500;
 
-/// The state while the layers of a model are built.
+/// The state while the layers of a model are being built.
 pub(super) struct Building<'a> {
     pub(super) eager: &'a Eager,
     pub(super) types: Types,
     /// The tables and weights that other layers may share, by path.
     weights: HashMap<String, ParameterId>,
     depth: usize,
-    /// The bytes of the path of the open layers.
+    /// The length of the path of the open layers, in bytes.
     path: usize,
 }
 
-/// Builds layers: allocates their parameters in the order of the layers.
+/// Builds layers and allocates their parameters, in the order of the layers.
 pub(crate) fn build(eager: &Eager, layers: &[Named], types: Types) -> Result<Vec<Rc<Built>>, Error> {
     Building { eager, types, weights: HashMap::new(), depth: 0, path: 0 }.all(layers)
 }
@@ -112,7 +112,7 @@ impl Building<'_> {
                 for _ in 0..2 {
                     self.eager.add_buffer(&Shape::from([*channels]), Dtype::F32)?;
                 }
-                // The number of batches so far.
+                // Counts the batches.
                 self.eager.add_buffer(&Shape::default(), Dtype::I64)?;
             }
             Layer::GroupNorm { groups, channels } => {
@@ -284,7 +284,7 @@ impl Building<'_> {
         Ok((table, children))
     }
 
-    /// Returns the weight of the layer with this path.
+    /// Returns the weight of the layer at this path.
     pub(super) fn shared(&self, path: &str) -> Result<ParameterId, Error> {
         let unknown = || Kind::Invalid(format!("no layer before it has the path `{path}` and a weight to share"));
         self.weights.get(path).copied().ok_or_else(|| self.eager.error(unknown()))
@@ -327,12 +327,12 @@ impl Building<'_> {
         self.eager.add_weight(&Shape::from(sizes), self.types.tables, self.types.others)
     }
 
-    /// Lets later layers use this weight.
+    /// Lets later layers share this weight.
     pub(super) fn share(&mut self, weight: ParameterId) {
         self.weights.insert(self.eager.memory.path(), weight);
     }
 
-    /// Turns the list into one number for each dimension.
+    /// Expands the list to one number for each dimension.
     fn spread(&self, sizes: &mut Vec<u64>, dimensions: usize, default: u64) -> Result<(), Error> {
         if sizes.len() < 2 {
             *sizes = vec![sizes.first().copied().unwrap_or(default); dimensions];

@@ -11,27 +11,27 @@ use crate::eager::{Adapted, Eager, ParameterId, Tensor};
 #[derive(Debug)]
 pub(crate) struct Built {
     pub(crate) name: String,
-    /// The name of the scope of the layer. `None` if it has no scope.
+    /// The name of the layer's scope. `None` if it has no scope.
     pub(super) scope: Option<CallsiteId>,
     pub(super) kind: Layer,
     pub(super) parameters: Vec<ParameterId>,
-    /// The tensors of a linear layer besides or instead of its weight.
+    /// The tensors that a linear layer has in addition to its weight, or instead of it.
     pub(super) adapted: Adapted,
     /// The group of a block whose parameters are gathered from several ranks.
     pub(super) group: Option<usize>,
     pub(super) children: Vec<Rc<Built>>,
-    /// The layers on the shortcut of a residual layer, or the decoder of an encoder and a decoder.
+    /// The layers on the shortcut of a residual layer, or the decoder of an encoder-decoder layer.
     pub(super) shortcut: Vec<Rc<Built>>,
 }
 
 impl Built {
-    /// An inner layer, which `build` has made.
+    /// Returns an inner layer, which `build` has made.
     pub(super) fn child(&self, name: &str) -> &Rc<Self> {
         let child = self.children.iter().find(|child| child.name == name);
         child.expect("`build` makes all inner layers that `forward` names")
     }
 
-    /// Returns the parameter with this number, as the forward pass reads it.
+    /// Returns the parameter at this index, as the forward pass reads it.
     pub(super) fn parameter(&self, eager: &Eager, number: usize) -> Tensor {
         let id: ParameterId = self.parameters[number];
         eager.parameter(id)

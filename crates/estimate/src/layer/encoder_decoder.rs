@@ -1,5 +1,5 @@
-//! An encoder and a decoder that reads the output of the encoder, and attention with a bias that depends on the distance of two
-//! positions: T5 as transformers writes it.
+//! An encoder with a decoder that reads its output, and attention with a bias that depends on the distance between two
+//! positions: T5, as written in transformers.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,8 @@ use crate::{
     shape::Shape,
 };
 
-/// The sizes of an attention layer with a relative position bias. It has no other bias and does not scale the scores.
+/// The sizes of an attention layer with a relative position bias. There is no other bias, and the scores are not
+/// scaled.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RelativeAttention {
     /// The size of a token.
@@ -20,16 +21,16 @@ pub struct RelativeAttention {
     pub heads: u64,
     /// The size of a head.
     pub head_size: u64,
-    /// The rows of its table of biases; 0 if it has none and uses the bias of the first layer that has one.
+    /// The rows of its table of biases; 0 if the layer has none and uses the bias of the first layer that has one.
     #[serde(default)]
     pub buckets: u64,
     /// The dropout of the weights.
     #[serde(default)]
     pub dropout: f64,
-    /// A token reads no later tokens. Inference keeps keys and values.
+    /// True if a token does not read later tokens. Inference then keeps keys and values.
     #[serde(default)]
     pub is_causal: bool,
-    /// Keys and values come from the output of the encoder. There is no table: the bias is 0.
+    /// True if keys and values come from the output of the encoder. There is no table: the bias is 0.
     #[serde(default)]
     pub is_cross: bool,
 }
@@ -60,7 +61,7 @@ impl RelativeAttention {
             [keys, values] = eager.append_to_cache(&keys, &values, None)?;
         }
         let bias = self.bias(built, eager, &queries, &keys)?;
-        // The bias with the mask for later tokens is made by each layer anew.
+        // Each layer combines the bias with the mask for later tokens again.
         let mask = if self.is_causal { eager.select(&bias)? } else { bias };
         let arguments = AttentionArguments { mask: Some(&mask), dropout: self.dropout };
         let output = eager.masked_attention([&queries, &keys, &values], arguments)?;
@@ -69,7 +70,7 @@ impl RelativeAttention {
         built.child("o").forward(eager, &output)
     }
 
-    /// Returns the bias of each head for each pair of positions. The first layer makes it for all layers.
+    /// Returns the bias of each head for each pair of positions. The first layer computes it for all layers.
     fn bias(&self, built: &Built, eager: &Eager, queries: &Tensor, keys: &Tensor) -> Result<Tensor, Error> {
         let mut context = eager.context();
         let known = if self.is_cross { &mut context.cross_bias } else { &mut context.bias };
@@ -79,7 +80,7 @@ impl RelativeAttention {
         let (length, key_length) = (queries.shape[2], keys.shape[2]);
         let bias = if self.is_cross {
             let zeros = eager.output(&Shape::from([1, self.heads, length, key_length]), queries.dtype)?;
-            // Checkpointing needs an input with a gradient, so transformers gives it one.
+            // Checkpointing needs an input with a gradient, so transformers gives the bias one.
             if eager.segments().is_some_and(|segments| segments.blocks) { eager.leaf(zeros) } else { zeros }
         } else {
             let buckets = buckets(eager, &Shape::from([length, key_length]))?;
@@ -97,8 +98,8 @@ impl RelativeAttention {
     }
 }
 
-/// Returns the bucket of each pair of positions, from their distance. Small distances have a bucket each, larger ones
-/// share one.
+/// Returns the bucket of each pair of positions, by their distance. Each small distance has its own bucket; larger ones
+/// share buckets.
 fn buckets(eager: &Eager, shape: &Shape) -> Result<Tensor, Error> {
     let distance = eager.integers(shape)?;
     let is_small = eager.output(shape, Dtype::Bool)?;
@@ -122,7 +123,8 @@ fn buckets(eager: &Eager, shape: &Shape) -> Result<Tensor, Error> {
 }
 
 impl Built {
-    /// The encoder reads the input, the decoder the target tokens. While training these are the labels, moved by one position.
+    /// Runs both. The encoder reads the input, and the decoder reads the target tokens. In training these are the
+    /// labels, shifted by one position.
     pub(super) fn run_both(&self, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
         let mut context = eager.context();
         let Some(target) = context.target.clone() else {

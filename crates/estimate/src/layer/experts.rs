@@ -15,31 +15,31 @@ use crate::{
 pub struct Experts {
     /// The size of a token.
     pub size: u64,
-    /// The size inside an expert.
+    /// The inner size of an expert.
     pub hidden: u64,
     /// The number of experts.
     pub experts: u64,
-    /// The number of experts that a token passes through.
+    /// How many experts each token passes through.
     pub per_token: u64,
     /// The activation of the gate of an expert.
     pub function: Function,
-    /// The size inside an expert that all tokens pass through; 0 if there is none.
+    /// The inner size of an expert that all tokens pass through; 0 if there is none.
     #[serde(default)]
     pub shared: u64,
-    /// The output of the shared expert is multiplied with a gate of its own.
+    /// True if the output of the shared expert is multiplied with its own gate.
     #[serde(default)]
     pub gates_shared: bool,
-    /// The way in which experts run.
+    /// How the experts run.
     #[serde(default)]
     pub run: RunExperts,
 }
 
-/// The ways in which experts run.
+/// How experts run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RunExperts {
-    /// The rows of all tokens, in the order of their experts, in one product (`grouped_mm`, the default of transformers).
+    /// The rows of all tokens, sorted by expert, in one product (`grouped_mm`, the default of transformers).
     #[default]
     Grouped,
     /// Each expert gets all tokens, multiplied with a score that is 0 for most of them (Llama 4).
@@ -81,7 +81,7 @@ impl Experts {
         eager.reshape(&output, &input.shape)
     }
 
-    /// Returns the scores of the chosen experts, and their numbers: (tokens, experts of a token).
+    /// Returns the scores of the chosen experts and their indexes: (tokens, experts of a token).
     fn route(&self, built: &Built, eager: &Eager, rows: &Tensor) -> Result<(Tensor, Tensor), Error> {
         let logits = built.child(self.router()).forward(eager, rows)?;
         let probabilities = eager.softmax(&eager.to(&logits, Dtype::F32)?)?;
@@ -122,7 +122,7 @@ impl Experts {
         drop(sorted);
         let by_token = eager.reshape(&weighted, &Shape::from([rows.shape[0], self.per_token, self.size]))?;
         let sum = eager.sum_over(&by_token, 1)?;
-        // The rows in the order of the experts and the outputs of the experts live until here.
+        // The rows sorted by expert, and the outputs of the experts, live until here.
         drop((selected, output, by_token, weighted));
         eager.to(&sum, rows.dtype)
     }

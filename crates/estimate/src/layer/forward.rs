@@ -10,7 +10,7 @@ use crate::{
     shape::Shape,
 };
 
-/// Runs a model. The tensors that its layers share are freed when the output is there.
+/// Runs a model. The tensors that its layers share are freed once the output exists.
 pub(crate) fn run_model(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
     let output = run_all(layers, eager, input)?;
     eager.free_left();
@@ -41,8 +41,8 @@ pub(crate) fn run_all(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Re
 fn run_each(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
     let mut current = input.clone();
     for (at, layer) in layers.iter().enumerate() {
-        // The outermost last layer is the head. The earlier part of the model has returned, so the variables of its function are
-        // gone.
+        // This is the head, the outermost last layer. The earlier part of the model has returned, so the variables of
+        // its function are gone.
         if at > 0 && at + 1 == layers.len() && eager.memory.layers().is_empty() {
             eager.free_shared(eager.segments().is_some());
         }
@@ -54,7 +54,8 @@ fn run_each(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tenso
     Ok(current)
 }
 
-/// Runs `cap * tanh(x / cap)`. Each result takes the name of the one before, so that only two are there at a time.
+/// Runs `cap * tanh(x / cap)`. Each result is assigned to the variable of the previous one, so that only two exist at a
+/// time.
 fn soft_capped(eager: &Eager, input: Tensor) -> Result<Tensor, Error> {
     let divided = eager.multiply_by_number(&input)?;
     drop(input);
@@ -69,8 +70,8 @@ impl Built {
         if let Some(scope) = self.scope {
             eager.memory.open_layer(scope);
         }
-        // An error closes no scopes: its message has the path, and nothing runs after it. Recomputation ends with an error as well
-        // and restores the scopes itself.
+        // After an error, scopes are not closed: the message contains the path, and nothing runs afterwards.
+        // Recomputation also ends with an error, and restores the scopes itself.
         let output = match self.group {
             Some(group) => eager.in_group(group, input, |input| self.output(eager, input))?,
             None => self.output(eager, input)?,
@@ -190,7 +191,7 @@ impl Built {
         }
     }
 
-    /// Runs a gated MLP. `joined` is the size inside, if gate and up are one product.
+    /// Runs a gated MLP. `joined` is the inner size, if gate and up are a single product.
     fn gated_mlp(
         &self,
         eager: &Eager,
@@ -232,7 +233,7 @@ impl Built {
             if name == positions && length > rows {
                 return Err(eager.error(Kind::TooLong { positions: rows, length }));
             }
-            // All sequences have the same positions, but `generate` has positions for each.
+            // All sequences have the same positions, but in `generate` each sequence has its own.
             let is_one = name == positions && !eager.is_generating();
             let shape = if is_one { Shape::from([1, input.shape.last()]) } else { input.shape.clone() };
             let rows = table.forward(eager, &eager.integers(&shape)?)?;
@@ -256,7 +257,7 @@ impl Built {
         let all = eager.concatenate(&[&class, &tokens], 1)?;
         drop((class, tokens));
         match self.children.get(1) {
-            // The positions of CLIP are the rows of a table.
+            // In CLIP, positions are the rows of a table.
             Some(table) => {
                 let rows = table.forward(eager, &eager.integers(&Shape::from([1, all.shape[1]]))?)?;
                 eager.add(&all, &rows)

@@ -1,4 +1,4 @@
-//! Layers as data. They can be made in Rust and read from JSON.
+//! Layers as data, which can be built in Rust or read from JSON.
 
 mod attention;
 mod build;
@@ -27,8 +27,8 @@ pub(crate) use self::{
 /// A layer with its name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Named {
-    /// Its name inside the layer around it, such as `0` or `conv1`. A layer without a name belongs to the layer around it. A name may
-    /// have dots.
+    /// The name inside the enclosing layer, such as `0` or `conv1`. A layer without a name belongs to the enclosing
+    /// layer. Names may contain dots.
     pub name: String,
     /// The layer.
     #[serde(flatten)]
@@ -40,17 +40,17 @@ pub struct Named {
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Layer {
-    /// Layers one after the other.
+    /// Layers that run one after the other.
     Sequential {
         /// The layers.
         layers: Vec<Named>,
     },
-    /// Layers one after the other, as a block that checkpointing may recompute.
+    /// Layers that run one after the other, as a block that checkpointing may recompute.
     Block {
         /// The layers.
         layers: Vec<Named>,
     },
-    /// The sum of the outputs of all layers for the same input, as for attention and MLP side by side.
+    /// The sum of the outputs of all layers for the same input, such as attention and MLP in parallel.
     Branches {
         /// The layers.
         layers: Vec<Named>,
@@ -60,23 +60,24 @@ pub enum Layer {
         /// The layers.
         layers: Vec<Named>,
     },
-    /// Layers with parameters that do not run, such as the part for images if there are no images.
+    /// Layers that have parameters but do not run, such as the image part if there are no images.
     Idle {
         /// The layers.
         layers: Vec<Named>,
     },
-    /// The sum of its input, or of the output of `shortcut`, and of the output of the layers.
+    /// The sum of the layers' output and the input, or the output of `shortcut`.
     Residual {
         /// The layers.
         layers: Vec<Named>,
         /// The layers that the input passes through before it is added.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         shortcut: Vec<Named>,
-        /// The sum overwrites the output of the layers.
+        /// True if the sum overwrites the output of the layers.
         #[serde(default)]
         in_place: bool,
     },
-    /// Layers that read the input, and layers that read the target tokens of the model and the output of the former.
+    /// Layers that read the input, and layers that read the target tokens of the model and the output of the first
+    /// ones.
     EncoderDecoder {
         /// The layers that read the input.
         encoder: Vec<Named>,
@@ -94,14 +95,14 @@ pub enum Layer {
         /// The size of a row.
         size: u64,
     },
-    /// An embedding with the table of an earlier layer.
+    /// An embedding that uses the table of an earlier layer.
     TiedEmbedding {
         /// The path of that layer.
         tied_to: String,
     },
     /// The sum of the rows of tables for tokens, positions and segments.
     Embeddings(Embeddings),
-    /// A convolution that cuts an image into patches, a token for the class, and positions.
+    /// A convolution that cuts an image into patches, a class token, and positions.
     PatchEmbedding {
         /// The channels of the image.
         channels: u64,
@@ -132,7 +133,7 @@ pub enum Layer {
         /// The size of that dimension.
         size: u64,
     },
-    /// RMS norm as Gemma has it: in `f32`, and the weight is added to 1.
+    /// RMS norm as in Gemma: in `f32`, with `1 + weight`.
     GemmaNorm {
         /// The size of the last dimension.
         size: u64,
@@ -143,11 +144,11 @@ pub enum Layer {
     Activation {
         /// The operation.
         function: Function,
-        /// It overwrites its input. Only `relu` and `relu6` can.
+        /// True if the operation overwrites its input. Only `relu` and `relu6` can.
         #[serde(default)]
         in_place: bool,
     },
-    /// A weight for each channel of the last dimension, as `ConvNeXt` has it: a parameter of shape (size, 1, 1).
+    /// A weight for each channel of the last dimension, as in `ConvNeXt`: a parameter of shape (size, 1, 1).
     ChannelScale {
         /// The channels.
         size: u64,
@@ -161,26 +162,26 @@ pub enum Layer {
     MaxPool(Pool),
     /// The mean of each window.
     AveragePool(Pool),
-    /// The means of windows that are chosen so that the result has this size.
+    /// The means of windows that are chosen to give a result of this size.
     AdaptiveAveragePool {
         /// The sizes of the result.
         size: Vec<u64>,
     },
-    /// All dimensions after the first become one.
+    /// Joins all dimensions after the first.
     Flatten,
-    /// Dimensions in another order: from (n, c, h, w) to (n, h, w, c).
+    /// Reorders the dimensions: from (n, c, h, w) to (n, h, w, c).
     ChannelsToLast,
-    /// Dimensions in another order: from (n, h, w, c) to (n, c, h, w).
+    /// Reorders the dimensions: from (n, h, w, c) to (n, c, h, w).
     ChannelsToFirst,
     /// Softmax over the last dimension.
     Softmax,
-    /// A product of all elements with a number.
+    /// Multiplies all elements with a number.
     Scale,
     /// A copy in `f32` if the input has a smaller type.
     ToF32,
     /// Self-attention.
     Attention(Attention),
-    /// Attention with a relative position bias, as T5 has it.
+    /// Attention with a relative position bias, as in T5.
     RelativeAttention(RelativeAttention),
     /// A gated MLP: `down(function(gate(x)) * up(x))`.
     GatedMlp {
@@ -190,10 +191,10 @@ pub enum Layer {
         hidden: u64,
         /// The activation of the gate.
         function: Function,
-        /// Gate and up are one matrix product together.
+        /// True if gate and up are a single matrix product.
         #[serde(default)]
         is_joined: bool,
-        /// The matrix products have a bias.
+        /// True if the matrix products have a bias.
         #[serde(default)]
         has_bias: bool,
     },
@@ -208,7 +209,7 @@ pub enum Layer {
         /// The channels.
         channels: u64,
     },
-    /// An image that is larger by this factor; each new element is a copy of the nearest.
+    /// An image enlarged by this factor; each new element is a copy of the nearest.
     Upsample {
         /// The factor.
         factor: u64,
@@ -218,14 +219,14 @@ pub enum Layer {
         /// The function.
         function: Function,
     },
-    /// Layers that get the pixels of an image as tokens, (n, h * w, c), and whose output becomes an image again.
+    /// Layers that read the pixels of an image as tokens, (n, h * w, c), and whose output becomes an image again.
     AsTokens {
         /// The layers.
         layers: Vec<Named>,
     },
     /// The pixels of an image as tokens: a view.
     AsRows,
-    /// An image from tokens that are square patches of it.
+    /// An image assembled from tokens that are square patches of it.
     ImageFromPatches {
         /// The channels of the image.
         channels: u64,
@@ -242,28 +243,28 @@ pub enum Layer {
         #[serde(default)]
         kind: PositionKind,
     },
-    /// A layer that leaves its input for a later layer, and passes it on.
+    /// Leaves the input for a later layer, and passes it on.
     Leave {
-        /// The name under which it is left.
+        /// The name with which it is left.
         slot: String,
     },
-    /// A layer that passes its input on, and leaves the output of its layers for a tensor that was left.
+    /// Passes the input on, runs layers on a tensor that was left, and leaves their output.
     Derive {
         /// The name of the tensor that the layers read.
         from: String,
-        /// The name of their output. An earlier tensor of this name is dropped.
+        /// The name of their output. An earlier tensor with this name is dropped.
         slot: String,
         /// The layers.
         layers: Vec<Named>,
     },
-    /// A second input of the model. The layer passes its own input on, and leaves the output of its layers for a new
-    /// tensor.
+    /// A second input of the model. Passes the layer's own input on, runs layers on the new tensor, and leaves their
+    /// output.
     Provide {
-        /// The name under which it is left.
+        /// The name with which the output is left.
         slot: String,
         /// The sizes of the new tensor, without the batch.
         sizes: Vec<u64>,
-        /// It has integers.
+        /// True if the tensor contains integers.
         #[serde(default)]
         integers: bool,
         /// True if the next layer reads the output of these layers.
@@ -273,7 +274,8 @@ pub enum Layer {
         #[serde(default)]
         layers: Vec<Named>,
     },
-    /// The channels of its input and of the tensor that was left last, which is left under another name instead.
+    /// Joins the channels of the input and of the last tensor that was left. That tensor is then left with another name
+    /// instead.
     Join {
         /// Its name.
         slot: String,
@@ -281,33 +283,33 @@ pub enum Layer {
         #[serde(default)]
         joined: String,
     },
-    /// A layer that drops all tensors that were left under a name.
+    /// Drops all tensors that were left with a name.
     Release {
         /// The name.
         slot: String,
     },
-    /// The sum of its input and of the output of the layers for a tensor that was left, for all pixels or tokens.
+    /// Adds the output of layers that read a tensor which was left to the input, for all pixels or tokens.
     AddLeft {
         /// Its name.
         slot: String,
         /// The layers.
         layers: Vec<Named>,
     },
-    /// Tokens times a vector that was left, for each sequence.
+    /// Multiplies tokens with a vector that was left, for each sequence.
     ScaleByLeft {
-        /// Its name. It has this many vectors side by side.
+        /// The name of the tensor, which contains this many vectors side by side.
         slot: String,
         /// The number of vectors.
         parts: u64,
     },
-    /// Tokens times `1 + scale`, plus a shift: vectors that were left, for each sequence.
+    /// Multiplies tokens with `1 + scale` and adds a shift. Both are vectors that were left, for each sequence.
     Modulate {
-        /// Its name. It has this many vectors side by side.
+        /// The name of the tensor, which contains this many vectors side by side.
         slot: String,
         /// The number of vectors.
         parts: u64,
     },
-    /// The products of vectors, each divided by its length, with those that were left, times a parameter.
+    /// Multiplies normalized vectors with those that were left, and with a parameter.
     Similarity {
         /// Their name.
         slot: String,
@@ -324,7 +326,7 @@ pub enum PositionKind {
     Trained,
     /// A parameter without a gradient.
     Fixed,
-    /// Numbers in `f32` that are no parameter.
+    /// Numbers in `f32` that are not a parameter.
     Buffer,
 }
 
@@ -336,17 +338,17 @@ pub enum PositionKind {
 pub enum Function {
     Relu,
     Relu6,
-    /// GELU, with one kernel, as `tanh` or not.
+    /// GELU in a single kernel, with `tanh` or without.
     Gelu,
-    /// GELU with `tanh`, written out in Python with an operation for each step.
+    /// GELU with `tanh`, written out in Python with a separate operation for each step.
     GeluWrittenOut,
-    /// `x * sigmoid(1.702 * x)`, with an operation for each step.
+    /// `x * sigmoid(1.702 * x)`, with a separate operation for each step.
     QuickGelu,
     Silu,
     Tanh,
 }
 
-/// The sizes of a convolution. A list with one element is for all dimensions of the image.
+/// The sizes of a convolution. A list with one element applies to all dimensions of the image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conv {
     /// The channels of the input.
@@ -364,13 +366,13 @@ pub struct Conv {
     /// The distance between elements of the window; 1 if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dilation: Vec<u64>,
-    /// The number of groups of channels; 0 counts as 1.
+    /// The number of groups of channels; 0 means 1.
     #[serde(default)]
     pub groups: u64,
-    /// It has no bias.
+    /// True if there is no bias.
     #[serde(default)]
     pub no_bias: bool,
-    /// It is transposed, and this much is added to one side of the output.
+    /// If the convolution is transposed, how much is added to one side of the output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transposed: Option<Vec<u64>>,
 }
@@ -382,10 +384,10 @@ pub struct Linear {
     pub inputs: u64,
     /// The size of the last dimension of the output.
     pub outputs: u64,
-    /// It has no bias.
+    /// True if there is no bias.
     #[serde(default)]
     pub no_bias: bool,
-    /// The path of the layer whose weight it shares.
+    /// The path of the layer whose weight is shared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tied_to: Option<String>,
 }
@@ -408,7 +410,7 @@ pub struct Embeddings {
     pub names: Vec<String>,
 }
 
-/// The sizes of a pooling window. A list with one element is for all dimensions of the image.
+/// The sizes of a pooling window. A list with one element applies to all dimensions of the image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pool {
     /// The size of the window: one number for each dimension of the image.
@@ -419,7 +421,7 @@ pub struct Pool {
     /// The padding on each side; 0 if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub padding: Vec<u64>,
-    /// A window may begin inside the input and end outside.
+    /// True if a window may start inside the input and end outside it.
     #[serde(default)]
     pub rounds_up: bool,
 }
@@ -438,12 +440,12 @@ impl Layer {
         Named { name: name.into(), layer: self }
     }
 
-    /// Makes layers one after the other, with the names `0`, `1`, and so on.
+    /// Makes layers that run one after the other, with the names `0`, `1`, and so on.
     pub fn sequence(layers: impl IntoIterator<Item = Self>) -> Self {
         Self::Sequential { layers: numbered(layers) }
     }
 
-    /// Makes a convolution over an image with two dimensions, with a square window.
+    /// Makes a convolution over a two-dimensional image, with a square window.
     pub fn conv2d(inputs: u64, outputs: u64, kernel: u64, stride: u64, padding: u64) -> Self {
         let (stride, padding) = (vec![stride], vec![padding]);
         Self::Conv(Conv { inputs, outputs, kernel: vec![kernel; 2], stride, padding, ..Conv::default() })
@@ -459,13 +461,13 @@ impl Layer {
         Self::MaxPool(Pool { kernel: vec![kernel; 2], stride: vec![stride], padding: vec![padding], rounds_up: false })
     }
 
-    /// `max(x, 0)`.
+    /// Makes `max(x, 0)`.
     pub fn relu(in_place: bool) -> Self {
         Self::Activation { function: Function::Relu, in_place }
     }
 }
 
-/// Layers with the names `0`, `1`, and so on.
+/// Names layers `0`, `1`, and so on.
 pub fn numbered(layers: impl IntoIterator<Item = Layer>) -> Vec<Named> {
     layers.into_iter().enumerate().map(|(number, layer)| layer.named(number.to_string())).collect()
 }

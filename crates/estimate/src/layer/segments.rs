@@ -9,7 +9,7 @@ use crate::{
     settings::Checkpointing,
 };
 
-/// Returns the meaning of a setting for the layers of a model.
+/// Works out what a setting means for the layers of a model.
 pub(crate) fn segments(checkpointing: &Checkpointing, layers: &[Rc<Built>]) -> Result<Segments, Error> {
     let invalid = |what: String| Err(Kind::Invalid(what).into());
     let mut sequences = Vec::new();
@@ -30,7 +30,7 @@ pub(crate) fn segments(checkpointing: &Checkpointing, layers: &[Rc<Built>]) -> R
         Checkpointing::Every(0) => invalid("checkpointing of every 0 blocks makes no sense".to_owned()),
         Checkpointing::Segments(0) => invalid("checkpointing with 0 segments makes no sense".to_owned()),
         Checkpointing::Every(_) | Checkpointing::Segments(_) | Checkpointing::SquareRoot => {
-            // Without blocks, the layers of the longest sequence are the units.
+            // Without blocks, use the layers of the longest sequence as units.
             let longest = sequences.iter().map(|(_, layers)| layers.len()).max().unwrap_or(0);
             let mut groups = HashMap::new();
             for (path, layers) in sequences {
@@ -51,7 +51,7 @@ pub(crate) fn segments(checkpointing: &Checkpointing, layers: &[Rc<Built>]) -> R
     }
 }
 
-/// Returns whether it is a block, or has one inside.
+/// Returns whether the layer is a block or contains one.
 fn has_block(layer: &Rc<Built>) -> bool {
     is_block(layer) || layer.children.iter().chain(&layer.shortcut).any(has_block)
 }
@@ -60,7 +60,8 @@ fn is_block(layer: &Rc<Built>) -> bool {
     matches!(layer.kind, Layer::Block { .. })
 }
 
-/// A group that runs again must not begin with a layer that overwrites its input: PyTorch's backward pass finds another version of it.
+/// Checks that no group that runs again starts with a layer that overwrites its input: PyTorch's backward pass would
+/// find another version of it.
 fn check_beginnings(path: &str, layers: &[Rc<Built>], groups: &[(usize, bool)]) -> Result<(), Error> {
     let mut rest = layers;
     for (length, runs_again) in groups {
@@ -80,8 +81,8 @@ fn check_beginnings(path: &str, layers: &[Rc<Built>], groups: &[(usize, bool)]) 
     Ok(())
 }
 
-/// The groups of units in a sequence that has other layers as well, each of which is a group that does not run again. A group ends
-/// where another layer is between its units.
+/// Returns the groups of units in a sequence that also contains other layers. Each of these becomes a group that does
+/// not run again. A group ends where another layer comes between its units.
 fn around_others(is_unit: &[bool], groups: &[(usize, bool)]) -> Vec<(usize, bool)> {
     let mut all: Vec<(usize, bool)> = Vec::new();
     let mut units = groups.iter().enumerate().flat_map(|(number, (length, again))| vec![(number, *again); *length]);
@@ -98,7 +99,8 @@ fn around_others(is_unit: &[bool], groups: &[(usize, bool)]) -> Vec<(usize, bool
     all
 }
 
-/// Collects all sequences of layers with their paths, and the paths of all layers. Layers are nested no deeper than `build` allows.
+/// Collects all sequences of layers with their paths, and the paths of all layers. Layers are not nested more deeply
+/// than `build` allows.
 fn walk<'a>(
     layers: &'a [Rc<Built>],
     path: String,
@@ -116,7 +118,7 @@ fn walk<'a>(
                     walk(children, inner.clone(), sequences, paths);
                 }
             }
-            // The layers inside run in an order of their own.
+            // The inner layers run in their own order.
             _ => {
                 let mut others = Vec::new();
                 for children in [&layer.children[..], &layer.shortcut[..]] {

@@ -1,4 +1,4 @@
-//! Layers that are connected with distant layers, and layers that change images to tokens.
+//! Layers that are connected with distant layers, and layers that convert between images and tokens.
 
 use super::{Built, Layer, PositionKind, run_all};
 use crate::{
@@ -99,7 +99,7 @@ impl Built {
     }
 }
 
-/// Returns (n, c, h, w) as (n, c, h * w). The permuted image of PyTorch is a view with the same strides as this one.
+/// Returns (n, c, h, w) as (n, c, h * w). PyTorch's permuted image is a view with the same strides.
 fn rows_of(eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
     if input.shape.rank() != 4 {
         return Err(eager.mismatch("(…, …, …, …)", input));
@@ -121,7 +121,7 @@ fn vector(eager: &Eager, slot: &str, parts: u64, tokens: &Tensor) -> Result<Tens
     Ok(eager.view(&part, &Shape::from([left.shape[0], 1, size])))
 }
 
-/// Turns (n, h * w, patch * patch * channels) into (n, channels, h * patch, w * patch), which copies.
+/// Converts (n, h * w, patch * patch * channels) to (n, channels, h * patch, w * patch), with a copy.
 fn image_from_patches(eager: &Eager, input: &Tensor, channels: u64, patch: u64) -> Result<Tensor, Error> {
     let side = if input.shape.rank() == 3 { input.shape[1].isqrt() } else { 0 };
     let expected = patch.checked_mul(patch).and_then(|pixels| pixels.checked_mul(channels));

@@ -16,7 +16,7 @@ use crate::{
 /// The parts around the blocks.
 struct Frame<'a> {
     name: &'a str,
-    /// The prefix of the names of modules, such as `model`.
+    /// What the names of modules start with, such as `model`.
     prefix: &'a str,
     head: &'a str,
     embedding: &'a str,
@@ -26,7 +26,7 @@ struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// Reads the sizes from the fields that most configurations have.
+    /// Reads the sizes from the fields that most configurations contain.
     fn read(name: &'static str, fields: Fields<'_>, defaults: [u64; 2], is_tied: bool) -> Result<Self, Error> {
         let [vocabulary, size] = defaults;
         Ok(Self {
@@ -70,7 +70,7 @@ impl Frame<'_> {
     }
 }
 
-/// Makes attention of a causal model with rotated queries and keys and without biases.
+/// Makes the attention of a causal model, with rotated queries and keys and without biases.
 fn attention(fields: Fields<'_>, size: u64, heads: u64, key_value_heads: Option<u64>) -> Result<Attention, Error> {
     let heads = fields.divisor("num_attention_heads", heads)?;
     let key_value_heads = match key_value_heads {
@@ -112,8 +112,8 @@ fn block(attention: Attention, mlp: Named) -> Vec<Named> {
     ]
 }
 
-/// Adds the output of the first layers to the input, and runs other layers on the sum. The Python function of the block has a name for the
-/// output of the first layers, so it lives until the block returns.
+/// Adds the output of the first layers to the input, and runs other layers on the sum. A variable in the block's Python
+/// function holds the output of the first layers, so it lives until the block returns.
 fn held(mut first: Vec<Named>, others: Vec<Named>) -> Vec<Named> {
     let slot = "attention output".to_owned();
     first.push(Layer::Leave { slot: slot.clone() }.named(""));
@@ -123,8 +123,8 @@ fn held(mut first: Vec<Named>, others: Vec<Named>) -> Vec<Named> {
     layers
 }
 
-/// Returns the window of each layer; 0 if it has none. `slides` says which layers have one if the configuration does
-/// not.
+/// Returns the window of each layer; 0 for none. If the configuration does not tell, `slides` decides which layers have
+/// one.
 fn windows(fields: Fields<'_>, blocks: usize, window: u64, slides: impl Fn(usize) -> bool) -> Result<Vec<u64>, Error> {
     let of_layer = |slides| if slides { window } else { 0 };
     let Some(types) = fields.list("layer_types")? else {
@@ -171,8 +171,8 @@ pub(super) fn mixtral(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     Ok(frame.plain(length, vec![block(attention, mlp); fields.layers("num_hidden_layers", 32)?]))
 }
 
-/// Makes experts whose products are grouped, without a shared one. `defaults` are the number of experts, and of those that a
-/// token has.
+/// Makes experts whose products are grouped, without a shared expert. `defaults` are the number of experts, and the
+/// number that each token passes through.
 fn experts(fields: Fields<'_>, size: u64, hidden: u64, defaults: [u64; 2]) -> Result<Experts, Error> {
     let count = fields.optional("num_experts")?.or(fields.optional("num_local_experts")?);
     Ok(Experts {
@@ -187,7 +187,7 @@ fn experts(fields: Fields<'_>, size: u64, hidden: u64, defaults: [u64; 2]) -> Re
     })
 }
 
-/// Returns the window of each layer of Qwen 2 and 3.
+/// Returns the window of each layer in Qwen 2 and 3.
 fn qwen_windows(fields: Fields<'_>, blocks: usize) -> Result<Vec<u64>, Error> {
     let slides = fields.flag("use_sliding_window", false)?;
     let window = if slides { fields.number_or_null("sliding_window", 4096)? } else { 0 };
@@ -208,7 +208,7 @@ pub(super) fn qwen2(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     Ok(frame.plain(length, with_windows(&attention, windows).map(|attention| block(attention, mlp.clone()))))
 }
 
-/// Makes attention of Qwen 3, where a head has 128 elements by default.
+/// Makes the attention of Qwen 3, whose heads have 128 elements by default.
 fn qwen3_attention(fields: Fields<'_>, size: u64, key_value_heads: u64) -> Result<Attention, Error> {
     let attention = attention(fields, size, 32, Some(key_value_heads))?;
     let no_bias = !fields.flag("attention_bias", false)?;
@@ -224,7 +224,7 @@ pub(super) fn qwen3(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     Ok(frame.plain(length, with_windows(&attention, windows).map(|attention| block(attention, mlp.clone()))))
 }
 
-/// Returns which layers of Qwen's mixtures have experts; the others have a plain MLP.
+/// Returns a function that tells which layers of Qwen's mixtures have experts. The others have a plain MLP.
 fn has_experts(fields: Fields<'_>) -> Result<impl Fn(usize) -> bool, Error> {
     let step = fields.divisor("decoder_sparse_step", 1)?;
     let plain: HashSet<u64> = fields.numbers("mlp_only_layers")?.unwrap_or_default().into_iter().collect();
@@ -263,7 +263,7 @@ pub(super) fn qwen3_moe(fields: Fields<'_>, length: u64) -> Result<Model, Error>
     Ok(frame.plain(length, blocks))
 }
 
-/// Gemma's embedding is multiplied with a number.
+/// Makes a Gemma model, whose embedding is multiplied with a number.
 fn gemma_model(frame: &Frame<'_>, blocks: impl IntoIterator<Item = Vec<Named>>, caps: bool) -> Vec<Named> {
     let head = frame.head(false);
     vec![
@@ -279,7 +279,7 @@ fn gemma_norm(name: &str, size: u64) -> Named {
     Layer::GemmaNorm { size }.named(name)
 }
 
-/// Gemma 2 and 3 normalize before and after attention and MLP.
+/// Makes a block of Gemma 2 or 3, which normalizes before and after attention and MLP.
 fn gemma_block(attention: Attention, mlp: Named) -> Vec<Named> {
     let size = attention.size;
     vec![
@@ -305,7 +305,7 @@ fn gemma_attention(fields: Fields<'_>, size: u64, heads: u64, key_value_heads: u
 
 fn gemma_mlp(fields: Fields<'_>, size: u64, hidden: u64) -> Result<Named, Error> {
     let hidden = fields.number("intermediate_size", hidden)?;
-    // Gemma 1 has the field `hidden_act`, whose value `gelu` stood for the form with `tanh` as well.
+    // Gemma 1 uses the field `hidden_act`, in which `gelu` also meant the form with `tanh`.
     let key = if fields.get("hidden_activation").is_some_and(|value| !value.is_null()) {
         "hidden_activation"
     } else {
@@ -334,7 +334,7 @@ pub(super) fn gemma2(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     // `null` means that nothing is capped.
     let caps = |key| fields.get(key).is_none_or(|value| !value.is_null());
     let attention = gemma_attention(fields, frame.size, 8, 4)?;
-    // The model asks for attention without a kernel, which could not cap the scores.
+    // The model requests attention without a fused kernel, because a kernel could not cap the scores.
     let attention = Attention { caps_scores: caps("attn_logit_softcapping"), stores_scores: true, ..attention };
     let mlp = gemma_mlp(fields, frame.size, 9216)?;
     let window = fields.number_or_null("sliding_window", 4096)?;
@@ -382,7 +382,7 @@ pub(super) fn gemma3_with_images(fields: Fields<'_>, length: u64) -> Result<Mode
     Ok(frame.model(length, layers))
 }
 
-/// Returns the number of elements of a head that are rotated. The factor is in one of two places.
+/// Returns how many elements of a head are rotated. The factor may be in one of two fields.
 fn rotated(fields: Fields<'_>, keys: [&str; 2], head_size: u64, default: f64) -> Result<u64, Error> {
     let factor = fields.fraction(keys[0], default)?;
     let factor = fields.inner("rope_parameters").fraction(keys[1], factor)?;
@@ -493,7 +493,7 @@ fn llama4_text(fields: Fields<'_>, frame: &Frame<'_>, length: u64) -> Result<Mod
     let plain = Layer::GatedMlp { size, hidden, function, is_joined: false, has_bias: false };
     let blocks = fields.layers("num_hidden_layers", 48)?;
     let every = fields.divisor("no_rope_layer_interval", 4)?;
-    // The list has a 1 for each layer that rotates. An empty list counts as none.
+    // The list contains 1 for each layer that rotates. An empty list is ignored.
     let rotates = fields.numbers("no_rope_layers")?.filter(|list| !list.is_empty());
     let rotates =
         rotates.unwrap_or_else(|| (1..=blocks as u64).map(|at| u64::from(!at.is_multiple_of(every))).collect());

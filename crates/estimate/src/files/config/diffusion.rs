@@ -1,4 +1,4 @@
-//! Models of diffusers that make images: they predict the noise in an image.
+//! Image models of diffusers, which predict the noise in an image.
 
 use gpumem_core::report::counted;
 
@@ -15,11 +15,11 @@ use crate::{
 
 const TIME: &str = "time";
 const SKIPPED: &str = "skipped";
-/// The joined tensor of a block lives until the block's end.
+/// The joined tensor of a block, which lives until the end of the block.
 const JOINED: &str = "joined";
 const TEXT: &str = "text";
 
-/// Returns an input of the model besides the image, and the layers that it passes through before others read it.
+/// Returns a further input of the model, and the layers that it passes through before others read it.
 fn provide(slot: &str, sizes: Vec<u64>, integers: bool, layers: Vec<Named>) -> Named {
     Layer::Provide { slot: slot.to_owned(), sizes, integers, is_next: false, layers }.named("")
 }
@@ -36,11 +36,11 @@ fn conv(name: &str, inputs: u64, outputs: u64, kernel: u64, stride: u64) -> Name
     Layer::conv2d(inputs, outputs, kernel, stride, kernel / 2).named(name)
 }
 
-/// Makes attention over the pixels of an image, or from them to a text.
+/// Makes attention among the pixels of an image, or from them to a text.
 fn attention(size: u64, heads: u64, text: Option<u64>, has_bias: bool) -> Layer {
     let mut names = AttentionNames::new(["to_q", "to_k", "to_v", "to_out.0"]);
     names.norms = ["norm_q", "norm_k"].map(str::to_owned);
-    // Only the projection of the output has a bias, which `no_bias` would remove.
+    // Only the output projection has a bias, which `no_bias` would remove.
     Layer::Attention(Attention {
         size,
         heads,
@@ -76,7 +76,7 @@ impl UNet {
         ];
         let shortcut = if inputs == outputs { vec![] } else { vec![conv("conv_shortcut", inputs, outputs, 1, 1)] };
         let sum = Layer::Residual { layers, shortcut, in_place: false }.named("");
-        // The sum is divided by a number, which is 1.
+        // The sum is divided by a number that is 1.
         Layer::Block { layers: vec![sum, Layer::Scale.named("")] }
     }
 
@@ -130,7 +130,7 @@ fn for_each(fields: Fields<'_>, key: &str, default: u64, count: usize) -> Result
     }
 }
 
-/// Reads the types of blocks: `true` for those with attention.
+/// Reads the types of blocks: `true` means with attention.
 fn kinds(fields: Fields<'_>, key: &str, part: &str, default: &[bool]) -> Result<Vec<bool>, Error> {
     let Some(list) = fields.list(key)? else { return Ok(default.to_vec()) };
     let known = |kind: &serde_json::Value| match kind.as_str() {
@@ -141,7 +141,7 @@ fn kinds(fields: Fields<'_>, key: &str, part: &str, default: &[bool]) -> Result<
     list.iter().map(known).collect()
 }
 
-/// These are settings of other models.
+/// Rejects settings that belong to other models.
 fn refuse_others(fields: Fields<'_>) -> Result<(), Error> {
     for (key, known) in [
         ("class_embed_type", None),
@@ -164,7 +164,8 @@ fn refuse_others(fields: Fields<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// A stage has blocks on the way down and one more on the way up. Each may have a transformer of many blocks.
+/// Checks the number of blocks. A stage has blocks on the way down and one more on the way up. Each may contain a
+/// transformer with many blocks.
 fn check_blocks(of_stage: u64, depths: &[u64]) -> Result<(), Error> {
     let both_ways = of_stage.saturating_mul(2).saturating_add(1);
     let blocks = depths.iter().map(|depth| both_ways.saturating_mul(depth.saturating_add(1)));
@@ -176,7 +177,7 @@ fn check_blocks(of_stage: u64, depths: &[u64]) -> Result<(), Error> {
     Err(wrong(format!("{what} make {blocks} blocks; a model of at most {MOST_BLOCKS} blocks is estimated")))
 }
 
-/// Stable Diffusion's `UNet`. `length` is that of the text that it reads.
+/// Makes Stable Diffusion's `UNet`. `length` is that of the text that it reads.
 pub(super) fn unet(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     refuse_others(fields)?;
     let channels = fields.numbers("block_out_channels")?.unwrap_or_else(|| vec![320, 640, 1280, 1280]);
@@ -190,7 +191,7 @@ pub(super) fn unet(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
         let keys = "`block_out_channels`, `down_block_types` and `up_block_types`";
         return Err(wrong(format!("{keys} have {stages}, {} and {} elements", down.len(), up.len())));
     }
-    // The heads have the name of their sizes.
+    // Without `num_attention_heads`, the field `attention_head_dim` contains the number of heads.
     let key = if fields.optional("num_attention_heads").is_ok_and(|heads| heads.is_none()) {
         "attention_head_dim"
     } else {
@@ -218,7 +219,7 @@ pub(super) fn unet(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
         provide_time(fields, first, sizes.time, sizes.function)?,
     ];
     layers.extend([conv("conv_in", inputs, first, 3, 1), leave(SKIPPED)]);
-    // The channels of the tensors that were left, the last one last.
+    // The channels of the tensors that were left, in order.
     let mut skipped = vec![first];
     let mut current = first;
     for stage in 0..stages {
@@ -269,7 +270,7 @@ pub(super) fn unet(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     Ok(Model { name: "unet".to_owned(), input, layers, loss: Loss::MeanSquares })
 }
 
-/// Returns the embedding of the time, and for Stable Diffusion XL that of the sizes of the image and of the whole text.
+/// Returns the embedding of the time, and for Stable Diffusion XL also that of the image's sizes and of the whole text.
 fn provide_time(fields: Fields<'_>, inputs: u64, size: u64, function: Function) -> Result<Named, Error> {
     let embedding = |name: &str, inputs: u64| {
         let linear = |part: &str, inputs: u64| linear(&format!("{name}.{part}"), inputs, size, true);
@@ -288,7 +289,7 @@ fn provide_time(fields: Fields<'_>, inputs: u64, size: u64, function: Function) 
     Ok(provide(TIME, vec![inputs], false, layers))
 }
 
-/// The class of all transformers for images, of which only this one is known.
+/// Makes the only known model of a class that stands for all image transformers.
 pub(super) fn old_dit(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     match fields.text("norm_type", "layer_norm")? {
         "ada_norm_zero" => dit(fields, length),
@@ -296,7 +297,7 @@ pub(super) fn old_dit(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     }
 }
 
-/// Makes a transformer for images of a class.
+/// Makes an image transformer that is conditioned on a class.
 pub(super) fn dit(fields: Fields<'_>, _: u64) -> Result<Model, Error> {
     fields.is("norm_type", "ada_norm_zero")?;
     fields.is("norm_elementwise_affine", false)?;

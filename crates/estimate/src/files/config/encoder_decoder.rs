@@ -33,13 +33,13 @@ struct T5 {
     dropout: f64,
     /// The activation of the MLP.
     function: Function,
-    /// The MLP has a gate.
+    /// True if the MLP has a gate.
     is_gated: bool,
-    /// True if the input of the head, which has the weight of the embedding, is scaled. T5 1.1 does not scale it.
+    /// True if the input of the head, which shares the weight of the embedding, is scaled. T5 1.1 does not scale it.
     scales_output: bool,
 }
 
-/// The embedding, whose weight both stacks and the head share.
+/// The embedding, whose weight is shared by both stacks and the head.
 const TOKENS: &str = "shared";
 
 impl T5 {
@@ -53,7 +53,7 @@ impl T5 {
         let head = Layer::Linear(Linear { inputs: size, outputs: rows, no_bias: true, tied_to }).named("lm_head");
         let scaled = if self.scales_output { vec![Layer::Scale.named(""), head] } else { vec![head] };
         let layers = vec![
-            // Both embeddings use it.
+            // Both embeddings use this table.
             Layer::Idle { layers: vec![Layer::Embedding { rows, size }.named(TOKENS)] }.named(""),
             Layer::EncoderDecoder { encoder: vec![encoder], decoder: vec![decoder] }.named(""),
             Layer::Sequential { layers: scaled }.named(""),
@@ -97,7 +97,7 @@ impl T5 {
         };
         inner.extend([
             self.dropout("dropout"),
-            // Autocast makes a smaller type of it again.
+            // Autocast converts it back to a smaller type.
             Layer::ToF32.named("to"),
             linear(hidden, size).named("wo"),
         ]);
@@ -133,7 +133,7 @@ pub(super) fn t5(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
         dropout: fields.fraction("dropout_rate", 0.1)?,
         function,
         is_gated,
-        // transformers ties the weights in any case, and takes this field for another one.
+        // transformers ties the weights in any case, and uses this field for the scaling.
         scales_output: fields.flag("tie_word_embeddings", true)?,
     };
     Ok(sizes.model(length))

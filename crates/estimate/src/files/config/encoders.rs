@@ -48,7 +48,8 @@ pub(super) fn bert(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
         segments: fields.number("type_vocab_size", 2)?,
         names: names.iter().map(|name| format!("bert.embeddings.{name}")).collect(),
     };
-    // The output of the last block lives until the head is done. The head has the weight of the embedding and a bias of its own.
+    // The output of the last block lives until the head is done. The head shares the weight of the embedding, and has
+    // its own bias.
     let tied_to = Some("bert.embeddings.word_embeddings".to_owned());
     let decoder = Linear { inputs: size, outputs: tokens, no_bias: false, tied_to };
     let transform = vec![linear("dense", size, size, true), activation(function), layer_norm("LayerNorm", size)];
@@ -63,7 +64,7 @@ pub(super) fn bert(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     Ok(Model { name: "bert".to_owned(), input: Input::Tokens(length), layers, loss: Loss::Token })
 }
 
-/// Returns the number of classes of a model for images.
+/// Returns the number of classes of an image model.
 fn classes(fields: Fields<'_>) -> Result<u64, Error> {
     let named = fields.get("id2label").and_then(serde_json::Value::as_object).map(|labels| labels.len() as u64);
     Ok(named.or(fields.optional("num_labels")?).unwrap_or(2))
@@ -116,7 +117,7 @@ pub(super) fn clip_blocks(fields: Fields<'_>, defaults: [u64; 3], function: &'st
     Ok(vec![block; fields.layers("num_hidden_layers", 12)?])
 }
 
-/// Makes `SigLIP`'s encoder of images, which other models have inside.
+/// Makes `SigLIP`'s image encoder, which is part of other models.
 pub(super) fn siglip(fields: Fields<'_>, name: &str) -> Result<Vec<Named>, Error> {
     let size = fields.number("hidden_size", 768)?;
     let hidden = fields.number("intermediate_size", 3072)?;
@@ -142,7 +143,7 @@ pub(super) fn siglip(fields: Fields<'_>, name: &str) -> Result<Vec<Named>, Error
     Ok(vec![Layer::Sequential { layers }.named(name)])
 }
 
-/// Makes Llama 4's encoder of images.
+/// Makes Llama 4's image encoder.
 pub(super) fn llama4_vision(fields: Fields<'_>, name: &str) -> Result<Vec<Named>, Error> {
     let size = fields.number("hidden_size", 768)?;
     let hidden = fields.number("intermediate_size", 5632)?;
@@ -161,7 +162,7 @@ pub(super) fn llama4_vision(fields: Fields<'_>, name: &str) -> Result<Vec<Named>
     let [inputs, outputs] = [fields.number("projector_input_dim", 4096)?, fields.number("projector_output_dim", 4096)?];
     let rows = patches.checked_add(2).ok_or_else(|| wrong("the sizes are too large"))?;
     let layers = vec![
-        // There are the token for the class and the positions of all patches and of that token.
+        // The class token, and the positions of all patches and of that token.
         Layer::Embedding { rows, size }.named(""),
         linear("patch_embedding.linear", product(&[channels, patch, patch])?, size, false),
         layer_norm("layernorm_pre", size),

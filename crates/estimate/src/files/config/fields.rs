@@ -9,18 +9,18 @@ use crate::{
     layer::Function,
 };
 
-/// The limit of blocks, which no known model reaches. Each block is run, because the allocator's free blocks differ from one to the next.
-/// So a short file could ask for any time and any memory.
+/// The largest number of blocks, which no known model reaches. Each block is run, because the allocator's free blocks
+/// differ from one to the next. Without a limit, a short file could therefore take any time and memory.
 pub(super) const MOST_BLOCKS: u64 = 1024;
 
-/// The whole numbers that a configuration leaves out, with the values of the Python class.
+/// The integers that a configuration leaves out, with the default values of the Python class.
 pub(crate) type Assumed = BTreeMap<String, u64>;
 
 /// The fields of a configuration, or of an object inside it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fields<'a> {
     value: &'a Value,
-    /// The key of the object inside.
+    /// The key of the inner object.
     inside: Option<&'a str>,
     assumed: &'a RefCell<Assumed>,
 }
@@ -48,7 +48,7 @@ impl<'a> Fields<'a> {
         Self { value, inside: None, assumed }
     }
 
-    /// Returns a field, which may be `null`. `None` if it is not there.
+    /// Returns a field, which may be `null`. `None` if it is missing.
     pub(super) fn get(self, key: &str) -> Option<&'a Value> {
         self.value.get(key)
     }
@@ -57,13 +57,13 @@ impl<'a> Fields<'a> {
         self.get(key).filter(|value| !value.is_null())
     }
 
-    /// Returns the result of `read` for a field. `None` if it is not there or `null`.
+    /// Returns the result of `read` for a field. `None` if the field is missing or `null`.
     fn read<T>(self, key: &str, expected: &str, read: impl FnOnce(&'a Value) -> Option<T>) -> Result<Option<T>, Error> {
         let read = |value| read(value).ok_or_else(|| wrong(format!("`{key}` is {value} and not {expected}")));
         self.known(key).map(read).transpose()
     }
 
-    /// Returns a number, or the default of the Python class, which is then known as assumed.
+    /// Returns a number. If it is missing, returns the default of the Python class and notes that it was assumed.
     pub(super) fn number(self, key: &str, default: u64) -> Result<u64, Error> {
         let number = self.optional(key)?;
         if number.is_none() {
@@ -73,17 +73,17 @@ impl<'a> Fields<'a> {
         Ok(number.unwrap_or(default))
     }
 
-    /// Returns a number that follows from others, unless the configuration has it.
+    /// Returns a number that follows from others, unless the configuration contains it.
     pub(super) fn derived(self, key: &str, number: u64) -> Result<u64, Error> {
         Ok(self.optional(key)?.unwrap_or(number))
     }
 
-    /// `None` if it is not there or `null`.
+    /// Returns a number. `None` if it is missing or `null`.
     pub(super) fn optional(self, key: &str) -> Result<Option<u64>, Error> {
         self.read(key, "a whole number", Value::as_u64)
     }
 
-    /// Returns a number that is 0 if the field is `null`, and this default if it is not there.
+    /// Returns a number: 0 if the field is `null`, and this default if it is missing.
     pub(super) fn number_or_null(self, key: &str, absent: u64) -> Result<u64, Error> {
         let default = if self.get(key).is_none() { absent } else { 0 };
         if default > 0 { self.number(key, default) } else { self.derived(key, 0) }
@@ -117,7 +117,7 @@ impl<'a> Fields<'a> {
         Ok(self.read(key, "a list", Value::as_array)?.map(Vec::as_slice))
     }
 
-    /// Returns a list of whole numbers. `None` if it is not there or `null`.
+    /// Returns a list of integers. `None` if it is missing or `null`.
     pub(super) fn numbers(self, key: &str) -> Result<Option<Vec<u64>>, Error> {
         let number = |value: &Value| {
             value.as_u64().ok_or_else(|| wrong(format!("`{key}` has {value}, which is not a whole number")))
@@ -125,12 +125,12 @@ impl<'a> Fields<'a> {
         self.list(key)?.map(|list| list.iter().map(number).collect()).transpose()
     }
 
-    /// Returns the fields of an object inside; none if it is not there.
+    /// Returns the fields of an inner object; none if it is missing.
     pub(super) fn inner(self, key: &'a str) -> Fields<'a> {
         Fields { value: &self.value[key], inside: Some(key), ..self }
     }
 
-    /// Checks a setting that changes the layers. It must have the value that the builders know.
+    /// Checks a setting that changes the layers. Only the value that the builders support is allowed.
     pub(super) fn is(self, key: &str, known: impl Into<Value>) -> Result<(), Error> {
         let known = known.into();
         match self.known(key) {
@@ -141,7 +141,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Returns the operation of a name of transformers' `ACT2FN`.
+    /// Returns the operation for a name in transformers' `ACT2FN`.
     pub(super) fn function(self, key: &str, default: &'a str) -> Result<Function, Error> {
         Ok(match self.text(key, default)? {
             "silu" | "swish" => Function::Silu,

@@ -1,5 +1,5 @@
-//! Hugging Face's `config.json`. Each architecture is built as the Python code of transformers and diffusers builds it, with the names of
-//! their modules. A setting that changes the layers and that is not known is an error.
+//! Hugging Face's `config.json`. Each architecture is built as the Python code of transformers and diffusers builds it,
+//! with the same module names. An unknown setting that changes the layers is an error.
 
 mod decoders;
 mod diffusion;
@@ -15,7 +15,7 @@ use serde_json::Value;
 use self::fields::{Assumed, Fields, wrong};
 use crate::{error::Error, model::Model};
 
-/// The architectures that are known, with the functions that build them.
+/// The known architectures, with the functions that build them.
 type Build = fn(Fields<'_>, u64) -> Result<Model, Error>;
 
 const ARCHITECTURES: &[(&str, &str, Build)] = &[
@@ -43,14 +43,14 @@ const ARCHITECTURES: &[(&str, &str, Build)] = &[
     ("WhisperForConditionalGeneration", "whisper", encoder_decoder::whisper),
     ("UNet2DConditionModel", "unet_2d_condition", diffusion::unet),
     ("DiTTransformer2DModel", "dit_transformer_2d", diffusion::dit),
-    // This is the earlier name of the class.
+    // An earlier name of the class.
     ("Transformer2DModel", "transformer_2d", diffusion::old_dit),
 ];
 
-/// The files that are read.
+/// The supported files.
 const READ: &str = "give a `config.json` of Hugging Face, a file .gguf, .safetensors or .toml, or a model as JSON";
 
-/// Sizes that no model can have as 0.
+/// Sizes that cannot be 0 in any model.
 const SIZES: &[&str] = &[
     "vocab_size",
     "hidden_size",
@@ -63,7 +63,7 @@ const SIZES: &[&str] = &[
     "num_layers",
 ];
 
-/// Refuses settings that would make the figures of any architecture wrong.
+/// Rejects settings that would make the results for any architecture wrong.
 fn check(fields: &Value) -> Result<(), Error> {
     if let Some(quantization) = fields.get("quantization_config").filter(|quantization| !quantization.is_null()) {
         let method = quantization["quant_method"].as_str().unwrap_or("unknown");
@@ -79,10 +79,10 @@ fn check(fields: &Value) -> Result<(), Error> {
 }
 
 impl Model {
-    /// Reads the model of a Hugging Face `config.json`, with sequences of this length. A configuration of another architecture, or
-    /// with an unknown setting, is an error.
+    /// Reads a model from a Hugging Face `config.json`, for sequences of this length. Other architectures and unknown
+    /// settings are errors.
     ///
-    /// If a model reads images as well as text, the part for images has its parameters and does not run.
+    /// If a model reads images as well as text, the image part has its parameters but does not run.
     ///
     /// # Errors
     /// Returns an error if the text is not JSON, or if a field is missing, unknown or wrong. The error names the field.
@@ -90,7 +90,7 @@ impl Model {
         Ok(Self::from_config_with_assumed(text, length)?.0)
     }
 
-    /// Does the same, and returns the numbers that the configuration leaves out.
+    /// Like [`from_config`](Self::from_config), but also returns the numbers that the configuration leaves out.
     pub(super) fn from_config_with_assumed(text: &str, length: u64) -> Result<(Self, Assumed), Error> {
         let no_json = |error| wrong(format!("this is no JSON: {error}; {READ}"));
         let fields: Value = serde_json::from_str(text).map_err(no_json)?;
@@ -123,7 +123,7 @@ impl Model {
         build(Fields::new(fields, assumed), length)
     }
 
-    /// Returns the names of the architectures that [`from_config`](Self::from_config) knows.
+    /// Returns the names of the architectures that [`from_config`](Self::from_config) supports.
     pub fn known_architectures() -> impl Iterator<Item = &'static str> {
         ARCHITECTURES.iter().map(|(name, ..)| *name)
     }

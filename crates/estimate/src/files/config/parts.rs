@@ -1,4 +1,4 @@
-//! Parts that many models have.
+//! Parts that many models share.
 
 use crate::layer::{Function, Layer, Linear, Named};
 
@@ -25,12 +25,12 @@ pub(super) fn mlp(names: [&str; 2], size: u64, hidden: u64, function: Function) 
     inline(vec![linear(names[0], size, hidden, true), activation(function), linear(names[1], hidden, size, true)])
 }
 
-/// Makes dropout, if there is any.
+/// Makes dropout, unless the probability is 0.
 pub(super) fn dropout(probability: f64) -> Option<Named> {
     (probability != 0.0).then(|| Layer::Dropout { probability }.named(""))
 }
 
-/// Returns these layers, and dropout after them if there is any.
+/// Returns these layers, followed by dropout unless the probability is 0.
 pub(super) fn dropped(mut layers: Vec<Named>, probability: f64) -> Vec<Named> {
     layers.extend(dropout(probability));
     layers
