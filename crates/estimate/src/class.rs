@@ -1,10 +1,10 @@
-//! The uses of memory.
+//! What memory is used for.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The uses of memory.
+/// What memory is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -23,7 +23,7 @@ pub enum Class {
     Cache,
     /// Memory that the libraries for matrix products and convolutions work in.
     Workspace,
-    /// The tensors that ranks exchange: gathered shards, gradients that are being added up, buckets.
+    /// Tensors that ranks exchange: gathered shards, gradients that are being added up, and buckets.
     Communication,
     /// The CUDA context, kernels and modules.
     Context,

@@ -33,7 +33,7 @@ pub enum Dtype {
     Blocks(Blocks),
 }
 
-/// A format that stores a fixed number of elements in a fixed number of bytes, scales included.
+/// A format that stores a fixed number of elements in a fixed number of bytes, including scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Blocks {
     /// Its name, such as `nf4`.
@@ -49,18 +49,18 @@ pub struct Blocks {
 pub(crate) struct Types {
     /// The weights of linear layers.
     pub(crate) weights: Dtype,
-    /// The tables of embeddings, the weights of experts, and the head of a model.
+    /// Embedding tables, the weights of experts, and the head of a model.
     pub(crate) tables: Dtype,
     /// All other parameters, and the type of computation.
     pub(crate) others: Dtype,
 }
 
 impl Types {
-    /// Returns the types of a model whose parameters have this type. `compute` is the type of all else, if this type is
-    /// only for storage.
+    /// Returns the types of a model whose parameters have this type. `compute` is the type of everything else, if this
+    /// type is only for storage.
     pub(crate) fn new(parameters: Dtype, compute: Dtype) -> Self {
         let others = if parameters.is_only_stored() { compute } else { parameters };
-        // `load_in_8bit` of bitsandbytes replaces linear layers and nothing else. The formats of llama.cpp are for all weights.
+        // `load_in_8bit` of bitsandbytes replaces only linear layers. The formats of llama.cpp are for all weights.
         let tables = if parameters == Dtype::I8 { others } else { parameters };
         Self { weights: parameters, tables, others }
     }
@@ -71,14 +71,14 @@ const BLOCKS: &[Blocks] = &[
     // 64 elements of 4 bits and a scale of 32 bits: bitsandbytes without nested quantisation. `fp4` is its other table of values.
     Blocks { name: "nf4", elements: 64, bytes: 36 },
     Blocks { name: "fp4", elements: 64, bytes: 36 },
-    // With nested quantisation: scales of 8 bits, and for 256 of them one of 32 bits.
+    // With nested quantisation: 8-bit scales, with one 32-bit scale for every 256 of them.
     Blocks { name: "nf4_nested", elements: 64 * 256, bytes: (32 + 1) * 256 + 4 },
-    // The formats of the Open Compute Project: 32 elements and an exponent of 8 bits.
+    // The formats of the Open Compute Project: 32 elements and an 8-bit exponent.
     Blocks { name: "mxfp8", elements: 32, bytes: 33 },
     Blocks { name: "mxfp6", elements: 32, bytes: 25 },
     Blocks { name: "mxfp4", elements: 32, bytes: 17 },
     Blocks { name: "nvfp4", elements: 16, bytes: 9 },
-    // Numbers of 4 and 6 bits without scales, as safetensors stores them.
+    // 4-bit and 6-bit numbers without scales, as safetensors stores them.
     Blocks { name: "f4", elements: 2, bytes: 1 },
     Blocks { name: "f6", elements: 4, bytes: 3 },
     // GGUF's types.
@@ -88,7 +88,7 @@ const BLOCKS: &[Blocks] = &[
     Blocks { name: "q5_0", elements: 32, bytes: 22 },
     Blocks { name: "q5_1", elements: 32, bytes: 24 },
     Blocks { name: "q8_0", elements: 32, bytes: 34 },
-    // No file has it: ggml makes it for products. Python's package has an older size.
+    // No file contains this type: ggml creates it for products. Python's package has an older size.
     Blocks { name: "q8_1", elements: 32, bytes: 36 },
     Blocks { name: "q2_k", elements: 256, bytes: 84 },
     Blocks { name: "q3_k", elements: 256, bytes: 110 },
@@ -109,7 +109,7 @@ const BLOCKS: &[Blocks] = &[
     Blocks { name: "tq2_0", elements: 256, bytes: 66 },
 ];
 
-/// The name of each other type, and the names that PyTorch and people use besides.
+/// The name of each other type, and other names that PyTorch and people use for it.
 pub(crate) const PLAIN: &[(&str, Dtype, &[&str])] = &[
     ("f64", Dtype::F64, &["float64", "double", "fp64"]),
     ("f32", Dtype::F32, &["float32", "float", "fp32"]),
@@ -134,7 +134,7 @@ impl Dtype {
         if let Self::Blocks(blocks) = self { blocks.elements.into() } else { 1 }
     }
 
-    /// Returns the bytes that this many elements take. `None` if they are more than 2^64.
+    /// Returns the bytes that this many elements take. `None` if that exceeds 64 bits.
     pub fn bytes(self, elements: u64) -> Option<u64> {
         let size = match self {
             Self::F64 | Self::I64 | Self::U64 | Self::C64 => 8,
@@ -148,7 +148,7 @@ impl Dtype {
         elements.checked_mul(size)
     }
 
-    /// Returns whether the type is only for storage: products read such weights and have results of a wider type.
+    /// Returns whether the type is only for storage: products read such weights and return a wider type.
     pub const fn is_only_stored(self) -> bool {
         matches!(self, Self::F8 | Self::I8 | Self::Blocks(_))
     }
@@ -172,7 +172,7 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// Reads the names that `Display` prints, and PyTorch's, such as `torch.bfloat16` and `half`. Upper and lower case do not matter.
+/// Reads the names that `Display` prints, and PyTorch's, such as `torch.bfloat16` and `half`, ignoring case.
 impl FromStr for Dtype {
     type Err = Error;
 

@@ -1,4 +1,4 @@
-//! The error of an estimate. It names the layer.
+//! The error of an estimate, which names the layer.
 
 use std::fmt;
 
@@ -6,17 +6,17 @@ use gpumem_core::{model::Bytes, report::counted};
 
 use crate::shape::Shape;
 
-/// The reason why there is no estimate.
+/// Why there is no estimate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     layer: String,
-    /// The reason is in a box, so that results of functions are small.
+    /// The reason, in a box so that results of functions stay small.
     kind: Box<Kind>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A layer needs another shape of its input.
+    /// A layer needs an input of another shape.
     Mismatch {
         expected: String,
         found: Shape,
@@ -34,7 +34,7 @@ pub(crate) enum Kind {
         positions: u64,
         length: u64,
     },
-    /// The allocator has no more memory.
+    /// The allocator has run out of memory.
     OutOfMemory {
         requested: u64,
         in_use: u64,
@@ -42,22 +42,23 @@ pub(crate) enum Kind {
     /// A size does not fit into 64 bits.
     TooLarge,
     Syntax(String),
-    /// A checkpointed block has recomputed all that it saved. This ends the second run and is never returned to a caller.
+    /// A checkpointed block has recomputed everything that it saved. This ends the second run and is never returned to
+    /// a caller.
     RecomputedAll,
 }
 
 impl Error {
-    /// An error in a layer; the path of the layer is empty outside of all layers.
+    /// Makes an error in a layer. The path is empty for errors outside all layers.
     pub(crate) fn in_layer(layer: String, kind: Kind) -> Self {
         Self { layer, kind: Box::new(kind) }
     }
 
-    /// The path of the layer, such as `features.3`; empty if the error belongs to no layer.
+    /// Returns the path of the layer, such as `features.3`; empty if the error belongs to no layer.
     pub fn layer(&self) -> &str {
         &self.layer
     }
 
-    /// The step needs more memory than its limit.
+    /// Returns whether the step needs more memory than its limit.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(*self.kind, Kind::OutOfMemory { .. } | Kind::TooLarge)
     }
@@ -70,7 +71,7 @@ impl Error {
         *self.kind == Kind::RecomputedAll
     }
 
-    /// The shape of an input is not the one that a layer needs.
+    /// Returns whether an input has another shape than a layer needs.
     pub fn is_shape_mismatch(&self) -> bool {
         matches!(*self.kind, Kind::Mismatch { .. } | Kind::Pair { .. })
     }

@@ -11,26 +11,27 @@ use crate::{class::Class, memory::AtPeak};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Estimate {
-    /// The number of elements of all parameters. Tied weights count once.
+    /// The number of elements of all parameters. Tied weights are counted once.
     pub parameters: u64,
-    /// Their bytes.
+    /// The bytes of all parameters.
     pub parameter_bytes: Bytes,
     /// The highest sum of allocated bytes, as `torch.cuda.max_memory_allocated()` returns it.
     pub peak: Bytes,
     /// The parts of the peak, the largest first. They add up to the peak.
     pub parts: Vec<Part>,
-    /// The highest memory of the allocator from the driver, as `torch.cuda.max_memory_reserved()` returns it.
+    /// The most memory that the allocator held from the driver, as `torch.cuda.max_memory_reserved()` returns it.
     pub reserved: Bytes,
     /// The phases of both steps, in order, each with its highest sum of allocated bytes.
     pub phases: Vec<PhasePeak>,
     /// The parts of the class `optimizer` at the peak. `None` if there are none.
     pub optimizer: Option<OptimizerParts>,
-    /// The additional workspaces of cuDNN for convolutions, which are a range. `None` if the model has no convolution that cuDNN
-    /// computes.
+    /// The additional workspaces of cuDNN for convolutions, which are a range. `None` if cuDNN computes no convolution
+    /// of the model.
     pub convolutions: Option<ConvolutionWorkspace>,
 }
 
-/// The workspaces of convolutions. `Estimate.peak` has none of them: an algorithm that needs no workspace is always there.
+/// The workspaces of convolutions. `Estimate.peak` does not include them, because an algorithm without a workspace is
+/// always available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ConvolutionWorkspace {
@@ -38,7 +39,7 @@ pub struct ConvolutionWorkspace {
     pub high: Bytes,
     /// The peak of the step if each convolution takes the largest workspace.
     pub peak: Bytes,
-    /// The memory of the allocator from the driver in that case.
+    /// The allocator's memory from the driver in that case.
     pub reserved: Bytes,
 }
 
@@ -50,7 +51,7 @@ pub struct OptimizerParts {
     pub copies: Bytes,
     /// What the optimizer keeps from one update to the next.
     pub state: Bytes,
-    /// What it has during an update only, such as Adam's square roots of all parameters.
+    /// What the optimizer uses only during an update, such as Adam's square roots of all parameters.
     pub temporary: Bytes,
 }
 
@@ -74,7 +75,7 @@ pub struct Part {
 pub struct PhasePeak {
     /// `forward`, `backward` or `update`; `prefill` or `decode` where tokens are generated.
     pub name: &'static str,
-    /// The highest sum of allocated bytes while it ran.
+    /// The highest sum of allocated bytes during the phase.
     pub peak: Bytes,
 }
 
@@ -100,7 +101,7 @@ impl Estimate {
         Self { parameters, parameter_bytes, peak, parts, reserved, phases, optimizer, convolutions }
     }
 
-    /// Divides the memory of an optimizer with a state of this size.
+    /// Splits the memory of an optimizer, whose state has this size, into its parts.
     #[must_use]
     pub(crate) fn with_optimizer(self, state: u64) -> Self {
         let of = |phase: &str| {
@@ -108,7 +109,7 @@ impl Estimate {
             parts.map(|part| part.bytes).sum::<Bytes>()
         };
         let (copies, in_update) = (of("model"), of("update"));
-        // The state is there from the first update on, and no peak is before it.
+        // The state exists from the first update on, and no peak comes before it.
         let state = Bytes::new(state).min(in_update);
         let temporary = in_update.checked_sub(state).unwrap_or_default();
         let has_any = copies + in_update > Bytes::ZERO;
@@ -128,7 +129,8 @@ impl Estimate {
 
 /// Returns the parts of a peak, the largest first. Parts of the same size are sorted by layer and class.
 fn parts(paths: &[AtPeak]) -> Vec<Part> {
-    // A deep model has many parts of one size. The names of layers are compared once, and then the parts by numbers.
+    // In a deep model, many parts have the same size. The names of layers are compared once, and then the parts by
+    // number.
     let layer = |AtPeak { path, .. }: &AtPeak| path.get(1..).unwrap_or_default().join(".");
     let mut layers: Vec<_> = paths.iter().map(|path| (layer(path), path)).collect();
     layers.sort_by(|(a, _), (b, _)| a.cmp(b));

@@ -26,21 +26,22 @@ use crate::{
 
 const DEVICE: Device = Device { family: Family::Simulated, ordinal: 0 };
 const THREAD: ThreadId = ThreadId(1);
-/// The number under which the ledger keeps the peak for reading. No scope has it.
+/// The id with which the ledger keeps the peak for reading. No scope uses it.
 const PEAK: ScopeId = ScopeId(u64::MAX);
 /// The ledger counts in `i64`.
 const MOST: u64 = 1 << 62;
 
-/// Records each allocation with its class and with the layer that makes it.
+/// The memory of a step. Each allocation is recorded with its class and the layer that makes it.
 #[derive(Debug)]
 pub(crate) struct Memory(RefCell<State>);
 
 #[derive(Debug)]
 struct State {
     allocator: Allocator,
-    /// The ledger knows the parts of the peak. `None` if only the peak is asked for, which takes a third of the time.
+    /// The inbox of the ledger, which knows the parts of the peak. `None` if only the peak is needed, which takes a
+    /// third of the time.
     inbox: Option<Inbox>,
-    /// The number of the newest event.
+    /// The number of the latest event.
     number: u64,
     in_use: u64,
     /// The highest `in_use`.
@@ -51,19 +52,19 @@ struct State {
     /// The result of [`Memory::layers`] for these open scopes.
     layers: Option<Rc<[CallsiteId]>>,
     scopes: u64,
-    /// The names of scopes. The first ones are the ledger's own.
+    /// The names of scopes. The first ones belong to the ledger itself.
     names: Vec<Rc<str>>,
     numbers: HashMap<Rc<str>, CallsiteId>,
     class: Option<Class>,
     uses: Uses,
-    /// The events go to a file as well.
+    /// A recording to which the events are also written.
     recording: Option<Recording>,
-    /// True after the step. Its blocks stay as they are, as those of a process that ends.
+    /// True after the step. Its blocks stay, as those of a process that ends.
     is_over: bool,
 }
 
-/// The use of blocks with one stack number. The ledger keeps that number for each block; in a running program it identifies the
-/// origin of the block.
+/// What blocks with one stack id are used for. The ledger stores that id for each block; in a running program it
+/// identifies the origin of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Use {
     class: Class,
@@ -71,18 +72,19 @@ struct Use {
     rounding: Option<Rounding>,
 }
 
-/// A size to which an allocator rounds. A block of this size is one event, and its parts are told apart by its stack number.
+/// A size to which an allocator rounds. A block of this size is one event, and its parts are distinguished by its stack
+/// id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rounding {
     requested: u64,
     taken: u64,
 }
 
-/// The uses by stack number. The first ones are the classes.
+/// The uses by stack id. The first ones are the classes.
 #[derive(Debug)]
 struct Uses {
     all: Vec<Use>,
-    /// The numbers of the uses with a rounding. A model has few sizes, which a tree of them finds faster than a hash.
+    /// The ids of the uses with a rounding. A model has few sizes, which are found faster in a tree than by hash.
     numbers: BTreeMap<Use, StackId>,
 }
 
@@ -105,7 +107,7 @@ impl Uses {
         })
     }
 
-    /// Returns the classes of `bytes` of this stack number.
+    /// Returns the classes of `bytes` with this stack id.
     fn parts(&self, stack: StackId, bytes: u64) -> [(Class, u64); 2] {
         let known = (stack.0 as usize).checked_sub(1).and_then(|at| self.all.get(at));
         match known {
@@ -123,7 +125,7 @@ impl Uses {
 struct OpenScope {
     scope: ScopeId,
     name: CallsiteId,
-    /// The highest `in_use` since it was opened.
+    /// The highest `in_use` since the scope was opened.
     peak: u64,
 }
 
@@ -134,11 +136,11 @@ pub(crate) struct AtPeak {
     pub(crate) classes: Vec<(Class, u64)>,
 }
 
-/// The bytes of one block of memory. They are freed when this is dropped.
+/// The bytes of one block of memory, which are freed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Storage {
     memory: Rc<Memory>,
-    /// The block. `None` if it has no bytes.
+    /// The block. `None` if there are no bytes.
     block: Cell<Option<Placement>>,
 }
 
@@ -148,7 +150,7 @@ impl Storage {
         Self { memory: Rc::clone(memory), block: Cell::new(None) }
     }
 
-    /// Allocates its bytes, if it has none: `untyped_storage().resize_()`.
+    /// Allocates the bytes, if there are none: `untyped_storage().resize_()`.
     pub(crate) fn fill(&self, bytes: u64, class: Class) -> Result<(), Error> {
         if self.block.get().is_none() && bytes > 0 {
             self.block.set(Some(self.memory.place(bytes, class)?));
@@ -156,7 +158,7 @@ impl Storage {
         Ok(())
     }
 
-    /// Frees its bytes. Tensors may still refer to it.
+    /// Frees the bytes. Tensors may still refer to the storage.
     pub(crate) fn free(&self) {
         if let Some(block) = self.block.take() {
             self.memory.free(block);
@@ -175,7 +177,7 @@ impl Memory {
         Self::with(kind, limit, Some(Inbox::new()))
     }
 
-    /// Makes a memory that knows its peak and no parts of it.
+    /// Makes a memory that knows its peak, but not the parts of it.
     pub(crate) fn without_parts(kind: AllocatorKind, limit: u64) -> Self {
         Self::with(kind, limit, None)
     }
@@ -200,7 +202,7 @@ impl Memory {
         }))
     }
 
-    /// Writes all events of the step to a recording.
+    /// Writes all events of the step to a recording as well.
     pub(crate) fn record(&self, model: &str) -> io::Result<()> {
         let mut state = self.0.borrow_mut();
         let limit = (state.limit < MOST).then(|| Bytes::new(state.limit));
@@ -213,7 +215,7 @@ impl Memory {
         self.0.borrow_mut().recording.take().map(Recording::finish).transpose()
     }
 
-    /// Allocates memory in the scope that is open. `set_class` may override the class.
+    /// Allocates memory in the open scope. `set_class` may override the class.
     pub(crate) fn alloc(self: &Rc<Self>, bytes: u64, class: Class) -> Result<Storage, Error> {
         let block = if bytes == 0 { None } else { Some(self.place(bytes, class)?) };
         Ok(Storage { memory: Rc::clone(self), block: Cell::new(block) })
@@ -258,7 +260,7 @@ impl Memory {
         state.allocator.free(placement);
     }
 
-    /// Sets the class of all allocations until `None` is set again.
+    /// Sets the class of all allocations, until `None` is set again. Returns the earlier setting.
     pub(crate) fn set_class(&self, class: Option<Class>) -> Option<Class> {
         std::mem::replace(&mut self.0.borrow_mut().class, class)
     }
@@ -268,12 +270,12 @@ impl Memory {
         self.open_layer(self.name(name));
     }
 
-    /// Returns the number of the scopes of this name.
+    /// Returns the callsite id for scopes with this name.
     pub(crate) fn name(&self, name: &str) -> CallsiteId {
         self.0.borrow_mut().name(name)
     }
 
-    /// Opens a scope whose name has a number, see [`open`](Self::open).
+    /// Opens a scope by the id of its name, see [`open`](Self::open).
     pub(crate) fn open_layer(&self, name: CallsiteId) {
         self.0.borrow_mut().open(name);
     }
@@ -283,14 +285,14 @@ impl Memory {
         self.0.borrow_mut().close()
     }
 
-    /// Returns the names of the open layers, as numbers. The outermost scope is no layer.
+    /// Returns the names of the open layers, as ids. The outermost scope is not a layer.
     pub(crate) fn layers(&self) -> Rc<[CallsiteId]> {
         let State { open, layers, .. } = &mut *self.0.borrow_mut();
         let names = || open.iter().skip(1).map(|scope| scope.name).collect();
         Rc::clone(layers.get_or_insert_with(names))
     }
 
-    /// Closes and opens scopes so that those inside the outermost one have these names.
+    /// Closes and opens scopes so that the scopes inside the outermost one have these names.
     pub(crate) fn move_to(&self, layers: &[CallsiteId]) {
         let mut state = self.0.borrow_mut();
         let same = state.open.iter().skip(1).zip(layers).take_while(|(scope, name)| scope.name == **name).count();
@@ -302,14 +304,14 @@ impl Memory {
         }
     }
 
-    /// Returns the path of the open layer, such as `features.0`. The outermost scope is no layer.
+    /// Returns the path of the open layer, such as `features.0`. The outermost scope is not a layer.
     pub(crate) fn path(&self) -> String {
         let state = self.0.borrow();
         let names = state.open.iter().skip(1).map(|scope| &*state.names[scope.name.0 as usize]);
         names.collect::<Vec<_>>().join(".")
     }
 
-    /// Returns the path of layers that were open once.
+    /// Returns the path of layers that were open earlier.
     pub(crate) fn path_of(&self, layers: &[CallsiteId]) -> String {
         let state = self.0.borrow();
         layers.iter().map(|layer| &*state.names[layer.0 as usize]).collect::<Vec<_>>().join(".")
@@ -320,7 +322,7 @@ impl Memory {
         self.0.borrow().in_use
     }
 
-    /// Returns the number of allocations, frees, and scopes that were opened and closed.
+    /// Returns how many allocations, frees, and openings and closings of scopes there were.
     pub(crate) fn events(&self) -> u64 {
         self.0.borrow().number
     }
@@ -352,7 +354,7 @@ impl Memory {
             path.reverse();
             path
         };
-        // Blocks of one class and layer may have several stack numbers.
+        // Blocks of one class and layer may have several stack ids.
         let mut sums: Vec<(u32, Class, u64)> = Vec::new();
         for group in &groups {
             let parts = state.uses.parts(group.group.stack, unsigned(group.bytes.get()));
@@ -373,7 +375,7 @@ impl State {
     fn record(&mut self, kind: &EventKind) {
         self.number += 1;
         let Some(inbox) = &self.inbox else { return };
-        // The number is the time: the n-th event comes after n nanoseconds.
+        // The event number serves as the time: the n-th event comes after n nanoseconds.
         let time = Duration::from_nanos(self.number);
         inbox.replay(&Event { number: self.number, time, thread: THREAD, kind }, None, &mut ());
     }

@@ -36,7 +36,7 @@ pub enum Input {
     Pair {
         /// The number of tokens that the encoder reads.
         source: u64,
-        /// The number of tokens that the decoder reads. While training they are the labels, moved by one position.
+        /// The number of tokens that the decoder reads. In training they are the labels, shifted by one position.
         target: u64,
     },
     /// Numbers of this shape, such as (3, 224, 224).
@@ -45,7 +45,7 @@ pub enum Input {
     NumbersAndTokens {
         /// The shape.
         numbers: Shape,
-        /// The number of tokens that the decoder reads. While training they are the labels, moved by one position.
+        /// The number of tokens that the decoder reads. In training they are the labels, shifted by one position.
         target: u64,
     },
 }
@@ -62,7 +62,7 @@ pub enum Loss {
     NextToken,
     /// Cross entropy with one label for each token, as for masked tokens.
     Token,
-    /// The mean of the squares of the differences to numbers of the shape of the output.
+    /// The mean of the squared differences from numbers of the output's shape.
     MeanSquares,
 }
 
@@ -109,7 +109,7 @@ impl Model {
         Self::checked(toml::from_str(text).map_err(|error| error.message().to_owned()), || toml::from_str(text).ok())
     }
 
-    /// Checks that a model was read without errors and has no unknown fields. `fields` is the same text as data.
+    /// Returns a model if it was read without errors and has no unknown fields. `fields` is the same text as data.
     fn checked(read: Result<Self, String>, fields: impl FnOnce() -> Option<Value>) -> Result<Self, Error> {
         let fields = fields().unwrap_or_default();
         let why = match &read {

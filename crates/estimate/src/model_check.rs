@@ -1,19 +1,19 @@
-//! Finds the error of a model as JSON or TOML: the layer, the field, and the allowed values. The errors of `serde` do not name their
-//! place in a list of layers, and unknown fields are no errors for it.
+//! Finds the error in a model given as JSON or TOML: the layer, the field, and the allowed values. The errors of
+//! `serde` do not name the position in a list of layers, and `serde` accepts unknown fields.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 use crate::layer::Named;
 
-/// The fields of layers that have layers inside.
+/// The fields that contain inner layers.
 const INNER: [&str; 4] = ["layers", "shortcut", "encoder", "decoder"];
-/// No layer has this many fields. Each field is tried in turn, so the wrong one among more fields is not looked for.
+/// No layer has this many fields. Each field is tried in turn, so if there are more, the wrong one is not searched for.
 const MOST_FIELDS: usize = 64;
 /// Longer values are cut in messages.
 const LONGEST: usize = 40;
 
-/// The place of a layer: `blocks.norm`, and `layers[1].layers[0]`.
+/// Where a layer is: `blocks.norm`, and `layers[1].layers[0]`.
 #[derive(Clone, Default)]
 struct Place {
     name: String,
@@ -39,8 +39,8 @@ impl Place {
     }
 }
 
-/// Returns the error of the first layer that cannot be read, else of the model `M` around the layers. `None` if all can be
-/// read.
+/// Returns the error of the first layer that cannot be read, else that of the model `M` around the layers. `None` if
+/// everything can be read.
 pub(crate) fn wrong_part<M: DeserializeOwned>(model: &Value) -> Option<String> {
     wrong_in(&Place::default(), "layers", model).or_else(|| {
         let error = M::deserialize(model).err()?.to_string();
@@ -63,7 +63,7 @@ fn wrong_in(place: &Place, list: &str, outer: &Value) -> Option<String> {
     })
 }
 
-/// Returns the error of `serde` about these fields, in words for the author of a file.
+/// Rewrites an error of `serde` about these fields for the author of the file.
 fn words<T: DeserializeOwned>(fields: &Map<String, Value>, error: String) -> String {
     if let Some(rest) = error.strip_prefix("missing field ") {
         return format!("the field {} is missing", rest.trim());
@@ -86,8 +86,8 @@ fn words<T: DeserializeOwned>(fields: &Map<String, Value>, error: String) -> Str
     format!("the field `{field}` is {value}, and may be {allowed}")
 }
 
-/// Returns the field with the error: without it, there is another error or none. Without the type, the name and the layers there is
-/// always another error, so these are tried last.
+/// Returns the field that causes the error: without it, there is another error or none. Without the type, the name or
+/// the layers there is always another error, so these are tried last.
 fn wrong_field<'a, T: DeserializeOwned>(
     fields: &'a Map<String, Value>,
     error: &str,
@@ -105,7 +105,7 @@ fn wrong_field<'a, T: DeserializeOwned>(
     fields.into_iter().find(|(field, _)| is_about(field))
 }
 
-/// Returns an unknown field of a model, such as one with a typing error, and its place. `serde` would ignore it.
+/// Returns an unknown field of a model, such as a misspelt one, with its position. `serde` would ignore it.
 pub(crate) fn unknown_field(read: &Value, model: &impl Serialize) -> Option<String> {
     let known = model.serialize(serde_json::value::Serializer).ok()?;
     unknown_in(&Place::default(), read, &known)
@@ -115,7 +115,7 @@ fn unknown_in(place: &Place, read: &Value, known: &Value) -> Option<String> {
     let (read, known) = (read.as_object()?, known.as_object()?);
     read.iter().find_map(|(field, value)| {
         let Some(known) = known.get(field) else {
-            // Empty fields are not written.
+            // Empty fields are not serialized.
             let is_empty = value.is_null() || value.as_array().is_some_and(Vec::is_empty);
             let what = format!("there is no field `{field}`");
             let what = if place.index.is_empty() { what } else { place.says(&what) };

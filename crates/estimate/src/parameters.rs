@@ -15,8 +15,8 @@ use crate::{
 };
 
 impl Model {
-    /// Returns the parameters of the model, each with the path of its layer as its name: two parameters of one layer have the
-    /// same name. Tied weights count once.
+    /// Returns the parameters of the model, each named by the path of its layer: two parameters of one layer have the
+    /// same name. Tied weights are counted once.
     ///
     /// ```
     /// use gpumem_estimate::{Dtype, models};

@@ -15,21 +15,21 @@ use gpumem_core::{
 
 use crate::class::Class;
 
-/// Writes a recording. Writing to memory cannot fail; an error is kept until the end.
+/// Writes a recording. Writing to memory cannot fail; if it does, the error is kept until the end.
 #[derive(Debug)]
 pub(crate) struct Recording {
     writer: Writer<Vec<u8>>,
     result: io::Result<()>,
     number: u64,
     device: Device,
-    /// The names of scopes that are defined.
+    /// The names of scopes that are already defined.
     names: HashSet<CallsiteId>,
     /// The blocks to which the allocator added something.
     rounded: HashSet<u64>,
 }
 
 impl Recording {
-    /// Begins a recording. `limit` is all memory that the allocator may have.
+    /// Starts a recording. `limit` is all the memory that the allocator may take.
     pub(crate) fn new(model: &str, device: Device, limit: Option<Bytes>) -> io::Result<Self> {
         let writer = Writer::new(Vec::new())?;
         let (names, rounded) = (HashSet::new(), HashSet::new());
@@ -41,7 +41,7 @@ impl Recording {
         recording.write(&Item::Device(DeviceDefinition { device, name, total: limit, uuid: None }));
         let library = "gpumem-estimate".to_owned();
         recording.write(&Item::Interception(Interception { source: Source::Simulation, library }));
-        // The classes stand where a recording of a program has the libraries that allocate.
+        // The classes replace the allocating libraries of a program's recording.
         for class in Class::ALL {
             let (StackId(module), path) = (stack(class), class.name().to_owned());
             recording.write(&Item::Module(ModuleDefinition { id: module, path, build_id: Vec::new(), base: 0 }));
@@ -51,7 +51,7 @@ impl Recording {
         Ok(recording)
     }
 
-    /// What the allocator adds is a block of its own, of the class `rounding`.
+    /// Writes an allocation. What the allocator adds becomes a separate block of the class `rounding`.
     pub(crate) fn alloc(&mut self, address: u64, class: Class, requested: u64, taken: u64) {
         let device = self.device;
         let block = |class: Class, bytes| Block {
@@ -91,7 +91,7 @@ impl Recording {
         self.event(EventKind::Close { scope });
     }
 
-    /// Returns the bytes of the file.
+    /// Returns the contents of the file.
     pub(crate) fn finish(mut self) -> io::Result<Vec<u8>> {
         self.write(&Item::Request(Request::Summary { not_intercepted: None }));
         self.write(&Item::Request(Request::Peaks { is_intercepted: true }));
@@ -101,7 +101,7 @@ impl Recording {
 
     fn event(&mut self, kind: EventKind) {
         self.number += 1;
-        // The number is the time, as it is for the ledger of the estimate.
+        // The event number serves as the time, as in the ledger of the estimate.
         let time = Time::from_nanos(self.number);
         let event = RecordedEvent { number: self.number, ticks: self.number, time, thread: ThreadId(1), kind };
         if self.result.is_ok() {

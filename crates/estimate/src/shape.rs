@@ -15,7 +15,7 @@ pub(crate) type Numbers = SmallVec<[u64; 4]>;
 pub struct Shape(Numbers);
 
 impl Shape {
-    /// Returns the number of elements of a tensor of this shape. `None` if it is more than 2^64.
+    /// Returns the number of elements of a tensor of this shape. `None` if it exceeds 64 bits.
     pub fn elements(&self) -> Option<u64> {
         self.0.iter().try_fold(1_u64, |product, size| product.checked_mul(*size))
     }
@@ -35,7 +35,7 @@ impl Shape {
         self.0.last().copied().unwrap_or(1)
     }
 
-    /// Returns the same shape with another size of the last dimension.
+    /// Returns the same shape, but with this size of the last dimension.
     #[must_use]
     pub(crate) fn with_last(&self, size: u64) -> Self {
         let mut sizes = self.0.clone();

@@ -63,7 +63,7 @@ impl Tensors {
         self.by(|tensor| tensor.name.split('.').take(depth).collect::<Vec<_>>().join("."))
     }
 
-    /// Returns the type of most elements, if a model can have its parameters in it.
+    /// Returns the type of the most elements, if it can be the type of a model's parameters.
     pub(crate) fn dtype(&self) -> Option<Dtype> {
         let most = self.by_dtype().into_iter().max_by_key(|(_, sum)| sum.elements);
         let dtype: Option<Dtype> = most.and_then(|(name, _)| name.parse().ok());
@@ -79,7 +79,7 @@ impl Tensors {
     }
 }
 
-/// The readers have checked that the sums fit.
+/// Returns the sum. The readers have checked that it fits.
 fn sum<'a>(tensors: impl IntoIterator<Item = &'a TensorInfo>) -> TensorSum {
     tensors.into_iter().fold(TensorSum::default(), |sum, tensor| TensorSum {
         elements: sum.elements.saturating_add(tensor.shape.elements().unwrap_or(u64::MAX)),

@@ -1,11 +1,12 @@
-//! PyTorch's caching allocator: `c10/cuda/CUDACachingAllocator.cpp` of PyTorch 2.11. The names in backticks are those of that file.
+//! PyTorch's caching allocator: `c10/cuda/CUDACachingAllocator.cpp` of PyTorch 2.11. Names in backticks are those in
+//! that file.
 //!
-//! It takes segments from the driver and splits them into blocks. A request gets the smallest free block of its stream that is large
-//! enough. If the rest of that block is small, the block is not split: then the request takes more than its rounded size, and torch
-//! counts the whole block as allocated.
+//! The allocator takes segments from the driver and splits them into blocks. A request gets the smallest free block of
+//! its stream that is large enough. If what would remain of that block is small, the block is not split: the request
+//! then takes more than its rounded size, and torch counts the whole block as allocated.
 //!
-//! With expandable segments, each stream has one range of addresses for small blocks and one for large blocks. Memory is mapped at its end,
-//! and wherever a part of it was returned to the driver. Blocks are always split.
+//! With expandable segments, each stream has one address range for small blocks and one for large blocks. Memory is
+//! mapped at the end of a range, and wherever a part of it was returned to the driver. Blocks are always split.
 
 use std::collections::BTreeSet;
 
@@ -15,20 +16,20 @@ use super::placement::Placement;
 
 /// `kSmallBuffer`: the segments of the small pool.
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// This is `kMinLargeAlloc`: smaller requests of the large pool get a segment of `LARGE_SEGMENT`.
+/// `kMinLargeAlloc`: smaller requests of the large pool get a segment of `LARGE_SEGMENT`.
 const OWN_SEGMENT: u64 = 10 << 20;
 /// `kLargeBuffer`.
 const LARGE_SEGMENT: u64 = 20 << 20;
 /// `kRoundLarge`: larger segments are multiples of this.
 const SEGMENT_ROUNDING: u64 = 2 << 20;
-/// This is `max_non_split_rounding_size`: a block that is too large to be split has less than this besides the request.
+/// `max_non_split_rounding_size`: a block that is too large to be split exceeds the request by less than this.
 const MOST_BESIDE: u64 = LARGE_SEGMENT;
-/// The first address is far from 0, and a multiple of each unit.
+/// The first address. It is far from 0, and a multiple of each unit.
 const FIRST_ADDRESS: u64 = LARGE_SEGMENT << 22;
-/// An expandable segment has addresses for 9/8 of the memory of the device, and here for no more than this.
+/// An expandable segment reserves addresses for 9/8 of the device's memory, and here for no more than this.
 const MOST_ADDRESSES: u64 = 1 << 50;
 
-/// The number of a block.
+/// The id of a block.
 type BlockId = u32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,12 +40,12 @@ enum State {
     Unmapped,
 }
 
-/// The key of free blocks. Only requests of the same stream and the same private pool share them.
+/// Which requests share free blocks: only those of the same stream and the same private pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sharing {
-    /// A number for each stream.
+    /// The id of the stream.
     pub stream: u32,
-    /// A number for each private pool, such as that of a CUDA graph. 0 is the pool of all others.
+    /// The id of the private pool, such as that of a CUDA graph. 0 is the pool of all other requests.
     pub pool: u32,
 }
 
@@ -83,25 +84,25 @@ struct Wanted {
 pub(crate) struct Caching {
     settings: AllocatorSettings,
     blocks: Vec<Block>,
-    /// Numbers of `blocks` that are not in use.
+    /// Ids in `blocks` that are not in use.
     unused: Vec<BlockId>,
     /// The pools of large and of small blocks. The first pair is not private.
     pools: Vec<[Pool; 2]>,
-    /// The blocks whose free was requested, while work on other streams may use them.
+    /// The blocks whose free was requested while work on other streams may still use them.
     awaiting: BTreeSet<BlockId>,
     segments_end: u64,
-    /// The bytes of the segments from the driver.
+    /// The most bytes that segments from the driver may take.
     limit: u64,
     reserved: u64,
     /// The highest value of `reserved`.
     pub(super) reserved_peak: u64,
-    /// The bytes that the program has.
+    /// The bytes that the program holds.
     allocated: u64,
-    /// The part of `reserved_peak` that the program did not have.
+    /// The part of `reserved_peak` that the program did not hold.
     pub(super) unused_at_peak: u64,
-    /// The number of times that the cache was emptied.
+    /// How many times the cache was emptied.
     pub(super) emptied: u64,
-    /// The number of times that it was emptied because the driver did not have enough memory: `num_alloc_retries`.
+    /// How many times the cache was emptied because the driver did not have enough memory: `num_alloc_retries`.
     pub(super) retries: u64,
 }
 
@@ -114,8 +115,9 @@ impl Caching {
         self.alloc_for(bytes, Sharing::default(), None)
     }
 
-    /// This is `malloc`. If the driver gives a segment of the size of `segment`, it also gets the address of `segment`: among free
-    /// blocks of equal size, the one with the lowest address is taken, and only the driver knows where it puts segments.
+    /// `malloc`. If the driver allocates a segment of the size of `segment`, it also gets the address of `segment`.
+    /// Among free blocks of equal size, the one with the lowest address is used, and only the driver knows where it
+    /// puts segments.
     pub(super) fn alloc_for(&mut self, bytes: u64, sharing: Sharing, segment: Option<(u64, u64)>) -> Option<Placement> {
         let size = self.settings.rounded(bytes)?;
         let wanted = Wanted { size, is_small: size <= AllocatorSettings::SMALL, sharing, segment };
@@ -143,15 +145,15 @@ impl Caching {
         Some(placement)
     }
 
-    /// Notes that the program has this block, which is in no set.
+    /// Marks a block, which is in no set, as held by the program.
     fn take(&mut self, block: BlockId) -> Placement {
         let Block { address, bytes, .. } = *self.at(block);
         self.allocated += bytes;
         Placement { address, bytes, block }
     }
 
-    /// Adds a segment that the allocator had before its first request, with blocks that the program had: their addresses and sizes, in
-    /// rising order. `None` if the driver does not have enough memory.
+    /// Adds a segment that the allocator held before its first request. `blocks` are those that the program held, with
+    /// their addresses and sizes, in ascending order. `None` if the driver does not have enough memory.
     pub(super) fn add_old(
         &mut self,
         (address, bytes): (u64, u64),
@@ -196,8 +198,8 @@ impl Caching {
         self.join(block, State::Free);
     }
 
-    /// Returns the smallest free block that is large enough (`get_free_block`). A block that can grow counts with its largest
-    /// size.
+    /// Returns the smallest free block that is large enough (`get_free_block`). For a block that can grow, its largest
+    /// size is used.
     fn best_fit(&self, wanted: Wanted) -> Option<BlockId> {
         let Wanted { size, is_small, sharing: Sharing { stream, pool }, .. } = wanted;
         let pool = &self.pools.get(pool as usize)?[usize::from(is_small)];
@@ -217,8 +219,8 @@ impl Caching {
         Some(found).filter(|_| !is_too_large)
     }
 
-    /// Returns a free block of this size or more, with memory of the driver (`alloc_block`). `None` if the driver does
-    /// not have enough.
+    /// Returns a free block of this size or more, with memory from the driver (`alloc_block`). `None` if the driver
+    /// does not have enough.
     fn add_memory(&mut self, wanted: Wanted) -> Option<BlockId> {
         if self.settings.is_expandable { self.expand(wanted) } else { self.add_segment(wanted) }
     }
@@ -277,13 +279,13 @@ impl Caching {
             let rest = size - self.at(block).bytes;
             let next = self.at(block).after?;
             self.map(next, rest)?;
-            // The block is joined with the block before it.
+            // The block was joined with the block before it.
             block = next;
         }
         Some(block)
     }
 
-    /// Makes an expandable segment without memory.
+    /// Makes an expandable segment without mapped memory.
     fn add_addresses(&mut self, wanted: Wanted) -> Option<BlockId> {
         let Wanted { size, is_small, sharing, .. } = wanted;
         let addresses = self.limit.saturating_add(self.limit / 8).min(MOST_ADDRESSES);
@@ -293,12 +295,12 @@ impl Caching {
         Some(self.new_block(address, addresses, (sharing, is_small), true, State::Unmapped))
     }
 
-    /// Memory is mapped and unmapped in units of this.
+    /// Returns the unit in which memory is mapped and unmapped.
     fn granule(is_small: bool) -> u64 {
         if is_small { SMALL_SEGMENT } else { LARGE_SEGMENT }
     }
 
-    /// Maps at least `size` bytes at the begin of an unmapped block, or all of it (`map_block`).
+    /// Maps at least `size` bytes at the start of an unmapped block, or all of it (`map_block`).
     fn map(&mut self, block: BlockId, size: u64) -> Option<()> {
         let Block { bytes, is_small, .. } = *self.at(block);
         let mapped = size.checked_next_multiple_of(Self::granule(is_small))?.min(bytes);
@@ -318,8 +320,8 @@ impl Caching {
         Some(())
     }
 
-    /// Releases a block that is too large to be split and large enough for the request, or several ones that are together
-    /// (`release_available_cached_blocks`). Returns false if there are none.
+    /// Releases a block that is too large to be split and large enough for the request, or several of them that are
+    /// large enough together (`release_available_cached_blocks`). Returns false if there are none.
     fn return_oversize(&mut self, wanted: Wanted) -> bool {
         let Wanted { size, is_small, sharing, .. } = wanted;
         let (stream, least) = (sharing.stream, self.settings.max_split);
@@ -328,7 +330,7 @@ impl Caching {
         let blocks = |from, to| free.range((stream, from, 0, 0)..to).map(|(.., block)| *block);
         let enough = blocks(size, (stream + 1, 0, 0, 0)).next();
         let smaller: Vec<_> = blocks(least, (stream, size, 0, 0)).rev().collect();
-        // Only a segment from before, with other settings, may be this large and split.
+        // A segment of this size can only be split if it was allocated earlier with other settings.
         let is_segment = |block: &BlockId| self.is_segment(*block);
         if let Some(block) = enough.filter(is_segment) {
             self.return_segment(block);
@@ -343,21 +345,21 @@ impl Caching {
         before - self.reserved >= size
     }
 
-    /// Returns whether a block is all of a segment that is not expandable.
+    /// Returns whether a block fills a segment that is not expandable.
     fn is_segment(&self, block: BlockId) -> bool {
         let Block { before, after, is_expandable, .. } = self.blocks[block as usize];
         !is_expandable && before.is_none() && after.is_none()
     }
 
-    /// Returns a segment that is one free block to the driver.
+    /// Returns a segment that consists of one free block to the driver.
     fn return_segment(&mut self, block: BlockId) {
         self.remove(block);
         self.unused.push(block);
         self.reserved -= self.at(block).bytes;
     }
 
-    /// Returns memory without a block in use to the driver, as whole segments or whole units of expandable segments
-    /// (`release_cached_blocks`). Private pools keep theirs as long as they are used.
+    /// Returns memory that contains no used block to the driver, as whole segments or whole units of expandable
+    /// segments (`release_cached_blocks`). Private pools keep their memory as long as they are used.
     pub(super) fn empty_cache(&mut self) {
         self.emptied += 1;
         for block in std::mem::take(&mut self.awaiting) {
@@ -408,7 +410,7 @@ impl Caching {
         number
     }
 
-    /// Returns a number for a block.
+    /// Stores a block and returns its id.
     fn number(&mut self, block: Block) -> BlockId {
         if let Some(number) = self.unused.pop() {
             *self.at(number) = block;
@@ -437,7 +439,7 @@ impl Caching {
         number
     }
 
-    /// Joins a block that is in no set with its neighbours in this state, and inserts it.
+    /// Joins a block that is in no set with its neighbours that have this state, and inserts it.
     fn join(&mut self, block: BlockId, state: State) {
         let Block { before, after, .. } = *self.at(block);
         if let Some(before) = before
@@ -613,7 +615,8 @@ mod tests {
         let [first, _second] = [25, 30].map(|mib| alloc(&mut caching, mib * MIB));
         assert_eq!(caching.reserved, 60 * MIB);
         caching.free(first.block);
-        // 55 to 60 MiB are free, 39 MiB more are needed: two units of 20 MiB. One is returned: 0 to 20 MiB.
+        // 55 to 60 MiB are free, and 39 MiB more are needed: two units of 20 MiB. One of them was returned: 0 to 20
+        // MiB.
         assert_eq!(begin(alloc(&mut caching, 44 * MIB)), 55 * MIB);
         assert_eq!((caching.reserved, caching.reserved_peak), (80 * MIB, 80 * MIB));
         assert_eq!(caching.alloc(22 * MIB), None, "there are addresses, but no memory");

@@ -2,11 +2,12 @@
 
 use super::placement::Placement;
 
-/// Blocks take what was requested; the allocator has a multiple of a step from the driver.
+/// An allocator whose blocks take what was requested, and whose memory from the driver is a multiple of a step.
 ///
-/// With a step of 1 this is an allocator that adds nothing. The driver's stream-ordered pool (`cudaMallocAsync`) has a step of 32 MiB:
-/// it can put blocks together from parts that lie apart, so that a free part of it is never too small. Its release threshold says when
-/// it returns memory to the driver. It does not change the highest value, because memory is returned before the driver refuses more.
+/// With a step of 1, the allocator adds nothing. The driver's stream-ordered pool (`cudaMallocAsync`) has a step of 32
+/// MiB: it can assemble blocks from parts that are not adjacent, so that a free part of it is never too small. Its
+/// release threshold controls when it returns memory to the driver. That does not change the highest value, because
+/// memory is returned before the driver rejects a request.
 #[derive(Debug)]
 pub(crate) struct Counting {
     step: u64,
@@ -26,7 +27,7 @@ impl Counting {
         let reserved = in_use.checked_next_multiple_of(self.step).filter(|reserved| *reserved <= self.limit)?;
         self.in_use = in_use;
         self.reserved_peak = self.reserved_peak.max(reserved);
-        // The address of a block is only a number here.
+        // Here, the address of a block is only a number.
         self.next += 1;
         Some(Placement { address: self.next, bytes, block: 0 })
     }

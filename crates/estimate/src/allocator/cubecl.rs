@@ -1,9 +1,9 @@
 //! The memory management of cubecl 0.10 on CUDA, which Burn uses: pages that are cut into slices (`cubecl-runtime`,
 //! `memory_management/memory_manage.rs`, `MemoryConfiguration::SubSlices`; `cubecl-cuda`, `runtime.rs`).
 //!
-//! The sizes of pages depend on the memory of the card. The largest page has a quarter of it; the next ones have a quarter of that, and
-//! so on, down to the first one below 32 MiB. A request takes a slice of the pool with the smallest pages that accepts it. A page is
-//! never returned.
+//! The sizes of pages depend on the GPU's memory. The largest page takes a quarter of it; the next one takes a quarter
+//! of that, and so on, down to the first one below 32 MiB. A request takes a slice from the pool with the smallest
+//! pages that accepts it. Pages are never returned.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,16 @@ use super::placement::Placement;
 
 /// The alignment of slices on CUDA.
 const ALIGNMENT: u64 = 512;
-/// Pages that are smaller than this have no smaller pages below them.
+/// There are no smaller pages below a page that is smaller than this.
 const SMALL_PAGE: u64 = 32 << 20;
-/// A pool has addresses for this much.
+/// Each pool has addresses for this much.
 const ADDRESSES: u64 = 1 << 52;
 
 /// Pages of one size.
 #[derive(Debug)]
 struct Pool {
     page: u64,
-    /// A larger slice is accepted only if it fills most of a page.
+    /// Larger slices are accepted only if they fill most of a page.
     most: u64,
     pages: Vec<Page>,
 }
@@ -28,25 +28,25 @@ struct Pool {
 #[derive(Debug)]
 struct Page {
     address: u64,
-    /// The sizes of free slices by address. Neighbours are one slice.
+    /// The sizes of free slices by address. Adjacent free slices are joined.
     free: BTreeMap<u64, u64>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Cubecl {
-    /// The smallest pages first.
+    /// The pools, those with the smallest pages first.
     pools: Vec<Pool>,
     limit: u64,
     reserved: u64,
 }
 
 impl Cubecl {
-    /// Makes the pools for a card with this much memory.
+    /// Makes the pools for a GPU with this much memory.
     pub(super) fn new(card: u64, limit: u64) -> Self {
         let largest = card / 4;
         let aligned = |bytes: u64| bytes.next_multiple_of(ALIGNMENT);
         let (mut page, mut pools) = (largest, Vec::new());
-        // The first pool has number 0 in cubecl and is for requests without bytes.
+        // In cubecl, the first pool has number 0 and is for empty requests.
         for number in 1.. {
             if page < SMALL_PAGE {
                 break;
@@ -68,7 +68,7 @@ impl Cubecl {
             address
         } else {
             let reserved = self.reserved.checked_add(pool.page).filter(|sum| *sum <= self.limit)?;
-            // Pages of one pool follow each other, so an address says which page it is in.
+            // The pages of a pool are consecutive, so an address tells which page it is in.
             let first = (number as u64 + 1) * ADDRESSES;
             let address = pool.pages.last().map_or(first, |last| last.address + pool.page);
             if address + pool.page > first + ADDRESSES {
@@ -89,7 +89,7 @@ impl Cubecl {
         }
     }
 
-    /// Pages are never returned.
+    /// Returns the highest memory from the driver, which is the current one, because pages are never returned.
     pub(super) fn reserved_peak(&self) -> u64 {
         self.reserved
     }
@@ -103,7 +103,7 @@ impl Pool {
 }
 
 impl Page {
-    /// Takes the begin of the first free slice that is large enough.
+    /// Cuts this size from the first free slice that is large enough, and returns its start.
     fn cut(&mut self, size: u64) -> Option<u64> {
         let (address, free) = self.free.iter().find(|(_, free)| **free >= size).map(|(at, free)| (*at, *free))?;
         self.free.remove(&address);

@@ -1,4 +1,4 @@
-//! Models of allocators: the bytes that a request takes, and the memory of the allocator from the driver.
+//! Models of allocators: how many bytes a request takes, and how much memory the allocator holds from the driver.
 
 mod caching;
 mod counting;
@@ -17,7 +17,7 @@ use self::{caching::Caching, counting::Counting, cubecl::Cubecl};
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum AllocatorKind {
-    /// Each request takes its bytes.
+    /// Each request takes exactly its bytes.
     Exact,
     /// PyTorch's caching allocator with its default settings.
     #[default]
@@ -29,9 +29,9 @@ pub enum AllocatorKind {
     /// The driver's stream-ordered pool (`cudaMallocAsync`), as candle and cudarc use it, and PyTorch with
     /// `backend:cudaMallocAsync`.
     StreamOrdered,
-    /// The pages of cubecl 0.10 on CUDA, as Burn 0.21 uses them. Their sizes depend on the memory of the card.
+    /// The pages of cubecl 0.10 on CUDA, as Burn 0.21 uses them. Their sizes depend on the GPU's memory.
     Cubecl {
-        /// All memory of the card.
+        /// The GPU's total memory.
         card: Bytes,
     },
 }
@@ -47,7 +47,7 @@ pub(crate) enum Allocator {
 }
 
 impl Allocator {
-    /// Makes an allocator that may have this much memory.
+    /// Makes an allocator that may take this much memory.
     pub(crate) fn new(kind: AllocatorKind, limit: u64) -> Self {
         match kind {
             AllocatorKind::Exact => Self::Counting(Counting::new(1, limit)),
@@ -61,7 +61,7 @@ impl Allocator {
         }
     }
 
-    /// `None` if there is not enough memory.
+    /// Allocates a block. `None` if there is not enough memory.
     pub(crate) fn alloc(&mut self, bytes: u64) -> Option<Placement> {
         match self {
             Self::Counting(counting) => counting.alloc(bytes),
@@ -78,7 +78,7 @@ impl Allocator {
         }
     }
 
-    /// Returns the highest memory that the allocator had from the driver.
+    /// Returns the most memory that the allocator held from the driver.
     pub(crate) fn reserved_peak(&self) -> u64 {
         match self {
             Self::Counting(counting) => counting.reserved_peak,

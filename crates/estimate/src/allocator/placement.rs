@@ -1,10 +1,10 @@
-//! The places of blocks.
+//! Where blocks are.
 
 /// The address of a block, and the bytes that it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    /// The number by which the allocator frees the block.
+    /// The id that the allocator needs to free the block.
     pub(super) block: u32,
 }

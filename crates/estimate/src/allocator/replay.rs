@@ -1,4 +1,4 @@
-//! The requests of a recorded program, in the model of PyTorch's caching allocator.
+//! Replays the requests of a recorded program in the model of PyTorch's caching allocator.
 
 use std::collections::HashMap;
 
@@ -7,25 +7,25 @@ use gpumem_core::recording::AllocatorSettings;
 use super::caching::Caching;
 pub use super::caching::Sharing;
 
-/// One request. Blocks have numbers from 0 on, in the order of allocation.
+/// One request. Blocks have ids, starting at 0, in the order of allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// A segment that the allocator had before, with blocks that the program had. Each has its address and its size.
+    /// A segment that the allocator already held, with blocks that the program held. Each has its address and its size.
     Old {
         /// The segment.
         segment: (u64, u64),
-        /// The stream and the pool that may get its free blocks.
+        /// The stream and the pool that its free blocks are for.
         sharing: Sharing,
         /// The blocks, in the order of their addresses.
         blocks: Vec<(u64, u64)>,
     },
     /// A new block.
     Alloc {
-        /// The bytes that the program asks for.
+        /// The bytes that the program requests.
         bytes: u64,
-        /// The stream and the pool that may get the block after its free.
+        /// The stream and the pool that may reuse the block after it is freed.
         sharing: Sharing,
-        /// The address and the size of the segment that the driver gave for it.
+        /// The address and the size of the segment that the driver allocated for it.
         segment: Option<(u64, u64)>,
     },
     /// The program frees a block.
@@ -36,27 +36,28 @@ pub enum Request {
     CompleteFree(u32),
     /// The cache is emptied.
     EmptyCache,
-    /// A request that was refused, with the bytes that the program asked for. It is freed at once.
+    /// A request that was rejected, with the bytes that the program requested. In the model, it is allocated and freed
+    /// at once.
     Refused(u64, Sharing),
 }
 
 /// The memory that the requests need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The highest memory that the allocator had from the driver.
+    /// The most memory that the allocator held from the driver.
     pub reserved: u64,
-    /// The part of it that the program did not have then.
+    /// The part of it that the program did not hold at that time.
     pub unused: u64,
-    /// The number of times that the allocator emptied its cache because the driver did not have enough memory.
+    /// How many times the allocator emptied its cache because the driver did not have enough memory.
     pub retries: u64,
 }
 
-/// Makes all requests of an allocator that may have `limit` bytes. `None` if that is not enough.
+/// Replays all requests in an allocator that may hold `limit` bytes. `None` if that is not enough.
 pub fn replay(requests: &[Request], settings: &AllocatorSettings, limit: u64) -> Option<Outcome> {
     let mut caching = Caching::new(settings.clone(), limit);
     let mut blocks: Vec<u32> = Vec::new();
-    // The number of times that the cache had been emptied when the free of a block was requested. If it was emptied since, the block is
-    // free already, and another one may have its place in the model.
+    // How many times the cache had been emptied when the free of a block was requested. If it has been emptied since,
+    // the block is free already, and another block may have its id in the model.
     let mut requested = HashMap::new();
     for request in requests {
         match *request {
@@ -90,9 +91,10 @@ pub fn replay(requests: &[Request], settings: &AllocatorSettings, limit: u64) ->
 mod tests {
     use super::{AllocatorSettings, Outcome, Request, Sharing, replay};
 
-    /// Requests as words: `+30` is a block of 30 MiB, `+30@1` on stream 1, `+30/1` in the private pool 1, `x30` is refused. `-0` frees the
-    /// block with the number 0, `?0` requests its free, `!0` completes that. `empty` empties the cache. `old80:10-20,30-35` is a segment of
-    /// 80 MiB that has blocks from 10 to 20 MiB and from 30 to 35 MiB.
+    /// Parses a script of requests: `+30` is a block of 30 MiB, `+30@1` on stream 1, `+30/1` in private pool 1, and
+    /// `x30` is rejected. `-0` frees the block with id 0, `?0` requests its free, and `!0` completes that. `empty`
+    /// empties the cache. `old80:10-20,30-35` is a segment of 80 MiB with blocks from 10 to 20 MiB and from 30 to 35
+    /// MiB.
     fn requests(script: &str) -> Vec<Request> {
         let bytes = |text: &str| {
             let (whole, half) = text.strip_suffix(".5").map_or((text, 0), |whole| (whole, 1 << 19));
@@ -138,8 +140,7 @@ mod tests {
         script.split_whitespace().map(request).collect()
     }
 
-    /// The settings are PyTorch's defaults, `expandable_segments:True`, `max_split_size_mb:128` and
-    /// `roundup_power2_divisions:4`.
+    /// PyTorch's defaults, `expandable_segments:True`, `max_split_size_mb:128` and `roundup_power2_divisions:4`.
     fn settings() -> [AllocatorSettings; 4] {
         let plain = AllocatorSettings::default;
         [
@@ -159,7 +160,7 @@ mod tests {
             ("+0.5", [2, 2, 2, 2]),
             ("+1 +1.5", [22, 22, 22, 22]),
             ("+25", [26, 40, 26, 28]),
-            // `get_free_block`: a stream has blocks of its own, and so has a private pool (`get_pool`).
+            // `get_free_block`: each stream has its own blocks, and so has each private pool (`get_pool`).
             ("+30 -0 +30@1 -1 +30 +30", [90, 100, 90, 96]),
             ("+30/1 -0 +30 +30/1", [60, 80, 60, 64]),
             ("+30/1 -0 +30/2", [60, 80, 60, 64]),
@@ -167,7 +168,7 @@ mod tests {
             ("+200 -0 +100", [200, 200, 300, 224]),
             ("+200 -0 +180", [200, 200, 380, 224]),
             ("+200 -0 +181", [200, 200, 200, 224]),
-            // `free`, `process_events`: a block that another stream uses is free when that has ended.
+            // `free`, `process_events`: a block that another stream uses is free once that use has ended.
             ("+30 ?0 +30 !0 +30", [60, 60, 60, 64]),
             ("+30 ?0 !0 +30", [30, 40, 30, 32]),
             // `release_cached_blocks`, `release_blocks`: whole segments and whole pages. Private pools are kept.
@@ -176,9 +177,9 @@ mod tests {
             ("+30 +70 -0 empty +35", [106, 120, 106, 120]),
             ("+30/1 -0 empty +30", [60, 80, 60, 64]),
             ("+30 ?0 empty +30 !0 +30", [60, 60, 60, 64]),
-            // A refused request gets memory, and is freed.
+            // A rejected request gets memory, and is freed.
             ("+30 x50 +50", [80, 80, 80, 88]),
-            // A history may begin with segments. They have plain blocks, which are split with all settings.
+            // A history may start with existing segments. They have ordinary blocks, which are split with all settings.
             ("old80:10-20,30-35 +10 +40 -0 +18", [80, 80, 80, 80]),
         ] {
             let reserved =
@@ -187,7 +188,7 @@ mod tests {
         }
     }
 
-    /// Returns how often the cache is emptied on a card of 400 MiB. `None` if the requests do not fit.
+    /// Returns how often the cache is emptied on a GPU of 400 MiB. `None` if the requests do not fit.
     #[test]
     fn the_cache_is_emptied_when_the_card_is_full() {
         for (script, expected) in [

@@ -10,18 +10,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::{class::Class, estimate::Estimate};
 
-/// The measured figures of a run.
+/// What was measured in a run.
 ///
-/// Unknown figures are missing: an estimate is compared only with measured figures.
+/// Unknown values are missing: an estimate is compared only with measured values.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Measured {
     /// The peak of tensors and workspaces, which is compared with `Estimate.peak`.
     pub allocated: Option<Bytes>,
-    /// The highest memory of the framework's allocator from the driver, which is compared with `Estimate.reserved`.
+    /// The most memory that the framework's allocator held from the driver, which is compared with `Estimate.reserved`.
     pub reserved: Option<Bytes>,
-    /// The bytes of classes at the peak, if they are known. The rest of `allocated` belongs to the other classes.
+    /// The bytes of each class at the peak, where known. The rest of `allocated` belongs to the other classes.
     pub classes: BTreeMap<Class, Bytes>,
     /// The bytes that were allocated in each phase and in use at the peak, by the name of the phase: `model`, `input`,
     /// `forward`, `backward`, `update`.
@@ -34,9 +34,9 @@ pub struct Measured {
 pub struct Comparison {
     /// The peaks, if both are known.
     pub peak: Option<Difference>,
-    /// The memory of the allocator from the driver, if both are known.
+    /// The allocator's memory from the driver, if both are known.
     pub reserved: Option<Difference>,
-    /// The peaks by class. Classes that the measured run could not tell apart are together.
+    /// The peaks by class. Classes that the measured run could not distinguish are joined.
     pub classes: Vec<ClassDifference>,
     /// The peaks by the phase that allocated.
     pub phases: Vec<PhaseDifference>,
@@ -50,15 +50,16 @@ pub struct Difference {
     pub estimated: Bytes,
     /// The measured amount.
     pub measured: Bytes,
-    /// The upper end of the estimate, if it is a range that begins at `estimated`, because of workspaces of convolutions.
+    /// The upper end of the estimate, if it is a range that starts at `estimated`, because of workspaces of
+    /// convolutions.
     pub at_most: Option<Bytes>,
 }
 
-/// The difference of some classes.
+/// The difference between the sums of some classes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ClassDifference {
-    /// The classes, whose sums are compared.
+    /// The classes that are added up.
     pub classes: Vec<Class>,
     /// Their difference.
     pub difference: Difference,
@@ -84,7 +85,7 @@ impl Difference {
         self.estimated.signed().saturating_sub(self.measured.signed())
     }
 
-    /// Returns the error in percent of the measured amount. It is above 0 if the estimate is too high. `None` if
+    /// Returns the error in percent of the measured amount. It is positive if the estimate is too high. `None` if
     /// nothing was measured.
     #[expect(clippy::cast_precision_loss, reason = "a percentage is printed with two digits")]
     pub fn percent(&self) -> Option<f64> {
@@ -92,7 +93,7 @@ impl Difference {
         (measured > 0.0).then(|| self.bytes() as f64 / measured * 100.0)
     }
 
-    /// Returns whether the measured amount is in the range of the estimate. `None` if the estimate is no range.
+    /// Returns whether the measured amount is in the range of the estimate. `None` if the estimate is not a range.
     pub fn is_in_range(&self) -> Option<bool> {
         self.at_most.map(|most| (self.estimated..=most).contains(&self.measured))
     }
@@ -170,10 +171,11 @@ impl From<&Trace> for Measured {
 
 /// Uses the parts of a peak: that of a program or of a recording (`device_peak`), or that of a trace (`peak_holders`).
 ///
-/// - A library that works for others (cuBLAS, cuDNN) has workspaces.
-/// - A scope with the name of a class (`weights`, `optimizer`) has blocks of this class; the innermost such scope counts.
+/// - Blocks of a library that works for others (cuBLAS, cuDNN) are workspaces.
+/// - Blocks in a scope with the name of a class (`weights`, `optimizer`) belong to that class; the innermost such scope
+///   is used.
 /// - The outermost scopes with the names of phases are the phases.
-/// - Blocks of PyTorch are segments of its allocator: they say what is reserved, and nothing about classes.
+/// - Blocks of PyTorch are segments of its allocator: they show what is reserved, and nothing about classes.
 impl From<&PeakHolders> for Measured {
     fn from(peak: &PeakHolders) -> Self {
         let mut measured = Self::default();
@@ -183,7 +185,7 @@ impl From<&PeakHolders> for Measured {
         if segments.is_empty() {
             measured.allocated = Some(peak.bytes);
         } else {
-            // The memory of other libraries is outside of the allocator, and the estimate of the allocator does not
+            // The memory of other libraries is outside the allocator, and the estimate of the allocator does not
             // include it.
             measured.reserved = Some(segments.into_iter().map(bytes).sum());
             return measured;
@@ -191,7 +193,7 @@ impl From<&PeakHolders> for Measured {
         for holder in blocks {
             let class = match holder.library.as_deref() {
                 Some(library) if WORKSPACES.contains(&library) => Some(Class::Workspace),
-                // A recorded estimate has its classes there.
+                // In a recorded estimate, the library is the class.
                 Some(library) => Class::with_name(library),
                 None => holder.path.iter().rev().find_map(|name| Class::with_name(name)),
             };

@@ -46,7 +46,7 @@ impl Step {
     }
 }
 
-/// Returns the peak of a step that fits. `None` if it does not fit.
+/// Returns the peak of a step that fits. `None` if the step does not fit.
 fn fitting(result: Result<Peak, Error>) -> Result<Option<Peak>, Error> {
     match result {
         Ok(peak) => Ok(Some(peak)),
@@ -55,7 +55,8 @@ fn fitting(result: Result<Peak, Error>) -> Result<Option<Peak>, Error> {
     }
 }
 
-/// A step with more events takes so long that few numbers are tried. A training step of a Llama with 250 blocks has fewer.
+/// If a step has more events than this, it takes so long that only a few numbers are tried. A training step of a Llama
+/// with 250 blocks has fewer.
 const MANY_EVENTS: u64 = 150_000;
 
 /// Returns the largest number that fits into a limit, found by [`largest_with_gaps`], or by [`largest_of_few`] if a step is long.
@@ -67,8 +68,8 @@ fn largest_in(limit: Bytes, mut peak: impl FnMut(u64) -> Result<Option<Peak>, Er
     largest_with_gaps(|number| Ok(number == 1 || peak(number)?.is_some()))
 }
 
-/// Returns the largest number that fits, as [`largest`] does, with fewer tries: the peak grows about evenly with the number, so the peaks so
-/// far say where the limit is. `first` is the peak with 1.
+/// Returns the largest number that fits, like [`largest`], but with fewer tries: the peak grows roughly evenly with the
+/// number, so the peaks found so far show where the limit is. `first` is the peak for 1.
 fn largest_of_few(
     limit: u64,
     first: u64,
@@ -89,7 +90,7 @@ fn largest_of_few(
             None => break next,
         }
     };
-    // It is close to the first number that does not fit.
+    // The result is close to the first number that does not fit.
     let mut step = ((too_large - fitting) / 64).max(1);
     while too_large - fitting > step {
         if peak(too_large - step)?.is_some() {
@@ -115,8 +116,8 @@ fn largest_with_gaps(mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result
     Ok(found)
 }
 
-/// Returns the largest number for which `fits` is true, by bisection: `fits` must be false for all numbers after the first that it
-/// is false for. 0 if it is false for 1. It is for other sizes than the batch and the length of sequences.
+/// Returns the largest number for which `fits` is true, by bisection; 0 if it is false for 1. Once `fits` is false, it
+/// must be false for all larger numbers. Use this for sizes other than the batch and the length of sequences.
 ///
 /// # Errors
 /// Returns the first error of `fits`.
@@ -162,7 +163,7 @@ mod tests {
         assert_eq!(largest_with_gaps(|number| Ok(number <= 10_000)).unwrap(), 10_000);
     }
 
-    /// Finds the largest number in a limit of 10^9 whose peak is not above it. Returns it, and the number of tries.
+    /// Finds the largest number whose peak is not above a limit of 10^9. Returns it, and how many numbers were tried.
     fn tried(peak: impl Fn(u64) -> u64) -> (u64, u32) {
         let mut tries = 0;
         let found = largest_of_few(1_000_000_000, peak(1), |number| {
@@ -175,7 +176,7 @@ mod tests {
     #[test]
     fn a_long_step_is_tried_a_few_times() {
         for most in [1, 2, 3, 14, 100, 7446, 100_000, 900_000_000] {
-            // The peak grows evenly, in steps, faster and faster, and with a constant part.
+            // The peak grows evenly, in steps, ever faster, and with a constant part.
             let evenly = |number: u64| number.saturating_mul(1_000_000_000 / most);
             let shapes: [&dyn Fn(u64) -> u64; 4] = [
                 &evenly,

@@ -1,4 +1,4 @@
-//! Writes answers as JSON.
+//! Writes results as JSON.
 
 use gpumem_core::model::Bytes;
 use serde_json::{Map, Value, json};
@@ -6,12 +6,12 @@ use serde_json::{Map, Value, json};
 use crate::estimate::Estimate;
 
 impl Estimate {
-    /// Returns the estimate as a JSON object. Amounts are in bytes; `sizes` has the main ones in MiB (2^20 bytes) as
-    /// well.
+    /// Returns the estimate as a JSON object. Amounts are in bytes; `sizes` contains the main ones in MiB (2^20 bytes)
+    /// as well.
     pub fn to_json(&self) -> String {
         let mut object = match serde_json::to_value(self) {
             Ok(Value::Object(object)) => object,
-            // All fields are numbers, texts and lists of them, so this cannot fail.
+            // All fields are numbers, texts and lists of these, so this cannot fail.
             _ => Map::new(),
         };
         let classes = self.classes().into_iter().map(|(class, bytes)| (class.name().to_owned(), json!(bytes)));

@@ -1,4 +1,4 @@
-//! The savings of changes of a step.
+//! What changes of a step would save.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -16,11 +16,11 @@ use crate::{
     step::Step,
 };
 
-/// The savings of some changes of a step, each alone. `Display` is a table.
+/// What some changes of a step would save, each by itself. `Display` is a table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Savings {
-    /// The peak of the step as it is.
+    /// The peak of the unchanged step.
     pub peak: Bytes,
     /// The changes, in the order of the table.
     pub changes: Vec<Saving>,
@@ -34,18 +34,18 @@ pub struct Saving {
     pub change: String,
     /// The changed step.
     pub step: Step,
-    /// Its peak. `None` if there is none; `why_not` has the reason.
+    /// The peak of the changed step. `None` if it has none; see `why_not` for the reason.
     pub peak: Option<Bytes>,
-    /// The reason why the model or the step cannot have this change, or why it saves nothing.
+    /// Why the model or the step cannot have this change, or why it saves nothing.
     pub why_not: Option<String>,
 }
 
-/// The rank of the adapters in the table.
+/// The rank of the adapters that are tried.
 const RANK: u64 = 16;
-/// The GPUs that share in the table. Each reads a batch of its own.
+/// How many GPUs the changes with several GPUs use. Each of them reads its own batch.
 const RANKS: u64 = 8;
 
-/// Returns the reason why a change saves nothing: the classes that differ most at the peaks.
+/// Explains why a change saves nothing, by the classes that differ most at the peaks.
 fn why_nothing(before: &Estimate, after: &Estimate) -> String {
     const MOST: usize = 3;
 
@@ -70,20 +70,21 @@ fn why_nothing(before: &Estimate, after: &Estimate) -> String {
 }
 
 impl Step {
-    /// Estimates the step with one change after the other: checkpointing, smaller types, an optimizer with a smaller state, adapters.
-    /// A change that the model cannot have, or that saves nothing, names the reason. One that the step has already is left out.
+    /// Estimates the step with one change after the other: checkpointing, smaller types, an optimizer with a smaller
+    /// state, adapters. If the model cannot have a change, or if it saves nothing, the reason is given. A change that
+    /// the step already has is left out.
     ///
     /// # Errors
     /// Returns an error if the step without changes cannot run with the model.
     pub fn savings(&self, model: &Model) -> Result<Savings, Error> {
-        // A step that does not fit now may fit with a change, so the table has no limit.
+        // A step that does not fit now may fit with a change, so there is no limit here.
         let base = Self { limit: None, ..self.clone() };
         let estimate = base.estimate(model)?;
         let peak = estimate.peak;
         let change = |(change, step): (String, Self)| {
             let changed = || {
                 let changed = Bytes::new(step.peak(model)?.bytes);
-                // The parts are asked for only if they are needed, because that takes longer.
+                // The parts of the peak are computed only if they are needed, because that takes longer.
                 let after = if changed < peak { None } else { Some(step.estimate(model)?) };
                 Ok((Some(changed), after.map(|after| why_nothing(&estimate, &after))))
             };

@@ -1,4 +1,4 @@
-//! Writes answers as text of at most 80 columns, in the form of gpumem's other reports.
+//! Writes results as text of at most 80 columns, in the style of gpumem's other reports.
 
 use std::{
     cmp::Reverse,
@@ -18,10 +18,10 @@ use crate::{
     tensors::{TensorSum, Tensors},
 };
 
-/// A report shows at most this many rows of layers.
+/// Reports show at most this many rows of layers.
 const MOST_LAYERS: usize = 24;
 
-/// Returns the main figures, in the unit of the whole report.
+/// Returns the main values, in the unit of the whole report.
 fn sizes(rows: &[(String, Bytes)], amounts: Amounts) -> Table {
     let mut table = Table::new().column("", Fit::LeftCutEnd).amounts("", amounts);
     for (name, bytes) in rows {
@@ -41,7 +41,7 @@ impl Show for Estimate {
             ("the allocator has at most".to_owned(), *reserved),
             (format!("{} parameters", grouped(*parameters)), *parameter_bytes),
         ];
-        // cuDNN's workspaces are a range. The figures above are its low end.
+        // cuDNN's workspaces are a range. The values above are its low end.
         if let Some(ConvolutionWorkspace { peak: highest, reserved, .. }) = self.convolutions {
             rows.insert(1, ("… with the largest workspaces".to_owned(), highest));
             rows.insert(3, ("… with the largest workspaces".to_owned(), reserved));
@@ -62,7 +62,7 @@ impl Show for Estimate {
         let mut classes: Vec<_> =
             self.classes().into_iter().map(|(class, bytes)| row(class.name().to_owned(), bytes)).collect();
         classes.sort_by_key(|row| Reverse(row.bytes));
-        // A state alone is all of the row.
+        // If there is only a state, it fills the whole row.
         if let Some(OptimizerParts { copies, state, temporary }) = self.optimizer.filter(|of| of.bytes() > of.state)
             && let Some(at) = classes.iter().position(|row| row.name == Class::Optimizer.name())
         {
@@ -97,31 +97,31 @@ fn show_layers(f: &mut fmt::Formatter<'_>, paint: Paint, what: &str, tree: Tree,
     Ok(())
 }
 
-/// A layer, or equal layers that follow each other.
+/// A layer, or consecutive equal layers.
 #[derive(Debug, PartialEq, Eq)]
 struct Run {
     name: String,
-    /// The numbers of the first and of the last layer, if these are the ends of their names.
+    /// The numbers of the first and of the last layer, if their names end with numbers.
     numbers: Option<(u64, u64)>,
     bytes: Bytes,
-    /// The bytes of each layer without the additions of the allocator, which differ between layers.
+    /// The bytes of each layer without what the allocator added, which differs between layers.
     each: Bytes,
 }
 
-/// The bytes of a layer, and those that the allocator did not add.
+/// The bytes of a layer, in total and without what the allocator added.
 #[derive(Clone, Copy, Default)]
 struct OfLayer {
     bytes: Bytes,
     each: Bytes,
 }
 
-/// Returns the bytes of layers by name, with equal layers as one.
+/// Returns the bytes of layers by name. Equal layers are joined.
 fn runs<'a>(layers: impl IntoIterator<Item = (&'a str, OfLayer)>) -> Vec<Run> {
     let mut all: Vec<Run> = layers
         .into_iter()
         .map(|(path, OfLayer { bytes, each })| {
             let (before, last) = path.rsplit_once('.').unwrap_or(("", path));
-            // A number is as `numbered` writes it.
+            // A number has the form in which `numbered` writes it.
             let number: Option<u64> = last.parse().ok().filter(|number: &u64| number.to_string() == last);
             let name = if number.is_some() { before } else { path };
             Run { name: name.to_owned(), numbers: number.map(|number| (number, number)), bytes, each }
@@ -180,7 +180,7 @@ fn layers(parts: &[Part]) -> Tree {
     tree
 }
 
-/// Returns the begin of a path: up to the first number, as in `model.layers.0`, or else two names.
+/// Returns the start of a path: up to the first number, as in `model.layers.0`, or else two names.
 fn shown(path: &str) -> &str {
     let mut end = 0;
     for (at, name) in path.split('.').enumerate() {
@@ -201,7 +201,7 @@ fn percent(part: i64, whole: i64) -> String {
     if whole == 0 { String::new() } else { format!("{:+.1}", part as f64 / whole as f64 * 100.0) }
 }
 
-/// Writes the weights of a file, by type and module. The other needs of a step are not in it.
+/// Writes the weights of a file, by type and module. What else a step needs is not included.
 impl Show for Tensors {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let TensorSum { elements, bytes } = self.sum();
@@ -231,7 +231,7 @@ impl Show for Tensors {
     }
 }
 
-/// Writes one row for each change, and the reasons of those that are not possible.
+/// Writes one row for each change, and why some are not possible.
 impl Show for Savings {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let base = self.peak.signed();
@@ -279,7 +279,7 @@ impl Show for Savings {
     }
 }
 
-/// Writes one row for each figure that both sides have.
+/// Writes one row for each value that both sides have.
 impl Show for Comparison {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let Self { peak, reserved, classes, phases } = self;
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(paths.map(shown), expected);
     }
 
-    /// A layer is named by two parts of its path, and the parts of it are added up.
+    /// A layer is named by two parts of its path, and everything inside it is added up.
     #[test]
     fn layers_have_what_is_inside() {
         let part = |phase: &str, layer: &str, bytes| Part {

@@ -11,7 +11,7 @@ fn classifier_of_images(name: &str, layers: Vec<Named>) -> Model {
     Model { name: name.to_owned(), input, layers, loss: Loss::CrossEntropy }
 }
 
-/// Makes VGG with these convolutions, with or without batch norm; 0 is max pooling.
+/// Makes VGG with these convolutions, with or without batch norm. 0 means max pooling.
 pub fn vgg(name: &str, plan: &[u64], has_norm: bool) -> Model {
     let mut layers = Vec::new();
     let mut inputs = 3;
@@ -109,9 +109,9 @@ fn square(inputs: u64, outputs: u64, kernel: u64, stride: u64, padding: u64) -> 
 pub struct ResNet {
     /// The number of blocks of each stage.
     pub blocks: [usize; 4],
-    /// True if a block has three convolutions, not two.
+    /// True if a block has three convolutions instead of two.
     pub has_bottleneck: bool,
-    /// The groups of the second of three convolutions.
+    /// The number of groups of the second of three convolutions.
     pub groups: u64,
     /// The channels of a group in the first stage: 64 in a plain `ResNet`.
     pub width: u64,
@@ -179,7 +179,7 @@ pub fn mobilenet_v2() -> Model {
     };
     let mut layers = vec![Layer::sequence(unit(square(3, 32, 3, 2, 1)))];
     let mut inputs = 32;
-    // The numbers are expansion, channels, blocks and the stride of the first block.
+    // Expansion, channels, number of blocks, and the stride of the first block.
     let stages =
         [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)];
     for (expansion, outputs, blocks, first_stride) in stages {
@@ -211,7 +211,8 @@ pub fn mobilenet_v2() -> Model {
     classifier_of_images("mobilenet_v2", layers)
 }
 
-/// `ConvNeXt` with these numbers of blocks and channels in each stage. Stochastic depth is left out: it multiplies by a random number.
+/// Makes `ConvNeXt` with these numbers of blocks and channels in each stage. Stochastic depth is left out: it
+/// multiplies with a random number.
 pub fn convnext(name: &str, blocks: [usize; 4], channels: [u64; 4]) -> Model {
     // Layer norm over the channels of an image.
     let image_norm = |size| [Layer::ChannelsToLast, Layer::LayerNorm { size }, Layer::ChannelsToFirst];

@@ -1,10 +1,10 @@
-//! Models of transformers with known sizes. `Model::from_config` builds others.
+//! Transformer models with known sizes. `Model::from_config` builds others.
 
 use serde_json::{Value, json};
 
 use crate::model::{Input, Model};
 
-/// A model whose configuration is written here.
+/// Makes a model from a configuration that is part of this file.
 fn known(name: &str, config: &Value, length: u64) -> Model {
     let model = Model::from_fields(config, length).expect("the configuration has only what `from_fields` knows");
     Model { name: name.to_owned(), ..model }

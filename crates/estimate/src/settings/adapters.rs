@@ -1,4 +1,4 @@
-//! Adapters, and weights in 4 bits.
+//! Adapters, and 4-bit weights.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,11 +27,11 @@ use crate::dtype::Dtype;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lora {
-    /// The number of columns of the first matrix and of rows of the second one. 0 is an error.
+    /// The number of columns of the first matrix and of rows of the second. 0 is an error.
     pub rank: u64,
-    /// The linear layers that get an adapter. A name that stands for no linear layer is an error.
+    /// The linear layers that get an adapter. A name that matches no linear layer is an error.
     pub targets: Names,
-    /// The dropout of the input of an adapter: a probability.
+    /// The dropout probability for the input of an adapter.
     #[serde(default)]
     pub dropout: f64,
 }
@@ -56,12 +56,12 @@ pub struct Lora {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Quantized {
-    /// The scales are quantized as well (`bnb_4bit_use_double_quant`): one byte for each instead of four, and four for each block of
-    /// 256 of them.
+    /// True if the scales are quantized as well (`bnb_4bit_use_double_quant`): each takes one byte instead of four,
+    /// with four more bytes for each block of 256 scales.
     pub double: bool,
-    /// The type of the products and of their inputs (`bnb_4bit_compute_dtype`), and of the weights that they are made with.
+    /// The type of the products and of their inputs (`bnb_4bit_compute_dtype`), and of the temporary weights.
     pub compute: Dtype,
-    /// The linear layers that stay as they are. transformers does not change the head of a model.
+    /// The linear layers that are left unchanged. transformers does not change the head of a model.
     pub except: Names,
 }
 

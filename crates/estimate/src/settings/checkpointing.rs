@@ -29,21 +29,21 @@ pub enum Checkpointing {
     /// No layer runs again.
     #[default]
     Off,
-    /// Each block by itself, as `gradient_checkpointing_enable` of transformers.
+    /// Each block by itself, as `gradient_checkpointing_enable` of transformers does.
     Blocks,
-    /// This many neighbouring blocks run again together. The last group may be smaller. 0 is an error.
+    /// This many consecutive blocks run again together. The last group may be smaller. 0 is an error.
     Every(usize),
-    /// `checkpoint_sequential`: the blocks are split into this many segments of the same length. The last segment takes the rest, and does
-    /// not run again. 0 is an error.
+    /// `checkpoint_sequential`: the blocks are split into this many segments of equal length. The last segment gets the
+    /// remaining blocks and does not run again. 0 is an error.
     Segments(usize),
-    /// As many segments as the square root of the number of blocks, rounded up: a sequence of n layers keeps about √n inputs of
-    /// segments and the tensors of one segment.
+    /// As many segments as the square root of the number of blocks, rounded up: a sequence of n layers keeps about √n
+    /// inputs of segments and the tensors of one segment.
     SquareRoot,
-    /// The layers with these names. A name that stands for no layer is an error.
+    /// The layers with these names. A name that matches no layer is an error.
     Layers(Names),
 }
 
-/// `true` stands for each block.
+/// `true` means each block.
 impl From<bool> for Checkpointing {
     fn from(is_on: bool) -> Self {
         if is_on { Self::Blocks } else { Self::Off }
@@ -51,8 +51,8 @@ impl From<bool> for Checkpointing {
 }
 
 impl Checkpointing {
-    /// Returns the lengths of the groups of this many blocks, and whether each runs again. It is for variants that make
-    /// groups.
+    /// Splits this many blocks into groups. Returns the length of each group, and whether it runs again. Only for
+    /// variants that make groups.
     pub(crate) fn groups(&self, blocks: usize) -> Vec<(usize, bool)> {
         match self {
             Self::Every(length) => {
@@ -69,10 +69,10 @@ impl Checkpointing {
     }
 }
 
-/// `torch.utils.checkpoint.checkpoint_sequential`: `segment_size = len(functions) // segments`.
+/// Splits blocks like `torch.utils.checkpoint.checkpoint_sequential`: `segment_size = len(functions) // segments`.
 fn sequential(blocks: usize, segments: usize) -> Vec<(usize, bool)> {
     let length = blocks / segments.max(1);
-    // If there are more segments than blocks, only PyTorch's last segment has blocks.
+    // If there are more segments than blocks, only PyTorch's last segment contains blocks.
     let before = if length == 0 { 0 } else { segments.max(1) - 1 };
     let mut groups = vec![(length, true); before];
     groups.push((blocks - length * before, false));
@@ -88,7 +88,7 @@ mod tests {
         let all = |length, count| vec![(length, true); count];
         assert_eq!(Checkpointing::Every(4).groups(12), all(4, 3));
         assert_eq!(Checkpointing::Every(5).groups(12), [(5, true), (5, true), (2, true)]);
-        // The 37 layers of VGG19 are in 7 segments: `range(0, 5 * 6, 5)`, and the layers 30 to 36 at the end.
+        // The 37 layers of VGG19 are in 7 segments: `range(0, 5 * 6, 5)`, and layers 30 to 36 at the end.
         assert_eq!(Checkpointing::SquareRoot.groups(37), [all(5, 6), vec![(7, false)]].concat());
         assert_eq!(Checkpointing::SquareRoot.groups(36), [all(6, 5), vec![(6, false)]].concat());
         assert_eq!(Checkpointing::Segments(1).groups(12), [(12, false)]);

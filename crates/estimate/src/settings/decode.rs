@@ -22,24 +22,25 @@ use serde::{Deserialize, Serialize};
 pub struct Decode {
     /// The number of generated tokens. 0 is an error.
     pub tokens: u64,
-    /// The cache of keys and values of former tokens.
+    /// How the keys and values of earlier tokens are kept.
     #[serde(default)]
     pub cache: KvCache,
 }
 
-/// The ways in which attention keeps the keys and values of former tokens.
+/// How attention keeps the keys and values of earlier tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum KvCache {
-    /// `DynamicCache` of transformers: each pass joins the old keys with the new ones in a new tensor, so that the keys of a layer are
-    /// there twice for a moment; then the same with the values.
+    /// `DynamicCache` of transformers: each pass joins the old keys with the new ones in a new tensor, so that a
+    /// layer's keys exist twice for a moment. The same then happens to the values.
     #[default]
     Dynamic,
-    /// `StaticCache`: the first pass allocates room for this many tokens. A prompt and tokens that do not fit are an error.
+    /// `StaticCache`: the first pass allocates room for this many tokens. It is an error if the prompt and the tokens
+    /// do not fit.
     Static(u64),
-    /// Pages of this many tokens for each sequence, which attention reads where they are: nothing is joined or copied. A page is
-    /// allocated when its first token comes. 0 is an error. (A server such as vLLM takes all pages when it starts. Its settings say
-    /// how many, so no estimate is needed.)
+    /// Pages of this many tokens for each sequence, which attention reads in place: nothing is joined or copied. A page
+    /// is allocated with its first token. 0 is an error. (A server such as vLLM takes all pages when it starts. Its
+    /// settings give the number, so no estimate is needed.)
     Paged(u64),
 }

@@ -1,4 +1,4 @@
-//! Names that stand for layers.
+//! Names that match layers.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,17 +21,17 @@ use serde::{Deserialize, Serialize};
 pub struct Names(Vec<String>);
 
 impl Names {
-    /// Returns whether one of the names stands for this path.
+    /// Returns whether one of the names matches this path.
     pub fn contains(&self, path: &str) -> bool {
         self.0.iter().any(|name| stands_for(name, path))
     }
 
-    /// Returns whether there is no name.
+    /// Returns whether there are no names.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns the first name that stands for none of these paths.
+    /// Returns the first name that matches none of these paths.
     pub(crate) fn unused(&self, paths: &[String]) -> Option<&str> {
         let is_unused = |name: &&String| !paths.iter().any(|path| stands_for(name, path));
         self.0.iter().find(is_unused).map(String::as_str)
@@ -57,7 +57,8 @@ fn stands_for(name: &str, path: &str) -> bool {
     path.match_indices('.').any(|(dot, _)| matches(name.as_bytes(), &path.as_bytes()[dot + 1..]))
 }
 
-/// `*` stands for any bytes. The last `*` is the only one that is tried again, so the time is at most the product of both lengths.
+/// Matches a name against a path. `*` matches any bytes. Only the last `*` is tried again, so the time is at most the
+/// product of both lengths.
 fn matches(name: &[u8], path: &[u8]) -> bool {
     let (mut at, mut path_at, mut star) = (0, 0, None);
     while path_at < path.len() {

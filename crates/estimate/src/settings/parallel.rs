@@ -19,37 +19,40 @@ use crate::dtype::Dtype;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataParallel {
-    /// The tensors that each rank has.
+    /// What each rank keeps.
     pub kind: DataParallelKind,
     /// The number of ranks: 2 or more.
     pub ranks: u64,
-    /// Shards are gathered as this type, and the model computes in it (`MixedPrecisionPolicy(param_dtype=…)`); shards, their gradients
-    /// and the state of the optimizer keep [`Step::parameters`](crate::Step::parameters). It needs shards of the parameters.
+    /// The type as which shards are gathered and in which the model computes (`MixedPrecisionPolicy(param_dtype=…)`).
+    /// Shards, their gradients and the state of the optimizer keep [`Step::parameters`](crate::Step::parameters). This
+    /// needs shards of the parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gathered: Option<Dtype>,
 }
 
-/// The ways to share out parameters, gradients and the state of the optimizer: the stages of `ZeRO` as PyTorch has
+/// How parameters, gradients and the optimizer's state are distributed: the stages of `ZeRO`, as PyTorch implements
 /// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum DataParallelKind {
-    /// `DistributedDataParallel`: all of each. Gradients are added up in buckets, which together are as large as all gradients.
+    /// `DistributedDataParallel`: each rank keeps everything. Gradients are added up in buckets, which together are as
+    /// large as all gradients.
     Replicas,
-    /// `DistributedDataParallel` with `ZeroRedundancyOptimizer`: each rank has the state for some of the parameters, chosen so that all ranks have about as
-    /// many elements.
+    /// `DistributedDataParallel` with `ZeroRedundancyOptimizer`: each rank keeps the state for some of the parameters,
+    /// chosen so that all ranks have roughly the same number of elements.
     Zero1,
-    /// `fully_shard` with `reshard_after_forward=False`: each rank has a shard of each parameter, of its gradient and of its state. The
-    /// forward pass gathers a block's parameters, and the backward pass frees them.
+    /// `fully_shard` with `reshard_after_forward=False`: each rank keeps a shard of each parameter, of its gradient and
+    /// of its state. The forward pass gathers a block's parameters, and the backward pass frees them.
     Zero2,
-    /// `fully_shard` (FSDP2) as it is by default: parameters are freed after each block's forward pass as well, and gathered again in the
-    /// backward pass, one block ahead. Parameters outside of all blocks stay until the end of the backward pass.
+    /// `fully_shard` (FSDP2) with its defaults: parameters are also freed after each block's forward pass, and gathered
+    /// again in the backward pass, one block ahead. Parameters outside all blocks stay until the end of the backward
+    /// pass.
     Zero3,
 }
 
 impl DataParallelKind {
-    /// Returns whether each rank has shards of the parameters.
+    /// Returns whether each rank keeps shards of the parameters.
     pub(crate) fn has_shards(self) -> bool {
         matches!(self, Self::Zero2 | Self::Zero3)
     }

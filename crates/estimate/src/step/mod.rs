@@ -53,34 +53,35 @@ pub struct Step {
     pub batch: u64,
     /// The optimizer of a training step, which has a forward pass, a backward pass and an update. `None` for inference.
     pub optimizer: Option<Optimizer>,
-    /// The number of passes forward and backward, with a batch each, before an update: 1 or more. Their gradients are added up.
-    /// Passes from the fifth one on allocate the same as the fourth one, so these are not run.
+    /// How many forward and backward passes, each with its own batch, come before an update: 1 or more. Their gradients
+    /// are added up. Passes from the fifth on allocate the same as the fourth, so they are not run.
     pub micro_batches: u64,
-    /// The tokens that the model generates in inference. `None` if only the prompt is read, and logits are computed for all of its
-    /// positions.
+    /// The tokens that the model generates in inference. `None` if the model only reads the prompt and computes logits
+    /// for all of its positions.
     pub decode: Option<Decode>,
-    /// The type of the parameters. If it [is only stored](Dtype::is_only_stored), it is the type of the weights of linear layers and
-    /// experts and of the tables of embeddings, as llama.cpp has them: its kernels read them as they are. All else has the type `compute`.
-    /// `i8` is only the type of linear layers without `lm_head`, as `load_in_8bit` of bitsandbytes has them.
+    /// The type of the parameters. If it [is only stored](Dtype::is_only_stored), it applies to the weights of linear
+    /// layers and experts and to embedding tables, as in llama.cpp, whose kernels read them directly. Everything else
+    /// has the type `compute`. `i8` applies only to linear layers other than `lm_head`, as with `load_in_8bit` of
+    /// bitsandbytes.
     pub parameters: Dtype,
-    /// The type of activations, of the cache, of logits and of small parameters, if that of the parameters is only stored: `f16`, `bf16`
-    /// or `f32`. `None` for the type of autocast, else `bf16`.
+    /// If the type of the parameters is only stored, the type of activations, of the cache, of logits and of small
+    /// parameters: `f16`, `bf16` or `f32`. `None` for the type of autocast, else `bf16`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute: Option<Dtype>,
-    /// The optimizer updates copies of the parameters in `f32` and keeps its state in `f32`, as Megatron-LM does
-    /// (`Float16OptimizerWithFloat16Params`). It converts all gradients before it updates, and frees each one in the smaller type.
-    /// Parameters that are `f32` already are an error.
+    /// True if the optimizer updates `f32` copies of the parameters and keeps its state in `f32`, as Megatron-LM does
+    /// (`Float16OptimizerWithFloat16Params`). All gradients are converted before the update, and each one is freed in
+    /// the smaller type. It is an error if the parameters are `f32` already.
     pub master_weights: bool,
-    /// Adapters are trained, and the model is frozen.
+    /// Adapters to train, while the model is frozen.
     pub adapters: Option<Lora>,
-    /// The weights of linear layers have 4 bits.
+    /// 4-bit weights of linear layers.
     pub quantized: Option<Quantized>,
-    /// Several GPUs, each with a batch of its own. The estimate is for one of them.
+    /// Several GPUs, each with its own batch. The estimate is for one of them.
     pub data_parallel: Option<DataParallel>,
-    /// The number of GPUs that share each layer, as Megatron-LM splits it: attention by heads, an MLP by the size between its layers,
-    /// the tokens of the vocabulary. The estimate, its parameters as well, is for one of them. Each of them may be one of several of
-    /// [`data_parallel`](Self::data_parallel). 1 if one GPU has all. Small tensors of integers, which say what tokens a GPU has, are
-    /// not counted.
+    /// The number of GPUs that share each layer, split as in Megatron-LM: attention by heads, an MLP by the size
+    /// between its layers, and the vocabulary by tokens. The estimate, including its parameters, is for one of them.
+    /// Each of them may be one of several in [`data_parallel`](Self::data_parallel). 1 if one GPU has everything. Small
+    /// integer tensors that tell which tokens a GPU has are not counted.
     pub tensor_parallel: u64,
     /// Autocast to this type.
     pub autocast: Option<Dtype>,
@@ -88,16 +89,17 @@ pub struct Step {
     pub checkpointing: Checkpointing,
     /// The allocator.
     pub allocator: AllocatorKind,
-    /// The memory that the allocator may have from the driver: that of the card, without the CUDA context and other processes. A
-    /// step that needs more is an error.
+    /// The memory that the allocator may take from the driver: that of the GPU, without the CUDA context and other
+    /// processes. It is an error if a step needs more.
     pub limit: Option<Bytes>,
-    /// The workspace that cuBLAS takes through the allocator: once for the forward pass and once for the backward pass. PyTorch
-    /// gives it 32 MiB on cards of compute capability 9.0, and 8.125 MiB on others. cuBLASLt gets 1 MiB more.
+    /// The workspace that cuBLAS takes through the allocator: once for the forward pass and once for the backward pass.
+    /// PyTorch gives it 32 MiB on GPUs of compute capability 9.0, and 8.125 MiB on others. cuBLASLt gets another 1 MiB.
     pub cublas_workspace: u64,
-    /// The multiprocessors of the card: 132 of an H100 or H200. A convolution may take a part of its workspace for each.
+    /// The number of multiprocessors of the GPU: 132 for an H100 or H200. A convolution may use a part of its workspace
+    /// for each.
     pub multiprocessors: u64,
-    /// Attention in 16 bits without a mask is `FlashAttention`'s, as PyTorch prefers on cards of other compute capabilities than 9.0 and
-    /// 10.x, where it prefers cuDNN's.
+    /// True if 16-bit attention without a mask uses `FlashAttention`. PyTorch prefers it on GPUs with compute
+    /// capabilities other than 9.0 and 10.x, where it prefers cuDNN.
     pub flash_attention: bool,
 }
 
@@ -132,7 +134,7 @@ impl Serialize for Step {
     }
 }
 
-/// A step is an object. A list, whose elements serde would take for the fields, is an error.
+/// Reads a step from an object. A list, whose elements serde would take for the fields, is an error.
 impl<'de> Deserialize<'de> for Step {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Object;
@@ -157,28 +159,30 @@ impl<'de> Deserialize<'de> for Step {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peak {
     pub(crate) bytes: u64,
-    /// The number of events of the step, on which the time depends that it takes to find the peak.
+    /// The number of events in the step, which determines how long it takes to find the peak.
     pub(crate) events: u64,
 }
 
-/// The optimizer's state exists from the first update on, so the second step may need more than the first.
+/// How many steps are run. The optimizer's state exists from the first update on, so the second step may need more than
+/// the first.
 const STEPS: usize = 2;
 
-/// A step has some fields, and may have a list of names of layers, which are compared with all layers.
+/// The longest allowed file of a step. A step has some fields, and may contain a list of layer names, which are
+/// compared with all layers.
 const LONGEST_STEP: u64 = 1 << 16;
 
-/// The type of computation, if the type of the parameters is only stored and no other is named.
+/// The type of computation if the type of the parameters is only stored and no other type is given.
 pub(crate) const COMPUTE: Dtype = Dtype::Bf16;
 
-/// The first pass makes the gradients, the second one adds to them: all later ones allocate what the second one does. A few more let the
-/// allocator settle.
+/// How many passes are run at most. The first pass makes the gradients, and the second one adds to them. All later ones
+/// allocate the same as the second. A few more let the allocator settle.
 const MICRO_BATCHES: u64 = 4;
 
-/// Each token is a pass through the model.
+/// The most tokens that can be generated. Each token is a pass through the model.
 const MOST_TOKENS: u64 = 32_768;
 
 impl Step {
-    /// Makes a step of inference with a batch.
+    /// Makes an inference step with a batch.
     pub fn inference(batch: u64) -> Self {
         Self { batch, ..Self::default() }
     }
@@ -188,8 +192,8 @@ impl Step {
         Self { batch, optimizer: Some(optimizer), ..Self::default() }
     }
 
-    /// Reads a step from a JSON file of at most 64 KiB. Fields that are left out have their defaults, and one that does not exist is an
-    /// error.
+    /// Reads a step from a JSON file of at most 64 KiB. Missing fields have their defaults, and unknown fields are
+    /// errors.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read, is too long, or is not a step. The error names the file.
@@ -213,8 +217,8 @@ impl Step {
         Ok(Peak { bytes: estimate.peak.get(), events: memory.events() })
     }
 
-    /// Returns the peak and the allocator's memory, if each convolution takes the largest workspace. If a workspace does not fit,
-    /// PyTorch chooses another algorithm, so the result is the limit.
+    /// Returns the peak and the allocator's memory if each convolution takes the largest workspace. If a workspace does
+    /// not fit, PyTorch chooses another algorithm, so the result is the limit.
     fn with_workspaces(&self, high: u64, model: &Model) -> Result<ConvolutionWorkspace, Error> {
         let memory = Rc::new(Memory::without_parts(self.allocator, self.most()));
         let high = Bytes::new(high);
@@ -231,15 +235,16 @@ impl Step {
         let (mut estimate, largest_workspace) = self.run_in(memory, false, model)?;
         if largest_workspace > 0 {
             let with = self.with_workspaces(largest_workspace, model)?;
-            // Blocks may lie better with workspaces than without.
+            // Blocks may be placed better with workspaces than without.
             let (peak, reserved) = (with.peak.max(estimate.peak), with.reserved.max(estimate.reserved));
             estimate.convolutions = Some(ConvolutionWorkspace { peak, reserved, ..with });
         }
         Ok(estimate)
     }
 
-    /// Runs the step, and returns its events as a recording as well: a file as a program makes it with `GPUMEM_CAPTURE`. All that reads
-    /// recordings reads this one. The layers are its scopes, and the classes stand where a program has libraries.
+    /// Runs the step, and also returns its events as a recording: a file like the one that a program writes with
+    /// `GPUMEM_CAPTURE`. Everything that reads recordings can read it. The layers are its scopes, and the classes
+    /// replace the libraries of a program.
     ///
     /// # Errors
     /// Returns the errors of [`estimate`](Self::estimate).
@@ -256,7 +261,7 @@ impl Step {
         Types::new(self.parameters, self.computes_in())
     }
 
-    /// Returns the type of activations and of the cache, and of parameters that are no weights of products.
+    /// Returns the type of activations and of the cache, and of parameters that are not weights of products.
     pub fn computes_in(&self) -> Dtype {
         if self.parameters.is_only_stored() {
             self.compute.or(self.autocast).unwrap_or(COMPUTE)
@@ -269,7 +274,7 @@ impl Step {
         Memory::new(self.allocator, self.most())
     }
 
-    /// Returns the limit of the allocator.
+    /// Returns the allocator's limit.
     fn most(&self) -> u64 {
         self.limit.map_or(u64::MAX, Bytes::get)
     }
@@ -323,7 +328,7 @@ impl Step {
         let labels = self.labels(&eager, model, target.as_ref().unwrap_or(&shape))?;
         memory.close();
         let mut phases = Vec::new();
-        // The table lives until the step is over, as the parameters do.
+        // The optimizer's state lives until the step is over, as the parameters do.
         let mut state = OptimizerState::default();
         if let Some(decode) = &self.decode {
             self.generate(decode, &eager, model, &layers, &input, &mut phases)?;
@@ -342,7 +347,7 @@ impl Step {
         Ok((estimate.with_optimizer(state.bytes()), eager.largest_convolution_workspace()))
     }
 
-    /// Refuses choices that make no sense together.
+    /// Rejects settings that contradict each other.
     fn check(&self) -> Result<(), Error> {
         let is_training = self.optimizer.is_some();
         let wrong = if self.batch == 0 || self.micro_batches == 0 || self.tensor_parallel == 0 {
@@ -395,7 +400,7 @@ impl Step {
         Err(Kind::Invalid(wrong.to_owned()).into())
     }
 
-    /// Refuses choices that make no sense with several GPUs.
+    /// Rejects settings that make no sense with several GPUs.
     fn wrong_parallel(&self, parallel: DataParallel) -> Option<&'static str> {
         let has_shards = parallel.kind.has_shards();
         let is_inference = self.optimizer.is_none();
@@ -449,7 +454,7 @@ impl Step {
             Loss::CrossEntropy => &Shape::from([self.batch]),
             Loss::NextToken | Loss::Token => shape,
         };
-        // A language model's labels are its tokens; they are one tensor.
+        // A language model's labels are its tokens, which are one tensor.
         let bytes = if model.loss == Loss::CrossEntropy { shape.clone() } else { Shape::from([0]) };
         let mut labels = eager.empty(&bytes, Dtype::I64, Class::Inputs)?;
         labels.shape = shape.clone();
@@ -474,7 +479,7 @@ impl Step {
             let result = eager.with_grad(self.optimizer.is_some(), || {
                 eager.with_autocast(self.autocast, || {
                     let result = eager.in_group(ROOT, input, |input| {
-                        // In transformers, the input of the head has a name until the loss is there.
+                        // In transformers, a variable holds the input of the head until the loss exists.
                         let has_head = model.loss != Loss::CrossEntropy && !eager.groups_whole_model();
                         let (hidden, output) = match layers.split_last().filter(|_| has_head) {
                             Some((head, body)) => {
@@ -494,7 +499,7 @@ impl Step {
                 })
             })?;
             done("forward", eager.memory.close());
-            // A loss lives until the next one takes its name.
+            // A loss lives until the next one is assigned to its variable.
             let result = output.insert(result);
             if self.optimizer.is_some() {
                 eager.memory.open("backward");
@@ -525,7 +530,7 @@ impl Step {
             Loss::CrossEntropy | Loss::Token => eager.cross_entropy(output, labels),
             Loss::MeanSquares => eager.mean_squares(output),
             Loss::NextToken => {
-                // The output of the model lives until the loss is there.
+                // The output of the model lives until the loss exists.
                 let logits = eager.to(output, Dtype::F32)?;
                 let labels = eager.shifted_labels(labels)?;
                 eager.cross_entropy(&logits, &labels)
@@ -577,8 +582,8 @@ impl Step {
     }
 }
 
-/// Makes the next token of each sequence, (batch, 1): the logits of the last position (`logits_to_keep=1`), a copy of them in `f32`,
-/// and the index of the largest.
+/// Returns the next token of each sequence, (batch, 1), computed from the logits of the last position
+/// (`logits_to_keep=1`), a copy of them in `f32`, and the index of the largest.
 fn next_token(
     eager: &Eager,
     body: &[Rc<Built>],
@@ -598,7 +603,7 @@ fn next_token(
     eager.integers(&Shape::from([tokens.shape[0], 1]))
 }
 
-/// bitsandbytes multiplies in these types.
+/// Returns whether bitsandbytes multiplies in this type.
 fn is_wide(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32)
 }

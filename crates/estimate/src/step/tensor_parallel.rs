@@ -1,4 +1,4 @@
-//! Tensor parallelism: the part of a model that one rank has, as Megatron-LM splits it.
+//! Tensor parallelism: the part of a model that one rank runs, split as in Megatron-LM.
 
 use gpumem_core::report::counted;
 
@@ -8,18 +8,18 @@ use crate::{
     model::{Loss, Model},
 };
 
-/// This is `make_vocab_size_divisible_by` of Megatron-LM.
+/// `make_vocab_size_divisible_by` of Megatron-LM.
 const VOCABULARY: u64 = 128;
 
-/// The names of one and of many elements that lie between the two linear layers of an MLP.
+/// The names, for one and for many, of the elements between the two linear layers of an MLP.
 const INNER: [&str; 2] = ["element between its layers", "elements between its layers"];
 
 /// Returns the model of one of this many ranks.
 ///
-/// Attention is split by heads, an MLP by the size between its layers: the first matrix products by columns (`ColumnParallelLinear`), the
-/// last by rows (`RowParallelLinear`, whose bias each rank has). The table of tokens and the head are split by tokens, of which each rank
-/// has the same number, a multiple of 128. Everything else is on each rank. Results are added up in place (`_reduce`), so that this
-/// needs no memory.
+/// Attention is split by heads, and an MLP by the size between its layers: the first matrix products by columns
+/// (`ColumnParallelLinear`), the last by rows (`RowParallelLinear`, whose bias is on each rank). The table of tokens
+/// and the head are split by tokens: each rank gets the same number, a multiple of 128. Everything else is on each
+/// rank. Results are added up in place (`_reduce`), which needs no memory.
 pub(super) fn of_one_rank(model: &Model, ranks: u64) -> Result<Model, Error> {
     let mut part = model.clone();
     let has_head = model.loss != Loss::CrossEntropy;
@@ -100,8 +100,8 @@ impl Splitting {
         Ok(())
     }
 
-    /// Splits the linear layers of an MLP: a linear layer whose output goes through an activation into another one of
-    /// this size.
+    /// Splits the linear layers of an MLP: a linear layer whose output goes through an activation into another linear
+    /// layer with this many inputs.
     fn pairs(&mut self, leaves: &mut [(String, &mut Layer)]) -> Result<(), Error> {
         let mut first: Option<usize> = None;
         let mut has_activation = false;
@@ -146,7 +146,7 @@ impl Splitting {
         Err(Error::in_layer(path.to_owned(), Kind::Invalid(what)))
     }
 
-    /// Returns the tokens of one rank.
+    /// Returns how many tokens one rank gets.
     fn tokens(&self, all: u64) -> Result<u64, Error> {
         let parts = self.ranks.checked_mul(VOCABULARY).ok_or(Kind::TooLarge)?;
         all.div_ceil(parts).checked_mul(VOCABULARY).ok_or_else(|| Kind::TooLarge.into())
