@@ -25,7 +25,7 @@ use crate::{
 const MOST_RECORDINGS: usize = 512;
 /// At most this many recordings of one process are followed.
 const MOST_OF_PROCESS: usize = 4;
-/// At most this many collectors are told apart. When there are more, the one whose last collection is oldest is
+/// At most this many collectors are distinguished. When there are more, the one whose last collection is oldest is
 /// forgotten.
 const MOST_COLLECTORS: usize = 16;
 /// One round reads at most this many bytes from all recordings together, and at least the second number from each.

@@ -49,7 +49,7 @@ pub(super) struct Ended {
     pub(super) at: Instant,
     /// True if nothing is left in the ring of the process.
     pub(super) has_all: bool,
-    /// The collectors that were handed the complete recording, and later those that received it.
+    /// The collectors that were handed the complete recording. `arrived` contains those that received it.
     pub(super) handed: Vec<u32>,
     pub(super) arrived: Vec<u32>,
 }

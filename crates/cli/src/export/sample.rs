@@ -114,7 +114,7 @@ pub(super) struct PoolSample {
 pub(super) struct Hidden {
     /// Processes that the driver lists but that are not visible here.
     pub(super) processes: usize,
-    /// Processes of which this process cannot find out whether they are recorded.
+    /// Processes that may or may not be recorded: this process cannot find out.
     pub(super) unknown: usize,
     /// Processes that wait for `gpumem start`, for the first time or after `gpumem stop`.
     pub(super) dormant: usize,

@@ -36,7 +36,7 @@ impl OverlappingParts {
 }
 
 impl OverlapFinder {
-    /// Updates the live parts after a change of a block.
+    /// Updates the live parts after a change of a block, and counts the overlaps.
     pub(super) fn note(&mut self, change: &BlockChange) {
         if change.group.kind != MemKind::Part {
             return;

@@ -359,7 +359,7 @@ impl HistoryReading {
         }
     }
 
-    /// Checks whether a thread has now obtained memory that was refused to it before.
+    /// Checks whether a thread has now got memory after an earlier request for it failed.
     #[cold]
     fn obtained(&mut self, event: &RecordedEvent, block: &Block) {
         if self.newest.time - self.refused > SOON {

@@ -40,8 +40,7 @@ const SCRIPT: &str = include_str!("page.js");
 pub(crate) struct Page {
     recordings: Vec<Recording>,
     comparison: Comparison,
-    /// The recordings on the page with their events. If there are many recordings, each of these has the reason why it
-    /// was chosen.
+    /// The recordings on the page with their events. If there are many recordings, each comes with the reason for choosing it.
     in_detail: Vec<(usize, &'static str)>,
 }
 

@@ -100,7 +100,7 @@ impl Difference {
 }
 
 impl Estimate {
-    /// Compares the estimate with a measured run: its peaks, and the classes and phases that were told apart.
+    /// Compares the estimate with a measured run: its peaks, and the classes and phases that were distinguished.
     ///
     /// ```
     /// use gpumem_core::model::Bytes;

@@ -11,7 +11,7 @@ use crate::{
 impl Step {
     /// Returns a batch with which the step does not need more than its limit, while batches that are up to 10 % larger do; 0 if none
     /// fits. It is found by bisection. Sometimes a larger batch needs less, because its blocks fit better into the segments of the
-    /// allocator. So larger batches are tried as well, at most 16 of them, if the model does not have very many layers.
+    /// allocator. Therefore, up to 16 larger batches are tried as well, unless the model has very many layers.
     ///
     /// # Errors
     /// Returns an error if the step has no limit, or if the model and the step do not fit together.

@@ -12,7 +12,7 @@ use crate::dtype::Dtype;
 /// `f32` if the parameters of the model are `f16` or `bf16`, as with peft's default `autocast_adapter_dtype`. The factor `alpha`
 /// changes no size.
 ///
-/// A frozen layer keeps no tensors for the gradient of its own weight, but those for the gradient of its input.
+/// A frozen layer keeps no tensors for the gradient of its own weight, only those for the gradient of its input.
 ///
 /// ```
 /// use gpumem_estimate::{Lora, Optimizer, Step, models};
@@ -36,9 +36,9 @@ pub struct Lora {
     pub dropout: f64,
 }
 
-/// Weights of linear layers in 4 bits (`Linear4bit` of bitsandbytes with `nf4` or `fp4`): half a byte for each element and a scale for
-/// each block of 64 elements. Each matrix product makes the weight in the wider type first, and frees it afterwards: in the forward pass
-/// and in the backward pass.
+/// 4-bit weights of linear layers (`Linear4bit` of bitsandbytes with `nf4` or `fp4`): half a byte for each element and a scale for
+/// each block of 64 elements. Each matrix product, in the forward and in the backward pass, first makes the weight in the wider type, and
+/// frees it afterwards.
 ///
 /// Such weights have no gradients, so training needs adapters: [`Lora`].
 ///

@@ -9,8 +9,8 @@ use super::Names;
 /// All variants are `torch.utils.checkpoint` with `use_reentrant=False`: the input of the layers that run again stays
 /// in memory.
 ///
-/// A group must not begin with a layer that overwrites its input, such as `relu` in place: PyTorch refuses its backward pass, and an
-/// estimate is an error.
+/// A group must not begin with a layer that overwrites its input, such as `relu` in place: PyTorch rejects its backward pass, and
+/// estimating it is an error.
 ///
 /// ```
 /// use gpumem_estimate::{Checkpointing, Optimizer, Step, models};

@@ -4,9 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// Tokens that a language model generates after it has read its input, the prompt: `generate` of transformers.
 ///
-/// The first token comes from the pass over the prompt (the phase `prefill`), each other one from a pass over the token before it
-/// (the phase `decode`). Logits are computed for the last position only. All passes are run, so the time that an estimate takes grows
-/// with the number of tokens.
+/// The first token comes from the pass over the prompt (the phase `prefill`), every other token from a pass over the previous one
+/// (the phase `decode`). Logits are computed for the last position only. All passes are run, so an estimate takes longer with more tokens.
 ///
 /// ```
 /// use gpumem_estimate::{Decode, KvCache, Step, models};

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// Names of layers, such as those that get an adapter.
 ///
-/// A name stands for the layers whose path is the name or ends with a dot and the name: `q_proj` is `layers.0.self_attn.q_proj` as
-/// well. `*` stands for any characters, dots included.
+/// A name matches the layers whose path is the name, or ends with a dot and the name: `q_proj` also matches
+/// `layers.0.self_attn.q_proj`. `*` matches any characters, including dots.
 ///
 /// ```
 /// use gpumem_estimate::Names;

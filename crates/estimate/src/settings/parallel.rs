@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dtype::Dtype;
 
-/// Several GPUs, each of which reads a batch of its own. An estimate is for the one that needs most.
+/// Several GPUs, each with its own batch. An estimate is for the GPU that needs most.
 ///
 /// ```
 /// use gpumem_estimate::{DataParallel, DataParallelKind, Dtype, Optimizer, Step, models};
@@ -23,7 +23,7 @@ pub struct DataParallel {
     pub kind: DataParallelKind,
     /// The number of ranks: 2 or more.
     pub ranks: u64,
-    /// The type as which shards are gathered and in which the model computes (`MixedPrecisionPolicy(param_dtype=…)`).
+    /// Shards are gathered as this type, and the model computes in it (`MixedPrecisionPolicy(param_dtype=…)`).
     /// Shards, their gradients and the state of the optimizer keep [`Step::parameters`](crate::Step::parameters). This
     /// needs shards of the parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]

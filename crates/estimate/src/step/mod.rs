@@ -25,10 +25,9 @@ use crate::{
     shape::Shape,
 };
 
-/// The settings of a step. Fields that a file leaves out have their values of [`Step::default`]: inference in `f32` with one
-/// input.
+/// The settings of a step. Fields that are missing in a file have the values of [`Step::default`]: inference in `f32` with one input.
 ///
-/// A combination that makes no sense is an error of [`estimate`](Self::estimate) that says why.
+/// For a combination that makes no sense, [`estimate`](Self::estimate) returns an error that explains it.
 ///
 /// ```
 /// use gpumem_estimate::{Checkpointing, Dtype, Optimizer, Step, models};
