@@ -17,8 +17,8 @@ pub(super) struct PlacePeak {
     pub(super) bytes: u64,
 }
 
-/// Returns the peak of each place, each at its own time. If PyTorch's tensors are known, they replace PyTorch's driver blocks. Files below `folder` are named relative to it, wherever the program ran, and the others as in
-/// reports.
+/// Returns the peak of each place, each at its own time. If PyTorch's tensors are known, they replace PyTorch's driver
+/// blocks. Files below `folder` are named relative to it, wherever the program ran, and the others as in reports.
 pub(super) fn place_peaks(history: &History, folder: Option<&str>) -> Vec<PlacePeak> {
     let line_below = |origin: &Origin| {
         let of = history.definitions();

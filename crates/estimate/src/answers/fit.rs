@@ -9,9 +9,10 @@ use crate::{
 };
 
 impl Step {
-    /// Returns a batch with which the step does not need more than its limit, while batches that are up to 10 % larger do; 0 if none
-    /// fits. It is found by bisection. Sometimes a larger batch needs less, because its blocks fit better into the segments of the
-    /// allocator. Therefore, up to 16 larger batches are tried as well, unless the model has very many layers.
+    /// Returns a batch with which the step stays within its limit; 0 if none fits. A bisection finds a batch that fits
+    /// while the next larger one does not. Sometimes a still larger batch needs less memory, because its blocks fit
+    /// better into the allocator's segments. Therefore, at most 16 batches that are up to 10 % larger are tried as
+    /// well, and the same again above each one that fits, unless the model has very many layers.
     ///
     /// # Errors
     /// Returns an error if the step has no limit, or if the model and the step do not fit together.
@@ -20,12 +21,13 @@ impl Step {
         largest_in(limit, |batch| fitting(Self { batch, ..self.clone() }.peak(model)))
     }
 
-    /// Returns the longest sequences with which the step does not need more than its limit, found as
-    /// [`largest_batch`](Self::largest_batch) finds a batch; 0 if none fits. Sequences are not longer than a model's table of
+    /// Returns the longest sequences with which the step stays within its limit; 0 if none fit. They are found in the
+    /// same way as a batch in [`largest_batch`](Self::largest_batch), and are not longer than a model's table of
     /// positions.
     ///
     /// # Errors
-    /// Returns an error if the step has no limit, if the model does not read tokens, or if the model and the step do not fit together.
+    /// Returns an error if the step has no limit, if the model does not read tokens, or if the model and the step do
+    /// not fit together.
     pub fn largest_length(&self, model: &Model) -> Result<u64, Error> {
         let limit = self.check_limit()?;
         if !matches!(model.input, Input::Tokens(_)) {
@@ -103,7 +105,7 @@ fn largest_of_few(
     largest_between(fitting, too_large, |number| Ok(peak(number)?.is_some()))
 }
 
-/// Returns the result of [`largest`], improved by trying at most 16 larger numbers up to 10 % above it.
+/// Returns the result of [`largest`], improved by trying at most 16 larger numbers up to 10 % above it, and again above each that fits.
 fn largest_with_gaps(mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result<u64, Error> {
     let mut found = largest(&mut fits)?;
     let mut next = found;
