@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{exit::Exit, failure::Failure, history::History};
 
-/// The limits given to a command.
+/// The limits that a command is given.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("limits").args(["max_peak", "fail_if"]).multiple(true)))]
 #[group(skip)]
