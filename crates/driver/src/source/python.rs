@@ -145,7 +145,7 @@ impl NewStack {
 /// Returns the id of a stack that is not in the cache.
 fn number_of(native: StackId, interpreter: &Interpreter, lines: &[usize]) -> StackId {
     let mut stack = recorder::addresses(native).to_vec();
-    // The address is one byte behind the start of a function of the interpreter, as a return address inside it would be.
+    // `files_of` expects return addresses, and looks up the byte before each of them.
     stack.push(interpreter.address() + 1);
     let files = files_of(&stack);
     let inner = files.iter().position(|file| Some(file) == files.last()).unwrap_or(0);
