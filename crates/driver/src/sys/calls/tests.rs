@@ -1,4 +1,4 @@
-//! Tests decoding with made-up calls. `tests/standin/calls.rs` and `refusals.rs` make real ones.
+//! Tests decoding with made-up calls. The other calls are tested in `tests/standin/calls.rs` and `refusals.rs`.
 
 use std::{cell::Cell, ptr};
 
