@@ -100,7 +100,7 @@ def is_cast(weight):
 
 
 def places(torch, name, tensors, path):
-    """Returns the tensors on a device, as a mark has them."""
+    """Returns the tensors that are on a device, in the form of a mark."""
     found = []
     for tensor in tensors:
         # Tensors of torch.compile and torch.export have no memory, and PyTorch warns when their addresses are read.
@@ -242,7 +242,7 @@ def joined(words):
 
 
 def note_kept(raised, tracebacks, until):
-    """Fills `kept`. A frame that has ended keeps its variables, and the frames that called it."""
+    """Fills `kept`. A frame that has ended keeps its variables and the frames that called it alive."""
     inner = {id(at.tb_next) for at in tracebacks}
     chains = [(error, BaseException.__traceback__.__get__(error)) for error in raised]
     chains += [(at, at) for at in tracebacks if id(at) not in inner]

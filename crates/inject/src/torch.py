@@ -34,7 +34,7 @@ is_noting = False
 
 
 def begin(to, entries):
-    """Switches the history on as soon as PyTorch has initialised CUDA. `to` is where it is written."""
+    """Turns the history on as soon as PyTorch has initialised CUDA. `to` is the path of the file."""
     global process, path, most, is_on
     try:
         process, path, most, is_on = os.getpid(), to, entries, False
@@ -61,7 +61,7 @@ def await_end():
 
 
 def look():
-    """True if PyTorch is there."""
+    """Returns whether PyTorch has been imported."""
     cuda = sys.modules.get("torch.cuda")
     queue = getattr(cuda, "_queued_calls", None)
     if queue is None:
@@ -75,7 +75,7 @@ def look():
 
 
 class Watch:
-    """Sees each import, and finds nothing."""
+    """A finder that is called for each import and never finds a module."""
 
     is_over = False
 
@@ -121,7 +121,7 @@ def enable():
 
 
 def note_backward(torch):
-    """Notes when backward passes run and which lines begin them: a thread on which PyTorch runs a pass has no line of Python."""
+    """Notes when backward passes run and which lines start them, because the threads on which PyTorch runs them have no Python lines."""
     global is_noting
     graph = sys.modules.get("torch.autograd.graph")
     run = getattr(graph, "_engine_run_backward", None)
@@ -193,7 +193,7 @@ def begun():
 
 
 def note(**what):
-    """Replaces the file by one line for the report."""
+    """Replaces the content of the file by one line for the report."""
     try:
         import json
 

@@ -196,15 +196,15 @@ pub fn guarded<T>(observe: impl FnOnce() -> Result<T, String>) -> Result<T, Stri
     catch_unwind(std::panic::AssertUnwindSafe(observe)).unwrap_or_else(|_| Err("gpumem panicked".to_owned()))
 }
 
-/// Puts functions into the tables of a copy of NVTX, so that the observer is told of its ranges. `other` is the file of another tool,
-/// which gets each call as well.
+/// Puts our functions into the tables of a copy of NVTX, so that the observer receives its ranges. `other` is the library of another tool,
+/// which receives each call as well.
 ///
 /// # Errors
-/// Returns an error if the copy does not have the needed tables, or if the other tool cannot be loaded. That tool gets no ranges then,
-/// but the observer does.
+/// Returns an error if the copy lacks the needed tables, or if the other tool cannot be loaded. In the second case only the observer
+/// receives the ranges.
 ///
 /// # Safety
-/// `get_export_table` is the function that NVTX has passed to `InitializeInjectionNvtx2`, and this is called inside of that call.
+/// `get_export_table` must be the function that NVTX has passed to `InitializeInjectionNvtx2`, and this must be called inside that call.
 pub unsafe fn observe_ranges(get_export_table: GetExportTable, other: Option<&Path>) -> Result<(), String> {
     Names::keep_in_children();
     // SAFETY: the caller passes NVTX's function. The tables that it returns live as long as the copy of NVTX.

@@ -267,8 +267,8 @@ impl Walker {
         let pc = read(record)?;
         let mut functions = Functions { addresses: [0; MAX_FUNCTIONS], count: 0, has_skipped: false };
         let start = WalkStart { pc, sp, registers: registers_at(record) };
-        // SAFETY: the list was compared with that of the loader just now. A file with a function on this thread's stack is not unloaded:
-        // the thread would return into it. What another thread loads or unloads meanwhile has no function on this stack.
+        // SAFETY: the list was compared with that of the loader just now. A file with a function on this thread's stack is not unloaded,
+        // because the thread would return into it. What other threads load or unload during the walk has no function on this stack.
         unsafe { unwinder.walk(&modules, &start, read, |walked| functions.add(&walked)) }?;
         let number = number(&functions.addresses[..functions.count]);
         cache.insert(walk, number);
