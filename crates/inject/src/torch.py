@@ -61,7 +61,7 @@ def await_end():
 
 
 def look():
-    """Returns whether PyTorch has been imported."""
+    """Turns the history on now, or once CUDA is initialised. Returns whether PyTorch has been imported."""
     cuda = sys.modules.get("torch.cuda")
     queue = getattr(cuda, "_queued_calls", None)
     if queue is None:
