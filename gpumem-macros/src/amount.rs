@@ -1,7 +1,7 @@
 //! Parses amounts of memory at compile time.
 
-/// Parses an amount of bytes with the rules of `gpumem::Bytes`; `tests/sim_attribute` compares both. Unlike there, `-` may come first,
-/// and a unit is needed, because `"100"` may mean bytes or MB.
+/// Parses an amount of bytes by the rules of `gpumem::Bytes`; `tests/sim_attribute` compares the two. Two rules differ: the amount may
+/// start with `-`, and it needs a unit, because `"100"` may mean bytes or MB.
 pub(crate) fn bytes(text: &str) -> Option<i128> {
     let trimmed = text.trim();
     if let Some(positive) = trimmed.strip_prefix('-') {
@@ -22,7 +22,7 @@ pub(crate) fn bytes(text: &str) -> Option<i128> {
     u64::try_from(bytes).is_ok().then_some(bytes)
 }
 
-/// Parses a percentage such as `5%` or `2.5 %`. Returns hundredths of a per cent.
+/// Parses a percentage such as `5%` or `2.5 %`. Returns it in hundredths of a per cent.
 pub(crate) fn percent(text: &str) -> Option<u32> {
     let number = text.trim().strip_suffix('%')?.trim_end();
     let (whole, part) = decimal(number, 2)?;
@@ -31,7 +31,7 @@ pub(crate) fn percent(text: &str) -> Option<u32> {
 
 const PICO: i128 = 1_000_000_000_000;
 
-/// Parses a number without a sign and with at most `decimals` decimals. Returns the whole part, and the fraction times 10^12.
+/// Parses a number that has no sign and at most `decimals` decimals. Returns the whole part, and the fraction times 10^12.
 fn decimal(text: &str, decimals: usize) -> Option<(i128, i128)> {
     let (whole, part) = text.split_once('.').map_or((text, None), |(whole, part)| (whole, Some(part)));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());

@@ -1,18 +1,18 @@
-//! Moves the arguments of an `async fn` into the async block that is traced, so that they are dropped in the same order as before.
+//! Moves the arguments of an `async fn` into the traced async block, so that they are dropped in the same order as without the attribute.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, format_ident, quote_spanned};
 use syn::{Attribute, FnArg, Pat, PatIdent, Signature, parse_quote};
 
-/// Replaces each argument by a plain name. Returns the statements that declare the user's arguments again inside the block, as the
-/// compiler itself does for an `async fn`. They are dropped from the last to the first, whether the body uses them or not.
+/// Replaces each argument by a plain name. Returns the statements that declare the user's arguments again inside the block, like the
+/// compiler does for an `async fn`. The arguments are dropped from the last to the first, even those that the body does not use.
 pub(crate) fn moved_into_block(sig: &mut Signature) -> TokenStream {
     let here = Span::mixed_site();
     let mut tokens = TokenStream::new();
     for (number, input) in sig.inputs.iter_mut().enumerate() {
         let argument = match input {
-            // A `let` cannot declare `self`. The block captures it instead. Captured values are dropped after the variables, just as
-            // the first argument is dropped last.
+            // A `let` cannot declare `self`, so the block captures it. Captured values are dropped after the variables, and the first
+            // argument is dropped last as well.
             FnArg::Receiver(receiver) => {
                 let self_word = receiver.self_token;
                 tokens.extend(quote_spanned!(here=> let _ = &#self_word;));
@@ -25,7 +25,8 @@ pub(crate) fn moved_into_block(sig: &mut Signature) -> TokenStream {
         let argument_name = format_ident!("__gpumem_argument_{number}", span = here);
         let (name, declared) = match &*argument.pat {
             Pat::Ident(PatIdent { by_ref: None, subpat: None, mutability, ident, .. }) => {
-                // Clippy warns when a name that begins with `_` is used, and when a `let` has no effect. The inner block avoids both.
+                // Clippy warns when a name that starts with `_` is used, and when a `let` has no effect. The inner block avoids both
+                // warnings.
                 let (name, value) = if ident.to_string().starts_with('_') {
                     (&argument_name, quote_spanned!(here=> { let () = (); #argument_name }))
                 } else {
@@ -51,12 +52,13 @@ fn filtered(attrs: &[Attribute], predicate: impl Fn(&Attribute) -> bool) -> Vec<
     attrs.iter().filter(|attr| predicate(attr)).cloned().collect()
 }
 
-/// The statement has the same condition as the argument.
+/// Returns whether this is a `cfg`. The statement gets the same condition as the argument.
 fn is_cfg(attr: &Attribute) -> bool {
     attr.path().is_ident("cfg")
 }
 
-/// The compiler applies lint attributes of an argument where its name is declared, so they move to the statement.
+/// Returns whether this is a lint attribute. The compiler applies those of an argument where its name is declared, so they move to the
+/// statement.
 fn is_lint(attr: &Attribute) -> bool {
     ["allow", "expect", "warn", "deny", "forbid"].iter().any(|level| attr.path().is_ident(level))
 }

@@ -20,7 +20,7 @@ pub(crate) fn expand(input: TokenStream) -> TokenStream {
     let (in_code, counted) = (in_code(), counted(all_threads));
     let limits =
         conditions.iter().map(|Condition { figure, relation, amount }| limit(&gpumem, figure, relation, amount));
-    // The guard is a temporary with the lifetime of a variable. It needs no name.
+    // The guard is a temporary that lives as long as a variable would, so it needs no name.
     let guard = quote_spanned! {here=>
         let _ = &#gpumem::__private::TraceSpec::new(
             #gpumem::__private::GpuMemTrace::builder().silent(true).on_exit_report(false),
@@ -92,7 +92,7 @@ impl Parse for Assertion {
     }
 }
 
-/// The option `threads` follows. It cannot be taken for a condition.
+/// Returns whether the option `threads` comes next. No condition starts with that word.
 fn is_threads(input: ParseStream<'_>) -> bool {
     input.fork().parse::<Ident>().is_ok_and(|word| word == "threads")
 }
@@ -125,7 +125,7 @@ impl Parse for Condition {
 
 fn parse_relation(input: ParseStream<'_>) -> Result<&'static str> {
     let ahead = input.lookahead1();
-    // The longer ones come first: `<` is also the beginning of `<=`.
+    // The longer operators are tested first, because `<=` starts with `<`.
     if ahead.peek(Token![<=]) {
         input.parse::<Token![<=]>().map(|_| "AtMost")
     } else if ahead.peek(Token![>=]) {

@@ -1,4 +1,4 @@
-//! Writes the traced function: a guard around the body, or a traced future.
+//! Generates the traced function: a guard around the body, or a traced future.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
@@ -11,7 +11,7 @@ use crate::item::{Function, Impl, Item, Member};
 use crate::options::Options;
 use crate::{arguments, lines};
 
-/// Returns the traced item. A mistake becomes one error, followed by the unchanged item, so that it causes no further errors.
+/// Returns the traced item. After a mistake, returns one error and the unchanged item, so that no further errors follow.
 pub(crate) fn expand(options: &TokenStream, item: &TokenStream) -> TokenStream {
     traced_item(options, item).unwrap_or_else(|error| {
         let error = error.into_compile_error();
@@ -35,8 +35,8 @@ fn traced_item(tokens: &TokenStream, item: &TokenStream) -> Result<TokenStream> 
                 let message = "`ctx` cannot be used on an `impl` block: each method is reported under its own name";
                 Err(Error::new(ctx.key.span(), message))
             }
-            // `#[async_trait]` must run first, so this attribute is written again below it. The methods then have the same arguments
-            // as without this attribute.
+            // `#[async_trait]` must run first, so this attribute is written again below it. The methods then have the same arguments as
+            // without this attribute.
             None if block.is_async_trait() => {
                 let (attrs, gpumem) = (&block.attrs, library(options.library.as_ref()));
                 let block = impl_block(&block, |function| with_body(function, &function.body));
@@ -58,7 +58,7 @@ fn traced_item(tokens: &TokenStream, item: &TokenStream) -> Result<TokenStream> 
     }
 }
 
-/// Returns the block without its attributes. `write` returns the tokens of each method that has a body.
+/// Returns the block without its attributes. `write` generates the tokens of each method that has a body.
 fn impl_block(block: &Impl, write: impl Fn(&Function) -> TokenStream) -> TokenStream {
     let Impl { head, brace, inner_attrs, members, .. } = block;
     let mut tokens = head.clone();
@@ -74,11 +74,11 @@ fn impl_block(block: &Impl, write: impl Fn(&Function) -> TokenStream) -> TokenSt
     tokens
 }
 
-/// Traces a function. The statements `prelude` run before the trace starts.
+/// Traces a function. The statements in `prelude` run before the trace starts.
 pub(crate) fn traced_function(prelude: &TokenStream, function: &Function, trace: &Trace) -> TokenStream {
     let body = &function.body;
     let Ok(mut stmts) = Block::parse_within.parse2(body.clone()) else {
-        // The body has syntax that this version of syn does not know, so it cannot be split into statements.
+        // The body contains syntax that this version of syn does not know, so it cannot be split into statements.
         let trace = Trace { lines: false, ..trace.clone() };
         return trace.around(function, prelude, body);
     };
@@ -95,7 +95,7 @@ pub(crate) fn traced_function(prelude: &TokenStream, function: &Function, trace:
     trace.around(function, &quote!(#(#items)* #prelude), &trace.statements(stmts))
 }
 
-/// The async block of a function that ends in `async {}` or `Box::pin(async {})`, as `#[async_trait]` writes it.
+/// Finds the async block of a function that ends in `async {}` or `Box::pin(async {})`, which is what `#[async_trait]` generates.
 fn returned_future(stmts: &mut [Stmt]) -> Option<&mut Expr> {
     let Stmt::Expr(last, None) = stmts.last_mut()? else { return None };
     match last {
@@ -115,7 +115,7 @@ fn is_box_pin(function: &Expr) -> bool {
     names.next().is_some_and(|name| name == "pin") && names.next().is_some_and(|name| name == "Box")
 }
 
-/// A statement that gives the compiler the type of the body. An async block, unlike a function, cannot declare its type.
+/// Returns a statement that tells the compiler the type of the body. Unlike a function, an async block cannot declare its type.
 fn return_type_hint(function: &Function, gpumem: &TokenStream) -> TokenStream {
     let mut ty = match &function.sig.output {
         ReturnType::Default => parse_quote!(()),
@@ -132,7 +132,7 @@ fn return_type_hint(function: &Function, gpumem: &TokenStream) -> TokenStream {
     }
 }
 
-/// Replaces `impl Trait`, which cannot be written in a body, by `_`.
+/// Replaces `impl Trait` by `_`, because it is not allowed inside a body.
 struct ReplaceImplTrait;
 
 impl VisitMut for ReplaceImplTrait {
@@ -154,12 +154,12 @@ fn with_body(function: &Function, body: &TokenStream) -> TokenStream {
     tokens
 }
 
-/// The code that is added to a body. It has no `#[allow]`, because a user's `#![forbid]` makes that an error.
+/// The code that is added to a body. It contains no `#[allow]`, which would be an error under a user's `#![forbid]`.
 #[derive(Clone)]
 pub(crate) struct Trace {
     /// The path of the library.
     pub(crate) gpumem: TokenStream,
-    /// An expression for the builder of the trace with its options.
+    /// An expression for the builder of the trace, with the user's options.
     pub(crate) builder: TokenStream,
     pub(crate) lines: bool,
     /// An expression such as `Budget::…`.
@@ -199,8 +199,7 @@ impl Trace {
         }
         if let Some(ctx) = &options.ctx {
             let ctx = &ctx.value;
-            // The name comes last, because the other options decide whether the trace is off. In that case the text is
-            // not copied.
+            // The name comes last, because the other options decide whether the trace is off. If it is, the text is not copied.
             builder.extend(quote_spanned!(here=> .ctx_unless_off(|| #ctx)));
         }
         let budget = options.max_peak.map(|bytes| {
@@ -218,8 +217,8 @@ impl Trace {
         if self.lines { lines::with_marks(stmts) } else { quote!(#(#stmts)*) }
     }
 
-    /// Returns the function with a guard around `stmts`. An `async fn` awaits a traced future instead. `prelude` runs before the trace
-    /// starts.
+    /// Returns the function with a guard around `stmts`. For an `async fn`, the body awaits a traced future. `prelude` runs before the
+    /// trace starts.
     fn around(&self, function: &Function, prelude: &TokenStream, stmts: &TokenStream) -> TokenStream {
         let here = Span::mixed_site();
         let (gpumem, lines, spec) = (&self.gpumem, self.declare_lines(function), self.spec());
@@ -250,27 +249,25 @@ impl Trace {
         } else {
             quote_spanned!(here=> #builder.start_or_off())
         };
-        // The guard is a temporary with the lifetime of a variable. The name of a variable could be that of a constant
-        // of the user.
+        // The guard is a temporary that lives as long as a variable would. A named variable could clash with one of the user's constants.
         let guards = quote_spanned!(here=> #lines let _ = &#guard;);
         let stmts = guarded_block(&guards, function.brace, stmts);
         with_body(function, &quote!(#prelude #stmts))
     }
 
-    /// Returns the async block as a traced future. The values that it captures are dropped after the trace ends, as
-    /// arguments are.
+    /// Returns the async block as a traced future. Captured values are dropped after the trace ends, like arguments are.
     fn future(&self, function: &Function, mut block: ExprAsync) -> TokenStream {
         let here = Span::mixed_site();
         let (gpumem, spec) = (&self.gpumem, self.spec());
         let lines = self.declare_lines(function);
-        // These statements make the block own both variables, with `move` and without.
+        // These statements make the block own both variables, whether or not it is a `move` block.
         let mut owned = quote_spanned!(here=> let __gpumem_end = __gpumem_end;);
         if self.lines {
             owned.extend(quote_spanned!(here=> let __gpumem_lines = __gpumem_lines;));
         }
         let stmts = std::mem::take(&mut block.block.stmts);
         let traced = if let Some(at) = lines::async_trait_body(&stmts) {
-            // The statements before the body declare the arguments of the method. The trace ends before they are dropped.
+            // The statements before the body declare the method's arguments. The trace ends before these are dropped.
             let (arguments, rest) = stmts.split_at(at);
             let rest = self.statements(rest);
             quote_spanned!(here=> #(#arguments)* #owned #rest)
@@ -285,7 +282,7 @@ impl Trace {
         }}
     }
 
-    /// Returns the statement that declares `__gpumem_lines`, which the marks between the statements use.
+    /// Returns the statement that declares `__gpumem_lines`. The marks between the statements use it.
     fn declare_lines(&self, function: &Function) -> TokenStream {
         if !self.lines {
             return TokenStream::new();
@@ -310,23 +307,23 @@ impl Trace {
     }
 }
 
-/// Returns a block that holds `guards`, and in it a block of the user's statements. The guards are dropped last.
+/// Returns a block that contains `guards` and, inside it, a block with the user's statements. The guards are dropped last.
 ///
-/// Before edition 2024, the temporaries of the last expression outlive the variables of its block, so they would outlive the guards.
-/// The braces of a block decide its edition. The inner braces are the user's, so values are dropped as without the attribute. The
-/// outer braces are ours, of edition 2024, so all temporaries of the user's block are dropped before the guards. A block also
-/// passes the expected type on to its last expression; `match` and `let` do not.
+/// Before edition 2024, the temporaries of a block's last expression outlive its variables, so they would outlive the guards. The edition
+/// of a block is that of its braces. The inner braces are the user's, so values are dropped like without the attribute. The outer braces
+/// are ours and of edition 2024, so all temporaries of the user's block are dropped before the guards. A block also passes the expected
+/// type on to its last expression, which `match` and `let` do not.
 pub(crate) fn guarded_block(guards: &TokenStream, brace: Brace, stmts: &TokenStream) -> TokenStream {
     let here = Span::mixed_site();
     let mut block = TokenStream::new();
     brace.surround(&mut block, |block| {
-        // Without a statement, the compiler would warn about unnecessary braces around a single expression.
+        // Without this statement, the compiler would warn about unnecessary braces around a single expression.
         block.extend(quote_spanned!(here=> let () = (); #stmts));
     });
     quote_spanned!(here=> { #guards #block })
 }
 
-/// Returns `.limit(Figure::Peak, Relation::AtMost, 1024)`, a call on a budget.
+/// Returns a method call on a budget, such as `.limit(Figure::Peak, Relation::AtMost, 1024)`.
 pub(crate) fn limit(gpumem: &TokenStream, figure: &str, relation: &str, amount: &TokenStream) -> TokenStream {
     let (figure, relation) = (format_ident!("{figure}"), format_ident!("{relation}"));
     quote_spanned! {Span::mixed_site()=>
@@ -334,12 +331,12 @@ pub(crate) fn limit(gpumem: &TokenStream, figure: &str, relation: &str, amount: 
     }
 }
 
-/// Returns `.of_all_threads()`, a call on a budget, or nothing.
+/// Returns the method call `.of_all_threads()` on a budget, or nothing.
 pub(crate) fn counted(all_threads: bool) -> TokenStream {
     if all_threads { quote_spanned!(Span::mixed_site()=> .of_all_threads()) } else { TokenStream::new() }
 }
 
-/// Returns `.in_code(cfg!(test))`, a call on a budget that says whether the user's crate is compiled for its tests.
+/// Returns the method call `.in_code(cfg!(test))` on a budget. It tells the library whether the user's crate is compiled for its tests.
 pub(crate) fn in_code() -> TokenStream {
     quote_spanned!(Span::mixed_site()=> .in_code(::core::cfg!(test)))
 }
@@ -349,12 +346,12 @@ pub(crate) fn library(path: Option<&Path>) -> TokenStream {
     path.map_or_else(|| quote_spanned!(Span::mixed_site()=> ::gpumem), ToTokens::to_token_stream)
 }
 
-/// Returns an expression: the builder of a trace that has the function as its scope.
+/// Returns an expression for the builder of a trace whose scope is the function.
 pub(crate) fn builder_in_function(gpumem: &TokenStream) -> TokenStream {
     quote_spanned!(Span::mixed_site()=> #gpumem::__private::builder_in(&|| {}, ::core::module_path!()))
 }
 
-/// Returns an expression for the name of the function in which it is written.
+/// Returns an expression for the name of the function that contains it.
 pub(crate) fn function_name(gpumem: &TokenStream) -> TokenStream {
     quote_spanned!(Span::mixed_site()=> #gpumem::__private::function_name(&|| {}))
 }

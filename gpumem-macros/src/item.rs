@@ -1,6 +1,6 @@
 //! Parses the item below the attribute: a function or an `impl` block.
 //!
-//! A body stays a token stream, so that syntax that this version of syn does not know is kept.
+//! A body stays a token stream. That keeps syntax that this version of syn does not know.
 
 use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
@@ -80,7 +80,7 @@ impl Parse for Impl {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
         let attrs = input.call(Attribute::parse_outer)?;
         let mut head = TokenStream::new();
-        // The last braces are the block: `impl Trait<{ N }> for Type {}`.
+        // The last braces are the block, as in `impl Trait<{ N }> for Type {}`.
         while !(input.peek(token::Brace) && input.peek2(End)) {
             input.parse::<TokenTree>()?.to_tokens(&mut head);
         }
@@ -114,7 +114,7 @@ impl Parse for Member {
 }
 
 impl Function {
-    /// Returns the error if this function cannot be traced.
+    /// Returns an error if this function cannot be traced.
     pub(crate) fn unsupported(&self) -> Option<Error> {
         if let Some(word) = self.sig.constness {
             let message = "a `const fn` cannot be traced: it may run at compile time";
@@ -125,7 +125,7 @@ impl Function {
         Some(Error::new_spanned(naked.path(), message))
     }
 
-    /// Returns whether the function has a `#[gpu_mem_trace]` of its own, with or without a `cfg_attr`.
+    /// Returns whether the function already has its own `#[gpu_mem_trace]`, directly or in a `cfg_attr`.
     pub(crate) fn has_own_attribute(&self) -> bool {
         const NAME: &str = "gpu_mem_trace";
         self.attrs.iter().any(|attr| match &attr.meta {
@@ -135,7 +135,7 @@ impl Function {
     }
 }
 
-/// Returns whether this is `#[unsafe(naked)]`, or `#[naked]` as older compilers write it.
+/// Returns whether this is `#[unsafe(naked)]`, or `#[naked]`, the form that older compilers use.
 fn is_naked(attr: &Attribute) -> bool {
     match &attr.meta {
         Meta::List(list) => list.path.is_ident("unsafe") && list.tokens.to_string() == "naked",

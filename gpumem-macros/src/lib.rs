@@ -1,4 +1,4 @@
-//! The macros of [gpumem](https://docs.rs/gpumem), which exports them.
+//! The macros of [gpumem](https://docs.rs/gpumem), which re-exports them.
 
 mod amount;
 mod arguments;
@@ -11,7 +11,7 @@ mod test_attribute;
 
 use proc_macro::TokenStream;
 
-// `tests/book` tests the examples: if this package depended on gpumem, Cargo would build gpumem once more for the compiler.
+// The examples are tested by `tests/book`. If this package depended on gpumem, Cargo would build gpumem a second time for the compiler.
 #[cfg_attr(not(doctest), doc = include_str!("../docs/gpu_mem_trace.md"))]
 #[proc_macro_attribute]
 pub fn gpu_mem_trace(args: TokenStream, item: TokenStream) -> TokenStream {

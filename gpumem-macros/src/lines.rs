@@ -1,4 +1,4 @@
-//! `#[gpu_mem_trace(lines)]`: puts a mark between the statements of a body.
+//! `#[gpu_mem_trace(lines)]`: inserts marks between the statements of a body.
 
 use proc_macro2::{Delimiter, LineColumn, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote, quote_spanned};
@@ -6,11 +6,11 @@ use syn::parse::{ParseStream, Parser};
 use syn::spanned::Spanned;
 use syn::{Attribute, Expr, Local, Pat, Stmt, Type};
 
-/// The number of characters of a statement that are kept. The printed text is shorter.
+/// The maximum number of characters that are kept of a statement. The printed text is shorter.
 const MAX_LENGTH: usize = 200;
 
-/// Returns the statements with a mark before each, and one after the last statement if that may declare variables. A mark is
-/// a temporary with the lifetime of a variable; it needs no name.
+/// Returns the statements with a mark before each one, and a mark after the last statement if that may declare variables. A mark is a
+/// temporary that lives as long as a variable would, so it needs no name.
 pub(crate) fn with_marks(stmts: &[Stmt]) -> TokenStream {
     let here = Span::mixed_site();
     let last = stmts.iter().rposition(|stmt| !matches!(stmt, Stmt::Item(_)));
@@ -24,22 +24,21 @@ pub(crate) fn with_marks(stmts: &[Stmt]) -> TokenStream {
         let has_row = !matches!(stmt, Stmt::Item(_)) && (async_trait_body.is_none() || !is_async_trait_code(stmt));
         if has_row {
             let Source { attrs, line, text } = source(stmt);
-            // The mark has the location of the statement, so that a warning about unreachable code points to the
-            // statement.
+            // The mark has the location of the statement, so that a warning about unreachable code points there.
             let here = here.located_at(stmt.span());
             tokens.extend(quote_spanned!(here=> #(#attrs)* let _ = &__gpumem_lines.line(#line, #text);));
         }
         stmt.to_tokens(&mut tokens);
         if Some(at) == last && may_have_variables(stmt) {
-            // This is unreachable if the statement never ends. Only the compiler knows that.
+            // If the statement never ends, this mark is unreachable. Only the compiler knows that.
             tokens.extend(quote_spanned!(here=> #[allow(unreachable_code)] let () = __gpumem_lines.end();));
         }
     }
     tokens
 }
 
-/// Returns the index of the statement into which `#[async_trait]` has put the body: `let __ret: T = { … };`, or `let _: () = { …
-/// };` if the method returns nothing. The other statements must be those of `#[async_trait]`.
+/// Returns the index of the statement that holds the body under `#[async_trait]`: `let __ret: T = { … };`, or `let _: () = { … };` if the
+/// method returns nothing. All other statements must come from `#[async_trait]`.
 pub(crate) fn async_trait_body(stmts: &[Stmt]) -> Option<usize> {
     let at = stmts.iter().position(|stmt| match stmt {
         Stmt::Local(local) => {
@@ -63,7 +62,7 @@ fn with_marks_inside(local: &Local) -> TokenStream {
     }
 }
 
-/// Returns whether a statement was written by `#[async_trait]` and not by the user.
+/// Returns whether `#[async_trait]` generated this statement.
 fn is_async_trait_code(stmt: &Stmt) -> bool {
     match stmt {
         Stmt::Local(local) => {
@@ -79,7 +78,7 @@ fn is_async_trait_code(stmt: &Stmt) -> bool {
     }
 }
 
-/// The type is `_: ()`.
+/// Returns whether this is `_: ()`.
 fn is_unit(pat: &Pat) -> bool {
     let Pat::Type(typed) = pat else { return false };
     matches!((&*typed.pat, &*typed.ty), (Pat::Wild(_), Type::Tuple(tuple)) if tuple.elems.is_empty())
@@ -96,8 +95,8 @@ fn name(local: &Local) -> Option<String> {
     }
 }
 
-/// Returns whether a statement declares variables, or is a macro that may do so. A macro without a semicolon is not one of these:
-/// it may be the value of the body.
+/// Returns whether a statement declares variables, or is a macro that may do so. A macro without a semicolon does not count, because it may
+/// be the value of the body.
 fn may_have_variables(stmt: &Stmt) -> bool {
     match stmt {
         Stmt::Local(_) => true,
@@ -107,7 +106,7 @@ fn may_have_variables(stmt: &Stmt) -> bool {
 }
 
 struct Source {
-    /// The `cfg` and `allow` attributes of the statement. Its mark needs the same.
+    /// The `cfg` and `allow` attributes of the statement, which its mark needs as well.
     attrs: Vec<Attribute>,
     line: u32,
     text: String,
@@ -128,7 +127,7 @@ fn source(stmt: &Stmt) -> Source {
     Source { attrs, line, text }
 }
 
-/// The source of tokens on one line, with the spaces that the user wrote.
+/// The source text of tokens on one line, with the user's spaces.
 #[derive(Default)]
 struct OneLine {
     text: String,
@@ -147,7 +146,7 @@ impl OneLine {
                         Delimiter::Brace => ("{", "}"),
                         Delimiter::None => ("", ""),
                     };
-                    // If syn has rebuilt the group, both spans are the span of the whole group.
+                    // If syn has rebuilt the group, both spans cover the whole group.
                     let (start, end) = (group.span_open().start(), group.span_close().end());
                     self.token(open, start, LineColumn { column: start.column + open.len(), ..start });
                     if open == "{" && start.line != end.line {

@@ -7,7 +7,7 @@ use syn::{Error, Lit, Path, Result, Token};
 
 use crate::amount;
 
-/// The options of `#[gpu_mem_trace]` as the user wrote them. The library decides about options that are absent.
+/// The options of `#[gpu_mem_trace]` as the user wrote them. The library chooses the value of an option that is absent.
 #[derive(Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct Options {
@@ -30,7 +30,7 @@ pub(crate) struct Options {
 }
 
 pub(crate) struct Ctx {
-    /// The word `ctx` in the source, to which an error can point.
+    /// The word `ctx` in the source, for errors to point at.
     pub(crate) key: Ident,
     pub(crate) value: String,
 }
@@ -54,7 +54,7 @@ impl Parse for Options {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
         let mut options = Self::default();
         let mut seen = Vec::new();
-        // The last option that needs exact figures.
+        // The last option seen that needs exact values.
         let mut needs_exact = None;
         let mut threads = None;
         while !input.is_empty() {
@@ -105,7 +105,7 @@ impl Parse for Options {
     }
 }
 
-/// Parses the name of the next option. It must be one of `keys`, and not be in `seen`, to which it is added.
+/// Parses the name of the next option and adds it to `seen`. Returns an error if it is not one of `keys`, or is in `seen` already.
 pub(crate) fn parse_key(input: ParseStream<'_>, seen: &mut Vec<Ident>, keys: &[&str]) -> Result<Ident> {
     let all = || format!("the options are `{}`", keys.join("`, `"));
     if !input.peek(Ident::peek_any) {
@@ -124,7 +124,7 @@ pub(crate) fn parse_key(input: ParseStream<'_>, seen: &mut Vec<Ident>, keys: &[&
     Ok(key)
 }
 
-/// Parses the comma after an option. It may be absent after the last one.
+/// Parses the comma after an option. The last option needs none.
 pub(crate) fn parse_comma(input: ParseStream<'_>) -> Result<()> {
     if !input.is_empty() {
         input.parse::<Token![,]>()?;
@@ -162,7 +162,7 @@ pub(crate) fn amount(lit: &Lit) -> Option<i128> {
     }
 }
 
-/// Returns true for `"all"`, the only value of `threads`.
+/// Parses `"all"`, the only value of `threads`, and returns true for it.
 pub(crate) fn all_threads(lit: &Lit) -> Option<bool> {
     (string(lit)? == "all").then_some(true)
 }
@@ -184,7 +184,7 @@ fn gauge(lit: &Lit) -> Option<Ident> {
     Some(Ident::new(variant, Span::mixed_site()))
 }
 
-/// Parses the rest of `silent` or `silent = false`.
+/// Parses what follows the name of a flag: nothing, `= true` or `= false`.
 fn parse_flag(key: &Ident, input: ParseStream<'_>) -> Result<bool> {
     if !input.peek(Token![=]) {
         return Ok(true);
@@ -200,7 +200,7 @@ pub(crate) fn parse_path(key: &Ident, input: ParseStream<'_>) -> Result<Path> {
     Path::parse_mod_style(input).map_err(|_| wrong)
 }
 
-/// Parses `= literal`, and converts the literal with `read`.
+/// Parses `= literal` and converts the literal with `read`.
 pub(crate) fn parse_value<T>(
     key: &Ident,
     input: ParseStream<'_>,
@@ -217,7 +217,7 @@ fn parse_equals(key: &Ident, input: ParseStream<'_>, expected: &str) -> Result<T
     input.parse().map_err(|_| wrong_value(key, input, expected))
 }
 
-/// Returns the error for a wrong value. It points to the next token, or to `key` if the value is missing.
+/// Returns the error for a wrong value. The error points at the next token, or at `key` if the value is missing.
 fn wrong_value(key: &Ident, input: ParseStream<'_>, expected: &str) -> Error {
     let is_missing = input.is_empty() || input.peek(Token![,]);
     let span = if is_missing { key.span() } else { input.span() };

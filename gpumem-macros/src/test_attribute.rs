@@ -11,7 +11,7 @@ use crate::expand::{Trace, builder_in_function, counted, library, limit, traced_
 use crate::item::{Function, Item};
 use crate::options::{self, AMOUNT, ORDINAL, parse_comma, parse_key, parse_path, parse_value};
 
-/// Returns the traced test. A mistake becomes one error, followed by the unchanged function.
+/// Returns the traced test. After a mistake, returns one error and the unchanged function.
 pub(crate) fn expand(options: TokenStream, item: &TokenStream) -> TokenStream {
     traced_test(options, item).unwrap_or_else(|error| {
         let error = error.into_compile_error();
@@ -137,7 +137,7 @@ fn trace(function: &Function, options: &TestOptions, gpumem: &TokenStream, is_si
     Trace { gpumem: gpumem.clone(), builder, lines: false, budget: Some(budget) }
 }
 
-/// Returns the statement that declares the argument of the test, a simulated device. `None` if the test has no argument.
+/// Returns the statement that declares the test's argument, a simulated device, or `None` if the test takes no argument.
 fn declare_simulated_gpu(function: &Function, gpumem: &TokenStream) -> Result<Option<TokenStream>> {
     const ARGUMENTS: &str = "a test takes no argument, or one `&SimGpu`";
     let inputs = &function.sig.inputs;

@@ -1,4 +1,4 @@
-//! Reads burn's devices, and has the scopes around code.
+//! Reads burn's devices, and opens scopes around code.
 
 use std::{
     collections::HashMap,
@@ -29,10 +29,10 @@ struct Cube<'a> {
 }
 
 impl<'a> Cube<'a> {
-    /// Returns the number of a device of cubecl. `None` for a device of another backend.
+    /// Returns the device as one of cubecl, or `None` if it belongs to another backend.
     fn new(device: &'a Device) -> Option<Self> {
         device.memory_pool_usage()?;
-        // burn numbers its backends in the upper half, and the rest is cubecl's.
+        // burn puts the id of the backend in the upper half. The lower half is cubecl's.
         let mut id = device.as_dispatch().to_id();
         id.type_id &= 0xff;
         let cube = cubecl::Device::from_id(id);
@@ -45,12 +45,12 @@ impl<'a> Cube<'a> {
         Some(Self { device, client: cube.client(), thread, cuda, scopes })
     }
 
-    /// Waits for the device and reads it. `None` if it fails.
+    /// Waits for the device and reads it. Returns `None` if that fails.
     fn point(&self) -> Option<(Reading, Reserved)> {
         self.device.sync().ok()?;
         let mut reserved = reservations::take(self.thread);
         let reading = self.read();
-        // Memory that another thread reserved meanwhile is in both stretches.
+        // Memory that another thread reserves between the two calls belongs to both stretches.
         reserved.add(&reservations::peek(self.thread));
         Some((reading, reserved))
     }
@@ -83,16 +83,15 @@ fn add(reading: &mut Reading, pool: &MemoryPoolReport) {
     }
 }
 
-/// Runs `code` as a scope. Its row in [`summary`](fn@summary) has the exact memory that it left in use, and bounds of
-/// its peak.
+/// Runs `code` as a scope. Its row in [`summary`](fn@summary) contains the exact memory that the code left in use, and bounds for its peak.
 ///
-/// It waits for the device before and after `code`, so that all work and all frees of `code` count here. So it costs the time in which
-/// the program would prepare work while the device computes.
+/// This function waits for the device before and after `code`, so that all work and all frees of `code` count in the scope. The cost is the
+/// time in which the program would prepare work while the device computes.
 ///
-/// The figures are those of the whole device: allocations of other threads meanwhile count here too. One thread at a time has scopes on
-/// a device; while it has one, scopes of other threads run their code and are not measured, which the summary says.
+/// The values are those of the whole device, so allocations of other threads during the scope count as well. Only one thread at a time can
+/// have scopes on a device. Scopes of other threads then run their code without measuring it, and the summary tells how many.
 ///
-/// On CUDA, the pages that cubecl takes from the driver in this time count for the scope of this name in `gpumem::summary()`.
+/// On CUDA, the pages that cubecl allocates from the driver during this time count for the scope with this name in `gpumem::summary()`.
 pub fn scope<R>(device: &Device, name: &str, code: impl FnOnce() -> R) -> R {
     let Some(open) = Cube::new(device).and_then(|cube| OpenScope::begin(cube, name)) else { return code() };
     let result = code();
@@ -116,7 +115,7 @@ impl<'a> OpenScope<'a> {
             lock(&cube.scopes).count_unmeasured();
             return None;
         };
-        // If gpumem cannot intercept a driver, it sees no pages.
+        // gpumem sees no pages if it cannot intercept the driver.
         let adopting =
             |ordinal| GpuMemTrace::builder().ctx(name).device(ordinal).adopt(Threads::named("DSD-")).silent(true);
         let trace = cube.cuda.map(adopting).and_then(|builder: GpuMemTraceBuilder| builder.start().ok());
@@ -131,7 +130,7 @@ impl<'a> OpenScope<'a> {
         self.is_over = true;
     }
 
-    /// Returns the highest memory that cubecl had from the driver. `None` if other memory changed as well.
+    /// Returns the most memory that cubecl had from the driver, or `None` if that is not known exactly.
     fn pages_at_most(&self, reading: &Reading) -> Option<u64> {
         let trace = self.trace.as_ref()?.data();
         let is_exact = trace.is_measured() && trace.gauge == gpumem::Gauge::Exact && trace.lost == 0;
@@ -148,10 +147,9 @@ impl Drop for OpenScope<'_> {
     }
 }
 
-/// Returns the scopes of a device until now, the memory in use, and the unused memory of cubecl. It waits for the
-/// device.
+/// Returns the scopes of a device so far, the memory in use, and cubecl's unused memory. Waits for the device.
 ///
-/// `None` if the device is not one of cubecl, or fails.
+/// Returns `None` if the device does not belong to cubecl, or if it fails.
 pub fn summary(device: &Device) -> Option<Summary> {
     let cube = Cube::new(device)?;
     cube.device.sync().ok()?;

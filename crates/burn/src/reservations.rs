@@ -1,8 +1,8 @@
-//! The reservations of cubecl, seen through its spans of `tracing`.
+//! The reservations of cubecl, observed through its spans of `tracing`.
 //!
-//! `MemoryManagement::reserve` has a span without the size. Pools that divide pages have spans with the size below it, one for each page
-//! that is tried. So the span of `reserve` counts, and a span below it has the size. Other pools report no size; the spans of their new
-//! pages are counted.
+//! The span of `MemoryManagement::reserve` does not contain the size. Inside it, pools that divide pages open one span with the size for
+//! each page that they try. Therefore the number of `reserve` spans is counted, and the size is taken from a span inside. Other pools
+//! report no size; for these, the spans of newly allocated pages are counted.
 
 use std::{
     cell::{OnceCell, RefCell},
@@ -24,23 +24,23 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// The module of cubecl that reserves.
+/// The module of cubecl that makes reservations.
 const MODULE: &str = "cubecl_server::memory_management";
 
-/// The reservations on a device since they were taken last.
+/// The reservations on a device since the last [`take`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reserved {
     /// The number of times that `reserve` ran.
     pub(crate) count: u64,
     /// The number of reservations of unknown size.
     pub(crate) unsized_count: u64,
-    /// The number of pages that such reservations took from the driver.
+    /// The number of pages that these reservations allocated from the driver.
     pub(crate) unsized_pages: u64,
-    /// The sum of the sizes that are known.
+    /// The sum of the known sizes.
     pub(crate) bytes: u64,
-    /// The largest size that is known.
+    /// The largest known size.
     pub(crate) largest: u64,
-    /// True if the program had cubecl give back all that is unused.
+    /// True if the program made cubecl release all unused memory.
     pub(crate) cleaned_up: bool,
 }
 
@@ -55,7 +55,7 @@ impl Reserved {
     }
 }
 
-/// The device that a device thread works for: the two numbers in its name, `DSD-0-0`.
+/// The device of a device thread, from the two numbers in the thread's name, such as `DSD-0-0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DeviceThread {
     pub(crate) kind: u16,
@@ -63,7 +63,7 @@ pub(crate) struct DeviceThread {
 }
 
 impl DeviceThread {
-    /// The lower bits of the number of a kind. The others may name the runtime.
+    /// The lower bits of a kind. The other bits may identify the runtime.
     const KIND: u16 = 0x1f;
 
     pub(crate) fn new(kind: u16, index: u32) -> Self {
@@ -88,21 +88,21 @@ fn of_device(device: DeviceThread) -> Shared {
     lock(&DEVICES).get_or_insert_default().entry(device).or_default().clone()
 }
 
-/// Returns the reservations on the device since the last call.
+/// Returns the reservations on the device since the last call, and resets them.
 pub(crate) fn take(device: DeviceThread) -> Reserved {
     std::mem::take(&mut *lock(&of_device(device)))
 }
 
-/// Returns the reservations on the device since the last call of [`take`].
+/// Returns the reservations on the device since the last call of [`take`], without resetting them.
 pub(crate) fn peek(device: DeviceThread) -> Reserved {
     lock(&of_device(device)).clone()
 }
 
 #[derive(Default)]
 struct ThisThread {
-    /// The reservations of the device, which are looked up once. `None` if this thread is not the thread of a device.
+    /// The reservations of this thread's device, looked up once. `None` if this thread does not belong to a device.
     device: OnceCell<Option<Shared>>,
-    /// The span of `reserve` that is open.
+    /// The open span of `reserve`.
     open: Option<Reservation>,
 }
 
@@ -125,7 +125,7 @@ impl ThisThread {
     }
 }
 
-/// The two fields that matter.
+/// The two fields that are read.
 #[derive(Default)]
 struct Fields {
     size: Option<u64>,
@@ -140,7 +140,7 @@ impl Visit for Fields {
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        // Other fields have nothing short to write.
+        // The other fields are too long to format.
         if field.name() == "cleanup" {
             self.cleans_up = format!("{value:?}") == "Explicit";
         }
@@ -176,7 +176,7 @@ impl<S: Subscriber> Layer<S> for Reservations {
     }
 }
 
-/// A runtime takes memory of the device from the driver, such as `cubecl_cuda::compute::storage::gpu`.
+/// Returns whether a runtime allocates device memory from the driver in this span, for example `cubecl_cuda::compute::storage::gpu`.
 fn is_of_storage(metadata: &Metadata<'_>) -> bool {
     let module = metadata.target();
     module.starts_with("cubecl_") && module.contains("::storage") && !module.ends_with("::cpu")
@@ -188,10 +188,9 @@ fn is_taken(metadata: &Metadata<'_>) -> bool {
     metadata.is_span() && (reserves || metadata.name() == "alloc" && is_of_storage(metadata))
 }
 
-/// Returns the layer that takes cubecl's reservations, for the program's subscriber. Without it, peaks have no upper
-/// bound.
+/// Returns the layer that observes cubecl's reservations, for the program's subscriber. Without this layer, peaks have no upper bound.
 ///
-/// It takes only the spans of cubecl's memory management, whatever other layers take:
+/// The layer receives only the spans of cubecl's memory management, whatever other layers receive:
 ///
 /// ```
 /// use tracing_subscriber::prelude::*;
@@ -209,7 +208,7 @@ mod tests {
 
     use super::*;
 
-    /// Makes a span as cubecl's own macro does.
+    /// Opens a span like cubecl's own macro.
     macro_rules! cubecl {
         ($module:literal, $name:literal $($field:tt)*) => {
             span!(target: concat!("cubecl_", $module), Level::TRACE, $name $($field)*)
@@ -233,7 +232,7 @@ mod tests {
         on_thread("DSD-0-7", || {
             reserve(&[4096, 4096, 4096]);
             reserve(&[100]);
-            reserve(&[]); // The reservation is made by a pool without a span.
+            reserve(&[]); // The reservation comes from a pool without a span.
             let _reserve = cubecl!("server::memory_management::memory_manage", "reserve").entered();
             let _host = cubecl!("cuda::compute::storage::cpu", "alloc").entered();
             let _page = cubecl!("cuda::compute::storage::gpu", "alloc").entered();

@@ -1,9 +1,10 @@
-//! The scopes of one device, and the known facts about their memory.
+//! The scopes of one device, and what is known about their memory.
 //!
-//! A *point* is a moment at which the device was read: the beginning or the end of a scope. A *stretch* is the time between two points. In it,
-//! cubecl reports its reservations and no frees. So the peak of a stretch lies between two bounds: at least the memory in use at one of its two points,
-//! and at most the memory in use at its first point and all reservations in it. Pools that report no sizes have at most all their memory in
-//! use, and all memory that they got between the points. The peak of a scope is the highest peak of its stretches.
+//! A *point* is a moment at which the device was read: the start or the end of a scope. A *stretch* is the time between two points. During
+//! a stretch, cubecl reports its reservations, but no frees. Therefore its peak is only known to lie between two bounds. The lower bound is
+//! the memory in use at one of the two points. The upper bound is the memory in use at the first point plus all reservations in the
+//! stretch. For pools that report no sizes, the upper bound is all their memory, including what they were given between the points. The
+//! peak of a scope is the highest peak of its stretches.
 
 use std::thread::{self, ThreadId};
 
@@ -12,20 +13,20 @@ use super::{
     summary::{Calls, Figures, Row, Summary},
 };
 
-/// The reading of a device by cubecl at a point.
+/// What cubecl reports about a device at a point.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reading {
-    /// The bytes in use in pages that several tensors share. Each reservation in them has a known size.
+    /// The bytes in use in pages that several tensors share. The size of each reservation in them is known.
     pub(crate) shared: u64,
-    /// The bytes in use in pools that do not say the size of a reservation.
+    /// The bytes in use in pools that do not report the sizes of reservations.
     pub(crate) other: u64,
-    /// The bytes that these pools have from the driver.
+    /// The bytes that these pools hold from the driver.
     pub(crate) other_pages: u64,
-    /// The largest allocation that one of them ever had.
+    /// The largest allocation that one of these pools ever made.
     pub(crate) other_largest: u64,
-    /// The largest possible memory of those that return pages before all unused memory is returned.
+    /// The most memory that may be in those of these pools that return pages before all unused memory is released.
     pub(crate) returned_at_most: u64,
-    /// The bytes that cubecl has from the driver.
+    /// The bytes that cubecl holds from the driver.
     pub(crate) pages: u64,
 }
 
@@ -35,12 +36,12 @@ impl Reading {
     }
 }
 
-/// The bounds of a peak. The upper one may be unknown.
+/// The bounds of a peak. The upper bound may be unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peak {
     /// The lower bound, in bytes.
     pub at_least: u64,
-    /// The upper bound, in bytes. `None` if none is known.
+    /// The upper bound, in bytes, if it is known.
     pub at_most: Option<u64>,
 }
 
@@ -54,10 +55,10 @@ impl Peak {
         Self { at_least: self.at_least.max(other.at_least), at_most }
     }
 
-    /// Adds another known upper bound.
+    /// Applies another upper bound, if it is known.
     fn limited_to(self, bound: Option<u64>) -> Self {
         let at_most = self.at_most.into_iter().chain(bound).min();
-        // A bound below the reading is wrong.
+        // An upper bound below the reading must be wrong.
         Self { at_most: at_most.filter(|&most| most >= self.at_least), ..self }
     }
 
@@ -65,14 +66,14 @@ impl Peak {
     fn of_stretch(first: &Reading, last: &Reading, reserved: &Reserved) -> Self {
         let at_least = first.in_use().max(last.in_use());
         let at_most = (first.shared + reserved.bytes).saturating_add(other_at_most(first, last, reserved));
-        // Nothing was reserved, so nothing more was in use than at the start.
+        // If nothing was reserved, no more was in use than at the start.
         let at_most = if reserved.count == 0 { first.in_use() } else { at_most };
-        // If less is reserved than memory grew, not all reservations were seen: the layer is missing.
+        // If memory grew by more than what was reserved, some reservations were not seen, because the layer is missing.
         Self { at_least, at_most: Some(at_most).filter(|&most| most >= at_least) }
     }
 }
 
-/// Returns the highest memory in use in pools that report no sizes.
+/// Returns the most memory that may have been in use in pools that report no sizes.
 fn other_at_most(first: &Reading, last: &Reading, reserved: &Reserved) -> u64 {
     if reserved.unsized_count == 0 {
         return first.other;
@@ -102,16 +103,16 @@ struct Node {
 pub(crate) struct Scopes {
     nodes: Vec<Node>,
     open: Vec<Open>,
-    /// The thread whose scopes are open.
+    /// The thread that has the open scopes.
     thread: Option<ThreadId>,
     last: Reading,
-    /// True if the layer has seen a reservation: without it there is no upper bound.
+    /// True if the layer has seen a reservation. Without that, there is no upper bound.
     is_observed: bool,
     unmeasured: u64,
 }
 
 impl Scopes {
-    /// Returns whether a scope of this thread is measured: no other thread has one open.
+    /// Returns whether a scope of this thread can be measured, because no other thread has one open.
     pub(crate) fn is_free(&mut self) -> bool {
         let is_free = self.open.is_empty() || self.thread == Some(thread::current().id());
         self.unmeasured += u64::from(!is_free);
@@ -122,7 +123,7 @@ impl Scopes {
         self.unmeasured += 1;
     }
 
-    /// Adds a point. `reserved` is the memory that was reserved since the last point.
+    /// Adds a point. `reserved` contains the reservations since the last point.
     fn point(&mut self, reading: Reading, reserved: &Reserved) {
         self.is_observed |= reserved.count > 0;
         let mut peak = Peak::of_stretch(&self.last, &reading, reserved);
@@ -149,7 +150,7 @@ impl Scopes {
         self.open.push(Open { row, start: reading, peak, reserved: Reserved::default() });
     }
 
-    /// `pages_at_most` is the highest memory from the driver, if it is known.
+    /// Ends the innermost scope. `pages_at_most` is the most memory from the driver, if it is known.
     pub(crate) fn end(&mut self, reading: Reading, reserved: &Reserved, pages_at_most: Option<u64>) {
         self.point(reading, reserved);
         let Some(open) = self.open.pop() else { return };
@@ -166,7 +167,7 @@ impl Scopes {
         });
     }
 
-    /// Ends the innermost scope, which panicked or could not be read.
+    /// Ends the innermost scope without a measurement, because it panicked or could not be read.
     pub(crate) fn abandon(&mut self) {
         self.open.pop();
         self.unmeasured += 1;
@@ -277,7 +278,7 @@ mod tests {
         scopes.begin("load", reading(0), &reserved(&[]));
         scopes.end(reading(0), &reserved(&[]), None);
         assert_eq!(last(&scopes, 0).peak, peak(0, None));
-        // The memory is not explained by a reservation.
+        // No reservation explains this memory.
         scopes.begin("load", reading(10), &reserved(&[10]));
         scopes.end(reading(30), &reserved(&[5]), None);
         assert_eq!(last(&scopes, 0).peak, peak(30, None));
@@ -318,7 +319,7 @@ mod tests {
         assert_eq!(last(&scopes, 0).used, 5);
     }
 
-    /// The bounds hold in random histories, in which the true peak is known.
+    /// The bounds hold in random histories for which the true peak is known.
     #[test]
     fn bounds_hold() {
         let mut random = 1_u64;

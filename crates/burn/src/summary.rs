@@ -1,4 +1,4 @@
-//! The table by scope.
+//! The table of memory by scope.
 
 use std::fmt::{self, Display};
 
@@ -10,22 +10,22 @@ use super::Peak;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Figures {
-    /// The change of the bytes in use from its beginning to its end. This is exact.
+    /// The exact change of the bytes in use from the start to the end of the call.
     pub used: i64,
     /// The highest memory in use on the device.
     pub peak: Peak,
     /// The number of reservations of cubecl.
     pub reservations: u64,
-    /// The number of reservations of unknown size: cubecl does not report it for parameters and for buffers of its own.
+    /// The number of reservations of unknown size. cubecl does not report the sizes of parameters and of its own buffers.
     pub without_size: u64,
-    /// The sum of the sizes that are known.
+    /// The sum of the known sizes.
     pub reserved: u64,
-    /// The largest of these sizes.
+    /// The largest of the known sizes.
     pub largest: u64,
 }
 
 impl Figures {
-    /// Returns the size, with `≥` before it if there may be more, because not all sizes are known.
+    /// Formats the size. Puts `≥` before it if there may be more, because some sizes are not known.
     fn known(&self, bytes: u64) -> String {
         match self.without_size {
             0 => Bytes::new(bytes).to_string(),
@@ -73,25 +73,25 @@ impl Calls {
     }
 }
 
-/// A scope.
+/// A scope and its calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Row {
-    /// The scopes that it is inside of, and its own name.
+    /// The names of the scopes that contain this one, from the outermost, and its own name.
     pub path: Vec<String>,
-    /// Its calls.
+    /// The calls of the scope.
     pub calls: Calls,
 }
 
-/// The memory of a device by scope. `Display` is a table.
+/// The memory of a device by scope. `Display` prints a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
-    /// The scopes, each before those inside of it.
+    /// The scopes. Each comes before the scopes inside it.
     pub rows: Vec<Row>,
     /// The bytes in use now: `bytes_in_use` of burn's `memory_pool_usage`.
     pub in_use: u64,
-    /// The bytes that cubecl has from the driver or the graphics API: `bytes_reserved`.
+    /// The bytes that cubecl holds from the driver or the graphics API: `bytes_reserved`.
     pub pages: u64,
     /// The number of calls that were not measured, because another thread had a scope open, the code panicked, or the device failed.
     pub unmeasured: u64,
@@ -105,14 +105,14 @@ impl Summary {
         self.pages.saturating_sub(self.in_use)
     }
 
-    /// Returns the memory in use that was allocated outside of all scopes, or freed there if it is negative.
+    /// Returns the bytes in use that were allocated outside of all scopes. Negative if more was freed there.
     pub fn outside(&self) -> i64 {
         let outermost = self.rows.iter().filter(|row| row.path.len() == 1);
         i64::try_from(self.in_use).unwrap_or(i64::MAX) - outermost.map(|row| row.calls.used()).sum::<i64>()
     }
 }
 
-/// Writes `≤` before an upper bound, `≥` before a lower bound if no upper one is known.
+/// Writes `≤` before an upper bound, and `≥` before a lower bound for which no upper bound is known.
 impl Display for Peak {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self.at_most {

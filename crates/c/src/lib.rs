@@ -1,7 +1,7 @@
-//! The functions of `gpumem.h`: memory pools in C and C++ that gpumem measures. [`gpumem::pool`] says what they do.
+//! The functions of `gpumem.h`, which let C and C++ programs measure their memory pools with gpumem. See [`gpumem::pool`].
 //!
-//! A program in C links with `libgpumem_c.so`, which `cargo build --release -p gpumem-c` builds. A program in Rust with a pool in C++
-//! depends on this crate and names it once, so that the functions are linked: `use gpumem_c as _;`.
+//! A C program links with `libgpumem_c.so`, which `cargo build --release -p gpumem-c` builds. A Rust program that has its pool in C++
+//! depends on this crate and names it once, so that the linker keeps the functions: `use gpumem_c as _;`.
 
 #![deny(unsafe_code)]
 

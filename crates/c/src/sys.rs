@@ -1,4 +1,4 @@
-//! The functions that a program in C calls. No panic unwinds into it.
+//! The functions that a C program calls. No panic crosses the boundary into C.
 
 #![expect(unsafe_code, reason = "C calls these functions by their names, and hands over pointers")]
 
@@ -14,10 +14,10 @@ use gpumem::{__private::notice, Bytes, pool::Pool};
 ///
 /// # Safety
 /// `name` must be null or point to a text that ends with a zero byte.
-// SAFETY: no other function of a program has this name, which begins with that of this project.
+// SAFETY: the name starts with `gpumem_`, the prefix of this project, so it cannot clash with another function of the program.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpumem_pool_register(name: *const c_char, device: c_int) -> *const Pool {
-    // SAFETY: the caller promises that the text ends with a zero byte, and it is not null here.
+    // SAFETY: `name` is not null here, and this function's contract requires that it points to a C string.
     let name = if name.is_null() { c"" } else { unsafe { CStr::from_ptr(name) } };
     let name = name.to_string_lossy().into_owned();
     let registered = catch_unwind(move || Pool::register(name, u32::try_from(device).ok()));
@@ -32,40 +32,40 @@ pub unsafe extern "C" fn gpumem_pool_register(name: *const c_char, device: c_int
     }
 }
 
-/// A part was given out; see `gpumem.h`.
+/// Records an allocation from a pool; see `gpumem.h`.
 ///
 /// # Safety
 /// `pool` must be null or come from [`gpumem_pool_register`].
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpumem_pool_allocated(pool: *const Pool, address: *const c_void, bytes: usize) {
-    // SAFETY: the caller promises that it is null or a pool, which is never freed.
+    // SAFETY: this function's contract requires that `pool` is null or a registered pool, and pools are never freed.
     if let Some(pool) = unsafe { pool.as_ref() } {
         _ = catch_unwind(|| pool.allocated(address.addr() as u64, Bytes::from(bytes)));
     }
 }
 
-/// A part is freed; see `gpumem.h`.
+/// Records that an allocation was returned to its pool; see `gpumem.h`.
 ///
 /// # Safety
 /// `pool` must be null or come from [`gpumem_pool_register`].
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpumem_pool_freed(pool: *const Pool, address: *const c_void) {
-    // SAFETY: the caller promises that it is null or a pool, which is never freed.
+    // SAFETY: this function's contract requires that `pool` is null or a registered pool, and pools are never freed.
     if let Some(pool) = unsafe { pool.as_ref() } {
         _ = catch_unwind(|| pool.freed(address.addr() as u64));
     }
 }
 
-/// Sets the memory of a pool from the driver; see `gpumem.h`.
+/// Sets how much memory a pool holds from the driver; see `gpumem.h`.
 ///
 /// # Safety
 /// `pool` must be null or come from [`gpumem_pool_register`].
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpumem_pool_set_reserved(pool: *const Pool, bytes: usize) {
-    // SAFETY: the caller promises that it is null or a pool, which is never freed.
+    // SAFETY: this function's contract requires that `pool` is null or a registered pool, and pools are never freed.
     if let Some(pool) = unsafe { pool.as_ref() } {
         _ = catch_unwind(|| pool.set_reserved(Bytes::from(bytes)));
     }

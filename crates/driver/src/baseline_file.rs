@@ -1,4 +1,5 @@
-//! Files with the peaks of earlier runs, for a repository: those of tests (`GPUMEM_BASELINE`), and those of recordings (`gpumem baseline`).
+//! Baseline files, which keep the peaks of earlier runs in a repository: those of tests (`GPUMEM_BASELINE`) and those of recordings
+//! (`gpumem baseline`).
 
 use std::{
     collections::BTreeMap,
@@ -23,22 +24,22 @@ use crate::{
     sys::lock_file::LockFile,
 };
 
-/// Writing takes milliseconds. Only a process that hangs has the lock for this time.
+/// The maximum wait for the lock. Writing takes milliseconds, so only a hung process holds the lock for this long.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The longest file that is read. It has a line of some 100 bytes for each peak.
+/// The maximum size of a file that is read. Each peak is a line of about 100 bytes.
 const LONGEST: u64 = 16 << 20;
 
-/// The contents of the file. They are sorted, so that a changed peak is one changed line.
+/// The contents of a baseline file. They are sorted, so that a changed peak changes one line.
 #[derive(Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Baseline {
-    /// The peaks by name, such as that of a test.
+    /// The peaks by name, for example by the name of a test.
     #[serde(deserialize_with = "one_line_each")]
     pub peaks: BTreeMap<String, Peak>,
 }
 
-/// Reads the peaks. A name with two lines, such as after a merge, is an error: one of the two would be compared, and no one knows which.
+/// Reads the peaks. Returns an error if a name has two lines, for example after a merge, because it is unclear which of the two to compare.
 fn one_line_each<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<BTreeMap<String, Peak>, D::Error> {
     struct Lines;
     impl<'de> Visitor<'de> for Lines {
@@ -62,7 +63,7 @@ fn one_line_each<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Res
     deserializer.deserialize_map(Lines)
 }
 
-/// A peak. The file has its bytes, or a text such as `650 MiB`, which is written if the peak is a whole number of MiB.
+/// A peak. In the file it is a number of bytes, or a text such as `650 MiB` if it is a whole number of MiB.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(try_from = "Written")]
 pub struct Peak(pub Bytes);
@@ -96,14 +97,14 @@ impl Serialize for Peak {
 }
 
 impl Baseline {
-    /// Reads the baseline in a file. `None` if there is no such file.
+    /// Reads a baseline file. Returns `None` if the file does not exist.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read, or is not a baseline.
+    /// Returns an error if the file cannot be read or is not a baseline.
     pub fn read(path: &Path) -> Result<Option<Self>> {
         let read = || {
             let mut text = Vec::new();
-            // The file may become longer while it is read.
+            // The file may grow while it is read.
             regular_file::open_to_read(path)?.take(LONGEST + 1).read_to_end(&mut text)?;
             if text.len() as u64 > LONGEST {
                 return Err(io::Error::other(format!("it has more than {}", Bytes::new(LONGEST))));
@@ -122,11 +123,11 @@ impl Baseline {
         }
     }
 
-    /// Changes the baseline in a file. Other threads and processes may do the same with the same file: a lock file lets only one of
-    /// them read and write at a time. A reader without the lock finds the old file or the new one, never a part of it.
+    /// Changes a baseline file. Several threads and processes may change the same file at the same time: a lock file lets only one of them
+    /// read and write at a time. A reader that does not hold the lock finds the old file or the new one, never a part of it.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be locked, read or written, or is no baseline. It stays as it was.
+    /// Returns an error if the file cannot be locked, read or written, or if it is not a baseline. The file is then unchanged.
     pub fn update(path: &Path, change: impl FnOnce(&mut Self)) -> Result<()> {
         let failed =
             |doing: &str, error: io::Error| baseline_error(path, format!("cannot {doing}: {error}")).because(error);
@@ -162,7 +163,7 @@ impl Baseline {
     }
 }
 
-/// Returns the file at the end of a chain of symbolic links. It need not exist. It is replaced, and the links stay.
+/// Returns the file at the end of a chain of symbolic links, so that the file is replaced and the links stay. The file need not exist.
 fn resolve_links(path: &Path) -> io::Result<PathBuf> {
     // Linux follows the same number of links.
     const MAX_LINKS: usize = 40;
@@ -170,7 +171,7 @@ fn resolve_links(path: &Path) -> io::Result<PathBuf> {
     for _ in 0..MAX_LINKS {
         match fs::read_link(&path) {
             Ok(to) => path = path.parent().unwrap_or(Path::new("")).join(to),
-            // The path is not a link, or there is no file.
+            // The path is not a link, or the file does not exist.
             Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::NotFound) => {
                 return Ok(path);
             }
@@ -285,7 +286,7 @@ mod tests {
             }
             assert_eq!(fs::read_to_string(&path).unwrap(), text, "left as it was");
         }
-        // On a full disk the file stays as it was, and nothing is left beside it.
+        // If the disk is full, the file is unchanged, and no other file is left next to it.
         #[cfg(target_os = "linux")]
         {
             fs::write(&path, "{\"peaks\": {}}").unwrap();

@@ -1,10 +1,11 @@
-//! The part of gpumem that talks to NVIDIA's driver, to the C library and to Python: it finds devices and reads them, intercepts the
-//! calls that allocate memory, walks stacks, and has what code in a foreign program needs (locks, descriptors, shared memory).
+//! The part of gpumem that calls NVIDIA's driver, the C library and Python. It finds and reads devices, intercepts the calls that allocate
+//! memory and walks stacks. It also contains what code needs that runs inside another program: locks, descriptors and shared memory.
 //!
-//! Programs use the crate `gpumem`. This one is for tools that are built beside it, such as the command and the library that it puts
-//! into programs. Everything here works without a GPU: a function that needs a missing library returns an error that names it.
+//! Programs use the crate `gpumem`. This crate is for tools that are built together with it, such as the command and the library that the
+//! command loads into programs. Everything here works without a GPU: a function that needs a missing library returns an error that names
+//! the library.
 //!
-//! All `unsafe` code of gpumem's libraries is in the folder `sys` of this crate; its modules are re-exported here.
+//! All `unsafe` code of gpumem's libraries is in the folder `sys` of this crate. Its modules are re-exported here.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
@@ -28,7 +29,7 @@ pub use self::sys::dispatch::dry;
 pub use self::sys::own_file;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 pub use self::sys::{injection, nvtx};
-/// The Python interpreter of this process, if there is one.
+/// The Python interpreter of this process, if it runs one.
 #[cfg(feature = "backtrace")]
 pub mod python {
     pub use crate::{

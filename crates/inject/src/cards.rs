@@ -1,4 +1,4 @@
-//! Cards of another size than the real ones: dry runs and limits.
+//! Replaces the GPUs by others, for dry runs and limits.
 
 use std::{env, fmt::Display, sync::OnceLock};
 
@@ -7,7 +7,7 @@ use gpumem_driver::dry::{self, Mode, nvml};
 
 use crate::variable;
 
-/// Replaces the cards, if the environment asks for it.
+/// Replaces the GPUs, if the environment requests it.
 pub(crate) fn begin() -> Result<(), String> {
     let Some(text) = env::var(variable::CARDS).ok().filter(|text| !text.is_empty()) else { return Ok(()) };
     let (mode, shared) = parsed(&text).ok_or_else(|| format!("{}={text} is not known", variable::CARDS))?;
@@ -20,13 +20,13 @@ pub(crate) fn begin() -> Result<(), String> {
     dry::begin(mode).map_err(|why| refused(&why))
 }
 
-/// Returns the devices as the command sees them. None, if it found no NVML.
+/// Returns the devices that the command sees. Empty if it did not find NVML.
 fn devices() -> Vec<String> {
     let text = env::var(variable::DEVICES).unwrap_or_default();
     text.split(',').filter(|device| !device.is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns the cards that NVML has to show. `None` if they are the real ones.
+/// Returns the GPUs that NVML must show, or `None` if they are the real ones.
 pub(crate) fn of_nvml() -> Option<&'static nvml::Cards> {
     static CARDS: OnceLock<Option<nvml::Cards>> = OnceLock::new();
 
@@ -37,7 +37,7 @@ pub(crate) fn of_nvml() -> Option<&'static nvml::Cards> {
     CARDS.get_or_init(read).as_ref()
 }
 
-/// Returns the mode, and the number of the shared memory in which processes note their use of the cards.
+/// Parses the mode, and the id of the shared memory in which processes note their use of the GPUs.
 fn parsed(text: &str) -> Option<(Mode, Option<u64>)> {
     let mut words = text.split(' ');
     let kind = words.next()?;

@@ -1,5 +1,4 @@
-//! Switches the recording on and off while the program runs, for `gpumem run --dormant`, `gpumem start` and `gpumem
-//! stop`.
+//! Starts and stops the recording while the program runs, for `gpumem run --dormant`, `gpumem start` and `gpumem stop`.
 
 use std::{
     env,
@@ -18,7 +17,7 @@ use crate::{
     torch, variable,
 };
 
-/// Begins to record, or to wait for a command to do so, as the environment asks.
+/// Starts to record, or to wait for a command, as the environment requests.
 pub(crate) fn begin() -> Result<(), String> {
     let request = Request::of_environment()?;
     match env::var_os(variable::CONTROL).filter(|folder| !folder.is_empty()) {
@@ -27,10 +26,10 @@ pub(crate) fn begin() -> Result<(), String> {
     }
 }
 
-/// Listens to commands. Until one comes, nothing is intercepted.
+/// Listens for commands. Until one arrives, nothing is intercepted.
 ///
-/// One thread has the socket, in a table of descriptors of its own. The other thread obeys, and opens files as the program does, because these
-/// must be visible in the program's table.
+/// One thread handles the socket, in its own descriptor table. The other thread executes the commands. It opens files in the program's
+/// table, because they must be visible there.
 pub(crate) fn listen(folder: &Path, request: Request) -> Result<(), String> {
     let socket = folder.join(format!("{}.sock", process::id()));
     commands(&socket)
@@ -38,13 +37,13 @@ pub(crate) fn listen(folder: &Path, request: Request) -> Result<(), String> {
         .map_err(|why| format!("cannot listen to `gpumem start` at {}: {why}", socket.display()))
 }
 
-/// Obeys commands until the sender is gone.
+/// Executes commands until the sender is gone.
 fn obey(received: &Receiver<Command>, request: &Request) {
     let mut recording = None;
     loop {
         exit_without_program();
         match received.recv_timeout(LOOK_EVERY) {
-            // The command that asked may have ended.
+            // The process that sent the command may have ended.
             Ok((command, answer)) => _ = answer.send(answer_to(&command, request, &mut recording)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,

@@ -1,11 +1,11 @@
-//! The library that the command `gpumem` puts into the programs that it records. It is no library for programs: the command builds it
-//! as a shared object, and NVIDIA's driver loads it, because `CUDA_INJECTION64_PATH` names it.
+//! The library that the command `gpumem` loads into the programs that it records. Programs do not link it: the command builds it as a
+//! shared object, and NVIDIA's driver loads it because `CUDA_INJECTION64_PATH` names it.
 //!
-//! The driver calls `InitializeInjection` when the program calls `cuInit`. From then on gpumem intercepts every allocation on all
-//! threads and records it. The command sets the variables in [`variable`]: the options of the recording, and its file. NVTX loads the
-//! library as well, because `NVTX_INJECTION64_PATH` names it: the ranges that the program marks are scopes.
+//! The driver calls `InitializeInjection` when the program calls `cuInit`. From that time, gpumem intercepts and records every allocation
+//! on all threads. The command passes the options and the file of the recording in the variables in [`variable`]. NVTX loads the library as
+//! well, because `NVTX_INJECTION64_PATH` names it; the ranges that the program marks become scopes.
 //!
-//! The program runs as without the library: nothing is printed on stdout, no panic leaves the library, and an error is one line on
+//! The program behaves like without the library: nothing is printed to stdout, no panic leaves the library, and an error is one line on
 //! stderr.
 
 #![deny(unsafe_code)]
@@ -30,5 +30,5 @@ pub use self::sys::{
     pools::gpumem_pools,
 };
 
-/// The folder with the manifest of this crate, for the build script of the command.
+/// The folder of this crate's manifest, for the build script of the command.
 pub const MANIFEST_DIR: &str = env!("CARGO_MANIFEST_DIR");

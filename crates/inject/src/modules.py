@@ -1,28 +1,28 @@
-# Runs after `torch.py`, with `--modules`: tells PyTorch's allocator which module allocates, and notes which tensors are weights,
-# gradients and states of optimizers. It changes no argument and no result of the program.
+# Runs after `torch.py`, with `--modules`. Tells PyTorch's allocator which module allocates, and notes which tensors are weights, gradients
+# and optimizer states. Does not change any argument or result of the program.
 
 import threading
 import time
 import warnings
 import weakref
 
-# The names of the program's modules, by their `id`: a weak reference, and the path and the type.
+# The names of the program's modules, by `id`: a weak reference, and the path with the type.
 names = {}
-# The modules that parameters belong to, by the `id` of the parameter.
+# The modules that own the parameters, by the `id` of the parameter.
 paths = {}
-# The modules that each thread is in.
+# The stack of modules that each thread is in.
 here = threading.local()
-# The tensors that had a class at some times: `[times, tensors]`. A tensor is `(class, device, address, path)`, with True at the end if
+# Which tensors had a class at which times: `[times, tensors]`. A tensor is `(class, device, address, path)`, with True at the end if
 # autocast casts it.
 marks = []
-# The newest mark of each owner.
+# The latest mark of each owner.
 newest = {}
-# All marks together have at most this many tensors, and each has at most this many times.
+# The maximum number of tensors in all marks together, and of times in each mark.
 MOST_MARKED = 300_000
 MOST_TIMES = 50_000
 marked = 0
 is_observing = False
-# At most this many modules have names at a time.
+# The maximum number of modules that have names at a time.
 MOST_NAMES = 100_000
 
 
@@ -39,24 +39,24 @@ def observe_modules(torch):
     is_casting = getattr(torch, "is_autocast_enabled", lambda: False)
 
     def enter(module, inputs):
-        # torch.compile reads this function too, and must find nothing in it.
+        # torch.compile compiles this function too, and must not see any of its code.
         if is_compiling():
             return
         try:
             stack = here.__dict__.setdefault("stack", [])
             known = names.get(id(module))
             if known is None or known[0]() is not module:
-                # A module may refuse to list its parts. `leave` looks for it in the stack all the same.
+                # A module may raise when its parts are listed. `leave` expects it on the stack in any case.
                 known = weakref.ref(module), stack[-1][1] if stack else ""
                 try:
                     known = name_modules(torch, module, stack)
                 except Exception:
                     pass
-            # Autocast keeps copies of weights of 32 bits.
+            # Autocast keeps copies of 32-bit weights.
             casts = is_casting() and any(map(is_cast, module._parameters.values()))
             stack.append((*known, known[1] + " [autocast]" if casts else known[1]))
             tell(stack[-1][2])
-            # A layer that a checkpoint runs again is not below another module.
+            # A layer that a checkpoint runs again is not inside another module.
             if "." not in known[1]:
                 mark(id(module), places(torch, "inputs", inputs, known[1]))
         except Exception:
@@ -67,12 +67,12 @@ def observe_modules(torch):
             return
         try:
             stack = here.stack
-            # A module that raised may have been left without a call of this function.
+            # If a module raised, this function may not have been called for it.
             left = stack.pop()
             while left[0]() is not module:
                 left = stack.pop()
             tell(stack[-1][2] if stack else "")
-            # PyTorch gives keyword arguments to this function only, and not if the module raised.
+            # PyTorch passes keyword arguments only to this function, and only if the module did not raise.
             if len(others) == 2 and "." not in left[1]:
                 mark((id(module), "keywords"), places(torch, "inputs", others[0].values(), left[1]))
         except Exception:
@@ -84,7 +84,7 @@ def observe_modules(torch):
         except Exception:
             pass
 
-    # PyTorch would warn of hooks that are not the program's.
+    # PyTorch would warn about hooks that the program did not add.
     warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global hooks")
     modules = sys.modules["torch.nn.modules.module"]
     modules.register_module_forward_pre_hook(enter)
@@ -100,14 +100,14 @@ def is_cast(weight):
 
 
 def places(torch, name, tensors, path):
-    """Returns the tensors on a device, as a mark has them."""
+    """Returns the tensors that are on a device, in the form of a mark."""
     found = []
     for tensor in tensors:
         # Tensors of torch.compile and torch.export have no memory, and PyTorch warns when their addresses are read.
         if type(tensor).__name__ in ("FakeTensor", "FunctionalTensor"):
             continue
         try:
-            # This is a rank's part of a distributed tensor.
+            # This is the part of a distributed tensor that this rank has.
             tensor = getattr(tensor, "_local_tensor", tensor)
             if isinstance(tensor, torch.Tensor) and tensor.is_cuda and tensor.data_ptr():
                 found.append((name, tensor.device.index, tensor.data_ptr(), path))
@@ -133,7 +133,7 @@ def name_modules(torch, module, stack):
         paths.update((id(tensor), path) for tensor in tensors if tensor is not None)
         for tensor in tensors:
             found += [(*place, True) if is_cast(tensor) else place for place in places(torch, "weights", [tensor], path)]
-    # The inputs of a module have the module itself as owner.
+    # Inputs of a module have the module itself as their owner.
     mark((id(module), "weights"), found)
     return names[id(module)]
 
@@ -170,7 +170,7 @@ def mark(owner, found):
         newest[owner] = known = [[now], found]
         marks.append(known)
         marked += len(found)
-    # The first marks stay: a program often needs most memory in its first steps.
+    # The first marks are kept, because a program often needs the most memory in its first steps.
     if len(known[0]) > MOST_TIMES:
         del known[0][1000 : MOST_TIMES // 2]
     while marked > MOST_MARKED and len(marks) > 20:
@@ -180,12 +180,12 @@ def mark(owner, found):
             del newest[owner]
 
 
-# References are searched for at most this many tensors, and for at most this many seconds.
+# The limits of the search for references: the number of tensors, and the seconds.
 MOST_HELD = 10
 MOST_SECONDS = 1
-# At most this many frames of exceptions are looked at.
+# The maximum number of exception frames that are checked.
 MOST_KEPT = 100_000
-# The exception, or the traceback without one, that keeps each frame which has ended, by the `id` of the frame. Only while references are searched.
+# What keeps each frame that has ended: the exception, or else the traceback. By the `id` of the frame, and only during the search.
 kept = {}
 
 
@@ -196,7 +196,7 @@ def holders(torch):
 
     largest, raised, tracebacks = [], [], []
     for thing in gc.get_objects():
-        # `isinstance` would run code of objects that say they are of another type.
+        # `isinstance` would run code of objects that pretend to have another type.
         if issubclass(type(thing), torch.Tensor) and thing.is_cuda:
             try:
                 largest.append((thing.numel() * thing.element_size(), weakref.ref(thing)))
@@ -237,12 +237,12 @@ def joined(words):
         way, _, variable = text.rpartition(WAY)
         ways.setdefault(way, []).append(variable)
     made = [way + WAY * bool(way) + text for way, found in ways.items() for text in ([", ".join(found)] if way else found)]
-    # A module, whose name has its type, says most. A cycle does not keep what something else keeps.
+    # A module is the most useful answer, and its name contains its type. A cycle does not keep a tensor that something else keeps.
     return sorted(made, key=lambda text: (CYCLE in text, WAY in text or ": " not in text))
 
 
 def note_kept(raised, tracebacks, until):
-    """Fills `kept`. A frame that has ended keeps its variables, and the frames that called it."""
+    """Fills `kept`. A frame that has ended keeps its variables and the frames that called it alive."""
     inner = {id(at.tb_next) for at in tracebacks}
     chains = [(error, BaseException.__traceback__.__get__(error)) for error in raised]
     chains += [(at, at) for at in tracebacks if id(at) not in inner]
@@ -267,13 +267,13 @@ def held_by(gc, thing, own, depth, until):
     import types
 
     attributes = {types.GeneratorType: "gi_frame", types.CoroutineType: "cr_frame", types.AsyncGeneratorType: "ag_frame"}
-    # Python looks at all objects of the program.
+    # Python checks all objects of the program for this.
     if depth == 0 or time.monotonic() > until:
         return []
     holders = gc.get_referrers(thing)
     own.add(id(holders))
     made = []
-    # A slice of the list would be one more object that refers to it.
+    # A slice of the list would be another object that refers to it.
     for at in range(min(20, len(holders))):
         holder = holders[at]
         if id(holder) in own or type(holder).__name__ == "list_iterator":
@@ -300,7 +300,7 @@ def held_by(gc, thing, own, depth, until):
             if variables is thing:
                 words = "of " + within(kind, above)
             elif type(holder) in (tuple, types.CellType) and above:
-                # The variables of inner functions are cells in a tuple.
+                # Variables of inner functions are cells in a tuple.
                 words = above[0]
             else:
                 key = key_of(variables, thing)
@@ -312,7 +312,7 @@ def held_by(gc, thing, own, depth, until):
 
 
 CYCLE = ", a cycle that gc.collect() frees"
-# It stands between an exception that keeps variables, and these.
+# Separates an exception from the variables that it keeps.
 WAY = ", keeps "
 
 
@@ -355,9 +355,9 @@ def modules_of(holder):
 
 
 def key_of(holder, thing):
-    # A class of the program may have other items.
+    # A class of the program may override `items`.
     for key, value in list(dict.items(holder)) if issubclass(type(holder), dict) else []:
         if value is thing:
-            # The text of another key is made by code of the program.
+            # For any other key, making a text would run code of the program.
             return key[:100] if type(key) is str else type(key).__name__
     return ""

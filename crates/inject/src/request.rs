@@ -1,4 +1,4 @@
-//! The requests of the command.
+//! The recordings that the command requests.
 
 use std::{
     env,
@@ -11,10 +11,10 @@ use gpumem_driver::lock_file::{lock_file, note};
 
 use crate::{recordings, torch, variable};
 
-/// The options of a recording, and its file.
+/// The options and the file of a recording.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
-    /// The name of this process's file has more before the extension.
+    /// The base of the file name. Each process adds something before the extension.
     pub(crate) file: PathBuf,
     /// A value of the setting `GPUMEM_BACKTRACE`.
     pub(crate) backtrace: String,
@@ -22,14 +22,14 @@ pub(crate) struct Request {
     pub(crate) keep: String,
     /// The value of [`variable::TORCH`].
     pub(crate) torch: String,
-    /// True if the process may have allocated before.
+    /// True if the process may already have allocated memory.
     pub(crate) is_late: bool,
 }
 
 impl Request {
-    /// Returns the request of the environment.
+    /// Reads the request from the environment.
     pub(crate) fn of_environment() -> Result<Self, String> {
-        // `CUDA_INJECTION64_PATH` of another program names this library, so there is no file to write.
+        // Without a file, another program has set `CUDA_INJECTION64_PATH` to this library.
         let Some(file) = env::var_os(variable::FILE).filter(|file| !file.is_empty()) else {
             return Err(format!("{} is not set; start the program with `gpumem run`", variable::FILE));
         };
@@ -43,13 +43,13 @@ impl Request {
         })
     }
 
-    /// Begins the recording. Returns its file.
+    /// Starts the recording. Returns its file.
     pub(crate) fn record(&self) -> Result<PathBuf, String> {
         let Self { file: base, backtrace, keep, torch, is_late } = self;
         let file = free_name(base, gpumem_driver::process::rank(), process::id());
         recording::serve_foreign_program(backtrace);
-        // The command finds out whether the recording is there at the end. This comes first, because the file may also be removed while
-        // the recording starts. There may be no command: see `gpumem attach`.
+        // The command checks at the end whether the recording exists. The name is noted first, because the file may be removed while the
+        // recording starts. There may be no command: see `gpumem attach`.
         _ = note(&lock_file(base, "lock"), &file);
         let begin = if *is_late { recording::begin } else { recording::begin_at_start };
         begin(&file, parsed(keep)?).map_err(|why| format!("cannot record to {}: {why}", file.display()))?;
@@ -79,7 +79,7 @@ fn parsed(keep: &str) -> Result<Keep, String> {
 
 fn free_name(file: &Path, rank: Option<u64>, pid: u32) -> PathBuf {
     let name = |count| variable::file_of_process(file, rank, pid, count);
-    // The name belongs only to this process, so nobody else creates the file meanwhile.
+    // Only this process uses names with its id, so no other process creates the file in between.
     (1..1_000).map(name).find(|path| !path.exists()).unwrap_or_else(|| name(1_000))
 }
 

@@ -1,7 +1,7 @@
-# Runs in the recorded program, in a namespace of its own: switches the history of PyTorch's allocator on, notes when backward passes run, and
-# writes both to a file when the program ends. It prints nothing, and no exception leaves it.
+# Runs in the recorded program, in its own namespace. Turns on the history of PyTorch's allocator, notes when backward passes run, and
+# writes both to a file when the program ends. Prints nothing and lets no exception escape.
 #
-# The file is a list of JSON values, one a line. Until all of it is written, its name ends in `.part`.
+# The file contains JSON values, one per line. Until it is complete, its name ends in `.part`.
 
 import atexit
 import collections
@@ -10,22 +10,23 @@ import os
 import sys
 import time
 
-# The number of the process in which `begin` ran. A child of `fork` has the handlers of its parent.
+# The id of the process in which `begin` ran. The child process of a `fork` inherits the handlers.
 process = None
 # The path of the file, as bytes.
 path = None
-# PyTorch keeps this many events of each device.
+# The number of events that PyTorch keeps for each device.
 most = 0
 is_on = False
-# The function of `modules.py`, with `--modules`. It returns the reason if it fails.
+# The function of `modules.py`, with `--modules`. If it fails, it returns the reason.
 observe_modules = None
-# The reason why there are no modules.
+# The reason why the modules are missing.
 missing_modules = None
 # True if the handlers for the end of the program are set.
 is_awaited = False
-# The newest backward passes: `[begin, end, frames]`. The times are in microseconds, and the frames are those of the line that began the pass.
+# The latest backward passes: `[begin, end, frames]`. The times are in microseconds, and the frames are those of the line that started the
+# pass.
 passes = collections.deque(maxlen=50_000)
-# The frames of lines that began a pass, with the code objects of these frames, by the `id` and the instruction of each code object.
+# The frames of lines that started a pass, with their code objects, by the `id` and the instruction of each code object.
 lines = {}
 MOST_LINES = 1_000
 MOST_FRAMES = 64
@@ -33,7 +34,7 @@ is_noting = False
 
 
 def begin(to, entries):
-    """Switches the history on as soon as PyTorch has initialised CUDA. `to` is where it is written."""
+    """Turns the history on as soon as PyTorch has initialised CUDA. `to` is the path of the file."""
     global process, path, most, is_on
     try:
         process, path, most, is_on = os.getpid(), to, entries, False
@@ -51,7 +52,7 @@ def await_end():
         return
     is_awaited = True
     atexit.register(finish)
-    # Children that multiprocessing has started end by `os._exit`. It runs these first.
+    # Children that multiprocessing has started end with `os._exit`, which runs these first.
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         from multiprocessing.util import Finalize
@@ -60,7 +61,7 @@ def await_end():
 
 
 def look():
-    """True if PyTorch is there."""
+    """Turns the history on now, or once CUDA is initialised. Returns whether PyTorch has been imported."""
     cuda = sys.modules.get("torch.cuda")
     queue = getattr(cuda, "_queued_calls", None)
     if queue is None:
@@ -68,20 +69,19 @@ def look():
     if cuda._initialized:
         enable()
     else:
-        # This does the same as `torch.cuda._lazy_call`, which would wait for a lock: this thread may have it, because this may
-        # run inside of `_lazy_init`.
+        # `torch.cuda._lazy_call` does the same, but it would wait for a lock that this thread may hold: this may run inside `_lazy_init`.
         queue.append((enable, ["gpumem run --torch\n"]))
     return True
 
 
 class Watch:
-    """Sees each import, and finds nothing."""
+    """A finder that is called for each import and never finds a module."""
 
     is_over = False
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        # The finder is not removed here, because the interpreter iterates over the list of finders now.
+        # The finder is not removed here, because the interpreter is iterating over the list of finders.
         if not cls.is_over and name.startswith("torch."):
             try:
                 cls.is_over = look()
@@ -121,7 +121,7 @@ def enable():
 
 
 def note_backward(torch):
-    """Notes when backward passes run and which lines begin them: a thread on which PyTorch runs a pass has no line of Python."""
+    """Notes when backward passes run and which lines start them, because the threads on which PyTorch runs them have no Python lines."""
     global is_noting
     graph = sys.modules.get("torch.autograd.graph")
     run = getattr(graph, "_engine_run_backward", None)
@@ -135,7 +135,7 @@ def note_backward(torch):
 
     @functools.wraps(run)
     def noted(*arguments, **keywords):
-        # A pass that begins inside of another one is a part of that one.
+        # A pass that starts inside another one belongs to that one.
         if not is_on or pass_of_thread() != -1:
             return run(*arguments, **keywords)
         entry = [time.time_ns() // 1000, None, frames_from(sys._getframe(1), first)]
@@ -145,7 +145,7 @@ def note_backward(torch):
         finally:
             entry[1] = time.time_ns() // 1000
 
-    # torch.compile compiles no function of this folder, and reports leave out frames of Python whose file does not end in `.py`.
+    # torch.compile does not compile functions of this folder, and reports omit Python frames whose file does not end in `.py`.
     file = os.path.join(os.path.dirname(code.co_filename), "<gpumem>")
     noted.__code__ = noted.__code__.replace(co_filename=file)
     graph._engine_run_backward = noted
@@ -164,7 +164,7 @@ def frames_from(frame, first):
     if known is None:
         if len(lines) >= MOST_LINES:
             lines.clear()
-        # While a code object is kept, no other one has its `id`.
+        # As long as a code object is kept, no other one has the same `id`.
         frames, codes = [first], []
         while frame is not None and len(codes) < MOST_FRAMES:
             code = frame.f_code
@@ -186,14 +186,14 @@ def version():
 
 def begun():
     """Opens a new file, which its owner can read with any umask of the program."""
-    # Somebody may have put a pipe there. The open does not wait for it.
+    # Another process may have put a pipe there. The open must not wait for it.
     file = open(path + b".part", "w", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666))
     os.fchmod(file.fileno(), (os.fstat(file.fileno()).st_mode & 0o777) | 0o600)
     return file
 
 
 def note(**what):
-    """Replaces the file by one line for the report."""
+    """Replaces the content of the file by one line for the report."""
     try:
         import json
 
@@ -202,7 +202,7 @@ def note(**what):
         with begun() as file:
             file.write(json.dumps({"torch": version(), **what}) + "\n")
     except BaseException:
-        # The disk is full, for example.
+        # For example, the disk is full.
         pass
 
 
@@ -224,7 +224,7 @@ def finish():
     except OSError:
         # PyTorch was not used.
         pass
-    # The recording may have ended before the program. The end of the program is then no end of it.
+    # The recording may have ended before the program. The end of the program must then not end it again.
     process = None
 
 
@@ -232,7 +232,7 @@ def write(torch):
     import json
 
     is_enabled = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)()
-    # The references are searched before there are more objects. Objects of the program may raise anything.
+    # References are searched before this code creates more objects. Objects of the program may raise anything.
     try:
         held = holders(torch) if observe_modules else []
         if observe_modules:
@@ -248,8 +248,8 @@ def write(torch):
             line({"mark": times, "tensors": tensors})
         for device, address, words in held:
             line({"held": address, "on": device, "by": words})
-        # Frames have numbers by object, because several events share an object, and the snapshot keeps it. They also have numbers
-        # by content, because the same line at two times is two objects.
+        # Frames have ids by object, because several events share an object and the snapshot keeps it. They also have ids by content,
+        # because the same line at two times is two objects.
         frame_objects, frame_lines, stack_objects, stack_lines, module_numbers = {}, {}, {}, {}, {}
 
         def frame(known):

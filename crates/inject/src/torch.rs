@@ -1,4 +1,4 @@
-//! The history of PyTorch's allocator. PyTorch keeps it, and `torch.py` writes it to a file beside the recording.
+//! The history of PyTorch's allocator. PyTorch keeps it, and `torch.py` writes it to a file next to the recording.
 
 use std::{
     ffi::CString,
@@ -14,13 +14,13 @@ use crate::variable;
 
 /// The code that runs in the program.
 const CODE: &str = include_str!("torch.py");
-/// The code that runs after it, if modules are asked for.
+/// The code that runs after it, if modules are requested.
 const MODULES: &str = include_str!("modules.py");
 
-/// The longest wait for the history when a recording ends before the program.
+/// The maximum wait for the history when a recording ends before the program.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Asks PyTorch to keep events of each device, as soon as the program has imported it and initialised CUDA. `wanted` is a value of
+/// Makes PyTorch keep the events of each device, as soon as the program has imported PyTorch and initialised CUDA. `wanted` is a value of
 /// [`variable::TORCH`].
 pub(crate) fn begin(recording: &Path, wanted: &str) -> Result<(), String> {
     let (most, modules) = match wanted.strip_suffix(variable::MODULES) {
@@ -30,12 +30,12 @@ pub(crate) fn begin(recording: &Path, wanted: &str) -> Result<(), String> {
     let most: u64 = most.parse().map_err(|_| format!("{}={wanted} is no number of events", variable::TORCH))?;
     let path = variable::python_bytes(variable::torch_file(recording).as_os_str().as_bytes());
     let again = format!("begin({path}, {most})\n");
-    // If there is no interpreter, there is no PyTorch. The command says so.
+    // Without an interpreter there is no PyTorch. The command reports that.
     run(&format!("{CODE}\n{modules}\n{again}"), &again);
     Ok(())
 }
 
-/// Writes the history, before the program ends.
+/// Writes the history before the program ends.
 pub(crate) fn end(recording: &Path) {
     let file = variable::torch_file(recording);
     let until = Instant::now() + PATIENCE;
@@ -53,7 +53,7 @@ fn unfinished(file: &Path) -> PathBuf {
 }
 
 fn run(first: &str, again: &str) -> bool {
-    // Our texts have no zero in them.
+    // Our texts contain no zero bytes.
     let (Ok(first), Ok(again)) = (CString::new(first), CString::new(again)) else { return false };
     python::run(&first, &again)
 }

@@ -1,4 +1,4 @@
-//! The figures of one collection.
+//! The values of one collection.
 
 use std::collections::HashMap;
 
@@ -18,15 +18,15 @@ pub(crate) struct Figure {
     pub(crate) value: u64,
 }
 
-/// A label has at most this many characters.
+/// The maximum number of characters in a label.
 const LONGEST: usize = 128;
 
-/// Returns a collector for each of the devices.
+/// Creates a collector for each device.
 pub(crate) fn collectors() -> Result<Vec<Collector>> {
     (0..gpumem::device::count()?).map(Collector::new).collect()
 }
 
-/// Returns the figures of all devices. The child of a fork has none.
+/// Collects the values of all devices. After a fork, the child process gets no values.
 pub(crate) fn collect(collectors: &mut [Collector], most: usize) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (at, collector) in collectors.iter_mut().enumerate() {
@@ -35,7 +35,7 @@ pub(crate) fn collect(collectors: &mut [Collector], most: usize) -> Vec<Figure> 
             None => ("cuda.ordinal", collector.device().to_string()),
         };
         let Ok(collected) = collector.collect() else { return Vec::new() };
-        // They belong to all devices.
+        // These two counts cover all devices, so they are reported only once.
         if at == 0 {
             for (metric, value) in [(REFUSED, collected.refused), (LOST, collected.lost)] {
                 figures.push(Figure { metric, labels: Vec::new(), value });
@@ -69,7 +69,7 @@ fn of_device(collected: &Collected, most: usize) -> Vec<Figure> {
     peaks.into_iter().chain(kinds).chain(groups.into_iter().flatten()).collect()
 }
 
-/// Returns the sums of the groups that have the same labels: the largest ones, and one of all others.
+/// Adds up the groups that have the same labels. Returns the largest sums, and one sum for all others.
 fn sums<const N: usize>(
     metric: Metric,
     names: [&'static str; N],
@@ -85,7 +85,7 @@ fn sums<const N: usize>(
     sums.map(|(labels, value)| Figure { metric, labels: names.into_iter().zip(labels).collect(), value }).collect()
 }
 
-/// OpenTelemetry's gauges and those of the crate `metrics` take such numbers.
+/// Converts a value to the type that the gauges of OpenTelemetry and of the crate `metrics` take.
 #[expect(clippy::cast_precision_loss, reason = "no device has 2^53 bytes")]
 pub(crate) fn to_float(value: u64) -> f64 {
     value as f64

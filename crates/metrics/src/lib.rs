@@ -1,5 +1,6 @@
-//! GPU memory of this process, measured by [gpumem](https://docs.rs/gpumem), as metrics: of the crate `metrics` (feature `metrics`), or of
-//! OpenTelemetry (feature `opentelemetry`). The names are those of `gpumem export`, which does the same from outside of programs.
+//! The GPU memory of this process, measured by [gpumem](https://docs.rs/gpumem) and published as metrics: through the crate `metrics`
+//! (feature `metrics`) or OpenTelemetry (feature `opentelemetry`). The names are the same as in `gpumem export`, which publishes these
+//! metrics for other processes.
 //!
 //! | OpenTelemetry | `metrics` | what it is |
 //! |---|---|---|
@@ -12,9 +13,9 @@
 //! | `gpumem.process.refused` | `gpumem_process_refused_total` | allocations that the driver refused |
 //! | `gpumem.process.lost` | `gpumem_process_lost_total` | events that were lost: figures may be wrong |
 //!
-//! All but the last two have the device in `gpu.uuid`, or `cuda.ordinal` if it has no UUID. Only the largest libraries, scopes and places
-//! have series of their own, and the sum of the others is called `other`. A line is looked up on another thread, because that can take a
-//! second; until then the place is `(line not looked up yet)`.
+//! All metrics except the last two name the device in `gpu.uuid`, or in `cuda.ordinal` if it has no UUID. Only the largest libraries,
+//! scopes and places have their own series; the rest are added up under the name `other`. A line is looked up on another thread, because
+//! that can take a second. Until then its place is `(line not looked up yet)`.
 
 #![forbid(unsafe_code)]
 
@@ -33,5 +34,5 @@ pub use self::metrics::Reporter;
 #[cfg(feature = "opentelemetry")]
 pub use self::opentelemetry::{instrument, observe};
 
-/// The number of libraries, scopes and places of a device that have series of their own.
+/// The number of libraries, scopes and places of a device that have their own series.
 pub const LARGEST: usize = 10;

@@ -1,4 +1,4 @@
-//! The facade `metrics`.
+//! Sets metrics through the facade `metrics`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,10 +11,11 @@ use crate::{
     schema::{Kind, Metric, OTHER, label},
 };
 
-/// At most this many times as many names get series over time as at once: the facade cannot remove a series. There are fewer kinds of memory.
+/// The facade cannot remove a series, so the number of names that ever get their own series is limited to this many times the number that
+/// have one at the same time. Kinds of memory stay below that limit.
 const OVER_TIME: usize = 10;
 
-/// Sets the metrics of the recorder that the program has installed.
+/// Sets the metrics on the recorder that the program has installed.
 ///
 /// ```no_run
 /// let mut reporter = gpumem_metrics::Reporter::new()?;
@@ -32,11 +33,11 @@ pub struct Reporter {
     series: HashSet<Series>,
 }
 
-/// A metric and its labels. The last label is the device.
+/// A metric and its labels, with the device as the last label.
 type Series = (Metric, Vec<Label>);
 
 impl Reporter {
-    /// Makes a reporter of all devices. It begins to intercept allocations.
+    /// Creates a reporter for all devices, and starts to intercept allocations.
     ///
     /// # Errors
     /// Returns an error if there is no driver, or if allocations cannot be intercepted.
@@ -44,16 +45,15 @@ impl Reporter {
         Ok(Self { collectors: collectors()?, largest: LARGEST, series: HashSet::new() })
     }
 
-    /// Sets the number of libraries, scopes and places that have series of their own; [`LARGEST`], unless this is
-    /// called.
+    /// Sets the number of libraries, scopes and places that have their own series. The default is [`LARGEST`].
     #[must_use]
     pub fn largest(mut self, largest: usize) -> Self {
         self.largest = largest;
         self
     }
 
-    /// Sets all metrics. The next interval begins. A series that is not among the largest ones any more becomes 0: its bytes are in `other`.
-    /// When ten times as many names as [`largest`](Self::largest) have had series of their own, new ones are in `other`, too.
+    /// Sets all metrics and starts the next interval. A series that is no longer among the largest is set to 0, and its bytes are added to
+    /// `other`. Once ten times [`largest`](Self::largest) names have had their own series, new names are added to `other` as well.
     pub fn report(&mut self) {
         let figures = collect(&mut self.collectors, self.largest);
         if figures.is_empty() {

@@ -1,4 +1,4 @@
-//! Meters of OpenTelemetry.
+//! Publishes metrics through OpenTelemetry meters.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,9 +20,9 @@ use crate::{
     windows::Windows,
 };
 
-/// Creates the instruments of all devices. Their callbacks collect the figures whenever a reader of the meter asks, without asking the driver. If
-/// a provider has several readers, each gets each peak. They are told apart by the thread on which they collect: a reader that changes its
-/// thread may get a peak again.
+/// Creates the instruments for all devices. Their callbacks collect the values whenever a reader of the meter asks for them, without
+/// calling the driver. If a provider has several readers, each reader gets each peak. Readers are told apart by the thread on which they
+/// collect, so a reader that moves to another thread may get a peak twice.
 ///
 /// ```
 /// # let _gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -49,7 +49,7 @@ pub fn observe(meter: &Meter) -> Result<()> {
 /// The values of a metric, and the attributes of each.
 type Values = Vec<(f64, Vec<KeyValue>)>;
 
-/// Creates the instrument of a metric. Each collection calls `values`.
+/// Creates the instrument of a metric. `values` is called for each collection.
 pub fn instrument(meter: &Meter, metric: &'static Metric, values: impl Fn() -> Values + Send + Sync + 'static) {
     #[expect(
         clippy::cast_possible_truncation,
@@ -88,17 +88,17 @@ fn observing<'meter, I, M>(
     })
 }
 
-/// At most this many readers are told apart. The one that has not collected for the longest time is forgotten.
+/// The maximum number of readers that are told apart. The reader that has not collected for the longest time is forgotten first.
 const MOST_READERS: usize = 16;
-/// The SDK stores what is observed for one reader for the others, too, and one that collects at the same time would get it in the place of
-/// its peak. So all readers get a peak that was observed within this time.
+/// The SDK stores a value that is observed for one reader for the other readers, too. A reader that collects at the same time would get
+/// that value instead of its own peak. Therefore all readers get a peak that was observed within this time.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
 struct Shared {
     collectors: Vec<Collector>,
     /// The peaks of each device, by its labels.
     intervals: HashMap<Labels, Windows>,
-    /// The reader that has collected last is the last one.
+    /// The readers, in the order of their last collection; the latest is at the end.
     readers: Vec<Reader>,
     /// The number of readers so far.
     made: u32,
@@ -106,14 +106,14 @@ struct Shared {
 
 type Labels = Vec<(&'static str, String)>;
 
-/// A reader. All instruments of one collection have figures of the same moment.
+/// A reader of the meter. Within one collection, all its instruments get values that were read at the same moment.
 struct Reader {
     thread: ThreadId,
     number: u32,
     figures: Vec<Figure>,
-    /// The metrics whose figures were taken.
+    /// The metrics whose values this reader has already taken.
     taken: HashSet<Metric>,
-    /// The moment of its last request.
+    /// The time of the last request.
     asked: Instant,
 }
 
@@ -126,7 +126,7 @@ impl Shared {
             self.made += 1;
             Reader { thread, number: self.made, figures: Vec::new(), taken: HashSet::new(), asked: Instant::now() }
         };
-        // A metric that is asked for again belongs to the next collection.
+        // If a metric is requested again, this is the start of the next collection.
         if reader.taken.is_empty() || !reader.taken.insert(metric) {
             reader.figures = self.collect(reader.number);
             reader.taken = HashSet::from([metric]);
@@ -157,7 +157,7 @@ impl Shared {
         for figure in figures.iter_mut().filter(|figure| figure.metric == INTERVAL_PEAK) {
             let windows = self.intervals.entry(figure.labels.clone()).or_default();
             windows.note(figure.value);
-            // The next interval of the collector begins with the memory that is in use now.
+            // The collector's next interval starts with the memory that is in use now.
             figure.value = windows.collect(reader, 0);
             windows.confirm(reader);
         }

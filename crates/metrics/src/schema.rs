@@ -1,4 +1,5 @@
-//! The metrics of a process: names, units and help texts, and the choice of the sums that have names. `gpumem export` has the same ones.
+//! The metrics of a process: their names, units and help texts, and the choice of the sums that get their own series. `gpumem export` uses
+//! the same metrics.
 
 /// One metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,11 +17,11 @@ pub struct Metric {
 /// The kind of instrument of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The sum over GPUs makes sense. The metric is a gauge for Prometheus.
+    /// A value that may be added up over GPUs. In Prometheus it is a gauge.
     UpDown,
-    /// The value rises and falls.
+    /// A value that rises and falls.
     Gauge,
-    /// The value only rises.
+    /// A value that only rises.
     Counter,
 }
 
@@ -29,11 +30,11 @@ pub enum Kind {
 pub enum Unit {
     /// Bytes.
     Bytes,
-    /// A part of 1.
+    /// A fraction of 1.
     Ratio,
-    /// Events, such as refused allocations.
+    /// Events, such as failed allocations.
     Events,
-    /// Things that are counted, such as processes.
+    /// Countable things, such as processes.
     Things,
 }
 
@@ -49,7 +50,7 @@ impl Unit {
 }
 
 impl Metric {
-    /// Creates a metric of these values.
+    /// Creates a metric with these properties.
     pub const fn new(name: &'static str, kind: Kind, unit: Unit, help: &'static str) -> Self {
         Self { name, kind, unit, help }
     }
@@ -98,21 +99,21 @@ pub const SCOPE: Metric = Metric::bytes("gpumem.process.live.scope", "What a pro
 /// The live bytes by line and scope.
 pub const PLACE: Metric =
     Metric::bytes("gpumem.process.live.place", "What a process has allocated, by line and scope.");
-/// The allocations that the driver refused.
+/// The allocations that failed because the driver was out of memory.
 pub const REFUSED: Metric =
     Metric::events("gpumem.process.refused", "Allocations that the driver refused: out of memory.");
 /// The events that were lost.
 pub const LOST: Metric =
     Metric::events("gpumem.process.lost", "Events that were lost. If there are any, the figures may be wrong.");
 
-/// The metrics that this crate gives.
+/// The metrics that this crate publishes.
 #[cfg(any(test, feature = "opentelemetry"))]
 pub(crate) const OF_PROGRAMS: [Metric; 8] = [PEAK, INTERVAL_PEAK, LIVE, LIBRARY, SCOPE, PLACE, REFUSED, LOST];
 
-/// The name of the sum of all that are not among the largest.
+/// The label for the sum of everything that is not among the largest.
 pub const OTHER: &str = "other";
 
-/// Returns the largest `most` of these sums that are above 0, and the rest as one, which has the name `other()`.
+/// Returns the largest `most` sums that are above 0, and the total of the rest under the name `other()`.
 pub fn largest<N: Ord>(
     sums: impl IntoIterator<Item = (N, u64)>,
     most: usize,

@@ -1,21 +1,21 @@
-//! The highest value between two collections. Each collector has its own, so one collection does not reset those of
-//! others.
+//! Keeps the highest value between two collections, separately for each collector, so that a collection by one does not reset the value of
+//! another.
 
 use std::collections::HashMap;
 
 /// A peak that several collectors ask for.
 #[derive(Debug, Default)]
 pub struct Windows {
-    /// The highest value since the start that was noted here.
+    /// The highest value noted so far.
     highest: u64,
     collectors: HashMap<u32, Window>,
 }
 
 #[derive(Debug, Default)]
 struct Window {
-    /// The highest value since its last collection.
+    /// The highest value since the last collection of this collector.
     since: u64,
-    /// The highest value that was handed over and may not have arrived.
+    /// The highest value that was handed to the collector, and that may not have arrived yet.
     unconfirmed: u64,
 }
 
@@ -45,7 +45,7 @@ impl Windows {
         }
     }
 
-    /// Removes a collector that does not collect any more.
+    /// Removes a collector that will not collect again.
     pub fn forget(&mut self, collector: u32) {
         self.collectors.remove(&collector);
     }
@@ -59,7 +59,7 @@ mod tests {
     fn each_collector_gets_each_peak_once() {
         let mut windows = Windows::default();
         windows.note(70);
-        // A collector that comes later gets the earlier values.
+        // A collector that joins late gets the earlier values, too.
         assert_eq!(windows.collect(1, 10), 70);
         windows.confirm(1);
         windows.note(50);

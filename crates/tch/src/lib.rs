@@ -1,6 +1,7 @@
-//! GPU memory of [tch]: after one call, gpumem sees each tensor.
+//! The GPU memory of [tch]: after one call, gpumem sees each tensor.
 //!
-//! tch is PyTorch, whose caching allocator takes segments from the driver and divides them. gpumem alone sees the segments.
+//! tch is PyTorch for Rust. PyTorch's caching allocator allocates segments from the driver and divides them among tensors. Without this
+//! crate, gpumem only sees the segments.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -10,8 +11,8 @@
 //! # }
 //! ```
 //!
-//! A tensor counts as much as in `torch.cuda.memory_allocated()`. PyTorch rounds what was asked for up to a multiple of 512 bytes. If
-//! less than 1 MiB of a segment is left beside a tensor of more than 1 MiB, that counts for the tensor as well.
+//! A tensor counts as many bytes as in `torch.cuda.memory_allocated()`. PyTorch rounds the requested size up to a multiple of 512 bytes. If
+//! less than 1 MiB of a segment is left next to a tensor of more than 1 MiB, the rest counts for the tensor as well.
 //!
 //! [tch]: https://docs.rs/tch
 
@@ -40,13 +41,13 @@ use std::{error, fmt};
 pub enum Error {
     /// There is no device, or libtorch was built without CUDA.
     NoCuda,
-    /// Another allocator is in the place of PyTorch's own.
+    /// PyTorch uses another allocator instead of its own.
     OtherAllocator,
-    /// There were tensors before gpumem saw the allocation of their memory.
+    /// There are tensors whose memory was allocated before gpumem intercepted allocations.
     TooLate,
-    /// PyTorch's own error.
+    /// An error of PyTorch.
     PyTorch(String),
-    /// gpumem's own error.
+    /// An error of gpumem.
     Gpumem(gpumem::Error),
 }
 
@@ -72,7 +73,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// The same text, because `main` prints this one.
+/// Prints the same text as `Display`, because `main` prints errors with `Debug`.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -87,17 +88,17 @@ impl From<gpumem::Error> for Error {
     }
 }
 
-/// Makes gpumem see each tensor on all devices, until the process ends. A second call does nothing.
+/// Makes gpumem see each tensor, on all devices, until the process ends. A second call does nothing.
 ///
-/// Call it before the first tensor. Older tensors count for the scope of the call, if gpumem saw the allocation of their memory, such
-/// as after [`gpumem::preload()`].
+/// Call this before the first tensor. Older tensors count for the scope of the call, if gpumem saw the allocation of their memory, for
+/// example after [`gpumem::preload()`].
 ///
-/// The threads of the backward pass belong to the scope that waits for them: each scope that is opened from now on adopts the threads whose
-/// names begin with `pt_autograd_`.
+/// The threads of a backward pass belong to the scope that waits for them: every scope that is opened after this call adopts the threads
+/// whose names start with `pt_autograd_`.
 ///
 /// # Errors
-/// Returns an error if there is no CUDA device, if PyTorch uses another allocator than its own, if it is too late, or if
-/// allocations cannot be intercepted.
+/// Returns an error if there is no CUDA device, if PyTorch does not use its own allocator, if the call comes too late, or if allocations
+/// cannot be intercepted.
 pub fn observe() -> Result<()> {
     #[cfg(has_cuda)]
     return observer::observe();
@@ -105,7 +106,7 @@ pub fn observe() -> Result<()> {
     Err(Error::NoCuda)
 }
 
-/// Gives unused segments of PyTorch's cache back to the driver, on all devices, as `torch.cuda.empty_cache()` does.
+/// Releases the unused segments of PyTorch's cache to the driver, on all devices, like `torch.cuda.empty_cache()`.
 ///
 /// ```no_run
 /// gpumem_tch::empty_cache()?;

@@ -1,6 +1,6 @@
-// Passes the events of PyTorch's allocator of CUDA memory to Rust. The numbers are those of `sys.rs`.
+// Passes the events of PyTorch's CUDA allocator to Rust. The numbers must match those in `sys.rs`.
 //
-// Functions return null, or the text of an exception, which Rust frees.
+// The functions return null, or the text of an exception, which Rust frees.
 
 #include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -10,7 +10,7 @@
 #include <cstring>
 
 namespace at::cuda {
-// A function of libtorch_cuda. The linker leaves out a library of which no function is named, and then there is no CUDA.
+// A function of libtorch_cuda. The linker drops a library if none of its functions is used, and then there is no CUDA.
 int warp_size();
 } // namespace at::cuda
 
@@ -33,7 +33,7 @@ static char* guarded(Code code) {
     }
 }
 
-// Initialises CUDA, so that the allocator knows the devices. Without one their number is 0.
+// Initialises CUDA, so that the allocator knows the devices. Without CUDA, the number of devices is 0.
 extern "C" char* gpumem_tch_init(int32_t* devices, bool* is_native) {
     return guarded([&] {
         *devices = needs_cuda != nullptr ? c10::cuda::device_count() : 0;
@@ -63,7 +63,7 @@ extern "C" char* gpumem_tch_attach(void (*event)(int32_t action, int32_t device,
     });
 }
 
-// Names the settings, the segments, and the blocks that are not free, each segment before its blocks.
+// Reports the settings, the segments, and the blocks that are not free. Each segment comes before its blocks.
 extern "C" char* gpumem_tch_snapshot(
     void* to, void (*line)(void* to, int32_t kind, int32_t device, uint64_t address, uint64_t bytes)) {
     return guarded([&] {

@@ -1,4 +1,4 @@
-//! The trackers of all devices.
+//! Observes PyTorch's allocator with one tracker per device.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -13,7 +13,7 @@ use crate::{
 const NAME: &str = "PyTorch";
 
 static TRACKERS: OnceLock<Vec<Tracker>> = OnceLock::new();
-/// True if PyTorch hands over its events.
+/// True if PyTorch passes its events to us.
 static IS_ATTACHED: Mutex<bool> = Mutex::new(false);
 
 pub(crate) fn observe() -> Result<()> {
@@ -51,7 +51,7 @@ fn new_trackers() -> Result<Vec<Tracker>> {
     Ok((0..devices).map(|_| Tracker::new(settings.clone())).collect())
 }
 
-/// No tensor is lost or counted twice: later tensors have an event, and the trackers add the others.
+/// Starts the trackers so that no tensor is lost or counted twice: later tensors have an event, and the trackers add the others.
 fn begin(trackers: &[Tracker]) -> Result<()> {
     let mut is_late = false;
     loop {
@@ -64,7 +64,7 @@ fn begin(trackers: &[Tracker]) -> Result<()> {
             let Some(segment_events) = segment_events else { continue };
             let held = snapshot.of_device(ordinal);
             tracker.settle(&held, segment_events, || {
-                // The driver does not say for whom it made the memory of expandable segments.
+                // The driver does not tell who requested the memory of expandable segments.
                 if held.iter().any(|(held, ..)| *held == Held::Expandable) {
                     return Err(Error::TooLate);
                 }
@@ -75,7 +75,7 @@ fn begin(trackers: &[Tracker]) -> Result<()> {
     }
 }
 
-/// PyTorch calls this while it holds the lock of the device, so it must not call PyTorch.
+/// Receives an event from PyTorch, which holds the lock of the device during the call. Therefore this must not call PyTorch.
 pub(crate) fn event(ordinal: usize, event: Event, address: u64, bytes: u64) {
     if let Some(tracker) = TRACKERS.get().and_then(|trackers| trackers.get(ordinal)) {
         tracker.event(event, address, bytes);

@@ -22,7 +22,7 @@ unsafe extern "C" {
     fn free(text: *mut c_void);
 }
 
-/// The memory of the allocator at one time, on all devices.
+/// What the allocator holds at one time, on all devices.
 pub(crate) struct Snapshot {
     pub(crate) settings: AllocatorSettings,
     held: Vec<(u32, (Held, u64, u64))>,
@@ -34,7 +34,7 @@ impl Snapshot {
     }
 }
 
-/// Initialises CUDA. Returns the number of devices, and whether PyTorch's own allocator is used.
+/// Initialises CUDA. Returns the number of devices, and whether PyTorch uses its own allocator.
 pub(crate) fn init() -> Result<(u32, bool)> {
     let (mut devices, mut is_native) = (0, false);
     // SAFETY: the function writes to these variables, which live longer than the call.
@@ -42,7 +42,7 @@ pub(crate) fn init() -> Result<(u32, bool)> {
     Ok((u32::try_from(devices).unwrap_or(0), is_native))
 }
 
-/// Hands events to [`observer::event`] from now on.
+/// Starts to pass events to [`observer::event`].
 pub(crate) fn attach() -> Result<()> {
     // SAFETY: the function may be called at any time, on any thread, and does not unwind.
     check(unsafe { gpumem_tch_attach(event) })
@@ -60,19 +60,19 @@ extern "C" fn event(action: i32, device: i32, address: u64, bytes: u64) {
         _ => return,
     };
     let Ok(device) = usize::try_from(device) else { return };
-    // The panic hook has printed a panic.
+    // The panic hook has already printed the panic.
     _ = catch_unwind(|| observer::event(device, event, address, bytes));
 }
 
 pub(crate) fn snapshot() -> Result<Snapshot> {
     let mut snapshot = Snapshot { settings: AllocatorSettings::default(), held: Vec::new() };
-    // SAFETY: `line` gets the pointer during this call only, and knows that it is one to this variable.
+    // SAFETY: only `line` gets the pointer, only during this call, and it treats the pointer as one to a `Snapshot`, which it is.
     check(unsafe { gpumem_tch_snapshot((&raw mut snapshot).cast(), line) })?;
     Ok(snapshot)
 }
 
 extern "C" fn line(to: *mut c_void, kind: i32, device: i32, address: u64, bytes: u64) {
-    // SAFETY: `to` is the pointer that `snapshot` handed over. That function waits, so nothing else uses the variable.
+    // SAFETY: `to` is the pointer from `snapshot`. That function waits for this call, so nothing else uses the variable.
     let to = unsafe { &mut *to.cast::<Snapshot>() };
     let held = match kind {
         1 => return to.settings.max_split = bytes,
@@ -98,9 +98,9 @@ fn check(text: *mut c_char) -> Result<()> {
     if text.is_null() {
         return Ok(());
     }
-    // SAFETY: the functions return null, or a text that ends with a zero byte and that nobody else has.
+    // SAFETY: the functions return null, or a string that ends with a zero byte and that no other code refers to.
     let message = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
-    // SAFETY: `strdup` has made the text, which is not used after this.
+    // SAFETY: the string was allocated by `strdup`, and is not used after this.
     unsafe { free(text.cast()) };
     Err(Error::PyTorch(message))
 }

@@ -1,4 +1,4 @@
-//! Turns the events of PyTorch's allocator on one device into calls of a pool.
+//! Turns the events of PyTorch's allocator on one device into calls of a gpumem pool.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -11,15 +11,15 @@ use gpumem_core::recording::AllocatorSettings;
 /// An event of the allocator, with an address and a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A block is taken. The size is the requested one.
+    /// A block was allocated. The size is the requested one.
     Alloc,
-    /// A block is given back. `memory_allocated()` falls now.
+    /// A block was freed. `memory_allocated()` falls at this event.
     FreeRequested,
-    /// No other stream uses the block any more, so it can be taken again.
+    /// No other stream uses the block any more, so it can be allocated again.
     FreeCompleted,
-    /// The driver gave a segment.
+    /// A segment was allocated from the driver.
     SegmentAlloc,
-    /// The driver gets a segment back after this event.
+    /// A segment will be released to the driver after this event.
     SegmentFree,
     /// An expandable segment has grown.
     SegmentMap,
@@ -27,15 +27,15 @@ pub(crate) enum Event {
     SegmentUnmap,
 }
 
-/// A part of the allocator's memory at one time, with an address and a size.
+/// A part of the allocator's memory at one time. It comes with an address and a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
     Segment,
     /// A part of an expandable segment.
     Expandable,
-    /// A block that a tensor has.
+    /// A block in which a tensor is.
     Block,
-    /// A block that was given back, but another stream may still use it.
+    /// A block that was freed, but that another stream may still use.
     Awaiting,
 }
 
@@ -45,38 +45,38 @@ pub(crate) struct Tracker {
     state: Mutex<State>,
 }
 
-/// The addresses decide the size of a block: PyTorch rounds up the requested size, and if less than 1 MiB is left of a segment, a
-/// block of the large pool has it as well.
+/// The state of the allocator. The addresses are needed for the size of a block: PyTorch rounds the requested size up, and a block of the
+/// large pool also gets the rest of a segment if less than 1 MiB is left.
 #[derive(Default)]
 struct State {
-    /// It is there after the first step of the beginning.
+    /// The pool, after the first step of the start.
     pool: Option<Pool>,
-    /// The bytes that the allocator has from the driver.
+    /// The bytes that the allocator holds from the driver.
     reserved: u64,
-    /// The sizes of the segments, without expandable ones.
+    /// The sizes of the segments, by address, without expandable ones.
     segments: BTreeMap<u64, u64>,
-    /// The begins of blocks of the large pool.
+    /// The start addresses of the blocks of the large pool.
     large: BTreeSet<u64>,
-    /// It is there until it is known which blocks were there before the first event.
+    /// The current step of the start, until the blocks are known that existed before the first event.
     beginning: Option<Beginning>,
 }
 
-/// A step of the beginning: the events since a time, which complete a snapshot that was taken at some later time.
+/// A step of the start. It collects the events since some time, which complete a snapshot that is taken later.
 #[derive(Default)]
 struct Beginning {
-    /// The blocks that were named by events, and whether a tensor has them.
+    /// The blocks that occurred in events, and whether a tensor is in them.
     named: HashMap<u64, bool>,
     /// The number of events about segments.
     segment_events: u64,
 }
 
 impl Tracker {
-    /// Makes a tracker that ignores events until [`start`](Self::start).
+    /// Creates a tracker that ignores events until [`start`](Self::start) is called.
     pub(crate) fn new(settings: AllocatorSettings) -> Self {
         Self { settings, state: Mutex::default() }
     }
 
-    /// Begins to look at events. Without effect if the tracker has begun.
+    /// Starts to handle events. Does nothing if the tracker has already started.
     pub(crate) fn start(&self) {
         let state = &mut *self.state();
         if state.pool.is_none() {
@@ -84,12 +84,12 @@ impl Tracker {
         }
     }
 
-    /// Drops the pool, and ignores events from now on.
+    /// Drops the pool and stops handling events.
     pub(crate) fn stop(&self) {
         *self.state() = State::default();
     }
 
-    /// PyTorch holds the lock of the device, so events of one device come one after the other.
+    /// Handles an event. PyTorch holds the lock of the device, so the events of one device arrive one after the other.
     pub(crate) fn event(&self, event: Event, address: u64, bytes: u64) {
         let state = &mut *self.state();
         if state.pool.is_none() && state.beginning.is_none() {
@@ -142,17 +142,17 @@ impl Tracker {
         }
     }
 
-    /// Returns the number of events about segments since the last step of the beginning, for [`settle`](Self::settle). `None` if no
-    /// step is left.
+    /// Returns the number of segment events since the last step of the start, for [`settle`](Self::settle). `None` if no step is left.
     pub(crate) fn segment_events(&self) -> Option<u64> {
         self.state().beginning.as_ref().map(|beginning| beginning.segment_events)
     }
 
-    /// Takes the next step of the beginning. `held` is the memory of the allocator, asked for after `segment_events`; events decide the
-    /// state of blocks that they named. Without effect if segments have changed since; the allocator must be asked again then.
+    /// Takes the next step of the start. `held` is the memory of the allocator, read after `segment_events` was called. Blocks that
+    /// occurred in events have the state that the events give them. Does nothing if segments have changed since then; the caller must read
+    /// the allocator again.
     ///
-    /// The first step registers the pool. As no event is handled meanwhile, a segment either is older than the pool or has an event after
-    /// it. The second step counts the blocks that were not named by an event after that.
+    /// The first step registers the pool. No event is handled during that, so each segment is either older than the pool, or has an event
+    /// after it. The second step counts the blocks that did not occur in a later event.
     pub(crate) fn settle<E>(
         &self,
         held: &[(Held, u64, u64)],
@@ -181,7 +181,7 @@ impl Tracker {
             }
         } else {
             let pool = register()?;
-            // The driver's blocks belong to the pool from now on, even those of which no tensor has a part.
+            // This makes the driver's blocks belong to the pool, even those of which no tensor uses a part.
             for segment in state.segments.keys() {
                 pool.allocated(*segment, Bytes::ZERO);
                 pool.freed(*segment);

@@ -1,4 +1,4 @@
-//! Measures spans.
+//! Measures the GPU memory of spans.
 
 use std::{
     fmt,
@@ -24,17 +24,17 @@ use crate::{
     stack::{closed, enter, in_layer, leave, outside},
 };
 
-/// The numbers of the layers.
+/// The id of the next layer.
 static LAYERS: AtomicU64 = AtomicU64::new(0);
 
-/// The scope of a span, and the number of the layer that opened it.
+/// The scope of a span, and the id of the layer that opened it.
 struct SpanScope {
     layer: u64,
     scope: TaskScope,
 }
 
-/// Measures the GPU memory of each span that it gets. A span that several such layers get is measured by the first one only. See the
-/// [crate](crate).
+/// Measures the GPU memory of each span that reaches this layer. If a span reaches several layers of this type, only the first one measures
+/// it. See the [crate](crate).
 ///
 /// ```
 /// use gpumem_tracing::GpuMemLayer;
@@ -50,14 +50,13 @@ pub struct GpuMemLayer {
 }
 
 impl GpuMemLayer {
-    /// Makes a layer that emits events of the level `DEBUG`.
+    /// Creates a layer that emits events at the level `DEBUG`.
     #[expect(clippy::new_without_default, reason = "two layers are not equal: each measures spans of its own")]
     pub fn new() -> Self {
         Self { number: LAYERS.fetch_add(1, Relaxed), dispatch: OnceLock::new(), event_level: Some(Level::DEBUG) }
     }
 
-    /// Sets the level of the event that a span gets at its end if it does not declare the fields. With `None`, there is no such
-    /// event.
+    /// Sets the level of the event that is emitted at the end of a span that does not declare the fields. With `None`, no event is emitted.
     ///
     /// ```
     /// use gpumem_tracing::GpuMemLayer;
@@ -79,7 +78,7 @@ impl GpuMemLayer {
 
     fn write(&self, span: &Id, metadata: &'static Metadata<'static>, trace: &Trace) {
         let figures = trace.is_measured().then_some((trace.used.get(), trace.peaked.get()));
-        // Memory on another device is not in the figures. The note says so.
+        // The values do not include memory on other devices, which the note then points out.
         let is_elsewhere = trace.allocated_on.is_some();
         let event_level = self.event_level.filter(|_| figures.is_some_and(|figures| is_elsewhere || figures != (0, 0)));
         if metadata.fields().is_empty() && event_level.is_none() {
@@ -103,7 +102,7 @@ impl GpuMemLayer {
     }
 }
 
-/// Records the value if the span declares a field of this name.
+/// Records the value if the span declares a field with this name. Returns whether it does.
 fn record(dispatch: &Dispatch, span: &Id, metadata: &Metadata<'static>, name: &str, value: &dyn Value) -> bool {
     let fields = metadata.fields();
     let Some(field) = fields.field(name) else { return false };
@@ -137,7 +136,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for GpuMemLayer {
 
     fn on_enter(&self, id: &Id, context: Context<'_, S>) {
         in_layer(|| {
-            // The lock of the span is not held here.
+            // The lock of the span is not held at this point.
             if let Some(scope) = scope_of(&context, id, Some(self.number)) {
                 enter((self.number, id.into_u64()), scope);
             }
@@ -161,7 +160,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for GpuMemLayer {
     }
 }
 
-/// Returns the scope of a span, if this layer opened it. `None` stands for any layer.
+/// Returns the scope of a span if this layer opened it. With `None`, any layer may have opened it.
 fn scope_of<S: Subscriber + for<'a> LookupSpan<'a>>(
     context: &Context<'_, S>,
     span: &Id,

@@ -1,9 +1,9 @@
 //! The GPU memory of each span of `tracing`, measured by [gpumem](https://docs.rs/gpumem).
 //!
-//! With a [`GpuMemLayer`], each span is a scope of gpumem. It counts allocations while a thread is in it or in a span inside of it, and
-//! the frees of that memory on any thread. Spans that run at the same time do not disturb each other's figures.
+//! With a [`GpuMemLayer`], each span is a scope of gpumem. The scope counts allocations that a thread makes while it is in the span or in a
+//! span nested in it. Frees of that memory count on any thread. Spans that run at the same time do not affect each other's values.
 //!
-//! A span that declares these fields has its figures in them when it closes:
+//! When a span closes, its values are recorded in these fields, if the span declares them:
 //!
 //! | field | type | what it is |
 //! |---|---|---|
@@ -11,8 +11,8 @@
 //! | `gpu_peaked` | `u64` | bytes that were needed on top of that for a time ([`Trace::peaked`](gpumem::Trace::peaked)) |
 //! | `gpu_note` | text | why the figures may be wrong; not recorded if they are right to the byte |
 //!
-//! Values that could not be read are not recorded. A span without these fields gets an event with them when it closes, unless both
-//! figures are 0.
+//! Values that could not be read are not recorded. When a span without these fields closes, an event with the fields is emitted, unless
+//! both values are 0.
 //!
 //! ```
 //! # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

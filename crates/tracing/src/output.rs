@@ -1,4 +1,4 @@
-//! Events of `tracing`.
+//! Sends the output of gpumem as events of `tracing`.
 
 use gpumem::{
     __private::notice,
@@ -9,7 +9,7 @@ use tracing::Level;
 
 use crate::stack::is_in_layer;
 
-/// Makes an event with a level that is known only at run time. The macros of `tracing` need a constant.
+/// Emits an event whose level is known only at run time. The macros of `tracing` need a constant level.
 macro_rules! emit {
     ($level:expr, [$($parent:tt)*], $($rest:tt)*) => {
         match $level {
@@ -23,7 +23,7 @@ macro_rules! emit {
 }
 pub(crate) use emit;
 
-/// Returns the reason why figures may be wrong. `None` if they are right to the byte.
+/// Returns the reason why the values may be wrong, or `None` if they are right to the byte.
 pub(crate) fn note(trace: &Trace) -> Option<String> {
     let Trace { device, stale, lost, untracked, shared, allocated_on, .. } = *trace;
     if stale {
@@ -42,13 +42,13 @@ pub(crate) fn note(trace: &Trace) -> Option<String> {
     Some(all.join("; "))
 }
 
-/// Sends the output of gpumem to `tracing`, as events with the target `gpumem`: reports as `INFO`, notices as `WARN`, out of memory
-/// as `ERROR`. The message is the text. The fields are `kind` (as `type` in JSON), and if they are known, `device`, `ctx`,
-/// `gpu_used`, `gpu_peaked`, `gpu_note`, and `at`, the line of the program.
+/// Sends the output of gpumem to `tracing`, as events with the target `gpumem`: reports as `INFO`, notices as `WARN`, out of memory as
+/// `ERROR`. The text is the message of the event. The fields are `kind` (as `type` in JSON) and, where known, `device`, `ctx`, `gpu_used`,
+/// `gpu_peaked`, `gpu_note`, and `at`, the line in the program.
 ///
-/// If a program uses no subscriber, and some crate enables `tracing`'s feature `log`, the events go to the crate `log`.
+/// If the program installs no subscriber and some crate enables the feature `log` of `tracing`, the events go to the crate `log`.
 ///
-/// Output while a [`GpuMemLayer`](crate::GpuMemLayer) opens or closes a span goes to stderr, because no event can be made there.
+/// While a [`GpuMemLayer`](crate::GpuMemLayer) opens or closes a span, no event can be emitted, so output goes to stderr.
 ///
 /// ```
 /// gpumem::sink::set_sink(gpumem_tracing::sink());

@@ -7,13 +7,13 @@ use std::{
 
 use gpumem::scope::{Entered, ScopeHandle};
 
-/// A span: the number of the layer, since spans of two subscribers may have the same id, and the id.
+/// Identifies a span: the id of the layer, and the id of the span. Spans of two subscribers may have the same span id.
 pub(crate) type SpanKey = (u64, u64);
 
 struct EnteredSpan {
     span: SpanKey,
     scope: ScopeHandle,
-    /// The guard, which is kept for its drop. `None` only while the thread is [`outside`].
+    /// The guard, kept only so that it is dropped. `None` only while the thread is [`outside`].
     guard: Option<Entered>,
 }
 
@@ -23,7 +23,7 @@ thread_local! {
     static IS_IN_LAYER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The list of a thread may be gone while the thread ends. It then enters nothing.
+/// Enters a span on this thread. While a thread ends, its list may be gone already; then nothing is entered.
 pub(crate) fn enter(span: SpanKey, scope: ScopeHandle) {
     _ = ENTERED.try_with(|entered| {
         let guard = Some(scope.enter());
@@ -38,12 +38,12 @@ pub(crate) fn leave(span: SpanKey) {
     });
 }
 
-/// Forgets that the thread is in a span that has closed. It was not left if another layer panicked while it was entered.
+/// Removes a span that has closed. If another layer panicked while it was entered, the span was never left.
 pub(crate) fn closed(span: SpanKey) {
     _ = ENTERED.try_with(|entered| entered.borrow_mut().retain(|one| one.span != span));
 }
 
-/// Calls `code` while the thread is in none of its spans.
+/// Calls `code` after leaving all spans of this thread, and enters them again afterwards.
 pub(crate) fn outside<R>(code: impl FnOnce() -> R) -> R {
     let mut left = ENTERED.try_with(RefCell::take).unwrap_or_default();
     for span in left.iter_mut().rev() {
@@ -57,7 +57,7 @@ pub(crate) fn outside<R>(code: impl FnOnce() -> R) -> R {
     result
 }
 
-/// The thread runs a function of the layer until this is dropped, also by the panic of another layer.
+/// Marks the thread as running a function of the layer until this guard is dropped, which also happens if another layer panics.
 struct InLayer {
     outer: bool,
 }
@@ -68,8 +68,8 @@ impl Drop for InLayer {
     }
 }
 
-/// Calls a function of the layer. Until it returns, output of gpumem is not sent to `tracing`, which may be about to ask its layers about
-/// a span.
+/// Runs `code`, a function of the layer. Until it returns, output of gpumem is not sent to `tracing`, which might ask its layers about a
+/// span.
 pub(crate) fn in_layer<R>(code: impl FnOnce() -> R) -> R {
     let _in_layer = IS_IN_LAYER.try_with(|is_in| InLayer { outer: is_in.replace(true) });
     code()

@@ -1,15 +1,15 @@
-//! Sizes, and cards by name, as users write them.
+//! Parses sizes and names of cards, as users write them.
 
 use crate::model::{Bytes, bounded};
 
-/// The memory of a process on a card of a dry run besides its blocks: the primary context of an empty process on an H200 (driver
-/// 580).
+/// What a process uses on the GPU of a dry run in addition to its blocks: the primary context of an empty process, measured on an H200 with
+/// driver 580.
 pub const CONTEXT: Bytes = Bytes::mib(527);
 
-/// Returns a number with a unit, such as `80GiB`. Only 0 needs no unit: a user who types 80 does not mean 80 bytes.
+/// Parses a number with a unit, such as `80GiB`. Only 0 needs no unit: a user who types 80 does not mean 80 bytes.
 ///
 /// # Errors
-/// The error says what is wrong with the text.
+/// The error explains what is wrong with the text.
 pub fn size(text: &str) -> Result<Bytes, String> {
     let bytes: Bytes = text.parse().map_err(|error| format!("{error}"))?;
     if text.trim() != "0" && !text.contains(char::is_alphabetic) {
@@ -18,8 +18,8 @@ pub fn size(text: &str) -> Result<Bytes, String> {
     Ok(bytes)
 }
 
-/// Cards, and the total memory of each in `torch.cuda.mem_get_info()`, in MiB, which users' reports show. It is less than nvidia-smi's
-/// figure, because the driver reserves a part. A driver of another version may reserve some MiB more or less.
+/// The cards, each with its total memory in MiB as `torch.cuda.mem_get_info()` returns it, which users' reports show. The total is less
+/// than that of nvidia-smi, because the driver reserves a part. Other versions of the driver may reserve a few MiB more or less.
 const CARDS: &[(&str, u64)] = &[
     ("T4", 14_930),
     ("V100 16GB", 16_148),
@@ -43,10 +43,10 @@ const CARDS: &[(&str, u64)] = &[
     ("B200", 182_630),
 ];
 
-/// Returns a size, or the name of a card.
+/// Parses a size or the name of a card, and returns the size.
 ///
 /// # Errors
-/// The error says what is wrong with the text.
+/// The error explains what is wrong with the text.
 pub fn card(text: &str) -> Result<Bytes, String> {
     let plain = |name: &str| name.to_lowercase().replace([' ', '-', '_'], "");
     let asked = plain(text);

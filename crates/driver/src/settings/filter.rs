@@ -1,61 +1,61 @@
-//! The variable `GPUMEM`, which says what each trace prints, in the syntax of `RUST_LOG`.
+//! Parses the variable `GPUMEM`, which decides what each trace prints. The syntax is that of `RUST_LOG`.
 
 use std::{fmt, num::NonZeroU64};
 
 use super::cards::size;
 use crate::model::{Bytes, Trace, alike, quoted};
 
-/// The action of a trace when it ends.
+/// What a trace does when it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// It prints its lines.
+    /// Prints its lines.
     Lines,
-    /// It is counted in the statistics of its name, and prints nothing.
+    /// Adds its values to the statistics of its name, and prints nothing.
     Stats,
-    /// It does neither.
+    /// Does neither.
     Off,
 }
 
-/// The settings for the traces of one name.
+/// The settings for all traces with one name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
-    /// The action; `None` for the choice of the program.
+    /// What the traces do when they end; `None` leaves the choice to the program.
     pub what: Option<What>,
-    /// A line is printed only if at least this amount was used, freed or peaked.
+    /// A line is printed only if the trace used, freed or peaked at least this amount.
     at_least: Bytes,
-    /// One of this number of lines is printed. `None` for all.
+    /// One in this many lines is printed; `None` prints all.
     pub every: Option<NonZeroU64>,
 }
 
 impl Rule {
-    /// Returns whether the amounts are large enough for a line. An unknown amount counts as large enough.
+    /// Returns whether the amounts are large enough for a line. Unknown amounts always are.
     pub fn is_large_enough(&self, trace: &Trace) -> bool {
         Self::most(trace) >= self.at_least.get() || !trace.is_measured()
     }
 
-    /// Returns the amount that decides whether a line is large enough.
+    /// Returns the amount that is compared with the limit for a line.
     pub fn most(trace: &Trace) -> u64 {
         trace.used.get().unsigned_abs().max(trace.peaked.get())
     }
 }
 
-/// The directives of `GPUMEM`: those without a name, then the others. If two have the same name, the later one holds.
+/// The directives of `GPUMEM`: first those without a name, then the others. If two have the same name, the later one applies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter(Vec<Directive>);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Directive {
-    /// The traces that it is for. `None` for all.
+    /// The traces to which the directive applies; `None` for all.
     name: Option<String>,
     what: Option<What>,
     at_least: Option<Bytes>,
     every: Option<NonZeroU64>,
 }
 
-/// The reason why a directive cannot be used.
+/// A directive that cannot be used, and the reason.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BadDirective {
-    /// The number of its first wrong character in the whole text, from 1 on.
+    /// The position of the first wrong character in the whole text, counted from 1.
     at: usize,
     wrong: String,
     why: String,
@@ -68,7 +68,7 @@ impl fmt::Display for BadDirective {
 }
 
 impl Filter {
-    /// Returns the directives that can be used, and the errors of the others.
+    /// Parses the directives. Returns those that can be used, and an error for each of the others.
     pub(super) fn parse(text: &str) -> (Self, Vec<BadDirective>) {
         let (mut directives, mut bad) = (Vec::new(), Vec::new());
         // The number of characters before this byte.
@@ -89,7 +89,7 @@ impl Filter {
         (Self(directives), bad)
     }
 
-    /// Returns the settings for traces of this name: a function such as `Model::forward`, or a context.
+    /// Returns the settings for traces with this name, which is a function such as `Model::forward`, or a context.
     pub fn rule(&self, module: Option<&str>, name: &str) -> Rule {
         let of_all = |directive: &&Directive| directive.name.is_none();
         let asks = |directive: &Directive| matches!(directive.what, Some(What::Lines | What::Stats));
@@ -106,8 +106,8 @@ impl Filter {
         rule
     }
 
-    /// Returns the names in it that no trace had, each with the most similar name of a trace. `names` are the modules and names of all
-    /// traces.
+    /// Returns the names in the directives that match no trace, each with the most similar name of a trace. `names` are the modules and
+    /// names of all traces.
     pub fn unmatched<'a>(&'a self, names: &'a [(Option<&str>, String)]) -> Vec<(&'a str, Option<&'a str>)> {
         let segments: Vec<Vec<&str>> = names.iter().map(|(module, name)| segments(*module, name)).collect();
         let wanted = self.0.iter().filter_map(|directive| directive.name.as_deref());
@@ -125,7 +125,7 @@ fn segments<'a>(module: Option<&'a str>, name: &'a str) -> Vec<&'a str> {
     module.into_iter().flat_map(|module| module.split("::")).chain(name.split("::")).collect()
 }
 
-/// Returns the number of letters that have to be added, removed or replaced to make one name of the other.
+/// Returns the edit distance: how many letters must be added, removed or replaced to turn one name into the other.
 fn distance(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.chars().count()).collect();
     for (at, letter) in one.chars().enumerate() {
@@ -139,14 +139,14 @@ fn distance(one: &str, other: &str) -> usize {
     row.last().copied().unwrap_or(0)
 }
 
-/// Returns whether these segments stand one after the other in the name. A `#` stands for any number.
+/// Returns whether the name contains these segments one after the other. A `#` matches any number.
 fn is_part(wanted: &str, segments: &[&str]) -> bool {
     let wanted: Vec<_> = wanted.split("::").collect();
     let is_same = |(wanted, segment): (&&str, &&str)| wanted == segment || **wanted == *alike(segment);
     segments.windows(wanted.len()).any(|part| wanted.iter().zip(part).all(is_same))
 }
 
-/// Returns whether this word is the name of traces, and not a misspelt setting or another word of `RUST_LOG`.
+/// Returns whether this word can be the name of traces. A misspelt setting or another word of `RUST_LOG` cannot.
 fn is_name(word: &str) -> bool {
     const SETTINGS: [&str; 5] = ["lines", "info", "stats", "off", "every"];
     const OTHERS: [&str; 9] = ["on", "all", "none", "true", "false", "trace", "debug", "warn", "error"];
@@ -161,7 +161,7 @@ const FORMS: &str =
 fn directive(text: &str) -> Result<Directive, (&str, String)> {
     let named = |name: &str| (!name.is_empty()).then(|| name.to_owned());
     if let Some((name, amount)) = text.split_once(">=") {
-        // `NAME=>=SIZE` means `NAME>=SIZE`.
+        // `NAME=>=SIZE` has the same meaning as `NAME>=SIZE`.
         let (name, amount) = (name.trim_end_matches('=').trim(), amount.trim());
         let wrong = if amount.is_empty() { text } else { amount };
         let at_least = Some(size(amount).map_err(|why| (wrong, why))?);
@@ -186,7 +186,7 @@ fn directive(text: &str) -> Result<Directive, (&str, String)> {
             "lines" | "info" => Ok(Directive { what: Some(What::Lines), ..plain }),
             "stats" => Ok(Directive { what: Some(What::Stats), ..plain }),
             "off" => Ok(Directive { what: Some(What::Off), ..plain }),
-            // `train` means `train=lines`, as `RUST_LOG` takes the name of a module.
+            // `train` has the same meaning as `train=lines`; `RUST_LOG` treats the name of a module like that.
             name if plain.name.is_none() && is_name(name) => {
                 Ok(Directive { name: named(name), what: Some(What::Lines), ..plain })
             }
@@ -221,7 +221,7 @@ mod tests {
             (ALL, "app::train::inner", "Model::forward", Some(Lines), 10, 100),
             (ALL, "app::train", "backward", Some(Off), 0, 100),
             (ALL, "app::load", "read", Some(Off), 0, 100),
-            // A directive that only removes lines leaves the others as they are.
+            // A directive that only removes lines does not change the others.
             ("backward=off", "app", "forward", None, 0, 0),
             ("f>=1MiB,off", "app", "g", Some(Off), 0, 0),
             ("f=off,lines", "app", "f", Some(Off), 0, 0),

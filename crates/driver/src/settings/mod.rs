@@ -1,4 +1,4 @@
-//! The environment variables of gpumem: one list, read once for each process.
+//! The environment variables of gpumem: one list, read once per process.
 
 mod cards;
 mod filter;

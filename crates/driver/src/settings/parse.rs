@@ -7,7 +7,7 @@ use crate::model::quoted;
 /// The reason why a value cannot be used.
 pub(super) struct InvalidValue {
     pub(super) detail: String,
-    /// The behaviour that holds instead.
+    /// What happens instead.
     pub(super) instead: &'static str,
 }
 
@@ -19,7 +19,7 @@ pub(super) fn not_one_of(text: &OsStr, names: &str) -> String {
     format!("{} is not one of {names}", value(text))
 }
 
-/// Returns a value in quotes, as much of it as an error needs.
+/// Returns the value in quotes, cut to the length that fits an error.
 pub(super) fn value(text: &OsStr) -> String {
     quoted(&text.to_string_lossy())
 }
@@ -28,7 +28,7 @@ pub(super) fn lower(text: &OsStr) -> String {
     text.to_string_lossy().trim().to_ascii_lowercase()
 }
 
-/// Returns `None` for `auto`.
+/// Parses a value; `auto` becomes `None`.
 pub(super) fn unless_auto<T: FromStr<Err: Display>>(
     text: &OsStr,
     instead: &'static str,
@@ -56,7 +56,7 @@ pub(super) fn flag(text: &OsStr, to: &mut bool) -> Result<String, InvalidValue> 
     Ok(if *to { "yes" } else { "no" }.to_owned())
 }
 
-/// `%p` stands for the number of the process.
+/// Replaces `%p` by the process id.
 #[cfg(unix)]
 pub(super) fn with_pid(path: &std::path::Path) -> PathBuf {
     use std::{
@@ -76,7 +76,7 @@ pub(super) fn with_pid(path: &std::path::Path) -> PathBuf {
     OsString::from_vec(bytes).into()
 }
 
-/// `%p` stands for the number of the process. A path that is no Unicode stays as it is.
+/// Replaces `%p` by the process id. A path that is not Unicode stays unchanged.
 #[cfg(not(unix))]
 pub(super) fn with_pid(path: &std::path::Path) -> PathBuf {
     match path.to_str() {

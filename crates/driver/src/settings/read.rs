@@ -11,32 +11,33 @@ use super::{
 };
 use crate::{error::Kind, model::bounded};
 
-/// The largest number of characters of a value that are shown.
+/// The maximum number of characters of a value that are shown.
 const SHOWN: usize = 1000;
 
-/// Several threads may read at the same time. None waits for another, which might not exist in the child of a fork.
+/// Several threads may read the variables at the same time. No thread waits for another, which might not exist in the child process of a
+/// fork.
 static SETTINGS: OnceBox<Settings> = OnceBox::new();
 
-/// Sets the settings of this process, in place of those of the environment. It has no effect after the first use.
+/// Replaces the settings from the environment by these. Has no effect after the first use of the settings.
 pub fn preset(settings: Settings) {
     let _ = SETTINGS.set(Box::new(settings));
 }
 
-/// Returns the settings of this process, read at the first use.
+/// Returns the settings of this process. They are read at the first use.
 pub fn settings() -> &'static Settings {
     SETTINGS.get_or_init(|| Box::new(Settings::read(|name| env::var_os(name))))
 }
 
 impl Settings {
-    /// Returns the settings for a process whose program does not know gpumem: those in its environment are for the program, which may
-    /// use gpumem itself. `backtrace` is a value of `GPUMEM_BACKTRACE`.
+    /// Returns the settings for a process whose program was not built for gpumem. The variables in its environment are meant for the
+    /// program, which may use gpumem itself. `backtrace` is a value of `GPUMEM_BACKTRACE`.
     pub fn of_foreign_program(backtrace: &str) -> Self {
         let values = [("GPUMEM_REPORT", "stderr"), (SOURCE, "dispatch"), ("GPUMEM_BACKTRACE", backtrace)];
         let value = |name: &str| values.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
         Self { is_foreign: true, ..Self::read(value) }
     }
 
-    /// Reads each variable with this function.
+    /// Reads the settings; `value` returns the value of a variable.
     pub fn read(value: impl Fn(&str) -> Option<OsString>) -> Self {
         let mut settings = Self::default();
         for variable in VARIABLES {
@@ -51,7 +52,7 @@ impl Settings {
                     (stands_for, Some((error, instead)))
                 }
             };
-            // `status()` shows them.
+            // `status()` shows these texts.
             let [text, stands_for] =
                 [&text.to_string_lossy(), &*stands_for].map(|text| bounded(text, SHOWN).into_owned());
             let Variable { name, meaning, .. } = *variable;
@@ -60,7 +61,7 @@ impl Settings {
         settings
     }
 
-    /// All variables, whether or not they are set.
+    /// Returns all variables, whether or not they are set.
     pub fn all(&self) -> Vec<Setting> {
         let setting = |&Variable { name, meaning, default, .. }: &Variable| {
             let set = self.set.iter().find(|set| set.name == name);

@@ -1,4 +1,4 @@
-//! Tests the list of variables, and the meaning of their values.
+//! Tests the list of variables and the meanings of their values.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ fn nothing_set_is_the_default() {
     assert!(empty.problems().next().is_none() && empty.set().next().is_none());
 }
 
-/// `status()` lists each with its meaning.
+/// `status()` lists each variable with its meaning.
 #[test]
 fn each_value_is_read_and_listed() {
     let check = |name: &str, text: &str, stands_for: &str| {
@@ -105,7 +105,7 @@ fn each_invalid_value_has_a_sentence() {
     let bad: Vec<_> = VARIABLES.iter().map(|variable| (variable.name, "?")).collect();
     let settings = of(&bad);
     let lines: Vec<_> = settings.problems().collect();
-    // A path and a thread can have any name, and `NO_COLOR` any value.
+    // Paths and threads can have any name, and `NO_COLOR` can have any value.
     let mut paths = vec!["GPUMEM_ADOPT", "GPUMEM_CUPTI", "GPUMEM_BASELINE", "NO_COLOR"];
     if cfg!(feature = "capture") {
         paths.push("GPUMEM_CAPTURE");
@@ -117,14 +117,14 @@ fn each_invalid_value_has_a_sentence() {
         let set: Vec<_> = settings.set().filter(|line| line.starts_with(&format!("{name}=?"))).collect();
         assert!(set.len() == 1 && set[0].contains("): cannot be used: "), "{set:?}");
     }
-    // The default is used instead, or the error is returned.
+    // The default is used, or the error is returned.
     assert!(settings.gauge().is_err() && settings.source().is_err() && settings.sim().is_err());
     assert_eq!(settings.sample_every, Duration::from_millis(1));
     let error = settings.gauge().unwrap_err();
     assert!(settings.is_problem(&error) && !of(&[]).is_problem(&error) && error.is_invalid_setting());
 }
 
-/// A program may set a variable to anything.
+/// A program may set a variable to any value.
 #[test]
 fn a_long_value_is_quoted_in_part() {
     const LONG: usize = 1 << 17;

@@ -15,43 +15,43 @@ pub(super) const SIM: &str = "GPUMEM_SIM";
 pub(super) const DRY: &str = "GPUMEM_DRY";
 pub(super) const LIMIT: &str = "GPUMEM_LIMIT";
 
-/// A card in the place of the real ones.
+/// A device that replaces the real ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Card {
-    /// The variable that asks for it.
+    /// The variable that requests it.
     pub variable: &'static str,
-    /// All its memory.
+    /// Its total memory.
     pub size: Bytes,
-    /// Nothing is computed on it.
+    /// True if it computes nothing.
     pub is_dry: bool,
 }
 
-/// The allocations whose stack is recorded.
+/// The allocations whose stacks are recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stacks {
-    /// The stacks of allocations of 1 MiB or more are recorded.
+    /// Records the stacks of allocations of 1 MiB or more.
     #[default]
     Large,
-    /// The same stacks are recorded with the functions of Python.
+    /// Records the same stacks, with the functions of Python.
     Python,
-    /// All stacks are recorded.
+    /// Records all stacks.
     All,
-    /// No stacks are recorded.
+    /// Records no stacks.
     None,
 }
 
-/// The values of all variables. If a value cannot be used, its field keeps the default and `problems` has the error.
+/// The values of all variables. If a value cannot be used, its field keeps the default and `problems` returns the error.
 #[expect(clippy::struct_excessive_bools, reason = "each is a variable of its own")]
 pub struct Settings {
-    /// The target of output, unless the program chooses (`GPUMEM_REPORT`).
+    /// The target of output, unless the program chooses one (`GPUMEM_REPORT`).
     pub report: Sink,
-    /// The output of traces (`GPUMEM`).
+    /// What traces print (`GPUMEM`).
     pub filter: Filter,
-    /// True if output has no colours (`NO_COLOR`).
+    /// True for output without colours (`NO_COLOR`).
     pub no_color: bool,
-    /// `None` for the best. See [`gauge`](Self::gauge).
+    /// The gauge of traces; `None` for the best. See [`gauge`](Self::gauge).
     pub(super) gauge: Option<Gauge>,
-    /// `None` for the best. See [`source`](Self::source).
+    /// The source of allocations; `None` for the best. See [`source`](Self::source).
     pub(super) source: Option<Source>,
     /// The time between two readings of a sampled trace (`GPUMEM_SAMPLE_MS`).
     pub sample_every: Duration,
@@ -59,26 +59,26 @@ pub struct Settings {
     pub adopt: Option<Threads>,
     /// The path of `libcupti` (`GPUMEM_CUPTI`).
     pub cupti: Option<PathBuf>,
-    /// The allocations whose stack is recorded (`GPUMEM_BACKTRACE`).
+    /// The allocations whose stacks are recorded (`GPUMEM_BACKTRACE`).
     pub stacks: Stacks,
     /// True to report memory that was not freed (`GPUMEM_LEAKS`).
     pub leaks: bool,
-    /// True to report the parts of the peaks (`GPUMEM_PEAK`).
+    /// True to report what the peaks consist of (`GPUMEM_PEAK`).
     pub peak: bool,
-    /// The file of the recording (`GPUMEM_CAPTURE`), as it was written. See [`recording`](Self::recording).
+    /// The path of the recording (`GPUMEM_CAPTURE`) as the user wrote it. See [`recording`](Self::recording).
     pub recording: Option<PathBuf>,
-    /// True if a budget that cannot be measured is no failure (`GPUMEM_BUDGETS`).
+    /// True if a budget that cannot be measured does not fail (`GPUMEM_BUDGETS`).
     pub skip_budgets: bool,
     /// The file of earlier peaks (`GPUMEM_BASELINE`).
     pub baseline: Option<PathBuf>,
-    /// True to write peaks to that file (`GPUMEM_BASELINE_UPDATE`).
+    /// True to write the peaks to that file (`GPUMEM_BASELINE_UPDATE`).
     pub update_baseline: bool,
-    /// The memory of each device. See [`sim`](Self::sim).
+    /// The memory of each simulated device. See [`sim`](Self::sim).
     pub(super) sim: Vec<Bytes>,
-    /// See [`card`](Self::card).
+    /// The device that replaces the real ones. See [`card`](Self::card).
     pub(super) card: Option<Card>,
-    /// True if the program does not know gpumem: neither NVML nor CUPTI is loaded into it. A program that loads them itself, as
-    /// profilers do, is not disturbed.
+    /// True if the program was not built for gpumem. Then neither NVML nor CUPTI is loaded into it, so that a program that loads them
+    /// itself, such as a profiler, is not disturbed.
     pub is_foreign: bool,
     /// The variables that are set.
     pub(super) set: Vec<SetVariable>,
@@ -92,7 +92,7 @@ pub(super) struct SetVariable {
     pub(super) text: String,
     /// The meaning of the text, or the reason why it cannot be used.
     pub(super) stands_for: String,
-    /// The error and the behaviour that holds instead, if its value cannot be used.
+    /// If the value cannot be used: the error, and what happens instead.
     pub(super) problem: Option<(Error, &'static str)>,
 }
 
@@ -122,7 +122,7 @@ impl Default for Settings {
     }
 }
 
-/// The variables that are set.
+/// Shows the variables that are set.
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.set()).finish()
@@ -154,7 +154,7 @@ impl Settings {
         self.check(SIM).map(|()| &*self.sim)
     }
 
-    /// The card that is to take the place of the real ones.
+    /// Returns the device that replaces the real ones, if one is requested.
     ///
     /// # Errors
     /// Returns an error if `GPUMEM_DRY` or `GPUMEM_LIMIT` has a value that cannot be used.
@@ -162,7 +162,7 @@ impl Settings {
         self.check(DRY).and_then(|()| self.check(LIMIT)).map(|()| self.card)
     }
 
-    /// The file of the recording, if one is requested.
+    /// Returns the path of the recording, if one is requested.
     pub fn recording(&self) -> Option<PathBuf> {
         self.recording.as_deref().map(with_pid)
     }
@@ -176,12 +176,12 @@ impl Settings {
         self.set.iter().filter_map(|set| set.problem.as_ref())
     }
 
-    /// Returns whether this error comes from a value that cannot be used. [`problems`](Self::problems) has its text.
+    /// Returns whether this error is about a value that cannot be used. [`problems`](Self::problems) returns its text.
     pub fn is_problem(&self, error: &Error) -> bool {
         self.errors().any(|(problem, _)| problem == error)
     }
 
-    /// The values that cannot be used, and what holds instead of each.
+    /// Returns a text for each value that cannot be used: the error, and what happens instead.
     pub fn problems(&self) -> impl Iterator<Item = String> {
         self.errors().map(|(error, instead)| format!("{error}; {instead}"))
     }
@@ -195,17 +195,17 @@ impl Settings {
     }
 }
 
-/// A variable, and the value that it has.
+/// A variable and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
     /// The name of the variable.
     pub name: &'static str,
     /// The effect of the variable.
     pub meaning: &'static str,
-    /// The default, if it is not set.
+    /// The default, which applies if the variable is not set.
     pub default: &'static str,
-    /// The meaning of its text in the environment, or the reason why the text cannot be used and the value that holds instead.
-    /// `None` if it is not set.
+    /// The meaning of the text in the environment. If the text cannot be used: the reason, and the value that applies instead. `None` if
+    /// the variable is not set.
     pub stands_for: Option<String>,
     /// True if the text can be used.
     pub is_usable: bool,

@@ -13,7 +13,7 @@ use crate::{
     model::{Bytes, Gauge, Source, Threads},
 };
 
-/// The smallest simulated device: a page of a GPU.
+/// The size of the smallest simulated device: one page of a GPU.
 const PAGE: Bytes = Bytes::mib(2);
 
 /// One environment variable.
@@ -24,7 +24,7 @@ pub(super) struct Variable {
     #[cfg_attr(not(test), expect(dead_code, reason = "a test compares the book with it"))]
     pub(super) values: &'static str,
     pub(super) default: &'static str,
-    /// Stores a value that is not empty, and returns its meaning.
+    /// Parses and stores a value that is not empty. Returns its meaning.
     pub(super) read: fn(&OsStr, &mut Settings) -> Result<String, InvalidValue>,
 }
 
@@ -237,7 +237,7 @@ pub(super) const VARIABLES: &[Variable] = &[
     },
 ];
 
-/// The largest number of wrong directives that are shown.
+/// The maximum number of wrong directives that are shown.
 const SHOWN: usize = 4;
 
 const CARDS: &str = "a size such as `24GiB`, or the name of a card";

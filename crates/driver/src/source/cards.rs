@@ -1,4 +1,4 @@
-//! Cards in the place of the real ones.
+//! Replaces the real GPUs by others.
 
 use crate::model::Bytes;
 #[cfg(feature = "dry")]
@@ -9,8 +9,8 @@ use crate::{
     settings::Card,
 };
 
-/// Returns the differences of the program's cards from the real ones, and all bytes of each, if these differ. `None` if
-/// the cards are the real ones.
+/// Describes how the program's GPUs differ from the real ones. Also returns the total memory of each, if that differs. `None` if the GPUs
+/// are the real ones.
 pub fn replaced_cards() -> Option<(String, Option<Bytes>)> {
     #[cfg(all(feature = "dry", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
     let mode = crate::sys::dispatch::dry::mode().map(|mode| (mode.to_string(), mode.card()));
@@ -20,7 +20,7 @@ pub fn replaced_cards() -> Option<(String, Option<Bytes>)> {
     mode
 }
 
-/// Gives the program this card. Earlier allocations are not on it, so the program must not have a context.
+/// Replaces the program's GPUs by this one. Earlier allocations would not be on it, so the program must not have a context yet.
 #[cfg(feature = "dry")]
 pub(super) fn replace(card: Card) -> Result<()> {
     let has_context = cuda::devices()?.iter().any(|device| cuda::has_primary_context(device.ordinal.cast_signed()));
@@ -33,7 +33,7 @@ pub(super) fn replace(card: Card) -> Result<()> {
     replaced.map_err(|detail| Kind::BadSetting { setting: card.variable, detail }.into())
 }
 
-/// Refuses the card, because this program has no code for it.
+/// Returns an error, because this program does not contain the code that replaces GPUs.
 #[cfg(all(feature = "cuda", not(feature = "dry")))]
 pub(super) fn replace(card: Card) -> Result<()> {
     let detail =

@@ -1,5 +1,5 @@
-//! CUDA's devices. Numbers and contexts come from the driver. Memory figures come from NVML, which finds the device by its UUID; if
-//! NVML has none, from `cuMemGetInfo`. NVML has no figures for a device without memory of its own: its figures are those of the
+//! CUDA's devices. Ordinals and contexts come from the driver. The memory is read by NVML, which finds the device by its UUID. If NVML
+//! cannot read it, it comes from `cuMemGetInfo`. NVML cannot read a device that has no memory of its own; its values are those of the
 //! machine's memory.
 
 use once_cell::sync::OnceCell;
@@ -47,7 +47,7 @@ impl Devices for Cuda {
     }
 
     fn current(&self) -> Result<u32> {
-        // If there are no devices, there is no current one.
+        // If there are no devices, none is current.
         device(0)?;
         Ok(cuda::current()?.unwrap_or(0))
     }
@@ -71,7 +71,7 @@ impl Devices for Cuda {
     fn read(&self, ordinal: u32) -> Result<GpuMemory> {
         let device = device(ordinal)?;
         let by_nvml = if cards::replaced_cards().is_some() {
-            // NVML knows the real card only.
+            // NVML only knows the real GPU.
             Err(Kind::NoFigure { source: "NVML", device: ordinal }.into())
         } else {
             by_nvml(device)
@@ -128,7 +128,7 @@ impl Devices for Cuda {
     }
 }
 
-/// NVML's handle of this device. It is looked up once.
+/// Returns NVML's handle of this device, which is looked up only once.
 fn handle(device: CudaDevice) -> Result<&'static nvml::Handle> {
     static HANDLES: OnceCell<Vec<OnceCell<nvml::Handle>>> = OnceCell::new();
     let handles =
@@ -140,26 +140,25 @@ fn by_nvml(device: CudaDevice) -> Result<GpuMemory> {
     read_by_nvml(handle(device)?, device.ordinal)
 }
 
-/// Returns NVML's figures of the device behind this handle. Errors name it by this number.
+/// Reads the memory of the device behind this NVML handle. Errors name the device by `number`.
 pub(super) fn read_by_nvml(handle: &nvml::Handle, number: u32) -> Result<GpuMemory> {
     let nvml::Figures { total, free, used, reserved } = handle.memory(number)?;
-    // If a figure is not available, NVML returns u64::MAX, or 0 as the total.
+    // If a value is not available, NVML returns u64::MAX, or 0 for the total.
     if total == 0 || total == u64::MAX || free > total || used > total {
         return Err(Kind::NoFigure { source: "NVML", device: number }.into());
     }
     Ok(GpuMemory::new(Bytes::new(total), Bytes::new(free), Bytes::new(used), reserved.map(Bytes::new)))
 }
 
-/// Returns the figures of the driver, if it can be asked without creating a context. `why` is the error of NVML.
+/// Reads the memory through the driver, if that is possible without creating a context. `why` is NVML's error.
 fn by_driver(device: CudaDevice, why: Error) -> Result<GpuMemory> {
-    // If the device is lost, it is lost for the driver as well, and asking the driver may hang.
+    // If the device is lost, the driver has lost it as well, and a call may hang.
     let ordinal = device.ordinal;
     let worth_asking = why.is_unavailable() || matches!(why.code(), Some((_, "NVML_ERROR_NOT_FOUND")));
     if !worth_asking {
         return Err(why);
     }
-    // `cuMemGetInfo` is not used: it needs a context, and does not count memory that the kernel can release from its
-    // caches.
+    // `cuMemGetInfo` is not used here: it needs a context, and it does not count the memory that the kernel can release from its caches.
     if cuda::is_integrated(ordinal)
         && let Some(memory) = machine_memory()
     {
@@ -175,15 +174,15 @@ fn by_driver(device: CudaDevice, why: Error) -> Result<GpuMemory> {
     Ok(GpuMemory::new(total, free, total.checked_sub(free).unwrap_or_default(), None))
 }
 
-/// Returns the memory of the machine. Memory that programs can get without swapping counts as free. `None` if the
-/// kernel does not say.
+/// Reads the memory of the machine. Memory that programs can get without swapping counts as free. Returns `None` if the kernel does not
+/// report it.
 #[doc(alias = "MemAvailable")]
 pub(super) fn machine_memory() -> Option<GpuMemory> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     memory_of(&text)
 }
 
-/// A line is `MemTotal: 16384 kB`.
+/// Parses the text of `/proc/meminfo`, which has lines such as `MemTotal: 16384 kB`.
 fn memory_of(text: &str) -> Option<GpuMemory> {
     let figure = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;

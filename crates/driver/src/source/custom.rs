@@ -1,4 +1,4 @@
-//! Gauges of the program as devices. They can be read, and nothing else.
+//! Custom gauges of the program, as devices that can only be read.
 
 use std::{
     cell::Cell,
@@ -13,10 +13,10 @@ use crate::{
     sys::process,
 };
 
-/// The most bytes that a function may return: 64 TiB, as in recordings.
+/// The maximum number of bytes that a function may return: 64 TiB, the same limit as in recordings.
 const MOST_BYTES: u64 = 1 << 46;
 
-/// All gauges of the process, by number. A number never moves to another gauge, because open traces have it.
+/// All gauges of the process, by ordinal. An ordinal is never reused, because open traces refer to it.
 static GAUGES: RwLock<Gauges> = RwLock::new(Gauges { all: Vec::new(), newest: None });
 
 #[derive(Debug)]
@@ -29,29 +29,29 @@ struct Gauges {
 #[derive(Clone, Debug)]
 struct State {
     gauge: CustomGauge,
-    /// The reason why its function is not called any more.
+    /// The reason why the gauge's function is no longer called.
     broken: Option<String>,
 }
 
 thread_local! {
-    /// True while the thread is in the function of a gauge.
+    /// True while this thread runs the function of a gauge.
     static IS_READING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The gauges of the program.
+/// The family of the program's gauges.
 #[derive(Clone, Copy, Debug)]
 struct CustomDevices;
 
-/// Makes this the gauge of traces that request no other. One of the same name is replaced.
+/// Makes this the gauge of traces that request no other one. A gauge with the same name is replaced.
 pub fn set_gauge(gauge: CustomGauge) {
-    // A thread that does not exist in the child of a fork may hold the lock there.
+    // In the child process of a fork, the lock may be held by a thread that does not exist there.
     if process::is_forked() {
         return;
     }
     let mut gauges = GAUGES.write().unwrap_or_else(PoisonError::into_inner);
     let at = gauges.all.iter().position(|known| known.gauge.name() == gauge.name());
     let state = State { gauge, broken: None };
-    // Dropped after the lock is released, because the drop of its function is code of the program.
+    // The old gauge is dropped after the lock is released, because dropping its function runs code of the program.
     let _replaced = if let Some(at) = at {
         gauges.newest = Some(at);
         Some(std::mem::replace(&mut gauges.all[at], state))
@@ -63,7 +63,7 @@ pub fn set_gauge(gauge: CustomGauge) {
     drop(gauges);
 }
 
-/// Returns the gauges of the program; `None` if it has set none.
+/// Returns the program's gauges, or `None` if it has set none.
 pub fn custom_devices() -> Option<&'static dyn Devices> {
     let gauges = GAUGES.read().unwrap_or_else(PoisonError::into_inner);
     gauges.newest.map(|_| &CustomDevices as &dyn Devices)
@@ -76,7 +76,7 @@ fn state(ordinal: u32) -> Result<State> {
     state.ok_or_else(|| Kind::NoDevice { ordinal, count, simulated: false }.into())
 }
 
-/// Its function is not called any more: a panic prints a message each time.
+/// Marks a gauge as broken. Its function is no longer called, because each panic would print a message.
 fn set_broken(ordinal: u32, why: &str) {
     let mut gauges = GAUGES.write().unwrap_or_else(PoisonError::into_inner);
     if let Some(state) = gauges.all.get_mut(ordinal as usize) {
@@ -94,7 +94,7 @@ fn bytes_in_use(ordinal: u32, state: &State) -> std::result::Result<Bytes, Strin
     let read = catch_unwind(AssertUnwindSafe(|| state.gauge.read()));
     IS_READING.set(false);
     let bytes = read.unwrap_or_else(|panic| {
-        // The drop of the value may panic as well.
+        // Dropping the panic's value might panic as well.
         std::mem::forget(panic);
         let why = "its function has panicked, and is not called any more";
         set_broken(ordinal, why);
@@ -122,7 +122,7 @@ impl Devices for CustomDevices {
         Ok(u32::try_from(count).unwrap_or(u32::MAX))
     }
 
-    /// Returns the gauge that was set last, on all threads.
+    /// Returns the gauge that was set last, on whichever thread.
     fn current(&self) -> Result<u32> {
         let newest = GAUGES.read().unwrap_or_else(PoisonError::into_inner).newest;
         Ok(newest.and_then(|newest| u32::try_from(newest).ok()).unwrap_or(0))
@@ -136,7 +136,7 @@ impl Devices for CustomDevices {
         state(ordinal).map(|state| state.gauge.name().to_owned())
     }
 
-    /// The total number of bytes is not known, so all bytes count as in use.
+    /// Reads the gauge. The total is not known, so it is set to the used memory.
     fn read(&self, ordinal: u32) -> Result<GpuMemory> {
         let state = state(ordinal)?;
         let used = bytes_in_use(ordinal, &state);

@@ -1,4 +1,4 @@
-//! The questions that every family of devices answers.
+//! The trait that every family of devices implements.
 
 use std::panic::RefUnwindSafe;
 
@@ -7,8 +7,8 @@ use crate::{
     model::{Device, Family, GpuMemory, GpuProcess, PoolUsage, Source},
 };
 
-/// The devices of one family, by number. A method that returns a `Result` fails if there is no such device, or if the library that it
-/// asks is missing or fails; the error names it.
+/// The devices of one family, by ordinal. A method that returns a `Result` fails if the device does not exist, or if the library that it
+/// calls is missing or fails. The error names it.
 #[expect(clippy::missing_errors_doc, reason = "stated above, for all methods")]
 pub trait Devices: Send + Sync + RefUnwindSafe {
     /// Returns the family.
@@ -17,13 +17,13 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// Returns the number of devices.
     ///
     /// # Errors
-    /// Returns an error if it cannot be found out.
+    /// Returns an error if the number is not known.
     fn count(&self) -> Result<u32>;
 
-    /// The calling thread's current device; 0 if it has not chosen one.
+    /// Returns the calling thread's current device, or 0 if the thread has not chosen one.
     fn current(&self) -> Result<u32>;
 
-    /// Returns the device with this number, else the current one. It does not check whether the device exists.
+    /// Returns the device with this ordinal, or the current one for `None`. Does not check whether the device exists.
     fn device(&self, id: Option<u32>) -> Result<Device> {
         let ordinal = id.map_or_else(|| self.current(), Ok)?;
         Ok(Device { family: self.family(), ordinal })
@@ -35,27 +35,27 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// Returns the device's name, such as `NVIDIA H200`.
     ///
     /// # Errors
-    /// Returns an error if the device cannot be asked.
+    /// Returns an error if the name cannot be read.
     fn name(&self, ordinal: u32) -> Result<String>;
 
-    /// The UUID, as `nvidia-smi -L` prints it; without `GPU-` or `MIG-` if NVML cannot be used. `None` if it has none.
+    /// Returns the UUID as `nvidia-smi -L` prints it, or without `GPU-` or `MIG-` if NVML cannot be used. `None` if the device has no UUID.
     fn uuid(&self, _ordinal: u32) -> Option<String> {
         None
     }
 
-    /// Reads the whole device. It never creates a context.
+    /// Reads the memory of the whole device. Never creates a context.
     fn read(&self, ordinal: u32) -> Result<GpuMemory>;
 
-    /// Returns whether the device has no memory of its own, but uses that of the machine.
+    /// Returns whether the device uses the machine's memory because it has none of its own.
     fn is_integrated(&self, _ordinal: u32) -> bool {
         false
     }
 
-    /// Returns the processes that use the device, by pid. In a container this process may be missing, or have another pid. A
-    /// figure that is not known is `None`, not 0.
+    /// Returns the processes that use the device, by pid. In a container, this process may be missing or have another pid. A value that is
+    /// not known is `None`, not 0.
     fn processes(&self, ordinal: u32) -> Result<Vec<GpuProcess>>;
 
-    /// Reads the device's current stream-ordered pool; `None` if the device has no pools. It never creates a context.
+    /// Reads the device's current stream-ordered pool. Returns `None` if the device has no pools. Never creates a context.
     fn read_pool(&self, ordinal: u32) -> Result<Option<PoolUsage>>;
 
     /// Resets the high-water mark of that pool's reserved memory to its current value.
@@ -67,8 +67,8 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// Initialises the device as its first use would, for example by creating a context.
     fn preload(&self, ordinal: u32) -> Result<()>;
 
-    /// Intercepts every allocation on the devices from now on, unless this is already the case: through the wanted source, else
-    /// through the best one.
+    /// Starts to intercept every allocation on the devices, through the requested source or else the best one. Does nothing if allocations
+    /// are intercepted already.
     fn subscribe(&self, wanted: Option<Source>) -> Result<Interception>;
 
     /// Returns the source that [`subscribe`](Self::subscribe) would use.
@@ -77,21 +77,21 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// Stops intercepting.
     fn unsubscribe(&self);
 
-    /// The source that intercepts allocations now; `None` if there is none.
+    /// Returns the source that intercepts allocations now, or `None` if none does.
     fn subscribed(&self) -> Option<Interception>;
 
-    /// Asks for memory of this device that no intercepted call shows, and records it. It is called before a trace begins and at
-    /// each of its readings.
+    /// Reads the memory of this device that no intercepted call shows, and records it. Called before a trace starts and at each of its
+    /// readings.
     fn poll(&self, _: u32) {}
 
-    /// Returns one bit for each function that is no longer intercepted because another tool replaced our hook. Its calls may
-    /// be missed.
+    /// Returns a bit mask with one bit for each function that is no longer intercepted because another tool replaced our hook. Calls of
+    /// these functions may be missed.
     fn displaced(&self) -> u128 {
         0
     }
 }
 
-/// The way in which allocations are intercepted.
+/// How allocations are intercepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interception {
     /// The source that intercepts them.
@@ -100,5 +100,5 @@ pub struct Interception {
     pub library: &'static str,
 }
 
-/// The use of a family by this process: `None` if the process does not use it, an error if it would but cannot.
+/// Whether this process uses a family: `None` if it does not, and an error if it should but cannot.
 pub(super) type Selection = Option<Result<&'static dyn Devices>>;

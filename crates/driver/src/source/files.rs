@@ -9,8 +9,8 @@ use crate::{
     sys::{loader, process},
 };
 
-/// Returns the file name of the program or library that contains this crate; that of the program, if it is the library for programs in
-/// C. `None` if it is not known.
+/// Returns the file name of the program or library that contains this crate. If that is the library for C programs, returns the name of the
+/// program. `None` if it is not known.
 pub fn own_module() -> Option<String> {
     static OWN: OnceCell<Option<String>> = OnceCell::new();
     let find = || {

@@ -1,6 +1,5 @@
-//! Reads the GPUs of a machine with NVML alone, as the command shows them, including those that `CUDA_VISIBLE_DEVICES` hides. CUDA is
-//! loaded only for its ordinals, and for a GPU whose memory NVML cannot read. The driver is initialised then, and no context is
-//! created.
+//! Reads the GPUs of a machine with NVML, for the command, including GPUs that `CUDA_VISIBLE_DEVICES` hides. CUDA is loaded only for its
+//! ordinals, and for a GPU whose memory NVML cannot read. That initialises the driver, but creates no context.
 
 use std::collections::HashMap;
 
@@ -15,32 +14,31 @@ use crate::{
     sys::{cuda, nvml},
 };
 
-/// NVML's data of the machine.
+/// What NVML reports about the machine.
 #[derive(Clone, Debug)]
 pub struct Machine {
     /// The version of the driver, such as `580.159.04`.
     pub driver: Result<String>,
-    /// NVML's own version.
+    /// The version of NVML.
     pub nvml: Result<String>,
-    /// The newest version of CUDA that the driver supports: major and minor.
+    /// The latest version of CUDA that the driver supports: major and minor.
     pub cuda: Result<(i32, i32)>,
-    /// The GPUs by NVML's numbers, which are those of `nvidia-smi`. The error of one does not hide the others.
+    /// The GPUs by NVML's index, which is also that of `nvidia-smi`. An error for one GPU does not hide the others.
     pub gpus: Vec<Result<Gpu>>,
 }
 
-/// A GPU, or a MIG slice of one.
+/// A GPU, or a MIG slice of a GPU.
 #[derive(Clone, Debug)]
 pub struct Gpu {
     /// The name, such as `NVIDIA H200`.
     pub name: Result<String>,
     /// The UUID, as `nvidia-smi -L` prints it: `GPU-…`, or `MIG-…` for a slice.
     pub uuid: String,
-    /// One reading.
+    /// A reading of the memory.
     pub memory: Result<GpuMemory>,
-    /// True if it has no memory of its own and NVML has no figures of it: the figures are those of the machine's
-    /// memory.
+    /// True if the GPU has no memory of its own and NVML cannot read it. The values are then those of the machine's memory.
     pub is_memory_of_machine: bool,
-    /// The slices, if it is in MIG mode; `None` if not.
+    /// The slices, if the GPU is in MIG mode; `None` if it is not.
     pub slices: Result<Option<Vec<Self>>>,
 }
 
@@ -54,7 +52,7 @@ impl Gpu {
     }
 }
 
-/// Returns whether CUDA's device with this UUID has no memory of its own. It initialises the driver.
+/// Returns whether the CUDA device with this UUID has no memory of its own. Initialises the driver.
 fn is_integrated(uuid: &str) -> bool {
     let uuid = uuid.split_once('-').map_or(uuid, |(_, uuid)| uuid);
     let device = cuda::devices().ok().and_then(|devices| devices.iter().find(|device| device.uuid() == uuid));
@@ -64,7 +62,7 @@ fn is_integrated(uuid: &str) -> bool {
 /// Reads all GPUs.
 ///
 /// # Errors
-/// Returns an error if NVML cannot be loaded or initialised, or does not know how many GPUs there are.
+/// Returns an error if NVML cannot be loaded or initialised, or cannot count the GPUs.
 pub fn machine() -> Result<Machine> {
     let gpus = (0..nvml::count()?).map(gpu).collect();
     Ok(Machine { driver: nvml::driver_version(), nvml: nvml::version(), cuda: nvml::cuda_version(), gpus })
@@ -80,7 +78,7 @@ fn gpu(index: u32) -> Result<Gpu> {
     Ok(Gpu::of(&handle, index, slices))
 }
 
-/// Returns the processes that use the GPU with this number of NVML's, by pid.
+/// Returns the processes that use the GPU with this NVML index, by pid.
 ///
 /// # Errors
 /// Returns an error if NVML or the GPU cannot be read.
@@ -88,8 +86,7 @@ pub fn processes_on(index: u32) -> Result<Vec<GpuProcess>> {
     processes::on(&nvml::device_by_index(index)?, index)
 }
 
-/// Returns the peak of each of these processes on the GPU with this number of NVML's, in bytes. Empty unless the driver's
-/// accounting is enabled.
+/// Returns the peak of each of these processes, in bytes, on the GPU with this NVML index. Empty unless the driver's accounting is enabled.
 pub fn accounted_peaks(index: u32, pids: impl Iterator<Item = u32>) -> HashMap<u32, u64> {
     let Some(handle) = nvml::device_by_index(index).ok().filter(nvml::Handle::keeps_accounts) else {
         return HashMap::new();
@@ -97,20 +94,19 @@ pub fn accounted_peaks(index: u32, pids: impl Iterator<Item = u32>) -> HashMap<u
     pids.filter_map(|pid| Some((pid, handle.accounted_peak(pid)?))).collect()
 }
 
-/// A device of CUDA's.
+/// A device of CUDA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaDevice {
-    /// The UUID without `GPU-` or `MIG-`, because the driver does not say which.
+    /// The UUID without `GPU-` or `MIG-`, because the driver does not tell which of the two it is.
     pub uuid: String,
     /// The name, such as `NVIDIA H200`.
     pub name: Result<String>,
 }
 
-/// Returns the devices that a process with this environment sees, by CUDA's ordinal. It initialises the driver, and creates
-/// no context.
+/// Returns the devices that a process with this environment sees, by CUDA ordinal. Initialises the driver, but creates no context.
 ///
 /// # Errors
-/// Returns an error if there is no driver, or if it cannot be initialised.
+/// Returns an error if there is no driver or it cannot be initialised.
 pub fn cuda_devices() -> Result<Vec<CudaDevice>> {
     let devices = cuda::devices()?.iter();
     Ok(devices.map(|device| CudaDevice { uuid: device.uuid(), name: device.name() }).collect())

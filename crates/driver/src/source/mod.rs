@@ -1,5 +1,5 @@
-//! The sources of events and readings. Each family of devices answers questions, such as a reading or the current device.
-//! Some also record an event for each allocation and free.
+//! The sources of events and readings. Each family of devices answers questions, for example for a reading or the current device. Some
+//! families also record an event for each allocation and free.
 
 mod cards;
 #[cfg(feature = "cuda")]
@@ -54,7 +54,7 @@ use crate::{
 #[cfg(feature = "cuda")]
 use crate::{model::Family, sys::cupti};
 
-/// The families, in the order in which they are asked.
+/// The families, in the order in which they are tried.
 const FAMILIES: &[fn() -> Selection] = &[
     #[cfg(feature = "sim")]
     sim::select,
@@ -62,37 +62,36 @@ const FAMILIES: &[fn() -> Selection] = &[
     cuda::select,
 ];
 
-/// The devices of this process: simulated ones if there are any, else CUDA's.
+/// Returns the devices of this process: the simulated ones if there are any, or else those of CUDA.
 ///
 /// # Errors
-/// Returns an error if a value of `GPUMEM_SIM` cannot be used, or if the build has no devices.
+/// Returns an error if the value of `GPUMEM_SIM` cannot be used, or if this build supports no devices.
 pub fn devices() -> Result<&'static dyn Devices> {
     let selected = FAMILIES.iter().find_map(|select| select());
     selected.unwrap_or_else(|| Err(Error::from(Kind::NotBuilt { feature: "cuda" })))
 }
 
-/// Checks that this source could intercept the allocations of this process.
+/// Checks whether this source could intercept the allocations of this process.
 ///
 /// # Errors
-/// Returns the reason why it could not.
+/// Returns the reason why the source could not.
 pub fn can_intercept(source: Source) -> Result<()> {
     devices()?.can_subscribe(Some(source)).map(drop)
 }
 
-/// Makes threads record their streams anew, because a recording of the session begins.
+/// Makes threads record their streams again, because the session starts a recording.
 pub fn record_streams_again() {
     #[cfg(feature = "cuda")]
     driver::record_streams_again();
 }
 
-/// The version of CUPTI's interface, if the devices are CUDA's and it can be used: 130002 is that of CUDA 13.0.
+/// Returns the version of CUPTI's interface, if the devices are CUDA's and CUPTI can be used. For example, 130002 stands for CUDA 13.0.
 #[cfg(feature = "cuda")]
 pub fn cupti_version() -> Option<u32> {
     devices().ok().filter(|devices| devices.family() == Family::Cuda).and_then(|_| cupti::version())
 }
 
-/// Makes all sources record to `R`, with the stacks that these settings ask for. Only the first call of a process has
-/// an effect.
+/// Makes all sources send events to `R`, with the stacks that the settings request. Only the first call in a process has an effect.
 pub fn record_to<R: RecordEvents>(settings: &Settings) {
     recorder::set(recorder::EventRecorder {
         record: R::record,

@@ -1,45 +1,45 @@
-//! The functions of `walks.rs` without the feature `backtrace`. They find no stacks.
+//! The functions of `walks.rs` for builds without the feature `backtrace`. They find no stacks.
 
 use crate::model::{Frame, StackId};
 
 pub(super) fn begin(_: bool) {}
 
-/// No stack is walked.
+/// Returns no stack.
 #[inline]
 pub fn current_stack() -> StackId {
     StackId::NONE
 }
 
-/// No stack is walked.
+/// Returns no file.
 #[inline]
 pub fn current_file() -> StackId {
     StackId::NONE
 }
 
-/// There is no cache to empty.
+/// Does nothing, because there is no cache.
 pub fn forget_stacks() {}
 
-/// No stack is walked.
+/// Returns no stack.
 pub fn uncached_stack(_: impl Fn(&[usize]) -> StackId) -> StackId {
     StackId::NONE
 }
 
-/// No stack is walked, so there are no addresses.
+/// Returns no addresses.
 pub fn addresses_here() -> Vec<usize> {
     Vec::new()
 }
 
-/// The functions at addresses are not known.
+/// Returns no frames.
 pub fn frames(_: &[usize]) -> Vec<Frame> {
     Vec::new()
 }
 
-/// The modules at addresses are not known.
+/// Returns no modules.
 pub fn modules(_: &[usize]) -> Vec<Frame> {
     Vec::new()
 }
 
-/// No line of Python has a number.
+/// Returns no frame, because no line of Python has an id.
 pub fn python_frame(_: usize) -> Option<Frame> {
     None
 }

@@ -1,4 +1,4 @@
-//! Joins NVML's lists of the processes on a device into one entry for each process.
+//! Merges NVML's lists of the processes on a device, so that each process has one entry.
 
 use std::{collections::BTreeMap, fs};
 
@@ -17,14 +17,14 @@ pub(super) fn on(handle: &nvml::Handle, ordinal: u32) -> Result<Vec<GpuProcess>>
     Ok(processes)
 }
 
-/// Returns the system's name of a process.
+/// Returns the name that the operating system has for a process.
 fn short_name(pid: u32) -> Option<String> {
     let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
     Some(String::from_utf8_lossy(&name).trim_end().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// A process may be in several lists, each time with all its memory: one list for computing, one for graphics. Within a list it has
-/// one entry for each MIG slice, with its memory on that slice.
+/// Merges the lists. A process may be in several lists (one for compute, one for graphics), each time with all its memory. Within a list it
+/// has one entry for each MIG slice, with its memory on that slice.
 fn joined(listed: &[ListedProcess]) -> Vec<GpuProcess> {
     let mut by_slice: BTreeMap<_, (Option<u64>, bool, bool)> = BTreeMap::new();
     for process in listed {
@@ -42,7 +42,7 @@ fn joined(listed: &[ListedProcess]) -> Vec<GpuProcess> {
         };
         let used = used.map(Bytes::new);
         if let Some(last) = processes.last_mut().filter(|last| last.pid == pid) {
-            // The sum is not known if one part is not known.
+            // If one part is not known, the sum is not known either.
             last.used = last.used.zip(used).map(|(a, b)| a + b);
             last.kind = if last.kind == kind { kind } else { ProcessKind::Both };
         } else {
@@ -60,18 +60,18 @@ mod tests {
 
     #[test]
     fn lists_are_joined_by_pid() {
-        /// The fields are `G` or `C`, the pid, the used memory if it is known, and the slice.
+        /// The type (`G` or `C`), the pid, the used memory if it is known, and the slice.
         type Row = (char, u32, Option<u64>, u32);
         let cases: &[(&[Row], &str)] = &[
             (&[], ""),
             (&[('C', 7, Some(5), 0), ('C', 3, None, 0)], "3 C None, 7 C Some(5)"),
-            // The process is in two lists. The list of MPS is one of computing processes.
+            // The process is in two lists. MPS has a compute list.
             (&[('C', 7, Some(5), 0), ('G', 7, Some(5), 0)], "7 C+G Some(5)"),
             (&[('C', 7, Some(5), 0), ('C', 7, Some(5), 0)], "7 C Some(5)"),
-            // One of the lists has no figure.
+            // One of the lists does not have the memory.
             (&[('C', 7, None, 0), ('G', 7, Some(5), 0)], "7 C+G Some(5)"),
             (&[('G', 7, Some(0), 0)], "7 G Some(0)"),
-            // The process is on two slices.
+            // The process runs on two slices.
             (&[('C', 7, Some(5), 1), ('C', 7, Some(6), 2)], "7 C Some(11)"),
             (&[('C', 7, Some(5), 1), ('C', 7, None, 2)], "7 C None"),
         ];

@@ -1,7 +1,7 @@
-//! Python's functions on the stacks of allocations.
+//! Adds Python's functions to the stacks of allocations.
 //!
-//! A stack is a list of addresses. A line of Python has no address, so it gets a number that no address has. The addresses inside
-//! the interpreter and outside of it are left out: the lines of Python stand in their place.
+//! A stack is a list of addresses. A line of Python has no address, so it gets an id that cannot be an address. The lines of Python replace
+//! the addresses inside the interpreter and those outside of it.
 
 use std::{
     cell::RefCell,
@@ -20,19 +20,19 @@ use crate::{
 
 use super::recorder;
 
-/// The most Python functions of a stack that are recorded.
+/// The maximum number of Python functions that are recorded of a stack.
 const MAX_FRAMES: usize = 128;
 
-/// The bit that numbers of lines have, and addresses of programs do not have.
+/// The bit that is set in ids of lines, and never in addresses of programs.
 const LINE: usize = 1 << (usize::BITS - 1);
 
-/// The number of stacks in the cache of a thread.
+/// The number of stacks in each thread's cache.
 const CACHED: usize = 64;
 
-/// The number of innermost functions that choose the place in the cache.
+/// The number of innermost functions that are hashed for the slot in the cache.
 const HASHED: usize = 8;
 
-/// The lines of Python that are on stacks. They belong to the process, as its code objects do.
+/// The lines of Python that occur on stacks. They belong to the process, like its code objects.
 #[derive(Default)]
 struct Lines {
     numbers: HashMap<(FrameKey, CodeParts), usize, NumberHashBuilder>,
@@ -41,17 +41,16 @@ struct Lines {
 
 static LINES: Mutex<Option<Lines>> = Mutex::new(None);
 
-/// A stack with Python's functions, and its number.
+/// A stack with Python's functions, and its id.
 struct CachedStack {
     native: StackId,
     frames: Vec<(FrameKey, CodeParts)>,
     number: StackId,
 }
 
-/// The data that a thread keeps: less than 3 KiB, and its stacks.
+/// The stack cache of a thread: less than 3 KiB plus its stacks.
 struct StackCache {
-    /// The functions of the newest stack. They are kept here, because filling a new array costs as much as reading three
-    /// functions.
+    /// The functions of the latest stack. They are kept here because filling a new array costs as much as reading three functions.
     keys: [FrameKey; MAX_FRAMES],
     stacks: [Option<CachedStack>; CACHED],
 }
@@ -60,13 +59,13 @@ thread_local! {
     static CACHE: RefCell<Option<Box<StackCache>>> = const { RefCell::new(None) };
 }
 
-/// Adds Python's functions to stacks from now on, if a Python runs in this process.
+/// Starts to add Python's functions to stacks, if this process runs Python.
 pub(super) fn begin() {
     Interpreter::find();
 }
 
-/// Returns the number of the calling thread's stack with Python's functions. `native` is its number without them, which is
-/// returned if the thread runs no Python.
+/// Returns the id of the calling thread's stack with Python's functions. `native` is the id of the stack without them. It is returned if
+/// the thread runs no Python.
 #[cold]
 #[inline(never)]
 pub(super) fn with_python(native: StackId) -> StackId {
@@ -91,7 +90,7 @@ impl StackCache {
         let Self { keys, stacks } = self;
         let read = |frames: Frames<'_>| {
             let keys = frames.keys();
-            // The outer functions of two stacks are often the same.
+            // The outer functions of two stacks are often the same, so only the inner ones are hashed.
             let inner = &keys[..keys.len().min(HASHED)];
             let at = usize::try_from(NumberHashBuilder::default().hash_one((native.0, keys.len(), inner))).unwrap_or(0)
                 % CACHED;
@@ -111,17 +110,17 @@ impl StackCache {
     }
 }
 
-/// The result of a look-up of the thread's Python functions.
+/// The result of looking up the thread's Python functions.
 enum Found {
-    /// The number of their stack.
+    /// The id of the stack that contains them.
     Known(StackId),
-    /// Their stack is not in the cache, where it has this place.
+    /// The stack is not in the cache. It belongs in this slot.
     New(usize, NewStack),
 }
 
 struct NewStack {
     frames: Vec<(FrameKey, CodeParts)>,
-    /// The numbers of their lines.
+    /// The ids of the functions' lines.
     lines: Vec<usize>,
 }
 
@@ -143,10 +142,10 @@ impl NewStack {
     }
 }
 
-/// The number of a stack that is not in the cache.
+/// Returns the id of a stack that is not in the cache.
 fn number_of(native: StackId, interpreter: &Interpreter, lines: &[usize]) -> StackId {
     let mut stack = recorder::addresses(native).to_vec();
-    // A return address behind its first byte is inside the interpreter.
+    // `files_of` expects return addresses, and looks up the byte before each of them.
     stack.push(interpreter.address() + 1);
     let files = files_of(&stack);
     let inner = files.iter().position(|file| Some(file) == files.last()).unwrap_or(0);
@@ -159,7 +158,7 @@ fn lines() -> MutexGuard<'static, Option<Lines>> {
     LINES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The frame that a number on a stack stands for; `None` if it is an address.
+/// Returns the frame for the id of a line; `None` if the number is an address.
 pub fn frame(number: usize) -> Option<model::Frame> {
     if number & LINE == 0 {
         return None;
@@ -169,7 +168,7 @@ pub fn frame(number: usize) -> Option<model::Frame> {
     Some(model::Frame { function: Some(function), file: Some(file), line, ..model::Frame::default() })
 }
 
-/// The Python functions that the calling thread is in, innermost first, each as `file:line function`.
+/// Returns the Python functions that the calling thread is in, innermost first, each as `file:line function`.
 pub fn python_lines() -> Vec<String> {
     Interpreter::find();
     let Some(interpreter) = Interpreter::of_process() else { return Vec::new() };

@@ -1,4 +1,4 @@
-//! The receiver of the events of sources.
+//! Sends the events of sources to their receiver.
 
 use std::sync::Arc;
 
@@ -11,30 +11,31 @@ use crate::{
     model::{Answer, Bytes, EventKind, Key, Label, StackId, Tag},
 };
 
-/// Receives the events of all sources. It is a type and not a value, so that the compiler inlines its functions into the hooks.
+/// Receives the events of all sources. The receiver is a type instead of a value, so that the compiler can inline its functions into the
+/// hooks.
 pub trait RecordEvents: 'static {
-    /// A block was allocated. This is not called in the child of a fork.
+    /// Records that a block was allocated. Not called in the child process of a fork.
     fn alloc(key: Key, bytes: Bytes, tag: Tag);
 
-    /// A block is about to be freed. This is not called in the child of a fork.
+    /// Records that a block is about to be freed. Not called in the child process of a fork.
     fn free(key: Key) -> Answer;
 
-    /// Any event, including these two.
+    /// Records any event, including these two.
     fn record(event: &EventKind) -> Answer;
 
-    /// Returns the number of a stack.
+    /// Returns the id of a stack.
     fn number_stack(addresses: &[usize]) -> StackId;
 
-    /// Returns the number of the file with the code before this return address, in the place of a stack.
+    /// Returns an id for the file that contains the code before this return address. It is recorded instead of a stack.
     fn number_file(_: usize) -> StackId {
         StackId::NONE
     }
 
-    /// Returns the addresses of a stack, by its number.
+    /// Returns the addresses of the stack with this id.
     fn addresses(stack: StackId) -> Arc<[usize]>;
 }
 
-/// Labels the block with this key. The address is for the error's text.
+/// Labels the block with this key. The address is only for the text of the error.
 pub type LabelBlock = fn(Key, &Label, u64) -> Result<()>;
 
 static LABEL: OnceCell<LabelBlock> = OnceCell::new();
@@ -55,13 +56,13 @@ pub(super) fn label(key: Key, label: &Label, address: u64) -> Result<()> {
 
 static BEFORE_ALLOCATIONS: OnceCell<fn()> = OnceCell::new();
 
-/// Sets a function that is called on each thread before its first allocation is recorded, and before many others. The thread holds no
-/// lock of gpumem then. Only the first call has an effect.
+/// Sets a function that is called on each thread before its first allocation is recorded, and before many later ones. The thread holds no
+/// lock of gpumem during the call. Only the first call of this function has an effect.
 pub fn call_before_allocations(function: fn()) {
     let _ = BEFORE_ALLOCATIONS.set(function);
 }
 
-/// An allocation is about to be recorded.
+/// Calls that function, because an allocation is about to be recorded.
 #[cfg(feature = "cuda")]
 pub(super) fn before_allocation() {
     if let Some(function) = BEFORE_ALLOCATIONS.get() {
@@ -76,20 +77,20 @@ pub(super) struct EventRecorder {
     pub(super) number_stack: fn(&[usize]) -> StackId,
     pub(super) number_file: fn(usize) -> StackId,
     pub(super) addresses: fn(StackId) -> Arc<[usize]>,
-    /// The type receives the calls that this source intercepts.
+    /// Starts to send the calls that a source intercepts to the type.
     #[cfg(feature = "cuda")]
     pub(super) subscribe: fn(Source) -> Result<()>,
 }
 
-/// It is set when the session begins. Until then an event costs one load.
+/// The receiver, which is set when the session starts. Until then, an event costs one load.
 static RECORDER: OnceCell<EventRecorder> = OnceCell::new();
 
-/// Only the first call has an effect. The process has one session, and so one type that receives events.
+/// Sets the receiver. Only the first call has an effect, because a process has one session and one type that receives events.
 pub(super) fn set(recorder: EventRecorder) {
     let _ = RECORDER.set(recorder);
 }
 
-/// `None` before the session begins.
+/// Returns the receiver, or `None` before the session starts.
 #[cfg(feature = "cuda")]
 pub(super) fn get() -> Option<&'static EventRecorder> {
     RECORDER.get()

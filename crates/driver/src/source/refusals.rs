@@ -7,46 +7,46 @@ use once_cell::sync::OnceCell;
 use crate::model::Block;
 use crate::model::{Bytes, Device, MemKind};
 
-/// The functions that are called about refused allocations.
+/// The functions that are called for failed allocations.
 pub struct RefusalHandler {
-    /// An allocation was refused. The device is `None` if it is not known, or if the memory is on the host.
+    /// Called when an allocation failed. The device is `None` if it is not known, or if the memory is on the host.
     pub refused: fn(Option<Device>, Bytes, MemKind),
-    /// A thread that was refused memory has allocated this much on the device after all.
+    /// Called when a thread has allocated this much on the device after an earlier allocation of it failed.
     pub obtained: fn(Device, Bytes),
 }
 
 static HANDLER: OnceCell<RefusalHandler> = OnceCell::new();
 
-/// Sets the functions that are called. Only the first call has an effect.
+/// Sets the functions. Only the first call has an effect.
 pub fn handle_refusals(handler: RefusalHandler) {
     let _ = HANDLER.set(handler);
 }
 
 thread_local! {
-    /// True if this thread was refused memory, and the handler waits for its next allocations.
+    /// True if an allocation of this thread failed and the handler waits for its next allocations.
     static IS_WATCHED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Reports the allocations of this thread to [`RefusalHandler::obtained`] from now on, or no longer.
+/// Starts or stops to report this thread's allocations to [`RefusalHandler::obtained`].
 #[inline]
 pub fn watch_allocations(watch: bool) {
     IS_WATCHED.set(watch);
 }
 
-/// Returns whether the handler waits for the next allocations of this thread.
+/// Returns whether the handler waits for this thread's next allocations.
 #[inline]
 pub fn is_watched() -> bool {
     IS_WATCHED.get()
 }
 
-/// An allocation was refused.
+/// Reports that an allocation failed.
 pub(super) fn refused(device: Option<Device>, bytes: Bytes, kind: MemKind) {
     if let Some(handler) = HANDLER.get() {
         (handler.refused)(device, bytes, kind);
     }
 }
 
-/// A block was allocated.
+/// Reports that a block was allocated, if this thread is watched.
 #[inline]
 pub(super) fn allocated(block: &Block) {
     if IS_WATCHED.get() {

@@ -1,4 +1,4 @@
-//! The stacks of allocations. A stack is recorded as a number when a block is allocated, and resolved to functions and lines only
+//! The stacks of allocations. When a block is allocated, only the id of its stack is recorded. The stack is resolved to functions and lines
 //! when it is read.
 
 use std::{
@@ -15,20 +15,20 @@ use crate::{
     settings::{self, Settings},
 };
 
-/// By default, stacks are recorded for blocks of at least this size. A program allocates such blocks in few places, whose stacks
-/// are in the thread's cache.
+/// By default, stacks are recorded for blocks of at least this size. A program allocates such blocks in few places, so the thread's cache
+/// contains their stacks.
 const LARGE: u64 = 1 << 20;
 
-/// The number of different stacks that are kept. All further ones have no number.
+/// The maximum number of different stacks that are kept. Further stacks get no id.
 const CAPACITY: usize = 1 << 16;
 
-/// Stacks are recorded for blocks of at least this size. No block is that large before [`begin`].
+/// The size from which on the stack of a block is recorded. Before [`begin`], no block is that large.
 static MIN_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// True if the file of the caller is recorded for smaller blocks.
+/// True if the caller's file is recorded for smaller blocks.
 static HAS_FILES: AtomicBool = AtomicBool::new(false);
 
-/// The blocks whose stacks or files are recorded. It does not change after [`begin`].
+/// Which blocks get their stack or file recorded. Does not change after [`begin`].
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     min_bytes: u64,
@@ -42,30 +42,30 @@ pub struct StackTable(Mutex<NumberedStacks>);
 #[derive(Default)]
 struct NumberedStacks {
     numbers: HashMap<Arc<[usize]>, StackId, NumberHashBuilder>,
-    /// The stacks by number; the first one has number 1.
+    /// The stacks by id; the first one has the id 1.
     stacks: Vec<Arc<[usize]>>,
 }
 
 impl StackTable {
-    /// Returns the number of a stack; the same each time. 0 if the stack is empty, or if there are too many stacks. `define` is
-    /// called with the number of a new stack, before any thread gets it.
+    /// Returns the id of a stack. The same stack always gets the same id. Returns 0 if the stack is empty or there are too many stacks.
+    /// `define` is called with the id of a new stack before any thread gets the id.
     pub fn number(&self, addresses: &[usize], define: impl FnOnce(StackId)) -> StackId {
         self.lock().number(addresses, define)
     }
 
-    /// The number of a stack that has one.
+    /// Returns the id of a stack, if it already has one.
     pub fn find(&self, addresses: &[usize]) -> Option<StackId> {
         self.lock().numbers.get(addresses).copied()
     }
 
-    /// Calls `begin`, and returns all stacks that had numbers then.
+    /// Calls `begin`, and returns all stacks that had an id at that time.
     pub fn all_before(&self, begin: impl FnOnce()) -> Vec<(StackId, Arc<[usize]>)> {
         let stacks = self.lock();
         begin();
         (1..).map(StackId).zip(stacks.stacks.iter().cloned()).collect()
     }
 
-    /// Returns the return addresses of a stack, innermost first. Empty if the number is 0.
+    /// Returns the return addresses of a stack, innermost first. Empty if the id is 0.
     pub fn get(&self, number: StackId) -> Arc<[usize]> {
         self.lock().get(number)
     }
@@ -75,16 +75,16 @@ impl StackTable {
     }
 }
 
-/// Records the stacks of the process's blocks as the settings say, from now on.
+/// Starts to record the stacks of the process's blocks, as the settings request.
 pub(super) fn begin(settings: &Settings) {
     walks::begin(settings.stacks == settings::Stacks::Python);
     let min_bytes = min_bytes_of(settings);
     MIN_BYTES.store(min_bytes, Relaxed);
-    // A program that knows gpumem may contain it, and then the end of gpumem's code is not known.
+    // A program that uses gpumem itself may contain its code. The end of that code is then not known.
     HAS_FILES.store(settings.is_foreign && min_bytes < u64::MAX, Relaxed);
 }
 
-/// The size from which on the stack of a block is recorded.
+/// Returns the size from which on the stack of a block is recorded.
 pub fn min_bytes_of(settings: &Settings) -> u64 {
     match settings.stacks {
         settings::Stacks::Large | settings::Stacks::Python => LARGE,
@@ -102,8 +102,7 @@ impl Wanted {
         Self { min_bytes: MIN_BYTES.load(Relaxed), has_files: HAS_FILES.load(Relaxed) }
     }
 
-    /// Returns the number that is recorded for blocks of this size: that of the calling thread's stack, or of the file
-    /// of the caller.
+    /// Returns the id to record for a block of this size: the id of the calling thread's stack, or of the caller's file.
     #[inline]
     pub(super) fn stack_for(self, bytes: u64) -> StackId {
         if bytes >= self.min_bytes {
@@ -116,7 +115,7 @@ impl Wanted {
     }
 }
 
-/// Does the same as [`Wanted::stack_for`].
+/// Like [`Wanted::stack_for`], with the current settings.
 #[inline]
 pub(super) fn stack_for(bytes: u64) -> StackId {
     Wanted::now().stack_for(bytes)

@@ -1,4 +1,4 @@
-//! Intercepts without a session. The project's tests check with it that both sources record the same calls.
+//! Intercepts calls without a session. The project's tests use this to check that both sources record the same calls.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// The calls so far, each with its thread: those of the dispatch table, then those of CUPTI.
+/// The calls so far, each with its thread: those of the dispatch table, and those of CUPTI.
 static CALLS: [Mutex<Vec<(ThreadId, String)>>; 2] = [const { Mutex::new(Vec::new()) }; 2];
 
 /// Keeps each call; `AT` is its index in [`CALLS`].
@@ -35,13 +35,13 @@ impl<const AT: usize> Observe for KeepCalls<AT> {
     }
 }
 
-/// The functions of the driver that are intercepted. A driver need not have all of them.
+/// Returns the driver functions that are intercepted. A driver need not have all of them.
 pub fn intercepted_functions() -> Vec<&'static str> {
     calls::names().collect()
 }
 
-/// Runs a program, and returns the calls that the dispatch table recorded, then those that CUPTI recorded. The calls of each thread
-/// are together, in their order; the order between threads may differ between the two sources.
+/// Runs a program. Returns the calls that the dispatch table recorded, and those that CUPTI recorded. The calls of each thread are together
+/// and in order. The order of the threads may differ between the two sources.
 ///
 /// # Errors
 /// Returns an error if one of the sources cannot be used, or is in use.

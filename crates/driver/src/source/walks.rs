@@ -10,10 +10,10 @@ use crate::{
     sys::stack,
 };
 
-/// True if stacks have Python's functions as well.
+/// True if stacks include Python's functions.
 static IS_PYTHON_RECORDED: AtomicBool = AtomicBool::new(false);
 
-/// Sets whether stacks have Python's functions from now on.
+/// Sets whether stacks include Python's functions.
 pub(super) fn begin(is_python_recorded: bool) {
     if is_python_recorded {
         python::begin();
@@ -21,11 +21,12 @@ pub(super) fn begin(is_python_recorded: bool) {
     IS_PYTHON_RECORDED.store(is_python_recorded, Relaxed);
 }
 
-/// Returns the number of the calling thread's stack, by the recorder of the process. The stacks that a thread has had before are in
-/// its cache.
+/// Returns the id of the calling thread's stack, assigned by the recorder of the process. Stacks that the thread has had before are in its
+/// cache.
 #[inline]
 pub fn current_stack() -> StackId {
-    // The driver's functions are left out, since they are the same on each stack, and so are the hook or callback inside them.
+    // The driver's functions are left out because they are the same on each stack. The hook or callback inside them is left out for the
+    // same reason.
     let native = StackId(stack::number(is_driver_file, |addresses| recorder::number_stack(addresses).0));
     if IS_PYTHON_RECORDED.load(Relaxed) {
         return python::with_python(native);
@@ -33,41 +34,40 @@ pub fn current_stack() -> StackId {
     native
 }
 
-/// Returns the number of the file of the function that called the driver, in the place of a stack. It costs less than a stack at any depth
-/// of the stack. gpumem must be in a file of its own: the caller is outside of that file.
+/// Returns the id of the file with the function that called the driver, to be recorded instead of a stack. That costs less than walking the
+/// stack, however deep it is. gpumem must be in its own file, because the caller is found outside of that file.
 #[inline]
 pub fn current_file() -> StackId {
     StackId(stack::caller(is_driver_file, |address| recorder::number_file(address).0))
 }
 
-/// Returns whether functions of this file, and what they call, are left out of stacks: those of the driver, and of our library in a foreign
-/// program, which is called in their place if the stub of the driver only jumps (up to 555).
+/// Returns whether stacks leave out the functions of this file and everything that they call. That is true for the driver, and for our
+/// library in another program: the library is called in place of the driver if the driver's stub only jumps (drivers up to 555).
 fn is_driver_file(file: &[u8]) -> bool {
     let is_ours = |file: &str| file.rsplit('/').next().is_some_and(|name| name.starts_with("libgpumem_inject"));
     std::str::from_utf8(file).is_ok_and(|file| is_driver(file) || is_ours(file))
 }
 
-/// The number of the calling thread's stack, by the unwinder of the system and without the thread's cache: the numbers in the cache are
-/// those of the process's recorder. It has at most 32 functions.
+/// Returns the id of the calling thread's stack, found by the system's unwinder, with at most 32 functions. The thread's cache is not used,
+/// because its ids come from the process's recorder.
 pub fn uncached_stack(number: impl Fn(&[usize]) -> StackId) -> StackId {
     StackId(stack::unwound(|addresses| number(addresses).0))
 }
 
-/// Returns the return addresses of the calling thread's stack, innermost first: at most 256. Empty without the feature
-/// `backtrace`.
+/// Returns the return addresses of the calling thread's stack, innermost first, at most 256. Empty without the feature `backtrace`.
 pub fn addresses_here() -> Vec<usize> {
     let mut addresses = [0; 256];
     let count = stack::unwind(&mut addresses, 1);
     addresses[..count].to_vec()
 }
 
-/// Returns the frames at these addresses, innermost first, including inlined functions. It is slow, so it is only for
-/// printing. Empty without the feature `backtrace`.
+/// Returns the frames at these addresses, innermost first, including inlined functions. This is slow, so it is used only for printing.
+/// Empty without the feature `backtrace`.
 pub fn frames(addresses: &[usize]) -> Vec<Frame> {
     addresses.iter().flat_map(|address| at(*address)).collect()
 }
 
-/// Returns the frames at these addresses with what is known without reading files: the module of each, and lines of Python.
+/// Returns what is known about these addresses without reading files: the module of each, and lines of Python.
 pub fn modules(addresses: &[usize]) -> Vec<Frame> {
     let module = |address: &usize| {
         python::frame(*address).unwrap_or_else(|| Frame { module: module_of(*address), ..Frame::default() })
@@ -79,8 +79,7 @@ fn module_of(address: usize) -> Option<String> {
     stack::module_of(address).map(|file| file.to_string_lossy().into_owned())
 }
 
-/// Returns the frames at one address, or the line of Python with this number. If only the module is known, the frame has
-/// nothing else.
+/// Returns the frames at one address, or for the id of a line of Python. If only the module is known, the frame contains nothing else.
 fn at(address: usize) -> Vec<Frame> {
     if let Some(frame) = python::frame(address) {
         return vec![frame];
@@ -112,7 +111,7 @@ mod tests {
         let frames = frames(&addresses[..count]);
         assert!(frames[0].file.as_ref().unwrap().ends_with("source/walks.rs"), "{frames:#?}");
         assert!(frames.iter().all(|frame| frame.module.is_some()), "{frames:#?}");
-        // The tests of the library are its own code.
+        // The library's tests belong to its own code.
         let line = user_line(&frames).map(|(line, _)| line);
         assert!(line.is_none_or(|frame| frame.function.as_ref().unwrap().starts_with("test::")), "{line:#?}");
         let program = std::env::current_exe().unwrap();

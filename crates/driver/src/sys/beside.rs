@@ -1,10 +1,10 @@
-//! Threads of gpumem in a program that does not know about them.
+//! Threads of gpumem in a program that was not built for it.
 
 use std::{io, thread};
 
 use super::{descriptor, process};
 
-/// Runs `code` on a thread of its own, which gets no signals of the program. Its name must begin with
+/// Runs `code` on a separate thread that receives none of the program's signals. The thread's name must start with
 /// [`process::OWN_THREADS`].
 ///
 /// # Errors
@@ -14,14 +14,15 @@ pub fn run(name: &str, code: impl FnOnce() + Send + 'static) -> io::Result<()> {
     process::with_signals_blocked(|| thread.spawn(code)).map(drop)
 }
 
-/// Runs like [`run`], on a thread that has descriptors of its own, if that is possible. `code` is told whether it is.
+/// Like [`run`], but gives the thread its own descriptor table, if that is possible. The argument of `code` is true if it has one.
 ///
 /// # Errors
 /// Returns an error if no thread can be started.
 ///
 /// # Safety
-/// `code` uses no descriptor that it has not opened, and no other thread uses one that it opens: each number means another file there.
+/// `code` must not use a descriptor that it has not opened, and no other thread may use one that `code` opens: each number refers to a
+/// different file there.
 pub unsafe fn run_with_own_descriptors(name: &str, code: impl FnOnce(bool) + Send + 'static) -> io::Result<()> {
-    // SAFETY: the thread has used no descriptor yet, and `code` keeps to the rest, by the contract of this function.
+    // SAFETY: the thread has not used a descriptor yet. The rest is required by this function's contract.
     run(name, || code(unsafe { descriptor::leave_table_of_program() }))
 }

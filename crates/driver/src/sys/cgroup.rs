@@ -1,25 +1,25 @@
-//! Finds the memory that the process may still get if a group of processes (cgroup) has a limit, as containers have.
+//! Finds out how much memory the process may still get if its control group (cgroup) has a limit, as in containers.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// Returns the bytes that the group of this process, and those around it, may still get; `None` if there is no limit or if it is
-/// not known.
+/// Returns how many bytes the group of this process, and the groups around it, may still get. Returns `None` if there is no limit, or if it
+/// is not known.
 ///
-/// The kernel gives back pages of files before it ends a process, so those count as free.
+/// Pages of files count as free, because the kernel releases them before it kills a process.
 pub fn memory_left() -> Option<u64> {
     left(Path::new("/sys/fs/cgroup"), &fs::read_to_string("/proc/self/cgroup").ok()?)
 }
 
-/// The files with the limit, the memory in use, and the pages of files in it, in version 2 and version 1.
+/// The names of the files with the limit and the memory in use, and of the fields with the pages of files, in version 2 and version 1.
 const FILES: [[&str; 4]; 2] = [
     ["memory.max", "memory.current", "inactive_file", "active_file"],
     ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"],
 ];
 
-/// `groups` is the text of the kernel: a line `number:controllers:path` for each hierarchy.
+/// Returns the bytes left. `groups` is the kernel's text, with a line `number:controllers:path` for each hierarchy.
 fn left(root: &Path, groups: &str) -> Option<u64> {
     let of_line = |line: &str| {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -30,7 +30,7 @@ fn left(root: &Path, groups: &str) -> Option<u64> {
             _ => return None,
         };
         let group = root.join(path.trim_start_matches('/'));
-        // In a container, the folders of outer groups are not there.
+        // In a container, the folders of outer groups do not exist.
         let groups = group.ancestors().take_while(|folder| folder.starts_with(&root)).map(PathBuf::from);
         groups.filter_map(|folder| left_in(&folder, files)).min()
     };

@@ -1,26 +1,26 @@
-//! A counter that rises with time and costs little to read: the timestamp counter of the processor, if there is one.
+//! A counter that rises with time and is cheap to read: the processor's timestamp counter, if it has one.
 
-/// Reads the counter. It rises evenly, on all processors alike. Its speed is found by reading a clock beside it.
+/// Reads the counter. It rises evenly and is the same on all processors. Its speed must be measured against a clock.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub fn ticks() -> u64 {
-    // SAFETY: every x86-64 processor has the instruction, and it only reads a register. An operating system that forbids it to
-    // programs would stop the C library's own clock too.
+    // SAFETY: every x86-64 processor has this instruction, and it only reads a register. An operating system that forbids it would also
+    // break the clock of the C library.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Reads the counter. It rises evenly, on all processors alike. Its speed is found by reading a clock beside it.
+/// Reads the counter. It rises evenly and is the same on all processors. Its speed must be measured against a clock.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 pub fn ticks() -> u64 {
     let ticks;
-    // SAFETY: the instruction reads the virtual counter into a register, and nothing else. Linux lets programs read it, as the C
-    // library's own clock does.
+    // SAFETY: the instruction only reads the virtual counter into a register. Linux allows programs to read it, and the clock of the C
+    // library does so as well.
     unsafe { core::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack, preserves_flags)) };
     ticks
 }
 
-/// Reads the counter: the nanoseconds of a slower clock.
+/// Reads the counter, which is the nanoseconds of a slower clock here.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub fn ticks() -> u64 {
     use std::{sync::OnceLock, time::Instant};

@@ -6,13 +6,13 @@ use std::{
     path::Path,
 };
 
-/// Returns the file of a descriptor: the numbers of the device and of the file. `None` if it is closed, or if the file is not
-/// known.
+/// Returns what identifies the file of a descriptor: the ids of the device and of the file. `None` if the descriptor is closed, or if the
+/// file is not known.
 pub fn identity(file: &File) -> Option<(u64, u64)> {
     file.metadata().ok().and_then(|known| numbers(&known))
 }
 
-/// Returns the same for a path. A link is not followed.
+/// Like [`identity`], but for a path. Does not follow a link.
 pub fn identity_at(path: &Path) -> Option<(u64, u64)> {
     path.symlink_metadata().ok().and_then(|known| numbers(&known))
 }
@@ -29,27 +29,27 @@ fn numbers(_: &Metadata) -> Option<(u64, u64)> {
     None
 }
 
-/// Returns whether a file that is open has no name any more.
+/// Returns whether an open file no longer has a name.
 #[cfg(unix)]
 pub fn is_removed(known: &Metadata) -> bool {
     std::os::unix::fs::MetadataExt::nlink(known) == 0
 }
 
-/// Returns whether a file that is open has no name any more. This system does not say it.
+/// Returns false, because this system does not tell whether an open file still has a name.
 #[cfg(not(unix))]
 pub fn is_removed(_: &Metadata) -> bool {
     false
 }
 
-/// Opens a regular file for writing, or creates it. It does not wait for a pipe that somebody has put there.
+/// Opens or creates a regular file for writing. Does not wait if another process has put a pipe there.
 ///
 /// # Errors
-/// Returns an error if that fails, or if it is no regular file.
+/// Returns an error if that fails, or if the file is not a regular file.
 pub fn open(path: &Path, creates: bool) -> io::Result<File> {
     open_with(path, File::options().write(true).create(creates).truncate(false), false)
 }
 
-/// Opens or creates a file whose lock is used. A link is refused: somebody may have put it there.
+/// Opens or creates a file whose lock is used. A link is rejected, because another user may have put it there.
 ///
 /// # Errors
 /// Returns the same errors as [`open`].
@@ -57,19 +57,19 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
     open_with(path, File::options().read(true).write(true).create(true).truncate(false), true)
 }
 
-/// Opens a lock file to write at its end, whatever other processes write there at the same time.
+/// Opens a lock file for appending, while other processes may append to it at the same time.
 ///
 /// # Errors
-/// Returns the same errors as [`open`], and one if there is no such file.
+/// Returns the same errors as [`open`], and an error if the file does not exist.
 pub fn open_lock_to_append(path: &Path) -> io::Result<File> {
     open_with(path, File::options().append(true), true)
 }
 
-/// Opens a file for output at its end, or creates it. It may be a terminal or a pipe. Neither this nor a write waits for a reader: a
-/// write fails with [`io::ErrorKind::WouldBlock`] instead.
+/// Opens or creates a file to append output. The file may be a terminal or a pipe. Neither this function nor a write waits for a reader:
+/// the write fails with [`io::ErrorKind::WouldBlock`] instead.
 ///
 /// # Errors
-/// Returns an error if that fails, or if it is a pipe that no process reads.
+/// Returns an error if that fails, or if the file is a pipe without a reader.
 pub fn open_at_end(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.append(true).create(true);
@@ -104,17 +104,17 @@ fn no_file() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")
 }
 
-/// Returns the same file with a number that the program hardly uses: programs get the lowest free one. If there is none, it returns
-/// the file unchanged.
+/// Returns the same file under a number that the program is unlikely to use, because programs get the lowest free number. Returns the file
+/// unchanged if no such number is free.
 pub fn with_high_number(file: File) -> File {
     #[cfg(target_os = "linux")]
     {
         use std::os::fd::{AsRawFd, FromRawFd};
-        // The kernel's table of a process has room for the highest number, so a much higher one costs memory.
+        // The kernel's table has room up to the highest number in use, so a much higher number would cost memory.
         const HIGH: u64 = 1000;
         let from = limit(libc::RLIMIT_NOFILE).map_or(HIGH, |limit| HIGH.min(limit.saturating_sub(24)));
         let from = libc::c_int::try_from(from).unwrap_or(3).max(3);
-        // SAFETY: the descriptor is open. The result is a new one, which nobody else has, or -1.
+        // SAFETY: the descriptor is open. The result is a new descriptor, which no other code knows, or -1.
         let number = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, from) };
         if number >= 0 {
             // SAFETY: as above.
@@ -124,18 +124,18 @@ pub fn with_high_number(file: File) -> File {
     file
 }
 
-/// Gives the calling thread a table of descriptors of its own, which is empty at first: the program cannot close the thread's
-/// descriptors, and does not get other numbers because of them. Returns `false` if the kernel (before 5.9) or its rules do not allow
-/// it: the thread then shares the table of the program.
+/// Gives the calling thread its own descriptor table, which is empty at first. The program then cannot close the thread's descriptors, and
+/// does not get other numbers because of them. Returns `false` if the kernel (before 5.9) or its rules do not allow that; the thread then
+/// still shares the program's table.
 ///
 /// # Safety
-/// From now on, this thread uses no descriptor that was opened before or on another thread, and no other thread uses one that this one opens: the
-/// number would be that of another file, or of none.
+/// After this call, the thread must not use a descriptor that was opened before or on another thread, and no other thread may use one that
+/// this thread opens: the number would refer to another file, or to none.
 pub(super) unsafe fn leave_table_of_program() -> bool {
     #[cfg(target_os = "linux")]
     {
         const CLOSE_RANGE_UNSHARE: libc::c_uint = 1 << 1;
-        // SAFETY: the call reads no memory. The thread gets a new table, into which it copies nothing, so all descriptors of other threads
+        // SAFETY: the call reads no memory. The thread gets a new table into which nothing is copied, so all descriptors of other threads
         // stay open.
         unsafe { libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, CLOSE_RANGE_UNSHARE) == 0 }
     }
@@ -143,7 +143,7 @@ pub(super) unsafe fn leave_table_of_program() -> bool {
     false
 }
 
-/// Lets the owner read and write a file that was just created, with any umask of the program.
+/// Makes a newly created file readable and writable for its owner, whatever umask the program has.
 pub fn give_owner_access(file: &File) {
     #[cfg(unix)]
     {
@@ -151,7 +151,7 @@ pub fn give_owner_access(file: &File) {
         let Ok(mut permissions) = file.metadata().map(|known| known.permissions()) else { return };
         if permissions.mode() & 0o600 != 0o600 {
             permissions.set_mode(permissions.mode() | 0o600);
-            // A file of another user is as it is.
+            // This fails for another user's file, which then stays as it is.
             let _ = file.set_permissions(permissions);
         }
     }
@@ -159,7 +159,7 @@ pub fn give_owner_access(file: &File) {
     let _ = file;
 }
 
-/// Returns the largest size of a file of this process; `None` if there is no limit.
+/// Returns the maximum size of a file of this process, or `None` if there is no limit.
 pub fn file_size_limit() -> Option<u64> {
     #[cfg(target_os = "linux")]
     {
@@ -177,7 +177,7 @@ fn limit(of: libc::__rlimit_resource_t) -> Option<u64> {
     (is_known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Closes a number as a program does, and gives it to a file of the program. Returns that file.
+/// Closes a number like a program does, and assigns it to a file of the program. Returns a descriptor of that file.
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) fn replace(number: std::os::fd::RawFd, file: &File) -> File {
     use std::os::fd::{AsRawFd, FromRawFd};

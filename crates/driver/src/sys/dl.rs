@@ -14,13 +14,13 @@ use crate::{
     settings::settings,
 };
 
-/// The reason why a library is not loaded into a program that does not know gpumem.
+/// The reason why a library is not loaded into a program that was not built for gpumem.
 pub(super) const FOREIGN: &str = "gpumem does not load it into a program that does not know gpumem";
 
-/// Loads the first of `names` that can be loaded, checks that it has every one of `symbols`, and keeps it loaded.
+/// Loads the first of `names` that can be loaded, checks that it has all of `symbols`, and keeps it loaded.
 ///
-/// cudarc's loader uses the same names, so it later finds the library that was checked here. cudarc panics if a library or a symbol
-/// is missing; this library must not.
+/// cudarc's loader tries the same names, so it later finds the library that was checked here. cudarc panics if a library or a symbol is
+/// missing, which this library must not do.
 pub(super) fn load(library: &'static str, names: &[&str], symbols: &[&str]) -> Result<(), Error> {
     let (loaded, _) = open(library, names.iter().map(PathBuf::from))?;
     let missing = symbols.iter().find(|symbol| {
@@ -42,7 +42,7 @@ pub(super) fn open(
 ) -> Result<(Library, PathBuf), Error> {
     let mut detail = String::new();
     for path in paths {
-        // The loader would wait for a pipe. It does not look for a name without a folder here.
+        // The loader would wait for a pipe. It does not look up a name without a folder here.
         if path.components().count() > 1 && path.exists() && !path.is_file() {
             detail = format!("{} is not a file", path.display());
             continue;
@@ -59,14 +59,14 @@ pub(super) fn open(
     Err(Kind::NoLibrary { library, detail }.into())
 }
 
-/// Returns a symbol of the first of `names` that can be loaded. The library is never unloaded. `None` if it has no such
-/// symbol.
+/// Returns a symbol of the first of `names` that can be loaded, or `None` if the library does not have the symbol. The library is never
+/// unloaded.
 ///
 /// # Safety
-/// The symbol has this type.
+/// `T` must be the type of the symbol.
 pub(super) unsafe fn symbol<T: Copy>(names: &[&str], symbol: &std::ffi::CStr) -> Option<T> {
     let (library, _) = open("", names.iter().map(PathBuf::from)).ok()?;
-    // SAFETY: the caller guarantees the type.
+    // SAFETY: the type is required by this function's contract.
     let found = unsafe { library.get::<T>(symbol.to_bytes_with_nul()) }.ok().map(|found| *found);
     std::mem::forget(library);
     found
@@ -74,8 +74,8 @@ pub(super) unsafe fn symbol<T: Copy>(names: &[&str], symbol: &std::ffi::CStr) ->
 
 const CUPTI_NAMES: &[&str] = &["libcupti.so.13", "libcupti.so.12", "libcupti.so"];
 
-/// Returns the places where `libcupti` may be: `GPUMEM_CUPTI`, the loader's own path, the toolkit, Python packages. The driver does
-/// not contain it, and toolkits do not put it on the loader's path.
+/// Returns where `libcupti` may be: `GPUMEM_CUPTI`, the loader's own path, the toolkit, Python packages. The driver does not contain it,
+/// and toolkits do not put it on the loader's path.
 pub(super) fn cupti_paths() -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = Vec::new();
     if let Some(named) = settings().cupti.clone() {
@@ -105,7 +105,7 @@ pub(super) fn cupti_paths() -> Vec<PathBuf> {
     paths
 }
 
-/// The entries of a folder whose names begin with `beginning`, the newest version first.
+/// Returns the entries of a folder whose names start with `beginning`, the latest version first.
 fn matching(folder: &Path, beginning: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries

@@ -1,4 +1,4 @@
-//! Libraries of other tools, which the driver or NVTX would have loaded in the place of ours.
+//! Loads the libraries of other tools, which the driver or NVTX would have loaded instead of ours.
 
 use std::{
     ffi::{CString, c_int, c_void},
@@ -9,13 +9,14 @@ use std::{
 
 use libloading::Library;
 
-/// Treats the library that `CUDA_INJECTION64_PATH` names as the driver does: loads it, and calls its `InitializeInjection`.
+/// Loads the library that `CUDA_INJECTION64_PATH` named, and calls its `InitializeInjection`, like the driver does.
 ///
 /// # Errors
-/// Returns an error if the library cannot be loaded or has no such function, or if the function returns 0.
+/// Returns an error if the library cannot be loaded or lacks the function, or if the function returns 0.
 ///
 /// # Safety
-/// The driver is inside of `cuInit` on this thread, where it would make the same call, and the user of the program named the library.
+/// The driver must be inside `cuInit` on this thread, where it would make the same call, and the user of the program must have named the
+/// library.
 pub unsafe fn initialize_injection(library: &Path) -> Result<(), String> {
     let failed = |why: String| format!("CUDA_INJECTION64_PATH named {}, which is not used: {why}", library.display());
     // SAFETY: the user named the library, by the contract of this function.
@@ -28,7 +29,7 @@ pub unsafe fn initialize_injection(library: &Path) -> Result<(), String> {
 /// Returns a function of the library, which is never unloaded.
 ///
 /// # Safety
-/// The initializers of the library may run: the driver or NVTX would have loaded it.
+/// It must be allowed to run the library's initializers, because the driver or NVTX would have loaded the library.
 pub(super) unsafe fn function(library: &Path, name: &str) -> Result<NonNull<c_void>, String> {
     // SAFETY: the initializers may run, by the contract of this function.
     let library = unsafe { Library::new(library) }.map_err(|error| error.to_string())?;

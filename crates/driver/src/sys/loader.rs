@@ -4,33 +4,34 @@
 //!
 //! The loader of glibc has two locks, and this crate keeps them apart:
 //!
-//! - The lock of loading (`dl_load_lock`): `dlopen` and `dlclose` hold it to their end, also while they run constructors and destructors
-//!   of libraries; `dlsym` and `dladdr` take it. A constructor may do anything, for example wait for a thread that is in a hook. So
-//!   hooks and callbacks of the driver do not take this lock: [`pin`], [`dl`](super::dl) and Python's functions are looked up before.
-//!   glibc before 2.35 takes it all the same when a thread first uses the thread-local variables of a library that was loaded by
-//!   `dlopen`.
-//! - The lock of the list (`dl_load_write_lock`): `dl_iterate_phdr` holds it during all its callbacks, and `dlopen` and `dlclose` while
-//!   they change the list, unmap a file or release its name. No code of a library runs under it but the callbacks of `dl_iterate_phdr`.
-//!   Hooks take it, as unwinders do for each exception. It is taken last: the callbacks here only copy, so they take no lock but that
-//!   of the memory allocator, which never waits for the loader. A thread that has the lock of loading may wait for this one, and never
-//!   the other way round, so no thread waits for another in a circle. A program that waits in a callback of its own for a thread in a
-//!   hook would wait for ever, as it would for a thread that walks its stack.
+//! - The lock of loading (`dl_load_lock`): `dlopen` and `dlclose` hold it until they return, even while they run constructors and
+//!   destructors of libraries. `dlsym` and `dladdr` take it, too. A constructor may do anything, for example wait for a thread that is in a
+//!   hook. Therefore hooks and callbacks of the driver must not take this lock: [`pin`], [`dl`](super::dl) and Python's functions are
+//!   looked up earlier. glibc before 2.35 takes the lock anyway when a thread first uses the thread-local variables of a library that was
+//!   loaded by `dlopen`.
+//! - The lock of the list (`dl_load_write_lock`): `dl_iterate_phdr` holds it during all its callbacks. `dlopen` and `dlclose` hold it while
+//!   they change the list, unmap a file or release its name. Under this lock, the only code of libraries that runs is callbacks of
+//!   `dl_iterate_phdr`. Hooks take the lock, like unwinders do for each exception. It is always taken last: the callbacks here only copy,
+//!   so the only other lock that they take is that of the memory allocator, which never waits for the loader. A thread that holds the lock
+//!   of loading may wait for this one, but never the other way round, so there can be no deadlock. A program that waits in its own callback
+//!   for a thread in a hook would wait for ever. It would also do so for a thread that walks its stack.
 //!
-//! The loader's data is valid as long as the file is loaded. So all of it is copied in a callback of `dl_iterate_phdr`: no thread can
-//! unload a file meanwhile. (musl has one lock for both. It is not held while constructors run, so the same holds there.)
+//! The loader's data about a file is valid as long as the file is loaded. Therefore all of it is copied in a callback of `dl_iterate_phdr`,
+//! during which no thread can unload a file. (musl has one lock for both purposes. That lock is not held while constructors run, so the
+//! same is true there.)
 
 use std::path::PathBuf;
 #[cfg(not(target_os = "linux"))]
 use std::sync::Arc;
 
-/// A program or library that is loaded.
+/// A loaded program or library.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LoadedFile {
-    /// Its path.
+    /// The path of the file.
     pub path: PathBuf,
-    /// The address at which it is mapped.
+    /// The address at which the file is mapped.
     pub base: usize,
-    /// Its notes, which have the name that its linker gave it. Empty if they are not in memory.
+    /// The notes of the file, which contain the id that its linker gave it. Empty if they are not in memory.
     pub notes: Vec<u8>,
 }
 
@@ -39,19 +40,19 @@ pub(super) use self::linux::files;
 #[cfg(target_os = "linux")]
 pub use self::linux::files_of;
 
-/// On other systems the loader's list is not read.
+/// Returns nothing, because the loader's list is only read on Linux.
 #[cfg(not(target_os = "linux"))]
 pub fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
     vec![None; addresses.len()]
 }
 
-/// On other systems the loader's list is not read.
+/// Returns nothing, because the loader's list is only read on Linux.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn files() -> Vec<Arc<LoadedFile>> {
     Vec::new()
 }
 
-/// Returns the file with the code at an address.
+/// Returns the file that contains the code at an address.
 pub(crate) fn file_of(address: usize) -> Option<PathBuf> {
     let file = files_of(&[address.checked_add(1)?]).pop()??;
     Some(file.path.clone())
@@ -78,24 +79,24 @@ mod linux {
     use super::LoadedFile;
     use crate::sys::process;
 
-    /// Files are mapped at pages of this size, or of a multiple of it.
+    /// The page size at which files are mapped, or a divisor of it.
     const PAGE: usize = 4096;
 
-    /// Longer notes are not copied.
+    /// The maximum length of notes. Longer notes are not copied.
     const MOST_NOTES: usize = 1 << 12;
 
     #[derive(Default)]
     struct Search<'a> {
         addresses: &'a [usize],
-        /// The index of the file of each address.
+        /// The index of the file for each address.
         found: Vec<Option<usize>>,
-        /// The files of the addresses, or all files.
+        /// The files that contain the addresses, or all files.
         files: Vec<LoadedFile>,
         is_of_all: bool,
     }
 
     /// Returns the files that contain these return addresses, and the addresses at which they are mapped. `None` if a file is not known.
-    /// It takes the lock of the loader's list once for all of them, so hooks and callbacks may call it.
+    /// The lock of the loader's list is taken once for all addresses, so hooks and callbacks may call this.
     #[doc(alias = "dl_iterate_phdr")]
     pub fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
         let mut search = Search { addresses, found: vec![None; addresses.len()], ..Search::default() };
@@ -109,20 +110,20 @@ mod linux {
     }
 
     unsafe extern "C" fn visit(info: *mut dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
-        // SAFETY: the loader passes the pointer that it received, which is to a live `Search`, and a record of its own.
+        // SAFETY: the loader passes the pointer that it received, which is to a live `Search`, and its own record.
         let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
         search.add(info);
         0
     }
 
-    /// Returns the loaded files whose names have this beginning, in the order in which they were loaded.
+    /// Returns the loaded files whose names start with `beginning`, in the order in which they were loaded.
     #[cfg(feature = "dry")]
     pub(in super::super) fn loaded_as(beginning: &str) -> Vec<std::path::PathBuf> {
         use std::path::{Path, PathBuf};
 
         unsafe extern "C" fn add(info: *mut dl_phdr_info, _: usize, paths: *mut c_void) -> c_int {
-            // SAFETY: the loader passes the pointer that it received, which is to a live list, and a record of its own. It keeps the file
-            // loaded during this call, and the name is copied.
+            // SAFETY: the loader passes the pointer that it received, which is to a live list, and its own record. It keeps the file loaded
+            // during this call, and the name is copied.
             unsafe {
                 let name = text((*info).dlpi_name).map(CStr::to_bytes).unwrap_or_default();
                 (*paths.cast::<Vec<PathBuf>>()).push(OsStr::from_bytes(name).into());
@@ -140,7 +141,7 @@ mod linux {
     }
 
     impl Search<'_> {
-        /// Visits all files, and returns those that are searched.
+        /// Visits all files, and returns those that were searched for.
         fn run(&mut self) -> Vec<Arc<LoadedFile>> {
             // SAFETY: `visit` is called only before this returns, with this pointer, and only by this thread.
             unsafe { libc::dl_iterate_phdr(Some(visit), ptr::from_mut(self).cast()) };
@@ -170,7 +171,7 @@ mod linux {
             };
             let mut is_found = false;
             for (address, found) in self.addresses.iter().zip(&mut self.found) {
-                // After a call that never returns, the return address may be behind the function, and even behind the file.
+                // If a function ends with a call that never returns, the return address may be after the function, or even after the file.
                 let is_inside = |code: Range<usize>| code.contains(&address.wrapping_sub(1));
                 if found.is_none() && of(PT_LOAD, PF_X).map(range).any(is_inside) {
                     *found = Some(self.files.len());
@@ -202,8 +203,8 @@ mod linux {
         value as usize
     }
 
-    /// Keeps the file with this code loaded until the process ends, even if other code closes it. The error says why this is not
-    /// possible. It takes the lock of loading.
+    /// Keeps the file that contains this code loaded until the process ends, even if other code closes it. If that is not possible, the
+    /// error is the reason. Takes the lock of loading.
     #[doc(alias = "RTLD_NODELETE")]
     pub(in super::super) fn pin() -> Result<(), String> {
         let here = info(pin as *const () as usize).ok_or("the loader does not know the file of gpumem")?;
@@ -221,14 +222,14 @@ mod linux {
         Ok(())
     }
 
-    /// Returns the address of the headers of the program itself, which the kernel knows.
+    /// Returns the address of the program's own headers, which the kernel provides.
     #[expect(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on Linux")]
     pub(in super::super) fn headers_of_program() -> usize {
         // SAFETY: `getauxval` accepts any value.
         unsafe { libc::getauxval(libc::AT_PHDR) as usize }
     }
 
-    /// Returns the answer of `dladdr` for an address. Its strings are valid as long as the file is loaded.
+    /// Returns the result of `dladdr` for an address. Its strings are valid as long as the file is loaded.
     fn info(address: usize) -> Option<libc::Dl_info> {
         let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
         // SAFETY: `dladdr` accepts any address, since it only compares it; `info` is a live `Dl_info`, for which zeros are a valid
@@ -242,9 +243,9 @@ mod linux {
     /// Returns a string of the loader or of a loaded file.
     ///
     /// # Safety
-    /// It is null, or a string of a file that stays loaded as long as the string is used.
+    /// `text` must be null, or a string of a file that stays loaded as long as the string is used.
     unsafe fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: required by this function's contract.
         (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
     }
 }

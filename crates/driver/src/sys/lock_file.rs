@@ -11,24 +11,24 @@ use std::{
 
 use super::descriptor;
 
-/// At most this many bytes of names are read.
+/// The maximum number of bytes of names that are read.
 const MOST_NOTED: u64 = 16 << 20;
 
-/// The interval at which a waiting thread tries again.
+/// How often a waiting thread tries again.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// A lock file. It is removed when it is dropped. The system releases the lock of a killed process.
+/// A lock file. Dropping this removes the file. If the process is killed, the system releases the lock.
 ///
-/// Every user who may write to the folder can put a file there and hold its lock. So no thread waits for ever, no link is followed, and
-/// only [`note`] writes to it. On a file system without locks, no process is excluded.
+/// Any user who may write to the folder can put a file there and hold its lock. Therefore no thread waits for ever, links are not followed,
+/// and only [`note`] writes to the file. On a file system without locks, no process is excluded.
 #[derive(Debug)]
 pub struct LockFile {
     path: PathBuf,
     open: File,
 }
 
-/// Returns the lock file of a recording: `.train.capture.PURPOSE` for `train.capture`. The recording itself is not locked: children that
-/// outlive their process hold its lock.
+/// Returns the path of the lock file of a recording: `.train.capture.PURPOSE` for `train.capture`. The recording itself cannot serve as the
+/// lock file, because child processes that outlive their parent hold its lock.
 pub fn lock_file(recording: &Path, purpose: &str) -> PathBuf {
     let mut name = OsString::from(".");
     name.push(recording.file_name().unwrap_or_default());
@@ -37,25 +37,25 @@ pub fn lock_file(recording: &Path, purpose: &str) -> PathBuf {
     recording.with_file_name(name)
 }
 
-/// Adds the name of a file to the lock file of another process, which finds it with [`LockFile::noted`].
+/// Adds the name of a file to the lock file of another process, which reads it with [`LockFile::noted`].
 ///
 /// # Errors
-/// Returns an error if there is no such lock file, or if it cannot be written.
+/// Returns an error if the lock file does not exist or cannot be written.
 pub fn note(lock: &Path, file: &Path) -> io::Result<()> {
     let mut open = descriptor::open_lock_to_append(lock)?;
     open.write_all(&[file.as_os_str().as_encoded_bytes(), b"\0"].concat())
 }
 
 impl LockFile {
-    /// Returns the names of files that other processes have added.
+    /// Returns the file names that other processes have added.
     pub fn noted(&self) -> Vec<Vec<u8>> {
         let (mut open, mut names) = (&self.open, Vec::new());
-        // A process that has removed names hides nothing but its own.
+        // A process that has removed names can only hide its own.
         _ = open.rewind().and_then(|()| open.take(MOST_NOTED).read_to_end(&mut names));
         names.split(|byte| *byte == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect()
     }
 
-    /// Tries to get the lock. `None` if another process has it.
+    /// Tries to take the lock. Returns `None` if another process holds it.
     ///
     /// # Errors
     /// Returns an error if the file cannot be created, or is not a regular file.
@@ -71,14 +71,14 @@ impl LockFile {
             if descriptor::identity(&open) == descriptor::identity_at(path) {
                 return Ok(Some(Self { path: path.to_owned(), open }));
             }
-            // The process that had it has removed it meanwhile.
+            // The process that held the lock has removed the file.
         }
     }
 
-    /// Waits while another process has it, at most for this time. `waits` is called after a quarter of it.
+    /// Takes the lock. Waits at most this long while another process holds it. `waits` is called after a quarter of that time.
     ///
     /// # Errors
-    /// Returns the same errors as [`try_new`](Self::try_new), and one if another process has it all the time.
+    /// Returns the same errors as [`try_new`](Self::try_new), and an error if another process holds the lock the whole time.
     pub fn wait(path: &Path, patience: Duration, waits: impl FnOnce()) -> io::Result<Self> {
         let began = Instant::now();
         let mut waits = Some(waits);
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(lock.noted(), [b"/a b".to_vec(), b"/c".to_vec()]);
     }
 
-    /// Another user has put it there, to block others.
+    /// Another user has put the file there to block others.
     #[test]
     fn a_wait_for_the_lock_ends() {
         let folder = tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! The only unsafe code. It finds and loads NVIDIA's libraries at run time, and has safe functions that return numbers. The names
-//! in this folder are NVIDIA's own.
+//! The only unsafe code. It finds and loads NVIDIA's libraries at run time, and offers safe functions that return numbers. The names in
+//! this folder are NVIDIA's own.
 
 pub mod beside;
 #[cfg(feature = "cuda")]
@@ -40,7 +40,7 @@ pub mod recording_file;
 pub mod ring_memory;
 #[cfg(feature = "backtrace")]
 pub(crate) mod stack;
-// Stacks are walked by the tables of the loaded files on these targets only; the manifest has the same condition.
+// Only on these targets are stacks walked by the tables of the loaded files. The manifest has the same condition.
 #[cfg(all(
     feature = "backtrace",
     target_os = "linux",

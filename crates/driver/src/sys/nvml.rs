@@ -18,10 +18,11 @@ use crate::{
 
 const LIBRARY: &str = "libnvidia-ml";
 
-/// The driver installs the name with `.1`; only the toolkit adds the name without it, which is the only one that nvml-wrapper tries.
+/// The names of the library. The driver installs the name with `.1`. Only the toolkit adds the name without it, which is the only one that
+/// nvml-wrapper tries.
 const NAMES: &[&str] = if cfg!(windows) { &["nvml.dll"] } else { &["libnvidia-ml.so.1", "libnvidia-ml.so"] };
 
-/// NVML's figures of a device's memory, in bytes.
+/// What NVML reports about a device's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Figures {
     pub(crate) total: u64,
@@ -50,7 +51,7 @@ pub(crate) struct ListedProcess {
     pub(crate) slice: (Option<u32>, Option<u32>),
 }
 
-/// NVML, initialised once for the process. A failure is kept as well, because each attempt looks up every symbol.
+/// Returns NVML, initialised once per process. A failure is kept as well, because each attempt looks up every symbol.
 fn nvml() -> Result<&'static Nvml, Error> {
     static NVML: OnceCell<Result<Nvml, Error>> = OnceCell::new();
     NVML.get_or_init(init).as_ref().map_err(Clone::clone)
@@ -66,7 +67,7 @@ fn init() -> Result<Nvml, Error> {
     found.unwrap_or_else(|| open(&NAMES[0])).map_err(failed("nvmlInit_v2", None))
 }
 
-/// Returns the file of NVML that a process with this environment gets.
+/// Returns the path of the NVML library that a process with this environment loads.
 ///
 /// # Errors
 /// Returns an error if NVML cannot be loaded or initialised.
@@ -88,7 +89,7 @@ pub(crate) fn device_by_uuid(uuid: &str, ordinal: u32) -> Result<Handle, Error> 
         Ok(whole) => Ok(whole),
         Err(whole) => match find("MIG") {
             Ok(slice) => Ok(slice),
-            // A driver without MIG refuses this form, so the error for the whole GPU is the reason.
+            // A driver without MIG rejects this form, so the error for the whole GPU is returned.
             Err(_) => Err(call_failed("nvmlDeviceGetHandleByUUID", whole, Some(ordinal))),
         },
     }
@@ -100,26 +101,26 @@ pub(crate) fn driver_version() -> Result<String, Error> {
     nvml()?.sys_driver_version().map_err(failed("nvmlSystemGetDriverVersion", None))
 }
 
-/// NVML's own version.
+/// Returns the version of NVML.
 #[doc(alias = "nvmlSystemGetNVMLVersion")]
 pub(crate) fn version() -> Result<String, Error> {
     nvml()?.sys_nvml_version().map_err(failed("nvmlSystemGetNVMLVersion", None))
 }
 
-/// Returns the newest version of CUDA that the driver supports: major and minor.
+/// Returns the latest version of CUDA that the driver supports: major and minor.
 #[doc(alias = "nvmlSystemGetCudaDriverVersion_v2")]
 pub(crate) fn cuda_version() -> Result<(i32, i32), Error> {
     let version = nvml()?.sys_cuda_driver_version().map_err(failed("nvmlSystemGetCudaDriverVersion_v2", None))?;
     Ok((version / 1000, version % 1000 / 10))
 }
 
-/// Returns the number of GPUs. `CUDA_VISIBLE_DEVICES` has no effect on it.
+/// Returns the number of GPUs. `CUDA_VISIBLE_DEVICES` does not affect it.
 #[doc(alias = "nvmlDeviceGetCount_v2")]
 pub(crate) fn count() -> Result<u32, Error> {
     nvml()?.device_count().map_err(failed("nvmlDeviceGetCount_v2", None))
 }
 
-/// Returns the GPU with this number of NVML's.
+/// Returns the GPU with this NVML index.
 #[doc(alias("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"))]
 pub(crate) fn device_by_index(index: u32) -> Result<Handle, Error> {
     let device = nvml()?.device_by_index(index).map_err(failed("nvmlDeviceGetHandleByIndex_v2", Some(index)))?;
@@ -138,7 +139,7 @@ impl Handle {
         self.device.name().map_err(failed("nvmlDeviceGetName", Some(index)))
     }
 
-    /// Returns whether the GPU is in MIG mode; `None` if it does not support MIG, or the driver is too old for it.
+    /// Returns whether the GPU is in MIG mode, or `None` if it does not support MIG or the driver is too old for it.
     #[doc(alias = "nvmlDeviceGetMigMode")]
     pub(crate) fn mig_mode(&self, index: u32) -> Result<Option<bool>, Error> {
         match self.device.mig_mode() {
@@ -156,7 +157,7 @@ impl Handle {
         for slice in 0..most {
             match self.device.mig_device_by_index(slice) {
                 Ok(device) => slices.push(with_uuid(device, index)?),
-                // There may be slices after a place without one.
+                // There may be slices after an index without one.
                 Err(NvmlError::NotFound | NvmlError::InvalidArg) => {}
                 Err(error) => return Err(call_failed("nvmlDeviceGetMigDeviceHandleByIndex", error, Some(index))),
             }
@@ -178,7 +179,7 @@ impl Handle {
         }
     }
 
-    /// The processes with a compute or a graphics context on the device; one may be listed more than once.
+    /// Returns the processes with a compute or a graphics context on the device. A process may be listed more than once.
     #[doc(alias("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"))]
     pub(crate) fn processes(&self, ordinal: u32) -> Result<Vec<ListedProcess>, Error> {
         let device = &self.device;
@@ -193,7 +194,7 @@ impl Handle {
         let of_mps = device
             .mps_running_compute_processes()
             .map_err(failed("nvmlDeviceGetMPSComputeRunningProcesses_v3", Some(ordinal)));
-        // Some devices and drivers do not have these two lists. Then they count as empty.
+        // Some devices and drivers do not have these two lists, which then count as empty.
         let if_available = |list: Result<_, Error>| match list {
             Err(error) if error.is_unavailable() => Ok(Vec::new()),
             list => list,
@@ -213,8 +214,7 @@ impl Handle {
         Ok(computing.chain(if_available(graphics)?.into_iter().map(listed(true))).collect())
     }
 
-    /// Returns whether the driver keeps the most memory that each process had. It is off unless an administrator
-    /// switches it on.
+    /// Returns whether the driver keeps accounts of the peak memory of each process. This is off unless an administrator turns it on.
     #[doc(alias = "nvmlDeviceGetAccountingMode")]
     pub(crate) fn keeps_accounts(&self) -> bool {
         self.device.is_accounting_enabled().unwrap_or(false)
@@ -226,7 +226,7 @@ impl Handle {
         self.device.accounting_stats_for(pid).ok()?.max_memory_usage
     }
 
-    /// The function of drivers older than 510, which `nvml-wrapper` does not wrap any more.
+    /// Calls the function of drivers older than 510, which `nvml-wrapper` no longer wraps.
     fn memory_v1(&self) -> Result<Figures, NvmlError> {
         let call = match &self.device.nvml().lib().nvmlDeviceGetMemoryInfo {
             Ok(call) => call,
@@ -244,7 +244,7 @@ impl Handle {
     }
 }
 
-/// The command with which a process was started, if NVML returns it.
+/// Returns the command with which a process was started, if NVML returns it.
 #[doc(alias = "nvmlSystemGetProcessName")]
 pub(crate) fn process_name(pid: u32) -> Option<String> {
     const LONGEST: usize = 1024;

@@ -1,17 +1,17 @@
-//! Receives NVTX, with which programs and libraries mark ranges of their time.
+//! Receives NVTX ranges, with which programs and libraries mark parts of their running time.
 //!
-//! Each library that uses NVTX has a copy of it. At its first use a copy loads the library that `NVTX_INJECTION64_PATH` names, and calls
-//! `InitializeInjectionNvtx2` there with a function that returns its tables. A tool writes its functions into these tables. The
-//! types, the numbers of the functions and this protocol are those of `nvtx3/nvtxDetail/nvtxTypes.h`.
+//! Each library that uses NVTX contains a copy of it. At its first use, a copy loads the library that `NVTX_INJECTION64_PATH` names, and
+//! calls its function `InitializeInjectionNvtx2` with a function that returns the copy's tables. A tool writes its functions into these
+//! tables. The types, the numbers of the functions and this protocol are those of `nvtx3/nvtxDetail/nvtxTypes.h`.
 //!
-//! If another tool has to observe the ranges as well, it is initialized first, as NVTX would do it. Then our functions take the place of
-//! its functions, and each call is passed on to them.
+//! If another tool observes the ranges as well, it is initialized first, like NVTX would do it. Then our functions replace its functions,
+//! and pass each call on to them.
 //!
-//! A program may use NVTX in the child of a fork, and a tool may use it while it is initialized. So no lock is held while code of others
-//! runs, and none is waited for in the child of a fork (see `Names`).
+//! A program may use NVTX in the child process of a fork, and a tool may use NVTX while it is initialized. Therefore no lock is held while
+//! foreign code runs, and the child process of a fork waits for no lock (see `Names`).
 //!
-//! A range may end with a function of the extension for payloads, as those of NCCL's communicators do. An extension has a table and an
-//! initialization of its own, `InitializeInjectionNvtxExtension` of `nvtx3/nvtxDetail/nvtxExtTypes.h`.
+//! A range may end with a function of the extension for payloads, like those of NCCL's communicators do. An extension has its own table and
+//! its own initialization, `InitializeInjectionNvtxExtension` of `nvtx3/nvtxDetail/nvtxExtTypes.h`.
 
 use std::{
     borrow::Cow,
@@ -34,15 +34,15 @@ use std::{
 
 use super::{injection, process};
 
-/// The events that a tool receives. A domain is a number; that of ranges without a domain is 0.
+/// The functions that receive events. A domain is an id; ranges without a domain have the domain 0.
 ///
-/// The functions are called on the thread that has the range, inside of the program's call.
+/// The functions are called on the thread that has the range, inside the program's call.
 pub struct RangeObserver {
-    /// A range begins, which lies inside of all ranges of the same thread that have not ended.
+    /// A range starts. It is inside all ranges of the same thread that have not ended.
     pub pushed: fn(domain: usize, name: &str),
-    /// The newest range of this domain ends.
+    /// The latest range of this domain ends.
     pub popped: fn(domain: usize),
-    /// The program marks this moment, or a range that may end on another thread begins, or ends (`is_end`).
+    /// The program marks this moment, or a range that may end on another thread starts, or ends (`is_end`).
     pub marked: fn(name: &str, is_end: bool),
 }
 
@@ -55,13 +55,12 @@ type Functions = [usize; FUNCTIONS];
 
 /// `NVTX_ETID_CALLBACKS`
 const CALLBACKS: u32 = 1;
-/// These are `NVTX_CB_MODULE_CORE` and `NVTX_CB_MODULE_CORE2`: the functions without and with a domain.
+/// `NVTX_CB_MODULE_CORE` and `NVTX_CB_MODULE_CORE2`: the functions without and with a domain.
 const CORE: c_uint = 1;
 const CORE2: c_uint = 5;
-/// The number of functions of each of the two, including the number 0, which means none. The extension for payloads is observed up
-/// to number 6.
+/// The number of functions of each of the two, including number 0, which is unused. The extension for payloads is observed up to number 6.
 const FUNCTIONS: usize = 16;
-/// `NVTX_EXT_PAYLOAD_MODULEID`, and its place in [`OTHER`].
+/// `NVTX_EXT_PAYLOAD_MODULEID`, and its index in [`OTHER`].
 const PAYLOAD: u16 = 2;
 const PAYLOADS: usize = 2;
 
@@ -108,40 +107,41 @@ struct Segment {
 
 type InitializeExtension = unsafe extern "C" fn(*const ExtensionModule) -> c_int;
 
-/// The longest name that is read, in characters of the program. A longer one is cut.
+/// The maximum number of characters of a name that are read. Longer names are cut.
 const MOST_CHARACTERS: usize = 256;
-/// The largest number of names of domains, and of registered strings. Without a limit, a program that registers names without
-/// end would fill its memory twice.
+/// The maximum number of names of domains, and of registered strings. Without a limit, a program that registers names without end would
+/// fill its memory twice as fast.
 const MOST_NAMES: usize = 1 << 16;
-/// The text in the place of an unknown name.
+/// The text for an unknown name.
 const NO_NAME: &str = "(no name)";
 
 static OBSERVER: AtomicPtr<RangeObserver> = AtomicPtr::new(ptr::null_mut());
 
-/// The functions of the other tool, by module and number. 0 if it has none.
+/// The functions of the other tool, by module and number. 0 if it has no such function.
 static OTHER: [[AtomicUsize; FUNCTIONS]; 3] = [const { [const { AtomicUsize::new(0) }; FUNCTIONS] }; 3];
 
-/// Names by handle. The other tool may give a domain and a string the same handle.
+/// Names by handle. The other tool may use the same handle for a domain and a string.
 ///
-/// A fork copies the names to the child. If another thread holds the lock then, it stays locked in the child for ever, and the child
-/// starts with no names.
+/// A fork copies the names to the child process. If another thread holds the lock at that time, it stays locked in the child process for
+/// ever, so the child process starts with no names.
 struct Names(AtomicPtr<Mutex<NameMap>>);
 type NameMap = HashMap<usize, Box<str>>;
 static DOMAINS: Names = Names::new();
 static STRINGS: Names = Names::new();
 /// The names of ranges that may end on another thread, by their ids, until they end.
 static STARTED: Names = Names::new();
-/// The newest handle that is ours, if there is no other tool to make one. NVTX's own handles are pointers, so 0 is none.
+/// The latest handle of our own, for the case that no other tool creates handles. NVTX's own handles are pointers, so 0 is never one.
 static HANDLES: AtomicUsize = AtomicUsize::new(0);
 
-/// Sets the observer of the ranges of all copies of NVTX with our functions.
+/// Sets the observer for the ranges of all copies of NVTX that have our functions.
 pub fn set_observer(observer: &'static RangeObserver) {
     OBSERVER.store(ptr::from_ref(observer).cast_mut(), Relaxed);
 }
 
-// A copy of NVTX that is linked into the program beside gpumem finds the functions in these variables, and calls them at its first use if
-// `NVTX_INJECTION64_PATH` names no tool. NVTX defines the variables weakly, for a tool that is linked statically: `nvtx3/nvtxDetail/nvtxInit.h`.
-// Copies in shared libraries have variables of their own. The section is one that linkers keep once: a program may have two versions of gpumem.
+// A copy of NVTX that is linked into the program together with gpumem finds the functions in these variables. It calls them at its first
+// use if `NVTX_INJECTION64_PATH` names no tool. NVTX defines the variables weakly, for a tool that is linked statically:
+// `nvtx3/nvtxDetail/nvtxInit.h`. Copies in shared libraries have their own variables. Linkers keep this section only once, because a
+// program may contain two versions of gpumem.
 macro_rules! linked {
     ($variable:literal, $function:ident) => {
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -161,49 +161,50 @@ macro_rules! linked {
 linked!("InitializeInjectionNvtx2_fnptr", initialize_linked);
 linked!("InitializeInjectionNvtxExtension_fnptr", initialize_linked_extension);
 
-/// Returns 1 if the functions of this copy are ours from now on. Else they do nothing, and cost nothing.
+/// Puts our functions into a linked copy, if the program records itself. Returns 1 if they are in use. Otherwise the copy's functions do
+/// nothing, and cost nothing.
 ///
 /// # Safety
-/// It is called by NVTX.
+/// Only NVTX may call this.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 unsafe extern "C" fn initialize_linked(get_export_table: GetExportTable) -> c_int {
-    // SAFETY: NVTX passes this function, and waits for the answer.
+    // SAFETY: NVTX passes this function and waits for the result.
     c_int::from(records_itself() && guarded(|| unsafe { observe_ranges(get_export_table, None) }).is_ok())
 }
 
-/// Does the same for an extension.
+/// Like [`initialize_linked`], but for an extension.
 ///
 /// # Safety
-/// It is called by NVTX.
+/// Only NVTX may call this.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 unsafe extern "C" fn initialize_linked_extension(module: *const ExtensionModule) -> c_int {
-    // SAFETY: NVTX passes this module, and waits for the answer.
+    // SAFETY: NVTX passes this module and waits for the result.
     c_int::from(records_itself() && guarded(|| unsafe { observe_extension(module, None) }) == Ok(true))
 }
 
-/// Ranges are scopes only in programs that record themselves.
+/// Returns whether the program records itself. Only then are ranges scopes.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn records_itself() -> bool {
     env::var_os("GPUMEM_CAPTURE").is_some_and(|file| !file.is_empty())
 }
 
-/// Nothing unwinds into NVTX.
+/// Calls `observe` and catches its panics, because nothing may unwind into NVTX.
 ///
 /// # Errors
-/// Returns the errors of the function, or that it panicked.
+/// Returns the error of `observe`, or an error if it panicked.
 pub fn guarded<T>(observe: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(std::panic::AssertUnwindSafe(observe)).unwrap_or_else(|_| Err("gpumem panicked".to_owned()))
 }
 
-/// Puts functions into the tables of a copy of NVTX, so that the observer is told of its ranges. `other` is the file of another tool,
-/// which gets each call as well.
+/// Puts our functions into the tables of a copy of NVTX, so that the observer receives its ranges. `other` is the library of another tool,
+/// which receives each call as well.
 ///
 /// # Errors
-/// Returns an error if the copy does not have the needed tables, or if the other tool cannot be loaded. That tool gets no ranges then,
-/// but the observer does.
+/// Returns an error if the copy lacks the needed tables, or if the other tool cannot be loaded. In the second case only the observer
+/// receives the ranges.
 ///
 /// # Safety
-/// `get_export_table` is the function that NVTX has passed to `InitializeInjectionNvtx2`, and this is called inside of that call.
+/// `get_export_table` must be the function that NVTX has passed to `InitializeInjectionNvtx2`, and this must be called inside that call.
 pub unsafe fn observe_ranges(get_export_table: GetExportTable, other: Option<&Path>) -> Result<(), String> {
     Names::keep_in_children();
     // SAFETY: the caller passes NVTX's function. The tables that it returns live as long as the copy of NVTX.
@@ -213,22 +214,21 @@ pub unsafe fn observe_ranges(get_export_table: GetExportTable, other: Option<&Pa
     let failed = other.and_then(|other| chain(get_export_table, other).err());
     for (module, (table, before)) in tables.into_iter().zip(before).enumerate() {
         let (table, before) = table.zip(before).ok_or("this version of NVTX has no such tables")?;
-        // SAFETY: the entries point to the variables through which this copy calls the functions. NVTX lets its tool write them
-        // inside of the initialization.
+        // SAFETY: the entries point to the variables through which this copy calls the functions. NVTX lets its tool write them during the
+        // initialization.
         unsafe { replace(module, table, failed.is_none().then_some(&before)) };
     }
     failed.map_or(Ok(()), Err)
 }
 
-/// Puts functions into the table of an extension of a copy of NVTX, if it is the one for payloads. `other` is as in [`observe_ranges`].
-/// Returns whether anybody uses the extension.
+/// Puts our functions into the table of an extension of a copy of NVTX, if it is the extension for payloads. `other` is as in
+/// [`observe_ranges`]. Returns whether any tool uses the extension.
 ///
 /// # Errors
-/// Returns an error if the other tool cannot be loaded. That tool does not get the calls of the extension then, but the
-/// observer does.
+/// Returns an error if the other tool cannot be loaded. Then only the observer receives the calls of the extension.
 ///
 /// # Safety
-/// The module is the one that NVTX has passed to `InitializeInjectionNvtxExtension`, and this is called inside of that call.
+/// The module must be the one that NVTX has passed to `InitializeInjectionNvtxExtension`, and this must be called inside that call.
 pub unsafe fn observe_extension(module: *const ExtensionModule, other: Option<&Path>) -> Result<bool, String> {
     Names::keep_in_children();
     // SAFETY: the caller passes NVTX's module, which lives during the call.
@@ -247,22 +247,22 @@ pub unsafe fn observe_extension(module: *const ExtensionModule, other: Option<&P
         let Ok(initialize) = initialize else { return Ok(false) };
         // SAFETY: this is the type that NVTX documents for this name.
         let initialize = unsafe { transmute::<*const c_void, InitializeExtension>(initialize.as_ptr()) };
-        // SAFETY: it gets the arguments of NVTX, at the place where NVTX would have called it.
+        // SAFETY: the function is called with NVTX's arguments, at the time when NVTX would have called it.
         if unsafe { initialize(module) } == 0 {
             return Err(format!("{} refused an extension of NVTX, and gets no calls of it", other.display()));
         }
         Ok(true)
     });
     let Some((slots, before)) = slots.zip(before) else { return asked };
-    // SAFETY: NVTX lets its tool write the slots inside of the initialization.
+    // SAFETY: NVTX lets its tool write the slots during the initialization.
     unsafe { replace(PAYLOADS, &slots, (asked == Ok(true)).then_some(&before)) };
     asked.map(|_| true)
 }
 
-/// Returns the functions that a copy of NVTX calls now.
+/// Returns the functions that a copy of NVTX currently calls.
 ///
 /// # Safety
-/// Each entry is null, or the place of a pointer to a function.
+/// Each entry must be null, or the address of a pointer to a function.
 unsafe fn functions_of(entries: &[*mut usize]) -> Functions {
     let mut functions = [0; FUNCTIONS];
     for (function, entry) in functions.iter_mut().zip(entries).filter(|(_, entry)| !entry.is_null()) {
@@ -272,11 +272,12 @@ unsafe fn functions_of(entries: &[*mut usize]) -> Functions {
     functions
 }
 
-/// Puts our functions into the entries. `before` has the functions before the other tool has written its own ones, which are called from
-/// ours; `None` if there is no other tool.
+/// Puts our functions into the entries. `before` contains the functions from before the other tool wrote its own, which ours call; `None`
+/// if there is no other tool.
 ///
 /// # Safety
-/// Each entry is null, or the place of a pointer to a function of this module with that number. NVTX allows to write it now.
+/// Each entry must be null, or the address of a pointer to the function of this module with that number, and NVTX must allow writing it
+/// now.
 unsafe fn replace(module: usize, entries: &[*mut usize], before: Option<&Functions>) {
     // SAFETY: required by this function's contract.
     let now = unsafe { functions_of(entries) };
@@ -292,12 +293,12 @@ unsafe fn replace(module: usize, entries: &[*mut usize], before: Option<&Functio
     }
 }
 
-/// Returns the table of a module: the place of the pointer to each function.
+/// Returns the table of a module, which contains the address of the pointer to each function.
 ///
 /// # Safety
-/// The function is that of a copy of NVTX, or of ours.
+/// `get_export_table` must be the function of a copy of NVTX, or ours.
 unsafe fn table_of<'a>(get_export_table: GetExportTable, module: c_uint) -> Option<&'a [*mut usize]> {
-    // SAFETY: NVTX returns null, or a table that is never freed and begins with its size.
+    // SAFETY: NVTX returns null, or a table that is never freed and starts with its size.
     let callbacks = unsafe { get_export_table(CALLBACKS).cast::<Callbacks>().as_ref() }?;
     if callbacks.size < size_of::<Callbacks>() {
         return None;
@@ -308,7 +309,7 @@ unsafe fn table_of<'a>(get_export_table: GetExportTable, module: c_uint) -> Opti
     if is_known == 0 || table.is_null() {
         return None;
     }
-    // SAFETY: NVTX returns the number of entries. Newer versions of NVTX append entries.
+    // SAFETY: NVTX returns the number of entries. Later versions of NVTX append entries.
     Some(unsafe { slice::from_raw_parts(table, (size as usize).min(FUNCTIONS)) })
 }
 
@@ -319,23 +320,23 @@ fn chain(get_export_table: GetExportTable, other: &Path) -> Result<(), String> {
     let initialize = unsafe { injection::function(other, "InitializeInjectionNvtx2") }.map_err(failed)?;
     // SAFETY: this is the type that NVTX documents for this name.
     let initialize = unsafe { transmute::<*const c_void, InitializeInjection>(initialize.as_ptr()) };
-    // SAFETY: it gets the arguments of NVTX, at the place where NVTX would have called it. The tool stores only functions of the types
-    // that NVTX documents.
+    // SAFETY: the function is called with NVTX's arguments, at the time when NVTX would have called it. The tool stores only functions of
+    // the types that NVTX documents.
     if unsafe { initialize(get_export_table) } == 0 {
         return Err(failed("it refused".to_owned()));
     }
     Ok(())
 }
 
-/// Calls the observer. Calls of NVTX that the observer makes itself are not observed, nor are those in the child of a fork of a process that
-/// is recorded.
+/// Calls the observer. NVTX calls that the observer makes itself are not observed. Neither are calls in a process that was forked from a
+/// recorded process.
 fn tell(what: impl FnOnce(&RangeObserver)) {
     thread_local! {
         static IS_TOLD: Cell<bool> = const { Cell::new(false) };
     }
     // SAFETY: it is null, or a reference that lives as long as the process.
     let Some(observer) = (unsafe { OBSERVER.load(Relaxed).as_ref() }).filter(|_| !process::is_forked()) else { return };
-    // While a thread ends, its locals may be gone.
+    // While a thread ends, its thread-local variables may be gone.
     let is_first = IS_TOLD.try_with(|is_told| !is_told.replace(true)).unwrap_or(false);
     if is_first {
         // A panic must not unwind into the program.
@@ -348,7 +349,7 @@ fn push(domain: usize, name: &str) {
     tell(|observer| (observer.pushed)(domain, &with_domain(domain, name)));
 }
 
-/// Returns the name as NVIDIA's tools write it.
+/// Returns the name in the form that NVIDIA's tools use.
 fn with_domain(domain: usize, name: &str) -> Cow<'_, str> {
     DOMAINS.get(domain).map_or(Cow::Borrowed(name), |domain| Cow::Owned(format!("{domain}:{name}")))
 }
@@ -357,7 +358,7 @@ fn mark(domain: usize, name: &str) {
     tell(|observer| (observer.marked)(&with_domain(domain, name), false));
 }
 
-/// Returns the id of the range: the other tool's, or else a new one.
+/// Starts a range. Returns its id, which is that of the other tool, or else a new one.
 fn start(domain: usize, name: &str, of_other: Option<usize>) -> usize {
     mark(domain, name);
     let id = of_other.unwrap_or_else(new_handle);
@@ -376,7 +377,7 @@ fn pop(domain: usize) {
     tell(|observer| (observer.popped)(domain));
 }
 
-/// Gives this name to the other tool's handle, or else to a new one.
+/// Assigns this name to the other tool's handle, or else to a new one. Returns the handle.
 fn handle(names: &Names, of_other: Option<usize>, name: &str) -> usize {
     let handle = of_other.filter(|handle| *handle != 0).unwrap_or_else(new_handle);
     names.set(handle, name);
@@ -392,7 +393,7 @@ impl Names {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// Makes sure that the child of a fork waits for none of the locks.
+    /// Makes sure that the child process of a fork waits for none of the locks.
     fn keep_in_children() {
         static DONE: AtomicBool = AtomicBool::new(false);
         unsafe extern "C" fn in_child() {
@@ -401,7 +402,7 @@ impl Names {
         process::run_in_children(&DONE, in_child);
     }
 
-    /// Starts with no names if a thread has the lock. This is called in the child of a fork, where no such thread exists.
+    /// Starts with no names if a thread holds the lock. This is called in the child process of a fork, where that thread does not exist.
     fn leave_if_locked(&self) {
         // SAFETY: it is null, or was made in `lock` and is never released.
         let names = unsafe { self.0.load(Relaxed).as_ref() };
@@ -416,14 +417,14 @@ impl Names {
             let new = Box::into_raw(Box::default());
             names = self.0.compare_exchange(names, new, AcqRel, Acquire).map_or_else(
                 |first| {
-                    // SAFETY: it was made above, and no other thread has it.
+                    // SAFETY: the box was created above, and no other thread has it.
                     drop(unsafe { Box::from_raw(new) });
                     first
                 },
                 |_| new,
             );
         }
-        // SAFETY: it was made here, and is never released.
+        // SAFETY: the names were created here, and are never released.
         unsafe { &*names }.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -443,21 +444,21 @@ impl Names {
     }
 }
 
-/// Reads a text of the program.
+/// Reads a string of the program.
 ///
 /// # Safety
-/// The pointer is null, or to a string that ends with a zero.
+/// The pointer must be null, or point to a string that ends with a zero.
 unsafe fn text_a(text: *const c_char) -> String {
     if text.is_null() {
         return NO_NAME.to_owned();
     }
-    // SAFETY: the caller says that the string ends with a zero. No byte after that is read.
+    // SAFETY: this function's contract requires that the string ends with a zero. No byte after that is read.
     let length = unsafe { libc::strnlen(text, MOST_CHARACTERS) };
-    // SAFETY: there are this many bytes, which the program does not change during the call.
+    // SAFETY: the string has this many bytes, and the program does not change them during the call.
     String::from_utf8_lossy(unsafe { slice::from_raw_parts(text.cast(), length) }).into_owned()
 }
 
-/// Reads a text like [`text_a`], of wide characters, which have 32 bits on Linux.
+/// Like [`text_a`], but for wide characters, which have 32 bits on Linux.
 ///
 /// # Safety
 /// The same as for [`text_a`].
@@ -465,7 +466,7 @@ unsafe fn text_w(text: *const u32) -> String {
     if text.is_null() {
         return NO_NAME.to_owned();
     }
-    // SAFETY: the caller says that the string ends with a zero. No character after that is read.
+    // SAFETY: this function's contract requires that the string ends with a zero. No character after that is read.
     let characters =
         (0..MOST_CHARACTERS).map(|at| unsafe { text.add(at).read() }).take_while(|character| *character != 0);
     characters.map(|character| char::from_u32(character).unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
@@ -474,12 +475,12 @@ unsafe fn text_w(text: *const u32) -> String {
 /// Returns the message of a range.
 ///
 /// # Safety
-/// The pointer is null or to the attributes of a range, as NVTX documents them.
+/// The pointer must be null, or point to the attributes of a range, as NVTX documents them.
 unsafe fn message(attributes: *const EventAttributes) -> String {
     if attributes.is_null() {
         return NO_NAME.to_owned();
     }
-    // SAFETY: all versions begin with these two numbers.
+    // SAFETY: all versions start with these two numbers.
     let size = unsafe { (*attributes).size };
     if usize::from(size) < size_of::<EventAttributes>() {
         return NO_NAME.to_owned();
@@ -497,11 +498,11 @@ unsafe fn message(attributes: *const EventAttributes) -> String {
     }
 }
 
-/// The result of a push or a pop if there is no other tool: `NVTX_NO_PUSH_POP_TRACKING`.
+/// The result of a push or a pop without another tool: `NVTX_NO_PUSH_POP_TRACKING`.
 const NOT_TRACKED: c_int = -2;
 
-/// Our functions, by module (0 is [`CORE`], 1 is [`CORE2`]) and number. `$other` calls that of the other tool, if it has one. The other tool's
-/// own function stays in the tables for all other numbers.
+/// Defines our functions, by module (0 is [`CORE`], 1 is [`CORE2`]) and number. `$other` calls the function of the other tool, if it has
+/// one. For all other numbers, the other tool's own function stays in the tables.
 macro_rules! functions {
     ($(($module:literal, $number:literal) $name:ident($($argument:ident: $ty:ty),*) $(-> $result:ty)? |$other:ident| $body:block)*) => {
         $(unsafe extern "C" fn $name($($argument: $ty),*) $(-> $result)? {
@@ -525,8 +526,8 @@ macro_rules! functions {
     };
 }
 
-// The program passes the arguments that NVTX documents to each of them. The content of a payload is not read, so its range has no name. The
-// id of a range, `nvtxRangeId_t`, has 64 bits.
+// The program calls each function with the arguments that NVTX documents. The content of a payload is not read, so its range has no name.
+// The id of a range, `nvtxRangeId_t`, has 64 bits.
 functions! {
     (0, 1) mark_ex(attributes: *const EventAttributes) |other| {
         // SAFETY: see above.

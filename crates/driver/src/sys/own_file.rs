@@ -1,18 +1,18 @@
-//! The file of the library that this code is in, when the driver has loaded it into a program.
+//! Makes a loaded library independent of its file, for the library that the driver has loaded into a program.
 
 use std::{ffi::c_int, fs, io, ptr};
 
 use super::loader::headers_of_program;
 
-/// Replaces the pages of that file by copies, at the same addresses: a file that somebody truncates would end the program at the next
-/// access. Pages that cannot be replaced stay as they are. The program itself stays as it is: the kernel lets nobody write to its file
-/// while it runs.
+/// Replaces the pages of the library that contains this code by copies at the same addresses. Otherwise, if another process truncated the
+/// file, the next access would kill the program. Pages that cannot be replaced stay unchanged. If this code is in the program itself,
+/// nothing is replaced: the kernel allows no process to write to a program's file while it runs.
 ///
 /// # Errors
-/// Returns an error if the system forbids code in memory that is not a file (`SELinux` without `execmem`).
+/// Returns an error if the system forbids code in memory without a file (`SELinux` without `execmem`).
 ///
 /// # Safety
-/// No other thread writes to variables of this library meanwhile: its writes might be lost.
+/// No other thread may write to variables of this library during the call, because its writes might be lost.
 pub unsafe fn leave() -> io::Result<()> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     let here = leave as unsafe fn() -> io::Result<()> as usize;
@@ -23,16 +23,16 @@ pub unsafe fn leave() -> io::Result<()> {
     maps.lines()
         .filter_map(Mapping::of)
         .filter(|mapping| mapping.file == own.file)
-        // SAFETY: the mapping is of this library, and nobody else writes to it, by the contract of this function.
+        // SAFETY: the mapping is of this library, and this function's contract requires that no other thread writes to it.
         .try_for_each(|mapping| unsafe { replace(&mapping) })
 }
 
-/// A private mapping of a file, which can be read.
+/// A private, readable mapping of a file.
 struct Mapping<'a> {
     begin: usize,
     end: usize,
     access: c_int,
-    /// The device and the inode, as the kernel writes them.
+    /// The device and the inode, in the form of `/proc/self/maps`.
     file: (&'a str, &'a str),
 }
 
@@ -61,7 +61,7 @@ impl<'a> Mapping<'a> {
 }
 
 /// # Safety
-/// The mapping is of this library, and no other thread writes to it meanwhile.
+/// The mapping must be of this library, and no other thread may write to it during the call.
 unsafe fn replace(mapping: &Mapping<'_>) -> io::Result<()> {
     let length = mapping.end - mapping.begin;
     let at = ptr::with_exposed_provenance_mut::<libc::c_void>(mapping.begin);
@@ -73,10 +73,11 @@ unsafe fn replace(mapping: &Mapping<'_>) -> io::Result<()> {
     if copy == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the pages are those of this library, which stays loaded while its code runs, and may be read, as the kernel says. The copy is
-    // as long and does not overlap. By the contract of this function nobody else writes to the pages meanwhile, and this thread writes only to
-    // its stack. Then the kernel puts the copy in the place of the pages, in one step for all threads: at each moment each address has
-    // the same bytes and may be accessed in the same way, so code that runs there, and references to data there, are not affected.
+    // SAFETY: the pages are those of this library, which stays loaded while its code runs, and the kernel lists them as readable. The copy
+    // has the same length and does not overlap. This function's contract requires that no other thread writes to the pages during the call,
+    // and this thread only writes to its stack. The kernel then puts the copy where the pages were, in one step for all threads. At each
+    // moment, each address has the same bytes and the same access rights, so code that runs there, and references to data there, are not
+    // affected.
     let is_replaced = unsafe {
         ptr::copy_nonoverlapping(at.cast::<u8>(), copy.cast::<u8>(), length);
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
@@ -86,7 +87,7 @@ unsafe fn replace(mapping: &Mapping<'_>) -> io::Result<()> {
         return Ok(());
     }
     let error = io::Error::last_os_error();
-    // SAFETY: the copy was made above, nobody else knows it, and it was not moved.
+    // SAFETY: the copy was made above, no other code knows it, and it was not moved.
     unsafe { libc::munmap(copy, length) };
     Err(error)
 }
@@ -95,7 +96,7 @@ unsafe fn replace(mapping: &Mapping<'_>) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Otherwise each program that contains gpumem would begin with a copy of itself.
+    /// Otherwise each program that contains gpumem would start by copying itself.
     #[test]
     fn the_program_itself_is_not_copied() {
         let code = || {

@@ -1,5 +1,6 @@
-//! The only way in which gpumem prints. `print!` and `eprint!` panic if they cannot write (a closed pipe, a full disk), and a write to
-//! a pipe without a reader ends a program that does not ignore SIGPIPE, as programs in C. A program must not end because of a notice.
+//! The only code that prints for gpumem. `print!` and `eprint!` panic if they cannot write (a closed pipe, a full disk). Also, a write to a
+//! pipe without a reader kills a program that does not ignore SIGPIPE, which is the default in C. A program must not end because of a
+//! notice.
 
 use std::{
     cell::Cell,
@@ -12,24 +13,25 @@ use std::{
 
 use super::process::without_cancellation;
 
-/// Writes the text to stdout, and returns whether that was possible.
+/// Writes the text to stdout. Returns whether that was possible.
 pub fn to_stdout(text: &str) -> bool {
     let text = Quiet::new(text);
     unharmed(|| print!("{text}"));
     !text.failed.get()
 }
 
-/// Writes the text to stderr, if that is possible. It is one write, so that the output of other processes does not come in between.
+/// Writes the text to stderr, if possible. A single write is used, so that the output of other processes cannot come in between.
 pub fn to_stderr(text: &str) {
     unharmed(|| eprint!("{}", Quiet::new(text)));
 }
 
-/// Writes a line about gpumem itself to stderr, if that is possible.
+/// Writes a line about gpumem itself to stderr, if possible.
 pub fn notice(what: impl fmt::Display) {
     to_stderr(&format!("gpumem: {what}\n"));
 }
 
-/// Like [`notice`], but takes no lock, for the child of a fork: a thread that does not exist there may hold the lock of stderr.
+/// Like [`notice`], but takes no lock. Meant for the child process of a fork, where the lock of stderr may be held by a thread that does
+/// not exist.
 #[cfg(target_os = "linux")]
 pub fn notice_without_lock(what: impl fmt::Display) {
     use std::{mem::ManuallyDrop, os::fd::FromRawFd};
@@ -40,11 +42,11 @@ pub fn notice_without_lock(what: impl fmt::Display) {
     unharmed(|| _ = (&*stderr).write_all(format!("gpumem: {what}\n").as_bytes()));
 }
 
-/// Writes the text to a file of [`open_at_end`](super::descriptor::open_at_end). If it is a pipe that is full, this waits for its reader for
-/// at most this time.
+/// Writes the text to a file of [`open_at_end`](super::descriptor::open_at_end). If the file is a full pipe, waits at most this long for
+/// its reader.
 ///
 /// # Errors
-/// Returns an error if not all of it could be written.
+/// Returns an error if not all of the text could be written.
 pub fn to_file(mut file: &File, text: &str, patience: Duration) -> io::Result<()> {
     let (mut rest, until) = (text.as_bytes(), Instant::now() + patience);
     while !rest.is_empty() {
@@ -66,8 +68,8 @@ pub fn to_file(mut file: &File, text: &str, patience: Duration) -> io::Result<()
     Ok(())
 }
 
-/// Text for `print!`, which ignores that it cannot be written. `print!` is used and not `write!` to stdout, because the test harness
-/// captures only `print!`.
+/// Text for `print!` that ignores write errors. `print!` is used instead of `write!` to stdout, because the test harness captures only
+/// `print!`.
 struct Quiet<'a> {
     text: &'a str,
     failed: Cell<bool>,
@@ -86,7 +88,7 @@ impl fmt::Display for Quiet<'_> {
     }
 }
 
-/// Runs code that prints: the thread is not cancelled in it, and gets no signal if nobody reads the pipe.
+/// Runs code that prints. During that, the thread cannot be cancelled, and gets no signal if the pipe has no reader.
 fn unharmed(print: impl FnOnce()) {
     without_cancellation(|| without_sigpipe(print));
 }

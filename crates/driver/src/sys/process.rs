@@ -1,4 +1,4 @@
-//! The process itself, with its exit and its forks.
+//! The process itself: its exit, its forks and its threads.
 
 use std::{
     ffi::c_int,
@@ -22,8 +22,8 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Calls `callback` when the process exits. Handlers run in reverse order, so libraries that have registered their handlers by now
-/// still work at that moment. `callback` must not unwind.
+/// Calls `callback` when the process exits. Handlers run in reverse order, so libraries that have already registered their handlers still
+/// work when `callback` runs. `callback` must not unwind.
 pub fn at_exit(callback: extern "C" fn()) {
     // SAFETY: `atexit` is in the C library that every target of `std` with NVIDIA drivers links; it keeps the function
     // pointer, which is `'static`, and calls it once with no argument. If `atexit` fails for want of memory, the handler is not
@@ -31,8 +31,8 @@ pub fn at_exit(callback: extern "C" fn()) {
     unsafe { atexit(callback) };
 }
 
-/// Runs code and delays a cancellation of the calling thread (`pthread_cancel`) until after it. Functions such as `write` are points
-/// at which a thread is cancelled, and the C library would unwind through code that catches panics, which ends the process.
+/// Runs code, and delays a cancellation of the calling thread (`pthread_cancel`) until the code has returned. Functions such as `write` are
+/// cancellation points. The C library would unwind through code that catches panics, which kills the process.
 #[inline]
 pub(super) fn without_cancellation<R>(code: impl FnOnce() -> R) -> R {
     #[cfg(target_os = "linux")]
@@ -62,12 +62,12 @@ pub(super) fn without_cancellation<R>(code: impl FnOnce() -> R) -> R {
     code()
 }
 
-/// Returns the file of the program.
+/// Returns the path of the program.
 ///
 /// # Errors
-/// Returns an error if the system does not say it.
+/// Returns an error if the system does not report it.
 pub fn executable() -> std::io::Result<std::path::PathBuf> {
-    // `/proc/self` is the first thread, which may have ended before the others: it has no file then.
+    // `/proc/self` is the main thread, which may have ended before the others. It has no file then.
     #[cfg(target_os = "linux")]
     if let Ok(path) = std::fs::read_link("/proc/thread-self/exe") {
         return Ok(path);
@@ -75,24 +75,24 @@ pub fn executable() -> std::io::Result<std::path::PathBuf> {
     std::env::current_exe()
 }
 
-/// Returns the name of the machine, or that of the container. `None` if the system does not say it.
+/// Returns the name of the machine or of the container, or `None` if the system does not report it.
 pub fn host() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim_end().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// Returns the number of this process among those of a job, as its launcher says it.
+/// Returns the rank of this process in its job, if the launcher has set one.
 pub fn rank() -> Option<u64> {
     rank_of(|name| std::env::var(name).ok())
 }
 
-/// Returns the same for the process that has these variables.
+/// Like [`rank`], for the process that has these variables.
 pub fn rank_of(variable: impl Fn(&str) -> Option<String>) -> Option<u64> {
     const VARIABLES: [&str; 5] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"];
     VARIABLES.iter().find_map(|name| variable(name)?.trim().parse().ok())
 }
 
-/// Returns the operating system's number of the calling thread; 0 if it is not known.
+/// Returns the operating system's id of the calling thread, or 0 if it is not known.
 pub fn thread_id() -> u64 {
     #[cfg(target_os = "linux")]
     {
@@ -105,15 +105,14 @@ pub fn thread_id() -> u64 {
     0
 }
 
-/// Returns the operating system's name of the calling thread, cut off after 15 bytes. A thread without a name of its own has that of
-/// the thread that started it. `None` on systems without such names.
+/// Returns the operating system's name of the calling thread, cut off after 15 bytes. A thread that was given no name has that of the
+/// thread that started it. `None` on systems without such names.
 pub fn thread_name() -> Option<String> {
     let name = name_of_thread();
     (name != ThreadName::default()).then(|| String::from_utf8_lossy(name.bytes()).into_owned())
 }
 
-/// Returns the same as [`thread_name`]; empty if it is not known. It may be called in a hook: on Linux it makes one system call, which
-/// takes no lock.
+/// Like [`thread_name`], but empty if the name is not known. Hooks may call this: on Linux it makes one system call, which takes no lock.
 pub fn name_of_thread() -> ThreadName {
     #[cfg(target_os = "linux")]
     {
@@ -127,12 +126,12 @@ pub fn name_of_thread() -> ThreadName {
         let result = unsafe { prctl(PR_GET_NAME, name.as_mut_ptr()) };
         if result == 0 { ThreadName::new(&name) } else { ThreadName::default() }
     }
-    // This is the name that the Rust program has given the thread.
+    // This is the name that the Rust program gave the thread.
     #[cfg(not(target_os = "linux"))]
     std::thread::current().name().map_or_else(ThreadName::default, |name| ThreadName::new(name.as_bytes()))
 }
 
-/// Runs `begin_thread`, with all signals blocked in the threads that it begins: a signal that the program handles is delivered to the
+/// Runs `begin_thread`, with all signals blocked in the threads that it starts. Signals that the program handles are then delivered to the
 /// program's own threads.
 pub fn with_signals_blocked<R>(begin_thread: impl FnOnce() -> R) -> R {
     #[cfg(target_os = "linux")]
@@ -157,25 +156,25 @@ pub fn with_signals_blocked<R>(begin_thread: impl FnOnce() -> R) -> R {
     begin_thread()
 }
 
-/// The beginning of the names of all threads of gpumem.
+/// The prefix of the names of all gpumem threads.
 pub const OWN_THREADS: &str = "gpumem-";
 
-/// Ends the process with code 0 if the program's threads have ended: the C library does so after the last thread, and the threads of
-/// gpumem must not keep the process alive. This happens in a program that ends its main thread with `pthread_exit`.
+/// Ends the process with code 0 if all of the program's threads have ended. The C library does so after the last thread, and gpumem's
+/// threads must not keep the process alive. This is needed for a program that ends its main thread with `pthread_exit`.
 pub fn exit_without_program() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if is_without_program() && !DONE.swap(true, Relaxed) {
-        // This runs on a thread of its own, because handlers of the exit wait for the threads of gpumem.
+        // The exit runs on a separate thread, because exit handlers wait for gpumem's threads.
         let exit = std::thread::Builder::new().name(format!("{OWN_THREADS}exit"));
         let _ = exit.spawn(|| std::process::exit(0));
     }
 }
 
-/// Returns whether the main thread and all others of the program have ended.
+/// Returns whether the main thread and all other threads of the program have ended.
 #[cfg(target_os = "linux")]
 fn is_without_program() -> bool {
     use std::{fs, io};
-    // This needs no descriptor: the program may just now expect the lowest one.
+    // This check needs no descriptor: at this moment the program may expect to get the lowest one.
     let has_main = !matches!(fs::read_link("/proc/self/exe"), Err(error) if error.kind() == io::ErrorKind::NotFound);
     if has_main {
         return false;
@@ -198,13 +197,12 @@ fn is_without_program() -> bool {
     false
 }
 
-/// Returns the time when this process began, as `/proc` says; 0 if it is not known. Another process that gets the same number
-/// began later.
+/// Returns the start time of this process from `/proc`, or 0 if it is not known. Another process that gets the same id started later.
 pub fn began() -> u64 {
     began_in("/proc/self").unwrap_or(0)
 }
 
-/// Returns the time when the process with this number began. `None` if no such process runs.
+/// Returns the start time of the process with this id, or `None` if no such process runs.
 pub fn began_of(pid: u32) -> Option<u64> {
     began_in(&format!("/proc/{pid}"))
 }
@@ -214,13 +212,13 @@ fn began_in(folder: &str) -> Option<u64> {
     // The name of the program is in brackets and may contain any bytes, even if they are not UTF-8.
     let stat = String::from_utf8_lossy(&stat);
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    // The state is that of the first thread: it may have ended before the others.
+    // The state is that of the main thread, which may have ended before the others.
     let has_ended = matches!(fields.next()?, "Z" | "X");
     let has_others = || std::fs::read_dir(format!("{folder}/task")).is_ok_and(|threads| threads.count() > 1);
     if has_ended && !has_others() { None } else { fields.nth(18)?.parse().ok() }
 }
 
-/// Returns the running time of this process; `None` if it is not known.
+/// Returns how long this process has run, or `None` if it is not known.
 pub fn age() -> Option<std::time::Duration> {
     #[cfg(target_os = "linux")]
     {
@@ -239,14 +237,14 @@ pub fn age() -> Option<std::time::Duration> {
 /// The code that runs in the child of a fork.
 static IN_CHILD: OnceCell<fn()> = OnceCell::new();
 
-/// Runs `code` in the child of a fork. `code` may only store to atomics.
+/// Runs `code` in the child process of a fork. `code` may only store to atomics.
 #[cfg(feature = "cuda")]
 pub(super) fn at_fork(code: fn()) {
     let _ = IN_CHILD.set(code);
     notice_forks();
 }
 
-/// Notices forks of this process from now on.
+/// Starts to notice forks of this process.
 pub fn notice_forks() {
     #[cfg(unix)]
     {
@@ -255,12 +253,11 @@ pub fn notice_forks() {
     }
 }
 
-/// Runs `code` in the child of each fork from now on, if `done` is not set yet. `code` may only store to atomics.
+/// Makes the child process of each later fork run `code`, and sets `done`. Does nothing if `done` is set. `code` may only store to atomics.
 #[cfg(unix)]
 #[inline]
 pub(super) fn run_in_children(done: &AtomicBool, code: unsafe extern "C" fn()) {
-    // This is not a `OnceCell`: a child that is forked while another thread initialises it would wait for that thread
-    // for ever.
+    // This is not a `OnceCell`: a child process that is forked while another thread initialises it would wait for that thread for ever.
     if !done.load(Relaxed) && !done.swap(true, Relaxed) {
         // SAFETY: `pthread_atfork` is in the C library of every unix; it keeps the function pointer, which is `'static`,
         // and calls it in the child of a fork. The function only stores to atomics, which is allowed there.
@@ -276,16 +273,16 @@ unsafe extern "C" fn forked() {
     }
 }
 
-/// Returns whether this process is the child of a fork of a process that used this crate, if [`notice_forks`] was called before the
-/// fork. The other threads do not exist in the child, so locks that they held stay locked for ever, and the CUDA driver does not work
-/// there. So this crate takes no lock in the child, neither its own nor one of the standard library, and prints nothing. Every
-/// request returns an error.
+/// Returns whether this process was forked from a process that used this crate, if [`notice_forks`] was called before the fork. The other
+/// threads do not exist in the child process. Locks that they held stay locked for ever, and the CUDA driver does not work there. Therefore
+/// this crate takes no lock in the child process, neither its own nor one of the standard library, and prints nothing. Every request
+/// returns an error.
 #[inline]
 pub fn is_forked() -> bool {
     <Std as Primitives>::is_forked()
 }
 
-/// Runs `code` in the child of a fork. Returns whether it ends there.
+/// Runs `code` in the child process of a fork. Returns whether it returns there.
 #[cfg(all(test, unix))]
 pub(crate) fn ends_in_child(code: fn()) -> bool {
     // SAFETY: the child only runs `code` and ends, at the latest by its alarm. `code` takes no lock there, or it waits for it, which is what is

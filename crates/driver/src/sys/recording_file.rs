@@ -11,30 +11,30 @@ use gpumem_core::recording::is_recording;
 
 use super::descriptor;
 
-/// A file that only this process writes to, even if the program closes descriptors that are not its own.
+/// A file to which only this process writes, even if the program closes descriptors that are not its own.
 ///
-/// Daemons and programs that start others close all numbers from 3 on. After that the number of this file is free, and the next file or
-/// connection of the program may get it. So each write first compares the file of the number, and opens the recording again if it was
-/// closed.
+/// Daemons and programs that start others close all descriptors from 3 on. The number of this file is then free, and the program's next
+/// file or connection may get it. Therefore each write first checks which file the number refers to, and opens the recording again if it
+/// was closed.
 #[derive(Debug)]
 pub struct RecordingFile {
-    /// The file. `None` if the program has closed the descriptor and the file cannot be opened again.
+    /// The file. `None` if the program has closed the descriptor and the file could not be opened again.
     file: Option<File>,
     identity: Option<(u64, u64)>,
-    /// The path of the file, and its later path when it takes the place of another one.
+    /// The path of the file, and the path to which it will be moved.
     paths: [PathBuf; 2],
     written: u64,
 }
 
 impl RecordingFile {
-    /// Creates the file, or empties it. The file is moved to `place` later, if this is another path.
+    /// Creates the file, or empties it. It will be moved to `place`, if that is another path.
     ///
-    /// The lock lasts until the process ends: two processes that write to one file would destroy both recordings. A pipe or a device is
-    /// refused, because opening or writing it can block the program.
+    /// The file stays locked until the process ends, because two processes that write to one file would destroy both recordings. A pipe or
+    /// a device is rejected, because opening it or writing to it can block the program.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be created, if it is not a regular file, if it is something else than a recording, or
-    /// if another process records to it.
+    /// Returns an error if the file cannot be created, is not a regular file, contains something else than a recording, or is used by
+    /// another process for its recording.
     pub fn create(path: &Path, place: &Path) -> io::Result<Self> {
         let file = descriptor::open(path, true)?;
         lock(&file)?;
@@ -45,12 +45,12 @@ impl RecordingFile {
         descriptor::give_owner_access(&file);
         let file = descriptor::with_high_number(file);
         let identity = descriptor::identity(&file);
-        // The program may change its folder.
+        // The program may change its working directory.
         let paths = [std::path::absolute(path)?, std::path::absolute(place)?];
         Ok(Self { file: Some(file), identity, paths, written: 0 })
     }
 
-    /// Returns the file, which is opened again if the program has closed it.
+    /// Returns the file. Opens it again if the program has closed it.
     fn own(&mut self) -> io::Result<&mut File> {
         let identity = self.identity;
         let is_own = |file: &File| descriptor::identity(file) == identity;
@@ -72,21 +72,21 @@ impl RecordingFile {
 
 impl Write for RecordingFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // The kernel would end the program with SIGXFSZ above the limit.
+        // Above the limit, the kernel would kill the program with SIGXFSZ.
         if let Some(limit) = descriptor::file_size_limit().filter(|limit| self.written + bytes.len() as u64 > *limit) {
             let why = format!("files of this process may have {limit} bytes at most (ulimit -f)");
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
         }
         let written = self.written;
         let file = self.own()?;
-        // Data after a gap is no recording.
+        // Data after a gap is not a valid recording.
         let known = file.metadata()?;
         if known.len() < written {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "another process has made it shorter"));
         }
         let count = file.write(bytes)?;
         self.written += count as u64;
-        // A reader that has the file open gets these last events.
+        // A reader that has the file open still gets these last events.
         if descriptor::is_removed(&known) {
             return Err(io::Error::new(io::ErrorKind::NotFound, "it was removed while the program ran"));
         }

@@ -1,8 +1,8 @@
 //! The memory of a recording's ring, which outlives the process.
 //!
-//! It is a segment of shared memory (System V). A segment has no name in a file system and keeps its size, so no process can shrink or
-//! empty it while it is mapped into the program, and no full disk can refuse a page of it. It needs no descriptor and no other process.
-//! It stays when its process is killed: a report reads it, adds it to the recording, and removes it.
+//! The memory is a segment of shared memory (System V). A segment has no name in a file system and keeps its size, so no process can shrink
+//! or empty it while it is mapped into the program, and a full disk cannot make it fail. It needs no descriptor and no other process. If
+//! its process is killed, the segment stays: a report reads it, adds it to the recording, and removes it.
 
 use std::io;
 
@@ -33,19 +33,18 @@ mod linux {
 
     use super::{Line, RingMemory, Segment, Segments, SharedMemory, io};
 
-    /// The number of rings of killed processes that are kept until a report reads them. They take memory, and some never get a
-    /// report.
+    /// How many rings of killed processes are kept until a report reads them. They use memory, and some are never read.
     const MOST_FORGOTTEN: usize = 16;
 
     /// Only the owner may use a segment.
     const MODE: c_int = 0o600;
 
-    /// The memory of a ring. A clone is the same memory.
+    /// The memory of a ring. A clone refers to the same memory.
     #[derive(Clone, Debug)]
     pub struct RingPages {
         lines: NonNull<Line>,
         count: usize,
-        /// The mapping of these lines. They stand here too, so that an event need not read the mapping.
+        /// The mapping of these lines. The lines are also stored here, so that an event need not read the mapping.
         mapping: Arc<Mapping>,
     }
 
@@ -62,16 +61,16 @@ mod linux {
         segment: Option<OwnSegment>,
     }
 
-    // SAFETY: any thread may unmap it, and may remove the number of its segment.
+    // SAFETY: any thread may unmap the memory, and may remove the id of its segment.
     unsafe impl Send for Mapping {}
-    // SAFETY: a shared reference only allows removing the number of the segment, which is one call of the kernel.
+    // SAFETY: a shared reference only allows removing the id of the segment, which is one call of the kernel.
     unsafe impl Sync for Mapping {}
 
-    /// A segment that this process has made and has to remove.
+    /// A segment that this process has created and must remove.
     #[derive(Debug)]
     struct OwnSegment {
         number: c_int,
-        /// The child of a fork has a copy of this, and removes nothing.
+        /// The process that created it. The child process of a fork has a copy of this value, and removes nothing.
         process: u32,
     }
 
@@ -84,7 +83,7 @@ mod linux {
     }
 
     impl RingPages {
-        /// Makes memory that outlives the process, else private memory. All bytes are 0.
+        /// Allocates memory that outlives the process, or private memory if that is not possible. All bytes are 0.
         ///
         /// # Errors
         /// Returns an error if the process may not have that much memory.
@@ -92,7 +91,7 @@ mod linux {
             Self::shared(count).or_else(|_| Self::private(count))
         }
 
-        /// Makes memory that is lost with the process. All bytes are 0.
+        /// Allocates memory that is lost with the process. All bytes are 0.
         ///
         /// # Errors
         /// Returns an error if the process may not have that much memory.
@@ -125,20 +124,20 @@ mod linux {
             Self { lines, count, mapping: Arc::new(Mapping { lines, count, segment }) }
         }
 
-        /// Returns the number of the segment, if the memory outlives the process.
+        /// Returns the id of the segment, if the memory outlives the process.
         pub fn segment(&self) -> Option<u64> {
             self.mapping.segment.as_ref().and_then(|segment| segment.number.try_into().ok())
         }
 
-        /// Fetches all pages, so that hooks do not wait for them. It must be called after the ring has the number of its process,
-        /// because the process may be killed meanwhile.
+        /// Fetches all pages, so that hooks do not wait for them. This must be called after the ring contains the id of its process,
+        /// because the process may be killed during the call.
         pub fn fetch(&self) {
             let bytes = self.count * size_of::<Line>();
-            // SAFETY: this range is mapped, and its bytes stay as they are. A kernel before 5.14 refuses, which changes nothing else.
+            // SAFETY: this range is mapped, and its bytes do not change. A kernel before 5.14 returns an error and changes nothing else.
             unsafe { libc::madvise(self.lines.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) };
         }
 
-        /// Marks the ring as not needed after the process. The memory can be used until this is dropped.
+        /// Marks the ring as not needed after the process. The memory can still be used until this value is dropped.
         pub fn discard(&self) {
             self.mapping.discard();
         }
@@ -156,10 +155,10 @@ mod linux {
         #[inline]
         fn lines(&self) -> &[Line] {
             // SAFETY: this number of lines is mapped until `mapping` is dropped: by `mmap` without a file, or by `shmat`, whose segment
-            // nobody can make smaller. Removing the segment leaves the mapping as it is. The memory begins at a page, so lines are
-            // aligned, and any bytes are atomic words. Another process of this user may attach the segment and write to it: words are
-            // read and written atomically, and a ring trusts none of them. The kernel has a page for each access, or ends a process for
-            // want of memory, as with any other memory of the program.
+            // cannot be made smaller. Removing the segment does not change the mapping. The memory starts at a page, so lines are aligned,
+            // and any bytes are valid atomic words. Another process of this user may attach the segment and write to it: words are read and
+            // written atomically, and a ring trusts none of them. The kernel provides a page for each access, or kills a process if there
+            // is not enough memory, as for any other memory of the program.
             unsafe { slice::from_raw_parts(self.lines.as_ptr(), self.count) }
         }
     }
@@ -179,10 +178,10 @@ mod linux {
         }
     }
 
-    /// Maps this number of words of a segment of any process, for as long as this process lives.
+    /// Maps the first `count` words of a segment of any process, for the rest of this process.
     ///
     /// # Errors
-    /// Returns an error if this process may not use the segment, or if there is no segment of this size.
+    /// Returns an error if this process may not use the segment, or if no segment of this size exists.
     pub fn words_of(segment: u64, count: usize) -> io::Result<&'static [AtomicU64]> {
         let number = segment.try_into().map_err(|_| io::ErrorKind::NotFound)?;
         let lines = attach(number, 0)?;
@@ -195,8 +194,8 @@ mod linux {
         if bytes / size_of::<AtomicU64>() < count {
             return Err(io::Error::other("the segment of shared memory is too small"));
         }
-        // SAFETY: this number of words is mapped and stays mapped, because nobody detaches them. They begin at a page. As in `lines`,
-        // any bytes are atomic words.
+        // SAFETY: this number of words is mapped and stays mapped, because no code detaches them. They start at a page. As in `lines`, any
+        // bytes are valid atomic words.
         Ok(unsafe { slice::from_raw_parts(lines.as_ptr().cast(), count) })
     }
 
@@ -217,7 +216,7 @@ mod linux {
         unsafe { libc::shmctl(number, libc::IPC_RMID, ptr::null_mut()) };
     }
 
-    /// Returns the content of a segment, `most` bytes at most. `None` if there is no segment with this number.
+    /// Returns the content of a segment, at most `most` bytes. `None` if there is no segment with this id.
     fn content(number: c_int, most: usize) -> io::Result<Option<Segment>> {
         let lines = match attach(number, libc::SHM_RDONLY) {
             Ok(lines) => lines,
@@ -232,16 +231,16 @@ mod linux {
         let is_known = unsafe { libc::shmctl(number, libc::IPC_STAT, &raw mut about) } == 0;
         let read = if is_known {
             let count = about.shm_segsz.min(most) / size_of::<Line>();
-            // SAFETY: the segment has at least this number of bytes: it keeps its size, and while it is attached, no other one gets its
-            // number. It is attached until `shmdt` below. Another process may write to it meanwhile, so words are read atomically; any
-            // bytes are atomic words.
+            // SAFETY: the segment has at least this number of bytes: it keeps its size, and while it is attached, no other segment gets its
+            // id. It is attached until `shmdt` below. Another process may write to it during that time, so words are read atomically; any
+            // bytes are valid atomic words.
             let read = unsafe { slice::from_raw_parts(lines.as_ptr(), count) };
             let mut bytes = Vec::with_capacity(size_of_val(read));
             for word in read.iter().flat_map(|line| &line.0) {
                 bytes.extend_from_slice(&word.load(Relaxed).to_le_bytes());
             }
             let creator = u32::try_from(about.shm_cpid).ok().filter(|pid| *pid != 0);
-            // This process is one of those that have attached it.
+            // This process is one of those that have attached the segment.
             Ok(Some(Segment { bytes, creator, is_in_use: about.shm_nattch > 1 }))
         } else {
             Err(io::Error::last_os_error())
@@ -265,7 +264,7 @@ mod linux {
         }
     }
 
-    /// Removes the oldest unread rings of killed processes of this user, if there are many.
+    /// Removes the oldest unread rings of this user's killed processes, if there are too many.
     fn remove_forgotten(bytes: usize) {
         let list = fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
         // SAFETY: the call has no arguments and cannot fail.
@@ -281,8 +280,7 @@ mod linux {
         }
     }
 
-    /// Returns the time when a segment was made or changed, and its number, if it may be the ring of a process of this
-    /// user that has ended.
+    /// Returns the time when a segment was created or changed, and its id, if it may be the ring of a process of this user that has ended.
     fn forgotten(line: &str, bytes: usize, user: u32) -> Option<(u64, c_int)> {
         let fields: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();
         // The key is 0, as for all segments without a name.
@@ -300,7 +298,7 @@ mod other {
 
     use super::{Line, RingMemory, Segment, Segments, SharedMemory, io};
 
-    /// The memory of a ring, which is lost with the process. A clone is the same memory.
+    /// The memory of a ring, which is lost with the process. A clone refers to the same memory.
     #[derive(Clone, Debug)]
     pub struct RingPages(Arc<[Line]>);
 
@@ -341,8 +339,8 @@ mod other {
     }
 }
 
-/// Announces that the calling processor will soon write to this line. The processor takes the line from others meanwhile, and does
-/// not wait for it.
+/// Announces that this processor will soon write to the line. The processor then takes the line from others in the background, without
+/// waiting for it.
 #[inline]
 pub fn prefetch_for_writing(line: &Line) {
     let line: *const Line = line;

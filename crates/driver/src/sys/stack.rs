@@ -1,4 +1,4 @@
-//! The calling thread's stack as addresses, which is cheap, and the functions and lines at these addresses, which is slow.
+//! Finds the calling thread's stack as addresses, which is cheap, and the functions and lines at addresses, which is slow.
 
 use std::{
     fs,
@@ -12,11 +12,10 @@ use object::{Object, ObjectSegment, ObjectSymbol, ReadCache, SymbolKind};
 pub(crate) use super::loader::files_of;
 use super::loader::{self, LoadedFile};
 
-/// The largest number of functions that are found without the walker. Each costs 0.16 µs, so a stack costs at most 5
-/// µs.
+/// The maximum number of functions that are found without the walker. Each costs 0.16 µs, so a stack costs at most 5 µs.
 const MAX_CAPTURED: usize = 32;
 
-/// Files are mapped at pages of this size, or of a multiple of it.
+/// The page size at which files are mapped, or a divisor of it.
 const PAGE: u64 = 4096;
 
 /// A function at an address: the one that contains it, or one that was inlined there.
@@ -28,12 +27,12 @@ pub(crate) struct Symbol {
     pub(crate) column: Option<u32>,
 }
 
-/// Returns the number of the calling thread's stack. For a new stack it is the result of `number`, which must return the same
-/// number for equal stacks. `number` receives the return addresses, innermost first: at most 128, without the functions of files
-/// for which `is_skipped` is true, and without all functions that these call.
+/// Returns the id of the calling thread's stack. For a new stack this is the result of `number`, which must return the same id for equal
+/// stacks. `number` receives the return addresses, innermost first and at most 128. Functions of files for which `is_skipped` is true are
+/// left out, and so are all functions that these call.
 ///
-/// For a stack in the thread's cache this compares the words of the stack, and takes no lock and allocates nothing. If stacks cannot
-/// be walked by tables, `number` receives the result of [`unwind`]: fewer functions, because it is slow, and none left out.
+/// For a stack in the thread's cache, this compares the words of the stack; it takes no lock and allocates nothing. If stacks cannot be
+/// walked by tables, `number` receives the result of [`unwind`]: fewer functions, because it is slow, and none left out.
 #[inline]
 pub(crate) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> u32 {
     #[cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -44,8 +43,8 @@ pub(crate) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
     as_observer_cold(|| unwound(number)).unwrap_or(0)
 }
 
-/// A number for the function that called the driver: the innermost one of the calling thread's stack that is neither in this library nor in
-/// a file for which `is_skipped` is true. `number` receives its return address. 0 if the stack cannot be walked by tables.
+/// Returns an id for the function that called the driver: the innermost one on the calling thread's stack that is neither in this library
+/// nor in a file for which `is_skipped` is true. `number` receives its return address. Returns 0 if the stack cannot be walked by tables.
 #[inline]
 pub(crate) fn caller(is_skipped: fn(&[u8]) -> bool, number: impl Fn(usize) -> u32) -> u32 {
     #[cfg(all(
@@ -65,7 +64,7 @@ pub(crate) fn caller(is_skipped: fn(&[u8]) -> bool, number: impl Fn(usize) -> u3
 #[cfg(feature = "cuda")]
 pub(crate) use super::calls::as_observer_cold;
 
-/// If no source intercepts calls, there is no state of the thread to change.
+/// Runs the code. Without a source that intercepts calls, there is no state of the thread to change.
 #[expect(clippy::unnecessary_wraps, reason = "with such a source, the code may have panicked")]
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn as_observer_cold<T>(code: impl FnOnce() -> T) -> Option<T> {
@@ -82,7 +81,7 @@ pub fn forget() {
     super::walker::forget();
 }
 
-/// The number of a stack that is not in the cache.
+/// Returns the id of a stack that is not in the cache.
 #[cold]
 #[inline(never)]
 pub(crate) fn unwound(number: impl Fn(&[usize]) -> u32) -> u32 {
@@ -91,14 +90,14 @@ pub(crate) fn unwound(number: impl Fn(&[usize]) -> u32) -> u32 {
     number(&addresses[..count])
 }
 
-/// Writes the return addresses of the calling thread's stack, innermost first, until `addresses` is full. Returns their number. The
+/// Writes the return addresses of the calling thread's stack to `addresses`, innermost first, until it is full. Returns their number. The
 /// first one is in the function that calls this one; `skip` leaves out as many more.
 ///
-/// It may be called anywhere, even in a callback from C: it allocates nothing, takes no lock (except on Windows), and does not panic. Each
-/// frame costs the same, so a short `addresses` is cheap.
+/// This may be called anywhere, even in a callback from C: it allocates nothing, takes no lock (except on Windows), and does not panic.
+/// Each frame costs the same, so a short `addresses` is cheap.
 #[inline(never)]
 pub(crate) fn unwind(addresses: &mut [usize], mut skip: usize) -> usize {
-    // Stacks grow downwards, so this frame and the frames of the unwinder begin below the address of a local variable.
+    // Stacks grow downwards, so this frame and the frames of the unwinder start below the address of a local variable.
     let local = 0_u8;
     let here = ptr::from_ref(&local).addr();
     let mut free = addresses.iter_mut();
@@ -128,19 +127,19 @@ pub(crate) fn unwind(addresses: &mut [usize], mut skip: usize) -> usize {
     count
 }
 
-/// The functions at an address that [`unwind`] wrote, innermost first: several if functions were inlined there, none if none is
-/// known. It is slow, because it reads debug information from files while it holds a lock. So it is only for printing.
+/// Returns the functions at an address that [`unwind`] wrote, innermost first: several if functions were inlined there, none if none is
+/// known. This is slow, because it reads debug information from files while it holds a lock. Therefore it is used only for printing.
 ///
-/// It finds no lines, but functions, for libraries that were loaded after its first call.
+/// For libraries that were loaded after the first call, it finds functions but no lines.
 pub(crate) fn resolve(address: usize) -> Vec<Symbol> {
-    /// The files that were loaded just before `backtrace` made its list of files. It makes the list once. The list is older if the program
-    /// has used `backtrace` itself.
+    /// The files that were loaded just before `backtrace` made its list of files, which it does only once. The list is older if the program
+    /// itself has used `backtrace`.
     static LISTED: OnceLock<Vec<Arc<LoadedFile>>> = OnceLock::new();
     let listed = LISTED.get_or_init(loader::files);
     let file = files_of(&[address]).pop().flatten();
     let mut symbols = Vec::new();
-    // A file that was loaded later may have the addresses of an unloaded file of the list. `backtrace` would name its functions after those of the
-    // unloaded file.
+    // A file that was loaded later may be at the addresses of an unloaded file on the list. `backtrace` would then return the functions of
+    // the unloaded file.
     if file.as_ref().is_none_or(|file| listed.contains(file)) {
         backtrace::resolve(ptr::without_provenance_mut(address), |symbol| {
             symbols.push(Symbol {
@@ -166,7 +165,7 @@ fn function_in(loaded: &LoadedFile, address: usize) -> Option<String> {
     let data = ReadCache::new(fs::File::open(&loaded.path).ok()?);
     let object = object::File::parse(&data).ok()?;
     let first = object.segments().map(|segment| segment.address()).min()? / PAGE * PAGE;
-    // The address is behind the call.
+    // The return address is after the call.
     let at = (address.checked_sub(loaded.base)? as u64).checked_add(first)?.checked_sub(1)?;
     let symbols = object.symbols().chain(object.dynamic_symbols());
     let mut functions = symbols.filter(|symbol| symbol.kind() == SymbolKind::Text);

@@ -1,11 +1,11 @@
-//! The collectives of NCCL in a dry run. They move nothing between ranks: each rank continues as if all ranks had its own
-//! values.
+//! The collectives of NCCL in a dry run. They move nothing between ranks: each rank continues as if all ranks had its own values.
 //!
-//! A kernel of NCCL waits for those of other ranks, and threads of NCCL wait for the kernels: a program in which some are skipped does not end.
-//! So the command preloads the library into dry runs, and the loader finds these functions before NCCL's. Communicators are NCCL's own. The
-//! arguments are those of `nccl.h`.
+//! A kernel of NCCL waits for the kernels of other ranks, and NCCL's threads wait for the kernels. If some of them were skipped, the
+//! program would not end. Therefore the command preloads the library into dry runs, and the loader finds these functions before those of
+//! NCCL. Communicators are still created by NCCL. The arguments are those of `nccl.h`.
 //!
-//! NCCL refuses two ranks of one process on one GPU. So the communicators that one process makes for several simulated cards are ours.
+//! NCCL does not accept two ranks of one process on one GPU. Therefore the communicators that one process creates for several simulated
+//! GPUs are ours.
 
 #![allow(unsafe_code, non_snake_case, reason = "the functions stand before those of a C library")]
 
@@ -28,32 +28,32 @@ const FAILED: c_int = 3;
 const INVALID_ARGUMENT: c_int = 4;
 const INVALID_USAGE: c_int = 5;
 
-/// The type of each argument: C passes an `int` as the lower half of a word.
+/// The type of each argument. C passes an `int` as the lower half of a word.
 macro_rules! word {
     ($argument:ident) => {
         usize
     };
 }
 
-/// Functions that answer in a dry run. Without an answer, NCCL's own function is called.
+/// Defines functions that answer in a dry run. If one returns no answer, NCCL's own function is called.
 macro_rules! functions {
     ($($name:ident($($argument:ident),*) $answer:block)*) => {
         $(
-            // SAFETY: no other function of a program has this name but NCCL's own, which this one stands for.
+            // SAFETY: only NCCL's own function has the same name, and this one is meant to replace it.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($argument: usize),*) -> c_int {
                 if matches!(dry::mode(), Some(Mode::Dry { .. })) {
-                    // A thread that does not exist in the child of a fork may hold the lock of the ranks there, and NCCL does not work.
+                    // In the child process of a fork, the lock of the ranks may be held by a thread that does not exist there, and NCCL
+                    // does not work.
                     let is_alive = !process::is_forked();
-                    // Nothing unwinds into NCCL's callers.
+                    // No panic may unwind into the callers of NCCL.
                     let answer = is_alive.then(|| catch_unwind(|| -> Option<c_int> { $answer }).ok()).flatten();
                     if let Some(answer) = answer.unwrap_or(Some(FAILED)) {
                         return answer;
                     }
                 }
                 let Some(function) = nccl::function(stringify!($name)) else { return FAILED };
-                // SAFETY: it is NCCL's function of this name, which takes this number of words, and the arguments are the
-                // caller's.
+                // SAFETY: NCCL's function of this name takes this number of words, and the arguments are those of the caller.
                 unsafe {
                     transmute::<*mut c_void, unsafe extern "C" fn($(word!($argument)),*) -> c_int>(function.as_ptr())($($argument),*)
                 }
@@ -76,7 +76,7 @@ functions! {
                 return INVALID_ARGUMENT;
             }
             for rank in 0..count {
-                // SAFETY: the caller passes this number of places, and devices or null.
+                // SAFETY: the caller passes arrays with this many elements; the devices may be null.
                 unsafe {
                     let device = if devices == 0 { rank } else { (devices as *const c_int).add(rank).read().unsigned_abs() as usize };
                     (comms as *mut usize).add(rank).write(begin(Joint { rank, count, device }));
@@ -95,7 +95,7 @@ functions! {
     ncclCommSplit(comm, _color, _key, _out, _config) { joint(comm).map(|_| INVALID_USAGE) }
 }
 
-/// A rank of a communicator that this process made for several cards.
+/// A rank of a communicator that this process created for several simulated GPUs.
 #[derive(Clone, Copy)]
 struct Joint {
     rank: usize,
@@ -114,20 +114,20 @@ fn joint(comm: usize) -> Option<Joint> {
     joints().get(&comm).copied()
 }
 
-/// Returns the handle. It is an address that nobody else has, because it is never released.
+/// Registers a rank and returns its handle. The handle is an address that no other memory has, because it is never released.
 fn begin(joint: Joint) -> usize {
     let handle = Box::leak(Box::new([0_u64; 8])).as_ptr() as usize;
     joints().insert(handle, joint);
     handle
 }
 
-/// Answers a question about such a communicator.
+/// Answers a query about such a communicator.
 fn told(comm: usize, out: usize, what: impl FnOnce(Joint) -> usize) -> Option<c_int> {
     let value = what(joint(comm)?);
     if out == 0 {
         return Some(INVALID_ARGUMENT);
     }
-    // SAFETY: the caller passes the place for an int.
+    // SAFETY: the caller passes a pointer to an `int`.
     unsafe { (out as *mut c_int).write(c_int::try_from(value).unwrap_or(0)) };
     Some(SUCCESS)
 }
@@ -174,26 +174,26 @@ collectives! {
     ncclRecv(_buffer, _count, _kind, _peer, _comm, _stream) {}
 }
 
-/// An `int` of the caller, which is not negative.
+/// Returns the value of a caller's `int` that is not negative.
 fn int(word: usize) -> usize {
     word & 0xffff_ffff
 }
 
-/// Returns the bytes of a number of values of an `ncclDataType_t`.
+/// Returns the size of `count` values of an `ncclDataType_t`, in bytes.
 fn bytes(count: usize, kind: usize) -> usize {
     const SIZES: [usize; 12] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
     // Values of an unknown type are not copied.
     count * SIZES.get(int(kind)).unwrap_or(&0)
 }
 
-/// Asks NCCL about a communicator. Returns 0 if it does not answer.
+/// Asks NCCL about a communicator. Returns 0 if NCCL returns no value.
 fn asked(question: &str, comm: usize) -> usize {
     if let Some(joint) = joint(comm) {
         return if question == "ncclCommCount" { joint.count } else { joint.rank };
     }
     let mut answer: c_int = 0;
     if let Some(function) = nccl::function(question) {
-        // SAFETY: both questions have this type, and the communicator is the caller's.
+        // SAFETY: both functions have this type, and the communicator is that of the caller.
         let ask =
             unsafe { transmute::<*mut c_void, unsafe extern "C" fn(usize, *mut c_int) -> c_int>(function.as_ptr()) };
         // SAFETY: the variable is live.
@@ -204,10 +204,10 @@ fn asked(question: &str, comm: usize) -> usize {
     usize::try_from(answer).unwrap_or(0)
 }
 
-/// Copies the memory that is on the device. Other memory is skipped, as in every copy of a dry run.
+/// Copies memory that is on the device. Other memory is skipped, like in every copy of a dry run.
 fn copy(from: usize, to: usize, bytes: usize, stream: usize) {
     if from != to && bytes > 0 {
-        // SAFETY: the program asks for a collective with these buffers, after which this rank's part is there.
+        // SAFETY: the program requests a collective with these buffers, which writes this rank's part to `to`.
         unsafe { nccl::copy_on_device(from as u64, to as u64, bytes, stream as u64) };
     }
 }

@@ -1,4 +1,4 @@
-//! Pools that the program registers in its own gpumem, which passes them on with these functions.
+//! Pools that the program registers with its own copy of gpumem, which passes them on through these functions.
 
 #![expect(unsafe_code, reason = "the gpumem of the program calls the functions, and hands over pointers")]
 
@@ -16,21 +16,21 @@ use crate::recordings;
 /// A pool of the program.
 struct Recorded {
     pool: Pool,
-    /// Another recording does not know the pool.
+    /// The recording that knows the pool; others do not.
     recording: u32,
 }
 
 static FUNCTIONS: PoolFunctions = PoolFunctions { register, allocated, freed, set_reserved, close };
 
 /// Returns the functions for pools, or null if the program has another version of gpumem.
-// SAFETY: no other function of a program has this name, which begins with that of this project.
+// SAFETY: the name starts with the prefix of this project, so it cannot clash with another function of the program.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_pools(version: u32) -> *const PoolFunctions {
     if version == VERSION { &raw const FUNCTIONS } else { ptr::null() }
 }
 
 unsafe extern "C" fn register(name: *const u8, length: usize, device: u32) -> *mut c_void {
-    // gpumem must not be asked without a recording: its first use makes the settings of the process.
+    // Without a recording, gpumem must not be called: its first use fixes the settings of the process.
     let Some(recording) = recordings::current() else { return ptr::null_mut() };
     // SAFETY: the caller passes a name of this length.
     let name = String::from_utf8_lossy(unsafe { slice::from_raw_parts(name, length) }).into_owned();
@@ -40,13 +40,13 @@ unsafe extern "C" fn register(name: *const u8, length: usize, device: u32) -> *m
             super::say(" is recorded without the parts of a pool", Err(why.to_string()));
             ptr::null_mut()
         }
-        // The panic hook has printed the panic.
+        // The panic hook has already printed the panic.
         Err(_) => ptr::null_mut(),
     }
 }
 
 unsafe extern "C" fn allocated(pool: *const c_void, address: u64, bytes: u64) {
-    // SAFETY: the caller passes what `register` returned.
+    // SAFETY: the caller passes a pointer that `register` returned and that was not closed.
     unsafe { with(pool, |pool| pool.allocated(address, Bytes::new(bytes))) }
 }
 
@@ -61,18 +61,18 @@ unsafe extern "C" fn set_reserved(pool: *const c_void, bytes: u64) {
 }
 
 unsafe extern "C" fn close(pool: *mut c_void) {
-    // SAFETY: `register` has made it, and it is not passed again.
+    // SAFETY: `register` created the pointer, and it is not used again.
     let pool = unsafe { Box::from_raw(pool.cast::<Recorded>()) };
     _ = catch_unwind(AssertUnwindSafe(|| drop(pool)));
 }
 
-/// Calls the pool while the recording that knows it is made.
+/// Calls the pool if the recording that knows it is still the current one.
 ///
 /// # Safety
-/// `register` returned the pointer, and it was not closed.
+/// `pool` must be a pointer that `register` returned and that was not closed.
 #[inline]
 unsafe fn with(pool: *const c_void, call: impl FnOnce(&Pool)) {
-    // SAFETY: `register` returned the pointer and it was not closed, by the contract of this function.
+    // SAFETY: required by this function's contract.
     let Recorded { pool, recording } = unsafe { &*pool.cast::<Recorded>() };
     if Some(*recording) == recordings::current() {
         _ = catch_unwind(AssertUnwindSafe(|| call(pool)));
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn another_version_gets_nothing_and_no_pool_is_taken_without_a_recording() {
         assert!(gpumem_pools(VERSION + 1).is_null());
-        // SAFETY: it is a table of this version.
+        // SAFETY: the function returns a table of this version.
         let functions = unsafe { gpumem_pools(VERSION).as_ref() }.expect("it is there");
         // SAFETY: the name has this length.
         assert!(unsafe { (functions.register)(b"arena".as_ptr(), 5, 0) }.is_null());

@@ -1,4 +1,4 @@
-//! The socket at which commands come in.
+//! The socket that receives commands.
 
 use std::{
     fs,
@@ -16,23 +16,24 @@ use std::{
 
 use gpumem_driver::{beside::run_with_own_descriptors, descriptor};
 
-/// The longest wait for a command that connects and sends nothing.
+/// The maximum wait for a process that connects but sends nothing.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The interval at which a thread looks whether the program has ended or has closed the socket.
+/// The interval at which a thread checks whether the program has ended or has closed the socket.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// A command, and the way back for its answer.
+/// A command, and the channel for its answer.
 pub(crate) type Command = (String, Sender<String>);
 
-/// Returns the commands that will come in at this socket. A thread has the socket in a table of descriptors of its own: the program can neither
-/// close it nor get a connection of it.
+/// Returns the commands that arrive at this socket. A separate thread keeps the socket in its own descriptor table, so the program can
+/// neither close the socket nor receive one of its connections.
 pub(crate) fn commands(socket: &Path) -> io::Result<Receiver<Command>> {
     let (commands, received) = channel();
     let (bound, is_bound) = sync_channel(1);
     let path = socket.to_owned();
     let serve = move |has_own_table| serve(&path, has_own_table, &bound, &commands);
-    // SAFETY: `serve` opens the socket and its connections itself. It gets a path and channels, and sends only text and errors to other threads.
+    // SAFETY: `serve` opens the socket and its connections itself. It is given a path and channels, and sends only text and errors to other
+    // threads.
     #[expect(unsafe_code, reason = "the thread has a table of descriptors of its own")]
     unsafe {
         run_with_own_descriptors("gpumem-control", serve)?;
@@ -52,39 +53,39 @@ fn serve(socket: &Path, has_own_table: bool, bound: &SyncSender<io::Result<()>>,
     };
     _ = bound.send(Ok(()));
     loop {
-        // Only an older kernel needs this. The program may still close the socket between this line and the next one, and the
-        // accepted connection would then be one of the program.
+        // Only older kernels need this check. The program may still close the socket between this line and the next one; the accepted
+        // connection would then belong to the program.
         let is_own = || listener.local_addr().is_ok_and(|address| address.as_pathname() == Some(socket));
         if !has_own_table && !is_own() {
-            // The program has closed all descriptors that it does not know. The number may be that of its own socket now.
+            // The program has closed all descriptors that it does not know. Its own socket may have the same number now.
             let Ok(again) = bind(socket) else { return };
             forget(replace(&mut listener, again));
         }
         match listener.accept() {
-            // An error is ignored if the command has closed the connection.
+            // An error is ignored, because the command may have closed the connection.
             Ok((stream, _)) => _ = converse(&with_high_number(stream.into()).into(), commands),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            // The descriptor was closed meanwhile, or there is no free number.
+            // The descriptor was closed, or no number is free.
             Err(_) => sleep(LOOK_EVERY),
         }
     }
 }
 
-/// Returns the same file or socket with a number that the program hardly uses.
+/// Returns the same file or socket under a number that the program is unlikely to use.
 fn with_high_number(descriptor: OwnedFd) -> OwnedFd {
     descriptor::with_high_number(descriptor.into()).into()
 }
 
 /// Returns a listener whose `accept` returns after [`LOOK_EVERY`].
 fn bind(socket: &Path) -> io::Result<UnixListener> {
-    // An earlier process with this number may have left a socket, or the program before it called `exec`.
+    // An earlier process with the same id may have left a socket, or an earlier program in this process that called `exec`.
     _ = fs::remove_file(socket);
     let listener = UnixStream::from(with_high_number(UnixListener::bind(socket)?.into()));
     listener.set_read_timeout(Some(LOOK_EVERY))?;
     Ok(UnixListener::from(OwnedFd::from(listener)))
 }
 
-/// Passes one command to the other thread, and its answer back.
+/// Passes one command to the other thread, and sends the answer back.
 fn converse(mut stream: &UnixStream, commands: &Sender<Command>) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;

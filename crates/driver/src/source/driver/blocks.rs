@@ -1,4 +1,4 @@
-//! Finds the age and the size of blocks that are freed and that the ledger does not know.
+//! Finds the age and the size of freed blocks that the ledger does not know.
 
 use std::{
     cell::Cell,
@@ -15,22 +15,22 @@ use crate::{
     sys::{calls::IdKind, cuda},
 };
 
-/// The lowest number of a block that was allocated after the subscription began; [`u64::MAX`] while none is known. The driver
-/// numbers blocks in the order of their allocation, so a block with a lower number is older. A block that was allocated between
-/// the beginning of the subscription and the first known number counts as older as well.
+/// The lowest known id of a block that was allocated after the subscription started; [`u64::MAX`] while none is known. The driver numbers
+/// blocks in the order of allocation, so a block with a lower id is older. A block that was allocated after the start of the subscription
+/// but before the first known id also counts as older.
 static FIRST_BLOCK: AtomicU64 = AtomicU64::new(u64::MAX);
 
 thread_local! {
-    /// The imported memory that this thread freed last, in case the call fails.
+    /// The imported memory that this thread freed last, kept in case the call fails.
     static LAST_IMPORTED_FREE: Cell<Option<Key>> = const { Cell::new(None) };
 }
 
-/// Notes that a subscription begins.
+/// Forgets the lowest id, because a new subscription starts.
 pub(super) fn forget_first_block() {
     FIRST_BLOCK.store(u64::MAX, Relaxed);
 }
 
-/// Notes that a block has just been allocated at this address.
+/// Notes the id of the block that was just allocated at this address, if none is known yet.
 pub(super) fn note_block(address: u64) {
     if FIRST_BLOCK.load(Relaxed) == u64::MAX
         && let Some(number) = cuda::block_number(address)
@@ -39,7 +39,7 @@ pub(super) fn note_block(address: u64) {
     }
 }
 
-/// Asks the driver for the number of the next block, if no number is known yet.
+/// Asks the driver for the id of the next block, if none is known yet.
 pub(super) fn find_first_block() {
     if FIRST_BLOCK.load(Relaxed) == u64::MAX
         && let Some(number) = cuda::next_block_number()
@@ -48,10 +48,10 @@ pub(super) fn find_first_block() {
     }
 }
 
-/// Records that a block is about to be freed that the ledger does not know.
+/// Records the coming free of a block that the ledger does not know.
 #[cold]
 pub(super) fn record_unknown_free(id_kind: IdKind, id: u64) {
-    // A free of null, of imported memory or of a graph's memory changes nothing that is counted.
+    // Freeing null, imported memory or the memory of a graph does not change any count.
     if id == 0 || is_uncounted(id_kind, id) {
         record(&EventKind::FreeFailed);
     } else if let Some(block) = look_up(id_kind, id) {
@@ -61,7 +61,7 @@ pub(super) fn record_unknown_free(id_kind: IdKind, id: u64) {
     }
 }
 
-/// Returns whether the block was imported or belongs to a graph, and so was never counted.
+/// Returns whether the block was never counted because it was imported or belongs to a graph.
 fn is_uncounted(id_kind: IdKind, id: u64) -> bool {
     let key = block_key(id_kind, id);
     if state().imported.remove(&key) {
@@ -71,22 +71,21 @@ fn is_uncounted(id_kind: IdKind, id: u64) -> bool {
     if id_kind != IdKind::Address {
         return false;
     }
-    // If no block is at this address and a capture is active, the free is captured: the graph will allocate the block.
+    // If there is no block at this address and a capture is active, the free is captured: the graph will allocate the block.
     cuda::belongs_to_graph(id).unwrap_or_else(is_capture_active)
 }
 
-/// Notes that the free of a block failed.
+/// Records that the free of a block failed.
 pub(super) fn record_failed_free() {
     state().imported.extend(LAST_IMPORTED_FREE.take());
     record(&EventKind::FreeFailed);
 }
 
-/// Returns the block that is about to be freed, if it is older than the subscription. The driver still knows it, and the question
-/// changes nothing. A younger block that the ledger does not know was allocated by a call that is not intercepted, and was never
-/// counted.
+/// Returns the block that is about to be freed, if it is older than the subscription. The driver still knows the block, and asking changes
+/// nothing. A younger block that the ledger does not know was allocated by a call that is not intercepted, so it was never counted.
 fn look_up(id_kind: IdKind, id: u64) -> Option<Block> {
     let first = FIRST_BLOCK.load(Relaxed);
-    // If no number of a younger block is known, the age of this one is not known.
+    // Without the id of a younger block, the age of this block is not known.
     if id_kind != IdKind::Address || first == u64::MAX || cuda::block_number(id)? >= first {
         return None;
     }

@@ -1,24 +1,24 @@
-//! The contexts of the process, and the number that the blocks of each context carry.
+//! The contexts of the process, and the number by which blocks refer to their context.
 
 use std::collections::HashMap;
 
 use crate::sys::calls::Context;
 
-/// The device and number of a context: blocks that are allocated in the context carry them.
+/// The device and the number of a context. Blocks that are allocated in the context carry both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) device: u32,
-    /// The context's number in blocks, from 1; 0 if there are too many contexts to number this one.
+    /// The number of the context in its blocks, counted from 1; 0 if there are too many contexts to number this one.
     pub(super) number: u8,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Contexts {
     owners: HashMap<Context, Owner>,
-    /// The handle of each context that may have ended while nothing was intercepted. Its blocks stay live until a context with
-    /// this handle ends.
+    /// The handles of contexts that may have ended while nothing was intercepted. The blocks of such a context stay live until a context
+    /// with the same handle ends.
     maybe_ended: Vec<(usize, Owner)>,
-    /// True for each number that is in use; the first element is for number 1.
+    /// Whether each number is in use; the first element is for number 1.
     numbers: Vec<bool>,
 }
 
@@ -27,13 +27,14 @@ impl Contexts {
         self.owners.get(&context).copied()
     }
 
-    /// A context without an id of its own may have ended, and another context may have its handle now.
+    /// Moves contexts without an id to `maybe_ended`: such a context may have ended, and another context may have its
+    /// handle now.
     pub(super) fn forget_unnumbered(&mut self) {
         let unnumbered = self.owners.extract_if(|context, _| context.uid == 0);
         self.maybe_ended.extend(unnumbered.map(|(context, owner)| (context.handle, owner)));
     }
 
-    /// Gives a context the lowest free number, unless another thread was first.
+    /// Assigns the lowest free number to a context, unless another thread already did.
     pub(super) fn number(&mut self, context: Context, device: u32) -> Owner {
         if let Some(owner) = self.owners.get(&context) {
             return *owner;
@@ -49,14 +50,14 @@ impl Contexts {
         owner
     }
 
-    /// Removes the contexts with this handle. There are several if both sources have seen the context, which gave it two numbers.
+    /// Removes the contexts with this handle. There are several if both sources have seen the context and each gave it a number.
     pub(super) fn remove(&mut self, handle: usize) -> Vec<Owner> {
         let certain = self.owners.extract_if(|context, _| context.handle == handle).map(|(_, owner)| owner);
         let possible = self.maybe_ended.extract_if(.., |(of, _)| *of == handle).map(|(_, owner)| owner);
         certain.chain(possible).collect()
     }
 
-    /// No block carries this number any more.
+    /// Releases a number that no block carries any more.
     pub(super) fn release_number(&mut self, number: u8) {
         self.numbers[usize::from(number) - 1] = false;
     }

@@ -1,4 +1,4 @@
-//! Makes events of driver calls.
+//! Creates the events of driver calls.
 
 use super::super::{recorder::record, refusals, stacks};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     },
 };
 
-/// A block was allocated.
+/// Records that a block was allocated.
 pub(super) fn record_allocation(key: Key, ordinal: u32, bytes: u64, kind: MemKind, context: u8) {
     let stack = stacks::stack_for(bytes);
     let kind = kind_on(ordinal, kind);
@@ -18,7 +18,7 @@ pub(super) fn record_allocation(key: Key, ordinal: u32, bytes: u64, kind: MemKin
     refusals::allocated(&block);
 }
 
-/// Memory was allocated or freed that cannot be counted. Reports show the number of such losses.
+/// Records that memory was allocated or freed that cannot be counted. Reports show the number of such losses.
 pub(super) fn record_lost() {
     record(&EventKind::Lost { count: 1 });
 }
@@ -28,8 +28,8 @@ pub(super) fn cuda_device(ordinal: u32) -> Device {
     Device { family: Family::Cuda, ordinal }
 }
 
-/// Returns the kind under which memory of this kind counts. A device without memory of its own uses that of the machine: pinned and
-/// managed memory is its memory, which `cuMemAlloc` gives out as well.
+/// Returns the kind under which this memory counts. A device without its own memory uses that of the machine, so pinned and managed memory
+/// count as device memory there: `cuMemAlloc` allocates from the same memory.
 pub(super) fn kind_on(ordinal: u32, kind: MemKind) -> MemKind {
     if !kind.is_on_device() && cuda::is_integrated(ordinal) { MemKind::Device } else { kind }
 }

@@ -1,4 +1,4 @@
-//! Calls that free: recorded before the call, and undone if the call fails.
+//! Calls that free memory. A free is recorded before the call, and undone if the call fails.
 
 use std::{cell::Cell, thread};
 
@@ -15,14 +15,14 @@ use crate::{
 };
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The memory that a thread's current call frees.
+/// What the current call of a thread frees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PendingFree {
-    /// The call frees a block. The ledger remembers which one.
+    /// A block. The ledger remembers which one.
     Block,
-    /// The call removes one reference to a handle.
+    /// One reference to a handle.
     Handle { handle: u64, reference: Reference },
-    /// The call removes the mappings in [`DriverState::unmapping`](super::state::DriverState::unmapping).
+    /// The mappings in [`DriverState::unmapping`](super::state::DriverState::unmapping).
     Mappings,
 }
 
@@ -30,14 +30,14 @@ thread_local! {
     static PENDING: Cell<PendingFree> = const { Cell::new(PendingFree::Block) };
 }
 
-/// A block is about to be freed.
+/// Records that a block is about to be freed.
 pub(super) fn freeing(id_kind: IdKind, id: u64) {
     if record(&EventKind::Free { key: block_key(id_kind, id), block: None }) == Answer::Untracked {
         record_unknown_free(id_kind, id);
     }
 }
 
-/// A reference to a handle is about to be removed.
+/// Records that a reference to a handle is about to be removed.
 pub(super) fn releasing(handle: u64) {
     let reference = state().handles.release(handle);
     if reference.frees() {
@@ -46,7 +46,7 @@ pub(super) fn releasing(handle: u64) {
     PENDING.set(PendingFree::Handle { handle, reference });
 }
 
-/// All mappings in a range are about to be removed.
+/// Records that all mappings in a range are about to be removed.
 pub(super) fn unmapping(at: u64, bytes: u64) {
     let unmapped = state().handles.unmap(at, bytes);
     for Mapping { handle, .. } in unmapped.iter().filter(|mapping| mapping.reference.frees()) {
@@ -56,7 +56,7 @@ pub(super) fn unmapping(at: u64, bytes: u64) {
     PENDING.set(PendingFree::Mappings);
 }
 
-/// The call has returned.
+/// Finishes the call after it has returned, and undoes its events if it failed.
 pub(super) fn freed(succeeded: bool) {
     match PENDING.replace(PendingFree::Block) {
         PendingFree::Mappings => {
@@ -85,22 +85,23 @@ fn restore_mappings(unmapped: Vec<Mapping>) {
     }
 }
 
-/// The memory of a handle is freed. If the ledger does not know it, the driver cannot be asked: it describes only addresses.
+/// Records that the memory of a handle is freed. If the ledger does not know the handle, the driver cannot help: it only describes
+/// addresses.
 fn record_handle_free(handle: u64) {
     if record(&EventKind::Free { key: Key::new(Space::Handle, handle), block: None }) == Answer::Untracked {
         record(&EventKind::Untracked);
     }
 }
 
-/// A context is destroyed, with all blocks that were allocated in it. Blocks of pools and virtual
-/// memory (VMM) stay, because these belong to the device.
+/// Records that a context is destroyed, together with all blocks that were allocated in it. Blocks of pools and virtual memory (VMM) stay,
+/// because they belong to the device.
 pub(super) fn context_gone(handle: usize) {
     let removed = {
         let mut state = state();
         GENERATION.fetch_add(1, Relaxed);
         state.contexts.remove(handle)
     };
-    // Nothing was allocated in a context that is not in `contexts`, so it needs no event.
+    // Nothing was allocated in a context that is not in `contexts`, so that context needs no event.
     for owner in removed {
         if owner.number == 0 {
             // There were too many contexts to number this one, so its blocks are not known.

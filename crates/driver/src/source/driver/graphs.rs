@@ -1,8 +1,8 @@
-//! The memory of graphs, which each device has mapped for nodes that allocate.
+//! The memory that each device has mapped for graph nodes that allocate.
 //!
-//! The driver returns one figure for each device. It rises inside a launch whose graph needs more memory than is mapped, and it
-//! falls when the memory is trimmed. Freeing a block of a graph and destroying a graph change nothing: the memory stays mapped for
-//! the next launch. So the figure is read whenever it may have changed, and each rise is recorded as one block.
+//! The driver reports one number for each device. It rises during a launch whose graph needs more memory than is mapped, and it falls when
+//! the memory is trimmed. Freeing a graph's block or destroying a graph changes nothing: the memory stays mapped for the next launch.
+//! Therefore the number is read whenever it may have changed, and each rise is recorded as one block.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -24,12 +24,12 @@ use crate::{
     sys::{calls, cuda},
 };
 
-/// The recorded mapped memory of a device.
+/// The graph memory of a device that has been recorded.
 #[derive(Debug)]
 struct GraphMemory {
-    /// The figure was not read since the subscription began.
+    /// True if the driver's number has not been read since the subscription started.
     unread: bool,
-    /// The figure may have risen since it was read.
+    /// True if the number may have risen since it was read.
     may_have_risen: bool,
     /// The bytes that were mapped while nothing was intercepted.
     older: u64,
@@ -39,17 +39,18 @@ struct GraphMemory {
 
 static GRAPHS: Lazy<Mutex<BTreeMap<u32, GraphMemory>>> = Lazy::new(Mutex::default);
 
-/// The id of the next rise. No id is used twice.
+/// The id of the next rise. Ids are never reused.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// The devices that need not be read, one bit for each of the first 64. Each reading of a trace asks this, and nearly always the bit
-/// is set.
+/// A bit mask of the devices that need not be read, for the first 64 devices. Each reading of a trace checks it, and the bit is nearly
+/// always set.
 static QUIET: AtomicU64 = AtomicU64::new(0);
 
-/// Locked from a reading until its events are recorded, so that events are recorded in the order of the readings.
+/// Runs `change` under the lock. The lock is held from a reading until its events are recorded, so that the events have the order of the
+/// readings.
 fn with_graphs(change: impl FnOnce(&mut BTreeMap<u32, GraphMemory>)) {
     let mut graphs = GRAPHS.lock().unwrap_or_else(PoisonError::into_inner);
-    // A thread that sees that launches were taken waits until they are recorded.
+    // A thread that finds that another one took the launches waits until they are recorded.
     QUIET.store(0, Relaxed);
     change(&mut graphs);
     let quiet = graphs.iter().filter(|(_, memory)| !memory.must_be_read()).map(|(ordinal, _)| bit(*ordinal));
@@ -60,7 +61,7 @@ fn bit(ordinal: u32) -> u64 {
     1_u64.checked_shl(ordinal).unwrap_or(0)
 }
 
-/// Notes that a subscription begins. While there was none, the figures may have changed.
+/// Marks all numbers as unread, because a new subscription starts. They may have changed while nothing was intercepted.
 pub(super) fn forget() {
     with_graphs(|graphs| {
         for memory in graphs.values_mut() {
@@ -69,8 +70,8 @@ pub(super) fn forget() {
     });
 }
 
-/// Notes that a call that can change the mapped memory is about to be made, or (`done`) was made. It may change the device of
-/// its context and the devices of a graph's nodes.
+/// Notes that a call that can change the mapped memory is about to be made, or has been made (`done`). The call may change the device of
+/// its context and the devices of the graph's nodes.
 #[cold]
 pub(super) fn launched(current: Option<u32>, done: bool) {
     with_graphs(|graphs| {
@@ -84,14 +85,14 @@ pub(super) fn launched(current: Option<u32>, done: bool) {
             if done || memory.unread || first {
                 memory.read(*ordinal, stacks::stack_for);
             }
-            // The figure may change until the call has returned.
+            // The number may change until the call has returned.
             memory.may_have_risen = !done;
         }
     });
 }
 
-/// Prepares a trace of that device that is about to begin, or to be read. The driver is asked only if the figure can have
-/// changed: it rises in launches, and mapped memory may fall at any time.
+/// Updates the graph memory of a device before a trace on it starts or is read. The driver is asked only if the number can have changed: it
+/// rises during launches, and mapped memory may fall at any time.
 pub(super) fn poll(ordinal: u32) {
     if !calls::has_unrecorded_launches() && QUIET.load(Relaxed) & bit(ordinal) != 0 {
         return;
@@ -120,8 +121,8 @@ impl GraphMemory {
         self.may_have_risen = false;
         let Ok(used) = cuda::graph_memory(ordinal) else { return record_lost() };
         let (was_unread, used) = (self.unread, used.unwrap_or(0));
-        // The figure rose in a launch that was not recorded: it was not known that this graph allocates, because it was built before
-        // the subscription. The time of the rise is not known.
+        // The number rose in a launch that was not recorded: the graph was built before the subscription, so it was not known to allocate.
+        // The time of the rise is not known.
         if used > self.recorded() && !calls::record_graph_launches() && !was_unread {
             record_lost();
         }
@@ -132,7 +133,7 @@ impl GraphMemory {
         }
     }
 
-    /// Returns the events that follow from a reading.
+    /// Returns the events of a reading.
     fn events_of_reading(&mut self, ordinal: u32, used: u64, stack: impl FnOnce(u64) -> StackId) -> Vec<EventKind> {
         if mem::take(&mut self.unread) {
             self.older += used.saturating_sub(self.recorded());
@@ -147,13 +148,13 @@ impl GraphMemory {
         vec![EventKind::Alloc { key: Key::new(Space::Graph, id), block }]
     }
 
-    /// The bytes that are recorded as mapped.
+    /// Returns the bytes that are recorded as mapped.
     fn recorded(&self) -> u64 {
         self.older + self.rises.iter().map(|(_, bytes)| bytes).sum::<u64>()
     }
 
-    /// Removes this number of mapped bytes. The driver does not say for which graph they were mapped. So a rise of exactly
-    /// this size is removed, or if there is none, the newest rises.
+    /// Removes this many mapped bytes. The driver does not tell for which graph they were mapped, so a rise of exactly this size is
+    /// removed, or else the latest rises.
     fn fall(&mut self, ordinal: u32, mut bytes: u64) -> Vec<EventKind> {
         let mut events = Vec::new();
         while bytes > 0 {
@@ -183,7 +184,7 @@ impl GraphMemory {
 mod tests {
     use super::*;
 
-    /// Returns the events of a row of readings, in bytes: a rise, a fall, the rest of a rise, a fall of older memory.
+    /// Returns the events of several readings, in bytes: a rise, a fall, the rest of a rise, a fall of older memory.
     fn events(memory: &mut GraphMemory, readings: &[u64]) -> Vec<String> {
         let of = |used: &u64| memory.events_of_reading(0, *used, |_| StackId::NONE);
         let events: Vec<_> = readings.iter().flat_map(of).collect();

@@ -1,4 +1,4 @@
-//! Handles of physical memory, their references and their mappings.
+//! Handles of physical memory, with their references and mappings.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,16 +12,16 @@ pub(super) struct Mapping {
     pub(super) reference: Reference,
 }
 
-/// A reference to a handle that was removed.
+/// A removed reference to a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reference {
-    /// There are no more references to the handle.
+    /// True if there are no more references to the handle.
     pub(super) was_last: bool,
     pub(super) memory: HandleMemory,
 }
 
 impl Reference {
-    /// Returns whether this process releases memory with the reference.
+    /// Returns whether removing the reference frees memory of this process.
     pub(super) fn frees(&self) -> bool {
         self.was_last && self.memory != HandleMemory::Foreign
     }
@@ -31,15 +31,15 @@ impl Reference {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum HandleMemory {
     Block(Block),
-    /// It was allocated before the subscription.
+    /// Memory that was allocated before the subscription.
     #[default]
     Older,
-    /// It was imported, or there is none.
+    /// Imported memory, or none.
     Foreign,
 }
 
-/// The handles of `cuMemCreate`. Creating or retaining a handle adds a reference, and so does each mapping. The memory is freed
-/// with the last reference.
+/// The handles of `cuMemCreate`. Creating or retaining a handle adds a reference, and so does each mapping. Removing the last reference
+/// frees the memory.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
     /// The number of references to each handle, and its memory.
@@ -62,12 +62,12 @@ impl Handles {
         self.references.entry(handle).or_insert((0, reference.memory)).0 += 1;
     }
 
-    /// A handle that this process exported and imports again may be the same one.
+    /// Adds a reference for an import. If this process imports a handle that it exported itself, it may get the same handle.
     pub(super) fn import(&mut self, handle: u64) {
         self.references.entry(handle).or_insert((0, HandleMemory::Foreign)).0 += 1;
     }
 
-    /// Removes one reference. If the handle is older than the subscription, it counts as the last reference.
+    /// Removes one reference. If the handle is older than the subscription, this counts as its last reference.
     pub(super) fn release(&mut self, handle: u64) -> Reference {
         if let Some((references @ 2.., memory)) = self.references.get_mut(&handle) {
             *references -= 1;
@@ -138,8 +138,7 @@ mod tests {
         handles.map_again(0x3000, 1, reference);
         assert_eq!(handles.unmap(0x3000, 1), unmapped, "as before the failed call");
 
-        // The test exports memory of this process and imports it under the same handle, and then imports foreign
-        // memory.
+        // The test exports memory of this process and imports it under the same handle. Then it imports memory of another process.
         handles.create(1, block);
         handles.import(1);
         assert!(!handles.release(1).frees());

@@ -1,4 +1,4 @@
-//! The observer of driver calls: the fast path of stream-ordered allocations and of frees, inlined into the hooks.
+//! The observer of driver calls: a fast path for stream-ordered allocations and frees, inlined into the hooks.
 
 use std::{marker::PhantomData, sync::atomic::Ordering::Relaxed};
 
@@ -16,7 +16,7 @@ use crate::{
     sys::calls::{self, Call, Caller, IdKind, Observe},
 };
 
-/// Records the events of each call to `R`.
+/// Sends the events of each call to `R`.
 pub(super) struct Observer<R>(PhantomData<R>);
 
 impl<R: RecordEvents> Observe for Observer<R> {

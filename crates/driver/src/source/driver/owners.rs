@@ -1,4 +1,4 @@
-//! Finds the device and the context in which a call allocates.
+//! Determines the device and the context in which a call allocates.
 
 use std::{
     cell::Cell,
@@ -26,11 +26,11 @@ struct LastContext {
     owner: Owner,
 }
 
-/// The stream on which a thread last allocated, with all that its next allocation on this stream needs.
+/// The stream on which a thread last allocated, with everything that the next allocation on it needs.
 #[derive(Clone, Copy)]
 pub(super) struct LastStream {
     pub(super) handle: u64,
-    /// This is valid as long as [`GENERATION`] has the same value. 0 if there is no stream.
+    /// The value of [`GENERATION`] for which this is valid; 0 if there is no stream.
     pub(super) generation: u32,
     pub(super) device: u32,
     pub(super) stacks: Wanted,
@@ -45,7 +45,7 @@ thread_local! {
         const { Cell::new(LastStream { handle: 0, generation: 0, device: 0, stacks: Wanted::NONE }) };
 }
 
-/// The device of stream-ordered memory.
+/// Where stream-ordered memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PoolLocation {
     Device(u32),
@@ -59,7 +59,7 @@ impl PoolLocation {
     }
 }
 
-/// The device and number of the context in which a call was made.
+/// Returns the device and the number of the context in which a call was made.
 #[inline]
 pub(super) fn owner_of(caller: &Caller) -> Option<Owner> {
     let context = match caller {
@@ -78,7 +78,7 @@ pub(super) fn owner_of(caller: &Caller) -> Option<Owner> {
 
 #[inline(never)]
 fn find_owner_of(caller: &Caller, context: Context) -> Option<Owner> {
-    // The lock is not held while another library is asked.
+    // No lock is held while another library is called.
     let (context, device) = match caller {
         Caller::Cupti(_) => {
             let known = state().contexts.get(context);
@@ -95,11 +95,11 @@ fn find_owner_of(caller: &Caller, context: Context) -> Option<Owner> {
     Some(state().contexts.number(context, device))
 }
 
-/// The device of the stream on which the memory at `address` was allocated.
+/// Returns the device of the stream on which the memory at `address` was allocated.
 pub(super) fn device_of_stream(caller: &Caller, stream: u64, address: u64) -> PoolLocation {
     let generation = GENERATION.load(SeqCst);
-    // A thread that remembers its stream does not record it any more, so it records it here, after it has read the
-    // generation.
+    // A thread that remembers its stream does not record the stream again. Therefore the stream is recorded here, after the generation was
+    // read.
     allocates_on(stream);
     if matches!(stream, 0 | CU_STREAM_LEGACY | CU_STREAM_PER_THREAD) {
         return PoolLocation::on(owner_of(caller).map(|owner| owner.device));
@@ -110,15 +110,15 @@ pub(super) fn device_of_stream(caller: &Caller, stream: u64, address: u64) -> Po
     if known.is_none() {
         state().streams.insert(stream, device);
     }
-    // A thread that remembers its stream skips two checks: whether the stream is captured, and whether a refused allocation
-    // succeeded after all. So it does not remember the stream while one of them is needed.
+    // A thread that remembers its stream skips two checks: whether the stream is captured, and whether a retried allocation succeeded after
+    // it had failed. While one of these checks is needed, the thread does not remember the stream.
     if !is_capture_active() && !refusals::is_watched() {
         LAST_STREAM.set(LastStream { handle: stream, generation, device, stacks: Wanted::now() });
     }
     PoolLocation::Device(device)
 }
 
-/// The device of the pool from which the memory at `address` was allocated.
+/// Returns the device of the pool from which the memory at `address` was allocated.
 pub(super) fn device_of_pool(pool: u64, address: u64) -> PoolLocation {
     let known = state().pools.get(&pool).copied();
     match known {

@@ -23,7 +23,7 @@ use crate::{
     sys::calls::{self, Call, Caller, IdKind},
 };
 
-/// Records every call except those of the fast path, which [`Observer`](super::observer::Observer) records itself.
+/// Records every call except those on the fast path, which [`Observer`](super::observer::Observer) records itself.
 pub(super) fn record_call(caller: &Caller, call: &Call) {
     match *call {
         Call::Allocated { id_kind, id, bytes, memory } => match owner_of(caller) {
@@ -69,7 +69,7 @@ pub(super) fn record_call(caller: &Caller, call: &Call) {
     }
 }
 
-/// Records stream-ordered memory from this pool, else from the pool of the stream's device.
+/// Records stream-ordered memory from this pool, or for `None` from the pool of the stream's device.
 pub(super) fn record_pooled(caller: &Caller, address: u64, bytes: u64, stream: u64, pool: Option<u64>) {
     match is_captured(stream) {
         Some(false) => {}

@@ -11,7 +11,7 @@ use crate::{
     sys::calls::{self, Caller, Memory},
 };
 
-/// Reports a refused allocation.
+/// Reports a failed allocation.
 pub(super) fn call_refused(caller: &Caller, bytes: u64, memory: Option<Memory>, pool: Option<u64>, stream: u64) {
     let current = || owner_of(caller).map(|owner| owner.device);
     let kind = memory.map_or(MemKind::Pool, kind_of);
@@ -29,8 +29,8 @@ pub(super) fn call_refused(caller: &Caller, bytes: u64, memory: Option<Memory>, 
 
 pub(super) fn report_refusal(ordinal: Option<u32>, bytes: u64, kind: MemKind) {
     let kind = ordinal.map_or(kind, |ordinal| kind_on(ordinal, kind));
-    // The handler may free memory, and its frees must be recorded. No lock is held here.
+    // The handler may free memory, and these frees must be recorded. No lock is held here.
     calls::as_program(|| refused(ordinal.map(cuda_device), Bytes::new(bytes), kind));
-    // The fast path does not check whether an allocation is the one that was refused, so the next allocation must not use it.
+    // The fast path does not check whether an allocation is a retry of the failed one, so the next allocation must not use it.
     LAST_STREAM.set(LastStream { generation: 0, ..LAST_STREAM.get() });
 }

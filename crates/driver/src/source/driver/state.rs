@@ -1,4 +1,4 @@
-//! The facts about contexts, streams, pools, handles and captures that earlier calls have shown.
+//! What earlier calls have shown about contexts, streams, pools, handles and captures.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,13 +17,14 @@ use super::{
 };
 use crate::model::Key;
 
-/// The state is locked only for a look-up or a change, and never while an event is recorded or the driver is asked.
+/// The state of all intercepted calls. It is locked only for a look-up or a change, never while an event is recorded or the driver is
+/// called.
 #[derive(Debug, Default)]
 pub(super) struct DriverState {
     pub(super) contexts: Contexts,
     /// The device of each stream.
     pub(super) streams: HashMap<u64, u32>,
-    /// The numbers of streams in recordings, in the order of their first use.
+    /// The ids of streams in recordings, in the order of their first use.
     stream_numbers: HashMap<u64, u32>,
     newest_stream_number: u32,
     /// The device of each pool; `None` for a pool on the host.
@@ -33,33 +34,32 @@ pub(super) struct DriverState {
     pub(super) unmapping: HashMap<ThreadId, Vec<Mapping>>,
     /// Imported memory, until it is freed.
     pub(super) imported: HashSet<Key>,
-    /// The streams on which a capture began that has not ended.
+    /// The streams with a capture that has started and not ended.
     captures: Vec<u64>,
 }
 
 static STATE: Lazy<Mutex<DriverState>> = Lazy::new(Mutex::default);
 
-/// The handle of the default stream, as 0 is.
+/// Another handle of the default stream, next to 0.
 pub(super) const CU_STREAM_LEGACY: u64 = 1;
 
-/// A number that increases whenever facts that threads remember about a stream or a context may have become wrong.
+/// A number that increases whenever something that threads remember about a stream or a context may have become wrong.
 pub(super) static GENERATION: AtomicU32 = AtomicU32::new(1);
 
-/// The number of captures that have not ended. It changes before [`GENERATION`], so a thread that sees the new generation also
-/// sees the new number.
+/// The number of captures that have not ended. It is changed before [`GENERATION`], so a thread that sees the new generation also sees the
+/// new number of captures.
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 
 pub(super) fn state() -> MutexGuard<'static, DriverState> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns whether a stream is being captured, as far as intercepted calls show.
+/// Returns whether a stream is being captured, as far as the intercepted calls show.
 pub(super) fn is_capture_active() -> bool {
     CAPTURES.load(SeqCst) > 0
 }
 
-/// Forgets streams and pools when a subscription begins. While there was none, their handles may have been destroyed
-/// and used again.
+/// Forgets streams and pools when a subscription starts. While nothing was intercepted, their handles may have been destroyed and reused.
 pub(super) fn forget_handles() {
     let mut state = state();
     state.streams.clear();
@@ -73,7 +73,7 @@ pub(super) fn forget_handles() {
 }
 
 impl DriverState {
-    /// Returns the number of a stream, from 1 on. No other stream of the process has it.
+    /// Returns the id of a stream, counted from 1. No other stream of the process has the same id.
     pub(super) fn number_of_stream(&mut self, stream: u64) -> u32 {
         *self.stream_numbers.entry(stream).or_insert_with(|| {
             self.newest_stream_number += 1;
@@ -81,9 +81,9 @@ impl DriverState {
         })
     }
 
-    /// Forgets a stream, because its handle may be that of another one from now on.
+    /// Forgets a destroyed stream, because another stream may get its handle.
     pub(super) fn stream_destroyed(&mut self, stream: u64) {
-        // A capture of the stream ends with it.
+        // A capture of the stream ends with the stream.
         self.end_capture(stream);
         self.streams.remove(&stream);
         self.stream_numbers.remove(&stream);
@@ -96,7 +96,7 @@ impl DriverState {
         GENERATION.fetch_add(1, SeqCst);
     }
 
-    /// Returns whether a capture of that stream was active. It has ended now.
+    /// Ends a capture of this stream. Returns whether one was active.
     pub(super) fn end_capture(&mut self, stream: u64) -> bool {
         let at = self.captures.iter().position(|captured| *captured == stream);
         at.map(|at| self.captures.swap_remove(at));

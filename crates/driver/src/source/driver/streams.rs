@@ -1,4 +1,4 @@
-//! The streams on which threads allocate and free, for recordings. A thread records a stream only when it changes.
+//! Records the streams on which threads allocate and free. A thread records its stream only when it changes.
 
 use std::{
     cell::Cell,
@@ -15,8 +15,8 @@ use super::{
 };
 use crate::model::EventKind;
 
-/// The stream that a thread has recorded last. It is recorded again when [`GENERATION`] has changed: the handle may be another stream's,
-/// or a recording may have begun.
+/// The stream that a thread recorded last. It is recorded again after [`GENERATION`] has changed: another stream may have the handle now,
+/// or a recording may have started.
 #[derive(Clone, Copy)]
 struct RecordedStream {
     handle: u64,
@@ -24,7 +24,7 @@ struct RecordedStream {
     generation: u32,
 }
 
-/// True if there was a recording of this process. Otherwise a free does not look at its stream, which would take 15 ns.
+/// True if this process has been recorded. Without a recording, a free does not look up its stream, which would take 15 ns.
 static IS_RECORDED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -59,14 +59,14 @@ fn record_stream(recorded: &'static LocalKey<Cell<RecordedStream>>, frees: bool,
     if !IS_RECORDED.load(Relaxed) || recorded.get().is(stream) {
         return;
     }
-    // The generation is read first: if it changes meanwhile, the stream is recorded again.
+    // The generation is read first: if it changes before the stream is recorded, the stream is recorded again.
     let generation = GENERATION.load(SeqCst);
     let number = if matches!(stream, 0 | CU_STREAM_LEGACY) { 0 } else { state().number_of_stream(stream) };
     record(&EventKind::OnStream { frees, stream: number });
     recorded.set(RecordedStream { handle: stream, generation });
 }
 
-/// Makes each thread record its streams anew, because a recording begins.
+/// Makes each thread record its streams again, because a recording starts.
 pub(in crate::source) fn record_streams_again() {
     IS_RECORDED.store(true, SeqCst);
     GENERATION.fetch_add(1, SeqCst);

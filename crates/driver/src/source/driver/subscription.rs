@@ -17,8 +17,8 @@ use crate::{
     sys::{calls, cuda, cupti, dispatch},
 };
 
-/// Intercepts every allocation from now on, unless this is already the case: through the wanted source, else through the dispatch
-/// table, else through CUPTI.
+/// Starts to intercept every allocation, through the requested source, or else the dispatch table, or else CUPTI. Does nothing if
+/// allocations are intercepted already.
 pub(in crate::source) fn subscribe(wanted: Option<Source>) -> Result<Interception> {
     // Two threads must not choose two sources, because each allocation would be counted twice.
     static CHOICE: Mutex<()> = Mutex::new(());
@@ -40,12 +40,12 @@ pub(in crate::source) fn subscribe(wanted: Option<Source>) -> Result<Interceptio
     subscribed().ok_or_else(|| not_exact("gpumem::intercept::unsubscribe() was called on another thread meanwhile"))
 }
 
-/// Records the calls that this source intercepts to `R` from now on.
+/// Starts to send the calls that this source intercepts to `R`.
 pub(in crate::source) fn subscribe_to<R: RecordEvents>(source: Source) -> Result<()> {
     if source == Source::Dispatch {
         return dispatch::subscribe::<Observer<R>>();
     }
-    // If there is no driver, there are no calls to intercept, and the error must not blame CUPTI.
+    // Without a driver there are no calls to intercept, and the error must not blame CUPTI.
     cuda::devices()?;
     cupti::subscribe::<Observer<R>>()
 }
@@ -61,9 +61,9 @@ pub(in crate::source) fn can_subscribe(wanted: Option<Source>) -> Result<Source>
     })
 }
 
-/// Returns the source with which `attempt` succeeds: the wanted one, else the dispatch table, else CUPTI.
+/// Returns the source for which `attempt` succeeds: the requested one, or else the dispatch table, or else CUPTI.
 fn choose(wanted: Option<Source>, attempt: impl Fn(Source) -> Result<()>) -> Result<Source> {
-    // If there is no driver, there is one reason for all sources.
+    // Without a driver, all sources fail for the same reason.
     cuda::load_for_hooks()?;
     if let Some(wanted) = wanted {
         return attempt(wanted).map(|()| wanted);
@@ -71,7 +71,7 @@ fn choose(wanted: Option<Source>, attempt: impl Fn(Source) -> Result<()>) -> Res
     let Err(dispatch) = attempt(Source::Dispatch) else { return Ok(Source::Dispatch) };
     match attempt(Source::Cupti) {
         Ok(()) => Ok(Source::Cupti),
-        // If there is no device, both reasons may be the same.
+        // Without a device, both errors may be the same.
         Err(cupti) if cupti == dispatch => Err(cupti),
         Err(cupti) => Err(Kind::NoSource { dispatch, cupti }.into()),
     }
@@ -89,8 +89,7 @@ pub(in crate::source) fn subscribed() -> Option<Interception> {
     dispatch.or_else(|| cupti::subscribed().map(by(Source::Cupti)))
 }
 
-/// Records memory that only the driver knows about a device. It is called before a trace begins and at each of its
-/// readings.
+/// Records the memory of a device that only the driver knows. Called before a trace starts and at each of its readings.
 pub(in crate::source) fn poll(ordinal: u32) {
     calls::as_observer(|| {
         blocks::find_first_block();

@@ -19,7 +19,7 @@ use crate::{
 
 const SIMULATION: Interception = Interception { source: Source::Simulation, library: "the simulated device" };
 
-/// A simulated device has one pool.
+/// Returns the use of a device's pool. A simulated device has one pool.
 fn usage_of(memory: &DeviceModel) -> PoolUsage {
     PoolUsage {
         pool: 0,
@@ -48,7 +48,7 @@ pub(in crate::source) fn select() -> Selection {
 }
 
 impl SimDevices {
-    /// Returns the devices of a session other than that of the process.
+    /// Creates the devices of a session that is not that of the process.
     pub fn new(to: &'static dyn RecordSimulated) -> Self {
         Self { gpus: RwLock::new(Vec::new()), to: Some(to) }
     }
@@ -56,7 +56,7 @@ impl SimDevices {
     /// Adds a device with this much memory.
     ///
     /// # Errors
-    /// Returns an error if it has more than 16384 TiB, or if there are no addresses left for it.
+    /// Returns an error if the device would have more than 16384 TiB, or if there are no addresses left for it.
     pub fn add(&self, total: Bytes) -> Result<SimGpu> {
         process::notice_forks();
         ask_for_each_trace();
@@ -79,7 +79,7 @@ impl SimDevices {
         Ok(gpu)
     }
 
-    /// Returns all of them, by number.
+    /// Returns all devices, by ordinal.
     fn all(&self) -> Vec<SimGpu> {
         self.lock().clone()
     }
@@ -98,9 +98,9 @@ impl SimDevices {
 }
 
 impl SimGpu {
-    /// Adds a simulated device with this much memory, and makes it the current device of the calling thread. The first one is
-    /// device 0, unless `GPUMEM_SIM` has added some already. Other threads have device 0 until they choose another one
-    /// ([`make_current`](Self::make_current)), as with CUDA.
+    /// Adds a simulated device with this much memory, and makes it the calling thread's current device. The first one is device 0, unless
+    /// `GPUMEM_SIM` has added some already. Like with CUDA, other threads use device 0 until they choose another one
+    /// ([`make_current`](Self::make_current)).
     ///
     /// ```
     /// use gpumem::{Bytes, GpuMemTrace, sim::SimGpu};
@@ -113,14 +113,14 @@ impl SimGpu {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if `GPUMEM_SIM` is set and is not valid, if `total` is more than 16384 TiB, or if there are no addresses
-    /// left: a process can have 512 devices of up to 36 TiB, or fewer large ones.
+    /// Returns an error if `GPUMEM_SIM` is set and not valid, if `total` is more than 16384 TiB, or if there are no addresses left: a
+    /// process can have 512 devices of up to 36 TiB, or fewer large ones.
     pub fn install(total: Bytes) -> Result<Self> {
         from_environment()?;
         OF_PROCESS.add(total).inspect(Self::make_current)
     }
 
-    /// Returns the simulated devices of this process, by number.
+    /// Returns the simulated devices of this process, by ordinal.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -132,17 +132,17 @@ impl SimGpu {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if `GPUMEM_SIM` is set and is not valid.
+    /// Returns an error if `GPUMEM_SIM` is set and not valid.
     pub fn all() -> Result<Vec<Self>> {
         from_environment()?;
         Ok(OF_PROCESS.all())
     }
 }
 
-/// Adds the devices of `GPUMEM_SIM` at the first call.
+/// Adds the devices of `GPUMEM_SIM`. Only the first call has an effect.
 fn from_environment() -> Result<()> {
     static READ: OnceCell<Result<()>> = OnceCell::new();
-    // Threads that do not exist in the child of a fork may hold the locks there.
+    // In the child process of a fork, the locks may be held by threads that do not exist there.
     if process::is_forked() {
         return Err(Kind::Forked.into());
     }
@@ -184,7 +184,7 @@ impl Devices for SimDevices {
         Ok(GpuMemory::new(total, free, used, Some(reserved)))
     }
 
-    /// This process is the only one that uses the device.
+    /// Returns this process, because no other one uses a simulated device.
     fn processes(&self, ordinal: u32) -> Result<Vec<GpuProcess>> {
         let used = Bytes::new(self.gpu(ordinal)?.readable()?.memory.used());
         let pid = std::process::id();
@@ -215,7 +215,7 @@ impl Devices for SimDevices {
         self.check(ordinal)
     }
 
-    /// Allocations on simulated devices are always recorded.
+    /// Does nothing, because allocations on simulated devices are always recorded.
     fn subscribe(&self, _: Option<Source>) -> Result<Interception> {
         Ok(SIMULATION)
     }

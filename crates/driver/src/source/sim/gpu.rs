@@ -18,9 +18,9 @@ use crate::{
     sys::process,
 };
 
-/// A simulated device, which allocates memory from itself or from its stream-ordered pool.
+/// A simulated device. Blocks are allocated from the device itself, or from its stream-ordered pool.
 ///
-/// Cheap to clone; all clones are the same device. It exists until the process ends, as a real device does.
+/// A `SimGpu` is cheap to clone, and all clones are the same device. Like a real device, it exists until the process ends.
 ///
 /// ```
 /// use gpumem::{Bytes, sim::SimGpu};
@@ -34,27 +34,28 @@ use crate::{
 #[derive(Clone)]
 pub struct SimGpu {
     pub(super) ordinal: u32,
-    /// The number of its first piece of addresses. The models of all devices use the same addresses, so the address of a block has this number as well.
+    /// The index of the device's first piece of addresses. The models of all devices use the same addresses, so the address of a block also
+    /// contains this index.
     pub(super) piece: u64,
     pub(super) model: Arc<Mutex<SimState>>,
     pub(super) to: Destination,
 }
 
-/// The target of the events of simulated devices: the session of the process, or another one.
+/// The session that receives the events of simulated devices: `None` for that of the process.
 pub(super) type Destination = Option<&'static dyn RecordSimulated>;
 
-/// Receives the events of simulated devices, for a session other than that of the process.
+/// Receives the events of simulated devices, for a session that is not that of the process.
 pub trait RecordSimulated: Send + Sync + RefUnwindSafe {
     /// Records an event.
     fn record(&self, event: &EventKind);
 
-    /// The number of the calling thread's stack, if stacks are recorded for blocks of this size.
+    /// Returns the id of the calling thread's stack, if stacks are recorded for blocks of this size.
     fn stack_for(&self, bytes: u64) -> StackId;
 
-    /// An allocation was refused.
+    /// Reports that an allocation failed.
     fn refused(&'static self, device: Device, bytes: Bytes, kind: MemKind);
 
-    /// A block was allocated.
+    /// Reports that a block was allocated.
     fn allocated(&self, block: &Block);
 }
 
@@ -64,11 +65,12 @@ pub(super) struct SimState {
     pub(super) lost: bool,
 }
 
-/// Keys have room for 2^57 addresses. They are divided into 2^9 pieces; a device needs one, or several if it is very large.
+/// The number of bits of the addresses in a piece. Keys have room for 2^57 addresses, which are divided into 2^9 pieces. A device needs one
+/// piece, or several if it is very large.
 const PIECE_BITS: u32 = 48;
 pub(super) const PIECES: u64 = 1 << 9;
 
-/// Returns the number of pieces for a device with these addresses.
+/// Returns how many pieces the addresses of this device need.
 pub(super) fn pieces_of(memory: &DeviceModel) -> u64 {
     memory.addresses_end().div_ceil(1 << PIECE_BITS)
 }
@@ -78,7 +80,7 @@ thread_local! {
 }
 
 impl SimGpu {
-    /// Returns the device number.
+    /// Returns the device's ordinal.
     ///
     /// ```
     /// # use gpumem::{Bytes, sim::SimGpu};
@@ -91,7 +93,7 @@ impl SimGpu {
         self.ordinal
     }
 
-    /// Makes this the current device of the calling thread, as `cudaSetDevice` does.
+    /// Makes this the calling thread's current device, like `cudaSetDevice`.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -105,7 +107,7 @@ impl SimGpu {
         CURRENT.set(self.ordinal);
     }
 
-    /// Allocates memory, as `cuMemAlloc` does. Dropping the block frees it.
+    /// Allocates memory, like `cuMemAlloc`. Dropping the block frees it.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -123,8 +125,8 @@ impl SimGpu {
         self.allocate(bytes, MemKind::Device)
     }
 
-    /// Allocates memory from the stream-ordered pool, as `cuMemAllocAsync` does. The pool reserves memory on the device in steps of
-    /// 32 MiB and keeps it until [`synchronize`](Self::synchronize).
+    /// Allocates memory from the stream-ordered pool, like `cuMemAllocAsync`. The pool reserves memory on the device in steps of 32 MiB and
+    /// keeps it until [`synchronize`](Self::synchronize) is called.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -140,7 +142,7 @@ impl SimGpu {
         self.allocate(bytes, MemKind::Pool)
     }
 
-    /// Releases the unused memory of the pool, as a synchronisation of the device does.
+    /// Releases the unused memory of the pool, like a synchronisation of the device.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -156,7 +158,7 @@ impl SimGpu {
         }
     }
 
-    /// From now on every reading fails (or no longer), as with a GPU that has fallen off the bus.
+    /// Makes every reading fail, or no longer fail. That simulates a GPU that has fallen off the bus.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -252,14 +254,14 @@ impl fmt::Debug for SimGpu {
 #[must_use = "dropping it frees the memory at once"]
 pub struct SimBlock {
     gpu: SimGpu,
-    /// The address on its device.
+    /// The address on the device.
     address: u64,
     key: Key,
     block: Block,
 }
 
 impl SimBlock {
-    /// The size that was requested.
+    /// Returns the size that was requested.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -272,7 +274,7 @@ impl SimBlock {
         self.block.bytes
     }
 
-    /// The address, which no live block of another simulated device has.
+    /// Returns the address. No live block of another simulated device has the same address.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -287,7 +289,7 @@ impl SimBlock {
         self.key.address()
     }
 
-    /// Labels the block: its name, its shape and its element type, which `gpumem::tracker::MemTracker` prints.
+    /// Labels the block with a name, a shape and an element type, which `gpumem::tracker::MemTracker` prints.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -299,7 +301,7 @@ impl SimBlock {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if it is older than the first trace.
+    /// Returns an error if the block is older than the first trace.
     pub fn label(&self, name: impl Into<String>, shape: &[usize], dtype: impl Into<String>) -> Result<()> {
         let label = Label { name: name.into(), shape: shape.to_vec(), dtype: dtype.into() };
         recorder::label(self.key, &label, self.address())
@@ -308,12 +310,11 @@ impl SimBlock {
 
 impl Drop for SimBlock {
     fn drop(&mut self) {
-        // A thread that does not exist in the child of a fork may hold the lock of the model there.
+        // In the child process of a fork, the lock of the model may be held by a thread that does not exist there.
         if process::is_forked() {
             return;
         }
-        // The free is recorded first: as soon as the model has freed the block, another thread may get the same
-        // address.
+        // The free is recorded first. As soon as the model has freed the block, another thread may get the same address.
         self.gpu.record(&EventKind::Free { key: self.key, block: Some(self.block) });
         let memory = &mut self.gpu.state().memory;
         let freed = match self.block.kind {

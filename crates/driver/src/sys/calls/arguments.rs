@@ -4,13 +4,13 @@ use std::ffi::c_int;
 
 use super::call::{Call, IdKind, Memory};
 
-/// The arguments of one call: 64-bit words, as many as the call's row in [`CALLS`](super::CALLS) has.
+/// The arguments of one call: as many 64-bit words as the call's row in [`CALLS`](super::CALLS) has.
 #[derive(Clone, Copy)]
 pub(in crate::sys) struct Arguments(*const u64);
 
 impl Arguments {
     /// # Safety
-    /// `words` points to the arguments of a call, and stays valid as long as the returned value is used.
+    /// `words` must point to the arguments of a call, and stay valid as long as the returned value is used.
     #[inline]
     pub(in crate::sys) unsafe fn new(words: *const u64) -> Self {
         Self(words)
@@ -19,20 +19,20 @@ impl Arguments {
     /// Returns the argument with this index.
     ///
     /// # Safety
-    /// The call has 64-bit arguments up to this one. This one may be narrower; then the upper half of the word has no meaning.
+    /// The call must have 64-bit arguments up to this one. This one may be narrower; then the upper half of the word is meaningless.
     #[inline]
     pub(super) unsafe fn word(self, at: usize) -> u64 {
-        // SAFETY: the pointer is to the arguments, and the caller says that this is one of them.
+        // SAFETY: the pointer is to the arguments, and this function's contract requires that this is one of them.
         unsafe { self.0.add(at).read() }
     }
 
     /// Returns the word that the call wrote to the address in its first argument.
     ///
     /// # Safety
-    /// The call has succeeded, and its first argument is the address of one word that it writes.
+    /// The call must have succeeded, and its first argument must be the address of one word that it writes.
     #[inline]
     pub(super) unsafe fn out(self) -> u64 {
-        // SAFETY: a call that succeeded has written the word.
+        // SAFETY: the call succeeded, so it has written the word.
         unsafe { (self.word(0) as *const u64).read() }
     }
 }
@@ -57,7 +57,7 @@ pub(super) struct Array3DDescriptor {
     pub(super) flags: u32,
 }
 
-/// The first fields of `CUmemAllocationProp` and of `CUmemPoolProps`, which are the same.
+/// The first fields of `CUmemAllocationProp` and of `CUmemPoolProps`, which are the same in both.
 #[repr(C)]
 pub(super) struct MemoryProperties {
     pub(super) kind: u32,
@@ -73,18 +73,18 @@ const _: () = {
     assert!(std::mem::offset_of!(MemoryProperties, location) == 8);
 };
 
-/// The device on which memory with these properties is allocated; `None` for the host.
+/// Returns the device on which memory with these properties is allocated, or `None` for the host.
 ///
 /// # Safety
-/// `properties` is the address of a `CUmemAllocationProp` or a `CUmemPoolProps`.
+/// `properties` must be the address of a `CUmemAllocationProp` or a `CUmemPoolProps`.
 pub(super) unsafe fn device_of_properties(properties: u64) -> Option<u32> {
     const CU_MEM_LOCATION_TYPE_DEVICE: u32 = 1;
-    // SAFETY: both structs begin with these four fields.
+    // SAFETY: both structs start with these four fields.
     let MemoryProperties { location, id, .. } = unsafe { (properties as *const MemoryProperties).read() };
     (location == CU_MEM_LOCATION_TYPE_DEVICE).then(|| u32::try_from(id).ok()).flatten()
 }
 
-/// Returns the allocation of an array. Its size is the sum of its elements' sizes; the driver may add padding.
+/// Returns the allocation of an array. Its size is the sum of the sizes of its elements; the driver may add padding.
 pub(super) fn allocated_array(
     id: u64,
     [width, height, depth]: [usize; 3],
@@ -93,11 +93,11 @@ pub(super) fn allocated_array(
     levels: u32,
 ) -> Call {
     let element = match format {
-        // These are CU_AD_FORMAT_UNSIGNED_INT8 and SIGNED_INT8.
+        // CU_AD_FORMAT_UNSIGNED_INT8 and SIGNED_INT8.
         0x01 | 0x08 => 1_u64,
-        // These are UNSIGNED_INT16, SIGNED_INT16 and HALF.
+        // UNSIGNED_INT16, SIGNED_INT16 and HALF.
         0x02 | 0x09 | 0x10 => 2,
-        // These are UNSIGNED_INT32, SIGNED_INT32 and FLOAT.
+        // UNSIGNED_INT32, SIGNED_INT32 and FLOAT.
         0x03 | 0x0a | 0x20 => 4,
         _ => return Call::Uncounted,
     };

@@ -1,6 +1,6 @@
 //! One intercepted call, decoded.
 
-/// The sort of memory that a call allocates.
+/// The kind of memory that a call allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Memory {
     Device,
@@ -8,17 +8,17 @@ pub(crate) enum Memory {
     PinnedHost,
 }
 
-/// The meaning of the number in a call that identifies a block.
+/// What the number means that identifies a block in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IdKind {
     Address,
     /// A `CUarray` or `CUmipmappedArray`.
     Array,
-    /// The address of host memory that was registered, and not allocated, through the driver.
+    /// The address of host memory that was registered, not allocated, through the driver.
     Registered,
 }
 
-/// `CUcontext` and an id that no other context of the process has. The driver may use the pointer again for a later context.
+/// A `CUcontext`, and an id that no other context of the process has. The driver may reuse the pointer for a later context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Context {
     pub(crate) handle: usize,
@@ -30,11 +30,11 @@ pub(crate) struct Context {
 pub(crate) enum Caller {
     /// CUPTI passes the context with each call.
     Cupti(Context),
-    /// The thread's current context. The driver is asked for it only where it matters, because most calls name a stream.
+    /// The thread's current context. The driver is asked for it only when it matters, because most calls name a stream.
     Dispatch,
 }
 
-/// The action of a call, done or about to be done. It is a copy that does not refer to the arguments of the call.
+/// What a call does, or is about to do. It is a copy that does not refer to the arguments of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     /// Memory was allocated on the device of the context.
@@ -44,38 +44,38 @@ pub(crate) enum Call {
         bytes: u64,
         memory: Memory,
     },
-    /// Stream-ordered memory was allocated, on the device of the pool; without a pool, of the stream; else of the context.
+    /// Stream-ordered memory was allocated: on the device of the pool, or else of the stream, or else of the context.
     Pooled {
         address: u64,
         bytes: u64,
         stream: u64,
         pool: Option<u64>,
     },
-    /// An allocation failed because there was not enough memory. With `memory`, it was on the device of the context. Without it,
-    /// the allocation was stream-ordered.
+    /// An allocation failed because there was not enough memory. With `memory`, it was on the device of the context. Without it, the
+    /// allocation was stream-ordered.
     Refused {
         bytes: u64,
         memory: Option<Memory>,
         pool: Option<u64>,
         stream: u64,
     },
-    /// There was not enough memory on the device for a handle.
+    /// A handle was not created because the device did not have enough memory.
     NotCreated {
         bytes: u64,
         device: u32,
     },
-    /// A call that cannot be counted: an array whose format has no known size, or a call that the observer made itself.
+    /// A call that cannot be counted: the size of the array's format is unknown, or the observer made the call itself.
     Uncounted,
     /// A block is about to be freed.
     Freeing {
         id_kind: IdKind,
         id: u64,
     },
-    /// A call that frees has returned. This is not recorded for a plain free that succeeded.
+    /// A call that frees has returned. Not recorded for a plain free that succeeded.
     Freed {
         succeeded: bool,
     },
-    /// Memory was imported. Its free releases no memory of this process.
+    /// Memory was imported. Freeing it releases no memory of this process.
     Foreign {
         id_kind: IdKind,
         id: u64,
@@ -84,7 +84,7 @@ pub(crate) enum Call {
     ForeignHandle {
         handle: u64,
     },
-    /// A capture began. From now on, stream-ordered calls on this stream, and on streams that join it, become nodes of a graph.
+    /// A capture started. Until it ends, stream-ordered calls on this stream, and on streams that join it, become nodes of a graph.
     CaptureBegun {
         stream: u64,
     },
@@ -93,7 +93,7 @@ pub(crate) enum Call {
         stream: u64,
         succeeded: bool,
     },
-    /// A graph has a node that allocates.
+    /// A node that allocates was added to a graph.
     GraphNode,
     /// The memory that is mapped for graphs is about to change, or (`done`) has changed.
     Graphs {
@@ -120,7 +120,7 @@ pub(crate) enum Call {
         at: u64,
         bytes: u64,
     },
-    /// The device of a pool; `None` if its memory is on the host.
+    /// A pool and its device; `None` if its memory is on the host.
     Pool {
         pool: u64,
         device: Option<u32>,

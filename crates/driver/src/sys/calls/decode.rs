@@ -1,4 +1,4 @@
-//! Decodes one side of a call, and records what it means for memory.
+//! Decodes one side of a call, and records its effect on memory.
 
 use std::ffi::c_int;
 
@@ -12,11 +12,11 @@ use super::{
 
 const CUDA_ERROR_OUT_OF_MEMORY: u32 = 2;
 
-/// Decodes a call that is about to be made. A free is recorded before the call, because the driver may give the same address
-/// to another thread as soon as the call has freed it.
+/// Decodes a call that is about to be made. A free is recorded before the call: as soon as the call has freed an address, the driver may
+/// hand the same address to another thread.
 ///
 /// # Safety
-/// `arguments` are those of a call of this shape.
+/// `arguments` must be those of a call of this shape.
 #[allow(clippy::inline_always, reason = "the shape is a constant in each hook, so the compiler removes most of this")]
 #[inline(always)]
 pub(in crate::sys) unsafe fn record_entry(shape: Shape, arguments: Arguments, to: &impl RecordCall) {
@@ -28,8 +28,8 @@ pub(in crate::sys) unsafe fn record_entry(shape: Shape, arguments: Arguments, to
         Shape::Free(id_kind) => to.record(&Call::Freeing { id_kind, id: word(0) }),
         Shape::Release => to.record(&Call::Releasing { handle: word(0) }),
         Shape::Unmap => to.record(&Call::Unmapping { at: word(0), bytes: word(1) }),
-        // It is recorded before the call for a second reason: the driver may return an error of earlier work and destroy the
-        // context all the same.
+        // There is a second reason to record this before the call: the driver may return an error of earlier work and still destroy the
+        // context.
         #[expect(clippy::cast_possible_truncation, reason = "a pointer is as wide as `usize`")]
         Shape::ContextDestroy => to.record(&Call::ContextGone { handle: word(0) as usize }),
         Shape::GraphLaunch if !graph_launches::launched() => {}
@@ -38,11 +38,11 @@ pub(in crate::sys) unsafe fn record_entry(shape: Shape, arguments: Arguments, to
     }
 }
 
-/// Decodes a call that was made. The most frequent calls come first. Each branch calls `record` in place: a function that
-/// returns a [`Call`] writes it in pieces of other sizes than the copy reads, which causes a store-forwarding stall.
+/// Decodes a call that was made. The most frequent calls come first. Each branch calls `record` in place. A function that returns a
+/// [`Call`] would write it in pieces of other sizes than the copy reads, which causes a store-forwarding stall.
 ///
 /// # Safety
-/// `arguments` are those of a call of this shape, which returned `result`.
+/// `arguments` must be those of a call of this shape that returned `result`.
 #[allow(clippy::inline_always, reason = "the shape is a constant in each hook, so the compiler removes most of this")]
 #[inline(always)]
 pub(in crate::sys) unsafe fn record_exit(shape: Shape, result: u32, arguments: Arguments, to: &impl RecordCall) {
@@ -68,12 +68,12 @@ pub(in crate::sys) unsafe fn record_exit(shape: Shape, result: u32, arguments: A
 /// Decodes a call that has succeeded.
 ///
 /// # Safety
-/// `arguments` are those of a call of this shape, which succeeded.
+/// `arguments` must be those of a call of this shape that succeeded.
 #[inline(never)]
 unsafe fn record_success(shape: Shape, arguments: Arguments, to: &impl RecordCall) {
     // SAFETY: the words are those of this shape.
     let word = |at: usize| unsafe { arguments.word(at) };
-    // SAFETY: the call succeeded, and this is used only for shapes that begin with `*out`.
+    // SAFETY: the call succeeded, and this is used only for shapes that start with `*out`.
     let out = || unsafe { arguments.out() };
     to.record(&match shape {
         Shape::Alloc(memory) => Call::Allocated { id_kind: IdKind::Address, id: out(), bytes: word(1), memory },
@@ -153,7 +153,7 @@ unsafe fn record_success(shape: Shape, arguments: Arguments, to: &impl RecordCal
 /// Decodes a call that failed.
 ///
 /// # Safety
-/// `arguments` are those of a call of this shape.
+/// `arguments` must be those of a call of this shape.
 #[cold]
 unsafe fn decode_failure(shape: Shape, result: u32, arguments: Arguments) -> Option<Call> {
     // SAFETY: the words are those of this shape.
@@ -162,11 +162,11 @@ unsafe fn decode_failure(shape: Shape, result: u32, arguments: Arguments) -> Opt
         Shape::Free(_) | Shape::FreeOnStream(_) | Shape::Release | Shape::Unmap => {
             return Some(Call::Freed { succeeded: false });
         }
-        // The capture may have ended all the same.
+        // The capture may have ended even though the call failed.
         Shape::CaptureEnd(default) => {
             return Some(Call::CaptureEnded { stream: default.resolve(word(0)), succeeded: false });
         }
-        // The driver may return an error of earlier work, and launch the graph all the same.
+        // The driver may return an error of earlier work and still launch the graph.
         Shape::GraphLaunch | Shape::Graphs => return Some(Call::Graphs { done: true }),
         _ => {}
     }

@@ -1,8 +1,8 @@
-//! The driver calls that allocate and free memory: the table of them, and the decoding of one call into a [`Call`].
+//! The driver calls that allocate and free memory: a table of the calls, and the code that decodes one call into a [`Call`].
 //!
-//! Every argument that is read here is 64 bits wide, or is the last one that is read. So a row of the table and the arguments
-//! as 64-bit words describe a call completely. CUPTI passes the arguments as a C struct that begins with the same words; a
-//! hook in the dispatch table puts its arguments into an array.
+//! Every argument that is read here is 64 bits wide, or is the last one that is read. Therefore a row of the table and the arguments as
+//! 64-bit words describe a call completely. CUPTI passes the arguments as a C struct that starts with the same words; a hook in the
+//! dispatch table puts its arguments into an array.
 
 mod arguments;
 mod call;
@@ -29,7 +29,7 @@ pub(crate) use self::{
 };
 pub(super) use self::{shape::DefaultStream, table::with_calls, thread_state::in_state};
 
-/// The names of the calls that are intercepted.
+/// Returns the names of the calls that are intercepted.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     CALLS.iter().map(|(_, name, _)| *name)
 }

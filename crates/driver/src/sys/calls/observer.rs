@@ -9,33 +9,33 @@ use super::{
 
 /// Receives each call on the thread that makes it, unless that thread is already in an observer ([`as_observer`]).
 ///
-/// An observer is a type and not a value, so that the compiler inlines these functions into each hook. A hook is then one
-/// function without calls. This matters because a hook is rarely in the instruction cache when the program calls it.
+/// An observer is a type instead of a value, so that the compiler can inline these functions into each hook. A hook is then one function
+/// without calls. That matters because a hook is rarely in the instruction cache when the program calls it.
 ///
 /// [`as_observer`]: super::as_observer
 pub(crate) trait Observe: 'static {
-    /// [`Call::Pooled`] without a pool. The observer itself must call [`as_observer`](super::as_observer). It must not panic,
-    /// because nothing catches the panic.
+    /// Receives [`Call::Pooled`] without a pool. The observer itself must call [`as_observer`](super::as_observer). It must not panic,
+    /// because the panic would not be caught.
     fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64);
 
-    /// [`Call::Freeing`] of an address, under the same rules as [`pooled`](Self::pooled). A stream-ordered free has a stream.
+    /// Receives [`Call::Freeing`] of an address, under the same rules as [`pooled`](Self::pooled). A stream-ordered free has a stream.
     fn freeing(caller: &Caller, address: u64, stream: Option<u64>);
 
-    /// Receives every other call. It is called in [`as_observer`](super::as_observer).
+    /// Receives every other call, inside [`as_observer`](super::as_observer).
     fn other(caller: &Caller, call: &Call);
 }
 
-/// The recorder of decoded calls.
+/// Receives decoded calls.
 pub(in crate::sys) trait RecordCall {
     fn record(&self, call: &Call);
 
-    /// [`Call::Pooled`] without a pool.
+    /// Records [`Call::Pooled`] without a pool.
     #[inline]
     fn pooled(&self, address: u64, bytes: u64, stream: u64) {
         self.record(&Call::Pooled { address, bytes, stream, pool: None });
     }
 
-    /// [`Call::Freeing`] of an address.
+    /// Records [`Call::Freeing`] of an address.
     #[inline]
     fn freeing(&self, address: u64, _: Option<u64>) {
         self.record(&Call::Freeing { id_kind: IdKind::Address, id: address });
@@ -53,7 +53,7 @@ impl<O: Observe> CallRecorder<O> {
         Self { caller, observer: PhantomData }
     }
 
-    /// Records each call that the observer itself makes as [`Call::Uncounted`].
+    /// Returns a recorder that records each call as [`Call::Uncounted`]: the observer made it itself.
     pub(in crate::sys) const fn as_uncounted(&self) -> impl RecordCall {
         AsUncounted(self)
     }

@@ -1,8 +1,8 @@
-//! The effects of driver calls on memory, and the arguments that have them.
+//! The shapes of driver calls: what a call does to memory, and through which arguments.
 
 use super::call::{IdKind, Memory};
 
-/// The effect of a driver call on memory, and the arguments that have it.
+/// What a driver call does to memory, and through which arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sys) enum Shape {
     /// `(T *out, size_t bytes, …)`
@@ -66,7 +66,7 @@ pub(in crate::sys) enum Shape {
     Graphs,
 }
 
-/// The meaning of stream 0 in a call: the legacy stream of the whole context, or the stream of the calling thread.
+/// What stream 0 means in a call: the legacy stream of the whole context, or the stream of the calling thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sys) enum DefaultStream {
     Legacy,
@@ -74,7 +74,7 @@ pub(in crate::sys) enum DefaultStream {
 }
 
 impl DefaultStream {
-    /// Replaces 0 by the handle that means the same stream in every call.
+    /// Replaces 0 by the handle that has the same meaning in every call.
     #[inline]
     pub(super) const fn resolve(self, stream: u64) -> u64 {
         const CU_STREAM_PER_THREAD: u64 = 2;

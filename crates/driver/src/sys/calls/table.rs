@@ -5,15 +5,14 @@ use super::{
     shape::{DefaultStream, Shape},
 };
 
-/// The calls that are intercepted. A row has CUPTI's number (0 where CUPTI reports the event in another way), the function with
-/// all its arguments, and its shape. Names and numbers are those of NVIDIA's `cupti_driver_cbid.h` and
-/// `generated_cuda_meta.h`; NVIDIA does not change them between versions. The two calls that programs make most often are the
-/// first rows, so that all data that their hooks read is in one cache line.
+/// The calls that are intercepted. A row contains CUPTI's number (0 where CUPTI reports the event in another way), the function with all
+/// its arguments, and its shape. The names and numbers are those of NVIDIA's `cupti_driver_cbid.h` and `generated_cuda_meta.h`; NVIDIA does
+/// not change them between versions. The two calls that programs make most often come first, so that all data that their hooks read is in
+/// one cache line.
 ///
-/// Memory that is imported from another process or API is not counted. A call that imports memory is in the table if the memory
-/// is freed by a function that also frees allocations. `cuIpcOpenMemHandle` is not in the table, because only
-/// `cuIpcCloseMemHandle` closes what it opens. Memory that the driver allocates for itself (contexts, modules, stacks, printf
-/// buffers) is not counted either.
+/// Memory that is imported from another process or API is not counted. A call that imports memory is in the table if the memory is freed by
+/// a function that also frees allocations. `cuIpcOpenMemHandle` is not in the table, because its memory is closed only by
+/// `cuIpcCloseMemHandle`. Memory that the driver allocates for itself (contexts, modules, stacks, printf buffers) is not counted either.
 macro_rules! with_calls {
     ($use:ident) => {
         $use! {

@@ -1,4 +1,4 @@
-//! Tests decoding with invented calls. `tests/standin/calls.rs` and `refusals.rs` make the others.
+//! Tests decoding with made-up calls. The other calls are tested in `tests/standin/calls.rs` and `refusals.rs`.
 
 use std::{cell::Cell, ptr};
 
@@ -118,7 +118,7 @@ fn captures_graphs_and_imports_are_decoded() {
     assert_eq!(call("cuMemAllocAsync", Exit(0), &[at, 64, 0]), pooled(0));
     assert_eq!(call("cuMemAllocAsync_ptsz", Exit(0), &[at, 64, 0]), pooled(2));
     assert_eq!(call("cuMemAllocAsync_ptsz", Exit(0), &[at, 64, 9]), pooled(9));
-    // Launches are recorded from the moment a graph is known to allocate.
+    // Launches are recorded from the time at which a graph is known to allocate.
     assert_eq!([call("cuGraphLaunch", Enter, &[7, 9]), call("cuGraphLaunch", Exit(0), &[7, 9])], [None, None]);
     assert!(take_unrecorded_launches() && !record_graph_launches() && !take_unrecorded_launches());
     for name in ["cuGraphLaunch", "cuGraphUpload_ptsz", "cuDeviceGraphMemTrim"] {
@@ -146,7 +146,7 @@ fn no_call_is_listed_twice() {
     }
 }
 
-/// The observer's code has points at which a thread is cancelled, such as a write to stderr. The thread is cancelled behind it.
+/// The observer contains cancellation points, such as a write to stderr. The thread is cancelled only after the observer.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_thread_is_not_cancelled_in_the_observer() {

@@ -1,4 +1,4 @@
-//! The caller on whose behalf a thread calls the driver now. It decides whether an intercepted call is recorded.
+//! Records on whose behalf a thread currently calls the driver. That decides whether an intercepted call is recorded.
 
 use std::{
     cell::Cell,
@@ -8,15 +8,15 @@ use std::{
 
 use crate::sys::process::without_cancellation;
 
-/// The caller on whose behalf a thread calls the driver.
+/// On whose behalf a thread calls the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sys) enum ThreadState {
     Program,
-    /// The thread is in a driver function whose call is recorded. Calls that this function makes are part of that call.
+    /// The thread is inside a driver function whose call is recorded. Calls made by that function are part of the same call.
     Driver,
     /// This library calls the driver for itself.
     Library,
-    /// The thread is in the observer, which may hold its lock: recording another call would deadlock.
+    /// The thread is inside the observer, which may hold its lock. Recording another call would deadlock.
     Observer,
 }
 
@@ -24,34 +24,34 @@ thread_local! {
     pub(in crate::sys) static STATE: Cell<ThreadState> = const { Cell::new(ThreadState::Program) };
 }
 
-/// Runs code of the observer, which may hold the observer's lock. Calls that this code makes are not passed to the observer;
-/// they are recorded as [`Call::Uncounted`](super::Call::Uncounted).
+/// Runs code of the observer, which may hold the observer's lock. Driver calls of this code are not passed to the observer; they are
+/// recorded as [`Call::Uncounted`](super::Call::Uncounted).
 #[inline]
 pub(crate) fn as_observer<T>(code: impl FnOnce() -> T) -> T {
     in_state(ThreadState::Observer, code)
 }
 
-/// Runs code like [`as_observer`], for the rare paths of [`Observe::pooled`](super::Observe::pooled) and
-/// [`Observe::freeing`](super::Observe::freeing): keeps them out of the hook's code. The thread is not cancelled meanwhile. `None` if the
-/// code panicked.
+/// Like [`as_observer`], but for the rare paths of [`Observe::pooled`](super::Observe::pooled) and
+/// [`Observe::freeing`](super::Observe::freeing): keeps them out of the hook's code. The thread cannot be cancelled while the code runs.
+/// Returns `None` if the code panicked.
 #[cold]
 #[inline(never)]
 pub(crate) fn as_observer_cold<T>(code: impl FnOnce() -> T) -> Option<T> {
     without_cancellation(|| catch_unwind(AssertUnwindSafe(|| as_observer(code))).map_err(mem::forget).ok())
 }
 
-/// Lifts the re-entrancy guard: the driver calls of this code are recorded as calls of the program. The caller must not hold a
-/// lock of the observer.
+/// Runs code outside of the re-entrancy guard: its driver calls are recorded as calls of the program. The caller must not hold a lock of
+/// the observer.
 pub(crate) fn as_program<T>(code: impl FnOnce() -> T) -> T {
     in_state(ThreadState::Program, code)
 }
 
-/// Runs driver calls that this library makes for itself. They are not recorded.
+/// Runs driver calls that this library makes for itself, which are not recorded.
 pub(in crate::sys) fn as_library<T>(code: impl FnOnce() -> T) -> T {
     in_state(ThreadState::Library, code)
 }
 
-/// Runs code in this state, and restores the state before it.
+/// Runs code in this state, and restores the previous state afterwards.
 #[inline]
 pub(in crate::sys) fn in_state<T>(state: ThreadState, code: impl FnOnce() -> T) -> T {
     struct RestoreState(ThreadState);

@@ -1,4 +1,4 @@
-//! The driver's data of the block at an address.
+//! What the driver knows about the block at an address.
 
 use std::ffi::c_int;
 
@@ -23,26 +23,24 @@ pub(crate) fn device_at(address: u64) -> Option<u32> {
     u32::try_from(device).ok()
 }
 
-/// Returns an attribute of a block; `None` if no block is at this address.
+/// Returns an attribute of a block, or `None` if there is no block at this address.
 fn attribute_at(address: u64, attribute: sys::CUpointer_attribute) -> Option<u64> {
     let mut value = 0_u64;
-    // SAFETY: the driver accepts any address. The attributes that this file asks for are at most 64 bits wide; a narrower one is
-    // written to the first bytes of a zeroed word.
+    // SAFETY: the driver accepts any address. The attributes that this file reads are at most 64 bits wide; a narrower one is written to
+    // the first bytes of a zeroed word.
     own(|| unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) }).result().ok()?;
     Some(value)
 }
 
-/// Returns the number of a live block. The driver numbers all blocks in the order of their allocation, on all devices and on
-/// the host.
+/// Returns the id of a live block. The driver numbers all blocks in the order of their allocation, on all devices and on the host.
 #[doc(alias = "CU_POINTER_ATTRIBUTE_BUFFER_ID")]
 pub(crate) fn block_number(address: u64) -> Option<u64> {
     attribute_at(address, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID)
 }
 
-/// Returns a number that is lower than those of all blocks that are allocated later; `None` if the calling thread has no context.
-/// The driver returns only the number of an existing block, so this allocates one page of physical memory and releases it. Other
-/// memory is not possible: its free waits for the device, and the device may wait for something that this thread is about to
-/// launch.
+/// Returns an id that is lower than those of all blocks that are allocated later, or `None` if the calling thread has no context. The
+/// driver only returns the id of an existing block, so this function allocates one page of physical memory and releases it. Other memory is
+/// not possible: freeing it waits for the device, and the device may wait for something that this thread is about to launch.
 #[doc(alias("cuMemCreate", "cuMemMap", "cuMemUnmap"))]
 pub(crate) fn next_block_number() -> Option<u64> {
     let device = current_device().ok()??;
@@ -54,8 +52,8 @@ fn number_of_a_page(device: sys::CUdevice) -> Option<u64> {
     // `CUmemAllocationProp`, whose type in cudarc depends on the CUDA version: pinned, not shareable, on a device.
     let properties: [c_int; 8] = [1, 0, 1, device, 0, 0, 0, 0];
     let (mut page, mut at) = (0, 0);
-    // SAFETY: the out-parameters are live, and the properties are as long as the struct that the driver reads. The page, the
-    // address range and the mapping belong to this function, which releases them in the order that the driver requires.
+    // SAFETY: the out-parameters are live, and the properties are as long as the struct that the driver reads. The page, the address range
+    // and the mapping belong to this function, which releases them in the order that the driver requires.
     unsafe {
         sys::cuMemCreate(&raw mut page, PAGE, properties.as_ptr().cast(), 0).result().ok()?;
         let number = if sys::cuMemAddressReserve(&raw mut at, PAGE, 0, 0, 0).result().is_ok() {
@@ -74,8 +72,8 @@ fn number_of_a_page(device: sys::CUdevice) -> Option<u64> {
     }
 }
 
-/// Returns whether a live block of device memory belongs to a graph: then it is in no pool, and was allocated in no context.
-/// `None` if no block is at this address.
+/// Returns whether a live block of device memory belongs to a graph. Such a block is in no pool, and was allocated in no context. Returns
+/// `None` if there is no block at this address.
 #[doc(alias("CU_POINTER_ATTRIBUTE_CONTEXT", "CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE"))]
 pub(crate) fn belongs_to_graph(address: u64) -> Option<bool> {
     use sys::CUpointer_attribute as Attribute;
@@ -87,7 +85,7 @@ pub(crate) fn belongs_to_graph(address: u64) -> Option<bool> {
     Some(kind == CU_MEMORYTYPE_DEVICE && nowhere.into_iter().all(is_nowhere))
 }
 
-/// Returns the allocation that begins at an address, if there is one.
+/// Returns the allocation that starts at an address, if there is one.
 #[doc(alias("cuMemGetAddressRange", "cuPointerGetAttribute"))]
 pub(crate) fn range_at(address: u64) -> Option<AddressRange> {
     use sys::CUpointer_attribute as Attribute;

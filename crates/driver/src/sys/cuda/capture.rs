@@ -7,8 +7,8 @@ use cudarc::driver::sys;
 use super::library::{LIBRARY, get_graph_mem_attribute};
 use crate::error::{Error, Kind};
 
-/// Returns whether a stream is being captured. It also returns true for a capture that became invalid and has not been ended.
-/// The driver allows this question during a capture.
+/// Returns whether a stream is being captured, including a capture that became invalid and has not been ended. The driver allows this call
+/// during a capture.
 #[doc(alias = "cuStreamIsCapturing")]
 pub(crate) fn is_capturing(stream: u64) -> Option<bool> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -18,8 +18,8 @@ pub(crate) fn is_capturing(stream: u64) -> Option<bool> {
     Some(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-/// Returns the memory that a device has mapped for memory nodes of graphs, in bytes; `None` if the driver has no such nodes.
-/// The driver allows this question in any context, without a context, and during a capture.
+/// Returns the bytes that a device has mapped for memory nodes of graphs, or `None` if the driver does not support such nodes. The driver
+/// allows this call in any context, without a context, and during a capture.
 #[doc(alias("cuDeviceGetGraphMemAttribute", "CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT"))]
 pub(crate) fn graph_memory(ordinal: u32) -> Result<Option<u64>, Error> {
     const CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT: u32 = 0;
@@ -38,8 +38,8 @@ pub(crate) fn graph_memory(ordinal: u32) -> Result<Option<u64>, Error> {
     }
 }
 
-/// Runs driver calls that would invalidate a capture in this or another thread, in the mode that permits them. None of them may
-/// use a stream that is being captured.
+/// Runs driver calls that would invalidate a capture in this or another thread, in the mode that permits them. None of the calls may use a
+/// stream that is being captured.
 #[doc(alias = "cuThreadExchangeStreamCaptureMode")]
 pub(in crate::sys) fn relaxed<T>(calls: impl FnOnce() -> T) -> T {
     let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;

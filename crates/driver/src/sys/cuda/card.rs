@@ -1,4 +1,4 @@
-//! The simulated card that a thread uses, if several cards share one context, as in programs of the CUDA runtime.
+//! The simulated GPU that a thread uses, if several of them share one context, as in programs that use the CUDA runtime.
 
 use std::{
     cell::Cell,
@@ -6,39 +6,39 @@ use std::{
 };
 
 thread_local! {
-    /// The card that the thread has selected. `None` until it selects a card, or asks for its card.
+    /// The GPU that the thread has selected. `None` until the thread selects one or asks for its own.
     static SELECTED: Cell<Option<u32>> = const { Cell::new(None) };
     static IS_OWN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A bit for each card that a thread has selected. There are at most 64.
+/// One bit for each GPU that a thread has selected. There are at most 64.
 static USED: AtomicU64 = AtomicU64::new(0);
 
-/// Selects this card for the thread.
+/// Selects this GPU for the thread.
 pub(in crate::sys) fn select_card(card: u32) {
     SELECTED.set(Some(card));
     USED.fetch_or(1 << card, Relaxed);
 }
 
-/// Returns the card that the program sees. It begins with the first one.
+/// Returns the GPU that the program sees as current, which is the first one until the thread selects another.
 pub(in crate::sys) fn selected_card() -> u32 {
     let card = SELECTED.get().unwrap_or(0);
     SELECTED.set(Some(card));
     card
 }
 
-/// Returns whether a thread has selected this card since it was last reset.
+/// Returns whether a thread has selected this GPU since its last reset.
 pub(in crate::sys) fn is_card_used(card: u32) -> bool {
     USED.load(Relaxed) & 1 << card != 0
 }
 
-/// Notes that no thread uses the card any more.
+/// Notes that the GPU was reset, so no thread uses it any more.
 pub(in crate::sys) fn reset_card(card: u32) {
     USED.fetch_and(!(1 << card), Relaxed);
 }
 
-/// Returns the card on which the thread allocates. Threads of libraries select none: they use the only used card, or else the first. It
-/// is 0 if there are no such cards.
+/// Returns the GPU on which the thread allocates. Threads of libraries select none; they use the only GPU that is used, or else the first
+/// one. Returns 0 if there are no simulated GPUs.
 #[inline]
 pub(crate) fn card_of_thread() -> u32 {
     SELECTED.get().unwrap_or_else(|| match USED.load(Relaxed) {
@@ -47,7 +47,7 @@ pub(crate) fn card_of_thread() -> u32 {
     })
 }
 
-/// Runs `action` on a card.
+/// Runs `action` with this GPU selected.
 pub(super) fn on_card<T>(card: u32, action: impl FnOnce() -> T) -> T {
     let before = SELECTED.replace(Some(card));
     let done = action();
@@ -55,7 +55,7 @@ pub(super) fn on_card<T>(card: u32, action: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Runs questions of gpumem itself, which sees the simulated cards. Libraries of NVIDIA may see the devices of the machine.
+/// Runs driver calls of gpumem itself, which sees the simulated GPUs. NVIDIA's libraries may see the devices of the machine.
 pub(in crate::sys) fn own<T>(question: impl FnOnce() -> T) -> T {
     struct Restore(bool);
 

@@ -20,16 +20,16 @@ pub(super) fn current_device() -> Result<Option<sys::CUdevice>, Error> {
     }
 }
 
-/// The calling thread's current context, if it has one. A hook may call this.
+/// Returns the calling thread's current context, if it has one. Hooks may call this.
 #[doc(alias = "cuCtxGetCurrent")]
 pub(crate) fn current_context() -> Option<usize> {
     result::ctx::get_current().ok().flatten().map(<*mut _>::addr)
 }
 
-/// Returns a number for the current context and the card of the thread. It is the context's address if the context has one card. A
-/// hook may call this.
+/// Returns a number for the current context and the thread's simulated GPU. If the context has only one GPU, this is the context's address.
+/// Hooks may call this.
 pub(crate) fn current_owner() -> Option<usize> {
-    // No address has these bits.
+    // No address has these bits set.
     Some(current_context()? | (card_of_thread() as usize) << 57)
 }
 
@@ -38,7 +38,7 @@ pub(in crate::sys) fn current_ordinal() -> Option<u32> {
     u32::try_from(current_device().ok()??).ok()
 }
 
-/// The device of the current context, and an id that no other context of the process has. The id is 0 if the driver is older than
+/// Returns the device of the current context, and an id that no other context of the process has. The id is 0 if the driver is older than
 /// 12.0.
 #[doc(alias("cuCtxGetDevice", "cuCtxGetId"))]
 pub(crate) fn identify_context() -> Option<(u32, u64)> {

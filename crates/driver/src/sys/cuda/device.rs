@@ -19,7 +19,7 @@ use super::{
 };
 use crate::error::Error;
 
-/// One CUDA device, and the proof that the driver is loaded and initialised.
+/// A CUDA device. It also proves that the driver is loaded and initialised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CudaDevice {
     pub(super) device: sys::CUdevice,
@@ -27,7 +27,7 @@ pub(crate) struct CudaDevice {
     uuid: [u8; 16],
 }
 
-/// Loads and initialises the driver once and lists its devices, which are fixed from then on.
+/// Returns the devices. The first call loads and initialises the driver; the list does not change after that.
 #[doc(alias("cuInit", "cuDeviceGetCount", "cuDeviceGetUuid_v2"))]
 pub(crate) fn devices() -> Result<&'static [CudaDevice], Error> {
     static DEVICES: OnceCell<Result<Vec<CudaDevice>, Error>> = OnceCell::new();
@@ -43,7 +43,7 @@ pub(crate) fn devices() -> Result<&'static [CudaDevice], Error> {
     devices.as_deref().map_err(Clone::clone)
 }
 
-/// The devices of a driver that the program has initialised; an error before that. The driver must be loaded.
+/// Returns the devices if the program has already initialised the driver, or else an error. The driver must be loaded.
 pub(crate) fn initialised_devices() -> Result<Vec<CudaDevice>, Error> {
     own(|| {
         let count = result::device::get_count().map_err(|error| call_failed("cuDeviceGetCount", error, None))?;
@@ -61,24 +61,25 @@ fn device(number: c_int) -> Result<CudaDevice, Error> {
         .result()
         .map_err(|error| call_failed("cuDeviceGetUuid_v2", error, Some(ordinal)))?;
     let uuid = uuid.bytes.map(|byte| byte.to_ne_bytes()[0]);
-    // The result is stored, so that hooks need not ask.
+    // The result is stored, so that hooks need not ask the driver.
     is_integrated(ordinal);
     Ok(CudaDevice { device, ordinal, uuid })
 }
 
-/// Returns whether a device has no memory of its own, but uses that of the machine. The driver is asked once for each device, which
-/// it allows at any time: hooks and callbacks may call this, for programs that are injected. False if the driver does not say. The
-/// driver must be loaded.
+/// Returns whether a device uses the machine's memory because it has none of its own. The driver is asked once for each device. It allows
+/// that at any time, so hooks and callbacks may call this in programs into which gpumem is injected. Returns false if the driver returns an
+/// error. The driver must be loaded.
 #[doc(alias = "CU_DEVICE_ATTRIBUTE_INTEGRATED")]
 pub(crate) fn is_integrated(ordinal: u32) -> bool {
     const MOST: usize = 64;
-    /// The value is 0 before the question, 1 if the device has memory of its own, and 2 if it has none.
+    /// 0 before the driver was asked, 1 if the device has its own memory, and 2 if it has none.
     static KNOWN: [AtomicU8; MOST] = [const { AtomicU8::new(0) }; MOST];
     let Some(known) = KNOWN.get(ordinal as usize) else { return false };
     if known.load(Relaxed) == 0 {
         let mut integrated = 0;
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED;
-        // SAFETY: the out-parameter is live. The driver refuses a number that is no device, and every call before its initialisation.
+        // SAFETY: the out-parameter is live. The driver returns an error for a number that is not a device, and for every call before its
+        // initialisation.
         let answer = unsafe { sys::cuDeviceGetAttribute(&raw mut integrated, attribute, ordinal.cast_signed()) };
         if answer.result().is_err() {
             return false;
@@ -88,7 +89,7 @@ pub(crate) fn is_integrated(ordinal: u32) -> bool {
     known.load(Relaxed) == 2
 }
 
-/// The ordinal of the calling thread's current context, or `None` if it has none.
+/// Returns the ordinal of the calling thread's current device, or `None` if the thread has no context.
 #[doc(alias = "cuCtxGetDevice")]
 pub(crate) fn current() -> Result<Option<u32>, Error> {
     let devices = devices()?;
@@ -97,7 +98,7 @@ pub(crate) fn current() -> Result<Option<u32>, Error> {
 }
 
 impl CudaDevice {
-    /// The UUID, without `GPU-` or `MIG-` before it: the driver does not say whether the device is a slice.
+    /// Returns the UUID without the prefix `GPU-` or `MIG-`: the driver does not tell whether the device is a slice.
     pub(crate) fn uuid(self) -> String {
         format_uuid(self.uuid)
     }
@@ -107,7 +108,7 @@ impl CudaDevice {
         result::device::get_name(self.device).map_err(self.failed("cuDeviceGetName"))
     }
 
-    /// Free and total bytes, or `None` if the device has no context in which to ask.
+    /// Returns the free and total bytes, or `None` if the device has no context in which the driver can be asked.
     #[doc(alias = "cuMemGetInfo")]
     pub(crate) fn mem_get_info(self) -> Result<Option<(u64, u64)>, Error> {
         self.in_context(|| {
@@ -116,8 +117,8 @@ impl CudaDevice {
         })
     }
 
-    /// Waits for the device, then releases the unused memory of its stream-ordered pools. Without a context there is no such
-    /// memory. The wait comes first, because memory that was freed on a stream is unused only after a synchronisation.
+    /// Waits for the device and releases the unused memory of its stream-ordered pools. Without a context there is no such memory. The wait
+    /// comes first, because memory that was freed on a stream becomes unused only after a synchronisation.
     #[doc(alias("cuCtxSynchronize", "cuMemPoolTrimTo"))]
     pub(crate) fn trim(self) -> Result<(), Error> {
         let trimmed = self.in_context(|| {
@@ -130,7 +131,7 @@ impl CudaDevice {
             for pool in pools {
                 let pool = match pool {
                     Ok(pool) => pool,
-                    // A device without pools (some virtual GPUs) has nothing to release.
+                    // A device without pools, such as some virtual GPUs, has nothing to release.
                     Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED)) => continue,
                     Err(error) => return Err(call_failed("cuDeviceGetMemPool", error, Some(self.ordinal))),
                 };
@@ -143,15 +144,15 @@ impl CudaDevice {
         trimmed.map(|_| ())
     }
 
-    /// Creates the device's primary context, if there is none, and keeps it for the life of the process.
+    /// Creates the device's primary context, if it does not exist, and keeps it for the rest of the process.
     #[doc(alias = "cuDevicePrimaryCtxRetain")]
     pub(crate) fn preload(self) -> Result<(), Error> {
-        // SAFETY: the device came from the driver. The reference is never released, on purpose.
+        // SAFETY: the device came from the driver. The reference is intentionally never released.
         unsafe { result::primary_ctx::retain(self.device) }.map(|_| ()).map_err(self.failed("cuDevicePrimaryCtxRetain"))
     }
 
-    /// Runs `action` with a context of this device current, without creating one: the calling thread's own context if
-    /// it is on this device, else the primary context if it is active. `None` if there is neither.
+    /// Runs `action` in an existing context of this device: the calling thread's own context if it is on this device, or else the primary
+    /// context if it is active. Returns `None` if there is neither.
     fn in_context<T>(self, action: impl FnOnce() -> Result<T, Error>) -> Result<Option<T>, Error> {
         own(|| {
             if current_device()? == Some(self.device) {
@@ -175,7 +176,7 @@ impl CudaDevice {
     }
 }
 
-/// The primary context of a device, retained and current until this is dropped.
+/// The primary context of a device, which is retained and current until this guard is dropped.
 struct PushedContext(sys::CUdevice);
 
 impl PushedContext {
@@ -206,8 +207,8 @@ impl Drop for PushedContext {
     }
 }
 
-/// Returns an error if a stream of the current context is being captured, as far as CUDA can be asked without breaking the
-/// capture. A synchronisation would invalidate it.
+/// Returns an error if a stream of the current context is being captured, as far as CUDA can tell without breaking the capture. A
+/// synchronisation would invalidate the capture.
 fn refuse_capture() -> Result<(), DriverError> {
     // SAFETY: the null stream exists in every context, and a context is current.
     let status = unsafe { result::stream::is_capturing(result::stream::null()) }?;

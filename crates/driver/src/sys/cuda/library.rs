@@ -1,4 +1,4 @@
-//! Loads `libcuda` with all functions that are called here.
+//! Loads `libcuda` and checks that it has all functions that are called here.
 
 use cudarc::driver::sys;
 use once_cell::sync::OnceCell;
@@ -8,7 +8,7 @@ use crate::{error::Error, sys::dl};
 pub(in crate::sys) const LIBRARY: &str = "libcuda";
 const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
 
-/// Every function that is called in this folder. If one is missing, this library returns an error; cudarc would panic.
+/// Every function that is called in this folder. If one is missing, this library returns an error, whereas cudarc would panic.
 const SYMBOLS: &[&str] = &[
     "cuInit",
     "cuGetErrorName",
@@ -50,8 +50,7 @@ pub(in crate::sys) fn load() -> Result<(), Error> {
     LOADED.get_or_init(|| dl::load(LIBRARY, NAMES, SYMBOLS)).clone()
 }
 
-/// Loads the driver and looks up the functions that older drivers lack. A hook must not do this, because it takes the loader's
-/// lock.
+/// Loads the driver and looks up the functions that older drivers lack. Hooks must not do this, because it takes the loader's lock.
 pub(crate) fn load_for_hooks() -> Result<(), Error> {
     load()?;
     ctx_get_id();

@@ -1,7 +1,7 @@
-//! The CUDA driver, called through cudarc's `result` functions: device numbers, contexts, blocks, pools.
+//! The CUDA driver, called through cudarc's `result` functions: ordinals of devices, contexts, blocks, pools.
 //!
-//! Only [`CudaDevice::preload`] creates a context, and only [`CudaDevice::trim`] waits for the device. After each call, the
-//! calling thread's current context is the one that it was before.
+//! Only [`CudaDevice::preload`] creates a context, and only [`CudaDevice::trim`] waits for the device. No call changes the calling thread's
+//! current context.
 
 mod blocks;
 mod capture;

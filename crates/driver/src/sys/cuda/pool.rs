@@ -1,4 +1,4 @@
-//! The figures of stream-ordered pools.
+//! Reads stream-ordered pools.
 
 use cudarc::driver::{
     result::{self, DriverError},
@@ -12,14 +12,14 @@ use crate::{
 };
 
 impl CudaDevice {
-    /// The figures of the device's current pool, from which `cuMemAllocAsync` allocates; `None` if the device has no pools. The
-    /// high-water marks are read first, so they do not include what happens after the usage is read.
+    /// Reads the device's current pool, from which `cuMemAllocAsync` allocates. Returns `None` if the device has no pools. The high-water
+    /// marks are read first, so they do not include what happens after the usage is read.
     #[doc(alias("cuMemPoolGetAttribute", "CU_MEMPOOL_ATTR_USED_MEM_HIGH", "CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH"))]
     pub(crate) fn read_pool(self) -> Result<Option<PoolUsage>, Error> {
         self.current_pool()?.map(|pool| relaxed(|| self.read_figures(pool))).transpose()
     }
 
-    /// Resets the high-water mark of the current pool's reserved memory to its current value. A device without pools has none.
+    /// Resets the high-water mark of the current pool's reserved memory to its current value. Does nothing on a device without pools.
     #[doc(alias = "cuMemPoolSetAttribute")]
     pub(crate) fn reset_pool_reserved(self) -> Result<(), Error> {
         let Some(pool) = self.current_pool()? else { return Ok(()) };
@@ -30,7 +30,7 @@ impl CudaDevice {
             .map_err(self.failed("cuMemPoolSetAttribute"))
     }
 
-    /// The pool that is current on the device; `None` if the device has no pools.
+    /// Returns the device's current pool, or `None` if the device has no pools.
     fn current_pool(self) -> Result<Option<sys::CUmemoryPool>, Error> {
         // SAFETY: the device came from the driver, which is initialised.
         match unsafe { result::device::get_mem_pool(self.device) } {

@@ -1,4 +1,4 @@
-//! The numbers, structs and types of functions that CUPTI's headers define.
+//! The numbers, structs and function types that CUPTI's headers define.
 
 use std::ffi::{c_char, c_void};
 

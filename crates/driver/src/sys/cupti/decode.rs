@@ -1,4 +1,4 @@
-//! The callback passes CUPTI's data to the decoding that both sources share.
+//! The callback, which passes CUPTI's data to the decoder that both sources share.
 
 use std::ffi::c_void;
 
@@ -13,7 +13,7 @@ use crate::sys::{
     process,
 };
 
-/// All of CUPTI's numbers in [`CALLS`] are below this one.
+/// A number above all of CUPTI's numbers in [`CALLS`].
 const NUMBERS: usize = 768;
 
 /// The shape of each call, by CUPTI's number.
@@ -30,10 +30,9 @@ const SHAPES: [Option<Shape>; NUMBERS] = {
     shapes
 };
 
-/// CUPTI calls this function. It copies what it needs, because the data is valid only until it returns, and it never unwinds
-/// into C.
+/// CUPTI calls this function. It copies what it needs, because the data is valid only until it returns. It never unwinds into C.
 pub(super) unsafe extern "C" fn callback<O: Observe>(_: *mut c_void, domain: u32, number: u32, data: *const c_void) {
-    // In the child of a fork, locks of the observer may be held by threads that do not exist there.
+    // In the child process of a fork, locks of the observer may be held by threads that do not exist there.
     if process::is_forked() {
         return;
     }
@@ -51,7 +50,7 @@ pub(super) unsafe extern "C" fn callback<O: Observe>(_: *mut c_void, domain: u32
 /// Decodes one side of a call. Most calls are recorded on one side only.
 ///
 /// # Safety
-/// `data` is that of a call with this number.
+/// `data` must be that of a call with this number.
 #[inline]
 unsafe fn record_call<O: Observe>(number: u32, data: &CallbackData) {
     let Some(Some(shape)) = SHAPES.get(number as usize) else { return };
@@ -71,7 +70,7 @@ unsafe fn record_call<O: Observe>(number: u32, data: &CallbackData) {
 /// Decodes the side of the call that CUPTI reports.
 ///
 /// # Safety
-/// `data` and `arguments` are those of a call of this shape.
+/// `data` and `arguments` must be those of a call of this shape.
 #[inline]
 unsafe fn record_side(shape: Shape, data: &CallbackData, arguments: Arguments, to: &impl RecordCall) {
     if data.side == API_ENTER {

@@ -1,4 +1,4 @@
-//! Finds and loads `libcupti`, and has the functions of it that are used.
+//! Finds and loads `libcupti`, and holds the functions of it that are used.
 
 use std::{
     ffi::{CStr, c_char},
@@ -25,7 +25,7 @@ pub(super) struct Cupti {
     /// The path at which the library was found.
     pub(super) path: String,
     subscribe: SubscribeFn,
-    /// The function is `None` in versions before CUPTI 13.
+    /// `None` before CUPTI 13.
     subscribe_v2: Option<SubscribeV2Fn>,
     pub(super) unsubscribe: UnsubscribeFn,
     pub(super) enable_callback: EnableCallbackFn,
@@ -34,7 +34,7 @@ pub(super) struct Cupti {
     get_version: Option<GetVersionFn>,
 }
 
-/// Returns the library, which is loaded at the first call.
+/// Returns the library. The first call loads it.
 pub(super) fn cupti() -> Result<&'static Cupti, Error> {
     static CUPTI: OnceCell<Result<Cupti, Error>> = OnceCell::new();
     let load = || {
@@ -51,7 +51,7 @@ pub(crate) fn check_available() -> Result<(), Error> {
     cupti().map(|_| ())
 }
 
-/// The version of the library's interface, if the library can be used and says it: 130002 is that of CUDA 13.0.
+/// Returns the version of the library's interface, if the library can be used and reports it. For example, 130002 stands for CUDA 13.0.
 #[doc(alias = "cuptiGetVersion")]
 pub(crate) fn version() -> Option<u32> {
     let get_version = cupti().ok()?.get_version?;
@@ -61,7 +61,7 @@ pub(crate) fn version() -> Option<u32> {
     (code == 0).then_some(version)
 }
 
-/// Returns the CUDA ordinal of a context's device. It asks CUPTI and not the driver, so a callback may call it.
+/// Returns the CUDA ordinal of a context's device. This asks CUPTI instead of the driver, so callbacks may call it.
 #[doc(alias = "cuptiGetDeviceId")]
 pub(crate) fn device_of(context: Context) -> Option<u32> {
     let cupti = cupti().ok().filter(|_| context.handle != 0)?;
@@ -99,7 +99,7 @@ impl Cupti {
         Ok(cupti)
     }
 
-    /// Begins a subscription. If CUPTI allows several subscribers, other tools keep theirs.
+    /// Starts a subscription. If CUPTI allows several subscribers, other tools keep theirs.
     pub(super) fn new_subscriber(&self, callback: CallbackFn) -> Result<Subscriber, Error> {
         let mut subscriber = ptr::null_mut();
         let mut old = [0 as c_char; 128];

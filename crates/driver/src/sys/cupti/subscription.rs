@@ -15,9 +15,8 @@ use crate::{
     sys::calls::{CALLS, Observe},
 };
 
-/// CUPTI 11.2, the first version that reports stream-ordered memory, knows all functions with numbers below this one. If CUPTI
-/// does not know a function with a higher number, it is not reported: a program that was built with the same toolkit does not
-/// call it.
+/// CUPTI 11.2, the first version that reports stream-ordered memory, knows all functions with numbers below this one. A function with a
+/// higher number is skipped if CUPTI does not know it: a program that was built with the same toolkit does not call it.
 const FIRST_OPTIONAL_NUMBER: u32 = 618;
 
 /// A live subscription.
@@ -28,9 +27,9 @@ unsafe impl Send for LiveSubscriber {}
 
 static CURRENT: Mutex<Option<LiveSubscriber>> = Mutex::new(None);
 
-/// Makes `O` receive each call, on the thread that makes it. A call that `O` makes itself is
-/// [`Call::Uncounted`](crate::sys::calls::Call::Uncounted), except in [`as_program`](crate::sys::calls::as_program). It has
-/// no effect if there is a subscription already.
+/// Starts to send each call to `O`, on the thread that makes it. A call that `O` makes itself is
+/// [`Call::Uncounted`](crate::sys::calls::Call::Uncounted), except in [`as_program`](crate::sys::calls::as_program). Does nothing if there
+/// is a subscription already.
 #[doc(alias("cuptiSubscribe", "cuptiEnableCallback"))]
 pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
     let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -56,11 +55,10 @@ pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
     Ok(())
 }
 
-/// Ends the subscription, so that another tool can subscribe. If there is none, nothing happens, and the library is not
-/// loaded.
+/// Ends the subscription, so that another tool can subscribe. If there is none, this does nothing and does not load the library.
 #[doc(alias = "cuptiUnsubscribe")]
 pub(crate) fn unsubscribe() {
-    // CUPTI waits for callbacks, which may ask whether there is a subscription: the lock is released before.
+    // CUPTI waits for callbacks, which may ask whether there is a subscription. Therefore the lock is released first.
     let current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(LiveSubscriber(subscriber)) = current else { return };
     if let Ok(cupti) = cupti() {
@@ -69,7 +67,7 @@ pub(crate) fn unsubscribe() {
     }
 }
 
-/// The path of the library, if there is a subscription.
+/// Returns the path of the library, if there is a subscription.
 pub(crate) fn subscribed() -> Option<&'static str> {
     let current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
     current.as_ref().and_then(|_| cupti().ok()).map(|cupti| cupti.path.as_str())

@@ -1,9 +1,9 @@
-//! The hooks, which are our functions in the slots. A hook makes the call of the driver and records it.
+//! The hooks, which are our functions in the slots. A hook calls the driver and records the call.
 //!
-//! A thread may be cancelled in the driver (`pthread_cancel`): the C library then unwinds its stack through the hook. So hooks and the
-//! driver's functions have the ABI `C-unwind`, no lock is held during a call, and what the hook has changed is restored by destructors.
-//! (A program that is built with `panic = "abort"` has none: what its thread does while it unwinds is not recorded.) Nothing else
-//! unwinds out of a hook: panics are caught, and in the hook's own code a thread is not cancelled.
+//! A thread may be cancelled inside the driver (`pthread_cancel`). The C library then unwinds the thread's stack through the hook.
+//! Therefore hooks and the driver's functions have the ABI `C-unwind`, no lock is held during a call, and destructors restore what the hook
+//! has changed. (A program that is built with `panic = "abort"` runs no destructors: what its thread does while it unwinds is not
+//! recorded.) Nothing else unwinds out of a hook: panics are caught, and a thread cannot be cancelled in the hook's own code.
 
 use std::{
     mem,
@@ -19,13 +19,13 @@ use crate::sys::{
     process::without_cancellation,
 };
 
-/// All data that hooks read. It begins at a cache line, so that `active` and the first rows of `drivers` are in the same line:
-/// those of the two calls that programs make most often.
+/// All data that hooks read. It starts at a cache line, so that `active` and the first rows of `drivers` share that line. These rows belong
+/// to the two calls that programs make most often.
 #[repr(C, align(64))]
 pub(super) struct Hooks {
-    /// Hooks record calls only while this is true. A hook may be called while it is false: by a thread that was already on its
-    /// way into the hook, or by another tool that replaced our pointer and still calls it. It is false in the child of a fork,
-    /// because locks of the observer may be held there by threads that do not exist.
+    /// Hooks record calls only while this is true. A hook may be called while it is false: by a thread that was already on its way into the
+    /// hook, or by another tool that replaced our pointer and still calls it. It is false in the child process of a fork, because locks of
+    /// the observer may be held there by threads that do not exist.
     pub(super) active: AtomicBool,
     /// The driver's own implementations, by row of [`CALLS`]. Each is set before its slot is replaced.
     pub(super) drivers: [AtomicUsize; CALLS.len()],
@@ -41,8 +41,8 @@ macro_rules! hooks {
         #[derive(Clone, Copy)]
         pub(super) enum CallRow { $($name),* }
 
-        /// One hook for each function. Each integer and each pointer is passed in a register of its own, whatever its width, so
-        /// a hook receives and passes on each of them as a whole word.
+        /// One hook for each function. Each integer and each pointer is passed in its own register, whatever its width, so a hook receives
+        /// and passes on each of them as a whole word.
         #[allow(non_snake_case)]
         pub(super) mod hook {
             use super::*;
@@ -65,7 +65,7 @@ macro_rules! hooks {
             )*
         }
 
-        /// Returns the hooks that record to `O`, by row.
+        /// Returns the hooks that send calls to `O`, by row.
         pub(super) fn hooks<O: Observe>() -> [usize; CALLS.len()] {
             [$(hook::$name::<O> as *const () as usize),*]
         }
@@ -74,7 +74,7 @@ macro_rules! hooks {
 }
 with_calls!(hooks);
 
-/// Makes a call of the driver, and records it.
+/// Calls the driver and records the call.
 ///
 /// # Safety
 /// `words` are the arguments of a call of this shape, and `call` makes that call through the implementation at the address that
@@ -89,7 +89,7 @@ unsafe fn intercept<O: Observe, const N: usize>(
 ) -> u32 {
     let driver = || HOOKS.drivers[row].load(Relaxed);
     let driver = match driver() {
-        // It is written before the slot. But an Arm processor may read it before it reads the slot; the fence prevents that.
+        // The address is written before the slot, but an Arm processor may read it before it reads the slot. The fence prevents that.
         0 if cfg!(target_arch = "aarch64") => {
             fence(Acquire);
             driver()
@@ -97,7 +97,7 @@ unsafe fn intercept<O: Observe, const N: usize>(
         driver => driver,
     };
     let state = STATE.get();
-    // A call that an implementation makes is part of the call that is recorded already.
+    // Calls that an implementation makes are part of the call that is already being recorded.
     if matches!(state, ThreadState::Driver | ThreadState::Library) || !HOOKS.active.load(Relaxed) {
         return call(driver);
     }
@@ -137,8 +137,8 @@ unsafe fn around(
     result
 }
 
-/// Releases a reference to a primary context, or resets it. It asks the driver which context that is, and whether the reference
-/// was the last one.
+/// Releases a reference to a primary context, or resets the context. Asks the driver which context that is, and whether the reference was
+/// the last one.
 #[cold]
 fn change_primary_context(shape: Shape, device: u64, call: impl FnOnce() -> u32, to: &impl RecordCall) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]

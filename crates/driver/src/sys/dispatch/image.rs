@@ -1,5 +1,4 @@
-//! The segments of a library that the loader has mapped: code, writable ones, and those that are read-only after
-//! relocation.
+//! The segments of a library that the loader has mapped: code, writable segments, and segments that are read-only after relocation.
 
 use std::{
     ffi::c_int,
@@ -23,7 +22,7 @@ pub(super) struct Image {
     readable: Vec<Range<usize>>,
     /// Writable segments.
     writable: Vec<Range<usize>>,
-    /// `PT_GNU_RELRO`: read-only after the library was relocated.
+    /// `PT_GNU_RELRO`: segments that are read-only after relocation.
     relro: Vec<Range<usize>>,
 }
 
@@ -36,8 +35,8 @@ impl Image {
         }
 
         unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: libc::size_t, search: *mut libc::c_void) -> c_int {
-            // SAFETY: the loader passes the entry of a library, which is valid during this call, and the pointer that
-            // `dl_iterate_phdr` received. It points to the only `Search`, which nothing else uses meanwhile.
+            // SAFETY: the loader passes the entry of a library, which is valid during this call, and the pointer that `dl_iterate_phdr`
+            // received. It points to the only `Search`, which nothing else uses during this call.
             let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
             if info.dlpi_phdr.is_null() {
                 return 0;
@@ -115,8 +114,8 @@ impl Library for Image {
     fn pointer(&self, address: usize) -> Option<usize> {
         let is_pointer =
             address.is_multiple_of(align_of::<AtomicUsize>()) && self.is_writable(address, size_of::<AtomicUsize>());
-        // SAFETY: it is aligned, and in the writable data of a library that stays loaded, as above. Everybody who writes a pointer
-        // there writes all of it at once.
+        // SAFETY: the address is aligned, and in the writable data of a library that stays loaded, as above. All code that writes a pointer
+        // there writes the whole pointer at once.
         let pointer = is_pointer.then(|| unsafe { AtomicUsize::from_ptr(address as *mut usize) }.load(SeqCst));
         #[cfg(feature = "dry")]
         let pointer = pointer.map(replaced::driver_below);

@@ -1,10 +1,9 @@
-//! The driver's dispatch table. Each function that `libcuda` exports is a stub, which calls the implementation through a pointer
-//! in libcuda's writable data: the slot. A hook in the slot sees every call, no matter how the caller found the function, and no
-//! code is patched.
+//! The driver's dispatch table. Each function that `libcuda` exports is a stub, which calls the implementation through a pointer in
+//! libcuda's writable data: the slot. A hook in the slot sees every call, however the caller found the function, and no code is patched.
 //!
-//! NVIDIA does not document the table. So each function is checked before a slot is replaced: the instructions of its stub
-//! ([`stub`]), where its slot is ([`image`]), and that no other function uses the slot and that it still points into the
-//! driver's own code ([`verify`]). If one check fails, no slot is replaced.
+//! NVIDIA does not document the table. Therefore each function is checked before a slot is replaced: the instructions of its stub
+//! ([`stub`]), the location of its slot ([`image`]), that no other function uses the slot, and that the slot still points into the driver's
+//! own code ([`verify`]). If one check fails, no slot is replaced.
 
 #[cfg(all(feature = "dry", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub mod dry;

@@ -1,4 +1,4 @@
-//! The slots of this process's driver, found and checked.
+//! Finds and checks the slots of this process's driver.
 
 use std::{
     ffi::{CString, c_void},
@@ -20,8 +20,7 @@ use crate::{
     sys::{calls::CALLS, cuda, dl, loader},
 };
 
-/// The names are in this order, because programs load the first one. The second may be another library that is
-/// installed beside it.
+/// The names are tried in this order, because programs load the first one. The second may be another library that is installed next to it.
 const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
 
 const PROCESSOR: Processor = if cfg!(target_arch = "x86_64") { Processor::X86_64 } else { Processor::Arm64 };
@@ -36,11 +35,11 @@ pub(super) struct DispatchTable {
 pub(super) struct Slot {
     /// The function's row in the list of names.
     pub(super) row: usize,
-    /// The pointer in the driver's data. It is valid for ever, because the driver is never unloaded.
+    /// The pointer in the driver's data. It is always valid, because the driver is never unloaded.
     pointer: &'static AtomicUsize,
     /// The driver's own implementation.
     pub(super) driver: usize,
-    /// Our function for it. 0 before the first subscription.
+    /// Our function for the slot; 0 before the first subscription.
     hook: AtomicUsize,
 }
 
@@ -60,14 +59,14 @@ impl Slot {
         self.hook.store(hook, Relaxed);
     }
 
-    /// Puts the hook into the slot. The slot may still hold it: a tool whose pointer was there when the last subscription ended
-    /// may have restored ours since.
+    /// Puts the hook into the slot. Returns whether the slot holds it. The slot may hold the hook already: when the last subscription
+    /// ended, the slot may have held another tool's pointer, and that tool may have restored our hook since.
     pub(super) fn install(&self) -> bool {
         let hook = self.hook.load(Relaxed);
         self.replace(self.driver, hook) || self.pointer.load(SeqCst) == hook
     }
 
-    /// Puts the driver's own implementation into the slot, if the slot holds the hook.
+    /// Puts the driver's own implementation back into the slot, if the slot holds the hook.
     pub(super) fn restore(&self) {
         self.replace(self.hook.load(Relaxed), self.driver);
     }
@@ -77,7 +76,7 @@ pub(super) fn unusable(detail: impl Into<String>) -> Error {
     Kind::NoDispatch { detail: detail.into() }.into()
 }
 
-/// Returns the table of this process's driver, found and checked once.
+/// Returns the table of this process's driver. The first call finds and checks it.
 pub(super) fn table() -> Result<&'static DispatchTable, Error> {
     static TABLE: OnceCell<Result<DispatchTable, Error>> = OnceCell::new();
     let find = || DispatchTable::find(CALLS.iter().map(|(_, name, _)| *name).enumerate());
@@ -85,7 +84,7 @@ pub(super) fn table() -> Result<&'static DispatchTable, Error> {
 }
 
 impl DispatchTable {
-    /// The slots of these functions, each of which has a row in a list.
+    /// Finds the slots of these functions. Each function has a row in a list.
     pub(super) fn find(names: impl Iterator<Item = (usize, &'static str)>) -> Result<Self, Error> {
         let (library, _) = dl::open(cuda::LIBRARY, NAMES.iter().map(PathBuf::from))?;
         // A function that the driver does not have is never called, so it needs no slot.
@@ -101,7 +100,7 @@ impl DispatchTable {
             // SAFETY: the slot is aligned and in the writable data of the driver, which is never unloaded because `library` is
             // forgotten below. The driver itself reads it as one pointer.
             let pointer = unsafe { AtomicUsize::from_ptr(verified.stub.slot as *mut usize) };
-            // In a dry run, this is the function in the driver's place.
+            // In a dry run, this is the function that replaces the driver's.
             Slot { row: *row, pointer, driver: pointer.load(SeqCst), hook: AtomicUsize::new(0) }
         };
         let slots = rows.iter().zip(stubs).map(slot).collect();

@@ -17,10 +17,10 @@ use crate::{
     },
 };
 
-/// True if the hooks are in their slots. Each new trace reads it.
+/// True if the hooks are in their slots. Each new trace reads this.
 static IS_SUBSCRIBED: AtomicBool = AtomicBool::new(false);
 
-/// The lock is held while slots are replaced, so that two threads do not replace them at once.
+/// Returns a guard of the lock that is held while slots are replaced, so that two threads do not replace them at once.
 fn lock() -> MutexGuard<'static, ()> {
     static REPLACING: Mutex<()> = Mutex::new(());
     REPLACING.lock().unwrap_or_else(PoisonError::into_inner)
@@ -31,9 +31,9 @@ pub(crate) fn check_available() -> Result<(), Error> {
     table().map(|_| ())
 }
 
-/// Makes `O` receive each call, on the thread that makes it. A call that `O` makes itself is
-/// [`Call::Uncounted`](crate::sys::calls::Call::Uncounted), except in [`as_program`](crate::sys::calls::as_program). It has
-/// no effect if there is a subscription already.
+/// Starts to send each call to `O`, on the thread that makes it. A call that `O` makes itself is
+/// [`Call::Uncounted`](crate::sys::calls::Call::Uncounted), except in [`as_program`](crate::sys::calls::as_program). Does nothing if there
+/// is a subscription already.
 ///
 /// The driver is loaded but not initialised, so this may be called while the driver initialises itself.
 pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
@@ -76,20 +76,20 @@ fn remove_hooks(slots: &[Slot]) {
     HOOKS.active.store(false, SeqCst);
 }
 
-/// The path of the driver, if there is a subscription.
+/// Returns the path of the driver, if there is a subscription.
 pub(crate) fn subscribed() -> Option<&'static str> {
     IS_SUBSCRIBED.load(SeqCst).then(|| table().ok()).flatten().map(|table| table.path.as_str())
 }
 
-/// Returns one bit for each row of [`CALLS`] whose slot no longer holds our hook. Another tool has replaced it, or has restored
-/// an earlier value, so calls may be missed.
+/// Returns a bit mask with one bit for each row of [`CALLS`] whose slot no longer holds our hook. Another tool has replaced the hook, or
+/// has restored an earlier value, so calls may be missed.
 pub(crate) fn displaced() -> u128 {
     const { assert!(CALLS.len() <= 128) };
     if !HOOKS.active.load(Relaxed) {
         return 0;
     }
     let Ok(table) = table() else { return 0 };
-    // Each reading of a trace asks this, and nearly always each slot holds its hook: without branches that takes half the time.
+    // Each reading of a trace checks this, and nearly always each slot holds its hook. Without branches, the check takes half the time.
     if table.slots.iter().fold(0, |bits, slot| bits | slot.difference()) == 0 {
         return 0;
     }

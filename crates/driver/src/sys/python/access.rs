@@ -1,4 +1,4 @@
-//! Reads the interpreter's symbols, and words of its memory.
+//! Reads symbols of the interpreter, and words of its memory.
 
 use std::{
     ffi::{CStr, c_char, c_void},
@@ -7,20 +7,20 @@ use std::{
 };
 
 /// # Safety
-/// There is an aligned word at this address.
+/// `address` must be that of an aligned word.
 pub(super) unsafe fn word(address: usize) -> usize {
-    // SAFETY: the caller guarantees it.
+    // SAFETY: required by this function's contract.
     unsafe { ptr::with_exposed_provenance::<usize>(address).read() }
 }
 
 /// # Safety
-/// There is a byte at this address.
+/// `address` must be that of a byte.
 pub(super) unsafe fn byte(address: usize) -> u8 {
-    // SAFETY: the caller guarantees it.
+    // SAFETY: required by this function's contract.
     unsafe { ptr::with_exposed_provenance::<u8>(address).read() }
 }
 
-/// A symbol of the program, or of a library whose symbols all others see. The layouts are those of Linux.
+/// Returns a symbol of the program, or of a library whose symbols all others see. The layouts are those of Linux.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 pub(super) fn symbol(name: &CStr) -> Option<*mut c_void> {
     let name: *const c_char = name.as_ptr();
@@ -34,13 +34,13 @@ pub(super) fn symbol(_: &CStr) -> Option<*mut c_void> {
     None
 }
 
-/// Returns a function of that name.
+/// Returns the function with this name.
 ///
 /// # Safety
-/// `F` is the type of a pointer to the function of that name.
+/// `F` must be the type of a pointer to that function.
 pub(super) unsafe fn function<F: Copy>(name: &CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
     let found = symbol(name)?;
-    // SAFETY: the address is not null, and the caller guarantees the type.
+    // SAFETY: the address is not null, and the type is required by this function's contract.
     Some(unsafe { transmute_copy::<*mut c_void, F>(&found) })
 }

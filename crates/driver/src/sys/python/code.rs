@@ -11,7 +11,7 @@ use super::access::{function, symbol};
 /// `Py_file_input`: the text is a list of statements.
 const STATEMENTS: c_int = 257;
 
-/// The names of the code, in a dictionary. Null until code runs first. Only used with Python's lock.
+/// The dictionary with the names of the code. Null until code runs for the first time. Only used with Python's lock.
 static NAMESPACE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// The code to run.
@@ -57,10 +57,10 @@ impl Functions {
     }
 }
 
-/// Runs code on the main thread of the interpreter, as soon as that executes Python code, or runs `again` if this was called before. An
-/// exception that comes out of the code is dropped. Returns false if there is no interpreter, or if it ends.
+/// Runs code on the main thread of the interpreter, as soon as that thread executes Python code. Runs `again` if this was called before. An
+/// exception that escapes the code is dropped. Returns false if there is no interpreter, or if it is shutting down.
 ///
-/// This may be called on any thread, with Python's lock or without it, and in a hook: nothing runs here.
+/// Any thread may call this, with or without Python's lock, and in a hook: the code does not run during the call.
 pub fn run_in_python(first: &CStr, again: &CStr) -> bool {
     let Some(functions) = Functions::of_process() else { return false };
     // SAFETY: both functions may be called on any thread at any time.
@@ -68,17 +68,17 @@ pub fn run_in_python(first: &CStr, again: &CStr) -> bool {
         return false;
     }
     let code = Box::into_raw(Box::new(Code { first: first.to_owned(), again: again.to_owned() }));
-    // SAFETY: `Py_AddPendingCall` may be called on any thread, also without Python's lock. It keeps the function, which is in this
-    // library, and the library is never unloaded; and the pointer, which `run` owns.
+    // SAFETY: any thread may call `Py_AddPendingCall`, even without Python's lock. It keeps the function, which is in this library, and the
+    // library is never unloaded. It also keeps the pointer, which `run` owns.
     let added = unsafe { (functions.add_pending_call)(run, code.cast()) == 0 };
     if !added {
-        // SAFETY: the interpreter has not kept the pointer, so nobody else owns what it points to.
+        // SAFETY: the interpreter has not kept the pointer, so no other code owns what it points to.
         drop(unsafe { Box::from_raw(code) });
     }
     added
 }
 
-/// The interpreter calls it once for each code, on its main thread, with its lock. It returns 0: there is no
+/// Runs the code. The interpreter calls this once for each code, on its main thread, with its lock. Returns 0, which means that there is no
 /// exception.
 unsafe extern "C" fn run(code: *mut c_void) -> c_int {
     // SAFETY: `run_in_python` made the pointer of a `Box`, for this call alone.

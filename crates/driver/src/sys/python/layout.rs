@@ -1,7 +1,6 @@
-//! The offsets of fields in Python's structures. Python 3.13 and later publish them for debuggers; for 3.11 and 3.12 there is a
-//! table.
+//! The offsets of fields in Python's structures. Python 3.13 and later publish them for debuggers. For 3.11 and 3.12 there are tables here.
 
-/// The bits of a reference to an object that are no part of its address (3.14).
+/// The bits of an object reference that are not part of its address (3.14).
 pub(super) const TAGS: usize = 7;
 
 /// The offsets of fields, in bytes.
@@ -17,8 +16,8 @@ pub(super) struct Layout {
     pub(super) code: usize,
     /// The address of the current instruction, in a frame.
     pub(super) instruction: usize,
-    /// The byte in a frame of 3.12 that names its owner, and its value if native code called Python. Such a frame has code but is
-    /// no function of the program. In later versions it has no code.
+    /// In a frame of 3.12: the byte that names the owner, and its value if native code called Python. Such a frame has code but is not a
+    /// function of the program. In later versions it has no code.
     pub(super) entry_owner: Option<(usize, u8)>,
     /// The names of the file and the function, and the table of lines, in a code object.
     pub(super) code_parts: [usize; 3],
@@ -26,17 +25,17 @@ pub(super) struct Layout {
     pub(super) first_instruction: usize,
     /// The identity that distinguishes a code object from an earlier one at the same address.
     pub(super) identity: Identity,
-    /// The line on which a code object begins, an `int`.
+    /// The first line of a code object, an `int`.
     pub(super) first_line: usize,
     /// The type, in an object.
     pub(super) object_type: usize,
-    /// The number of the thread, as `pthread_self` returns it, in its state.
+    /// The id of the thread that `pthread_self` returns, in its state.
     pub(super) thread_id: usize,
     pub(super) threads_lock: ThreadsLock,
 }
 
-/// The lock of the list of interpreters and of their lists of threads, in `_PyRuntime`. The address of the first interpreter is in
-/// the word behind.
+/// The lock of the list of interpreters and of their lists of threads, in `_PyRuntime`. The next word is the address of the first
+/// interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ThreadsLock {
     /// A pointer to a lock, a `PyThread_type_lock` (3.11 and 3.12).
@@ -45,15 +44,15 @@ pub(super) enum ThreadsLock {
     Byte { at: usize },
 }
 
-/// The number of bytes, and the first of them, in an object of bytes of all known versions.
+/// The offsets of the length and of the first byte in a bytes object, in all known versions.
 pub(super) const BYTES: [usize; 2] = [16, 32];
 
-/// The identity that distinguishes a code object from an earlier one at the same address.
+/// What distinguishes a code object from an earlier one at the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Identity {
-    /// The word with its version, a number that no other code object has (3.12 and later).
+    /// The word that contains the version, a number that no other code object has (3.12 and later).
     Version { at: usize },
-    /// 3.11 has no version, so it is the address of its name, the hash in the name, and the word with its first line.
+    /// The address of the name, the hash in the name, and the word with the first line, because 3.11 has no version.
     Name { at: usize, hash: usize, first_line: usize },
 }
 
@@ -95,10 +94,10 @@ const PYTHON_3_12: Layout = Layout {
 /// `_Py_Debug_Cookie`
 const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
 
-/// The begins of the groups of `_Py_DebugOffsets`, in words.
+/// The start of a group of `_Py_DebugOffsets`, in words.
 const RUNTIME_STATE: usize = 3;
 
-/// The other groups, which are not at the same places in all versions.
+/// The starts of the other groups, which differ between versions.
 struct Groups {
     thread_state: usize,
     interpreter_frame: usize,
@@ -107,8 +106,8 @@ struct Groups {
 }
 
 impl Layout {
-    /// Returns the layout of a version, such as 0x030d. `word` reads a word of `_PyRuntime`, by its index. `None` if the
-    /// version is not known, or if its record is not as expected.
+    /// Returns the layout of a version, such as 0x030d. `word` reads a word of `_PyRuntime`, by its index. Returns `None` if the version is
+    /// not known, or if its record is not as expected.
     pub(super) fn of(version: u32, word: impl Fn(usize) -> u64) -> Option<Self> {
         let groups = match version {
             0x030b => return Some(PYTHON_3_11),

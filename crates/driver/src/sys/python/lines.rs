@@ -1,16 +1,16 @@
 //! The table of lines in a code object, as Python 3.11 and later write it (`Objects/locations.md` in their sources).
 
-/// Longer tables are not read to their end. A table of this length belongs to a function with more than 100,000 lines.
+/// The maximum size of a table that is read completely. A table of this size belongs to a function with more than 100,000 lines.
 pub(super) const MAX_TABLE: usize = 1 << 20;
 
 /// The bytes of an instruction, or of a part of one.
 const CODE_UNIT: usize = 2;
 
-/// Returns the line of the instruction at this offset, in bytes. A negative offset is before the first instruction: the line on
-/// which the function begins. `None` if the instruction belongs to no line, or if the table does not say.
+/// Returns the line of the instruction at this offset, in bytes. A negative offset is before the first instruction and means the first line
+/// of the function. Returns `None` if the instruction belongs to no line, or if the table does not contain it.
 ///
-/// From 3.12 on, Python's own `PyCode_Addr2Line` reads more than the table: records that coverage tools have requested, which
-/// another thread may be changing.
+/// From 3.12 on, Python's own `PyCode_Addr2Line` reads more than the table: records that coverage tools have requested, which another
+/// thread may be changing.
 pub fn line_at(table: &[u8], first_line: i32, offset: isize) -> Option<u32> {
     let known = |line: i64| u32::try_from(line).ok().filter(|line| *line > 0);
     let mut line = i64::from(first_line);
@@ -38,8 +38,8 @@ pub fn line_at(table: &[u8], first_line: i32, offset: isize) -> Option<u32> {
     None
 }
 
-/// Reads a number in groups of six bits, the lowest first. All but the last have the bit above them. The lowest bit is the
-/// sign.
+/// Reads a number that is stored in groups of six bits, the lowest first. Each group except the last has the next higher bit set. The
+/// lowest bit of the number is the sign.
 fn signed_number(bytes: &[u8]) -> Option<i64> {
     let mut number = 0;
     // A line has 31 bits.

@@ -1,9 +1,9 @@
-//! The Python functions that the calling thread is in, read without Python's global lock.
+//! Reads the Python functions that the calling thread is in, without Python's global lock.
 //!
-//! A library such as PyTorch releases that lock before it allocates, so a hook may not call most of Python's functions. But a thread
-//! that is inside native code does not change its own frames, and its frames keep their code objects alive. Only the end of the
-//! interpreter deletes them: it deletes the states of all threads but one, also of those that run native code. [`threads`] prevents
-//! that while a thread reads. Only functions of the interpreter that read memory are called here.
+//! A library such as PyTorch releases that lock before it allocates, so a hook must not call most of Python's functions. But a thread that
+//! is inside native code does not change its own frames, and its frames keep their code objects alive. Only a shutdown of the interpreter
+//! deletes them: it deletes the states of all threads but one, even of threads that run native code. [`threads`] prevents that while a
+//! thread reads. The only interpreter functions that are called here are those that read memory.
 
 mod access;
 mod code;
@@ -26,13 +26,13 @@ use self::{
     threads::{Threads, ThreadsGuard},
 };
 
-/// A frame chain with more frames than this is not read to its end.
+/// The maximum number of frames that are read of a chain.
 const MAX_CHAIN: usize = 1024;
 
 /// File and function names are cut at this length.
 const MAX_CHARACTERS: isize = 4096;
 
-/// The numbers that identify a Python function on a stack. They remain when the function has ended.
+/// Identifies a Python function on a stack. The numbers stay the same after the function has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct FrameKey {
     /// The address of its code object.
@@ -41,21 +41,21 @@ pub(crate) struct FrameKey {
     offset: isize,
 }
 
-/// The addresses of the parts of a code object, and its identity. A new code object may have the address of one that is gone, and
-/// even its names and its table of lines may have the addresses of theirs; then the identity differs.
+/// The addresses of the parts of a code object, and its identity. A new code object may have the address of a deleted one, and even its
+/// names and its table of lines may have the same addresses. Only the identity always differs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct CodeParts([usize; 3], usize);
 
 impl CodeParts {
-    /// Compares word by word. The derived comparison uses vectors of two words: it stores the words that were just read and loads
-    /// them again as a vector, which waits for the stores (store forwarding). That takes longer than all the rest.
+    /// Compares word by word. The derived comparison uses vectors of two words: it stores the words that were just read and loads them
+    /// again as a vector, which waits for the stores (store forwarding). That would take longer than everything else.
     fn are(&self, others: Self) -> bool {
         let (Self([file, function, lines], identity), now) = (*self, others.0);
         file == now[0] && function == now[1] && lines == now[2] && identity == others.1
     }
 }
 
-/// The Python functions that the calling thread is in, innermost first. Their code objects live as long as this.
+/// The Python functions that the calling thread is in, innermost first. Their code objects live as long as this value.
 #[derive(Clone, Copy)]
 pub(crate) struct Frames<'a> {
     interpreter: &'a Interpreter,
@@ -85,7 +85,7 @@ pub(crate) struct PythonLine {
 
 static FOUND: OnceLock<Option<Interpreter>> = OnceLock::new();
 
-/// The interpreter in this process.
+/// The Python interpreter in this process.
 #[derive(Debug)]
 pub(crate) struct Interpreter {
     functions: Functions,
@@ -102,22 +102,22 @@ pub(crate) struct Interpreter {
 struct Functions {
     is_initialized: unsafe extern "C" fn() -> c_int,
     is_finalizing: unsafe extern "C" fn() -> c_int,
-    /// The state of this thread while it holds the lock. It is missing on 3.11, where it may be another thread's.
+    /// Returns the state of this thread while it holds the lock. Missing on 3.11, where it might return another thread's state.
     attached_thread: Option<unsafe extern "C" fn() -> *mut c_void>,
-    /// The state of this thread, whether it holds the lock or not.
+    /// Returns the state of this thread, whether or not it holds the lock.
     this_thread: unsafe extern "C" fn() -> *mut c_void,
     text_length: unsafe extern "C" fn(*mut c_void) -> isize,
     character: unsafe extern "C" fn(*mut c_void, isize) -> u32,
 }
 
 impl Interpreter {
-    /// Returns the interpreter of this process. `None` before [`find`](Self::find), or if that found none.
+    /// Returns the interpreter of this process. `None` before [`find`](Self::find) was called, or if that found none.
     pub(crate) fn of_process() -> Option<&'static Self> {
         FOUND.get()?.as_ref()
     }
 
-    /// Looks for the interpreter of this process, but only the first time. It finds none if no Python runs, or one of another version
-    /// than 3.11 to 3.14, or without a global lock. It takes the loader's lock of loading, so hooks and callbacks must not call it.
+    /// Looks for the interpreter of this process; only the first call does so. Finds none if no Python runs, or if its version is not 3.11
+    /// to 3.14, or if it has no global lock. Takes the loader's lock of loading, so hooks and callbacks must not call this.
     pub(crate) fn find() {
         FOUND.get_or_init(Self::new);
     }
@@ -127,7 +127,7 @@ impl Interpreter {
         // SAFETY: Python 3.11 and later export a constant `unsigned long` of this name.
         let version = u32::try_from(unsafe { version.read() } >> 16).ok()?;
         let runtime: *const u64 = symbol(c"_PyRuntime")?.cast();
-        // SAFETY: the structure of 3.13 and later begins with a record of offsets, and is longer than that. Earlier versions have no
+        // SAFETY: the structure of 3.13 and later starts with a record of offsets, and is longer than that record. Earlier versions have no
         // record, and `of` does not read it.
         let layout = Layout::of(version, |index| unsafe { runtime.add(index).read() })?;
         // SAFETY: these functions have these types in all versions that have a layout.
@@ -151,7 +151,7 @@ impl Interpreter {
         if unsafe { (functions.is_initialized)() == 0 || (functions.is_finalizing)() != 0 } {
             return None;
         }
-        // The interpreter calls a function of this library at its end.
+        // When the interpreter shuts down, it calls a function of this library.
         #[cfg(target_os = "linux")]
         super::loader::pin().ok()?;
         // SAFETY: the address is that of `_PyRuntime`, and the layout that of its version.
@@ -164,10 +164,10 @@ impl Interpreter {
         self.functions.is_initialized as *const () as usize
     }
 
-    /// Calls `read` with the Python functions that the calling thread is in. If `keys` has not enough room, it gets the innermost
-    /// ones. `None` on a thread that runs no Python, and while the interpreter ends.
+    /// Calls `read` with the Python functions that the calling thread is in. If `keys` is too short, it gets the innermost ones. Returns
+    /// `None` on a thread that runs no Python, and while the interpreter shuts down.
     ///
-    /// The interpreter begins and ends no thread meanwhile. So `read` must be short, and must not call Python.
+    /// Python can neither create nor destroy threads while `read` runs. Therefore `read` must be short, and must not call Python.
     pub(crate) fn with_frames<R>(&self, keys: &mut [FrameKey], read: impl FnOnce(Frames<'_>) -> R) -> Option<R> {
         let state = self.own_state()?;
         let guard = self.threads.lock()?;
@@ -176,7 +176,7 @@ impl Interpreter {
         (count > 0).then(|| read(frames))
     }
 
-    /// The address of the calling thread's state, which may have been deleted.
+    /// Returns the address of the calling thread's state, which may have been deleted.
     fn own_state(&self) -> Option<usize> {
         let Functions { is_initialized, is_finalizing, attached_thread, this_thread, .. } = self.functions;
         // SAFETY: these functions may be called on any thread at any time.
@@ -190,8 +190,8 @@ impl Interpreter {
         (!state.is_null()).then(|| state.expose_provenance())
     }
 
-    /// Writes the functions of the calling thread, innermost first, until `keys` is full. Returns their number: 0 if this is not the
-    /// state of the calling thread.
+    /// Writes the functions of the calling thread to `keys`, innermost first, until `keys` is full. Returns their number, or 0 if `state`
+    /// is not that of the calling thread.
     fn walk(&self, guard: &ThreadsGuard<'_>, state: usize, keys: &mut [FrameKey]) -> usize {
         if !guard.is_own(state) {
             return 0;
@@ -199,8 +199,8 @@ impl Interpreter {
         let Layout { code, instruction, previous, entry_owner, object_type, first_instruction, .. } = self.layout;
         let (owner_at, entry) = entry_owner.map_or((0, None), |(at, owner)| (at, Some(owner)));
         let mut free = keys.iter_mut();
-        // SAFETY: the state is that of this thread, and exists while the lock is held. Only this thread changes the chain of its
-        // frames, and it is here now. So the chain is complete, its frames exist, and each has the fields of the layout.
+        // SAFETY: the state is that of this thread, and exists while the lock is held. Only this thread changes the chain of its frames,
+        // and it is here now. Therefore the chain is complete, its frames exist, and each has the fields of the layout.
         unsafe {
             let record = self.layout.thread_record.map_or(state, |at| word(state + at));
             let mut frame = if record == 0 { 0 } else { word(record + self.layout.current_frame) };
@@ -233,7 +233,7 @@ impl<'a> Frames<'a> {
         keys.iter().map(move |key| Frame { interpreter, key: *key, thread })
     }
 
-    /// Returns whether these are the frames of an earlier stack.
+    /// Returns whether these are the frames of a known stack.
     pub(crate) fn are_same(self, known: &[(FrameKey, CodeParts)]) -> bool {
         let is_same =
             |((key, parts), frame): (&(FrameKey, CodeParts), Frame<'_>)| *key == frame.key && parts.are(frame.parts());
@@ -241,14 +241,14 @@ impl<'a> Frames<'a> {
     }
 }
 
-// The code object of a `Frame` is that of a function on the stack of this thread, and alive: only `with_frames` makes one, for the
-// time in which the thread is in native code and its state is not deleted. So it has the fields of the layout.
+// The code object of a `Frame` belongs to a function on the stack of this thread, and is alive. Only `with_frames` creates a `Frame`, for
+// the time in which the thread is in native code and its state is not deleted. Therefore the code object has the fields of the layout.
 impl Frame<'_> {
     pub(crate) fn key(self) -> FrameKey {
         self.key
     }
 
-    /// Returns the parts of its code object.
+    /// Returns the parts of the frame's code object.
     pub(crate) fn parts(self) -> CodeParts {
         let Layout { code_parts, identity, .. } = self.interpreter.layout;
         let code = self.key.code;
@@ -279,12 +279,12 @@ impl Frame<'_> {
 }
 
 impl Interpreter {
-    /// Returns the characters of a string; `?` if its type is derived from strings.
+    /// Returns the characters of a string, or `?` if its type is derived from that of strings.
     ///
     /// # Safety
-    /// It is the address of an object that lives.
+    /// `text` must be the address of a live object.
     unsafe fn text(&self, text: usize) -> String {
-        // SAFETY: the caller guarantees that it is an object. If its type is that of strings, both functions only read it: strings do
+        // SAFETY: this function's contract requires a live object. If its type is that of strings, both functions only read it: strings do
         // not change, and the index is less than the length.
         unsafe {
             if word(text + self.layout.object_type) != self.text_type {
@@ -298,13 +298,14 @@ impl Interpreter {
         }
     }
 
-    /// The first [`lines::MAX_TABLE`] bytes of an object of bytes; none if it is another object.
+    /// Returns the first [`lines::MAX_TABLE`] bytes of a bytes object, or none if it is another object.
     ///
     /// # Safety
-    /// It is the address of an object that lives as long as the slice.
+    /// `bytes` must be the address of an object that lives as long as the slice.
     unsafe fn bytes<'a>(&self, bytes: usize) -> &'a [u8] {
         let [length, first] = layout::BYTES;
-        // SAFETY: the caller guarantees that it is an object. If its type is that of bytes, it has so many, which do not change.
+        // SAFETY: this function's contract requires a live object. If its type is that of bytes, it has this many bytes, and they do not
+        // change.
         unsafe {
             if word(bytes + self.layout.object_type) != self.bytes_type {
                 return &[];

@@ -1,9 +1,9 @@
-//! Takes the lock of the interpreter's lists of threads, and finds out whether this thread is in one.
+//! Takes the lock of the interpreter's lists of threads, and finds out whether this thread is in one of them.
 //!
-//! The end of the interpreter deletes the states of threads that are in native code, while these run. In all versions from 3.11 to
-//! 3.14 it takes this lock, removes the states from the list of their interpreter, releases the lock, and deletes them. So the state
-//! of a thread that is in a list exists as long as the lock is held. A thread may take the lock without Python's global lock, and
-//! Python holds it for a few instructions only.
+//! When the interpreter shuts down, it deletes the states of threads that are in native code, while these threads run. In all versions from
+//! 3.11 to 3.14 it takes this lock, removes the states from the list of their interpreter, releases the lock, and deletes the states.
+//! Therefore the state of a thread that is in a list exists as long as the lock is held. A thread may take the lock without Python's global
+//! lock, and Python holds it for a few instructions only.
 
 use std::{
     ffi::{c_int, c_void},
@@ -149,18 +149,18 @@ impl Threads {
 }
 
 impl ThreadsGuard<'_> {
-    /// Returns whether this is the state of the calling thread, and exists. The address may be any number.
+    /// Returns whether this is the existing state of the calling thread. The address may be any number.
     pub(super) fn is_own(&self, state: usize) -> bool {
         let Threads { first_interpreter, next_interpreter, first_thread, next_thread, id, .. } = *self.threads;
-        // SAFETY: the lists do not change while the lock is held. The functions read them, and call nothing. A state in a list has
-        // the field of the layout.
+        // SAFETY: the lists do not change while the lock is held. The functions only read them. A state in a list has the field of the
+        // layout.
         unsafe {
             let mut interpreter = first_interpreter();
             while !interpreter.is_null() {
                 let mut thread = first_thread(interpreter);
                 while !thread.is_null() {
                     if thread.addr() == state {
-                        // A state that was deleted may have left its address to the state of another thread.
+                        // If a state was deleted, another thread's state may have its address.
                         return word(state + id) == own_id();
                     }
                     thread = next_thread(thread);
@@ -174,7 +174,7 @@ impl ThreadsGuard<'_> {
 
 impl Drop for ThreadsGuard<'_> {
     fn drop(&mut self) {
-        // SAFETY: this thread has the lock, and the lock exists, as in `lock`.
+        // SAFETY: this thread holds the lock, and the lock exists, as in `lock`.
         unsafe {
             match self.threads.kind {
                 LockFunctions::Object { release, .. } => release(self.lock),
@@ -184,16 +184,16 @@ impl Drop for ThreadsGuard<'_> {
     }
 }
 
-/// The interpreter calls this when it has deleted everything but its locks.
+/// The interpreter calls this when it has deleted everything except its locks.
 extern "C" fn ended() {
-    // In the child of a fork no thread reads frames, and one that does not exist there may hold the lock.
+    // In the child process of a fork, no thread reads frames, and the lock may be held by a thread that does not exist there.
     if process::is_forked() {
         return;
     }
     *ENDED.lock().unwrap_or_else(PoisonError::into_inner) = true;
 }
 
-/// Returns the number by which Python knows the calling thread.
+/// Returns the id by which Python knows the calling thread.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 fn own_id() -> usize {
     // SAFETY: it has no preconditions.
@@ -201,7 +201,7 @@ fn own_id() -> usize {
     usize::try_from(id).unwrap_or(0)
 }
 
-/// Python is found on Linux only.
+/// Returns 0, because Python is found on Linux only.
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 fn own_id() -> usize {
     0

@@ -1,20 +1,20 @@
 //! A thread's cache of callers, the functions that have called the driver, for any depth of the stack.
 //!
-//! On its way to the caller a walk reads few words of the stack, and these words decide where the next one is: a return address gives
-//! the size of the frame around it, and an address on the stack has a distance from the stack pointer. So if the earlier words are the
-//! same, the last one is the caller's return address again. It is on the stack, because the frames before it are.
+//! On its way to the caller, a walk reads few words of the stack, and these words determine where the next one is: a return address
+//! determines the size of the frame around it, and an address on the stack has a distance from the stack pointer. If the earlier words are
+//! the same, the last one is again the caller's return address. It is on the stack, because the frames before it are.
 
 use std::ops::Range;
 
 use super::unwind::without_signature;
 
-/// A way with more words is not cached.
+/// The maximum number of words of a cached way.
 const MAX_WORDS: usize = 32;
 
-/// Few ways lead from a hook to a caller: through the driver alone, and through each version of NVIDIA's runtime.
+/// The number of cached ways. Only few lead from a hook to a caller: through the driver, and through each version of NVIDIA's runtime.
 const WAYS: usize = 8;
 
-/// Each caller has one place in the cache.
+/// The number of slots for callers. Each caller can be in one slot only.
 const CALLERS: usize = 256;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -58,7 +58,7 @@ impl Way {
         self.words.get(..self.count)?.split_last()
     }
 
-    /// The last word of the stack with this pointer, if the words before it are those of this way.
+    /// Returns the last word of the stack with this pointer, if the words before it match this way.
     #[inline]
     fn follow(&self, sp: u64, room: u64, read: impl Fn(u64) -> u64) -> Option<u64> {
         let read = |word: &Word| without_signature(read(sp + word.offset));
@@ -81,8 +81,8 @@ pub(super) struct CallerCache {
 impl CallerCache {
     pub(super) const EMPTY: Self = Self { stack: 0..0, ways: [Way::NONE; WAYS], next: 0, callers: [(0, 0); CALLERS] };
 
-    /// Returns the number of the caller on the stack with this pointer. `read` is called for words from `sp` up to the end of the
-    /// thread's stack.
+    /// Returns the id of the caller on the stack with this pointer. `read` is called for words from `sp` up to the end of the thread's
+    /// stack.
     #[inline]
     pub(super) fn find(&self, sp: u64, read: impl Fn(u64) -> u64) -> Option<u32> {
         if !self.stack.contains(&sp) {
@@ -90,14 +90,14 @@ impl CallerCache {
         }
         let room = self.stack.end - sp;
         self.ways.iter().find_map(|way| {
-            // The beginning of a longer way may be a way, too. It ends in the driver, where no caller is.
+            // The start of a longer way may be a way, too. It ends in the driver, where no caller is.
             let address = way.follow(sp, room, &read)?;
             let (known, number) = self.callers[place_of(address)];
             (known == address).then_some(number)
         })
     }
 
-    /// Adds the number of the caller that a walk on this stack has found.
+    /// Adds the id of the caller that a walk on this stack has found.
     pub(super) fn insert(&mut self, stack: &Range<u64>, way: &Way, number: u32) {
         let Some((&Word { value: address, .. }, before)) = way.parts() else { return };
         self.stack = stack.clone();

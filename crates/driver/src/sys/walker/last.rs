@@ -1,8 +1,8 @@
-//! The stack for which a thread last asked.
+//! The last stack that a thread looked up.
 
 use super::cache::CachedStack;
 
-/// The stack for which a thread last asked, which is likely to be the next one as well. Its words are stored next to each other.
+/// The last stack that a thread looked up, which is likely to be the next one as well. Its words are stored next to each other.
 #[repr(C, align(64))]
 pub(super) struct LastStack {
     sp: u64,
@@ -22,8 +22,7 @@ impl LastStack {
     pub(super) const NONE: Self =
         Self { sp: 0, count: 0, number: 0, values: [0; Self::CAPACITY], offsets: [0; Self::CAPACITY] };
 
-    /// The number of the stack that begins at `sp`, if it is this one. It reads only addresses that were on the stack when this was
-    /// set.
+    /// Returns the id of the stack that starts at `sp`, if it is this one. Reads only addresses that were on the stack when this was set.
     #[inline]
     pub(super) fn find(&self, sp: u64, read: impl Fn(u64) -> u64) -> Option<u32> {
         if self.sp != sp {
@@ -42,7 +41,7 @@ impl LastStack {
     }
 
     pub(super) fn set(&mut self, sp: u64, stack: CachedStack<'_>) {
-        // No stack begins at address 0, so this is empty until it is complete.
+        // No stack starts at address 0, so this counts as empty until it is complete.
         self.sp = 0;
         let (count, Some(last)) = (stack.offsets.len(), stack.offsets.len().checked_sub(1)) else { return };
         if count > Self::CAPACITY {

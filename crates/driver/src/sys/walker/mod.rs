@@ -1,4 +1,4 @@
-//! Finds the number of the calling thread's stack in the thread's cache, or by a walk.
+//! Finds the id of the calling thread's stack in the thread's cache, or by a walk.
 
 mod cache;
 mod callers;
@@ -31,7 +31,7 @@ use self::{
 };
 use super::stack::as_observer_cold;
 
-/// The largest number of recorded functions of a stack. The user's line is among them even below all functions of a framework.
+/// The maximum number of functions that are recorded of a stack. Even below all functions of a framework, the user's line is among them.
 const MAX_FUNCTIONS: usize = 128;
 
 /// The functions of a stack, without those of libraries that are left out, such as the driver.
@@ -57,9 +57,9 @@ impl Functions {
     }
 }
 
-/// The data that a thread keeps to walk its stacks: less than 64 KiB, from its first stack until it ends.
+/// What a thread keeps to walk its stacks: less than 64 KiB, from its first stack until it ends.
 struct Walker {
-    /// The thread's stack. The walk reads nothing outside of it.
+    /// The bounds of the thread's stack. The walk reads nothing outside of them.
     bounds: Range<u64>,
     cache: StackCache,
     unwinder: Unwinder,
@@ -68,7 +68,7 @@ struct Walker {
     failed: u32,
 }
 
-/// A thread stops walking to callers after this number of failed walks, because each would cost the same.
+/// After this number of consecutive failed walks, a thread stops walking to callers, because each walk would cost the same.
 const MOST_FAILED: u32 = 64;
 
 thread_local! {
@@ -81,13 +81,12 @@ thread_local! {
 /// The program counter, then the registers that functions preserve, as they are at the program counter.
 type Registers = [u64; 1 + CALLEE_SAVED.len()];
 
-/// Returns the number of the calling thread's stack. For a new stack it is the result of `number`, which must return the same
-/// number for equal stacks. `number` receives the return addresses, innermost first: at most [`MAX_FUNCTIONS`], without the
-/// functions of files for which `is_skipped` is true, and without all functions that the innermost of these files calls.
+/// Returns the id of the calling thread's stack. For a new stack this is the result of `number`, which must return the same id for equal
+/// stacks. `number` receives the return addresses, innermost first and at most [`MAX_FUNCTIONS`]. Functions of files for which `is_skipped`
+/// is true are left out, and so are all functions that the innermost of these files calls.
 ///
-/// `None` if the stack cannot be walked: the thread runs on another stack than its own, or is about to end, or a function on the
-/// stack is in no file or in a file without tables. It does not panic. For a stack in the cache it takes no lock and allocates
-/// nothing.
+/// Returns `None` if the stack cannot be walked: the thread runs on another stack than its own, or is about to end, or a function on the
+/// stack is in no file or in a file without tables. Does not panic. For a stack in the cache, it takes no lock and allocates nothing.
 #[inline]
 pub(super) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> Option<u32> {
     let mut registers = MaybeUninit::uninit();
@@ -105,10 +104,10 @@ pub(super) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
     as_observer_cold(|| find(record, sp, is_skipped, number)).flatten()
 }
 
-/// A number for the function that called the driver: the innermost one of this stack that is neither in this library nor in a file for
-/// which `is_skipped` is true. For a new one it is the result of `number`, which receives its return address.
+/// Returns an id for the function that called the driver: the innermost one on this stack that is neither in this library nor in a file for
+/// which `is_skipped` is true. For a new caller this is the result of `number`, which receives its return address.
 ///
-/// `None` as for [`number()`]. For a caller in the cache it takes no lock and allocates nothing.
+/// Returns `None` in the same cases as [`number()`]. For a caller in the cache, it takes no lock and allocates nothing.
 #[inline]
 pub(super) fn caller(is_skipped: fn(&[u8]) -> bool, number: impl Fn(usize) -> u32) -> Option<u32> {
     let mut registers = MaybeUninit::uninit();
@@ -125,7 +124,7 @@ pub(super) fn caller(is_skipped: fn(&[u8]) -> bool, number: impl Fn(usize) -> u3
     as_observer_cold(|| find_caller(record, sp, is_skipped, number)).flatten()
 }
 
-/// Does the same as [`caller`], for a caller that is not in the cache.
+/// Like [`caller`], for a caller that is not in the cache.
 #[inline(never)]
 fn find_caller(record: u64, sp: u64, is_skipped: fn(&[u8]) -> bool, number: impl Fn(usize) -> u32) -> Option<u32> {
     let of_thread = |walker: &RefCell<Option<Walker>>| {
@@ -187,7 +186,7 @@ fn save_registers(registers: &mut MaybeUninit<Registers>) -> u64 {
     sp
 }
 
-/// Does the same as [`number`], for another stack than the last one.
+/// Like [`number`], for another stack than the last one.
 #[inline(never)]
 fn find(record: u64, sp: u64, is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> Option<u32> {
     let of_thread = |walker: &RefCell<Option<Walker>>| {
@@ -235,14 +234,14 @@ pub(super) fn forget() {
     });
 }
 
-/// Returns a word of the calling thread's stack.
+/// Reads a word of the calling thread's stack.
 ///
 /// # Safety
-/// The address is a multiple of 8, and is on the stack on which this thread runs, not below the stack pointer.
+/// The address must be a multiple of 8 and on the stack on which this thread runs, not below the stack pointer.
 unsafe fn word(address: u64) -> u64 {
-    // SAFETY: the address is aligned and on the stack, by the contract of this function, and any word is a valid number. Another thread may
-    // have a reference to a variable there (such as one of `thread::scope`) and write to it meanwhile, so the word is read as an atomic one.
-    // Such a word is neither a return address nor a saved register, so no stack depends on it.
+    // SAFETY: this function's contract requires that the address is aligned and on the stack, and any word is a valid number. Another
+    // thread may have a reference to a variable there (for example, one of `thread::scope`) and write to it at the same time, so the word
+    // is read atomically. Such a word is neither a return address nor a saved register, so no stack depends on it.
     unsafe { AtomicU64::from_ptr(ptr::with_exposed_provenance_mut(address_of(address))).load(Relaxed) }
 }
 
@@ -268,8 +267,8 @@ impl Walker {
         let pc = read(record)?;
         let mut functions = Functions { addresses: [0; MAX_FUNCTIONS], count: 0, has_skipped: false };
         let start = WalkStart { pc, sp, registers: registers_at(record) };
-        // SAFETY: the list was compared with that of the loader just now. A file with a function on this thread's stack is not unloaded:
-        // the thread would return into it. What another thread loads or unloads meanwhile has no function on this stack.
+        // SAFETY: the list was compared with that of the loader just now. A file with a function on this thread's stack is not unloaded,
+        // because the thread would return into it. What other threads load or unload during the walk has no function on this stack.
         unsafe { unwinder.walk(&modules, &start, read, |walked| functions.add(&walked)) }?;
         let number = number(&functions.addresses[..functions.count]);
         cache.insert(walk, number);
@@ -305,7 +304,7 @@ impl Walker {
         Some(number)
     }
 
-    /// Returns the list of loaded files. Cached data that may belong to an unloaded library is forgotten.
+    /// Returns the list of loaded files. Drops cached data that may belong to an unloaded library.
     fn loaded_now(&mut self, is_skipped: fn(&[u8]) -> bool) -> Option<Arc<Modules>> {
         let modules = Modules::current(self.modules.as_ref(), is_skipped)?;
         if self.modules.as_ref().is_some_and(|known| known.generation.unloaded != modules.generation.unloaded) {

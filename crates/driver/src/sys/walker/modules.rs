@@ -35,20 +35,20 @@ pub(super) struct Modules {
     all: Vec<Module>,
 }
 
-/// The newest list, shared by all threads.
+/// The latest list, shared by all threads.
 static NEWEST: Mutex<Option<Arc<Modules>>> = Mutex::new(None);
 
 impl Modules {
-    /// Returns the list of loaded files; `known` is the list that the caller has. `None` if the loader has no counters that
-    /// show changes.
+    /// Returns the list of loaded files; `known` is the list that the caller has. Returns `None` if the loader has no counters that show
+    /// changes.
     ///
-    /// It takes the lock of the loader's list, as the unwinder of the system does: see [`loader`](crate::sys::loader).
+    /// This takes the lock of the loader's list, like the unwinder of the system: see [`loader`](crate::sys::loader).
     pub(super) fn current(known: Option<&Arc<Self>>, is_skipped: fn(&[u8]) -> bool) -> Option<Arc<Self>> {
         let generation = Generation::now()?;
         if let Some(known) = known.filter(|known| known.generation == generation) {
             return Some(Arc::clone(known));
         }
-        // `lock` could wait for ever in the child of a fork, for a thread that does not exist there.
+        // In the child process of a fork, `lock` could wait for ever for a thread that does not exist there.
         let mut newest = match NEWEST.try_lock() {
             Ok(newest) => newest,
             Err(TryLockError::Poisoned(newest)) => newest.into_inner(),
@@ -126,7 +126,7 @@ impl Generation {
     }
 }
 
-/// Calls `visit` with each loaded file. It is not called if the loader is too old to have the counters.
+/// Calls `visit` with each loaded file, or not at all if the loader is too old to have the counters.
 fn each<F: FnMut(&dl_phdr_info) -> ControlFlow<()>>(mut visit: F) {
     unsafe extern "C" fn one<F: FnMut(&dl_phdr_info) -> ControlFlow<()>>(
         info: *mut dl_phdr_info,

@@ -1,4 +1,4 @@
-//! The way from a function to its caller, which is the meaning of one row of a table.
+//! How to get from a function to its caller: the meaning of one row of a table.
 
 use gimli::{
     CfaRule, EhFrame, Encoding, EndianSlice, NativeEndian, Operation, Register, RegisterRule, UnwindContextStorage,
@@ -7,8 +7,8 @@ use gimli::{
 
 pub(super) type Bytes<'a> = EndianSlice<'a, NativeEndian>;
 
-/// The registers that a function must preserve, by their numbers in the tables. The last one is the return address: a register
-/// of its own, or a word on the stack. For the innermost function they are in [`super::Registers`].
+/// The registers that a function must preserve, by their numbers in the tables. The last one is the return address: a separate register, or
+/// a word on the stack. For the innermost function they are in [`super::Registers`].
 #[cfg(target_arch = "x86_64")]
 pub(super) const CALLEE_SAVED: [u16; 7] = [3, 6, 12, 13, 14, 15, 16];
 #[cfg(target_arch = "aarch64")]
@@ -34,21 +34,21 @@ pub(super) struct Location {
     pub(super) words: i16,
 }
 
-/// The place of the value that a register has in the caller.
+/// Where the value is that a register has in the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SavedRegister {
     /// The value is in the register: the function does not use it.
     Unchanged,
     At(Location),
-    /// The value is nowhere, or the table does not say it.
+    /// The value is not stored, or the table does not tell where.
     Unknown,
 }
 
-/// The way from a function to its caller, for one address in the function.
+/// How to get from a function to its caller, for one address in the function.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UnwindRule {
     pub(super) end: Location,
-    /// True if the end of the frame is the word at this location, and not the location itself.
+    /// True if the end of the frame is the word at this location, instead of the location itself.
     pub(super) is_read: bool,
     pub(super) is_skipped: bool,
     pub(super) registers: [SavedRegister; CALLEE_SAVED.len()],

@@ -12,17 +12,16 @@ use super::{
     rules::{Bytes, CALLEE_SAVED, InPlace, RETURN_ADDRESS, UnwindRule},
 };
 
-/// Returns the rule for an address, from the tables of its module. `None` if there is none, or if it is not supported
-/// here.
+/// Returns the rule for an address, from the tables of its module. `None` if there is no rule, or if it is not supported here.
 ///
 /// # Safety
-/// The file of the module is loaded and is not unloaded meanwhile.
+/// The file of the module must be loaded, and must not be unloaded during the call.
 pub(super) unsafe fn rule_for(
     module: &Module,
     address: u64,
     context: &mut UnwindContext<usize, InPlace>,
 ) -> Option<UnwindRule> {
-    // SAFETY: the caller guarantees it.
+    // SAFETY: required by this function's contract.
     let tables = unsafe { Tables::of(module) }?;
     let entry = tables.entry(address)?;
     if entry.is_signal_trampoline()
@@ -45,7 +44,7 @@ pub(super) struct Tables<'a> {
 
 impl<'a> Tables<'a> {
     /// # Safety
-    /// The file of the module is loaded, and stays loaded as long as the tables are used.
+    /// The file of the module must be loaded, and stay loaded as long as the tables are used.
     pub(super) unsafe fn of(module: &'a Module) -> Option<Self> {
         // SAFETY: the file is loaded, and the ranges are in a segment of it that is readable.
         let bytes = |range: Range<u64>| EndianSlice::new(unsafe { memory(range) }, NativeEndian);
@@ -60,7 +59,7 @@ impl<'a> Tables<'a> {
         Some(Self { bases: bases.set_eh_frame(start), index, start, entries })
     }
 
-    /// Returns the entry for the function nearest to an address. Its rows say which addresses they are for.
+    /// Returns the entry for the function nearest to an address. Its rows contain the addresses to which they apply.
     pub(super) fn entry(&self, address: u64) -> Option<FrameDescriptionEntry<Bytes<'a>>> {
         let offset = self.index.table()?.lookup(address, &self.bases).ok()?.direct().ok()?.checked_sub(self.start)?;
         let offset = usize::try_from(offset).ok()?;
@@ -71,10 +70,10 @@ impl<'a> Tables<'a> {
 /// Returns the memory in a range of addresses.
 ///
 /// # Safety
-/// The memory is readable and does not change while the slice is used.
+/// The memory must be readable, and must not change while the slice is used.
 pub(super) unsafe fn memory<'a>(range: Range<u64>) -> &'a [u8] {
     let length = address_of(range.end.saturating_sub(range.start));
-    // SAFETY: the caller guarantees it.
+    // SAFETY: required by this function's contract.
     unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address_of(range.start)), length) }
 }
 

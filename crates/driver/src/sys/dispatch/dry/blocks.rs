@@ -1,4 +1,4 @@
-//! Blocks at addresses, as of `cuMemAlloc` and similar functions.
+//! Blocks at addresses, such as those of `cuMemAlloc`.
 
 use std::{ffi::c_int, ptr};
 
@@ -24,12 +24,12 @@ fn code_of(error: ModelError) -> u32 {
 }
 
 /// # Safety
-/// `real` makes the call, and `out` is where it writes the address. A pool of 0 is that of the stream's device.
+/// `real` must make the call, and `out` must be the address where it writes the result. A pool of 0 means that of the stream's device.
 pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, stream: u64, real: Real<'_>) -> u32 {
     let (context, current) = here();
     let of_pool = pool.and_then(|pool| cards::of_pool(pool).or_else(|| cards::of_stream(stream)));
     let device = of_pool.unwrap_or(current);
-    // The driver returns the error of a call without a context, or of no bytes.
+    // Without a context, or for 0 bytes, the driver returns an error.
     if context == 0 || bytes == 0 || out == 0 {
         return real();
     }
@@ -54,7 +54,7 @@ pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, stream: u64,
                 watch(address, bytes);
             }
             if backing == Backing::Dry {
-                // SAFETY: the caller passes the place for the address.
+                // SAFETY: this function's contract requires that `out` is valid for writing the address.
                 unsafe { put(out, address) };
             } else if matches!(MODE.get(), Some(Mode::Dry { .. })) {
                 clear(address, bytes);
@@ -68,7 +68,7 @@ pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, stream: u64,
     }
 }
 
-/// Addresses without memory.
+/// Reserves addresses without memory.
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
 pub(super) fn reserve(bytes: u64) -> Option<u64> {
     const TRIES: usize = 8;
@@ -86,8 +86,8 @@ pub(super) fn reserve(bytes: u64) -> Option<u64> {
         let place = memory().places.take(bytes);
         match at(place) {
             Some(address) if address == place || place == 0 => return Some(address),
-            // The driver has memory of its own at this place, which is not tried again. SAFETY: the range was just
-            // reserved, and nobody has it.
+            // The driver has its own memory at this place, which is not tried again. SAFETY: the range was just reserved, and no other code
+            // uses it.
             Some(address) => _ = inside(|| unsafe { sys::cuMemAddressFree(address, bytes as usize) }),
             None => {}
         }
@@ -95,7 +95,7 @@ pub(super) fn reserve(bytes: u64) -> Option<u64> {
     at(0)
 }
 
-/// Real memory begins as zeros, so that an index that a skipped kernel would have written there is valid.
+/// Sets real memory to zeros, so that an index that a skipped kernel would have written there is valid.
 #[allow(clippy::cast_possible_truncation, reason = "a block is as large as `usize` on these targets")]
 fn clear(address: u64, bytes: u64) {
     // A new stream does not wait for the program's work, and may be used while a stream is captured.
@@ -103,7 +103,7 @@ fn clear(address: u64, bytes: u64) {
         cuda::relaxed(|| {
             let mut stream = ptr::null_mut();
             let non_blocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-            // SAFETY: the block was just allocated, and nobody else knows its address. The stream lives until this returns.
+            // SAFETY: the block was just allocated, and no other code knows its address. The stream lives until this returns.
             unsafe {
                 if sys::cuStreamCreate(&raw mut stream, non_blocking).result().is_ok() {
                     let _ = sys::cuMemsetD8Async(address, 0, bytes as usize, stream).result();
@@ -115,7 +115,7 @@ fn clear(address: u64, bytes: u64) {
     });
 }
 
-/// All blocks of a context end with it.
+/// Removes all blocks of a context that ends.
 fn end_context(context: u64) {
     cards::forget(context);
     let dry = memory().remove_all(|block| block.context == context);
@@ -127,7 +127,7 @@ fn end_context(context: u64) {
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
 fn give_back(address: u64, block: Block) {
     let bytes = block.bytes.next_multiple_of(PAGE) as usize;
-    // SAFETY: the range was reserved for this block, which nobody has any more.
+    // SAFETY: the range was reserved for this block, which no longer exists.
     let _ = inside(|| unsafe { sys::cuMemAddressFree(address, bytes) }).result();
     memory().places.give_back(address, bytes as u64);
 }
@@ -136,7 +136,7 @@ pub(super) fn free(address: u64, real: Real<'_>) -> u32 {
     let known = memory().blocks.get(&address).copied();
     match known {
         Some(block) if block.backing == Backing::Dry => {
-            // Afterwards another thread may get the address.
+            // After this, another thread may get the address.
             let removed = memory().remove(address);
             if removed.is_none() {
                 return CUDA_ERROR_INVALID_VALUE;
@@ -150,7 +150,7 @@ pub(super) fn free(address: u64, real: Real<'_>) -> u32 {
             let mut memory = memory();
             match (removed, result) {
                 (Some(block), SUCCESS) => memory.give_back(block),
-                // The block is still there.
+                // The block still exists.
                 (Some(block), _) => _ = memory.blocks.insert(address, block),
                 (None, _) => {}
             }
@@ -178,10 +178,10 @@ pub(super) unsafe fn alloc_pitch(words: &[u64], real: Real<'_>) -> u32 {
     }
 }
 
-/// Managed memory is on the host until a card touches it, and takes no memory of a card.
+/// Allocates managed memory. It is on the host until a GPU touches it, and takes no memory of a GPU.
 ///
 /// # Safety
-/// `words` are the arguments of `cuMemAllocManaged`.
+/// `words` must be the arguments of `cuMemAllocManaged`.
 pub(super) unsafe fn alloc_managed(words: &[u64], real: Real<'_>) -> u32 {
     let result = real();
     if result == SUCCESS && words[1] > LARGEST_REAL {

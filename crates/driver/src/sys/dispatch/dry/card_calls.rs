@@ -1,5 +1,4 @@
-//! Answers calls about simulated cards: their number and properties, their contexts and pools, and the access of one to
-//! another.
+//! Answers calls about simulated GPUs: their number and properties, their contexts and pools, and whether one can access another.
 
 use std::{
     collections::BTreeMap,
@@ -25,29 +24,29 @@ const CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
 const CUDA_ERROR_PEER_ACCESS_NOT_ENABLED: u32 = 705;
 const CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK: u32 = 1;
 
-/// The lock is held while a primary context or a default pool begins or ends, even during calls of the driver.
+/// Held while a primary context or a default pool is created or destroyed, even during driver calls.
 static CHANGES: Mutex<()> = Mutex::new(());
 
 fn changes() -> MutexGuard<'static, ()> {
     CHANGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Answers a call about cards.
+/// Answers a call about simulated GPUs.
 ///
 /// # Safety
-/// `words` are the arguments of such a call. `real` makes it with the driver's device.
+/// `words` must be the arguments of such a call, and `real` must make it with the driver's device.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 #[expect(clippy::too_many_lines, reason = "each kind of call has an arm")]
 pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: &dyn Fn(&[u64]) -> u32) -> u32 {
     use CardCall as C;
     let count = cards::count();
     let word = |at: usize| words.get(at).copied().unwrap_or(0);
-    // SAFETY: `words` are the arguments of the call, by the contract of this function; a place for an int is not null where the driver has
-    // just written to it.
+    // SAFETY: this function's contract requires that `words` are the arguments of the call. A pointer to an int is not null where the
+    // driver has just written through it.
     unsafe {
         let put_int = |out: u64, value: u32| (out as *mut u32).write_unaligned(value);
         let is_card = |ordinal: u64| (ordinal as u32) < count;
-        // A device of the machine is not changed.
+        // Ordinals of the machine's devices are not changed.
         let shift = |ordinal: u64| if cards::is_of_machine(ordinal) { 0 } else { ordinal as u32 };
         match call {
             C::Plain => real(),
@@ -166,7 +165,7 @@ pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: 
     }
 }
 
-/// Runs `then` if the call has succeeded.
+/// Runs `then` if the call succeeded. Returns the result of the call.
 fn after(result: u32, then: impl FnOnce()) -> u32 {
     if result == SUCCESS {
         then();
@@ -174,7 +173,7 @@ fn after(result: u32, then: impl FnOnce()) -> u32 {
     result
 }
 
-/// Remembers the card of a handle that was created on it.
+/// Remembers on which simulated GPU a handle was created.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 fn note(which: impl FnOnce(&mut Cards) -> &mut BTreeMap<u64, u32>, created: u64, card: u64) {
     which(&mut cards()).insert(created, card as u32);
@@ -185,7 +184,7 @@ fn primary(card: u32) -> Primary {
 }
 
 /// # Safety
-/// The context is written to `out`.
+/// `out` must be null, or valid for writing a context.
 unsafe fn retain(out: u64, card: u32) -> u32 {
     if out == 0 {
         return CUDA_ERROR_INVALID_VALUE;
@@ -207,11 +206,11 @@ unsafe fn retain(out: u64, card: u32) -> u32 {
     SUCCESS
 }
 
-/// Creates a context on the driver's device, which is not current.
+/// Creates a context on the driver's device, without making it current.
 fn create_context(flags: u64) -> Result<u64, u32> {
     type Create = unsafe extern "C-unwind" fn(*mut sys::CUcontext, u64, u64) -> u32;
 
-    // The bindings have only the version of the toolkit with which gpumem is built. The driver has all versions.
+    // The bindings only have the version of the toolkit with which gpumem is built. The driver has all versions.
     let row = FUNCTIONS.iter().position(|(name, _)| *name == "cuCtxCreate_v2");
     let driver = row.map_or(0, |row| DRIVERS[row].load(Relaxed));
     if driver == 0 {
@@ -229,7 +228,7 @@ fn create_context(flags: u64) -> Result<u64, u32> {
     if code == SUCCESS { Ok(context as u64) } else { Err(code) }
 }
 
-/// Sets the number of references of a card's primary context, and releases the context if there are none.
+/// Sets the number of references to the primary context of a simulated GPU, and destroys the context if there are none.
 fn release(card: u32, references: impl FnOnce(Primary) -> u32) -> u32 {
     let _changes = changes();
     let known = primary(card);
@@ -249,7 +248,7 @@ fn release(card: u32, references: impl FnOnce(Primary) -> u32) -> u32 {
     SUCCESS
 }
 
-/// Ends the primary context of a card, even if there are references to it. `None` if it is the driver's device.
+/// Destroys the primary context of a simulated GPU, even if there are references to it. Returns `None` if it is the driver's own device.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) fn reset_primary_context(ordinal: u64) -> Option<u32> {
     let card = ordinal as u32;
@@ -260,17 +259,17 @@ pub(super) fn reset_primary_context(ordinal: u64) -> Option<u32> {
         return None;
     }
     Some(match release(card, |_| 0) {
-        // The call has no effect, as with the driver.
+        // Like in the driver, the call has no effect.
         CUDA_ERROR_INVALID_CONTEXT if card < cards::count() => SUCCESS,
         CUDA_ERROR_INVALID_CONTEXT => CUDA_ERROR_INVALID_DEVICE,
         code => code,
     })
 }
 
-/// Creates a card's pool. Hooks and accounts find the card by its pool.
+/// Creates the pool of a simulated GPU. Hooks and the account find the GPU by its pool.
 ///
 /// # Safety
-/// The pool is written to `out`.
+/// `out` must be null, or valid for writing a pool.
 unsafe fn default_pool(out: u64, card: u32, is_current: bool) -> u32 {
     if out == 0 {
         return CUDA_ERROR_INVALID_VALUE;
@@ -302,10 +301,11 @@ fn create_pool(card: u32) -> Result<u64, u32> {
     Ok(pool as u64)
 }
 
-/// The bus ids of cards differ in their domain: `0003:19:00.0` is that of the fourth. There is no such bus in the machine.
+/// Changes a bus id to that of a simulated GPU. The ids differ in their domain: `0003:19:00.0` is that of the fourth. The machine has no
+/// such bus.
 ///
 /// # Safety
-/// A C string is there, and can be written.
+/// `text` must be a C string that is valid for writes.
 pub(super) unsafe fn move_domain(text: *mut u8, by: u32) {
     // SAFETY: a C string is there, by the contract of this function.
     let domain =

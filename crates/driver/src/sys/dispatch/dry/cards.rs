@@ -1,10 +1,10 @@
-//! Several cards on one device. The program's device 3 is the fourth simulated card. Each card but the first has contexts and a pool of its
-//! own on the driver's device 0, so real parts (small blocks, streams, kernels) work as always.
+//! Simulates several GPUs on one device. The program's device 3 is the fourth simulated GPU. Each GPU except the first has its own contexts
+//! and its own pool on the driver's device 0, so everything real (small blocks, streams, kernels) works as always.
 //!
-//! In a program of the CUDA runtime, all cards share the primary context of device 0 instead, and a thread selects its card: see
-//! [`runtime`](super::runtime).
+//! In a program that uses the CUDA runtime, all simulated GPUs share the primary context of device 0 instead, and a thread selects its GPU:
+//! see [`runtime`](super::runtime).
 //!
-//! The ordinals are translated here: the program and all libraries use those of the cards, and the driver gets 0.
+//! Ordinals are translated here: the program and all libraries use those of the simulated GPUs, and the driver gets 0.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,28 +19,28 @@ use crate::sys::{cuda, loader};
 pub(super) const CUDA_ERROR_INVALID_DEVICE: u32 = 101;
 pub(super) const CU_MEM_LOCATION_TYPE_DEVICE: u64 = 1;
 
-/// The number of cards that the program sees; 0 if it sees the devices of the machine.
+/// The number of simulated GPUs; 0 if the program sees the devices of the machine.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// True if the program uses the CUDA runtime.
 static OF_RUNTIME: AtomicBool = AtomicBool::new(false);
 
-/// The number of devices of the machine, once a library has asked for it that has to see them.
+/// The number of devices of the machine. 0 until a library that must see them asks for it.
 static MACHINE: AtomicU32 = AtomicU32::new(0);
 
-/// The contexts, pools and streams of the cards after the first.
+/// The contexts, pools and streams of the simulated GPUs after the first.
 #[derive(Default)]
 pub(super) struct Cards {
-    /// The card of each context, of each pool, and of each stream.
+    /// The GPU of each context, of each pool, and of each stream.
     pub(super) contexts: BTreeMap<u64, u32>,
     pub(super) pools: BTreeMap<u64, u32>,
     pub(super) streams: BTreeMap<u64, u32>,
     pub(super) primary: BTreeMap<u32, Primary>,
-    /// The default pool of each card, and its current one.
+    /// The default pool of each GPU, and its current one.
     pub(super) default_pool: BTreeMap<u32, u64>,
     pub(super) current_pool: BTreeMap<u32, u64>,
-    /// The pairs of contexts of which the first may use memory of the second. In a program of the CUDA runtime, both
-    /// are cards.
+    /// Pairs of contexts; the first of each may use memory of the second. In a program that uses the CUDA runtime, these are GPUs instead
+    /// of contexts.
     pub(super) peers: BTreeSet<(u64, u64)>,
 }
 
@@ -62,53 +62,53 @@ static CARDS: Mutex<Cards> = Mutex::new(Cards {
     peers: BTreeSet::new(),
 });
 
-/// The lock is held for a few steps, and never during a call of the driver.
+/// Locks the state. The lock is held for a few steps, and never during a driver call.
 pub(super) fn cards() -> MutexGuard<'static, Cards> {
     CARDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sets the number of cards that the program sees.
+/// Sets the number of simulated GPUs.
 pub(super) fn begin(count: u32) {
     COUNT.store(count, Relaxed);
 }
 
-/// The number of cards that the program sees; 0 if it sees the devices of the machine.
+/// Returns the number of simulated GPUs, or 0 if the program sees the devices of the machine.
 pub(super) fn count() -> u32 {
     COUNT.load(Relaxed)
 }
 
-/// Returns whether the program's devices are simulated cards.
+/// Returns whether the program's devices are simulated.
 pub(super) fn are_simulated() -> bool {
     count() > 0
 }
 
-/// Returns whether the other cards cannot reach memory of a card, because they have other contexts.
+/// Returns whether the memory of a simulated GPU is out of reach for the others, because they have other contexts.
 pub(super) fn are_apart() -> bool {
     are_simulated() && !are_of_runtime()
 }
 
-/// Returns the card of a context, if it is not of the first card.
+/// Returns the simulated GPU of a context, unless it is the first one.
 pub(super) fn of_context(context: u64) -> Option<u32> {
     are_simulated().then(|| cards().contexts.get(&context).copied())?
 }
 
-/// Returns the card of a pool.
+/// Returns the simulated GPU of a pool.
 pub(super) fn of_pool(pool: u64) -> Option<u32> {
     are_simulated().then(|| cards().pools.get(&pool).copied())?
 }
 
-/// Returns the card on which a stream was created.
+/// Returns the simulated GPU on which a stream was created.
 pub(super) fn of_stream(stream: u64) -> Option<u32> {
     are_simulated().then(|| cards().streams.get(&stream).copied())?
 }
 
-/// Returns whether the program uses the cards through the CUDA runtime.
+/// Returns whether the program uses simulated GPUs through the CUDA runtime.
 pub(super) fn are_of_runtime() -> bool {
     are_simulated() && OF_RUNTIME.load(Relaxed)
 }
 
-/// Lets the program use the cards through the CUDA runtime from now on. Returns whether that is possible: the driver's own functions give
-/// each card a context of its own.
+/// Lets the program use the simulated GPUs through the CUDA runtime. Returns whether that is possible: the driver's own functions give each
+/// GPU its own context.
 pub(super) fn begin_runtime() -> bool {
     let is_possible = OF_RUNTIME.load(Relaxed) || {
         let cards = cards();
@@ -118,18 +118,19 @@ pub(super) fn begin_runtime() -> bool {
     is_possible
 }
 
-/// A program that has loaded the CUDA runtime uses it.
+/// Checks whether the program has loaded the CUDA runtime, because it then uses it.
 pub(super) fn look_for_runtime() {
     if !OF_RUNTIME.load(Relaxed) && !loader::loaded_as(RUNTIME).is_empty() {
         begin_runtime();
     }
 }
 
-/// The beginnings of the names of the CUDA runtime's files.
+/// The prefix of the file names of the CUDA runtime.
 pub(super) const RUNTIME: &str = "libcudart";
 
-/// Returns whether the caller is to see the devices of the machine. The runtime compares them with a list that the driver gives it, and
-/// so do the libraries that contain a copy of it, such as cuBLAS. The caller is not known, so this holds for all callers but gpumem.
+/// Returns whether the caller must see the devices of the machine. The runtime compares them with a list that it gets from the driver, and
+/// so do libraries that contain a copy of the runtime, such as cuBLAS. Who calls is not known, so this is true for all callers except
+/// gpumem.
 pub(super) fn show_machine() -> bool {
     are_of_runtime() && !cuda::is_own()
 }
@@ -139,7 +140,7 @@ pub(super) fn note_machine(devices: u32) {
     MACHINE.store(devices, Relaxed);
 }
 
-/// Returns whether this ordinal is one of the machine. The first device is the first card as well.
+/// Returns whether this ordinal is one of the machine's devices. The first of these is also the first simulated GPU.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) fn is_of_machine(ordinal: u64) -> bool {
     show_machine() && (ordinal as u32) < MACHINE.load(Relaxed)
@@ -152,7 +153,7 @@ pub(super) fn forget(context: u64) {
     cards.peers.retain(|(one, other)| *one != context && *other != context);
 }
 
-/// Returns the device of the driver for an ordinal of the program. A negative one is the host.
+/// Returns the driver's device for an ordinal of the program. A negative ordinal is the host.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 fn on_driver(ordinal: u64) -> Result<u64, u32> {
     match (ordinal as i32).try_into() {
@@ -162,7 +163,7 @@ fn on_driver(ordinal: u64) -> Result<u64, u32> {
     }
 }
 
-/// Returns the same for a `CUmemLocation`, whose first int is the kind of the second.
+/// Like [`on_driver`], but for a `CUmemLocation`, whose first int is the kind of the second.
 pub(super) fn location_on_driver(location: u64) -> Result<u64, u32> {
     match location & 0xffff_ffff {
         CU_MEM_LOCATION_TYPE_DEVICE if are_simulated() => {
@@ -172,12 +173,12 @@ pub(super) fn location_on_driver(location: u64) -> Result<u64, u32> {
     }
 }
 
-/// Calls the driver with its own device in all places in which the program names a card. The name of an argument defines it: `device` and
-/// `location` are values; `place` is the address of a location; the structs at `properties` and `pool_properties` have a location as their
-/// second word; `descriptors` is a list of `CUmemAccessDesc`, and the next argument is its length.
+/// Calls the driver with its own device wherever the program names a simulated GPU. The name of an argument determines its meaning:
+/// `device` and `location` are values; `place` is the address of a location; the structs at `properties` and `pool_properties` have a
+/// location as their second word; `descriptors` is a list of `CUmemAccessDesc`, and the next argument is its length.
 ///
 /// # Safety
-/// The words are the arguments of a call, and have these names. What their addresses name can be read.
+/// The words must be the arguments of a call, and have these names. The memory at their addresses must be readable.
 pub(super) unsafe fn with_drivers_device(names: &[&str], words: &[u64], call: &dyn Fn(&[u64]) -> u32) -> u32 {
     if !are_simulated() {
         return call(words);
@@ -224,11 +225,11 @@ pub(super) unsafe fn with_drivers_device(names: &[&str], words: &[u64], call: &d
     call(&words)
 }
 
-/// Reads a list of `CUmemAccessDesc`, each of which has three ints. Two of these are a location. Each location is in the result
-/// once, with its last access.
+/// Reads a list of `CUmemAccessDesc`, each of which has three ints. Two of these are a location. The result contains each location once,
+/// with its last access.
 ///
 /// # Safety
-/// So many can be read there.
+/// `at` must be valid for reads of `count` descriptors.
 #[allow(clippy::cast_possible_truncation, reason = "an int is half a word")]
 pub(super) unsafe fn descriptors_on_driver(at: u64, count: u64) -> Result<Vec<[u32; 3]>, u32> {
     let mut places: Vec<[u32; 3]> = Vec::new();

@@ -1,6 +1,6 @@
-//! Executes or skips copies. A copy of dry memory to the host gives one byte, repeated.
+//! Executes or skips copies. A copy of dry memory to the host writes one byte, repeated.
 //!
-//! A skipped copy returns the error that the driver would return: the program may have mixed up addresses, and gpumem must not touch memory
+//! A skipped copy returns the same error as the driver would. The program may have mixed up addresses, and gpumem must not touch memory
 //! that the driver would not touch.
 
 use std::{
@@ -36,7 +36,7 @@ impl Range {
         matches!(self.place, Place::Device | Place::Either) && is_dry(self.address)
     }
 
-    /// Returns whether the program names memory of the host here.
+    /// Returns whether this side is memory of the host.
     fn is_on_host(&self) -> bool {
         match self.place {
             Place::Host => true,
@@ -54,7 +54,7 @@ impl Range {
         let around = memory().around(address, bytes);
         let is_known = || attribute(address, KIND).is_some();
         match (around, place) {
-            // The host may use managed memory, and no other memory of a card.
+            // The host may use managed memory, but no other memory of a GPU.
             (Some((backing, is_inside)), Place::Host) => is_inside && backing == Backing::Managed,
             (Some((_, is_inside)), _) => is_inside,
             (None, Place::Device) => is_known(),
@@ -66,7 +66,8 @@ impl Range {
         }
     }
 
-    /// Returns whether the process has memory or reserved addresses at both ends. It has none at the address of a freed dry block.
+    /// Returns whether the process has memory or reserved addresses at both ends of the range. At the address of a freed dry block it has
+    /// none.
     fn is_mapped(&self) -> bool {
         // SAFETY: the call has no memory arguments.
         let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
@@ -94,14 +95,14 @@ fn attribute(address: u64, attribute: sys::CUpointer_attribute) -> Option<u32> {
     asked.result().ok().map(|()| value)
 }
 
-/// Executes a copy that is not of rows, or does what is left of it.
+/// Executes a copy that does not consist of rows, or skips it and fills memory of the host.
 ///
 /// # Safety
-/// The program asks for a copy from one range to the other, which `real` makes.
+/// The program must have requested a copy from one range to the other, and `real` must make it.
 pub(super) unsafe fn copy(to: Range, from: Range, real: Real<'_>) -> u32 {
     let sides = [to, from];
     let is_skipped = sides.iter().any(Range::is_skipped);
-    // The driver does not know dry addresses, and would take them for addresses of the host.
+    // The driver does not know dry addresses, and would treat them as addresses of the host.
     let is_wrong = |side: &Range| match side.place {
         Place::Host if !is_skipped => side.bytes > 0 && (is_dry(side.address) || !side.is_mapped()) && !side.is_valid(),
         _ => is_skipped && !side.is_valid(),
@@ -124,10 +125,10 @@ pub(super) unsafe fn copy(to: Range, from: Range, real: Real<'_>) -> u32 {
     SUCCESS
 }
 
-/// If bytes that the program has copied to real memory contain dry addresses, kernels must not use that memory.
+/// Checks whether bytes that the program has copied to real memory contain dry addresses. Kernels must then not use that memory.
 ///
 /// # Safety
-/// If the range is valid, its bytes can be read.
+/// If the range is valid, its bytes must be readable.
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
 unsafe fn note_pointers(to: u64, from: Range) {
     if from.bytes > LARGEST_REAL || !has_any_dry() || !from.is_valid() {
@@ -176,7 +177,7 @@ struct Side {
     address: u64,
     /// The number of bytes, rows and planes before the first one.
     before: [u64; 3],
-    /// The distance of two rows in bytes, and that of two planes in rows.
+    /// The distance between two rows in bytes, and between two planes in rows.
     pitch: u64,
     rows: u64,
 }
@@ -190,7 +191,7 @@ pub(super) struct Rows {
 }
 
 impl Side {
-    /// Makes a side of the words of a struct. The sort is a `CUmemorytype`. `None` if there is no such sort.
+    /// Creates a side from the words of a struct. The sort is a `CUmemorytype`. Returns `None` if that is not known.
     #[allow(clippy::cast_possible_truncation, reason = "an int is half a word")]
     fn new(sort: u64, [host, device]: [u64; 2], before: [u64; 3], [pitch, rows]: [u64; 2]) -> Option<Self> {
         let (place, address) = match sort as u32 {
@@ -203,7 +204,7 @@ impl Side {
         Some(Self { place, address, before, pitch, rows })
     }
 
-    /// Returns the addresses of all rows. `None` if the rows of this side overlap, or reach beyond all addresses.
+    /// Returns the addresses of all rows, or `None` if the rows of this side overlap or exceed the address space.
     fn range(&self, [width, height, depth]: [u64; 3]) -> Option<Range> {
         let Self { place, address, before: [x, y, z], pitch, rows } = *self;
         // The driver allows 0 where the distance does not matter.
@@ -243,7 +244,7 @@ impl Rows {
         Some(Self { to, from, size: [word(22), word(23), word(24)] })
     }
 
-    /// Returns the result of a copy that is not executed, and where its bytes go. `None` if it is executed.
+    /// Returns the result of a copy that is skipped, and the range that it would write. Returns `None` if the copy is executed.
     fn skipped(&self) -> Option<Result<Range, u32>> {
         // Only the driver knows whether a wrong copy of real memory is an error.
         let is_dry = |side: &Side| side.place != Place::Array && is_dry(side.address);
@@ -261,7 +262,7 @@ impl Rows {
 }
 
 /// # Safety
-/// It is a copy that the program asks for.
+/// The program must have requested this copy.
 pub(super) unsafe fn copy_rows(rows: Option<&Rows>, real: Real<'_>) -> u32 {
     let Some((rows, skipped)) = rows.and_then(|rows| Some((rows, rows.skipped()?))) else { return real() };
     match skipped {
@@ -279,7 +280,7 @@ pub(super) unsafe fn copy_rows(rows: Option<&Rows>, real: Real<'_>) -> u32 {
     SUCCESS
 }
 
-/// Returns the result of the call for a node that copies rows and is not executed. `None` if the driver gets the node.
+/// Returns the result of the call for a node that copies rows and is skipped. Returns `None` if the driver gets the node.
 pub(super) fn skipped_node(rows: Option<&Rows>) -> Option<u32> {
     Some(rows?.skipped()?.map_or_else(|code| code, |_| SUCCESS))
 }

@@ -1,4 +1,4 @@
-//! The functions that are in the place of the driver's.
+//! The functions that replace those of the driver.
 
 use std::{mem, sync::atomic::Ordering::Relaxed};
 
@@ -32,7 +32,7 @@ macro_rules! functions {
             $($(functions!(@function $name $arguments $shape);)+)*
         }
 
-        /// Returns the functions, by row.
+        /// Returns the addresses of the functions, by row.
         pub(super) fn replacements() -> [usize; FUNCTIONS.len()] {
             [$($(replacement::$name as *const () as usize),+),*]
         }
@@ -55,18 +55,19 @@ macro_rules! functions {
 }
 with_functions!(functions);
 
-/// Makes a call on the program's cards. `driver` makes it on the real one.
+/// Makes a call on the program's simulated GPUs. `driver` makes it on the real one.
 ///
 /// # Safety
-/// `words` are the arguments of a call of this shape, which have these names, and those that are pointers are as the driver demands.
+/// `words` must be the arguments of a call of this shape, and `names` their names. Pointers among them must be valid as the driver
+/// requires.
 unsafe fn run(shape: Shape, names: &[&str], words: &[u64], driver: &dyn Fn(&[u64]) -> u32) -> u32 {
-    // In the child of a fork, a thread that does not exist may hold the lock.
+    // In the child process of a fork, the lock may be held by a thread that does not exist there.
     if IS_INSIDE.get() || Std::is_forked() {
         return driver(words);
     }
     // SAFETY: `words` are the arguments of the call, by the contract of this function.
     let real = &|| inside(|| unsafe { cards::with_drivers_device(names, words, driver) });
-    // A page that gpumem allocates for itself is on no card.
+    // A page that gpumem allocates for itself is on no simulated GPU.
     if STATE.get() == ThreadState::Library && shape == Shape::Create {
         return real();
     }

@@ -1,7 +1,6 @@
-//! The account of a program's allocations on cards that are smaller or larger than the real ones, and of blocks without
-//! memory.
+//! Keeps account of a program's allocations on GPUs that are smaller or larger than the real ones, and of blocks without memory.
 //!
-//! It has no lock and calls nothing: the functions of the driver are in `functions`.
+//! This module has no lock and calls nothing. The functions of the driver are in `functions`.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,13 +16,13 @@ use crate::{
 /// The backing of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Backing {
-    /// The driver has given memory for it.
+    /// The driver has allocated memory for the block.
     Real,
-    /// The driver has given memory for it, which contains addresses of dry blocks: a kernel that reads it would use these.
+    /// The driver has allocated memory for the block, which contains addresses of dry blocks. A kernel that reads it would use these.
     Pointers,
-    /// It has no memory. It is a range of addresses that nothing may read or write.
+    /// The block has no memory. It is a range of addresses that must not be read or written.
     Dry,
-    /// The driver gives memory for it when it is touched. Kernels do not touch it.
+    /// The driver allocates memory for the block when it is touched. Kernels do not touch it.
     Managed,
 }
 
@@ -34,9 +33,9 @@ pub(super) struct Block {
     pub(super) backing: Backing,
     pub(super) device: u32,
     pub(super) context: u64,
-    /// The number of a dry block, in the order of allocation.
+    /// The id of a dry block, in the order of allocation.
     pub(super) number: u64,
-    /// Its address in the model of the card; `None` if it takes no memory there.
+    /// The address in the model of the GPU; `None` if the block takes no memory there.
     model: Option<u64>,
     is_pooled: bool,
 }
@@ -47,9 +46,9 @@ pub(super) struct Physical {
     pub(super) bytes: u64,
     pub(super) device: u32,
     pub(super) is_dry: bool,
-    /// The words of its `CUmemAllocationProp`.
+    /// The words of the handle's `CUmemAllocationProp`.
     pub(super) properties: [u64; 4],
-    /// True if another process has it: this process takes no memory of the card for it.
+    /// True if the memory belongs to another process: it then takes no memory of the GPU for this process.
     is_imported: bool,
     references: u32,
     mappings: u32,
@@ -66,10 +65,10 @@ pub(super) struct Mapping {
 /// All memory of the process.
 #[derive(Debug)]
 pub(super) struct Memory {
-    /// All cards have this much memory.
+    /// The total memory of each GPU.
     card: u64,
     cards: BTreeMap<u32, DeviceModel>,
-    /// The memory of other processes on the same cards.
+    /// The memory of other processes on the same GPUs.
     shared: Option<Shared>,
     pub(super) blocks: BTreeMap<u64, Block>,
     pub(super) physical: HashMap<u64, Physical>,
@@ -79,7 +78,7 @@ pub(super) struct Memory {
     dry: u64,
 }
 
-/// A part of a card, for a block that does not have its address yet.
+/// A part of a GPU, reserved for a block that does not have its address yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grant {
     device: u32,
@@ -93,13 +92,13 @@ impl Memory {
         Self { card, cards, shared, blocks, physical, mapped, places: Places::new(), dry: 0 }
     }
 
-    /// Runs `action` with the card of a device, which has a context from now on. The memory of other processes is not part of
-    /// it.
+    /// Runs `action` with the model of a GPU, which gets a context if it has none. The model does not contain the memory of other
+    /// processes.
     pub(super) fn on_card<T>(&mut self, device: u32, action: impl FnOnce(&mut DeviceModel) -> T) -> T {
         let size = self.card;
         let card = self.cards.entry(device).or_insert_with(|| {
             let mut model = DeviceModel::new(size);
-            // A card that is smaller than a context has nothing left.
+            // A GPU that is smaller than a context has nothing left.
             _ = model.hold(CONTEXT.get().min(size));
             model
         });
@@ -110,14 +109,14 @@ impl Memory {
         done
     }
 
-    /// Returns the free memory of a card, and its total.
+    /// Returns the free and the total memory of a GPU.
     pub(super) fn free_and_total(&mut self, device: u32) -> (u64, u64) {
         self.forget_ended();
         let (free, total) = self.on_card(device, |card| (card.free(), card.total()));
         (free.saturating_sub(self.others(device)), total)
     }
 
-    /// Returns the memory of this process on a card.
+    /// Returns the memory of this process on a GPU.
     #[cfg(feature = "capture")]
     pub(super) fn used(&self, device: u32) -> u64 {
         self.cards.get(&device).map_or(0, DeviceModel::used)
@@ -131,7 +130,7 @@ impl Memory {
         self.shared.is_some_and(|shared| shared.forget_ended())
     }
 
-    /// Takes a part of a card that no process has.
+    /// Takes a part of a GPU that no process uses.
     fn take<T: Copy>(
         &mut self,
         device: u32,
@@ -147,8 +146,8 @@ impl Memory {
                 card.release(others);
                 taken
             })?;
-            // Another process may have taken the same part meanwhile. Both may be refused then, but never both get it. If no process
-            // has taken a part, the block lies where this process had memory already.
+            // Another process may have taken the same part in the meantime. Then both may fail, but they never both get it. If no process
+            // has taken a part, the block is where this process had memory already.
             let is_left = memory.on_card(device, |card| card.free()) >= memory.others(device);
             if is_left || memory.others(device) == others {
                 return Ok(taken);
@@ -169,12 +168,12 @@ impl Memory {
         Ok(Grant { device, model, is_pooled })
     }
 
-    /// Returns the part to the card, because the driver has refused the block.
+    /// Returns the part to the GPU, because the driver did not allocate the block.
     pub(super) fn withdraw(&mut self, Grant { device, model, is_pooled }: Grant) {
         self.on_card(device, |card| end_block(card, model, is_pooled));
     }
 
-    /// Adds a block. `grant` is `None` for memory that no card has.
+    /// Adds a block. `grant` is `None` for memory that is on no GPU.
     pub(super) fn insert(
         &mut self,
         address: u64,
@@ -192,7 +191,7 @@ impl Memory {
         }
     }
 
-    /// Removes a block. `None` if it is not known.
+    /// Removes a block. Returns `None` if it is not known.
     pub(super) fn remove(&mut self, address: u64) -> Option<Block> {
         let block = self.blocks.remove(&address)?;
         self.give_back(block);
@@ -205,26 +204,26 @@ impl Memory {
         }
     }
 
-    /// Removes all blocks of a context, or of a device, that ends. Returns the dry ones, with their addresses.
+    /// Removes all blocks of a context or a device that ends. Returns the dry ones, with their addresses.
     pub(super) fn remove_all(&mut self, is_gone: impl Fn(&Block) -> bool) -> Vec<(u64, Block)> {
         let gone: Vec<_> = self.blocks.iter().filter(|(_, block)| is_gone(block)).map(|(at, _)| *at).collect();
         let removed = gone.into_iter().filter_map(|address| Some((address, self.remove(address)?)));
         removed.filter(|(_, block)| block.backing == Backing::Dry).collect()
     }
 
-    /// Returns a number for dry physical memory. No handle of the driver has its highest bits.
+    /// Returns a new handle for dry physical memory. No handle of the driver has the same highest bits.
     pub(super) fn dry_handle(&mut self) -> u64 {
         self.dry += 1;
         0xd5 << 56 | self.dry
     }
 
-    /// Takes physical memory of this size from the card, if there is enough. Returns whether there was.
+    /// Takes this much physical memory of the GPU, if it is free. Returns whether it was.
     pub(super) fn hold(&mut self, device: u32, bytes: u64) -> bool {
         let bytes = bytes.next_multiple_of(PAGE);
         self.take(device, |card| card.hold(bytes), |card, ()| card.release(bytes)).is_ok()
     }
 
-    /// See [`hold`](Self::hold).
+    /// Returns memory that [`hold`](Self::hold) has taken.
     pub(super) fn release_held(&mut self, device: u32, bytes: u64) {
         self.on_card(device, |card| card.release(bytes.next_multiple_of(PAGE)));
     }
@@ -235,7 +234,7 @@ impl Memory {
         self.physical.insert(handle, physical);
     }
 
-    /// Adds dry physical memory of another process. Returns its number.
+    /// Adds dry physical memory of another process. Returns its handle.
     pub(super) fn import(&mut self, bytes: u64, device: u32, properties: [u64; 4]) -> u64 {
         let handle = self.dry_handle();
         self.create(handle, bytes, device, true, properties);
@@ -245,7 +244,7 @@ impl Memory {
         handle
     }
 
-    /// Returns whether the handle is known.
+    /// Adds a reference to a handle. Returns whether the handle is known.
     pub(super) fn retain(&mut self, handle: u64) -> bool {
         self.physical.get_mut(&handle).map(|physical| physical.references += 1).is_some()
     }
@@ -265,7 +264,7 @@ impl Memory {
         }
     }
 
-    /// Returns the mappings that begin in a range.
+    /// Returns the mappings that start in a range.
     pub(super) fn mapped_in(&self, address: u64, bytes: u64) -> Vec<(u64, Mapping)> {
         let range = self.mapped.range(address..address.saturating_add(bytes));
         range.map(|(address, mapping)| (*address, *mapping)).collect()
@@ -280,7 +279,7 @@ impl Memory {
         }
     }
 
-    /// Frees memory that has no references and no mappings.
+    /// Frees the memory if it has no references and no mappings.
     fn end_unused(&mut self, handle: u64) {
         if let Some(physical) =
             self.physical.get(&handle).copied().filter(|physical| physical.references == 0 && physical.mappings == 0)
@@ -292,7 +291,7 @@ impl Memory {
         }
     }
 
-    /// Lets pools return their unused memory, because all work is done.
+    /// Makes pools release their unused memory, because all work is done.
     pub(super) fn synchronize(&mut self) {
         let devices: Vec<_> = self.cards.keys().copied().collect();
         for device in devices {
@@ -300,20 +299,20 @@ impl Memory {
         }
     }
 
-    /// Returns the block that has this address, and its begin. A dry block has all addresses of its last page.
+    /// Returns the block that contains this address, and its start address. A dry block includes all addresses of its last page.
     pub(super) fn block_at(&self, address: u64) -> Option<(u64, &Block)> {
         let (start, block) = self.blocks.range(..=address).next_back()?;
         let end = start + if block.backing == Backing::Dry { block.bytes.next_multiple_of(PAGE) } else { block.bytes };
         (address < end).then_some((*start, block))
     }
 
-    /// Returns the mapping that has this address.
+    /// Returns the mapping that contains this address.
     pub(super) fn mapped_around(&self, address: u64) -> Option<Mapping> {
         let (start, mapping) = self.mapped.range(..=address).next_back()?;
         (address - start < mapping.bytes).then_some(*mapping)
     }
 
-    /// Returns a mapping as a block, and its begin.
+    /// Returns the mapping that contains this address as a block, and its start address.
     pub(super) fn mapped_as_block(&self, address: u64) -> Option<(u64, Block)> {
         let (start, Mapping { bytes, handle, backing }) = self.mapped.range(..=address).next_back()?;
         let device = self.physical.get(handle)?.device;
@@ -329,8 +328,8 @@ impl Memory {
         (address - start < *bytes).then_some((*start, block))
     }
 
-    /// Returns the backing of this address, and whether all of these bytes are in one block or in mappings that follow each other. `None` if
-    /// the address is not known.
+    /// Returns the backing of this address, and whether all of these bytes are in one block or in adjacent mappings. Returns `None` if the
+    /// address is not known.
     pub(super) fn around(&self, address: u64, bytes: u64) -> Option<(Backing, bool)> {
         if let Some((start, block)) = self.block_at(address) {
             return Some((block.backing, bytes <= (start + block.bytes).saturating_sub(address)));
@@ -351,20 +350,20 @@ impl Memory {
         self.dry
     }
 
-    /// Returns the backing of this address in blocks and mappings. `None` if it is not known: the address is on the host, or
+    /// Returns the backing of this address in blocks and mappings. Returns `None` if the address is not known, because it is on the host or
     /// belongs to other memory.
     pub(super) fn backing(&self, address: u64) -> Option<Backing> {
         let block = self.block_at(address).map(|(_, block)| block.backing);
         block.or_else(|| self.mapped_around(address).map(|mapping| mapping.backing))
     }
 
-    /// Returns the device of the block or mapping that has this address.
+    /// Returns the device of the block or mapping that contains this address.
     pub(super) fn device_of(&self, address: u64) -> Option<u32> {
         let block = self.block_at(address).map(|(_, block)| block.device);
         block.or_else(|| Some(self.mapped_as_block(address)?.1.device))
     }
 
-    /// Notes that real memory at this address holds addresses of dry blocks.
+    /// Notes that the real memory at this address contains addresses of dry blocks.
     pub(super) fn holds_pointers(&mut self, address: u64) {
         let block = self.block_at(address).map(|(start, _)| start);
         let backing = match block {

@@ -1,14 +1,14 @@
-//! Dry runs and smaller cards: a program runs as on a card that the machine does not have.
+//! Dry runs and smaller GPUs: a program runs as if on a GPU that the machine does not have.
 //!
-//! On a smaller card ([`Mode::Limit`]) all memory is real. The driver's functions that allocate keep an account, and refuse memory that
-//! the card would not have.
+//! On a smaller GPU ([`Mode::Limit`]), all memory is real. The driver's functions that allocate are replaced by ones that keep an account,
+//! and that fail when the GPU would not have enough memory.
 //!
-//! In a dry run ([`Mode::Dry`]) large blocks are ranges of addresses without memory. Small ones are real and begin as zeros, so that
+//! In a dry run ([`Mode::Dry`]), large blocks are ranges of addresses without memory. Small ones are real and start as zeros, so that
 //! counters, lengths and masks are computed. A kernel or a copy is executed if none of its addresses is dry; otherwise it does nothing. A
-//! copy to the host from dry memory gives one byte, repeated.
+//! copy to the host from dry memory writes one byte, repeated.
 //!
-//! The functions lie between the hooks and the driver: a hook records their answers. They are put into the slots before the program
-//! uses CUDA, and stay there until the process ends.
+//! The functions are between the hooks and the driver, so a hook records their results. They are put into the slots before the program uses
+//! CUDA, and stay there until the process ends.
 
 mod blocks;
 mod card_calls;
@@ -52,16 +52,16 @@ use crate::{
     sys::{cuda, loader, process},
 };
 
-/// Shares the account of the cards with other processes, by the segment of shared memory with this number, which has [`SHARED_WORDS`].
-/// `devices` are UUIDs, without `GPU-` or `MIG-`, in an order that all these processes have: they may number the devices differently. It
-/// must be called before [`begin`].
+/// Shares the account of the GPUs with other processes, through the segment of shared memory with this id, which has [`SHARED_WORDS`].
+/// `devices` are UUIDs, without `GPU-` or `MIG-`, in an order that all these processes share, because they may number the devices
+/// differently. Must be called before [`begin`].
 ///
 /// # Errors
-/// Returns an error if this process cannot use the segment, or too many use it.
+/// Returns an error if this process cannot use the segment, or if too many processes use it.
 #[cfg(feature = "capture")]
 pub fn share(segment: u64, devices: Vec<String>) -> std::io::Result<()> {
     let words = crate::sys::ring_memory::words_of(segment, SHARED_WORDS)?;
-    // Another process that gets the same number begins later.
+    // Another process that gets the same id starts later.
     let own = u64::from(std::process::id()) | process::began() << 32;
     let joined = shared::Shared::join(words, own, is_running);
     state::share_by_uuid(devices);
@@ -70,18 +70,17 @@ pub fn share(segment: u64, devices: Vec<String>) -> std::io::Result<()> {
         .ok_or_else(|| std::io::Error::other("too many processes use the cards"))
 }
 
-/// Returns whether the process that took a slot runs.
+/// Returns whether the process that took a slot is running.
 #[cfg(feature = "capture")]
 fn is_running(owner: u64) -> bool {
     let pid = u32::try_from(owner & u64::from(u32::MAX)).unwrap_or(0);
     process::began_of(pid).is_some_and(|began| u64::from(pid) | began << 32 == owner)
 }
 
-/// Gives the process other cards. It must be called before the program has a context, at most once.
+/// Replaces the GPUs of the process. Must be called before the program has a context, and at most once.
 ///
 /// # Errors
-/// Returns an error if the driver's dispatch table cannot be used, or another tool uses it: then no function is
-/// replaced.
+/// Returns an error if the driver's dispatch table cannot be used, or if another tool uses it. Then no function is replaced.
 pub fn begin(mode: Mode) -> Result<(), Error> {
     let replaced = FUNCTIONS.iter().enumerate().filter(|(_, (_, shape))| shape.is_of(mode));
     let table = DispatchTable::find(replaced.map(|(row, (name, _))| (row, *name)))?;
@@ -108,12 +107,12 @@ pub fn begin(mode: Mode) -> Result<(), Error> {
     Ok(())
 }
 
-/// Runs [`begin`] for a program that knows gpumem.
+/// Runs [`begin`] for a program that was built for gpumem.
 pub(crate) fn replace_cards(Card { size, is_dry, .. }: Card) -> Result<(), Error> {
     begin(if is_dry { Mode::Dry { card: Some(size), cards: 0, fill: 0 } } else { Mode::Limit { card: size } })
 }
 
-/// Returns the difference between the memory of this process and that of the real cards.
+/// Returns how the GPUs of this process were replaced, or `None` if they are the real ones.
 pub fn mode() -> Option<Mode> {
     MODE.get().copied()
 }

@@ -9,11 +9,11 @@ use once_cell::sync::OnceCell;
 use super::state::{inside, is_dry};
 use crate::sys::dl;
 
-/// Copies on the device, in the place of NCCL. Nothing is copied from or to dry memory. An error of the driver is ignored: the values of a
-/// rank are not known in a dry run anyway.
+/// Copies on the device, instead of NCCL. Nothing is copied from or to dry memory. An error of the driver is ignored, because the values of
+/// a rank are not known in a dry run anyway.
 ///
 /// # Safety
-/// The program asks for this copy, on this stream.
+/// The program must have requested this copy, on this stream.
 pub unsafe fn copy_on_device(from: u64, to: u64, bytes: usize, stream: u64) {
     if !is_dry(from) && !is_dry(to) {
         // SAFETY: the program asks for this copy on this stream, by the contract of this function, and both buffers have memory.

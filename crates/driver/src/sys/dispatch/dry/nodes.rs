@@ -9,16 +9,16 @@ use super::{
 };
 
 /// # Safety
-/// It is the address of a `CUDA_KERNEL_NODE_PARAMS` of any version.
+/// `at` must be the address of a `CUDA_KERNEL_NODE_PARAMS` of any version.
 pub(super) unsafe fn kernel_uses_dry_memory(at: u64) -> bool {
     // SAFETY: the struct begins with the function and the grid; its 6th and 7th words are the parameters in the two forms.
     unsafe { work::uses_dry_memory(get(at), get(at + 8) >> 32, get(at + 40), get(at + 48)) }
 }
 
-/// Adds a node that does nothing, in the place of another one.
+/// Adds a node that does nothing, instead of another one.
 ///
 /// # Safety
-/// The words are where the node goes, the graph, what it depends on, and how many these are.
+/// The words must be the address for the node, the graph, the dependencies, and their number.
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
 pub(super) unsafe fn empty_node(words: &[u64]) -> u32 {
     let [out, graph, nodes, count, ..] = *words else { return CUDA_ERROR_INVALID_VALUE };
@@ -27,10 +27,10 @@ pub(super) unsafe fn empty_node(words: &[u64]) -> u32 {
         as u32
 }
 
-/// Returns the result of the call for a node that is not executed. `None` if the driver gets the node.
+/// Returns the result of the call for a node that is skipped. Returns `None` if the driver gets the node.
 ///
 /// # Safety
-/// It is the address of a `CUgraphNodeParams`.
+/// `at` must be the address of a `CUgraphNodeParams`.
 pub(super) unsafe fn skipped_node(at: u64) -> Option<u32> {
     // SAFETY: the struct begins with the sort of the node, and its parameters begin at the 16th byte.
     unsafe {

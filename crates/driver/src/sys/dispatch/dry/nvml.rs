@@ -1,8 +1,7 @@
-//! Handles NVML in programs whose cards are not the real ones. `gpumem run` puts a library before it, whose functions
-//! call this module.
+//! Answers NVML calls in programs whose GPUs are not the real ones. `gpumem run` preloads a library whose functions call this module.
 //!
-//! If there are several cards, the first has the handle of the real GPU. The others have handles of their own, and NVML gets the real one
-//! instead.
+//! If there are several simulated GPUs, the first has the handle of the real GPU. The others have their own handles, and NVML gets the real
+//! one instead.
 
 use std::{
     ffi::{CStr, OsStr, c_char},
@@ -35,7 +34,7 @@ const NVML_ERROR_UNKNOWN: u32 = 999;
 /// `NVML_STRUCT_VERSION(Memory, 2)`
 const MEMORY_V2: u64 = 0x0200_0028;
 
-/// The requested cards.
+/// The requested GPUs.
 #[derive(Debug)]
 pub struct Cards {
     /// See [`begin`](super::begin).
@@ -46,21 +45,22 @@ pub struct Cards {
     pub devices: Vec<String>,
 }
 
-/// The handles of cards after the first are addresses in here. NVML gets the real handle instead. If a program passes one inside of a
-/// struct, NVML reads zeros there, and no foreign memory. The addresses are atomic, because constants would be in the library's file.
+/// The handles of the simulated GPUs after the first are addresses in this array. NVML gets the real handle instead. If a program passes
+/// such a handle inside a struct, NVML reads zeros there, and no other memory. The elements are atomic, because constants would be in the
+/// library's file.
 static HANDLES: [[AtomicU8; HANDLE]; 64] = [const { [const { AtomicU8::new(0) }; HANDLE] }; 64];
 const HANDLE: usize = 1 << 16;
 
-/// Returns the card of a handle, if it is not the first.
+/// Returns the simulated GPU of a handle, unless it is the first one.
 fn card_of(handle: usize) -> Option<u32> {
     let card = handle.checked_sub(HANDLES.as_ptr().addr())? / HANDLE;
     u32::try_from(card).ok().filter(|_| card < HANDLES.len())
 }
 
-/// Calls a function of NVML, or answers in its place. `what` is its name, a space, and the path of the real library.
+/// Calls a function of NVML, or answers instead of it. `what` is the name of the function, a space, and the path of the real library.
 ///
 /// # Safety
-/// The arguments are those of this function.
+/// The arguments must be those of this function.
 pub unsafe fn call(cards: Option<&Cards>, arguments: Arguments, what: &CStr) -> usize {
     static REAL: OnceCell<Option<Library>> = OnceCell::new();
 
@@ -85,7 +85,7 @@ struct Nvml<'a> {
 }
 
 impl Nvml<'_> {
-    /// Calls the real function, with the real handle in the place of a card's.
+    /// Calls the real function, with the real handle instead of that of a simulated GPU.
     ///
     /// # Safety
     /// The arguments are those of this function.
@@ -183,10 +183,10 @@ impl Nvml<'_> {
         Some(result.err().unwrap_or(SUCCESS))
     }
 
-    /// Finds a card by a text. `to_first` turns the text of another card into that of the first one.
+    /// Finds a simulated GPU by a text. `to_first` turns the text of a GPU into that of the first one.
     ///
     /// # Safety
-    /// The first argument is a C string, the second a place for a handle.
+    /// The first argument must be a C string, and the second one valid for writing a handle.
     unsafe fn by_text(
         &self,
         name: &str,
@@ -212,7 +212,8 @@ impl Nvml<'_> {
         Err(NVML_ERROR_NOT_FOUND)
     }
 
-    /// Asks for the bus, and puts the card's in its place: its domain is a number at one place in the struct, and a text at others.
+    /// Reads the bus from NVML, and changes it to that of the simulated GPU. In the struct, its domain is a number in one place, and a text
+    /// in others.
     ///
     /// # Safety
     /// The second argument is such a struct.
@@ -236,7 +237,7 @@ impl Nvml<'_> {
         Ok(())
     }
 
-    /// Asks for the memory of a GPU, and puts the card's in its place.
+    /// Reads the memory of a GPU from NVML, and changes it to that of the simulated GPU.
     ///
     /// # Safety
     /// The arguments are those of this function.
@@ -252,7 +253,7 @@ impl Nvml<'_> {
         };
         // The program does not use this GPU.
         let Some(card) = card else { return Ok(()) };
-        // All cards are as large as the first one. The words are the version, all, reserved, free and used bytes.
+        // All simulated GPUs are as large as the first one. The words are the version, and the total, reserved, free and used bytes.
         let handle = self.first()?;
         let mut real = [MEMORY_V2, 0, 0, 0, 0_u64];
         // SAFETY: the struct is as long.
@@ -281,7 +282,7 @@ impl Nvml<'_> {
         Ok(())
     }
 
-    /// Returns CUDA's number of a GPU; `None` if the program does not use it.
+    /// Returns the CUDA ordinal of a GPU, or `None` if the program does not use the GPU.
     fn ordinal(&self, cards: &Cards, handle: usize) -> Result<Option<u32>, u32> {
         let mut text = [0_u8; 96];
         // SAFETY: NVML writes a C string that is not longer.
@@ -292,8 +293,7 @@ impl Nvml<'_> {
     }
 }
 
-/// Returns the memory of the processes that share a card, or that of this process if none does. `None` if it cannot be
-/// read.
+/// Returns the memory of all processes that share a GPU, or that of this process if it is not shared. `None` if it cannot be read.
 fn used(segment: Option<u64>, card: u32) -> Option<u64> {
     static WORDS: OnceCell<&[AtomicU64]> = OnceCell::new();
 
@@ -304,10 +304,10 @@ fn used(segment: Option<u64>, card: u32) -> Option<u64> {
     Some(all.others(card))
 }
 
-/// The UUIDs of cards differ in their last byte, as those that CUDA returns.
+/// Changes a UUID to that of a simulated GPU. The UUIDs differ in their last byte, like those that CUDA returns.
 ///
 /// # Safety
-/// A C string is there, and can be written.
+/// `text` must be a C string that is valid for writes.
 #[allow(clippy::cast_possible_truncation, reason = "there are 64 cards at most")]
 unsafe fn change_uuid(text: *mut u8, card: u32) {
     // SAFETY: a C string is there, by the contract of this function.
@@ -321,15 +321,15 @@ unsafe fn change_uuid(text: *mut u8, card: u32) {
 }
 
 /// # Safety
-/// An int can be written there.
+/// `out` must be valid for writing an int.
 unsafe fn put_int(out: usize, value: u32) {
-    // SAFETY: an int can be written there, by the contract of this function.
+    // SAFETY: required by this function's contract.
     unsafe { (out as *mut u32).write_unaligned(value) };
 }
 
 /// # Safety
-/// A handle can be written there.
+/// `out` must be valid for writing a handle.
 unsafe fn put(out: usize, handle: usize) {
-    // SAFETY: a handle can be written there, by the contract of this function.
+    // SAFETY: required by this function's contract.
     unsafe { (out as *mut usize).write_unaligned(handle) };
 }

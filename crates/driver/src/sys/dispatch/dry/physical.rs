@@ -1,4 +1,4 @@
-//! Handles physical memory that programs map themselves, as expandable segments of PyTorch do.
+//! Handles physical memory that programs map themselves, like PyTorch does for expandable segments.
 
 use std::{
     fs::File,
@@ -18,8 +18,7 @@ use super::{
     },
 };
 
-/// Reserves addresses for memory that the program maps itself. If it does not name an address, they are in the range of
-/// dry blocks.
+/// Reserves addresses for memory that the program maps itself. Unless the program names an address, they are in the range of dry blocks.
 ///
 /// # Safety
 /// `words` are the arguments of `cuMemAddressReserve`.
@@ -58,7 +57,7 @@ pub(super) unsafe fn create(words: &[u64], real: Real<'_>) -> u32 {
     }
     let is_dry = !is_real(bytes);
     if is_dry {
-        // The driver says whether it has memory of this sort: a program may then ask for another one.
+        // The driver tells whether it supports such memory. If it does not, a program may request another kind.
         let code = one_page(on_driver);
         if code != SUCCESS {
             memory().release_held(device, bytes);
@@ -95,10 +94,10 @@ fn one_page(properties: [u64; 4]) -> u32 {
     })
 }
 
-/// A file describes dry memory to another process. Programs pass its descriptor, as they pass the driver's.
+/// A file describes dry memory to another process. Programs pass its descriptor like that of the driver.
 const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: u64 = 1;
 
-/// The file has these words, the bytes, and the properties.
+/// The first words of the file. The size in bytes and the properties follow.
 const MARK: [u64; 2] = [u64::from_le_bytes(*b"gpumem d"), u64::from_le_bytes(*b"ry mem 1")];
 const FILE_BYTES: usize = 7 * 8;
 
@@ -184,7 +183,7 @@ pub(super) fn release(handle: u64, real: Real<'_>) -> u32 {
 }
 
 /// # Safety
-/// The handle is written to `out`.
+/// `out` must be valid for writing a handle.
 pub(super) unsafe fn retain(out: u64, address: u64, real: Real<'_>) -> u32 {
     let mapping = memory().mapped_around(address);
     if out == 0 {

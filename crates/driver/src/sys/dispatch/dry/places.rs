@@ -1,19 +1,20 @@
 //! The addresses of dry blocks.
 //!
-//! PyTorch's allocator takes the block with the lowest address if several free ones have the same size. So the order of addresses decides how
-//! its memory is divided, and it has to be the driver's: on an H200 (driver 580), a block goes to the first hole that is large enough, and
-//! a new range, in steps of 32 MiB, is below all others. (If the program leaves gaps in its own addresses, the driver fills these as well.)
+//! If several free blocks have the same size, PyTorch's allocator takes the one with the lowest address. Therefore the order of addresses
+//! determines how its memory is divided, and must be that of the driver. On an H200 (driver 580), a block goes into the first hole that is
+//! large enough, and a new range, in steps of 32 MiB, is below all others. (If the program leaves gaps in its own addresses, the driver
+//! fills these as well.)
 //!
-//! The addresses are far from those that the driver would choose, which may be `0x4_0000_0000`: in a kernel's parameters, the numbers 0 and 4
-//! look like it.
+//! The addresses are far from those that the driver would choose, which may be `0x4_0000_0000`: in a kernel's parameters, the numbers 0 and
+//! 4 look like that address.
 
 use std::{collections::BTreeMap, mem};
 
 /// Addresses are reserved in steps of this size, and physical memory is created in them.
 pub(super) const PAGE: u64 = 2 << 20;
 
-/// All places are between these two. Memory of the host begins at 0x55 and ends with 0x7f. Near the end, the upper halves of addresses are no
-/// multiples of 256, as sizes often are.
+/// The range that contains all places. Memory of the host starts at 0x55 and ends with 0x7f. Near the end of the range, the upper halves of
+/// addresses are not multiples of 256, which sizes often are.
 const START: u64 = 0x5700 << 32;
 const END: u64 = 0x7a00 << 32;
 /// A new range has a multiple of this size.
@@ -23,7 +24,7 @@ const STEP: u64 = 32 << 20;
 pub(super) struct Places {
     /// Everything below is free.
     lowest: u64,
-    /// The free ranges above it, with their begins and ends.
+    /// The free ranges above that, by their start addresses, with their end addresses.
     holes: BTreeMap<u64, u64>,
 }
 
@@ -32,7 +33,7 @@ impl Places {
         Self { lowest: END, holes: BTreeMap::new() }
     }
 
-    /// Returns a place for this number of bytes. 0 if there is none, which lets the driver choose.
+    /// Returns a place for this many bytes, or 0 if there is none, which lets the driver choose.
     pub(super) fn take(&mut self, bytes: u64) -> u64 {
         let Some(bytes) = bytes.checked_next_multiple_of(PAGE) else { return 0 };
         let Some((start, end)) = self.first_hole(bytes).or_else(|| self.new_range(bytes)) else { return 0 };

@@ -1,4 +1,4 @@
-//! Answers the questions of programs about memory and cards.
+//! Answers queries of programs about memory and GPUs.
 
 use std::{ptr, slice};
 
@@ -58,10 +58,10 @@ pub(super) unsafe fn one_attribute(words: &[u64], real: Real<'_>) -> u32 {
     }
 }
 
-/// Puts the card in the place of the device that the driver names for real memory.
+/// Replaces the device that the driver names for real memory by the simulated GPU.
 ///
 /// # Safety
-/// If the call has succeeded, this attribute is there.
+/// If the call has succeeded, `data` must be the address of this attribute.
 unsafe fn name_card(result: u32, data: u64, number: u32, address: u64) {
     const CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: u32 = 9;
     if result != SUCCESS
@@ -103,7 +103,7 @@ pub(super) unsafe fn attributes(words: &[u64], real: Real<'_>) -> u32 {
         for (at, number) in attributes.iter().enumerate() {
             let data = (words[2] as *const u64).add(at).read();
             match block {
-                // As in the driver, an attribute that the memory does not have, such as an address on the host, is 0.
+                // Like in the driver, an attribute that the memory does not have, such as an address on the host, is 0.
                 Some(block) if attribute(data, *number, words[3], block) != SUCCESS => put(data, 0),
                 Some(_) => {}
                 None => name_card(result, data, *number, words[3]),
@@ -114,7 +114,7 @@ pub(super) unsafe fn attributes(words: &[u64], real: Real<'_>) -> u32 {
 }
 
 /// # Safety
-/// Words are written to those of these places that are not 0.
+/// The addresses must be 0, or valid for writing a word.
 unsafe fn put_both(places: [(u64, u64); 2]) -> u32 {
     for (out, value) in places.into_iter().filter(|(out, _)| *out != 0) {
         // SAFETY: by the contract of this function, a word can be written to each place that is not 0.
@@ -173,7 +173,7 @@ pub(super) unsafe fn info(words: &[u64], real: Real<'_>) -> u32 {
 /// # Safety
 /// `words` are the arguments of `cuDeviceTotalMem_v2`.
 pub(super) unsafe fn total(words: &[u64], real: Real<'_>) -> u32 {
-    // The driver says whether this is a device.
+    // The driver checks whether this is a device.
     let result = real();
     if result == SUCCESS {
         // SAFETY: the driver has just written a word there.

@@ -10,7 +10,7 @@ pub(super) static DRIVERS: [AtomicUsize; FUNCTIONS.len()] = [const { AtomicUsize
 /// The functions in the slots, by row of [`FUNCTIONS`]. 0 for the driver's own function.
 pub(super) static REPLACED: [AtomicUsize; FUNCTIONS.len()] = [const { AtomicUsize::new(0) }; FUNCTIONS.len()];
 
-/// Returns the driver's own implementation, if this function is in its place.
+/// Returns the driver's own implementation if this function has replaced it, or else the function itself.
 pub(in crate::sys::dispatch) fn driver_below(function: usize) -> usize {
     let row = REPLACED.iter().position(|replaced| replaced.load(Relaxed) == function);
     row.map_or(function, |row| DRIVERS[row].load(Relaxed))

@@ -1,13 +1,14 @@
-//! Handles the CUDA runtime in programs that see several cards. `gpumem run --cards` puts a library before it, whose functions
-//! call this module.
+//! Handles the CUDA runtime in programs that see several simulated GPUs. `gpumem run --cards` preloads a library whose functions call this
+//! module.
 //!
-//! The runtime compares the devices that the driver shows with a list that the driver gives it, and does not start if they differ. The libraries
-//! that contain a copy of it, such as cuBLAS and NCCL, do the same. So in a program of the runtime the driver shows the devices of the machine
-//! (`cards::show_machine`), and the cards are in the runtime's functions that name devices. All cards share the primary context of device 0:
-//! handles, kernels and small blocks work on each of them, and a library that makes a device current changes nothing. A thread selects its card
-//! here. The account, the hooks and gpumem's questions use this card (`cuda::card_of_thread`).
+//! The runtime compares the devices that the driver shows with a list that it gets from the driver, and does not start if they differ.
+//! Libraries that contain a copy of the runtime, such as cuBLAS and NCCL, do the same. Therefore, in a program of the runtime, the driver
+//! shows the devices of the machine (`cards::show_machine`), and the GPUs are simulated in those functions of the runtime that name
+//! devices. All simulated GPUs share the primary context of device 0: handles, kernels and small blocks work on each of them, and a library
+//! that makes a device current changes nothing. A thread selects its GPU here. The account, the hooks and gpumem's own calls use this GPU
+//! (`cuda::card_of_thread`).
 //!
-//! The runtime refuses the other cards in functions that are not in the table, and so does a copy of the runtime in the program itself.
+//! In functions that are not in the table, the runtime rejects the other GPUs. So does a copy of the runtime in the program itself.
 
 use std::{
     ffi::{CStr, CString},
@@ -33,13 +34,14 @@ const CUDA_ERROR_SYMBOL_NOT_FOUND: u32 = 500;
 const CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
 const CUDA_ERROR_PEER_ACCESS_NOT_ENABLED: u32 = 705;
 
-/// All functions of NVML (12 and 13), and those of the CUDA runtime that are replaced, have up to six arguments, which are numbers, addresses, or
-/// a struct of one word, and return an int or an address. A function does not read the registers of arguments that it does not take.
+/// A function of NVML (12 and 13) or of the CUDA runtime. All functions of NVML, and those of the runtime that are replaced, have up to six
+/// arguments. These are numbers, addresses, or a struct of one word. The functions return an int or an address. A function does not read
+/// the registers of arguments that it does not take.
 pub(super) type Function = unsafe extern "C-unwind" fn(usize, usize, usize, usize, usize, usize) -> usize;
 pub(super) type Arguments = [usize; 6];
 
 /// # Safety
-/// The function takes these arguments.
+/// The function must take these arguments.
 pub(super) unsafe fn pass_to(function: Function, [first, second, third, fourth, fifth, sixth]: Arguments) -> usize {
     // SAFETY: the function takes these arguments, by the contract of this function.
     unsafe { function(first, second, third, fourth, fifth, sixth) }
@@ -48,7 +50,7 @@ pub(super) unsafe fn pass_to(function: Function, [first, second, third, fourth, 
 #[derive(Clone, Copy)]
 enum Shape {
     Count,
-    /// The card of the thread.
+    /// Returns the GPU of the thread.
     Current,
     Select,
     /// These arguments are devices.
@@ -113,10 +115,10 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 static OWN: [AtomicUsize; TABLE.len()] = [const { AtomicUsize::new(0) }; TABLE.len()];
 static DRIVERS: [AtomicUsize; TABLE.len()] = [const { AtomicUsize::new(0) }; TABLE.len()];
 
-/// Calls a function of the runtime, or answers in its place.
+/// Calls a function of the runtime, or answers instead of it.
 ///
 /// # Safety
-/// The arguments are those of the function with this name.
+/// The arguments must be those of the function with this name.
 pub unsafe fn call(words: Arguments, name: &CStr) -> u32 {
     let row = TABLE.iter().position(|(known, _)| known.as_bytes() == name.to_bytes());
     let Some((row, own)) = row.and_then(|row| Some((row, own(row)?))) else { return CUDA_ERROR_SYMBOL_NOT_FOUND };
@@ -132,7 +134,7 @@ pub unsafe fn call(words: Arguments, name: &CStr) -> u32 {
         return CUDA_ERROR_NOT_INITIALIZED;
     }
     if !cards::are_simulated() {
-        // The driver begins the dry run when it is initialised, which the runtime does here.
+        // The driver starts the dry run when it is initialised, which the runtime does here.
         let Some(count) = TABLE.iter().position(|(name, _)| *name == "cudaGetDeviceCount").and_then(self::own) else {
             return CUDA_ERROR_SYMBOL_NOT_FOUND;
         };
@@ -231,10 +233,10 @@ unsafe fn answer(row: usize, mut words: Arguments, real: &dyn Fn(Arguments) -> u
     }
 }
 
-/// No machine has this device: the runtime refuses it.
+/// A device that no machine has: the runtime rejects it.
 const NO_DEVICE: usize = i32::MAX as usize;
 
-/// Returns the machine's device for a card.
+/// Returns the machine's device for a simulated GPU.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 fn on_machine(card: usize) -> usize {
     if (card as u32) < cards::count() { 0 } else { NO_DEVICE }
@@ -252,7 +254,7 @@ fn offset_of_domain(name: &str) -> usize {
     if version >= 13_000 { 576 } else { 592 }
 }
 
-/// Ends the program's memory on this card. The context is that of all cards, so streams and events stay.
+/// Frees the program's memory on this GPU. All GPUs share the context, so streams and events stay.
 pub(super) fn reset(card: u32) -> u32 {
     if card >= cards::count() {
         return CUDA_ERROR_INVALID_DEVICE;
@@ -282,7 +284,7 @@ fn own(row: usize) -> Option<usize> {
     remembered(&OWN[row], || lookup(TABLE[row].0))
 }
 
-/// Returns a function of the driver, as programs call it.
+/// Returns the driver's function that programs call.
 fn driver(row: usize, name: &str) -> Option<usize> {
     let name = CString::new(name).ok()?;
     // SAFETY: each function is at an address, which is not used here.

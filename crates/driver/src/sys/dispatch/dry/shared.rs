@@ -1,21 +1,21 @@
-//! The memory of each process of one `gpumem run` on the cards, in words that the processes share: a process does not get memory that
-//! another one has.
+//! The memory of each process of one `gpumem run` on the GPUs, in words that the processes share. A process does not get memory that
+//! another one uses.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use once_cell::sync::OnceCell;
 
-/// The largest number of shared cards. A process does not share further ones.
+/// The maximum number of shared GPUs. Further ones are not shared.
 const CARDS: usize = 64;
-/// The words of a slot: its process, and the bytes of the process on each card.
+/// The words of a slot: its process, and the bytes of the process on each GPU.
 const WORDS: usize = 1 + CARDS;
-/// The largest number of processes that use the cards at one time.
+/// The maximum number of processes that use the GPUs at one time.
 const SLOTS: usize = 256;
 
 /// The number of shared words. They are 0 at first.
 pub const SHARED_WORDS: usize = SLOTS * WORDS;
 
-/// The slot is free, or a process empties it.
+/// States of a slot: it is free, or a process is emptying it.
 const FREE: u64 = 0;
 const BUSY: u64 = 1;
 
@@ -36,7 +36,7 @@ pub(super) fn number_of(device: u32) -> u32 {
     NUMBERS.get().and_then(|numbers| numbers.get(usize::try_from(device).ok()?).copied()).unwrap_or(device)
 }
 
-/// The slot of a process, and those of the others.
+/// The slot of this process, and those of the others.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shared {
     words: &'static [AtomicU64],
@@ -45,11 +45,11 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Takes a slot. `owner` stands for the process, as `is_running` knows it. `None` if all are taken, or there are too few words.
+    /// Takes a slot. `owner` identifies the process for `is_running`. Returns `None` if all slots are taken, or if there are too few words.
     pub(super) fn join(words: &'static [AtomicU64], owner: u64, is_running: fn(u64) -> bool) -> Option<Self> {
         let mut joined = Self { words: words.get(..SHARED_WORDS)?, own: 0, is_running };
         joined.forget_ended();
-        // A program that was started by `exec` is the process that it was before.
+        // A program that was started by `exec` is the same process as before.
         let take =
             |from| (0..SLOTS).find(|slot| joined.owner(*slot).compare_exchange(from, owner, SeqCst, SeqCst).is_ok());
         joined.own = take(owner).or_else(|| take(FREE))?;

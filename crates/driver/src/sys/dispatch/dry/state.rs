@@ -30,10 +30,10 @@ pub(super) type Real<'a> = &'a dyn Fn() -> u32;
 
 static MEMORY: Lazy<Mutex<Memory>> = Lazy::new(|| Mutex::new(Memory::new(card(), SHARED.get().copied())));
 
-/// The slot of this process, if it shares its cards with others.
+/// The slot of this process, if it shares its GPUs with others.
 pub(super) static SHARED: OnceCell<Shared> = OnceCell::new();
 
-/// All dry addresses of the process's life lie between these two, so most words need no lock.
+/// The range of all dry addresses since the process started. Most words are outside of it, and need no lock.
 static LOWEST: AtomicU64 = AtomicU64::new(u64::MAX);
 static HIGHEST: AtomicU64 = AtomicU64::new(0);
 
@@ -42,7 +42,7 @@ thread_local! {
     pub(super) static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes a call of the driver, within which calls through other slots are the driver's own.
+/// Makes a driver call. Calls through other slots during it count as the driver's own.
 pub(super) fn inside<T>(call: impl FnOnce() -> T) -> T {
     struct Restore(bool);
 
@@ -56,14 +56,14 @@ pub(super) fn inside<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 
-/// The lock is held for a few steps of the account, and never during a call of the driver.
+/// Locks the account. The lock is held for a few steps, and never during a driver call.
 pub(super) fn memory() -> MutexGuard<'static, Memory> {
     number_devices();
     MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The UUIDs of the devices, without `GPU-` or `MIG-`, in an order that all processes of a run have. Processes number the devices differently
-/// if they have different `CUDA_VISIBLE_DEVICES`.
+/// The UUIDs of the devices, without `GPU-` or `MIG-`, in an order that all processes of a run share. Processes number the devices
+/// differently if their `CUDA_VISIBLE_DEVICES` differ.
 static DEVICES: OnceCell<Vec<String>> = OnceCell::new();
 
 /// Sets the UUIDs by which processes share the devices.
@@ -72,26 +72,26 @@ pub(super) fn share_by_uuid(devices: Vec<String>) {
     _ = DEVICES.set(devices);
 }
 
-/// Asks the driver once which devices these are.
+/// Asks the driver once which of these devices the process uses.
 fn number_devices() {
     let Some(devices) = DEVICES.get().filter(|_| !cards::are_simulated()) else { return };
     if shared::are_numbered() || IS_INSIDE.get() {
         return;
     }
-    // Before `cuInit` has ended, the driver does not answer.
+    // Before `cuInit` has returned, the driver does not answer.
     let Ok(own) = inside(cuda::initialised_devices) else { return };
     let place = |at: usize, uuid: String| devices.iter().position(|device| *device == uuid).unwrap_or(at);
     let places = own.into_iter().enumerate().map(|(at, device)| place(at, device.uuid()));
     shared::number(places.filter_map(|place| u32::try_from(place).ok()).collect());
 }
 
-/// Returns the memory of this process on a card.
+/// Returns the memory of this process on a GPU.
 #[cfg(feature = "capture")]
 pub(super) fn used_here(card: u32) -> u64 {
     Lazy::get(&MEMORY).map_or(0, |_| memory().used(card))
 }
 
-/// Returns all bytes of each card.
+/// Returns the total memory of each GPU.
 pub(super) fn card() -> u64 {
     let real = || {
         let mut bytes = 0;
@@ -100,7 +100,7 @@ pub(super) fn card() -> u64 {
     };
     match MODE.get() {
         Some(Mode::Dry { card: Some(card), .. }) => card.get(),
-        // A limit cannot be above the memory of the real card.
+        // A limit cannot exceed the memory of the real GPU.
         Some(Mode::Limit { card }) => card.get().min(real()),
         _ => real(),
     }
@@ -110,19 +110,18 @@ pub(super) fn is_real(bytes: u64) -> bool {
     matches!(MODE.get(), Some(Mode::Limit { .. })) || bytes <= LARGEST_REAL
 }
 
-/// Returns whether nothing may be done with this address: it has no memory, or holds addresses that have none, or would get memory if it
-/// were touched.
+/// Returns whether this address must not be used: it has no memory, or its memory contains addresses without memory, or it would get memory
+/// if it were touched.
 pub(super) fn is_dry(address: u64) -> bool {
     may_be_dry(address) && !matches!(memory().backing(address), None | Some(Backing::Real))
 }
 
-/// Returns whether a block or a mapping has this address.
+/// Returns whether a block or a mapping contains this address.
 pub(super) fn is_on_card(address: u64) -> bool {
     memory().backing(address).is_some()
 }
 
-/// Returns whether no kernel may use this address: it is dry, or is memory of another card, which the context of this card
-/// cannot reach.
+/// Returns whether no kernel may use this address: it is dry, or is memory of another GPU, which the context of this GPU cannot reach.
 pub(super) fn is_out_of_reach(address: u64) -> bool {
     if !may_be_dry(address) {
         return false;
@@ -138,17 +137,17 @@ pub(super) fn is_out_of_reach(address: u64) -> bool {
     owner.is_some_and(|card| card != here().1)
 }
 
-/// Returns whether there was anything dry.
+/// Returns whether there has been any dry block.
 pub(super) fn has_any_dry() -> bool {
     HIGHEST.load(Relaxed) > 0
 }
 
-/// Returns false if no block at this address was ever dry.
+/// Returns false if no block at this address has ever been dry.
 fn may_be_dry(address: u64) -> bool {
     (LOWEST.load(Relaxed)..HIGHEST.load(Relaxed)).contains(&address)
 }
 
-/// Makes [`is_dry`] look at these addresses from now on.
+/// Makes [`is_dry`] check these addresses.
 pub(super) fn watch(address: u64, bytes: u64) {
     LOWEST.fetch_min(address, Relaxed);
     HIGHEST.fetch_max(address.saturating_add(bytes.next_multiple_of(PAGE)), Relaxed);
@@ -163,16 +162,16 @@ pub(super) fn is_dry_handle(handle: u64) -> bool {
 }
 
 /// # Safety
-/// A word can be read there.
+/// `address` must be valid for reading a word.
 pub(super) unsafe fn get(address: u64) -> u64 {
-    // SAFETY: by the contract of this function, a word can be read there.
+    // SAFETY: required by this function's contract.
     unsafe { (address as *const u64).read_unaligned() }
 }
 
 /// # Safety
-/// A word can be written there.
+/// `address` must be valid for writing a word.
 pub(super) unsafe fn put(address: u64, value: u64) {
-    // SAFETY: by the contract of this function, a word can be written there.
+    // SAFETY: required by this function's contract.
     unsafe { (address as *mut u64).write_unaligned(value) }
 }
 
@@ -188,7 +187,7 @@ pub(super) fn here() -> (u64, u32) {
     })
 }
 
-/// Returns the dry block or the dry mapping at an address, and its begin.
+/// Returns the dry block or the dry mapping that contains an address, and its start address.
 pub(super) fn dry_block(address: u64) -> Option<(u64, Block)> {
     if !may_be_dry(address) {
         return None;

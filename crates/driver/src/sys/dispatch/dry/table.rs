@@ -2,7 +2,7 @@
 
 use super::mode::Mode;
 
-/// The effect of a replaced function on memory. A number is the index of an argument.
+/// What a replaced function does to memory. A number is the index of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Alloc,
@@ -22,9 +22,9 @@ pub(super) enum Shape {
     SetAccess,
     GetAccess,
     Properties,
-    /// Gives physical memory to another process.
+    /// Exports physical memory to another process.
     Export,
-    /// Takes memory that another process has given.
+    /// Imports memory that another process has exported.
     Import,
     Info,
     Total,
@@ -37,11 +37,11 @@ pub(super) enum Shape {
     Synchronize,
     ContextDestroy,
     PrimaryReset,
-    /// Gives memory to another process or to a group of devices. This is refused if the address is dry.
+    /// Exports memory to another process or to a group of devices. Fails if the address is dry.
     RefuseAddress(usize),
     /// The same, with a handle.
     RefuseHandle(usize),
-    /// It is always refused: its parameters are not known, or it allocates memory that the account would not have.
+    /// Always fails: the parameters are not known, or the function allocates memory that the account would miss.
     Refuse,
     /// Does nothing if one of these addresses is dry.
     Skip(&'static [usize]),
@@ -73,11 +73,11 @@ pub(super) enum Shape {
     ChangeNode(usize),
     /// A list of operations on memory.
     StreamOperations,
-    /// A call that names cards. It is replaced if the program sees simulated ones.
+    /// A call that names devices. It is replaced if the program sees simulated GPUs.
     Card(CardCall),
 }
 
-/// The place of one side of a copy, which the function or a field of its struct names.
+/// Where one side of a copy is, according to the function or a field of its struct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Host,
@@ -88,12 +88,12 @@ pub(super) enum Place {
     Array,
 }
 
-/// The action of a call that names cards.
+/// What a call does that names devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CardCall {
-    /// It does the same on each card.
+    /// Does the same on each GPU.
     Plain,
-    /// It is not possible on simulated cards.
+    /// Not possible on simulated GPUs.
     Refuse,
     Count,
     Ordinal,
@@ -155,7 +155,7 @@ impl Shape {
         }
     }
 
-    /// Returns whether it is replaced on a smaller card, where all memory is real.
+    /// Returns whether the function is replaced on a smaller GPU, where all memory is real.
     const fn is_of_limit(self) -> bool {
         use Shape as S;
         matches!(

@@ -1,4 +1,4 @@
-//! Executes or skips launches, and gives the content of dry memory.
+//! Executes or skips launches, and fills memory of the host with the content of dry memory.
 
 use std::{
     ffi::{CStr, c_char},
@@ -41,8 +41,8 @@ pub(super) fn load() {
     });
 }
 
-/// Returns whether this is a kernel of NCCL. It waits for those of other ranks, which may be skipped, and finds its buffers through several
-/// tables.
+/// Returns whether this is a kernel of NCCL. Such a kernel waits for those of other ranks, which may be skipped, and finds its buffers
+/// through several tables.
 fn is_collective(function: u64) -> bool {
     name_of(function).is_some_and(|name| name.starts_with("nccl"))
 }
@@ -62,9 +62,9 @@ pub(super) unsafe fn fill(to: u64, bytes: u64) {
     note_reading(bytes);
 }
 
-/// The readings of a program from dry memory while it allocates nothing.
+/// How often a program has read dry memory without allocating anything.
 struct Reading {
-    /// The number of dry blocks and handles when the program began to read only.
+    /// The number of dry blocks and handles when this count started.
     dry: u64,
     since: Option<Instant>,
     count: u64,
@@ -74,7 +74,7 @@ struct Reading {
 impl Reading {
     const NONE: Self = Self { dry: 0, since: None, count: 0, is_said: false };
 
-    /// Counts a reading. After a number of them within a time, it returns that time in seconds, once.
+    /// Counts a reading. After a certain number of readings within a certain time, returns that time in seconds, but only once.
     fn add(&mut self, dry: u64, now: Instant) -> Option<u64> {
         const READINGS: u64 = 20_000;
         const SECONDS: u64 = 60;
@@ -90,7 +90,8 @@ impl Reading {
     }
 }
 
-/// A program that waits for a value which is never computed reads it again and again, while its memory does not change. One line says so.
+/// Counts a reading, and prints one line if the program seems to wait for a value that is never computed: it reads the value again and
+/// again, while its memory does not change.
 fn note_reading(bytes: u64) {
     static READING: Mutex<Reading> = Mutex::new(Reading::NONE);
 
@@ -106,11 +107,11 @@ fn note_reading(bytes: u64) {
     }
 }
 
-/// Returns whether a launch is a collective, or a parameter of it contains an address that no kernel may use. If the driver does not say
-/// what parameters a function has, they count as such addresses.
+/// Returns whether a launch is a collective, or one of its parameters contains an address that no kernel may use. If the driver does not
+/// report the parameters of a function, they count as such addresses.
 ///
 /// # Safety
-/// The words are the function, the rows of the grid, and the parameters in one of the two forms, or 0.
+/// The words must be the function, the rows of the grid, and the parameters in one of the two forms, or 0.
 #[allow(clippy::cast_possible_truncation, reason = "an int is half a word")]
 pub(super) unsafe fn uses_dry_memory(function: u64, rows: u64, parameters: u64, extra: u64) -> bool {
     if !has_any_dry() {
@@ -175,11 +176,10 @@ fn name_of(function: u64) -> Option<String> {
     })
 }
 
-/// Returns whether one of these words is an address that no kernel may use. Words that the kernel does not read do not
-/// count.
+/// Returns whether one of these words is an address that no kernel may use. Words that the kernel does not read do not count.
 ///
 /// # Safety
-/// So many bytes can be read there.
+/// `at` must be valid for reads of `bytes` bytes.
 #[allow(clippy::cast_possible_truncation, reason = "a parameter has less than 64 KiB")]
 unsafe fn has_dry(at: u64, bytes: u64, unused: &dyn Fn(&[u32]) -> Option<Range<usize>>) -> bool {
     // SAFETY: by the contract of this function, `bytes` bytes can be read at `at`, and this reads whole words of them.

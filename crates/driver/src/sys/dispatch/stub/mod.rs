@@ -1,6 +1,6 @@
 //! Decodes the exported functions of `libcuda`: stubs that call the driver's implementation through a pointer.
 //!
-//! NVIDIA documents neither the stubs nor the pointers. So a stub is accepted only if it consists of the same instructions, in the
+//! NVIDIA documents neither the stubs nor the pointers. Therefore a stub is accepted only if it consists of the same instructions, in the
 //! same order and with the same registers, as in the drivers 470 to 580 (x86-64) and 535 to 550 (arm64).
 
 /// The number of bytes that are decoded. No stub is longer.
@@ -31,7 +31,7 @@ pub(super) enum Processor {
 }
 
 impl Processor {
-    /// Decodes the stub at `address`, which begins with `code`. `None` if it is not a known stub.
+    /// Decodes the stub at `address`, which starts with `code`. Returns `None` if it is not a known stub.
     pub(super) fn decode(self, code: &[u8; LENGTH], address: usize) -> Option<Stub> {
         match self {
             Self::X86_64 => x86_64(code, address),
@@ -39,7 +39,7 @@ impl Processor {
         }
     }
 
-    /// Returns whether `code` begins with the instructions by which a stub returns [`RETURNED`].
+    /// Returns whether `code` starts with the instructions by which a stub returns [`RETURNED`].
     pub(super) fn is_refusal(self, code: &[u8; LENGTH]) -> bool {
         let first: &[&[u8]] = match self {
             // The code is `mov eax, 4`, or `mov r12d, 4` with a frame.
@@ -50,8 +50,8 @@ impl Processor {
         first.iter().any(|first| code.starts_with(first))
     }
 
-    /// Finds all instructions in the code at `address` that can be the end of a stub: jumps and calls through a pointer. `found`
-    /// receives the address of the instruction and the address of the pointer.
+    /// Finds all instructions in the code at `address` that can be the end of a stub: jumps and calls through a pointer. Calls `found` with
+    /// the address of each instruction and the address of the pointer.
     pub(super) fn each_jump(self, code: &[u8], address: usize, mut found: impl FnMut(usize, usize)) {
         match self {
             Self::X86_64 => {
@@ -117,7 +117,7 @@ impl Reader<'_> {
         self.code[self.at..].starts_with(bytes).then(|| self.at += bytes.len())
     }
 
-    /// Returns an instruction that prepares an argument for the implementation.
+    /// Skips an instruction that prepares an argument for the implementation. Returns `None` if there is none.
     fn argument(&mut self) -> Option<()> {
         const WHOLE: [&[u8]; 8] = [
             // These are `sub rsp, 8` and `push rax`.
@@ -146,7 +146,7 @@ impl Reader<'_> {
         Some(bytes)
     }
 
-    /// An address that is encoded as 32 bits, relative to the byte after them.
+    /// Reads an address that is encoded as 32 bits, relative to the byte after them.
     fn displacement(&mut self) -> Option<usize> {
         let by = i32::from_le_bytes(self.read()?);
         (self.address + self.at).checked_add_signed(by as isize)

@@ -1,5 +1,5 @@
-//! Checks whether the stubs of a driver can be used. They are not documented, so every address in a stub must be plausible,
-//! and must belong to that stub only.
+//! Checks whether the stubs of a driver can be used. They are not documented, so every address in a stub must be plausible and must belong
+//! to that stub only.
 
 use std::{ops::Range, path::PathBuf};
 
@@ -10,11 +10,11 @@ pub(super) trait Library {
     /// Returns the segment of code that contains an address.
     fn code_around(&self, address: usize) -> Option<Range<usize>>;
     fn is_readable(&self, address: usize, bytes: usize) -> bool;
-    /// Returns whether the memory is writable, also after relocation.
+    /// Returns whether the memory is writable, even after relocation.
     fn is_writable(&self, address: usize, bytes: usize) -> bool;
-    /// A copy of this range; `None` unless all of it is in the library's code.
+    /// Returns a copy of this range, or `None` unless all of it is in the library's code.
     fn code(&self, range: Range<usize>) -> Option<Vec<u8>>;
-    /// Returns the word at an aligned address in the library's writable data; `None` for any other address.
+    /// Returns the word at an aligned address in the library's writable data, or `None` for any other address.
     fn pointer(&self, address: usize) -> Option<usize>;
     /// Returns the file that contains an address outside of the library.
     fn owner(&self, address: usize) -> Option<PathBuf>;
@@ -31,18 +31,17 @@ pub(super) struct VerifiedStub {
     pub(super) implementation: usize,
 }
 
-/// The largest distance between the beginning of a stub and its refusal. In known drivers it is at most 176 bytes.
+/// The maximum distance from the start of a stub to its refusal. In known drivers it is at most 176 bytes.
 const MAX_REFUSAL_DISTANCE: usize = 512;
 
-/// The size of the code before the first function and after the last one that is searched. Stubs are next to each other; in known
-/// drivers, the others are within 10 KiB.
+/// How much code is searched before the first function and after the last one. Stubs are next to each other; in known drivers, the others
+/// are within 10 KiB.
 const MARGIN: usize = 64 << 10;
 
-/// The largest distance between the slots of two stubs with no other slot between them. In known drivers it is at most 296 bytes.
+/// The maximum distance between two neighbouring slots of stubs. In known drivers it is at most 296 bytes.
 const MAX_SLOT_GAP: usize = 1024;
 
-/// Decodes the stubs of all these functions, and checks every address in them. The error is the reason why none of them can be
-/// used.
+/// Decodes the stubs of all these functions, and checks every address in them. The error is the reason why none of them can be used.
 pub(super) fn verify(
     library: &impl Library,
     processor: Processor,
@@ -99,8 +98,8 @@ struct Jump {
     slot: usize,
 }
 
-/// All jumps through slots in the code around these functions: in their stubs, and in the stubs of other functions, which are not
-/// intercepted.
+/// Returns all jumps through slots in the code around these functions: those of their own stubs, and those of the stubs of functions that
+/// are not intercepted.
 fn jumps(library: &impl Library, processor: Processor, functions: &[(&str, usize)]) -> Result<Vec<Jump>, String> {
     let addresses = || functions.iter().map(|(_, address)| *address);
     let (first, last) = (addresses().min().unwrap_or(0), addresses().max().unwrap_or(0));
@@ -119,7 +118,7 @@ fn jumps(library: &impl Library, processor: Processor, functions: &[(&str, usize
     Ok(jumps)
 }
 
-/// Checks that the slot and the refusal belong to this stub only, and are where those of a stub are.
+/// Checks that the slot and the refusal belong to this stub only, and are where those of a stub must be.
 fn check_location(jumps: &[Jump], name: &str, address: usize, stub: Stub) -> Result<(), String> {
     let mut through = jumps.iter().filter(|jump| jump.slot == stub.slot);
     let (Some(own), None) = (through.next(), through.next()) else {

@@ -1,28 +1,28 @@
-//! A thread's cache of stacks that it has walked. The result of a walk depends only on the stack pointer where it begins and on the
-//! words that it reads. So if these words are the same, the stack is the same, and needs no second walk.
+//! A thread's cache of stacks that it has walked. The result of a walk depends only on the stack pointer where it starts and on the words
+//! that it reads. If these words are the same, the stack is the same and need not be walked again.
 
 use std::ops::Range;
 
-/// Entries in one set. All callers of one function at one depth have the same stack pointer, and so share a set.
+/// The number of entries in a set. All callers of one function at one depth have the same stack pointer, so they share a set.
 const WAYS: usize = 16;
 const SETS: usize = 8;
 
-/// Words of all entries together, of 12 bytes each. This is half of the memory that a thread uses for stacks.
+/// The number of words of all entries together, of 12 bytes each. This is half of the memory that a thread uses for stacks.
 const WORDS: usize = 2304;
 
-/// A stack that reads more words than this is not cached, and is walked each time.
+/// The maximum number of words of a stack in the cache. A stack that reads more words is walked each time.
 pub(super) const MAX_WORDS: usize = 512;
 
 /// One stack in the cache.
 #[derive(Clone, Copy, Default)]
 struct CacheEntry {
     sp: u64,
-    /// The number of its first word, as [`StackCache::next`] counts.
+    /// The number of the entry's first word, as counted by [`StackCache::next`].
     first: u64,
-    /// The index of its first word in the ring.
+    /// The index of the entry's first word in the ring.
     start: u32,
     count: u32,
-    /// The word that differed the last time that this entry was compared with another stack. It is compared first.
+    /// The word that differed when this entry was last compared with another stack. It is compared first.
     distinctive: u32,
     /// The bytes from `sp` to the end of the highest word.
     reach: u32,
@@ -30,7 +30,7 @@ struct CacheEntry {
 }
 
 impl CacheEntry {
-    /// Returns the indexes of its words in the ring.
+    /// Returns the indexes of the entry's words in the ring.
     fn words(&self) -> Range<usize> {
         self.start as usize..self.start as usize + self.count as usize
     }
@@ -43,7 +43,7 @@ pub(super) struct PendingWalk {
     is_complete: bool,
 }
 
-/// A stack that is in the cache: its number and its words.
+/// A stack in the cache: its id and its words.
 #[derive(Clone, Copy)]
 pub(super) struct CachedStack<'a> {
     pub(super) number: u32,
@@ -73,7 +73,7 @@ impl StackCache {
         }
     }
 
-    /// The stack that begins at `sp`, if it is in the cache. `read` is called for words from `sp` up to `end`.
+    /// Returns the stack that starts at `sp`, if it is in the cache. `read` is called for words from `sp` up to `end`.
     #[inline]
     pub(super) fn find(&mut self, sp: u64, end: u64, read: impl Fn(u64) -> u64) -> Option<CachedStack<'_>> {
         let room = end.checked_sub(sp)?;
@@ -98,14 +98,13 @@ impl StackCache {
         differs.is_none()
     }
 
-    /// Returns whether the words of an entry were not overwritten, and it is a stack that begins at `sp` and fits into
-    /// `room` bytes.
+    /// Returns whether the words of an entry were not overwritten, and the entry is a stack that starts at `sp` and fits into `room` bytes.
     #[inline]
     fn is_valid(&self, entry: &CacheEntry, sp: u64, room: u64) -> bool {
         entry.sp == sp && entry.count > 0 && self.next - entry.first <= WORDS as u64 && u64::from(entry.reach) <= room
     }
 
-    /// Begins a walk at `sp`.
+    /// Starts a walk at `sp`.
     pub(super) fn begin(&mut self, sp: u64) -> PendingWalk {
         let left = WORDS - index(self.next);
         // The words of one stack must not wrap around the end of the ring.
@@ -134,7 +133,7 @@ impl StackCache {
         self.next += 1;
     }
 
-    /// Ends a walk that has succeeded. The stack has this number. It is cached only if all of its words are.
+    /// Ends a walk that has succeeded, and stores the stack under this id. The stack is cached only if all of its words are.
     pub(super) fn insert(&mut self, walk: PendingWalk, number: u32) {
         if walk.is_complete && walk.entry.count > 0 {
             // An empty entry has the lowest number of all.

@@ -1,5 +1,5 @@
-//! Walks the calling thread's stack by the tables that compilers write for exceptions, as the unwinder of the system does, and
-//! caches the rule for each address. If a table is missing or contains something unusual, the walk fails: it never guesses.
+//! Walks the calling thread's stack by the tables that compilers write for exceptions, like the unwinder of the system, and caches the rule
+//! for each address. If a table is missing or contains something unusual, the walk fails: it never guesses.
 
 use gimli::UnwindContext;
 
@@ -12,10 +12,10 @@ use super::{
 /// The number of functions after which a walk stops.
 const MAX_DEPTH: usize = 256;
 
-/// The address at which the value of each register in [`CALLEE_SAVED`] is.
+/// The address of the value of each register in [`CALLEE_SAVED`].
 pub(super) type RegisterAddresses = [u64; CALLEE_SAVED.len()];
 
-/// The begin of a walk.
+/// The start of a walk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WalkStart {
     pub(super) pc: u64,
@@ -23,7 +23,7 @@ pub(super) struct WalkStart {
     pub(super) registers: RegisterAddresses,
 }
 
-/// One function on the stack. It has its return address, and the fact that its library is left out or not.
+/// One function on the stack: its return address, and whether its library is left out.
 pub(super) struct WalkedFrame {
     pub(super) address: u64,
     pub(super) is_skipped: bool,
@@ -33,7 +33,7 @@ const WAYS: usize = 4;
 const SETS: usize = 128;
 
 pub(super) struct Unwinder {
-    /// A cache by address: sets of [`WAYS`] rules, the newest first. Address 0 means an empty entry.
+    /// A cache by address: sets of [`WAYS`] rules, the latest first. Address 0 means an empty entry.
     rules: Box<[(u64, UnwindRule)]>,
     context: Box<UnwindContext<usize, InPlace>>,
     /// An address in each function of this walk, and the end of its frame.
@@ -61,11 +61,11 @@ impl Unwinder {
         self.rules.iter_mut().for_each(|(address, _)| *address = 0);
     }
 
-    /// Calls `visit` with each function around `start`, innermost first, until the end of the stack or until `visit` returns
-    /// `false`. `None` if a function has no table or an unusual one, or if `read` returns `None`.
+    /// Calls `visit` with each function around `start`, innermost first, until the end of the stack or until `visit` returns `false`.
+    /// Returns `None` if a function has no table or an unusual one, or if `read` returns `None`.
     ///
     /// # Safety
-    /// The files of the functions on this stack are loaded as `modules` says, and are not unloaded meanwhile.
+    /// The files of the functions on this stack must be loaded as in `modules`, and must not be unloaded during the walk.
     pub(super) unsafe fn walk(
         &mut self,
         modules: &Modules,
@@ -74,8 +74,8 @@ impl Unwinder {
         mut visit: impl FnMut(WalkedFrame) -> bool,
     ) -> Option<()> {
         let (mut address, mut sp) = (start.pc, start.sp);
-        // A return address is the one after the call, which may be in the next function. So the table is asked for the address before
-        // it.
+        // A return address is the address after the call, which may be in the next function. Therefore the address before it is looked up
+        // in the table.
         let mut inside = start.pc;
         for depth in 0..MAX_DEPTH {
             // SAFETY: the address is on the stack.
@@ -121,8 +121,8 @@ impl Unwinder {
         Some(())
     }
 
-    /// The address at which the value of a register is, as it was in the function at this depth. The nearest function further inside
-    /// that saved the register determines it.
+    /// Returns the address of the value that a register had in the function at this depth. The nearest function further inside that saved
+    /// the register determines it.
     ///
     /// # Safety
     /// The same as for [`walk`](Self::walk).
@@ -156,10 +156,10 @@ impl Unwinder {
         Some(start.registers[usize::from(register)])
     }
 
-    /// The rule for an address, from the cache if it is there.
+    /// Returns the rule for an address, from the cache if it is there.
     ///
     /// # Safety
-    /// The file with this address is loaded as `modules` says, and is not unloaded meanwhile.
+    /// The file with this address must be loaded as in `modules`, and must not be unloaded during the call.
     unsafe fn rule(&mut self, modules: &Modules, address: u64) -> Option<&UnwindRule> {
         let hash = address.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         let first = hash as usize % SETS * WAYS;
@@ -168,7 +168,7 @@ impl Unwinder {
         let at = if let Some(known) = known {
             known
         } else {
-            // SAFETY: the caller guarantees it.
+            // SAFETY: required by this function's contract.
             let rule = unsafe { rule_for(modules.of(address)?, address, &mut self.context) }?;
             ways.rotate_right(1);
             ways[0] = (address, rule);
