@@ -1,4 +1,4 @@
-//! Derives the reports again that the program requested.
+//! Derives again the reports that the program requested.
 
 use std::{fmt, time::UNIX_EPOCH};
 
