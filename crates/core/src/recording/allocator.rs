@@ -91,7 +91,7 @@ pub enum AllocatorAction {
     FreeRequested,
     /// The block can be handed out again.
     FreeCompleted,
-    /// An allocation was refused.
+    /// An allocation was rejected.
     OutOfMemory,
 }
 

@@ -27,7 +27,7 @@ pub enum ReplayedReport {
     PeakHolders(PeakHolders),
     /// The new and the freed blocks between two lines.
     Tracked(Tracked),
-    /// An allocation was refused.
+    /// An allocation was rejected.
     OutOfMemory(OutOfMemory),
 }
 
