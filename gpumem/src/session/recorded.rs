@@ -24,8 +24,7 @@ pub fn begin(file: &Path, keep: Keep) -> io::Result<()> {
     begin_at_start(file, keep)
 }
 
-/// Does the same as [`begin`], before the program has allocated anything: the recording does not say that older blocks
-/// may be missing.
+/// Like [`begin`], before the program has allocated anything: the recording does not say that older blocks may be missing.
 ///
 /// # Errors
 /// Returns the same errors as [`begin`].
