@@ -94,7 +94,7 @@ pub fn gpu_mem_get(id: impl Into<Option<u32>>) -> GpuMemory {
     try_gpu_mem_get(id).unwrap_or_default()
 }
 
-/// Like [`gpu_mem_get`].
+/// Like [`gpu_mem_get`], but returns a `Result`.
 ///
 /// Example: see [`gpu_mem_get`].
 ///
@@ -119,7 +119,7 @@ pub fn gpu_mem_get_all() -> Vec<GpuMemory> {
     (0..device_count().unwrap_or(0)).map(gpu_mem_get).collect()
 }
 
-/// Like [`gpu_mem_get_all`].
+/// Like [`gpu_mem_get_all`], but returns a `Result`.
 ///
 /// Example: see [`gpu_mem_get_all`].
 ///
@@ -143,7 +143,7 @@ pub fn gpu_mem_get_free() -> Bytes {
     try_gpu_mem_get_free().unwrap_or_default()
 }
 
-/// Like [`gpu_mem_get_free`].
+/// Like [`gpu_mem_get_free`], but returns a `Result`.
 ///
 /// Example: see [`gpu_mem_get_free`].
 ///
@@ -170,7 +170,7 @@ pub fn gpu_mem_get_free_no_cache() -> Bytes {
     try_gpu_mem_get_free_no_cache().unwrap_or_default()
 }
 
-/// Like [`gpu_mem_get_free_no_cache`].
+/// Like [`gpu_mem_get_free_no_cache`], but returns a `Result`.
 ///
 /// Example: see [`gpu_mem_get_free_no_cache`].
 ///
@@ -194,7 +194,7 @@ pub fn gpu_mem_get_used() -> Bytes {
     try_gpu_mem_get_used().unwrap_or_default()
 }
 
-/// Like [`gpu_mem_get_used`].
+/// Like [`gpu_mem_get_used`], but returns a `Result`.
 ///
 /// Example: see [`gpu_mem_get_used`].
 ///
@@ -221,7 +221,7 @@ pub fn gpu_mem_get_used_no_cache() -> Bytes {
     try_gpu_mem_get_used_no_cache().unwrap_or_default()
 }
 
-/// Like [`gpu_mem_get_used_no_cache`].
+/// Like [`gpu_mem_get_used_no_cache`], but returns a `Result`.
 ///
 /// Example: see [`gpu_mem_get_used_no_cache`].
 ///
@@ -245,7 +245,7 @@ pub fn gpu_mem_get_used_fast(handle: &GpuHandle) -> Bytes {
     try_gpu_mem_get_used_fast(handle).unwrap_or_default()
 }
 
-/// Like [`gpu_mem_get_used_fast`].
+/// Like [`gpu_mem_get_used_fast`], but returns a `Result`.
 ///
 /// Example: see [`gpu_mem_get_used_fast`].
 ///
@@ -273,7 +273,7 @@ pub fn gpu_with_max_free_mem() -> (Option<u32>, Bytes) {
     best.map_or((None, Bytes::ZERO), |(id, free)| (Some(id), free))
 }
 
-/// Like [`gpu_with_max_free_mem`]; `None` when the process sees no device.
+/// Like [`gpu_with_max_free_mem`], but returns a `Result`; `None` when the process sees no device.
 ///
 /// Example: see [`gpu_with_max_free_mem`].
 ///
@@ -306,7 +306,7 @@ pub fn preload() {
     let _ = try_preload();
 }
 
-/// Like [`preload`].
+/// Like [`preload`], but returns a `Result`.
 ///
 /// Example: see [`preload`].
 ///

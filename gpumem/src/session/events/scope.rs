@@ -265,7 +265,8 @@ impl OpenScope {
         (trace, self.at_peak.then(|| KeptPeak::of_closed(&self.session.inbox, self.id)))
     }
 
-    /// Closes the scope without reading it, when its result can no longer be requested.
+    /// Closes the scope when its result can no longer be requested. An exact scope without a kept peak is not read; its device is
+    /// only polled.
     pub(in crate::session) fn close_unread(self) {
         if self.gauge != Gauge::Exact || self.at_peak || process::is_forked() {
             self.close();

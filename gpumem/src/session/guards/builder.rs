@@ -293,7 +293,7 @@ impl GpuMemTraceBuilder {
         Ok(scope)
     }
 
-    /// Like [`open`](Self::open). An error is printed once, and the trace is off.
+    /// Like [`open`](Self::open), but an error is printed once, and the trace is off.
     pub(super) fn open_or_off(&self, session: &'static Session, at: CodeLine) -> Option<OpenScope> {
         self.open(session, at).unwrap_or_else(|error| {
             session.notify_off(&error);

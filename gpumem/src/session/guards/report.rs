@@ -57,7 +57,7 @@ impl GpuMemTrace {
         self.report_now(Some(&subctx));
     }
 
-    /// Like [`report`](Self::report), then resets the trace to the reported reading, so that no event falls between.
+    /// Like [`report`](Self::report), but then resets the trace to the reported reading, so that no event falls between.
     /// [`report_n_reset_with`](Self::report_n_reset_with) adds a text after the context.
     ///
     /// ```
@@ -79,7 +79,7 @@ impl GpuMemTrace {
         self.print_report(None, self.read_n_reset(), None, false);
     }
 
-    /// Like [`report_with`](Self::report_with), then resets the trace to the reported reading.
+    /// Like [`report_with`](Self::report_with), but then resets the trace to the reported reading.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -191,7 +191,7 @@ impl GpuMemTrace {
         }
     }
 
-    /// Ends the measurement. [`data`](Self::data) and reports then keep returning its last values. Does nothing if the trace is
+    /// Ends the measurement. [`data`](Self::data) and reports show its last values afterwards. Does nothing if the trace is
     /// stopped.
     ///
     /// ```
