@@ -211,7 +211,7 @@ impl Table {
         let mut line = String::new();
         for (at, (cell, Column { fit, .. }, width)) in columns.into_iter().enumerate() {
             let Cell { depth, text, role } = cell;
-            // A text that is nested too deep for the column begins where there is still room for its last name.
+            // A text that is nested too deep for the column starts where there is still room for its last name.
             let indent = (layout.indent * depth).min(width.saturating_sub(cell.least()));
             let room = width - indent;
             let text = match fit {

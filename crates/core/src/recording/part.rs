@@ -623,7 +623,7 @@ mod tests {
         assert_eq!(without_pools(&part), [alloc(1, 1), alloc(2, 2), lost, gone, alloc(5, 3)]);
         part.apply(&alloc(6, 3));
         assert_eq!(without_pools(&part), [alloc(2, 2), lost, alloc(5, 3), alloc(6, 3)]);
-        // The newest stream on which a thread allocates is kept, and the newest on which it frees.
+        // The last stream on which a thread allocates is kept, and the last one on which it frees.
         let on =
             |number, frees, stream| RecordedEvent { kind: EventKind::OnStream { frees, stream }, ..alloc(number, 0) };
         for event in [on(7, false, 1), on(8, true, 2), on(9, false, 3), alloc(10, 4)] {

@@ -118,7 +118,7 @@ pub enum End {
     },
     /// Reading ends at a record that contradicts its checksum, or that no version of the format contains. The rest is not read.
     Damaged {
-        /// The offset at which it begins.
+        /// The offset at which the record starts.
         at: u64,
         /// The error.
         why: &'static str,
@@ -126,7 +126,7 @@ pub enum End {
     /// Reading ends at a record that takes more work or memory than the size of the file allows. gpumem writes no such files. The
     /// rest is not read.
     AboveLimit {
-        /// The offset at which it begins.
+        /// The offset at which the record starts.
         at: u64,
         /// The limit.
         limit: &'static str,

@@ -68,7 +68,7 @@ pub struct ScopeSummary {
 pub struct Path {
     /// The index of its outer path in the list of all paths. `None` for the whole process on a device.
     pub parent: Option<usize>,
-    /// Its own figures.
+    /// The statistics of the path itself.
     pub own: ScopeSummary,
 }
 

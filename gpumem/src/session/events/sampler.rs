@@ -25,7 +25,7 @@ pub(super) struct SamplerState {
     pub(super) thread: SamplerThread,
     /// True if the exit handler that stops the thread is registered.
     pub(super) has_exit_handler: bool,
-    /// True if the process ends: no thread starts any more.
+    /// True if the process is ending, so that no thread may start.
     pub(super) is_stopped: bool,
 }
 

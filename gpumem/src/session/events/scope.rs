@@ -42,7 +42,7 @@ pub(in crate::session) struct ScopeRequest {
     pub(in crate::session) device: Option<u32>,
     /// The gauge. `None` for the best that is available.
     pub(in crate::session) gauge: Option<Gauge>,
-    /// The source of exact figures. `None` for the one in use, else the best.
+    /// The source of exact results. `None` for the one in use, or else the best one.
     pub(in crate::session) source: Option<Source>,
     /// True to count only allocations of the calling thread.
     pub(in crate::session) of_thread: bool,
@@ -120,7 +120,7 @@ impl OpenScope {
         let needs_exact = request.of_thread || request.exact;
         let gauge = match (request.gauge, unless_needed(session.settings().gauge(), needs_exact)) {
             (Some(gauge), _) => Some(gauge),
-            // The scope of one thread and a budget need exact figures. The program requests them, so `GPUMEM_GAUGE` has no
+            // The scope of one thread and a budget need exact results. The program requests them, so `GPUMEM_GAUGE` has no
             // effect.
             (None, set) if needs_exact && set != Ok(Some(Gauge::Off)) => Some(Gauge::Exact),
             (None, set) => set?,

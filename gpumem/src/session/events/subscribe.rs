@@ -65,7 +65,7 @@ pub fn unsubscribe() {
 
 impl Session {
     /// Starts to intercept allocations, unless [`unsubscribe`] was called: through the requested source, else through that of
-    /// `GPUMEM_SOURCE`, else through the best one. If exact figures are needed, an invalid `GPUMEM_SOURCE` is ignored.
+    /// `GPUMEM_SOURCE`, else through the best one. If exact results are needed, an invalid `GPUMEM_SOURCE` is ignored.
     pub(in crate::session) fn subscribe(
         &'static self,
         devices: &dyn Devices,
@@ -75,7 +75,7 @@ impl Session {
         self.begin(devices, wanted, is_needed, false)
     }
 
-    /// Does the same as `subscribe`. With `after_unsubscribe`, this also starts after [`unsubscribe`].
+    /// Like `subscribe`. With `after_unsubscribe`, this also starts after [`unsubscribe`].
     fn begin(
         &'static self,
         devices: &dyn Devices,

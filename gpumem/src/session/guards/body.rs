@@ -155,7 +155,7 @@ impl Drop for End {
     }
 }
 
-/// The figures of the statements of a body. The guard and the body share it.
+/// The results for the statements of a body. The guard and the body share this.
 #[derive(Clone)]
 pub struct Lines(Arc<Mutex<LinesState>>);
 

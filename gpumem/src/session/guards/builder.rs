@@ -126,7 +126,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Counts all threads of the process, also those that are in scopes of other threads. Sampled figures always do.
+    /// Counts all threads of the process, including those in scopes of other threads. Sampled traces always do.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -148,7 +148,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Counts all threads of the process, and needs exact figures.
+    /// Counts all threads of the process, and requires exact results.
     pub(in crate::session) fn all_threads_exactly(mut self) -> Self {
         self.request.exact = true;
         self.all_threads()

@@ -71,7 +71,7 @@ pub(super) struct ActiveTrace {
 pub(super) enum TraceState {
     Off,
     Running(OpenScope),
-    /// The scope is closed: its id, its callsite and its last figures.
+    /// The scope is closed: its id, its callsite and its last trace.
     Stopped(
         #[cfg_attr(not(feature = "capture"), expect(dead_code, reason = "only a recording names it"))] ScopeId,
         Numbered,
@@ -318,10 +318,11 @@ impl GpuMemTrace {
         within.map(|within| live_blocks(&session.inbox, session, Some(&within))).unwrap_or_default()
     }
 
-    /// Returns the allocations that made the trace's peak, by scope and line: the memory that was in use at the peak and not at the
-    /// start, or at the last [reset](Self::reset). The rows add up to [`Trace::peak_over_start`] of the same moment. Memory that was
-    /// in use at the start and was freed before the peak counts as negative. If the peak was reached several times, this is one of
-    /// these moments. `None` unless the trace was started with [`at_peak`](GpuMemTraceBuilder::at_peak) and its figures are exact.
+    /// Returns the allocations that made the trace's peak, by scope and line: the memory that was in use at the peak and not at
+    /// the start, or at the last [reset](Self::reset). The rows add up to [`Trace::peak_over_start`] of the same moment. Memory
+    /// that was in use at the start and was freed before the peak counts as negative. If the peak was reached several times, this
+    /// is one of these moments. `None` unless the trace was started with [`at_peak`](GpuMemTraceBuilder::at_peak) and its results
+    /// are exact.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -15,7 +15,7 @@ pub(super) struct Shard {
     pub(super) blocks: HashMap<Key, Entry, NumberHashBuilder>,
     /// The number of `blocks` that are possibly freed.
     pub(super) possibly_freed: usize,
-    /// The bits of the keys of all possibly freed blocks, and of some that are not possibly freed any more.
+    /// The bits of the keys of all possibly freed blocks, and of some blocks that no longer are possibly freed.
     filter: [u64; FILTER / 64],
     /// The number of keys that were added to the filter. The filter is rebuilt when half of them are left, or before its next use
     /// if this is 0.
