@@ -25,9 +25,9 @@ use crate::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait LabelExt: Sized {
-    /// Labels the slice. Its element type and size are known.
+    /// Labels the slice. The slice already knows its element type and size.
     ///
-    /// It gets the slice's address from cudarc, in the same way as a kernel that reads the slice on its own stream.
+    /// The slice's address comes from cudarc, in the same way as for a kernel that reads the slice on its own stream.
     ///
     /// Example: see [`LabelExt`].
     ///
@@ -36,8 +36,8 @@ pub trait LabelExt: Sized {
     /// that of the slice.
     fn label(&self, name: impl Into<String>, shape: &[usize]) -> Result<()>;
 
-    /// Does the same as [`label`](Self::label), for the line that allocates: `stream.alloc_zeros(9)?.labelled("kernel",
-    /// &[3, 3])`. If allocations are not intercepted, the slice has no label. A wrong shape is reported once on stderr.
+    /// Like [`label`](Self::label), for the line that allocates: `stream.alloc_zeros(9)?.labelled("kernel", &[3, 3])`. If
+    /// allocations are not intercepted, the slice has no label. A wrong shape is reported once on stderr.
     ///
     /// Example: see [`LabelExt`].
     #[must_use]
@@ -97,7 +97,7 @@ impl AllocLabelledExt for Arc<CudaStream> {
         name: impl Into<String>,
         shape: &[usize],
     ) -> Result<CudaSlice<T>, DriverError> {
-        // Too many elements for `usize`. The driver refuses the largest size with an error.
+        // Too many elements for `usize`. The driver rejects the largest size with an error.
         let len = elements(shape).unwrap_or(usize::MAX / size_of::<T>().max(1));
         Ok(self.alloc_zeros(len)?.labelled(name, shape))
     }

@@ -40,7 +40,7 @@ pub mod device {
     pub use crate::query::{current_device as current, device_count as count, device_name as name};
 }
 
-/// Gauges of the program, for memory that gpumem does not know.
+/// Custom gauges, for memory that gpumem does not know.
 pub mod gauge {
     pub use crate::{
         model::{CustomGauge, InUse},
@@ -71,7 +71,7 @@ pub mod scope {
     };
 }
 
-/// Recordings of this process that begin and end while it runs. `GPUMEM_CAPTURE` records a process from its start without a call.
+/// Recordings of this process that start and end while it runs. `GPUMEM_CAPTURE` records a process from its start without a call.
 ///
 /// ```
 /// use gpumem::{Bytes, recording, sim::SimGpu};

@@ -1,4 +1,4 @@
-//! Pools: allocators of the program's own, which take large blocks from the driver and give out parts of them.
+//! Pools: the program's own allocators, which take large blocks from the driver and hand out parts of them.
 //!
 //! The driver only sees the blocks. A pool that registers itself and reports its parts is measured like the driver's own allocations:
 //! each part counts in its scope, and the unused memory of the pool counts in no scope. A pool needs four calls:
@@ -53,12 +53,12 @@
 //! ```
 //!
 //! Guards, lines, summaries, peaks, budgets and reports on memory that ran out count parts of pools, and the driver's blocks that
-//! belong to no pool. [`Trace::driver`](crate::Trace::driver) has the figures of the driver's blocks.
+//! belong to no pool. [`Trace::driver`](crate::Trace::driver) has the numbers for the driver's blocks.
 //!
-//! Frees of unknown parts, parts that are allocated twice and parts outside of the pool's blocks are counted: in
+//! Frees of unknown parts, parts that are allocated twice and parts outside the pool's blocks are counted: in
 //! [`Summary::pools`](crate::report::Summary::pools) by pool, and in [`Trace::lost`](crate::Trace::lost).
 //!
-//! Under `gpumem run`, the recording has the parts of pools that are registered while it is made.
+//! Under `gpumem run`, the recording contains the parts of pools that are registered while it is made.
 //!
 //! Pools in C and C++ use `gpumem.h` of the crate `gpumem-c`, which has the same four functions.
 

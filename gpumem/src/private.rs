@@ -31,7 +31,7 @@ pub fn return_type_hint<R>() -> R {
 /// Panics with the location of its caller. The macros call it in the user's function, so the message names a line there.
 ///
 /// # Panics
-/// It always panics.
+/// Always panics.
 #[track_caller]
 pub fn fail(text: &str) -> ! {
     panic!("{text}")

@@ -38,7 +38,7 @@ impl GpuHandle {
         Ok(handle)
     }
 
-    /// Returns its CUDA ordinal.
+    /// Returns the CUDA ordinal of the device.
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }
@@ -76,8 +76,8 @@ pub(crate) fn device(id: Option<u32>) -> Result<GpuHandle> {
 }
 
 /// Returns total, free and used memory of one device: the one with this CUDA ordinal, or with `None` the calling thread's current
-/// one. As fastai's function, it returns zeros without a GPU, for a device that cannot be read, and for a number that is no device:
-/// [`try_gpu_mem_get`] returns the error.
+/// one. Like fastai's function, this returns zeros without a GPU, for a device that cannot be read, and for a device that does
+/// not exist. [`try_gpu_mem_get`] returns an error instead.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::mib(4096))?;
@@ -94,7 +94,7 @@ pub fn gpu_mem_get(id: impl Into<Option<u32>>) -> GpuMemory {
     try_gpu_mem_get(id).unwrap_or_default()
 }
 
-/// Does the same as [`gpu_mem_get`].
+/// Like [`gpu_mem_get`], but returns a `Result`.
 ///
 /// Example: see [`gpu_mem_get`].
 ///
@@ -119,7 +119,7 @@ pub fn gpu_mem_get_all() -> Vec<GpuMemory> {
     (0..device_count().unwrap_or(0)).map(gpu_mem_get).collect()
 }
 
-/// Does the same as [`gpu_mem_get_all`].
+/// Like [`gpu_mem_get_all`], but returns a `Result`.
 ///
 /// Example: see [`gpu_mem_get_all`].
 ///
@@ -143,7 +143,7 @@ pub fn gpu_mem_get_free() -> Bytes {
     try_gpu_mem_get_free().unwrap_or_default()
 }
 
-/// Does the same as [`gpu_mem_get_free`].
+/// Like [`gpu_mem_get_free`], but returns a `Result`.
 ///
 /// Example: see [`gpu_mem_get_free`].
 ///
@@ -170,7 +170,7 @@ pub fn gpu_mem_get_free_no_cache() -> Bytes {
     try_gpu_mem_get_free_no_cache().unwrap_or_default()
 }
 
-/// Does the same as [`gpu_mem_get_free_no_cache`].
+/// Like [`gpu_mem_get_free_no_cache`], but returns a `Result`.
 ///
 /// Example: see [`gpu_mem_get_free_no_cache`].
 ///
@@ -194,7 +194,7 @@ pub fn gpu_mem_get_used() -> Bytes {
     try_gpu_mem_get_used().unwrap_or_default()
 }
 
-/// Does the same as [`gpu_mem_get_used`].
+/// Like [`gpu_mem_get_used`], but returns a `Result`.
 ///
 /// Example: see [`gpu_mem_get_used`].
 ///
@@ -221,7 +221,7 @@ pub fn gpu_mem_get_used_no_cache() -> Bytes {
     try_gpu_mem_get_used_no_cache().unwrap_or_default()
 }
 
-/// Does the same as [`gpu_mem_get_used_no_cache`].
+/// Like [`gpu_mem_get_used_no_cache`], but returns a `Result`.
 ///
 /// Example: see [`gpu_mem_get_used_no_cache`].
 ///
@@ -245,7 +245,7 @@ pub fn gpu_mem_get_used_fast(handle: &GpuHandle) -> Bytes {
     try_gpu_mem_get_used_fast(handle).unwrap_or_default()
 }
 
-/// Does the same as [`gpu_mem_get_used_fast`].
+/// Like [`gpu_mem_get_used_fast`], but returns a `Result`.
 ///
 /// Example: see [`gpu_mem_get_used_fast`].
 ///
@@ -273,7 +273,7 @@ pub fn gpu_with_max_free_mem() -> (Option<u32>, Bytes) {
     best.map_or((None, Bytes::ZERO), |(id, free)| (Some(id), free))
 }
 
-/// Does the same as [`gpu_with_max_free_mem`]; `None` when the process sees no device.
+/// Like [`gpu_with_max_free_mem`], but returns a `Result`; `None` when the process sees no device.
 ///
 /// Example: see [`gpu_with_max_free_mem`].
 ///
@@ -290,8 +290,8 @@ fn most_free(devices: impl IntoIterator<Item = (u32, Bytes)>) -> Option<(u32, By
 /// Creates the CUDA context of the current device, if there is none, and keeps it for the life of the process. A context takes
 /// about half a GiB, which the first sampled trace would otherwise count as used. Does nothing without a GPU.
 ///
-/// If exact traces are possible, it also begins to intercept allocations, as [`subscribe`](crate::intercept::subscribe) does, so that
-/// blocks from before the first trace are known. The calling thread's current context does not change.
+/// If exact traces are possible, this also starts to intercept allocations, as [`subscribe`](crate::intercept::subscribe) does,
+/// so that blocks from before the first trace are known. The calling thread's current context does not change.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -306,7 +306,7 @@ pub fn preload() {
     let _ = try_preload();
 }
 
-/// Does the same as [`preload`].
+/// Like [`preload`], but returns a `Result`.
 ///
 /// Example: see [`preload`].
 ///

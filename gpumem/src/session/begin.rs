@@ -1,4 +1,4 @@
-//! Begins a session: the sources record into it, and its devices are asked for the first time.
+//! Starts a session: the sources record into it, and its devices are queried for the first time.
 
 use super::{Notice, Session, alive, events, exit};
 use crate::{
@@ -9,12 +9,12 @@ use crate::{
 };
 
 impl Session {
-    /// Returns the session. The sources of its devices record into it from now on.
+    /// Starts the session and returns it. From now on, the sources of its devices record into it.
     pub(super) fn begun(&'static self) -> &'static Self {
         self.begun.get_or_init(|| {
             #[cfg(feature = "capture")]
             self.begin_recording();
-            // The devices of another session record into it without this.
+            // The devices of any other session record into it without this call.
             if self.devices.get().is_none() {
                 events::record_process(self.settings);
                 process::at_exit(exit::at_exit);
@@ -23,7 +23,7 @@ impl Session {
         self
     }
 
-    /// Returns its devices. If they are simulated, the first use prints a notice.
+    /// Returns the devices of the session. If they are simulated, the first use prints a notice.
     pub(crate) fn devices(&self) -> Result<&'static dyn Devices> {
         alive()?;
         process::notice_forks();

@@ -1,4 +1,4 @@
-//! Recordings that begin and end while the process runs.
+//! Recordings that start and end while the process runs.
 
 use std::{fs, io, panic::Location, path::Path};
 
@@ -24,8 +24,8 @@ pub fn begin(file: &Path, keep: Keep) -> io::Result<()> {
     begin_at_start(file, keep)
 }
 
-/// Does the same as [`begin`], before the program has allocated anything: the recording does not say that older blocks
-/// may be missing.
+/// Like [`begin`], but called before the program has allocated anything: the recording does not warn that older blocks may be
+/// missing.
 ///
 /// # Errors
 /// Returns the same errors as [`begin`].

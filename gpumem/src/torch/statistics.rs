@@ -30,9 +30,9 @@ use crate::{
 /// all other processes. A framework with its own allocator (burn, PyTorch) requests large blocks from the driver and divides them;
 /// here the large blocks count as allocated.
 ///
-/// It counts the same memory as traces: memory that is certainly on the device. Counting begins with the first trace,
-/// [`subscribe`](crate::intercept::subscribe), [`preload`](crate::preload) or the first call of one of these functions. Older blocks are
-/// not counted.
+/// The same memory counts as for traces: memory that is certainly on the device. Counting starts with the first trace,
+/// [`subscribe`](crate::intercept::subscribe), [`preload`](crate::preload) or the first call of one of these functions. Older
+/// blocks are not counted.
 ///
 /// # Errors
 /// Returns an error if there is no such device, or if allocations cannot be intercepted: a sampled figure would include
@@ -194,7 +194,7 @@ pub fn memory_summary(id: impl Into<Option<u32>>) -> Result<MemorySummary> {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// Other threads continue meanwhile: each block was live at some moment of the call.
+/// Other threads continue during the call: each block was live at some moment of it.
 ///
 /// # Errors
 /// Returns the same errors as [`memory_allocated`].

@@ -13,7 +13,7 @@ use crate::{
 /// scope.
 pub fn live_blocks(view: &dyn LedgerView, names: &dyn Names, within: Option<&ScopePeriod>) -> Vec<LiveBlock> {
     let mut known = view.blocks(within);
-    // The order is the same in each run: among equal blocks, the one that was allocated first stands first.
+    // The order is the same in each run: among equal blocks, the one that was allocated first comes first.
     known.sort_by_key(|block| block.number);
     let paths = Paths::now(view, names);
     let mut blocks: Vec<_> = known.iter().map(|block| live_block(block, &paths, names)).collect();

@@ -1,4 +1,4 @@
-//! The program's labels of its blocks. They are kept beside the ledger and not in it, so that allocations stay cheap.
+//! The program's labels of its blocks. The labels are kept outside the ledger, so that allocations stay cheap.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -38,7 +38,7 @@ impl Labels {
         (*number == block.number).then_some(label)
     }
 
-    /// Returns the labels of blocks, after those of blocks that are gone were forgotten.
+    /// Forgets the labels of blocks that are gone, then returns the labels of these blocks.
     pub fn of_blocks(&mut self, view: &dyn LedgerView, blocks: &[KnownBlock]) -> Vec<Option<Arc<Label>>> {
         self.sweep(view);
         blocks.iter().map(|block| self.get(block).cloned()).collect()

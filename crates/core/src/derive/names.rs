@@ -85,7 +85,7 @@ impl Stack {
         Self { line: own.map(|name| format!("{name}{NO_STACK}")), ..stack }
     }
 
-    /// Makes the stack of these frames, the innermost first. Files in `folder` have paths that begin there. `own_module` is the
+    /// Makes the stack of these frames, the innermost first. Paths of files in `folder` are relative to it. `own_module` is the
     /// file name of the module that gpumem is in: it counts as the program.
     pub fn new(frames: &[Frame], folder: &str, own_module: Option<&str>) -> Self {
         let seen = |frame: &Frame| frame.relative_to(folder).to_string();

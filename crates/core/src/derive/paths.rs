@@ -9,7 +9,7 @@ use crate::{
     report::{Path, ScopeSummary, Summary},
 };
 
-/// Returns the current and the highest memory of each scope. `under` is a number for a peak that is kept meanwhile;
+/// Returns the current and the highest memory of each scope. `under` is a number for a peak that is kept while this runs;
 /// `not_intercepted` is the reason if nothing is intercepted.
 pub fn summary(view: &dyn LedgerView, names: &dyn Names, under: ScopeId, not_intercepted: Option<String>) -> Summary {
     let counts = view.counts();

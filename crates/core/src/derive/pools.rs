@@ -43,7 +43,7 @@ pub fn registered_pool(known: &KnownPool, overlaps: &Overlaps, names: &dyn Names
     }
 }
 
-/// The live parts of each pool that begin inside another part of it: their number, and the memory that lies in more than one part.
+/// The live parts of each pool that start inside another part of it: their number, and the memory that is in more than one part.
 ///
 /// The ledger finds a block by its key, and keeps no order: with an order, a part would cost several times as much. So this is found when a
 /// report is made.

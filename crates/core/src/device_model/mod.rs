@@ -3,7 +3,7 @@
 //! The simulated device wraps this model in guards; the stand-in driver of the tests wraps it in the C ABI. So it uses `std`
 //! only and counts bytes as `u64`.
 //!
-//! The figures are those of NVML's second version: `total = free + used + reserved`.
+//! The numbers are those of NVML's second version: `total = free + used + reserved`.
 
 mod blocks;
 mod pool;
@@ -109,7 +109,7 @@ impl DeviceModel {
     /// Frees like `cuMemFree`: the memory is free at once. Returns the requested bytes.
     ///
     /// # Errors
-    /// Returns an error if no live block begins at this address.
+    /// Returns an error if no live block starts at this address.
     pub fn free_block(&mut self, address: u64) -> Result<u64, ModelError> {
         let bytes = self.blocks.remove(address)?;
         if bytes < PAGE {
@@ -149,7 +149,7 @@ impl DeviceModel {
     /// bytes.
     ///
     /// # Errors
-    /// Returns an error if no live block begins at this address.
+    /// Returns an error if no live block starts at this address.
     pub fn free_async(&mut self, address: u64) -> Result<u64, ModelError> {
         let bytes = self.pool.blocks.remove(address)?;
         self.pool.used -= bytes;

@@ -86,7 +86,7 @@ pub enum Kind {
     Busy { holder: String },
     /// The process is the child of a fork.
     Forked,
-    /// No known block begins at this address. `why` is the reason if no block at all is known.
+    /// No known block starts at this address. `why` is the reason if no block at all is known.
     UnknownBlock { address: u64, why: Option<Box<Error>> },
     /// A setting has a value that cannot be used.
     BadSetting { setting: &'static str, detail: String },
@@ -234,7 +234,7 @@ impl Error {
         matches!(self.0.kind, Kind::Forked) || self.any_cause(Self::is_forked)
     }
 
-    /// No known block begins at the address.
+    /// No known block starts at the address.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

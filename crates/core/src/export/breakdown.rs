@@ -13,7 +13,7 @@ use crate::report::{Breakdown, Part, PartKind, SharedNames};
 /// The largest number of rows for scopes, libraries and other parts of this process.
 const MOST: usize = 20;
 
-/// A tree, the largest first. A row has the sum of the rows inside of it and its own memory.
+/// A tree, the largest first. A row shows the sum of its inner rows and its own memory.
 impl Show for Breakdown {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let Self { device, name, memory, .. } = self;
@@ -70,7 +70,7 @@ pub(super) fn table(what: &str, rows: &[Row]) -> Table {
     table_in(what, rows, amounts_of(rows))
 }
 
-/// Returns the format of the table's amounts. A line above or below it has the same unit.
+/// Returns the format of the table's amounts. Lines above and below the table use the same unit.
 pub(super) fn amounts_of(rows: &[Row]) -> Amounts {
     Amounts::of(rows.iter().map(|row| row.bytes))
 }
@@ -178,7 +178,7 @@ device 0 (NVIDIA H200): 2 GiB of 16 GiB in use, 14 GiB free
         let of = |reading: &DeviceReading| Breakdown::of(reading, OWN_PID, &live());
         let memory = reading().memory;
         assert_eq!(sum(&of(&reading())), memory.used);
-        // If the driver does not report a figure, none is shown.
+        // If the driver does not report a number, none is shown.
         for processes in [
             None,
             Some(vec![]),
@@ -189,7 +189,7 @@ device 0 (NVIDIA H200): 2 GiB of 16 GiB in use, 14 GiB free
             assert_eq!(sum(&breakdown), memory.used);
             assert!(breakdown.parts.iter().all(|part| part.kind != PartKind::Others), "{breakdown}");
         }
-        // Readings of different moments may add up to more than the device has.
+        // Readings from different moments may add up to more than the memory of the device.
         let less = GpuMemory { used: Bytes::mib(1010), ..memory };
         assert_eq!(sum(&of(&DeviceReading { memory: less, ..reading() })), less.used);
     }

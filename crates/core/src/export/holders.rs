@@ -1,4 +1,4 @@
-//! Writes the holders of memory: when an allocation is refused, at a peak, and at the end of the process.
+//! Writes the holders of memory: when an allocation is rejected, at a peak, and at the end of the process.
 
 use std::fmt;
 
@@ -44,7 +44,7 @@ impl Show for OutOfMemory {
             }
             Err(why) => write!(f, "\nwhere the memory is cannot be read: {}", one_line(&why.to_string()))?,
         }
-        // The breakdown has the scopes already, without the blocks of libraries.
+        // The breakdown already contains the scopes, without the blocks of libraries.
         let has_them =
             breakdown.as_ref().is_ok_and(|breakdown| breakdown.parts.iter().all(|part| part.kind != PartKind::Library));
         if !has_them && !scopes.is_empty() {
@@ -56,7 +56,7 @@ impl Show for OutOfMemory {
             table("place", &rows(places)).show(f, paint)?;
         }
         match peak {
-            // A peak that equals the memory in use now would say nothing new.
+            // A peak that equals the memory in use now would add no information.
             Some(peak) if peak.bytes > places.iter().map(|place| place.bytes).sum::<Bytes>() => {
                 f.write_str("\n")?;
                 peak.show(f, paint)
@@ -105,7 +105,7 @@ impl Show for PeakHolders {
 }
 
 impl PeakHolders {
-    /// A program that opens no scopes is not told that it is outside of them.
+    /// A program that opens no scopes is not told that it is outside all scopes.
     fn has_scopes(&self) -> bool {
         self.holders.iter().any(|holder| !holder.path.is_empty())
     }

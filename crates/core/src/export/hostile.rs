@@ -1,5 +1,5 @@
-//! Tests hostile names in all outputs of the library: a terminal shows them and does not obey them, and a reader of JSON gets them as
-//! they are.
+//! Tests hostile names in all outputs of the library: a terminal shows them without acting on them, and a reader of JSON gets
+//! them unchanged.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -136,7 +136,7 @@ fn after(content: Option<&Content>) -> Option<Content> {
 
 #[track_caller]
 fn assert_printable(text: &str) {
-    // The colours of `Role`, which are none of those in the name.
+    // The colours of `Role`, none of which occurs in the name.
     let codes = ["\u{1b}[0m", "\u{1b}[1m", "\u{1b}[2m", "\u{1b}[31m", "\u{1b}[32m", "\u{1b}[36m"];
     let text = codes.iter().fold(text.to_owned(), |text, code| text.replace(code, ""));
     printable::assert_printable(&text);

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use crate::model::is_printable;
 
-/// A writer between a writer of JSON and its output. Characters that a terminal obeys become escapes such as `\u009b`, which a
+/// A writer between a writer of JSON and its output. Characters that a terminal acts on become escapes such as `\u009b`, which a
 /// parser reads as the same string. JSON itself demands this only for characters below a space.
 #[derive(Debug)]
 pub struct JsonEscapes<W>(pub W);
@@ -12,7 +12,7 @@ pub struct JsonEscapes<W>(pub W);
 impl<W: Write> Write for JsonEscapes<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let is_plain = bytes.iter().all(|byte| byte.is_ascii() && *byte != 0x7f);
-        // A writer of JSON writes a part of a string at once. A piece that is no text is left as it is.
+        // The JSON writer writes each part of a string in one call. A piece that is not text is left unchanged.
         let (false, Ok(mut text)) = (is_plain, std::str::from_utf8(bytes)) else { return self.0.write(bytes) };
         // Line breaks and spaces between values are not in strings.
         let acts = |c: char| c >= '\u{7f}' && !is_printable(c);

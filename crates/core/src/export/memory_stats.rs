@@ -16,7 +16,7 @@ impl Show for MemorySummary {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let MemoryStats { device, simulated, intercepted_by, since, untracked, lost, reserved, .. } = &self.stats;
         let simulated = if *simulated { "simulated " } else { "" };
-        // Blocks that are older than the session are in no figure, so their frees change none.
+        // Blocks that are older than the session are not counted, so their frees change nothing.
         let exact = if *lost == 0 { "exact" } else { "not exact" };
         let since = since.as_secs_f64();
         let title =
@@ -85,7 +85,7 @@ fn reserved(reserved: Option<&ReservedStats>) -> [String; 4] {
     [current, peak, "-".to_owned(), "-".to_owned()]
 }
 
-/// Writes PyTorch's names, one on each line. Figures that the driver does not report are left out.
+/// Writes PyTorch's names, one on each line. Numbers that the driver does not report are left out.
 impl fmt::Display for MemoryStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let named = self.named();

@@ -1,5 +1,5 @@
-//! The writers of reports, one topic in each file. They only write: all figures are derived before. The parts of tables
-//! are public: the command `gpumem` writes its own tables with them.
+//! The writers of reports, one topic in each file. They only write: all numbers are derived earlier. The parts of tables are
+//! public: the command `gpumem` writes its own tables with them.
 
 mod amounts;
 mod breakdown;

@@ -27,8 +27,8 @@ use crate::{model::parse_error, report::Output};
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum Sink {
-    /// Reports of traces and points of trackers on stdout, through `print!`, so that tests capture them. All else on stderr. The
-    /// default.
+    /// Reports of traces and points of trackers on stdout, through `print!`, so that tests capture them. Everything else on
+    /// stderr. The default.
     #[default]
     Stdout,
     /// Everything on stderr.
@@ -47,7 +47,7 @@ pub enum Sink {
 
 impl Sink {
     /// Passes each [`Output`] to a function, on the thread that makes it. A panic that unwinds from it is caught, since it may
-    /// run in the drop of a guard. Output that is made inside of it is dropped, except notices, which go to stderr.
+    /// run in the drop of a guard. Output that is made inside the function is dropped, except notices, which go to stderr.
     ///
     /// ```
     /// use gpumem::sink::{Content, Sink, set_sink};

@@ -77,14 +77,14 @@ fn table(scopes: &[ScopeSummary]) -> Table {
     }
     table = table.column("allocs", Fit::Right).column("calls", Fit::Right).column("", Fit::Left);
     let highest = scopes.iter().map(|scope| scope.peak.signed()).max().unwrap_or(0);
-    // The scopes around the one of the last row, the outermost first.
+    // The outer scopes of the last row's scope, the outermost first.
     let mut around: Vec<&[String]> = Vec::new();
     for scope in scopes {
         while around.last().is_some_and(|outer| !scope.path.starts_with(outer) || outer.len() == scope.path.len()) {
             around.pop();
         }
         let is_whole = scope.path.is_empty();
-        // Scopes around it that have no row of their own are written before its name.
+        // Outer scopes without their own row are written before its name.
         let own = &scope.path[around.last().map_or(0, |outer| outer.len())..];
         let name = if is_whole { "(whole process)".to_owned() } else { own.join(" > ") };
         let calls = if is_whole { String::new() } else { scope.calls.to_string() };
@@ -136,7 +136,7 @@ mod tests {
                 scope(&["load"], Some(0), [1, 256, 256, 256, 256, 1]),
                 scope(&["train"], Some(0), [1, 20, 530, 10, 0, 0]),
                 scope(&["train", "a scope with a long name"], Some(2), [3, 20, 530, 520, 1566, 6]),
-                // Nothing was allocated in it, and no scope was opened in it on this device.
+                // Nothing was allocated in this scope, and no scope was opened in it on this device.
                 scope(&["eval"], Some(0), [0, 0, 0, 0, 0, 0]),
                 scope(&["eval", "forward"], Some(4), [2, 0, 0, 0, 0, 0]),
                 scope(&["nothing"], Some(0), [0, 0, 0, 0, 0, 0]),

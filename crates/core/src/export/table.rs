@@ -15,9 +15,9 @@ use crate::model::one_line;
 
 /// The width of a bar.
 const BAR: usize = 8;
-/// The columns by which a row stands to the right of the row that it is inside of.
+/// The number of columns by which a row is indented under its outer row.
 const INDENT: usize = 2;
-/// The least width of a name that is cut.
+/// The smallest width of a name that is cut.
 const LEAST: usize = 12;
 /// Bars are left out before a name is cut to less than this.
 const ENOUGH: usize = 20;
@@ -25,13 +25,13 @@ const ENOUGH: usize = 20;
 /// The alignment of a column, and how a text that is too long is cut.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Fit {
-    /// Text stands on the right.
+    /// Text is aligned to the right.
     Right,
     /// Text stands on the left.
     Left,
-    /// Text stands on the left. A text that is too long is cut at its beginning.
+    /// Text is aligned to the left. A text that is too long is cut at its start.
     LeftCutFront,
-    /// Text stands on the left. A text that is too long is cut at its end.
+    /// Text is aligned to the left. A text that is too long is cut at its end.
     LeftCutEnd,
     /// A command line stands on the left, see [`shortened_command`].
     LeftCutCommand,
@@ -211,7 +211,7 @@ impl Table {
         let mut line = String::new();
         for (at, (cell, Column { fit, .. }, width)) in columns.into_iter().enumerate() {
             let Cell { depth, text, role } = cell;
-            // A text that is nested too deep for the column begins where there is still room for its last name.
+            // A text that is nested too deep for the column starts where there is still room for its last name.
             let indent = (layout.indent * depth).min(width.saturating_sub(cell.least()));
             let room = width - indent;
             let text = match fit {

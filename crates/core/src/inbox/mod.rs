@@ -35,9 +35,9 @@ use crate::{
 /// Records events: gives each a number and a time and applies it to the ledger, under one lock that is held for a short
 /// time. No call of a driver, no I/O and no formatting happens under it.
 ///
-/// The lock, the number of events and the ledger's pending delta are in one cache line. Besides it, an event writes only its
-/// block and the record of its thread. When threads allocate in turn, each cache line that all of them write moves between
-/// their processors.
+/// The lock, the number of events and the ledger's pending delta are in one cache line. In addition, an event writes only its
+/// block and the record of its thread. When threads allocate in turn, each cache line that all of them write moves between their
+/// processors.
 #[repr(C, align(128))]
 pub struct Inbox<T: Tap = NoTap, P: Primitives = Std> {
     state: P::SpinLock<InboxState<T>>,
@@ -54,7 +54,7 @@ struct InboxState<T> {
     tap: T,
 }
 
-/// Leaves the inbox if the ledger panics. The event may be applied in part, so it counts as lost.
+/// Leaves the inbox if the ledger panics. The event may have been applied only in part, so it counts as lost.
 struct LeaveOnPanic<P: Primitives>(std::marker::PhantomData<P>);
 
 impl<P: Primitives> Drop for LeaveOnPanic<P> {
@@ -67,8 +67,8 @@ impl<P: Primitives> Drop for LeaveOnPanic<P> {
     }
 }
 
-/// Runs rare code in a function of its own, so that the code of frequent events stays small in the instruction cache. `None`
-/// if the code panics; then an event counts as lost. Hooks and callbacks must not unwind.
+/// Runs rare code in a separate function, so that the code for frequent events stays small in the instruction cache. Returns
+/// `None` if the code panics; then an event counts as lost. Hooks and callbacks must not unwind.
 #[cold]
 #[inline(never)]
 fn run_rare<P: Primitives, R>(code: impl FnOnce() -> R) -> Option<R> {
@@ -79,7 +79,7 @@ fn run_rare<P: Primitives, R>(code: impl FnOnce() -> R) -> Option<R> {
     catch_unwind(AssertUnwindSafe(code)).map_err(lose).ok()
 }
 
-/// Keeps the newest event until the thread has left the inbox, if a budget must know of it.
+/// Keeps the last event until the thread has left the inbox, if a budget watches for it.
 #[inline]
 fn keep_noticed<P: Primitives>(ledger: &mut Ledger) {
     if let Some(noticed) = ledger.noticed() {
@@ -90,12 +90,12 @@ fn keep_noticed<P: Primitives>(ledger: &mut Ledger) {
 type StateGuard<'a, T, P> = <<P as Primitives>::SpinLock<InboxState<T>> as SpinLock<InboxState<T>>>::Guard<'a>;
 
 impl<T: Tap, P: Primitives> Inbox<T, P> {
-    /// Makes an inbox without a tap in use. Its clock starts now.
+    /// Creates an inbox without a tap in use. Its clock starts now.
     pub fn new() -> Self {
         Self::with(T::default(), false)
     }
 
-    /// Makes an inbox that passes all events to this tap, from the first event on.
+    /// Creates an inbox that passes all events to this tap, starting with the first one.
     pub fn tapped(tap: T) -> Self {
         Self::with(tap, true)
     }
@@ -108,8 +108,8 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         Self { state: P::SpinLock::new(state), began: P::Instant::now(), watches: P::Lock::new(Watches::default()) }
     }
 
-    /// Records an allocation of a kind that needs no time (see `EventKind::needs_time`). It must not be called in the child
-    /// of a fork. It does not panic.
+    /// Records an allocation of a kind that needs no time (see `EventKind::needs_time`). Must not be called in the child of a
+    /// fork. Does not panic.
     #[inline]
     pub fn alloc(&self, key: Key, bytes: Bytes, tag: Tag) {
         self.enter_alive(1, |state, thread| {
@@ -123,7 +123,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         });
     }
 
-    /// Records the allocation of a part of a pool. It must not be called in the child of a fork. It does not panic.
+    /// Records the allocation of a part of a pool. Must not be called in the child of a fork. Does not panic.
     #[inline]
     pub fn part(&self, key: Key, bytes: Bytes, tag: Tag) {
         self.enter_alive(1, |state, thread| {
@@ -137,7 +137,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         });
     }
 
-    /// Applies an allocation that is not like the newest one. It does not panic.
+    /// Applies an allocation that differs from the last one. Does not panic.
     fn alloc_rare(&self, state: &mut InboxState<T>, thread: ThreadId, apply: impl FnOnce(&mut Ledger, u64)) {
         run_rare::<P, _>(move || {
             if state.ledger.needs_name(thread) {
@@ -149,7 +149,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         });
     }
 
-    /// Records a free. It must not be called in the child of a fork. It does not panic.
+    /// Records a free. Must not be called in the child of a fork. Does not panic.
     #[inline]
     pub fn free(&self, key: Key) -> Answer {
         let free = |state: &mut InboxState<T>, thread| {
@@ -200,8 +200,8 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(1, |state, thread| self.apply(state, thread, event)).unwrap_or(Answer::Applied)
     }
 
-    /// Records a reading, if there is one, and a query of a scope; no other event comes between them. Returns the figures of
-    /// the scope.
+    /// Records a reading, if there is one, and a query of a scope; no other event comes between them. Returns the trace of the
+    /// scope.
     pub fn ask(&self, reading: Option<&EventKind>, query: &EventKind) -> Option<Trace> {
         let ask = |state: &mut InboxState<T>, thread| {
             if let Some(reading) = reading {
@@ -227,7 +227,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         answer
     }
 
-    /// Records the name of the thread, with the number of its allocation, which gets the next one.
+    /// Records the name of the thread, under the number meant for its allocation. The allocation gets the next number.
     #[cold]
     fn name_thread(&self, state: &mut InboxState<T>, thread: ThreadId) {
         let named = EventKind::Named { name: P::thread_name() };
@@ -241,8 +241,8 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     /// Numbers the next event.
     #[inline]
     fn prepare(&self, state: &mut InboxState<T>, needs_time: bool) {
-        // Reading the clock costs more than the rest of an allocation. Events that need no exact time get the time of the
-        // newest event that needed one.
+        // Reading the clock costs more than the rest of an allocation. Events that need no exact time get the time of the last
+        // event that needed one.
         if needs_time {
             state.time = self.began.elapsed();
             state.ledger.set_time(state.time);
@@ -250,10 +250,10 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         state.number += 1;
     }
 
-    /// Applies an event of a recording, with its recorded number, time and thread, and tells the observer what it does to
-    /// blocks. Returns the figures if the event is a query of a scope.
+    /// Applies an event of a recording, with its recorded number, time and thread, and tells the observer what it does to blocks.
+    /// Returns the trace if the event is a query of a scope.
     ///
-    /// `inside` is the scope path that its thread was in, if the recording does not have the events that led there.
+    /// `inside` is the scope path that its thread was in, if the recording does not contain the events that led there.
     pub fn replay(
         &self,
         event: &Event<'_>,
@@ -284,14 +284,14 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(0, |state, _| state.ledger.decide_shortened(event, pool, observer));
     }
 
-    /// Applies the start of a thread in a recording. The thread has the number of a thread that has ended.
+    /// Applies the start of a thread in a recording. The thread reuses the number of a thread that has ended.
     pub fn replay_thread(&self, thread: ThreadId) {
         self.enter(0, |state, _| state.ledger.begin_thread(thread));
     }
 
-    /// Records an event that concerns many blocks, and applies it to them in parts. Other threads are served in between.
-    /// What another thread allocates between two parts may be counted beside blocks that a replay has already removed, so a live peak may be
-    /// above its replay.
+    /// Records an event that concerns many blocks, and applies it to them in parts. Other threads get their turn in between.
+    /// Blocks that another thread allocates between two parts may count together with blocks that a replay has already removed,
+    /// so a live peak may be higher than its replay.
     #[cold]
     fn post_in_parts(&self, event: &EventKind, apply: impl Fn(&mut Ledger, usize, u64)) {
         let mut number = 0;
@@ -312,7 +312,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         }
     }
 
-    /// Does the remaining work after an event, outside the lock: this thread lost events, or a budget must know of the event.
+    /// Does the remaining work after an event, outside the lock: this thread lost events, or a budget watches for the event.
     #[cold]
     fn finish(&self) {
         let (count, noticed) = P::with_thread(|thread| (thread.reset_lost(), thread.take_noticed()));
@@ -403,7 +403,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         }
     }
 
-    /// Sets the number of the newest event, for tests of large numbers.
+    /// Sets the number of the last event, for tests of large numbers.
     #[cfg(test)]
     pub(crate) fn pretend_events(&self, number: u64) {
         self.lock().number = number;
@@ -430,7 +430,7 @@ impl<T: Tap> InboxState<T> {
         self.tap.record(&Event { number: self.number, time: self.time, thread, kind });
     }
 
-    /// The same for a free.
+    /// Like the function above, but for a free.
     #[cold]
     #[inline(never)]
     fn pass_free(&mut self, thread: ThreadId, key: Key) {

@@ -17,7 +17,7 @@ use spin::mutex::{SpinMutex, SpinMutexGuard};
 use super::thread_state::ThreadState;
 use crate::model::ThreadName;
 
-/// The needs of an inbox from its environment.
+/// What an inbox needs from its environment.
 pub trait Primitives: Debug + Sized + 'static {
     /// The lock around the ledger. It is held for about ten nanoseconds.
     type SpinLock<T>: SpinLock<T>;
@@ -45,11 +45,12 @@ pub trait Primitives: Debug + Sized + 'static {
     /// Returns the number of a thread that has ended.
     fn return_number(number: u32);
 
-    /// The name of the calling thread; empty if it is not known. It is called under the lock of an inbox, once for each thread at most.
+    /// Returns the name of the calling thread; empty if it is not known. Called under the lock of an inbox, at most once for each
+    /// thread.
     fn thread_name() -> ThreadName;
 
-    /// Counts the inboxes: one is created (`true`) or dropped (`false`). While there are several, no number is lent again,
-    /// because only the inbox that lends it would know that it belongs to another thread now.
+    /// Counts the inboxes: called when one is created (`true`) or dropped (`false`). While several exist, no number is lent
+    /// again, because only the inbox that lends it would know that the number now belongs to another thread.
     fn inbox(created: bool);
 
     /// Returns whether this process is the child of a fork. Threads that do not exist there may hold locks for ever.
@@ -65,7 +66,7 @@ pub trait SpinLock<T> {
 
     /// Creates an unlocked lock around the value.
     fn new(value: T) -> Self;
-    /// Returns whether a thread holds the lock. It is only a hint, because the answer may change at once.
+    /// Returns whether a thread holds the lock. This is only a hint, because the answer may change immediately.
     fn is_locked(&self) -> bool;
     /// Locks without waiting. `None` if another thread holds the lock.
     fn try_lock(&self) -> Option<Self::Guard<'_>>;
@@ -104,7 +105,7 @@ pub trait Clock: Debug {
 
 /// The wait of one thread for a lock. Each lock attempt has its own.
 pub trait Wait {
-    /// A wait that has not begun.
+    /// Creates a wait that has not started.
     fn new() -> Self;
     /// Waits, a little longer with each call.
     fn wait(&self);
@@ -201,7 +202,7 @@ fn sleep(duration: Duration) {
 
 /// The thread numbers that are lent.
 struct Numbers {
-    /// The largest number that was lent; they begin with 1.
+    /// The largest number that was lent. Numbers start at 1.
     lent: u32,
     /// The numbers of threads that have ended.
     returned: Vec<u32>,
@@ -217,8 +218,8 @@ fn numbers() -> MutexGuard<'static, Numbers> {
 
 static NAME_OF_THREAD: OnceLock<fn() -> ThreadName> = OnceLock::new();
 
-/// Sets the function that returns the name of the calling thread. It needs a fraction of a microsecond, and takes no lock. Only the first
-/// call has an effect.
+/// Sets the function that returns the name of the calling thread. That function must take only a fraction of a microsecond and no
+/// lock. Only the first call has an effect.
 pub fn name_threads_with(name: fn() -> ThreadName) {
     let _ = NAME_OF_THREAD.set(name);
 }

@@ -5,15 +5,16 @@ use std::collections::HashMap;
 use super::{Inbox, Lock, Primitives, Std, Tap};
 use crate::model::{Device, EventKind, Trace};
 
-/// The readings of all devices. No lock is held during a reading: the library may be slow, and the function of a gauge of the program may
-/// wait for a thread that waits for a trace. A reading is left out if one that began later is recorded already.
+/// The readings of all devices. No lock is held during a reading: the library may be slow, and the function of a gauge of the
+/// program may wait for a thread that waits for a trace. A reading is left out if a reading that started later is already
+/// recorded.
 pub struct Readings<P: Primitives = Std>(P::Lock<Numbered>);
 
-/// The readings are numbered when they begin.
+/// The readings, numbered when they start.
 #[derive(Debug, Default)]
 struct Numbered {
     begun: u64,
-    /// The number of the newest recorded reading of each device.
+    /// The number of the latest recorded reading of each device.
     recorded: HashMap<Device, u64>,
 }
 
@@ -24,7 +25,7 @@ impl<P: Primitives> Default for Readings<P> {
 }
 
 impl<P: Primitives> Readings<P> {
-    /// No reading is in progress.
+    /// Creates the state without readings in progress.
     pub fn new() -> Self {
         Self(P::Lock::new(Numbered::default()))
     }
@@ -50,7 +51,7 @@ impl<P: Primitives> Readings<P> {
         self.newest(device, read, |reading| Ok(inbox.ask(reading.transpose()?.as_ref(), query)))
     }
 
-    /// Reads without a lock, then calls `record` with the reading, unless it is not the newest.
+    /// Reads without a lock, then calls `record` with the reading, or without it if a later reading is already recorded.
     fn newest<R, T>(&self, device: Device, read: impl FnOnce() -> R, record: impl FnOnce(Option<R>) -> T) -> T {
         let number = {
             let mut readings = self.0.lock();

@@ -1,11 +1,10 @@
-//! Knows whether allocations are intercepted. One thread may begin or stop interception while another one opens a
-//! scope.
+//! Tracks whether allocations are intercepted. One thread may start or stop interception while another one opens a scope.
 
 use super::{Counter, Lock, Primitives, Std};
 
 /// The state of the interception of allocations. `E` is the reason why they are not intercepted.
 pub struct Subscription<E, P: Primitives = Std> {
-    /// The state is locked while a thread begins or stops interception, so that the last request decides.
+    /// The state is locked while a thread starts or stops interception, so that the last request decides.
     state: P::Lock<SubscriptionState<E>>,
     /// The number of times that interception was stopped.
     interruptions: P::Counter,
@@ -13,9 +12,9 @@ pub struct Subscription<E, P: Primitives = Std> {
 
 #[derive(Debug)]
 struct SubscriptionState<E> {
-    /// True if interception was stopped on request. It does not begin again by itself.
+    /// True if interception was stopped on request. Interception then does not restart automatically.
     is_stopped: bool,
-    /// The reason why the newest attempt to begin failed.
+    /// The reason why the last attempt to start failed.
     refused: Option<E>,
 }
 
@@ -26,13 +25,13 @@ impl<E: Clone, P: Primitives> Default for Subscription<E, P> {
 }
 
 impl<E: Clone, P: Primitives> Subscription<E, P> {
-    /// Makes the state in which allocations are not intercepted, and nothing was tried.
+    /// Creates the state in which allocations are not intercepted, and nothing was tried.
     pub fn new() -> Self {
         let state = SubscriptionState { is_stopped: false, refused: None };
         Self { state: P::Lock::new(state), interruptions: P::Counter::new(0) }
     }
 
-    /// Begins interception by `subscribe`. If it was stopped, this fails with the error `stopped`, unless `again` is true.
+    /// Starts interception by `subscribe`. If it was stopped, this fails with the error `stopped`, unless `again` is true.
     ///
     /// # Errors
     /// Returns `stopped`, or the error of `subscribe`.
@@ -52,9 +51,9 @@ impl<E: Clone, P: Primitives> Subscription<E, P> {
         subscribed
     }
 
-    /// Stops interception until it is begun again. If allocations are being intercepted, `report_loss` records that events
-    /// will be lost, and then `unsubscribe` is called. In this order, a trace that is read in between and has missed events
-    /// reports the loss.
+    /// Stops interception until it is started again. If allocations are being intercepted, `report_loss` records that events will
+    /// be lost, and then `unsubscribe` is called. In this order, a trace that is read in between and has missed events reports
+    /// the loss.
     pub fn stop(&self, is_live: impl FnOnce() -> bool, report_loss: impl FnOnce(), unsubscribe: impl FnOnce()) {
         let mut state = self.lock();
         state.is_stopped = true;
@@ -65,9 +64,9 @@ impl<E: Clone, P: Primitives> Subscription<E, P> {
         }
     }
 
-    /// Returns the number of times that interception was stopped. A scope compares this number before interception begins
-    /// and after the scope is open. If it has changed, the scope may have opened after `report_loss`, so the loss must be
-    /// recorded again.
+    /// Returns the number of times that interception was stopped. A scope compares this number before interception starts and
+    /// after the scope is open. If it has changed, the scope may have opened after `report_loss`, so the loss must be recorded
+    /// again.
     pub fn interruptions(&self) -> u64 {
         self.interruptions.get()
     }

@@ -13,11 +13,11 @@ pub trait Tap: Default {
     /// Receives an event that was applied.
     fn record(&mut self, event: &Event<'_>);
 
-    /// The calling thread begins, under this number. `is_reused` is true if a thread that has ended had the number
+    /// Notes that the calling thread starts, under this number. `is_reused` is true if a thread that has ended had the number
     /// before.
     fn begin_thread(&mut self, _thread: ThreadId, _is_reused: bool) {}
 
-    /// The ledger no longer keeps the peak with this number.
+    /// Notes that the ledger no longer keeps the peak with this number.
     fn release_peak(&mut self, _kept: ScopeId) {}
 }
 

@@ -13,7 +13,7 @@ pub struct LentNumber<P: Primitives> {
 }
 
 impl<P: Primitives> LentNumber<P> {
-    /// Makes the state in which the thread has no number yet.
+    /// Creates the state in which the thread has no number yet.
     pub const fn none() -> Self {
         Self { number: Cell::new(0), primitives: PhantomData }
     }
@@ -66,7 +66,7 @@ macro_rules! thread_state {
 macro_rules! thread_variables {
     ($($thread_local:ident)::+, $primitives:ty) => {
         $($thread_local)::+! {
-            // It has no destructor, so it exists as long as the thread.
+            // This variable has no destructor, so it exists as long as the thread.
             static STATE: $crate::inbox::ThreadState = const { $crate::inbox::ThreadState::new() };
             static LENT: $crate::inbox::LentNumber<$primitives> = const { $crate::inbox::LentNumber::none() };
             // This is for a thread whose other variables free GPU memory when they are dropped, after `LENT` is gone.

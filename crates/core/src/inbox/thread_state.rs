@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use crate::ledger::Noticed;
 
-/// This value of `ThreadState::lost` says that `noticed` has an event. One comparison finds both.
+/// This bit of `ThreadState::lost` is set if `noticed` contains an event. One comparison then checks for both.
 const NOTICED: u32 = 1 << 31;
 
 /// The state of one thread.
@@ -14,12 +14,12 @@ pub struct ThreadState {
     /// call the inbox again while the ledger is being changed; without this flag the thread would wait for itself for
     /// ever.
     inside: Cell<bool>,
-    /// The number of lost events of this thread: they came while it was inside, or the ledger panicked. It records the loss
-    /// when it leaves.
+    /// The number of lost events of this thread: they came while it was inside, or the ledger panicked. The thread records the
+    /// loss when it leaves.
     lost: Cell<u32>,
-    /// Its newest event, if a budget must know of it.
+    /// The last event of the thread, if a budget watches for it.
     noticed: Cell<Option<Noticed>>,
-    /// Its number; 0 until it has one.
+    /// The number of the thread; 0 until it has one.
     number: Cell<u32>,
 }
 
@@ -28,13 +28,13 @@ impl ThreadState {
         Self { inside: Cell::new(false), lost: Cell::new(0), noticed: Cell::new(None), number: Cell::new(0) }
     }
 
-    /// Enters the inbox; `false` if the thread is inside already.
+    /// Enters the inbox. Returns `false` if the thread is already inside.
     #[inline]
     pub(super) fn enter(&self) -> bool {
         !self.inside.replace(true)
     }
 
-    /// Leaves the inbox. Returns whether events were lost meanwhile, or one was noticed.
+    /// Leaves the inbox. Returns whether events were lost, or one was noticed, since the thread entered.
     #[inline]
     pub(super) fn leave(&self) -> bool {
         self.inside.set(false);

@@ -1,6 +1,6 @@
-//! Queries of an inbox. Lists that grow with the number of scopes, groups or blocks are read in parts, and other threads are
-//! served in between. So each item of a result is correct for some moment during the call, but not all items belong to the
-//! same moment.
+//! Queries of an inbox. Lists that grow with the number of scopes, groups or blocks are read in parts, and other threads get
+//! their turn in between. Therefore each item of a result is correct for some moment during the call, but not all items belong to
+//! the same moment.
 
 use std::{collections::HashMap, ops::Range, time::Duration};
 
@@ -13,22 +13,22 @@ use crate::{
     model::{CallsiteId, Device, EventKind, Key, PoolId, ScopeId, ThreadId},
 };
 
-/// The queries of reports to an [`Inbox`] with any primitives.
+/// The queries that reports make to an [`Inbox`] with any primitives.
 pub trait LedgerView: Send + Sync {
     /// Returns the number of events that were recorded or lost so far.
     fn counts(&self) -> Counts;
     /// Returns the statistics of each device.
     fn stats(&self) -> Vec<DeviceStats>;
-    /// Returns the tree of scope paths, read in parts. A path that was read before the paths inside it may have less in
-    /// use than they have; its figures are then raised to theirs.
+    /// Returns the tree of scope paths, read in parts. A path that was read before its inner paths may have less in use than they
+    /// have. Its numbers are then raised to theirs.
     fn nodes(&self) -> Vec<(Option<Device>, ScopeNode)>;
-    /// The groups that have live blocks, read in parts.
+    /// Returns the groups that have live blocks, read in parts.
     fn groups(&self) -> Vec<GroupUsage>;
     /// Keeps the peak of an open scope under the number `under`. Returns `false` if the scope does not record which
     /// allocations make its peak.
     fn keep_peak(&self, scope: ScopeId, under: ScopeId) -> bool;
-    /// Like [`keep_peak`](Self::keep_peak), for the highest sum of the live blocks of a device, or the highest one since the summary
-    /// was reset.
+    /// Like [`keep_peak`](Self::keep_peak), but for the highest sum of the live blocks of a device: ever, or since the last reset
+    /// of the summary.
     fn keep_device_peak(&self, device: Device, under: ScopeId, since_reset: bool) -> bool;
     /// Releases a kept peak.
     fn release_peak(&self, under: ScopeId);
@@ -36,14 +36,13 @@ pub trait LedgerView: Send + Sync {
     fn kept_peak(&self, under: ScopeId) -> Option<(PeakTotal, Vec<GroupAtPeak>)>;
     /// Returns the live block with this key.
     fn block(&self, key: Key) -> Option<KnownBlock>;
-    /// The registered pools, and closed ones that still have blocks.
+    /// Returns the registered pools, and closed pools that still have blocks.
     fn pools(&self) -> Vec<KnownPool>;
-    /// Returns the places of the blocks of pools, by address. Blocks that are known by their handles are not among
-    /// them.
+    /// Returns the address ranges of the blocks of pools. Blocks that are known by their handles are not included.
     fn pool_blocks(&self) -> Vec<(PoolId, Range<u64>)>;
     /// Returns the scopes around the one with this period, the outermost first.
     fn scopes_around(&self, period: &ScopePeriod) -> Vec<CallsiteId>;
-    /// The live blocks, read in parts: all of them, or those that were allocated in a scope.
+    /// Returns the live blocks, read in parts: all of them, or those that were allocated in a scope.
     fn blocks(&self, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock>;
 }
 
@@ -118,7 +117,7 @@ where
     }
 
     fn pools(&self) -> Vec<KnownPool> {
-        // No undecided block is among the figures of a pool. Reports read these in the middle of a recording.
+        // The numbers of a pool include no undecided block, so this decides none. Reports call it in the middle of a recording.
         self.enter(0, |state, _| state.ledger.pools()).unwrap_or_default()
     }
 
@@ -132,7 +131,7 @@ where
 
     fn blocks(&self, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {
         let part = |part| self.enter(0, |state, _| state.ledger.blocks(part, allocated_in)).unwrap_or_default();
-        // Removes duplicates: a block may move to another part meanwhile.
+        // Removes duplicates: a block may move to another part while the parts are read.
         let blocks: HashMap<Key, KnownBlock> =
             (0..BLOCK_PARTS).flat_map(part).map(|block| (block.key, block)).collect();
         blocks.into_values().collect()
@@ -140,30 +139,30 @@ where
 }
 
 impl<T: Tap, P: Primitives> Inbox<T, P> {
-    /// The time since the inbox was created.
+    /// Returns the time since the inbox was created.
     pub fn age(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// A query decides to whom the driver's blocks belong; see `ledger/undecided.rs`. This is an event, so that a replay decides the
-    /// same.
+    /// Decides who owns the driver's blocks, as each query does; see `ledger/undecided.rs`. The decision is an event, so that a
+    /// replay decides the same.
     fn decide(&self) {
         if self.has_undecided() {
             self.post(&EventKind::PoolsQueried);
         }
     }
 
-    /// The owner of some block is not known yet.
+    /// Returns whether the owner of any block is not known yet.
     pub(crate) fn has_undecided(&self) -> bool {
         self.enter(0, |state, _| state.ledger.has_undecided()).unwrap_or(false)
     }
 
-    /// Returns the number of threads of which the ledger keeps a record: as many as ran at the same time.
+    /// Returns the number of threads in the ledger's records: as many as ever ran at the same time.
     pub fn thread_records(&self) -> usize {
         self.enter(0, |state, _| state.ledger.threads()).unwrap_or_default()
     }
 
-    /// The number of the calling thread; 0 if the thread is inside the inbox already.
+    /// Returns the number of the calling thread; 0 if the thread is already inside the inbox.
     pub fn this_thread(&self) -> ThreadId {
         self.enter(0, |_, thread| thread).unwrap_or_default()
     }
@@ -184,19 +183,19 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(0, |state, _| state.ledger.end_interval(interval));
     }
 
-    /// The scopes that the calling thread is in, the outermost first.
+    /// Returns the scopes that the calling thread is in, the outermost first.
     pub fn path_of_this_thread(&self) -> Vec<CallsiteId> {
         self.enter(0, |state, thread| state.ledger.path_of(thread)).unwrap_or_default()
     }
 
-    /// The period of an open scope until now, which selects the blocks that were allocated in it.
+    /// Returns the period of an open scope until now, which selects the blocks that were allocated in it.
     pub fn scope_period(&self, scope: ScopeId) -> Option<ScopePeriod> {
         self.enter(0, |state, _| state.ledger.scope_period(scope, state.number)).flatten()
     }
 }
 
-/// Raises `in_use` of each path to the sum of the paths inside it, and `peak` to the largest of them. Each path is after its
-/// parent in the list.
+/// Raises `in_use` of each path to the sum of its inner paths, and `peak` to the largest of theirs. Each path is after its parent
+/// in the list.
 fn raise_to_inner_paths(nodes: &mut [(Option<Device>, ScopeNode)]) {
     let mut inside = vec![0; nodes.len()];
     for at in (0..nodes.len()).rev() {

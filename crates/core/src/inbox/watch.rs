@@ -1,4 +1,4 @@
-//! Tells budgets of other threads.
+//! Tells budgets about the allocations and frees of other threads.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl<T: Tap, P: Primitives> Inbox<T, P> {
-    /// Tells `watch` of these allocations and frees on the device, until [`unwatch`](Self::unwatch) with the number that
+    /// Tells `watch` about these allocations and frees on the device, until [`unwatch`](Self::unwatch) is called with the id that
     /// this returns.
     pub fn watch(&self, device: Device, noticing: Noticing, watch: Arc<dyn Watch>) -> u64 {
         // A thread that does not exist in the child of a fork may hold the lock there.
@@ -27,7 +27,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         id
     }
 
-    /// Undoes [`watch`](Self::watch).
+    /// Ends the [`watch`](Self::watch) with this id.
     pub fn unwatch(&self, id: u64) {
         if P::is_forked() {
             return;

@@ -1,14 +1,14 @@
-//! The watches that are told of noticed events.
+//! The watches that are told about noticed events.
 
 use std::{panic::RefUnwindSafe, sync::Arc};
 
 use crate::ledger::Noticed;
 
-/// A watch that is told of noticed events on a device.
+/// A watch that is told about noticed events on a device.
 pub trait Watch: Send + Sync + RefUnwindSafe {
-    /// The calling thread has just allocated or freed. It is not in the inbox, and must not enter it: events that it
-    /// records meanwhile are lost. This may be called for more events than the watch asked for, because several may
-    /// watch one device.
+    /// The calling thread has just allocated or freed. The thread is not in the inbox and must not enter it: events that it
+    /// records during this call are lost. This may be called for more events than the watch asked for, because several may watch
+    /// one device.
     fn notice(&self, noticed: &Noticed);
 }
 

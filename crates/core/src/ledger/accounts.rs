@@ -1,9 +1,10 @@
 //! Accounts: the bytes that count for the open traces of one thread or of one task, on one device.
 //!
-//! A trace counts the allocations of its own thread, of threads that are in its thread's scopes, and of threads that are in no scope. A
-//! trace of one thread, or of a task, leaves out the last ones, with the memory that they allocate while it is open. A free counts in each account that holds the block, because the block
-//! was allocated in it. In the other accounts it counts like an allocation of the thread that frees, unless the block belongs to a trace
-//! that this thread is not in. So a trace of another thread changes no figure as long as the two threads exchange no memory.
+//! A trace counts the allocations of its own thread, of threads that are in its thread's scopes, and of threads that are in no
+//! scope. A trace of one thread, or of a task, leaves out the threads in no scope and the memory that they allocate while it is
+//! open. A free counts in each account that holds the block, because the block was allocated in it. In the other accounts it
+//! counts like an allocation of the thread that frees, unless the block belongs to a trace that this thread is not in. Therefore
+//! traces of other threads do not affect each other as long as their threads exchange no memory.
 
 use std::collections::HashMap;
 
@@ -21,16 +22,16 @@ use crate::model::{NumberHashBuilder, OwnerThread};
 #[derive(Debug, Default)]
 pub(super) struct Account {
     pub(super) level: UsageLevel,
-    /// The number of the event that opened it. It holds the blocks that were allocated in it since.
+    /// The number of the event that opened the account. The account holds the blocks that were allocated in it since then.
     since: u64,
-    /// The number of its open scopes. Without one it counts nothing.
+    /// The number of open scopes. An account without open scopes counts nothing.
     open: usize,
-    /// The number of kept peaks that need it.
+    /// The number of kept peaks that need this account.
     kept: usize,
     /// The bytes that count here and in accounts of other threads, because the thread that allocated or freed them is in no scope, or
     /// because scopes of several threads adopt it.
     pub(super) shared: u64,
-    /// The groups, while a scope or a kept peak needs to know which allocations make a peak.
+    /// The groups. Present while a scope or a kept peak needs to know which allocations made a peak.
     pub(super) groups: Option<Box<AccountGroups>>,
 }
 
@@ -48,15 +49,15 @@ pub(super) struct AccountGroups {
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
     all: HashMap<AccountId, Account, NumberHashBuilder>,
-    /// The open ones in which threads in no scope count.
+    /// The open accounts that count threads in no scope.
     unscoped: Vec<AccountId>,
-    /// The number of open ones.
+    /// The number of open accounts.
     open: usize,
     /// All open ones were open when the event with this number was applied.
     complete_since: u64,
-    /// A level in which nothing is in use. It keeps the memory of one that is no longer needed, for the next one.
+    /// An empty level. It holds on to the memory of a level that is no longer needed, so that the next one can reuse it.
     spare: UsageLevel,
-    /// The result of the latest search. It keeps its memory.
+    /// The result of the last search, kept so that its memory can be reused.
     found: Vec<AccountId>,
 }
 
@@ -144,13 +145,13 @@ impl Accounts {
         self.open > 0
     }
 
-    /// Returns whether all open accounts hold a block of this number, if they count its place.
+    /// Returns whether all open accounts that count the place of this block hold it.
     #[inline]
     pub(super) fn hold(&self, number: u64) -> bool {
         self.complete_since < number
     }
 
-    /// A scope needs this account. `number` is that of the event that opens the scope.
+    /// Opens the account for one more scope. `number` is the number of the event that opens the scope.
     pub(super) fn open(&mut self, id: AccountId, number: u64) {
         let spare = &mut self.spare;
         let account =
@@ -166,7 +167,7 @@ impl Accounts {
         }
     }
 
-    /// A scope no longer needs this account.
+    /// Closes the account for one scope.
     pub(super) fn close(&mut self, id: AccountId) {
         let Some(account) = self.all.get_mut(&id) else { return };
         account.open -= 1;
@@ -179,12 +180,12 @@ impl Accounts {
         self.drop_unneeded(id);
     }
 
-    /// A kept peak needs this account.
+    /// Keeps the account for one more kept peak.
     pub(super) fn keep(&mut self, id: AccountId) {
         self.all.entry(id).or_default().kept += 1;
     }
 
-    /// A kept peak no longer needs this account.
+    /// Releases the account for one kept peak.
     pub(super) fn release(&mut self, id: AccountId) {
         if let Some(account) = self.all.get_mut(&id) {
             account.kept -= 1;
@@ -241,9 +242,9 @@ impl Accounts {
         }
     }
 
-    /// Finds the open accounts in which the free of a block counts. `block` is the place and the number of its allocation; `None` if the
-    /// block is older than the session. Returns them, first those that hold the block, and how many these are. Give the list back to
-    /// [`end_search`](Self::end_search).
+    /// Finds the open accounts in which the free of a block counts. `block` is the place and the number of its allocation; `None`
+    /// if the block is older than the session. Returns the accounts, first those that hold the block, and how many of them hold
+    /// it. Return the list to [`end_search`](Self::end_search) afterwards.
     pub(super) fn of_free(
         &mut self,
         block: Option<(Place, u64)>,
@@ -277,7 +278,7 @@ impl Accounts {
         (found, held)
     }
 
-    /// Keeps the memory of the list of a search.
+    /// Keeps the list of a finished search, so that its memory can be reused.
     pub(super) fn end_search(&mut self, found: Vec<AccountId>) {
         self.found = found;
     }

@@ -8,7 +8,7 @@ use crate::model::{ScopeId, ThreadId, Threads};
 #[derive(Debug, Default)]
 pub(super) struct Adopters {
     scopes: BTreeMap<ScopeId, Threads>,
-    /// The number of those that adopt by name.
+    /// The number of scopes that adopt by name.
     by_name: usize,
     /// The threads without a scope that have allocated since these scopes, or others of their threads, changed.
     pub(super) looked_up: Vec<ThreadId>,
@@ -37,7 +37,7 @@ impl Adopters {
         }
     }
 
-    /// Returns all of them, the newest first.
+    /// Returns all adopting scopes, the latest first.
     pub(super) fn newest_first(&self) -> impl Iterator<Item = (ScopeId, Threads)> {
         self.scopes.iter().rev().map(|(scope, threads)| (*scope, *threads))
     }

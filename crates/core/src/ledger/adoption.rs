@@ -6,8 +6,8 @@ use std::collections::HashSet;
 use super::{Ledger, account_id::AccountId, accounts::Place, scope::Scope, thread::Thread, tree::NodeId};
 use crate::model::{Bytes, OwnerThread, ScopeId, ThreadId, ThreadName, Threads};
 
-/// A thread without a scope is compared with at most this many adopting scopes, the newest ones. Older ones adopt nothing
-/// meanwhile.
+/// A thread without a scope is compared only with the latest adopting scopes, at most this many. While there are more, the older
+/// ones adopt nothing.
 const MOST: usize = 64;
 
 impl Ledger {
@@ -22,13 +22,13 @@ impl Ledger {
         self.look_up_again();
     }
 
-    /// Notes that the scope is closed, and adopts nothing any more.
+    /// Stops a closed scope from adopting threads.
     pub(super) fn end_adoption(&mut self, scope: ScopeId) {
         self.look_up_again();
         self.adopters.remove(scope);
     }
 
-    /// Returns whether the name of the thread decides who adopts its allocations, and is not known.
+    /// Returns whether the thread's name is needed to find who adopts its allocations and is not known yet.
     pub fn needs_name(&mut self, thread: ThreadId) -> bool {
         if !self.adopters.is_by_name() {
             return false;
@@ -43,8 +43,8 @@ impl Ledger {
         record.forget_newest();
     }
 
-    /// Makes threads in no scope look up again who adopts their next allocations: the adopting scopes have changed, or a thread has entered
-    /// or left a scope, or the figures of a scope begin again.
+    /// Makes threads in no scope look up again who adopts their next allocations: the adopting scopes have changed, or a thread
+    /// has entered or left a scope, or a scope was reset.
     pub(super) fn look_up_again(&mut self) {
         let Self { adopters, threads, .. } = self;
         for thread in adopters.looked_up.drain(..) {
@@ -71,7 +71,7 @@ impl Ledger {
         Place::new(owner, self.tree.is_in_scope(node))
     }
 
-    /// Returns the newest scope that adopts the thread.
+    /// Returns the latest scope that adopts the thread.
     fn adopter_of(&mut self, thread: ThreadId) -> Option<ScopeId> {
         if self.adopters.is_empty() || !self.thread(thread).entered.is_empty() {
             return None;
@@ -79,15 +79,15 @@ impl Ledger {
         self.adopters_of(thread).next()
     }
 
-    /// Returns the scopes that adopt this thread, which is in no scope, the newest first.
+    /// Returns the scopes that adopt this thread, the latest first. The thread is in no scope.
     fn adopters_of(&self, thread: ThreadId) -> impl Iterator<Item = ScopeId> {
         let name = self.threads.get(thread.0 as usize).and_then(|thread| thread.name);
         let adopters = self.adopters.newest_first().take(MOST);
         adopters.filter(move |(_, threads)| threads.include(name.as_ref())).map(|(scope, _)| scope)
     }
 
-    /// Returns the path and the owner thread of the innermost scope of the thread that opened this one. While the thread is not in this
-    /// one, such as between the polls of a task, it is this one.
+    /// Returns the path and the owner thread of the innermost scope of the thread that opened this one. While that thread is not
+    /// in this scope, such as between the polls of a task, the result is this scope itself.
     fn innermost(&self, scope: &Scope) -> (NodeId, OwnerThread) {
         match self.opener_of(scope) {
             Some(opener) if opener.is_in_opened(scope.number) => (opener.node, opener.owner),
@@ -95,13 +95,14 @@ impl Ledger {
         }
     }
 
-    /// Returns the thread that opened a scope, unless it has ended and its number is another thread's.
+    /// Returns the thread that opened a scope. `None` if it has ended and another thread reuses its number.
     fn opener_of(&self, scope: &Scope) -> Option<&Thread> {
         self.threads.get(scope.opener.0 as usize).filter(|opener| opener.own == scope.own)
     }
 
-    /// Notes the device of an allocation for the thread for which it counts. If scopes of several threads adopt it, the figures of all of them
-    /// depend on which scope was opened last: this notes its size there, and returns `true`.
+    /// Notes the device of an allocation for the thread for which it counts. If scopes of several threads adopt the thread, the
+    /// results of all of them depend on which scope was opened last. In that case this adds the size to what their accounts
+    /// share, and returns `true`.
     pub(super) fn note_adoption(
         &mut self,
         thread: ThreadId,

@@ -1,6 +1,6 @@
 //! The devices on which a thread or a task allocated.
 
-/// The devices, by meter, each with the number of the latest event at which an allocation there was noted.
+/// The devices, by meter, each with the number of the last event at which an allocation there was noted.
 #[derive(Debug, Default)]
 pub(super) struct AllocatedOn(Vec<(u16, u64)>);
 
@@ -13,8 +13,8 @@ impl AllocatedOn {
         }
     }
 
-    /// Returns the meter of the latest device with an allocation since the event with this number, if there was none on the device of
-    /// `meter`. At that event, the next allocation must have been looked up again, so that it was noted.
+    /// Returns the meter of the device that was last allocated on since the event with this number, if nothing was allocated on
+    /// the device of `meter` since then. Only looked-up allocations are noted, so the lookup must have been forced at that event.
     pub(super) fn other_than(&self, meter: u16, since: u64) -> Option<u16> {
         let on = || self.0.iter().filter(|(_, number)| *number > since);
         if on().any(|(known, _)| *known == meter) {

@@ -17,9 +17,9 @@ use super::{
 use crate::model::{Answer, Block, Bytes, Device, Gauge, Key, OwnerThread, Tag, ThreadId};
 
 impl Ledger {
-    /// Applies an allocation that differs from the newest events only in its key and size, as most do. If it differs in
-    /// more, this returns `false` and changes nothing, and the caller calls [`alloc`](Self::alloc). It calls nothing and
-    /// cannot panic.
+    /// Applies an allocation that differs from the latest events only in its key and size, as most do. If it differs in anything
+    /// else, this returns `false` and changes nothing, and the caller calls [`alloc`](Self::alloc). This function calls nothing
+    /// and cannot panic.
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
     pub fn alloc_like_newest(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
@@ -118,7 +118,7 @@ impl Ledger {
         }
     }
 
-    /// Tells the observer of an allocation like the newest one.
+    /// Tells the observer of an allocation like the last one.
     pub(super) fn tell_newest<O: Observer>(&self, key: Key, bytes: Bytes, number: u64, observer: &mut O) {
         let entry = Entry::new(bytes, number, self.tenths, Attribution::new(OwnerThread(0), self.pending.group));
         self.tell(BlockChangeKind::Allocated, key, &entry, observer);
@@ -149,7 +149,7 @@ impl Ledger {
         self.counts.events = self.counts.events.wrapping_sub(1);
     }
 
-    /// Subtracts a block that is no longer live. A thread at this place freed it.
+    /// Subtracts a block that a thread at this place freed.
     pub(super) fn remove_block(&mut self, entry: &Entry, by: Place) {
         if self.counts_where_allocated(entry, by) {
             self.pending_of(entry.attribution()).subtract(signed(entry.bytes));
@@ -215,8 +215,8 @@ impl Ledger {
         (self.pending.group, self.pending.owner) = (attribution.group(), owner);
     }
 
-    /// Applies the pending delta to the group, the meter, the tree and the accounts. It must run before an event of another group or in
-    /// other accounts, and before any of these figures is read.
+    /// Applies the pending delta to the group, the meter, the tree and the accounts. Call this before an event of another group
+    /// or in other accounts, and before any of these counters is read.
     #[inline]
     pub(super) fn flush_pending(&mut self) {
         let Some((number, delta)) = self.pending.delta() else { return };
@@ -241,7 +241,7 @@ impl Ledger {
         });
     }
 
-    /// Applies a delta to its group, the meter and the tree. Returns whether the program's view has it.
+    /// Applies a delta to its group, the meter and the tree. Returns whether the program's view counts the group.
     fn apply_delta(&mut self, number: GroupId, delta: &GroupDelta) -> bool {
         let Self { groups, meters, tree, counts, pools, .. } = self;
         counts.events = counts.events.wrapping_add_signed(delta.events());
@@ -262,7 +262,7 @@ impl Ledger {
             level.apply(high, delta.bytes.net);
             tree.apply(group.node, delta);
         } else if group.is_of_pool_only() && state.history.must_save(peaks) {
-            // Peaks say what pools had. No peak of the program is as low as this level.
+            // Peaks report the memory of pools too. No peak of the program is as low as this level.
             peaks.apply(&mut state.history, state.bytes.cast_signed(), delta.bytes, i64::MIN);
         }
         is_in_program
@@ -313,8 +313,8 @@ impl Ledger {
         groups.number(group, in_use, is_needed)
     }
 
-    /// Counts a block that is older than the session and that this thread frees, or whose free failed. It was allocated by no thread and
-    /// in no scope.
+    /// Counts the free of a block that is older than the session, or the failure of that free. No thread and no scope is known to
+    /// have allocated the block.
     fn change_older(&mut self, device: Device, by: i64, thread: ThreadId) {
         self.flush_pending();
         if self.accounts.are_open() {
@@ -375,8 +375,7 @@ impl Ledger {
         self.counts.events = self.counts.events.wrapping_add(1);
         let (freed, answer) = match older {
             Some(block) => (self.free_older(block, thread), Answer::Applied),
-            // The free is counted when the late lookup has ended: a scope that opens until then begins before this
-            // free.
+            // The free is counted when the late lookup ends. A scope that opens before then starts before this free.
             None => (Freed::Uncounted, Answer::Untracked),
         };
         self.thread(thread).freed = freed;
@@ -391,12 +390,12 @@ impl Ledger {
         Freed::Older(block.device, block.bytes)
     }
 
-    /// Undoes the newest free of a thread, which failed. It is not counted as an event.
+    /// Undoes the last free of a thread, which failed. The failed free is not counted as an event.
     pub(super) fn free_failed<O: Observer>(&mut self, thread: ThreadId, observer: &mut O) {
         match std::mem::take(&mut self.thread(thread).freed) {
             Freed::Nothing => return,
             // The pending delta gets a block without an allocation, which lowers the number of events by one (see
-            // `GroupDelta::events`). So the failed free is not counted.
+            // `GroupDelta::events`). This way the failed free is not counted.
             Freed::Block(key, entry) => {
                 self.guests.mark_used([entry.attribution().owner()]);
                 self.insert_block(key, entry, observer);
@@ -409,7 +408,7 @@ impl Ledger {
             Freed::Uncounted => {}
             Freed::Untracked(number) => {
                 self.counts.untracked = self.counts.untracked.saturating_sub(1);
-                // Scopes that began after this event have it in their initial count.
+                // Scopes that started after this event have it in their initial count.
                 for scope in self.scopes.values_mut().filter(|scope| scope.start.number > number) {
                     let before = &mut scope.start.before.untracked;
                     *before = before.saturating_sub(1);
@@ -420,7 +419,7 @@ impl Ledger {
     }
 
     /// Changes the size of a block. Its entry keeps its attribution and its place in the tables, so a thread that reads the
-    /// blocks in parts finds it once.
+    /// blocks in parts finds this block only once.
     pub(super) fn shrink<O: Observer>(&mut self, key: Key, bytes: Bytes, thread: ThreadId, observer: &mut O) {
         if let Some(entry) = self.live.get_mut(key) {
             let (before, now) = (*entry, entry.with_bytes(bytes));

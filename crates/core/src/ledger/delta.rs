@@ -17,7 +17,7 @@ impl Delta {
         self.high = self.high.max(self.net);
     }
 
-    /// Adds later changes.
+    /// Appends later changes.
     pub(super) fn append(&mut self, next: Self) {
         self.high = self.high.max(self.net + next.high);
         self.net += next.net;
@@ -29,13 +29,13 @@ impl Delta {
 pub(super) struct GroupDelta {
     pub(super) bytes: Delta,
     pub(super) blocks: Delta,
-    /// The sum of the bytes of all allocations. Below 0 if allocations are taken back.
+    /// The sum of the bytes of all allocations. Below 0 if allocations are undone.
     pub(super) allocated: i64,
     pub(super) allocations: i64,
 }
 
 impl GroupDelta {
-    /// A block that is added or subtracted, without an allocation.
+    /// Returns the delta of a block that is added or subtracted without an allocation.
     pub(super) fn of_block(blocks: i64, bytes: i64) -> Self {
         let [blocks, bytes] = [blocks, bytes].map(|net| Delta { net, high: net.max(0) });
         Self { bytes, blocks, ..Self::default() }

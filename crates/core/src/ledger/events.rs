@@ -63,7 +63,7 @@ impl Ledger {
         self.tenths = tenths(time);
     }
 
-    /// Applies all other events. It is a function of its own, so that the code of allocations and frees stays small in the
+    /// Applies all other events. This is a separate function so that the code for allocations and frees stays small in the
     /// instruction cache.
     #[cold]
     fn apply_rare<O: Observer>(&mut self, event: &Event<'_>, observer: &mut O) -> Option<Trace> {
@@ -128,8 +128,8 @@ impl Ledger {
         None
     }
 
-    /// Counts `count` events that were missed before the one with this number. While functions are displaced, later frees
-    /// may be missed as well.
+    /// Counts `count` events that were missed before the event with this number. While functions are displaced, later frees may
+    /// be missed as well.
     fn lost<O: Observer>(&mut self, count: u64, number: u64, observer: &mut O) {
         self.counts.lost += count;
         let until = if self.displaced > 0 { u64::MAX } else { number };
@@ -141,7 +141,7 @@ impl Ledger {
         }
     }
 
-    /// Removes the result of the newest event, if that event was a query of an open scope.
+    /// Takes the result of the last event, if that event was a query of an open scope.
     pub fn last_trace(&mut self) -> Option<Trace> {
         self.last_trace.take()
     }

@@ -30,9 +30,9 @@ pub(super) struct GroupId(pub(super) u32);
 
 /// A block has 24 bits for the number of its group.
 pub(super) const MOST_GROUPS: usize = 1 << 24;
-/// With no more groups than this, no sweep is made.
+/// No sweep runs while there are at most this many groups.
 const NO_SWEEP: usize = 1 << 12;
-/// The number of groups that a sweep checks. It begins after half as many new groups.
+/// The number of groups that one sweep checks. A sweep starts after half as many new groups.
 const SWEEP: usize = 1 << 8;
 
 /// All allocation groups and the sums of their live blocks.
@@ -85,9 +85,9 @@ impl Default for AllocGroups {
 }
 
 impl AllocGroups {
-    /// Returns the number of a group, which is created if it is new. This may sweep: a sweep reuses the numbers of groups
-    /// without live blocks. It keeps the groups in `in_use`, which is called only for a sweep, and those for which
-    /// `is_needed` is true because of a peak.
+    /// Returns the number of a group, and creates the group if it is new. This may start a sweep, which frees the numbers of
+    /// groups without live blocks. The sweep keeps the groups in `in_use`, which is called only then, and the groups that a peak
+    /// needs (`is_needed`).
     pub(super) fn number(
         &mut self,
         mut group: AllocGroup,
@@ -120,8 +120,8 @@ impl AllocGroups {
         number
     }
 
-    /// Looks at the next groups and forgets those that have no live blocks and are not needed. Other threads wait meanwhile,
-    /// so a sweep looks at few. It looks at two groups for each new one, so there are at most about twice as many groups as
+    /// Checks the next groups and forgets those that have no live blocks and are not needed. Other threads wait for a sweep, so
+    /// each one checks only a few groups. There are two checks for each new group, so at most about twice as many groups exist as
     /// are needed.
     fn sweep(&mut self, in_use: &HashSet<GroupId>, is_needed: impl Fn(&GroupState) -> bool) {
         self.new = 0;
@@ -137,7 +137,7 @@ impl AllocGroups {
         }
     }
 
-    /// Returns the number of groups, with forgotten ones.
+    /// Returns the number of groups, including forgotten ones.
     #[cfg(test)]
     pub(super) fn numbers(&self) -> usize {
         self.all.len()
@@ -152,7 +152,7 @@ impl AllocGroups {
         &self.all[number.0 as usize].group
     }
 
-    /// Returns at most `count` groups from this number on. `None` after the last.
+    /// Returns at most `count` groups starting at this number. `None` after the last.
     pub(super) fn range(&self, first: usize, count: usize) -> Option<&[GroupState]> {
         self.all.get(first..).filter(|rest| !rest.is_empty()).map(|rest| &rest[..count.min(rest.len())])
     }

@@ -8,7 +8,7 @@ use std::{
 
 use crate::model::{NumberHashBuilder, OwnerThread, ScopeId};
 
-/// With fewer guests than this, no scan is made.
+/// No scan starts while there are fewer guests than this.
 const NO_SCAN: usize = if cfg!(test) { 4 } else { 512 };
 
 /// A thread in a scope of another thread.
@@ -16,7 +16,7 @@ const NO_SCAN: usize = if cfg!(test) { 4 } else { 512 };
 struct Guest {
     /// The owner thread of the guest itself.
     own: OwnerThread,
-    /// The owner thread that opened the scope. It may be a guest's as well.
+    /// The owner thread that opened the scope. The host may be a guest itself.
     host: OwnerThread,
 }
 
@@ -38,8 +38,8 @@ pub(super) struct GuestScan {
     pub(super) next_part: usize,
     /// The last scope that was read.
     pub(super) last_scope: Option<ScopeId>,
-    /// The owner threads in use: those of the blocks, scopes and threads that were read so far, and those entered since
-    /// the scan began.
+    /// The owner threads in use: those of the blocks, scopes and threads that were read so far, and those entered since the scan
+    /// started.
     used: HashSet<OwnerThread, NumberHashBuilder>,
 }
 
@@ -64,7 +64,7 @@ impl Guests {
     fn guest(&mut self, own: OwnerThread, host: OwnerThread, next: impl FnOnce() -> OwnerThread) -> OwnerThread {
         let guest = Guest { own, host };
         let owner = self.owners.get(&guest).copied().unwrap_or_else(next);
-        // All later guests share the last owner thread. It gets no host, because it could become its own host.
+        // All later guests share the last owner thread. That owner thread gets no host, because it could become its own host.
         if owner == OwnerThread::LAST {
             return host;
         }
@@ -74,8 +74,8 @@ impl Guests {
         owner
     }
 
-    /// Like [`owner`](Self::owner), for a thread whose allocations have the owner thread `around` before it enters the scope: they go on
-    /// to count for all of its threads and tasks.
+    /// Like [`owner`](Self::owner), for a thread whose allocations have the owner thread `around` before it enters the scope.
+    /// They still count for all threads and tasks of `around`.
     pub(super) fn owner_within(
         &mut self,
         own: OwnerThread,
@@ -92,8 +92,8 @@ impl Guests {
         missing.into_iter().rev().fold(owner, |owner, missing| self.guest(missing, owner, &mut next))
     }
 
-    /// Makes allocations of the task `own` count for the owner thread `host` as well. Returns `false` if the number does not
-    /// belong only to the task.
+    /// Makes allocations of the task `own` count for the owner thread `host` as well. Returns `false` if the task shares its
+    /// owner thread with others.
     pub(super) fn add_task(&mut self, own: OwnerThread, host: OwnerThread) -> bool {
         if own == OwnerThread::LAST {
             return false;
@@ -123,19 +123,19 @@ impl Guests {
         self.threads(owner).for_each(count);
     }
 
-    /// Returns whether a scan is in progress, or is due: there are twice as many guests as were in use at the last
-    /// scan.
+    /// Returns whether a scan is in progress or due. A scan is due when there are twice as many guests as were in use at the last
+    /// one.
     pub(super) fn must_scan(&self) -> bool {
         self.scan.is_some() || self.known.len() >= NO_SCAN.max(2 * self.in_use)
     }
 
-    /// Returns the scan in progress, and whether this call began it.
+    /// Returns the scan in progress, and whether this call started it.
     pub(super) fn scan(&mut self) -> (&mut GuestScan, bool) {
         let is_new = self.scan.is_none();
         (self.scan.get_or_insert_default(), is_new)
     }
 
-    /// Records that these are in use, if a scan is in progress.
+    /// Marks these owner threads as used, if a scan is in progress.
     pub(super) fn mark_used(&mut self, owners: impl IntoIterator<Item = OwnerThread>) {
         if let Some(scan) = &mut self.scan {
             scan.used.extend(owners.into_iter().filter(|owner| self.known.contains_key(owner)));

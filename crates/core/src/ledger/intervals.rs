@@ -1,4 +1,4 @@
-//! The highest memory of a device between two questions of one reader, such as an exporter of metrics.
+//! The highest memory of a device between two reads by one reader, such as an exporter of metrics.
 
 use super::{Ledger, meters::Meter, watermark::Mark};
 use crate::model::{Device, Gauge};
@@ -6,9 +6,9 @@ use crate::model::{Device, Gauge};
 /// The memory in use on a device, and its peaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DevicePeaks {
-    /// The highest value since the interval began.
+    /// The highest value since the interval started.
     pub interval: u64,
-    /// The highest sum of the live blocks of the device since the session began. A reset of the summary does not lower it.
+    /// The highest sum of the live blocks of the device since the session started. A reset of the summary does not lower it.
     pub ever: u64,
 }
 
@@ -20,7 +20,7 @@ pub struct PeakInterval {
 }
 
 impl Ledger {
-    /// Begins an interval.
+    /// Starts an interval.
     pub fn begin_interval(&mut self, device: Device) -> PeakInterval {
         self.flush_pending();
         let meter = self.meters.index(device, Gauge::Exact);
@@ -28,7 +28,7 @@ impl Ledger {
         PeakInterval { meter, mark: level.peaks.open(level.in_use) }
     }
 
-    /// Returns the current peaks. The next interval begins at the same moment.
+    /// Returns the current peaks, and starts the next interval at the same moment.
     pub fn next_interval(&mut self, interval: &mut PeakInterval) -> DevicePeaks {
         self.flush_pending();
         let Meter { level, peaks, .. } = &mut self.meters.0[usize::from(interval.meter)];

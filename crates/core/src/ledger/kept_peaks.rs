@@ -16,7 +16,7 @@ use crate::model::{ByteDelta, Device, Gauge, ScopeId};
 pub struct GroupAtPeak {
     /// The group.
     pub group: AllocGroup,
-    /// Its bytes at the peak. For a scope, those at its start are subtracted.
+    /// The bytes of the group at the peak. For a scope, its bytes at the start of the scope are subtracted.
     pub bytes: ByteDelta,
 }
 
@@ -27,7 +27,7 @@ pub struct PeakTotal {
     pub device: Device,
     /// The sum of all groups and of `older`.
     pub bytes: ByteDelta,
-    /// The change by frees of blocks that are older than the session. It is above 0 only if such a free failed.
+    /// The bytes that frees of blocks older than the session changed. Above 0 only if such a free failed.
     pub older: ByteDelta,
     /// True if the sum counts the memory above the start of a scope. `false` for the peak of a device.
     pub is_over_start: bool,
@@ -45,7 +45,7 @@ impl Ledger {
         }
     }
 
-    /// Records from now on which allocations make the scope's peak, if that was requested.
+    /// Starts to record which allocations make the scope's peak, if that was requested.
     pub(super) fn watch_peak(&mut self, open: &mut Scope) {
         if open.spec.at_peak && open.spec.gauge == Gauge::Exact {
             let (peaks, in_use) = self.peaks(open.account, open.meter);
@@ -73,9 +73,8 @@ impl Ledger {
         Some(())
     }
 
-    /// Keeps the peak of an open scope under the number `under` until it is [released](Self::release_peak). When the scope
-    /// is closed, the ledger does this by itself, under the scope's number. `None` if the scope was not opened with
-    /// `at_peak`.
+    /// Keeps the peak of an open scope under the number `under` until it is [released](Self::release_peak). When a scope closes,
+    /// the ledger does this automatically, under the scope's number. `None` if the scope was not opened with `at_peak`.
     pub fn keep_peak(&mut self, scope: ScopeId, under: ScopeId) -> Option<()> {
         self.flush_pending();
         let open = self.scopes.remove(&scope)?;
@@ -84,8 +83,8 @@ impl Ledger {
         kept
     }
 
-    /// Like [`keep_peak`](Self::keep_peak), for the highest sum of the live blocks of a device, or the highest one since the summary
-    /// was reset. `None` if there were none.
+    /// Like [`keep_peak`](Self::keep_peak), but for the highest sum of the live blocks of a device: ever, or since the last reset
+    /// of the summary. `None` if there were none.
     pub fn keep_device_peak(&mut self, device: Device, under: ScopeId, since_reset: bool) -> Option<()> {
         self.flush_pending();
         let meter = self.meters.index(device, Gauge::Exact);
@@ -108,10 +107,10 @@ impl Ledger {
         Some(PeakTotal { device: *device, bytes, older, is_over_start })
     }
 
-    /// Returns one part of the groups of a kept peak; `None` after the last part. Later events do not change these
-    /// figures. The peak of a device also has the driver's blocks of pools, which are not in its sum.
+    /// Returns one part of the groups of a kept peak; `None` after the last part. Later events do not change the result. The peak
+    /// of a device also contains the driver's blocks of pools, which are not in its sum.
     pub fn peak_part(&mut self, under: ScopeId, part: usize) -> Option<Vec<GroupAtPeak>> {
-        /// The number of groups in one part. A thread that allocates waits until the part is read.
+        /// The number of groups in one part. Threads that allocate wait until the part is read.
         const GROUPS: usize = if cfg!(test) { 4 } else { 1024 };
         self.flush_pending();
         let KeptRange { meter, account, range } = self.kept_peaks.get(&under)?;

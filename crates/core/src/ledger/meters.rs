@@ -14,35 +14,36 @@ pub(super) struct Meters(pub(super) Vec<Meter>);
 #[repr(C)]
 pub(super) struct Meter {
     pub(super) level: UsageLevel,
-    /// Only [`Gauge::Exact`] uses it, and `on_device` and `kinds`.
+    /// Only [`Gauge::Exact`] uses this field, `on_device` and `kinds`.
     pub(super) peaks: PeakHistory,
     /// The memory that traces count.
     pub(super) on_device: Stat,
-    /// The figures of each kind, in the order of [`MemKind::ALL`].
+    /// The statistics of each kind of memory, in the order of [`MemKind::ALL`].
     pub(super) kinds: [Stat; MemKind::ALL.len()],
     pub(super) device: Device,
     pub(super) gauge: Gauge,
     pub(super) samples: Samples,
-    /// The driver's view, if a pool was registered on the device: then `level` is the program's. It counts exactly for every
-    /// gauge.
+    /// The driver's view, if a pool was registered on the device; `level` is then the program's view. The driver's view is exact
+    /// for every gauge.
     pub(super) driver: Option<UsageLevel>,
 }
 
-/// The bytes in use, and their highest value since each open scope began.
+/// The bytes in use, and their highest value since each open scope started.
 #[derive(Clone, Debug, Default)]
 pub(super) struct UsageLevel {
-    /// It may be negative: blocks that are older than the session may be freed, and samples count down from what is free.
+    /// The bytes in use. Negative if blocks older than the session were freed, or, for samples, because they count down from the
+    /// free memory.
     pub(super) in_use: i64,
     pub(super) peaks: Watermark<i64>,
 }
 
-/// The readings of a device. A scope reports those since it began.
+/// The readings of a device. A scope reports the readings since its start.
 #[derive(Debug, Default)]
 pub(super) struct Samples {
     pub(super) count: u64,
     pub(super) newest: Option<Time>,
     pub(super) gaps: Watermark<Duration>,
-    /// True if the newest reading failed.
+    /// True if the last reading failed.
     pub(super) failed: bool,
 }
 
@@ -96,7 +97,7 @@ impl Meters {
 }
 
 impl UsageLevel {
-    /// Changes the bytes by `net`; `high` is the highest value meanwhile.
+    /// Changes the bytes by `net`. `high` is the highest level on the way.
     #[inline]
     pub(super) fn apply(&mut self, high: i64, net: i64) {
         self.peaks.raise(high);
@@ -114,8 +115,8 @@ impl UsageLevel {
 }
 
 impl Meter {
-    /// A sample counts the bytes that are no longer free: this is the one figure on which both versions of NVML and
-    /// `cuMemGetInfo` agree. A gauge of the program knows only the bytes in use.
+    /// Applies a sample. It counts the bytes that are not free, because both versions of NVML and `cuMemGetInfo` agree only on
+    /// free memory. The program's own gauges know only the bytes in use.
     pub(super) fn apply_sample(&mut self, time: Time, memory: &GpuMemory) {
         let is_custom = self.device.family == Family::Custom;
         self.level.set(if is_custom { signed(memory.used) } else { -signed(memory.free) });

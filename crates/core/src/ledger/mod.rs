@@ -1,5 +1,5 @@
-//! The ledger applies events in their order. It keeps the live blocks, the bytes in use and the peak of each open scope. It
-//! has no clock, no lock and no I/O, so that a live run and a replayed run give the same figures.
+//! The ledger applies events in order. It keeps the live blocks, the bytes in use and the peak of each open scope. The ledger has
+//! no clock, no lock and no I/O, so a live run and a replayed run give the same results.
 
 mod account_id;
 mod accounts;
@@ -57,47 +57,46 @@ pub use self::{
 };
 use crate::model::{NumberHashBuilder, OwnerThread, ScopeId, Trace};
 
-/// See the [module](self). The fields from `pending` to `counts` are first, because each event uses them: so an event
+/// See the [module](self). The fields from `pending` to `counts` come first because each event uses them. This way an event
 /// touches few cache lines.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Ledger {
-    /// The changes of the newest events that the tree, the meters and the groups do not have yet.
+    /// The changes of the latest events, not yet applied to the tree, the meters and the groups.
     pending: PendingDelta,
-    /// The threads by their number. There are as many as ran at the same time.
+    /// The threads, indexed by thread number. There are as many as ever ran at the same time.
     threads: Vec<Thread>,
     /// The time of the next allocation, in tenths of a second.
     tenths: u32,
-    /// True if a budget must know of other threads.
+    /// True if a budget watches other threads.
     is_watched: bool,
     /// True if a pool was registered.
     has_pools: bool,
-    /// True if one of the two fields above is true: blocks of the driver are not only counted like the newest ones.
+    /// True if one of the two fields above is true. Driver blocks then need more work than the fast path does.
     is_special: bool,
-    /// True if events are passed to a tap as well. The inbox sets it. It is here because each event reads this cache line
-    /// anyway.
+    /// True if events are passed to a tap as well. The inbox sets this flag. It is stored here because each event reads this
+    /// cache line anyway.
     pub(crate) is_tapped: bool,
     live: LiveBlocks,
     counts: Counts,
-    /// The number of the driver's functions that other tools have replaced at the moment. They are part of
-    /// `counts.lost`, and a scope that opens now reports them as well, because it misses their calls.
+    /// The number of the driver's functions that other tools have replaced at the moment. They are part of `counts.lost`. A scope
+    /// that opens while they are replaced reports them as well, because it misses their calls.
     displaced: u64,
     /// The open scopes. They are ordered, so that they can be read in parts, and boxed, because the map moves its
     /// values.
     scopes: BTreeMap<ScopeId, Box<Scope>>,
     /// The devices on which each open task allocated.
     tasks: HashMap<OwnerThread, AllocatedOn, NumberHashBuilder>,
-    /// The result of the newest query. It is not part of [`apply`](Self::apply)'s return value, so that allocations stay
-    /// cheap.
+    /// The result of the last query. It is not part of [`apply`](Self::apply)'s return value, so that allocations stay cheap.
     last_trace: Option<Trace>,
     tree: ScopeTree,
     /// The number of the event that reset the summary last.
     summary_since: u64,
     meters: Meters,
     accounts: Accounts,
-    /// The watches of budgets that must know of other threads.
+    /// The watches of budgets that depend on other threads.
     watched: Vec<Watched>,
-    /// The newest event, if a budget must know of it.
+    /// The last event, if a budget watches for it.
     noticed: Option<Noticed>,
     groups: AllocGroups,
     /// The number of owner threads that were created.

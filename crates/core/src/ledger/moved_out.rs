@@ -8,9 +8,9 @@ use super::{
 use crate::model::{CallsiteId, ScopeId, ThreadId};
 
 impl Ledger {
-    /// Handles a scope that was closed before the scopes that its thread opened inside it. These stand in `entered` from
-    /// `at` on, and move to the scope around the closed one: their later allocations are not in the closed one. There are at
-    /// most as many as scopes nest in the tree.
+    /// Handles a scope that was closed before the scopes that its thread opened inside it. Those scopes are in `entered` from
+    /// index `at` on. They move to the scope around the closed one, because their later allocations are not in the closed one.
+    /// There are at most as many of them as scopes can nest in the tree.
     #[cold]
     pub(super) fn move_out(&mut self, thread: ThreadId, at: usize, closed: NodeId) {
         let (mut left, mut outer) = (closed, self.tree.node(closed).parent);

@@ -1,4 +1,4 @@
-//! Allocations and frees that are noticed, and the threads that want to know of them.
+//! Watched allocations and frees, and the threads that watch for them.
 
 use crate::model::{Bytes, Device, OwnerThread};
 
@@ -24,7 +24,7 @@ pub struct Noticed {
     pub is_free: bool,
     /// True if the thread is in a scope that it opened itself.
     pub is_in_scope: bool,
-    /// True if the thread is in a scope that another thread opened, and works for that one.
+    /// True if the thread is in a scope that another thread opened, and therefore works for that thread.
     pub is_guest: bool,
 }
 

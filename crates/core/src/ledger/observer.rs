@@ -10,11 +10,11 @@ pub struct BlockChange {
     pub kind: BlockChangeKind,
     /// The key of the block.
     pub key: Key,
-    /// The number of the event that allocated it. No other block has it, whereas a key may be reused.
+    /// The number of the event that allocated the block. This number is unique, whereas a key may be reused.
     pub number: u64,
-    /// Its size before, in bytes; 0 if it was not live.
+    /// The size of the block before the change, in bytes; 0 if it was not live.
     pub before: Bytes,
-    /// Its size from now on, in bytes; 0 if it is not live any more.
+    /// The size of the block after the change, in bytes; 0 if it is no longer live.
     pub after: Bytes,
     /// The device.
     pub device: Device,
@@ -25,21 +25,21 @@ pub struct BlockChange {
 /// The kinds of changes of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockChangeKind {
-    /// It was allocated.
+    /// The block was allocated.
     Allocated,
-    /// It was freed.
+    /// The block was freed.
     Freed,
-    /// A part of it was freed.
+    /// A part of the block was freed.
     Shrunk,
-    /// Its context was destroyed, with all its blocks.
+    /// The context of the block was destroyed, with all its blocks.
     RemovedWithContext,
-    /// Its free was missed: its address was given to another block.
+    /// The free of the block was missed: its address was given to another block.
     FreeMissed,
-    /// Its free has failed: it is live again.
+    /// The free of the block failed, so the block is live again.
     FreeFailed,
-    /// It belongs to a pool from now on: the parts of the pool count in its place.
+    /// The block now belongs to a pool: the parts of the pool count instead of it.
     TakenByPool,
-    /// It belongs to no pool. It was allocated on a device with a pool, and until now that was not known.
+    /// The block belongs to no pool. It was allocated on a device with a pool, so this was not known until now.
     GivenToProgram,
 }
 
@@ -56,8 +56,8 @@ impl BlockChangeKind {
         Self::GivenToProgram,
     ];
 
-    /// Returns the number of blocks that this change adds to the program's view, if the block counts there. It is 0 if only
-    /// the size changes.
+    /// Returns the number of blocks that this change adds to the program's view, if the block counts there. Returns 0 if only the
+    /// size changes.
     pub const fn blocks(self) -> i64 {
         match self {
             Self::Allocated | Self::FreeFailed | Self::GivenToProgram => 1,
@@ -66,7 +66,7 @@ impl BlockChangeKind {
         }
     }
 
-    /// Returns its name in files.
+    /// Returns the name of this kind in files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Allocated => "alloc",
@@ -84,10 +84,10 @@ impl BlockChangeKind {
 /// An observer of each block that an event changes, in the order of the changes. The program's view has a block if
 /// [`AllocGroup::is_in_program`].
 pub trait Observer {
-    /// False if the observer ignores changes. They cost nothing then.
+    /// False if the observer ignores changes, so that they cost nothing.
     const OBSERVES: bool = true;
 
-    /// A block has changed.
+    /// Called when a block has changed.
     fn changed(&mut self, change: BlockChange);
 }
 

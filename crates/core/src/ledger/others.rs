@@ -1,4 +1,4 @@
-//! Notices allocations and frees that a budget must know of, although it does not count them or they are not its own.
+//! Notices the allocations and frees that a budget watches: those that it does not count, or that other threads made.
 
 use super::{
     Ledger,
@@ -9,7 +9,8 @@ use super::{
 use crate::model::{Device, Gauge, ThreadId};
 
 impl Ledger {
-    /// Begins to [notice](Self::noticed) these allocations and frees on the device. Events are counted one by one meanwhile.
+    /// Starts to [notice](Self::noticed) these allocations and frees on the device. While a watch exists, events are counted one
+    /// by one.
     pub fn watch(&mut self, id: u64, device: Device, noticing: Noticing, thread: ThreadId) {
         let meter = self.meters.index(device, Gauge::Exact);
         let thread = self.thread(thread).own;
@@ -17,7 +18,7 @@ impl Ledger {
         self.update_is_special();
     }
 
-    /// Undoes [`watch`](Self::watch).
+    /// Ends the [`watch`](Self::watch) with this id.
     pub fn unwatch(&mut self, id: u64) {
         self.watched.retain(|watched| watched.id != id);
         self.update_is_special();
@@ -28,10 +29,10 @@ impl Ledger {
         self.is_special = self.is_watched || self.has_pools;
     }
 
-    /// Returns the newest event, if it was noticed.
+    /// Takes the last event, if it was noticed.
     #[inline]
     pub fn noticed(&mut self) -> Option<Noticed> {
-        // The flag is in a place that each event reads anyway.
+        // The flag is on a cache line that each event reads anyway.
         if self.is_watched { self.noticed.take() } else { None }
     }
 
@@ -46,7 +47,7 @@ impl Ledger {
         let own = self.thread(thread).own;
         let (node, owner) = if is_free { self.place_of(thread) } else { (node, entry.attribution().owner()) };
         let Self { guests, watched, tree, .. } = self;
-        // In a scope that another thread opened, a thread works for that one.
+        // A thread in a scope that another thread opened works for that thread.
         let host = guests.hosts(owner).last().unwrap_or(owner);
         let concerns = |watched: &Watched| {
             watched.meter == meter

@@ -1,9 +1,9 @@
-//! The pending delta. It has the latest events, if all of them belong to one group and count in the same accounts.
+//! The pending delta: the sum of the latest events, as long as all of them belong to one group and count in the same accounts.
 //!
-//! A block counts in a dozen places: for its kind, its device and all scopes around it. While events of one group follow
-//! each other, all these counters change by the same amounts. So the events are added up here, and the sum is applied to the
-//! counters later. The sum has the net change and the highest value on the way (`Delta`): the peak of a counter is its old
-//! value plus `high`.
+//! A block counts in a dozen places: for its kind, its device and all scopes around it. While events of one group follow each
+//! other, all these counters change by the same amounts. Therefore the events are added up here, and the sum is applied to the
+//! counters later. The sum consists of the net change and the highest value on the way (`Delta`). The peak of a counter is its
+//! old value plus `high`.
 
 use super::{
     delta::{Delta, GroupDelta},
@@ -12,14 +12,14 @@ use super::{
 };
 use crate::model::OwnerThread;
 
-/// The sum of the newest events. It shares a cache line with the lock and the number of events: when threads allocate in
-/// turn, each cache line that they write moves between their processors.
+/// The sum of the latest events. It shares a cache line with the lock and the number of events, because each cache line that
+/// several threads write moves between their processors.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct PendingDelta {
     pub(super) group: GroupId,
-    /// The owner thread of the events. [`OwnerThread::LAST`] if it does not matter, because no account is open, or because all events are
-    /// of threads in no scope.
+    /// The owner thread of the events. [`OwnerThread::LAST`] if the owner does not matter, because no account is open or because
+    /// all events come from threads in no scope.
     pub(super) owner: OwnerThread,
     /// Allocated minus freed blocks, and the highest value of that. No computer has room for 2^31 live blocks.
     blocks: i32,
@@ -73,7 +73,7 @@ impl PendingDelta {
         self.allocations += 1;
     }
 
-    /// Takes an allocation back, because it counts for another group from now on.
+    /// Takes an allocation back, because it now counts for another group.
     pub(super) fn take_back(&mut self, bytes: u64) {
         self.allocated = self.allocated.wrapping_sub_unsigned(bytes);
         self.allocations -= 1;
@@ -92,7 +92,7 @@ mod tests {
         delta
     }
 
-    /// The figures do not depend on how many events are applied at once.
+    /// The results do not depend on how many events are applied at once.
     #[test]
     fn several_events_at_once_give_the_figures_of_single_events() {
         let mut random = numbers(1);

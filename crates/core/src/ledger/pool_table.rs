@@ -1,29 +1,29 @@
-//! What the ledger keeps of pools; `pools.rs` says what they are.
+//! The state that the ledger keeps for each pool. See `pools.rs` for what a pool is.
 
 use std::collections::BTreeMap;
 
 use super::{delta::GroupDelta, groups::AllocGroup, meters::UsageLevel, stats::add_signed};
 use crate::model::{Bytes, Device, Key, MemKind, PoolId, ThreadId};
 
-/// The pool of a block of which it is not known yet to whom it belongs.
+/// The pool of a block whose owner is not yet known.
 pub(super) const UNDECIDED: PoolId = PoolId(u8::MAX);
 
-/// All pools, and where the driver's blocks lie on devices with pools.
+/// All pools, and the address ranges of the driver's blocks on devices with pools.
 #[derive(Debug, Default)]
 pub(super) struct Pools {
-    /// Where the newest part was found.
+    /// The range in which the last part was found.
     pub(super) newest: Range,
-    /// By the number of the pool. Number 0 is none.
+    /// All pools, indexed by pool number. Number 0 is not a pool.
     pub(super) all: Vec<Pool>,
-    /// The driver's blocks, by the address at which they begin.
+    /// The driver's blocks, by their start address.
     pub(super) ranges: BTreeMap<u64, Range>,
-    /// The undecided blocks, in the order of their allocation.
+    /// The undecided blocks, in order of allocation.
     pub(super) undecided: Vec<Undecided>,
     /// No event from this number on was lost.
     pub(super) complete_from: u64,
 }
 
-/// Where a block of the driver lies.
+/// The address range of a driver block.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Range {
     pub(super) start: u64,
@@ -43,26 +43,27 @@ pub(super) struct Pool {
     pub(super) part_bytes: u64,
     pub(super) block_bytes: u64,
     pub(super) reserved: Option<Bytes>,
-    /// Some of its blocks are known by their handles, so the addresses of its parts cannot be checked.
+    /// True if some of the pool's blocks are known by their handles, so that the addresses of its parts cannot be checked.
     pub(super) has_handles: bool,
     pub(super) wrong: WrongCalls,
     pub(super) read_early: u64,
 }
 
-/// How often calls of a pool were wrong. Each of them also counts as lost. A call that lost events may explain is not among them.
+/// The numbers of wrong calls to a pool. Each wrong call also counts as a lost event. Calls that lost events may explain are not
+/// included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WrongCalls {
     /// A part was freed that is not live.
     pub unknown: u64,
-    /// A part was allocated at the address of a live part, which is then taken as freed.
+    /// A part was allocated at the address of a live part. The older part is then treated as freed.
     pub doubled: u64,
-    /// A part does not lie inside of a block of the driver, or lies in a block of another pool. Such a part counts. Calls with sizes above any
-    /// device are here, too, and their sizes do not count.
+    /// A part is not inside a driver block, or is inside a block of another pool. Such a part still counts. Calls with sizes
+    /// larger than any device are also counted here, but their sizes are ignored.
     pub outside: u64,
-    /// A block of the driver was counted for the program before its first part showed that it is the pool's. Peaks of that
-    /// time have it.
+    /// A driver block was counted for the program before its first part showed that it belongs to the pool. Peaks from that time
+    /// include the block.
     pub late: u64,
-    /// The pool reported less memory than its parts have.
+    /// The pool reported less memory than the sum of its parts.
     pub below: u64,
 }
 
@@ -77,21 +78,21 @@ pub struct KnownPool {
     pub parts: u64,
     /// The sum of their sizes.
     pub part_bytes: Bytes,
-    /// The memory that it has from the driver: the amount that it reported. If it reported nothing, or more than its blocks, or less than its
-    /// parts, this is the sum of its blocks.
+    /// The memory that the pool holds from the driver, as the pool reported it. If it reported nothing, more than its blocks or
+    /// less than its parts, this is the sum of its blocks.
     pub reserved: Bytes,
-    /// The amount that it reported. If it reported nothing, this is the sum of its blocks.
+    /// The amount that the pool reported. If it reported nothing, this is the sum of its blocks.
     pub reported: Bytes,
-    /// The sum of its blocks of the driver.
+    /// The sum of its driver blocks.
     pub block_bytes: Bytes,
     /// Its wrong calls.
     pub wrong: WrongCalls,
-    /// Blocks that were counted for the program until their first part, because of another thread's event in between. Peaks of that time
-    /// have them.
+    /// Blocks that were counted for the program until their first part, because of another thread's event in between. Peaks from
+    /// that time include them.
     pub read_early: u64,
 }
 
-/// A block of the driver of which it is not known yet to whom it belongs.
+/// A driver block whose owner is not yet known.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Undecided {
     /// The thread that allocated it.
@@ -101,19 +102,19 @@ pub(super) struct Undecided {
 }
 
 impl KnownPool {
-    /// What it keeps unused. `None` if its parts are more than it has, so that one of the two is wrong.
+    /// Returns the unused bytes of the pool. `None` if its parts exceed its memory, so that one of the two numbers is wrong.
     pub fn unused(&self) -> Option<Bytes> {
         self.reserved.checked_sub(self.part_bytes)
     }
 }
 
 impl AllocGroup {
-    /// The program's view has its blocks.
+    /// Returns whether the program's view includes the blocks of this group.
     pub fn is_in_program(&self) -> bool {
         self.kind.is_on_device() && !self.is_of_pool_only()
     }
 
-    /// Its blocks are the driver's and belong to a pool, or it is not known yet to whom.
+    /// Returns whether these are driver blocks that belong to a pool or whose owner is not yet known.
     pub(super) fn is_of_pool_only(&self) -> bool {
         self.pool != PoolId::NONE && self.kind != MemKind::Part
     }
@@ -124,14 +125,14 @@ impl Pools {
         self.all.get_mut(usize::from(pool.0)).filter(|pool| pool.device.is_some())
     }
 
-    /// The part lies in the block in which the newest part was found.
+    /// Returns whether the part is in the block in which the last part was found.
     #[inline]
     pub(super) fn is_in_newest(&self, address: u64, bytes: Bytes, pool: PoolId) -> bool {
         let Range { start, end, pool: of, .. } = self.newest;
         start <= address && bytes.get() <= end.wrapping_sub(address) && address < end && of == pool
     }
 
-    /// A thread that allocates many blocks in a row does not do it for a pool.
+    /// Returns whether there are many undecided blocks. A thread that allocates many blocks in a row does not do so for a pool.
     pub(super) fn has_many_undecided(&self) -> bool {
         self.undecided.len() >= 16
     }
@@ -162,7 +163,7 @@ impl Pools {
     }
 }
 
-/// Applies the delta of a group to the driver's view and to its pool. Returns whether the program's view has it, too.
+/// Applies the delta of a group to the driver's view and to its pool. Returns whether the program's view includes the group, too.
 #[cold]
 pub(super) fn count_for_views(
     driver: &mut UsageLevel,

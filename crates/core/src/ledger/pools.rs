@@ -1,11 +1,12 @@
-//! Pools: a second level of memory. A pool takes blocks from the driver and gives out parts of them. On a device with a registered
-//! pool there are two views of the same time: the *program's* has the parts of pools, and the driver's blocks that belong to no
-//! pool; the *driver's* has all blocks of the driver. Without a pool they are the same, and only the first one is kept.
+//! Pools: a second level of memory. A pool takes blocks from the driver and hands out parts of them. A device with a registered
+//! pool has two simultaneous views. The *program's view* contains the parts of pools and the driver blocks that belong to no
+//! pool. The *driver's view* contains all driver blocks. Without a pool the two are the same, and only the program's view is
+//! kept.
 //!
-//! A part is a block of kind [`MemKind::Part`] whose group has the number of its pool. A block of the driver belongs to a pool if
-//! its group has that number; then only the driver's view counts it.
+//! A part is a block of kind [`MemKind::Part`] whose group has the number of its pool. A driver block belongs to a pool if its
+//! group has the number of the pool; then only the driver's view counts the block.
 //!
-//! `undecided.rs` says how the ledger finds out to whom a block belongs.
+//! See `undecided.rs` for how the ledger finds the owner of a block.
 
 use super::{
     Ledger,
@@ -19,21 +20,22 @@ use super::{
 };
 use crate::model::{Bytes, Device, Gauge, Key, MemKind, PoolId, Tag, ThreadId};
 
-/// 64 TiB, more than any device has. A pool that reports such a size is not believed, because sums with it may not fit into 63 bits.
+/// 64 TiB, more than any device has. Calls with a size of this or more count as wrong and their sizes are ignored, because sums
+/// with them may not fit into 63 bits.
 pub(super) const LARGEST: u64 = 1 << 46;
 
-/// No lost event makes such a call right.
+/// A lost event cannot explain a wrong call of this kind.
 pub(super) const SURE: u64 = u64::MAX;
 
 impl Ledger {
-    /// A pool begins on a device. [`learn_blocks`](Self::learn_blocks) follows for each part of the blocks.
+    /// Registers a pool on a device. The caller then calls [`learn_blocks`](Self::learn_blocks) for each part of the blocks.
     pub fn register_pool(&mut self, pool: PoolId, device: Device, number: u64) {
         self.flush_pending();
         let at = usize::from(pool.0);
         if at >= self.pools.all.len() {
             self.pools.all.resize(at + 1, Pool::default());
         }
-        // The driver's blocks of a closed pool with this number are gone, or else the number would not be used again.
+        // The driver blocks of a closed pool with this number are gone; otherwise the number would not be reused.
         self.pools.all[at] = Pool { device: Some(device), since: number, ..Pool::default() };
         self.has_pools = true;
         self.update_is_special();
@@ -55,22 +57,22 @@ impl Ledger {
         self.threads.iter_mut().for_each(Thread::forget_newest);
     }
 
-    /// Finds out where one part of the driver's blocks lies, of [`BLOCK_PARTS`](super::BLOCK_PARTS). No block moves to a part
-    /// that was read before.
+    /// Stores the address ranges of the driver's blocks, for one part of the blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS). No
+    /// block moves to a part that was read before.
     pub fn learn_blocks(&mut self, device: Device, part: usize) {
         let meter = self.meters.index(device, Gauge::Exact);
         let Self { live, groups, pools, .. } = self;
         for (key, entry) in live.part(part) {
             let group = groups.get(entry.group());
             let is_block = group.meter == meter && group.kind.is_on_device() && group.kind != MemKind::Part;
-            // If the device has another pool already, the owner of the block may be known.
+            // If the device already has another pool, the owner of the block may be known.
             if is_block && !pools.ranges.contains_key(&key.get()) {
                 pools.insert_range(key, entry.bytes, group.pool);
             }
         }
     }
 
-    /// Frees all parts of a pool: one part of the blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS).
+    /// Frees the parts of a pool, in one part of the blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS).
     pub fn empty_pool(&mut self, pool: PoolId, part: usize) {
         self.empty_pool_observed(pool, part, &mut ());
     }
@@ -89,8 +91,9 @@ impl Ledger {
         }
     }
 
-    /// Applies the allocation of a part that lies where the newest one does and that differs from the newest events in its key and
-    /// size only. If it differs in more, this returns `false` and changes nothing, and the caller calls [`part`](Self::part).
+    /// Applies the allocation of a part that is in the same block as the last part and that differs from the latest events only
+    /// in its key and size. If it differs in anything else, this returns `false` and changes nothing, and the caller calls
+    /// [`part`](Self::part).
     #[inline]
     pub fn part_like_newest(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
         !self.is_watched
@@ -101,8 +104,8 @@ impl Ledger {
             && self.alloc_in_front(key, bytes, tag, number, thread)
     }
 
-    /// Applies the allocation of a part. Without effect if its pool is not registered: a recording that began later has the driver's
-    /// blocks only, and would count this memory twice.
+    /// Applies the allocation of a part. Does nothing if its pool is not registered: a recording that started later contains only
+    /// the driver's blocks and would count this memory twice.
     pub fn part(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) {
         self.part_observed(key, bytes, tag, number, thread, &mut ());
     }
@@ -142,12 +145,13 @@ impl Ledger {
         self.wrong_call(key.pool(), since, |wrong| &mut wrong.unknown);
     }
 
-    /// Events before the one with this number are missing, other than frees of live blocks.
+    /// Notes that events before the one with this number are missing, other than frees of live blocks.
     pub(crate) fn lacks_events_before(&mut self, number: u64) {
         self.pools.complete_from = number;
     }
 
-    /// A call contradicts the events since the one with the number `since`. If some of these were lost, the call may be right.
+    /// Counts a call that contradicts the events since the one with the number `since`. If some of these were lost, the call may
+    /// be right and is not counted.
     pub(super) fn wrong_call(&mut self, pool: PoolId, since: u64, which: impl Fn(&mut WrongCalls) -> &mut u64) {
         if since < self.pools.complete_from {
             return;
@@ -158,7 +162,7 @@ impl Ledger {
         }
     }
 
-    /// Finds the block that a new part lies in. If the block is of no pool yet, it belongs to this pool from now on.
+    /// Finds the block that contains a new part. If the block does not belong to a pool yet, it now belongs to this pool.
     fn find_block_of<O: Observer>(&mut self, key: Key, bytes: Bytes, pool: PoolId, number: u64, observer: &mut O) {
         let address = key.address();
         if self.pools.is_in_newest(address, bytes, pool) {
@@ -188,7 +192,7 @@ impl Ledger {
         }
     }
 
-    /// A block of the driver is live again, because its free has failed.
+    /// Handles a driver block that is live again because its free failed.
     pub(super) fn block_is_back(&mut self, key: Key, entry: &Entry) {
         if self.has_pools {
             let AllocGroup { meter, kind, pool, .. } = *self.groups.get(entry.group());
@@ -198,7 +202,7 @@ impl Ledger {
         }
     }
 
-    /// A block of the driver is gone.
+    /// Handles a driver block that is gone.
     #[inline]
     pub(super) fn block_is_gone(&mut self, key: Key) {
         if self.has_pools {
@@ -206,7 +210,7 @@ impl Ledger {
         }
     }
 
-    /// A block of the driver has another size.
+    /// Handles a driver block whose size changed.
     pub(super) fn block_is_resized(&mut self, key: Key, bytes: Bytes) {
         if self.has_pools
             && key.is_address()
@@ -217,7 +221,7 @@ impl Ledger {
         }
     }
 
-    /// All registered pools, and closed ones that still have blocks.
+    /// Returns all registered pools, and closed pools that still have blocks.
     pub fn pools(&mut self) -> Vec<KnownPool> {
         self.flush_pending();
         let known = |(number, pool): (u8, &Pool)| {
@@ -231,13 +235,13 @@ impl Ledger {
         (0..).zip(&self.pools.all).filter_map(known).collect()
     }
 
-    /// Where the blocks of pools lie, by address. Blocks that are known by their handles are not among them.
+    /// Returns the address ranges of the blocks of pools. Blocks that are known by their handles are not included.
     pub fn pool_blocks(&self) -> Vec<(PoolId, std::ops::Range<u64>)> {
         let blocks = self.pools.ranges.values().filter(|block| block.pool != PoolId::NONE && block.pool != UNDECIDED);
         blocks.map(|block| (block.pool, block.start..block.end)).collect()
     }
 
-    /// What the driver's blocks have in use on a device with a pool.
+    /// Returns the bytes in use by the driver's blocks on a device with a pool.
     #[cfg(test)]
     pub(super) fn driver_in_use(&mut self, device: Device) -> Option<i64> {
         self.flush_pending();

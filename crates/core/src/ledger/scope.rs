@@ -1,4 +1,4 @@
-//! The data that the ledger keeps of each open scope.
+//! The data that the ledger keeps for each open scope.
 
 use super::{account_id::AccountId, counts::Counts, peaks::WatchedScope, tree::NodeId, watermark::Mark};
 use crate::model::{Counted, Gauge, OwnerThread, ScopeSpec, ThreadId};
@@ -8,10 +8,10 @@ use crate::model::{Counted, Gauge, OwnerThread, ScopeSpec, ThreadId};
 pub(super) struct Scope {
     pub(super) spec: ScopeSpec,
     pub(super) meter: u16,
-    /// The account that it reads; `None` if it counts the whole process.
+    /// The account that the scope reads; `None` if the scope counts the whole process.
     pub(super) account: Option<AccountId>,
     pub(super) node: NodeId,
-    /// The paths that it had before a scope around it was closed first.
+    /// The earlier paths of this scope, from before an outer scope was closed first.
     pub(super) previous_nodes: Vec<NodeId>,
     /// The meter of [`Gauge::Exact`](crate::model::Gauge::Exact) on its device.
     pub(super) exact_meter: u16,
@@ -19,36 +19,36 @@ pub(super) struct Scope {
     pub(super) owner: OwnerThread,
     /// The thread that opened it.
     pub(super) opener: ThreadId,
-    /// The opener's own owner thread. The opener may have ended, and its number may belong to another thread.
+    /// The opener's own owner thread. The opener may have ended, and another thread may reuse its number.
     pub(super) own: OwnerThread,
     /// The number of the event that opened it.
     pub(super) number: u64,
-    /// The number of the event from which on `Trace::allocated_on` looks: the opening, or the last reset that was not between two
-    /// statements of a function.
+    /// The number of the event from which `Trace::allocated_on` starts to look: the opening, or the last reset that was not
+    /// between two statements of a function.
     pub(super) devices_since: u64,
     pub(super) start: ScopeStart,
-    /// The watch, if the allocations of its peak were requested.
+    /// The watch on the scope's peak, if its allocations were requested.
     pub(super) watched: Option<WatchedScope>,
 }
 
 impl Scope {
-    /// Returns whether it counts a task. `false` if there was no owner thread left for the task.
+    /// Returns whether the scope counts a task. `false` if there was no owner thread left for the task.
     pub(super) fn is_task(&self) -> bool {
         self.spec.counts == Counted::Task && self.account.is_some()
     }
 
-    /// Returns whether it is measured by samples. Each of them has a gap to the one before.
+    /// Returns whether the scope is measured by samples. There is a gap between each sample and the one before.
     pub(super) fn is_sampled(&self) -> bool {
         self.spec.gauge == Gauge::Sampled
     }
 
-    /// Returns its path, and the paths that it had before.
+    /// Returns the earlier paths of the scope and its current path.
     pub(super) fn nodes(&self) -> impl Iterator<Item = NodeId> {
         self.previous_nodes.iter().copied().chain([self.node])
     }
 }
 
-/// The figures at the start of a scope, or at its last reset.
+/// The values at the start of a scope, or at its last reset.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ScopeStart {
     /// The number of the event.
@@ -66,8 +66,8 @@ pub(super) struct ScopeStart {
     pub(super) gap: Mark,
     /// The number of earlier samples of the device. The sample at the start of the scope belongs to the scope.
     pub(super) samples_before: u64,
-    /// True if the device could not be read at this moment (this happens at a reset), so that the figures at the start
-    /// are not known.
+    /// True if the device could not be read at this moment, which can happen at a reset. The values at the start are then not
+    /// known.
     pub(super) is_unread: bool,
     pub(super) before: Counts,
 }

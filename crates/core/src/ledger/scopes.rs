@@ -24,7 +24,7 @@ impl Ledger {
         let meter = match event.kind {
             EventKind::Alloc { block, .. } => Some(self.meters.index(block.device, Gauge::Exact)),
             EventKind::Open { spec, .. } => Some(self.meters.index(spec.device, Gauge::Exact)),
-            // Allocations find the path on their device. A scope that is closed already is on none.
+            // Allocations find the path on their device. A scope that is already closed is on no device.
             EventKind::Enter { scope } => Some(self.scopes.get(scope).map_or(0, |open| open.exact_meter)),
             _ => None,
         };
@@ -113,7 +113,7 @@ impl Ledger {
         self.look_up_again();
     }
 
-    /// Returns the figures with which a scope begins now.
+    /// Returns the values with which a scope starts now.
     fn begin(&mut self, scope: &Scope, number: u64) -> ScopeStart {
         let exact = &mut self.meters.0[usize::from(scope.exact_meter)].level;
         let (device_in_use, device_peak) = (exact.in_use, exact.peaks.open(exact.in_use));
@@ -144,8 +144,8 @@ impl Ledger {
         }
     }
 
-    /// Reads a scope, which then starts again from 0. The record of the allocations of its peak also starts again, unless
-    /// `keep_peak` is true.
+    /// Reads a scope and restarts it from 0. This also restarts the record of the allocations of its peak, unless `keep_peak` is
+    /// true.
     pub(super) fn reset(&mut self, scope: ScopeId, number: u64, keep_peak: bool) -> Option<Trace> {
         let mut open = self.scopes.remove(&scope)?;
         let trace = self.end(&open);
@@ -184,7 +184,7 @@ impl Ledger {
         Some(trace)
     }
 
-    /// Begins the figures of all scope paths again. Open scopes count as opened now.
+    /// Restarts the statistics of all scope paths. Open scopes count as opened now.
     pub(super) fn reset_summary(&mut self, number: u64) {
         self.summary_since = number;
         for Meter { level, peaks, .. } in &mut self.meters.0 {
@@ -215,12 +215,12 @@ impl Ledger {
         trace
     }
 
-    /// Returns the highest memory of the process on the device since a scope began.
+    /// Returns the highest memory of the process on the device since a scope started.
     pub(super) fn device_peak(&self, scope: &Scope) -> i64 {
         self.meters.0[usize::from(scope.exact_meter)].level.peaks.max_since(scope.start.device_peak)
     }
 
-    /// Returns the figures of a scope since it began.
+    /// Returns the trace of a scope since its start.
     pub(super) fn trace(&self, scope: &Scope) -> Trace {
         let Meter { device, gauge, samples, level, .. } = &self.meters.0[usize::from(scope.meter)];
         let ScopeStart { in_use: start, peak, gap, samples_before, is_unread, before, .. } = scope.start;
@@ -245,7 +245,7 @@ impl Ledger {
             shared: Bytes::new(account.map_or(0, |account| account.shared.saturating_sub(scope.start.shared))),
             allocated_on: self.allocated_only_on(scope),
             untracked: if *gauge == Gauge::Exact { self.counts.untracked.saturating_sub(before.untracked) } else { 0 },
-            // A peak below the figures at the start or the end is an error of ours. `lost` makes it visible.
+            // A peak below the value at the start or the end is a bug in gpumem. `lost` makes it visible.
             lost: u64::from(peaked.is_none())
                 + match gauge {
                     Gauge::Exact => self.counts.lost - before.lost,
@@ -258,7 +258,7 @@ impl Ledger {
 }
 
 impl Ledger {
-    /// Returns the figures of the driver's view since a scope began.
+    /// Returns the values of the driver's view since a scope started.
     fn driver_figures(&self, scope: &Scope) -> Option<DriverFigures> {
         let level = self.meters.0[usize::from(scope.exact_meter)].driver.as_ref()?;
         let (start, mark) = scope.start.driver?;
@@ -266,7 +266,7 @@ impl Ledger {
         Some(DriverFigures::new(ByteDelta::new(level.in_use - start), Bytes::new(peaked)))
     }
 
-    /// Returns the device on which a scope's thread allocated since the scope began, if it allocated nothing on the scope's
+    /// Returns the device on which a scope's thread allocated since the scope started, if it allocated nothing on the scope's
     /// device.
     fn allocated_only_on(&self, scope: &Scope) -> Option<u32> {
         if scope.spec.device.family == Family::Custom {
@@ -284,7 +284,7 @@ impl Ledger {
     }
 }
 
-/// Returns how far a peak is above the larger of the figures at the start and at the end; `None` if it is below.
+/// Returns how far a peak is above `ends`, the larger of the values at the start and at the end. `None` if it is below.
 pub(super) fn peak_above(peak: i64, ends: i64) -> Option<u64> {
     peak.checked_sub(ends).and_then(|above| u64::try_from(above).ok())
 }

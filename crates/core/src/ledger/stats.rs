@@ -2,13 +2,13 @@
 
 use super::delta::{Delta, GroupDelta};
 
-/// A figure that rises and falls.
+/// A number that rises and falls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     pub current: u64,
     /// The highest value since the start, or since the last reset of the peaks.
     pub peak: u64,
-    /// The sum of all that was ever added.
+    /// The sum of everything that was ever added.
     pub allocated: u64,
 }
 
@@ -22,7 +22,7 @@ pub struct Stat {
 }
 
 impl Count {
-    /// The sum of all that was ever removed.
+    /// Returns the sum of everything that was ever removed.
     pub const fn freed(self) -> u64 {
         self.allocated - self.current
     }

@@ -1,4 +1,4 @@
-//! The data that the ledger keeps of each thread: its newest allocation and free, and the scopes that it is in.
+//! The data that the ledger keeps for each thread: its last allocation and free, and the scopes that it is in.
 
 use std::collections::VecDeque;
 
@@ -13,25 +13,25 @@ use crate::model::{Bytes, Device, Key, OwnerThread, ScopeId, Tag, ThreadName};
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Thread {
-    /// The tag of its newest allocation, and the attribution that was found for it. The next allocation is likely to have
+    /// The tag of the thread's last allocation, and the attribution that was found for it. The next allocation is likely to have
     /// the same.
     pub(super) newest: (Tag, Attribution),
-    /// The block that its newest free removed, in case that free fails.
+    /// The block that the thread's last free removed, in case that free fails.
     pub(super) freed: Freed,
-    /// The scope path that it is in.
+    /// The scope path that the thread is in.
     pub(super) node: NodeId,
     /// The owner thread of its allocations: its own, unless it is in a scope of another thread.
     pub(super) owner: OwnerThread,
     pub(super) own: OwnerThread,
-    /// The scopes that it is in, the innermost last. Programs that do not leave the last one first usually leave the first
-    /// one, so this is a deque.
+    /// The scopes that the thread is in, the innermost last. This is a deque because programs that do not leave the last scope
+    /// first usually leave the first one.
     pub(super) entered: VecDeque<Entered>,
-    /// The devices on which it allocated. This is noted at the first allocation after a scope was opened, reset, entered or left, and
-    /// whenever the device changed.
+    /// The devices on which the thread allocated. A device is noted at the first allocation after a scope was opened, reset,
+    /// entered or left, and whenever the device changed.
     pub(super) allocated_on: AllocatedOn,
-    /// Its name, if it was needed.
+    /// The name of the thread, if it was needed.
     pub(super) name: Option<ThreadName>,
-    /// True if it is in the list of threads that look up again who adopts their allocations.
+    /// True if the thread is in the list of threads that look up again who adopts their allocations.
     pub(super) is_looked_up: bool,
 }
 
@@ -46,12 +46,12 @@ pub(super) struct Entered {
     pub(super) host: Option<OwnerThread>,
     /// The owner thread of allocations in it.
     pub(super) owner: OwnerThread,
-    /// True if the thread opened the scope, and leaves it when the scope is closed. Otherwise it entered an open scope,
-    /// and leaves it by an event of its own.
+    /// True if the thread opened the scope, and leaves it when the scope is closed. Otherwise it entered an open scope, and
+    /// leaves it by a separate event.
     pub(super) by_opening: bool,
 }
 
-/// The block that the newest free of a thread removed.
+/// The block that the last free of a thread removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Freed {
     #[default]
@@ -59,8 +59,7 @@ pub(super) enum Freed {
     Block(Key, Entry),
     /// A block that is older than the session.
     Older(Device, Bytes),
-    /// A block that is older than the session and changes no figure: it is not on a device, or its late lookup has not
-    /// ended.
+    /// A block that is older than the session and is not counted, because it is not on a device or its late lookup has not ended.
     Uncounted,
     /// A block of unknown size, counted by the event with this number.
     Untracked(u64),
@@ -81,7 +80,7 @@ impl Thread {
         }
     }
 
-    /// Returns whether it opened this scope, and has been in it since.
+    /// Returns whether the thread opened the scope by the event with this number, and is still in it.
     pub(super) fn is_in_opened(&self, number: u64) -> bool {
         let at = self.entered.binary_search_by_key(&number, |entered| entered.number);
         at.is_ok_and(|at| self.entered[at].by_opening)
@@ -97,8 +96,8 @@ impl Thread {
         self.update_scope();
     }
 
-    /// Leaves the scope at the place where the thread entered it last, if it is in it. Returns the index in `entered` from which on the
-    /// thread entered scopes later.
+    /// Leaves the scope where the thread last entered it, if the thread is in the scope. Returns the index in `entered` of the
+    /// first scope that the thread entered after it.
     pub(super) fn leave(&mut self, scope: ScopeId) -> usize {
         let Some(at) = self.entered.iter().rposition(|entered| entered.scope == scope) else {
             return self.entered.len();
@@ -108,7 +107,7 @@ impl Thread {
     }
 
     /// Leaves the scope that the thread opened by the event with this number, if it is still in it, and returns its index in
-    /// `entered`. It uses a binary search, because `entered` may be long.
+    /// `entered`. This is a binary search, because `entered` may be long.
     pub(super) fn leave_opened(&mut self, scope: ScopeId, number: u64) -> Option<usize> {
         let at = self.entered.binary_search_by_key(&number, |entered| entered.number).ok()?;
         if (self.entered[at].scope, self.entered[at].by_opening) != (scope, true) {

@@ -1,4 +1,4 @@
-//! Begins threads, and lets them enter and leave scopes.
+//! Starts threads, and lets them enter and leave scopes.
 
 use std::ops::Bound;
 
@@ -10,8 +10,8 @@ use super::{
 };
 use crate::model::{CallsiteId, Event, OwnerThread, ScopeId, ThreadId};
 
-/// A thread counts for the first scopes that it is in, as many as this, for the innermost one, and for those that they were opened in. So leaving
-/// one takes a limited time.
+/// A thread counts for this many of the outermost scopes that it is in, for the innermost one, and for the scopes in which these
+/// were opened. The limit bounds the time to leave a scope.
 pub(super) const MOST_ENTERED: usize = 16;
 
 impl Ledger {
@@ -33,17 +33,17 @@ impl Ledger {
         }
     }
 
-    /// Returns the number of threads of which it keeps a record.
+    /// Returns the number of threads in the ledger's records.
     pub(crate) fn threads(&self) -> usize {
         self.threads.len()
     }
 
-    /// Begins a thread with the number of a thread that has ended. It gets an owner thread of its own, so that it does
-    /// not own the blocks of the other one.
+    /// Starts a thread that reuses the number of an ended thread. The new thread gets its own owner thread, so that it does not
+    /// own the blocks of the ended one.
     pub fn begin_thread(&mut self, thread: ThreadId) {
         let own = next_owner(&mut self.owner_threads);
         if let Some(ended) = self.threads.get_mut(thread.0 as usize) {
-            // The list has the number.
+            // The list contains the thread's number, so the new thread is in it as well.
             let is_looked_up = ended.is_looked_up;
             *ended = Thread::new(own);
             ended.is_looked_up = is_looked_up;
@@ -81,12 +81,12 @@ impl Ledger {
         self.look_up_again();
     }
 
-    /// Updates the owner threads of the scopes in `entered` from `left` on, and of the innermost one. The thread is no longer in the one that
-    /// was before them: its later allocations do not count there.
+    /// Updates the owner threads of the scopes in `entered` from `left` on, and of the innermost one. The thread is no longer in
+    /// the scope that was at index `left`, so its later allocations do not count there.
     pub(super) fn update_later(&mut self, thread: ThreadId, left: usize) {
         let len = self.thread(thread).entered.len();
         for at in left..len.min(MOST_ENTERED) {
-            // Each depends only on the one before.
+            // Each owner thread depends only on the one before.
             if !self.update_owner(at, thread) {
                 break;
             }
@@ -135,7 +135,7 @@ impl Ledger {
         at.min(MOST_ENTERED).checked_sub(1).map_or(*own, |around| entered[around].owner)
     }
 
-    /// Returns a new owner thread for a task that is started on the owner thread `host`. `None` if there is none left.
+    /// Returns a new owner thread for a task that is started on the owner thread `host`. `None` if no owner thread is left.
     pub(super) fn task_in(&mut self, host: OwnerThread) -> Option<OwnerThread> {
         if self.guests.must_scan() {
             self.scan_for_guests();
@@ -148,8 +148,8 @@ impl Ledger {
     /// that is allocated during the scan has an owner thread that its thread had at the start, or has entered since.
     #[cold]
     fn scan_for_guests(&mut self) {
-        /// The number of parts of the blocks in one step. Tests have more, because they have few guests and their scans
-        /// must end.
+        /// The number of parts of the blocks in one step. Tests read more parts in one step, because they have few guests and
+        /// their scans must end.
         const STEP: usize = if cfg!(test) { 64 } else { 1 };
         let Self { guests, live, threads, scopes, .. } = self;
         let of_threads = threads.iter().flat_map(|thread| {

@@ -1,10 +1,10 @@
 //! The tree of scope paths, with the bytes in use of each path and its peak. A node is a path of nested scopes on one
 //! device.
 //!
-//! An allocation counts for its own node and for all nodes above it. But the next event is usually of the same node or of a
-//! node nearby. So each outermost scope has a cursor at the node of its newest event. When the cursor leaves a node towards
-//! its parent, the changes of that node are applied to the parent as one `Delta`. So the cost of an event is the number of
-//! steps that the cursor makes: none in the same scope, one where a scope is opened or closed, however deep it is. The meter
+//! An allocation counts for its own node and for all nodes above it. But the next event usually belongs to the same node or to a
+//! nearby one. Therefore each outermost scope has a cursor at the node of its last event. When the cursor leaves a node towards
+//! its parent, the changes of that node are applied to the parent as one `Delta`. The cost of an event is thus the number of
+//! steps that the cursor makes: none in the same scope, and one where a scope is opened or closed, however deep it is. The meter
 //! counts the whole device, above all scopes.
 
 use std::collections::HashMap;
@@ -26,7 +26,7 @@ impl NodeId {
     pub const NONE: Self = Self(0);
 }
 
-/// The figures of one scope path.
+/// The statistics of one scope path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScopeNode {
     /// `NONE` if this is a device's root, which stands for everything outside all scopes.
@@ -37,18 +37,18 @@ pub struct ScopeNode {
     depth: u8,
     /// The outermost scope of the path; `NONE` for a root.
     top: NodeId,
-    /// The node of the newest event in an outermost scope. Only nodes from there up to the outermost scope have an
-    /// `unapplied` delta.
+    /// The node of the last event in an outermost scope. Only nodes from there up to the outermost scope have an `unapplied`
+    /// delta.
     cursor: NodeId,
     /// The changes that are not yet applied to the parent.
     unapplied: Delta,
     /// The number of times that the scope was opened.
     pub calls: u64,
-    /// Allocations in this scope, without the scopes inside.
+    /// Allocations in this scope, without those in inner scopes.
     pub allocations: u64,
     /// The sum of their bytes.
     pub allocated: u64,
-    /// The bytes in use, with those of the scopes inside.
+    /// The bytes in use, including those of inner scopes.
     pub in_use: i64,
     /// The highest value of `in_use`.
     pub peak: i64,
@@ -113,7 +113,7 @@ impl ScopeTree {
         node.apply(delta.bytes);
     }
 
-    /// Moves the cursor of this node's outermost scope to the node, by the shortest way.
+    /// Moves the cursor of this node's outermost scope to the node, along the shortest path.
     #[inline]
     fn move_cursor(&mut self, node: NodeId) {
         let top = self.node(node).top;
@@ -152,8 +152,8 @@ impl ScopeTree {
             return outer;
         }
         if callsite != CallsiteId::OTHERS && (depth == DEEPEST || self.nodes.len() >= MOST_NODES) {
-            // They still count for the scope that they are in. Each node has one such node at most, so the limit is exceeded
-            // at most twofold.
+            // These scopes still count for the scope that they are in. Each node has at most one such child, so at most twice as
+            // many nodes as the limit exist.
             return self.child(outer, CallsiteId::OTHERS);
         }
         let next = NodeId(u32::try_from(self.nodes.len()).expect("there are fewer than 2^32 nodes"));
@@ -203,7 +203,7 @@ impl ScopeTree {
         path
     }
 
-    /// Begins all figures again, except the bytes in use.
+    /// Resets all statistics except the bytes in use.
     pub(super) fn reset(&mut self) {
         self.nodes(0, usize::MAX);
         for node in &mut self.nodes {
@@ -229,8 +229,8 @@ impl ScopeTree {
         node.device_peak = node.device_peak.max(in_use);
     }
 
-    /// Returns at most `count` nodes from this number on, each after its parent. `in_use` and `peak` of a root are not
-    /// set; its meter has them.
+    /// Returns at most `count` nodes starting at this number, each after its parent. `in_use` and `peak` of a root are not set;
+    /// they are in its meter.
     pub(super) fn nodes(&mut self, first: usize, count: usize) -> &[ScopeNode] {
         let first = first.min(self.nodes.len());
         let end = self.nodes.len().min(first.saturating_add(count));

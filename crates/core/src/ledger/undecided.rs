@@ -1,13 +1,14 @@
-//! To whom a block of the driver belongs, on a device with a pool.
+//! Decides whether a driver block belongs to a pool or to the program, on a device with a pool.
 //!
-//! The driver does not say for whom it allocates. So a new block is *undecided* until the next event of its thread: a part inside of
-//! it, or a pool that reserved as much, makes it the pool's; any other event makes it the program's. So the growth of a pool never is a
-//! peak of the program, and no peak has to be lowered later.
+//! The driver does not report for whom it allocates. Therefore a new block is *undecided* until the next event of its thread. If
+//! that event is a part inside the block, or a pool that reports as much new memory, the block belongs to the pool. After any
+//! other event it belongs to the program. This way the growth of a pool is never a peak of the program, and no peak has to be
+//! lowered later.
 //!
-//! An allocation or a free of another thread on the device, and a query of any thread, also make it the program's: they must not miss a
-//! block whose thread does nothing more. If the first part comes after that, the block is the pool's from then on. No call was wrong, but
-//! peaks of that time have the block, so the ledger counts such blocks. If a pool reports everything under one lock, no event of another of
-//! its threads comes between a block and its first part.
+//! An allocation or a free by another thread on the device, or a query by any thread, also gives the block to the program,
+//! because they must not miss a block whose thread does nothing more. If the first part comes after that, the block moves to the
+//! pool. No call was wrong, but peaks from that time include the block, so the ledger counts such blocks. If a pool reports
+//! everything under one lock, no event of another of its threads comes between a block and its first part.
 
 use std::{mem, ops::Range};
 
@@ -23,16 +24,17 @@ use super::{
 use crate::model::{Bytes, Device, EventKind, Key, MemKind, PoolId, Tag, ThreadId};
 
 impl Ledger {
-    /// Some block is undecided.
+    /// Returns whether any block is undecided.
     #[inline]
     pub(crate) fn has_undecided(&self) -> bool {
         !self.pools.undecided.is_empty()
     }
 
-    /// A pool reports how much it has from the driver. The ledger looks for undecided blocks of this thread, allocated one after the other, whose
-    /// sum is exactly what the pool lacks, or exactly its growth since its last report. (If some blocks of the pool were not seen, it always
-    /// lacks these.) The newest such blocks become the pool's, and the other undecided blocks of the thread become the program's. Without such
-    /// blocks, nothing is decided: a smaller block may be the program's.
+    /// Handles a pool's report of how much memory it has from the driver. The ledger looks for undecided blocks of this thread,
+    /// allocated one after the other, whose sum is exactly the amount that the pool's known blocks lack, or exactly its growth
+    /// since its last report. (If some blocks of the pool were not seen, that amount always includes them.) The latest such
+    /// blocks become the pool's, and the other undecided blocks of the thread become the program's. Without such blocks, nothing
+    /// is decided: a smaller block may be the program's.
     pub(super) fn pool_reserved<O: Observer>(
         &mut self,
         pool: PoolId,
@@ -64,7 +66,7 @@ impl Ledger {
         self.decide_for_program(Some(thread), |of| of.thread == thread, observer);
     }
 
-    /// The undecided blocks of a thread on a device and their sizes, the newest first.
+    /// Returns the undecided blocks of a thread on a device and their sizes, the latest first.
     fn undecided_of(&self, thread: ThreadId, device: Option<Device>) -> Vec<(Key, u64)> {
         let mine = self.pools.undecided.iter().rev().filter(|of| of.thread == thread && Some(of.device) == device);
         mine.filter_map(|of| Some((of.key, self.live.get(of.key)?.bytes.get()))).collect()
@@ -74,10 +76,11 @@ impl Ledger {
         self.meters.0[usize::from(self.groups.get(entry.group()).meter)].device
     }
 
-    /// A new block on a device with a pool.
+    /// Adds a new block on a device with a pool to the undecided blocks.
     #[cold]
     pub(super) fn add_undecided<O: Observer>(&mut self, key: Key, entry: &Entry, thread: ThreadId, observer: &mut O) {
-        // An allocation is two less than these events until the block is decided: it is not counted as an allocation yet.
+        // Until the block is decided, it is not counted as an allocation, which lowers the number of events by two. This adds
+        // them.
         self.counts.events = self.counts.events.wrapping_add(2);
         self.tell(BlockChangeKind::Allocated, key, entry, observer);
         self.pools.insert_range(key, entry.bytes, UNDECIDED);
@@ -85,8 +88,8 @@ impl Ledger {
         self.thread(thread).forget_newest();
     }
 
-    /// This thread is about to allocate or to free a block with this key on this device. So the undecided blocks of other threads there are the
-    /// program's, and also its own ones if `has_own` is true.
+    /// Decides blocks before this thread allocates or frees a block with this key on this device: the undecided blocks of other
+    /// threads there become the program's, and the thread's own ones too if `has_own` is true.
     #[cold]
     pub(super) fn decide_before<O: Observer>(
         &mut self,
@@ -101,7 +104,7 @@ impl Ledger {
         self.decide_for_program(Some(thread), is_decided, observer);
     }
 
-    /// The undecided blocks for which `is_decided` is true are the program's, because of an event of this thread.
+    /// Gives the undecided blocks for which `is_decided` is true to the program, because of an event of this thread.
     #[cold]
     pub(super) fn decide_for_program<O: Observer>(
         &mut self,
@@ -128,7 +131,7 @@ impl Ledger {
         }
     }
 
-    /// A block of the driver belongs to this pool from now on, or to none.
+    /// Decides that a driver block belongs to this pool, or to none.
     pub(super) fn decide<O: Observer>(&mut self, key: Key, pool: PoolId, observer: &mut O) {
         self.pools.undecided.retain(|of| of.key != key);
         let Some(before) = self.live.get(key).copied() else { return };
@@ -140,7 +143,7 @@ impl Ledger {
         }
         self.remove_block(&before, Place::OUTSIDE);
         let is_new = group.pool == UNDECIDED;
-        // If the summary was reset after the allocation, the sums of allocations do not have it any more.
+        // If the summary was reset after the allocation, the sums of allocations no longer contain it.
         let is_counted = !is_new && before.number() > self.summary_since;
         if is_counted {
             self.pending_of(before.attribution()).take_back(before.bytes.get());
@@ -161,8 +164,8 @@ impl Ledger {
         self.tell(kind, key, &now, observer);
     }
 
-    /// An event of a shortened recording was applied, which may lack the next event of the thread. If it allocates a block of the driver, the
-    /// block belongs to this pool, or to none.
+    /// Decides the block of an event from a shortened recording, which may lack the next event of the thread. If the event
+    /// allocated a driver block, the block belongs to this pool, or to none.
     pub(crate) fn decide_shortened<O: Observer>(&mut self, event: &EventKind, pool: PoolId, observer: &mut O) {
         match event {
             EventKind::Alloc { key, block } if block.kind != MemKind::Part => {
@@ -180,7 +183,8 @@ impl Ledger {
         }
     }
 
-    /// Whether a pool has this as a whole: then only the driver's view counts it. `meter` is that of the device.
+    /// Returns the pool of a new block: its own pool for a part, and [`UNDECIDED`] for a driver block on a device with a pool.
+    /// `meter` is the meter of the device.
     pub(super) fn pool_of_new(&self, tag: Tag, meter: u16) -> PoolId {
         if tag.kind() == MemKind::Part {
             return PoolId(tag.context());
@@ -190,7 +194,7 @@ impl Ledger {
     }
 }
 
-/// Returns the newest blocks in a row that have exactly these bytes, of a list that begins with the newest one.
+/// Returns the latest consecutive blocks whose sum is exactly this many bytes, from a list that starts with the latest block.
 fn exactly(blocks: &[(Key, u64)], bytes: u64) -> Option<Range<usize>> {
     let row_from = |from: usize| {
         let mut sum = 0_u64;

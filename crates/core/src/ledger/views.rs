@@ -18,9 +18,9 @@ use crate::model::{Bytes, CallsiteId, Device, Key, OwnerThread, ScopeId, ThreadI
 pub struct KnownBlock {
     /// Its key, which no other live block has.
     pub key: Key,
-    /// The number of the event that allocated it. It is unique, whereas a key may be reused.
+    /// The number of the event that allocated the block. This number is unique, whereas a key may be reused.
     pub number: u64,
-    /// The owner thread of the scope that it was allocated in, or of the thread that allocated it.
+    /// The owner thread of the scope in which the block was allocated, or of the thread that allocated it.
     pub thread: OwnerThread,
     /// The requested size.
     pub bytes: Bytes,
@@ -35,11 +35,11 @@ pub struct KnownBlock {
 /// The time during which one scope was open. It selects the blocks that were allocated in that scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScopePeriod {
-    /// The paths that it had.
+    /// The paths that the scope had.
     nodes: Vec<NodeId>,
     /// The paths. `None` for all blocks that were allocated in this time, in any scope.
     owner: Option<OwnerThread>,
-    /// True for a task: it also has what its threads allocated in scopes that were opened elsewhere.
+    /// True for a task, which also includes the blocks that its threads allocated in scopes opened elsewhere.
     is_task: bool,
     /// The numbers of the first and the last event.
     since: u64,
@@ -60,8 +60,8 @@ pub struct GroupUsage {
 }
 
 impl Ledger {
-    /// Stores the highest memory of the device while the open scopes were open in the tree, for one part of these
-    /// scopes, after the given one. Returns the last scope of the part; `None` if the part is empty.
+    /// Stores in the tree the highest memory of the device while the open scopes were open. Handles one part of these scopes,
+    /// starting after the given one. Returns the last scope of the part; `None` if the part is empty.
     pub fn store_device_peaks(&mut self, after: Option<ScopeId>) -> Option<ScopeId> {
         self.flush_pending();
         let rest = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
@@ -73,8 +73,8 @@ impl Ledger {
         part.last().map(|(id, ..)| *id)
     }
 
-    /// Returns one part of the scope paths, from this number on, each with its device. Number 0 stands for no path and
-    /// has no device. The part is empty after the last path.
+    /// Returns one part of the scope paths, starting at this number, each with its device. Number 0 stands for no path and has no
+    /// device. The part is empty after the last path.
     pub fn nodes_from(&mut self, first: usize) -> Vec<(Option<Device>, ScopeNode)> {
         self.flush_pending();
         let meters = &self.meters.0;
@@ -91,8 +91,8 @@ impl Ledger {
         self.tree.nodes(first, PART_LEN).iter().map(with_device).collect()
     }
 
-    /// Returns one part of the groups, from this number on. Groups without live blocks are left out, and those that only the
-    /// driver's view has. `None` after the last group.
+    /// Returns one part of the groups, from this number on. Leaves out groups without live blocks and groups that only the
+    /// driver's view contains. `None` after the last group.
     pub fn groups_from(&mut self, first: usize) -> Option<Vec<GroupUsage>> {
         self.flush_pending();
         let usage = |state: &GroupState| GroupUsage {
@@ -105,8 +105,8 @@ impl Ledger {
         Some(part.iter().filter(|state| state.blocks > 0 && !state.group.is_of_pool_only()).map(usage).collect())
     }
 
-    /// Returns one part of the live blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS): all of them, or those that were
-    /// allocated in a scope. Blocks that only the driver's view has are left out.
+    /// Returns one part of the live blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS): all of them, or those that were allocated in
+    /// a scope. Leaves out blocks that only the driver's view contains.
     pub fn blocks(&self, part: usize, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {
         let entries = self.live.part(part).filter(|(_, entry)| !self.groups.get(entry.group()).is_of_pool_only());
         let selected =
@@ -152,7 +152,7 @@ impl Ledger {
         self.tree.path(node)
     }
 
-    /// Returns the path of a scope that a thread has entered by the event with this number, and is in.
+    /// Returns the path of the scope that a thread entered by the event with this number, if the thread is still in it.
     pub fn path_entered(&self, thread: ThreadId, number: u64) -> Option<Vec<CallsiteId>> {
         let Thread { entered, .. } = self.threads.get(thread.0 as usize)?;
         let at = entered.binary_search_by_key(&number, |entered| entered.number).ok()?;
@@ -175,7 +175,7 @@ impl Ledger {
 }
 
 impl ScopePeriod {
-    /// Returns the same time, with the blocks that any thread allocated in it, in any scope.
+    /// Returns the same period for the blocks that any thread allocated in any scope.
     #[must_use]
     pub fn of_all_threads(self) -> Self {
         Self { owner: None, ..self }

@@ -1,18 +1,18 @@
 //! The maxima of a value during any number of open spans of time.
 //!
-//! A new value is compared with one number for any number of open spans. Opening a span starts a new segment of time, and a
-//! value raises the maximum of the newest segment only. The maximum of a span is the maximum over the segment that it began
-//! in and all newer segments. If an older segment has no higher maximum than the next one, it cannot change any result, so
-//! the two are merged. The remaining maxima fall from the oldest segment to the newest. So the maximum of a span is that of
-//! the segment that it began in, found by binary search.
+//! A new value is compared with only one number, however many spans are open. Opening a span starts a new segment of time, and a
+//! value raises only the maximum of the latest segment. The maximum of a span is the maximum over the segment in which it started
+//! and all later segments. If an older segment has no higher maximum than the next one, it cannot change any result, so the two
+//! are merged. The remaining maxima fall from the oldest segment to the latest. Therefore the maximum of a span is that of the
+//! segment in which it started, found by binary search.
 
 /// The maxima of a value during several open spans.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Watermark<T> {
-    /// The newest segment's maximum. It is here so that [`raise`](Self::raise) reads one cache line only.
+    /// The latest segment's maximum. It is stored here so that [`raise`](Self::raise) reads only one cache line.
     top: T,
-    /// The segments, the oldest first: `last` rises, `max` falls. The newest segment always has an open span, and its
-    /// maximum is `top`; its `max` may be old.
+    /// The segments, the oldest first: `last` rises, `max` falls. The latest segment always has an open span, and its maximum is
+    /// `top`; its `max` may be out of date.
     segments: Vec<Segment<T>>,
     /// The number of segments that have no open span. They are removed when they are more than half of all.
     empty: usize,
@@ -21,10 +21,10 @@ pub(super) struct Watermark<T> {
 
 #[derive(Clone, Debug)]
 struct Segment<T> {
-    /// The newest mark in this segment.
+    /// The latest mark in this segment.
     last: u64,
     max: T,
-    /// The number of open spans that began in this segment.
+    /// The number of open spans that started in this segment.
     open: usize,
 }
 
@@ -33,7 +33,7 @@ struct Segment<T> {
 pub(super) struct Mark(u64);
 
 impl<T: Copy + Ord> Watermark<T> {
-    /// Opens a span. Its maximum begins with `now`.
+    /// Opens a span. Its maximum starts at `now`.
     pub(super) fn open(&mut self, now: T) -> Mark {
         self.marks += 1;
         self.store_top();
@@ -43,7 +43,7 @@ impl<T: Copy + Ord> Watermark<T> {
         Mark(self.marks)
     }
 
-    /// Sets the current value. This raises the maximum of the newest segment, if it is lower.
+    /// Sets the current value. This raises the maximum of the latest segment, if it is lower.
     #[inline]
     pub(super) fn raise(&mut self, value: T) {
         if self.top < value {
@@ -51,7 +51,7 @@ impl<T: Copy + Ord> Watermark<T> {
         }
     }
 
-    /// This is not inlined: most values are no new maxima, and their code stays small in the instruction cache.
+    /// Not inlined: most values are not new maxima, and the code for them stays small in the instruction cache.
     #[inline(never)]
     fn raise_top(&mut self, value: T) {
         self.top = value;
@@ -85,7 +85,7 @@ impl<T: Copy + Ord> Watermark<T> {
         }
     }
 
-    /// Returns the maxima of the oldest segment and of the newest one.
+    /// Returns the maxima of the oldest and the latest segment.
     pub(super) fn ends(&self) -> Option<(T, T)> {
         let [oldest, ..] = self.segments.as_slice() else { return None };
         let oldest = if self.segments.len() == 1 { self.top } else { oldest.max };
@@ -104,7 +104,7 @@ impl<T: Copy + Ord> Watermark<T> {
         self.segments.len()
     }
 
-    /// Stores `top` in the newest segment.
+    /// Stores `top` in the latest segment.
     pub(super) fn store_top(&mut self) {
         if let Some(newest) = self.segments.last_mut() {
             newest.max = self.top;
@@ -115,7 +115,7 @@ impl<T: Copy + Ord> Watermark<T> {
         self.segments.partition_point(|segment| segment.last < mark.0)
     }
 
-    /// Merges segments until the maxima fall, after the newest segment was raised or added.
+    /// Merges segments until the maxima fall, after the latest segment was raised or added.
     fn merge(&mut self) {
         while let [.., older, newest] = self.segments.as_mut_slice()
             && older.max <= self.top

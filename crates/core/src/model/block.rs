@@ -14,19 +14,19 @@ use super::{Bytes, Device, Family, StackId};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum MemKind {
-    /// Memory of the device: `cuMemAlloc`, arrays.
+    /// Device memory: `cuMemAlloc`, arrays.
     Device,
     /// Stream-ordered memory: `cuMemAllocAsync`.
     Pool,
-    /// Managed memory, which moves to where it is used: `cuMemAllocManaged`.
+    /// Managed memory, which moves to the place of its use: `cuMemAllocManaged`.
     Managed,
-    /// Pinned memory of the host: `cuMemAllocHost`, `cuMemHostRegister`.
+    /// Pinned host memory: `cuMemAllocHost`, `cuMemHostRegister`.
     PinnedHost,
     /// Physical memory behind a handle: `cuMemCreate`.
     Vmm,
     /// The memory that the driver maps for the memory nodes of graphs: `cuGraphLaunch`.
     Graph,
-    /// A part of the memory of a pool that the program registered (`gpumem::pool`). The driver does not know it.
+    /// A part of the memory of a pool that the program registered (`gpumem::pool`). The driver does not know about parts.
     Part,
 }
 
@@ -52,7 +52,7 @@ impl MemKind {
         }
     }
 
-    /// Returns whether it is certainly in the device's memory. Traces count only such memory: managed memory may have
+    /// Returns whether memory of this kind is certainly on the device. Traces count only such memory: managed memory may have
     /// moved to the host, and pinned memory is on the host.
     ///
     /// ```
@@ -96,7 +96,7 @@ pub enum Space {
     Array,
     /// The address of host memory that was registered.
     Registered,
-    /// A number of ours: the driver reports only how much memory graphs have.
+    /// A number that gpumem chose: the driver reports only how much memory graphs have.
     Graph,
 }
 
@@ -119,41 +119,41 @@ impl Key {
         Self(name ^ ((space as u64) << 58))
     }
 
-    /// Returns the key of the part of a pool that begins at this address.
+    /// Returns the key of the part of a pool that starts at this address.
     #[inline]
     pub const fn of_part(pool: PoolId, address: u64) -> Self {
         Self(address & Self::ADDRESS | ((pool.0 as u64 + Self::PARTS) << 58))
     }
 
-    /// Returns whether it is the key of a part of a pool.
+    /// Returns whether this is the key of a part of a pool.
     #[inline]
     pub const fn is_part(self) -> bool {
         self.0 >> 58 >= Self::PARTS
     }
 
-    /// Returns the pool of a part; no pool if it is not the key of a part.
+    /// Returns the pool of a part; no pool if this is not the key of a part.
     pub const fn pool(self) -> PoolId {
         PoolId((self.0 >> 58).saturating_sub(Self::PARTS) as u8)
     }
 
-    /// Returns whether it is an address that the driver gave.
+    /// Returns whether this is an address that the driver returned.
     #[inline]
     pub const fn is_address(self) -> bool {
         self.0 >> 58 == Space::Address as u64
     }
 
-    /// Returns the address in it.
+    /// Returns the address in the key.
     #[inline]
     pub const fn address(self) -> u64 {
         self.0 & Self::ADDRESS
     }
 
     const ADDRESS: u64 = (1 << 58) - 1;
-    /// The upper bits of keys of parts begin with this number; each pool has its own.
+    /// The first number in the upper bits of keys of parts. Each pool has its own number there.
     const PARTS: u64 = 8;
 }
 
-/// The number of a registered pool, from 1 on; 0 stands for no pool.
+/// The number of a registered pool, starting at 1; 0 stands for no pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId(pub u8);
 
@@ -167,19 +167,19 @@ impl PoolId {
 /// One allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The device that it is on.
+    /// The device that the block is on.
     pub device: Device,
-    /// Its size.
+    /// The size of the block.
     pub bytes: Bytes,
-    /// Its kind of memory.
+    /// The kind of memory.
     pub kind: MemKind,
-    /// The context whose end frees it, as the source numbers contexts; 0 if there is none.
+    /// The context whose destruction frees the block, as the source numbers contexts; 0 if there is none.
     pub context: u8,
-    /// The stack of the call that allocated it.
+    /// The stack of the call that allocated the block.
     pub stack: StackId,
 }
 
-/// The properties of a block besides its size, in one word: it is passed in a register and compared in one step.
+/// The properties of a block other than its size. They are in one word, which is passed in a register and compared in one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tag(u64);
 
@@ -225,7 +225,7 @@ impl Tag {
         }
     }
 
-    /// Returns whether the driver knows the block: it is no part of a pool.
+    /// Returns whether the driver knows the block, which is true unless it is part of a pool.
     #[inline]
     pub const fn is_of_driver(self) -> bool {
         !matches!(self.kind(), MemKind::Part)
@@ -248,18 +248,18 @@ impl Tag {
 }
 
 impl Block {
-    /// Makes a block with this size and tag.
+    /// Creates a block with this size and tag.
     pub fn from_tag(bytes: Bytes, tag: Tag) -> Self {
         Self { device: tag.device(), bytes, kind: tag.kind(), context: tag.context(), stack: tag.stack() }
     }
 
-    /// Returns its tag.
+    /// Returns the tag of the block.
     #[inline]
     pub const fn tag(&self) -> Tag {
         Tag::new(self.device, self.kind, self.context, self.stack)
     }
 
-    /// Makes a block without a context and without a stack.
+    /// Creates a block without a context and without a stack.
     pub const fn new(device: Device, bytes: Bytes, kind: MemKind) -> Self {
         Self { device, bytes, kind, context: 0, stack: StackId::NONE }
     }

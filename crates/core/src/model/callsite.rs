@@ -1,8 +1,7 @@
-//! The numbers of callsites and stacks. The ledger knows only the numbers; the session or the recording knows what they
-//! mean.
+//! The ids of callsites and stacks. The ledger knows only these ids; the session or the recording knows what they stand for.
 
-/// The number that identifies a scope in the program by its full name, or by the source line where it is opened if it has
-/// no name. 0 is none.
+/// The id of a scope in the program. It stands for the scope's full name, or for the source line where the scope is opened if it
+/// has no name. 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallsiteId(pub u32);
 

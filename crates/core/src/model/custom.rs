@@ -1,4 +1,4 @@
-//! Gauges of the program: functions that say how many bytes are in use.
+//! Custom gauges: functions of the program that return how many bytes are in use.
 
 use std::{fmt, sync::Arc};
 
@@ -16,13 +16,13 @@ pub struct CustomGauge {
 type ReadInUse = dyn Fn() -> Result<Bytes, String> + Send + Sync;
 
 impl CustomGauge {
-    /// Returns its name.
+    /// Returns the name of the gauge.
     #[doc(hidden)]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Calls its function. It panics if the function does.
+    /// Calls the function of the gauge. Panics if that function panics.
     #[doc(hidden)]
     pub fn read(&self) -> Result<Bytes, String> {
         (self.read)()
@@ -39,8 +39,9 @@ impl Gauge {
     /// A gauge of the program, for `gpumem::gauge::set_gauge`: `read` returns how many bytes are in use, as a `u64` or as [`Bytes`], in an
     /// `Option` or a `Result` if this may not be known.
     ///
-    /// It is called at the start and at each reading of a trace, and on a thread of gpumem every millisecond (`GPUMEM_SAMPLE_MS`) while
-    /// a trace is open. A trace waits for it. It must not read traces itself: that is an error. If it panics, it is not called any more.
+    /// `read` is called at the start and at each reading of a trace, and every millisecond (`GPUMEM_SAMPLE_MS`) on a thread of
+    /// gpumem while a trace is open. A trace waits for `read` to return. `read` must not read traces itself; that returns an
+    /// error. If `read` panics, it is not called again.
     ///
     /// ```
     /// use gpumem::{Bytes, Gauge};
@@ -56,10 +57,10 @@ impl Gauge {
 
 /// The types that the function of a [custom gauge](Gauge::custom) may return.
 pub trait InUse {
-    /// Returns the bytes in use, or the reason why they are not known.
+    /// Returns the bytes in use, or the reason why the number is not known.
     ///
     /// # Errors
-    /// Returns an error if they are not known.
+    /// Returns an error if the number is not known.
     fn in_use(self) -> Result<Bytes, String>;
 }
 

@@ -7,7 +7,7 @@ pub enum Family {
     Cuda,
     /// A simulated device.
     Simulated,
-    /// A function of the program, which reads memory.
+    /// A function of the program that reads memory.
     Custom,
 }
 
@@ -16,7 +16,7 @@ pub enum Family {
 pub struct Device {
     /// The kind of the device.
     pub family: Family,
-    /// Its number, from 0 on.
+    /// The number of the device, starting at 0.
     pub ordinal: u32,
 }
 

@@ -6,15 +6,14 @@ use super::{
     Block, Bytes, CallsiteId, Device, Gauge, GpuMemory, Key, MemKind, PoolId, Source, StackId, ThreadName, Threads,
 };
 
-/// Time since the session began.
+/// Time since the session started.
 pub type Time = Duration;
 
 /// The number of an open scope, or of a kept peak. It is never reused in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ScopeId(pub u64);
 
-/// The number of a thread that has recorded an event, from 1 on. The number of a thread that has ended is given to another
-/// thread.
+/// The number of a thread that has recorded an event, starting at 1. Another thread reuses the number of a thread that has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ThreadId(pub u32);
 
@@ -24,7 +23,7 @@ pub struct ThreadId(pub u32);
 pub struct OwnerThread(pub u32);
 
 impl OwnerThread {
-    /// The last one. All later threads share it.
+    /// The last owner thread. All later threads share it.
     pub const LAST: Self = Self(u32::MAX);
 }
 
@@ -39,23 +38,23 @@ pub enum EventKind {
     /// set if the source knows the block, for blocks that are older than the session. The answer says whether the ledger
     /// knows the block; if it does not, one of the next three events follows.
     Free { key: Key, block: Option<Block> },
-    /// The newest free of this thread was of an unknown block, and a late lookup has found it.
+    /// The last free of this thread was of an unknown block, and a late lookup has found the block.
     LateLookup { block: Block },
-    /// The newest free of this thread was of an unknown block, whose size is not known either.
+    /// The last free of this thread was of an unknown block, whose size is not known either.
     Untracked,
-    /// The newest free of this thread failed: its block is still live and belongs to the same owner.
+    /// The last free of this thread failed: its block is still live and belongs to the same owner.
     FreeFailed,
     /// A block has this size now: a piece of it was freed, or a part of a pool was resized.
     Shrink { key: Key, bytes: Bytes },
     /// A context was destroyed, with all its blocks.
     ContextDestroyed { context: u8 },
-    /// A pool is registered on a device. From now on the device has two views: see `ledger/pools.rs`.
+    /// A pool is registered on a device. From this event on, the device has two views: see `ledger/pools.rs`.
     PoolRegistered { pool: PoolId, device: Device },
-    /// A pool has this number of bytes of the driver, in use or not.
+    /// A pool holds this number of bytes from the driver, in use or not.
     PoolReserved { pool: PoolId, bytes: Bytes },
     /// All parts of a pool are freed at once.
     PoolEmptied { pool: PoolId },
-    /// The program asks for figures: blocks that no pool has taken until now are the program's.
+    /// The program queries results: blocks that no pool has taken so far now belong to the program.
     PoolsQueried,
     /// The memory of a device was read.
     Sample { device: Device, memory: GpuMemory },
@@ -67,49 +66,51 @@ pub enum EventKind {
     Enter { scope: ScopeId },
     /// This thread leaves a scope that it entered.
     Leave { scope: ScopeId },
-    /// Queries the figures of a scope.
+    /// Queries the trace of a scope.
     Read { scope: ScopeId },
-    /// Queries the figures of a scope, which then starts again from 0.
+    /// Queries the trace of a scope and restarts the scope from 0.
     Reset { scope: ScopeId },
     /// Like `Reset`, but the recorded allocations are still those of the peak since the start, and
-    /// [`Trace::allocated_on`](super::Trace::allocated_on) still counts from the start. It comes between two statements
+    /// [`Trace::allocated_on`](super::Trace::allocated_on) still counts from the start. This event comes between two statements
     /// of a function.
     ResetKeepingPeak { scope: ScopeId },
-    /// Queries the figures of a scope and closes it.
+    /// Queries the trace of a scope and closes the scope.
     Close { scope: ScopeId },
     /// Resets the peaks of the device's allocator statistics. The peaks of scopes do not change.
     ResetPeaks { device: Device },
-    /// The summary by scope begins again: calls, allocations and peaks, and the record of each device. The bytes in use stay.
+    /// Restarts the summary by scope: calls, allocations and peaks, and the record of each device. The bytes in use stay.
     ResetSummary,
     /// `count` events could not be recorded.
     Lost { count: u64 },
     /// Other tools have replaced `now` functions of the driver, `more` of them since the last such event. The calls of these
     /// functions are missed.
     Displaced { now: u64, more: u64 },
-    /// The driver refused an allocation, because there was not enough memory. This is posted only while a recording is made. The
+    /// The driver rejected an allocation because there was not enough memory. This is posted only while a recording is made. The
     /// device is not known for some pools, and for memory of the host.
     Refused { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId },
     /// The program marked this moment. The callsite has the name of the mark. This is posted only while a recording is
     /// made.
     Mark { callsite: CallsiteId },
-    /// From now on, the stream-ordered frees of this thread, or else its stream-ordered allocations, are on this stream. 0 is the default
-    /// stream; the numbers of the others are those of the process. This is posted only while a recording is made.
+    /// From this event on, the stream-ordered frees of this thread, or its stream-ordered allocations if `frees` is false, are on
+    /// this stream. 0 is the default stream; the numbers of the others are those of the process. This is posted only while a
+    /// recording is made.
     OnStream { frees: bool, stream: u32 },
-    /// From now on this open scope adopts these threads: their allocations in no scope count for the innermost scope of the thread that
-    /// opened it.
+    /// From this event on, this open scope adopts these threads: their allocations in no scope count for the innermost scope of
+    /// the thread that opened it.
     Adopt { scope: ScopeId, threads: Threads },
-    /// This thread has this name. It is recorded if it decides which scope adopts the next allocation.
+    /// This thread has this name. The name is recorded if it decides which scope adopts the next allocation.
     Named { name: ThreadName },
 }
 
 impl EventKind {
-    /// Returns whether a pool begins, or sets its memory. Such an event makes no block the program's.
+    /// Returns whether the event registers a pool, reports its memory or empties it. Such an event does not give a block to the
+    /// program.
     pub(crate) fn is_of_pool(&self) -> bool {
         matches!(self, Self::PoolRegistered { .. } | Self::PoolReserved { .. } | Self::PoolEmptied { .. })
     }
 
-    /// Returns whether the event reads the memory in use, or may free blocks of other threads. The owner of each block has to
-    /// be known then.
+    /// Returns whether the event reads the memory in use, or may free blocks of other threads. Such an event needs the owner of
+    /// each block.
     pub(crate) fn concerns_all_blocks(&self) -> bool {
         matches!(
             self,
@@ -140,8 +141,8 @@ impl EventKind {
         }
     }
 
-    /// Returns whether the clock is read for such an event. Other events have the time of the newest earlier event for
-    /// which the clock was read.
+    /// Returns whether the clock is read for such an event. Other events get the time of the last event for which the clock was
+    /// read.
     pub const fn needs_time(&self) -> bool {
         match self {
             Self::Alloc { block, .. } => block.kind.needs_time(),
@@ -165,17 +166,17 @@ impl EventKind {
 pub struct ScopeSpec {
     /// The device.
     pub device: Device,
-    /// The gauge that measures it.
+    /// The gauge that measures the scope.
     pub gauge: Gauge,
     /// The requested time between samples; zero unless the gauge is sampled.
     pub every: Duration,
-    /// The threads whose allocations it counts.
+    /// The threads whose allocations the scope counts.
     pub counts: Counted,
-    /// The place where it is opened.
+    /// The place where the scope is opened.
     pub callsite: CallsiteId,
-    /// The source of the figures.
+    /// The source of the numbers.
     pub source: Source,
-    /// True if to record which allocations make its peak.
+    /// True to record which allocations make the scope's peak.
     pub at_peak: bool,
 }
 
@@ -193,8 +194,8 @@ pub enum Counted {
 }
 
 impl ScopeSpec {
-    /// Makes a scope with exact figures of its thread and of threads in no scope on this device, intercepted in the driver's dispatch
-    /// table. It has no callsite, and does not record which allocations make its peak.
+    /// Returns the settings of a scope that counts its own thread and threads in no scope exactly on this device, intercepted in
+    /// the driver's dispatch table. The scope has no callsite and does not record which allocations make its peak.
     pub const fn exact(device: Device) -> Self {
         Self {
             device,
@@ -220,12 +221,12 @@ pub enum Answer {
 /// An event that was recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event<'a> {
-    /// Its number. Numbers have no gaps.
+    /// The number of the event. Numbers have no gaps.
     pub number: u64,
-    /// The time at which it was recorded.
+    /// The time at which the event was recorded.
     pub time: Time,
-    /// The thread that recorded it.
+    /// The thread that recorded the event.
     pub thread: ThreadId,
-    /// The kind of the event. It is a reference, because a copy costs more than applying an allocation.
+    /// The kind of the event. This is a reference because a copy costs more than applying an allocation.
     pub kind: &'a EventKind,
 }

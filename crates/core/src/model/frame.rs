@@ -7,16 +7,16 @@ use super::attribution::{REGISTRIES, file_name};
 /// A function on a stack, or a function that was inlined there. Each field is `None` if it is not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frame {
-    /// The demangled function, such as `cudarc::driver::CudaStream::alloc`. It has no path if the debug information has
+    /// The demangled function, such as `cudarc::driver::CudaStream::alloc`. The name has no path if the debug information has
     /// none.
     pub function: Option<String>,
     /// The source file.
     pub file: Option<String>,
-    /// The line in the file, from 1 on.
+    /// The line in the file, starting at 1.
     pub line: Option<u32>,
-    /// The column in the line, from 1 on.
+    /// The column in the line, starting at 1.
     pub column: Option<u32>,
-    /// The file of the program or library that contains it.
+    /// The file of the program or library that contains the function.
     pub module: Option<String>,
 }
 
@@ -37,9 +37,9 @@ impl fmt::Display for Frame {
 }
 
 impl Frame {
-    /// Returns the frame with a shorter path of its file: relative to this folder if the file is in it, or beginning with the crate if
-    /// cargo fetched the file. A file that `torch.compile` wrote has a meaningless name of 50 characters, which is shortened:
-    /// `compiled: cdkrsmzu….py`.
+    /// Returns the frame with a shorter path of its file: relative to this folder if the file is in it, or starting with the
+    /// crate if Cargo fetched the file. A file that `torch.compile` wrote has a meaningless name of 50 characters, which is
+    /// shortened: `compiled: cdkrsmzu….py`.
     #[must_use]
     pub fn relative_to(&self, folder: &str) -> Self {
         let shortened = |file: &String| {
@@ -54,7 +54,8 @@ impl Frame {
         Self { file: self.file.as_ref().map(shortened), ..self.clone() }
     }
 
-    /// Returns the function and its line: `train::forward at src/model.rs:42`. If one is not known, this is the other.
+    /// Returns the function and its line: `train::forward at src/model.rs:42`. If one of them is not known, this is only the
+    /// other.
     pub fn with_function(&self) -> String {
         match (&self.function, &self.file) {
             (Some(function), Some(_)) => format!("{function} at {self}"),

@@ -1,9 +1,9 @@
 //! The names of functions and of scopes.
 //!
-//! A scope has the name that its user gave it. The scope of a function under an attribute has the compiler's name of the closure in
-//! the function, such as `app::nn::Model<f32>::forward::{{closure}}`: its end distinguishes it from all names that users give. So functions
-//! of one name in two modules are two scopes, and so are the methods of two types; a name that a user gave is one scope wherever it is
-//! opened.
+//! A scope has the name that its user gave it. The scope of a function with an attribute is named like the closure that the
+//! compiler sees in the function, such as `app::nn::Model<f32>::forward::{{closure}}`. The end of this name distinguishes it from
+//! all names that users give. Therefore functions with the same name in two modules are two scopes, and so are the methods of two
+//! types. A name that a user gave is one scope wherever it is opened.
 
 use std::{
     borrow::Cow,
@@ -12,12 +12,12 @@ use std::{
 
 const CLOSURE: &str = "::{{closure}}";
 
-/// The names of scopes as reports show them: of functions, the shortest end of the full name that no other scope has.
+/// The names of scopes as reports show them. A function is shown as the shortest end of its full name that no other scope shares.
 #[derive(Clone, Debug, Default)]
 pub struct ShortNames(HashMap<String, String>);
 
 impl ShortNames {
-    /// Makes the short names of these full names.
+    /// Creates the short names for these full names.
     pub fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
         let (functions, given): (BTreeSet<_>, BTreeSet<_>) =
             names.into_iter().partition(|name: &&str| name.ends_with(CLOSURE));
@@ -72,8 +72,8 @@ fn ends_of(full: &str) -> Vec<String> {
 /// Shortens the compiler's name of a closure to the name in a report's line: without modules, generic arguments and enclosing
 /// functions.
 ///
-/// A type such as `Model` is recognised by its capital letter, which the compiler's naming lint asks for. Modules and functions have
-/// none.
+/// A type such as `Model` is recognised by its capital letter, which the compiler's naming lint asks for. Modules and functions
+/// start with a small letter.
 pub fn short_name(path: &str) -> String {
     let (around, function) = split_last(without_closures(path));
     let function = without_arguments(function);
@@ -83,12 +83,12 @@ pub fn short_name(path: &str) -> String {
     }
 }
 
-/// Returns the name of a scope in a line. For a function, it is the short one.
+/// Returns the name of a scope in a line. For a function, this is the short name.
 pub fn name_in_line(full: &str) -> Cow<'_, str> {
     if full.ends_with(CLOSURE) { short_name(full).into() } else { full.into() }
 }
 
-/// Returns the name with a `#` for each number: names that differ only in numbers have the same one.
+/// Returns the name with a `#` for each number, so that names that differ only in numbers become equal.
 pub fn alike(name: &str) -> Cow<'_, str> {
     if !name.contains(|c: char| c.is_ascii_digit()) {
         return name.into();
@@ -138,7 +138,7 @@ fn path_of_type(owner: &str) -> &str {
 
 fn name_of_type(owner: &str) -> &str {
     let name = split_last(path_of_type(owner)).1;
-    // Slices, tuples and raw pointers have no name. They are shown in full.
+    // Slices, tuples and raw pointers have no name, so they are shown in full.
     if name.is_empty() { owner } else { name }
 }
 
@@ -210,7 +210,7 @@ mod tests {
             ("app::ext::<impl app::Model>::forward::{{closure}}", "Model::forward"),
             ("app::ext::<impl app::Model<a::Vec<_>>>::forward::{{closure}}", "Model::forward"),
             ("app::ext::<impl app::Layer<u8> for app::Model>::forward::{{closure}}", "Model::forward"),
-            // These are methods of types without a path of their own.
+            // These are methods of types without their own path.
             ("<u32 as app::Layer>::forward::{{closure}}", "u32::forward"),
             ("<&mut app::Model as app::Layer>::forward::{{closure}}", "Model::forward"),
             ("<dyn app::Other + core::marker::Send as app::Layer>::forward::{{closure}}", "Other::forward"),
@@ -225,7 +225,7 @@ mod tests {
             ("app::ext::<impl app::Model>::forward::inner::{{closure}}", "inner"),
             ("app::main::{{closure}}::inner::{{closure}}", "inner"),
             ("app::outer::Local::forward::{{closure}}", "Local::forward"),
-            // These are no names of functions. They are shown unchanged, without a panic.
+            // These are not names of functions. They are shown unchanged, without a panic.
             ("", ""),
             ("::", ""),
             ("<", ""),

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-/// The kind of measurement, which says how far the numbers of a trace can be trusted.
+/// The kind of measurement, which determines how far the numbers of a trace can be trusted.
 ///
 /// ```
 /// use gpumem::Gauge;
@@ -13,7 +13,7 @@ use std::time::Duration;
 #[non_exhaustive]
 pub enum Gauge {
     /// Each allocation of this process on the device is intercepted, by the driver's dispatch table or CUPTI (see
-    /// [`Source`](super::Source)), or reported by the simulated device. The figures are exact to the byte.
+    /// [`Source`](super::Source)), or reported by the simulated device. The numbers are exact to the byte.
     Exact,
     /// The whole device is sampled, with all its processes. A peak between two samples is missed.
     Sampled,
@@ -37,7 +37,7 @@ impl Gauge {
 }
 
 parse_error! {
-    /// The error of a text that is not the name of a [`Gauge`].
+    /// The error for a text that is not the name of a [`Gauge`].
     ///
     /// ```
     /// let error = "fast".parse::<gpumem::Gauge>().unwrap_err();
@@ -65,7 +65,7 @@ named!(Gauge from Exact, Sampled, Off else ParseGaugeError);
 pub struct Sampling {
     /// The requested time between two samples (`GPUMEM_SAMPLE_MS`, 1 ms by default).
     pub every: Duration,
-    /// The number of samples, with those at the start and at the end.
+    /// The number of samples, including those at the start and at the end.
     pub readings: u64,
     /// The longest time between two samples. A peak that was shorter may have been missed.
     pub longest_gap: Duration,

@@ -42,7 +42,7 @@ impl Hasher for NumberHasher {
         self.write_u64(number as u64);
     }
 
-    /// It gets the number of an enum's variant.
+    /// Receives the number of an enum's variant.
     fn write_isize(&mut self, number: isize) {
         self.write_u64(number.cast_unsigned() as u64);
     }

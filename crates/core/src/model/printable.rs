@@ -1,4 +1,4 @@
-//! Makes names that a terminal shows and does not obey.
+//! Makes names safe to print: a terminal shows them and does not act on them.
 
 use std::{borrow::Cow, fmt::Write};
 
@@ -9,7 +9,7 @@ pub fn is_printable(c: char) -> bool {
             // Characters without width, line and paragraph separators, and those that change the direction of text.
             '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
-            // Tags are a copy of ASCII that is not shown.
+            // Tags are an invisible copy of ASCII.
             | '\u{e0000}'..='\u{e007f}');
     !acts
 }
@@ -32,8 +32,8 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     Cow::Owned(line)
 }
 
-/// Returns at most about this many characters of a text: the first ones and the last ones. A message that quotes a value of a user is
-/// read if it is short.
+/// Returns at most about this many characters of a text, from its start and its end. A message that quotes a user's value must be
+/// short to be read.
 pub fn bounded(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most || text.chars().nth(most).is_none() {
         return Cow::Borrowed(text);
@@ -43,7 +43,7 @@ pub fn bounded(text: &str, most: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{first} … {last}"))
 }
 
-/// Returns a value in quotes, of which a message shows no more than is needed to recognise it.
+/// Returns a value in quotes, shortened to what is needed to recognise it.
 pub fn quoted(value: &str) -> String {
     const MOST: usize = 64;
     format!("`{}`", bounded(value, MOST))

@@ -11,16 +11,16 @@ use super::Bytes;
 pub struct GpuProcess {
     /// The process id that the driver reports. In a container this may be the id outside the container.
     pub pid: u32,
-    /// The command that started it, or its short name. `None` if neither can be read.
+    /// The command that started the process, or its short name. `None` if neither can be read.
     pub name: Option<String>,
-    /// Its memory on the device. `None` if the driver does not report it (virtual GPUs, WSL).
+    /// The memory of the process on the device. `None` if the driver does not report it (virtual GPUs, WSL).
     pub used: Option<Bytes>,
     /// The use of the device.
     pub kind: ProcessKind,
 }
 
 impl GpuProcess {
-    /// Makes a process of which only this is known.
+    /// Creates a process with only these two fields known.
     #[doc(hidden)]
     pub const fn new(pid: u32, kind: ProcessKind) -> Self {
         Self { pid, name: None, used: None, kind }

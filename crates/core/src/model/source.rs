@@ -15,7 +15,7 @@ pub enum Source {
     /// gpumem's hooks in the driver's dispatch table. They observe each allocation of this process, cost almost nothing, and
     /// work while a profiler runs. Linux only.
     Dispatch,
-    /// CUPTI's callbacks. They observe each allocation of this process. Once CUPTI is loaded, each driver call is slower.
+    /// CUPTI's callbacks. They observe each allocation of this process. After CUPTI is loaded, each driver call is slower.
     Cupti,
     /// The simulated device, which reports its allocations itself.
     Simulation,
@@ -47,7 +47,7 @@ impl Source {
 }
 
 parse_error! {
-    /// The error of a text that is not the name of a [`Source`] that can be chosen.
+    /// The error for a text that is not the name of a [`Source`] that can be chosen.
     ///
     /// ```
     /// let error = "strace".parse::<gpumem::intercept::Source>().unwrap_err();

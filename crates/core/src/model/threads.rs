@@ -1,6 +1,6 @@
 //! The threads that a scope adopts.
 
-/// The beginning of the name of a thread: 15 bytes at most, because Linux keeps no more.
+/// The start of a thread's name: at most 15 bytes, because Linux keeps no more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ThreadName([u8; Self::LONGEST]);
 
@@ -8,7 +8,7 @@ impl ThreadName {
     /// The largest number of bytes.
     pub const LONGEST: usize = 15;
 
-    /// Makes the beginning of a name, up to its first zero, cut off if it is longer.
+    /// Creates a name from these bytes, up to the first zero, and cuts off the rest of a longer name.
     pub fn new(name: &[u8]) -> Self {
         let mut bytes = [0; Self::LONGEST];
         let name = name.iter().take_while(|byte| **byte != 0);
@@ -16,14 +16,14 @@ impl ThreadName {
         Self(bytes)
     }
 
-    /// Returns its bytes.
+    /// Returns the bytes of the name.
     pub fn bytes(&self) -> &[u8] {
         let len = self.0.iter().position(|byte| *byte == 0).unwrap_or(Self::LONGEST);
         &self.0[..len]
     }
 }
 
-/// Threads whose allocations a scope adopts while they are in no scope of their own, for
+/// Threads whose allocations a scope adopts while they are in no scope, for
 /// [`adopt`](https://docs.rs/gpumem/latest/gpumem/struct.GpuMemTraceBuilder.html#method.adopt).
 ///
 /// ```
@@ -37,19 +37,18 @@ impl ThreadName {
 pub enum Threads {
     /// All threads that are in no scope.
     Unscoped,
-    /// The threads in no scope whose names have this beginning. A name is read once, before the first allocation that
-    /// depends on it.
+    /// The threads in no scope whose names start with this. A name is read once, before the first allocation that depends on it.
     Named(ThreadName),
 }
 
 impl Threads {
-    /// The threads in no scope whose names begin with `prefix`. Linux keeps 15 bytes of a name, so only the first 15 bytes of `prefix`
-    /// count. An empty prefix stands for [`Unscoped`](Self::Unscoped).
+    /// Returns the threads in no scope whose names start with `prefix`. Linux keeps 15 bytes of a name, so only the first 15
+    /// bytes of `prefix` count. An empty prefix stands for [`Unscoped`](Self::Unscoped).
     pub fn named(prefix: &str) -> Self {
         if prefix.is_empty() { Self::Unscoped } else { Self::Named(ThreadName::new(prefix.as_bytes())) }
     }
 
-    /// Returns whether a thread with this name is one of them. `None` if its name is not known.
+    /// Returns whether a thread with this name is included. `name` is `None` if it is not known.
     pub fn include(&self, name: Option<&ThreadName>) -> bool {
         match self {
             Self::Unscoped => true,

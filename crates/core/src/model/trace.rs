@@ -1,10 +1,10 @@
 use super::{ByteDelta, Bytes, Gauge, Sampling, Source};
 
-/// The figures of a trace at one reading.
+/// The numbers of a trace at one reading.
 ///
-/// S is the memory in use at the start (or at the last reset), E at the reading, and P the most in between, S and E
-/// included. Then `used = E − S` and `peaked = P − max(S, E)`. So `peaked` is the memory that was needed for some time in
-/// addition to the larger of S and E. It is never negative, and `P − S = max(used, 0) + peaked`.
+/// S is the memory in use at the start (or at the last reset), E at the reading, and P the most in between, S and E included.
+/// Then `used = E − S` and `peaked = P − max(S, E)`. Thus `peaked` is the memory that was needed for some time in addition to the
+/// larger of S and E. `peaked` is never negative, and `P − S = max(used, 0) + peaked`.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -25,7 +25,7 @@ pub struct Trace {
     pub device: u32,
     /// True if the device is simulated.
     pub simulated: bool,
-    /// The kind of measurement, which says how far the numbers can be trusted.
+    /// The kind of measurement, which determines how far the numbers can be trusted.
     pub gauge: Gauge,
     /// The source of the numbers.
     pub source: Source,
@@ -38,13 +38,14 @@ pub struct Trace {
     /// True if the device could not be read now, or at the start. The numbers are from the last readings that succeeded.
     /// Reports print `?`.
     pub stale: bool,
-    /// The memory that threads in no scope allocated or freed while traces of several threads were open, in bytes. It counts in each of
-    /// these traces, unless the thread is
-    /// [adopted](https://docs.rs/gpumem/latest/gpumem/struct.GpuMemTraceBuilder.html#method.adopt): then it counts for the thread whose
-    /// scope was opened last. It may belong to another trace. If this is not 0, reports show it.
+    /// The memory that threads in no scope allocated or freed while traces of several threads were open, in bytes. This memory
+    /// counts in each of these traces, unless the thread is
+    /// [adopted](https://docs.rs/gpumem/latest/gpumem/struct.GpuMemTraceBuilder.html#method.adopt): then it counts for the thread
+    /// whose scope was opened last. The memory may belong to another trace. Reports show this number if it is not 0.
     pub shared: Bytes,
-    /// The thread that opened this trace, or the threads in its task, allocated nothing on `device` since the start, but on the device
-    /// with this number: probably the trace is of the wrong device. Reports show this. `None` also if it is not known.
+    /// The device on which the thread that opened this trace, or the threads in its task, allocated since the start, if they
+    /// allocated nothing on `device`. The trace then probably measures the wrong device, and reports show this. Also `None` if
+    /// this is not known.
     pub allocated_on: Option<u32>,
     /// Frees of blocks of unknown size in the whole process, while the trace was open. These blocks are older than the first
     /// trace, and their lookup failed. If this is not 0, `used` may be too high.
@@ -53,12 +54,13 @@ pub struct Trace {
     /// another tool replaced, so that their calls are missed, plus calls of registered pools that cannot be right. If this is not 0, the
     /// numbers may be wrong.
     pub lost: u64,
-    /// The figures of the driver's blocks of the whole process on the device, if a pool was registered there
-    /// (`gpumem::pool`): the other figures count the parts of the pool in the place of its blocks.
+    /// The numbers for the driver's blocks of the whole process on the device, if a pool was registered there (`gpumem::pool`).
+    /// The other numbers count the parts of the pool instead of its blocks.
     pub driver: Option<DriverFigures>,
 }
 
-/// The figures of the driver's blocks alone, on a device with a registered pool. The fields mean what they mean in [`Trace`].
+/// The numbers for only the driver's blocks, on a device with a registered pool. The fields have the same meaning as in
+/// [`Trace`].
 ///
 /// Example: see `gpumem::pool`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +80,7 @@ impl DriverFigures {
     }
 }
 
-/// Returns the figures of a span and of one that began at its end, as those of one span.
+/// Joins the numbers of a span with those of a second span that started at its end.
 fn joined(first: (ByteDelta, Bytes), next: (ByteDelta, Bytes)) -> (ByteDelta, Bytes) {
     let over_start = |(used, peaked): (ByteDelta, Bytes)| used.get().max(0) + peaked.get().cast_signed();
     let used = first.0.get().saturating_add(next.0.get());
@@ -119,7 +121,7 @@ impl Trace {
         self.gauge != Gauge::Off && !self.stale
     }
 
-    /// Returns this trace and one that began at its last reading, as one trace.
+    /// Joins this trace with one that started at its last reading.
     #[doc(hidden)]
     #[must_use]
     pub fn then(self, next: Self) -> Self {
@@ -141,7 +143,7 @@ impl Trace {
             sampling,
             stale: self.stale || next.stale,
             shared: self.shared + next.shared,
-            // It concerns both parts already.
+            // This already concerns both parts.
             allocated_on: next.allocated_on,
             untracked: self.untracked.saturating_add(next.untracked),
             lost: self.lost.saturating_add(next.lost),
@@ -150,13 +152,13 @@ impl Trace {
         }
     }
 
-    /// Returns the figures of a trace whose device could not be read.
+    /// Returns a trace whose device could not be read.
     #[doc(hidden)]
     pub fn stale(device: u32, gauge: Gauge) -> Self {
         Self { stale: true, gauge, ..Self::off(device) }
     }
 
-    /// Returns the figures of a trace that measures nothing.
+    /// Returns a trace that measures nothing.
     #[doc(hidden)]
     pub fn off(device: u32) -> Self {
         Self {

@@ -1,4 +1,5 @@
-//! A caching allocator of the program, such as PyTorch's. It gets segments from the driver, and gives blocks of them to the program.
+//! A caching allocator of the program, such as PyTorch's. The allocator gets segments from the driver and hands out blocks of
+//! them to the program.
 
 use super::{
     bytes::{Input, Malformed, Result, put_difference, put_number},
@@ -13,9 +14,9 @@ pub struct AllocatorDefinition {
     pub name: String,
     /// The reason why its history is not in the recording.
     pub missing: Option<String>,
-    /// The devices on which it allocated.
+    /// The devices on which the allocator allocated.
     pub devices: Vec<AllocatorDevice>,
-    /// The reason why the modules of its tensors are not in the recording, although they were asked for.
+    /// The reason why the modules of its tensors are not in the recording, although they were requested.
     pub missing_modules: Option<String>,
     /// The settings of PyTorch's allocator, if they are known.
     pub settings: Option<AllocatorSettings>,
@@ -23,12 +24,13 @@ pub struct AllocatorDefinition {
     pub contradictions: Vec<AllocatorContradiction>,
 }
 
-/// A history that does not lead to the memory at its end.
+/// A history whose steps do not add up to the memory at its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocatorContradiction {
     /// The device.
     pub device: Device,
-    /// One of the contradictions, such as `4 MiB of a tensor are neither freed nor there at the end`, and the number of the others.
+    /// One of the contradictions, such as `4 MiB of a tensor are neither freed nor there at the end`, with the number of further
+    /// ones.
     pub words: String,
 }
 
@@ -39,8 +41,8 @@ pub struct AllocatorSettings {
     pub is_expandable: bool,
     /// `max_split_size`: blocks of this many bytes or more are not split.
     pub max_split: u64,
-    /// `roundup_power2_divisions`: the number of parts into which the room between two powers of 2 is divided, from 1 MiB on. In a
-    /// range where it is 1, and if the list is empty, sizes are only rounded to 512 bytes.
+    /// `roundup_power2_divisions`: the number of parts into which the range between two powers of 2 is divided, starting at 1
+    /// MiB. In a range where the number is 1, and if the list is empty, sizes are only rounded up to 512 bytes.
     pub divisions: Vec<u64>,
 }
 
@@ -55,18 +57,18 @@ impl Default for AllocatorSettings {
 pub struct AllocatorDevice {
     /// The device.
     pub device: Device,
-    /// The number of first events that only describe the memory that was live when the history begins.
+    /// The number of events at the start that only describe the memory that was live when the history starts.
     pub older: u64,
-    /// The time when the history begins, if the allocator did something before.
+    /// The time when the history starts, if the allocator was used before.
     pub known_from: Option<Time>,
     /// The statistics of the allocator at the end.
     pub said: Option<AllocatorFigures>,
 }
 
-/// The statistics of an allocator. The highest values are those since the program reset them.
+/// The statistics of an allocator. The highest values are those since their last reset by the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllocatorFigures {
-    /// The bytes in blocks that the program has.
+    /// The bytes in blocks that the program holds.
     pub allocated: Bytes,
     /// Its highest value.
     pub allocated_high: Bytes,
@@ -81,15 +83,15 @@ pub struct AllocatorFigures {
 pub enum AllocatorAction {
     /// The allocator gets memory from the driver.
     SegmentAlloc,
-    /// The allocator gives memory back to the driver.
+    /// The allocator returns memory to the driver.
     SegmentFree,
     /// The program gets a block.
     Alloc,
     /// The program frees a block. Work on other streams may still use it.
     FreeRequested,
-    /// The block can be given out again.
+    /// The block can be handed out again.
     FreeCompleted,
-    /// An allocation was refused.
+    /// An allocation was rejected.
     OutOfMemory,
 }
 
@@ -108,13 +110,13 @@ pub enum TensorClass {
     Activations,
     /// A tensor that was freed before its forward pass ended.
     ForwardTemporary,
-    /// A tensor of the backward pass that is no gradient.
+    /// A tensor of the backward pass that is not a gradient.
     BackwardTemporary,
     /// The workspace of cuBLAS.
     Workspace,
     /// A copy of a weight in fewer bits, which autocast keeps.
     AutocastCasts,
-    /// A tensor outside of modules and of the backward pass, which was freed before the function that allocated it returned.
+    /// A tensor outside modules and the backward pass, which was freed before the function that allocated it returned.
     Temporary,
 }
 
@@ -154,7 +156,7 @@ impl TensorClass {
 /// The tensors of one module and one class.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TensorGroup {
-    /// The number by which events name it, from 1 on.
+    /// The number by which events refer to the group, starting at 1.
     pub id: u32,
     /// The path of the module and its type, such as `GPT2LMHeadModel.transformer.h.3.mlp: GPT2MLP`. `None` outside of all modules.
     pub module: Option<String>,
@@ -176,7 +178,7 @@ pub struct TensorHolder {
 /// One step of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocatorEvent {
-    /// The time since the session began.
+    /// The time since the session started.
     pub time: Time,
     /// The action.
     pub action: AllocatorAction,
@@ -190,12 +192,12 @@ pub struct AllocatorEvent {
     pub stream: u64,
     /// The stack of the request.
     pub stack: StackId,
-    /// The [`TensorGroup`] of an allocated tensor. For a segment, it is 1 for the pool that the whole program shares, else the number of
-    /// its private pool. 0 if it is not known.
+    /// The [`TensorGroup`] of an allocated tensor. For a segment, this is 1 for the pool that the whole program shares, or else
+    /// the number of its private pool. 0 if not known.
     pub group: u32,
 }
 
-/// Steps on one device, in their order.
+/// Steps on one device, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocatorEvents {
     /// The device.
@@ -205,7 +207,7 @@ pub struct AllocatorEvents {
 }
 
 impl AllocatorEvents {
-    /// The most events of an item, so that it is not too long.
+    /// The largest number of events in one item, so that an item is not too long.
     pub const MOST: usize = 1 << 10;
 }
 
@@ -225,7 +227,7 @@ fields!(AllocatorFigures { allocated, allocated_high, reserved, reserved_high })
 fields!(AllocatorDefinition { name, missing, devices, missing_modules, settings, contradictions });
 fields!(AllocatorContradiction { device, words });
 
-/// Times and addresses are compared with those of the event before. The groups come last, if one is known.
+/// Times and addresses are compared with those of the event before. The groups come last, if any of them is known.
 impl Wire for AllocatorEvents {
     fn put(&self, to: &mut Vec<u8>) {
         let Self { device, events } = self;
@@ -263,7 +265,7 @@ impl Wire for AllocatorEvents {
             last_time = from.difference(last_time)?;
             last_address = from.difference(last_address)?;
             let bytes: Bytes = Wire::get(from)?;
-            // The file has `bytes - requested`. `bytes` minus this is `requested`.
+            // The file contains `bytes - requested`. `bytes` minus this is `requested`.
             let over = from.difference(0)?;
             events.push(AllocatorEvent {
                 time: Time::from_nanos(last_time),
@@ -305,7 +307,7 @@ mod tests {
             events: vec![
                 event(5, AllocatorAction::SegmentAlloc, 2 << 20, 2 << 20),
                 event(4, AllocatorAction::Alloc, 1024, 513),
-                // A refused allocation has no block.
+                // A rejected allocation has no block.
                 event(9, AllocatorAction::OutOfMemory, 0, 1 << 40),
                 event(9, AllocatorAction::FreeRequested, 0, 0),
             ],

@@ -9,7 +9,7 @@ impl AllocatorSettings {
     /// `kSmallSize`: larger requests belong to the large pool.
     pub const SMALL: u64 = 1 << 20;
 
-    /// Returns the size of a block for a request, in bytes (`round_size`). `None` if no number is large enough.
+    /// Returns the size of a block for a request, in bytes (`round_size`). `None` if the size does not fit into 64 bits.
     pub fn rounded(&self, requested: u64) -> Option<u64> {
         let divisions = &self.divisions;
         let index = (requested.max(1).ilog2().saturating_sub(20) as usize).min(divisions.len().saturating_sub(1));
@@ -25,8 +25,8 @@ impl AllocatorSettings {
         }
     }
 
-    /// Returns whether a rest of this many bytes is split off when a block of `size` bytes is taken: `should_split`. If not, the block
-    /// has it as well.
+    /// Returns whether a rest of this many bytes is split off when a block of `size` bytes is taken: `should_split`. If not, the
+    /// rest stays in the block.
     pub fn splits(&self, size: u64, rest: u64, is_expandable: bool) -> bool {
         if is_expandable || size <= Self::SMALL {
             rest >= MIN_BLOCK
@@ -35,8 +35,7 @@ impl AllocatorSettings {
         }
     }
 
-    /// Returns the size of a block for a request if this much room is free. It includes the rest, if the rest is not
-    /// split off.
+    /// Returns the size of a block for a request if this much room is free, including the rest if that is not split off.
     pub fn size_in(&self, room: u64, requested: u64, is_expandable: bool) -> u64 {
         let size = self.rounded(requested).unwrap_or(requested);
         match room.checked_sub(size) {

@@ -1,10 +1,11 @@
-//! The allowed cost of a recording for its reader. It depends on the size of the file: a small file takes little time and memory, whatever
-//! is in it, and a large one of gpumem is never refused.
+//! The budget: how much time and memory a reader may spend on a recording. The budget depends on the size of the file. A small
+//! file takes little time and memory, whatever it contains, and a large file written by gpumem is never rejected.
 
-/// A smaller file may cost as much as one of this size.
+/// A smaller file may cost as much as a file of this size.
 const LEAST: u64 = 2 << 20;
 
-/// The most items in three bytes of a file. A record with more is written without compression, and no item has less than two bytes then.
+/// The most items in three bytes of a file. A record with more items is written without compression, and then no item has less
+/// than two bytes.
 const ITEMS_OF_THREE_BYTES: u64 = 2;
 /// The most decompressed bytes for each byte of a file. A single record may have more.
 const PLAIN: u64 = 16;
@@ -43,7 +44,7 @@ pub(super) const fn may_have(stored: u64, items: u64) -> bool {
     items <= stored * ITEMS_OF_THREE_BYTES / 3
 }
 
-/// The cost so far.
+/// The cost of reading so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Budget {
     /// The number of bytes of the file that are known.
@@ -56,12 +57,12 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Makes the budget of a file of this size whose definitions take this memory.
+    /// Creates the budget for a file of this size whose definitions take this much memory.
     pub(super) fn new(stored: u64, memory: u64) -> Self {
         Self { stored, memory, ..Self::default() }
     }
 
-    /// Returns the size from which all limits follow: that of the file, but at least [`LEAST`].
+    /// Returns the size that determines all limits: the size of the file, but at least [`LEAST`].
     fn counted_size(&self) -> u64 {
         self.stored.max(LEAST)
     }
@@ -83,7 +84,7 @@ impl Budget {
         if may_have(self.counted_size(), self.items) { Ok(()) } else { Err(Exceeded::Items) }
     }
 
-    /// The number of items that were read.
+    /// Returns the number of items that were read.
     pub(super) fn items(&self) -> u64 {
         self.items
     }
@@ -96,7 +97,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Returns memory to the budget that is not needed any more.
+    /// Returns memory that is no longer needed to the budget.
     pub(super) fn give_back(&mut self, bytes: u64) {
         self.memory = self.memory.saturating_sub(bytes);
     }
@@ -106,7 +107,7 @@ impl Budget {
         self.counted_size() * NAMES + (self.counted_size() * MEMORY).saturating_sub(self.memory) / 2
     }
 
-    /// The memory that was paid for.
+    /// Returns the memory that was paid for.
     pub(super) fn memory(&self) -> u64 {
         self.memory
     }

@@ -3,7 +3,7 @@
 
 use std::{fmt, io};
 
-/// An error of bytes that contradict the format.
+/// The error for bytes that contradict the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed(pub(super) &'static str);
 
@@ -21,13 +21,13 @@ impl From<Malformed> for io::Error {
 
 pub(super) type Result<T> = std::result::Result<T, Malformed>;
 
-/// The largest number of bytes of a text. A longer one is cut when it is written.
+/// The largest number of bytes of a text. A longer text is cut when it is written.
 pub(super) const LONGEST_TEXT: usize = 1 << 14;
 
 /// The end of a text that was cut, so that a reader does not take it for the program's text.
 const CUT: &str = "… (cut)";
 
-/// Appends a number: seven bits in each byte, the lowest first; the top bit says that more follow.
+/// Appends a number: seven bits in each byte, the lowest first. The top bit is set if more bytes follow.
 #[inline]
 pub(super) fn put_number(to: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
@@ -67,7 +67,7 @@ fn floor_char_boundary(text: &str, at: usize) -> usize {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Input<'a> {
     bytes: &'a [u8],
-    /// The number of texts that the writer has cut, so far.
+    /// The number of texts so far that the writer has cut.
     pub(super) cut_texts: u64,
 }
 

@@ -1,5 +1,5 @@
-//! The limits of a recording for its reader. A recording of gpumem is within these limits; a damaged or a hostile one must not
-//! make the reader panic, take memory without end or run for ever.
+//! The limits of a recording for its reader. A recording written by gpumem is within these limits. A damaged or hostile one must
+//! not make the reader panic, use unlimited memory or run forever.
 
 use std::collections::{HashMap, HashSet};
 
@@ -40,7 +40,7 @@ const MOST_ALLOCATED: u64 = 1 << 62;
 const MOST_LOST: u64 = 1 << 48;
 /// The most functions that the driver has.
 const MOST_FUNCTIONS: u64 = 1 << 10;
-/// The reader uses scope numbers from here on for peaks that it keeps itself.
+/// The first scope number that the reader uses for peaks that it keeps itself.
 pub(super) const FIRST_OWN_SCOPE: u64 = 1 << 62;
 
 /// The approximate bytes of a reader and a report for each live block: an entry of the ledger, and the place of the block in lists.
@@ -53,7 +53,7 @@ const BLOCK: u64 = 32;
 const SCOPE: u64 = 64;
 /// The additional bytes while a scope is open.
 const OPEN_SCOPE: u64 = 640;
-/// The bytes for each refused allocation.
+/// The bytes for each rejected allocation.
 const REFUSAL: u64 = 96;
 /// The bytes for each mark, and for each change of a thread's stream.
 const MARK: u64 = 48;
@@ -66,7 +66,7 @@ const EVENT: u64 = 20;
 pub(super) const SCOPE_EVENT: u64 = 400;
 /// The steps of an allocation for each scope that may adopt its thread.
 const ADOPTER: u64 = 10;
-/// The most such scopes.
+/// The largest number of scopes that may adopt a thread.
 const MOST_COMPARED: usize = 64;
 /// The steps of an event after which frees may be missing.
 pub(super) const LOST: u64 = 4_000;
@@ -74,11 +74,11 @@ pub(super) const LOST: u64 = 4_000;
 /// The reason why an item is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rejection {
-    /// It contradicts earlier items.
+    /// The item contradicts earlier items.
     Contradiction,
-    /// It is above a limit.
+    /// The item is above a limit.
     Limit,
-    /// The file costs more than one of its size may, so reading stops.
+    /// Reading this file takes more work or memory than its size allows, so reading stops.
     Exceeded(Exceeded),
 }
 
@@ -90,8 +90,8 @@ impl From<Exceeded> for Rejection {
 
 type Result<T = ()> = std::result::Result<T, Rejection>;
 
-/// The data that the checks keep of the events so far. It follows the ledger, but need not be exact, because all of it
-/// is bounded.
+/// The data that the checks keep about the events so far. The data follows the ledger but need not be exact, because all of it is
+/// bounded.
 #[derive(Debug)]
 pub(super) struct Checks {
     number: u64,
@@ -99,7 +99,7 @@ pub(super) struct Checks {
     threads: u32,
     /// The open scopes: the thread that opened each, and whether the ledger keeps its peak after it is closed.
     open: HashMap<ScopeId, (ThreadId, bool)>,
-    /// The closed scopes of which the ledger keeps the peak.
+    /// The closed scopes whose peak the ledger keeps.
     kept: HashSet<ScopeId>,
     /// The open scopes that adopt threads.
     adopting: HashSet<ScopeId>,
@@ -189,7 +189,7 @@ fn check_block(block: &Block) -> Result {
     limit(block.stack.0 < MOST_STACKS)
 }
 
-/// The data that was read of a caching allocator.
+/// The data that was read about a caching allocator.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AllocatorChecks {
     bytes: u64,
@@ -208,7 +208,7 @@ impl AllocatorChecks {
             // The end of a block must be an address as well.
             limit(event.address < 1 << 62)?;
             self.bytes += event.bytes.get() + event.requested.get();
-            // No sum of them is too large.
+            // The sum of the sizes must not be too large.
             limit(self.bytes < MOST_ALLOCATED)?;
         }
         Ok(())
@@ -220,7 +220,7 @@ fn check_key(key: Key) -> Result {
 }
 
 impl Checks {
-    /// Returns whether the ledger can have an event. `known` returns the bytes of the block of a key, if it is live.
+    /// Checks whether the ledger can take an event. `known` returns the size of the block with a key, if it is live.
     pub(super) fn event(&mut self, event: &RecordedEvent, known: impl Fn(Key) -> Option<u64>) -> Result {
         limit(event.number < MOST_EVENTS)?;
         agree(event.number > self.number)?;
@@ -234,7 +234,7 @@ impl Checks {
     fn kind(&mut self, event: &RecordedEvent, known: impl Fn(Key) -> Option<u64>) -> Result {
         let thread = event.thread;
         match event.kind {
-            // The ledger counts it as a wrong call, and does not add it up.
+            // The ledger counts this as a wrong call and ignores the size.
             EventKind::Alloc { block: Block { device, bytes, kind: MemKind::Part, .. }, .. }
                 if bytes.get() >= MOST_BYTES =>
             {
@@ -346,7 +346,7 @@ impl Checks {
         self.live = self.live.saturating_sub(bytes);
     }
 
-    /// A block that is older than the session is freed.
+    /// Checks the free of a block that is older than the session.
     fn older(&mut self, block: &Block) -> Result {
         check_block(block)?;
         limit(self.older + block.bytes.get() < MOST_LIVE)?;
@@ -382,7 +382,7 @@ impl Checks {
         }
     }
 
-    /// Notes that the thread with this number has ended, so it is in no scope any more.
+    /// Notes that the thread with this number has ended, so it is no longer in any scope.
     pub(super) fn reuse(&mut self, thread: ThreadId, budget: &mut Budget) -> Result {
         check_thread(thread)?;
         budget.work(SCOPE_EVENT + 16 * self.entered.len() as u64)?;
@@ -399,7 +399,7 @@ impl Checks {
         Ok(())
     }
 
-    /// Forgets the kept peak of this closed scope. Returns whether there was one.
+    /// Forgets the kept peak of this closed scope. Returns whether it existed.
     pub(super) fn release(&mut self, scope: ScopeId) -> bool {
         self.kept.remove(&scope)
     }
@@ -423,16 +423,16 @@ impl Checks {
         self.kept.contains(&scope)
     }
 
-    /// Returns the number of the newest event.
+    /// Returns the number of the last event.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Pays for an event. Memory that it frees is [given back](Self::given_back) when it was applied.
+    /// Pays for an event. Memory that the event frees is [returned](Self::given_back) after the event was applied.
     pub(super) fn spend(&self, event: &RecordedEvent, budget: &mut Budget) -> std::result::Result<(), Exceeded> {
         let depth = || u64::from(self.depths.get(&event.thread).copied().unwrap_or(0));
         let (memory, work) = match event.kind {
-            // The thread is compared with the newest scopes that adopt threads.
+            // The thread is compared with the latest scopes that adopt threads.
             EventKind::Alloc { .. } => {
                 (CHANGE + BLOCK + LIVE_BLOCK, EVENT + ADOPTER * self.adopting.len().min(MOST_COMPARED) as u64)
             }
@@ -446,7 +446,7 @@ impl Checks {
             EventKind::Enter { .. } => (0, SCOPE_EVENT),
             EventKind::Leave { .. } | EventKind::Close { .. } => (0, SCOPE_EVENT + 8 * depth()),
             EventKind::Refused { .. } => (REFUSAL, EVENT),
-            // The first one concerns all threads.
+            // The first adopting scope concerns all threads.
             EventKind::Adopt { .. } => (0, SCOPE_EVENT + u64::from(self.threads)),
             EventKind::Mark { .. } | EventKind::OnStream { .. } => (MARK, EVENT),
             _ => (0, EVENT),
@@ -455,8 +455,8 @@ impl Checks {
         budget.take(memory)
     }
 
-    /// Returns the memory that is not needed any more after an event that was paid for: that of blocks and scopes that are
-    /// gone, and of one that was not added because the event was refused. `before` is the earlier result of
+    /// Returns the memory that is no longer needed after an event that was paid for: the memory of blocks and scopes that are
+    /// gone, and of a block or scope that was not added because the event was rejected. `before` is the earlier result of
     /// [`count`](Self::count).
     pub(super) fn given_back(&self, event: &RecordedEvent, before: (u64, usize)) -> u64 {
         let new_block = matches!(event.kind, EventKind::Alloc { .. } | EventKind::FreeFailed);
@@ -496,7 +496,7 @@ mod tests {
         EventKind::Alloc { key: Key::from_raw(key), block }
     }
 
-    /// Returns the number of events that a file of these bytes pays for.
+    /// Returns the number of events that the budget of a file with this many bytes allows.
     fn paid(bytes: u64, kind: impl Fn(u64) -> EventKind) -> u64 {
         let (mut budget, mut checks) = (Budget::new(bytes, 0), Checks::default());
         let mut live = HashMap::new();
@@ -520,7 +520,7 @@ mod tests {
     #[test]
     fn the_densest_programs_are_within_their_budget() {
         let bytes = 2 << 20;
-        // Each block is freed at once, which takes five bytes for three events.
+        // Each block is freed immediately, which takes five bytes for three events.
         let key = Key::from_raw(512);
         let churn =
             paid(bytes, |number| if number % 2 == 1 { alloc(512) } else { EventKind::Free { key, block: None } });

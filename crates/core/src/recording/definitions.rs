@@ -19,13 +19,13 @@ use crate::{
     model::{CallsiteId, Device, Frame, PoolId, StackId, ThreadId, Time},
 };
 
-/// The approximate memory of a definition besides its own bytes.
+/// The approximate memory of a definition in addition to its own bytes.
 const OVERHEAD: u64 = 128;
 
 /// The cache of stacks in words is emptied before its texts would exceed this many bytes.
 const MOST_BYTES_IN_WORDS: u64 = 1 << 24;
 
-/// The largest number of functions of a stack that are shown, beginning with the innermost.
+/// The largest number of functions of a stack that are shown, starting with the innermost.
 const MOST_FRAMES: usize = 1 << 10;
 
 /// The largest number of functions of another stack with which a stack continues.
@@ -41,8 +41,7 @@ struct InWords {
     lengths: HashMap<StackId, u64>,
 }
 
-/// Returns the approximate memory of a definition that has `bytes` bytes in the file. `None` if the item is no
-/// definition.
+/// Returns the approximate memory of a definition that has `bytes` bytes in the file. `None` if the item is not a definition.
 fn memory_of(item: &Item, bytes: u64) -> Option<u64> {
     let lists = match item {
         Item::Stack(stack) => size_of_val(&*stack.addresses),
@@ -67,7 +66,8 @@ fn memory_of(item: &Item, bytes: u64) -> Option<u64> {
     Some(OVERHEAD + bytes + 2 * lists as u64)
 }
 
-/// The definitions of a recording. The first one of a number counts; one that differs from it is a contradiction.
+/// The definitions of a recording. The first definition of a number counts; a different one for the same number is a
+/// contradiction.
 #[derive(Debug, Default)]
 pub struct Definitions {
     process: Process,
@@ -95,7 +95,7 @@ pub struct Definitions {
 }
 
 impl Definitions {
-    /// Takes a definition, which has `bytes` bytes in the file. If the budget is spent, it is left out.
+    /// Takes a definition, which has `bytes` bytes in the file. If the budget is spent, the definition is left out.
     pub(super) fn add(&mut self, item: Item, bytes: u64, budget: &mut Budget) {
         let Some(memory) = memory_of(&item, bytes) else { return };
         if budget.take(memory).is_err() {
@@ -155,7 +155,7 @@ impl Definitions {
             Item::Module(module) => add_first(&mut self.modules, module.id, module),
             Item::Stack(stack) => add_first(&mut self.stacks, stack.id, stack.addresses),
             Item::Symbols(symbols) => {
-                // Stacks that are in words already may have this address.
+                // Stacks that are already in words may contain this address.
                 *self.in_words.get_mut() = InWords::default();
                 add_first(&mut self.symbols, symbols.address, symbols.symbols)
             }
@@ -170,7 +170,7 @@ impl Definitions {
         self.contradictions += u64::from(!agrees);
     }
 
-    /// The same recording continues in a new file, which repeats this definition.
+    /// Prepares for a new file of the same recording, which repeats the definition of the process.
     pub(super) fn begin_file(&mut self) {
         self.clocks.clear();
         self.interceptions.clear();
@@ -182,7 +182,7 @@ impl Definitions {
         &self.process
     }
 
-    /// Returns the newest thread of that number.
+    /// Returns the last thread with this number.
     pub fn thread(&self, thread: ThreadId) -> Option<&ThreadDefinition> {
         self.threads.get(&thread)
     }
@@ -202,7 +202,7 @@ impl Definitions {
         self.modules.values()
     }
 
-    /// Returns the newest CUDA context of that number.
+    /// Returns the last CUDA context with this number.
     pub fn context(&self, context: u8) -> Option<&ContextDefinition> {
         self.contexts.get(&context)
     }
@@ -212,22 +212,22 @@ impl Definitions {
         &self.interceptions
     }
 
-    /// Returns the part of the events that the recording has; `None` if it has all of them.
+    /// Returns the part of the events that the recording contains; `None` if it contains all of them.
     pub fn part(&self) -> Option<PartDefinition> {
         self.part
     }
 
-    /// The pool that a block of a shortened recording belongs to, by the number of the block.
+    /// Returns the pool that a block of a shortened recording belongs to, by the number of the block.
     pub(super) fn pool_of(&self, number: u64) -> PoolId {
         self.pool_blocks.get(&number).copied().unwrap_or(PoolId::NONE)
     }
 
-    /// Returns the place where the process keeps data that is not in its recording yet.
+    /// Returns where the process keeps data that is not in its recording yet.
     pub(super) fn ring(&self) -> Option<RingDefinition> {
         self.ring
     }
 
-    /// The caching allocator of the program, if its history was asked for.
+    /// Returns the caching allocator of the program, if its history was requested.
     pub fn allocator(&self) -> Option<&AllocatorDefinition> {
         self.allocator.as_ref()
     }
@@ -242,14 +242,14 @@ impl Definitions {
         &self.tensor_holders
     }
 
-    /// Returns whether the process runs, or has ended without writing all that it recorded. A recording of a snapshot has no ring, and
-    /// is always complete.
+    /// Returns whether the process still runs or ended without writing everything that it recorded. A snapshot has no ring and is
+    /// always complete.
     pub fn lacks_end(&self) -> bool {
         self.ring.is_some() && !self.is_finished
     }
 
-    /// Returns whether there are files with code, and none of their addresses stands for a function or a line. Lines of
-    /// Python have no file.
+    /// Returns whether there are files with code but no known function or line for any of their addresses. Python frames have no
+    /// such file.
     pub fn lacks_symbols(&self) -> bool {
         !self.modules.is_empty() && self.symbols.keys().all(|address| address.module == 0)
     }
@@ -267,7 +267,7 @@ impl Definitions {
         let [first, second] = [self.clocks.get(at.checked_sub(1)?)?, self.clocks.get(at)?];
         let signed = |ticks: u64| i128::from(ticks) - i128::from(first.ticks);
         let (first_time, second_time) = (first.time.as_nanos().cast_signed(), second.time.as_nanos().cast_signed());
-        // Both may have 64 bits in a file that no session wrote.
+        // In a file that no session wrote, both may have 64 bits.
         let since = signed(ticks).saturating_mul(second_time - first_time) / signed(second.ticks).max(1);
         let nanoseconds = first_time.saturating_add(since);
         Some(Time::from_nanos(nanoseconds.try_into().unwrap_or(0)))

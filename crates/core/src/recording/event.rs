@@ -1,5 +1,5 @@
-//! Writes and reads events in a file. There may be millions of allocations and frees, so they have a form of their own: a byte
-//! of flags says which values are those of the event before. All other events are rare and are written plainly.
+//! Writes and reads events in a file. There may be millions of allocations and frees, so they have their own form: a byte of
+//! flags marks the values that are the same as in the event before. All other events are rare and are written plainly.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -12,16 +12,16 @@ use crate::model::{
     ThreadId, ThreadName, Threads, Time,
 };
 
-/// An event as it came through the inbox.
+/// An event as recorded by the inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordedEvent {
     /// The number, which rises. Numbers are missing if events were not recorded.
     pub number: u64,
     /// The time by the counter of the processor; [`ClockPair`](super::ClockPair) gives its meaning.
     pub ticks: u64,
-    /// The time that the ledger has for it. It is older than the event if the clock was not read for it.
+    /// The time that the ledger uses for the event. This time is earlier than the event if the clock was not read for it.
     pub time: Time,
-    /// The thread that posted it.
+    /// The thread that posted the event.
     pub thread: ThreadId,
     /// The kind of the event.
     pub kind: EventKind,
@@ -49,7 +49,7 @@ mod flag {
     pub(super) const SAME_KEY: u8 = 0x01;
 }
 
-/// Returns whether an item that begins with this byte is an allocation or a free.
+/// Returns whether an item that starts with this byte is an allocation or a free.
 pub(super) const fn is_short(first: u8) -> bool {
     first & flag::SHORT != 0
 }
@@ -61,8 +61,7 @@ fn sort_of(block: &Block) -> Block {
     Block { bytes: Bytes::ZERO, ..*block }
 }
 
-/// The state with which the next event is compared. Each record begins with a new one, so that it can be read by
-/// itself.
+/// The state with which the next event is compared. Each record starts with a new state, so that it can be read on its own.
 #[derive(Clone, Copy, Debug, Default)]
 struct Before {
     number: u64,
@@ -89,7 +88,7 @@ pub(super) struct EventReader {
 }
 
 impl EventWriter {
-    /// Begins a record with the next event.
+    /// Starts a record with the next event.
     pub(super) fn begin_record(&mut self) {
         self.before = Before::default();
         self.sorts.clear();
@@ -190,7 +189,7 @@ impl EventReader {
         self.sorts.clear();
     }
 
-    /// Reads an allocation or a free that begins with this byte.
+    /// Reads an allocation or a free that starts with this byte.
     pub(super) fn get_short(&mut self, flags: u8, from: &mut Input<'_>) -> Result<RecordedEvent> {
         let Self { before, sorts } = self;
         let is = |flag: u8| flags & flag != 0;

@@ -29,7 +29,7 @@ const SYMBOL_BYTES: u64 = 256;
 pub struct Growing {
     has_header: bool,
     records: VecDeque<u8>,
-    /// The bytes from the beginning of a record whose end is not there yet.
+    /// The bytes from the start of a record whose end is still missing.
     rest: Vec<u8>,
 }
 
@@ -59,19 +59,19 @@ impl Growing {
     }
 }
 
-/// Reads a recording as it becomes longer. Its events are applied to a ledger; reports that the program requested are left out.
+/// Reads a recording as it becomes longer. Its events are applied to a ledger; reports that the program requested are skipped.
 ///
 /// The definitions of an event are in the file before it, so nothing is read twice. The functions at the addresses of stacks are an
 /// exception: they are added when the program has ended.
 ///
-/// A recording of the newest events continues in a new file when it is long: see [`go_on_in`](Self::go_on_in).
+/// A recording of the latest events continues in a new file when it is long: see [`go_on_in`](Self::go_on_in).
 #[derive(Debug)]
 pub struct Follower {
     reader: Reader<Growing>,
     tally: Tally,
     /// The bytes of the files before.
     bytes_before: u64,
-    /// Losses that are in no event of the file.
+    /// Losses that no event of the file reports.
     lost_before: u64,
     changes: Vec<BlockChange>,
 }
@@ -85,12 +85,11 @@ impl Default for Follower {
 }
 
 impl Follower {
-    /// Reads all that is there.
+    /// Reads everything that is available.
     ///
     /// # Errors
-    /// Returns the errors of reading, and one of the kind [`InvalidData`](io::ErrorKind::InvalidData) if
-    /// this is no recording, or one of a version that is
-    /// too new, or a damaged one.
+    /// Returns the errors of reading, and one of the kind [`InvalidData`](io::ErrorKind::InvalidData) if this is not a recording,
+    /// if its version is too new, or if it is damaged.
     pub fn read(&mut self, mut from: impl Read) -> io::Result<()> {
         let mut buffer = vec![0; 1 << 16];
         loop {
@@ -143,8 +142,8 @@ impl Follower {
         *self.reader.items.go_back() = Growing { has_header: self.offset() > 0, ..Growing::default() };
     }
 
-    /// Continues with a new file after the end of the one before. Returns true if the new file begins after events that were read.
-    /// Otherwise nothing changes, and only a new follower can read it.
+    /// Continues with a new file after the end of the one before. Returns true if the new file starts after events that were
+    /// read. Otherwise nothing changes, and only a new follower can read the new file.
     pub fn go_on_in(&mut self, next: &Beginning) -> bool {
         let is_next = next.is_same(&self.beginning()) && !next.is_peaks && next.after <= self.reader.newest();
         if is_next {
@@ -155,45 +154,44 @@ impl Follower {
         is_next
     }
 
-    /// Returns the beginning of the file that is read.
+    /// Returns the start of the file that is read.
     pub fn beginning(&self) -> Beginning {
         let definitions = self.reader.definitions();
         Beginning::of(definitions.part(), definitions.ring(), definitions.process().pid)
     }
 
-    /// Returns the number of events between the newest one that was read and the first one after the beginning of a
-    /// file.
+    /// Returns the number of events between the last one that was read and the first one after the start of a file.
     pub fn events_before(&self, next: &Beginning) -> u64 {
         next.after.saturating_sub(self.reader.newest())
     }
 
-    /// Adds the functions at an address, which a recording has only after its program has ended.
+    /// Adds the functions at an address, which a recording contains only after its program has ended.
     pub fn add_symbols(&mut self, symbols: SymbolsDefinition) {
         let bytes = symbols.symbols.len() as u64 * SYMBOL_BYTES;
         self.reader.define(Item::Symbols(symbols), bytes);
     }
 
-    /// Returns its approximate memory in bytes.
+    /// Returns the approximate memory of the follower in bytes.
     pub fn memory(&self) -> u64 {
         self.reader.memory()
     }
 
-    /// Returns the meaning of numbers.
+    /// Returns the definitions that were read.
     pub fn definitions(&self) -> &Definitions {
         self.reader.definitions()
     }
 
-    /// Returns the ledger after the newest event that was read.
+    /// Returns the ledger after the last event that was read.
     pub fn ledger(&self) -> &dyn LedgerView {
         self.reader.ledger()
     }
 
-    /// Returns the time of the newest event of the ledger.
+    /// Returns the time of the ledger's last event.
     pub fn time(&self) -> Time {
         self.reader.time()
     }
 
-    /// Returns the figures since the recording began.
+    /// Returns the totals since the recording started.
     pub fn totals(&self) -> Totals {
         let lost = self.lost_before.saturating_add(self.reader.ledger().counts().lost);
         Totals { lost, ..self.tally.totals().clone() }
@@ -215,16 +213,16 @@ impl Follower {
     }
 }
 
-/// The beginning of a file of a recording.
+/// The start of a file of a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Beginning {
-    /// A number that no other recording has. Only recordings of processes have one.
+    /// The unique number of the recording. Only recordings of processes have one.
     pub recording: Option<u64>,
-    /// The number of the process that writes it, as this process itself knows it; 0 if the recording does not say it.
+    /// The id of the process that writes the recording, as the process itself sees it; 0 if the recording does not contain it.
     pub pid: u32,
-    /// It has the blocks that were live after the events up to this number, and all later events.
+    /// The file contains the blocks that were live after the events up to this number, and all later events.
     pub after: u64,
-    /// True if it has only the peaks.
+    /// True if the file contains only the peaks.
     pub is_peaks: bool,
 }
 
@@ -234,7 +232,7 @@ impl Beginning {
         Self { recording: ring.map(|ring| ring.recording), pid, after, is_peaks }
     }
 
-    /// Reads it.
+    /// Reads the start of a file.
     ///
     /// # Errors
     /// Returns an error if reading fails, or if the data is not a recording.
@@ -460,7 +458,7 @@ mod tests {
         (follower.totals(), live)
     }
 
-    /// The recording of the newest events is three files. One reader follows it, one begins with each file, and one reads all
+    /// The recording of the latest events is three files. One reader follows it, one starts with each file, and one reads all
     /// events.
     #[test]
     fn a_reader_that_starts_late_knows_what_the_others_know() {

@@ -20,7 +20,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Item {
-    /// The recorded process. It is near the beginning of a file.
+    /// The recorded process. This item is near the start of a file.
     Process(Process),
     /// The meaning of the processor's counter.
     Clock(ClockPair),
@@ -32,7 +32,7 @@ pub enum Item {
     Module(ModuleDefinition),
     /// A stack of return addresses.
     Stack(StackDefinition),
-    /// The functions at an address in a module. They may come long after the stack that has it.
+    /// The functions at an address in a module. This item may come long after the stack that contains the address.
     Symbols(SymbolsDefinition),
     /// A device.
     Device(DeviceDefinition),
@@ -44,9 +44,9 @@ pub enum Item {
     Label(BlockLabel),
     /// An event.
     Event(RecordedEvent),
-    /// Another thread has the number of one that has ended.
+    /// Another thread reuses the number of a thread that has ended.
     ThreadReused(ThreadId),
-    /// The holders of the peak of a closed scope are not needed any more.
+    /// The holders of the peak of a closed scope are no longer needed.
     PeakReleased(ScopeId),
     /// This many items are not in the recording, because the writer did not keep up.
     Missed(u64),
@@ -67,24 +67,23 @@ pub enum Item {
     Ring(RingDefinition),
     /// A pool that the program registered.
     Pool(PoolDefinition),
-    /// The owner of a block. Only a shortened recording has it, because it may lack the event that decides it.
+    /// The owner of a block. Only a shortened recording contains this item, because it may lack the event that decides the owner.
     PoolBlock(PoolBlock),
-    /// The end of the initial state in a recording of the newest events, and the figures up to there.
+    /// The end of the initial state in a recording of the latest events, and the totals up to that point.
     Totals(Totals),
     /// The scopes that the thread of the next event was in, the outermost first: an allocation or the opening of a scope. If the event
     /// enters a scope, the path includes this scope.
     Inside(Vec<CallsiteId>),
-    /// All that the process recorded is in the file.
+    /// The file contains everything that the process recorded.
     Finished(Finished),
 }
 
 /// The place where a process keeps data that is not in its recording yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingDefinition {
-    /// The number of a segment of shared memory, which outlives the process. `None` for memory that is lost with the
-    /// process.
+    /// The id of a segment of shared memory, which outlives the process. `None` for memory that is lost with the process.
     pub segment: Option<u64>,
-    /// A random number, which is in the segment too: another segment may get the number later.
+    /// A random number that is also in the segment, because another segment may get the same id later.
     pub recording: u64,
 }
 
@@ -95,11 +94,11 @@ pub struct Finished;
 /// The part of the events that is in a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartDefinition {
-    /// True if the recording has the blocks that were live at the peak of each device and at the end. Otherwise it has the newest
-    /// events, and the blocks that were live before them.
+    /// True if the recording contains the blocks that were live at the peak of each device and at the end. Otherwise it contains
+    /// the latest events and the blocks that were live before them.
     pub is_peaks: bool,
-    /// Of the events up to this number, the recording has only the allocations of these blocks, refused allocations, and those that say
-    /// that figures may be wrong. Later events are all there.
+    /// Of the events up to this number, the recording contains only the allocations of these blocks, rejected allocations, and
+    /// events that mean that numbers may be wrong. All later events are included.
     pub after: u64,
 }
 
@@ -112,22 +111,22 @@ pub struct Process {
     pub executable: String,
     /// The command line.
     pub arguments: Vec<String>,
-    /// The folder that it ran in: files below it are named from there.
+    /// The folder in which the process ran. Files below it are shown relative to it.
     pub folder: String,
-    /// The file name of the module that gpumem is in, which is shown as part of the program.
+    /// The file name of the module that contains gpumem, which is shown as part of the program.
     pub own_module: Option<String>,
-    /// The time when the session began, since 1970.
+    /// The time when the session started, since 1970.
     pub began: Duration,
     /// The version of gpumem.
     pub version: String,
-    /// The running time of the process when the recording began, if it did not begin with the process. Earlier
+    /// How long the process had run when the recording started, if the recording did not start with the process. Earlier
     /// allocations are not known.
     pub ran_before: Option<Duration>,
-    /// The difference between the cards that the process saw and the real ones, such as `dry run, card of 24 GiB`.
+    /// How the GPUs that the process saw differ from the real ones, such as `dry run, card of 24 GiB`.
     pub cards: Option<String>,
     /// The name of the machine or the container.
     pub host: Option<String>,
-    /// Its number among the processes of a job.
+    /// The number of the process among the processes of a job.
     pub rank: Option<u64>,
 }
 
@@ -136,16 +135,16 @@ pub struct Process {
 pub struct ClockPair {
     /// The value of the processor's counter.
     pub ticks: u64,
-    /// The time since the session began.
+    /// The time since the session started.
     pub time: Time,
 }
 
-/// A thread. A number may be another thread's later.
+/// A thread. Another thread may reuse its number later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadDefinition {
     /// The number by which events name it.
     pub thread: ThreadId,
-    /// The number in the operating system.
+    /// The id in the operating system.
     pub os_id: u64,
     /// Its name.
     pub name: Option<String>,
@@ -160,24 +159,24 @@ pub struct CallsiteDefinition {
     pub name: Option<String>,
     /// The file, as the compiler names it.
     pub file: String,
-    /// The line, from 1 on.
+    /// The line, starting at 1.
     pub line: u32,
-    /// The column, from 1 on. 0 if it is not known.
+    /// The column, starting at 1. 0 if it is not known.
     pub column: u32,
-    /// The path of the Rust module, such as `app::train`. It is known only for functions under an attribute.
+    /// The path of the Rust module, such as `app::train`. Known only for functions with an attribute.
     pub module_path: Option<String>,
 }
 
 /// A file with code in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModuleDefinition {
-    /// The number by which stacks name it. 0 is no module.
+    /// The number by which stacks refer to the module. 0 stands for no module.
     pub id: u32,
     /// The path of its file.
     pub path: String,
     /// The linker's id of this build. Empty if there is none.
     pub build_id: Vec<u8>,
-    /// The address in the process that its offset 0 has.
+    /// The address of its offset 0 in the process.
     pub base: u64,
 }
 
@@ -206,9 +205,9 @@ pub struct Symbol {
     pub function: Option<String>,
     /// The source file.
     pub file: Option<String>,
-    /// The line, from 1 on.
+    /// The line, starting at 1.
     pub line: Option<u32>,
-    /// The column, from 1 on.
+    /// The column, starting at 1.
     pub column: Option<u32>,
 }
 
@@ -226,9 +225,9 @@ pub struct SymbolsDefinition {
 pub struct DeviceDefinition {
     /// The device, as events name it.
     pub device: Device,
-    /// The driver's name of it.
+    /// The driver's name for the device.
     pub name: Option<String>,
-    /// All of its memory.
+    /// The total memory of the device.
     pub total: Option<Bytes>,
     /// The UUID, as `nvidia-smi -L` prints it, such as `GPU-f3a9…` or `MIG-1c8b…`; without `GPU-` or `MIG-` if NVML could
     /// not be used.
@@ -238,7 +237,7 @@ pub struct DeviceDefinition {
 /// A CUDA context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextDefinition {
-    /// The number by which blocks name it. A later context may get the number of one that was destroyed.
+    /// The number by which blocks refer to the context. A later context may reuse the number of one that was destroyed.
     pub context: u8,
     /// The device of the context.
     pub device: Device,
@@ -247,7 +246,7 @@ pub struct ContextDefinition {
 /// A pool that the program registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolDefinition {
-    /// The number by which events name it. A later pool may get the number of one that is closed.
+    /// The number by which events refer to the pool. A later pool may reuse the number of a closed one.
     pub pool: PoolId,
     /// Its name.
     pub name: String,
@@ -286,7 +285,7 @@ pub struct BlockLabel {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Request {
-    /// The report line of a trace. Its figures are the result of the newest query of the scope.
+    /// The report line of a trace. Its numbers are the result of the last query of the scope.
     Report {
         /// The scope of the trace.
         scope: ScopeId,
@@ -297,11 +296,11 @@ pub enum Request {
         /// The last line of the function, if each statement is reported.
         lines: Option<u32>,
     },
-    /// A statement of a function is over. Its figures are the result of the newest query of the scope.
+    /// A statement of a function has ended. Its numbers are the result of the last query of the scope.
     Line {
         /// The scope of the function's trace.
         scope: ScopeId,
-        /// The line on which it begins.
+        /// The line on which the statement starts.
         number: u32,
         /// Its text.
         source: String,
@@ -319,14 +318,14 @@ pub enum Request {
         device: Device,
         /// The library.
         intercepted_by: String,
-        /// The time since counting began.
+        /// The time since counting started.
         since: Duration,
         /// The current pool; `Some(None)` if there are none, and `None` if it could not be read.
         pool: Option<Option<PoolUsage>>,
     },
     /// The live blocks of a scope, or all of them.
     LiveBlocks {
-        /// The scope: an open one, or the newest that was closed under this number.
+        /// The scope: an open one, or the last scope that was closed under this number.
         scope: Option<ScopeId>,
     },
     /// The memory that was not freed at the end of the process.
@@ -344,11 +343,11 @@ pub enum Request {
         /// The scope, open or closed.
         scope: ScopeId,
     },
-    /// A tracker begins.
+    /// A tracker starts.
     TrackerStarted {
         /// Its number.
         tracker: u64,
-        /// The device that it looks at.
+        /// The device that the tracker observes.
         device: Device,
     },
     /// A tracker reports new and freed blocks.
@@ -357,7 +356,7 @@ pub enum Request {
         tracker: u64,
         /// The time of the call, since 1970.
         time: Duration,
-        /// The file of the line that called it.
+        /// The file of the calling line.
         file: String,
         /// The line.
         line: u32,
@@ -375,13 +374,13 @@ pub enum Request {
         /// Its number.
         tracker: u64,
     },
-    /// An allocation was refused. Its report has the memory that is live now.
+    /// An allocation was rejected. Its report contains the memory that is live now.
     Refused {
-        /// The number of the refusal.
+        /// The number of the rejected allocation.
         refusal: u64,
         /// The device.
         device: Device,
-        /// The size of the refused allocation.
+        /// The size of the rejected allocation.
         requested: Bytes,
         /// The kind of memory.
         kind: MemKind,
@@ -390,7 +389,7 @@ pub enum Request {
         /// The scopes that the thread was in.
         path: Vec<String>,
     },
-    /// A refusal is reported.
+    /// A rejected allocation is reported.
     OutOfMemory {
         /// Its number.
         refusal: u64,
@@ -470,7 +469,7 @@ requests! {
     OutOfMemory = 14 { refusal, reading }
 }
 
-/// The type of each item. From 128 on it is an allocation or a free.
+/// The type of each item. Types from 128 on are allocations and frees.
 macro_rules! items {
     ($($variant:ident = $code:literal),* $(,)?) => {
         fn code(item: &Item) -> u8 {
@@ -542,7 +541,8 @@ pub(super) fn put(item: &Item, events: &mut EventWriter, scratch: &mut Vec<u8>, 
     to.extend_from_slice(scratch);
 }
 
-/// Reads an item; `Ok(None)` if this version does not understand it. The rest of the record is of no use after an error.
+/// Reads an item. Returns `Ok(None)` if this version does not understand it. After an error, the rest of the record cannot be
+/// read.
 pub(super) fn get(events: &mut EventReader, from: &mut Input<'_>) -> Result<Option<Item>> {
     let first = from.byte()?;
     if is_short(first) {

@@ -10,7 +10,8 @@ use super::{
     record::{End, Records},
 };
 
-/// The next part of a file. There may be millions of events, and the largest item has several times the size of one.
+/// The next part of a file. Events are separate because there may be millions of them, and the largest other item is several
+/// times their size.
 pub(super) enum Next {
     Event(RecordedEvent),
     /// Any other item, and its number of bytes.
@@ -35,7 +36,7 @@ pub(super) struct Items<R> {
     events: EventReader,
     /// The items of this record.
     plain: Vec<u8>,
-    /// The offset at which the next item begins.
+    /// The offset at which the next item starts.
     at: usize,
     /// The number of items that this version does not understand.
     pub(super) not_understood: u64,
@@ -50,7 +51,7 @@ impl<R: Read> Items<R> {
         Self { records, budget, events, plain, at: 0, not_understood: 0, cut_texts: 0 }
     }
 
-    /// Returns the next item; `None` after the last.
+    /// Returns the next item; `None` after the last one.
     pub(super) fn next(&mut self) -> io::Result<Option<Next>> {
         loop {
             if self.at >= self.plain.len() {
@@ -87,7 +88,7 @@ impl<R: Read> Items<R> {
             match next {
                 Ok(Some(next)) => return Ok(Some(next)),
                 Ok(None) => self.not_understood += 1,
-                // The begin of the next item is not known.
+                // The start of the next item is not known.
                 Err(_) => {
                     self.not_understood += 1;
                     self.at = self.plain.len();
@@ -103,7 +104,7 @@ impl<R: Read> Items<R> {
         self.records.stop(limit.in_words());
     }
 
-    /// Returns the source of the bytes. If all of it was read, more may be added there, and is read then.
+    /// Returns the source of the bytes. After everything was read, more bytes may be added to it, and they are read next.
     pub(super) fn underlying(&mut self) -> &mut R {
         self.records.underlying()
     }

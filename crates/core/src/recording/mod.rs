@@ -1,7 +1,7 @@
-//! Recordings of a program: its use of GPU memory, the meaning of the numbers in it, and the reports that it requested.
+//! Recordings of a program: its use of GPU memory, the definitions of all ids, and the reports that it requested.
 //!
-//! [`Writer`] writes them, [`Reader`] reads them and derives the same reports, on any machine and without the program. The format
-//! is in `docs/RECORDING.md`.
+//! [`Writer`] writes recordings. [`Reader`] reads them and derives the same reports, on any machine and without the program. The
+//! format is in `docs/RECORDING.md`.
 
 mod allocator;
 mod allocator_sizes;

@@ -1,4 +1,4 @@
-//! Derives the reports again that the program requested.
+//! Derives again the reports that the program requested.
 
 use std::{fmt, time::UNIX_EPOCH};
 
@@ -27,7 +27,7 @@ pub enum ReplayedReport {
     PeakHolders(PeakHolders),
     /// The new and the freed blocks between two lines.
     Tracked(Tracked),
-    /// An allocation was refused.
+    /// An allocation was rejected.
     OutOfMemory(OutOfMemory),
 }
 

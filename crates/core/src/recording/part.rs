@@ -1,5 +1,5 @@
-//! Chooses the events of a shortened recording (`--max-size`, `--only-peak`): the allocations of live blocks with the scopes that they were
-//! made in, the open scopes, and the blocks at the peaks.
+//! Chooses the events of a shortened recording (`--max-size`, `--only-peak`): the allocations of live blocks with the scopes in
+//! which they were made, the open scopes, and the blocks at the peaks.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,10 +13,10 @@ use crate::{
     model::{Block, CallsiteId, Device, Event, EventKind, PoolId, ScopeId, ThreadId},
 };
 
-/// The largest number of kept events that say that figures may be wrong.
+/// The largest number of kept events that mean that numbers may be wrong.
 const MOST_WARNINGS: usize = 1 << 10;
 
-/// The largest number of kept refused allocations.
+/// The largest number of kept rejected allocations.
 const MOST_REFUSALS: usize = 1 << 14;
 
 /// The kept events of a program.
@@ -25,24 +25,24 @@ pub struct Part {
     /// The ledger, which knows the effects of events on blocks, and the scopes of their allocations.
     ledger: Ledger,
     tally: Tally,
-    /// The effects of the newest event on blocks.
+    /// The effects of the last event on blocks.
     changes: Vec<BlockChange>,
     /// The live blocks, by the numbers of the events that allocated them.
     live: HashMap<u64, Kept>,
     /// The scope paths of these blocks.
     paths: HashMap<u64, NodeId>,
     scopes: OpenScopes,
-    /// The newest free of each thread.
+    /// The last free of each thread.
     freed_last: HashMap<ThreadId, Kept>,
     /// The peaks, if they are kept.
     peaks: Option<HashMap<Device, Peak>>,
-    /// The events that say that events were lost, or not understood.
+    /// The events that report that events were lost or not understood.
     warnings: Vec<RecordedEvent>,
-    /// The refused allocations.
+    /// The rejected allocations.
     refusals: Vec<RecordedEvent>,
-    /// The streams on which each thread allocates and frees, with the events since when.
+    /// The streams on which each thread allocates and frees, as the events that set them.
     streams: HashMap<(ThreadId, bool), RecordedEvent>,
-    /// The registered pools, and the newest report of each.
+    /// The registered pools, and the last report of each.
     pools: HashMap<PoolId, RecordedEvent>,
     reserved: HashMap<PoolId, RecordedEvent>,
     newest: u64,
@@ -69,9 +69,9 @@ struct OpenScopes {
     adopting: HashMap<ScopeId, RecordedEvent>,
     /// The names of threads.
     named: HashMap<ThreadId, RecordedEvent>,
-    /// The numbers that another thread has since the event with this number.
+    /// The numbers that another thread has reused since the event with this number.
     reused: HashMap<ThreadId, u64>,
-    /// A scope was opened.
+    /// True if a scope was opened.
     is_used: bool,
 }
 
@@ -80,9 +80,9 @@ struct OpenScopes {
 struct Peak {
     in_use: u64,
     bytes: u64,
-    /// The number of the event that made it.
+    /// The number of the event that made the peak.
     at: u64,
-    /// The blocks that were live at the peak and are gone since, with the events that ended them.
+    /// The blocks that were live at the peak and have gone since, with the events that ended them.
     since: Vec<Kept>,
 }
 
@@ -117,7 +117,7 @@ impl Part {
         }
     }
 
-    /// Applies an event. Events come in the order of their numbers.
+    /// Applies an event. Events must come in the order of their numbers.
     pub fn apply(&mut self, event: &RecordedEvent) {
         self.newest = event.number;
         let RecordedEvent { number, time, thread, ref kind, .. } = *event;
@@ -138,8 +138,8 @@ impl Part {
             _ => {}
         }
         self.scopes.apply(event);
-        // The allocations of scopes' peaks and the figures of scopes are not read here. A report is of the whole recording, whatever the
-        // program reset meanwhile.
+        // The allocations of scopes' peaks and the results of scopes are not read here. A report covers the whole recording,
+        // whatever the program has reset.
         let kind = match *kind {
             EventKind::Open { scope, mut spec } => {
                 spec.at_peak = false;
@@ -165,7 +165,7 @@ impl Part {
         self.changes = changes;
     }
 
-    /// Notes that a thread has the number of one that has ended.
+    /// Notes that a thread reuses the number of a thread that has ended.
     pub fn begin_thread(&mut self, thread: ThreadId) {
         self.ledger.begin_thread(thread);
         self.scopes.begin_thread(thread, self.newest);
@@ -246,7 +246,7 @@ impl Part {
         self.live.remove(&number)
     }
 
-    /// Returns the peak that a block counts for, and its bytes: 0 if the program's view does not have it.
+    /// Returns the peak that a block counts for, and the bytes of the block: 0 if the program's view does not contain it.
     fn peak_of(&mut self, of: &Kept) -> Option<(&mut Peak, u64)> {
         let EventKind::Alloc { block, .. } = of.event.kind else { return None };
         let peaks = self.peaks.as_mut().filter(|_| block.kind.is_on_device())?;
@@ -308,7 +308,7 @@ impl Part {
         events.into_values().collect()
     }
 
-    /// Returns the beginning of a recording: the kept events, and the scopes in which they were made.
+    /// Returns the start of a recording: the kept events, and the scopes in which they were made.
     pub fn items(&self) -> Vec<Item> {
         let events = self.events().into_iter().map(|(event, pool)| (event.number, (event, pool)));
         let mut events: BTreeMap<u64, (RecordedEvent, PoolId)> = events.collect();
@@ -352,12 +352,12 @@ impl Part {
         }
     }
 
-    /// Returns the figures up to the newest event.
+    /// Returns the totals up to the last event.
     pub fn totals(&self) -> &Totals {
         self.tally.totals()
     }
 
-    /// Returns the definition for a recording that begins with these events.
+    /// Returns the definition for a recording that starts with these events.
     pub fn definition(&self) -> PartDefinition {
         PartDefinition { is_peaks: self.peaks.is_some(), after: self.newest }
     }
@@ -396,7 +396,7 @@ impl OpenScopes {
         self.reused.insert(thread, newest);
     }
 
-    /// The reader needs these events. A scope may be closed while threads are in it.
+    /// Returns the events that the reader needs. A scope may be closed while threads are in it.
     fn events(&self) -> impl Iterator<Item = RecordedEvent> {
         let entered = self.entered.values().flatten().map(|(_, event)| event);
         let events = self.opened.values().chain(self.adopting.values()).chain(self.named.values());
@@ -448,7 +448,7 @@ mod tests {
         part.events().into_iter().map(|(event, _)| event).collect()
     }
 
-    /// Makes a program with a pool that makes no mistake, with three threads, and with blocks of its own.
+    /// Creates a program with a pool that makes no mistake, with three threads, and with its own blocks.
     fn program_with_pool(seed: u64) -> Vec<RecordedEvent> {
         // The pool has the blocks below this address.
         const POOL_END: u64 = 1_600;
@@ -480,7 +480,7 @@ mod tests {
             };
             kinds.push((thread, kind));
             if !is_of_pool {
-                // The peak has the block at once.
+                // The peak includes the block immediately.
                 kinds.push((thread, EventKind::PoolsQueried));
             }
             let is_block = matches!(kind, EventKind::Alloc { key, .. } | EventKind::Free { key, .. } if key == block);
@@ -623,7 +623,7 @@ mod tests {
         assert_eq!(without_pools(&part), [alloc(1, 1), alloc(2, 2), lost, gone, alloc(5, 3)]);
         part.apply(&alloc(6, 3));
         assert_eq!(without_pools(&part), [alloc(2, 2), lost, alloc(5, 3), alloc(6, 3)]);
-        // The newest stream on which a thread allocates is kept, and the newest on which it frees.
+        // The last stream on which a thread allocates is kept, and the last one on which it frees.
         let on =
             |number, frees, stream| RecordedEvent { kind: EventKind::OnStream { frees, stream }, ..alloc(number, 0) };
         for event in [on(7, false, 1), on(8, true, 2), on(9, false, 3), alloc(10, 4)] {

@@ -1,4 +1,4 @@
-//! Reads a recording, and derives the reports that the program printed.
+//! Reads a recording and derives the reports that the program printed.
 
 use std::io::{self, Seek, SeekFrom};
 
@@ -26,8 +26,8 @@ use crate::{
 
 /// Reads a recording.
 ///
-/// Events are applied to a ledger as they are read, and the reports that the program requested are derived from it at the same point. The file
-/// is read twice: names may come later than what they name.
+/// Events are applied to a ledger as they are read, and the reports that the program requested are derived from it at the same
+/// point. The file is read twice because a name may come later than the thing that it names.
 #[derive(Debug)]
 pub struct Reader<R> {
     pub(super) items: Items<R>,
@@ -38,9 +38,9 @@ pub struct Reader<R> {
     defines: bool,
     /// The approximate bytes of the added definitions.
     defined: u64,
-    /// The number of the newest event.
+    /// The number of the last event.
     newest: u64,
-    /// True if the recording continues in a new file whose beginning was read in the one before.
+    /// True if the recording continues in a new file and the start of that file was already read in the file before.
     skips: bool,
 }
 
@@ -48,14 +48,13 @@ pub struct Reader<R> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Step {
-    /// An event was applied. The figures are those of the scope, if it is a query of one.
+    /// An event was applied. If it is a query of a scope, the trace is its result.
     Event(RecordedEvent, Option<Box<Trace>>),
     /// The program named a live block.
     Label(Box<BlockLabel>),
     /// The steps of a caching allocator of the program. They come after all events.
     Allocator(AllocatorEvents),
-    /// The blocks that were live before the events of a shortened recording were applied. These are the figures up to
-    /// there.
+    /// The blocks that were live before the events of a shortened recording were applied. These are the totals up to that point.
     Totals(Box<Totals>),
 }
 
@@ -65,7 +64,7 @@ enum Read {
     Report(Box<ReplayedReport>),
 }
 
-/// The data of the program that a reader does not have, with the reasons.
+/// The data of the program that is missing for a reader, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Skipped {
@@ -84,7 +83,7 @@ pub struct Skipped {
 }
 
 impl Skipped {
-    /// Returns whether nothing was left out: the derived reports are those of the program.
+    /// Returns whether nothing was left out, so that the derived reports are those of the program.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
@@ -103,8 +102,8 @@ impl<R: io::Read + Seek> Reader<R> {
         Self::of_size(from, length)
     }
 
-    /// Like [`new`](Self::new), for a recording that was made of a file with `length` bytes: reading it may cost as much time and
-    /// memory as reading a recording of this size.
+    /// Like [`new`](Self::new), but for a recording that was converted from a file with `length` bytes. Reading it may cost as
+    /// much time and memory as reading a recording of this size.
     ///
     /// # Errors
     /// Returns the errors of [`new`](Self::new).
@@ -124,7 +123,7 @@ impl<R: io::Read + Seek> Reader<R> {
 }
 
 impl<R: io::Read> Reader<R> {
-    /// Makes a reader. `defines` is true if the definitions of these items are not in `definitions` yet.
+    /// Creates a reader. `defines` is true if the definitions of these items are not in `definitions` yet.
     pub(super) fn of(items: Items<R>, definitions: Definitions, defines: bool) -> Self {
         let skipped = Skipped {
             contradictions: definitions.contradictions,
@@ -155,8 +154,8 @@ impl<R: io::Read> Reader<R> {
         self.defined + self.state.memory()
     }
 
-    /// Reads up to the next event or label. `None` after the last: [`end`](Self::end) says how the file ends. Reports that the program
-    /// requested are not derived.
+    /// Reads up to the next event or label. Returns `None` after the last one; see [`end`](Self::end) for how the file ends.
+    /// Reports that the program requested are not derived.
     ///
     /// # Errors
     /// Returns an error if reading fails.
@@ -186,7 +185,7 @@ impl<R: io::Read> Reader<R> {
                 Next::Event(event) => {
                     self.newest = event.number;
                     self.skips = false;
-                    // A report that the program did not request is of the whole recording.
+                    // A report that the program did not request covers the whole recording.
                     let kind = match event.kind {
                         EventKind::ResetPeaks { .. } | EventKind::ResetSummary if !with_reports => {
                             EventKind::PoolsQueried
@@ -206,7 +205,7 @@ impl<R: io::Read> Reader<R> {
                 Err(Rejection::Exceeded(limit)) => self.items.stop(limit),
             }
         }
-        // A file that grows has more events of the thread that allocated an undecided block.
+        // In a growing file, more events of the thread that allocated an undecided block may follow.
         if !self.defines {
             self.state.end(observer);
         }
@@ -262,22 +261,23 @@ impl<R: io::Read> Reader<R> {
         Ok(Some(Read::Step(step)))
     }
 
-    /// Pays for the memory and the approximate time (in nanoseconds) of data that the caller keeps of the recording. Returns false if
-    /// a file of this size may not cost as much. [`end`](Self::end) says so then, and there are no more steps.
+    /// Pays for the memory and the approximate time (in nanoseconds) of data that the caller keeps from the recording. Returns
+    /// false if this exceeds what a file of this size may cost. Then there are no more steps, and [`end`](Self::end) reports the
+    /// limit.
     pub fn spend(&mut self, memory: u64, nanoseconds: u64) -> bool {
         let paid = self.items.budget.work(nanoseconds).and_then(|()| self.items.budget.take(memory));
         paid.map_err(|limit| self.items.stop(limit)).is_ok()
     }
 
-    /// Extends a stack without a line of Python by the 128 innermost functions of one that has some: they ran on another thread, which
-    /// waited for this one. Nothing happens if a file of this size may not cost as much.
+    /// Extends a stack without Python frames by the 128 innermost functions of a stack that has some. Those ran on another
+    /// thread, which waited for this one. Does nothing if this exceeds what a file of this size may cost.
     pub fn add_callers(&mut self, stack: StackId, callers: StackId) {
         if self.spend(MOST_CALLERS as u64 * 16, 3_000) {
             self.state.definitions.add_callers(stack, callers);
         }
     }
 
-    /// Returns the largest number of bytes of all names: those of scopes inside of scopes, and of functions on stacks.
+    /// Returns the largest number of bytes for all names: those of scopes inside scopes, and of functions on stacks.
     pub fn names_left(&self) -> u64 {
         self.items.budget.names()
     }
@@ -301,12 +301,12 @@ impl<R: io::Read> Reader<R> {
         self.state.definitions.begin_file();
     }
 
-    /// The number of the newest event that was read.
+    /// Returns the number of the last event that was read.
     pub(super) fn newest(&self) -> u64 {
         self.newest
     }
 
-    /// Returns the end of the file, once it was reached.
+    /// Returns the end of the file, after it was reached.
     pub fn end(&self) -> Option<&End> {
         self.items.end()
     }
@@ -329,24 +329,24 @@ impl<R: io::Read> Reader<R> {
 }
 
 impl<R> Reader<R> {
-    /// Returns the meaning of numbers.
+    /// Returns the definitions that were read.
     pub fn definitions(&self) -> &Definitions {
         &self.state.definitions
     }
 
-    /// Returns the ledger after the newest event that was read.
+    /// Returns the ledger after the last event that was read.
     pub fn ledger(&self) -> &dyn LedgerView {
         &self.state.inbox
     }
 
-    /// Returns the time of the newest event of the ledger.
+    /// Returns the time of the ledger's last event.
     pub fn time(&self) -> Time {
         self.state.time
     }
 }
 
-/// The reports of the moment that was read last, whether or not the program requested them. They are of the whole recording if it was
-/// read by steps. `None` if the recording is too large for a report.
+/// The reports for the moment that was read last, whether or not the program requested them. They cover the whole recording if it
+/// was read by steps. `None` if the recording is too large for a report.
 impl<R> Reader<R> {
     /// Returns the current and the highest memory of each scope.
     pub fn summary(&mut self) -> Option<Summary> {

@@ -9,10 +9,11 @@ use miniz_oxide::inflate;
 
 use super::{budget, bytes::Malformed};
 
-/// The first bytes of a file. The first one is not ASCII and the last one is a line feed, so that a transfer as text is noticed.
+/// The first bytes of a file. The first byte is not ASCII and the last one is a line feed, so that a transfer as text is
+/// detected.
 pub(super) const MAGIC: [u8; 8] = *b"\x89gpumem\n";
 
-/// Reads the first bytes of a file, and says whether it begins as recordings do.
+/// Reads the first bytes of a file, and returns whether they are those of a recording.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read.
@@ -37,9 +38,10 @@ pub(super) const LARGEST: usize = 1 << 20;
 /// A record that holds items.
 pub(super) const ITEMS: u8 = 1;
 
-/// The most bytes of a record for each stored byte, besides [`ALLOWANCE`]. So a small file cannot keep its reader busy for long.
+/// The most bytes of a record for each stored byte, in addition to [`ALLOWANCE`]. This way a small file cannot keep its reader
+/// busy for long.
 const MOST_FOR_A_BYTE: usize = 64;
-/// A record may have this many bytes in addition.
+/// The additional bytes that each record may have.
 const ALLOWANCE: usize = 1 << 12;
 
 /// The ways to store the items of a record.
@@ -67,8 +69,8 @@ pub(super) fn length_of(bytes: &[u8]) -> Option<usize> {
     (bytes.len() >= length).then_some(length)
 }
 
-/// Makes a record of this number of items: header and stored bytes, which one call has to write. It is not compressed if a reader would
-/// not accept it then.
+/// Creates a record with this number of items: header and stored bytes, which one call must write. The record is not compressed
+/// if a reader would then reject it.
 pub(super) fn pack(plain: &[u8], items: u64, to: &mut Vec<u8>) {
     let compressed = miniz_oxide::deflate::compress_to_vec(plain, 1);
     let is_accepted = !is_bomb(compressed.len(), plain.len()) && budget::may_have(compressed.len() as u64, items);
@@ -114,18 +116,17 @@ pub enum End {
         /// The offset of the incomplete record.
         at: u64,
     },
-    /// Reading ends at a record that contradicts its checksum, or that no version of the format has. The rest is not
-    /// read.
+    /// Reading ends at a record that contradicts its checksum, or that no version of the format contains. The rest is not read.
     Damaged {
-        /// The offset at which it begins.
+        /// The offset at which the record starts.
         at: u64,
         /// The error.
         why: &'static str,
     },
-    /// Reading ends at a record that would cost the reader more than one in a file of this size may. gpumem writes no such files. The
+    /// Reading ends at a record that takes more work or memory than the size of the file allows. gpumem writes no such files. The
     /// rest is not read.
     AboveLimit {
-        /// The offset at which it begins.
+        /// The offset at which the record starts.
         at: u64,
         /// The limit.
         limit: &'static str,
@@ -181,7 +182,7 @@ impl<R: Read> Records<R> {
         Self { from, at, last: at, end: None, stored: Vec::new(), unknown: 0 }
     }
 
-    /// Returns the source of the bytes. If all of it was read, more may be added there, and is read then.
+    /// Returns the source of the bytes. After everything was read, more bytes may be added to it, and they are read next.
     pub(super) fn underlying(&mut self) -> &mut R {
         self.end.take_if(|end| *end == End::Complete);
         &mut self.from
@@ -192,7 +193,7 @@ impl<R: Read> Records<R> {
         self.end = Some(End::AboveLimit { at: self.last, limit });
     }
 
-    /// Makes it possible to read the record again that is incomplete or damaged. Returns the source of the bytes.
+    /// Allows the incomplete or damaged record to be read again. Returns the source of the bytes.
     pub(super) fn go_back(&mut self) -> &mut R {
         self.end.take_if(|end| !matches!(end, End::AboveLimit { .. }));
         &mut self.from
@@ -203,7 +204,7 @@ impl<R: Read> Records<R> {
         self.at
     }
 
-    /// Returns the end of the file, when it was reached.
+    /// Returns the end of the file, after it was reached.
     pub(super) fn end(&self) -> Option<&End> {
         self.end.as_ref()
     }
@@ -366,7 +367,7 @@ mod tests {
         let bomb = miniz_oxide::deflate::compress_to_vec(&zeros, 9);
         put_record(ITEMS, Method::Deflate, &bomb, LARGEST, &mut file);
         assert!(matches!(read(&file), (records, End::Damaged { .. }) if records.is_empty()));
-        // A written record is never refused.
+        // A written record is never rejected.
         let whole = self::file(&[zeros.as_slice()]);
         assert_eq!(read(&whole), (vec![zeros], End::Complete));
     }

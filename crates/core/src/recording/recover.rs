@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{model::StackId, regular_file};
 
-/// The shared memory of this machine, which has the rings.
+/// The shared memory of this machine, which contains the rings.
 pub trait Segments {
     /// Returns the content of a segment. `None` if there is no such segment.
     ///
@@ -34,18 +34,18 @@ pub trait Segments {
 pub struct Segment {
     /// The content.
     pub bytes: Vec<u8>,
-    /// The process that made it; `None` if it is not visible here.
+    /// The process that created the segment; `None` if it is not visible here.
     pub creator: Option<u32>,
     /// True if a process uses it.
     pub is_in_use: bool,
 }
 
-/// Returns the path of the older part of a recording of the newest events.
+/// Returns the path of the older part of a recording of the latest events.
 pub fn old_path(recording: &Path) -> PathBuf {
     with(recording, ".old")
 }
 
-/// Returns the path of a new file that will take the place of a recording.
+/// Returns the path of a new file that will replace a recording.
 pub fn new_path(recording: &Path) -> PathBuf {
     with(recording, ".new")
 }
@@ -56,16 +56,16 @@ fn with(recording: &Path, end: &str) -> PathBuf {
     path.into()
 }
 
-/// A recording to which its process does not write any more.
+/// A recording to which its process no longer writes.
 #[derive(Debug)]
 pub struct Ended {
     /// The number of items that were in the ring of a killed process, and are in the recording now.
     pub added: u64,
-    /// No process begins a recording with this name until it is closed.
+    /// While this lock is held, no process starts a recording with this name.
     _lock: File,
 }
 
-/// A ring that is not in the recording yet.
+/// A ring whose content is not in the recording yet.
 struct Found {
     bytes: Vec<u8>,
     segment: u64,
@@ -95,12 +95,13 @@ impl Found {
 
 /// Returns whether a recording has a ring: its process runs, or was killed and left data that can be added to the file.
 pub fn has_ring(file: &File, segments: &dyn Segments) -> bool {
-    // A ring that cannot be read may be there, so the answer is yes.
+    // There may be a ring that cannot be read, so the answer is yes.
     Found::of(&Head::of(file), segments).map_or(true, |found| found.is_some())
 }
 
-/// Returns what a process that does not write its recording any more left in its ring, as a file that continues the recording: see
-/// [`Follower::go_on_in`](super::Follower::go_on_in). Nothing is changed. `None` if there is no ring.
+/// Returns the data that a process left in its ring, as a file that continues the recording: see
+/// [`Follower::go_on_in`](super::Follower::go_on_in). The process must no longer write its recording. Changes nothing. `None` if
+/// there is no ring.
 ///
 /// # Errors
 /// Returns an error if the ring cannot be read, or if its process still fills it.
@@ -120,14 +121,14 @@ pub fn left_in_ring(file: &File, segments: &dyn Segments) -> io::Result<Option<V
     writer.finish().map(Some)
 }
 
-/// Adds the content of the ring of a killed process to its recording, and removes the ring. `file` is the recording, opened for reading and
-/// writing. `None` if the process still records: nothing is done then. Two callers at the same time would both add the ring, so the caller
-/// has to exclude that.
+/// Adds the content of the ring of a killed process to its recording, and removes the ring. `file` is the recording, opened for
+/// reading and writing. Returns `None` and does nothing if the process still records. Two callers at the same time would both add
+/// the ring, so the caller must prevent that.
 ///
 /// # Errors
 /// Returns an error if a file or the ring cannot be read or written. The ring is kept in these cases.
 pub fn recover(recording: &Path, mut file: File, segments: &dyn Segments) -> io::Result<Option<Ended>> {
-    // This check comes before the lock: while we have the lock, a process that begins a new file gives up.
+    // This check comes before the lock: while we hold the lock, a process that starts a new file gives up.
     if Found::of(&Head::of(&file), segments)?.is_some_and(|found| found.writer_runs) {
         return Ok(None);
     }
@@ -137,14 +138,15 @@ pub fn recover(recording: &Path, mut file: File, segments: &dyn Segments) -> io:
     // content of its ring to the recording, and removes the ring.
     let head = Head::of(&file);
     let found = Found::of(&head, segments)?;
-    // The process has put another file in its place.
+    // The process has replaced this file with another one.
     if !is_same_file(&file, recording)? {
         return Ok(None);
     }
     let Some(found) = found else {
-        // A process that has no ring may write. While it writes a file that takes the place of this one, it has the lock of that one.
+        // A process without a ring may be writing. While it writes a file that will replace this one, it holds the lock of that
+        // file.
         let may_record = is_locked || is_held(&new_path(recording));
-        // If the file does not name its process yet, the process has just begun, and still records.
+        // If the file does not name its process yet, the process has just started and still records.
         let records = may_record && head.pid.is_none_or(is_running);
         return Ok((!records).then_some(Ended { added: 0, _lock: file }));
     };
@@ -190,7 +192,7 @@ fn missing(mut file: &File, recorded: u64, items: impl Iterator<Item = Item>) ->
                 newest = Some(event.number);
                 after_it.clear();
             }
-            // A process that does nothing writes a clock each second. No ring has one.
+            // An idle process writes a clock each second. No ring contains clocks.
             Next::Other(item, _) if matches!(*item, Item::Clock(_)) => {}
             Next::Other(item, _) => after_it.push(*item),
         }
@@ -228,7 +230,7 @@ fn is_held(path: &Path) -> bool {
         .is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
-/// The facts at the beginning of a recording, as far as it can be read.
+/// The data at the start of a recording, as far as it can be read.
 #[derive(Default)]
 struct Head {
     /// The number of the process.
@@ -254,7 +256,7 @@ impl Head {
     }
 }
 
-/// Returns those of these definitions that are of stacks of events, and of the parts of these stacks.
+/// Returns the definitions that describe the stacks of events, and the parts of these stacks.
 fn needed<'a>(items: &[Item], definitions: &'a [Item]) -> impl Iterator<Item = &'a Item> {
     let stack_of = |item: &Item| match item {
         Item::Event(event) => event.kind.stack(),
@@ -281,7 +283,7 @@ fn is_running(pid: u32) -> bool {
     // The name in brackets need not be UTF-8.
     let stat = String::from_utf8_lossy(&stat);
     let state = stat.rsplit_once(')').and_then(|(_, after_name)| after_name.split_whitespace().next());
-    // The state is that of the first thread: it may have ended before the others.
+    // This is the state of the first thread, which may have ended before the others.
     let has_others = || fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|threads| threads.count() > 1);
     state.is_some_and(|state| !matches!(state, "Z" | "X") || has_others())
 }
@@ -319,7 +321,7 @@ mod tests {
         recover(&files.0, files.file(), shared).unwrap().map(|ended| ended.added)
     }
 
-    /// A test uses it instead of shared memory. It has one segment, and the number of the segment is 7.
+    /// Replaces shared memory in tests. There is one segment, with the number 7.
     #[derive(Default)]
     struct Shared(RefCell<Option<Segment>>);
 
@@ -421,14 +423,14 @@ mod tests {
         assert_eq!(added(&files, &Shared::default()), None);
         write(process::id());
         assert_eq!(added(&files, &Shared::default()), None);
-        // The process writes a file that takes the place of this one.
+        // The process writes a file that will replace this one.
         held.unlock().unwrap();
         let new = File::create(new_path(&files.0)).unwrap();
         new.lock().unwrap();
         assert_eq!(added(&files, &Shared::default()), None);
         fs::remove_file(new_path(&files.0)).unwrap();
         assert_eq!(added(&files, &Shared::default()), Some(0));
-        // A child of the process, which outlives it, has the lock.
+        // A child of the process, which outlives it, holds the lock.
         held.lock().unwrap();
         write(u32::MAX);
         assert_eq!(added(&files, &Shared::default()), Some(0));
@@ -465,7 +467,7 @@ mod tests {
     fn a_ring_that_does_not_belong_to_the_recording_is_left_alone() {
         let files = Files::new();
         let bytes = killed(&files, 9);
-        // The last byte that the process wrote before it used the ring is gone.
+        // The last byte that the process wrote before it used the ring is missing.
         let RingContent { recorded, .. } = RingReader::from_bytes(&bytes).unwrap();
         files.file().set_len(recorded - 1).unwrap();
         let shared = Shared::with(&bytes, None, false);

@@ -24,7 +24,7 @@ use crate::{
 /// The most trackers, and the most sorts of blocks that they remember.
 const MOST_TRACKERS: usize = 1 << 10;
 const MOST_SORTS: usize = 1 << 21;
-/// The most refusals that wait to be reported.
+/// The most rejected allocations that wait to be reported.
 const MOST_REFUSALS: usize = 32;
 
 /// The data of a report.
@@ -145,7 +145,7 @@ impl State {
         Ok(Report { lines, ..Report::new(trace, ctx, subctx) }.inside(outer))
     }
 
-    /// Returns the period of a scope: until now, or until it was closed. `None` if it was never open.
+    /// Returns the period of a scope, until now or until it was closed. `None` if it was never open.
     fn period(&mut self, scope: ScopeId) -> Result<Option<ScopePeriod>> {
         if self.is_open(scope) { Ok(self.inbox.scope_period(scope)) } else { Ok(self.answer(scope)?.within.clone()) }
     }
@@ -259,7 +259,7 @@ impl State {
         Ok(refusal.resolved(&snapshot, holders, reading, self.definitions.process().pid, &self.definitions))
     }
 
-    /// Refuses a report that would be too large, or that would be too much work after the earlier ones.
+    /// Rejects a report that would be too large, or that would be too much work after the earlier ones.
     pub(super) fn charge(&self, extent: Extent, budget: &mut Budget) -> Result<()> {
         if !budget.may_report() {
             return Err(Rejection::Limit);

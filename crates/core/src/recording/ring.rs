@@ -1,17 +1,19 @@
 //! A ring of fixed size that never blocks. It passes events from the threads of a program to the thread that writes the
 //! recording.
 //!
-//! The writing side belongs to the inbox, which fills the ring under its lock. An allocation or a free takes one slot, which is one
-//! cache line, so that an event writes no more lines than it must. Everything else is rare, and lies in as many slots as its bytes
-//! need. Items without room are counted, and the count is the next item in the ring.
+//! The writing side belongs to the inbox, which fills the ring under its lock. An allocation or a free takes one slot, which is
+//! one cache line, so that an event writes as few lines as possible. Everything else is rare and takes as many slots as its bytes
+//! need. Items that do not fit are counted, and the count becomes the next item in the ring.
 //!
-//! The memory of the ring can outlive the program. It remains after the program was killed, and [`RingReader::from_bytes`] reads its
-//! content. A slot is released only after its event is in the recording, so an event is in the recording or in the ring.
+//! The memory of the ring can outlive the program. The memory remains after the program was killed, and
+//! [`RingReader::from_bytes`] reads its content. A slot is released only after its event is in the recording, so every event is
+//! in the recording or in the ring.
 //!
-//! Another process of the user may change that memory. Then the recording is wrong, but no side waits, panics, or reads outside of it.
+//! Another process of the user may change that memory. Then the recording is wrong, but no side waits, panics, or reads outside
+//! the memory.
 //!
-//! There is room for definitions behind the slots: a thread that sees a stack for the first time puts the parts of the stack there,
-//! before its event. The thread that writes the recording defines it too, but only when it comes to that event.
+//! There is room for definitions after the slots. A thread that sees a stack for the first time puts the parts of the stack
+//! there, before its event. The thread that writes the recording also defines the stack, but only when it reaches that event.
 
 use std::{
     fmt::Debug,
@@ -56,7 +58,7 @@ pub const fn lines_for(slots: usize) -> usize {
     HEADER + slots + slots / 2
 }
 
-/// Returns the number of slots in memory of this many lines; `None` if it is not the memory of a ring.
+/// Returns the number of slots in memory of this many lines; `None` if this is not the memory of a ring.
 fn slots_of(lines: usize) -> Option<usize> {
     let lines = lines.checked_sub(HEADER)?;
     let slots = lines / 3 * 2;
@@ -74,15 +76,15 @@ const MAGIC: u64 = u64::from_le_bytes(*b"gpumring");
 /// The contents of the lines before the slots. The two sides write to different lines, because two neighbours are often
 /// fetched together.
 mod line {
-    /// The words are magic, version, the index of the newest of the two states, and the number of the recording.
+    /// The words are magic, version, the index of the later of the two states, and the number of the recording.
     pub(super) const ABOUT: usize = 0;
-    /// The length of the recording, and the number of slots that are in it. There are two such states, so that one
-    /// store replaces one by the other.
+    /// The length of the recording, and the number of slots that are in it. There are two such states, so that a single store
+    /// switches from one to the other.
     pub(super) const STATES: [usize; 2] = [1, 2];
     /// The number of words of definitions.
     pub(super) const DEFINED: usize = 3;
-    /// The number of slots that were ever filled, and the number of items without room since that number was last put
-    /// into the ring.
+    /// The number of slots that were ever filled, and the number of items that did not fit since that count was last put into the
+    /// ring.
     pub(super) const HEAD: usize = 4;
     /// The number of slots that were ever released.
     pub(super) const TAIL: usize = 6;
@@ -101,7 +103,7 @@ const OTHER: u64 = 4;
 #[derive(Clone, Debug)]
 struct Ring<M> {
     memory: M,
-    /// The number of slots minus 1. That number is a power of two.
+    /// The number of slots minus 1. The number of slots is a power of two.
     mask: u64,
 }
 
@@ -178,7 +180,7 @@ pub struct RingReader<M = Arc<[Line]>> {
     bytes: Vec<u8>,
 }
 
-/// The side that defines stacks, before the first event that has one.
+/// The side that defines stacks, before the first event with each of them.
 #[derive(Debug)]
 pub struct RingDefinitions<M = Arc<[Line]>> {
     ring: Ring<M>,
@@ -200,14 +202,14 @@ pub struct RingContent<I> {
     pub items: I,
 }
 
-/// Stands in place of a length: every byte of the file counts. It is set while another file takes the place of the recording.
+/// Used instead of a length: every byte of the file counts. This is set while another file replaces the recording.
 pub const WHOLE_FILE: u64 = u64::MAX;
 
-/// Makes a ring in this memory, for the recording with the number `recording`, which has `recorded` bytes. An allocation or a free takes
-/// one slot.
+/// Creates a ring in this memory, for the recording with the number `recording`, which has `recorded` bytes. An allocation or a
+/// free takes one slot.
 ///
 /// # Panics
-/// Panics if the memory has another number of lines than [`lines_for`] says.
+/// Panics if the number of lines of the memory is not a result of [`lines_for`].
 pub fn ring<M: RingMemory>(memory: M, recording: u64, recorded: u64) -> (RingWriter<M>, RingReader<M>) {
     let lines = memory.lines().len();
     let slots = slots_of(lines).unwrap_or_else(|| panic!("{lines} lines are not the memory of a ring"));
@@ -230,7 +232,7 @@ pub fn ring<M: RingMemory>(memory: M, recording: u64, recorded: u64) -> (RingWri
 }
 
 impl<M: RingMemory> RingDefinitions<M> {
-    /// Adds definitions, all or none. Returns `false` if they have no room.
+    /// Adds all of these definitions, or none. Returns `false` if they do not fit.
     pub fn add(&mut self, items: &[Item]) -> bool {
         self.bytes.clear();
         for item in items {
@@ -262,7 +264,7 @@ fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
 }
 
 impl<M: RingMemory> RingWriter<M> {
-    /// Returns the side that defines stacks. It must be called only once.
+    /// Returns the side that defines stacks. Must be called only once.
     pub fn definitions(&self) -> RingDefinitions<M> {
         RingDefinitions {
             ring: self.ring.clone(),
@@ -275,8 +277,8 @@ impl<M: RingMemory> RingWriter<M> {
 
     /// Puts an event into the ring.
     ///
-    /// It runs after the driver's code, so fetching its instructions takes longer than running them. It becomes a part of functions that
-    /// pass one kind of event, which have few instructions in one place.
+    /// This code runs after the driver's code, so fetching its instructions takes longer than running them. It is inlined into
+    /// functions that pass one kind of event, so that they have few instructions in one place.
     #[allow(clippy::inline_always, reason = "a call takes more lines of the instruction cache")]
     #[inline(always)]
     pub fn event(&mut self, event: &Event<'_>, ticks: u64) {
@@ -311,7 +313,7 @@ impl<M: RingMemory> RingWriter<M> {
         self.ring.slot_line(self.head + slots)
     }
 
-    /// Returns the number of items without room since it was last put into the ring.
+    /// Returns the number of items that did not fit since that count was last put into the ring.
     pub fn missed(&self) -> u64 {
         self.missed
     }
@@ -322,7 +324,7 @@ impl<M: RingMemory> RingWriter<M> {
         self.ring.head().store(self.head, Release);
     }
 
-    /// The count is in the ring's memory too, for the case that the program is killed.
+    /// The count is also in the ring's memory, in case the program is killed.
     #[cold]
     fn miss(&mut self) {
         self.missed += 1;
@@ -342,15 +344,15 @@ impl<M: RingMemory> RingWriter<M> {
         }
     }
 
-    /// Returns false if an item of so many slots has no room.
+    /// Returns false if an item of this many slots does not fit.
     fn make_room(&mut self, slots: u64) -> bool {
         (self.missed == 0 || self.say_missed()) && self.has_room(slots)
     }
 
-    /// Puts the number of items without room into the ring. Returns false if there is no room for it either.
+    /// Puts the number of items that did not fit into the ring. Returns false if the number does not fit either.
     #[cold]
     fn say_missed(&mut self) -> bool {
-        // The count waits until 64 slots are free. Otherwise almost every item would have a count of its own.
+        // The count waits until 64 slots are free. Otherwise almost every item would have its own count.
         if !self.has_room(64.min(self.ring.mask + 1)) {
             return false;
         }
@@ -362,7 +364,7 @@ impl<M: RingMemory> RingWriter<M> {
         true
     }
 
-    /// Puts any item into the ring. It must have far fewer bytes than the ring.
+    /// Puts any item into the ring. The item must have far fewer bytes than the ring.
     #[cold]
     pub fn item(&mut self, item: &Item) {
         self.bytes.clear();
@@ -402,7 +404,7 @@ impl<M: RingMemory> RingReader<M> {
         self.ring.memory.lines().iter().flat_map(|line| &line.0)
     }
 
-    /// Releases the slots that were read: their items are in the recording, which has `recorded` bytes now.
+    /// Releases the slots that were read. Their items are in the recording, which now has `recorded` bytes.
     pub fn release(&mut self, recorded: u64) {
         if self.next == self.tail {
             return;
@@ -412,8 +414,8 @@ impl<M: RingMemory> RingReader<M> {
         self.ring.tail().store(self.tail, Release);
     }
 
-    /// Notes that the recording has `recorded` bytes now, and all items of released slots are in it. [`WHOLE_FILE`] stands for
-    /// all bytes of the file, whatever file it is.
+    /// Notes that the recording now has `recorded` bytes and contains all items of released slots. [`WHOLE_FILE`] stands for all
+    /// bytes of the file, whatever file it is.
     pub fn set_recorded(&mut self, recorded: u64) {
         let other = 1 - self.ring.newest_state().load(Relaxed) % 2;
         let [length, slots, ..] = self.ring.line(line::STATES[usize::from(other == 1)]);
@@ -453,8 +455,8 @@ impl RingReader {
         Some(RingContent { recorded, definitions, items })
     }
 
-    /// Returns the number of the recording that the ring in these bytes belongs to. `None` if [`from_bytes`](Self::from_bytes) returns `None`. It
-    /// reads only the header.
+    /// Returns the number of the recording that the ring in these bytes belongs to. `None` if [`from_bytes`](Self::from_bytes)
+    /// returns `None`. Reads only the header.
     pub fn recording_in(bytes: &[u8]) -> Option<u64> {
         Found::of(bytes, HEADER).map(|found| found.recording)
     }
@@ -465,7 +467,7 @@ impl RingReader {
     }
 }
 
-/// A ring in bytes, of which the first lines are read, and the data of its header.
+/// A ring whose first lines were read from bytes, and the data of its header.
 struct Found {
     ring: Ring<Arc<[Line]>>,
     recording: u64,
@@ -519,7 +521,7 @@ impl<M: RingMemory> Iterator for RingReader<M> {
         if self.next == self.head {
             let head = self.ring.head().load(Acquire);
             let new = head.wrapping_sub(self.next);
-            // If another process has changed it, the next event repairs it.
+            // If another process has changed the tail, the next event repairs it.
             if new == 0 || new > self.ring.mask + 1 {
                 return None;
             }

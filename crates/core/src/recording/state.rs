@@ -1,4 +1,4 @@
-//! The state of a reader of a recording: a ledger to which the events were applied, names, and the earlier requests.
+//! The state of a recording's reader: a ledger to which the events were applied, names, and the earlier requests.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -23,7 +23,7 @@ const MOST_CLOSED: usize = 1 << 14;
 pub(super) const MOST_LINES: usize = 1 << 18;
 /// The most scopes of a path. The ledger counts deeper ones together.
 const DEEPEST_PATH: usize = 1 << 7;
-/// The steps of each of them.
+/// The steps for each scope of a path.
 const SCOPE: u64 = 50;
 /// The bytes of the label of a block.
 const LONGEST_LABEL: u64 = 1 << 10;
@@ -34,31 +34,31 @@ pub(super) struct State {
     pub(super) inbox: Inbox,
     checks: Checks,
     pub(super) labels: Labels,
-    /// The scopes that are open or were closed lately.
+    /// The scopes that are open or were closed recently.
     pub(super) answers: HashMap<ScopeId, ScopeResult>,
-    /// The scope path that the thread of the next event was in, if the recording says it.
+    /// The scope path that the thread of the next event was in, if the recording contains it.
     inside: Option<Vec<CallsiteId>>,
     closed: VecDeque<ScopeId>,
     pub(super) lines: usize,
     pub(super) trackers: HashMap<u64, Tracker>,
     pub(super) refusals: VecDeque<(u64, Refused)>,
     next_own: u64,
-    /// The time of the newest event of the ledger.
+    /// The time of the ledger's last event.
     pub(super) time: Time,
     /// Items that the recording itself says it missed.
     pub(super) missed: u64,
 }
 
-/// The result of the newest query of a scope.
+/// The result of the last query of a scope.
 #[derive(Debug, Default)]
 pub(super) struct ScopeResult {
     pub(super) trace: Option<Trace>,
-    /// The period that selects the blocks of its allocations. It is set when the scope is closed.
+    /// The period that selects the blocks of its allocations. Set when the scope is closed.
     pub(super) within: Option<ScopePeriod>,
     /// Its statements so far.
     pub(super) lines: Lines,
     pub(super) number_of_lines: usize,
-    /// True if events since it was opened or reset are not in the recording, so that its figures are not known.
+    /// True if events since the scope was opened or reset are missing from the recording, so that its result is not known.
     pub(super) is_partial: bool,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Tracker {
     pub(super) is_first: bool,
 }
 
-/// The memory that was live when an allocation was refused.
+/// The memory that was live when an allocation was rejected.
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) refusal: derive::Refusal,
@@ -182,7 +182,7 @@ impl State {
     }
 
     fn forget_closed(&mut self) {
-        // A scope that was opened again meanwhile is not closed.
+        // A scope that was opened again since then is not closed.
         if let Some(scope) = self.closed.pop_front().filter(|scope| !self.checks.is_open(*scope))
             && let Some(answer) = self.answers.remove(&scope)
         {
@@ -199,7 +199,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns whether the figures of a scope are not known, because events since it was opened are not in the recording.
+    /// Returns whether the result of a scope is unknown because events since it was opened are missing from the recording.
     pub(super) fn is_partial(&self, scope: ScopeId) -> bool {
         self.answers.get(&scope).is_some_and(|answer| answer.is_partial)
     }
@@ -262,14 +262,14 @@ impl State {
         Ok(())
     }
 
-    /// Releases a kept peak. The program also keeps peaks for reports, which the reader keeps by itself.
+    /// Releases a kept peak. The program also keeps peaks for reports; the reader keeps those itself.
     pub(super) fn release_peak(&mut self, scope: ScopeId) {
         if self.checks.release(scope) {
             self.inbox.release_peak(scope);
         }
     }
 
-    /// Returns whether this is a scope of the recording, open or closed, of which the ledger keeps the peak.
+    /// Returns whether this is a scope of the recording, open or closed, whose peak the ledger keeps.
     pub(super) fn is_kept(&self, scope: ScopeId) -> bool {
         self.checks.is_kept(scope)
     }

@@ -1,4 +1,4 @@
-//! The figures since the start of a program, for a reader that does not read its events from the first one on.
+//! The totals since the start of a program, for a reader that does not read its events from the first one.
 
 use std::time::Duration;
 
@@ -8,31 +8,32 @@ use crate::{
     model::{Block, Bytes, Device, EventKind, MemKind, ThreadId, Time},
 };
 
-/// A thread that was refused memory and gets as much within this time has obtained it: its allocator has made room.
+/// If a thread's allocation was rejected and the thread gets as much memory within this time, it has obtained the memory: its
+/// allocator has made room.
 const SOON: Duration = Duration::from_secs(1);
 
-/// The largest number of refused allocations whose thread may still obtain the memory.
+/// The largest number of rejected allocations whose thread may still obtain the memory.
 const MOST_WAITING: usize = 1 << 10;
 
 /// The largest number of devices whose peak is read.
 const MOST_PEAKS: usize = 1 << 10;
 
-/// The totals of a program since it began.
+/// The totals of a program since it started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// The number of observed allocations, without those that a registered pool made of the driver.
+    /// The number of observed allocations, without those that registered pools made from the driver.
     pub allocations: u64,
     /// The number of blocks that ended.
     pub frees: u64,
-    /// The number of allocations that were refused, because there was not enough memory.
+    /// The number of allocations that were rejected because there was not enough memory.
     pub refused: u64,
-    /// The number of those after which the same thread obtained as much memory within a second.
+    /// The number of rejected allocations after which the same thread obtained as much memory within a second.
     pub obtained: u64,
     /// The number of lost events.
     pub lost: u64,
     /// The peak of each device.
     pub peaks: Vec<DevicePeak>,
-    /// The refused allocations whose thread may still obtain the memory.
+    /// The rejected allocations whose thread may still obtain the memory.
     pub waiting: Vec<Waiting>,
     /// The peak of the driver's blocks of each device with a registered pool.
     pub driver_peaks: Vec<DevicePeak>,
@@ -45,7 +46,7 @@ pub struct DevicePeak {
     pub device: Device,
     /// The sum of its live blocks at the peak.
     pub bytes: u64,
-    /// The time when it was reached first.
+    /// The time when the peak was first reached.
     pub time: Time,
 }
 
@@ -77,14 +78,14 @@ struct Level {
     /// kept.
     driver: u64,
     has_pool: bool,
-    /// The highest value since it was asked for last.
+    /// The highest value since the last call of `take_recent`.
     recent: u64,
 }
 
-/// A refused allocation.
+/// A rejected allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// The thread that asked for it.
+    /// The thread that requested the memory.
     pub thread: ThreadId,
     /// The device. `None` if it is not known, or if the memory is on the host.
     pub device: Option<Device>,
@@ -92,7 +93,7 @@ pub struct Waiting {
     pub bytes: Bytes,
     /// Its kind.
     pub kind: MemKind,
-    /// The time of the refusal.
+    /// The time of the rejection.
     pub since: Time,
 }
 
@@ -189,10 +190,10 @@ impl Tally {
         &self.totals
     }
 
-    /// The live blocks are known. These are the figures up to now.
+    /// Continues from these totals when the live blocks are known.
     pub(super) fn go_on_from(&mut self, totals: Totals) {
         self.totals = totals;
-        // A file of a stranger may have any number of them.
+        // A file from an unknown source may have any number of them.
         self.totals.peaks.truncate(MOST_PEAKS);
         self.totals.driver_peaks.truncate(MOST_PEAKS);
         self.totals.waiting.truncate(MOST_WAITING);

@@ -144,7 +144,7 @@ impl<T: Wire> Wire for std::result::Result<T, String> {
     }
 }
 
-/// The number of elements comes first. Each takes at least a byte, so that a number that is too large is noticed before
+/// The number of elements comes first. Each element takes at least a byte, so a number that is too large is detected before
 /// memory is reserved.
 impl<T: Wire> Wire for Vec<T> {
     fn put(&self, to: &mut Vec<u8>) {
@@ -163,7 +163,7 @@ impl<T: Wire> Wire for Vec<T> {
     }
 }
 
-/// 584 years have room in 64 bits.
+/// 584 years fit into 64 bits.
 #[inline]
 pub(super) fn nanoseconds(time: Duration) -> u64 {
     time.as_secs().saturating_mul(1_000_000_000).saturating_add(time.subsec_nanos().into())

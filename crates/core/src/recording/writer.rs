@@ -20,7 +20,7 @@ const LONGEST_ITEM: usize = record::LARGEST - RECORD - 64;
 
 /// Writes a recording, item by item.
 ///
-/// After an error, what was written before is readable, and nothing more should be written.
+/// After an error, everything that was written before is readable, and nothing more should be written.
 #[derive(Debug)]
 pub struct Writer<W> {
     to: W,
@@ -105,7 +105,7 @@ impl<W: Write> Writer<W> {
         if self.plain.len() < RECORD { Ok(()) } else { self.flush() }
     }
 
-    /// Writes all waiting items as one record: a reader of the file finds them from now on.
+    /// Writes all waiting items as one record, so that a reader of the file finds them.
     ///
     /// # Errors
     /// Returns an error if writing fails.

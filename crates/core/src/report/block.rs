@@ -11,32 +11,33 @@ use crate::model::{Bytes, MemKind};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LiveBlock {
-    /// No other live block of the process has this number. It is the address; for arrays, handles of `cuMemCreate` and registered
-    /// memory it is a number above all addresses.
+    /// The unique number of the block among the live blocks of the process. This is its address, or, for arrays, handles of
+    /// `cuMemCreate` and registered memory, a number above all addresses.
     pub id: u64,
     /// The CUDA ordinal of the device.
     pub device: u32,
-    /// The device is a simulated one.
+    /// True if the device is simulated.
     pub simulated: bool,
     /// The requested size.
     pub bytes: Bytes,
     /// The kind of memory.
     pub kind: MemKind,
-    /// The path of scopes in which it was allocated, the outermost first. Empty: outside of all scopes.
+    /// The path of scopes in which it was allocated, the outermost first. Empty outside all scopes.
     pub path: Vec<String>,
-    /// The place where the innermost of them was opened, such as `src/train.rs:12`.
+    /// The place where the innermost scope was opened, such as `src/train.rs:12`.
     pub scope_place: Option<String>,
-    /// The line of the program that allocated it, such as `src/train.rs:15`. `None` if its stack was not recorded: blocks below
-    /// 1 MiB, unless `GPUMEM_BACKTRACE=1` is set.
+    /// The line of the program that allocated the block, such as `src/train.rs:15`. `None` if its stack was not recorded: blocks
+    /// below 1 MiB, unless `GPUMEM_BACKTRACE=1` is set.
     pub line: Option<String>,
-    /// The line that called the function of `line`, because programs allocate through functions of their own.
+    /// The line that called the function of `line`, because programs often allocate through their own helper functions.
     pub caller: Option<String>,
-    /// The library that allocated it for itself (cuBLAS, cuDNN, NCCL…). `None` if the program allocated it, or if the stack is not
-    /// known.
+    /// The library that allocated the block for itself (cuBLAS, cuDNN, NCCL…). `None` if the program allocated the block, or if
+    /// the stack is not known.
     pub library: Option<String>,
-    /// The functions that allocated it, the innermost first, with their lines. Empty if `line` is not known.
+    /// The functions that allocated the block, the innermost first, with their lines. Empty if `line` is not known.
     pub backtrace: Vec<String>,
-    /// Its owner thread: the thread that allocated it, or in whose scope that thread was. A number of this crate, from 1 on.
+    /// The owner thread of the block: the thread that allocated it, or the thread in whose scope that thread was. These ids are
+    /// gpumem's own and start at 1.
     pub thread: u32,
     /// The time of its allocation since the first trace, to a tenth of a second. Stream-ordered memory has the time of an earlier
     /// event, because the clock is not read for it.
@@ -49,19 +50,19 @@ pub fn counted(count: impl Into<i128>, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-/// Returns the reason why figures may be wrong, as text.
+/// Returns the reason why numbers may be wrong, as text.
 pub(crate) fn missing_in_words(untracked: u64, lost: u64) -> String {
     let untracked = counted(untracked, "free of an unknown block", "frees of unknown blocks");
     format!("{untracked}, {}: some figures may be wrong", counted(lost, "lost event", "lost events"))
 }
 
-/// Returns the place of an allocation as text: the line, else the scope.
+/// Returns the place of an allocation as text: the line, or else the scope.
 pub fn place_in_words(line: Option<&str>, scope_place: Option<&str>) -> Option<String> {
     line.map(str::to_owned).or_else(|| scope_place.map(|place| format!("scope of {place}")))
 }
 
 impl LiveBlock {
-    /// Returns the place of its allocation: the line, else the place where its scope was opened.
+    /// Returns the place of the block's allocation: the line, or else the place where its scope was opened.
     ///
     /// Example: see `gpumem::GpuMemTrace::live`.
     pub fn place(&self) -> Option<&str> {

@@ -6,8 +6,8 @@ use crate::model::{Bytes, Device, Family, GpuMemory, GpuProcess, PoolUsage};
 
 /// The parts of a device's used memory, which `gpumem::breakdown` returns.
 ///
-/// The parts always add up to the used memory of the driver's report: memory that cannot be attributed is a part of its own,
-/// whose name says so. `Display` is a table of at most 80 columns.
+/// The parts always add up to the used memory of the driver's report: memory that cannot be attributed is a separate part with a
+/// name of its own. `Display` is a table of at most 80 columns.
 ///
 /// Example: see `gpumem::breakdown`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Breakdown {
     pub device: u32,
     /// The device's name.
     pub name: Option<String>,
-    /// The device is a simulated one.
+    /// True if the device is simulated.
     pub simulated: bool,
     /// The reading that the parts add up to.
     pub memory: GpuMemory,
@@ -44,15 +44,15 @@ pub struct Breakdown {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Part {
-    /// The kind of its holder.
+    /// The kind of the part's holder.
     pub kind: PartKind,
-    /// Its holder as text: the path of scopes, the library, or the driver's use of it.
+    /// The holder of the part as text: the path of scopes, the library, or the use by the driver.
     pub name: String,
-    /// The path of scopes of a [`PartKind::Scope`]. Empty outside of all scopes.
+    /// The path of scopes of a [`PartKind::Scope`]. Empty outside all scopes.
     pub path: Vec<String>,
     /// Its size.
     pub bytes: Bytes,
-    /// The number of allocations, or of processes; 0 if there is no such number.
+    /// The number of allocations or of processes; 0 if neither applies.
     pub count: u64,
 }
 
@@ -80,12 +80,12 @@ pub enum PartKind {
     /// Memory of this process that the stream-ordered pool keeps and no allocation uses. `gpumem::torch::empty_cache`
     /// returns it to the device.
     PoolCache,
-    /// Memory of this process that a pool of its own keeps and no part uses (`gpumem::pool`).
+    /// Memory of this process that one of its own pools keeps and no part uses (`gpumem::pool`).
     RegisteredPool,
     /// The rest of this process: the CUDA context, kernels and modules, blocks that are older than the first trace, and the
     /// rounding of allocations to the driver's pages.
     Driver,
-    /// Used memory that the driver reports for no process.
+    /// Used memory that the driver does not attribute to a process.
     Unknown,
 }
 
@@ -104,7 +104,7 @@ pub struct Group {
     pub blocks: u64,
     /// The sum of their requested sizes.
     pub bytes: Bytes,
-    /// True if this is the unused memory of a registered pool; `library` has its name.
+    /// True if this is the unused memory of a registered pool; `library` is then its name.
     pub is_cache: bool,
 }
 
@@ -129,7 +129,7 @@ pub fn path_in_words(path: &[String]) -> String {
 }
 
 impl Breakdown {
-    /// Makes the breakdown of this reading, and of the live memory of the process with this number on the device.
+    /// Creates the breakdown from this reading and from the live memory on the device of the process with this id.
     #[doc(hidden)]
     pub fn of(reading: &DeviceReading, own_pid: u32, live: &[Group]) -> Self {
         let DeviceReading { device, memory, processes, pool, .. } = reading;
@@ -143,12 +143,13 @@ impl Breakdown {
             let sum = some.iter().map(|process| process.used).sum::<Option<Bytes>>()?;
             Some((sum, some.len() as u64))
         };
-        // In a container the driver may list this process by another number. Then its memory cannot be separated from that of others.
+        // In a container the driver may list this process under another id. Then its memory cannot be separated from that of
+        // others.
         let this = reported(true).filter(|(_, count)| *count > 0).map(|(bytes, _)| bytes);
         let others = reported(false);
         let mut left = memory.used;
         let mut take = |part: Part| {
-            // The readings are of different moments, so their sum may be more than the device has.
+            // The readings come from different moments, so their sum may exceed the memory of the device.
             let bytes = part.bytes.min(left);
             left = left.checked_sub(bytes).unwrap_or_default();
             parts.push(Part { bytes, ..part });

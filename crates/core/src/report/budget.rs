@@ -1,11 +1,11 @@
-//! Compares measured figures with a budget, and writes the message if it was exceeded.
+//! Compares measured results with a budget, and writes the message if it was exceeded.
 
 use std::fmt::{self, Display, Write};
 
 use super::{OtherThread, PeakHolders, Place, counted};
 use crate::model::{ByteDelta, Gauge, Source, Trace, one_line};
 
-/// The figures that can be limited.
+/// The quantities that a budget can limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figure {
     /// The peak above the memory in use at the start.
@@ -16,7 +16,7 @@ pub enum Figure {
     Leaks,
 }
 
-/// The relation between a figure and its limit.
+/// The relation between a measured value and its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relation {
     /// `<`
@@ -36,13 +36,13 @@ pub enum Relation {
 /// One condition of a budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The figure that is limited.
+    /// The quantity that is limited.
     pub figure: Figure,
-    /// The relation that must hold between the figure and `amount`.
+    /// The relation that must hold between the measured value and `amount`.
     pub relation: Relation,
     /// The limit in bytes, or in blocks.
     pub amount: i128,
-    /// The origin of the amount, if it is not the condition itself.
+    /// The origin of the amount, if it does not come from the condition itself.
     pub origin: Option<String>,
 }
 
@@ -59,20 +59,20 @@ pub enum Counted {
     AllThreads,
 }
 
-/// The measured figures of a function.
+/// The measured results of a function.
 pub struct Measurement<'a> {
     /// The threads that were counted.
     pub counted: Counted,
-    /// The other threads that make the figures unusable. It is called only if there is a limit, and if nothing else is wrong.
+    /// Returns the other threads that make the results unusable. Called only if there is a limit and nothing else is wrong.
     pub others: &'a dyn Fn() -> Vec<OtherThread>,
     /// The trace of the function.
     pub trace: Trace,
     /// The number of blocks that were allocated inside and are still live. `None` if it is not known.
     pub live: Option<u64>,
-    /// The source locations with the most live memory, the largest first. `None` if they are not known. It is called only if a
-    /// limit is exceeded, because resolving lines is slow.
+    /// The source locations with the most live memory, the largest first. `None` if they are not known. Called only if a limit is
+    /// exceeded, because resolving lines is slow.
     pub places: &'a dyn Fn() -> Option<Vec<Place>>,
-    /// The allocations that made the peak. `None` if they are not known. It is called only if the peak is too high.
+    /// The allocations that made the peak. `None` if they are not known. Called only if the peak is too high.
     pub peak: &'a dyn Fn() -> Option<PeakHolders>,
 }
 
@@ -83,14 +83,14 @@ pub enum Verdict {
     Kept,
     /// Something could not be measured, for this reason.
     Unmeasured(String),
-    /// The figures are right, but other threads allocated or freed, so it is not known whether the function kept the limits. The
-    /// text has the reason and the next step.
+    /// The results are correct, but other threads allocated or freed, so it is not known whether the function kept the limits.
+    /// The text contains the reason and the next step.
     NotKnown(String),
     /// A limit was exceeded. The text is the message.
     Broken(String),
 }
 
-/// Compares the figures with the limits. If one limit is exceeded and the figure of another is not known, the budget is broken.
+/// Compares the results with the limits. If one limit is exceeded and the value for another is not known, the budget is broken.
 pub fn judge(name: &str, limits: &[Limit], measured: &Measurement<'_>) -> Verdict {
     let Measurement { trace, .. } = measured;
     if let Some(reason) = unmeasured(trace) {
@@ -126,7 +126,7 @@ pub fn judge(name: &str, limits: &[Limit], measured: &Measurement<'_>) -> Verdic
     }
 }
 
-/// Returns the reason why the figures cannot be compared with a budget, if there is one.
+/// Returns the reason why the results cannot be compared with a budget, if there is one.
 fn unmeasured(trace: &Trace) -> Option<String> {
     match trace.gauge {
         Gauge::Off => Some("traces are off".to_owned()),
@@ -141,7 +141,7 @@ fn unmeasured(trace: &Trace) -> Option<String> {
             Some(counted(trace.lost, "allocation or free was missed", "allocations or frees were missed"))
         }
         Gauge::Exact => None,
-        // A peak that a gauge of the program has read is certain. A higher one may have been missed.
+        // A peak that a custom gauge has read is certain, but a higher one may have been missed.
         Gauge::Sampled if trace.source == Source::Custom => {
             trace.stale.then(|| "the program's gauge could not be read".to_owned())
         }
@@ -313,7 +313,7 @@ impl Display for Circumstances<'_> {
     }
 }
 
-/// Writes the scopes and lines that made the peak. The smallest are in one row, so that all rows add up to the peak.
+/// Writes the scopes and lines that made the peak. The smallest share one row, so that all rows add up to the peak.
 fn made_peak(f: &mut fmt::Formatter<'_>, peak: &PeakHolders) -> fmt::Result {
     const MOST: usize = 10;
     write!(f, "\n  the peak of {} was made of:", peak.bytes)?;

@@ -1,4 +1,4 @@
-//! The values of a figure, and their quantiles.
+//! The values of a measured quantity, and their quantiles.
 
 use super::Spread;
 
@@ -15,8 +15,8 @@ pub fn nearest_rank(count: u64, percent: u64) -> u64 {
     (u128::from(count) * u128::from(percent)).div_ceil(100).saturating_sub(1).try_into().unwrap_or(u64::MAX)
 }
 
-/// The values that occurred, with their numbers. Each is kept while there are up to 1,000 different ones. After that, values are kept
-/// in groups whose first bits are equal, and the largest value of a group stands for all of it.
+/// The values that occurred, with their counts. Each is kept while there are up to 1,000 different ones. After that, values are
+/// kept in groups whose first bits are equal, and the largest value of a group stands for all of it.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct Distribution {
@@ -88,14 +88,14 @@ impl Distribution {
         self.min
     }
 
-    /// Returns the least, the median, the 99th percentile and the most.
+    /// Returns the minimum, the median, the 99th percentile and the maximum.
     #[doc(hidden)]
     pub fn spread(&self) -> Spread<i64> {
         Spread::new(self.min, self.quantile(50), self.quantile(99), self.quantile(100))
     }
 }
 
-/// Returns the value with its first bits only, the others are 0.
+/// Returns the value with only its first bits; the others are 0.
 fn rounded(value: i64, bits: u32) -> i128 {
     let amount = value.unsigned_abs();
     let dropped = (u64::BITS - amount.leading_zeros()).saturating_sub(bits);

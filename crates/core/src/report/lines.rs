@@ -1,4 +1,4 @@
-//! The figures of each statement of a function.
+//! The results for each statement of a function.
 
 use std::{borrow::Cow, fmt, panic::Location};
 
@@ -23,7 +23,7 @@ pub struct SourceLine {
 }
 
 impl SourceLine {
-    /// A line of a file that the program does not name itself.
+    /// Creates a line of a file whose name is not part of the program.
     #[doc(hidden)]
     pub fn new(file: impl Into<Cow<'static, str>>, line: u32, column: u32) -> Self {
         Self { file: file.into(), line, column }
@@ -46,12 +46,12 @@ impl SourceLine {
         &self.file
     }
 
-    /// Returns the line, from 1 on.
+    /// Returns the line, starting at 1.
     pub fn line(&self) -> u32 {
         self.line
     }
 
-    /// Returns the column, from 1 on.
+    /// Returns the column, starting at 1.
     pub fn column(&self) -> u32 {
         self.column
     }
@@ -70,7 +70,7 @@ impl fmt::Display for SourceLine {
     }
 }
 
-/// The figures of one statement of a function under `#[gpu_mem_trace(lines)]`.
+/// The results for one statement of a function with `#[gpu_mem_trace(lines)]`.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -92,34 +92,34 @@ impl fmt::Display for SourceLine {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Line {
-    /// The line on which the statement begins; the last line of the function for the drops at its end.
+    /// The line on which the statement starts; the last line of the function for the drops at its end.
     pub number: u32,
     /// The statement, without its line breaks; `}` for the drops at the end of the function.
     pub source: Cow<'static, str>,
-    /// The figures of the statement alone.
+    /// The results for only this statement.
     pub trace: Trace,
     /// The increase of the memory in use from the start of the function to the end of the statement.
     pub total: ByteDelta,
 }
 
-/// The statements of one call, in order. Each begins with the reading that ended the one before, so there is no gap between
-/// them.
+/// The statements of one call, in order. Each statement starts with the reading that ended the one before, so there is no gap
+/// between them.
 #[derive(Debug, Default)]
 pub struct Lines {
     lines: Vec<Line>,
-    /// The figures of all of them as one trace.
+    /// The results of all statements as one trace.
     total: Option<Trace>,
 }
 
 impl Lines {
-    /// Adds the next statement: its line, its text, and its trace, which began when the previous statement ended.
+    /// Adds the next statement: its line, its text, and its trace, which started when the previous statement ended.
     pub fn push(&mut self, number: u32, source: impl Into<Cow<'static, str>>, trace: Trace) {
         let total = self.total.map_or(trace, |total| total.then(trace));
         self.lines.push(Line { number, source: source.into(), trace, total: total.used });
         self.total = Some(total);
     }
 
-    /// Returns the figures of the whole call and of its statements. `last` has the drops at the end.
+    /// Returns the results of the whole call and of its statements. `last` covers the drops at the end.
     pub fn finish(mut self, number: u32, last: Trace) -> (Trace, Vec<Line>) {
         let lines = self.lines.len();
         self.push(number, "}", last);

@@ -4,16 +4,16 @@ use std::{fmt, time::Duration};
 
 use crate::model::{Bytes, PoolUsage};
 
-/// A figure that rises and falls: bytes, or a number of blocks.
+/// A quantity that rises and falls: bytes, or a number of blocks.
 ///
 /// Example: see `gpumem::torch::memory_stats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Tally<T> {
-    /// Now.
+    /// The current value.
     pub current: T,
-    /// The highest value since counting began, or since `gpumem::torch::reset_peak_memory_stats`.
+    /// The highest value since counting started, or since `gpumem::torch::reset_peak_memory_stats`.
     pub peak: T,
     /// The sum of all allocations, freed or not.
     pub allocated: T,
@@ -41,24 +41,24 @@ pub struct AllocStats {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct KindStats {
-    /// Memory of the device: `cuMemAlloc`, arrays.
+    /// Device memory: `cuMemAlloc`, arrays.
     pub device: AllocStats,
     /// Stream-ordered memory: `cuMemAllocAsync`.
     pub pool: AllocStats,
     /// Physical memory behind a handle: `cuMemCreate`.
     pub vmm: AllocStats,
-    /// Memory that the driver mapped for the memory nodes of graphs: `cuGraphLaunch`. An allocation is a rise of that
-    /// figure.
+    /// Memory that the driver mapped for the memory nodes of graphs: `cuGraphLaunch`. Each rise of that amount counts as an
+    /// allocation.
     pub graph: AllocStats,
-    /// Managed memory, which is where it was touched last: `cuMemAllocManaged`.
+    /// Managed memory, which is on the side that touched it last: `cuMemAllocManaged`.
     pub managed: AllocStats,
-    /// Pinned memory of the host: `cuMemAllocHost`, `cuMemHostRegister`.
+    /// Pinned host memory: `cuMemAllocHost`, `cuMemHostRegister`.
     pub pinned_host: AllocStats,
 }
 
 /// The allocations of this process on one device. `gpumem::torch::memory_stats` returns them.
 ///
-/// `Display` has PyTorch's names, one a line: `allocated_bytes.all.current: 335544320`.
+/// `Display` writes PyTorch's names, one per line: `allocated_bytes.all.current: 335544320`.
 ///
 /// Example: see `gpumem::torch::memory_stats`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,15 +67,15 @@ pub struct KindStats {
 pub struct MemoryStats {
     /// The device's CUDA ordinal.
     pub device: u32,
-    /// The device is a simulated one.
+    /// True if the device is simulated.
     pub simulated: bool,
     /// What intercepts allocations: the path of `libcuda` or `libcupti`, or the simulated device.
     pub intercepted_by: String,
-    /// The time since counting began. Older blocks are only in the figures of [`reserved`](Self::reserved).
+    /// The time since counting started. Older blocks are counted only in [`reserved`](Self::reserved).
     pub since: Duration,
     /// Frees of older blocks whose size is not known, in the whole process.
     pub untracked: u64,
-    /// Events that could not be recorded, in the whole process. If not 0, the figures may be wrong.
+    /// Events that could not be recorded, in the whole process. If not 0, the numbers may be wrong.
     pub lost: u64,
     /// The memory that is certainly on the device, as traces count it: the kinds `device`, `pool`, `vmm` and `graph`.
     pub all: AllocStats,
@@ -117,9 +117,9 @@ impl MemoryStats {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ReservedStats {
-    /// Now.
+    /// The current value.
     pub current: Bytes,
-    /// The highest value since counting began, or since the last reset. Only bounds of it are known.
+    /// The highest value since counting started, or since the last reset. Only bounds of it are known.
     pub peak: PeakBounds,
 }
 
@@ -139,8 +139,8 @@ impl ReservedStats {
     }
 }
 
-/// Bounds of the peak of a sum of which only the peaks of the parts are known, and not when they were: it lies between the largest
-/// part and the sum of all. With one part, both are equal, and the peak is known.
+/// Bounds of the peak of a sum, if only the peaks of the parts are known and not their times. The peak is between the largest
+/// part and the sum of all parts. With one part, both are equal, and the peak is known.
 ///
 /// `Display` is `320 MiB`, or `256 MiB to 320 MiB`.
 ///

@@ -58,8 +58,8 @@ use crate::model::Trace;
 pub struct Report {
     /// The numbers.
     pub trace: Trace,
-    /// The names of the scopes around the trace, the outermost first. A scope without a name has the place where it was opened. Empty
-    /// if it is in none.
+    /// The names of the scopes around the trace, the outermost first. A scope without a name is shown as the place where it was
+    /// opened. Empty outside all scopes.
     pub outer: Vec<String>,
     /// The trace's own context, such as the name of the function. Never empty.
     pub ctx: Option<String>,
@@ -70,14 +70,14 @@ pub struct Report {
 }
 
 impl Report {
-    /// An empty name counts as none: fastai prints ` (: exit)` for it.
+    /// An empty name counts as no name, for which fastai would print ` (: exit)`.
     #[doc(hidden)]
     pub fn new(trace: Trace, ctx: Option<&str>, subctx: Option<&str>) -> Self {
         let name = |name: Option<&str>| name.filter(|name| !name.is_empty()).map(str::to_owned);
         Self { trace, outer: Vec::new(), ctx: name(ctx), subctx: name(subctx), lines: Vec::new() }
     }
 
-    /// Makes the report of a trace in these scopes.
+    /// Creates the report of a trace in these scopes.
     #[doc(hidden)]
     #[must_use]
     pub fn inside(self, outer: Vec<String>) -> Self {

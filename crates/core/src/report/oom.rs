@@ -1,4 +1,4 @@
-//! An allocation that was refused, and the holders of the memory. Nothing is measured here.
+//! An allocation that was rejected, and the holders of the memory. Nothing is measured here.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -11,8 +11,8 @@ use crate::{
 /// The number of scopes and of places in a report.
 const MOST: usize = 10;
 
-/// An allocation that was refused because memory ran out, and the holders of the memory. The hook of `gpumem::oom::on_oom` gets
-/// it.
+/// An allocation that was rejected because memory ran out, and the holders of the memory. The hook of `gpumem::oom::on_oom`
+/// receives this.
 ///
 /// `Display` is the report that goes to stderr.
 ///
@@ -22,17 +22,17 @@ const MOST: usize = 10;
 pub struct OutOfMemory {
     /// The CUDA ordinal of the device.
     pub device: u32,
-    /// The size of the refused allocation.
+    /// The size of the rejected allocation.
     pub requested: Bytes,
     /// The kind of memory that was requested.
     pub kind: MemKind,
-    /// The path of scopes in which it was requested, the outermost first. Empty: outside of all scopes.
+    /// The path of scopes in which it was requested, the outermost first. Empty outside all scopes.
     pub path: Vec<String>,
     /// The line that requested it, if it is known.
     pub line: Option<String>,
     /// The breakdown of the device's memory, or the reason why it is not known.
     pub breakdown: Result<Breakdown, Error>,
-    /// The paths of scopes with the most live memory, at most ten. Each is without the scopes inside of it.
+    /// The paths of scopes with the most live memory, at most ten. Each amount excludes inner scopes.
     pub scopes: Vec<Place>,
     /// The places in the code with the most live memory, at most ten.
     pub places: Vec<Place>,
@@ -67,7 +67,7 @@ pub struct Place {
     pub blocks: u64,
     /// The sum of their sizes.
     pub bytes: Bytes,
-    /// The size of each, if all have the same size and it is known.
+    /// The size of each allocation, if all have the same known size.
     pub each: Option<Bytes>,
 }
 
@@ -78,7 +78,7 @@ impl Place {
         Self { name, caller, blocks, bytes, each }
     }
 
-    /// Adds up those with the same name and caller. The largest come first.
+    /// Adds up the places with the same name and caller. The largest come first.
     #[doc(hidden)]
     pub fn largest(all: impl IntoIterator<Item = Self>) -> Vec<Self> {
         let mut sums: BTreeMap<(String, Option<String>), Self> = BTreeMap::new();

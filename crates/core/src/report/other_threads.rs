@@ -1,4 +1,4 @@
-//! Finds the test of a process to which a thread belongs. The test harness of Rust starts a thread for each test and names it after
+//! Finds the test of a process to which a thread belongs. Rust's test harness starts a thread for each test and names it after
 //! the test.
 
 use std::fmt::{self, Display};
@@ -11,8 +11,8 @@ use crate::model::{Bytes, one_line};
 pub struct ThreadFacts {
     /// The name that the program gave it.
     pub name: Option<String>,
-    /// Its name in the operating system, which Linux cuts off after 15 bytes. A thread without a name of its own inherits
-    /// that of the thread that started it.
+    /// The name in the operating system, which Linux cuts off after 15 bytes. A thread without its own name inherits the name of
+    /// the thread that started it.
     pub system_name: Option<String>,
     /// The functions that it was in, in any order. Empty if they are not known.
     pub functions: Vec<String>,
@@ -21,16 +21,16 @@ pub struct ThreadFacts {
 /// The test to which a thread belongs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BelongsTo {
-    /// It belongs to this test, which is not the one with the budget.
+    /// The thread belongs to this test, which is not the one with the budget.
     OtherTest(String),
-    /// It belongs to the test with the budget.
+    /// The thread belongs to the test with the budget.
     ThisTest,
-    /// It belongs to a pool, to a framework, or to a program that is no test.
+    /// The thread belongs to a thread pool, to a framework, or to a program that is not a test.
     NotKnown,
 }
 
 impl ThreadFacts {
-    /// Returns the test that it runs, or that started it. `None` if it is not known.
+    /// Returns the test that the thread runs, or that started it. `None` if it is not known.
     pub fn test(&self) -> Option<&str> {
         let is_harness = |name: &String| {
             ["test::run_test", "test::__rust_begin_short_backtrace"].iter().any(|of| name.starts_with(of))
@@ -40,7 +40,7 @@ impl ThreadFacts {
             Some(name) if name != "main" && self.functions.iter().any(is_harness) => Some(name),
             Some(_) => None,
             // The name is not enough: the threads of a pool have the name of the test that used the pool first, and work for
-            // others. So the thread must also run code that was written in that test.
+            // others. Therefore the thread must also run code that was written in that test.
             None => {
                 let inherited = self.system_name.as_deref()?;
                 self.functions.iter().filter_map(|name| closure_of(name)).find(|test| cut_off(test) == inherited)
@@ -48,7 +48,7 @@ impl ThreadFacts {
         }
     }
 
-    /// Returns the test to which it belongs, as the thread with the budget sees it.
+    /// Returns the test to which the thread belongs, as seen from the thread with the budget.
     pub fn belongs_to(&self, own: &Self) -> BelongsTo {
         let Some(own_test) = own.test() else { return BelongsTo::NotKnown };
         // A name that is cut off may be that of several tests.
@@ -92,9 +92,9 @@ fn closure_of(function: &str) -> Option<&str> {
 /// alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherThread {
-    /// The thread, or the test that it belongs to, in words.
+    /// The thread or its test, in words.
     pub who: String,
-    /// The place of the first of them, if it is known.
+    /// The place of the first of these calls, if it is known.
     pub place: Option<String>,
     /// The number of threads.
     pub threads: u64,

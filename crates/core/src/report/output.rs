@@ -23,7 +23,7 @@ use super::{Leaks, OutOfMemory, PeakHolders, Report, SourceLine, Stats, Tracked}
 pub struct Output {
     /// Its level.
     pub level: Level,
-    /// The time at which it was made.
+    /// The time at which the output was made.
     pub time: SystemTime,
     /// The process.
     pub pid: u32,
@@ -32,9 +32,9 @@ pub struct Output {
     pub thread: Option<u32>,
     /// The name of the thread, if it has one.
     pub thread_name: Option<String>,
-    /// The CUDA ordinal of the device that it is about, if it is about one.
+    /// The CUDA ordinal of the device that the output is about, if there is one.
     pub device: Option<u32>,
-    /// The module of the function that it is about, such as `app::train`. Only known for functions under an attribute.
+    /// The module of the function that it is about, such as `app::train`. Known only for functions with an attribute.
     pub module: Option<Cow<'static, str>>,
     /// The line that it is about: the place where a trace was opened, a tracker was called, or memory was requested.
     pub at: Option<SourceLine>,
@@ -96,7 +96,7 @@ pub enum Content {
     Stats(Stats),
     /// A point of a tracker.
     Tracked(Tracked),
-    /// An allocation that was refused.
+    /// An allocation that was rejected.
     OutOfMemory(Box<OutOfMemory>),
     /// Blocks that were not freed at the end of the process.
     Leaks(Leaks),
@@ -104,7 +104,7 @@ pub enum Content {
     Peaks(Peaks),
     /// A budget that was not checked, and the reason.
     Budget(String),
-    /// A message about gpumem itself, such as why figures are missing. Each is printed once.
+    /// A message about gpumem itself, such as why numbers are missing. Each message is printed once.
     Notice(String),
 }
 
@@ -127,7 +127,7 @@ impl Content {
         }
     }
 
-    /// Returns its level.
+    /// Returns the level of this content.
     ///
     /// ```
     /// use gpumem::sink::{Content, Level};
@@ -142,8 +142,8 @@ impl Content {
         }
     }
 
-    /// Returns whether it is a report that the program requested by a call, or the statistics in its place. Such reports go to stdout by
-    /// default, the rest to stderr.
+    /// Returns whether this is a report that the program requested by a call, or the statistics printed instead. Such reports go
+    /// to stdout by default, the rest to stderr.
     #[doc(hidden)]
     pub const fn is_report(&self) -> bool {
         matches!(self, Self::Trace(_) | Self::Stats(_) | Self::Tracked(_))
@@ -151,8 +151,7 @@ impl Content {
 }
 
 impl Output {
-    /// Makes an output of this process and time, without thread and module, and without a line unless the content has
-    /// one.
+    /// Creates an output of this process and time, without thread and module, and without a line unless the content has one.
     #[doc(hidden)]
     pub fn new(content: Content, time: SystemTime, pid: u32) -> Self {
         let device = match &content {
@@ -170,7 +169,7 @@ impl Output {
         Self { level, time, pid, thread: None, thread_name: None, device, module: None, at, content }
     }
 
-    /// Returns the report of a trace, if it is one.
+    /// Returns the report, if this is the report of a trace.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -16,7 +16,7 @@ use crate::model::{ByteDelta, Bytes};
 pub struct PeakHolders {
     /// The CUDA ordinal of the device.
     pub device: u32,
-    /// The device is a simulated one.
+    /// True if the device is simulated.
     pub simulated: bool,
     /// The peak, which the holders add up to.
     pub bytes: Bytes,
@@ -27,7 +27,7 @@ pub struct PeakHolders {
     pub holders: Vec<PeakHolder>,
     /// The pools that had memory at the peak of a device; empty for the peak of a trace.
     pub pools: Vec<PoolAtPeak>,
-    /// Frees of unknown blocks, which were not counted: while the trace was open, or since the first trace.
+    /// The number of frees of unknown blocks, which were not counted: while the trace was open, or since the first trace.
     pub untracked: u64,
     /// Events that could not be recorded: while the trace was open, or since the first trace. If not 0, the numbers may be wrong.
     pub lost: u64,
@@ -40,7 +40,7 @@ pub struct PeakHolders {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PeakHolder {
-    /// The path of scopes, the outermost first. Empty: outside of all scopes.
+    /// The path of scopes, the outermost first. Empty outside all scopes.
     pub path: Vec<String>,
     /// The place where the innermost scope was opened, such as `src/train.rs:12`.
     pub scope_place: Option<String>,
@@ -59,7 +59,7 @@ pub struct PeakHolder {
 }
 
 impl PeakHolder {
-    /// Adds up those that differ in nothing but their size. The largest come first.
+    /// Adds up the holders that differ only in their size. The largest come first.
     #[doc(hidden)]
     pub fn largest(all: impl IntoIterator<Item = Self>) -> Vec<Self> {
         let mut sums: BTreeMap<_, (Self, i64)> = BTreeMap::new();
@@ -93,8 +93,7 @@ impl PeakHolder {
 }
 
 impl PeakHolders {
-    /// Returns the holders of each path of scopes, without the scopes inside of it, and their sum. The largest come
-    /// first.
+    /// Returns the holders of each path of scopes, without those of inner scopes, and their sum. The largest come first.
     #[doc(hidden)]
     pub fn by_scope(&self) -> Vec<(String, ByteDelta, Vec<&PeakHolder>)> {
         let mut scopes: BTreeMap<String, Vec<&PeakHolder>> = BTreeMap::new();

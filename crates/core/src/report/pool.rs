@@ -11,7 +11,7 @@ use crate::model::Bytes;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct RegisteredPool {
-    /// The name that the program gave it; with ` #2` if another pool of the device has that name.
+    /// The name that the program gave to the pool; with ` #2` if another pool of the device has the same name.
     pub name: String,
     /// The CUDA ordinal of its device.
     pub device: u32,
@@ -19,8 +19,8 @@ pub struct RegisteredPool {
     pub parts: u64,
     /// The sum of their sizes.
     pub used: Bytes,
-    /// Its memory from the driver: the reported amount. If the pool reported none, or more than its blocks, or less than its parts, its
-    /// blocks.
+    /// The pool's memory from the driver, as reported. If the pool reported nothing, more than its blocks or less than its parts,
+    /// this is the sum of its blocks.
     pub reserved: Bytes,
     /// The reported amount, or its blocks if it reported none. If this is not `reserved`, the pool reports a wrong amount, or gpumem did not
     /// see all its blocks.
@@ -29,21 +29,22 @@ pub struct RegisteredPool {
     pub unknown_frees: u64,
     /// The number of parts that were allocated at the address of a live part.
     pub doubled: u64,
-    /// The number of parts that lie outside of all blocks of the driver that gpumem has seen, or in a block of another pool. Calls with
-    /// sizes above any device are included; their sizes do not count.
+    /// The number of parts that are outside all driver blocks that gpumem has seen, or in a block of another pool. Calls with
+    /// sizes larger than any device are included; their sizes do not count.
     pub outside: u64,
-    /// The number of blocks that were counted for the program before the pool reported its first part in them. Peaks of that time
-    /// are too high.
+    /// The number of blocks that were counted for the program before the pool reported its first part in them. Peaks from that
+    /// time are too high.
     pub late: u64,
-    /// The number of blocks that were counted for the program until their first part, because another thread allocated, freed or read figures in between.
-    /// Peaks of that time may be too high.
+    /// The number of blocks that were counted for the program until their first part, because another thread allocated, freed or
+    /// read results in between. Peaks from that time may be too high.
     pub read_early: u64,
-    /// The number of times that it reported less memory than its parts have.
+    /// The number of times that the pool reported less memory than the sum of its parts.
     pub below: u64,
-    /// The number of live parts that begin inside another live part. They are looked for when a report is made, in at most 262,144 live
-    /// blocks. Those that were freed before are found only in a recording (`gpumem report`). Each of them counts as lost.
+    /// The number of live parts that start inside another live part. Such parts are searched for when a report is made, among at
+    /// most 262,144 live blocks. Parts that were freed earlier are found only in a recording (`gpumem report`). Each of them
+    /// counts as lost.
     pub overlapping: u64,
-    /// The memory that lies in more than one live part, and that `used` and the figures of traces count more than once.
+    /// The memory that is in more than one live part, and that `used` and traces count more than once.
     pub counted_twice: Bytes,
 }
 
@@ -60,26 +61,27 @@ pub struct PoolAtPeak {
     pub name: String,
     /// The sum of its parts.
     pub used: Bytes,
-    /// Its blocks of the driver that gpumem saw.
+    /// The sum of its driver blocks that gpumem saw.
     pub reserved: Bytes,
 }
 
 impl RegisteredPool {
-    /// Returns its unused memory. `None` if its parts are more than it has, so that one of the two is wrong, or if parts overlap.
+    /// Returns the unused memory of the pool. `None` if its parts exceed its memory, so that one of the two is wrong, or if parts
+    /// overlap.
     ///
     /// Example: see `gpumem::pool`.
     pub fn unused(&self) -> Option<Bytes> {
         self.reserved.checked_sub(self.used).filter(|_| self.overlapping == 0)
     }
 
-    /// Returns whether it has no memory, and peaks are right.
+    /// Returns whether the pool has no memory and the peaks are correct.
     ///
     /// Example: see `gpumem::pool`.
     pub fn is_empty(&self) -> bool {
         self.reported == Bytes::ZERO && self.parts == 0 && self.wrong_calls() + self.read_early == 0
     }
 
-    /// Returns the number of calls that cannot be right. If this is not 0, figures may be wrong.
+    /// Returns the number of calls that cannot be right. If this is not 0, numbers may be wrong.
     ///
     /// Example: see `gpumem::pool`.
     pub fn wrong_calls(&self) -> u64 {

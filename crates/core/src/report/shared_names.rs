@@ -1,4 +1,4 @@
-//! One name for scopes whose names differ in numbers only.
+//! One name for scopes whose names differ only in numbers.
 
 use std::{
     borrow::Cow,
@@ -14,9 +14,9 @@ pub const MOST_ALIKE: usize = 16;
 /// `request 17`, are one name, `request #`.
 #[derive(Debug, Default)]
 pub struct SharedNames<'a> {
-    /// The scopes, by the scope around them and by name. 0 is around the outermost ones.
+    /// The scopes, by their outer scope and by name. The outer scope of the outermost ones is 0.
     scopes: HashMap<(usize, &'a str), usize>,
-    /// The names of those that share one.
+    /// The names of the scopes that share a name.
     shared: HashMap<usize, Cow<'a, str>>,
 }
 
@@ -70,7 +70,7 @@ impl<'a> SharedNames<'a> {
         !self.shared.is_empty()
     }
 
-    /// Returns the path as the rows of the report have it.
+    /// Returns the path as it appears in the rows of the report.
     pub fn path<'p>(&self, path: &'p [String]) -> Cow<'p, [String]> {
         if !self.has_any() {
             return Cow::Borrowed(path);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::counted;
 use crate::model::{ByteDelta, Bytes};
 
-/// Statistics of the traces that ended, by name. `gpumem::stats` returns it.
+/// Statistics of the traces that ended, by name. `gpumem::stats` returns this.
 ///
 /// `Display` is a table of at most 80 columns, with the largest needs first.
 ///
@@ -25,29 +25,28 @@ pub struct Stats {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct NameStats {
-    /// The name. A `#` stands for numbers, if more than 16 names differ in nothing else.
+    /// The name. A `#` stands for numbers if more than 16 names differ only in them.
     pub name: String,
     /// The CUDA ordinal of the device.
     pub device: u32,
-    /// The device is a simulated one.
+    /// True if the device is simulated.
     pub simulated: bool,
     /// The number of traces that ended.
     pub calls: u64,
-    /// The figures of the measured calls. `None` if there is none.
+    /// The results of the measured calls. `None` if there are none.
     pub figures: Option<CallFigures>,
-    /// The number of calls that could not be measured. The figures are without them.
+    /// The number of calls that could not be measured. The results exclude them.
     pub unmeasured: u64,
     /// The number of calls that were sampled: they may have peaked higher.
     pub sampled: u64,
-    /// The number of calls during which events were lost, or older blocks of unknown size were freed. Their figures may
-    /// be wrong.
+    /// The number of calls during which events were lost, or older blocks of unknown size were freed. Their results may be wrong.
     pub doubtful: u64,
     /// The number of calls with memory of threads in no scope that also counts in traces of other threads
     /// ([`Trace::shared`](crate::model::Trace::shared)).
     pub shared: u64,
 }
 
-/// The figures of the calls of one name.
+/// The results of the calls of one name.
 ///
 /// Example: see `gpumem::stats`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,22 +63,22 @@ pub struct CallFigures {
     pub worst: WorstCall,
 }
 
-/// The spread of a figure over the calls. Each of the four is a value that a call had. The least and the most are exact, and with up to
-/// 1,000 different values the other two are as well. With more values, these may be 1 % too high, or a few percent if the values
-/// differ by more than a factor of 200.
+/// The spread of a value over the calls. Each of the four is the value of a real call. The minimum and the maximum are exact;
+/// with up to 1,000 different values, so are the other two. With more values, these may be 1 % too high, or a few percent if the
+/// values differ by more than a factor of 200.
 ///
 /// Example: see `gpumem::stats`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Spread<T> {
-    /// The least.
+    /// The minimum.
     pub min: T,
-    /// The least value than which half of the calls have no more.
+    /// The median: the smallest value that at least half of the calls do not exceed.
     pub median: T,
-    /// The least value than which 99 of 100 calls have no more.
+    /// The 99th percentile: the smallest value that at least 99 of 100 calls do not exceed.
     pub p99: T,
-    /// The most.
+    /// The maximum.
     pub max: T,
 }
 
@@ -90,13 +89,13 @@ pub struct Spread<T> {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct WorstCall {
-    /// Its number among the calls of the row, from 1 on.
+    /// The number of the call among the calls of the row, starting at 1.
     pub call: u64,
-    /// Its name, if the row has several.
+    /// The name of the call, if the row has several names.
     pub name: Option<String>,
-    /// The time when it ended, since counting of memory began.
+    /// The time when the call ended, since counting of memory started.
     pub time: Duration,
-    /// Its need: the peak above the memory in use at its start.
+    /// The need of the call: its peak above the memory in use at its start.
     pub needed: Bytes,
 }
 
@@ -132,13 +131,13 @@ impl WorstCall {
 }
 
 impl NameStats {
-    /// Makes the row of a name without calls.
+    /// Creates the row of a name without calls.
     #[doc(hidden)]
     pub fn new(name: String, device: u32, simulated: bool) -> Self {
         Self { name, device, simulated, calls: 0, figures: None, unmeasured: 0, sampled: 0, doubtful: 0, shared: 0 }
     }
 
-    /// Returns the reason why the figures of some calls may be wrong, or are missing.
+    /// Returns the reasons why the results of some calls may be wrong or are missing.
     pub(crate) fn doubts(&self) -> Vec<String> {
         let reasons = [
             (self.unmeasured, "not measured"),

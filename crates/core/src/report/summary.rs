@@ -14,44 +14,45 @@ use crate::model::Bytes;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Summary {
-    /// The figures of each path on each device. A scope comes after the scope around it; scopes in the same scope are ordered
-    /// by peak, the highest first.
+    /// The statistics of each path on each device. A scope comes after its outer scope; scopes in the same scope are ordered by
+    /// peak, the highest first.
     pub scopes: Vec<ScopeSummary>,
-    /// The pools that the program registered (`gpumem::pool`), with their unused memory. The figures of scopes count their parts.
+    /// The pools that the program registered (`gpumem::pool`), with their unused memory. The numbers of scopes include their
+    /// parts.
     pub pools: Vec<RegisteredPool>,
     /// The number of frees of blocks that are older than the first trace and whose size is not known.
     pub untracked: u64,
     /// Events that could not be recorded, wrong calls of pools, and live parts of pools that overlap. If not 0, the numbers may be wrong.
     pub lost: u64,
-    /// The reason why allocations are not intercepted now. The amounts are then those of the last moment at which they were
-    /// intercepted; if there was none, they mean nothing.
+    /// The reason why allocations are not intercepted now. The amounts are then from the last moment at which allocations were
+    /// intercepted. If there was no such moment, they have no meaning.
     pub not_intercepted: Option<String>,
 }
 
-/// The figures of one path of nested scopes, over all times that it was open.
+/// The statistics of one path of nested scopes, over all times that it was open.
 ///
 /// Example: see `gpumem::summary`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ScopeSummary {
-    /// The names of the scopes, the outermost first. A scope without a name has the place where it was opened. Empty for the
-    /// whole process.
+    /// The names of the scopes, the outermost first. A scope without a name is shown as the place where it was opened. Empty for
+    /// the whole process.
     pub path: Vec<String>,
-    /// The place where the innermost one was opened, such as `src/train.rs:12`.
+    /// The place where the innermost scope was opened, such as `src/train.rs:12`.
     pub place: Option<String>,
     /// The CUDA ordinal of the device.
     pub device: u32,
-    /// The device is a simulated one.
+    /// True if the device is simulated.
     pub simulated: bool,
-    /// The number of times that it was opened.
+    /// The number of times that the scope was opened.
     pub calls: u64,
     /// The bytes of its allocations that are in use now.
     pub used: Bytes,
     /// The peak of its allocations.
     pub peak: Bytes,
     /// The bytes of its allocations at the peak of the whole process on the device. The outermost scopes and the allocations
-    /// outside of all scopes add up to that peak. For the whole process it is the same as `peak`.
+    /// outside all scopes add up to that peak. For the whole process this is the same as `peak`.
     pub at_peak: Bytes,
     /// The peak of the whole process on the device while it was open. Only `peak` is known on a device for which it was not
     /// opened.
@@ -62,12 +63,12 @@ pub struct ScopeSummary {
     pub allocations: u64,
 }
 
-/// The figures of a path in the ledger. `at_peak`, `allocated` and `allocations` are without the scopes inside of it.
+/// The statistics of a path in the ledger. `at_peak`, `allocated` and `allocations` exclude inner scopes.
 #[derive(Clone, Debug)]
 pub struct Path {
-    /// The index of the path around it in the list of all paths. `None` for the whole process on a device.
+    /// The index of its outer path in the list of all paths. `None` for the whole process on a device.
     pub parent: Option<usize>,
-    /// Its own figures.
+    /// The statistics of the path itself.
     pub own: ScopeSummary,
 }
 
@@ -94,7 +95,7 @@ impl Summary {
         for Path { own, .. } in &mut paths {
             own.peak = own.peak.max(own.at_peak);
         }
-        // A scope sorts by the peaks of the scopes around it, the outermost first: so each stands below the one around it.
+        // A scope sorts by the peaks of its outer scopes, the outermost first. This way each scope comes below its outer scope.
         let mut order: Vec<Vec<(Reverse<Bytes>, usize)>> = Vec::with_capacity(paths.len());
         for (at, Path { parent, own }) in paths.iter().enumerate() {
             let around = parent.map(|parent| order[parent].clone()).unwrap_or_default();
@@ -107,8 +108,8 @@ impl Summary {
         Self { scopes, pools: Vec::new(), untracked, lost, not_intercepted }
     }
 
-    /// The rows of a table, and whether any of them has several names. Such a row has the sums of its names. Its peak is at least that of
-    /// the highest, and at least what all of them had together at a known moment.
+    /// The rows of a table, and whether any of them has several names. Such a row has the sums of its names. Its peak is at least
+    /// the highest of their peaks, and at least the sum of all of them at a known moment.
     pub(crate) fn rows(&self) -> (Cow<'_, [ScopeSummary]>, bool) {
         let names = SharedNames::of(self.scopes.iter().map(|scope| &*scope.path));
         if !names.has_any() {
@@ -132,7 +133,7 @@ impl Summary {
             row.allocations += scope.allocations;
         }
         let peaks: Vec<_> = rows.iter().map(|row| row.peak).collect();
-        // Each row is below the scope around it, as in `of`.
+        // Each row is below its outer scope, as in `of`.
         rows.sort_by_cached_key(|row| {
             let outer = |length| {
                 let at = known.get(&(row.device, row.path[..length].to_vec()));

@@ -12,7 +12,7 @@ use crate::model::{ByteDelta, Bytes, Device, Family, Label, MemKind, ShortNames}
 
 /// One point of a tracker. `gpumem::tracker::MemTracker::track` returns it.
 ///
-/// `Display` is the text that it prints, of at most 80 columns unless a single name is longer.
+/// `Display` is the text that the tracker prints, with at most 80 columns unless a single name is longer.
 ///
 /// Example: see `gpumem::tracker::MemTracker::track`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,11 +23,11 @@ pub struct Tracked {
     pub time: SystemTime,
     /// The line of the call.
     pub at: SourceLine,
-    /// The name that the call gave, such as that of its function. Never empty.
+    /// The name given in the call, such as that of its function. Never empty.
     pub ctx: Option<String>,
     /// The device's CUDA ordinal.
     pub device: u32,
-    /// The device is a simulated one.
+    /// True if the device is simulated.
     pub simulated: bool,
     /// The memory in use on the device by all processes. `None` if it could not be read.
     pub used: Option<Bytes>,
@@ -40,7 +40,7 @@ pub struct Tracked {
     /// The number of events since the last call that could not be recorded. If not 0, `live` and `changes` may be
     /// wrong.
     pub lost: u64,
-    /// True if it is the first call of this tracker.
+    /// True if this is the first call of the tracker.
     pub is_first: bool,
 }
 
@@ -60,7 +60,7 @@ pub struct Tracked {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Change {
-    /// The increase of their number; negative if there are fewer.
+    /// The increase in the number of blocks; negative if there are fewer.
     pub count: i64,
     /// The requested size of each.
     pub each: Bytes,
@@ -73,7 +73,7 @@ pub struct Change {
     pub shape: Option<Vec<usize>>,
     /// The names of their labels, and the number of blocks with each.
     pub names: Vec<(String, u64)>,
-    /// The path of scopes in which blocks without a label were allocated, the outermost first. Empty outside of all scopes.
+    /// The path of scopes in which blocks without a label were allocated, the outermost first. Empty outside all scopes.
     pub path: Vec<String>,
     /// The line that allocated blocks without a label, as [`LiveBlock::line`](super::LiveBlock::line).
     pub line: Option<String>,
@@ -83,7 +83,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// Returns the size of all of them together; negative if there are fewer.
+    /// Returns the total size of these blocks; negative if there are fewer.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -115,9 +115,9 @@ pub struct Sort {
 /// The identity of blocks for a tracker, besides size and kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum What {
-    /// The program gave them this label.
+    /// The program gave this label to the blocks.
     Labelled(Arc<Label>),
-    /// They have no label; they were allocated here.
+    /// The blocks have no label. They were allocated here.
     Unlabelled(Arc<AllocatedAt>),
 }
 
@@ -190,7 +190,7 @@ pub fn difference(before: &Groups, now: &Groups) -> Vec<Change> {
 }
 
 impl Tracked {
-    /// Makes a point of which nothing else is known yet.
+    /// Creates a point with nothing else known yet.
     #[doc(hidden)]
     pub fn at(time: SystemTime, at: SourceLine, ctx: Option<String>, device: Device) -> Self {
         Self {

@@ -72,8 +72,7 @@ struct BaselineLimit {
 }
 
 impl Budget {
-    /// Makes the budget of a function in a program. If it cannot be measured, one notice is printed and the program
-    /// continues.
+    /// Creates the budget of a function in a program. If it cannot be measured, one notice is printed and the program continues.
     pub fn of_function(name: impl Into<String>, fail: Fail) -> Self {
         Self {
             name: name.into(),
@@ -89,15 +88,15 @@ impl Budget {
         }
     }
 
-    /// Makes the budget of an assertion, which fails if it cannot be measured.
+    /// Creates the budget of an assertion, which fails if it cannot be measured.
     pub fn of_assertion(name: impl Into<String>, fail: Fail) -> Self {
         Self { strict: true, ..Self::of_function(name, fail) }
     }
 
-    /// Makes the budget of a test. `growth` is the allowed excess of the peak over the baseline, in hundredths of a per cent. The
-    /// baseline is in `file`, else in the file of `GPUMEM_BASELINE`, if it is set. `simulated` is true if the test allocates on
-    /// [`simulated_gpu`]. `binary` is the program of the test, unless the test belongs to a library: tests in `src/main.rs` and
-    /// `src/lib.rs` of a package may have the same names.
+    /// Creates the budget of a test. `growth` is the allowed excess of the peak over the baseline, in hundredths of a per cent.
+    /// The baseline is in `file`, else in the file of `GPUMEM_BASELINE`, if it is set. `simulated` is true if the test allocates
+    /// on [`simulated_gpu`]. `binary` is the program of the test, unless the test belongs to a library: tests in `src/main.rs`
+    /// and `src/lib.rs` of a package may have the same names.
     pub fn of_test(
         name: impl Into<String>,
         binary: Option<&str>,
@@ -113,7 +112,7 @@ impl Budget {
         Self { baseline, real_if_any: !simulated, whose: Whose::Test, ..Self::of_assertion(name, fail) }
     }
 
-    /// `is_test` is true if the code is compiled for tests (`cfg!(test)`), so that other tests may run beside it.
+    /// `is_test` is true if the code is compiled for tests (`cfg!(test)`), so that other tests may run at the same time.
     #[must_use]
     pub fn in_code(mut self, is_test: bool) -> Self {
         if is_test && self.whose == Whose::Program {
@@ -122,7 +121,7 @@ impl Budget {
         self
     }
 
-    /// Counts all threads of the process. Other tests that have a budget wait meanwhile.
+    /// Counts all threads of the process. Other tests with a budget wait while this one runs.
     #[must_use]
     pub fn of_all_threads(mut self) -> Self {
         self.counted = Counted::AllThreads;
@@ -142,7 +141,7 @@ impl Budget {
         let session = current();
         let is_custom = builder.is_custom(session);
         if is_custom {
-            // A gauge of the program is for the whole process.
+            // A custom gauge measures the whole process.
             self.counted = Counted::AllThreads;
         }
         if self.whose != Whose::Program {
@@ -165,8 +164,7 @@ impl Budget {
         if self.counted == Counted::OwnThread && builder.counts_own_thread() {
             self.counted = Counted::OwnThreadOnly;
         }
-        // The watch begins before the trace starts, so that nothing is missed. If there is no such device, the trace
-        // says so.
+        // The watch starts before the trace, so that nothing is missed. If there is no such device, the trace reports that.
         if !is_custom && let Ok(device) = builder.device_or_current(session) {
             self.others = Others::watch(session, device, self.counted);
         }
@@ -249,7 +247,7 @@ impl Budget {
         (self.fail)(&format!("gpumem: {message}"))
     }
 
-    /// Other threads allocated or freed. A budget that is not known to be kept counts as not kept.
+    /// Handles allocations and frees of other threads. A budget that is not known to be kept counts as not kept.
     fn not_known(&self, reason: &str) {
         let name = one_line(&self.name);
         if current().settings().skip_budgets {
@@ -266,7 +264,7 @@ impl Budget {
         ));
     }
 
-    /// Handles a budget that cannot be checked. This is always reported, or fails.
+    /// Handles a budget that cannot be checked, which is always reported or fails.
     fn unmeasured(&self, reason: &str) {
         let name = one_line(&self.name);
         // The child of a fork prints nothing.
@@ -297,8 +295,8 @@ fn has_gpu() -> bool {
     crate::source::devices().and_then(crate::source::Devices::count).is_ok_and(|count| count > 0)
 }
 
-/// Returns the simulated device of tests: the first of this process. All tests of a process share it. It is the current
-/// device of the calling thread from now on: a test that ran on this thread before may have chosen another one.
+/// Returns the simulated device of tests: the first of this process. All tests of a process share it. This call makes it the
+/// current device of the calling thread, because an earlier test on this thread may have chosen another one.
 ///
 /// # Panics
 /// Panics if `GPUMEM_SIM` is not valid.

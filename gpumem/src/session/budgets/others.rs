@@ -15,10 +15,10 @@ use crate::{
     session::Session,
 };
 
-/// The largest number of threads that are told apart.
+/// The largest number of threads that are distinguished.
 const MOST: usize = 256;
 
-/// Learns the allocations and frees of other threads, until it is dropped.
+/// Watches the allocations and frees of other threads until it is dropped.
 pub(super) struct Others {
     session: &'static Session,
     id: u64,
@@ -83,8 +83,8 @@ impl Others {
                 }
                 (BelongsTo::OtherTest(_), _) | (_, Counted::AllThreads) => return None,
                 (BelongsTo::ThisTest, _) => {
-                    // The harness names the thread of a test, which waits for those that it starts. These have no names. With scopes
-                    // of their own, they do not count for each other.
+                    // The harness names the thread of a test, which waits for those that it starts. These have no names. Threads
+                    // with their own scopes do not count for each other.
                     if own.name.is_some() {
                         tally.add(in_scopes);
                     } else if tally.blocks == 0 {
@@ -92,7 +92,7 @@ impl Others {
                     }
                     facts.in_words()
                 }
-                // A thread in a scope of its own is measured there, and may have nothing to do with this function.
+                // A thread in its own scope is measured there, and may have nothing to do with this function.
                 (BelongsTo::NotKnown, _) if outside.blocks == 0 => return None,
                 (BelongsTo::NotKnown, _) => facts.in_words(),
             };
@@ -118,7 +118,7 @@ impl Watcher {
 impl Watch for Watcher {
     fn notice(&self, noticed: &Noticed) {
         let Noticed { device, thread, is_free, is_guest, .. } = *noticed;
-        // Events that several budgets are told of may concern another one.
+        // Several budgets are told about the same events, so an event may concern another budget.
         let is_counted = thread::current().id() == self.thread;
         let is_anothers = self.counted == Counted::OwnThread && (is_free || is_guest);
         // No event belongs to the test while it waits for its turn.

@@ -86,7 +86,7 @@ impl Turn {
                 Some(_) => holders = CHANGED.wait(holders).unwrap_or_else(PoisonError::into_inner),
             }
         }
-        // Others may wait for a thread that waits itself no longer.
+        // Other threads may wait for a thread that itself no longer waits.
         CHANGED.notify_all();
         Some(turn)
     }
@@ -101,7 +101,7 @@ impl Holders {
     fn blocker_of(&self, id: u64) -> Option<(u64, Role)> {
         let own = self.all.iter().find(|holder| holder.id == id)?;
         let is_worker = |holder: &Holder| matches!(holder.role, Role::Worker);
-        // A thread that holds a turn already does not wait for those that wait for it.
+        // A thread that already holds a turn does not wait for the threads that wait for it.
         let has_turn = self.all.iter().any(|holder| holder.thread == own.thread && !holder.waits);
         let blocks = |other: &&Holder| {
             other.thread != own.thread
@@ -116,7 +116,7 @@ impl Holders {
         Some((first.id, first.role.clone()))
     }
 
-    /// The thread of this one waits for another turn, so it does nothing at the moment.
+    /// Returns whether the holder's thread itself waits for another turn, and therefore does nothing at the moment.
     fn waits_inside(&self, holder: &Holder) -> bool {
         self.all.iter().any(|other| other.thread == holder.thread && other.waits)
     }

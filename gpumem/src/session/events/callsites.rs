@@ -14,7 +14,7 @@ use crate::{
     settings::{Filter, Rule},
 };
 
-/// The largest number of names of one source location. A program may create names without end.
+/// The largest number of names of one source location. A program may create an unlimited number of names.
 const MAX_PER_LOCATION: usize = 1 << 10;
 /// The largest number of names of all locations together.
 const MAX_NAMES: usize = 1 << 16;
@@ -165,7 +165,7 @@ impl CallsiteTable {
         })
     }
 
-    /// Returns all that is known of a callsite. It is not for those that every session has.
+    /// Returns everything that is known about a callsite. Not for the callsites that every session has.
     pub(in crate::session) fn defined(&self, number: CallsiteId) -> DefinedCallsite {
         self.lock().all[number.0 as usize - 2].clone()
     }
@@ -186,7 +186,7 @@ pub(in crate::session) fn numberless_of(more: &str) -> Option<&str> {
 }
 
 impl Callsites {
-    /// Returns `None` for those that every session has.
+    /// Returns `None` for the callsites that every session has.
     fn get_mut(&mut self, id: CallsiteId) -> Option<&mut DefinedCallsite> {
         self.all.get_mut((id.0 as usize).checked_sub(2)?)
     }
@@ -305,7 +305,7 @@ mod tests {
         assert!(callsites.merges("6000") && !callsites.merges("step 6000"));
         let group = |ctx| callsites.number(Some(ctx), here, None, &Filter::default()).0.alike;
         assert_eq!(group("5000"), group("5"));
-        // No location takes all the room.
+        // No single location may use up all the room.
         for letter in "abcdefghijklmnopqrstuvwxyz".chars() {
             number(Some(&format!("{letter} 1")), here);
         }

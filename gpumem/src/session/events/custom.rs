@@ -5,9 +5,10 @@ use crate::{
     source::{self, ask_for_each_trace},
 };
 
-/// Sets the gauge of traces for which the program and `GPUMEM_GAUGE` request nothing else: guards, attributes, lines and budgets. It is
-/// for memory that gpumem does not know, such as that of wgpu and Metal. `used` is the reading of the gauge, and `peaked` is the highest
-/// reading, one every millisecond (`GPUMEM_SAMPLE_MS`). A gauge of the same name replaces the earlier one.
+/// Sets the gauge of traces for which the program and `GPUMEM_GAUGE` request nothing else: guards, attributes, lines and budgets.
+/// Use this for memory that gpumem does not know, such as that of wgpu and Metal. `used` is the reading of the gauge, and
+/// `peaked` is the highest reading, one every millisecond (`GPUMEM_SAMPLE_MS`). A gauge of the same name replaces the earlier
+/// one.
 ///
 /// A trace that names a gauge, a device or a source does not use it. Blocks, scopes of `summary` and the like are not known.
 ///

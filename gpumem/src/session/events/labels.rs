@@ -17,7 +17,7 @@ impl Session {
 }
 
 /// Labels a block of memory, so that [`MemTracker`](crate::session::MemTracker) can print its name, shape and element type.
-/// `address` is where the block begins on the device. A free removes the label; a second label replaces the first.
+/// `address` is the start address of the block on the device. A free removes the label; a second label replaces the first.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -33,7 +33,7 @@ impl Session {
 /// element type and the address. Blocks of simulated devices have one, too.
 ///
 /// # Errors
-/// Returns an error if no known block begins at this address: it is freed, older than the first trace, or part of a larger block
+/// Returns an error if no known block starts at this address: it is freed, older than the first trace, or part of a larger block
 /// (for example of a framework's own allocator), or allocations are not intercepted.
 pub fn label(name: impl Into<String>, shape: &[usize], dtype: impl Into<String>, address: u64) -> Result<()> {
     let label = Label { name: name.into(), shape: shape.to_vec(), dtype: dtype.into() };

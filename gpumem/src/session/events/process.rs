@@ -1,4 +1,4 @@
-//! The sources of the process record into its session.
+//! Connects the sources of the process with its session.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{
     source::{self, RecordEvents},
 };
 
-/// Makes the sources record into the session of the process, with the stacks that these settings ask for.
+/// Makes the sources record into the session of the process, with the stacks that these settings request.
 pub(in crate::session) fn record(settings: &Settings) {
     source::record_to::<ToSession>(settings);
     source::handle_refusals(source::RefusalHandler { refused, obtained });

@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use crate::{model::Device, process, source::Devices};
 
-/// The longest wait at the end of the process for a reading that has begun.
+/// The longest wait at the end of the process for a reading that has started.
 const EXIT_WAIT: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
@@ -25,7 +25,7 @@ pub(super) struct SamplerState {
     pub(super) thread: SamplerThread,
     /// True if the exit handler that stops the thread is registered.
     pub(super) has_exit_handler: bool,
-    /// True if the process ends: no thread starts any more.
+    /// True if the process is ending, so that no thread may start.
     pub(super) is_stopped: bool,
 }
 
@@ -97,7 +97,7 @@ impl Sampler {
         state.polled.clone()
     }
 
-    /// Returns whether the idle thread may end: no scope has opened meanwhile.
+    /// Returns whether the idle thread may end, because no scope has opened in the meantime.
     pub(super) fn may_end(&self) -> bool {
         let mut state = self.state();
         if !state.polled.is_empty() {

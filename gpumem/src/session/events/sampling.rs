@@ -1,8 +1,8 @@
 //! The thread that polls the devices of sampled scopes.
 //!
 //! It starts with the first sampled scope, and reads only devices with open sampled scopes. When the last of these scopes closes,
-//! the thread waits, and ends after [`IDLE_TIME`] without work. So a guard in a loop costs two readings, and not the start and end
-//! of a thread in each iteration.
+//! the thread waits, and ends after [`IDLE_TIME`] without work. Therefore a guard in a loop costs two readings, and not the start
+//! and end of a thread in each iteration.
 
 use std::{
     mem, thread,
@@ -83,8 +83,8 @@ fn run(session: &'static Session, woken: &Receiver<()>) {
                 for PolledDevice { device, devices, .. } in targets {
                     session.readings.post(&session.inbox, device, || reading(session, device, devices));
                 }
-                // If a reading takes longer than the interval, the missed readings are skipped. Calls of a slow library are not made
-                // back to back: it may have a lock, which other threads would not get.
+                // If a reading takes longer than the interval, the missed readings are skipped. Calls of a slow library are not
+                // made back to back: it may hold a lock, which other threads would then never get.
                 due = (due + session.settings.sample_every).max(Instant::now() + began.elapsed() / 10);
             }
         }

@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Session {
-    /// Returns the number of a callsite. A recording gets its definition, if it is new.
+    /// Returns the number of a callsite. If the callsite is new, a recording gets its definition.
     pub(in crate::session) fn number_callsite(
         &self,
         ctx: Option<&str>,
@@ -42,7 +42,7 @@ pub(in crate::session) struct ScopeRequest {
     pub(in crate::session) device: Option<u32>,
     /// The gauge. `None` for the best that is available.
     pub(in crate::session) gauge: Option<Gauge>,
-    /// The source of exact figures. `None` for the one in use, else the best.
+    /// The source of exact results. `None` for the one in use, or else the best one.
     pub(in crate::session) source: Option<Source>,
     /// True to count only allocations of the calling thread.
     pub(in crate::session) of_thread: bool,
@@ -50,13 +50,13 @@ pub(in crate::session) struct ScopeRequest {
     pub(in crate::session) all_threads: bool,
     /// True to count only allocations of threads that enter the scope. The calling thread does not.
     pub(in crate::session) of_task: bool,
-    /// True if figures that are not exact are of no use.
+    /// True if only exact results are useful.
     pub(in crate::session) exact: bool,
-    /// True to keep the allocations that make its peak.
+    /// True to keep the allocations that make the scope's peak.
     pub(in crate::session) at_peak: bool,
-    /// The threads that it adopts. `None` for those of `GPUMEM_ADOPT`, else those of [`adopt`].
+    /// The threads that the scope adopts. `None` for those of `GPUMEM_ADOPT`, else those of [`adopt`].
     pub(in crate::session) adopt: Option<Threads>,
-    /// The module of the function that it traces, if it is known.
+    /// The module of the traced function, if it is known.
     pub(in crate::session) module: Option<&'static str>,
 }
 
@@ -66,7 +66,7 @@ impl ScopeRequest {
         self.of_task && !self.all_threads && gauge == Gauge::Exact
     }
 
-    /// Returns the gauges of the program, if one has to measure the scope.
+    /// Returns the custom gauges, if one of them has to measure the scope.
     pub(in crate::session) fn custom_devices(&self, session: &Session) -> Option<&'static dyn Devices> {
         let Self { device, gauge, source, of_thread, exact, .. } = *self;
         let is_open = (device, gauge, source, of_thread, exact) == (None, None, None, false, false);
@@ -74,9 +74,9 @@ impl ScopeRequest {
     }
 }
 
-/// Makes each scope that is opened later adopt these threads, as with [`GpuMemTraceBuilder::adopt`](crate::GpuMemTraceBuilder::adopt).
-/// It is for a library that knows the threads of a framework. The request of a trace and `GPUMEM_ADOPT` have priority, and only the
-/// first call has an effect.
+/// Makes each scope that is opened later adopt these threads, as with
+/// [`GpuMemTraceBuilder::adopt`](crate::GpuMemTraceBuilder::adopt). Use this in a library that knows the threads of a framework.
+/// The request of a trace and `GPUMEM_ADOPT` have priority, and only the first call has an effect.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -120,7 +120,7 @@ impl OpenScope {
         let needs_exact = request.of_thread || request.exact;
         let gauge = match (request.gauge, unless_needed(session.settings().gauge(), needs_exact)) {
             (Some(gauge), _) => Some(gauge),
-            // The scope of one thread and a budget need exact figures. The program requests them, so `GPUMEM_GAUGE` has no
+            // The scope of one thread and a budget need exact results. The program requests them, so `GPUMEM_GAUGE` has no
             // effect.
             (None, set) if needs_exact && set != Ok(Some(Gauge::Off)) => Some(Gauge::Exact),
             (None, set) => set?,
@@ -222,13 +222,13 @@ impl OpenScope {
         self.ask(EventKind::Read { scope: self.id })
     }
 
-    /// Does the same as [`reset`](Self::reset), but the allocations of the peak and the device of allocations are still those
-    /// since the start.
+    /// Like [`reset`](Self::reset), but the allocations of the peak and the device of allocations are still those since the
+    /// start.
     pub(in crate::session) fn next(&self) -> Trace {
         self.ask(EventKind::ResetKeepingPeak { scope: self.id })
     }
 
-    /// Returns the figures and begins again from the same reading, so that no event falls between.
+    /// Returns the trace and restarts from the same reading, so that no event is lost in between.
     pub(in crate::session) fn reset(&self) -> Trace {
         self.ask(EventKind::Reset { scope: self.id })
     }
@@ -247,7 +247,7 @@ impl OpenScope {
             }
             _ => inbox.ask(None, &query),
         };
-        // A thread that is inside the inbox already gets no answer, nor does the child of a fork.
+        // A thread that is already inside the inbox gets no answer, nor does the child of a fork.
         trace.unwrap_or_else(|| Trace::stale(self.device.ordinal, self.gauge))
     }
 
@@ -256,7 +256,7 @@ impl OpenScope {
         self.session.inbox.scope_period(self.id)
     }
 
-    /// Closes the scope. Returns its figures and the allocations of its peak.
+    /// Closes the scope. Returns its trace and the allocations of its peak.
     pub(in crate::session) fn close(self) -> (Trace, Option<KeptPeak<'static>>) {
         let trace = self.ask(EventKind::Close { scope: self.id });
         if self.gauge == Gauge::Sampled {
@@ -265,7 +265,8 @@ impl OpenScope {
         (trace, self.at_peak.then(|| KeptPeak::of_closed(&self.session.inbox, self.id)))
     }
 
-    /// Closes the scope when its figures cannot be asked for any more. Only data of the scope is polled.
+    /// Closes the scope when its result can no longer be requested. An exact scope without a kept peak is not read; its device is
+    /// only polled.
     pub(in crate::session) fn close_unread(self) {
         if self.gauge != Gauge::Exact || self.at_peak || process::is_forked() {
             self.close();

@@ -1,4 +1,4 @@
-//! Begins and ends the interception of allocations.
+//! Starts and stops the interception of allocations.
 
 use std::sync::{PoisonError, atomic::Ordering::Relaxed};
 
@@ -14,8 +14,8 @@ use crate::{
 };
 
 /// Intercepts every allocation from now on: through the source that `GPUMEM_SOURCE` names, else through the driver's dispatch
-/// table, else through CUPTI. The first exact trace does this by itself; a program that allocates before its first trace calls
-/// this (or [`preload`](crate::preload)) first, so that these blocks are known.
+/// table, else through CUPTI. The first exact trace does this automatically; a program that allocates before its first trace
+/// calls this (or [`preload`](crate::preload)) first, so that these blocks are known.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -57,15 +57,15 @@ pub fn unsubscribe() {
     let record_loss = || _ = session.inbox.post(&EventKind::Lost { count: 1 });
     let unsubscribe = || {
         devices.unsubscribe();
-        // Frees of known blocks may be missed from now on. The event counts no further loss.
+        // Frees of known blocks may be missed from now on. The event itself counts no further loss.
         session.inbox.post(&EventKind::Lost { count: 0 });
     };
     session.subscription.stop(|| devices.subscribed().is_some(), record_loss, unsubscribe);
 }
 
 impl Session {
-    /// Begins to intercept allocations, unless [`unsubscribe`] was called: through the wanted source, else through that of
-    /// `GPUMEM_SOURCE`, else through the best. If exact figures are needed, an invalid `GPUMEM_SOURCE` is ignored.
+    /// Starts to intercept allocations, unless [`unsubscribe`] was called: through the requested source, else through that of
+    /// `GPUMEM_SOURCE`, else through the best one. If exact results are needed, an invalid `GPUMEM_SOURCE` is ignored.
     pub(in crate::session) fn subscribe(
         &'static self,
         devices: &dyn Devices,
@@ -75,7 +75,7 @@ impl Session {
         self.begin(devices, wanted, is_needed, false)
     }
 
-    /// Does the same as `subscribe`. With `after_unsubscribe`, it also begins after [`unsubscribe`].
+    /// Like `subscribe`. With `after_unsubscribe`, this also starts after [`unsubscribe`].
     fn begin(
         &'static self,
         devices: &dyn Devices,
@@ -137,7 +137,7 @@ impl Session {
         }
     }
 
-    /// Begins to intercept allocations, if traces would do so. If it fails, the traces report the reason.
+    /// Starts to intercept allocations, if traces would do so. If it fails, the traces report the reason.
     pub(crate) fn prepare(&'static self, devices: &dyn Devices) {
         if matches!(self.settings().gauge(), Ok(None | Some(Gauge::Exact))) {
             let _ = self.subscribe(devices, None, false);

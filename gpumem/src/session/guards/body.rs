@@ -18,15 +18,15 @@ pub struct TraceSpec {
 }
 
 impl TraceSpec {
-    /// Makes a body with this trace. The trace starts later, maybe at another source location; reports name the location of this
-    /// call.
+    /// Creates a body with this trace. The trace starts later, possibly at another source location; reports name the location of
+    /// this call.
     #[track_caller]
     pub fn new(mut trace: GpuMemTraceBuilder) -> Self {
         trace.at = Some(CodeLine::of_caller());
         Self { trace, lines: None, budget: None, end: None }
     }
 
-    /// Reports each statement. The body marks where statements begin.
+    /// Reports each statement. The body marks where statements start.
     pub fn lines(mut self, lines: &Lines) -> Self {
         self.lines = Some(lines.clone());
         self
@@ -134,8 +134,8 @@ impl Drop for BodyGuard {
 /// The guard of an async body, while it runs.
 pub(in crate::session) type Shared = Arc<Mutex<Option<BodyGuard>>>;
 
-/// Ends the measurement of an async body. It is a variable of the body, declared after the arguments and before everything else. So
-/// it is dropped at the same point as the guard of a function that is not async.
+/// Ends the measurement of an async body. It is a variable of the body, declared after the arguments and before everything else.
+/// Therefore it is dropped at the same point as the guard of a function that is not async.
 #[must_use = "a body is measured until this is dropped"]
 pub struct End(Shared);
 
@@ -155,7 +155,7 @@ impl Drop for End {
     }
 }
 
-/// The figures of the statements of a body. The guard and the body share it.
+/// The results for the statements of a body. The guard and the body share this.
 #[derive(Clone)]
 pub struct Lines(Arc<Mutex<LinesState>>);
 
@@ -176,7 +176,7 @@ impl Lines {
         Self(Arc::new(Mutex::new(LinesState { end, ..LinesState::default() })))
     }
 
-    /// Ends the statement before, and begins a new one.
+    /// Ends the previous statement and starts a new one.
     pub fn line(&self, number: u32, source: &'static str) -> Mark<'_> {
         let mut state = self.state();
         state.end_statement();
@@ -184,7 +184,7 @@ impl Lines {
         Mark(self)
     }
 
-    /// Ends the last statement. The variables of the body are dropped from now on.
+    /// Ends the last statement. After this, the variables of the body are dropped.
     pub fn end(&self) {
         self.state().end_statement();
     }
@@ -195,7 +195,7 @@ impl Lines {
 }
 
 impl LinesState {
-    /// Ends the running statement. The same reading begins the next one.
+    /// Ends the running statement. The same reading starts the next one.
     fn end_statement(&mut self) {
         if let (Some((number, source)), Some(trace)) = (self.running.take(), &self.trace) {
             self.lines.push(number, source, trace.read_next());

@@ -108,7 +108,7 @@ impl GpuMemTraceBuilder {
     /// Leaves out threads that are in no scope: the trace counts the calling thread, and threads that enter its scopes through a
     /// [handle](crate::GpuMemTrace::handle). Otherwise it counts like any [trace](crate::GpuMemTrace#what-a-trace-counts).
     ///
-    /// It needs exact figures, so it ignores `GPUMEM_GAUGE=sampled`.
+    /// Such a trace needs exact results, so it ignores `GPUMEM_GAUGE=sampled`.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -126,7 +126,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Counts all threads of the process, also those that are in scopes of other threads. Sampled figures always do.
+    /// Counts all threads of the process, including those in scopes of other threads. Sampled traces always do.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -148,7 +148,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Counts all threads of the process, and needs exact figures.
+    /// Counts all threads of the process, and requires exact results.
     pub(in crate::session) fn all_threads_exactly(mut self) -> Self {
         self.request.exact = true;
         self.all_threads()
@@ -173,9 +173,9 @@ impl GpuMemTraceBuilder {
     /// that started this trace, as if they had entered it through a [handle](crate::GpuMemTrace::handle). The default is
     /// `GPUMEM_ADOPT`, else the threads of [`scope::adopt`](crate::scope::adopt), else none.
     ///
-    /// It is for threads that a library starts, such as the device thread of burn, and for `spawn_blocking`. If scopes of two threads adopt
-    /// the same thread at the same time, its allocations count for the scope that was opened last, and the lines of both name them
-    /// ([`Trace::shared`](crate::Trace::shared)).
+    /// Use this for threads that a library starts, such as the device thread of burn, and for `spawn_blocking`. If scopes of two
+    /// threads adopt the same thread at the same time, its allocations count for the scope that was opened last, and the lines of
+    /// both name them ([`Trace::shared`](crate::Trace::shared)).
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -193,8 +193,8 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Keeps the allocations that made the peak, for [`peak_holders`](crate::GpuMemTrace::peak_holders). The default is `false`. It makes
-    /// each allocation a little slower. It has no effect if the figures are not exact.
+    /// Keeps the allocations that made the peak, for [`peak_holders`](crate::GpuMemTrace::peak_holders). The default is `false`.
+    /// `true` makes each allocation a little slower, and has no effect if the results are not exact.
     ///
     /// Example: see [`GpuMemTrace::peak_holders`](crate::GpuMemTrace::peak_holders).
     pub fn at_peak(mut self, at_peak: bool) -> Self {
@@ -219,8 +219,8 @@ impl GpuMemTraceBuilder {
     }
 
     /// Sets whether the thread that starts the trace is in its scope. The default is `true`. With `false`, threads and tasks
-    /// enter it through its [handle](crate::GpuMemTrace::handle), and exact figures count their allocations in it, wherever
-    /// these are freed. So each of many such traces has its own figures, and marks no other trace.
+    /// enter it through its [handle](crate::GpuMemTrace::handle), and exact figures count their allocations in it, wherever these
+    /// are freed. Therefore each of many such traces has its own results and does not affect other traces.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -238,8 +238,8 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Sets the module and the source line that reports name. The default is the line that starts the trace. It is for libraries
-    /// that start traces on behalf of a program.
+    /// Sets the module and the source line that reports name. The default is the line that starts the trace. Use this in
+    /// libraries that start traces on behalf of a program.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -293,7 +293,7 @@ impl GpuMemTraceBuilder {
         Ok(scope)
     }
 
-    /// Does the same as [`open`](Self::open). An error is printed once, and the trace is off.
+    /// Like [`open`](Self::open), but an error is printed once, and the trace is off.
     pub(super) fn open_or_off(&self, session: &'static Session, at: CodeLine) -> Option<OpenScope> {
         self.open(session, at).unwrap_or_else(|error| {
             session.notify_off(&error);

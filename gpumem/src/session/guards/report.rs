@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl GpuMemTrace {
-    /// Prints the figures: `△Used Peaked MB:     10     15 (ctx)`.
+    /// Prints the current values: `△Used Peaked MB: 10 15 (ctx)`.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -36,7 +36,7 @@ impl GpuMemTrace {
         self.report_now(None);
     }
 
-    /// Does the same as [`report`](Self::report), with a text after the context: `(ctx: subctx)`.
+    /// Like [`report`](Self::report), with a text after the context: `(ctx: subctx)`.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -57,7 +57,7 @@ impl GpuMemTrace {
         self.report_now(Some(&subctx));
     }
 
-    /// Does the same as [`report`](Self::report), then resets the trace to the reported reading, so that no event falls between.
+    /// Like [`report`](Self::report), but then resets the trace to the reported reading, so that no event falls between.
     /// [`report_n_reset_with`](Self::report_n_reset_with) adds a text after the context.
     ///
     /// ```
@@ -79,7 +79,7 @@ impl GpuMemTrace {
         self.print_report(None, self.read_n_reset(), None, false);
     }
 
-    /// Does the same as [`report_with`](Self::report_with), then resets the trace to the reported reading.
+    /// Like [`report_with`](Self::report_with), but then resets the trace to the reported reading.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -99,7 +99,7 @@ impl GpuMemTrace {
         self.print_report(Some(&subctx), self.read_n_reset(), None, false);
     }
 
-    /// Records the end of a statement, for a recording. Its figures are those of the newest reading.
+    /// Records the end of a statement, for a recording. Its values are those of the last reading.
     #[cfg(feature = "capture")]
     pub(in crate::session) fn record_line(&self, number: u32, source: &str) {
         if let (Some(guard), Some(scope)) = (&self.guard, self.scope_id()) {
@@ -126,8 +126,8 @@ impl GpuMemTrace {
         }
     }
 
-    /// Prints a report with these figures, or counts them if the trace ends. `lines` are the statements of the function and the number of
-    /// its last line.
+    /// Prints a report with these values, or counts them if the trace ends. `lines` are the statements of the function and the
+    /// number of its last line.
     pub(in crate::session) fn print_report(
         &self,
         subctx: Option<&dyn Display>,
@@ -178,7 +178,7 @@ impl ActiveTrace {
         self.callsite().is_none_or(|callsite| self.what(callsite.rule) == What::Lines)
     }
 
-    /// Returns whether a line with these figures is printed. Counts them, if the trace ends and is one for statistics.
+    /// Returns whether a line with these values is printed. Counts them if the trace ends and is one for statistics.
     fn prints(&self, trace: &Trace, is_end: bool) -> bool {
         let Some(callsite @ Numbered { id, rule, .. }) = self.callsite() else { return true };
         let is_chosen = |every: NonZeroU64| self.session.callsites.next_line(id).is_multiple_of(every.get());
@@ -208,7 +208,7 @@ impl Drop for GpuMemTrace {
     }
 }
 
-/// Writes the line that [`report`](GpuMemTrace::report) prints, with the figures of this moment.
+/// Writes the line that [`report`](GpuMemTrace::report) prints, with the current values.
 impl Display for GpuMemTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ctx = self.guard.as_ref().and_then(|guard| guard.settings.shown_ctx());

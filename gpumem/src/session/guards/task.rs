@@ -56,7 +56,7 @@ impl GpuMemTraceBuilder {
     }
 }
 
-/// The output says whether the trace has started. Nothing reads the device.
+/// Writes whether the trace has started, without reading the device.
 impl<F> fmt::Debug for Traced<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_started = !matches!(self.trace, Task::Waiting(_));

@@ -48,7 +48,7 @@ impl TaskScope {
         ScopeHandle::of(self.0.as_ref().map(|scope| (scope.session, scope.id)))
     }
 
-    /// Closes the scope. Returns its figures.
+    /// Closes the scope and returns its trace.
     pub fn close(mut self) -> Trace {
         self.0.take().map_or_else(|| Trace::off(0), |scope| scope.close().0)
     }

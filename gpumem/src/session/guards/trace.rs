@@ -32,8 +32,9 @@ use crate::{
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// Bind it to a name: `let _ = GpuMemTrace::new()` drops it at once. The values of a block are dropped before a guard that was created
-/// first in the block, so their memory counts as `peaked` and not as `used`. [`GpuMemTrace::scope`] returns the value instead.
+/// Bind it to a name: `let _ = GpuMemTrace::new()` drops it immediately. The values of a block are dropped before a guard that
+/// was created first in the block, so their memory counts as `peaked` and not as `used`. [`GpuMemTrace::scope`] returns the value
+/// instead.
 ///
 /// The device is fixed when the trace starts: that of the builder, else the calling thread's current CUDA device, else device 0.
 /// A trace is `Send`: it may be held across `.await` and move between threads. Until it is dropped, it is the scope of the thread that
@@ -41,12 +42,12 @@ use crate::{
 ///
 /// # What a trace counts
 ///
-/// A trace counts its own thread, threads that are in its thread's scopes, and threads that are in no scope. Memory belongs to the open
-/// traces in which it was allocated: they count its free, on any thread. Any other free counts like an allocation of the thread that
-/// frees. So a trace of another thread changes nothing, as long as the two threads exchange no memory. If threads in no scope
-/// allocate while several threads have traces, all of these count it, and their lines name the amount ([`Trace::shared`]).
-/// [`thread_local_only`](GpuMemTraceBuilder::thread_local_only) leaves out threads in no scope and their memory, and
-/// [`all_threads`](GpuMemTraceBuilder::all_threads) counts every thread.
+/// A trace counts its own thread, threads that are in its thread's scopes, and threads that are in no scope. Memory belongs to
+/// the open traces in which it was allocated: they count its free, on any thread. Any other free counts like an allocation of the
+/// thread that frees. Therefore a trace of another thread changes nothing, as long as the two threads exchange no memory. If
+/// threads in no scope allocate while several threads have traces, all of these count it, and their lines name the amount
+/// ([`Trace::shared`]). [`thread_local_only`](GpuMemTraceBuilder::thread_local_only) leaves out threads in no scope and their
+/// memory, and [`all_threads`](GpuMemTraceBuilder::all_threads) counts every thread.
 ///
 /// Without a GPU, or if it cannot be read, a trace is off: one notice on stderr has the reason, nothing is reported, and
 /// [`data`](Self::data) is zeros with [`Gauge::Off`](crate::Gauge::Off).
@@ -70,7 +71,7 @@ pub(super) struct ActiveTrace {
 pub(super) enum TraceState {
     Off,
     Running(OpenScope),
-    /// The scope is closed: its id, its callsite and its last figures.
+    /// The scope is closed: its id, its callsite and its last trace.
     Stopped(
         #[cfg_attr(not(feature = "capture"), expect(dead_code, reason = "only a recording names it"))] ScopeId,
         Numbered,
@@ -144,7 +145,7 @@ impl GpuMemTrace {
         GpuMemTraceBuilder::new()
     }
 
-    /// Runs `code` under a trace, reports, and returns its result. So the memory of the result counts as used, as with Python's
+    /// Runs `code` under a trace, reports, and returns its result. The memory of the result thus counts as used, as with Python's
     /// `with`.
     ///
     /// ```
@@ -163,8 +164,8 @@ impl GpuMemTrace {
         code(&mut trace)
     }
 
-    /// Measures from now on. Resets a running trace, and starts a stopped trace again. A trace that is off starts only if traces were
-    /// not off for the whole process, for example because there is no GPU.
+    /// Starts to measure now. This resets a running trace and restarts a stopped one. A trace that is off starts only if traces
+    /// were not off for the whole process, for example because there is no GPU.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -190,7 +191,8 @@ impl GpuMemTrace {
         }
     }
 
-    /// Ends the measurement. [`data`](Self::data) and reports have its last figures from now on. Does nothing if the trace is stopped.
+    /// Ends the measurement. [`data`](Self::data) and reports show its last values afterwards. Does nothing if the trace is
+    /// stopped.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -220,7 +222,7 @@ impl GpuMemTrace {
         };
     }
 
-    /// Begins the measurement again, if the trace is running.
+    /// Restarts the measurement, if the trace is running.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -238,7 +240,7 @@ impl GpuMemTrace {
         }
     }
 
-    /// Returns the figures of this moment, or the last ones of a stopped trace. It never fails: see [`Trace::gauge`] and
+    /// Returns the current values, or the last ones of a stopped trace. This never fails: see [`Trace::gauge`] and
     /// [`Trace::stale`].
     ///
     /// ```
@@ -304,7 +306,7 @@ impl GpuMemTrace {
         self.live_of(|within| within)
     }
 
-    /// Does the same as [`live`](Self::live), but the blocks count whichever thread allocated them.
+    /// Like [`live`](Self::live), but the blocks count whichever thread allocated them.
     pub(in crate::session) fn live_of_all_threads(&self) -> Vec<LiveBlock> {
         self.live_of(ScopePeriod::of_all_threads)
     }
@@ -316,10 +318,11 @@ impl GpuMemTrace {
         within.map(|within| live_blocks(&session.inbox, session, Some(&within))).unwrap_or_default()
     }
 
-    /// Returns the allocations that made the trace's peak, by scope and line: the memory that was in use at the peak and not at the
-    /// start, or at the last [reset](Self::reset). The rows add up to [`Trace::peak_over_start`] of the same moment. Memory that was
-    /// in use at the start and was freed before the peak counts as negative. If the peak was reached several times, this is one of
-    /// these moments. `None` unless the trace was started with [`at_peak`](GpuMemTraceBuilder::at_peak) and its figures are exact.
+    /// Returns the allocations that made the trace's peak, by scope and line: the memory that was in use at the peak and not at
+    /// the start, or at the last [reset](Self::reset). The rows add up to [`Trace::peak_over_start`] of the same moment. Memory
+    /// that was in use at the start and was freed before the peak counts as negative. If the peak was reached several times, this
+    /// is one of these moments. `None` unless the trace was started with [`at_peak`](GpuMemTraceBuilder::at_peak) and its results
+    /// are exact.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -394,8 +397,7 @@ impl GpuMemTrace {
         self.running().map_or_else(|| self.data(), |(_, scope)| scope.reset())
     }
 
-    /// Does the same as [`read_n_reset`](Self::read_n_reset), but [`peak_holders`](Self::peak_holders) still counts
-    /// from the start.
+    /// Like [`read_n_reset`](Self::read_n_reset), but [`peak_holders`](Self::peak_holders) still counts from the start.
     pub(in crate::session) fn read_next(&self) -> Trace {
         self.running().map_or_else(|| self.data(), |(_, scope)| scope.next())
     }
@@ -420,7 +422,7 @@ impl ActiveTrace {
         }
     }
 
-    /// Returns the names of the scopes around it.
+    /// Returns the names of the trace's outer scopes.
     pub(super) fn outer(&self) -> Vec<String> {
         let names = |within| outer_names(&self.session.inbox, self.session, &within);
         self.period().map(names).unwrap_or_default()

@@ -109,8 +109,7 @@ impl MemTracker {
         self.track_now(Location::caller(), None)
     }
 
-    /// Does the same as [`track`](Self::track), with a text after the line. [`track!`](crate::track) passes the name of
-    /// the function.
+    /// Like [`track`](Self::track), with a text after the line. [`track!`](crate::track) passes the name of the function.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -249,7 +248,7 @@ impl MemTrackerBuilder {
         self
     }
 
-    /// Starts the tracker, and begins to intercept allocations.
+    /// Starts the tracker and the interception of allocations.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

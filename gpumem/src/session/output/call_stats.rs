@@ -39,7 +39,7 @@ pub fn stats() -> Stats {
     session.named(session.stats.rows())
 }
 
-/// Prints the same statistics as [`stats`], and counts from 0 on, for the end of an epoch.
+/// Prints the same statistics as [`stats`] and restarts the counts from 0, for the end of an epoch.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

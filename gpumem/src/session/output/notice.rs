@@ -15,7 +15,7 @@ use crate::{
     settings::Settings,
 };
 
-/// A notice is read if it is short, also if it names a long path.
+/// A notice must be short to be read, even if it names a long path.
 pub(super) fn as_notice(text: &str) -> Content {
     const MOST: usize = 2000;
     Content::Notice(bounded(text, MOST).into_owned())
@@ -102,12 +102,12 @@ impl Session {
         self.notify(Notice::Filter, &format_args!("GPUMEM: {text}"));
     }
 
-    /// Prints the reason why figures are unknown.
+    /// Prints the reason why numbers are unknown.
     pub(in crate::session) fn notify_stale(&self, device: Device, error: &Error) {
         self.notify(Notice::Stale, &format_args!("reports show ? while {device} cannot be read: {error}"));
     }
 
-    /// Prints that figures may be wrong, if events were lost or untracked blocks were freed during the measurement.
+    /// Prints that numbers may be wrong, if events were lost or untracked blocks were freed during the measurement.
     pub(in crate::session) fn notify_missed(&self, lost: u64, untracked: u64) {
         if lost > 0 {
             let or_wrong = if self.pools.is_empty() {

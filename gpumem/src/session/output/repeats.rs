@@ -34,8 +34,8 @@ impl Session {
         self.print_more(last);
     }
 
-    /// Writes the number of equal lines, and the line: another thread, another process or the program may have written meanwhile. The
-    /// lock is not held, because the program may hold that of stdout.
+    /// Writes the number of equal lines, and the line: another thread, another process or the program may have written in
+    /// between. The lock is not held, because the program may hold that of stdout.
     fn print_more(&self, last: Option<LastLine>) {
         if let Some(LastLine { more: more @ 1.., text, .. }) = last {
             let line = text.lines().next().unwrap_or_default();

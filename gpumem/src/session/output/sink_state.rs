@@ -20,7 +20,7 @@ pub(in crate::session) struct SinkState {
     pub(super) last: Mutex<Option<LastLine>>,
 }
 
-/// The newest line of a trace, and the number of equal ones after it.
+/// The last line of a trace, and the number of equal lines after it.
 #[derive(Debug)]
 pub(super) struct LastLine {
     pub(super) text: String,

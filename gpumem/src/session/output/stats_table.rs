@@ -32,7 +32,7 @@ struct Alike {
 
 struct Row {
     callsite: CallsiteId,
-    /// The worst call, without its figures.
+    /// The worst call, without its values.
     counts: NameStats,
     figures: Option<Figures>,
 }

@@ -141,7 +141,7 @@ impl Session {
         }
     }
 
-    /// Does the same as [`number_stack`](Self::number_stack), for a session that is recorded.
+    /// Like [`number_stack`](Self::number_stack), for a session that is recorded.
     #[cold]
     pub(super) fn number_and_define(&self, addresses: &[usize]) -> StackId {
         if let Some(known) = self.stacks.find(addresses) {

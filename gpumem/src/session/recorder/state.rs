@@ -87,7 +87,7 @@ impl Recorder {
         self.is_injected.store(true, Relaxed);
     }
 
-    /// The recording that begins next does not begin with the process.
+    /// The next recording does not start with the process.
     pub(in crate::session) fn set_late(&self) {
         let age = process::age().unwrap_or_default();
         *self.ran_before.lock().unwrap_or_else(PoisonError::into_inner) = Some(age);

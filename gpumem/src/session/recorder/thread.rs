@@ -43,7 +43,7 @@ const PEAKS_EVERY: Duration = Duration::from_secs(1);
 pub enum Keep {
     /// The recording keeps all events.
     All,
-    /// The recording keeps the newest events. This is about its largest size in bytes.
+    /// The recording keeps only the latest events. This is its approximate largest size in bytes.
     Newest(u64),
     /// The recording keeps the blocks that were live at the peak of each device and at the end.
     Peaks,

@@ -34,8 +34,8 @@ pub struct Collector {
     interval: PeakInterval,
 }
 
-/// The figures of a [`Collector`]. The sums of blocks are those of the moment of the call; while other threads allocate, not all of them
-/// belong to the same moment.
+/// The numbers of a [`Collector`]. The sums of blocks are those of the moment of the call; while other threads allocate, not all
+/// of them belong to the same moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Collected {
@@ -50,7 +50,7 @@ pub struct Collected {
     pub interval_peak: Bytes,
     /// The number of allocations on all devices that were refused because there was not enough memory.
     pub refused: u64,
-    /// The number of lost events of all devices. If it is not 0, the figures may be wrong.
+    /// The number of lost events of all devices. If this is not 0, the numbers may be wrong.
     pub lost: u64,
 }
 
@@ -87,7 +87,7 @@ impl Collector {
         self.of.devices.uuid(self.device())
     }
 
-    /// Returns the memory of the process now. The next interval begins.
+    /// Returns the current memory of the process, and starts the next interval.
     ///
     /// # Errors
     /// Returns an error if this is the child of a fork, which has no GPU.

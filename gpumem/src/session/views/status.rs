@@ -25,7 +25,7 @@ pub struct Status {
     pub gauge: Gauge,
     /// The reason why that gauge is not exact. It has both reasons if neither the dispatch table nor CUPTI can be used.
     pub why_not_exact: Option<Error>,
-    /// The source of that trace's figures.
+    /// The source of that trace's numbers.
     pub source: Source,
     /// The reason why the source is not the dispatch table. `None` unless CUPTI is used and was not requested.
     pub why_not_dispatch: Option<Error>,

@@ -11,7 +11,7 @@ use super::JsonEscapes;
 /// Returns one line, without a line break at its end.
 pub(super) fn json_line(value: &impl Json) -> String {
     let mut text = Vec::new();
-    // Each type here has a JSON form, and memory takes all, so this does not fail.
+    // Each type here has a JSON form and writing to memory cannot fail, so this does not fail.
     _ = serde_json::to_writer(JsonEscapes(&mut text), &AsJson(value));
     String::from_utf8(text).unwrap_or_default()
 }

@@ -14,7 +14,7 @@ pub(in crate::export) trait Json {
 
 /// A value that is an object.
 pub(super) trait Object {
-    /// Writes its entries, in their order.
+    /// Writes the entries of the object, in order.
     fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
 }
 

@@ -174,7 +174,7 @@ object!(MemoryStats as stats {
     reserved_bytes: stats.reserved,
 });
 
-/// The figures of all memory and of each kind.
+/// The statistics of all memory and of each kind.
 struct ByKind<T>([(&'static str, Tally<T>); 7]);
 
 impl<T: Json> Json for ByKind<T> {

@@ -1,15 +1,15 @@
-//! The data that is kept of a live block.
+//! The data that is kept for each live block.
 
 use super::super::groups::GroupId;
 use crate::model::{Bytes, OwnerThread, Time};
 
-/// The data that is kept of a live block, in three words.
+/// The data that is kept for a live block, in three words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in super::super) struct Entry {
     pub(in super::super) bytes: Bytes,
-    /// The number of the event that allocated it, in 48 bits; then the upper 16 bits of the time.
+    /// The number of the event that allocated the block, in 48 bits; then the upper 16 bits of the time.
     pub(super) when: u64,
-    /// Its lower 8 bits are the lower bits of the time. An empty slot has group 0.
+    /// The lower 8 bits are the lower bits of the time. An empty slot has group 0.
     pub(super) attribution: Attribution,
 }
 
@@ -68,7 +68,7 @@ impl Entry {
         Attribution(self.attribution.0 & !0xff)
     }
 
-    /// Returns the number of the event that allocated it.
+    /// Returns the number of the event that allocated the block.
     pub(in super::super) fn number(&self) -> u64 {
         self.when >> 16
     }

@@ -1,11 +1,11 @@
-//! The live blocks, found by their keys. The tables are made for a million blocks: a block takes 32 bytes and its share of
-//! the empty slots. They are split into shards, so that a table that grows moves a few thousand entries and not all of them:
-//! other threads wait for the lock meanwhile.
+//! The live blocks, found by their keys. The tables are designed for a million blocks: a block takes 32 bytes and its share of
+//! the empty slots. A table that grows must move its entries while other threads wait for the lock. Therefore the tables are
+//! split into shards, and only a few thousand entries move at a time.
 //!
-//! Most blocks are freed soon. So a new block goes to the front cache, which has one slot for each hash; there its free
-//! finds it with one look. The block moves to its shard when another block needs the slot.
+//! Most blocks are freed soon. A new block therefore goes to the front cache, which has one slot for each hash, and its free
+//! finds it there with one lookup. The block moves to its shard when another block needs the slot.
 //!
-//! After events were lost, the free of a live block may be among them: the block is *possibly freed*. If a new block has its
+//! After events were lost, the free of a live block may be among them: the block is *possibly freed*. If a new block has the same
 //! key, the old one was freed, and the new one replaces it.
 
 mod entry;
@@ -23,7 +23,7 @@ use crate::model::{Bytes, Key};
 /// doubles when it is full, and if all did so at once, half of their memory would be empty.
 const SHARDS: usize = 256;
 
-/// 8 KiB, which fits into the first-level cache of a processor.
+/// The number of slots. They take 8 KiB, which fits into the first-level cache of a processor.
 const FRONT_CACHE: usize = 256;
 
 /// The number of parts in which the live blocks are read; see `LiveBlocks::part`. A block moves from the first part to
@@ -40,8 +40,8 @@ pub(super) struct LiveBlocks {
     shards: Box<[Shard]>,
     /// The number of possibly freed blocks in all shards.
     possibly_freed: usize,
-    /// The number of the newest event that reported missed frees; the highest number while frees are still being missed.
-    /// Blocks that were allocated before are possibly freed.
+    /// The number of the last event that reported missed frees, or the highest number while frees are still being missed. Blocks
+    /// that were allocated before that event are possibly freed.
     lost_at: u64,
 }
 
@@ -72,7 +72,7 @@ impl LiveBlocks {
     const EMPTY: FrontSlot =
         FrontSlot { key: Key::NONE, entry: Entry { bytes: Bytes::ZERO, when: 0, attribution: Attribution(0) } };
 
-    /// Inserts a block, if its slot in the front cache is empty and no free may be missing. Returns whether it is inserted.
+    /// Inserts a block, if its slot in the front cache is empty and no free may be missing. Returns whether it was inserted.
     #[inline]
     pub(super) fn insert_in_front(&mut self, key: Key, entry: Entry) -> bool {
         let Entry { bytes, when, attribution } = entry;
@@ -96,7 +96,7 @@ impl LiveBlocks {
         self.shards[shard_of(key, SHARDS)].blocks.contains_key(&key)
     }
 
-    /// Inserts a block. Returns a block with its key, if the free of that block was not observed. Most have the key of the new block. If
+    /// Inserts a block. Returns a block whose free was not observed, with its key; usually that is the key of the new block. If
     /// `frees_may_be_missing` is false, such a block may be returned later, when the new one moves to its shard.
     pub(super) fn insert(&mut self, key: Key, entry: Entry) -> Option<(Key, Entry)> {
         let slot = &mut self.front[upper_bits(key)];
@@ -152,7 +152,7 @@ impl LiveBlocks {
         self.frees_may_be_missing = self.possibly_freed > 0;
     }
 
-    /// Removes a block, if it is in the front cache and `is_removed`.
+    /// Removes a block, if it is in the front cache and `is_removed` returns true for it.
     #[inline]
     pub(super) fn remove_from_front(&mut self, key: Key, is_removed: impl Fn(&Entry) -> bool) -> Option<Entry> {
         let slot = &mut self.front[upper_bits(key)];
@@ -193,8 +193,8 @@ impl LiveBlocks {
         }
     }
 
-    /// Notes that frees were missed before the event with this number; with the highest number, they are still being
-    /// missed. All live blocks that were allocated before are possibly freed. Returns blocks that are replaced now, as
+    /// Notes that frees were missed before the event with this number. The highest number means that frees are still being
+    /// missed. All live blocks that were allocated before that event are possibly freed. Returns blocks that are replaced now, as
     /// [`insert`](Self::insert) does.
     pub(super) fn frees_missed_until(&mut self, number: u64) -> Vec<(Key, Entry)> {
         let in_front: Vec<_> = self.front.iter_mut().map(|slot| std::mem::replace(slot, Self::EMPTY)).collect();

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use super::{entry::Entry, hash::filter_bit};
 use crate::model::{Key, NumberHashBuilder};
 
-/// The number of bits in the filter of a shard. A program keeps a few blocks in each shard for long, so few other keys have
-/// the bit of one of them.
+/// The number of bits in the filter of a shard. A program keeps only a few blocks in each shard for a long time, so few other
+/// keys share a bit with one of them.
 const FILTER: usize = 256;
 
 /// One part of the live blocks.
@@ -15,16 +15,16 @@ pub(super) struct Shard {
     pub(super) blocks: HashMap<Key, Entry, NumberHashBuilder>,
     /// The number of `blocks` that are possibly freed.
     pub(super) possibly_freed: usize,
-    /// The bits of the keys of all possibly freed blocks, and of some that are not possibly freed any more.
+    /// The bits of the keys of all possibly freed blocks, and of some blocks that no longer are possibly freed.
     filter: [u64; FILTER / 64],
-    /// The number of keys that were added to the filter. The filter is built again when half of them are left, or before its
-    /// next use if this is 0.
+    /// The number of keys that were added to the filter. The filter is rebuilt when half of them are left, or before its next use
+    /// if this is 0.
     pub(super) filter_of: usize,
 }
 
 impl Shard {
-    /// Returns whether the key may be that of a possibly freed block, which was allocated by an event until `lost_at`. It
-    /// is `true` for each key of such a block.
+    /// Returns whether the key may belong to a possibly freed block, one that was allocated by an event up to `lost_at`. Returns
+    /// `true` for every key of such a block.
     pub(super) fn may_be_freed(&mut self, key: Key, lost_at: u64) -> bool {
         if self.possibly_freed == 0 {
             return false;

@@ -6,11 +6,11 @@ pub(super) type Moment = u64;
 /// The bytes of one group at earlier moments.
 #[derive(Clone, Debug, Default)]
 pub(in super::super) struct GroupHistory {
-    /// The newest moment that the group was saved for. The group did not change from there to the next moment.
+    /// The last moment for which the group was saved. The group did not change between this moment and the next one.
     pub(super) moment: Moment,
     /// The bytes of the group at that moment.
     pub(super) bytes: i64,
-    /// Its bytes at moments before that, the oldest first. Most groups do not have this, so it takes only one word.
+    /// The bytes of the group at earlier moments, the oldest first. Most groups have none, so this field takes only one word.
     #[expect(clippy::box_collection, reason = "one word in each group")]
     pub(super) earlier: Option<Box<Vec<(Moment, i64)>>>,
 }

@@ -1,13 +1,14 @@
-//! Finds the allocations that made a peak. For this, groups keep their bytes at earlier moments.
+//! Finds the allocations that made a peak. To make this possible, groups keep their bytes at earlier moments.
 //!
-//! A moment gets a number if its figures may be read later: the peak of a device, the start and the peak of a watched scope.
-//! A new peak costs one number. When a group changes for the first time after a moment, it first saves its bytes, once for
-//! all moments since it was saved last (copy-on-write). So the cost of an event does not depend on the number of groups and
-//! moments. A moment between two saved ones has the bytes of the later one, because the group did not change between them.
+//! A moment gets a number if its values may be read later. This holds for the peak of a device and for the start and the peak of
+//! a watched scope. A new peak costs one number. When a group changes for the first time after a moment, it first saves its
+//! bytes, once for all moments since it was saved last (copy-on-write). Therefore the cost of an event does not depend on the
+//! number of groups and moments. A moment between two saved ones has the bytes of the later one, because the group did not change
+//! between them.
 //!
-//! Several scopes may be watched at once. Their peaks are kept as in `watermark.rs`: scopes with the same peak share its
-//! moment, and only the newest moment can move to a higher level. Saved bytes that no moment needs are removed when the
-//! group is saved again.
+//! Several scopes may be watched at once. Their peaks are kept as in `watermark.rs`: scopes with the same peak share its moment,
+//! and only the latest moment can move to a higher level. Saved bytes that no moment needs are removed when the group is saved
+//! again.
 
 mod history;
 mod saving;
@@ -22,7 +23,7 @@ use super::{
     watermark::{Mark, Watermark},
 };
 
-/// A level of bytes in use, and the moment at which it was reached. It is compared by the bytes.
+/// A level of bytes in use, and the moment at which it was reached. Peaks are compared by their bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Peak {
     pub(super) bytes: i64,
@@ -33,28 +34,27 @@ pub(super) struct Peak {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct PeakHistory {
-    /// The newest needed moment.
+    /// The latest needed moment.
     newest: Moment,
     /// A level above this is a new peak.
     highest: i64,
     /// The oldest needed moment.
     oldest: Moment,
-    /// No moment between this one and the newest is needed.
+    /// No moment between this one and `newest` is needed.
     second: Moment,
-    /// The newest number given to a moment.
+    /// The last number given to a moment.
     last: Moment,
-    /// The highest sum of the live blocks, without the blocks that are older than the session. It is not used for
-    /// accounts.
+    /// The highest sum of the live blocks, without the blocks that are older than the session. Not used for accounts.
     record: Peak,
-    /// The highest record that a reset ended, until a later one is as high. Its moment is kept.
+    /// The highest record that a reset ended, until a later record reaches it. The moment of this record is kept.
     earlier_record: Option<Peak>,
-    /// The frees of blocks that are older than the session. They are a group whose bytes are below 0.
+    /// The frees of blocks that are older than the session, as a group whose bytes are below 0.
     pub(super) older: GroupBytes,
     watched: Watermark<Peak>,
     /// The number of watched scopes.
     scopes: usize,
-    /// The sorted starts of watched scopes and moments of kept peaks. A moment may be in it twice. It is a deque,
-    /// because usually the oldest or the newest is removed.
+    /// The sorted starts of watched scopes and moments of kept peaks. A moment may occur twice. The list is a deque because
+    /// usually the oldest or the latest moment is removed.
     kept: VecDeque<Moment>,
 }
 
@@ -65,18 +65,18 @@ pub(super) struct WatchedScope {
     mark: Mark,
 }
 
-/// A peak, and the start that it is compared with. The record of a device has no start.
+/// A peak, and the start that is subtracted from it. The record of a device has no start.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PeakRange {
     start: Option<Peak>,
     peak: Peak,
 }
 
-/// A kept peak. Its scope may be closed already.
+/// A kept peak. Its scope may already be closed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeptRange {
     pub(super) meter: u16,
-    /// The account. `None` for the peak of a device, or of a scope that counts all threads.
+    /// The account. `None` for the peak of a device or of a scope that counts all threads.
     pub(super) account: Option<AccountId>,
     pub(super) range: PeakRange,
 }
@@ -123,12 +123,12 @@ impl PeakRange {
 }
 
 impl PeakHistory {
-    /// Makes the peaks of a device. Its record is always kept.
+    /// Creates the peaks of a device. The record of a device is always kept.
     pub(super) fn of_device() -> Self {
         Self { highest: 0, record: Peak::default(), ..Self::of_account() }
     }
 
-    /// Makes the peaks of an account.
+    /// Creates the peaks of an account.
     pub(super) fn of_account() -> Self {
         Self {
             newest: 0,
@@ -151,8 +151,8 @@ impl PeakHistory {
         self.highest < in_use
     }
 
-    /// Applies a pending delta: its group has `bytes` now, and the level was at most `level_high` meanwhile. `#[cold]` keeps
-    /// this code out of the instruction cache of deltas that change no peak.
+    /// Applies a pending delta. Its group now has `bytes`, and the level was at most `level_high` during the delta. `#[cold]`
+    /// keeps this code out of the instruction cache of deltas that change no peak.
     #[inline]
     pub(super) fn apply(&mut self, history: &mut GroupHistory, bytes: i64, delta: Delta, level_high: i64) {
         self.apply_in_registers(history, bytes, delta.net, delta.high, level_high);
@@ -161,7 +161,7 @@ impl PeakHistory {
     #[cold]
     fn apply_in_registers(&mut self, history: &mut GroupHistory, bytes: i64, net: i64, high: i64, level_high: i64) {
         let before = bytes - net;
-        // If the record is all that is needed and this raises it, no earlier moment stays needed.
+        // If only the record is needed and this delta raises it, no earlier moment is needed any longer.
         if !self.is_new_peak(level_high) || !self.needs_record_only() {
             history.save(before, self);
         }
@@ -176,8 +176,8 @@ impl PeakHistory {
         self.scopes == 0 && self.kept.is_empty()
     }
 
-    /// Notes the level `in_use` after or during the change of a group. Returns whether it is a new peak; its moment then has
-    /// just got its number.
+    /// Notes the level `in_use` after or during the change of a group. Returns whether this is a new peak, whose moment then has
+    /// just received its number.
     #[inline]
     pub(super) fn raise(&mut self, in_use: i64) -> bool {
         let is_new = self.is_new_peak(in_use);
@@ -221,7 +221,7 @@ impl PeakHistory {
         self.update_bounds();
     }
 
-    /// Begins the record of a device again at the level `in_use`.
+    /// Restarts the record of a device at the level `in_use`.
     pub(super) fn reset_record(&mut self, in_use: i64) {
         let live = in_use.saturating_sub(self.older.bytes);
         if self.earlier_record.is_none() && self.record.bytes > live {
@@ -236,12 +236,12 @@ impl PeakHistory {
         self.update_bounds();
     }
 
-    /// Returns the highest sum of the live blocks of a device since the record began.
+    /// Returns the highest sum of the live blocks of a device since the record was last reset.
     pub(super) fn record(&self) -> i64 {
         self.record.bytes
     }
 
-    /// Returns the highest sum of the live blocks of a device, whenever the record began.
+    /// Returns the highest sum of the live blocks of a device, regardless of resets.
     pub(super) fn highest_record(&self) -> i64 {
         self.earlier_record.unwrap_or(self.record).bytes
     }
@@ -263,7 +263,8 @@ impl PeakHistory {
             self.oldest = self.oldest.min(*oldest);
             self.newest = self.newest.max(*newest);
         }
-        // Usually one scope is watched, and `second` is found at once. For several scopes a search costs more than it saves.
+        // Usually one scope is watched, and `second` is found immediately. With several scopes, a search would cost more than it
+        // saves.
         self.second = match self.kept.back() {
             Some(kept)
                 if self.watched.len() == 1
@@ -275,7 +276,7 @@ impl PeakHistory {
         };
     }
 
-    /// Returns an upper bound of the number of needed moments.
+    /// Returns an upper bound on the number of needed moments.
     fn moments(&self) -> usize {
         1 + self.watched.len() + self.kept.len()
     }
@@ -289,7 +290,7 @@ impl PeakHistory {
             || self.watched.first(|peak| peak.moment <= after).is_some_and(|peak| lies_between(peak.moment))
     }
 
-    /// Begins to watch the peak of a scope.
+    /// Starts to watch the peak of a scope.
     pub(super) fn watch(&mut self, in_use: i64) -> WatchedScope {
         self.last += 1;
         let start = Peak { bytes: in_use, moment: self.last };
@@ -311,7 +312,7 @@ impl PeakHistory {
         self.release_moment(scope.start.moment);
     }
 
-    /// Returns the record, or the highest one whenever it began; `None` if nothing was allocated.
+    /// Returns the record since the last reset, or the highest record of all. `None` if nothing was allocated.
     pub(super) fn range_of_record(&self, since_reset: bool) -> Option<PeakRange> {
         let peak = self.earlier_record.filter(|_| !since_reset).unwrap_or(self.record);
         (peak.moment > 0).then_some(PeakRange { start: None, peak })

@@ -29,14 +29,13 @@ impl GroupHistory {
         (self.moment, self.bytes) = (peaks.newest, bytes);
     }
 
-    /// `earlier` has the bytes of the group at this moment, and so all earlier ones.
+    /// Returns whether `earlier` contains the bytes of the group at this moment, and therefore those of all earlier moments.
     fn has_earlier_until(&self, moment: Moment) -> bool {
         let newest = self.earlier.as_ref().and_then(|earlier| earlier.last());
         moment > 0 && newest.is_some_and(|(newest, _)| *newest >= moment)
     }
 
-    /// Moves the newest saved bytes to `earlier`, if they are still needed. Removes bytes from `earlier` that are not
-    /// needed any more.
+    /// Moves the last saved bytes to `earlier`, if they are still needed. Removes bytes from `earlier` that are no longer needed.
     #[cold]
     fn keep_earlier(&mut self, peaks: &PeakHistory) {
         let earlier = self.earlier.get_or_insert_default();
@@ -63,7 +62,7 @@ impl GroupHistory {
         }
     }
 
-    /// Returns whether the group, which has nothing in use now, had something in use at a needed moment.
+    /// Returns whether the group, which has nothing in use now, had memory in use at a needed moment.
     pub(in super::super) fn is_needed(&self, peaks: &PeakHistory) -> bool {
         let mut before = 0;
         let earlier = self.earlier.iter().flat_map(|earlier| earlier.iter().copied());

@@ -1,4 +1,4 @@
-//! Finds the functions of a stack that say what memory is for.
+//! Finds the functions of a stack that show what memory is for.
 
 use super::{
     library,
@@ -17,13 +17,13 @@ pub enum Call<'a> {
     Library(&'a str),
     /// An operation of PyTorch's backward pass, such as `LogSoftmaxBackward0`.
     Backward(&'a str),
-    /// The phase in which the functions further inside are called.
+    /// The phase in which the inner functions are called.
     Phase(Phase),
 }
 
-/// Returns the functions that say what allocated, the innermost first: [`readable_frames`] without those that only pass a call on, such
-/// as decorators. If there are lines of Python, functions of other languages are left out, but a library that a framework calls, such as
-/// cuBLAS, is one part. Otherwise the innermost functions of any library are one part.
+/// Returns the functions that show what allocated, the innermost first: [`readable_frames`] without those that only pass a call
+/// on, such as decorators. If the stack has Python frames, functions of other languages are left out, except that a library
+/// called by a framework, such as cuBLAS, becomes one part. Otherwise the innermost functions of any library become one part.
 pub fn calls(frames: &[Frame]) -> Vec<Call<'_>> {
     let readable = readable_frames(frames);
     let is_backward = |frame: &&Frame| frame.function.as_deref().is_some_and(|name| name.starts_with(ENGINE));
@@ -51,7 +51,7 @@ pub fn calls(frames: &[Frame]) -> Vec<Call<'_>> {
         phase.or_else(|| (!frame.passes_on()).then_some(Call::Function(frame)))
     });
     for call in python.chain(engine) {
-        // A checkpoint runs a backward pass of its own after the recomputation. It is a part of the one around it.
+        // A checkpoint runs its own backward pass after the recomputation. That pass is part of the outer one.
         let is_known = matches!(call, Call::Phase(_))
             && calls.iter().any(|inside| *inside == call || *inside == Call::Phase(Phase::BackwardPass));
         if !is_known {
@@ -88,12 +88,12 @@ impl Frame {
         phases.next().map(|(.., phase)| *phase)
     }
 
-    /// Returns whether this is a function of Python that says nothing about the use of the memory: it passes the call
-    /// on.
+    /// Returns whether this is a Python function that only passes the call on and therefore tells nothing about the use of the
+    /// memory.
     fn passes_on(&self) -> bool {
         let function = self.function.as_deref().unwrap_or_default();
         let file = self.file.as_deref().unwrap_or_default();
-        // A function inside of a function is a decorator's.
+        // A function inside another function belongs to a decorator.
         let is_inner =
             self.is_of_python_package() && (function.contains(".<locals>.") || DECORATED.contains(&function));
         let is_called = |name: &str| name == function || name.rsplit('.').next() == Some(function);
@@ -139,7 +139,7 @@ mod tests {
             python("Module._call_impl", "/app/train.py"),
         ];
         assert_eq!(names(&frames), ["Linear.forward", "main.<locals>.step", "Module._call_impl"]);
-        // The names of PyTorch's history.
+        // The names in PyTorch's history.
         let frames = [
             python("forward", &format!("{packages}/torch/nn/modules/linear.py")),
             python("inner", &module),

@@ -1,4 +1,4 @@
-//! Finds the library that allocated, and the line of the user, on a stack.
+//! Finds the library that allocated, and the user's line, on a stack.
 
 mod calls;
 mod phase;
@@ -35,7 +35,7 @@ pub fn is_gpumem_c(module: &str) -> bool {
 pub fn library(frames: &[Frame]) -> Option<&str> {
     let is_entrance = |frame: &Frame| frame.is_in(ENTRANCE);
     let entered = frames.iter().position(is_entrance).unwrap_or(0);
-    // The module that gpumem is in counts as the program.
+    // The module that contains gpumem counts as the program.
     let is_outside = |frame: &&Frame| !frame.is_in(DRIVER) && (frame.is_in(GPUMEM_C) || !frame.is_of_gpumem());
     let mut outside = frames[entered..].iter().filter(is_outside);
     let module = outside.find_map(|frame| frame.module.as_deref())?;
@@ -46,8 +46,9 @@ pub fn library(frames: &[Frame]) -> Option<&str> {
     Some(known.map(|(_, name)| *name).or_else(of_package).unwrap_or_else(|| file_name(module)))
 }
 
-/// Returns the package of Python that a module belongs to: `cupy` for `…/site-packages/cupy/cuda/memory.cpython-312-x86_64-linux-gnu.so`,
-/// `numpy` for `…/site-packages/numpy.libs/libopenblas.so`. The folder `nvidia` belongs to many packages, so it says nothing.
+/// Returns the package of Python that a module belongs to: `cupy` for
+/// `…/site-packages/cupy/cuda/memory.cpython-312-x86_64-linux-gnu.so`, `numpy` for `…/site-packages/numpy.libs/libopenblas.so`.
+/// The folder `nvidia` belongs to many packages, so it identifies none.
 fn package(module: &str) -> Option<&str> {
     let (_, below) = PACKAGE_FOLDERS.iter().find_map(|folder| module.rsplit_once(folder))?;
     below.split(['/', '.']).next().filter(|package| !matches!(*package, "" | "nvidia"))
@@ -97,7 +98,7 @@ impl Frame {
         self.module.as_deref().is_some_and(|module| modules.iter().any(|pattern| fits(module, pattern)))
     }
 
-    /// Returns whether this is a line of Python: it has a file, but is in no module, because it is no machine code.
+    /// Returns whether this is a Python frame: one with a file but without a module, because it is not machine code.
     pub fn is_python(&self) -> bool {
         let is_source = |file: &String| {
             Path::new(file).extension().is_some_and(|extension| extension == "py") || file.starts_with('<')
@@ -105,8 +106,8 @@ impl Frame {
         self.module.is_none() && self.file.as_ref().is_some_and(is_source)
     }
 
-    /// Returns whether Cargo or a package manager of Python fetched its code, or whether it came with Python. If it has no file,
-    /// it must be of a known framework.
+    /// Returns whether Cargo or a Python package manager fetched the code, or whether it came with Python. A frame without a file
+    /// must belong to a known framework.
     fn is_fetched(&self) -> bool {
         let Some(file) = &self.file else {
             let named = self.function.as_deref().map(crates_of).unwrap_or_default();
@@ -115,19 +116,18 @@ impl Frame {
         if self.is_python() { self.is_of_python_package() } else { is_below(file, REGISTRIES) }
     }
 
-    /// Returns whether its file belongs to a package of Python or to Python itself, or whether `torch.compile` wrote
-    /// it.
+    /// Returns whether the file belongs to a Python package or to Python itself, or whether `torch.compile` wrote it.
     pub fn is_of_python_package(&self) -> bool {
         self.file.as_deref().is_some_and(|file| is_below(file, PYTHON_PACKAGES))
     }
 
-    /// Returns whether `torch.compile` wrote its file.
+    /// Returns whether `torch.compile` wrote the file.
     pub fn is_of_torch_compile(&self) -> bool {
         self.file.as_deref().is_some_and(|file| file.contains(TORCH_COMPILE))
     }
 
-    /// Returns whether this is the CUDA toolkit inside of the program: its headers, thrust, cub, and the CUDA runtime if it is linked into
-    /// the program, which is `libcudart_static_…` and the functions of its API, such as `cudaMalloc`.
+    /// Returns whether this frame belongs to the CUDA toolkit inside the program: its headers, thrust, cub, and the CUDA runtime
+    /// if it is linked into the program, which is `libcudart_static_…` and the functions of its API, such as `cudaMalloc`.
     fn is_of_toolkit(&self) -> bool {
         let function = self.function.as_deref().map(declared_name).unwrap_or_default();
         let is_of_api =
@@ -143,7 +143,7 @@ impl Frame {
         CALLED_LIBRARIES.iter().chain(LIBRARIES).any(|(pattern, _)| self.is_in(&[pattern]))
     }
 
-    /// Returns whether a user can find the code by the known facts.
+    /// Returns whether enough is known for a user to find the code.
     fn is_known(&self) -> bool {
         self.file.is_some() || self.function.as_deref().is_some_and(|function| !STARTUP.contains(&function))
     }
@@ -154,7 +154,7 @@ impl Frame {
         is_of_header || self.is_in(GPUMEM_C) || self.is_of(GPUMEM) || is_of_checkout()
     }
 
-    /// Returns whether its code belongs to one of these crates, by its file or its function.
+    /// Returns whether the code belongs to one of these crates, according to its file or its function.
     fn is_of(&self, crates: &[&str]) -> bool {
         let file = self.file.as_deref().unwrap_or_default();
         let in_std = crates.contains(&"std") && STD_FOLDERS.iter().any(|folder| file.contains(folder));
@@ -204,8 +204,8 @@ fn is_in_crate(file: &str, name: &str) -> bool {
         && folders.take(2).any(|folder| folder == "src")
 }
 
-/// Returns whether a source file is in `crates/` of gpumem's repository: of the checkout from which this is built, or of one in a folder
-/// `gpumem` or in Cargo's for git. The folders of these crates alone say nothing: a user may have `crates/core` as well.
+/// Returns whether a source file is in `crates/` of gpumem's repository: of the checkout from which this is built, or of one in a
+/// folder `gpumem` or in Cargo's for git. The folders of these crates are not enough: a user may have `crates/core` as well.
 fn is_in_checkout(file: &str) -> bool {
     let own = env!("CARGO_MANIFEST_DIR").strip_suffix("core").and_then(|crates| file.strip_prefix(crates));
     let below = own.or_else(|| {
@@ -225,8 +225,8 @@ fn crates_of(function: &str) -> Vec<&str> {
     [Some(function), of_trait].into_iter().flatten().filter_map(leading_crate).collect()
 }
 
-/// Returns the name of a function of C++ without what it returns and its arguments: `thrust::fill<int>` for
-/// `void thrust::fill<int>(int*, int)`. Names in Rust have neither.
+/// Returns the name of a C++ function without its return type and arguments: `thrust::fill<int>` for `void
+/// thrust::fill<int>(int*, int)`. Rust names have neither.
 fn declared_name(function: &str) -> &str {
     let (mut depth, mut start, mut last) = (0_usize, 0, ' ');
     for (at, sign) in function.char_indices() {
@@ -235,7 +235,7 @@ fn declared_name(function: &str) -> &str {
                 return &function[start..at];
             }
             '<' | '(' | '{' | '[' => depth += 1,
-            // The sign `->` is in the types of functions.
+            // Function types contain `->`.
             '>' if last == '-' => {}
             '>' | ')' | '}' | ']' => depth = depth.saturating_sub(1),
             ' ' if depth == 0 => start = at + 1,
@@ -246,7 +246,7 @@ fn declared_name(function: &str) -> &str {
     &function[start..]
 }
 
-/// Returns the first name of a path, if another name follows. A single name is a generic parameter or a function of C.
+/// Returns the first name of a path, if another name follows. A single name is a generic parameter or a C function.
 fn leading_crate(path: &str) -> Option<&str> {
     const SIGNS: &[&str] = &["_<", "<", "&", "*const ", "*mut ", "mut ", "dyn ", "impl ", "[", "("];
     let mut path = path;

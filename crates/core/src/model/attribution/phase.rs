@@ -1,6 +1,6 @@
 //! The phase of PyTorch in which a function runs.
 
-/// A part of a program's work that is not to be seen in the names of its functions.
+/// A part of a program's work that the names of its functions do not show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// PyTorch's backward pass.
@@ -21,7 +21,7 @@ impl Phase {
         }
     }
 
-    /// Returns whether this place has a phase after its name.
+    /// Returns whether this place has a phase after its name, in brackets.
     pub fn is_in(place: &str) -> bool {
         [Self::BackwardPass, Self::Recomputation, Self::PinThread]
             .iter()

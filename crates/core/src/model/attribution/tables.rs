@@ -1,12 +1,12 @@
 //! The names by which modules, crates and folders are recognized. A pattern such as `libcudart` fits `libcudart.so.12`;
-//! `libcudnn*` fits all names with this beginning.
+//! `libcudnn*` fits all names that start with `libcudnn`.
 
 use super::phase::Phase;
 
 /// Folders in which cargo keeps the sources of other crates. A folder for the index or repository follows, then the crate.
 pub(in super::super) const REGISTRIES: &[&str] = &["/registry/src/", "/git/checkouts/"];
 
-/// The folders of Python's packages.
+/// The folders of Python packages.
 pub(super) const PACKAGE_FOLDERS: &[&str] = &["/site-packages/", "/dist-packages/"];
 
 /// Parts of the paths of files of Python's packages, of its standard library, and of those that `torch.compile` writes. `<frozen` is the
@@ -17,8 +17,8 @@ pub(super) const PYTHON_PACKAGES: &[&str] =
 /// The folder of files that `torch.compile` writes, with the name of the user after it.
 pub(super) const TORCH_COMPILE: &str = "/torchinductor_";
 
-/// Functions of Python's packages that only call what they are given: the folder or the file, and the name. Functions inside of functions
-/// need no entry. PyTorch's history has only the last part of a name.
+/// Functions of Python packages that only call the function they are given: the folder or the file, and the name. Functions
+/// inside other functions need no entry. PyTorch's history has only the last part of a name.
 pub(super) const WRAPPERS: &[(&str, &str)] = &[
     ("/torch/nn/modules/module.py", "Module._wrapped_call_impl"),
     ("/torch/nn/modules/module.py", "Module._call_impl"),
@@ -40,10 +40,10 @@ pub(super) const WRAPPERS: &[(&str, &str)] = &[
     ("/threading.py", "Thread.run"),
 ];
 
-/// The names that decorators of Python's packages give to the functions inside of them.
+/// The names that decorators in Python packages give to their inner functions.
 pub(super) const DECORATED: &[&str] = &["decorate_context", "inner", "wrapped", "wrapped_func", "wrapper"];
 
-/// Functions of Python's packages that say in which phase of a program the functions inside of them run. PyTorch's history has only the last
+/// Functions of Python packages that show the phase in which the functions they call run. PyTorch's history has only the last
 /// parts of their names.
 pub(super) const PHASES: &[(&str, &str, Phase)] = &[
     // The functions that the engine calls on its own threads, and those that call the engine.
@@ -59,10 +59,10 @@ pub(super) const PHASES: &[(&str, &str, Phase)] = &[
 /// Python's interpreter.
 pub(super) const INTERPRETER: &[&str] = &["python3*", "libpython*"];
 
-/// NVIDIA's modules that all allocations go through. So they do not show which library allocates.
+/// NVIDIA's modules that all allocations go through. Therefore they do not show which library allocates.
 pub(super) const DRIVER: &[&str] = &["libcupti", "libcuda", "libcudart", "libnvidia*", "libcudadebugger"];
 
-/// The modules in which a call enters the driver. All frames further inside belong to the callback that observes the call.
+/// The modules in which a call enters the driver. All inner frames belong to the callback that observes the call.
 pub(super) const ENTRANCE: &[&str] = &["libcupti", "libcuda"];
 
 /// Modules of libraries that frameworks call, and the names of the libraries. The first pattern that fits is used.
@@ -88,7 +88,7 @@ pub(super) const CALLED_LIBRARIES: &[(&str, &str)] = &[
     ("libnvshmem*", "NVSHMEM"),
 ];
 
-/// The same for all others.
+/// Like [`CALLED_LIBRARIES`], but for all other modules.
 pub(super) const LIBRARIES: &[(&str, &str)] = &[
     ("libtorch*", "PyTorch"),
     ("libc10*", "PyTorch"),
@@ -121,15 +121,15 @@ pub(super) const PACKAGES: &[(&str, &str)] = &[
 pub(super) const SYSTEM: &[&str] =
     &["libc", "libm", "libpthread", "libdl", "libgcc_s", "libstdc++", "ld-linux*", "linux-vdso"];
 
-/// Crates of frameworks that allocate for the user, and all crates whose names have this beginning, such as `candle_nn`. They are
-/// needed if the file is not known.
+/// Crates of frameworks that allocate for the user, and all crates whose names start with one of these, such as `candle_nn`. Used
+/// if the file is not known.
 pub(super) const FRAMEWORKS: &[&str] =
     &["candle", "burn", "cubecl", "tch", "torch_sys", "dfdx", "cust", "ort", "rayon", "tokio"];
 
-/// Crates between a user's line and the driver, besides those of gpumem.
+/// Crates between a user's line and the driver, in addition to those of gpumem.
 pub(super) const CRATES: &[&str] = &["std", "core", "alloc", "cudarc"];
 
-/// Those of them that say nothing about where a program allocates.
+/// The crates among them that do not show where a program allocates.
 pub(super) const RUNTIME: &[&str] = &["std", "core", "alloc"];
 
 /// The crates of gpumem that run in programs, by their names in functions and in files.
@@ -139,8 +139,7 @@ pub(super) const GPUMEM: &[&str] =
 /// The module of gpumem that a program in C links with.
 pub(super) const GPUMEM_C: &[&str] = &["libgpumem_c"];
 
-/// The beginning of the names of functions in `gpumem.h`. It is needed if the file is not known and they are linked
-/// into the program.
+/// The prefix of the functions in `gpumem.h`. Used if the file is not known and the functions are linked into the program.
 pub(super) const GPUMEM_H: &str = "gpumem_pool_";
 
 /// Folders of the standard libraries' sources, of Rust and of C++. Their full paths are needed, because a folder of a user may be called
@@ -170,7 +169,7 @@ pub(super) const TOOLKIT_FILES: &[&str] = &[
 /// The namespaces of thrust, cub and libcu++, and of allocators of the standard library.
 pub(super) const TOOLKIT_NAMESPACES: &[&str] = &["thrust::", "cub::", "cuda::std::", "__gnu_cxx::"];
 
-/// Functions that run before any code of the user. They are needed if the file is not known.
+/// Functions that run before any code of the user. Used if the file is not known.
 pub(super) const STARTUP: &[&str] = &["main", "_start", "__rust_try", "__rust_begin_short_backtrace"];
 
 /// Returns the last part of a path.

@@ -87,13 +87,13 @@ impl Bytes {
         self.0
     }
 
-    /// Returns the number of bytes with a sign, which is [`i64::MAX`] at most.
+    /// Returns the number of bytes as a signed number, at most [`i64::MAX`].
     #[doc(hidden)]
     pub fn signed(self) -> i64 {
         i64::try_from(self.0).unwrap_or(i64::MAX)
     }
 
-    /// Whole MiB, rounded down. fastai calls this MB.
+    /// Returns whole MiB, rounded down. fastai calls this MB.
     ///
     /// ```
     /// assert_eq!(gpumem::Bytes::new(3 * 1024 * 1024 - 1).mb(), 2);
@@ -102,7 +102,7 @@ impl Bytes {
         self.0 / MIB
     }
 
-    /// This amount minus `other`, or `None` if `other` is larger.
+    /// Returns this amount minus `other`, or `None` if `other` is larger.
     ///
     /// ```
     /// use gpumem::Bytes;
@@ -151,7 +151,7 @@ impl ByteDelta {
         self.0
     }
 
-    /// Whole MiB, rounded towards zero like Python's `int()`. fastai calls this MB.
+    /// Returns whole MiB, rounded towards zero like Python's `int()`. fastai calls this MB.
     ///
     /// ```
     /// assert_eq!(gpumem::ByteDelta::new(-3 * 1024 * 1024 + 1).mb(), -2);
@@ -252,7 +252,7 @@ impl fmt::Display for ByteDelta {
 }
 
 parse_error! {
-    /// The error of a text that is not an amount of memory.
+    /// The error for a text that is not an amount of memory.
     ///
     /// ```
     /// let error = "16 apples".parse::<gpumem::Bytes>().unwrap_err();

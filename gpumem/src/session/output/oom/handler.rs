@@ -1,4 +1,4 @@
-//! Handles a refused allocation, on the thread that made the call.
+//! Handles a rejected allocation, on the thread that made the call.
 
 use std::{
     cell::Cell,
@@ -30,9 +30,9 @@ use crate::{
 thread_local! {
     /// True while this thread handles a refusal. A refusal of the program's function is not reported.
     static IS_HANDLED: Cell<bool> = const { Cell::new(false) };
-    /// True if `retry_after_trim` will retry refused allocations of this thread.
+    /// True if `retry_after_trim` will retry rejected allocations of this thread.
     pub(super) static IS_RETRIED: Cell<bool> = const { Cell::new(false) };
-    /// The number of refused allocations of this thread.
+    /// The number of rejected allocations of this thread.
     pub(super) static REFUSED_COUNT: Cell<u64> = const { Cell::new(0) };
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use super::pending::Hook;
 use crate::{process, report::OutOfMemory, session::current};
 
-/// Sets a function that is called whenever an allocation is refused because memory ran out. It replaces the function before it.
+/// Sets a function that is called whenever an allocation is rejected because memory ran out. This replaces the previous function.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -15,8 +15,8 @@ use super::refusal::{Observation, OomUpdate, Refusal};
 use crate::report::DeviceReading;
 use crate::report::OutOfMemory;
 
-/// The time that a report waits. It is removed if the thread obtains the memory meanwhile: allocators with a cache empty the
-/// cache and try again.
+/// The time that a report waits. The report is removed if the thread obtains the memory within this time: allocators with a cache
+/// empty the cache and try again.
 const PRINT_DELAY: Duration = Duration::from_secs(1);
 
 /// The largest number of pending reports.

@@ -38,7 +38,7 @@ pub(in crate::session) fn print_none(session: &Session) {
     session.refusals.printed.store(MAX_PRINTED, Relaxed);
 }
 
-/// Prints the pending reports at the end of the process, because no refused thread obtains memory any more.
+/// Prints the pending reports at the end of the process, because no waiting thread can obtain memory any longer.
 pub(in crate::session) fn print_pending(session: &Session) {
     let changed = &session.refusals.changed;
     let mut reporter = session.refusals.reporter();
