@@ -503,9 +503,8 @@ fn tensors_are_shown_in_place_of_the_memory_from_the_driver() {
 fn ranks_stand_side_by_side() {
     let ranks: Vec<String> =
         (0..8).map(|rank| format!("train.rank{rank}.gpu{rank}.pid{}.capture", 4711 + rank)).collect();
-    let made =
-        |(rank, name): (u64, &String)| (&**name, Made::of_job("train", rank).training(10, 6, (rank + 1) * 4 * MIB));
-    let made = (0..).zip(&ranks).map(made).collect();
+    let of_rank = |rank: u64| Made::of_job("train", rank).training(10, 6, (rank + 1) * 4 * MIB);
+    let made = ranks.iter().zip(0..).map(|(name, rank)| (&**name, of_rank(rank))).collect();
     let (page, reports) = page("ranks", made);
     let mut browser = Browser::start();
     browser.open(&page);
