@@ -192,16 +192,23 @@ fn is_of_framework(name: &str) -> bool {
 /// `cudarc-0.19.10/src/`, `cudarc-3f2a91c07be4d586/41d0a5b/src/`, `cudarc/src/`. The crates of the standard library are in
 /// other folders.
 fn is_in_crate(file: &str, name: &str) -> bool {
-    let mut folders = file.split(['/', '\\']);
     let is_version = |rest: &str| {
         let number = rest.strip_prefix('-').unwrap_or_default();
         number.starts_with(|c: char| c.is_ascii_digit())
             || number.len() == 16 && number.bytes().all(|c| c.is_ascii_hexdigit())
     };
-    let is_std = ["std", "core", "alloc"].contains(&name);
-    !is_std
-        && folders.any(|folder| folder.strip_prefix(name).is_some_and(|rest| rest.is_empty() || is_version(rest)))
-        && folders.take(2).any(|folder| folder == "src")
+    let mut folders = file.split(['/', '\\']);
+    let mut is_found = false;
+    while let (Some(folder), false) = (folders.next(), is_found) {
+        // Only in a checkout of Cargo is there a folder in between. In a clone of gpumem, `gpumem/examples/src` is the user's.
+        let between = match folder.strip_prefix(name) {
+            Some("") => 0,
+            Some(rest) if is_version(rest) => 1,
+            _ => continue,
+        };
+        is_found = folders.clone().take(1 + between).any(|folder| folder == "src");
+    }
+    is_found && !["std", "core", "alloc"].contains(&name)
 }
 
 /// Returns whether a source file is in `crates/` of gpumem's repository: of the checkout from which this is built, or of one in a

@@ -309,6 +309,8 @@ fn a_checkout_of_gpumem_is_known_by_its_folders() {
         ("/home/ada/.cargo/git/checkouts/gpumem-3f2a91c07be4d586/41d0a5b/crates/driver/src/sys/stack.rs", true),
         ("/home/ada/train/crates/driver/src/main.rs", false),
         ("/home/ada/gpumem/crates/driver/tests/main.rs", false),
+        ("/home/ada/gpumem/gpumem/src/lib.rs", true),
+        ("/home/ada/gpumem/examples/src/lib.rs", false),
     ] {
         let frames = stack(&format!("/bin/app | run | {file}:7"));
         assert_eq!(frames[0].is_of_gpumem(), is_own, "{file}");
