@@ -1,4 +1,4 @@
-//! The scopes of one device, and what is known about their memory.
+//! The scopes of one device, with their memory.
 //!
 //! A *point* is a moment at which the device was read: the start or the end of a scope. A *stretch* is the time between two points. During
 //! a stretch, cubecl reports its reservations, but no frees. Therefore its peak is only known to lie between two bounds. The lower bound is
@@ -68,7 +68,7 @@ impl Peak {
         let at_most = (first.shared + reserved.bytes).saturating_add(other_at_most(first, last, reserved));
         // If nothing was reserved, no more was in use than at the start.
         let at_most = if reserved.count == 0 { first.in_use() } else { at_most };
-        // If memory grew by more than what was reserved, some reservations were not seen, because the layer is missing.
+        // If memory grew by more than the reservations that the layer saw, the layer did not see all of them.
         Self { at_least, at_most: Some(at_most).filter(|&most| most >= at_least) }
     }
 }

@@ -10,7 +10,7 @@ pub(crate) enum Failure {
         /// The thing and what failed, such as `` `train.capture` cannot be read ``.
         what: String,
         cause: String,
-        /// What the user can do next. Empty if there is nothing.
+        /// The next step for the user. Empty if there is none.
         next: String,
     },
     /// The reader has closed the output, which is not an error.

@@ -214,7 +214,7 @@ impl Exporter {
         }
     }
 
-    /// Returns what is known about a process.
+    /// Returns the labels of a process.
     fn process(&mut self, pid: u32) -> ProcessId {
         let Some(began) = machine::began(pid) else { return ProcessId { pid: Some(pid), ..ProcessId::default() } };
         if let Some((known, process)) = self.processes.get(&pid)

@@ -42,7 +42,7 @@ pub(super) struct ProcessId {
     pub(super) pod: Option<String>,
 }
 
-/// What the driver reports for a process on a GPU.
+/// The values that the driver reports for a process on a GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct UsageSample {
     pub(super) process: ProcessId,
@@ -51,7 +51,7 @@ pub(super) struct UsageSample {
     pub(super) accounted_peak: Option<u64>,
 }
 
-/// What was recorded for a process.
+/// The values of a recording of a process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RecordingSample {
     pub(super) process: ProcessId,
@@ -75,7 +75,7 @@ impl Counts {
     }
 }
 
-/// What was recorded for a process on one device.
+/// The values of a recording on one device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct DeviceSample {
     pub(super) gpu: GpuId,

@@ -30,7 +30,7 @@ pub(crate) struct Check {
     pub(crate) name: &'static str,
     pub(crate) verdict: Verdict,
     pub(crate) found: String,
-    /// What the user can do next; empty if there is nothing, or if `found` says it.
+    /// The next step for the user. Empty if there is none, or if `found` contains it.
     pub(crate) next: String,
 }
 
