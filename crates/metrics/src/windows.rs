@@ -28,6 +28,11 @@ impl Windows {
         }
     }
 
+    /// Returns the highest value noted so far.
+    pub fn highest(&self) -> u64 {
+        self.highest
+    }
+
     /// Returns the highest value since this collector collected last, or since the start. `level` is the memory in use
     /// now.
     pub fn collect(&mut self, collector: u32, level: u64) -> u64 {

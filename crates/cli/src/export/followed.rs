@@ -136,9 +136,13 @@ impl Followed {
             self.live.newest = Instant::now();
         }
         let devices = self.live.follower().ledger().stats();
+        let peaks = self.live.totals().peaks;
         for device in devices.iter().map(|stats| stats.device) {
             let recent = self.live.take_recent_peak(device);
-            self.windows_of(device).note(recent);
+            let peak = peaks.iter().find(|peak| peak.device == device).map_or(0, |peak| peak.bytes);
+            let windows = self.windows_of(device);
+            // A file that replaced an earlier one contains the peak since the recording started, but not its events.
+            windows.note(if peak > windows.highest() { peak } else { recent });
         }
     }
 
