@@ -216,6 +216,35 @@ fn a_peak_is_read_after_the_recording_was_completed() {
     }
 }
 
+/// The exporter does not run while the program does, so only `gpumem run` can tell it about the recording.
+#[test]
+fn a_peak_of_a_program_that_no_look_has_found_is_in_a_scrape() {
+    let outcome = exported(
+        Standin::new(),
+        "unseen",
+        r#"
+        serve
+        scrape a > before.txt
+        kill -STOP $exporter
+        ulimit -c 0
+        touch go; echo > end
+        program a
+        $gpumem run -o killed.capture -- bash -c "echo \$\$ > killed.pid; exec $program 'call cuInit 0' \
+            'call cuDevicePrimaryCtxRetain &context 0' 'call cuCtxSetCurrent context' 'call cuMemAlloc_v2 &x 1677721600' abort" &> killed.log
+        kill -CONT $exporter
+        peaks() { grep -a "^gpumem_process_interval_peak_bytes{process_pid=\"$(cat $1.pid)\"" all.txt; }
+        for _ in {1..300}; do scrape a >> all.txt; peaks a > found.txt && peaks killed > found.txt && break; sleep 0.1; done
+        for name in a killed; do echo "== $name"; peaks $name; done
+        echo "== again"; sleep 1; of a a; of killed a
+        "#,
+    );
+    for (name, bytes) in [("a", GIB_1), ("killed", 1_677_721_600.0)] {
+        let value = value(&outcome, name, "gpumem_process_interval_peak_bytes", "");
+        assert_eq!(value, Some(bytes), "{name}: {outcome}");
+    }
+    assert_eq!(value(&outcome, "again", "gpumem_process_interval_peak_bytes", ""), None, "{outcome}");
+}
+
 /// With `gpumem run --live`, the file is begun again several times while it is scraped. No figure is lost.
 #[test]
 fn figures_of_a_short_recording_are_right_and_do_not_fall() {

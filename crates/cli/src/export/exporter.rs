@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     machine::{self, Found, Known, Machine, Process, Recorded, Recording, Usage},
+    run::endings::Ending,
     terminal,
 };
 
@@ -54,6 +55,10 @@ pub(super) struct Exporter {
     broken: Vec<Broken>,
     /// Those of [`Found::left`] that are or were followed.
     left: Vec<(u32, PathBuf)>,
+    /// The recordings that runs completed since the last look.
+    pub(super) endings: Vec<Ending>,
+    /// The recordings that were followed, each with the time since when they are not.
+    past: HashMap<u64, Instant>,
     /// How many recordings the last look did not follow, because there were too many.
     not_followed: usize,
     /// The names of collectors with their ids. The one that collected last is at the end.
@@ -88,6 +93,8 @@ impl Exporter {
             counted: HashMap::new(),
             broken: Vec::new(),
             left: Vec::new(),
+            endings: Vec::new(),
+            past: HashMap::new(),
             not_followed: 0,
             collectors: Vec::new(),
             next_collector: 0,
@@ -120,6 +127,34 @@ impl Exporter {
                 self.followed.push(followed);
             }
             self.left.push(of);
+        }
+    }
+
+    /// Also reads the recordings of processes that no look has found.
+    fn take_up_endings(&mut self) {
+        self.past.retain(|_, since| since.elapsed() < KEPT_AFTER_END);
+        for Ending { path, recording, pid } in mem::take(&mut self.endings) {
+            let is_known = |of: &Followed| of.live.follower().beginning().recording == Some(recording);
+            if self.past.contains_key(&recording)
+                || self.followed.iter().any(is_known)
+                || self.followed.len() == MOST_RECORDINGS
+            {
+                continue;
+            }
+            // `gpumem run` has renamed the file before it could be opened.
+            self.followed.retain(|of| of.pid != pid || of.live.follower().beginning().recording.is_some());
+            let mut followed = Followed::new(path, pid, ProcessId::default());
+            followed.read(MOST_BYTES);
+            followed.ended = Some(Ended { has_all: followed.live.is_read(), ..Ended::now() });
+            let command = followed.live.follower().definitions().process().arguments.join(" ");
+            followed.process = ProcessId {
+                pid: Some(pid),
+                command: Some(command)
+                    .filter(|line| !line.is_empty())
+                    .map(|line| shortened_command(&line, WIDEST_COMMAND)),
+                ..ProcessId::default()
+            };
+            self.followed.push(followed);
         }
     }
 
@@ -156,6 +191,7 @@ impl Exporter {
         };
         for over in self.followed.extract_if(.., |of| of.ended.as_ref().is_some_and(is_over)) {
             self.counted.entry(over.process.clone()).or_default().add(over.counts());
+            self.past.extend(over.live.follower().beginning().recording.map(|recording| (recording, Instant::now())));
         }
         let most = (MOST_BYTES / self.followed.len().max(1) as u64).max(LEAST_BYTES);
         for of in &mut self.followed {
@@ -166,6 +202,7 @@ impl Exporter {
                 }
             }
         }
+        self.take_up_endings();
         let recorded: Vec<u32> = wanted.iter().map(|(pid, _)| *pid).collect();
         self.find_broken(&recorded);
         self.processes.retain(|pid, (began, _)| machine::began(*pid) == Some(*began));

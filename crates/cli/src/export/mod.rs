@@ -32,7 +32,7 @@ use self::{
     http::Server,
     sample::Hidden,
 };
-use crate::{failure::Failure, terminal};
+use crate::{failure::Failure, run::endings, terminal};
 
 /// Recordings are read at least this often.
 const EVERY: Duration = Duration::from_secs(1);
@@ -80,6 +80,9 @@ pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
     if let Some(push) = push {
         push(Arc::clone(&exporter))?;
     }
+    let told = Arc::clone(&exporter);
+    // Without it, only a recording that starts and ends between two looks is missed.
+    _ = endings::listen(move |ending| lock(&told).endings.push(ending));
     let followed = Arc::clone(&exporter);
     let follow = move || {
         loop {

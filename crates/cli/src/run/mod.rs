@@ -4,6 +4,7 @@
 pub(crate) mod attach;
 pub(crate) mod control;
 mod destination;
+pub(crate) mod endings;
 mod finish;
 mod library;
 mod nvml;
@@ -73,6 +74,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
     let mut judge = Judge::new(&options.limits);
     if let Some(destination) = destination.filter(|_| ended.has_started) {
         let finished = working("completing the recordings", || finish(&destination, is_dormant));
+        endings::tell(&finished.recordings);
         explain(&finished, &destination, options);
         for path in &finished.unfinished {
             judge.unknown(path, &"its process runs on");
