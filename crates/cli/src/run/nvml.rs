@@ -62,13 +62,35 @@ fn folder(injected: &Path, real: &Path, all: bool) -> io::Result<PathBuf> {
 /// which have other files.
 fn remove_stale(injected: &Path) {
     let Some(all) = injected.parent().filter(|folder| folder.starts_with(env::temp_dir())) else { return };
-    let is_missing = |text: &[u8]| text.starts_with(b"/") && !Path::new(OsStr::from_bytes(text)).exists();
     for folder in fs::read_dir(all).into_iter().flatten().flatten() {
         let is_of_nvml = folder.file_name().as_bytes().starts_with(FOLDERS.as_bytes());
-        // The file contains the names of what it depends on, as texts that end with a zero.
         let library = fs::read(folder.path().join(NAME)).ok().filter(|_| is_of_nvml);
-        if library.is_some_and(|library| library.split(|byte| *byte == 0).any(is_missing)) {
+        if library.is_some_and(|library| is_stale(&library)) {
             _ = fs::remove_dir_all(folder.path());
         }
+    }
+}
+
+/// Returns whether a library depends on a file that is gone. It contains the paths as texts that end with a zero.
+fn is_stale(library: &[u8]) -> bool {
+    // Code and tables contain a byte that looks like the start of a path, too.
+    let is_library = |text: &&[u8]| text.starts_with(b"/") && text.windows(3).any(|part| part == b".so");
+    let mut libraries = library.split(|byte| *byte == 0).filter(is_library);
+    libraries.any(|path| !Path::new(OsStr::from_bytes(path)).exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_library_that_is_gone_makes_another_stale() {
+        let folder = tempfile::tempdir().unwrap();
+        let real = folder.path().join("libnvidia-ml.so.580");
+        // The bytes between the paths are those of an offset.
+        let library = [b"\x7fELF\0", real.as_os_str().as_bytes(), b"\0/\x10\0/\0", b"nvmlInit /lib/x.so\0"].concat();
+        assert!(is_stale(&library));
+        fs::write(&real, "").unwrap();
+        assert!(!is_stale(&library));
     }
 }
