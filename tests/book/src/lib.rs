@@ -60,3 +60,9 @@ mod macros {
     #[doc = include_str!("../../../gpumem-macros/docs/gpu_mem_trace.md")]
     mod gpu_mem_trace {}
 }
+
+/// The examples in the documentation of the crates below `gpumem`: see `build.rs`.
+#[cfg(doctest)]
+mod below {
+    include!(concat!(env!("OUT_DIR"), "/examples.rs"));
+}

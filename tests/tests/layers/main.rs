@@ -104,7 +104,12 @@ fn a_library_without_tests_has_none() {
     for member in members.split('"').skip(1).step_by(2) {
         let manifest = manifest(member);
         let library = manifest.split("[lib]\n").nth(1).and_then(|rest| rest.split("\n[").next()).unwrap_or_default();
+        // `tests/book` runs the examples of these.
+        let has_others = CRATES.contains(&member);
         for (setting, test) in [("test = false", "#[test]"), ("doctest = false", "/// ```")] {
+            if has_others && setting == "doctest = false" {
+                continue;
+            }
             let files = if library.lines().any(|line| line == setting) { source_files(member) } else { Vec::new() };
             found += files.len();
             for (_, path) in files {
