@@ -5,16 +5,13 @@
 
 use std::io::Cursor;
 
-use gpumem_core::recording::{Item, Reader, VERSION};
+use gpumem_recording::{
+    Item, Reader, VERSION,
+    testing::{Random, items, written},
+};
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/core/tests/recording/any.rs"]
-mod any;
-#[path = "../../crates/core/tests/recording/random.rs"]
-mod random;
 mod seeds;
-
-use self::random::Random;
 
 /// The first bytes of a file.
 const MAGIC: &[u8] = b"\x89gpumem\n";
@@ -60,9 +57,9 @@ fn file_of(items: &[u8]) -> Vec<u8> {
 }
 
 fn write_seeds() {
-    let recordings = (1..=8).map(|seed| any::items(&mut Random::new(seed), 60));
+    let recordings = (1..=8).map(|seed| items(&mut Random::new(seed), 60));
     let both = |items: Vec<Item>| {
-        let file = any::written(&items);
+        let file = written(&items);
         [items_in(&file), file]
     };
     seeds::write("recordings", recordings.flat_map(both));

@@ -4,19 +4,14 @@
 
 use std::{io::Cursor, sync::atomic::Ordering::Relaxed};
 
-use gpumem_core::{
-    model::Event,
-    recording::{Item, Reader, RingReader, Writer, on_the_heap, ring},
+use gpumem_core::model::Event;
+use gpumem_recording::{
+    Item, Reader, RingReader, Writer, on_the_heap, ring,
+    testing::{Random, items},
 };
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/core/tests/recording/any.rs"]
-mod any;
-#[path = "../../crates/core/tests/recording/random.rs"]
-mod random;
 mod seeds;
-
-use self::random::Random;
 
 fuzz_target!(init: write_seeds(), |data: &[u8]| {
     let Some(content) = RingReader::from_bytes(data) else { return };
@@ -36,7 +31,7 @@ fn write_seeds() {
     let filled = |seed| {
         let (mut writer, mut reader) = ring(on_the_heap(SLOTS), 11, 500);
         let mut definitions = writer.definitions();
-        for item in any::items(&mut Random::new(seed), 40) {
+        for item in items(&mut Random::new(seed), 40) {
             match &item {
                 Item::Event(event) => {
                     let event_of =

@@ -32,7 +32,7 @@ use gpumem::{
     status,
     torch::memory_snapshot,
 };
-use gpumem_core::recording::{Reader, Step};
+use gpumem_recording::{Reader, Step};
 use gpumem_tests::deeper;
 
 const THREADS: usize = 16;

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-const CRATES: [&str; 2] = ["core", "driver"];
+const CRATES: [&str; 3] = ["core", "recording", "driver"];
 
 fn main() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates");

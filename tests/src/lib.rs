@@ -20,10 +20,11 @@ mod random;
 pub mod rule;
 mod script;
 mod simulated;
-mod skipped;
 mod standin;
 mod stub;
 mod text;
+
+pub use gpumem_core::testing::skipped;
 
 pub use self::{
     deeper::deeper,
@@ -38,7 +39,6 @@ pub use self::{
     random::Random,
     script::{CONTEXT, check, check_answers, each, ensure, ensure_answer, ensure_clean, ensure_error, ensure_unharmed},
     simulated::{reported_lines, reports_of, simulated_gpu},
-    skipped::skipped,
     standin::{Library, Standin},
     stub::Stub,
     text::without_line_numbers,

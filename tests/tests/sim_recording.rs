@@ -3,12 +3,9 @@
 use std::{fs, io::ErrorKind, path::Path};
 
 use gpumem::{Bytes, GpuMemTrace, recording, recording::Keep, sim::SimGpu};
-use gpumem_core::{
-    derive::Names,
-    model::EventKind,
-    recording::{Reader, Step, recover},
-};
+use gpumem_core::{derive::Names, model::EventKind};
 use gpumem_driver::ring_memory::SharedMemory;
+use gpumem_recording::{Reader, Step, recover};
 use gpumem_tests::{OwnProcess, output_of, part};
 
 /// Returns the bytes of the allocations in a recording, in order, and whether the process may have allocated before it began.

@@ -8,11 +8,9 @@ use std::{
 };
 
 use glob::MatchOptions;
+use gpumem_core::regular_file;
 pub(crate) use gpumem_core::regular_file::open;
-use gpumem_core::{
-    recording::{self, new_path, old_path},
-    regular_file,
-};
+use gpumem_recording::{new_path, old_path};
 
 use crate::failure::Failure;
 
@@ -26,7 +24,7 @@ pub(crate) fn open_to_read(path: &Path) -> io::Result<File> {
 
 /// Returns whether a file starts as recordings do.
 pub(crate) fn is_recording(file: &Path) -> bool {
-    open_to_read(file).and_then(recording::is_recording).unwrap_or(false)
+    open_to_read(file).and_then(gpumem_recording::is_recording).unwrap_or(false)
 }
 
 /// Returns the files that arguments stand for. A folder stands for its recordings, and a pattern such as

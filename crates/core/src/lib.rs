@@ -13,7 +13,8 @@ pub mod export;
 pub mod inbox;
 pub mod ledger;
 pub mod model;
-#[cfg(feature = "capture")]
-pub mod recording;
 pub mod regular_file;
 pub mod report;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod testing;

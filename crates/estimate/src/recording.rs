@@ -2,15 +2,13 @@
 
 use std::{collections::HashSet, io};
 
-use gpumem_core::{
-    model::{
-        Block, Bytes, CallsiteId, Device, EventKind, Key, MemKind, ScopeId, ScopeSpec, Source, Space, StackId,
-        ThreadId, Time,
-    },
-    recording::{
-        CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
-        RecordedEvent, Request, StackDefinition, Writer,
-    },
+use gpumem_core::model::{
+    Block, Bytes, CallsiteId, Device, EventKind, Key, MemKind, ScopeId, ScopeSpec, Source, Space, StackId, ThreadId,
+    Time,
+};
+use gpumem_recording::{
+    CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process, RecordedEvent,
+    Request, StackDefinition, Writer,
 };
 
 use crate::class::Class;

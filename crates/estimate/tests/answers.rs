@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use gpumem_core::{
     export::{InPaint, Paint},
     model::Bytes,
-    recording::Reader,
 };
 use gpumem_estimate::{
     AllocatorKind, Class, Difference, Dtype, Estimate, Input, Layer, Loss, Measured, Model, Optimizer, Shape, Step,
     Tensors, models, numbered,
 };
+use gpumem_recording::Reader;
 
 /// The weights have 1 MiB and 4 KiB, in two layers.
 fn small() -> Model {

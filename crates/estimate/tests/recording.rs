@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeMap, io::Cursor};
 
-use gpumem_core::{recording::Reader, report::PeakHolder};
+use gpumem_core::report::PeakHolder;
 use gpumem_estimate::{AllocatorKind, Estimate, Model, Optimizer, Step, models};
+use gpumem_recording::Reader;
 
 fn check(step: &Step, model: &Model) -> Estimate {
     let (estimate, recording) = step.record(model).unwrap();

@@ -7,7 +7,7 @@ use std::{
     panic::catch_unwind,
 };
 
-use gpumem_core::recording::AllocatorSettings;
+use gpumem_recording::AllocatorSettings;
 
 use crate::{
     Error, Result, observer,

@@ -6,7 +6,7 @@ use std::{
 };
 
 use gpumem::{Bytes, pool::Pool};
-use gpumem_core::recording::AllocatorSettings;
+use gpumem_recording::AllocatorSettings;
 
 /// An event of the allocator, with an address and a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 macro_rules! record_request {
     ($session:expr, $($request:tt)*) => {
         $session.record_request(|| {
-            use gpumem_core::recording::Request;
+            use gpumem_recording::Request;
             Request::$($request)*
         })
     };

@@ -3,9 +3,6 @@
 //! are tests.
 
 #[allow(unreachable_pub, reason = "in gpumem-tests it is public")]
-#[path = "../../src/skipped.rs"]
-mod skipped;
-
 use std::process::Command;
 
 /// Compilers word their own part of a message differently, so one is chosen.
@@ -17,7 +14,7 @@ fn refuses() {
     if compiler.starts_with(WORDED_BY) {
         trybuild::TestCases::new().compile_fail("ui/fail/*.rs");
     } else {
-        skipped::skipped(format_args!("no {WORDED_BY}x, whose words are expected: this is {compiler}"));
+        gpumem_core::testing::skipped(format_args!("no {WORDED_BY}x, whose words are expected: this is {compiler}"));
     }
 }
 

@@ -23,10 +23,8 @@ use gpumem::{
     torch::{memory_snapshot, memory_stats},
     tracker::MemTracker,
 };
-use gpumem_core::{
-    recording::{End, Reader, ReplayedReport},
-    report::Content,
-};
+use gpumem_core::report::Content;
+use gpumem_recording::{End, Reader, ReplayedReport};
 use gpumem_tests::Random;
 
 const THREADS: u64 = 16;

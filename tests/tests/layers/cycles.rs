@@ -22,8 +22,9 @@ use crate::{
 };
 
 /// The folders of the crates without cycles.
-const CRATES: [&str; 10] = [
+const CRATES: [&str; 11] = [
     "crates/core",
+    "crates/recording",
     "crates/driver",
     "gpumem",
     "crates/c",

@@ -13,6 +13,9 @@ use crate::imports::{named_below_root, words};
 /// The folders of the crates of the floors. Each names the modules of those before it as its own.
 const CRATES: [&str; 3] = ["crates/core", "crates/driver", "gpumem"];
 
+/// The recordings are a crate without floors.
+const RECORDING: &str = "crates/recording";
+
 /// Returns each floor of `docs/ARCHITECTURE.md`, and what it may name besides itself.
 fn floors() -> Vec<(String, Vec<String>)> {
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ARCHITECTURE.md")).unwrap();
@@ -72,9 +75,34 @@ fn each_floor_names_only_what_is_below_it() {
     }
 }
 
+/// The crates stand in `docs/ARCHITECTURE.md` in the order in which they use each other, also in their tests.
+#[test]
+fn each_crate_names_only_those_above_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let text = fs::read_to_string(root.join("docs/ARCHITECTURE.md")).unwrap();
+    let (_, list) = text.split_once("\n## Crates\n").expect("it has the crates");
+    let list = list.split("\n## ").next().unwrap_or_default();
+    let crates: Vec<_> = list.split("**`").skip(1).filter_map(|rest| rest.split('`').next()).collect();
+    assert_eq!(crates.len(), 13, "{crates:?}");
+    for (at, name) in crates.iter().enumerate() {
+        let folder = match name.strip_prefix("gpumem-") {
+            None | Some("macros") => (*name).to_owned(),
+            Some(short) => format!("crates/{short}"),
+        };
+        let manifest = fs::read_to_string(root.join(folder).join("Cargo.toml")).expect("a crate has a manifest");
+        let is_name = |c: char| c.is_ascii_lowercase() || c == '-';
+        let used = manifest.lines().filter(|line| line.starts_with("gpumem") && line.contains('='));
+        for used in used.map(|line| line.split(|c| !is_name(c)).next().unwrap_or_default()) {
+            assert!(crates[..=at].contains(&used), "`{name}` uses `{used}`, which is not above it");
+        }
+    }
+}
+
 #[test]
 fn only_sys_is_unsafe() {
-    for (floor, path, code) in library().into_iter().chain(sources_of("crates/inject")) {
+    for (floor, path, code) in
+        library().into_iter().chain([RECORDING, "crates/inject"].into_iter().flat_map(sources_of))
+    {
         let is_unsafe = words(&code).iter().any(|word| word == "unsafe");
         assert!(floor == "sys" || !is_unsafe, "{} says unsafe", path.display());
     }
@@ -83,7 +111,7 @@ fn only_sys_is_unsafe() {
 /// `print!` and its like end the program if nothing can be written.
 #[test]
 fn only_one_file_prints() {
-    let crates = CRATES.iter().chain(&["crates/c", "crates/inject", "crates/metrics", "crates/tracing"]);
+    let crates = CRATES.iter().chain(&[RECORDING, "crates/c", "crates/inject", "crates/metrics", "crates/tracing"]);
     for (_, path, code) in crates.flat_map(|name| sources_of(name)) {
         let may = path.ends_with("sys/print.rs") || path.ends_with("tests.rs");
         let words = words(&code);
@@ -105,7 +133,7 @@ fn a_library_without_tests_has_none() {
         let manifest = manifest(member);
         let library = manifest.split("[lib]\n").nth(1).and_then(|rest| rest.split("\n[").next()).unwrap_or_default();
         // `tests/book` runs the examples of these.
-        let has_others = CRATES.contains(&member);
+        let has_others = CRATES.contains(&member) || member == RECORDING;
         for (setting, test) in [("test = false", "#[test]"), ("doctest = false", "/// ```")] {
             if has_others && setting == "doctest = false" {
                 continue;

@@ -5,8 +5,6 @@ mod doctor;
 mod export;
 mod info;
 mod names;
-#[path = "../../../crates/cli/tests/command/printable.rs"]
-mod printable;
 mod ps;
 mod watch;
 mod widths;

@@ -3,10 +3,9 @@
 
 use std::path::Path;
 
-use super::{
-    printable::{assert_printable, has},
-    *,
-};
+use gpumem_core::testing::{assert_printable, has};
+
+use super::*;
 
 const NAME: &str =
     "x\u{1b}[31m\u{7}\r\t\u{7f}\u{85}\u{9b}2J\u{200b}\u{200e}\u{2028}\u{202e}\u{2066}\u{feff}|`;<b>\"'\\\nFORGED: y";

@@ -4,7 +4,7 @@
 mod tracker;
 
 use gpumem::{Bytes, GpuMemTrace, pool::Pool, report::RegisteredPool, sim::SimGpu, summary};
-use gpumem_core::recording::AllocatorSettings;
+use gpumem_recording::AllocatorSettings;
 use gpumem_tests::simulated_gpu;
 
 use self::tracker::{

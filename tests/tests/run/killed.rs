@@ -2,11 +2,9 @@
 
 use std::{collections::HashSet, thread};
 
-use gpumem_core::{
-    model::StackId,
-    recording::{CodeAddress, Item, Segments, items_of},
-};
+use gpumem_core::model::StackId;
 use gpumem_driver::ring_memory::SharedMemory;
+use gpumem_recording::{CodeAddress, Item, Segments, items_of};
 use gpumem_tests::{Random, built};
 
 use super::*;

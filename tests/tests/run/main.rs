@@ -28,10 +28,8 @@ use std::{
     process::Command,
 };
 
-use gpumem_core::{
-    model::EventKind,
-    recording::{End, Reader, Step},
-};
+use gpumem_core::model::EventKind;
+use gpumem_recording::{End, Reader, Step};
 use gpumem_tests::{Library, Outcome, Standin, built, interpreters};
 use tempfile::TempDir;
 

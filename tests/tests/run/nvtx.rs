@@ -5,10 +5,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use gpumem_core::{
-    model::ScopeId,
-    recording::{Item, items_of},
-};
+use gpumem_core::model::ScopeId;
+use gpumem_recording::{Item, items_of};
 use gpumem_tests::{CONTEXT, skipped};
 
 use super::*;

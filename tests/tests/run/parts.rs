@@ -1,6 +1,6 @@
 //! Tests `--max-size` and `--only-peak`.
 
-use gpumem_core::recording::Reader;
+use gpumem_recording::Reader;
 use gpumem_tests::Random;
 
 use super::*;

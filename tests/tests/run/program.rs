@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use gpumem_core::recording::Reader;
+use gpumem_recording::Reader;
 use gpumem_tests::{CONTEXT, built};
 
 use super::*;

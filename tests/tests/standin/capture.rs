@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use gpumem_core::model::{EventKind, MemKind};
-use gpumem_core::recording::{End, Reader, Step};
+use gpumem_recording::{End, Reader, Step};
 use gpumem_tests::{CONTEXT, Library, Standin};
 use tempfile::TempDir;
 

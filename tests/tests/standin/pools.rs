@@ -3,7 +3,7 @@
 use std::{fs::File, path::Path, process::Command};
 
 use gpumem::Bytes;
-use gpumem_core::recording::Reader;
+use gpumem_recording::Reader;
 use gpumem_tests::{Standin, built};
 
 /// The program is linked with the library that the tests are built with, so it needs no other library.

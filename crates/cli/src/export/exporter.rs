@@ -430,10 +430,8 @@ fn add_accounts(machine: &Machine, usages: &mut [UsageSample]) {
 mod tests {
     use std::{env, fs, process};
 
-    use gpumem_core::{
-        model::{Block, Bytes, EventKind, Key, MemKind, PoolId, StackId},
-        recording::{Item, PoolDefinition},
-    };
+    use gpumem_core::model::{Block, Bytes, EventKind, Key, MemKind, PoolId, StackId};
+    use gpumem_recording::{Item, PoolDefinition};
 
     use gpumem_metrics::schema::{INTERVAL_PEAK, LIVE, REFUSED};
 

@@ -7,8 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpumem_core::{export::shortened, model::Device, recording::Totals};
+use gpumem_core::{export::shortened, model::Device};
 use gpumem_metrics::windows::Windows;
+use gpumem_recording::Totals;
 
 use super::{
     lives::{WIDEST, lives},

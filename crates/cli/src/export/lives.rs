@@ -7,9 +7,9 @@ use gpumem_core::{
     export::shortened,
     ledger::{GroupUsage, KnownPool},
     model::{Device, MemKind, PoolId},
-    recording::Follower,
 };
 use gpumem_metrics::schema::{OTHER, largest};
+use gpumem_recording::Follower;
 
 use super::sample::{LiveSample, PoolSample};
 use crate::history::{Origin, pay};

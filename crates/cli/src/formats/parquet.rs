@@ -8,7 +8,8 @@ use std::{
     sync::Arc,
 };
 
-use gpumem_core::{export::shortened_command, recording::TensorClass};
+use gpumem_core::export::shortened_command;
+use gpumem_recording::TensorClass;
 use parquet::{
     basic::{Compression, ConvertedType, Encoding, Repetition, Type as Physical},
     data_type::{BoolType, ByteArray, ByteArrayType, DataType, Int32Type, Int64Type},

@@ -6,7 +6,7 @@ use std::{
     io::{self, Write},
 };
 
-use gpumem_core::recording::AllocatorAction as Action;
+use gpumem_recording::AllocatorAction as Action;
 
 use super::{frames::functions, pickle::Pickle};
 use crate::history::{

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-use gpumem_core::recording::{AllocatorAction as Action, AllocatorDevice};
+use gpumem_recording::{AllocatorAction as Action, AllocatorDevice};
 
 use super::{
     device::DeviceHistory,

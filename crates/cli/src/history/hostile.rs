@@ -4,6 +4,8 @@ use std::{fs, io, path::Path, time::Duration};
 
 use gpumem_core::{export::Paint, model::Bytes};
 
+use gpumem_recording::testing::{Random, items, written};
+
 use super::{BlockLife, History, Moment};
 use crate::{
     formats::Format,
@@ -12,20 +14,13 @@ use crate::{
     what_if,
 };
 
-#[path = "../../../core/tests/recording/any.rs"]
-mod any;
-#[path = "../../../core/tests/recording/random.rs"]
-mod random;
-
-use self::random::Random;
-
 #[test]
 fn all_reports_and_formats_of_hostile_recordings_end() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("hostile.capture");
     let (mut changes, mut tensors) = (0, 0);
     for seed in 0..40 {
-        fs::write(&file, any::written(&any::items(&mut Random::new(seed), 1_000))).unwrap();
+        fs::write(&file, written(&items(&mut Random::new(seed), 1_000))).unwrap();
         let mut history = History::read(&file).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
         changes += history.lives.change_count();
         let devices = history.tensors.iter().flat_map(|tensors| &tensors.devices);

@@ -6,9 +6,9 @@ use gpumem_core::{
     derive::{LedgerView, Names, Paths},
     ledger::AllocGroup,
     model::{MemKind, StackId},
-    recording::Definitions,
     report::{path_in_words, place_in_words},
 };
+use gpumem_recording::Definitions;
 
 /// Where blocks come from: the scope, the stack, and the kind of memory.
 #[derive(Clone, Debug)]

@@ -10,8 +10,8 @@ use std::{
 use gpumem_core::{
     ledger::{BlockChange, BlockChangeKind, KnownPool},
     model::{Block, Device, EventKind, MemKind, ScopeId},
-    recording::{Reader, RecordedEvent, Step},
 };
+use gpumem_recording::{Reader, RecordedEvent, Step};
 
 use super::{
     bytes::RecordingBytes,

@@ -6,9 +6,9 @@ use gpumem_core::{
     derive::{LedgerView, Overlaps},
     ledger::{BlockChangeKind, Counts, KnownPool},
     model::{Bytes, CallsiteId, Device, GpuMemory, MemKind, Source, StackId},
-    recording::{Definitions, End, Reader, Skipped},
     report::{Leaks, Place, SharedNames, leak_in_words},
 };
+use gpumem_recording::{Definitions, End, Reader, Skipped};
 
 use super::{
     bytes::RecordingBytes,

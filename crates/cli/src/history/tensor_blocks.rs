@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BinaryHeap, HashMap},
 };
 
-use gpumem_core::recording::AllocatorAction as Action;
+use gpumem_recording::AllocatorAction as Action;
 
 use super::{
     ChangeKind,
@@ -133,10 +133,8 @@ fn when(time: u64) -> When {
 
 #[cfg(test)]
 mod tests {
-    use gpumem_core::{
-        model::{Device, Family},
-        recording::AllocatorDevice,
-    };
+    use gpumem_core::model::{Device, Family};
+    use gpumem_recording::AllocatorDevice;
 
     use super::*;
 

@@ -7,10 +7,10 @@ use std::collections::{HashMap, HashSet};
 use gpumem_core::{
     derive::Names,
     model::{Device, MemKind, StackId},
-    recording::{
-        AllocatorAction as Action, AllocatorContradiction, AllocatorDefinition, AllocatorEvents, AllocatorSettings,
-        Definitions, TensorClass,
-    },
+};
+use gpumem_recording::{
+    AllocatorAction as Action, AllocatorContradiction, AllocatorDefinition, AllocatorEvents, AllocatorSettings,
+    Definitions, TensorClass,
 };
 
 pub(crate) use super::allocator::{AllocatorState, AllocatorStep, Piece, Segment, SegmentUse, Tensor, TensorHistory};

@@ -10,10 +10,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gpumem_core::recording::{Beginning, new_path};
 #[cfg(feature = "export")]
 use gpumem_driver::process::rank_of;
 use gpumem_inject::variable;
+use gpumem_recording::{Beginning, new_path};
 
 use crate::{
     files::{is_recording, open_to_read},
@@ -190,7 +190,7 @@ pub(super) fn left_recording(pid: u32, environment: &[u8]) -> Option<PathBuf> {
 mod tests {
     use std::process;
 
-    use gpumem_core::recording::{Item, Process, Writer};
+    use gpumem_recording::{Item, Process, Writer};
 
     use super::*;
 

@@ -11,8 +11,8 @@ use gpumem_core::{
     derive,
     export::Amounts,
     model::{Bytes, Device, Family},
-    recording::TensorClass,
 };
+use gpumem_recording::TensorClass;
 use serde::Serialize;
 use serde_json::Serializer;
 

@@ -7,11 +7,11 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::recording::{End, has_ring, recover};
 use gpumem_driver::{
     lock_file::{LockFile, lock_file},
     ring_memory::SharedMemory,
 };
+use gpumem_recording::{End, has_ring, recover};
 
 use super::{content::Content, parts, symbols, torch};
 use crate::{failure::Failure, files, terminal};

@@ -6,10 +6,8 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::{
-    model::EventKind,
-    recording::{CodeAddress, End, Item, ModuleDefinition, RecordedEvent, for_each_item},
-};
+use gpumem_core::model::EventKind;
+use gpumem_recording::{CodeAddress, End, Item, ModuleDefinition, RecordedEvent, for_each_item};
 
 /// The parts of a recording's content that are needed to complete it.
 #[derive(Debug, Default)]

@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use gpumem_core::recording::{Interception, Item, Writer, for_each_item, new_path, old_path};
+use gpumem_recording::{Interception, Item, Writer, for_each_item, new_path, old_path};
 
 use crate::files;
 
@@ -102,10 +102,8 @@ fn source(by: &Interception) -> String {
 mod tests {
     use std::time::Duration;
 
-    use gpumem_core::{
-        model::{EventKind, ThreadId},
-        recording::{PartDefinition, RecordedEvent, Totals, items_of},
-    };
+    use gpumem_core::model::{EventKind, ThreadId};
+    use gpumem_recording::{PartDefinition, RecordedEvent, Totals, items_of};
 
     use super::*;
 

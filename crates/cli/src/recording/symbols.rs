@@ -9,7 +9,7 @@ use std::{
 };
 
 use addr2line::Loader;
-use gpumem_core::recording::{CodeAddress, Item, ModuleDefinition, Symbol, SymbolsDefinition, Writer};
+use gpumem_recording::{CodeAddress, Item, ModuleDefinition, Symbol, SymbolsDefinition, Writer};
 use object::{Object, ObjectSegment, ReadCache};
 
 use super::content::Content;

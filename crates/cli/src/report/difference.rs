@@ -8,9 +8,9 @@ use std::{
 use gpumem_core::{
     export::{Paint, Role},
     model::{ByteDelta, one_line},
-    recording::TensorClass,
     report::{SharedNames, path_in_words},
 };
+use gpumem_recording::TensorClass;
 use serde::Serialize;
 
 use super::{

@@ -6,10 +6,8 @@ use std::{
     io::{self, Write},
 };
 
-use gpumem_core::{
-    export::{Amounts, InPaint, Leaf, Paint, Tree},
-    recording::TensorClass,
-};
+use gpumem_core::export::{Amounts, InPaint, Leaf, Paint, Tree};
+use gpumem_recording::TensorClass;
 use serde::Serialize;
 
 use super::text::Bars;

@@ -9,9 +9,9 @@ use std::{
 use gpumem_core::{
     export::{Amounts, Paint, Role},
     model::Bytes,
-    recording::TensorClass,
     report::counted,
 };
+use gpumem_recording::TensorClass;
 use serde::Serialize;
 
 use super::{sums::NO_LINE, text::percent};
@@ -423,10 +423,8 @@ impl SegmentFigures {
 
 #[cfg(test)]
 mod tests {
-    use gpumem_core::{
-        model::{Device, Family, MemKind},
-        recording::{AllocatorAction as Action, AllocatorDevice},
-    };
+    use gpumem_core::model::{Device, Family, MemKind};
+    use gpumem_recording::{AllocatorAction as Action, AllocatorDevice};
 
     use super::*;
     use crate::history::tensors::AllocatorStep;

@@ -72,7 +72,7 @@ mod listen {
         time::Instant,
     };
 
-    use gpumem_core::recording::Beginning;
+    use gpumem_recording::Beginning;
 
     use super::*;
     use crate::{files::open_to_read, machine};

@@ -13,16 +13,16 @@ use std::{
     time::Instant,
 };
 
-#[cfg(feature = "export")]
-use gpumem_core::recording::left_in_ring;
 use gpumem_core::{
     derive::Paths,
     model::{Bytes, Device, Family},
-    recording::{Beginning, CodeAddress, Follower, ModuleDefinition, SymbolsDefinition, Totals, old_path},
     report::SharedNames,
 };
 #[cfg(feature = "export")]
 use gpumem_driver::ring_memory::SharedMemory;
+#[cfg(feature = "export")]
+use gpumem_recording::left_in_ring;
+use gpumem_recording::{Beginning, CodeAddress, Follower, ModuleDefinition, SymbolsDefinition, Totals, old_path};
 use serde::Serialize;
 
 use crate::{files, history::Origin, recording::of_module, report::json};
@@ -537,10 +537,8 @@ fn largest(all: impl Iterator<Item = PlaceView>) -> Vec<PlaceView> {
 mod tests {
     use std::{fs, time::Duration};
 
-    use gpumem_core::{
-        model::{Block, Bytes, EventKind, Key, MemKind, ThreadId},
-        recording::{Item, Part, RecordedEvent, RingDefinition, Writer},
-    };
+    use gpumem_core::model::{Block, Bytes, EventKind, Key, MemKind, ThreadId};
+    use gpumem_recording::{Item, Part, RecordedEvent, RingDefinition, Writer};
 
     use super::*;
     use crate::{

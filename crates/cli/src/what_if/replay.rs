@@ -1,9 +1,10 @@
 //! Finds out what other settings of PyTorch's allocator would need, from the requests in a recording and a model of the
 //! allocator.
 
-use gpumem_core::{model::Bytes, recording::AllocatorSettings};
+use gpumem_core::model::Bytes;
 use gpumem_driver::settings::CONTEXT;
 use gpumem_estimate::replay::{Outcome, Request, replay};
+use gpumem_recording::AllocatorSettings;
 
 use super::{
     answer::{ALLOCATOR, Answer, By, Row, SETTINGS},

@@ -2,8 +2,8 @@
 
 use std::{collections::HashMap, hash::Hash, mem};
 
-use gpumem_core::recording::AllocatorAction as Action;
 use gpumem_estimate::replay::{Request, Sharing};
+use gpumem_recording::AllocatorAction as Action;
 
 use super::recorded::Recorded;
 use crate::history::tensors::{AllocatorState, AllocatorStep, Segment, TensorHistory};

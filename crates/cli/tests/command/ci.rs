@@ -2,10 +2,8 @@
 
 use std::{fs, time::Duration};
 
-use gpumem_core::{
-    model::{Block, Bytes, EventKind, Key, MemKind, PoolId, StackId},
-    recording::{DevicePeak, Item, PartDefinition, Process, TensorClass, Totals},
-};
+use gpumem_core::model::{Block, Bytes, EventKind, Key, MemKind, PoolId, StackId};
+use gpumem_recording::{DevicePeak, Item, PartDefinition, Process, TensorClass, Totals};
 use serde_json::Value;
 
 use crate::{
@@ -341,7 +339,7 @@ fn an_empty_recording_hides_no_other() {
     run(&folder, "runs", 100, &[(0, 10), (1, 10)]);
     let peaks = |what| within(&folder, &["baseline", what, "peaks.json", "runs"]);
     assert_eq!(peaks("write").code, Some(0));
-    let unused = gpumem_core::recording::Writer::new(Vec::new()).unwrap().finish().unwrap();
+    let unused = gpumem_recording::Writer::new(Vec::new()).unwrap().finish().unwrap();
     for (bytes, name, why) in [
         (unused, "unused", "its program ended before it used a GPU, or its allocations were not intercepted"),
         (

@@ -1,9 +1,7 @@
 //! Tests `gpumem diff`.
 
-use gpumem_core::{
-    model::{Device, EventKind, Family, MemKind},
-    recording::{Item, PartDefinition, TensorClass},
-};
+use gpumem_core::model::{Device, EventKind, Family, MemKind};
+use gpumem_recording::{Item, PartDefinition, TensorClass};
 use serde_json::Value;
 
 use crate::{

@@ -10,15 +10,15 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::{
-    model::{CallsiteId, EventKind, MemKind},
-    recording::{Item, TensorClass},
-};
+use gpumem_core::model::{CallsiteId, EventKind, MemKind};
+use gpumem_recording::{Item, TensorClass};
 use parquet::{
     file::reader::{FileReader, SerializedFileReader},
     record::{Field, Row},
 };
 use serde_json::{Value, json};
+
+use gpumem_core::testing::skipped;
 
 use crate::{
     file, folder, gpumem,
@@ -27,7 +27,6 @@ use crate::{
     pickled::unpickled,
     ran,
     report::{printed, recorded, training, written},
-    skipped::skipped,
 };
 
 /// The figures are those in the tests of reports.

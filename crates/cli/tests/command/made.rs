@@ -3,16 +3,13 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use gpumem_core::{
-    model::{
-        Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Source, StackId,
-        ThreadId,
-    },
-    recording::{
-        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
-        CallsiteDefinition, ClockPair, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
-        RecordedEvent, StackDefinition, Symbol, SymbolsDefinition, TensorClass, TensorGroup, ThreadDefinition, Writer,
-    },
+use gpumem_core::model::{
+    Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Source, StackId, ThreadId,
+};
+use gpumem_recording::{
+    AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
+    CallsiteDefinition, ClockPair, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
+    RecordedEvent, StackDefinition, Symbol, SymbolsDefinition, TensorClass, TensorGroup, ThreadDefinition, Writer,
 };
 
 pub(crate) const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };

@@ -17,11 +17,8 @@ mod names;
 mod page;
 mod parts;
 mod pickled;
-mod printable;
 mod report;
 #[allow(unreachable_pub, reason = "in gpumem-tests it is public")]
-#[path = "../../../../tests/src/skipped.rs"]
-mod skipped;
 mod snapshot;
 mod widths;
 
@@ -30,6 +27,8 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
 };
+
+use gpumem_core::testing::skipped;
 
 /// Runs `gpumem` with these arguments.
 fn gpumem(arguments: &[&str]) -> Command {
@@ -67,7 +66,7 @@ fn output_of(program: &str, arguments: &[&str]) -> Option<Output> {
     match Command::new(program).args(arguments).output() {
         Ok(output) => Some(output),
         Err(error) => {
-            skipped::skipped(format_args!("no {program}: {error}"));
+            skipped(format_args!("no {program}: {error}"));
             None
         }
     }

@@ -16,13 +16,12 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::{
-    model::{Bytes, CallsiteId, Label, MemKind, Source, StackId, ThreadId},
-    recording::{
-        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvents, AllocatorFigures, BlockLabel,
-        CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
-        StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition,
-    },
+use gpumem_core::model::{Bytes, CallsiteId, Label, MemKind, Source, StackId, ThreadId};
+use gpumem_core::testing::{assert_printable, has};
+use gpumem_recording::{
+    AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvents, AllocatorFigures, BlockLabel,
+    CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process, StackDefinition,
+    Symbol, SymbolsDefinition, ThreadDefinition,
 };
 use serde_json::Value;
 
@@ -32,7 +31,6 @@ use crate::{
     gpumem,
     made::{DEVICE, MIB, Made, allocator_event},
     pickled::unpickled,
-    printable::{assert_printable, has},
     report::written,
 };
 

@@ -3,10 +3,8 @@
 use std::{fs, time::Duration};
 
 use fastrand::Rng;
-use gpumem_core::{
-    model::{Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, PoolId, StackId},
-    recording::{Item, PoolDefinition},
-};
+use gpumem_core::model::{Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, PoolId, StackId};
+use gpumem_recording::{Item, PoolDefinition};
 use serde_json::{Value, json};
 
 use crate::{

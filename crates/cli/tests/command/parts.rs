@@ -3,10 +3,8 @@
 
 use std::fs;
 
-use gpumem_core::{
-    model::MemKind,
-    recording::{Item, Part, Writer, items_of},
-};
+use gpumem_core::model::MemKind;
+use gpumem_recording::{Item, Part, Writer, items_of};
 use parquet::record::Field;
 use serde_json::{Value, json};
 

@@ -2,10 +2,8 @@
 
 use std::{fs, path::PathBuf};
 
-use gpumem_core::{
-    model::{Device, EventKind, Family, MemKind, StackId},
-    recording::{CodeAddress, Item, ModuleDefinition, Process, StackDefinition},
-};
+use gpumem_core::model::{Device, EventKind, Family, MemKind, StackId};
+use gpumem_recording::{CodeAddress, Item, ModuleDefinition, Process, StackDefinition};
 use serde_json::Value;
 
 use crate::{

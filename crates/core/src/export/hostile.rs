@@ -12,10 +12,8 @@ use crate::{
         PeakHolders, Peaks, Place, PoolAtPeak, RegisteredPool, Report, ScopeSummary, SourceLine, Stats, Summary,
         Tracked,
     },
+    testing,
 };
-
-#[path = "../../../cli/tests/command/printable.rs"]
-mod printable;
 
 const NAME: &str = "x\u{0}\u{1b}[5m\u{1b}]0;t\u{7}\r\t\u{7f}\u{85}\u{9b}2J\u{200b}\u{200e}\u{2028}\u{202e}\u{2066}\u{feff}\"\\\nFORGED: y";
 
@@ -139,7 +137,7 @@ fn assert_printable(text: &str) {
     // The colours of `Role`, none of which occurs in the name.
     let codes = ["\u{1b}[0m", "\u{1b}[1m", "\u{1b}[2m", "\u{1b}[31m", "\u{1b}[32m", "\u{1b}[36m"];
     let text = codes.iter().fold(text.to_owned(), |text, code| text.replace(code, ""));
-    printable::assert_printable(&text);
+    testing::assert_printable(&text);
     assert!(text.contains("FORGED"), "its names are not there: {text:?}");
 }
 
@@ -156,7 +154,7 @@ fn check(form: Form, output: &Output) {
             let line = form.write(output, Paint::PLAIN);
             assert_printable(&line);
             assert_eq!(line.lines().count(), 1);
-            assert!(printable::has(&serde_json::from_str(&line).unwrap(), NAME), "{line}");
+            assert!(testing::has(&serde_json::from_str(&line).unwrap(), NAME), "{line}");
         }
     }
 }
@@ -213,6 +211,6 @@ fn all_that_a_program_prints_itself() {
     }
     for json in [block().to_json(), summary.to_json(), breakdown.to_json()] {
         assert_printable(&json);
-        assert!(printable::has(&serde_json::from_str(&json).unwrap(), NAME), "{json}");
+        assert!(testing::has(&serde_json::from_str(&json).unwrap(), NAME), "{json}");
     }
 }

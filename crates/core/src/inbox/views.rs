@@ -153,7 +153,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     }
 
     /// Returns whether the owner of any block is not known yet.
-    pub(crate) fn has_undecided(&self) -> bool {
+    pub fn has_undecided(&self) -> bool {
         self.enter(0, |state, _| state.ledger.has_undecided()).unwrap_or(false)
     }
 

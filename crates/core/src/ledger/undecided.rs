@@ -26,7 +26,7 @@ use crate::model::{Bytes, Device, EventKind, Key, MemKind, PoolId, Tag, ThreadId
 impl Ledger {
     /// Returns whether any block is undecided.
     #[inline]
-    pub(crate) fn has_undecided(&self) -> bool {
+    pub fn has_undecided(&self) -> bool {
         !self.pools.undecided.is_empty()
     }
 
@@ -166,7 +166,7 @@ impl Ledger {
 
     /// Decides the block of an event from a shortened recording, which may lack the next event of the thread. If the event
     /// allocated a driver block, the block belongs to this pool, or to none.
-    pub(crate) fn decide_shortened<O: Observer>(&mut self, event: &EventKind, pool: PoolId, observer: &mut O) {
+    pub fn decide_shortened<O: Observer>(&mut self, event: &EventKind, pool: PoolId, observer: &mut O) {
         match event {
             EventKind::Alloc { key, block } if block.kind != MemKind::Part => {
                 let Some(now) = self.live.get(*key).map(|entry| self.groups.get(entry.group()).pool) else { return };

@@ -12,13 +12,14 @@ use std::time::Duration;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Gauge {
+    // The discriminants are the values in recordings.
     /// Each allocation of this process on the device is intercepted, by the driver's dispatch table or CUPTI (see
     /// [`Source`](super::Source)), or reported by the simulated device. The numbers are exact to the byte.
-    Exact,
+    Exact = 0,
     /// The whole device is sampled, with all its processes. A peak between two samples is missed.
-    Sampled,
+    Sampled = 2,
     /// Nothing is measured, because there is no GPU or it cannot be read. All numbers are 0 and have no meaning.
-    Off,
+    Off = 3,
 }
 
 impl Gauge {

@@ -12,20 +12,21 @@
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Source {
+    // The discriminants are the values in recordings.
     /// gpumem's hooks in the driver's dispatch table. They observe each allocation of this process, cost almost nothing, and
     /// work while a profiler runs. Linux only.
-    Dispatch,
+    Dispatch = 0,
     /// CUPTI's callbacks. They observe each allocation of this process. After CUPTI is loaded, each driver call is slower.
-    Cupti,
+    Cupti = 1,
     /// The simulated device, which reports its allocations itself.
-    Simulation,
+    Simulation = 2,
     /// Samples of the whole device, one in each millisecond (`GPUMEM_SAMPLE_MS`).
-    Sampling,
+    Sampling = 4,
     /// A function of the program, which is called at the same interval: see
     /// [`Gauge::custom`](crate::model::Gauge::custom).
-    Custom,
+    Custom = 6,
     /// Nothing is measured.
-    Off,
+    Off = 5,
 }
 
 impl Source {

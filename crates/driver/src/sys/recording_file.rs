@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gpumem_core::recording::is_recording;
+use gpumem_recording::is_recording;
 
 use super::descriptor;
 

@@ -6,7 +6,7 @@
 
 use std::io;
 
-use gpumem_core::recording::{Line, RingMemory, Segment, Segments};
+use gpumem_recording::{Line, RingMemory, Segment, Segments};
 
 #[cfg(target_os = "linux")]
 pub use self::linux::{RingPages, words_of};

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeSet;
 
-use gpumem_core::recording::AllocatorSettings;
+use gpumem_recording::AllocatorSettings;
 
 use super::placement::Placement;
 

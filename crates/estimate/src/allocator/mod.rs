@@ -6,7 +6,8 @@ mod cubecl;
 mod placement;
 pub mod replay;
 
-use gpumem_core::{model::Bytes, recording::AllocatorSettings};
+use gpumem_core::model::Bytes;
+use gpumem_recording::AllocatorSettings;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::placement::Placement;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use gpumem_core::recording::AllocatorSettings;
+use gpumem_recording::AllocatorSettings;
 
 use super::caching::Caching;
 pub use super::caching::Sharing;

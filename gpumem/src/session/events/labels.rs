@@ -48,7 +48,7 @@ pub(in crate::session) fn label_block(key: Key, label: &Label, address: u64) -> 
         let labelled = session.labels().set(&session.inbox, key, label.clone());
         #[cfg(feature = "capture")]
         if let Some(block) = &labelled {
-            use gpumem_core::recording::{BlockLabel, Item};
+            use gpumem_recording::{BlockLabel, Item};
             session.record_item(|| Item::Label(BlockLabel { key, number: block.number, label: label.clone() }));
         }
         if labelled.is_some() {

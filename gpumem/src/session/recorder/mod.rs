@@ -28,9 +28,7 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::recording::{
-    CallsiteDefinition, Item, PoolDefinition, Request, RingDefinition, Writer, lines_for, ring,
-};
+use gpumem_recording::{CallsiteDefinition, Item, PoolDefinition, Request, RingDefinition, Writer, lines_for, ring};
 
 pub(super) use self::state::{EventTap, Recorder};
 pub use self::thread::Keep;

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use gpumem_core::recording::{
+use gpumem_recording::{
     CodeAddress, Item, ModuleDefinition, RingDefinitions, StackDefinition, Symbol, SymbolsDefinition,
 };
 

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::recording::{Item, RingWriter, ThreadDefinition};
+use gpumem_recording::{Item, RingWriter, ThreadDefinition};
 
 use super::modules::{EarlyDefinitions, ModuleTable, ResolvedAddress};
 use crate::{

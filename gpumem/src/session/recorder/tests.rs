@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use gpumem_core::recording::{End, Item, Reader, ReplayedReport, items_of};
+use gpumem_recording::{End, Item, Reader, ReplayedReport, items_of};
 use tempfile::TempDir;
 
 use crate::{

@@ -9,9 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpumem_core::{
-    model::ThreadId,
-    recording::{ClockPair, Finished, Item, Part, RingDefinition, RingReader, WHOLE_FILE, Writer, new_path, old_path},
+use gpumem_core::model::ThreadId;
+use gpumem_recording::{
+    ClockPair, Finished, Item, Part, RingDefinition, RingReader, WHOLE_FILE, Writer, new_path, old_path,
 };
 
 use super::definitions::Definer;

@@ -10,10 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpumem_core::{
-    model::EventKind,
-    recording::{Reader, Step},
-};
+use gpumem_core::model::EventKind;
+use gpumem_recording::{Reader, Step};
 
 use crate::Trouble;
 use crate::raw::{self, invoke};

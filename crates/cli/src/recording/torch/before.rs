@@ -6,7 +6,7 @@ use std::{
     io::{self, BufRead, Seek},
 };
 
-use gpumem_core::recording::AllocatorAction as Action;
+use gpumem_recording::AllocatorAction as Action;
 
 use super::{
     super::ranges::remove_range,

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use gpumem_core::{model::Frame, recording::Symbol};
+use gpumem_core::model::Frame;
+use gpumem_recording::Symbol;
 
 use super::history::TorchHistory;
 

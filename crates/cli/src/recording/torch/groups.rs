@@ -9,7 +9,7 @@ use std::{
     iter,
 };
 
-use gpumem_core::recording::{AllocatorAction as Action, Symbol, TensorClass, TensorGroup};
+use gpumem_recording::{AllocatorAction as Action, Symbol, TensorClass, TensorGroup};
 
 use super::{
     calls::{Call, Calls},

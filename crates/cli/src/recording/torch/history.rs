@@ -10,10 +10,8 @@ use std::{
     rc::Rc,
 };
 
-use gpumem_core::{
-    model::Bytes,
-    recording::{AllocatorAction as Action, AllocatorFigures, AllocatorSettings, Symbol, TensorClass},
-};
+use gpumem_core::model::Bytes;
+use gpumem_recording::{AllocatorAction as Action, AllocatorFigures, AllocatorSettings, Symbol, TensorClass};
 use serde_json::Value;
 
 use super::{contradictions::Contradictions, passes::BackwardPass};
@@ -104,7 +102,7 @@ pub(super) type Segments = BTreeMap<u64, (u64, SegmentAbout)>;
 pub(super) struct SegmentAbout {
     pub(super) is_expandable: bool,
     pub(super) stream: u64,
-    /// See [`AllocatorEvent::group`](gpumem_core::recording::AllocatorEvent::group).
+    /// See [`AllocatorEvent::group`](gpumem_recording::AllocatorEvent::group).
     pub(super) pool: u32,
 }
 

@@ -20,14 +20,12 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::{
-    model::{Device, Family, StackId},
-    recording::{
-        AllocatorContradiction, AllocatorDefinition, AllocatorDevice, AllocatorEvents, CodeAddress, Item,
-        ModuleDefinition, StackDefinition, SymbolsDefinition, TensorHolder, Writer,
-    },
-};
+use gpumem_core::model::{Device, Family, StackId};
 use gpumem_inject::variable;
+use gpumem_recording::{
+    AllocatorContradiction, AllocatorDefinition, AllocatorDevice, AllocatorEvents, CodeAddress, Item, ModuleDefinition,
+    StackDefinition, SymbolsDefinition, TensorHolder, Writer,
+};
 
 pub(crate) use self::snapshot::{is_snapshot, recording_of};
 use self::{groups::Groups, history::TorchHistory, passes::Stacks};

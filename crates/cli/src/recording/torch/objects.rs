@@ -7,7 +7,7 @@ use std::{
     rc::Rc,
 };
 
-use gpumem_core::recording::{AllocatorAction, Symbol};
+use gpumem_recording::{AllocatorAction, Symbol};
 use serde_json::{Map, json};
 
 use super::{

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use gpumem_core::recording::Symbol;
+use gpumem_recording::Symbol;
 
 /// A backward pass, or several passes with the same times.
 #[derive(Clone, Copy, Debug)]

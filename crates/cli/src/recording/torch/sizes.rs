@@ -10,10 +10,8 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::{
-    model::{Bytes, StackId},
-    recording::{AllocatorAction as Action, AllocatorEvent, AllocatorSettings},
-};
+use gpumem_core::model::{Bytes, StackId};
+use gpumem_recording::{AllocatorAction as Action, AllocatorEvent, AllocatorSettings};
 
 use super::{
     super::ranges::remove_range,

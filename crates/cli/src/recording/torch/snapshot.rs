@@ -8,12 +8,10 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::{
-    model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, Space, StackId, ThreadId},
-    recording::{
-        AllocatorAction as Action, ClockPair, CodeAddress, Item, PartDefinition, Process, RecordedEvent,
-        StackDefinition, Writer,
-    },
+use gpumem_core::model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, Space, StackId, ThreadId};
+use gpumem_recording::{
+    AllocatorAction as Action, ClockPair, CodeAddress, Item, PartDefinition, Process, RecordedEvent, StackDefinition,
+    Writer,
 };
 
 use super::{

@@ -133,8 +133,17 @@ pub(super) const CRATES: &[&str] = &["std", "core", "alloc", "cudarc"];
 pub(super) const RUNTIME: &[&str] = &["std", "core", "alloc"];
 
 /// The crates of gpumem that run in programs, by their names in functions and in files.
-pub(super) const GPUMEM: &[&str] =
-    &["gpumem", "gpumem_c", "gpumem-c", "gpumem_core", "gpumem-core", "gpumem_driver", "gpumem-driver"];
+pub(super) const GPUMEM: &[&str] = &[
+    "gpumem",
+    "gpumem_c",
+    "gpumem-c",
+    "gpumem_core",
+    "gpumem-core",
+    "gpumem_driver",
+    "gpumem-driver",
+    "gpumem_recording",
+    "gpumem-recording",
+];
 
 /// The module of gpumem that a program in C links with.
 pub(super) const GPUMEM_C: &[&str] = &["libgpumem_c"];

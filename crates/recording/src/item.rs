@@ -1,0 +1,556 @@
+//! The items of a recording: definitions of numbers, events, and the reports that the program requested.
+
+use std::time::Duration;
+
+use super::{
+    allocator::{AllocatorDefinition, AllocatorEvents, TensorGroup, TensorHolder},
+    bytes::{Input, Malformed, Result, put_number},
+    event::{EventReader, EventWriter, RecordedEvent, is_short},
+    totals::Totals,
+    wire::{Wire, fields},
+};
+use gpumem_core::{
+    model::{
+        Bytes, CallsiteId, Device, Key, Label, MemKind, PoolId, PoolUsage, ScopeId, Source, StackId, ThreadId, Time,
+    },
+    report::DeviceReading,
+};
+
+/// One thing in a recording, in the order in which the program did it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Item {
+    /// The recorded process. This item is near the start of a file.
+    Process(Process),
+    /// The meaning of the processor's counter.
+    Clock(ClockPair),
+    /// A thread.
+    Thread(ThreadDefinition),
+    /// The place where a scope is opened, and its name.
+    Callsite(CallsiteDefinition),
+    /// The program or a library.
+    Module(ModuleDefinition),
+    /// A stack of return addresses.
+    Stack(StackDefinition),
+    /// The functions at an address in a module. This item may come long after the stack that contains the address.
+    Symbols(SymbolsDefinition),
+    /// A device.
+    Device(DeviceDefinition),
+    /// A CUDA context.
+    Context(ContextDefinition),
+    /// The source that intercepts allocations.
+    Interception(Interception),
+    /// The program's label of a block.
+    Label(BlockLabel),
+    /// An event.
+    Event(RecordedEvent),
+    /// Another thread reuses the number of a thread that has ended.
+    ThreadReused(ThreadId),
+    /// The holders of the peak of a closed scope are no longer needed.
+    PeakReleased(ScopeId),
+    /// This many items are not in the recording, because the writer did not keep up.
+    Missed(u64),
+    /// The program requested a report.
+    Request(Request),
+    /// Only a part of the events is in the recording.
+    Part(PartDefinition),
+    /// A caching allocator of the program, and its data.
+    Allocator(AllocatorDefinition),
+    /// The steps of a caching allocator.
+    AllocatorEvents(AllocatorEvents),
+    /// Tensors that belong together.
+    TensorGroup(TensorGroup),
+    /// The object that refers to a tensor at the end.
+    TensorHolder(TensorHolder),
+    /// The place where the process keeps data that it has not written yet. The recording may lack this data until
+    /// [`Finished`](Self::Finished).
+    Ring(RingDefinition),
+    /// A pool that the program registered.
+    Pool(PoolDefinition),
+    /// The owner of a block. Only a shortened recording contains this item, because it may lack the event that decides the owner.
+    PoolBlock(PoolBlock),
+    /// The end of the initial state in a recording of the latest events, and the totals up to that point.
+    Totals(Totals),
+    /// The scopes that the thread of the next event was in, the outermost first: an allocation or the opening of a scope. If the event
+    /// enters a scope, the path includes this scope.
+    Inside(Vec<CallsiteId>),
+    /// The file contains everything that the process recorded.
+    Finished(Finished),
+}
+
+/// The place where a process keeps data that is not in its recording yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingDefinition {
+    /// The id of a segment of shared memory, which outlives the process. `None` for memory that is lost with the process.
+    pub segment: Option<u64>,
+    /// A random number that is also in the segment, because another segment may get the same id later.
+    pub recording: u64,
+}
+
+/// See [`Item::Finished`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finished;
+
+/// The part of the events that is in a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartDefinition {
+    /// True if the recording contains the blocks that were live at the peak of each device and at the end. Otherwise it contains
+    /// the latest events and the blocks that were live before them.
+    pub is_peaks: bool,
+    /// Of the events up to this number, the recording contains only the allocations of these blocks, rejected allocations, and
+    /// events that mean that numbers may be wrong. All later events are included.
+    pub after: u64,
+}
+
+/// The recorded process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// The path of its file.
+    pub executable: String,
+    /// The command line.
+    pub arguments: Vec<String>,
+    /// The folder in which the process ran. Files below it are shown relative to it.
+    pub folder: String,
+    /// The file name of the module that contains gpumem, which is shown as part of the program.
+    pub own_module: Option<String>,
+    /// The time when the session started, since 1970.
+    pub began: Duration,
+    /// The version of gpumem.
+    pub version: String,
+    /// How long the process had run when the recording started, if the recording did not start with the process. Earlier
+    /// allocations are not known.
+    pub ran_before: Option<Duration>,
+    /// How the GPUs that the process saw differ from the real ones, such as `dry run, card of 24 GiB`.
+    pub cards: Option<String>,
+    /// The name of the machine or the container.
+    pub host: Option<String>,
+    /// The number of the process among the processes of a job.
+    pub rank: Option<u64>,
+}
+
+/// One moment by two clocks. Times between two pairs are interpolated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClockPair {
+    /// The value of the processor's counter.
+    pub ticks: u64,
+    /// The time since the session started.
+    pub time: Time,
+}
+
+/// A thread. Another thread may reuse its number later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadDefinition {
+    /// The number by which events name it.
+    pub thread: ThreadId,
+    /// The id in the operating system.
+    pub os_id: u64,
+    /// Its name.
+    pub name: Option<String>,
+}
+
+/// The place where a scope is opened, and its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallsiteDefinition {
+    /// The number by which events name it.
+    pub id: CallsiteId,
+    /// The name of the scope.
+    pub name: Option<String>,
+    /// The file, as the compiler names it.
+    pub file: String,
+    /// The line, starting at 1.
+    pub line: u32,
+    /// The column, starting at 1. 0 if it is not known.
+    pub column: u32,
+    /// The path of the Rust module, such as `app::train`. Known only for functions with an attribute.
+    pub module_path: Option<String>,
+}
+
+/// A file with code in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModuleDefinition {
+    /// The number by which stacks refer to the module. 0 stands for no module.
+    pub id: u32,
+    /// The path of its file.
+    pub path: String,
+    /// The linker's id of this build. Empty if there is none.
+    pub build_id: Vec<u8>,
+    /// The address of its offset 0 in the process.
+    pub base: u64,
+}
+
+/// One address of a stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CodeAddress {
+    /// 0 if no module is known; the offset is then the address.
+    pub module: u32,
+    /// The offset from the module's base.
+    pub offset: u64,
+}
+
+/// A stack, innermost first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StackDefinition {
+    /// The number by which events name it.
+    pub id: StackId,
+    /// The return addresses.
+    pub addresses: Vec<CodeAddress>,
+}
+
+/// One function that an address is in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Symbol {
+    /// The demangled name.
+    pub function: Option<String>,
+    /// The source file.
+    pub file: Option<String>,
+    /// The line, starting at 1.
+    pub line: Option<u32>,
+    /// The column, starting at 1.
+    pub column: Option<u32>,
+}
+
+/// The functions at an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SymbolsDefinition {
+    /// The address.
+    pub address: CodeAddress,
+    /// The functions that were inlined there, the innermost first, and the function that they were inlined into.
+    pub symbols: Vec<Symbol>,
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceDefinition {
+    /// The device, as events name it.
+    pub device: Device,
+    /// The driver's name for the device.
+    pub name: Option<String>,
+    /// The total memory of the device.
+    pub total: Option<Bytes>,
+    /// The UUID, as `nvidia-smi -L` prints it, such as `GPU-f3a9…` or `MIG-1c8b…`; without `GPU-` or `MIG-` if NVML could
+    /// not be used.
+    pub uuid: Option<String>,
+}
+
+/// A CUDA context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContextDefinition {
+    /// The number by which blocks refer to the context. A later context may reuse the number of one that was destroyed.
+    pub context: u8,
+    /// The device of the context.
+    pub device: Device,
+}
+
+/// A pool that the program registered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolDefinition {
+    /// The number by which events refer to the pool. A later pool may reuse the number of a closed one.
+    pub pool: PoolId,
+    /// Its name.
+    pub name: String,
+}
+
+/// See [`Item::PoolBlock`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolBlock {
+    /// The number of the event that allocated the block of the driver.
+    pub number: u64,
+    /// The pool that it belongs to.
+    pub pool: PoolId,
+}
+
+/// The source that intercepts allocations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interception {
+    /// The source.
+    pub source: Source,
+    /// The library.
+    pub library: String,
+}
+
+/// The program's label of a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockLabel {
+    /// The key of the block.
+    pub key: Key,
+    /// The number of the event that allocated the block, because a key may be reused.
+    pub number: u64,
+    /// The label.
+    pub label: Label,
+}
+
+/// The program requested a report at this point. The rest of the report is in the ledger and the definitions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Request {
+    /// The report line of a trace. Its numbers are the result of the last query of the scope.
+    Report {
+        /// The scope of the trace.
+        scope: ScopeId,
+        /// The trace's own context.
+        ctx: Option<String>,
+        /// The name of this report.
+        subctx: Option<String>,
+        /// The last line of the function, if each statement is reported.
+        lines: Option<u32>,
+    },
+    /// A statement of a function has ended. Its numbers are the result of the last query of the scope.
+    Line {
+        /// The scope of the function's trace.
+        scope: ScopeId,
+        /// The line on which the statement starts.
+        number: u32,
+        /// Its text.
+        source: String,
+    },
+    /// The summary of memory by scope.
+    Summary {
+        /// The reason if nothing is intercepted.
+        not_intercepted: Option<String>,
+    },
+    /// The breakdown of a device's memory.
+    Breakdown(DeviceReading),
+    /// The allocator's statistics.
+    MemoryStats {
+        /// The device.
+        device: Device,
+        /// The library.
+        intercepted_by: String,
+        /// The time since counting started.
+        since: Duration,
+        /// The current pool; `Some(None)` if there are none, and `None` if it could not be read.
+        pool: Option<Option<PoolUsage>>,
+    },
+    /// The live blocks of a scope, or all of them.
+    LiveBlocks {
+        /// The scope: an open one, or the last scope that was closed under this number.
+        scope: Option<ScopeId>,
+    },
+    /// The memory that was not freed at the end of the process.
+    Leaks {
+        /// True if allocations are intercepted.
+        is_intercepted: bool,
+    },
+    /// The allocations that made the peak of each device, at the end of the process.
+    Peaks {
+        /// True if allocations are intercepted.
+        is_intercepted: bool,
+    },
+    /// The allocations that made the peak of a scope.
+    PeakHolders {
+        /// The scope, open or closed.
+        scope: ScopeId,
+    },
+    /// A tracker starts.
+    TrackerStarted {
+        /// Its number.
+        tracker: u64,
+        /// The device that the tracker observes.
+        device: Device,
+    },
+    /// A tracker reports new and freed blocks.
+    Tracked {
+        /// Its number.
+        tracker: u64,
+        /// The time of the call, since 1970.
+        time: Duration,
+        /// The file of the calling line.
+        file: String,
+        /// The line.
+        line: u32,
+        /// The column.
+        column: u32,
+        /// The name of the call.
+        ctx: Option<String>,
+        /// The bytes in use on the device, if it could be read.
+        used: Option<Bytes>,
+        /// True if allocations are intercepted.
+        is_intercepted: bool,
+    },
+    /// A tracker is gone.
+    TrackerEnded {
+        /// Its number.
+        tracker: u64,
+    },
+    /// An allocation was rejected. Its report contains the memory that is live now.
+    Refused {
+        /// The number of the rejected allocation.
+        refusal: u64,
+        /// The device.
+        device: Device,
+        /// The size of the rejected allocation.
+        requested: Bytes,
+        /// The kind of memory.
+        kind: MemKind,
+        /// The stack of the call.
+        stack: StackId,
+        /// The scopes that the thread was in.
+        path: Vec<String>,
+    },
+    /// A rejected allocation is reported.
+    OutOfMemory {
+        /// Its number.
+        refusal: u64,
+        /// The reading of the driver, or the reason why there is none.
+        reading: std::result::Result<DeviceReading, String>,
+    },
+}
+
+impl Wire for Finished {
+    fn put(&self, _: &mut Vec<u8>) {}
+
+    fn get(_: &mut Input<'_>) -> Result<Self> {
+        Ok(Self)
+    }
+}
+
+fields!(Process { pid, executable, arguments, folder, own_module, began, version, ran_before, cards, host, rank });
+fields!(PartDefinition { is_peaks, after });
+fields!(RingDefinition { segment, recording });
+fields!(ClockPair { ticks, time });
+fields!(ThreadDefinition { thread, os_id, name });
+fields!(CallsiteDefinition { id, name, file, line, column, module_path });
+fields!(ModuleDefinition { id, path, build_id, base });
+fields!(CodeAddress { module, offset });
+fields!(StackDefinition { id, addresses });
+fields!(Symbol { function, file, line, column });
+fields!(SymbolsDefinition { address, symbols });
+fields!(DeviceDefinition { device, name, total, uuid });
+fields!(ContextDefinition { context, device });
+fields!(PoolDefinition { pool, name });
+fields!(PoolBlock { number, pool });
+fields!(Interception { source, library });
+fields!(BlockLabel { key, number, label });
+fields!(DeviceReading { device, name, memory, processes, pool });
+
+/// The number of each sort of request, and its fields.
+macro_rules! requests {
+    ($($variant:ident = $code:literal { $($field:ident),* })*) => {
+        impl Wire for Request {
+            fn put(&self, to: &mut Vec<u8>) {
+                match self {
+                    Self::Breakdown(reading) => {
+                        to.push(4);
+                        reading.put(to);
+                    }
+                    $(Self::$variant { $($field),* } => {
+                        to.push($code);
+                        $($field.put(to);)*
+                    })*
+                }
+            }
+
+            fn get(from: &mut Input<'_>) -> Result<Self> {
+                match from.byte()? {
+                    4 => DeviceReading::get(from).map(Self::Breakdown),
+                    $($code => Ok(Self::$variant { $($field: Wire::get(from)?),* }),)*
+                    _ => Err(Malformed("a number stands for no request")),
+                }
+            }
+        }
+    };
+}
+
+requests! {
+    Report = 1 { scope, ctx, subctx, lines }
+    Line = 2 { scope, number, source }
+    Summary = 3 { not_intercepted }
+    MemoryStats = 5 { device, intercepted_by, since, pool }
+    LiveBlocks = 6 { scope }
+    Leaks = 7 { is_intercepted }
+    Peaks = 8 { is_intercepted }
+    PeakHolders = 9 { scope }
+    TrackerStarted = 10 { tracker, device }
+    Tracked = 11 { tracker, time, file, line, column, ctx, used, is_intercepted }
+    TrackerEnded = 12 { tracker }
+    Refused = 13 { refusal, device, requested, kind, stack, path }
+    OutOfMemory = 14 { refusal, reading }
+}
+
+/// The type of each item. Types from 128 on are allocations and frees.
+macro_rules! items {
+    ($($variant:ident = $code:literal),* $(,)?) => {
+        fn code(item: &Item) -> u8 {
+            match item {
+                Item::Event(_) => EVENT,
+                $(Item::$variant(_) => $code,)*
+            }
+        }
+
+        fn put_fields(item: &Item, events: &mut EventWriter, to: &mut Vec<u8>) {
+            match item {
+                Item::Event(event) => events.put_plain(event, to),
+                $(Item::$variant(value) => value.put(to),)*
+            }
+        }
+
+        fn get_fields(code: u8, events: &mut EventReader, from: &mut Input<'_>) -> Result<Option<Item>> {
+            Ok(Some(match code {
+                EVENT => Item::Event(events.get_plain(from)?),
+                $($code => Item::$variant(Wire::get(from)?),)*
+                _ => return Ok(None),
+            }))
+        }
+    };
+}
+
+const EVENT: u8 = 1;
+
+items! {
+    Process = 2,
+    Clock = 3,
+    Thread = 4,
+    Callsite = 5,
+    Module = 6,
+    Stack = 7,
+    Symbols = 8,
+    Device = 9,
+    Context = 10,
+    Interception = 12,
+    Label = 13,
+    ThreadReused = 14,
+    PeakReleased = 15,
+    Missed = 16,
+    Request = 17,
+    Part = 18,
+    Allocator = 19,
+    AllocatorEvents = 20,
+    Ring = 21,
+    Finished = 22,
+    TensorGroup = 23,
+    TensorHolder = 24,
+    Pool = 25,
+    PoolBlock = 26,
+    Totals = 27,
+    Inside = 28,
+}
+
+/// Appends an item. `scratch` is a buffer for the bytes after its length.
+pub(super) fn put(item: &Item, events: &mut EventWriter, scratch: &mut Vec<u8>, to: &mut Vec<u8>) {
+    if let Item::Event(event) = item
+        && events.put_short(event, to)
+    {
+        return;
+    }
+    scratch.clear();
+    put_fields(item, events, scratch);
+    to.push(code(item));
+    put_number(to, scratch.len() as u64);
+    to.extend_from_slice(scratch);
+}
+
+/// Reads an item. Returns `Ok(None)` if this version does not understand it. After an error, the rest of the record cannot be
+/// read.
+pub(super) fn get(events: &mut EventReader, from: &mut Input<'_>) -> Result<Option<Item>> {
+    let first = from.byte()?;
+    if is_short(first) {
+        return events.get_short(first, from).map(|event| Some(Item::Event(event)));
+    }
+    let length = from.number()?;
+    let mut fields = from.part(length)?;
+    let item = get_fields(first, events, &mut fields).unwrap_or(None);
+    from.cut_texts += fields.cut_texts;
+    Ok(item)
+}

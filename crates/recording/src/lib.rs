@@ -1,0 +1,58 @@
+//! Recordings of a program: its use of GPU memory, the definitions of all ids, and the reports that it requested.
+//!
+//! [`Writer`] writes recordings. [`Reader`] reads them and derives the same reports, on any machine and without the program. The
+//! format is in `docs/RECORDING.md`.
+
+mod allocator;
+mod allocator_sizes;
+mod budget;
+mod bytes;
+mod check;
+mod definitions;
+mod event;
+mod follow;
+mod item;
+mod items;
+mod output;
+mod part;
+mod reader;
+mod record;
+mod recover;
+mod requests;
+mod ring;
+mod state;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod testing;
+#[cfg(test)]
+mod tests;
+mod totals;
+mod wire;
+mod writer;
+
+pub use self::{
+    allocator::{
+        AllocatorAction, AllocatorContradiction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents,
+        AllocatorFigures, AllocatorSettings, TensorClass, TensorGroup, TensorHolder,
+    },
+    definitions::Definitions,
+    event::RecordedEvent,
+    follow::{Beginning, Follower, Growing},
+    item::{
+        BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, Finished,
+        Interception, Item, ModuleDefinition, PartDefinition, PoolBlock, PoolDefinition, Process, Request,
+        RingDefinition, StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition,
+    },
+    items::{for_each_item, items_of},
+    output::ReplayedReport,
+    part::Part,
+    reader::{Reader, Skipped, Step},
+    record::{End, VERSION, is_recording},
+    recover::{Ended, Segment, Segments, has_ring, left_in_ring, new_path, old_path, recover},
+    ring::{
+        Line, RingContent, RingDefinitions, RingMemory, RingReader, RingWriter, WHOLE_FILE, lines_for, on_the_heap,
+        ring,
+    },
+    totals::{DevicePeak, Totals, Waiting},
+    writer::{Writer, Written},
+};

@@ -1,0 +1,58 @@
+//! Derives again the reports that the program requested.
+
+use std::{fmt, time::UNIX_EPOCH};
+
+use gpumem_core::report::{
+    self, Breakdown, Content, LiveBlock, MemoryStats, OutOfMemory, PeakHolders, Report, Summary, Tracked,
+};
+
+/// A report that the program requested. `Display` is the text that the program printed, or would have printed, without the line
+/// break at the end.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum ReplayedReport {
+    /// The line of a trace.
+    Report(Report),
+    /// `gpumem::summary`.
+    Summary(Summary),
+    /// `gpumem::breakdown`.
+    Breakdown(Breakdown),
+    /// `gpumem::torch::memory_stats`.
+    MemoryStats(Box<MemoryStats>),
+    /// Live blocks.
+    LiveBlocks(Vec<LiveBlock>),
+    /// The reports at the end of the process: leaks, and peaks.
+    AtExit(Box<report::Output>),
+    /// The allocations that made the peak of a scope.
+    PeakHolders(PeakHolders),
+    /// The new and the freed blocks between two lines.
+    Tracked(Tracked),
+    /// An allocation was rejected.
+    OutOfMemory(OutOfMemory),
+}
+
+impl fmt::Display for ReplayedReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Report(report) => printed(Content::Trace(report.clone())).fmt(f),
+            Self::Summary(summary) => summary.fmt(f),
+            Self::Breakdown(breakdown) => breakdown.fmt(f),
+            Self::MemoryStats(stats) => stats.fmt(f),
+            Self::LiveBlocks(blocks) => blocks.iter().try_for_each(|block| writeln!(f, "{block:?}")),
+            Self::AtExit(output) => output.fmt(f),
+            Self::PeakHolders(peak) => peak.fmt(f),
+            Self::Tracked(tracked) => tracked.fmt(f),
+            Self::OutOfMemory(oom) => printed(Content::OutOfMemory(Box::new(oom.clone()))).fmt(f),
+        }
+    }
+}
+
+/// Text has no time.
+fn printed(content: Content) -> report::Output {
+    report::Output::new(content, UNIX_EPOCH, 0)
+}
+
+/// The texts that are printed when the process ends.
+pub(super) fn at_exit(content: Content, pid: u32) -> ReplayedReport {
+    ReplayedReport::AtExit(Box::new(report::Output::new(content, UNIX_EPOCH, pid)))
+}

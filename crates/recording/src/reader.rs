@@ -1,0 +1,393 @@
+//! Reads a recording and derives the reports that the program printed.
+
+use std::io::{self, Seek, SeekFrom};
+
+use super::{
+    allocator::AllocatorEvents,
+    budget::Budget,
+    check::{AllocatorChecks, Rejection},
+    definitions::{Definitions, MOST_CALLERS},
+    event::RecordedEvent,
+    item::BlockLabel,
+    item::Item,
+    items::{Items, Next},
+    output::ReplayedReport,
+    record::{End, Records},
+    requests::Extent,
+    state::State,
+    totals::Totals,
+};
+use gpumem_core::{
+    derive::{self, KeptPeak, LedgerView},
+    ledger::Observer,
+    model::{Device, EventKind, StackId, Time, Trace},
+    report::{Leaks, LiveBlock, MemoryStats, PeakHolders, Summary},
+};
+
+/// Reads a recording.
+///
+/// Events are applied to a ledger as they are read, and the reports that the program requested are derived from it at the same
+/// point. The file is read twice because a name may come later than the thing that it names.
+#[derive(Debug)]
+pub struct Reader<R> {
+    pub(super) items: Items<R>,
+    state: State,
+    allocator: AllocatorChecks,
+    skipped: Skipped,
+    /// True if definitions are added as they are read.
+    defines: bool,
+    /// The approximate bytes of the added definitions.
+    defined: u64,
+    /// The number of the last event.
+    newest: u64,
+    /// True if the recording continues in a new file and the start of that file was already read in the file before.
+    skips: bool,
+}
+
+/// The result of reading.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Step {
+    /// An event was applied. If it is a query of a scope, the trace is its result.
+    Event(RecordedEvent, Option<Box<Trace>>),
+    /// The program named a live block.
+    Label(Box<BlockLabel>),
+    /// The steps of a caching allocator of the program. They come after all events.
+    Allocator(AllocatorEvents),
+    /// The blocks that were live before the events of a shortened recording were applied. These are the totals up to that point.
+    Totals(Box<Totals>),
+}
+
+/// A step, or a report that the program requested.
+enum Read {
+    Step(Step),
+    Report(Box<ReplayedReport>),
+}
+
+/// The data of the program that is missing for a reader, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Skipped {
+    /// Records of types that this version does not know.
+    pub unknown_records: u64,
+    /// Items that this version does not understand.
+    pub not_understood: u64,
+    /// Items that contradict what came before.
+    pub contradictions: u64,
+    /// Items above a limit of the reader.
+    pub above_limits: u64,
+    /// Items that the recording itself says it missed.
+    pub missed: u64,
+    /// Texts of more than 16 KiB: they end in `… (cut)`.
+    pub cut_texts: u64,
+}
+
+impl Skipped {
+    /// Returns whether nothing was left out, so that the derived reports are those of the program.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl<R: io::Read + Seek> Reader<R> {
+    /// Reads the definitions of a recording.
+    ///
+    /// # Errors
+    /// Returns an error if reading fails, and one of the kind [`InvalidData`](io::ErrorKind::InvalidData) if this is no recording, or
+    /// one of a version that is too new.
+    pub fn new(mut from: R) -> io::Result<Self> {
+        let begin = from.stream_position()?;
+        let length = from.seek(SeekFrom::End(0))?.saturating_sub(begin);
+        from.seek(SeekFrom::Start(begin))?;
+        Self::of_size(from, length)
+    }
+
+    /// Like [`new`](Self::new), but for a recording that was converted from a file with `length` bytes. Reading it may cost as
+    /// much time and memory as reading a recording of this size.
+    ///
+    /// # Errors
+    /// Returns the errors of [`new`](Self::new).
+    pub fn of_size(mut from: R, length: u64) -> io::Result<Self> {
+        let begin = from.stream_position()?;
+        let mut definitions = Definitions::default();
+        let mut items = Items::of(Records::new(&mut from)?, Budget::new(length, 0));
+        while let Some(next) = items.next()? {
+            if let Next::Other(item, bytes) = next {
+                definitions.add(*item, bytes, &mut items.budget);
+            }
+        }
+        let budget = Budget::new(length, items.budget.memory());
+        from.seek(SeekFrom::Start(begin))?;
+        Ok(Self::of(Items::of(Records::new(from)?, budget), definitions, false))
+    }
+}
+
+impl<R: io::Read> Reader<R> {
+    /// Creates a reader. `defines` is true if the definitions of these items are not in `definitions` yet.
+    pub(super) fn of(items: Items<R>, definitions: Definitions, defines: bool) -> Self {
+        let skipped = Skipped {
+            contradictions: definitions.contradictions,
+            above_limits: definitions.left_out,
+            ..Skipped::default()
+        };
+        Self {
+            items,
+            state: State::new(definitions),
+            allocator: AllocatorChecks::default(),
+            skipped,
+            defines,
+            defined: 0,
+            newest: 0,
+            skips: false,
+        }
+    }
+
+    /// Takes a definition, which has `bytes` bytes in the file.
+    pub(super) fn define(&mut self, item: Item, bytes: u64) {
+        let before = self.items.budget.memory();
+        self.state.definitions.add(item, bytes, &mut self.items.budget);
+        self.defined += self.items.budget.memory() - before;
+    }
+
+    /// Returns the approximate memory of definitions that are added as they are read, live blocks and open scopes.
+    pub(super) fn memory(&self) -> u64 {
+        self.defined + self.state.memory()
+    }
+
+    /// Reads up to the next event or label. Returns `None` after the last one; see [`end`](Self::end) for how the file ends.
+    /// Reports that the program requested are not derived.
+    ///
+    /// # Errors
+    /// Returns an error if reading fails.
+    pub fn step(&mut self) -> io::Result<Option<Step>> {
+        self.step_observed(&mut ())
+    }
+
+    /// Like [`step`](Self::step), and tells the observer the effects of the event on blocks. The observer may also get
+    /// changes of an item that has no step (`Item::Missed`). They come before the step of the next event.
+    ///
+    /// # Errors
+    /// Returns an error if reading fails.
+    pub fn step_observed(&mut self, observer: &mut impl Observer) -> io::Result<Option<Step>> {
+        loop {
+            match self.next(false, observer)? {
+                Some(Read::Step(step)) => return Ok(Some(step)),
+                Some(Read::Report(_)) => {}
+                None => return Ok(None),
+            }
+        }
+    }
+
+    fn next(&mut self, with_reports: bool, observer: &mut impl Observer) -> io::Result<Option<Read>> {
+        while let Some(next) = self.items.next()? {
+            let read = match next {
+                Next::Event(event) if self.skips && event.number <= self.newest => Ok(None),
+                Next::Event(event) => {
+                    self.newest = event.number;
+                    self.skips = false;
+                    // A report that the program did not request covers the whole recording.
+                    let kind = match event.kind {
+                        EventKind::ResetPeaks { .. } | EventKind::ResetSummary if !with_reports => {
+                            EventKind::PoolsQueried
+                        }
+                        kind => kind,
+                    };
+                    let applied = self.state.apply(&RecordedEvent { kind, ..event }, &mut self.items.budget, observer);
+                    applied.map(|trace| Some(Read::Step(Step::Event(event, trace))))
+                }
+                Next::Other(item, bytes) => self.item(*item, bytes, with_reports, observer),
+            };
+            match read {
+                Ok(None) => {}
+                Ok(read) => return Ok(read),
+                Err(Rejection::Contradiction) => self.skipped.contradictions += 1,
+                Err(Rejection::Limit) => self.skipped.above_limits += 1,
+                Err(Rejection::Exceeded(limit)) => self.items.stop(limit),
+            }
+        }
+        // In a growing file, more events of the thread that allocated an undecided block may follow.
+        if !self.defines {
+            self.state.end(observer);
+        }
+        Ok(None)
+    }
+
+    fn item(
+        &mut self,
+        item: Item,
+        bytes: u64,
+        with_reports: bool,
+        observer: &mut impl Observer,
+    ) -> Result<Option<Read>, Rejection> {
+        let (state, budget) = (&mut self.state, &mut self.items.budget);
+        let step = match item {
+            Item::Totals(totals) if !std::mem::take(&mut self.skips) => Step::Totals(Box::new(totals)),
+            Item::Totals(_) => return Ok(None),
+            Item::Request(_)
+            | Item::ThreadReused(_)
+            | Item::PeakReleased(_)
+            | Item::Missed(_)
+            | Item::Label(_)
+            | Item::Inside(_)
+                if self.skips =>
+            {
+                return Ok(None);
+            }
+            Item::Inside(path) => return state.set_inside(path).map(|()| None),
+            Item::Request(request) if with_reports => {
+                return Ok(state.output(request, budget)?.map(|report| Read::Report(Box::new(report))));
+            }
+            Item::ThreadReused(thread) => return state.reuse_thread(thread, budget).map(|()| None),
+            Item::PeakReleased(scope) => {
+                state.release_peak(scope);
+                return Ok(None);
+            }
+            Item::Missed(count) => return state.miss(count, budget, observer).map(|()| None),
+            Item::Label(label) => {
+                state.label(&label, bytes, with_reports, budget)?;
+                Step::Label(Box::new(label))
+            }
+            Item::AllocatorEvents(events) => {
+                self.allocator.events(&events, budget)?;
+                Step::Allocator(events)
+            }
+            item => {
+                if self.defines {
+                    self.define(item, bytes);
+                }
+                return Ok(None);
+            }
+        };
+        Ok(Some(Read::Step(step)))
+    }
+
+    /// Pays for the memory and the approximate time (in nanoseconds) of data that the caller keeps from the recording. Returns
+    /// false if this exceeds what a file of this size may cost. Then there are no more steps, and [`end`](Self::end) reports the
+    /// limit.
+    pub fn spend(&mut self, memory: u64, nanoseconds: u64) -> bool {
+        let paid = self.items.budget.work(nanoseconds).and_then(|()| self.items.budget.take(memory));
+        paid.map_err(|limit| self.items.stop(limit)).is_ok()
+    }
+
+    /// Extends a stack without Python frames by the 128 innermost functions of a stack that has some. Those ran on another
+    /// thread, which waited for this one. Does nothing if this exceeds what a file of this size may cost.
+    pub fn add_callers(&mut self, stack: StackId, callers: StackId) {
+        if self.spend(MOST_CALLERS as u64 * 16, 3_000) {
+            self.state.definitions.add_callers(stack, callers);
+        }
+    }
+
+    /// Returns the largest number of bytes for all names: those of scopes inside scopes, and of functions on stacks.
+    pub fn names_left(&self) -> u64 {
+        self.items.budget.names()
+    }
+
+    /// Reads the rest, and hands over the reports.
+    ///
+    /// # Errors
+    /// Returns an error if reading fails.
+    pub fn replay(&mut self, mut report: impl FnMut(&ReplayedReport)) -> io::Result<()> {
+        while let Some(read) = self.next(true, &mut ())? {
+            if let Read::Report(output) = read {
+                report(&output);
+            }
+        }
+        Ok(())
+    }
+
+    /// Continues with a new file of the recording, whose bytes come next.
+    pub(super) fn begin_file(&mut self) {
+        self.skips = true;
+        self.state.definitions.begin_file();
+    }
+
+    /// Returns the number of the last event that was read.
+    pub(super) fn newest(&self) -> u64 {
+        self.newest
+    }
+
+    /// Returns the end of the file, after it was reached.
+    pub fn end(&self) -> Option<&End> {
+        self.items.end()
+    }
+
+    /// Returns the data that was left out so far.
+    pub fn skipped(&self) -> Skipped {
+        Skipped {
+            unknown_records: self.items.unknown_records(),
+            not_understood: self.items.not_understood,
+            missed: self.state.missed,
+            cut_texts: self.items.cut_texts,
+            ..self.skipped
+        }
+    }
+
+    /// Returns the number of items that were read.
+    pub fn items(&self) -> u64 {
+        self.items.budget.items()
+    }
+}
+
+impl<R> Reader<R> {
+    /// Returns the definitions that were read.
+    pub fn definitions(&self) -> &Definitions {
+        &self.state.definitions
+    }
+
+    /// Returns the ledger after the last event that was read.
+    pub fn ledger(&self) -> &dyn LedgerView {
+        &self.state.inbox
+    }
+
+    /// Returns the time of the ledger's last event.
+    pub fn time(&self) -> Time {
+        self.state.time
+    }
+}
+
+/// The reports for the moment that was read last, whether or not the program requested them. They cover the whole recording if it
+/// was read by steps. `None` if the recording is too large for a report.
+impl<R> Reader<R> {
+    /// Returns the current and the highest memory of each scope.
+    pub fn summary(&mut self) -> Option<Summary> {
+        self.charge(Extent::Groups)?;
+        let under = self.state.next_scope();
+        Some(derive::summary(&self.state.inbox, &self.state.definitions, under, None))
+    }
+
+    /// Returns the live blocks, the largest first.
+    pub fn live_blocks(&mut self) -> Option<Vec<LiveBlock>> {
+        self.charge(Extent::Blocks)?;
+        Some(derive::live_blocks(&self.state.inbox, &self.state.definitions, None))
+    }
+
+    /// Returns the live memory, as it is reported when a process ends.
+    pub fn leaks(&mut self) -> Option<Leaks> {
+        self.charge(Extent::Blocks)?;
+        Some(derive::leaks(&self.state.inbox, &self.state.definitions, true))
+    }
+
+    /// Returns the statistics of a device.
+    pub fn memory_stats(&self, device: Device) -> MemoryStats {
+        let State { inbox, definitions, time, .. } = &self.state;
+        let intercepted_by = definitions.interceptions().last().map(|by| by.library.clone()).unwrap_or_default();
+        derive::memory_stats(inbox, device, intercepted_by, *time, None)
+    }
+
+    /// Returns the allocations that made the peak of a device; `None` also if there were none.
+    pub fn device_peak(&mut self, device: Device) -> Option<PeakHolders> {
+        self.charge(Extent::Groups)?;
+        let under = self.state.next_scope();
+        KeptPeak::of_device(&self.state.inbox, device, under)?.holders(&self.state.definitions)
+    }
+
+    /// Returns the devices on which something was allocated.
+    pub fn used_devices(&self) -> Vec<Device> {
+        self.state.inbox.stats().iter().map(|stats| stats.device).collect()
+    }
+
+    /// Returns `None` if a report would be too large.
+    fn charge(&self, extent: Extent) -> Option<()> {
+        self.state.charge(extent, &mut self.items.budget.of_one_report()).ok()
+    }
+}
