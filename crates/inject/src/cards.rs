@@ -5,12 +5,16 @@ use std::{env, fmt::Display, sync::OnceLock};
 use gpumem::Bytes;
 use gpumem_driver::dry::{self, Mode, nvml};
 
-use crate::variable;
+use crate::{
+    options::{CardMode, Cards},
+    request::options,
+    variable,
+};
 
 /// Replaces the GPUs, if the environment requests it.
 pub(crate) fn begin() -> Result<(), String> {
-    let Some(text) = env::var(variable::CARDS).ok().filter(|text| !text.is_empty()) else { return Ok(()) };
-    let (mode, shared) = parsed(&text).ok_or_else(|| format!("{}={text} is not known", variable::CARDS))?;
+    let Some(Cards { mode, shared }) = options()?.and_then(|options| options.cards) else { return Ok(()) };
+    let mode = mode_of(mode);
     let refused = |why: &dyn Display| format!("{mode} is not possible, and the program does not run without it: {why}");
     if let Some(segment) = shared {
         let refused =
@@ -31,46 +35,15 @@ pub(crate) fn of_nvml() -> Option<&'static nvml::Cards> {
     static CARDS: OnceLock<Option<nvml::Cards>> = OnceLock::new();
 
     let read = || {
-        let (mode, segment) = parsed(&env::var(variable::CARDS).ok()?)?;
-        Some(nvml::Cards { mode, segment, devices: devices() })
+        let Cards { mode, shared } = options().ok()??.cards?;
+        Some(nvml::Cards { mode: mode_of(mode), segment: shared, devices: devices() })
     };
     CARDS.get_or_init(read).as_ref()
 }
 
-/// Parses the mode, and the id of the shared memory in which processes note their use of the GPUs.
-fn parsed(text: &str) -> Option<(Mode, Option<u64>)> {
-    let mut words = text.split(' ');
-    let kind = words.next()?;
-    let (mut card, mut cards, mut fill, mut shared) = (None, 0, 0, None);
-    while let Some(word) = words.next() {
-        match word {
-            "cards" => cards = words.next()?.parse().ok()?,
-            "shared" => shared = Some(words.next()?.parse().ok()?),
-            "fill" => fill = words.next()?.parse().ok()?,
-            bytes => card = Some(Bytes::new(bytes.parse().ok()?)),
-        }
-    }
-    let mode = match kind {
-        "dry" => Mode::Dry { card, cards, fill },
-        "limit" => Mode::Limit { card: card? },
-        _ => return None,
-    };
-    Some((mode, shared))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_the_command_asks_for() {
-        let dry = |card, cards, fill| Mode::Dry { card, cards, fill };
-        assert_eq!(parsed("dry"), Some((dry(None, 0, 0), None)));
-        let all = parsed("dry 1024 cards 8 fill 1 shared 7");
-        assert_eq!(all, Some((dry(Some(Bytes::kib(1)), 8, 1), Some(7))));
-        assert_eq!(parsed("limit 1024"), Some((Mode::Limit { card: Bytes::kib(1) }, None)));
-        for text in ["limit", "wet", "dry fill", "dry x", "dry fill 256", "dry shared"] {
-            assert_eq!(parsed(text), None, "{text}");
-        }
+fn mode_of(mode: CardMode) -> Mode {
+    match mode {
+        CardMode::Dry { card, cards, fill } => Mode::Dry { card: card.map(Bytes::new), cards, fill },
+        CardMode::Limit { card } => Mode::Limit { card: Bytes::new(card) },
     }
 }

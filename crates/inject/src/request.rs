@@ -9,71 +9,62 @@ use std::{
 use gpumem::recording::{self, Keep};
 use gpumem_driver::lock_file::{lock_file, note};
 
-use crate::{recordings, torch, variable};
+use crate::{
+    options::{self, Options},
+    recordings, torch, variable,
+};
 
 /// The options and the file of a recording.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     /// The base of the file name. Each process adds something before the extension.
     pub(crate) file: PathBuf,
-    /// A value of the setting `GPUMEM_BACKTRACE`.
-    pub(crate) backtrace: String,
-    /// The value of [`variable::KEEP`].
-    pub(crate) keep: String,
-    /// The value of [`variable::TORCH`].
-    pub(crate) torch: String,
+    pub(crate) options: Options,
     /// True if the process may already have allocated memory.
     pub(crate) is_late: bool,
+}
+
+/// Reads the options from the environment. `None` if there are none.
+pub(crate) fn options() -> Result<Option<Options>, String> {
+    env::var(variable::OPTIONS).ok().filter(|text| !text.is_empty()).map(|text| Options::parse(&text)).transpose()
 }
 
 impl Request {
     /// Reads the request from the environment.
     pub(crate) fn of_environment() -> Result<Self, String> {
+        let missing = |variable| format!("{variable} is not set; start the program with `gpumem run`");
         // Without a file, another program has set `CUDA_INJECTION64_PATH` to this library.
-        let Some(file) = env::var_os(variable::FILE).filter(|file| !file.is_empty()) else {
-            return Err(format!("{} is not set; start the program with `gpumem run`", variable::FILE));
-        };
-        let text = |name| env::var(name).unwrap_or_default();
-        Ok(Self {
-            file: file.into(),
-            backtrace: text(variable::BACKTRACE),
-            keep: text(variable::KEEP),
-            torch: text(variable::TORCH),
-            is_late: false,
-        })
+        let file =
+            env::var_os(variable::FILE).filter(|file| !file.is_empty()).ok_or_else(|| missing(variable::FILE))?;
+        let options = options()?.ok_or_else(|| missing(variable::OPTIONS))?;
+        Ok(Self { file: file.into(), options, is_late: false })
     }
 
     /// Starts the recording. Returns its file.
     pub(crate) fn record(&self) -> Result<PathBuf, String> {
-        let Self { file: base, backtrace, keep, torch, is_late } = self;
+        let Self { file: base, options: Options { backtrace, keep, torch, cards: _ }, is_late } = self;
         let file = free_name(base, gpumem_driver::process::rank(), process::id());
         recording::serve_foreign_program(backtrace);
         // The command checks at the end whether the recording exists. The name is noted first, because the file may be removed while the
         // recording starts. There may be no command: see `gpumem attach`.
         _ = note(&lock_file(base, "lock"), &file);
         let begin = if *is_late { recording::begin } else { recording::begin_at_start };
-        begin(&file, parsed(keep)?).map_err(|why| format!("cannot record to {}: {why}", file.display()))?;
+        let keep = match *keep {
+            options::Keep::All => Keep::All,
+            options::Keep::Newest(bytes) => Keep::Newest(bytes),
+            options::Keep::Peaks => Keep::Peaks,
+        };
+        begin(&file, keep).map_err(|why| format!("cannot record to {}: {why}", file.display()))?;
         recordings::change();
-        if !torch.is_empty() {
-            torch::begin(&file, torch)?;
+        if let Some(torch) = torch {
+            torch::begin(&file, *torch);
         }
         Ok(file)
     }
 
     /// Returns whether the history of PyTorch's allocator is recorded.
     pub(crate) fn has_torch(&self) -> bool {
-        !self.torch.is_empty()
-    }
-}
-
-fn parsed(keep: &str) -> Result<Keep, String> {
-    match keep {
-        "" => Ok(Keep::All),
-        variable::PEAKS => Ok(Keep::Peaks),
-        bytes => match bytes.parse() {
-            Ok(bytes) => Ok(Keep::Newest(bytes)),
-            Err(_) => Err(format!("{}={bytes} is no number of bytes", variable::KEEP)),
-        },
+        self.options.torch.is_some()
     }
 }
 

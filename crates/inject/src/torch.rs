@@ -10,7 +10,7 @@ use std::{
 
 use gpumem_driver::python;
 
-use crate::variable;
+use crate::{options::Torch, variable};
 
 /// The code that runs in the program.
 const CODE: &str = include_str!("torch.py");
@@ -20,19 +20,13 @@ const MODULES: &str = include_str!("modules.py");
 /// The maximum wait for the history when a recording ends before the program.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Makes PyTorch keep the events of each device, as soon as the program has imported PyTorch and initialised CUDA. `wanted` is a value of
-/// [`variable::TORCH`].
-pub(crate) fn begin(recording: &Path, wanted: &str) -> Result<(), String> {
-    let (most, modules) = match wanted.strip_suffix(variable::MODULES) {
-        Some(most) => (most, MODULES),
-        None => (wanted, ""),
-    };
-    let most: u64 = most.parse().map_err(|_| format!("{}={wanted} is no number of events", variable::TORCH))?;
+/// Makes PyTorch keep the events of each device, as soon as the program has imported PyTorch and initialised CUDA.
+pub(crate) fn begin(recording: &Path, Torch { events, modules }: Torch) {
+    let modules = if modules { MODULES } else { "" };
     let path = variable::python_bytes(variable::torch_file(recording).as_os_str().as_bytes());
-    let again = format!("begin({path}, {most})\n");
+    let again = format!("begin({path}, {events})\n");
     // Without an interpreter there is no PyTorch. The command reports that.
     run(&format!("{CODE}\n{modules}\n{again}"), &again);
-    Ok(())
 }
 
 /// Writes the history before the program ends.

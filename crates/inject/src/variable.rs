@@ -37,9 +37,8 @@ pub fn file_of_process(file: &Path, rank: Option<u64>, pid: u32, count: u32) -> 
     file.with_file_name(name)
 }
 
-/// The allocations whose stacks are recorded: a value for gpumem's setting `GPUMEM_BACKTRACE`. That variable itself is left to the program,
-/// which may use gpumem.
-pub const BACKTRACE: &str = "GPUMEM_RUN_BACKTRACE";
+/// The [`Options`](crate::options::Options) as text.
+pub const OPTIONS: &str = "GPUMEM_RUN_OPTIONS";
 
 /// The folder of the sockets. If it is set, nothing is recorded until a command connects to the socket `PID.sock` in it.
 pub const CONTROL: &str = "GPUMEM_RUN_CONTROL";
@@ -52,30 +51,13 @@ pub const STOP: &str = "stop\n";
 /// See [`START`].
 pub const DONE: &str = "done ";
 
-/// What the recording keeps: [`PEAKS`], or the maximum size in bytes of a recording of the latest events. If the variable is not set,
-/// everything is kept.
-pub const KEEP: &str = "GPUMEM_RUN_KEEP";
-/// See [`KEEP`].
-pub const PEAKS: &str = "peaks";
-
-/// Replaces the GPUs of the process: `dry`, `dry BYTES`, or `limit BYTES`. After `dry`, `cards COUNT` and `fill BYTE` may follow. At the
-/// end, `shared NUMBER` may name the segment of shared memory in which processes note their memory on the GPUs.
-pub const CARDS: &str = "GPUMEM_RUN_CARDS";
-
 /// The name of the file that is preloaded before the CUDA runtime if a program sees several simulated GPUs.
 pub const RUNTIME: &str = "libgpumem_runtime";
 
 /// The UUIDs of CUDA's devices, separated by commas, for processes that ask NVML for the memory of such GPUs.
 pub const DEVICES: &str = "GPUMEM_RUN_DEVICES";
 
-/// The maximum number of events that the history of PyTorch's allocator keeps for each device, if it is recorded. [`MODULES`] after the
-/// number requests the modules as well.
-pub const TORCH: &str = "GPUMEM_RUN_TORCH";
-
-/// See [`TORCH`].
-pub const MODULES: &str = ",modules";
-
-/// Returns the file of that history, next to the recording. Until the history is complete, the name ends in [`UNFINISHED`].
+/// Returns the file of the history of PyTorch's allocator, next to the recording. Until the history is complete, the name ends in [`UNFINISHED`].
 pub fn torch_file(recording: &Path) -> PathBuf {
     let mut path = recording.as_os_str().to_owned();
     path.push(".torch");

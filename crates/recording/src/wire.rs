@@ -84,7 +84,9 @@ macro_rules! plain {
 
 plain! {
     GpuMemory: |memory, to| {
-        [memory.total, memory.free, memory.used].iter().for_each(|bytes| bytes.put(to));
+        memory.total.put(to);
+        memory.free.put(to);
+        memory.used.put(to);
         memory.reserved.put(to);
     }, |from| Ok(Self::new(Wire::get(from)?, Wire::get(from)?, Wire::get(from)?, Wire::get(from)?));
     GpuProcess: |process, to| {

@@ -1,5 +1,6 @@
 //! Tests `gpumem attach`.
 
+use gpumem_inject::options::{Keep, Options};
 use gpumem_tests::{built, interpreters};
 
 use super::*;
@@ -84,10 +85,12 @@ fn the_code_that_python_runs_makes_the_library_wait() {
     fs::create_dir(&sockets).unwrap();
     fs::set_permissions(&sockets, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     let library = library(&folder);
+    let backtrace = "python".to_owned();
+    let options = Options { backtrace, keep: Keep::All, torch: None, cards: None }.to_text();
     fs::write(
         &request,
         format!(
-            "LIBRARY = b'{library}'\nARGUMENTS = [b'{}', b'{file}', b'python', b'', b'']\nANSWER = b'{answer}'\n\
+            "LIBRARY = b'{library}'\nARGUMENTS = [b'{}', b'{file}', b'{options}']\nANSWER = b'{answer}'\n\
              SCRIPT = b'{request}'\n{CODE}",
             sockets.display()
         ),

@@ -1,6 +1,9 @@
 //! Tests the effects of the injected library on the program's driver and libraries.
 
-use gpumem_inject::variable;
+use gpumem_inject::{
+    options::{Keep, Options},
+    variable,
+};
 
 use super::*;
 
@@ -49,7 +52,9 @@ fn a_library_with_gpumem_in_it_is_closed() {
     let file = folder.file("closed.gpumem");
     let load = format!("load_and_close {}", library.display());
     let steps = [&[load.as_str(), "slot_is cuMemAlloc_v2"], &ALLOCATES[..]].concat();
-    let outcome = machine.env(variable::FILE, &file).run_program(&built("probe"), &steps);
+    let options = Options { backtrace: "auto".to_owned(), keep: Keep::All, torch: None, cards: None };
+    let machine = machine.env(variable::FILE, &file).env(variable::OPTIONS, options.to_text());
+    let outcome = machine.run_program(&built("probe"), &steps);
     assert!(outcome.succeeded(), "{outcome}");
     assert_eq!(outcome.answer(&load), "1", "{outcome}");
     assert_eq!(outcome.answer("slot_is cuMemAlloc_v2"), "other", "{outcome}");

@@ -48,15 +48,9 @@ pub(crate) fn attach(pid: u32, output: Option<PathBuf>, recorded: &Recorded) -> 
         .map_err(|error| Failure::new(format!("cannot record to `{}`", file.display()), error, ""))?;
     let [script, answer] = ["py", "answer"].map(|extension| folder.join(format!("attach-{pid}.{extension}")));
     _ = fs::remove_file(&answer);
-    let settings = recorded.settings();
-    let texts = [
-        folder.as_os_str().as_bytes(),
-        file.as_os_str().as_bytes(),
-        settings.backtrace.as_bytes(),
-        settings.keep.as_bytes(),
-        settings.torch.as_bytes(),
-    ]
-    .map(variable::python_bytes);
+    let options = recorded.options(None).to_text();
+    let texts =
+        [folder.as_os_str().as_bytes(), file.as_os_str().as_bytes(), options.as_bytes()].map(variable::python_bytes);
     let code = format!(
         "LIBRARY = {}\nARGUMENTS = [{}]\nANSWER = {}\nSCRIPT = {}\n{CODE}",
         variable::python_bytes(library.as_os_str().as_bytes()),

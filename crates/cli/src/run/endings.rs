@@ -74,7 +74,7 @@ mod listen {
 
     use gpumem_recording::Beginning;
 
-    use super::*;
+    use super::{Duration, NAME, OsStrExt, Path, PathBuf, io};
     use crate::{files::open_to_read, machine};
 
     /// A message is at most this long, and has to arrive within this time.
@@ -99,14 +99,14 @@ mod listen {
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
         let serve = move || {
             for stream in listener.incoming().flatten() {
-                endings(stream).unwrap_or_default().into_iter().for_each(&take);
+                endings(&stream).unwrap_or_default().into_iter().for_each(&take);
             }
         };
         thread::Builder::new().name("gpumem-endings".to_owned()).spawn(serve).map(drop)
     }
 
-    fn endings(stream: UnixStream) -> io::Result<Vec<Ending>> {
-        let (own, from) = (rustix::process::geteuid(), rustix::net::sockopt::socket_peercred(&stream)?.uid);
+    fn endings(stream: &UnixStream) -> io::Result<Vec<Ending>> {
+        let (own, from) = (rustix::process::geteuid(), rustix::net::sockopt::socket_peercred(stream)?.uid);
         if !own.is_root() && own != from {
             return Ok(Vec::new());
         }
@@ -124,13 +124,13 @@ mod listen {
     }
 
     /// Reads up to the end. A sender that is too slow delays the messages of others by `PATIENCE`.
-    fn message(stream: UnixStream) -> io::Result<Vec<u8>> {
+    fn message(mut stream: &UnixStream) -> io::Result<Vec<u8>> {
         let (until, mut message, mut part) = (Instant::now() + PATIENCE, Vec::new(), vec![0; 1 << 16]);
         while message.len() < LONGEST {
             // A time of 0 would be no limit.
             let rest = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             stream.set_read_timeout(Some(rest))?;
-            match (&stream).read(&mut part)? {
+            match stream.read(&mut part)? {
                 0 => break,
                 read => message.extend(&part[..read]),
             }

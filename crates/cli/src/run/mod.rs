@@ -120,10 +120,8 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
             control::folder().map_err(|error| Failure::new("the folder for `gpumem start`", error, runs_on))?;
         program.environment(variable::CONTROL, folder);
     }
-    let settings = recorded.settings();
-    program.environment(variable::KEEP, settings.keep);
-    program.environment(variable::TORCH, settings.torch);
-    program.environment(variable::CARDS, cards.setting(account.and_then(RingPages::segment)));
+    let cards_of_program = cards.of_program(account.and_then(RingPages::segment));
+    program.environment(variable::OPTIONS, recorded.options(cards_of_program).to_text());
     // Libraries of other tools are loaded too.
     for (own, other) in [(variable::INJECTION, variable::OTHER_INJECTION), (variable::NVTX, variable::OTHER_NVTX)] {
         program.environment(other, env::var_os(own).unwrap_or_default());
@@ -141,7 +139,6 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
         }
     }
     program.environment(variable::FILE, destination.file());
-    program.environment(variable::BACKTRACE, settings.backtrace);
     Ok(destination)
 }
 

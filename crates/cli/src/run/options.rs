@@ -9,7 +9,7 @@ use gpumem_driver::{
     ring_memory::RingPages,
     settings::{card, size},
 };
-use gpumem_inject::variable;
+use gpumem_inject::options::{self, CardMode, Keep, Options, Torch};
 
 use crate::{report::limit::Limits, terminal, values::recording};
 
@@ -86,18 +86,17 @@ impl Cards {
         kept.inspect_err(|why| terminal::error(&format_args!("each process has the cards for itself: {why}"))).ok()
     }
 
-    /// Returns the value of [`variable::CARDS`]. Empty if the GPUs are the real ones.
-    pub(super) fn setting(&self, shared: Option<u64>) -> String {
+    /// Returns the GPUs that the program sees, or `None` if they are the real ones.
+    pub(super) fn of_program(&self, shared: Option<u64>) -> Option<options::Cards> {
         let Self { dry, card, count, dry_fill, limit, .. } = self;
-        let shared = shared.map(|number| format!(" shared {number}")).unwrap_or_default();
-        match limit {
-            Some(card) => format!("limit {}{shared}", card.get()),
+        let mode = match limit {
+            Some(card) => CardMode::Limit { card: card.get() },
             None if *dry => {
-                let card = card.map(|card| format!(" {}", card.get())).unwrap_or_default();
-                format!("dry{card} cards {} fill {}{shared}", count.unwrap_or(0), *dry_fill as u8)
+                CardMode::Dry { card: card.map(Bytes::get), cards: count.unwrap_or(0), fill: *dry_fill as u8 }
             }
-            None => String::new(),
-        }
+            None => return None,
+        };
+        Some(options::Cards { mode, shared })
     }
 }
 
@@ -143,30 +142,16 @@ impl Recorded {
         self.torch || self.modules
     }
 
-    /// Returns the settings that tell the library in the program what to record.
-    pub(super) fn settings(&self) -> Settings {
+    /// Returns the options for the library in the program.
+    pub(super) fn options(&self, cards: Option<options::Cards>) -> Options {
         let keep = match self.max_size.or_else(|| self.live.then_some(LIVE)) {
-            _ if self.only_peak => variable::PEAKS.to_owned(),
-            Some(size) => size.get().to_string(),
-            None => String::new(),
+            _ if self.only_peak => Keep::Peaks,
+            Some(size) => Keep::Newest(size.get()),
+            None => Keep::All,
         };
-        let torch = match (self.has_torch(), self.modules) {
-            (false, _) => String::new(),
-            (true, false) => self.torch_events.to_string(),
-            (true, true) => format!("{}{}", self.torch_events, variable::MODULES),
-        };
-        Settings { backtrace: self.stacks.backtrace(), keep, torch }
+        let torch = self.has_torch().then_some(Torch { events: self.torch_events, modules: self.modules });
+        Options { backtrace: self.stacks.backtrace().to_owned(), keep, torch, cards }
     }
-}
-
-/// The values of the environment variables with the same names.
-pub(super) struct Settings {
-    /// See `GPUMEM_BACKTRACE`.
-    pub(super) backtrace: &'static str,
-    /// See [`variable::KEEP`].
-    pub(super) keep: String,
-    /// See [`variable::TORCH`].
-    pub(super) torch: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -22,7 +22,7 @@ use gpumem_driver::{
     print,
 };
 
-use crate::{cards, control, request::Request, variable};
+use crate::{cards, control, options::Options, request::Request, variable};
 
 /// True once the library records the process, or waits for a command to do so.
 ///
@@ -177,7 +177,7 @@ fn say(what: &str, done: Result<(), String>) {
 }
 
 /// Waits for `gpumem start` in a program that already runs: `gpumem attach` makes Python load the library and call this. The texts are the
-/// folder of the socket, the file of the recording, and the options of the recording, like in the variables of [`crate::variable`]. Returns
+/// folder of the socket, the file of the recording, and the [`Options`]. Returns
 /// null, or the reason why it does not wait.
 ///
 /// # Safety
@@ -188,25 +188,17 @@ fn say(what: &str, done: Result<(), String>) {
 pub unsafe extern "C" fn gpumem_attach(
     folder: *const c_char,
     file: *const c_char,
-    backtrace: *const c_char,
-    keep: *const c_char,
-    torch: *const c_char,
+    options: *const c_char,
 ) -> *const c_char {
     // SAFETY: this function's contract requires C strings. They are copied before this returns.
     let bytes = |text: *const c_char| unsafe { CStr::from_ptr(text) }.to_bytes().to_owned();
-    let text = |text| String::from_utf8_lossy(&bytes(text)).into_owned();
-    let request = Request {
-        file: OsStr::from_bytes(&bytes(file)).into(),
-        backtrace: text(backtrace),
-        keep: text(keep),
-        torch: text(torch),
-        is_late: true,
-    };
-    let folder = bytes(folder);
+    let [folder, file, options] = [folder, file, options].map(bytes);
     let listen = || {
         if CALLED.swap(true, Relaxed) {
             return Err("the library of gpumem is in it already".to_owned());
         }
+        let options = Options::parse(&String::from_utf8_lossy(&options))?;
+        let request = Request { file: OsStr::from_bytes(&file).into(), options, is_late: true };
         control::listen(Path::new(OsStr::from_bytes(&folder)), request).inspect_err(|_| CALLED.store(false, Relaxed))
     };
     match catch_unwind(std::panic::AssertUnwindSafe(listen)).unwrap_or_else(|_| Err("gpumem panicked".to_owned())) {

@@ -78,7 +78,7 @@ impl<T: Any> Any for Result<T, String> {
 
 values! {
     bool as random => random.is(2);
-    u8 as random => (random.next() & 0xff) as u8;
+    u8 as random => (random.any() & 0xff) as u8;
     CallsiteId as random => CallsiteId(random.few());
     ScopeId as random => ScopeId(random.few().into());
     StackId as random => StackId(random.few());
