@@ -361,7 +361,7 @@ fn a_recording_that_cannot_be_followed_is_hidden_and_its_cause_is_said() {
     for cause in ["nothing new is in it; ", "it has become shorter; ", "it is damaged at byte "] {
         assert_eq!(log.matches(&format!(" is not exported: {cause}")).count(), 1, "{cause}: {outcome}");
     }
-    assert_eq!(summary.matches(", or the file was made shorter, moved or removed; ").count(), 1, "{outcome}");
+    assert_eq!(summary.matches(", or the file was made shorter, replaced, moved or removed; ").count(), 1, "{outcome}");
 }
 
 #[test]
