@@ -433,7 +433,7 @@ fn others_need_a_token_or_the_socket() {
         $gpumem export --listen 127.0.0.1:$port; echo "code $?"
         kill $exporter; wait $exporter; rm export.log
         wrong() { $gpumem export --token-file $1; echo "code $?"; }
-        wrong /dev/zero; wrong <(yes); wrong <(head -c 10000 /dev/zero | tr '\0' x)
+        mkfifo pipe; wrong pipe; wrong /dev/zero; wrong <(yes); wrong <(head -c 10000 /dev/zero | tr '\0' x)
         serve --host gpu.monitoring.svc --token-file <(cat token)
         for host in gpu.monitoring.svc localhost other.monitoring.svc; do
             curl -s -o answer.txt -w '%{http_code}\n' -H "Host: $host" -H "$(sed 's/^/Authorization: Bearer /' token)" http://127.0.0.1:$port/metrics
@@ -449,8 +449,9 @@ fn others_need_a_token_or_the_socket() {
         "#,
     );
     let (refused, stderr) = (outcome.stdout.matches("code 2\n").count(), &outcome.stderr);
-    assert_eq!(refused, 9, "{outcome}");
+    assert_eq!(refused, 10, "{outcome}");
     for text in [
+        "gpumem: `pipe` cannot be used: it is not a regular file; give a file with a token",
         "gpumem: cannot listen on 0.0.0.0:0: other machines can reach it, and there is no token; give --token-file FILE, or --unix SOCKET",
         "gpumem: cannot listen on 0:0: other machines can reach it, and there is no token; give --token-file FILE, or --unix SOCKET",
         "gpumem: cannot listen on nowhere.invalid:0: failed to lookup address information",
