@@ -55,7 +55,8 @@
 //! Guards, lines, summaries, peaks, budgets and reports on memory that ran out count parts of pools, and the driver's blocks that
 //! belong to no pool. [`Trace::driver`](crate::Trace::driver) has the numbers for the driver's blocks.
 //!
-//! Frees of unknown parts, parts that are allocated twice and parts outside the pool's blocks are counted: in
+//! Frees of unknown parts, parts that are allocated twice, parts outside the pool's blocks, and parts whose block was freed and whose addresses
+//! the driver uses again are counted: in
 //! [`Summary::pools`](crate::report::Summary::pools) by pool, and in [`Trace::lost`](crate::Trace::lost).
 //!
 //! Under `gpumem run`, the recording contains the parts of pools that are registered while it is made.

@@ -49,16 +49,17 @@ pub struct Rule {
 }
 
 impl Open {
-    fn counts(&self, Place { thread, is_in_scope }: Place) -> bool {
-        match self.counts {
-            Counts::All => true,
-            Counts::OwnAndUnscoped => !is_in_scope || thread == self.opener,
-            Counts::Own => is_in_scope && thread == self.opener,
-        }
+    fn counts(&self, place: Place) -> bool {
+        self.counts == Counts::All || self.owns(place)
+    }
+
+    /// Memory that is allocated at this place belongs to the trace. It counts more if it counts all threads.
+    fn owns(&self, Place { thread, is_in_scope }: Place) -> bool {
+        if is_in_scope { thread == self.opener } else { self.counts != Counts::Own }
     }
 
     fn holds(&self, block: &Block) -> bool {
-        self.since < block.at && self.counts(block.place)
+        self.since < block.at && self.owns(block.place)
     }
 
     fn change(&mut self, by: i64) {
@@ -105,15 +106,16 @@ impl Rule {
     }
 
     fn change_by_free(&mut self, block: &Block, by: Place, sign: i64) {
-        let is_others = |open: &Open| {
-            open.counts != Counts::All && open.holds(block) && !(by.is_in_scope && by.thread == open.opener)
-        };
-        let belongs_to_others = block.place.is_in_scope && self.open.values().any(is_others);
+        let holders: Vec<u64> = self.open.values().filter(|open| open.holds(block)).map(|open| open.opener).collect();
+        let belongs_to_others = holders.iter().any(|opener| !(by.is_in_scope && by.thread == *opener));
         // A trace that leaves out threads in no scope leaves out their memory.
         let is_left_out = |open: &Open| open.counts == Counts::Own && !block.place.is_in_scope && open.since < block.at;
         for open in self.open.values_mut() {
-            let counts_for_freer = !belongs_to_others && open.counts(by) && !is_left_out(open);
-            if open.counts == Counts::All || open.holds(block) || counts_for_freer {
+            // It is in a trace to which the block belongs.
+            let is_inside = holders.contains(&open.opener);
+            let counts_for_freer = (is_inside || !belongs_to_others) && open.owns(by) && !is_left_out(open);
+            let counts_as_allocated = open.holds(block) || is_inside && open.owns(block.place);
+            if open.counts == Counts::All || counts_as_allocated || counts_for_freer {
                 open.change(sign * block.bytes);
             }
         }

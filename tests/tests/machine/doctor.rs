@@ -87,6 +87,10 @@ fn settings_and_other_tools() {
     );
     has(&machine().env("GPUMEM_GAUGE", "nonsense"), "settings", "problem", "GPUMEM_GAUGE cannot be used: ");
     has(&machine().env("GPUMEM_GAUGE", "off"), "traces", "problem", "GPUMEM_GAUGE is off");
+    for name in ["GPUMEM_CAPTURE", "GPUMEM_BASELINE"] {
+        let what = format!("{name}: there is no folder `/nonexist`");
+        has(&machine().env(name, "/nonexist/x"), "settings", "problem", &what);
+    }
     has(&machine().env("GPUMEM_SIM", "16GiB"), "traces", "ok", "gauge exact, source simulation");
     let value = json(&gpumem(&machine().env("GPUMEM_SAMPLE_MS", "5"), &["doctor", "--json"]));
     let settings = value["settings"].as_array().expect("a list");

@@ -392,7 +392,7 @@ fn a_recording_that_cannot_be_followed_is_hidden_and_its_cause_is_said() {
     for cause in ["nothing new is in it; ", "it has become shorter; ", "it is damaged at byte "] {
         assert_eq!(log.matches(&format!(" is not exported: {cause}")).count(), 1, "{cause}: {outcome}");
     }
-    assert_eq!(summary.matches(", or the file was made shorter, moved or removed; ").count(), 1, "{outcome}");
+    assert_eq!(summary.matches(", or the file was made shorter, replaced, moved or removed; ").count(), 1, "{outcome}");
 }
 
 #[test]
@@ -464,7 +464,7 @@ fn others_need_a_token_or_the_socket() {
         $gpumem export --listen 127.0.0.1:$port; echo "code $?"
         kill $exporter; wait $exporter; rm export.log
         wrong() { $gpumem export --token-file $1; echo "code $?"; }
-        wrong /dev/zero; wrong <(yes); wrong <(head -c 10000 /dev/zero | tr '\0' x)
+        mkfifo pipe; wrong pipe; wrong /dev/zero; wrong <(yes); wrong <(head -c 10000 /dev/zero | tr '\0' x)
         serve --host gpu.monitoring.svc --token-file <(cat token)
         for host in gpu.monitoring.svc localhost other.monitoring.svc; do
             curl -s -o answer.txt -w '%{http_code}\n' -H "Host: $host" -H "$(sed 's/^/Authorization: Bearer /' token)" http://127.0.0.1:$port/metrics
@@ -480,8 +480,9 @@ fn others_need_a_token_or_the_socket() {
         "#,
     );
     let (refused, stderr) = (outcome.stdout.matches("code 2\n").count(), &outcome.stderr);
-    assert_eq!(refused, 9, "{outcome}");
+    assert_eq!(refused, 10, "{outcome}");
     for text in [
+        "gpumem: `pipe` cannot be used: it is not a regular file; give a file with a token",
         "gpumem: cannot listen on 0.0.0.0:0: other machines can reach it, and there is no token; give --token-file FILE, or --unix SOCKET",
         "gpumem: cannot listen on 0:0: other machines can reach it, and there is no token; give --token-file FILE, or --unix SOCKET",
         "gpumem: cannot listen on nowhere.invalid:0: failed to lookup address information",

@@ -117,6 +117,27 @@ fn the_recipe_for_gitlab() {
     }
 }
 
+/// Another recording in its place is not that of the process.
+#[test]
+fn a_recording_that_another_one_replaced_is_a_loss() {
+    let folder = Folder::new();
+    let [gpumem, probe] = ["gpumem-command", "probe"].map(|name| built(name).display().to_string());
+    let steps = in_shell(&[&ALLOCATES[..], &["await_file end"]].concat());
+    let text = format!(
+        "cd {folder}
+         {gpumem} run -o other -- {probe}{first} > /dev/null 2>&1
+         {gpumem} run -o a.capture --fail-if lost -- sh -c \"{probe}{steps} & pid=\\$!
+             until [ -s a.pid\\$pid.capture ]; do sleep 0.01; done; cp other copy; mv copy a.pid\\$pid.capture; > end
+             wait \\$pid; true\" > /dev/null 2> errors
+         code=$?; cat errors; exit $code",
+        folder = folder.0.path().display(),
+        first = in_shell(&ALLOCATES),
+    );
+    let outcome = machine().run_program("/bin/bash".as_ref(), &["-c", &text]);
+    assert_eq!(outcome.exit(), "exit status: 1", "{outcome}");
+    assert!(outcome.stdout.contains("or the file was made shorter, replaced, moved or removed"), "{outcome}");
+}
+
 /// A recording that is not there any more is no recording in which nothing was lost.
 #[test]
 fn a_recording_that_was_removed_is_a_loss() {
@@ -134,7 +155,7 @@ fn a_recording_that_was_removed_is_a_loss() {
         );
         let outcome = machine().run_program("/bin/bash".as_ref(), &["-c", &text]);
         assert_eq!(outcome.exit(), "exit status: 1", "{outcome}");
-        assert!(outcome.stdout.contains("or the file was made shorter, moved or removed"), "{outcome}");
+        assert!(outcome.stdout.contains("or the file was made shorter, replaced, moved or removed"), "{outcome}");
         assert_eq!(folder.names(), ["a.capture", "errors"], "{outcome}");
     }
 }

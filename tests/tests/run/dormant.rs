@@ -49,6 +49,30 @@ fn a_dormant_program_is_recorded_from_start_to_stop() {
     assert_eq!(recorded(&folder.file(&recordings[1])), Recorded { bytes: vec![1024], frees: 1 }, "{outcome}");
 }
 
+/// Such a recording has no device, and its allocations were intercepted.
+#[test]
+fn a_program_that_allocates_nothing_is_recorded() {
+    let folder = Folder::new();
+    let [file, ended, log] = ["a.capture", "ended", "log"].map(|name| folder.file(name));
+    let gpumem = built("gpumem-command").display().to_string();
+    let until = format!("await_file {ended}");
+    let steps = [&ALLOCATES[..4], &[&until]].concat();
+    for keep in ["", "--only-peak"] {
+        let script = format!(
+            "rm -f {log}* {ended}; {gpumem} run --dormant {keep} -o {file} -- sh -c 'echo $$ > {log}.pid; exec \"$@\"' sh {}{} > {log} & \
+             while ! grep -q '&kept' {log}; do sleep 0.01; done; pid=$(cat {log}.pid); \
+             {gpumem} start $pid > {log}.file; {gpumem} stop $pid > {log}.stop; echo > {ended}; wait; \
+             {gpumem} report $(tail -1 {log}.stop)",
+            probe(),
+            in_shell(&steps),
+        );
+        let machine = machine().env("XDG_RUNTIME_DIR", folder.0.path());
+        let outcome = machine.run_program("/bin/sh".as_ref(), &["-c", &script]);
+        assert!(outcome.is_clean() && outcome.stdout.contains("recorded by dispatch"), "{outcome}");
+        assert!(!outcome.stdout.contains("not intercepted"), "{outcome}");
+    }
+}
+
 #[test]
 fn a_program_that_is_never_started_is_not_recorded() {
     let folder = Folder::new();

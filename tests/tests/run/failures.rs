@@ -218,8 +218,7 @@ fn a_disk_that_is_full_from_the_start() {
         let lost = names.iter().find(|name| name.starts_with("a.rank1.pid")).unwrap_or_else(|| panic!("{names:?}"));
         assert!(names.len() == 2 && fs::read(folder.file(lost)).unwrap().is_empty(), "{names:?}");
         let lines: Vec<_> = outcome.stderr.lines().filter(|line| line.contains(lost)).collect();
-        let why =
-            ": its process could not be recorded or was killed before, or the file was made shorter, moved or removed";
+        let why = ": its process could not be recorded or was killed before, or the file was made shorter, replaced, moved or removed";
         let next = format!(
             "`{why}; see what its process printed, or run it again with room on the disk or with another --output"
         );

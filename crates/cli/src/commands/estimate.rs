@@ -113,6 +113,9 @@ struct Fit {
 struct Asked {
     step: Step,
     dtype_from: &'static str,
+    /// The type that the file says, if it is not known.
+    #[serde(skip)]
+    unknown_dtype: Option<String>,
 }
 
 /// The printed result. The field names are those in JSON.
@@ -180,8 +183,12 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
         let what = format!("the recording cannot be written to `{}`", to.display());
         return Err(Failure::new(what, why, "give another --record"));
     }
-    let Described { tensors, model, takes_length, dtype, positions, mut assumed, notes, .. } =
-        Described::read(file, arguments.length.unwrap_or(LENGTH)).map_err(wrong)?;
+    let described = match arguments.length {
+        Some(length) => Described::read(file, length),
+        None => Described::read_up_to(file, LENGTH),
+    };
+    let Described { tensors, model, takes_length, dtype, unknown_dtype, positions, mut assumed, notes, .. } =
+        described.map_err(wrong)?;
     let is_doubtful = !notes.is_empty();
     for note in notes {
         terminal::error(&format_args!("`{}`: {note}", file.display()));
@@ -199,7 +206,7 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
         }
     };
     let failed = |error: Error| Failure::new(format!("`{}` cannot be estimated", file.display()), error, "");
-    let asked = asked(arguments, dtype)?;
+    let asked = Asked { unknown_dtype, ..asked(arguments, dtype)? };
     let step = &asked.step;
     let (estimate, recording) = working("estimating", || match &arguments.record {
         None => Ok((step.estimate(&model).map_err(failed)?, None)),
@@ -213,9 +220,14 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
     let fitting = |memory| working("looking for what fits", || fit(memory, arguments.context, step, &model));
     let fit = arguments.fit.map(fitting).transpose()?;
     let notes = [beyond(&model, step, positions), assumed_sizes(&assumed)].into_iter().flatten().collect();
-    let has_tokens = !matches!(model.input, Input::Numbers(_));
-    if arguments.length.is_none() && takes_length && has_tokens {
-        assumed.insert("length".to_owned(), LENGTH);
+    let length = match &model.input {
+        Input::Tokens(length) | Input::Pair { target: length, .. } | Input::NumbersAndTokens { target: length, .. } => {
+            Some(*length)
+        }
+        _ => None,
+    };
+    if let Some(length) = length.filter(|_| arguments.length.is_none() && takes_length) {
+        assumed.insert("length".to_owned(), length);
     }
     let (name, input, computes_in) = (&*model.name, &model.input, step.computes_in());
     let answer =
@@ -246,7 +258,7 @@ fn asked(arguments: &EstimateArguments, stored: Option<Dtype>) -> Result<Asked, 
             let why = error.to_string();
             Failure::new(format!("`{}` is no step", file.display()), why.strip_prefix(&own).unwrap_or(&why), "")
         })?;
-        return Ok(Asked { step, dtype_from: "step" });
+        return Ok(Asked { step, dtype_from: "step", unknown_dtype: None });
     }
     let step = Step {
         batch: arguments.batch,
@@ -263,7 +275,7 @@ fn asked(arguments: &EstimateArguments, stored: Option<Dtype>) -> Result<Asked, 
             (None, Some(_)) => "file",
             (None, None) => "default",
         };
-        return Ok(Asked { step: Step { parameters, ..step }, dtype_from });
+        return Ok(Asked { step: Step { parameters, ..step }, dtype_from, unknown_dtype: None });
     }
     // Only weights have such a type. Everything else has the other type of the files.
     let wide = stored.filter(|dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16));
@@ -280,7 +292,7 @@ fn asked(arguments: &EstimateArguments, stored: Option<Dtype>) -> Result<Asked, 
         }
         None => Step { parameters, compute: Some(compute), ..step },
     };
-    Ok(Asked { step, dtype_from })
+    Ok(Asked { step, dtype_from, unknown_dtype: None })
 }
 
 /// Returns the remark about sequences that are longer than the model supports.
@@ -354,11 +366,15 @@ fn inputs(count: u64, input: &Input) -> String {
 impl Asked {
     /// Returns the types of the step, and why it computes in that type.
     fn types(&self) -> String {
-        let Self { step, dtype_from } = self;
-        let [of_all, of_rest] = match *dtype_from {
-            "file" => [", as the file says", " (the type of the file)"],
-            "default" => [", because the file says none", " (the file says no type for it)"],
-            _ => ["", ""],
+        let Self { step, dtype_from, unknown_dtype } = self;
+        let [of_all, of_rest] = match (*dtype_from, unknown_dtype) {
+            ("file", _) => [", as the file says", " (the type of the file)"].map(str::to_owned),
+            ("default", Some(unknown)) => {
+                let why = format!("the file says `{}`, which is not known", one_line(unknown));
+                [format!(", because {why}"), format!(" ({why})")]
+            }
+            ("default", None) => [", because the file says none", " (the file says no type for it)"].map(str::to_owned),
+            _ => [String::new(), String::new()],
         };
         let weights = match step.parameters {
             _ if step.quantized.is_some() => "weights of linear layers in 4 bits".to_owned(),

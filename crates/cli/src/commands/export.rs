@@ -6,7 +6,6 @@ use std::{
     fs::{self, File},
     io::{self, Read},
     net::{SocketAddr, ToSocketAddrs},
-    os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
 };
 
@@ -82,9 +81,9 @@ fn token(file: &Path) -> Result<String, Failure> {
         Failure::new(format!("`{}` cannot be used", file.display()), why, next)
     };
     let read = || {
-        // The token may come through a pipe, such as one made by `<(…)`.
-        let is_special = fs::metadata(file)?.file_type().is_fifo();
-        let from = if is_special { File::open(file)? } else { regular_file::open_to_read(file)? };
+        // The token may come through a pipe that `<(…)` has made. A pipe with a name might never get a writer.
+        let is_made = fs::read_link(file).is_ok_and(|to| to.as_os_str().as_encoded_bytes().starts_with(b"pipe:"));
+        let from = if is_made { File::open(file)? } else { regular_file::open_to_read(file)? };
         let mut text = String::new();
         from.take(LONGEST_TOKEN + 1).read_to_string(&mut text)?;
         if text.len() as u64 > LONGEST_TOKEN {

@@ -8,7 +8,7 @@ use std::{
 use gpumem::{Gauge, intercept::Source};
 use gpumem_core::report::counted;
 use gpumem_driver::{
-    settings::{Setting, settings},
+    settings::{self, Setting, settings},
     source::{self, machine},
 };
 use gpumem_inject::variable;
@@ -378,6 +378,14 @@ impl Checks {
         for setting in settings.iter().filter(|setting| !setting.is_usable) {
             let why = setting.stands_for.clone().unwrap_or_default();
             self.add("settings", Verdict::Problem, format!("{} {why}", setting.name), "unset or correct it");
+        }
+        let [recording, baseline] = [settings::settings().recording(), settings::settings().baseline.clone()];
+        for (name, file) in [("GPUMEM_CAPTURE", recording), ("GPUMEM_BASELINE", baseline)] {
+            let folder = file.as_deref().and_then(Path::parent).filter(|folder| *folder != Path::new(""));
+            if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+                let what = format!("{name}: there is no folder `{}`", folder.display());
+                self.add("settings", Verdict::Problem, what, "create it, or name a file in another folder");
+            }
         }
     }
 }

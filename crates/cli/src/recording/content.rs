@@ -12,6 +12,8 @@ use gpumem_recording::{CodeAddress, End, Item, ModuleDefinition, RecordedEvent, 
 /// The parts of a recording's content that are needed to complete it.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
+    /// Its process.
+    pub(crate) pid: Option<u32>,
     /// When its session started, since 1970.
     pub(super) began: Option<Duration>,
     pub(super) modules: HashMap<u32, ModuleDefinition>,
@@ -46,7 +48,10 @@ impl Content {
 
     fn add(&mut self, item: Item, known: &mut HashSet<CodeAddress>) {
         match item {
-            Item::Process(process) => _ = self.began.get_or_insert(process.began),
+            Item::Process(process) => {
+                self.pid.get_or_insert(process.pid);
+                self.began.get_or_insert(process.began);
+            }
             Item::Module(module) => _ = self.modules.insert(module.id, module),
             Item::Stack(stack) => {
                 self.last_stack = self.last_stack.max(stack.id.0);

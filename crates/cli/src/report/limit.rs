@@ -21,8 +21,8 @@ use crate::{exit::Exit, failure::Failure, history::History};
 pub(crate) struct Limits {
     /// End with 1 if the peak of a device was above SIZE, such as 20GiB, or may have been: that of one process, or of several at one time.
     /// What a pool keeps unused counts. A limit such
-    /// as 'train.py:31=2GiB' is for a place, with its name in reports: the most that it had on a device at one time. The option may be
-    /// given several times.
+    /// as 'train.py:31=2GiB' is for a place, with its name in reports: the most that it had on a device at one time, in one process or in
+    /// several. The option may be given several times.
     #[arg(long, value_name = "[PLACE=]SIZE")]
     max_peak: Vec<PeakLimit>,
     /// End with 1 if something was lost, so that figures may be wrong: events, the end of a recording, or what came before it.
@@ -80,7 +80,7 @@ pub(crate) struct Judge<'a> {
     checks: Vec<Check>,
     /// The places of all recordings, if a limit names one.
     places: BTreeSet<String>,
-    /// The devices of all recordings, if a limit is for a device.
+    /// The devices of all recordings, if there are limits.
     together: Together,
     is_measured: bool,
 }
@@ -103,11 +103,13 @@ impl<'a> Judge<'a> {
 
     pub(crate) fn add(&mut self, history: &History, overview: &Overview) {
         self.is_measured |= overview.devices.iter().any(|device| device.highest_bytes().is_some());
-        if self.limits.max_peak.iter().any(|limit| limit.place.is_none()) {
-            self.together.add(history, overview);
-        }
         let has_places = self.limits.max_peak.iter().any(|limit| limit.place.is_some());
         let peaks = if has_places { place_peaks(history, None) } else { Vec::new() };
+        if !self.limits.max_peak.is_empty() {
+            let has_limit =
+                |peak: &&PlacePeak| self.limits.max_peak.iter().any(|limit| limit.place.as_ref() == Some(&peak.place));
+            self.together.add(history, overview, &peaks.iter().filter(has_limit).cloned().collect::<Vec<_>>());
+        }
         for limit in &self.limits.max_peak {
             let found = match &limit.place {
                 None => of_devices(overview, limit.most),
@@ -148,8 +150,8 @@ impl<'a> Judge<'a> {
             let found = Finding::new(format!("nothing was measured, so nothing is known{of}"));
             self.push("", "something was measured".to_owned(), vec![found]);
         }
-        for limit in self.limits.max_peak.iter().filter(|limit| limit.place.is_none()) {
-            let found = self.together.above(limit.most)?;
+        for limit in &self.limits.max_peak {
+            let found = self.together.above(limit.place.as_deref(), limit.most)?;
             if !found.is_empty() {
                 self.push("", format!("{limit}, of all processes together"), found);
             }

@@ -1,6 +1,10 @@
 //! Finds the places that have moved to another line of their file, for `gpumem diff` and `gpumem baseline`.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashSet},
+    iter::successors,
+};
 
 use super::{
     annotations::position,
@@ -9,10 +13,12 @@ use super::{
 
 /// Amounts that differ by no more than this may belong to one place.
 const NEAR: Limit = Limit::Percent(2.0);
-/// How many lines ahead, on each side, the next place that both sides have is searched for.
+/// How many places, around the line where a place should be, may be the place.
 const AHEAD: usize = 8;
-/// How many places are checked to see whether lines were inserted or removed above them.
-const WITNESSES: usize = 4;
+/// A change inserts or removes this many lines more often than it changes an amount.
+const FEW_LINES: u64 = 8;
+/// How many of the best chains of pairs are followed.
+const CHAINS: usize = 8;
 
 /// A line of a file that allocated memory.
 #[derive(Clone, Copy)]
@@ -85,43 +91,61 @@ fn is_on_both(numbers: &[HashSet<u32>; 2], line: &Line<'_>) -> bool {
     numbers.iter().all(|numbers| numbers.contains(&line.number))
 }
 
+/// Pairs of places in order, up to some line.
+#[derive(Clone, Copy)]
+struct Chain {
+    score: u32,
+    /// The first place after all pairs, on the side after the change.
+    next: usize,
+    /// The distance between the two lines of the last pair.
+    by: i64,
+    /// The last pair, and the index in the list of pairs of the one before.
+    last: Option<(usize, usize, Option<usize>)>,
+    /// The index of the last pair in that list.
+    at: Option<usize>,
+}
+
 /// Pairs places in the order of their lines. The distance between the two lines of a pair changes where lines were
-/// inserted or removed.
+/// inserted or removed. The best pairs have the same amount and the same distance as the pair before, then the same
+/// amount a few lines away, then the same distance.
 fn in_order<'a>([before, after]: &Sides<'a>, is_near: &dyn Fn(u64, u64) -> bool) -> Vec<[Line<'a>; 2]> {
-    let at_line: HashMap<i64, usize> = after.iter().enumerate().map(|(at, line)| (line.number.into(), at)).collect();
-    let partner = |line: &Line<'_>, by: i64| at_line.get(&(i64::from(line.number) + by)).copied();
-    // How many places from this one on have the same amounts if all moved by this number of lines.
-    let witnesses = |from: usize, by: i64| {
-        let is_witness = |line: &&Line<'_>| partner(line, by).is_some_and(|at| is_near(line.bytes, after[at].bytes));
-        before[from..].iter().take(WITNESSES).filter(is_witness).count()
-    };
-    let distance = |old: usize, new: usize| i64::from(after[new].number) - i64::from(before[old].number);
-    let (mut pairs, mut by, mut old, mut new) = (Vec::new(), 0, 0, 0);
-    while old < before.len() && new < after.len() {
-        // Search the next places on both sides of the line where this one should be.
-        let expected = i64::from(before[old].number) + by;
-        new = new.max(after.partition_point(|line| i64::from(line.number) < expected).saturating_sub(AHEAD / 2));
-        let same = partner(&before[old], by).filter(|at| *at >= new);
-        if same.is_none_or(|at| !is_near(before[old].bytes, after[at].bytes)) {
-            // A place with a changed amount also supports the distance used so far.
-            let known = witnesses(old, by) + usize::from(same.is_some());
-            let ahead = |at: usize, all: usize| at..all.min(at + AHEAD);
-            let other = ahead(old, before.len())
-                .flat_map(|old| ahead(new, after.len()).map(move |new| (old, new)))
-                .filter(|(old, new)| distance(*old, *new) != by)
-                .map(|(old, new)| (witnesses(old, distance(old, new)), old, new))
-                .max_by_key(|(count, at, to)| (*count, std::cmp::Reverse(at - old + to - new)));
-            if let Some((_, at, to)) = other.filter(|(count, ..)| *count > known) {
-                (by, old, new) = (distance(at, to), at, to);
+    let mut pairs: Vec<(usize, usize, Option<usize>)> = Vec::new();
+    let mut chains = vec![Chain { score: 0, next: 0, by: 0, last: None, at: None }];
+    for (old, line) in before.iter().enumerate() {
+        let longer = chains.iter().flat_map(|chain| {
+            let expected = i64::from(line.number) + chain.by;
+            let at = after.partition_point(|line| i64::from(line.number) < expected);
+            let first = chain.next.max(at.saturating_sub(AHEAD / 2));
+            after.iter().enumerate().skip(first).take(AHEAD).filter_map(move |(new, other)| {
+                let by = i64::from(other.number) - i64::from(line.number);
+                let more = match ((by - chain.by).unsigned_abs(), is_near(line.bytes, other.bytes)) {
+                    (0, true) => 8,
+                    (1..=FEW_LINES, true) => 6,
+                    (0, false) => 4,
+                    (_, true) => 3,
+                    (_, false) => return None,
+                };
+                let last = Some((old, new, chain.at));
+                Some(Chain { score: chain.score + more, next: new + 1, by, last, at: None })
+            })
+        });
+        let longer: Vec<_> = longer.collect();
+        chains.extend(longer);
+        chains.sort_by_key(|chain| (chain.next, chain.by, Reverse(chain.score)));
+        chains.dedup_by_key(|chain| (chain.next, chain.by));
+        chains.sort_by_key(|chain| Reverse(chain.score));
+        chains.truncate(CHAINS);
+        for chain in &mut chains {
+            if let (None, Some(last)) = (chain.at, chain.last) {
+                chain.at = Some(pairs.len());
+                pairs.push(last);
             }
         }
-        if let Some(at) = partner(&before[old], by).filter(|at| *at >= new) {
-            pairs.push([before[old], after[at]]);
-            new = at + 1;
-        }
-        old += 1;
     }
-    pairs
+    let pair = |at: usize| pairs[at];
+    let mut chain: Vec<_> = successors(chains[0].at.map(pair), |(.., at)| at.map(pair)).collect();
+    chain.reverse();
+    chain.into_iter().map(|(old, new, _)| [before[old], after[new]]).collect()
 }
 
 /// Removes places whose amounts match from both sides, and returns them as pairs. Both sides are sorted by amount.
@@ -159,6 +183,12 @@ mod tests {
             // Lines were inserted between them, and others were removed.
             ("10=100 20=50 30=70", "10=100 22=50 32=70", "20→22 30→32"),
             ("10=100 20=50 30=70 40=8", "10=100 25=70 35=9", "30→25 40→35"),
+            // A line was inserted above the last one, or removed below an inserted line.
+            ("3=100 4=50 5=33 6=20", "3=100 4=50 5=33 6=7 7=20", "6→7"),
+            ("3=100 4=50 5=33 6=20", "4=100 5=50 6=20", "3→4 4→5"),
+            // All have one amount, and the first one shrank, or a line was inserted above it.
+            ("1=20 2=20 3=20 4=20 5=20 6=20", "1=7 2=20 3=20 4=20 5=20 6=20", ""),
+            ("1=20 2=20 3=20 4=20 5=20", "1=7 2=20 3=20 4=20 5=20 6=20", "1→2 2→3 3→4 4→5 5→6"),
             // All amounts differ, or a place grew at its line.
             ("10=100", "12=130", ""),
             ("10=100", "10=200 50=100", ""),

@@ -7,7 +7,12 @@ use std::{
 
 use gpumem_core::model::{Bytes, Device, Family, one_line};
 
-use super::{annotations::Finding, change::signed, overview::Overview};
+use super::{
+    annotations::Finding,
+    change::signed,
+    overview::Overview,
+    place_peaks::{PlacePeak, changes_of},
+};
 use crate::{failure::Failure, history::History};
 
 /// At most this many processes are named.
@@ -31,6 +36,10 @@ struct Process {
     file: String,
     device: Device,
     highest: u64,
+    /// The peaks of places with a limit on the device.
+    places: Vec<PlacePeak>,
+    /// True if the recording contains only the peaks.
+    has_only_peaks: bool,
     /// True if the recording does not show how the memory of the device changed over time: its pools keep unused
     /// memory, or it contains only the peaks.
     has_only_peak: bool,
@@ -44,8 +53,38 @@ struct Step {
     process: usize,
 }
 
+/// Something that several processes have: a device, or a place on it.
+#[derive(Clone, Copy)]
+enum Of<'a> {
+    Device,
+    Place { place: &'a str, is_of_tensors: bool },
+}
+
+impl Process {
+    fn place(&self, of: Of<'_>) -> Option<&PlacePeak> {
+        let Of::Place { place, is_of_tensors } = of else { return None };
+        self.places.iter().find(|peak| peak.place == place && peak.is_of_tensors == is_of_tensors)
+    }
+
+    fn highest(&self, of: Of<'_>) -> u64 {
+        match of {
+            Of::Device => self.highest,
+            Of::Place { .. } => self.place(of).map_or(0, |peak| peak.bytes),
+        }
+    }
+
+    /// Returns whether the recording does not show when the process had how much.
+    fn is_timeless(&self, of: Of<'_>) -> bool {
+        match of {
+            Of::Device => self.has_only_peak,
+            Of::Place { .. } => self.has_only_peaks,
+        }
+    }
+}
+
 impl Together {
-    pub(super) fn add(&mut self, history: &History, overview: &Overview) {
+    /// `places` are the peaks of places with a limit.
+    pub(super) fn add(&mut self, history: &History, overview: &Overview, places: &[PlacePeak]) {
         if !self.known.insert(history.path.canonicalize().unwrap_or_else(|_| history.path.clone())) {
             return;
         }
@@ -53,8 +92,11 @@ impl Together {
             let device = Device { family: Family::Cuda, ordinal: of.device };
             let uuid = history.definitions().device(device).and_then(|defined| defined.uuid.clone());
             if let Some((uuid, highest)) = uuid.zip(of.highest_bytes()) {
-                let has_only_peak = history.has_only_peaks() || of.driver_peak_bytes.is_some();
-                let process = Process { file: overview.file.clone(), device, highest, has_only_peak };
+                let has_only_peaks = history.has_only_peaks();
+                let has_only_peak = has_only_peaks || of.driver_peak_bytes.is_some();
+                let places = places.iter().filter(|peak| peak.device == of.device).cloned().collect();
+                let file = overview.file.clone();
+                let process = Process { file, device, highest, places, has_only_peaks, has_only_peak };
                 let machine = overview.host.clone().filter(|_| overview.cards.is_some());
                 self.processes.entry((uuid, machine)).or_default().push(process);
             }
@@ -62,21 +104,30 @@ impl Together {
     }
 
     /// Returns the devices on which the processes together exceeded the limit at one time, although none of them did by
-    /// itself.
-    pub(super) fn above(&self, limit: Bytes) -> Result<Vec<Finding>, Failure> {
-        let may_be_above = |processes: &&Vec<Process>| {
-            let sum = processes.iter().fold(0_u64, |sum, process| sum.saturating_add(process.highest));
-            processes.iter().all(|process| process.highest <= limit.get()) && sum > limit.get()
+    /// itself. The limit is for the device, or for a place on it.
+    pub(super) fn above(&self, place: Option<&str>, limit: Bytes) -> Result<Vec<Finding>, Failure> {
+        let list = match place {
+            None => vec![Of::Device],
+            Some(place) => [false, true].map(|is_of_tensors| Of::Place { place, is_of_tensors }).to_vec(),
         };
-        let found = self.processes.values().filter(may_be_above).map(|processes| of_device(processes, limit));
-        Ok(found.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+        let mut found = Vec::new();
+        for of in list {
+            for processes in self.processes.values() {
+                let highest = || processes.iter().map(|process| process.highest(of));
+                let sum = highest().fold(0_u64, u64::saturating_add);
+                if sum > limit.get() && highest().all(|highest| highest <= limit.get()) {
+                    found.extend(on_device(processes, of, limit)?);
+                }
+            }
+        }
+        Ok(found)
     }
 }
 
-fn of_device(processes: &[Process], limit: Bytes) -> Result<Option<Finding>, Failure> {
+fn on_device(processes: &[Process], of: Of<'_>, limit: Bytes) -> Result<Option<Finding>, Failure> {
     let mut steps = Vec::new();
-    for (number, process) in processes.iter().enumerate() {
-        steps_of(number, process, &mut steps)?;
+    for (number, process) in processes.iter().enumerate().filter(|(_, process)| process.highest(of) > 0) {
+        steps_of(number, process, of, &mut steps)?;
     }
     // At equal times, frees come first: what one process frees may be what another one allocates.
     steps.sort_by_key(|step| (step.time, step.delta));
@@ -99,16 +150,24 @@ fn of_device(processes: &[Process], limit: Bytes) -> Result<Option<Finding>, Fai
     let mut names: Vec<_> = names.map(|(of, bytes)| format!("{} {}", one_line(&of.file), amount(*bytes))).collect();
     names.extend((held.len() > MOST_NAMED).then(|| format!("{} more", held.len() - MOST_NAMED)));
     let (count, device, more) = (held.len(), processes[0].device.ordinal, amount(most - limit.signed()));
-    let had = if processes.iter().any(|process| process.has_only_peak) { "may have had" } else { "had" };
-    Ok(Some(Finding::new(format!(
-        "device {device}: {count} processes {had} {} at one time, {more} above the limit of {limit}: {}",
+    let had = if processes.iter().any(|process| process.is_timeless(of)) { "may have had" } else { "had" };
+    let (what, place) = match of {
+        Of::Device => (String::new(), None),
+        Of::Place { place, is_of_tensors } => {
+            let what = if is_of_tensors { "tensors of " } else { "" };
+            (format!(" in {what}`{place}`"), Some(place.to_owned()))
+        }
+    };
+    let text = format!(
+        "device {device}: {count} processes {had} {}{what} at one time, {more} above the limit of {limit}: {}",
         amount(most),
         names.join(", ")
-    ))))
+    );
+    Ok(Some(Finding { text, place }))
 }
 
 /// Adds the changes of the memory of one process.
-fn steps_of(number: usize, process: &Process, steps: &mut Vec<Step>) -> Result<(), Failure> {
+fn steps_of(number: usize, process: &Process, of: Of<'_>, steps: &mut Vec<Step>) -> Result<(), Failure> {
     let history = History::read(Path::new(&process.file))?;
     let began = u64::try_from(history.definitions().process().began.as_nanos()).unwrap_or(u64::MAX);
     let mut step = |time: u64, delta| {
@@ -116,22 +175,33 @@ fn steps_of(number: usize, process: &Process, steps: &mut Vec<Step>) -> Result<(
         steps.push(Step { time, delta, process: number });
     };
     let end = history.end_nanos();
-    if process.has_only_peak {
-        step(0, signed(process.highest));
-        step(end, -signed(process.highest));
+    if process.is_timeless(of) {
+        let highest = signed(process.highest(of));
+        step(0, highest);
+        step(end, -highest);
         return Ok(());
     }
     let Some(device) = history.devices.iter().position(|device| device.device == process.device) else { return Ok(()) };
+    let changes = match process.place(of) {
+        Some(peak) => changes_of(&history, peak),
+        None => changes_on(&history, device),
+    };
     let mut live = 0;
-    for change in history.lives.changes() {
-        let block = history.lives.block(change.block);
-        let is_in_memory = history.origins.get(block.origin as usize).is_none_or(|origin| origin.kind.is_on_device());
-        if usize::from(block.device) == device && is_in_memory {
-            live += change.delta;
-            step(change.time, change.delta);
-        }
+    for (time, delta) in changes {
+        live += delta;
+        step(time, delta);
     }
     // When a process ends, the device takes back what it has not freed.
     step(end, -live);
     Ok(())
+}
+
+/// Returns the changes of the memory of a process on a device, each with its time.
+fn changes_on(history: &History, device: usize) -> Vec<(u64, i64)> {
+    let changes = history.lives.changes().filter(|change| {
+        let block = history.lives.block(change.block);
+        let origin = history.origins.get(block.origin as usize);
+        usize::from(block.device) == device && origin.is_none_or(|origin| origin.kind.is_on_device())
+    });
+    changes.map(|change| (change.time, change.delta)).collect()
 }

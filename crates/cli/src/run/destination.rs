@@ -77,7 +77,7 @@ impl Destination {
         let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
         let mut files: Vec<_> = files
             .map(|entry| entry.path())
-            .filter(|path| self.is_of_a_process(path) && !self.older.contains(path))
+            .filter(|path| self.process_of(path).is_some() && !self.older.contains(path))
             .collect();
         files.sort();
         files
@@ -87,14 +87,14 @@ impl Destination {
     pub(super) fn removed(&self) -> Vec<PathBuf> {
         let noted = self.claim.iter().flat_map(LockFile::noted).map(|name| PathBuf::from(OsString::from_vec(name)));
         let is_removed =
-            |path: &PathBuf| path.parent() == self.file.parent() && self.is_of_a_process(path) && !path.exists();
+            |path: &PathBuf| path.parent() == self.file.parent() && self.process_of(path).is_some() && !path.exists();
         let removed: BTreeSet<_> = noted.filter(is_removed).collect();
         removed.into_iter().collect()
     }
 
-    /// Returns whether the path belongs to a process of this run: for example `train.rank3.pid17.2.capture`, if the
-    /// file is `train.capture`.
-    fn is_of_a_process(&self, path: &Path) -> bool {
+    /// Returns the process of this run to which the path belongs: 17 for `train.rank3.pid17.2.capture`, if the file is
+    /// `train.capture`.
+    pub(super) fn process_of(&self, path: &Path) -> Option<u32> {
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         let between = || {
             // Names need not be UTF-8, but the part in between must be.
@@ -106,12 +106,11 @@ impl Destination {
             };
             str::from_utf8(rest.strip_prefix(b".")?).ok()
         };
-        let Some(between) = between() else { return false };
-        let mut parts = between.split('.').peekable();
+        let mut parts = between()?.split('.').peekable();
         parts.next_if(|part| part.strip_prefix("rank").is_some_and(is_number));
-        let is_process = parts.next().is_some_and(|part| part.strip_prefix("pid").is_some_and(is_number));
+        let process = parts.next()?.strip_prefix("pid").filter(|part| is_number(part))?.parse().ok()?;
         parts.next_if(|part| is_number(part));
-        is_process && parts.next().is_none()
+        parts.next().is_none().then_some(process)
     }
 
     /// Turns `train.rank3.pid17.capture` into `train.rank3.gpu0.pid17.capture`.
@@ -208,9 +207,11 @@ mod tests {
     fn the_files_of_the_processes_are_known_by_their_names() {
         let file = |file: &str| Path::new("/folder").join(file);
         let place = |name: &str| Destination { file: file(name), older: Vec::new(), instead_of: None, claim: None };
-        let is = |file: &str, path: &str| place(file).is_of_a_process(&Path::new("/folder").join(path));
-        for path in ["a.b.pid1.capture", "a.b.rank0.pid17.capture", "a.b.rank12.pid17.3.capture"] {
-            assert!(is("a.b.capture", path), "{path}");
+        let of = |file: &str, path: &str| place(file).process_of(&Path::new("/folder").join(path));
+        for (path, pid) in
+            [("a.b.pid1.capture", 1), ("a.b.rank0.pid17.capture", 17), ("a.b.rank12.pid17.3.capture", 17)]
+        {
+            assert_eq!(of("a.b.capture", path), Some(pid), "{path}");
         }
         for path in [
             "a.b.capture",
@@ -222,16 +223,14 @@ mod tests {
             "a.b.pid1.2.3.capture",
             "xa.b.pid1.capture",
         ] {
-            assert!(!is("a.b.capture", path), "{path}");
+            assert_eq!(of("a.b.capture", path), None, "{path}");
         }
-        assert!(is("a", "a.pid3") && !is("a", "a.pid3.capture"));
+        assert_eq!((of("a", "a.pid3"), of("a", "a.pid3.capture")), (Some(3), None));
         let bytes = |name: &[u8]| Path::new("/folder").join(OsStr::from_bytes(name));
         let mut other = place("");
         other.file = bytes(b"n\xff.capture");
-        assert!(
-            other.is_of_a_process(&bytes(b"n\xff.pid3.capture"))
-                && !other.is_of_a_process(&bytes(b"n\xfe.pid3.capture"))
-        );
+        let of = |name: &[u8]| other.process_of(&bytes(name));
+        assert_eq!((of(b"n\xff.pid3.capture"), of(b"n\xfe.pid3.capture")), (Some(3), None));
         assert_eq!(Destination::with_devices(&bytes(b"n\xff.pid3.capture"), &[1]), bytes(b"n\xff.gpu1.pid3.capture"));
         let named = Destination::with_devices(Path::new("/folder/a.rank1.pid2.3.capture"), &[0, 2]);
         assert_eq!(named, Path::new("/folder/a.rank1.gpu0+2.pid2.3.capture"));

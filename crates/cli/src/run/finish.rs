@@ -20,7 +20,7 @@ pub(super) struct Finished {
 
 /// Why a recording that can be completed contains nothing.
 pub(super) const LOST: &str =
-    "its process could not be recorded or was killed before, or the file was made shorter, moved or removed";
+    "its process could not be recorded or was killed before, or the file was made shorter, replaced, moved or removed";
 
 /// Completes the recordings of the run, removes those of processes that requested no memory, and renames the others to
 /// the names that users know. With `keeps_names`, names stay, because `gpumem start` and `gpumem stop` have printed
@@ -30,7 +30,7 @@ pub(super) fn finish(destination: &Destination, keeps_names: bool) -> Finished {
     // This must come first, because the recordings of processes that requested no memory are removed below.
     let mut lost: Vec<_> = destination.removed().into_iter().map(|path| (path, None)).collect();
     for path in destination.of_processes() {
-        match devices_of(&path, keeps_names) {
+        match devices_of(&path, destination.process_of(&path), keeps_names) {
             Ok(Found::Devices(devices)) => recorded.push((path, devices)),
             Ok(Found::Nothing) => {}
             Ok(Found::Unfinished) => unfinished.push(path),
@@ -64,11 +64,15 @@ enum Found {
 
 /// Finds out on which devices the process allocated. The recording of a process that requested no memory is removed,
 /// unless `keeps_empty`.
-fn devices_of(path: &Path, keeps_empty: bool) -> io::Result<Found> {
+fn devices_of(path: &Path, process: Option<u32>, keeps_empty: bool) -> io::Result<Found> {
     if path.metadata()?.len() == 0 {
         return Ok(Found::Lost);
     }
     let Some(content) = complete(path)? else { return Ok(Found::Unfinished) };
+    // The recording of another process is in its place.
+    if content.pid != process {
+        return Ok(Found::Lost);
+    }
     if !content.has_requests && !keeps_empty {
         if !content.is_finished {
             return Ok(Found::Lost);

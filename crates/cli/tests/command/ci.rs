@@ -87,11 +87,18 @@ fn processes_have_one_device_together() {
                  a.capture 4.88 GiB, b.capture 4.88 GiB\n";
     assert_eq!((above.code, &*above.stderr), (Some(1), words));
     assert_eq!(limited("10000MiB").code, Some(0));
+    // A place is in both.
+    let place = limited("train=8GiB");
+    let words = "gpumem: device 0: 2 processes had 9.77 GiB in `train` at one time, \
+                 1.77 GiB above the limit of 8 GiB: a.capture 4.88 GiB, b.capture 4.88 GiB\n";
+    assert_eq!((place.code, &*place.stderr), (Some(1), words));
+    assert_eq!(limited("train=10000MiB").code, Some(0));
     // The recording of one process may be given twice.
     assert_eq!(within(&folder, &["report", "--max-peak", "8GiB", "a.capture", "./a.capture"]).code, Some(0));
     // One process after the other.
     process(&folder.join("b.capture"), 11, 3, 5_000);
     assert_eq!(limited("8GiB").code, Some(0));
+    assert_eq!(limited("train=8GiB").code, Some(0));
     // A process that was killed has freed nothing.
     let mut killed = Made::of(
         Process {
@@ -116,6 +123,8 @@ fn processes_have_one_device_together() {
     }
     let may_be = limited("8GiB");
     assert!(may_be.code == Some(1) && may_be.stderr.contains(" 2 processes may have had 9.77 GiB "), "{may_be:?}");
+    let may_be = limited("train=8GiB");
+    assert!(may_be.stderr.contains(" 2 processes may have had 9.77 GiB in `"), "{may_be:?}");
 }
 
 /// Processes are told apart by their commands and peaks: their numbers differ in each run.

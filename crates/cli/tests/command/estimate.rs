@@ -219,11 +219,33 @@ fn nothing_that_fits_is_exit_code_1() {
     assert!(stderr.starts_with("gpumem: no input of this length fits: one needs "), "{stderr}");
 }
 
+/// The length that is assumed is not longer than the positions that the model has.
+#[test]
+fn the_default_length_fits_the_positions_of_the_model() {
+    for (name, config, length) in [
+        ("gpt2", r#""n_layer": 2, "n_positions": 128"#, 128),
+        ("gpt2", r#""n_layer": 2"#, 512),
+        ("llama", r#""num_hidden_layers": 2, "max_position_embeddings": 64"#, 64),
+        ("whisper", r#""encoder_layers": 2, "decoder_layers": 2, "max_target_positions": 100"#, 100),
+        ("whisper", r#""encoder_layers": 2, "decoder_layers": 2"#, 448),
+    ] {
+        let file = written("estimate-lengths.json", format!("{{\"model_type\": \"{name}\", {config}}}").as_bytes());
+        let text = printed(&["estimate", &file]);
+        assert!(text.contains(&format!("--length was not given: {length} tokens are assumed")), "{text}");
+    }
+    let clip = written("estimate-clip.json", br#"{"model_type": "clip"}"#);
+    assert_eq!(ran(&["estimate", &clip]).code, Some(0));
+    // A length that was given is not changed.
+    let file = written("estimate-lengths.json", br#"{"model_type": "gpt2", "n_layer": 2, "n_positions": 128}"#);
+    assert_eq!(ran(&["estimate", &file, "--length", "512"]).code, Some(2));
+}
+
 /// Types have the names that people use, and the origin of each is named.
 #[test]
 fn types_have_their_usual_names_and_say_where_they_come_from() {
     let none = written("estimate-none.json", CONFIG);
     let half = written("estimate-half.json", br#"{"model_type": "gpt2", "n_layer": 2, "torch_dtype": "float16"}"#);
+    let seven = written("estimate-seven.json", br#"{"model_type": "gpt2", "n_layer": 2, "torch_dtype": "float7"}"#);
     let line = |file: &str, more: &[&str]| {
         let text = printed(&[&["estimate", file, "--length", "64"], more].concat());
         text.lines().nth(2).unwrap_or_default().to_owned()
@@ -231,6 +253,12 @@ fn types_have_their_usual_names_and_say_where_they_come_from() {
     for (file, dtype, expected) in [
         (&none, "", "parameters in f32, because the file says none"),
         (&half, "", "parameters in f16, as the file says"),
+        (&seven, "", "parameters in f32, because the file says `float7`, which is not known"),
+        (
+            &seven,
+            "int8",
+            "weights of linear layers in 8 bits, all else in bf16 (the file says `float7`, which is not known)",
+        ),
         (&half, "BFloat16", "parameters in bf16"),
         (&none, "float16", "parameters in f16"),
         (&none, "half", "parameters in f16"),

@@ -88,14 +88,23 @@ fn snapshot(name: &str, segments: &[Vec<u8>], trace: &[Vec<u8>]) -> String {
 
 /// The snapshot has no history, but one segment of a private pool, with one block at its beginning.
 fn without_history(name: &str, segment_mib: u64, block_mib: u64) -> String {
+    let requested_mib = block_mib.min(5);
+    one_segment(name, [segment_mib, block_mib, requested_mib, block_mib, block_mib])
+}
+
+/// The numbers are the sizes of the segment and its block, what was requested of it, and the sums of allocated blocks and of
+/// blocks in use, as the segment has them.
+fn one_segment(name: &str, [segment_mib, block_mib, requested_mib, allocated_mib, active_mib]: [u64; 5]) -> String {
     let mib = |mib: u64| number(mib * MIB);
     let block =
         |bytes, requested, state| dictionary(&[("size", bytes), ("requested_size", requested), ("state", text(state))]);
-    let used = block(mib(block_mib), mib(5), "active_allocated");
+    let used = block(mib(block_mib), mib(requested_mib), "active_allocated");
     let segment = dictionary(&[
         ("device", number(0)),
         ("address", mib(1)),
         ("total_size", mib(segment_mib)),
+        ("allocated_size", mib(allocated_mib)),
+        ("active_size", mib(active_mib)),
         ("stream", number(5)),
         ("segment_pool_id", [number(0), number(1), vec![0x86]].concat()),
         ("blocks", list(&[used, block(mib(segment_mib.saturating_sub(block_mib)), mib(0), "inactive")])),
@@ -124,6 +133,14 @@ fn a_snapshot_without_a_history_is_one_moment() {
     );
     let what = "contradicts itself on device 0: 20 MiB of blocks are in a segment with another size at the end. ";
     assert_eq!(contradictory.matches(what).count(), 1, "{contradictory}");
+    for (sizes, what) in [
+        ([20, 4, 5, 4, 4], "5 MiB of a tensor are in a smaller block at the end. "),
+        ([20, 4, 4, 9, 4], "4 MiB of blocks are in a segment with another sum of them at the end. "),
+        ([20, 4, 4, 4, 3], "4 MiB of blocks are in a segment with another sum of them at the end. "),
+    ] {
+        let text = printed(&["report", &one_segment("sizes.pickle", sizes)]);
+        assert_eq!(text.matches(&format!("contradicts itself on device 0: {what}")).count(), 1, "{text}");
+    }
     // Its peak is not known.
     let file = file_of("contradictory.pickle");
     for arguments in [&["report", "--max-peak", "30MiB", &file][..], &["diff", &file, &file]] {

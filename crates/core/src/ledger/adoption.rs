@@ -3,7 +3,9 @@
 
 use std::collections::HashSet;
 
-use super::{Ledger, account_id::AccountId, accounts::Place, scope::Scope, thread::Thread, tree::NodeId};
+use super::{
+    Ledger, account_id::AccountId, accounts::Place, counts::signed, scope::Scope, thread::Thread, tree::NodeId,
+};
 use crate::model::{Bytes, OwnerThread, ScopeId, ThreadId, ThreadName, Threads};
 
 /// A thread without a scope is compared only with the latest adopting scopes, at most this many. While there are more, the older
@@ -133,7 +135,7 @@ impl Ledger {
             }
             for id in shared {
                 if let Some(account) = accounts.get_mut(id) {
-                    account.shared = account.shared.saturating_add(bytes.get());
+                    account.share(signed(bytes));
                 }
             }
         }

@@ -13,6 +13,7 @@ use super::{
     pool_table::{UNDECIDED, count_for_views},
     stats::add_signed,
     thread::{Freed, Thread},
+    tree::NodeId,
 };
 use crate::model::{Answer, Block, Bytes, Device, Gauge, Key, OwnerThread, Tag, ThreadId};
 
@@ -54,11 +55,14 @@ impl Ledger {
         }
         let Self { pending, accounts, live, .. } = self;
         let (tag, attribution) = record.newest;
-        // With open accounts, the thread must still be where it allocated the block, and all of them must hold the block.
+        // With open accounts, the thread must still be where it allocated the block.
+        let is_in_scope = record.node != NodeId::NONE;
         let is_alike = |entry: &Entry| {
             pending.is_of(entry.attribution())
                 && (!accounts.are_open()
-                    || tag != Tag::NONE && entry.attribution() == attribution && accounts.hold(entry.number()))
+                    || tag != Tag::NONE
+                        && entry.attribution() == attribution
+                        && accounts.are_alike_since(entry.number(), is_in_scope))
         };
         let Some(entry) = live.remove_from_front(key, is_alike) else { return false };
         self.pending.subtract(signed(entry.bytes));
@@ -169,7 +173,8 @@ impl Ledger {
 
     /// Returns whether the free of a block counts in the accounts in which an allocation with its attribution counts now.
     fn counts_where_allocated(&self, entry: &Entry, by: Place) -> bool {
-        !self.accounts.are_open() || self.accounts.hold(entry.number()) && self.place_of_block(entry) == by
+        !self.accounts.are_open()
+            || self.accounts.are_alike_since(entry.number(), by.is_in_scope()) && self.place_of_block(entry) == by
     }
 
     fn place_of_block(&self, entry: &Entry) -> Place {
@@ -177,7 +182,8 @@ impl Ledger {
         Place::new(entry.attribution().owner(), is_in_scope)
     }
 
-    /// Counts the free of a block, or undoes it, in the accounts that hold the block and in those of the thread that frees it.
+    /// Counts the free of a block, or undoes it, in the accounts that [`Accounts::of_free`](super::accounts::Accounts::of_free)
+    /// finds.
     #[cold]
     fn change_apart(&mut self, entry: &Entry, by: Place, delta: GroupDelta) {
         self.flush_pending();
@@ -187,16 +193,16 @@ impl Ledger {
             return;
         }
         let Self { accounts, guests, .. } = self;
-        let (found, held) = accounts.of_free(Some((place, entry.number())), by, meter, guests);
-        let is_shared = !by.is_in_scope() && accounts.are_shared(meter);
-        for (at, id) in found.iter().enumerate() {
+        let search = accounts.of_free((place, entry.number()), by, meter, guests);
+        for id in &search.found {
             let Some(account) = accounts.get_mut(*id) else { continue };
             account.apply(number, delta.bytes);
-            if is_shared && at >= held {
-                account.shared = account.shared.saturating_add(entry.bytes.get());
+            if search.is_shared {
+                // The scopes that were open at the allocation share the block already.
+                account.share_after(entry.number(), signed(entry.bytes));
             }
         }
-        accounts.end_search(found);
+        accounts.end_search(search);
     }
 
     #[inline]
@@ -236,7 +242,7 @@ impl Ledger {
         accounts.each_of(place, meter, guests, |_, account| {
             account.apply(number, delta.bytes);
             if is_shared {
-                account.shared = account.shared.saturating_add_signed(delta.allocated);
+                account.share(delta.allocated);
             }
         });
     }
@@ -324,7 +330,7 @@ impl Ledger {
             accounts.each_of(place, meter, guests, |_, account| {
                 account.change_older(by);
                 if is_shared {
-                    account.shared = account.shared.saturating_add(by.unsigned_abs());
+                    account.share(by.saturating_abs());
                 }
             });
         }

@@ -17,6 +17,9 @@ pub(super) struct Pools {
     pub(super) all: Vec<Pool>,
     /// The driver's blocks, by their start address.
     pub(super) ranges: BTreeMap<u64, Range>,
+    /// The ranges of pools' blocks that were freed, by their start address. Parts may still be live there: a pool may report
+    /// after the free of its block that its parts are gone, or that it is empty.
+    pub(super) left: BTreeMap<u64, Range>,
     /// The undecided blocks, in order of allocation.
     pub(super) undecided: Vec<Undecided>,
     /// No event from this number on was lost.
@@ -55,7 +58,8 @@ pub(super) struct Pool {
 pub struct WrongCalls {
     /// A part was freed that is not live.
     pub unknown: u64,
-    /// A part was allocated at the address of a live part. The older part is then treated as freed.
+    /// A part was allocated at the address of a live part, or the driver allocated a block over a part whose block was freed
+    /// before. The older part is then treated as freed.
     pub doubled: u64,
     /// A part is not inside a driver block, or is inside a block of another pool. Such a part still counts. Calls with sizes
     /// larger than any device are also counted here, but their sizes are ignored.
@@ -146,9 +150,26 @@ impl Pools {
 
     pub(super) fn remove_range(&mut self, key: Key) {
         if key.is_address() {
-            self.ranges.remove(&key.get());
+            let removed = self.ranges.remove(&key.get());
             self.newest = Range::default();
+            if let Some(range) = removed.filter(|range| range.start < range.end)
+                && self.get_mut(range.pool).is_some_and(|pool| pool.parts > 0)
+            {
+                self.left.insert(range.start, range);
+            }
         }
+    }
+
+    /// Returns whether a driver block in this range would be over one of the ranges that were left.
+    pub(super) fn is_over_left(&self, start: u64, end: u64) -> bool {
+        let before = self.left.range(..end).next_back();
+        start < end && before.is_some_and(|(_, range)| start < range.end)
+    }
+
+    /// Returns the range that was left, if it contains this part.
+    pub(super) fn left_of(&self, part: Key) -> Option<&Range> {
+        let (_, range) = self.left.range(..=part.address()).next_back()?;
+        (part.address() < range.end && range.pool == part.pool()).then_some(range)
     }
 
     /// Adds a delta of a group to its pool.

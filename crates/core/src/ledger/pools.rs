@@ -11,7 +11,7 @@
 use super::{
     Ledger,
     groups::AllocGroup,
-    live::Entry,
+    live::{BLOCK_PARTS, Entry},
     meters::Meter,
     observer::{BlockChangeKind, Observer},
     pool_table::{KnownPool, Pool, Range, UNDECIDED, WrongCalls},
@@ -138,6 +138,34 @@ impl Ledger {
         self.alloc_observed(key, bytes, tag, number, thread, observer);
     }
 
+    /// Ends the parts that the driver's new block is over: the block that they were in was freed, and its pool has not reported
+    /// that they are gone. This reads all live blocks, and then forgets the ranges without parts. Therefore it is done at most
+    /// once after a pool has freed blocks, unless parts are left.
+    #[cold]
+    pub(super) fn end_left_parts<O: Observer>(&mut self, block: Key, bytes: Bytes, observer: &mut O) {
+        /// Other threads wait while all blocks are read. If there are more parts, none are ended.
+        const MOST: u64 = 1 << 16;
+        let (start, end) = (block.get(), block.get().saturating_add(bytes.get()));
+        if !block.is_address() || !self.pools.is_over_left(start, end) {
+            return;
+        }
+        self.flush_pending();
+        let Self { live, pools, .. } = self;
+        if pools.all.iter().map(|pool| pool.parts).sum::<u64>() > MOST {
+            return pools.left.clear();
+        }
+        let parts = (0..BLOCK_PARTS).flat_map(|part| live.part(part)).filter(|(key, _)| key.is_part());
+        let left = parts.filter_map(|(key, entry)| Some((key, *entry, *pools.left_of(key)?)));
+        let (ended, kept): (Vec<_>, Vec<_>) = left.partition(|(.., range)| range.start < end && start < range.end);
+        pools.left = kept.into_iter().map(|(.., range)| (range.start, range)).collect();
+        for (key, before, range) in ended {
+            self.live.remove(key);
+            self.wrong_call(range.pool, before.number(), |wrong| &mut wrong.doubled);
+            self.remove_without_free(&before);
+            self.tell(BlockChangeKind::FreeMissed, key, &before, observer);
+        }
+    }
+
     /// A part was freed that is not live.
     #[cold]
     pub(super) fn unknown_part(&mut self, key: Key) {
@@ -198,6 +226,7 @@ impl Ledger {
             let AllocGroup { meter, kind, pool, .. } = *self.groups.get(entry.group());
             if kind.is_on_device() && self.meters.0[usize::from(meter)].driver.is_some() {
                 self.pools.insert_range(key, entry.bytes, pool);
+                self.pools.left.remove(&key.get());
             }
         }
     }

@@ -10,6 +10,8 @@ pub(super) struct Scope {
     pub(super) meter: u16,
     /// The account that the scope reads; `None` if the scope counts the whole process.
     pub(super) account: Option<AccountId>,
+    /// The account that the scope would have, if its numbers are those of the whole device.
+    pub(super) whole: Option<AccountId>,
     pub(super) node: NodeId,
     /// The earlier paths of this scope, from before an outer scope was closed first.
     pub(super) previous_nodes: Vec<NodeId>,
@@ -55,8 +57,6 @@ pub(super) struct ScopeStart {
     pub(super) number: u64,
     pub(super) in_use: i64,
     pub(super) peak: Mark,
-    /// The bytes that count in accounts of several threads.
-    pub(super) shared: u64,
     /// The bytes in use on the device by [`Gauge::Exact`](crate::model::Gauge::Exact).
     pub(super) device_in_use: i64,
     /// The peak of the device by [`Gauge::Exact`](crate::model::Gauge::Exact).

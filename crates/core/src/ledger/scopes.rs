@@ -67,16 +67,19 @@ impl Ledger {
         let task = if spec.counts == Counted::Task { self.task_in(around) } else { None };
         let owner = task.unwrap_or(around);
         let (of, counts_unscoped) = match spec.counts {
-            Counted::AllThreads => (None, false),
-            Counted::OwnAndUnscoped => (Some(own), true),
+            Counted::AllThreads | Counted::OwnAndUnscoped => (Some(own), true),
             Counted::Own => (Some(own), false),
             Counted::Task => (task, false),
         };
         // Samples are readings of the whole device.
-        let of = of.filter(|_| spec.gauge == Gauge::Exact);
-        let account = of.map(|of| AccountId { of, meter, counts_unscoped });
+        let is_whole = spec.gauge != Gauge::Exact || spec.counts == Counted::AllThreads;
+        let account = of.map(|of| AccountId { of, meter: exact_meter, counts_unscoped });
+        let (account, whole) = if is_whole { (None, account) } else { (account, None) };
         if let Some(account) = account {
             self.accounts.open(account, event.number);
+        }
+        if let Some(whole) = whole {
+            self.accounts.open_whole(whole, event.number);
         }
         if let Some(task) = task {
             self.tasks.insert(task, AllocatedOn::default());
@@ -86,6 +89,7 @@ impl Ledger {
             spec,
             meter,
             account,
+            whole,
             node,
             previous_nodes: Vec::new(),
             exact_meter,
@@ -122,26 +126,11 @@ impl Ledger {
         let Meter { level, samples, .. } = &mut self.meters.0[usize::from(scope.meter)];
         let gap = if scope.is_sampled() { samples.gaps.open(Duration::ZERO) } else { Mark::default() };
         let (samples_before, is_unread) = (samples.count.saturating_sub(1), samples.failed);
-        let (level, shared) = match scope.account.and_then(|id| self.accounts.get_mut(id)) {
-            None => (level, 0),
-            Some(account) => (&mut account.level, account.shared),
-        };
+        let level = scope.account.and_then(|id| self.accounts.get_mut(id)).map_or(level, |account| &mut account.level);
         let (in_use, peak) = (level.in_use, level.peaks.open(level.in_use));
         let mut before = self.counts;
         before.lost -= self.displaced;
-        ScopeStart {
-            number,
-            in_use,
-            peak,
-            shared,
-            device_in_use,
-            device_peak,
-            driver,
-            gap,
-            samples_before,
-            is_unread,
-            before,
-        }
+        ScopeStart { number, in_use, peak, device_in_use, device_peak, driver, gap, samples_before, is_unread, before }
     }
 
     /// Reads a scope and restarts it from 0. This also restarts the record of the allocations of its peak, unless `keep_peak` is
@@ -149,6 +138,9 @@ impl Ledger {
     pub(super) fn reset(&mut self, scope: ScopeId, number: u64, keep_peak: bool) -> Option<Trace> {
         let mut open = self.scopes.remove(&scope)?;
         let trace = self.end(&open);
+        if let Some(account) = open.account {
+            self.accounts.reset(account, open.start.number, number);
+        }
         open.start = self.begin(&open, number);
         if !keep_peak {
             // Threads in a task need not look up their next allocation.
@@ -170,7 +162,10 @@ impl Ledger {
             self.unwatch_peak(&mut open);
         }
         if let Some(account) = open.account {
-            self.accounts.close(account);
+            self.accounts.close(account, open.start.number);
+        }
+        if let Some(whole) = open.whole {
+            self.accounts.close_whole(whole);
         }
         if open.is_task() {
             self.tasks.remove(&open.owner);
@@ -242,7 +237,7 @@ impl Ledger {
                 longest_gap: samples.gaps.max_since(gap),
             }),
             stale: samples.failed || is_unread,
-            shared: Bytes::new(account.map_or(0, |account| account.shared.saturating_sub(scope.start.shared))),
+            shared: Bytes::new(account.map_or(0, |account| account.shared_since(scope.start.number))),
             allocated_on: self.allocated_only_on(scope),
             untracked: if *gauge == Gauge::Exact { self.counts.untracked.saturating_sub(before.untracked) } else { 0 },
             // A peak below the value at the start or the end is a bug in gpumem. `lost` makes it visible.

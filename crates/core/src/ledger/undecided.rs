@@ -83,6 +83,7 @@ impl Ledger {
         // them.
         self.counts.events = self.counts.events.wrapping_add(2);
         self.tell(BlockChangeKind::Allocated, key, entry, observer);
+        self.end_left_parts(key, entry.bytes, observer);
         self.pools.insert_range(key, entry.bytes, UNDECIDED);
         self.pools.undecided.push(Undecided { thread, key, device: self.device_of(entry) });
         self.thread(thread).forget_newest();

@@ -38,8 +38,8 @@ pub struct Trace {
     /// True if the device could not be read now, or at the start. The numbers are from the last readings that succeeded.
     /// Reports print `?`.
     pub stale: bool,
-    /// The memory that threads in no scope allocated or freed while traces of several threads were open, in bytes. This memory
-    /// counts in each of these traces, unless the thread is
+    /// The memory that threads in no scope allocated or freed while traces of several threads were open, in bytes, and such memory
+    /// from before the trace that was freed in it. This memory counts in each of these traces, unless the thread is
     /// [adopted](https://docs.rs/gpumem/latest/gpumem/struct.GpuMemTraceBuilder.html#method.adopt): then it counts for the thread
     /// whose scope was opened last. The memory may belong to another trace. Reports show this number if it is not 0.
     pub shared: Bytes,

@@ -52,8 +52,10 @@ pub struct Described {
     /// True if the sequences have the length with which the files were read. A model as JSON or TOML defines its own
     /// input.
     pub takes_length: bool,
-    /// The type of most parameters. `None` if the files do not contain it.
+    /// The type of most parameters. `None` if the files do not contain it, or if it is not known.
     pub dtype: Option<Dtype>,
+    /// The name of the type of the parameters in the configuration, if it is not known.
+    pub unknown_dtype: Option<String>,
     /// The longest sequences that the model supports. `None` if the files do not contain it. The model may run with
     /// longer ones.
     pub positions: Option<u64>,
@@ -72,7 +74,18 @@ impl Described {
     /// # Errors
     /// Returns an error if a file cannot be read, or if it has none of these formats. The error names the file.
     pub fn read(path: impl AsRef<Path>, length: u64) -> Result<Self, Error> {
-        let path = path.as_ref();
+        Self::read_with(path.as_ref(), Length::Exactly(length))
+    }
+
+    /// Like [`read`](Self::read), with shorter sequences if the model supports none of this length.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`read`](Self::read).
+    pub fn read_up_to(path: impl AsRef<Path>, length: u64) -> Result<Self, Error> {
+        Self::read_with(path.as_ref(), Length::UpTo(length))
+    }
+
+    fn read_with(path: &Path, length: Length) -> Result<Self, Error> {
         if path.is_dir() {
             return folder(path, length);
         }
@@ -82,9 +95,10 @@ impl Described {
             "gguf" => {
                 let file = Gguf::read(path)?;
                 let (tensors, positions) = (file.tensors().clone(), file.positions());
-                let dtype = tensors.dtype();
-                let (model, assumed) = (file.model(length), BTreeMap::new());
-                Ok(Self { tensors, model, takes_length: true, dtype, positions, assumed, notes: vec![] })
+                let (dtype, unknown_dtype) = (tensors.dtype(), None);
+                let (model, assumed) = (file.model(length.within(positions)), BTreeMap::new());
+                let (takes_length, notes) = (true, vec![]);
+                Ok(Self { tensors, model, takes_length, dtype, unknown_dtype, positions, assumed, notes })
             }
             "safetensors" => weights(path, &path.with_file_name("config.json"), length),
             "json" if name.ends_with(".safetensors.index.json") => {
@@ -99,12 +113,14 @@ impl Described {
                     drop(fields);
                     return only(Model::from_json(&text)?);
                 }
-                match Model::from_config_with_assumed(&text, length) {
+                match Model::from_config_with_assumed(&text, length.within(longest(&fields))) {
                     Ok((model, assumed)) => {
-                        let (dtype, positions) = (stored_type(&fields), positions(&fields));
+                        let (stored, positions) = (stored_type(&fields), positions(&fields));
+                        let dtype = stored.as_ref().and_then(|known| known.as_ref().ok()).copied();
+                        let unknown_dtype = stored.and_then(Result::err);
                         let tensors = model.parameters(dtype.unwrap_or_default())?;
                         let (model, takes_length, notes) = (Ok(model), true, vec![]);
-                        Ok(Self { tensors, model, takes_length, dtype, positions, assumed, notes })
+                        Ok(Self { tensors, model, takes_length, dtype, unknown_dtype, positions, assumed, notes })
                     }
                     // The weights are known if they are in the same folder.
                     Err(why) => {
@@ -121,26 +137,44 @@ impl Described {
     }
 }
 
+/// The length of sequences.
+#[derive(Clone, Copy)]
+enum Length {
+    Exactly(u64),
+    /// The model may support less.
+    UpTo(u64),
+}
+
+impl Length {
+    fn within(self, longest: Option<u64>) -> u64 {
+        match self {
+            Self::Exactly(length) => length,
+            Self::UpTo(length) => longest.map_or(length, |longest| longest.min(length)),
+        }
+    }
+}
+
 fn weights_in(folder: &Path) -> Option<PathBuf> {
     WEIGHTS.iter().map(|name| folder.join(name)).find(|path| path.is_file())
 }
 
-fn folder(path: &Path, length: u64) -> Result<Described, Error> {
+fn folder(path: &Path, length: Length) -> Result<Described, Error> {
     let config = path.join("config.json");
     if let Some(found) = weights_in(path) {
         return weights(&found, &config, length);
     }
     if config.is_file() {
-        return Described::read(config, length);
+        return Described::read_with(&config, length);
     }
     Err(refused(path, "the folder has no `config.json` and no weights in safetensors files"))
 }
 
-fn weights(path: &Path, config: &Path, length: u64) -> Result<Described, Error> {
+fn weights(path: &Path, config: &Path, length: Length) -> Result<Described, Error> {
     let tensors = Tensors::from_safetensors(path)?;
     let unknown = || Kind::Invalid("there is no `config.json` beside the weights".to_owned()).into();
     let config = if config.is_file() { text(config, LONGEST_TEXT) } else { Err(unknown()) };
-    let positions = config.as_ref().ok().and_then(|text| positions(&serde_json::from_str(text).unwrap_or_default()));
+    let fields: Value = config.as_ref().ok().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let (positions, length) = (positions(&fields), length.within(longest(&fields)));
     let (model, assumed) = match config.and_then(|text| Model::from_config_with_assumed(&text, length)) {
         Ok((model, assumed)) => (Ok(model), assumed),
         Err(why) => (Err(why), BTreeMap::new()),
@@ -152,15 +186,15 @@ fn weights(path: &Path, config: &Path, length: u64) -> Result<Described, Error> 
             notes.push(format!("the model has {expected} parameters, and the files have {found}"));
         }
     }
-    let dtype = tensors.dtype();
-    Ok(Described { tensors, model, takes_length: true, dtype, positions, assumed, notes })
+    let (dtype, unknown_dtype, takes_length) = (tensors.dtype(), None, true);
+    Ok(Described { tensors, model, takes_length, dtype, unknown_dtype, positions, assumed, notes })
 }
 
 /// Describes a model as JSON or TOML.
 fn only(model: Model) -> Result<Described, Error> {
     let (tensors, model) = (model.parameters(Dtype::default())?, Ok(model));
-    let (dtype, positions, assumed, notes) = Default::default();
-    Ok(Described { tensors, model, takes_length: false, dtype, positions, assumed, notes })
+    let (dtype, unknown_dtype, positions, assumed, notes) = Default::default();
+    Ok(Described { tensors, model, takes_length: false, dtype, unknown_dtype, positions, assumed, notes })
 }
 
 /// Returns a field of a configuration, or of its text part.
@@ -168,12 +202,23 @@ fn field<'a>(config: &'a Value, key: &str) -> &'a Value {
     if config[key].is_null() { &config["text_config"][key] } else { &config[key] }
 }
 
-/// Returns the type of the parameters according to a configuration.
-fn stored_type(config: &Value) -> Option<Dtype> {
+/// Returns the type of the parameters according to a configuration, or its name if it is not a known type of floats.
+fn stored_type(config: &Value) -> Option<Result<Dtype, String>> {
     let name = field(config, "dtype").as_str().or(field(config, "torch_dtype").as_str())?;
-    name.parse().ok().filter(|dtype: &Dtype| dtype.is_float())
+    Some(name.parse().ok().filter(|dtype: &Dtype| dtype.is_float()).ok_or_else(|| name.to_owned()))
 }
 
 fn positions(config: &Value) -> Option<u64> {
     field(config, "max_position_embeddings").as_u64()
+}
+
+/// Returns the length above which the model of a configuration cannot be built, because it trains its positions.
+fn longest(config: &Value) -> Option<u64> {
+    let named = ["n_positions", "max_target_positions"].iter().find_map(|key| field(config, key).as_u64());
+    named.or_else(|| positions(config)).or_else(|| match config["model_type"].as_str()? {
+        // What the Python classes assume.
+        "clip" => Some(77),
+        "whisper" => Some(448),
+        _ => None,
+    })
 }

@@ -43,11 +43,11 @@ use crate::{
 /// # What a trace counts
 ///
 /// A trace counts its own thread, threads that are in its thread's scopes, and threads that are in no scope. Memory belongs to
-/// the open traces in which it was allocated: they count its free, on any thread. Any other free counts like an allocation of the
-/// thread that frees. Therefore a trace of another thread changes nothing, as long as the two threads exchange no memory. If
+/// the open traces in which it was allocated: these, and the traces in them, count its free, on any thread. Any other free counts
+/// like an allocation of the thread that frees. Therefore a trace of another thread changes nothing, as long as the two threads exchange no memory. If
 /// threads in no scope allocate while several threads have traces, all of these count it, and their lines name the amount
-/// ([`Trace::shared`]). [`thread_local_only`](GpuMemTraceBuilder::thread_local_only) leaves out threads in no scope and their
-/// memory, and [`all_threads`](GpuMemTraceBuilder::all_threads) counts every thread.
+/// ([`Trace::shared`]). [`thread_local_only`](GpuMemTraceBuilder::thread_local_only) leaves out threads in no scope and the
+/// memory that they allocate while the trace is open, and [`all_threads`](GpuMemTraceBuilder::all_threads) counts every thread.
 ///
 /// Without a GPU, or if it cannot be read, a trace is off: one notice on stderr has the reason, nothing is reported, and
 /// [`data`](Self::data) is zeros with [`Gauge::Off`](crate::Gauge::Off).

@@ -162,15 +162,20 @@ impl Definer {
             let name = source::custom_devices().and_then(|gauges| gauges.name(device.ordinal).ok());
             return write(Item::Device(DeviceDefinition { device, name, total: None, uuid: None }));
         }
+        self.interception(write)?;
         let Ok(devices) = self.session.devices() else { return Ok(()) };
-        if let Some(by) = devices.subscribed().filter(|by| self.interception != Some(by.library)) {
-            self.interception = Some(by.library);
-            write(Item::Interception(Interception { source: by.source, library: by.library.to_owned() }))?;
-        }
         let card = source::replaced_cards().and_then(|(_, card)| card);
         let total = card.or_else(|| devices.read(device.ordinal).ok().map(|memory| memory.total));
         let (name, uuid) = (devices.name(device.ordinal).ok(), devices.uuid(device.ordinal));
         write(Item::Device(DeviceDefinition { device, name, total, uuid }))
+    }
+
+    /// Defines who intercepts allocations now.
+    pub(super) fn interception(&mut self, write: Write<'_>) -> io::Result<()> {
+        let Ok(devices) = self.session.devices() else { return Ok(()) };
+        let Some(by) = devices.subscribed().filter(|by| self.interception != Some(by.library)) else { return Ok(()) };
+        self.interception = Some(by.library);
+        write(Item::Interception(Interception { source: by.source, library: by.library.to_owned() }))
     }
 
     fn callsite(&mut self, id: CallsiteId, write: Write<'_>) -> io::Result<()> {

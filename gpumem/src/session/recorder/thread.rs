@@ -161,6 +161,8 @@ impl Recorder {
         if self.keep == Keep::Peaks {
             self.rewrite()?;
         }
+        // If nothing was allocated, this shows that it would have been recorded.
+        self.definer.interception(&mut |definition| self.writer.write(&definition))?;
         self.clock()?;
         // Recorded events are safe before debug information is read.
         self.flush()?;

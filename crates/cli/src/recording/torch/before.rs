@@ -33,6 +33,13 @@ impl DeviceHistory {
         self.segments.insert(address, (bytes, about));
     }
 
+    /// Adds a block that is in use at the end.
+    pub(super) fn add_block(&mut self, address: u64, block: LiveBlock) {
+        let has_room = block.bytes.is_none_or(|bytes| block.requested <= bytes);
+        self.contradictions.check(has_room, block.requested, "of a tensor are in a smaller block at the end");
+        self.blocks.insert(address, block);
+    }
+
     /// Computes the state by going back from the end.
     pub(super) fn before(&self, from: &mut (impl BufRead + Seek)) -> io::Result<Before> {
         let (mut segments, mut blocks, mut pools) = (self.segments.clone(), self.blocks.clone(), Vec::new());
@@ -67,6 +74,7 @@ impl DeviceHistory {
                             Some(block) => {
                                 let is_right = block.bytes.is_none_or(|end| bytes <= end);
                                 wrong.check(is_right, bytes, "of a tensor have less room at the end");
+                                check_freed(&block, bytes, &mut wrong);
                                 wrong.check(!block.is_awaiting, bytes, "of a tensor were freed without a request");
                             }
                         }
@@ -85,6 +93,9 @@ impl DeviceHistory {
                     Action::FreeRequested => {
                         if let Some(known) = blocks.get_mut(&address) {
                             wrong.check(known.is_awaiting, bytes, "of a tensor were freed and are there afterwards");
+                            check_freed(known, bytes, &mut wrong);
+                            // The allocation is compared with this free.
+                            known.requested = if known.bytes.is_none() { bytes } else { known.requested };
                             known.is_awaiting = false;
                         } else {
                             wrong.add(bytes, "of a tensor were freed, but never completely");
@@ -121,6 +132,12 @@ fn check_empty(
     if let Some((_, block)) = blocks.range(address..address.saturating_add(bytes)).next() {
         wrong.add(block.requested, what);
     }
+}
+
+/// Notes a contradiction if a later free of the block has another size. A block at the end was not freed.
+fn check_freed(block: &LiveBlock, bytes: u64, wrong: &mut Contradictions) {
+    let is_right = block.bytes.is_some() || block.requested == bytes;
+    wrong.check(is_right, bytes, "of a tensor were freed with another size");
 }
 
 #[cfg(test)]
@@ -214,6 +231,12 @@ active_allocated 100 8";
                 end,
                 "segment 100 30\nactive_allocated 100 8",
                 "30 MiB of a segment had another size when it was allocated",
+            ),
+            ("free_completed 200 40", "free_completed 200 30", "40 MiB of a tensor were freed with another size"),
+            (
+                "free_requested 108 4\nfree_completed 108 4",
+                "free_requested 108 3\nfree_completed 108 3",
+                "4 MiB of a tensor were freed with another size",
             ),
             (end, "segment 100 20\nactive_allocated 100 6", "8 MiB of a tensor have less room at the end"),
             (end, &format!("segment_free 110 10\n{end}"), "10 MiB of a segment were freed and are there afterwards"),

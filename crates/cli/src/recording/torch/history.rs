@@ -394,7 +394,7 @@ impl DeviceHistory {
             let [address, bytes, requested, stack] = *numbers else { return None };
             let is_awaiting = action != "active_allocated";
             let stack = stack.try_into().ok()?;
-            self.blocks.insert(address, LiveBlock { bytes: Some(bytes), requested, stack, is_awaiting });
+            self.add_block(address, LiveBlock { bytes: Some(bytes), requested, stack, is_awaiting });
         } else if let Some(action) = action_of(action) {
             self.trace.add(at, &LoggedEvent::of(action, numbers)?);
         }

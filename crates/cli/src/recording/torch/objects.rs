@@ -70,6 +70,9 @@ struct Segment {
     about: SegmentAbout,
     /// Its first block, and the one after its last.
     blocks: (u32, u32),
+    /// The sums of its blocks that are allocated, and of those that are in use: also while a free is awaited. `None` if
+    /// the snapshot does not contain them.
+    sums: [Option<u64>; 2],
 }
 
 /// A block that is in use, or the size of an unused one.
@@ -344,6 +347,7 @@ impl Objects {
                     Some(Object::Records(Record::Block, first, end)) => (first, end),
                     _ => (0, 0),
                 },
+                sums: ["allocated_size", "active_size"].map(|name| fields.get(name).map(|_| fields.number(name))),
             };
             let number = self.next(self.segments.len())?;
             self.segments.push(segment);
@@ -450,17 +454,27 @@ impl Objects {
         }
         let mut last_block = 0;
         for segment in &self.segments {
-            let Segment { device, address, bytes, about, blocks: (first, end) } = *segment;
+            let Segment { device, address, bytes, about, blocks: (first, end), sums } = *segment;
             if first < last_block && first < end {
                 return Err(twice("a block"));
             }
             last_block = last_block.max(end);
             let device = devices.entry(device).or_default();
             device.add_segment(address, bytes, about);
-            let mut at = address;
+            let (mut at, mut of_blocks) = (address, [0_u64; 2]);
             for (bytes, live) in &self.blocks[first as usize..end as usize] {
-                device.blocks.extend(live.map(|live| (at, live)));
+                if let Some(live) = live {
+                    let [allocated, active] = &mut of_blocks;
+                    *allocated += if live.is_awaiting { 0 } else { *bytes };
+                    *active += bytes;
+                    device.add_block(at, *live);
+                }
                 at = at.saturating_add(*bytes);
+            }
+            for (sum, of_blocks) in sums.into_iter().zip(of_blocks) {
+                let is_right = sum.is_none_or(|sum| sum == of_blocks);
+                let what = "of blocks are in a segment with another sum of them at the end";
+                device.contradictions.check(is_right, of_blocks, what);
             }
             if at != address + bytes {
                 device.contradictions.add(at - address, "of blocks are in a segment with another size at the end");

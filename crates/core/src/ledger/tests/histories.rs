@@ -27,8 +27,9 @@ struct PlainBlock {
 /// A scope: its account, and its figures since it was opened or reset.
 struct PlainScope {
     device: usize,
-    /// `None` if it counts all threads.
-    account: Option<PlainAccount>,
+    account: PlainAccount,
+    /// True if it counts all threads, and has no account.
+    is_whole: bool,
     is_task: bool,
     opener: usize,
     /// For whom a thread works that enters it.
@@ -126,17 +127,18 @@ impl History {
         *in_use += by;
         *most = (*most).max(*in_use);
         for scope in self.scopes.values_mut().filter(|scope| scope.device == on) {
-            if scope.account.is_none_or(|account| accounts.contains(&account)) {
+            if scope.is_whole || accounts.contains(&scope.account) {
                 scope.in_use += by;
                 scope.peak = scope.peak.max(scope.in_use);
             }
         }
     }
 
-    fn share(&mut self, plain: &PlainBlock, accounts: &[PlainAccount]) {
+    /// The scopes of these accounts that started after this event share the block.
+    fn share(&mut self, plain: &PlainBlock, after: u64, accounts: &[PlainAccount]) {
         if plain.block.kind.is_on_device() {
-            for scope in self.scopes.values_mut() {
-                scope.shared += if scope.account.is_some_and(|of| accounts.contains(&of)) { plain.bytes } else { 0 };
+            for scope in self.scopes.values_mut().filter(|scope| scope.number > after && !scope.is_whole) {
+                scope.shared += if accounts.contains(&scope.account) { plain.bytes } else { 0 };
             }
         }
     }
@@ -146,25 +148,23 @@ impl History {
         let accounts = self.accounts.of_alloc(&plain.place, on);
         self.change(plain, 1, &accounts);
         if !plain.place.is_in_scope && self.accounts.are_shared(on) {
-            self.share(plain, &accounts);
+            self.share(plain, 0, &accounts);
         }
         let adopters: Vec<_> = self.adopters_of(thread).iter().map(|adopter| &self.scopes[adopter]).collect();
         if adopters.windows(2).any(|two| two[0].opener != two[1].opener) {
             let works_for = adopters.iter().flat_map(|adopter| adopter.host.iter().copied()).collect();
             let all = self.accounts.of_alloc(&PlainPlace { works_for, is_in_scope: true }, on);
-            self.share(plain, &all);
+            self.share(plain, 0, &all);
         }
     }
 
     /// A thread at this place frees the block, or its free has failed.
     fn remove(&mut self, plain: &PlainBlock, sign: i64, by: &PlainPlace) {
         let on = plain.block.device.ordinal as usize;
-        let found = self.accounts.of_free(Some((&plain.place, plain.number)), by, on);
-        let all: Vec<_> = found.iter().map(|(account, _)| *account).collect();
-        self.change(plain, sign, &all);
-        if !by.is_in_scope && self.accounts.are_shared(on) {
-            let not_held: Vec<_> = found.iter().filter(|(_, is_held)| !is_held).map(|(account, _)| *account).collect();
-            self.share(plain, &not_held);
+        let free = self.accounts.of_free((&plain.place, plain.number), by, on);
+        self.change(plain, sign, &free.accounts);
+        if free.is_shared {
+            self.share(plain, plain.number, &free.accounts);
         }
     }
 
@@ -221,18 +221,25 @@ impl History {
         let task = TASKS + u32::try_from(scope).unwrap();
         let is_task = counts == Counted::Task;
         let account = match counts {
-            Counted::AllThreads => None,
-            Counted::OwnAndUnscoped => Some((own, on, true)),
-            Counted::Own => Some((own, on, false)),
-            Counted::Task => Some((task, on, false)),
+            Counted::AllThreads | Counted::OwnAndUnscoped => (own, on, true),
+            Counted::Own => (own, on, false),
+            Counted::Task => (task, on, false),
         };
-        let number = self.runner.number;
-        if let Some(account) = account {
-            self.accounts.open(account, number);
-        }
+        let (number, is_whole) = (self.runner.number, counts == Counted::AllThreads);
+        self.accounts.open(account, is_whole, number);
         let host = if is_task { guest(&[task], &around) } else { around.clone() };
-        let plain =
-            PlainScope { device: on, account, is_task, opener: thread, host, number, in_use: 0, peak: 0, shared: 0 };
+        let plain = PlainScope {
+            device: on,
+            account,
+            is_whole,
+            is_task,
+            opener: thread,
+            host,
+            number,
+            in_use: 0,
+            peak: 0,
+            shared: 0,
+        };
         self.scopes.insert(scope, plain);
         if !is_task {
             self.entered[thread].push(PlainEntered { scope, host: None, around });
@@ -252,10 +259,8 @@ impl History {
         if how == 1 {
             (open.number, open.in_use, open.peak, open.shared) = (number, 0, 0, 0);
         } else if how > 1 {
-            let PlainScope { account, opener, .. } = self.scopes.remove(&scope).unwrap();
-            if let Some(account) = account {
-                self.accounts.close(account);
-            }
+            let PlainScope { account, is_whole, opener, .. } = self.scopes.remove(&scope).unwrap();
+            self.accounts.close(account, is_whole);
             self.entered[opener].retain(|entered| entered.scope != scope || entered.host.is_some());
         }
     }

@@ -12,9 +12,17 @@ pub(in super::super) struct PlainPlace {
 /// The thread or task, the device, and whether threads in no scope count.
 pub(in super::super) type PlainAccount = (u32, usize, bool);
 
-/// The open accounts, each with the number of the event that opened it and the number of its scopes.
+/// The open accounts, each with the number of the event that opened it and the number of its scopes. Then the same for the accounts
+/// that scopes would have whose figures are those of the whole device.
 #[derive(Debug, Default)]
-pub(in super::super) struct PlainAccounts(BTreeMap<PlainAccount, (u64, usize)>);
+pub(in super::super) struct PlainAccounts(BTreeMap<PlainAccount, (u64, usize)>, BTreeMap<PlainAccount, (u64, usize)>);
+
+/// The accounts in which a free counts, and whether it counts in those of several threads.
+#[derive(Debug)]
+pub(in super::super) struct PlainFree {
+    pub(in super::super) accounts: Vec<PlainAccount>,
+    pub(in super::super) is_shared: bool,
+}
 
 impl PlainPlace {
     /// Returns whether an allocation of a thread at this place counts in the account.
@@ -24,14 +32,19 @@ impl PlainPlace {
 }
 
 impl PlainAccounts {
-    pub(in super::super) fn open(&mut self, account: PlainAccount, number: u64) {
-        self.0.entry(account).or_insert((number, 0)).1 += 1;
+    fn all(&mut self, is_whole: bool) -> &mut BTreeMap<PlainAccount, (u64, usize)> {
+        if is_whole { &mut self.1 } else { &mut self.0 }
     }
 
-    pub(in super::super) fn close(&mut self, account: PlainAccount) {
-        let (_, scopes) = self.0.get_mut(&account).expect("it is open");
+    pub(in super::super) fn open(&mut self, account: PlainAccount, is_whole: bool, number: u64) {
+        self.all(is_whole).entry(account).or_insert((number, 0)).1 += 1;
+    }
+
+    pub(in super::super) fn close(&mut self, account: PlainAccount, is_whole: bool) {
+        let all = self.all(is_whole);
+        let (_, scopes) = all.get_mut(&account).expect("it is open");
         *scopes -= 1;
-        self.0.retain(|_, (_, scopes)| *scopes > 0);
+        all.retain(|_, (_, scopes)| *scopes > 0);
     }
 
     pub(in super::super) fn on(&self, device: usize) -> impl Iterator<Item = (PlainAccount, u64)> {
@@ -47,28 +60,34 @@ impl PlainAccounts {
         self.on(device).map(|(account, _)| account).filter(|account| place.counts_in(*account)).collect()
     }
 
-    /// Returns the accounts in which the free of a block counts, each with `true` if it holds the block.
+    /// Returns the accounts in which the free of a block counts.
     pub(in super::super) fn of_free(
         &self,
-        block: Option<(&PlainPlace, u64)>,
+        (place, number): (&PlainPlace, u64),
         by: &PlainPlace,
         device: usize,
-    ) -> Vec<(PlainAccount, bool)> {
-        let holds = |account, since| block.is_some_and(|(place, number)| since < number && place.counts_in(account));
-        let belongs_to_others = self.on(device).any(|(account, since)| {
-            let is_of_scope = block.is_some_and(|(place, _)| place.is_in_scope);
-            holds(account, since) && is_of_scope && !(by.is_in_scope && by.works_for.contains(&account.0))
+    ) -> PlainFree {
+        let open = self.0.iter().chain(&self.1).filter(|((_, on, _), _)| *on == device);
+        let holders: Vec<u32> = open
+            .filter(|(account, (since, _))| *since < number && place.counts_in(**account))
+            .map(|((of, ..), _)| *of)
+            .collect();
+        let belongs_to_others = holders.iter().any(|of| !(by.is_in_scope && by.works_for.contains(of)));
+        // A trace in a trace of the same thread to which the block belongs.
+        let is_inside = |(of, ..): PlainAccount| holders.contains(&of);
+        let as_allocated =
+            |account: PlainAccount, since| place.counts_in(account) && (since < number || is_inside(account));
+        let as_freed = |account: PlainAccount, since| {
+            let (.., counts_unscoped) = account;
+            // Accounts that leave out threads in no scope leave out their memory.
+            let is_left_out = !counts_unscoped && !place.is_in_scope && since < number;
+            !is_left_out && by.counts_in(account) && (is_inside(account) || !belongs_to_others)
+        };
+        let [allocated, all] = [false, true].map(|also_freed| {
+            let counts = |account, since| as_allocated(account, since) || also_freed && as_freed(account, since);
+            self.on(device).filter(|(account, since)| counts(*account, *since)).map(|(account, _)| account).collect()
         });
-        // Accounts that leave out threads in no scope leave out their memory.
-        let is_left_out = |(.., counts_unscoped): PlainAccount, since| {
-            !counts_unscoped && block.is_some_and(|(place, number)| !place.is_in_scope && since < number)
-        };
-        let counts = |account, since| {
-            holds(account, since) || !belongs_to_others && by.counts_in(account) && !is_left_out(account, since)
-        };
-        self.on(device)
-            .filter(|(account, since)| counts(*account, *since))
-            .map(|(account, since)| (account, holds(account, since)))
-            .collect()
+        let (shared, place): (&Vec<_>, _) = if holders.is_empty() { (&all, by) } else { (&allocated, place) };
+        PlainFree { is_shared: !place.is_in_scope && shared.len() > 1, accounts: all }
     }
 }

@@ -130,6 +130,25 @@ fn memory_of_threads_in_no_scope_counts_for_all_and_is_named_if_several_have_tra
     check(
         "open a; open b %2; alloc y 2 %3; alloc z 4 %4; free y; reset b %2 = 4 2 shared=6; close b %2 = 0 0 shared=0; free z %4; close a = 0 6 shared=6",
     );
+    // A trace that started after the allocation, or was reset after it, did not have the memory's mark before.
+    check(
+        "open a; open b %2; alloc y 10 %3; open a.2; free y %3; close a.2 = -10 0 shared=10; close a = 0 10 shared=10",
+    );
+    check(
+        "open a; open b %2; alloc y 10 %3; open a.2; open b.2 %2; free y; close b.2 %2 = -10 0 shared=10
+         close a.2 = -10 0 shared=10; close b %2 = 0 10 shared=10",
+    );
+    check(
+        "open a; open b %2; alloc y 10 %3; reset a = 10 0 shared=10; free y %3; free_failed %3; read a = 0 0 shared=20
+         close b %2 = 10 0 shared=10",
+    );
+    check(
+        "open a; open b %2; alloc y 10 %3; open a.2; open a.3; close a.2 = 0 0 shared=0; alloc z 1 %3; free y %3
+         open a.4; close a.4 = 0 0 shared=0; close a.3 = -9 1 shared=11; free z %3; close a = 0 11 shared=11",
+    );
+    // The memory of a thread in a scope, and memory that counts for one thread only.
+    check("open a; open b %2; alloc y 10; open a.2; free y %3; close a.2 = -10 0 shared=0; close a = 0 10 shared=0");
+    check("open a; alloc y 10 %3; open a.2; open b %2; free y %3; close a.2 = -10 0 shared=0; close a = 0 10 shared=0");
     // A free of older memory is named as well.
     check("alloc y 2; open a; open b %2; free y %3; close b %2 = -2 0 shared=2; close a = -2 0 shared=2");
     check("open a; open b %2; free y 2 %3; close b %2 = -2 0 shared=2; free_failed %3; close a = 0 0 shared=2");
@@ -204,6 +223,25 @@ fn a_trace_of_another_thread_changes_nothing() {
     check("open a; open b %2; alloc x 8; free x %2; close b %2 = 0 0; close a = 0 8");
     check("open a; alloc x 8; open b %2; open a.in; free x %2; close a.in = -8 0; close b %2 = 0 0; close a = 0 8");
     check("open a; open b %2; alloc x 8; free x %3; close b %2 = 0 0 shared=0; close a = 0 8 shared=0");
+    // This includes the memory of threads in no scope, and traces of all threads.
+    check("open a; alloc x 8 %3; open b %2; free x %3; close b %2 = 0 0 shared=0; close a = 0 8 shared=0");
+    check("open a; alloc x 8 %2; open b %2; free x %2; close b %2 = 0 0; close a = 0 8");
+    for (counts, w) in [("", 8), (" of all", 8), (" sampled", 0)] {
+        let check = |script: &str| check(&format!("sample 1; open w{counts}; {script}"));
+        check("alloc x 8; open b %2; free x %2; close b %2 = 0 0");
+        check("alloc x 8 %3; open b %2; free x %3; close b %2 = 0 0");
+        check("open b %2; alloc x 8; free x %2; close b %2 = 0 0");
+        check("enter w %3; alloc x 8 %3; leave w %3; open b %2; free x %3; close b %2 = 0 0");
+        check("alloc x 8; open a; open b %2; free x %2; close b %2 = 0 0; close a = -8 0");
+        check(&format!("alloc x 8; close w = {w} 0; open b %2; free x %2; close b %2 = -8 0"));
+        check("open b %2; alloc x 8 %2; close b %2 = 8 0; open b.2 %2; free x %2; close b.2 %2 = -8 0");
+        check("alloc x 8 @1; open b @1 %2; free x %2; close b %2 = -8 0");
+    }
+    // Traces in these count it too, also those that count other threads.
+    check("open a; alloc x 8; open a.in of own; free x %3; close a.in = -8 0; close a = 0 8");
+    check("open a of own; alloc x 8; open a.in; open b %2; free x %2; close b %2 = 0 0; close a.in = -8 0");
+    check("open a; alloc x 8 %3; open a.in of own; read a.in = 0 0; free x %3; close a.in = 0 0; close a = 0 8");
+    check("open a; open b %2; alloc x 8 %3; open a.in of own; free x; close a.in = -8 0 shared=8; close a = 0 8");
     // If these are closed, the free counts for the thread that frees.
     check("open a; alloc x 8; close a = 8 0; open b %2; open c; free x %2; close c = 0 0; close b %2 = -8 0");
     check("alloc x 8; open a; open b %2; free x %2; close b %2 = -8 0; close a = 0 0");

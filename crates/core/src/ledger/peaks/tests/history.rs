@@ -103,9 +103,8 @@ impl History {
 
     /// A thread at this place frees the block, or its free has failed.
     fn change(&mut self, plain: &WatchedBlock, sign: i64, by: &PlainPlace) {
-        let found = self.accounts.of_free(Some((&plain.place, plain.number)), by, plain.device);
-        let accounts: Vec<_> = found.into_iter().map(|(account, _)| account).collect();
-        self.change_in(plain, sign, &accounts);
+        let free = self.accounts.of_free((&plain.place, plain.number), by, plain.device);
+        self.change_in(plain, sign, &free.accounts);
     }
 
     fn change_older(&mut self, device: usize, by: i64, thread: usize) {
@@ -197,14 +196,14 @@ impl History {
         let spec = ScopeSpec { counts, callsite, at_peak: is_watched, ..ScopeSpec::exact(device(on)) };
         self.post(&EventKind::Open { scope: id, spec }, thread);
         let own = self.ledger.thread(thread_id(thread)).own.0;
-        let account = (counts != Counted::AllThreads).then_some((own, on, counts == Counted::OwnAndUnscoped));
-        let number = self.number;
-        if let Some(account) = account {
-            self.accounts.open(account, number);
-        }
+        let is_whole = counts == Counted::AllThreads;
+        let of = (own, on, is_whole || counts == Counted::OwnAndUnscoped);
+        self.accounts.open(of, is_whole, self.number);
+        let account = (!is_whole).then_some(of);
         let start = self.now(on, account).clone();
         let scope = SimpleScope {
             device: on,
+            of,
             account,
             is_watched,
             opener: thread,
@@ -244,9 +243,7 @@ impl History {
                     self.kept.insert(scope, expected.into());
                 }
                 let closed = self.scopes.remove(&scope).unwrap();
-                if let Some(account) = closed.account {
-                    self.accounts.close(account);
-                }
+                self.accounts.close(closed.of, closed.account.is_none());
                 self.entered[closed.opener].retain(|entered| (entered.scope, entered.by_opening) != (scope, true));
             }
         }

@@ -51,6 +51,8 @@ impl Now {
 pub(super) struct SimpleScope {
     pub(super) device: usize,
     pub(super) account: Option<PlainAccount>,
+    /// The account that it has, or would have.
+    pub(super) of: PlainAccount,
     pub(super) is_watched: bool,
     pub(super) opener: usize,
     pub(super) start: Now,
