@@ -17,7 +17,8 @@ import sys
 import torch
 from torch import nn
 
-TOKENS = 4096
+from programs import figures, llama_model, trained
+
 LLAMA = {
     "llama8": (4096, 14336, 32, 32),
     "llama70": (8192, 28672, 80, 64),
@@ -27,15 +28,13 @@ LLAMA = {
 
 def decoder(name, ranks):
     """Llama 3 or Mixtral 8x7B in bf16, with AdamW and checkpoints."""
-    from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
-
     with torch.device("meta"):
         if name == "mixtral":
+            from transformers import MixtralConfig, MixtralForCausalLM
+
             model = MixtralForCausalLM(MixtralConfig()).to(torch.bfloat16)
         else:
-            hidden, inner, layers, heads = LLAMA[name]
-            sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads}
-            model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192)).to(torch.bfloat16)
+            model = llama_model(*LLAMA[name], keys=8, words=128256, max_position_embeddings=8192)
     if ranks > 1:
         from torch.distributed import init_process_group
         from torch.distributed.fsdp import fully_shard
@@ -54,12 +53,12 @@ def decoder(name, ranks):
     model.to_empty(device="cuda")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-    for _ in range(2):
-        x = torch.randint(0, model.config.vocab_size, (1, TOKENS), device="cuda")
-        model(input_ids=x, labels=x, use_cache=False).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+
+    def loss(_):
+        x = torch.randint(0, model.config.vocab_size, (1, 4096), device="cuda")
+        return model(input_ids=x, labels=x, use_cache=False).loss
+
+    trained(torch.optim.AdamW(model.parameters(), foreach=True), 2, loss)
 
 
 class Block(nn.Module):
@@ -86,25 +85,20 @@ def dit(batch, size=1152, depth=28, heads=16):
     patches, blocks = nn.Conv2d(4, size, 2, 2), nn.ModuleList([Block(size, heads) for _ in range(depth)])
     times, output = nn.Sequential(nn.Linear(256, size), nn.SiLU(), nn.Linear(size, size)), nn.Linear(size, 32)
     model = nn.ModuleList([patches, blocks, times, output]).cuda()
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(3):
+
+    def loss(_):
         x = patches(torch.randn(batch, 4, 32, 32, device="cuda")).flatten(2).transpose(1, 2)
         condition = times(torch.randn(batch, 256, device="cuda"))
         for block in blocks:
             x = block(x, condition)
-        output(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return output(x).square().mean()
+
+    trained(torch.optim.AdamW(model.parameters()), 3, loss)
 
 
-def main():
+if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[1] not in ("dit", "mixtral", *LLAMA) or not sys.argv[2].isdecimal():
         sys.exit("usage: large.py llama8|llama70|llama405|mixtral RANKS, or dit BATCH")
     name, number = sys.argv[1], int(sys.argv[2])
     dit(number) if name == "dit" else decoder(name, number)
-    torch.cuda.synchronize()
-    print(json.dumps({"reserved": torch.cuda.max_memory_reserved(), "allocated": torch.cuda.max_memory_allocated()}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    print(json.dumps(figures()), flush=True)

@@ -10,13 +10,13 @@ GPU, and only a program that starts one of their kernels gets an error. The libr
 zeros.
 """
 
-import collections
 import struct
 import sys
 
 # The layout that CUDA's fatbinary_section.h has and `cuobjdump --list-elf` shows. Each source file has one container.
 CONTAINER = struct.Struct("<IHHQ")  # The fields are magic, version, size of this header, size of the entries.
-ENTRY = struct.Struct("<HHIQIIII")  # The fields are kind, version, the sizes of this header, of the kernels and of the compressed kernels, two words, architecture.
+# The fields are kind, version, the sizes of this header, of the kernels and of the compressed kernels, two words, architecture.
+ENTRY = struct.Struct("<HHIQIIII")
 MAGIC = struct.pack("<I", 0xBA55ED50)
 
 
@@ -49,24 +49,22 @@ def main():
     oldest = min(architecture for _, entries in found for architecture, _, _ in entries)
     small = min((size, entry) for _, entries in found for architecture, entry, size in entries if architecture == oldest)
     small = data[small[1] : small[1] + small[0]]
-    before, after = collections.Counter(), collections.Counter()
+    stayed = 0
     for begin, entries in found:
-        for architecture, _, size in entries:
-            before[architecture] += size
         by_architecture = {architecture: data[entry : entry + size] for architecture, entry, size in entries}
         stays = by_architecture.get(kept) if oldest in by_architecture else None
-        after[kept if stays else oldest] += len(stays or small)
+        stayed += bool(stays)
         space = sum(size for _, _, size in entries)
         if len(stays or small) > space:
             sys.exit(f"The container at {begin:#x} is smaller than the smallest kernel for {oldest}.")
         magic, version, header, _ = CONTAINER.unpack_from(data, begin)
         content = CONTAINER.pack(magic, version, header, len(stays or small)) + (stays or small)
         data[begin : begin + header + space] = content.ljust(header + space, b"\0")
-    if not after[kept]:
+    if not stayed:
         sys.exit(f"No source file of {path} was compiled for both {oldest} and {kept}.")
     with open(path, "r+b") as file:
         file.write(data)
-    print(f"{len(found)} source files; bytes of kernels before: {dict(before)}, now: {dict(after)}")
+    print(f"the kernels of {stayed} of {len(found)} source files stay")
 
 
 if __name__ == "__main__":
