@@ -60,7 +60,7 @@ pub(crate) struct ReportArguments {
     #[command(flatten)]
     part: calls::Part,
     /// Write one self-contained page: memory over time, blocks, and a flame graph of any moment. - is stdout.
-    #[arg(long, value_name = "OUT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "at", "between", "format", "limits"])]
+    #[arg(long, value_name = "OUT", conflicts_with_all = ["View", "json", "format", "limits"])]
     html: Option<PathBuf>,
     /// With --html and more than 64 recordings, the page has all events of a few recordings only: add those of this rank. The option may
     /// be given several times.
@@ -119,6 +119,39 @@ enum Choice<'a> {
     Between([Moment; 2]),
 }
 
+/// The output of the command.
+enum Shown<'a> {
+    Summary,
+    Report(Choice<'a>),
+    Page { ranks: &'a [u64], to: &'a Path },
+    Format { format: Format, moment: Option<Moment>, fold: bool, to: Option<&'a Path> },
+}
+
+impl ReportArguments {
+    fn shown(&self) -> Shown<'_> {
+        let Self { files: _, view, part, html, ranks, format, fold, output, json: _, limits: _ } = self;
+        match (format, html, view.choice(part)) {
+            (Some(format), ..) => {
+                Shown::Format { format: *format, moment: view.at, fold: *fold, to: output.as_deref() }
+            }
+            (None, Some(to), _) => Shown::Page { ranks, to },
+            (None, None, Some(choice)) => Shown::Report(choice),
+            (None, None, None) => Shown::Summary,
+        }
+    }
+}
+
+impl Choice<'_> {
+    /// Returns the moments that the report is about.
+    fn moments(&self) -> &[Moment] {
+        match self {
+            Self::At(moment) => std::slice::from_ref(moment),
+            Self::Between(moments) => moments,
+            Self::Tree | Self::Calls(_) | Self::Table | Self::Leaks => &[],
+        }
+    }
+}
+
 impl View {
     /// Returns the report that is shown instead of the summary, if there is one.
     fn choice<'a>(&self, part: &'a calls::Part) -> Option<Choice<'a>> {
@@ -148,60 +181,29 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
             terminal::error(&Failure::new(format!("`{}` is left out", file.display()), files::EMPTY, ""));
         }
     }
+    let shown = arguments.shown();
+    let to = match shown {
+        Shown::Page { to, .. } => Some(to),
+        Shown::Format { to, .. } => to,
+        Shown::Summary | Shown::Report(_) => None,
+    };
     // `--html a.capture b.capture` would write the page over a recording.
-    if let Some(out) = arguments.html.iter().chain(&arguments.output).find(|out| files::is_recording(out)) {
+    if let Some(out) = to.filter(|to| files::is_recording(to)) {
         let what = format!("`{}` cannot be written", out.display());
         return Err(Failure::new(what, "it is a recording, which would be lost", "give the name of another file"));
     }
-    if let Some(format) = arguments.format {
-        return export(arguments, format);
-    }
-    if let Some(out) = &arguments.html {
-        return write_page(&arguments.files, &arguments.ranks, out);
-    }
-    let missing = if let Some(choice) = arguments.view.choice(&arguments.part) {
-        let mut missing = Vec::new();
-        let mut objects = Vec::new();
-        for (at, file) in arguments.files.iter().enumerate() {
-            let mut history = read(file)?;
-            check_moments(&history, &arguments.view)?;
-            if let Choice::Calls(part) = choice {
-                part.check(&history)?;
-            }
-            if arguments.json {
-                objects.push(object(&mut history, choice));
-            } else {
-                terminal::print_text(|out, paint| {
-                    if arguments.files.len() > 1 {
-                        let name = file.to_string_lossy();
-                        writeln!(out, "{}{}:", if at > 0 { "\n" } else { "" }, one_line(&name))?;
-                    }
-                    write(&mut history, choice, out, paint)?;
-                    let missing = Missing::of(&history).in_words();
-                    missing.iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))
-                })?;
-            }
-            missing.push((file.display().to_string(), Missing::of(&history)));
+    let missing = match shown {
+        Shown::Format { format: Format::Parquet, moment, fold, to } => {
+            check_options(Format::Parquet, moment, fold)?;
+            return export_tables(&arguments.files, to);
         }
-        if arguments.json {
-            print_objects(&objects)?;
+        Shown::Format { format, moment, fold, to } => {
+            check_options(format, moment, fold)?;
+            return export(&arguments.files, format, moment, fold, to);
         }
-        missing
-    } else {
-        let is_in_detail = arguments.files.len() == 1 && !arguments.json;
-        let mut overview = |file: &PathBuf| {
-            let mut history = read(file)?;
-            let overview = if is_in_detail { Overview::in_detail(&mut history) } else { Overview::of(&history) };
-            judge.add(&history, &overview);
-            Ok(overview)
-        };
-        let overviews = arguments.files.iter().map(&mut overview).collect::<Result<Vec<_>, Failure>>()?;
-        if arguments.json {
-            print_objects(&overviews)?;
-        } else {
-            terminal::print_text(|out, paint| summary::write_all(&overviews, out, paint))?;
-        }
-        overviews.into_iter().map(|overview| (overview.file, overview.missing)).collect()
+        Shown::Page { ranks, to } => return write_page(&arguments.files, ranks, to),
+        Shown::Report(choice) => show(arguments, choice)?,
+        Shown::Summary => summarize(arguments, &mut judge)?,
     };
     let asks_for_losses = judge.asks_for_losses();
     let judged = judge.finish()?;
@@ -210,6 +212,55 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
         Exit::Failed if judged == Exit::LimitExceeded && asks_for_losses => Exit::LimitExceeded,
         exit => exit,
     })
+}
+
+/// Prints a report other than the summary. Returns what is missing in each recording.
+fn show(arguments: &ReportArguments, choice: Choice<'_>) -> Result<Vec<(String, Missing)>, Failure> {
+    let mut missing = Vec::new();
+    let mut objects = Vec::new();
+    for (at, file) in arguments.files.iter().enumerate() {
+        let mut history = read(file)?;
+        check_moments(&history, choice.moments())?;
+        if let Choice::Calls(part) = choice {
+            part.check(&history)?;
+        }
+        if arguments.json {
+            objects.push(object(&mut history, choice));
+        } else {
+            terminal::print_text(|out, paint| {
+                if arguments.files.len() > 1 {
+                    let name = file.to_string_lossy();
+                    writeln!(out, "{}{}:", if at > 0 { "\n" } else { "" }, one_line(&name))?;
+                }
+                write(&mut history, choice, out, paint)?;
+                let missing = Missing::of(&history).in_words();
+                missing.iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))
+            })?;
+        }
+        missing.push((file.display().to_string(), Missing::of(&history)));
+    }
+    if arguments.json {
+        print_objects(&objects)?;
+    }
+    Ok(missing)
+}
+
+/// Prints the summary, and compares the recordings with the limits. Returns what is missing in each recording.
+fn summarize(arguments: &ReportArguments, judge: &mut Judge<'_>) -> Result<Vec<(String, Missing)>, Failure> {
+    let is_in_detail = arguments.files.len() == 1 && !arguments.json;
+    let mut overview = |file: &PathBuf| {
+        let mut history = read(file)?;
+        let overview = if is_in_detail { Overview::in_detail(&mut history) } else { Overview::of(&history) };
+        judge.add(&history, &overview);
+        Ok(overview)
+    };
+    let overviews = arguments.files.iter().map(&mut overview).collect::<Result<Vec<_>, Failure>>()?;
+    if arguments.json {
+        print_objects(&overviews)?;
+    } else {
+        terminal::print_text(|out, paint| summary::write_all(&overviews, out, paint))?;
+    }
+    Ok(overviews.into_iter().map(|overview| (overview.file, overview.missing)).collect())
 }
 
 /// Completes a recording if necessary, and reads it.
@@ -251,45 +302,53 @@ fn write_page(files: &[PathBuf], ranks: &[u64], out: &Path) -> Result<Exit, Fail
     Ok(exit_of(&missing))
 }
 
-/// Writes recordings in the format of another tool.
-fn export(arguments: &ReportArguments, format: Format) -> Result<Exit, Failure> {
-    let moment = arguments.view.at.unwrap_or(Moment::Peak);
-    if arguments.view.at.is_some() && !format.has_stacks() {
+/// Checks that a format can use the options that were given with it.
+fn check_options(format: Format, moment: Option<Moment>, fold: bool) -> Result<(), Failure> {
+    if moment.is_some() && !format.has_stacks() {
         let what = format!("--at cannot be used with --format {}", format.name());
         return Err(Failure::new(what, "the format has all moments", "leave --at out"));
     }
-    if arguments.fold && !format.has_stacks() {
+    if fold && !format.has_stacks() {
         let what = format!("--fold cannot be used with --format {}", format.name());
         return Err(Failure::new(what, "the format has no stacks to fold", "leave --fold out"));
     }
-    if format == Format::Parquet {
-        return export_tables(arguments);
-    }
-    let [file] = arguments.files.as_slice() else {
+    Ok(())
+}
+
+/// Writes a recording in the format of another tool.
+fn export(
+    files: &[PathBuf],
+    format: Format,
+    moment: Option<Moment>,
+    fold: bool,
+    to: Option<&Path>,
+) -> Result<Exit, Failure> {
+    let moment = moment.unwrap_or(Moment::Peak);
+    let [file] = files else {
         let what = format!("--format {} cannot be written", format.name());
         return Err(Failure::new(what, "it is for one recording", "give one file at a time"));
     };
     let history = read(file)?;
-    check_moments(&history, &arguments.view)?;
+    check_moments(&history, &[moment])?;
     check_format(&history, format, moment)?;
-    let output = arguments.output.as_deref().unwrap_or(Path::new("-"));
+    let output = to.unwrap_or(Path::new("-"));
     if terminal::is_stdout(output) && format.is_binary() && io::stdout().is_terminal() {
         let what = format!("--format {} cannot be written to a terminal", format.name());
         return Err(Failure::new(what, "it is not text", "give --output FILE"));
     }
-    terminal::write_file(output, |out| format.write(&history, moment, arguments.fold, out))?;
+    terminal::write_file(output, |out| format.write(&history, moment, fold, out))?;
     Ok(exit_of(&[(file.display().to_string(), Missing::of(&history))]))
 }
 
 /// Writes the tables of all recordings into one folder.
 #[cfg(feature = "parquet")]
-fn export_tables(arguments: &ReportArguments) -> Result<Exit, Failure> {
-    let Some(folder) = arguments.output.as_ref().filter(|folder| !terminal::is_stdout(folder)) else {
+fn export_tables(files: &[PathBuf], to: Option<&Path>) -> Result<Exit, Failure> {
+    let Some(folder) = to.filter(|folder| !terminal::is_stdout(folder)) else {
         return Err(Failure::new("--format parquet cannot be written", "it is several files", "give --output FOLDER"));
     };
     let mut missing = Vec::new();
     let mut names = std::collections::HashSet::new();
-    for file in &arguments.files {
+    for file in files {
         if !names.insert(file.file_stem()) {
             let what = format!("the tables of `{}` cannot be written", file.display());
             return Err(Failure::new(what, "another recording has the same name", "give them other names or --output"));
@@ -306,7 +365,7 @@ fn export_tables(arguments: &ReportArguments) -> Result<Exit, Failure> {
 }
 
 #[cfg(not(feature = "parquet"))]
-fn export_tables(_: &ReportArguments) -> Result<Exit, Failure> {
+fn export_tables(_: &[PathBuf], _: Option<&Path>) -> Result<Exit, Failure> {
     let cause = "this gpumem was built without it";
     Err(Failure::new("--format parquet cannot be written", cause, "build gpumem with the feature parquet"))
 }
@@ -335,9 +394,8 @@ fn check_format(history: &History, format: Format, moment: Moment) -> Result<(),
 }
 
 /// Checks that the recording contains the requested moments.
-fn check_moments(history: &History, view: &View) -> Result<(), Failure> {
-    let is_asked = view.at == Some(Moment::Oom) || view.between.iter().flatten().any(|moment| *moment == Moment::Oom);
-    if !is_asked {
+fn check_moments(history: &History, moments: &[Moment]) -> Result<(), Failure> {
+    if !moments.contains(&Moment::Oom) {
         return Ok(());
     }
     let file = history.path.display();
