@@ -133,10 +133,10 @@ fn numbers_that_make_no_sense_are_errors() {
     }
 }
 
-/// The example of `docs/ESTIMATE.md` is a step.
+/// The example of `ESTIMATE.md` is a step.
 #[test]
 fn the_documented_step_is_read() {
-    let page = include_str!("../../../docs/ESTIMATE.md");
+    let page = include_str!("../ESTIMATE.md");
     let section = page.split("## The steps").nth(1).unwrap();
     let json = section.split("```json").nth(1).unwrap().split("```").next().unwrap();
     let step: Step = serde_json::from_str(json).unwrap();

@@ -78,7 +78,7 @@ fn all_output_becomes_events() {
         )),
         "{trace}"
     );
-    assert!(trace.contains(" at=crates/tracing/tests/output.rs:"), "{trace}");
+    assert!(trace.contains(concat!(" at=", file!(), ":")), "{trace}");
     assert!(find("tracked").starts_with("gpumem INFO "));
 }
 

@@ -11,7 +11,10 @@ use std::{
 };
 
 use common::{Closed, Closings, gpu};
-use gpumem::{Bytes, GpuMemTrace, sim::SimBlock};
+use gpumem::{
+    Bytes, GpuMemTrace,
+    sim::{SimBlock, SimGpu},
+};
 use gpumem_tracing::GpuMemLayer;
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider};
@@ -342,7 +345,7 @@ fn a_span_that_allocates_on_another_device_has_a_note() {
     let subscriber = registry().with(layer()).with(closings.clone()).with(formatter!(text));
     thread::scope(|threads| {
         threads.spawn(|| {
-            let other = gpumem::sim::SimGpu::install(Bytes::gib(1)).unwrap();
+            let other = SimGpu::install(Bytes::gib(1)).unwrap();
             let opened_on = gpu();
             with_default(&Dispatch::new(subscriber), || {
                 opened_on.make_current();
@@ -399,18 +402,25 @@ fn spans_that_a_filter_leaves_out_are_no_scopes() {
     assert_eq!(closings.take(), [inner, figures("outer", 0, 0, 5)]);
 }
 
+/// The inner trace counts all threads, and other tests allocate on the shared device.
 #[test]
 fn a_span_is_a_scope_and_changes_no_trace_of_another_thread() {
     let closings = Closings::default();
     let dispatch = measured(&closings);
+    let own = SimGpu::install(Bytes::gib(1)).unwrap();
+    own.make_current();
     let trace = GpuMemTrace::builder().silent(true).thread_local_only().start().unwrap();
     with_default(&dispatch, || {
         span!("scope").in_scope(|| {
-            let _block = alloc(1);
+            let _block = own.alloc(Bytes::mib(1)).unwrap();
             assert_eq!(trace.live()[0].path[1..], ["scope"]);
             let inner = GpuMemTrace::builder().silent(true).start().unwrap();
             thread::scope(|threads| {
-                threads.spawn(|| with_default(&dispatch, || span!("elsewhere").in_scope(|| drop(alloc(2)))));
+                threads.spawn(|| {
+                    own.make_current();
+                    let allocates = || drop(own.alloc(Bytes::mib(2)).unwrap());
+                    with_default(&dispatch, || span!("elsewhere").in_scope(allocates));
+                });
             });
             assert_eq!((inner.data().peaked.get(), inner.data().shared.get()), (0, 0));
         });

@@ -149,6 +149,17 @@ fn a_library_without_tests_has_none() {
     assert!(found > 30, "{found}");
 }
 
+/// Without symbols and debug information the command has a sixth of the size. A release build takes minutes, so this looks at the
+/// profile; the numbers are in the manifest.
+#[test]
+fn the_installed_command_is_stripped() {
+    let manifest =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml")).expect("it is there");
+    let (_, profile) =
+        manifest.split_once("[profile.release.package.gpumem-cli]\n").expect("the command has a profile");
+    assert!(profile.lines().any(|line| line == "strip = true"), "{profile}");
+}
+
 #[test]
 fn names_are_found_in_every_spelling() {
     let code = "use crate::{\n error::Error,\n model::{Bytes, Device},\n sys::process,\n};\n crate::ledger::Ledger::new(); crate::lone; crate::mac!() // crate::comment";

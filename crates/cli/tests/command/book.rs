@@ -1,9 +1,9 @@
 //! Runs each command of the book's pages about the command, and compares its output with the page.
 
-use std::{fs, path::Path};
+use std::fs;
 
 use crate::{
-    Ran, folder,
+    Ran, folder, linked,
     made::{MIB, Made},
     within,
 };
@@ -32,8 +32,7 @@ fn the_outputs_in_the_book_are_what_the_command_prints() {
     fs::create_dir_all(folder.join("new")).unwrap();
     fs::write(folder.join("new/train.capture"), training(12)).unwrap();
     let pages = ["command.md", "ci.md"].map(|name| {
-        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/book/src").join(name);
-        let commands = commands(&fs::read_to_string(page).expect("the page is there"));
+        let commands = commands(&fs::read_to_string(linked(name)).expect("the page is there"));
         assert!(commands.len() > 2, "{name}: {commands:?}");
         commands
     });

@@ -151,13 +151,3 @@ fn a_dash_is_stdout() {
     }
     assert_eq!(fs::read_dir(&folder).expect("it is there").count(), 0, "no file is named `-`");
 }
-
-/// Without symbols and debug information the command has a sixth of the size. A release build takes minutes, so this looks at the
-/// profile; the numbers are in the manifest.
-#[test]
-fn the_installed_command_is_stripped() {
-    let manifest = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml")).expect("it is there");
-    let (_, profile) =
-        manifest.split_once("[profile.release.package.gpumem-cli]\n").expect("the command has a profile");
-    assert!(profile.lines().any(|line| line == "strip = true"), "{profile}");
-}

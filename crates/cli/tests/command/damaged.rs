@@ -4,7 +4,6 @@
 use std::{
     fs,
     io::{Read, Write},
-    path::Path,
 };
 
 use fastrand::Rng;
@@ -13,6 +12,7 @@ use flate2::{Compression, Crc, read::DeflateDecoder, write::DeflateEncoder};
 use crate::{
     file,
     limits::Limits,
+    linked,
     made::{MIB, Made},
     ran,
 };
@@ -124,8 +124,7 @@ fn damaged_models() {
         "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "tie_word_embeddings": false}"#;
     let header = r#"{"a.weight": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}"#;
     let safetensors = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 64]].concat();
-    let gguf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../estimate/tests/gguf/llama-3.2-1b.gguf");
-    let gguf = fs::read(gguf).expect("the file is there");
+    let gguf = fs::read(linked("llama-3.2-1b.gguf")).expect("the file is there");
     fs::create_dir_all(file("damaged")).expect("the folder can be made");
     let mut random = Rng::with_seed(2);
     let mut refused = 0;

@@ -5,7 +5,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::Read,
-    path::Path,
     process::{Command, Output, Stdio},
     time::Duration,
 };
@@ -21,7 +20,7 @@ use serde_json::{Value, json};
 use gpumem_core::testing::skipped;
 
 use crate::{
-    file, folder, gpumem,
+    file, folder, gpumem, linked,
     made::{MIB, Made},
     output_of,
     pickled::unpickled,
@@ -445,8 +444,7 @@ fn the_query_of_the_book_finds_the_rank_that_differs() {
     }
     let [runs, folder] = [&runs, &folder].map(|path| path.to_str().unwrap());
     assert_eq!(printed(&["report", "--format", "parquet", "--output", folder, runs]), "");
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/book/src/command.md");
-    let page = fs::read_to_string(page).expect("the page is there");
+    let page = fs::read_to_string(linked("command.md")).expect("the page is there");
     let query = page.split("```sql\n").nth(1).and_then(|rest| rest.split("```").next()).expect("it has a query");
     let script = format!("import duckdb, json; print(json.dumps(duckdb.sql({query:?}).fetchall()))");
     let Some(output) = duckdb(&script) else { return };

@@ -77,6 +77,11 @@ fn file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
+/// Returns the path of a file outside of the crate. It is a link, so that the crate's archive has the file as well.
+fn linked(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/linked").join(name)
+}
+
 /// Makes an empty folder for one test.
 fn folder(name: &str) -> PathBuf {
     let folder = file(name);
