@@ -20,11 +20,11 @@ impl Show for Summary {
             writeln!(f, "{}", paint.on(Role::Alarm, format_args!("allocations are not intercepted: {why}")))?;
         }
         if self.scopes.is_empty() {
-            return f.write_str(if self.not_intercepted.is_some() {
-                "what was allocated is not known"
-            } else {
-                "no scope was opened and nothing was allocated"
-            });
+            f.write_str(match &self.not_intercepted {
+                Some(_) => "what was allocated is not known",
+                None if self.pools.is_empty() => "no scope was opened and nothing was allocated",
+                None => "no scope was opened, and the pools handed nothing out",
+            })?;
         }
         let (rows, has_shared) = self.rows();
         for (at, scopes) in rows.chunk_by(|a, b| a.device == b.device).enumerate() {
@@ -46,8 +46,10 @@ impl Show for Summary {
         if self.untracked + self.lost > 0 {
             write!(f, "\n{}", paint.on(Role::Alarm, missing_in_words(self.untracked, self.lost)))?;
         }
-        let legend = "used: still in use. at peak: its part of the peak of the whole process.";
-        write!(f, "\n{}", paint.on(Role::Faint, legend))?;
+        if !self.scopes.is_empty() {
+            let legend = "used: still in use. at peak: its part of the peak of the whole process.";
+            write!(f, "\n{}", paint.on(Role::Faint, legend))?;
+        }
         if has_shared {
             let legend = "#: names that differ only in numbers; their peak is at least this.";
             write!(f, "\n{}", paint.on(Role::Faint, legend))?;
@@ -233,5 +235,7 @@ used: still in use. at peak: its part of the peak of the whole process.
         assert_eq!(text, "allocations are not intercepted: there is no driver\nwhat was allocated is not known");
         let text = Summary::of(Vec::new(), 0, 0, None).to_string();
         assert_eq!(text, "no scope was opened and nothing was allocated");
+        let text = Summary::of(Vec::new(), 0, 2, None).to_string();
+        assert!(text.ends_with(", 2 lost events: some figures may be wrong"), "{text}");
     }
 }
