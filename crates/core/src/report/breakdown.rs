@@ -113,7 +113,7 @@ pub struct Group {
 pub struct DeviceReading {
     /// The device.
     pub device: Device,
-    /// The driver's name of it.
+    /// The driver's name for the device.
     pub name: Option<String>,
     /// All processes together.
     pub memory: GpuMemory,
@@ -198,7 +198,8 @@ impl Breakdown {
     }
 }
 
-/// The live memory of this process by library and by path of scopes, the largest first, and the memory that its pool keeps.
+/// Returns the live memory of this process by library and by path of scopes, the largest first, and the memory that its pool
+/// keeps.
 fn own_parts(live: &[Group], pool: Option<&PoolUsage>) -> Vec<Part> {
     let mut sums: BTreeMap<(PartKind, String, Vec<String>), (Bytes, u64)> = BTreeMap::new();
     for group in live {
