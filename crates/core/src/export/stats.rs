@@ -33,7 +33,7 @@ impl Show for Stats {
     }
 }
 
-/// Returns the amounts of a name: min, median, 99 %, max and sum of `used`, and the same without the sum for `peaked`.
+/// Returns the amounts of a name: min, median, 99 %, max and sum of `used`, and the same for `peaked` without the sum.
 fn amounts_of(CallFigures { used, sum, peaked, .. }: &CallFigures) -> ([i64; 5], [i64; 4]) {
     (
         [used.min, used.median, used.p99, used.max, *sum].map(ByteDelta::get),

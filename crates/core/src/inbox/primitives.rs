@@ -53,7 +53,7 @@ pub trait Primitives: Debug + Sized + 'static {
     /// again, because only the inbox that lends it would know that the number now belongs to another thread.
     fn inbox(created: bool);
 
-    /// Returns whether this process is the child of a fork. Threads that do not exist there may hold locks for ever.
+    /// Returns whether this process is the child of a fork. Threads that do not exist there may hold locks forever.
     fn is_forked() -> bool;
 }
 

@@ -6,8 +6,8 @@ use crate::model::{Bytes, Device, Family, GpuMemory, GpuProcess, PoolUsage};
 
 /// The parts of a device's used memory, which `gpumem::breakdown` returns.
 ///
-/// The parts always add up to the used memory of the driver's report: memory that cannot be attributed is a separate part with a
-/// name of its own. `Display` is a table of at most 80 columns.
+/// The parts always add up to the used memory of the driver's report: memory that cannot be attributed is a separate part with
+/// its own name. `Display` is a table of at most 80 columns.
 ///
 /// Example: see `gpumem::breakdown`.
 #[derive(Clone, Debug, PartialEq, Eq)]
