@@ -275,7 +275,7 @@ impl OpenScope {
     }
 }
 
-/// An invalid environment variable must not make the program's own request fail.
+/// Ignores the error of an invalid environment variable if the program itself requires the measurement.
 pub(in crate::session) fn unless_needed<T>(set: Result<Option<T>>, is_needed: bool) -> Result<Option<T>> {
     // The notice about the settings names the problem.
     if is_needed { Ok(set.unwrap_or(None)) } else { set }

@@ -134,8 +134,8 @@ impl Drop for BodyGuard {
 /// The guard of an async body, while the body runs.
 pub(in crate::session) type Shared = Arc<Mutex<Option<BodyGuard>>>;
 
-/// Ends the measurement of an async body. A variable of the body, declared after the arguments and before everything else. Therefore
-/// it is dropped at the same point as the guard of a sync function.
+/// Ends the measurement of an async body. It is a variable of the body, declared after the arguments and before everything else.
+/// Therefore, it is dropped at the same point as the guard of a sync function.
 #[must_use = "a body is measured until this is dropped"]
 pub struct End(Shared);
 

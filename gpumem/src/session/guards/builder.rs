@@ -202,7 +202,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Turns all reports of the trace off. The default is `false`.
+    /// Sets whether all reports of the trace are off. The default is `false`.
     ///
     /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn silent(mut self, silent: bool) -> Self {

@@ -37,8 +37,8 @@ use crate::{
 /// instead.
 ///
 /// The device is fixed when the trace starts: that of the builder, else the calling thread's current CUDA device, else device 0.
-/// A trace is `Send`: you may hold it across `.await` and move between threads. Until it is dropped, it is the scope of the thread that
-/// created it. For tasks, use [`wrap`](GpuMemTraceBuilder::wrap).
+/// A trace is `Send`: you may hold it across `.await` and move it between threads. Until it is dropped, it is the scope of the thread
+/// that created it. For tasks, use [`wrap`](GpuMemTraceBuilder::wrap).
 ///
 /// # What a trace counts
 ///

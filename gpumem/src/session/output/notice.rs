@@ -15,7 +15,7 @@ use crate::{
     settings::Settings,
 };
 
-/// Makes a notice of this text. It is truncated, because a notice with a long path would not be read.
+/// Creates a notice with this text. It is truncated, because a notice with a long path would not be read.
 pub(super) fn as_notice(text: &str) -> Content {
     const MOST: usize = 2000;
     Content::Notice(bounded(text, MOST).into_owned())

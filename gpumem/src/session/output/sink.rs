@@ -419,7 +419,7 @@ mod tests {
             LINE,
         ];
         assert_eq!(text, expected.concat());
-        // JSON has every object.
+        // JSON contains every object.
         let json: String = lines(&NamedTempFile::new().unwrap(), "json");
         assert_eq!((json.lines().count(), json.matches("\"trace\"").count()), (13, 12), "{json}");
     }

@@ -70,7 +70,7 @@ fn callsites_have_their_column_and_module() {
     assert_eq!(function.module_path.as_deref(), Some("app::train"));
 }
 
-/// Many threads make events while the ledger's time is fixed. The recorded times of the events advance.
+/// Many threads post events while the ledger's time is fixed. The recorded times of the events advance.
 #[test]
 fn events_have_true_times_and_threads() {
     let (session, recording, _) = recorded(&[]);
