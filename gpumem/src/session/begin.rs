@@ -38,7 +38,7 @@ impl Session {
         Ok(devices)
     }
 
-    /// Returns whether no device can be measured while the process runs. A failed initialization of the driver is final.
+    /// Returns whether no device can be measured while the process runs. The first answer of the driver is stored.
     pub(super) fn is_without_devices(&self) -> bool {
         self.devices().and_then(|devices| devices.check(0)).is_err_and(|error| error.is_unavailable())
     }
