@@ -1,4 +1,4 @@
-//! Labels for slices of cudarc's safe API, which know their element type, length and address.
+//! Labels for slices of cudarc's safe API, which contain their element type, length and address.
 
 use std::{any::type_name, sync::Arc};
 
@@ -32,8 +32,8 @@ pub trait LabelExt: Sized {
     /// Example: see [`LabelExt`].
     ///
     /// # Errors
-    /// Returns the same errors as [`label`](crate::tracker::label), and one if the number of elements in the shape is not
-    /// that of the slice.
+    /// Returns the same errors as [`label`](crate::tracker::label), and an error if the shape does not match the number
+    /// of elements of the slice.
     fn label(&self, name: impl Into<String>, shape: &[usize]) -> Result<()>;
 
     /// Like [`label`](Self::label), for the line that allocates: `stream.alloc_zeros(9)?.labelled("kernel", &[3, 3])`. If

@@ -40,7 +40,7 @@ pub mod device {
     pub use crate::query::{current_device as current, device_count as count, device_name as name};
 }
 
-/// Custom gauges, for memory that gpumem does not know.
+/// Custom gauges, for memory that gpumem cannot see.
 pub mod gauge {
     pub use crate::{
         model::{CustomGauge, InUse},
@@ -48,7 +48,7 @@ pub mod gauge {
     };
 }
 
-/// The interception of allocations: its source, its start, and the reason if it fails.
+/// The interception of allocations: its source, its start and its status.
 pub mod intercept {
     pub use crate::{
         model::Source,
@@ -63,7 +63,7 @@ pub mod oom {
 
 pub mod pool;
 
-/// The scope of a trace on other threads and in tasks.
+/// Scopes of traces on other threads and in tasks.
 pub mod scope {
     pub use crate::{
         model::Threads,
@@ -71,7 +71,7 @@ pub mod scope {
     };
 }
 
-/// Recordings of this process that start and end while it runs. `GPUMEM_CAPTURE` records a process from its start without a call.
+/// Recordings of this process that start and end while it runs. To record a process from its start, set `GPUMEM_CAPTURE` instead.
 ///
 /// ```
 /// use gpumem::{Bytes, recording, sim::SimGpu};
@@ -104,7 +104,7 @@ pub mod sink {
     };
 }
 
-/// The new and the freed blocks between two lines, and labels of blocks.
+/// The blocks allocated and freed between two lines, and labels of blocks.
 pub mod tracker {
     pub use crate::session::{MemTracker, MemTrackerBuilder, label};
 }

@@ -1,7 +1,7 @@
 //! Pools: the program's own allocators, which take large blocks from the driver and hand out parts of them.
 //!
-//! The driver only sees the blocks. A pool that registers itself and reports its parts is measured like the driver's own allocations:
-//! each part counts in its scope, and the unused memory of the pool counts in no scope. A pool needs four calls:
+//! The driver sees only the blocks. A pool that is registered and reports its parts is measured like the driver's own allocations: each
+//! part counts in its scope, and the unused memory of the pool counts in no scope. A pool needs four calls:
 //!
 //! ```
 //! use gpumem::{Bytes, GpuMemTrace, pool::Pool, sim::{SimBlock, SimGpu}};
@@ -52,15 +52,15 @@
 //! # Ok::<(), gpumem::Error>(())
 //! ```
 //!
-//! Guards, lines, summaries, peaks, budgets and reports on memory that ran out count parts of pools, and the driver's blocks that
-//! belong to no pool. [`Trace::driver`](crate::Trace::driver) has the numbers for the driver's blocks.
+//! Guards, lines, summaries, peaks, budgets and out-of-memory reports count parts of pools, and the driver's blocks that belong to no pool.
+//! [`Trace::driver`](crate::Trace::driver) has the numbers for the driver's blocks.
 //!
-//! Frees of unknown parts, parts that are allocated twice, parts outside the pool's blocks, and parts whose block was freed and whose addresses
-//! the driver uses again are counted: in
-//! [`Summary::pools`](crate::report::Summary::pools) by pool, and in [`Trace::lost`](crate::Trace::lost).
+//! Frees of unknown parts, parts that are allocated twice, parts outside the pool's blocks, and parts in a freed block whose addresses the
+//! driver reuses are counted as wrong calls: in [`Summary::pools`](crate::report::Summary::pools) by pool, and in
+//! [`Trace::lost`](crate::Trace::lost).
 //!
-//! Under `gpumem run`, the recording contains the parts of pools that are registered while it is made.
+//! Under `gpumem run`, the recording contains the parts of pools that are registered during the recording.
 //!
-//! Pools in C and C++ use `gpumem.h` of the crate `gpumem-c`, which has the same four functions.
+//! Pools in C and C++ use `gpumem.h` of the crate `gpumem-c`, which declares the same four functions.
 
 pub use crate::session::Pool;

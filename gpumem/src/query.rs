@@ -9,7 +9,7 @@ use crate::{
     source::Devices,
 };
 
-/// A device for [`gpu_mem_get_used_fast`], which does not look it up again.
+/// A device for [`gpu_mem_get_used_fast`], to avoid looking it up each time.
 ///
 /// Example: see [`gpu_mem_get_used_fast`].
 #[derive(Clone, Copy)]
@@ -104,8 +104,8 @@ pub fn try_gpu_mem_get(id: impl Into<Option<u32>>) -> Result<GpuMemory> {
     device(id.into())?.memory()
 }
 
-/// [`gpu_mem_get`] of each device that this process sees, by CUDA ordinal. Empty without a GPU. A device that cannot be read
-/// has zeros.
+/// Returns [`gpu_mem_get`] of each device that this process sees, by CUDA ordinal. Empty without a GPU. The values of a device
+/// that cannot be read are zeros.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -129,7 +129,7 @@ pub fn try_gpu_mem_get_all() -> Result<Vec<GpuMemory>> {
     (0..device_count()?).map(try_gpu_mem_get).collect()
 }
 
-/// Free memory of the current device, with the pools as they are. Zero without a GPU.
+/// Returns the free memory of the current device, without trimming pools. Zero without a GPU.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -153,8 +153,8 @@ pub fn try_gpu_mem_get_free() -> Result<Bytes> {
     Ok(device(None)?.memory()?.free)
 }
 
-/// Free memory of the current device without the caches of its stream-ordered pools: waits for the device, trims the pools,
-/// then reads. Zero without a GPU. Do not call it while a stream is being captured: this breaks the capture.
+/// Returns the free memory of the current device without the caches of its stream-ordered pools: waits for the device, trims the
+/// pools, then reads. Zero without a GPU. Do not call it while a stream is being captured: this breaks the capture.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -180,7 +180,7 @@ pub fn try_gpu_mem_get_free_no_cache() -> Result<Bytes> {
     Ok(device(None)?.memory_no_cache()?.free)
 }
 
-/// Used memory of the current device, by all processes, with the pools as they are. Zero without a GPU.
+/// Returns the used memory of the current device, by all processes, without trimming pools. Zero without a GPU.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -204,8 +204,8 @@ pub fn try_gpu_mem_get_used() -> Result<Bytes> {
     Ok(device(None)?.memory()?.used)
 }
 
-/// Used memory of the current device without the caches of its stream-ordered pools: waits for the device, trims the pools,
-/// then reads. Zero without a GPU. Do not call it while a stream is being captured: this breaks the capture.
+/// Returns the used memory of the current device without the caches of its stream-ordered pools: waits for the device, trims the
+/// pools, then reads. Zero without a GPU. Do not call it while a stream is being captured: this breaks the capture.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -231,7 +231,7 @@ pub fn try_gpu_mem_get_used_no_cache() -> Result<Bytes> {
     Ok(device(None)?.memory_no_cache()?.used)
 }
 
-/// Used memory of the device of this handle. Zero if it cannot be read.
+/// Returns the used memory of this handle's device. Zero if it cannot be read.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::mib(4096))?;
@@ -255,8 +255,8 @@ pub fn try_gpu_mem_get_used_fast(handle: &GpuHandle) -> Result<Bytes> {
     Ok(handle.memory()?.used)
 }
 
-/// Returns the device with the most free memory (the first of several) and its free bytes. `(None, 0)` without a GPU.
-/// Devices that cannot be read are skipped.
+/// Returns the device with the most free memory (the first one of a tie) and its free bytes. `(None, 0)` without a GPU. Devices
+/// that cannot be read are skipped.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -287,11 +287,12 @@ fn most_free(devices: impl IntoIterator<Item = (u32, Bytes)>) -> Option<(u32, By
     devices.into_iter().reduce(|best, device| if device.1 > best.1 { device } else { best })
 }
 
-/// Creates the CUDA context of the current device, if there is none, and keeps it for the life of the process. A context takes
-/// about half a GiB, which the first sampled trace would otherwise count as used. Does nothing without a GPU.
+/// Creates the CUDA context of the current device, if it does not exist, and keeps it for the life of the process. A context
+/// takes about half a GiB, which the first sampled trace would otherwise count as used. Does nothing without a GPU.
 ///
 /// If exact traces are possible, this also starts to intercept allocations, as [`subscribe`](crate::intercept::subscribe) does,
-/// so that blocks from before the first trace are known. The calling thread's current context does not change.
+/// so that gpumem knows the blocks that are allocated before the first trace. The calling thread's current context does not
+/// change.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -328,7 +329,7 @@ pub fn b2mb(bytes: impl Into<Bytes>) -> u64 {
     bytes.into().mb()
 }
 
-/// Returns whether there is a device to measure: real, or simulated.
+/// Returns whether there is a device to measure, real or simulated.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -343,7 +344,7 @@ pub fn is_available() -> bool {
     device_count().is_ok_and(|count| count > 0)
 }
 
-/// The number of devices that this process sees.
+/// Returns the number of devices that this process sees.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -352,13 +353,13 @@ pub fn is_available() -> bool {
 /// ```
 ///
 /// # Errors
-/// Returns an error if there is no driver, or if it cannot be initialised.
+/// Returns an error if there is no driver, or if it cannot be initialized.
 #[doc(alias("cuDeviceGetCount", "torch.cuda.device_count"))]
 pub fn device_count() -> Result<u32> {
     current().devices()?.count()
 }
 
-/// Returns the number of the calling thread's current device. 0 if it has chosen none.
+/// Returns the CUDA ordinal of the calling thread's current device. 0 if the thread has not chosen one.
 ///
 /// ```
 /// # let first = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -371,7 +372,7 @@ pub fn device_count() -> Result<u32> {
 /// ```
 ///
 /// # Errors
-/// Returns an error if there is no driver, or if it cannot be initialised.
+/// Returns an error if there is no driver, or if it cannot be initialized.
 #[doc(alias("cuCtxGetDevice", "torch.cuda.current_device"))]
 pub fn current_device() -> Result<u32> {
     current().devices()?.current()

@@ -1,4 +1,4 @@
-//! The data in reports. All of it implements `Display`, or is a part of such data.
+//! The data in reports. Each type implements `Display`, or is part of one that does.
 
 #[allow(unused_imports, reason = "each module of this crate names what it needs")]
 pub(crate) use gpumem_core::report::*;

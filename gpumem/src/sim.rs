@@ -1,8 +1,7 @@
 //! Simulated devices: GPU memory without a GPU. Every allocation is recorded.
 //!
-//! A process gets simulated devices by [`SimGpu::install`] or by `GPUMEM_SIM=16GiB` (several: `GPUMEM_SIM=16GiB,8GiB`).
-//! From then on the device numbers of this crate are those of the simulated devices; CUDA's devices are not used. A line on stderr
-//! says so.
+//! A process gets simulated devices from [`SimGpu::install`] or `GPUMEM_SIM=16GiB` (several: `GPUMEM_SIM=16GiB,8GiB`). From then
+//! on, device ordinals refer to the simulated devices; CUDA's devices are not used. A notice on stderr reports this.
 //!
 //! ```
 //! use gpumem::{Bytes, GpuMemTrace, sim::SimGpu};

@@ -6,19 +6,19 @@ use std::{
     path::Path,
 };
 
-/// `O_NONBLOCK` on all platforms that CUDA has on Linux.
+/// `O_NONBLOCK` on all Linux platforms that CUDA supports.
 #[cfg(target_os = "linux")]
 const NONBLOCK: i32 = 0o4000;
 
-/// Opens a regular file. A pipe may wait for a writer, and a device may have no end. The file is checked after it was opened, because
-/// another process may have put another one in its place.
+/// Opens a regular file. A pipe may wait for a writer, and a device may have no end. The file is checked after it is opened, because
+/// another process may have replaced it.
 ///
 /// # Errors
 /// Returns an error if the file cannot be opened, or if it is not a regular file.
 pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     #[cfg(target_os = "linux")]
     std::os::unix::fs::OpenOptionsExt::custom_flags(options, NONBLOCK);
-    // Some devices fail when they are opened. The kind of the file is the cause that helps.
+    // Opening some devices fails. The kind of the file is then the more helpful error.
     let opened = options.open(path);
     let known = opened.as_ref().map_or_else(|_| path.metadata(), File::metadata);
     match known {
@@ -28,8 +28,8 @@ pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     }
 }
 
-/// Opens a regular file for reading, like [`open`], if there is something in it. A file of the kernel has no size, and reading it may wait for
-/// ever, such as `/proc/kmsg`.
+/// Opens a regular file for reading, like [`open`], if it is not empty. Kernel files such as `/proc/kmsg` have no size, and reading them
+/// may block forever.
 ///
 /// # Errors
 /// Returns the errors of [`open`], and one of the kind [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the file has no size.

@@ -1,5 +1,5 @@
-//! Baseline files, which keep the peaks of earlier runs in a repository: those of tests (`GPUMEM_BASELINE`) and those of recordings
-//! (`gpumem baseline`).
+//! Baseline files, which keep the peaks of tests (`GPUMEM_BASELINE`) and of recordings (`gpumem baseline`) from earlier runs in a
+//! repository.
 
 use std::{
     collections::BTreeMap,
@@ -124,7 +124,7 @@ impl Baseline {
     }
 
     /// Changes a baseline file. Several threads and processes may change the same file at the same time: a lock file lets only one of them
-    /// read and write at a time. A reader that does not hold the lock finds the old file or the new one, never a part of it.
+    /// read and write at a time. A reader without the lock sees either the old file or the new one, never a part of it.
     ///
     /// # Errors
     /// Returns an error if the file cannot be locked, read or written, or if it is not a baseline. The file is then unchanged.
@@ -286,7 +286,7 @@ mod tests {
             }
             assert_eq!(fs::read_to_string(&path).unwrap(), text, "left as it was");
         }
-        // If the disk is full, the file is unchanged, and no other file is left next to it.
+        // If the disk is full, the file is unchanged, and no temporary file is left.
         #[cfg(target_os = "linux")]
         {
             fs::write(&path, "{\"peaks\": {}}").unwrap();

@@ -1,5 +1,5 @@
 //! The part of gpumem that calls NVIDIA's driver, the C library and Python. It finds and reads devices, intercepts the calls that allocate
-//! memory and walks stacks. It also contains what code needs that runs inside another program: locks, descriptors and shared memory.
+//! memory and walks stacks. It also contains locks, descriptors and shared memory for code that runs inside another program.
 //!
 //! Programs use the crate `gpumem`. This crate is for tools that are built together with it, such as the command and the library that the
 //! command loads into programs. Everything here works without a GPU: a function that needs a missing library returns an error that names

@@ -29,8 +29,8 @@ pub struct AllocatorDefinition {
 pub struct AllocatorContradiction {
     /// The device.
     pub device: Device,
-    /// One of the contradictions, such as `4 MiB of a tensor are neither freed nor there at the end`, with the number of further
-    /// ones.
+    /// One of the contradictions, such as `4 MiB of a tensor are neither freed nor there at the end`, and how many others there
+    /// are.
     pub words: String,
 }
 
@@ -57,7 +57,7 @@ impl Default for AllocatorSettings {
 pub struct AllocatorDevice {
     /// The device.
     pub device: Device,
-    /// The number of events at the start that only describe the memory that was live when the history starts.
+    /// The number of events at the start that only describe memory that was already live.
     pub older: u64,
     /// The time when the history starts, if the allocator was used before.
     pub known_from: Option<Time>,
@@ -156,7 +156,7 @@ impl TensorClass {
 /// The tensors of one module and one class.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TensorGroup {
-    /// The number by which events refer to the group, starting at 1.
+    /// The id by which events refer to the group, starting at 1.
     pub id: u32,
     /// The path of the module and its type, such as `GPT2LMHeadModel.transformer.h.3.mlp: GPT2MLP`. `None` outside of all modules.
     pub module: Option<String>,
@@ -186,14 +186,14 @@ pub struct AllocatorEvent {
     pub address: u64,
     /// The size of the segment or the block. 0 for a free of a whole block.
     pub bytes: Bytes,
-    /// The bytes that the program asked for.
+    /// The bytes that the program requested.
     pub requested: Bytes,
     /// The stream that the block belongs to.
     pub stream: u64,
     /// The stack of the request.
     pub stack: StackId,
-    /// The [`TensorGroup`] of an allocated tensor. For a segment, this is 1 for the pool that the whole program shares, or else
-    /// the number of its private pool. 0 if not known.
+    /// The [`TensorGroup`] of an allocated tensor. For a segment, this is the id of its private pool, or 1 for the pool that the
+    /// whole program shares. 0 if not known.
     pub group: u32,
 }
 
@@ -233,7 +233,7 @@ fields!(AllocatorFigures { allocated, allocated_high, reserved, reserved_high })
 fields!(AllocatorDefinition { name, missing, devices, missing_modules, settings, contradictions });
 fields!(AllocatorContradiction { device, words });
 
-/// Times and addresses are compared with those of the event before. The groups come last, if any of them is known.
+/// Times and addresses are written as differences from the previous event. The groups come last, if any of them is known.
 impl Wire for AllocatorEvents {
     fn put(&self, to: &mut Vec<u8>) {
         let Self { device, events } = self;

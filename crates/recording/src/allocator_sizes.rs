@@ -25,8 +25,8 @@ impl AllocatorSettings {
         }
     }
 
-    /// Returns whether a rest of this many bytes is split off when a block of `size` bytes is taken: `should_split`. If not, the
-    /// rest stays in the block.
+    /// Returns whether a remainder of this many bytes is split off when a block of `size` bytes is taken: `should_split`.
+    /// Otherwise it stays in the block.
     pub fn splits(&self, size: u64, rest: u64, is_expandable: bool) -> bool {
         if is_expandable || size <= Self::SMALL {
             rest >= MIN_BLOCK
@@ -35,7 +35,7 @@ impl AllocatorSettings {
         }
     }
 
-    /// Returns the size of a block for a request if this much room is free, including the rest if that is not split off.
+    /// Returns the size of a block for a request in this much free space, including a remainder that is not split off.
     pub fn size_in(&self, room: u64, requested: u64, is_expandable: bool) -> u64 {
         let size = self.rounded(requested).unwrap_or(requested);
         match room.checked_sub(size) {
@@ -59,7 +59,7 @@ mod tests {
         }
         assert_eq!(plain.rounded(u64::MAX), None);
         let divided = AllocatorSettings { divisions: vec![4, 4, 1], ..plain };
-        // PyTorch's own example: 1200 with 4 divisions is 1280; below 4 times 512 bytes nothing is divided.
+        // PyTorch's own example: 1200 with 4 divisions is 1280; below 4 times 512 bytes, nothing is divided.
         for (bytes, rounded) in [(1200, 1536), (1200 << 10, 1280 << 10), (MIB, MIB), (5 * MIB + 1, 5 * MIB + 512)] {
             assert_eq!(divided.rounded(bytes), Some(rounded), "{bytes}");
         }

@@ -4,8 +4,8 @@
 /// A smaller file may cost as much as a file of this size.
 const LEAST: u64 = 2 << 20;
 
-/// The most items in three bytes of a file. A record with more items is written without compression, and then no item has less
-/// than two bytes.
+/// The most items in three bytes of a file. A record with more items is written without compression, and then each item has at least
+/// two bytes.
 const ITEMS_OF_THREE_BYTES: u64 = 2;
 /// The most decompressed bytes for each byte of a file. A single record may have more.
 const PLAIN: u64 = 16;
@@ -47,7 +47,7 @@ pub(super) const fn may_have(stored: u64, items: u64) -> bool {
 /// The cost of reading so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Budget {
-    /// The number of bytes of the file that are known.
+    /// The size of the file, as far as it is known.
     stored: u64,
     items: u64,
     plain: u64,
@@ -97,7 +97,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Returns memory that is no longer needed to the budget.
+    /// Credits memory that is no longer needed.
     pub(super) fn give_back(&mut self, bytes: u64) {
         self.memory = self.memory.saturating_sub(bytes);
     }
@@ -107,7 +107,7 @@ impl Budget {
         self.counted_size() * NAMES + (self.counted_size() * MEMORY).saturating_sub(self.memory) / 2
     }
 
-    /// Returns the memory that was paid for.
+    /// Returns the memory charged so far.
     pub(super) fn memory(&self) -> u64 {
         self.memory
     }
@@ -120,7 +120,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Returns a copy of the budget, for one report that the command asks for. Earlier reports do not count.
+    /// Returns a copy of the budget, for one report that the command requests. Earlier reports do not count.
     pub(super) fn of_one_report(&self) -> Self {
         Self { reports: 0, ..*self }
     }
@@ -130,8 +130,8 @@ impl Budget {
         self.reports <= self.counted_size() * REPORTS
     }
 
-    /// Returns whether a report with this many bytes of text may be made. The report is paid for in any case, because finding its size
-    /// was work.
+    /// Returns whether a report with this many bytes of text may be made. The report is charged in either case, because determining
+    /// its size took work.
     pub(super) fn report(&mut self, texts: u64) -> bool {
         self.reports = self.reports.saturating_add(texts.min(self.counted_size() * ONE_REPORT));
         self.may_report() && texts <= self.counted_size() * ONE_REPORT

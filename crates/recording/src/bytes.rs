@@ -1,5 +1,4 @@
-//! Writes and reads numbers and texts as bytes: little-endian base 128 (LEB128) for whole numbers, a length before each
-//! text.
+//! Writes and reads numbers and text as bytes: LEB128 for integers, and a length before each text.
 
 use std::{fmt, io};
 
@@ -21,10 +20,10 @@ impl From<Malformed> for io::Error {
 
 pub(super) type Result<T> = std::result::Result<T, Malformed>;
 
-/// The largest number of bytes of a text. A longer text is cut when it is written.
+/// The largest number of bytes of a text. A longer text is truncated when it is written.
 pub(super) const LONGEST_TEXT: usize = 1 << 14;
 
-/// The end of a text that was cut, so that a reader does not take it for the program's text.
+/// Marks a truncated text, so that a reader does not take it for the program's own text.
 const CUT: &str = "… (cut)";
 
 /// Appends a number: seven bits in each byte, the lowest first. The top bit is set if more bytes follow.
@@ -58,16 +57,16 @@ pub(super) fn put_text(to: &mut Vec<u8>, text: &str) {
     to.extend_from_slice(end.as_bytes());
 }
 
-/// `str::floor_char_boundary` is newer than the oldest supported compiler.
+/// `str::floor_char_boundary` is more recent than the oldest supported compiler.
 fn floor_char_boundary(text: &str, at: usize) -> usize {
     (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }
 
-/// The bytes that are left to be read.
+/// The remaining bytes to read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Input<'a> {
     bytes: &'a [u8],
-    /// The number of texts so far that the writer has cut.
+    /// The number of texts so far that the writer truncated.
     pub(super) cut_texts: u64,
 }
 
@@ -130,7 +129,7 @@ impl<'a> Input<'a> {
             return Err(Malformed("a text is longer than a text can be"));
         }
         let text = String::from_utf8_lossy(self.part(length)?.bytes).into_owned();
-        // A cut text is at most 3 bytes below the limit, because no character is split.
+        // A truncated text is at most 3 bytes below the limit, because no character is split.
         self.cut_texts += u64::from(text.len() > LONGEST_TEXT - 4 && text.ends_with(CUT));
         Ok(text)
     }

@@ -22,17 +22,17 @@ const MOST_THREADS: u32 = 1 << 16;
 const MOST_DEVICES: u32 = 1 << 8;
 /// The most scopes that are open at one time, and the most peaks that are kept of closed ones.
 const MOST_SCOPES: usize = 1 << 17;
-/// The most scopes that one thread is in.
+/// The most scopes that one thread is in at one time.
 const DEEPEST: u32 = 1 << 14;
-/// The most live blocks whose keys have the same hash, in the bits that choose their place.
+/// The most live blocks whose keys have the same hash, in the bits that choose their slot.
 const MOST_ALIKE: u32 = 1 << 12;
-/// The ledger keeps 48 bits of the number of an event.
+/// The ledger keeps 48 bits of an event number.
 const MOST_EVENTS: u64 = 1 << 48;
-/// The ledger keeps 28 bits of the number of a stack.
+/// The ledger keeps 28 bits of a stack id.
 const MOST_STACKS: u32 = 1 << 28;
 /// The most bytes of one block, or of one reading of a device: 64 TiB.
 const MOST_BYTES: u64 = 1 << 46;
-/// The most bytes that are live, or of blocks older than the session.
+/// The most live bytes, and the most bytes of blocks older than the session.
 const MOST_LIVE: u64 = 1 << 54;
 /// The most bytes that were ever allocated.
 const MOST_ALLOCATED: u64 = 1 << 62;
@@ -40,10 +40,10 @@ const MOST_ALLOCATED: u64 = 1 << 62;
 const MOST_LOST: u64 = 1 << 48;
 /// The most functions that the driver has.
 const MOST_FUNCTIONS: u64 = 1 << 10;
-/// The first scope number that the reader uses for peaks that it keeps itself.
+/// The first scope id for peaks that the reader itself keeps.
 pub(super) const FIRST_OWN_SCOPE: u64 = 1 << 62;
 
-/// The approximate bytes of a reader and a report for each live block: an entry of the ledger, and the place of the block in lists.
+/// The approximate bytes of a reader and a report for each live block: an entry of the ledger, and its entries in lists.
 const LIVE_BLOCK: u64 = 128;
 /// The additional bytes for each change of the live memory.
 const CHANGE: u64 = 32;
@@ -64,7 +64,7 @@ const ALLOCATOR_EVENT: u64 = 128;
 const EVENT: u64 = 20;
 /// The steps of an event about a scope.
 pub(super) const SCOPE_EVENT: u64 = 400;
-/// The steps of an allocation for each scope that may adopt its thread.
+/// The steps of an allocation for each scope that could adopt its thread.
 const ADOPTER: u64 = 10;
 /// The largest number of scopes that may adopt a thread.
 const MOST_COMPARED: usize = 64;
@@ -90,12 +90,11 @@ impl From<Exceeded> for Rejection {
 
 type Result<T = ()> = std::result::Result<T, Rejection>;
 
-/// The data that the checks keep about the events so far. The data follows the ledger but need not be exact, because all of it is
-/// bounded.
+/// The state of the checks after the events so far. It follows the ledger but need not be exact, because all of it is bounded.
 #[derive(Debug)]
 pub(super) struct Checks {
     number: u64,
-    /// The largest number of a thread.
+    /// The largest thread id.
     threads: u32,
     /// The open scopes: the thread that opened each, and whether the ledger keeps its peak after it is closed.
     open: HashMap<ScopeId, (ThreadId, bool)>,
@@ -147,7 +146,7 @@ fn agree(is_so: bool) -> Result {
 }
 
 fn hash(key: Key) -> usize {
-    // Returns the bits of the product that choose the place in a table, as in the ledger's tables.
+    // These bits of the product choose the slot in the ledger's tables.
     (key.get().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize & 0xffff
 }
 
@@ -346,7 +345,7 @@ impl Checks {
         self.live = self.live.saturating_sub(bytes);
     }
 
-    /// Checks the free of a block that is older than the session.
+    /// Checks a freed block that is older than the session.
     fn older(&mut self, block: &Block) -> Result {
         check_block(block)?;
         limit(self.older + block.bytes.get() < MOST_LIVE)?;
@@ -382,7 +381,7 @@ impl Checks {
         }
     }
 
-    /// Notes that the thread with this number has ended, so it is no longer in any scope.
+    /// Notes that the thread with this id has ended, so it is no longer in any scope.
     pub(super) fn reuse(&mut self, thread: ThreadId, budget: &mut Budget) -> Result {
         check_thread(thread)?;
         budget.work(SCOPE_EVENT + 16 * self.entered.len() as u64)?;
@@ -404,7 +403,7 @@ impl Checks {
         self.kept.remove(&scope)
     }
 
-    /// Notes the blocks that are left after others were removed with their context.
+    /// Recounts the blocks after a context was destroyed with its blocks.
     pub(super) fn recount(&mut self, blocks: impl Iterator<Item = (Key, u64)>) {
         self.alike.fill(0);
         (self.blocks, self.live) = (0, 0);
@@ -446,7 +445,7 @@ impl Checks {
             EventKind::Enter { .. } => (0, SCOPE_EVENT),
             EventKind::Leave { .. } | EventKind::Close { .. } => (0, SCOPE_EVENT + 8 * depth()),
             EventKind::Refused { .. } => (REFUSAL, EVENT),
-            // The first adopting scope concerns all threads.
+            // Adopting affects all threads.
             EventKind::Adopt { .. } => (0, SCOPE_EVENT + u64::from(self.threads)),
             EventKind::Mark { .. } | EventKind::OnStream { .. } => (MARK, EVENT),
             _ => (0, EVENT),
@@ -455,8 +454,8 @@ impl Checks {
         budget.take(memory)
     }
 
-    /// Returns the memory that is no longer needed after an event that was paid for: the memory of blocks and scopes that are
-    /// gone, and of a block or scope that was not added because the event was rejected. `before` is the earlier result of
+    /// Returns the memory that is no longer needed after an event that was paid for: the memory of removed blocks and closed
+    /// scopes, and of a block or scope that was not added because the event was rejected. `before` is the earlier result of
     /// [`count`](Self::count).
     pub(super) fn given_back(&self, event: &RecordedEvent, before: (u64, usize)) -> u64 {
         let new_block = matches!(event.kind, EventKind::Alloc { .. } | EventKind::FreeFailed);
@@ -520,15 +519,15 @@ mod tests {
     #[test]
     fn the_densest_programs_are_within_their_budget() {
         let bytes = 2 << 20;
-        // Each block is freed immediately, which takes five bytes for three events.
+        // Each block is freed immediately: five bytes for three events.
         let key = Key::from_raw(512);
         let churn =
             paid(bytes, |number| if number % 2 == 1 { alloc(512) } else { EventKind::Free { key, block: None } });
         assert!(churn >= bytes * 3 / 5, "{churn}");
-        // No block is freed, which takes six bytes for each. Four of these are the time and the address.
+        // No block is freed: six bytes for each, four of them for the time and the address.
         let leak = paid(bytes, |number| alloc(number * 512));
         assert!(leak >= bytes / 6, "{leak}");
-        // A file that is twice as large pays for twice as many.
+        // A file that is twice as large allows twice as many.
         assert!(paid(2 * bytes, |number| alloc(number * 512)).abs_diff(2 * leak) < 2);
     }
 

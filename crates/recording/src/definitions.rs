@@ -1,4 +1,4 @@
-//! The meaning of the numbers in a recording.
+//! The definitions of the ids in a recording.
 
 use std::{
     cell::RefCell,
@@ -22,26 +22,26 @@ use gpumem_core::{
 /// The approximate memory of a definition in addition to its own bytes.
 const OVERHEAD: u64 = 128;
 
-/// The cache of stacks in words is emptied before its texts would exceed this many bytes.
+/// The largest number of bytes in the cache of stack texts. A full cache is emptied.
 const MOST_BYTES_IN_WORDS: u64 = 1 << 24;
 
 /// The largest number of functions of a stack that are shown, starting with the innermost.
 const MOST_FRAMES: usize = 1 << 10;
 
-/// The largest number of functions of another stack with which a stack continues.
+/// The largest number of addresses that are appended from a caller's stack.
 pub(super) const MOST_CALLERS: usize = 128;
 
-/// A cache of stacks in words, and of their lengths.
+/// A cache of stack texts and of their lengths.
 #[derive(Debug, Default)]
 struct InWords {
     stacks: HashMap<StackId, Stack>,
     /// The bytes of these stacks.
     bytes: u64,
-    /// The bytes that stacks have in words.
+    /// The lengths of stack texts in bytes.
     lengths: HashMap<StackId, u64>,
 }
 
-/// Returns the approximate memory of a definition that has `bytes` bytes in the file. `None` if the item is not a definition.
+/// Returns the approximate memory of a definition that takes `bytes` bytes in the file. `None` if the item is not a definition.
 fn memory_of(item: &Item, bytes: u64) -> Option<u64> {
     let lists = match item {
         Item::Stack(stack) => size_of_val(&*stack.addresses),
@@ -66,8 +66,7 @@ fn memory_of(item: &Item, bytes: u64) -> Option<u64> {
     Some(OVERHEAD + bytes + 2 * lists as u64)
 }
 
-/// The definitions of a recording. The first definition of a number counts; a different one for the same number is a
-/// contradiction.
+/// The definitions of a recording. The first definition of an id counts; a different one for the same id is a contradiction.
 #[derive(Debug, Default)]
 pub struct Definitions {
     process: Process,
@@ -80,7 +79,7 @@ pub struct Definitions {
     devices: HashMap<Device, DeviceDefinition>,
     contexts: HashMap<u8, ContextDefinition>,
     pools: HashMap<PoolId, String>,
-    /// The pools by the number of the block.
+    /// The pools by the event number of the block.
     pool_blocks: HashMap<u64, PoolId>,
     interceptions: Vec<Interception>,
     part: Option<PartDefinition>,
@@ -95,7 +94,7 @@ pub struct Definitions {
 }
 
 impl Definitions {
-    /// Takes a definition, which has `bytes` bytes in the file. If the budget is spent, the definition is left out.
+    /// Adds a definition that takes `bytes` bytes in the file. If the budget is exhausted, the definition is left out.
     pub(super) fn add(&mut self, item: Item, bytes: u64, budget: &mut Budget) {
         let Some(memory) = memory_of(&item, bytes) else { return };
         if budget.take(memory).is_err() {
@@ -115,7 +114,7 @@ impl Definitions {
                 }
                 is_later
             }
-            // Numbers of threads and contexts are reused.
+            // Ids of threads and contexts are reused.
             Item::Thread(thread) => {
                 self.threads.insert(thread.thread, thread);
                 true
@@ -155,7 +154,7 @@ impl Definitions {
             Item::Module(module) => add_first(&mut self.modules, module.id, module),
             Item::Stack(stack) => add_first(&mut self.stacks, stack.id, stack.addresses),
             Item::Symbols(symbols) => {
-                // Stacks that are already in words may contain this address.
+                // Cached texts may be of stacks with this address.
                 *self.in_words.get_mut() = InWords::default();
                 add_first(&mut self.symbols, symbols.address, symbols.symbols)
             }
@@ -170,7 +169,7 @@ impl Definitions {
         self.contradictions += u64::from(!agrees);
     }
 
-    /// Prepares for a new file of the same recording, which repeats the definition of the process.
+    /// Prepares for a new file of the same recording, which repeats its definitions.
     pub(super) fn begin_file(&mut self) {
         self.clocks.clear();
         self.interceptions.clear();
@@ -182,7 +181,7 @@ impl Definitions {
         &self.process
     }
 
-    /// Returns the last thread with this number.
+    /// Returns the last thread with this id.
     pub fn thread(&self, thread: ThreadId) -> Option<&ThreadDefinition> {
         self.threads.get(&thread)
     }
@@ -202,12 +201,12 @@ impl Definitions {
         self.modules.values()
     }
 
-    /// Returns the last CUDA context with this number.
+    /// Returns the last CUDA context with this id.
     pub fn context(&self, context: u8) -> Option<&ContextDefinition> {
         self.contexts.get(&context)
     }
 
-    /// Returns the sources that intercepted allocations, one after the other.
+    /// Returns the sources that intercepted allocations, in order.
     pub fn interceptions(&self) -> &[Interception] {
         &self.interceptions
     }
@@ -217,12 +216,12 @@ impl Definitions {
         self.part
     }
 
-    /// Returns the pool that a block of a shortened recording belongs to, by the number of the block.
+    /// Returns the pool that a block of a shortened recording belongs to, by the event number of the block.
     pub(super) fn pool_of(&self, number: u64) -> PoolId {
         self.pool_blocks.get(&number).copied().unwrap_or(PoolId::NONE)
     }
 
-    /// Returns where the process keeps data that is not in its recording yet.
+    /// Returns the place where the process keeps data that is not in its recording yet.
     pub(super) fn ring(&self) -> Option<RingDefinition> {
         self.ring
     }
@@ -232,7 +231,7 @@ impl Definitions {
         self.allocator.as_ref()
     }
 
-    /// Tensors that belong together.
+    /// Returns the group of tensors with this id.
     pub fn tensor_group(&self, id: u32) -> Option<&TensorGroup> {
         self.tensor_groups.get(&id)
     }
@@ -248,8 +247,8 @@ impl Definitions {
         self.ring.is_some() && !self.is_finished
     }
 
-    /// Returns whether there are files with code but no known function or line for any of their addresses. Python frames have no
-    /// such file.
+    /// Returns whether there are modules, but no function or line is known for any address in them. Python frames belong to no
+    /// module.
     pub fn lacks_symbols(&self) -> bool {
         !self.modules.is_empty() && self.symbols.keys().all(|address| address.module == 0)
     }
@@ -260,20 +259,20 @@ impl Definitions {
     }
 
     /// Returns the time of a value of the processor's counter. It is interpolated between two pairs of the clocks, and
-    /// extrapolated from the nearest two before and after all pairs. `None` if there are fewer than two.
+    /// extrapolated from the nearest two before and after all pairs. `None` if there are fewer than two pairs.
     pub fn time(&self, ticks: u64) -> Option<Time> {
         let after = self.clocks.partition_point(|pair| pair.ticks < ticks).clamp(1, self.clocks.len().max(1));
         let at = after.min(self.clocks.len().checked_sub(1)?);
         let [first, second] = [self.clocks.get(at.checked_sub(1)?)?, self.clocks.get(at)?];
         let signed = |ticks: u64| i128::from(ticks) - i128::from(first.ticks);
         let (first_time, second_time) = (first.time.as_nanos().cast_signed(), second.time.as_nanos().cast_signed());
-        // In a file that no session wrote, both may have 64 bits.
+        // In a hostile file, both may use 64 bits.
         let since = signed(ticks).saturating_mul(second_time - first_time) / signed(second.ticks).max(1);
         let nanoseconds = first_time.saturating_add(since);
         Some(Time::from_nanos(nanoseconds.try_into().unwrap_or(0)))
     }
 
-    /// Returns the last moment at which the writer read the clock: the program ran at least until then.
+    /// Returns the time of the writer's last clock reading; the program ran at least until then.
     pub fn last_clock(&self) -> Option<Time> {
         self.clocks.last().map(|pair| pair.time)
     }
@@ -283,8 +282,7 @@ impl Definitions {
         self.addresses(stack).iter().flat_map(|address| self.frames_at(*address)).take(MOST_FRAMES).collect()
     }
 
-    /// Notes that the innermost frames of `callers` called those of `stack`, if they have lines of Python and `stack`
-    /// has none.
+    /// Notes that the innermost frames of `callers` called those of `stack`, if they include Python lines and `stack` has none.
     pub(super) fn add_callers(&mut self, stack: StackId, callers: StackId) {
         let has_python = |stack| self.frames(stack).iter().any(Frame::is_python);
         if has_python(stack) || !has_python(callers) {
@@ -297,7 +295,7 @@ impl Definitions {
         }
     }
 
-    /// Returns the approximate bytes of a stack in words.
+    /// Returns the approximate length of a stack's text in bytes.
     pub fn length_of(&self, stack: StackId) -> u64 {
         let Some(addresses) = self.stacks.get(&stack) else { return 0 };
         *self.in_words.borrow_mut().lengths.entry(stack).or_insert_with(|| {
@@ -327,7 +325,7 @@ impl Definitions {
     }
 }
 
-/// Returns false if this number has a different definition already.
+/// Adds a definition. Returns false if this id already has a different one.
 fn add_first<K: Eq + Hash, T: PartialEq>(known: &mut HashMap<K, T>, id: K, definition: T) -> bool {
     match known.entry(id) {
         Entry::Vacant(vacant) => {

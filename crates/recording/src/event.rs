@@ -1,5 +1,5 @@
 //! Writes and reads events in a file. There may be millions of allocations and frees, so they have their own form: a byte of
-//! flags marks the values that are the same as in the event before. All other events are rare and are written plainly.
+//! flags marks the values that equal those of the previous event. All other events are rare and are written without flags.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -15,11 +15,12 @@ use gpumem_core::model::{
 /// An event as recorded by the inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordedEvent {
-    /// The number, which rises. Numbers are missing if events were not recorded.
+    /// The number, which increases with each event. A gap means that events were not recorded.
     pub number: u64,
     /// The time by the counter of the processor; [`ClockPair`](super::ClockPair) gives its meaning.
     pub ticks: u64,
-    /// The time that the ledger uses for the event. This time is earlier than the event if the clock was not read for it.
+    /// The time that the ledger uses for the event. It is earlier than the event itself if the clock was not read for this
+    /// event.
     pub time: Time,
     /// The thread that posted the event.
     pub thread: ThreadId,
@@ -31,21 +32,21 @@ pub struct RecordedEvent {
 mod flag {
     pub(super) const SHORT: u8 = 0x80;
     pub(super) const FREE: u8 = 0x40;
-    /// The thread is not that of the event before.
+    /// The thread differs from that of the previous event.
     pub(super) const THREAD: u8 = 0x20;
-    /// Numbers are left out.
+    /// There is a gap in the event numbers.
     pub(super) const GAP: u8 = 0x10;
-    /// The ledger's time is not that of the event before.
+    /// The ledger's time differs from that of the previous event.
     pub(super) const TIME: u8 = 0x08;
     /// The difference of keys is in bytes, not in steps of 256.
     pub(super) const FINE: u8 = 0x04;
-    /// An allocation has the size of the allocation before.
+    /// An allocation has the size of the previous allocation.
     pub(super) const SAME_BYTES: u8 = 0x02;
     /// The source described the block of a free.
     pub(super) const WITH_BLOCK: u8 = 0x02;
-    /// An allocation has the device, kind, context and stack of the allocation before.
+    /// An allocation has the device, kind, context and stack of the previous allocation.
     pub(super) const SAME_SORT: u8 = 0x01;
-    /// A free has the key of the event before.
+    /// A free has the key of the previous event.
     pub(super) const SAME_KEY: u8 = 0x01;
 }
 
@@ -56,12 +57,12 @@ pub(super) const fn is_short(first: u8) -> bool {
 
 const STEP: u64 = 256;
 
-/// Returns a block without its size, as blocks of one sort share it.
+/// Returns the block without its size, which is equal for all blocks of one sort.
 fn sort_of(block: &Block) -> Block {
     Block { bytes: Bytes::ZERO, ..*block }
 }
 
-/// The state with which the next event is compared. Each record starts with a new state, so that it can be read on its own.
+/// The values of the previous event. Each record starts with new ones, so that it can be read on its own.
 #[derive(Clone, Copy, Debug, Default)]
 struct Before {
     number: u64,
@@ -251,7 +252,7 @@ impl Before {
     }
 }
 
-/// The number of each sort of event, and its fields. Allocations and frees have another form.
+/// The code of each kind of event, and its fields. Allocations and frees have another form.
 macro_rules! events {
     ($($variant:ident = $code:literal { $($field:ident: $type:ty),* })*) => {
         impl Wire for EventKind {

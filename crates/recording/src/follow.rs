@@ -1,4 +1,4 @@
-//! Reads a recording while its program writes it.
+//! Reads a recording while the program writes it.
 
 use std::{
     collections::VecDeque,
@@ -24,12 +24,12 @@ use gpumem_core::{
 /// The approximate memory of a symbol.
 const SYMBOL_BYTES: u64 = 256;
 
-/// The bytes of a file that becomes longer. Only complete records are read from it.
+/// The bytes of a growing file. Only complete records are read from it.
 #[derive(Debug, Default)]
 pub struct Growing {
     has_header: bool,
     records: VecDeque<u8>,
-    /// The bytes from the start of a record whose end is still missing.
+    /// The bytes of an incomplete record.
     rest: Vec<u8>,
 }
 
@@ -40,7 +40,7 @@ impl Read for Growing {
 }
 
 impl Growing {
-    /// Adds bytes after the earlier ones.
+    /// Appends bytes.
     fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.rest.extend_from_slice(bytes);
         let mut at = 0;
@@ -59,17 +59,17 @@ impl Growing {
     }
 }
 
-/// Reads a recording as it becomes longer. Its events are applied to a ledger; reports that the program requested are skipped.
+/// Reads a recording as it grows. Its events are applied to a ledger; reports that the program requested are skipped.
 ///
-/// The definitions of an event are in the file before it, so nothing is read twice. The functions at the addresses of stacks are an
-/// exception: they are added when the program has ended.
+/// The definitions of an event are in the file before it, so nothing is read twice. An exception are the functions at the addresses of
+/// stacks, which are added after the program has ended.
 ///
-/// A recording of the latest events continues in a new file when it is long: see [`go_on_in`](Self::go_on_in).
+/// A recording of the latest events continues in a new file when the file is full: see [`go_on_in`](Self::go_on_in).
 #[derive(Debug)]
 pub struct Follower {
     reader: Reader<Growing>,
     tally: Tally,
-    /// The bytes of the files before.
+    /// The bytes of the earlier files.
     bytes_before: u64,
     /// Losses that no event of the file reports.
     lost_before: u64,
@@ -102,7 +102,7 @@ impl Follower {
         }
     }
 
-    /// Adds bytes after the earlier ones.
+    /// Appends bytes.
     fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.reader.items.underlying().add(bytes)?;
         while let Some(step) = self.reader.step_observed(&mut self.changes)? {
@@ -132,18 +132,18 @@ impl Follower {
     /// Returns the offset in the file after its last complete record.
     pub fn offset(&self) -> u64 {
         let bytes = self.reader.items.bytes() - self.bytes_before;
-        // Without a record, the header may be incomplete, and is read again.
+        // Before the first record, the header may be incomplete, so it is read again.
         if bytes == FILE_HEADER as u64 { 0 } else { bytes }
     }
 
-    /// Forgets the bytes after the last complete record. The caller has to read the file again from [`offset`](Self::offset), because the
-    /// program may replace bytes that are incomplete or damaged now.
+    /// Discards the bytes after the last complete record. The caller must read the file again from [`offset`](Self::offset), because the
+    /// program may replace incomplete or damaged bytes.
     pub fn go_back(&mut self) {
         *self.reader.items.go_back() = Growing { has_header: self.offset() > 0, ..Growing::default() };
     }
 
-    /// Continues with a new file after the end of the one before. Returns true if the new file starts after events that were
-    /// read. Otherwise nothing changes, and only a new follower can read the new file.
+    /// Continues with a new file after the end of the previous one. Returns true if all events before its start were read. Otherwise
+    /// nothing changes, and only a new follower can read the new file.
     pub fn go_on_in(&mut self, next: &Beginning) -> bool {
         let is_next = next.is_same(&self.beginning()) && !next.is_peaks && next.after <= self.reader.newest();
         if is_next {
@@ -154,7 +154,7 @@ impl Follower {
         is_next
     }
 
-    /// Returns the start of the file that is read.
+    /// Returns the start of the current file.
     pub fn beginning(&self) -> Beginning {
         let definitions = self.reader.definitions();
         Beginning::of(definitions.part(), definitions.ring(), definitions.process().pid)
@@ -202,7 +202,7 @@ impl Follower {
         self.tally.take_recent(device)
     }
 
-    /// Returns the allocations that made the peak of a device, if they were read; `None` also if there were none.
+    /// Returns the allocations that made the peak of a device, if they are known and there are any.
     pub fn device_peak(&mut self, device: Device) -> Option<PeakHolders> {
         self.reader.device_peak(device)
     }
@@ -216,9 +216,9 @@ impl Follower {
 /// The start of a file of a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Beginning {
-    /// The unique number of the recording. Only recordings of processes have one.
+    /// The unique id of the recording. Only recordings of processes have one.
     pub recording: Option<u64>,
-    /// The id of the process that writes the recording, as the process itself sees it; 0 if the recording does not contain it.
+    /// The id of the process that writes the recording, in the process's own pid namespace; 0 if the recording does not contain it.
     pub pid: u32,
     /// The file contains the blocks that were live after the events up to this number, and all later events.
     pub after: u64,
@@ -244,14 +244,14 @@ impl Beginning {
                 Item::Ring(definition) => ring = Some(definition),
                 Item::Process(process) => pid = process.pid,
                 Item::Part(part) => return Ok(Self::of(Some(part), ring, pid)),
-                // These three are written first.
+                // The writer puts these three first.
                 _ => break,
             }
         }
         Ok(Self::of(None, ring, pid))
     }
 
-    /// Returns whether both are files of one recording.
+    /// Returns whether both are files of the same recording.
     pub fn is_same(&self, other: &Self) -> bool {
         self.recording.is_some() && self.recording == other.recording
     }
@@ -331,7 +331,7 @@ mod tests {
         file[at] ^= 1;
         let error = Follower::default().read(&file[..]).unwrap_err();
         assert!(error.to_string().starts_with("it is damaged at byte "), "{error}");
-        // The reader does not wait for a length that no record has.
+        // The reader does not wait for an impossible length.
         let mut file = recording();
         file.extend([255; 16]);
         let mut follower = Follower::default();
@@ -339,7 +339,7 @@ mod tests {
         assert!(follower.read(io::empty()).is_err(), "it is still damaged");
     }
 
-    /// Another program appends to the file, and the writer writes over that.
+    /// Another program appends to the file, and the writer then overwrites that.
     #[test]
     fn what_was_incomplete_or_damaged_is_read_again() {
         let file = recording();
@@ -358,7 +358,7 @@ mod tests {
         }
     }
 
-    /// The actions of a program: events, and threads whose numbers are reused.
+    /// The actions of a program: events, and threads whose ids are reused.
     fn program(seed: u64) -> Vec<Item> {
         let mut numbers = Rng::with_seed(seed);
         let mut random = |below: u64| numbers.u64(..below);
@@ -458,8 +458,7 @@ mod tests {
         (follower.totals(), live)
     }
 
-    /// The recording of the latest events is three files. One reader follows it, one starts with each file, and one reads all
-    /// events.
+    /// The recording of the latest events has three files. One reader follows it, one starts at each file, and one reads all events.
     #[test]
     fn a_reader_that_starts_late_knows_what_the_others_know() {
         for seed in 0..30 {

@@ -1,4 +1,4 @@
-//! The items of a recording: definitions of numbers, events, and the reports that the program requested.
+//! The items of a recording: definitions of ids, events, and the reports that the program requested.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use gpumem_core::{
     report::DeviceReading,
 };
 
-/// One thing in a recording, in the order in which the program did it.
+/// One entry of a recording. Items are in the order of the program's actions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Item {
@@ -44,7 +44,7 @@ pub enum Item {
     Label(BlockLabel),
     /// An event.
     Event(RecordedEvent),
-    /// Another thread reuses the number of a thread that has ended.
+    /// Another thread reuses the id of a thread that has ended.
     ThreadReused(ThreadId),
     /// The holders of the peak of a closed scope are no longer needed.
     PeakReleased(ScopeId),
@@ -105,11 +105,11 @@ pub struct PartDefinition {
 /// The recorded process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
-    /// Its number.
+    /// The process id.
     pub pid: u32,
     /// The path of its file.
     pub executable: String,
-    /// The command line.
+    /// The command-line arguments.
     pub arguments: Vec<String>,
     /// The folder in which the process ran. Files below it are shown relative to it.
     pub folder: String,
@@ -126,11 +126,11 @@ pub struct Process {
     pub cards: Option<String>,
     /// The name of the machine or the container.
     pub host: Option<String>,
-    /// The number of the process among the processes of a job.
+    /// The rank of the process in its job.
     pub rank: Option<u64>,
 }
 
-/// One moment by two clocks. Times between two pairs are interpolated.
+/// The same moment on two clocks. Times between two pairs are interpolated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockPair {
     /// The value of the processor's counter.
@@ -139,10 +139,10 @@ pub struct ClockPair {
     pub time: Time,
 }
 
-/// A thread. Another thread may reuse its number later.
+/// A thread. Another thread may reuse its id later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadDefinition {
-    /// The number by which events name it.
+    /// The id by which events refer to the thread.
     pub thread: ThreadId,
     /// The id in the operating system.
     pub os_id: u64,
@@ -153,7 +153,7 @@ pub struct ThreadDefinition {
 /// The place where a scope is opened, and its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallsiteDefinition {
-    /// The number by which events name it.
+    /// The id by which events refer to the callsite.
     pub id: CallsiteId,
     /// The name of the scope.
     pub name: Option<String>,
@@ -167,10 +167,10 @@ pub struct CallsiteDefinition {
     pub module_path: Option<String>,
 }
 
-/// A file with code in it.
+/// A file that contains code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModuleDefinition {
-    /// The number by which stacks refer to the module. 0 stands for no module.
+    /// The id by which stacks refer to the module. 0 means no module.
     pub id: u32,
     /// The path of its file.
     pub path: String,
@@ -183,7 +183,7 @@ pub struct ModuleDefinition {
 /// One address of a stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CodeAddress {
-    /// 0 if no module is known; the offset is then the address.
+    /// The module; 0 if it is not known, and the offset is then the address.
     pub module: u32,
     /// The offset from the module's base.
     pub offset: u64,
@@ -192,13 +192,13 @@ pub struct CodeAddress {
 /// A stack, innermost first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StackDefinition {
-    /// The number by which events name it.
+    /// The id by which events refer to the stack.
     pub id: StackId,
     /// The return addresses.
     pub addresses: Vec<CodeAddress>,
 }
 
-/// One function that an address is in.
+/// A function that contains an address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Symbol {
     /// The demangled name.
@@ -223,7 +223,7 @@ pub struct SymbolsDefinition {
 /// A device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceDefinition {
-    /// The device, as events name it.
+    /// The device, as events refer to it.
     pub device: Device,
     /// The driver's name for the device.
     pub name: Option<String>,
@@ -237,7 +237,7 @@ pub struct DeviceDefinition {
 /// A CUDA context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextDefinition {
-    /// The number by which blocks refer to the context. A later context may reuse the number of one that was destroyed.
+    /// The id by which blocks refer to the context. A later context may reuse the id of a destroyed one.
     pub context: u8,
     /// The device of the context.
     pub device: Device,
@@ -246,7 +246,7 @@ pub struct ContextDefinition {
 /// A pool that the program registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolDefinition {
-    /// The number by which events refer to the pool. A later pool may reuse the number of a closed one.
+    /// The id by which events refer to the pool. A later pool may reuse the id of a closed one.
     pub pool: PoolId,
     /// Its name.
     pub name: String,
@@ -325,15 +325,15 @@ pub enum Request {
     },
     /// The live blocks of a scope, or all of them.
     LiveBlocks {
-        /// The scope: an open one, or the last scope that was closed under this number.
+        /// The scope: an open one, or the last closed one with this id.
         scope: Option<ScopeId>,
     },
-    /// The memory that was not freed at the end of the process.
+    /// The memory that was not freed at exit.
     Leaks {
         /// True if allocations are intercepted.
         is_intercepted: bool,
     },
-    /// The allocations that made the peak of each device, at the end of the process.
+    /// The allocations that made the peak of each device, at exit.
     Peaks {
         /// True if allocations are intercepted.
         is_intercepted: bool,
@@ -345,14 +345,14 @@ pub enum Request {
     },
     /// A tracker starts.
     TrackerStarted {
-        /// Its number.
+        /// Its id.
         tracker: u64,
         /// The device that the tracker observes.
         device: Device,
     },
-    /// A tracker reports new and freed blocks.
+    /// A tracker reports allocated and freed blocks.
     Tracked {
-        /// Its number.
+        /// Its id.
         tracker: u64,
         /// The time of the call, since 1970.
         time: Duration,
@@ -369,14 +369,14 @@ pub enum Request {
         /// True if allocations are intercepted.
         is_intercepted: bool,
     },
-    /// A tracker is gone.
+    /// A tracker was dropped.
     TrackerEnded {
-        /// Its number.
+        /// Its id.
         tracker: u64,
     },
-    /// An allocation was rejected. Its report contains the memory that is live now.
+    /// An allocation was rejected. Its report contains the memory that is live at this point.
     Refused {
-        /// The number of the rejected allocation.
+        /// The id of the rejected allocation.
         refusal: u64,
         /// The device.
         device: Device,
@@ -391,7 +391,7 @@ pub enum Request {
     },
     /// A rejected allocation is reported.
     OutOfMemory {
-        /// Its number.
+        /// Its id.
         refusal: u64,
         /// The reading of the driver, or the reason why there is none.
         reading: std::result::Result<DeviceReading, String>,
@@ -425,7 +425,7 @@ fields!(Interception { source, library });
 fields!(BlockLabel { key, number, label });
 fields!(DeviceReading { device, name, memory, processes, pool });
 
-/// The number of each sort of request, and its fields.
+/// The code of each kind of request, and its fields.
 macro_rules! requests {
     ($($variant:ident = $code:literal { $($field:ident),* })*) => {
         impl Wire for Request {
@@ -469,7 +469,7 @@ requests! {
     OutOfMemory = 14 { refusal, reading }
 }
 
-/// The type of each item. Types from 128 on are allocations and frees.
+/// The type code of each item. Codes from 128 on are allocations and frees.
 macro_rules! items {
     ($($variant:ident = $code:literal),* $(,)?) => {
         fn code(item: &Item) -> u8 {

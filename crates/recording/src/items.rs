@@ -34,13 +34,13 @@ pub(super) struct Items<R> {
     /// The cost of the items so far.
     pub(super) budget: Budget,
     events: EventReader,
-    /// The items of this record.
+    /// The decompressed items of the current record.
     plain: Vec<u8>,
     /// The offset at which the next item starts.
     at: usize,
     /// The number of items that this version does not understand.
     pub(super) not_understood: u64,
-    /// The number of texts that the writer has cut.
+    /// The number of texts that the writer truncated.
     pub(super) cut_texts: u64,
 }
 
@@ -104,7 +104,7 @@ impl<R: Read> Items<R> {
         self.records.stop(limit.in_words());
     }
 
-    /// Returns the source of the bytes. After everything was read, more bytes may be added to it, and they are read next.
+    /// Returns the source of the bytes. At its end, the caller may add more bytes, which are read next.
     pub(super) fn underlying(&mut self) -> &mut R {
         self.records.underlying()
     }
@@ -129,7 +129,7 @@ impl<R: Read> Items<R> {
     }
 }
 
-/// Reads all items of a file, and its end. Items that this version does not understand are left out.
+/// Reads all items of a file, and where reading ended. Items that this version does not understand are left out.
 ///
 /// # Errors
 /// Returns an error if reading fails, or if the data is not a recording.
@@ -142,7 +142,7 @@ pub fn items_of(from: impl Read) -> io::Result<(Vec<Item>, End)> {
     Ok((all, end))
 }
 
-/// Hands over the items of a file, one after the other, and returns its end. Items that this version does not understand are left out.
+/// Calls `each` with every item of a file, and returns where reading ended. Items that this version does not understand are left out.
 ///
 /// # Errors
 /// Returns an error if reading or `each` fails, or if the data is not a recording.

@@ -1,4 +1,4 @@
-//! Derives again the reports that the program requested.
+//! The reports that the program requested, derived again.
 
 use std::{fmt, time::UNIX_EPOCH};
 
@@ -21,11 +21,11 @@ pub enum ReplayedReport {
     MemoryStats(Box<MemoryStats>),
     /// Live blocks.
     LiveBlocks(Vec<LiveBlock>),
-    /// The reports at the end of the process: leaks, and peaks.
+    /// The reports at exit: leaks and peaks.
     AtExit(Box<report::Output>),
     /// The allocations that made the peak of a scope.
     PeakHolders(PeakHolders),
-    /// The new and the freed blocks between two lines.
+    /// The blocks allocated and freed between two lines.
     Tracked(Tracked),
     /// An allocation was rejected.
     OutOfMemory(OutOfMemory),
@@ -47,12 +47,12 @@ impl fmt::Display for ReplayedReport {
     }
 }
 
-/// Text has no time.
+/// Creates an output without a time, because the text does not contain it.
 fn printed(content: Content) -> report::Output {
     report::Output::new(content, UNIX_EPOCH, 0)
 }
 
-/// The texts that are printed when the process ends.
+/// Creates an output that is printed at exit.
 pub(super) fn at_exit(content: Content, pid: u32) -> ReplayedReport {
     ReplayedReport::AtExit(Box::new(report::Output::new(content, UNIX_EPOCH, pid)))
 }

@@ -1,5 +1,5 @@
-//! Chooses the events of a shortened recording (`--max-size`, `--only-peak`): the allocations of live blocks with the scopes in
-//! which they were made, the open scopes, and the blocks at the peaks.
+//! Chooses the events of a shortened recording (`--max-size`, `--only-peak`): the allocations of live blocks with their scopes,
+//! the open scopes, and the blocks at the peaks.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,7 +22,7 @@ const MOST_REFUSALS: usize = 1 << 14;
 /// The kept events of a program.
 #[derive(Debug)]
 pub struct Part {
-    /// The ledger, which knows the effects of events on blocks, and the scopes of their allocations.
+    /// The ledger, for the effects of events on blocks and the scopes of allocations.
     ledger: Ledger,
     tally: Tally,
     /// The effects of the last event on blocks.
@@ -48,28 +48,28 @@ pub struct Part {
     newest: u64,
 }
 
-/// An event that allocated a block, or that ended one.
+/// An event that allocated a block, or ended one.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     event: RecordedEvent,
     /// The pool that the block of the driver belongs to.
     pool: PoolId,
-    /// True if the program's view has the block.
+    /// True if the program's view contains the block.
     is_in_program: bool,
 }
 
-/// The scopes that are open, or threads that may be in one.
+/// The open scopes, and closed ones that threads may still be in.
 #[derive(Debug, Default)]
 struct OpenScopes {
     /// The events that opened them.
     opened: HashMap<ScopeId, RecordedEvent>,
-    /// The events by which threads have entered scopes that they did not open and have not left.
+    /// The events by which threads entered scopes that they did not open and have not left.
     entered: HashMap<ThreadId, Vec<(ScopeId, RecordedEvent)>>,
     /// The events of scopes that adopt threads.
     adopting: HashMap<ScopeId, RecordedEvent>,
     /// The names of threads.
     named: HashMap<ThreadId, RecordedEvent>,
-    /// The numbers that another thread has reused since the event with this number.
+    /// The thread ids that another thread has reused, and the last event number before that.
     reused: HashMap<ThreadId, u64>,
     /// True if a scope was opened.
     is_used: bool,
@@ -82,7 +82,7 @@ struct Peak {
     bytes: u64,
     /// The number of the event that made the peak.
     at: u64,
-    /// The blocks that were live at the peak and have gone since, with the events that ended them.
+    /// The blocks that were live at the peak and ended since, with the events that ended them.
     since: Vec<Kept>,
 }
 
@@ -138,8 +138,8 @@ impl Part {
             _ => {}
         }
         self.scopes.apply(event);
-        // The allocations of scopes' peaks and the results of scopes are not read here. A report covers the whole recording,
-        // whatever the program has reset.
+        // Peaks of scopes and results of scopes are not needed here. A report covers the whole recording, whatever the program
+        // has reset.
         let kind = match *kind {
             EventKind::Open { scope, mut spec } => {
                 spec.at_peak = false;
@@ -165,7 +165,7 @@ impl Part {
         self.changes = changes;
     }
 
-    /// Notes that a thread reuses the number of a thread that has ended.
+    /// Notes that a thread reuses the id of an ended thread.
     pub fn begin_thread(&mut self, thread: ThreadId) {
         self.ledger.begin_thread(thread);
         self.scopes.begin_thread(thread, self.newest);
@@ -226,7 +226,7 @@ impl Part {
                     self.came(event.number, &now);
                 }
             }
-            // No event in the recording ends it.
+            // No recorded event ended the block.
             BlockChangeKind::FreeMissed => {
                 if let Some(missed) = self.remove(number) {
                     self.gone(&missed, None);
@@ -246,7 +246,8 @@ impl Part {
         self.live.remove(&number)
     }
 
-    /// Returns the peak that a block counts for, and the bytes of the block: 0 if the program's view does not contain it.
+    /// Returns the peak of a block's device, and the bytes of the block in the program's view: 0 if the view does not contain
+    /// it.
     fn peak_of(&mut self, of: &Kept) -> Option<(&mut Peak, u64)> {
         let EventKind::Alloc { block, .. } = of.event.kind else { return None };
         let peaks = self.peaks.as_mut().filter(|_| block.kind.is_on_device())?;
@@ -269,7 +270,7 @@ impl Part {
         }
     }
 
-    /// Notes that a block is gone.
+    /// Notes that a block ended.
     fn gone(&mut self, of: &Kept, end: Option<&RecordedEvent>) {
         self.subtract(of);
         if let Some((peak, _)) = self.peak_of(of)
@@ -286,7 +287,7 @@ impl Part {
         let Some((peak, _)) = self.peak_of(of) else { return };
         if let Some(at) = peak.since.iter().rposition(|kept| kept.event.number == of.event.number) {
             peak.since.remove(at);
-            // The free that ended it.
+            // Also removes the free that ended it.
             if at < peak.since.len() {
                 peak.since.remove(at);
             }
@@ -296,7 +297,7 @@ impl Part {
     /// Returns the kept events in the order of their numbers, each with the pool that the new block of the driver belongs to.
     fn events(&self) -> Vec<(RecordedEvent, PoolId)> {
         let mut events: BTreeMap<u64, (RecordedEvent, PoolId)> = BTreeMap::new();
-        // A block that has shrunk since the peak comes several times, first as it was at the peak.
+        // A block that has shrunk since the peak occurs several times, first with its size at the peak.
         let since = self.peaks.iter().flat_map(HashMap::values).flat_map(|peak| &peak.since);
         for Kept { event, pool, .. } in since.chain(self.live.values()) {
             events.entry(event.number).or_insert((*event, *pool));
@@ -308,11 +309,11 @@ impl Part {
         events.into_values().collect()
     }
 
-    /// Returns the start of a recording: the kept events, and the scopes in which they were made.
+    /// Returns the start of a recording: the kept events, with their scopes.
     pub fn items(&self) -> Vec<Item> {
         let events = self.events().into_iter().map(|(event, pool)| (event.number, (event, pool)));
         let mut events: BTreeMap<u64, (RecordedEvent, PoolId)> = events.collect();
-        // A recording of the peaks has no scopes.
+        // A recording of peaks has no scopes.
         let has_scopes = self.peaks.is_none() && self.scopes.is_used;
         if has_scopes {
             events.extend(self.scopes.events().map(|event| (event.number, (event, PoolId::NONE))));
@@ -337,7 +338,7 @@ impl Part {
         items
     }
 
-    /// Returns the scopes that the thread of an event was in, or those of the scope that it entered.
+    /// Returns the scopes that the thread of an event was in, or the path of the scope that it entered.
     fn path_of(&self, event: &RecordedEvent) -> Option<Vec<CallsiteId>> {
         match event.kind {
             EventKind::Alloc { .. } => {
@@ -396,7 +397,7 @@ impl OpenScopes {
         self.reused.insert(thread, newest);
     }
 
-    /// Returns the events that the reader needs. A scope may be closed while threads are in it.
+    /// Returns the events that the reader needs, including those of closed scopes that threads are still in.
     fn events(&self) -> impl Iterator<Item = RecordedEvent> {
         let entered = self.entered.values().flatten().map(|(_, event)| event);
         let events = self.opened.values().chain(self.adopting.values()).chain(self.named.values());
@@ -424,7 +425,7 @@ mod tests {
         figures_of(&events.iter().map(|event| (*event, None)).collect::<Vec<_>>())
     }
 
-    /// Returns the same for kept events, which have pools.
+    /// Like `figures`, for kept events with their pools.
     fn figures_of(events: &[(RecordedEvent, Option<PoolId>)]) -> Figures {
         let mut ledger = Ledger::default();
         for (RecordedEvent { number, time, thread, kind, .. }, pool) in events {
@@ -448,9 +449,9 @@ mod tests {
         part.events().into_iter().map(|(event, _)| event).collect()
     }
 
-    /// Creates a program with a pool that makes no mistake, with three threads, and with its own blocks.
+    /// Creates a program with three threads, a pool without wrong calls, and blocks of its own.
     fn program_with_pool(seed: u64) -> Vec<RecordedEvent> {
-        // The pool has the blocks below this address.
+        // Blocks below this address belong to the pool.
         const POOL_END: u64 = 1_600;
         let mut numbers = Rng::with_seed(seed);
         let mut random = |below: u64| numbers.u64(..below);
@@ -516,7 +517,7 @@ mod tests {
             assert_eq!(figures_of(&peaks), expected, "seed {seed}");
             assert_eq!((figures_of(&newest).1, figures_of(&newest).2), (expected.1, expected.2), "seed {seed}");
             assert!(peaks.len() < events.len() && newest.len() < events.len());
-            // The driver's blocks have their own peak, at another time. Each of them has 100 bytes.
+            // The driver's blocks have their own peak, at another time. Each block has 100 bytes.
             let (mut now, mut most) = (0_u64, 0);
             for RecordedEvent { kind, .. } in &events {
                 match kind {
@@ -530,14 +531,14 @@ mod tests {
         }
     }
 
-    /// Makes a program that allocates, frees, fails to free and shrinks blocks on three devices.
+    /// Creates a program that allocates, frees, fails to free and shrinks blocks on three devices.
     fn program(seed: u64) -> Vec<RecordedEvent> {
         let mut numbers = Rng::with_seed(seed);
         let mut random = |below: u64| numbers.u64(..below);
         let (mut events, mut live) = (Vec::new(), Vec::<(u64, u64)>::new());
         let mut next = 0;
         for number in 1..=400 {
-            // There are first more allocations than frees, then fewer.
+            // First there are more allocations than frees, then fewer.
             let wanted = if number < 250 { 6 } else { 3 };
             let kind = match random(10) {
                 chance if chance < wanted || live.is_empty() => {
@@ -619,7 +620,7 @@ mod tests {
         for event in [alloc(1, 1), alloc(2, 2), lost, gone, alloc(5, 3)] {
             part.apply(&event);
         }
-        // The peak belongs to the second event; the last one is as high.
+        // The second event made the peak; the last one only equals it.
         assert_eq!(without_pools(&part), [alloc(1, 1), alloc(2, 2), lost, gone, alloc(5, 3)]);
         part.apply(&alloc(6, 3));
         assert_eq!(without_pools(&part), [alloc(2, 2), lost, alloc(5, 3), alloc(6, 3)]);

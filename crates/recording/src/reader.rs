@@ -27,7 +27,7 @@ use gpumem_core::{
 /// Reads a recording.
 ///
 /// Events are applied to a ledger as they are read, and the reports that the program requested are derived from it at the same
-/// point. The file is read twice because a name may come later than the thing that it names.
+/// point. The file is read twice because a definition may follow the first use of its id.
 #[derive(Debug)]
 pub struct Reader<R> {
     pub(super) items: Items<R>,
@@ -40,7 +40,7 @@ pub struct Reader<R> {
     defined: u64,
     /// The number of the last event.
     newest: u64,
-    /// True if the recording continues in a new file and the start of that file was already read in the file before.
+    /// True while the start of a new file repeats events of the previous file.
     skips: bool,
 }
 
@@ -50,11 +50,11 @@ pub struct Reader<R> {
 pub enum Step {
     /// An event was applied. If it is a query of a scope, the trace is its result.
     Event(RecordedEvent, Option<Box<Trace>>),
-    /// The program named a live block.
+    /// The program labelled a live block.
     Label(Box<BlockLabel>),
     /// The steps of a caching allocator of the program. They come after all events.
     Allocator(AllocatorEvents),
-    /// The blocks that were live before the events of a shortened recording were applied. These are the totals up to that point.
+    /// The initial live blocks of a shortened recording were applied. These are the totals up to that point.
     Totals(Box<Totals>),
 }
 
@@ -64,7 +64,7 @@ enum Read {
     Report(Box<ReplayedReport>),
 }
 
-/// The data of the program that is missing for a reader, by reason.
+/// The number of things that are missing from the derived reports, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Skipped {
@@ -72,18 +72,18 @@ pub struct Skipped {
     pub unknown_records: u64,
     /// Items that this version does not understand.
     pub not_understood: u64,
-    /// Items that contradict what came before.
+    /// Items that contradict earlier ones.
     pub contradictions: u64,
     /// Items above a limit of the reader.
     pub above_limits: u64,
-    /// Items that the recording itself says it missed.
+    /// Items that the writer missed.
     pub missed: u64,
-    /// Texts of more than 16 KiB: they end in `… (cut)`.
+    /// Texts of more than 16 KiB: the writer truncated them, and they end in `… (cut)`.
     pub cut_texts: u64,
 }
 
 impl Skipped {
-    /// Returns whether nothing was left out, so that the derived reports are those of the program.
+    /// Returns whether nothing was left out, so that the derived reports equal the program's.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
@@ -93,8 +93,8 @@ impl<R: io::Read + Seek> Reader<R> {
     /// Reads the definitions of a recording.
     ///
     /// # Errors
-    /// Returns an error if reading fails, and one of the kind [`InvalidData`](io::ErrorKind::InvalidData) if this is no recording, or
-    /// one of a version that is too new.
+    /// Returns an error if reading fails, and one of the kind [`InvalidData`](io::ErrorKind::InvalidData) if this is not a recording,
+    /// or its version is too new.
     pub fn new(mut from: R) -> io::Result<Self> {
         let begin = from.stream_position()?;
         let length = from.seek(SeekFrom::End(0))?.saturating_sub(begin);
@@ -142,7 +142,7 @@ impl<R: io::Read> Reader<R> {
         }
     }
 
-    /// Takes a definition, which has `bytes` bytes in the file.
+    /// Adds a definition that takes `bytes` bytes in the file.
     pub(super) fn define(&mut self, item: Item, bytes: u64) {
         let before = self.items.budget.memory();
         self.state.definitions.add(item, bytes, &mut self.items.budget);
@@ -163,8 +163,8 @@ impl<R: io::Read> Reader<R> {
         self.step_observed(&mut ())
     }
 
-    /// Like [`step`](Self::step), and tells the observer the effects of the event on blocks. The observer may also get
-    /// changes of an item that has no step (`Item::Missed`). They come before the step of the next event.
+    /// Like [`step`](Self::step), but also passes the effects of the event on blocks to the observer. The observer may also get the
+    /// changes of an item without a step (`Item::Missed`), before the step of the next event.
     ///
     /// # Errors
     /// Returns an error if reading fails.
@@ -261,28 +261,27 @@ impl<R: io::Read> Reader<R> {
         Ok(Some(Read::Step(step)))
     }
 
-    /// Pays for the memory and the approximate time (in nanoseconds) of data that the caller keeps from the recording. Returns
-    /// false if this exceeds what a file of this size may cost. Then there are no more steps, and [`end`](Self::end) reports the
-    /// limit.
+    /// Charges the memory and the approximate time (in nanoseconds) of data that the caller keeps from the recording. Returns false
+    /// if this exceeds the budget of a file of this size. Then there are no more steps, and [`end`](Self::end) reports the limit.
     pub fn spend(&mut self, memory: u64, nanoseconds: u64) -> bool {
         let paid = self.items.budget.work(nanoseconds).and_then(|()| self.items.budget.take(memory));
         paid.map_err(|limit| self.items.stop(limit)).is_ok()
     }
 
-    /// Extends a stack without Python frames by the 128 innermost functions of a stack that has some. Those ran on another
-    /// thread, which waited for this one. Does nothing if this exceeds what a file of this size may cost.
+    /// Extends a stack without Python frames by the 128 innermost functions of a stack that has some. These ran on another thread,
+    /// which waited for this one. Does nothing if this exceeds the budget of a file of this size.
     pub fn add_callers(&mut self, stack: StackId, callers: StackId) {
         if self.spend(MOST_CALLERS as u64 * 16, 3_000) {
             self.state.definitions.add_callers(stack, callers);
         }
     }
 
-    /// Returns the largest number of bytes for all names: those of scopes inside scopes, and of functions on stacks.
+    /// Returns the largest number of bytes for all names of nested scopes and of functions on stacks.
     pub fn names_left(&self) -> u64 {
         self.items.budget.names()
     }
 
-    /// Reads the rest, and hands over the reports.
+    /// Reads the rest, and calls `report` with each report.
     ///
     /// # Errors
     /// Returns an error if reading fails.
@@ -306,7 +305,7 @@ impl<R: io::Read> Reader<R> {
         self.newest
     }
 
-    /// Returns the end of the file, after it was reached.
+    /// Returns how reading ended, after the last step.
     pub fn end(&self) -> Option<&End> {
         self.items.end()
     }
@@ -345,8 +344,8 @@ impl<R> Reader<R> {
     }
 }
 
-/// The reports for the moment that was read last, whether or not the program requested them. They cover the whole recording if it
-/// was read by steps. `None` if the recording is too large for a report.
+/// Reports of the state after the last step, whether or not the program requested them. They cover the whole recording if it was read
+/// by steps. `None` if the recording is too large for a report.
 impl<R> Reader<R> {
     /// Returns the current and the highest memory of each scope.
     pub fn summary(&mut self) -> Option<Summary> {
@@ -361,7 +360,7 @@ impl<R> Reader<R> {
         Some(derive::live_blocks(&self.state.inbox, &self.state.definitions, None))
     }
 
-    /// Returns the live memory, as it is reported when a process ends.
+    /// Returns the live memory, as it is reported at exit.
     pub fn leaks(&mut self) -> Option<Leaks> {
         self.charge(Extent::Blocks)?;
         Some(derive::leaks(&self.state.inbox, &self.state.definitions, true))
@@ -374,7 +373,7 @@ impl<R> Reader<R> {
         derive::memory_stats(inbox, device, intercepted_by, *time, None)
     }
 
-    /// Returns the allocations that made the peak of a device; `None` also if there were none.
+    /// Returns the allocations that made the peak of a device, if there are any.
     pub fn device_peak(&mut self, device: Device) -> Option<PeakHolders> {
         self.charge(Extent::Groups)?;
         let under = self.state.next_scope();
@@ -386,7 +385,7 @@ impl<R> Reader<R> {
         self.state.inbox.stats().iter().map(|stats| stats.device).collect()
     }
 
-    /// Returns `None` if a report would be too large.
+    /// Charges a report. Returns `None` if it would be too large.
     fn charge(&self, extent: Extent) -> Option<()> {
         self.state.charge(extent, &mut self.items.budget.of_one_report()).ok()
     }

@@ -9,11 +9,11 @@ use miniz_oxide::inflate;
 
 use super::{budget, bytes::Malformed};
 
-/// The first bytes of a file. The first byte is not ASCII and the last one is a line feed, so that a transfer as text is
+/// The first bytes of a file. The first byte is not ASCII and the last one is a line feed, so that a transfer in text mode is
 /// detected.
 pub(super) const MAGIC: [u8; 8] = *b"\x89gpumem\n";
 
-/// Reads the first bytes of a file, and returns whether they are those of a recording.
+/// Reads the first bytes of a file, and returns whether the file is a recording.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read.
@@ -26,10 +26,10 @@ pub fn is_recording(file: impl Read) -> io::Result<bool> {
 /// The version of the format.
 pub const VERSION: u16 = 1;
 
-/// The bytes are magic, version, and six bytes that are 0.
+/// The fields are magic, version, and six zero bytes.
 pub(super) const FILE_HEADER: usize = 16;
 
-/// The fields are type, method, two bytes that are 0, stored length, plain length and checksum.
+/// The fields are type, method, two zero bytes, stored length, plain length and checksum.
 pub(super) const RECORD_HEADER: usize = 16;
 
 /// The largest number of bytes of a record's items before compression. It bounds the memory that a reader reserves.
@@ -38,8 +38,8 @@ pub(super) const LARGEST: usize = 1 << 20;
 /// A record that holds items.
 pub(super) const ITEMS: u8 = 1;
 
-/// The most bytes of a record for each stored byte, in addition to [`ALLOWANCE`]. This way a small file cannot keep its reader
-/// busy for long.
+/// The most bytes of a record for each stored byte, in addition to [`ALLOWANCE`]. This keeps a small file from occupying its
+/// reader for long.
 const MOST_FOR_A_BYTE: usize = 64;
 /// The additional bytes that each record may have.
 const ALLOWANCE: usize = 1 << 12;
@@ -61,16 +61,16 @@ pub(super) fn write_header(to: &mut impl Write) -> io::Result<()> {
     to.write_all(&header)
 }
 
-/// Returns the number of bytes of the first of these records; `None` if it is not complete.
+/// Returns the number of bytes of the first record; `None` if it is incomplete.
 pub(super) fn length_of(bytes: &[u8]) -> Option<usize> {
     let stored = bytes.get(4..8)?.try_into().map_or(0, u32::from_le_bytes) as usize;
-    // No record stores more bytes. The header is enough for the reader to report the error.
+    // No valid record stores more bytes. The header is enough for the reader to report the error.
     let length = RECORD_HEADER + if stored > LARGEST { 0 } else { stored };
     (bytes.len() >= length).then_some(length)
 }
 
-/// Creates a record with this number of items: header and stored bytes, which one call must write. The record is not compressed
-/// if a reader would then reject it.
+/// Creates a record with this number of items: header and stored bytes, which must be written with one call. The items are not
+/// compressed if a reader would reject the result.
 pub(super) fn pack(plain: &[u8], items: u64, to: &mut Vec<u8>) {
     let compressed = miniz_oxide::deflate::compress_to_vec(plain, 1);
     let is_accepted = !is_bomb(compressed.len(), plain.len()) && budget::may_have(compressed.len() as u64, items);
@@ -80,7 +80,7 @@ pub(super) fn pack(plain: &[u8], items: u64, to: &mut Vec<u8>) {
     put_record(ITEMS, method, stored, plain.len(), to);
 }
 
-/// Appends a record of this type with these bytes, which are `plain` bytes when they are decompressed.
+/// Appends a record of this type. `plain` is the length of the stored bytes after decompression.
 fn put_record(kind: u8, method: Method, stored: &[u8], plain: usize, to: &mut Vec<u8>) {
     let length = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX).to_le_bytes();
     let mut header = [0; RECORD_HEADER];
@@ -106,12 +106,12 @@ fn checksum(header: &[u8], stored: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// The place where a file ends for a reader.
+/// How and where reading a file ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     /// The file ends after a complete record.
     Complete,
-    /// The file ends within a record, which is not read: the program was killed, or the file was cut.
+    /// The file ends within a record, which is not read: the program was killed, or the file was truncated.
     Cut {
         /// The offset of the incomplete record.
         at: u64,
@@ -155,7 +155,7 @@ pub(super) fn check_header(header: &[u8; FILE_HEADER]) -> io::Result<()> {
 #[derive(Debug)]
 pub(super) struct Records<R> {
     from: R,
-    /// The offsets of the next record, and of the last one.
+    /// The offsets of the next record and of the current one.
     at: u64,
     last: u64,
     end: Option<End>,
@@ -182,7 +182,7 @@ impl<R: Read> Records<R> {
         Self { from, at, last: at, end: None, stored: Vec::new(), unknown: 0 }
     }
 
-    /// Returns the source of the bytes. After everything was read, more bytes may be added to it, and they are read next.
+    /// Returns the source of the bytes. At its end, the caller may add more bytes, which are read next.
     pub(super) fn underlying(&mut self) -> &mut R {
         self.end.take_if(|end| *end == End::Complete);
         &mut self.from
@@ -204,7 +204,7 @@ impl<R: Read> Records<R> {
         self.at
     }
 
-    /// Returns the end of the file, after it was reached.
+    /// Returns how reading ended, after the last record.
     pub(super) fn end(&self) -> Option<&End> {
         self.end.as_ref()
     }

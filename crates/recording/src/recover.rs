@@ -36,7 +36,7 @@ pub struct Segment {
     pub bytes: Vec<u8>,
     /// The process that created the segment; `None` if it is not visible here.
     pub creator: Option<u32>,
-    /// True if a process uses it.
+    /// True if a process has it attached.
     pub is_in_use: bool,
 }
 
@@ -56,12 +56,12 @@ fn with(recording: &Path, end: &str) -> PathBuf {
     path.into()
 }
 
-/// A recording to which its process no longer writes.
+/// A recording that its process no longer writes.
 #[derive(Debug)]
 pub struct Ended {
-    /// The number of items that were in the ring of a killed process, and are in the recording now.
+    /// The number of items that were moved from the ring of a killed process to the recording.
     pub added: u64,
-    /// While this lock is held, no process starts a recording with this name.
+    /// While held, no process can start a recording with this name.
     _lock: File,
 }
 
@@ -78,7 +78,7 @@ impl Found {
     fn of(head: &Head, segments: &dyn Segments) -> io::Result<Option<Self>> {
         let Some(RingDefinition { segment: Some(segment), recording }) = head.ring else { return Ok(None) };
         let Some(Segment { bytes, creator, is_in_use }) = segments.read(segment)? else { return Ok(None) };
-        // The segment belongs to another recording now, or it has no ring that this version can read.
+        // The segment now belongs to another recording, or this version cannot read its ring.
         if RingReader::recording_in(&bytes) != Some(recording) {
             return Ok(None);
         }
@@ -95,13 +95,13 @@ impl Found {
 
 /// Returns whether a recording has a ring: its process runs, or was killed and left data that can be added to the file.
 pub fn has_ring(file: &File, segments: &dyn Segments) -> bool {
-    // There may be a ring that cannot be read, so the answer is yes.
+    // If the ring cannot be read, assume that it exists.
     Found::of(&Head::of(file), segments).map_or(true, |found| found.is_some())
 }
 
 /// Returns the data that a process left in its ring, as a file that continues the recording: see
-/// [`Follower::go_on_in`](super::Follower::go_on_in). The process must no longer write its recording. Changes nothing. `None` if
-/// there is no ring.
+/// [`Follower::go_on_in`](super::Follower::go_on_in). The process must have stopped writing its recording. Changes nothing. `None` if there
+/// is no ring.
 ///
 /// # Errors
 /// Returns an error if the ring cannot be read, or if its process still fills it.
@@ -122,20 +122,20 @@ pub fn left_in_ring(file: &File, segments: &dyn Segments) -> io::Result<Option<V
 }
 
 /// Adds the content of the ring of a killed process to its recording, and removes the ring. `file` is the recording, opened for
-/// reading and writing. Returns `None` and does nothing if the process still records. Two callers at the same time would both add
-/// the ring, so the caller must prevent that.
+/// reading and writing. Returns `None` and does nothing if the process still records. Callers must not run this concurrently, because both
+/// would add the ring.
 ///
 /// # Errors
 /// Returns an error if a file or the ring cannot be read or written. The ring is kept in these cases.
 pub fn recover(recording: &Path, mut file: File, segments: &dyn Segments) -> io::Result<Option<Ended>> {
-    // This check comes before the lock: while we hold the lock, a process that starts a new file gives up.
+    // Checked before taking the lock, because a process that starts a new file gives up if the lock is taken.
     if Found::of(&Head::of(&file), segments)?.is_some_and(|found| found.writer_runs) {
         return Ok(None);
     }
     // The process holds a lock while it runs. Its children that did not call `exec` hold it too.
     let is_locked = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
-    // The ring is looked up again, because the process may have ended before the lock was tried. A process that ends writes the
-    // content of its ring to the recording, and removes the ring.
+    // Looks for the ring again, because the process may have ended before the lock was tried. At exit, a process writes the content of its
+    // ring to the recording, and removes the ring.
     let head = Head::of(&file);
     let found = Found::of(&head, segments)?;
     // The process has replaced this file with another one.
@@ -143,10 +143,9 @@ pub fn recover(recording: &Path, mut file: File, segments: &dyn Segments) -> io:
         return Ok(None);
     }
     let Some(found) = found else {
-        // A process without a ring may be writing. While it writes a file that will replace this one, it holds the lock of that
-        // file.
+        // A process without a ring may still be writing. While it writes a replacement of this file, it holds the lock of the replacement.
         let may_record = is_locked || is_held(&new_path(recording));
-        // If the file does not name its process yet, the process has just started and still records.
+        // If the file does not contain the process id yet, the process has just started and still records.
         let records = may_record && head.pid.is_none_or(is_running);
         return Ok((!records).then_some(Ended { added: 0, _lock: file }));
     };
@@ -161,7 +160,7 @@ pub fn recover(recording: &Path, mut file: File, segments: &dyn Segments) -> io:
     file.set_len(whole)?;
     file.seek(SeekFrom::End(0))?;
     let mut writer = Writer::append(&file, whole);
-    // The definitions come before the events that need them. If they are in the recording too, they are the same.
+    // Definitions come before the events that need them. Repeating a definition of the recording does no harm.
     for definition in needed(&items, &definitions) {
         writer.write(definition)?;
     }
@@ -178,9 +177,9 @@ pub fn recover(recording: &Path, mut file: File, segments: &dyn Segments) -> io:
     Ok(Some(Ended { added, _lock: file }))
 }
 
-/// Returns the items of a ring that are not in the recording, and the length of the recording up to the end of its last complete record. The
-/// process writes items, and only then it releases their slots: if it was killed in between, both have them. Complete records stay as they are,
-/// because a reader may have read them while the process ran, and reads on after them.
+/// Returns the items of a ring that are not in the recording, and the length of the recording up to the end of its last complete record.
+/// The process releases slots only after it has written their items, so if it was killed in between, both contain them. Complete records
+/// are not changed, because a reader may have read them while the process ran, and continues after them.
 fn missing(mut file: &File, recorded: u64, items: impl Iterator<Item = Item>) -> io::Result<(Vec<Item>, u64)> {
     let recorded = recorded.min(file.metadata()?.len());
     file.seek(SeekFrom::Start(recorded))?;
@@ -219,7 +218,7 @@ fn is_same_file(file: &File, path: &Path) -> io::Result<bool> {
         use std::os::unix::fs::MetadataExt;
         Ok((open.dev(), open.ino()) == (there.dev(), there.ino()))
     }
-    // A file that is open cannot be replaced there.
+    // There, an open file cannot be replaced.
     #[cfg(not(unix))]
     Ok(open.is_file() && there.is_file())
 }
@@ -233,7 +232,7 @@ fn is_held(path: &Path) -> bool {
 /// The data at the start of a recording, as far as it can be read.
 #[derive(Default)]
 struct Head {
-    /// The number of the process.
+    /// The process id.
     pid: Option<u32>,
     ring: Option<RingDefinition>,
 }
@@ -256,7 +255,7 @@ impl Head {
     }
 }
 
-/// Returns the definitions that describe the stacks of events, and the parts of these stacks.
+/// Returns the definitions that describe the stacks of events, and the modules and functions of these stacks.
 fn needed<'a>(items: &[Item], definitions: &'a [Item]) -> impl Iterator<Item = &'a Item> {
     let stack_of = |item: &Item| match item {
         Item::Event(event) => event.kind.stack(),
@@ -277,13 +276,13 @@ fn needed<'a>(items: &[Item], definitions: &'a [Item]) -> impl Iterator<Item = &
     })
 }
 
-/// Returns whether a process with this number runs.
+/// Returns whether a process with this id runs.
 fn is_running(pid: u32) -> bool {
     let Ok(stat) = fs::read(format!("/proc/{pid}/stat")) else { return false };
-    // The name in brackets need not be UTF-8.
+    // The name in parentheses need not be UTF-8.
     let stat = String::from_utf8_lossy(&stat);
     let state = stat.rsplit_once(')').and_then(|(_, after_name)| after_name.split_whitespace().next());
-    // This is the state of the first thread, which may have ended before the others.
+    // This is the state of the main thread, which may have ended before the others.
     let has_others = || fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|threads| threads.count() > 1);
     state.is_some_and(|state| !matches!(state, "Z" | "X") || has_others())
 }
@@ -317,7 +316,7 @@ mod tests {
         recover(&files.0, files.file(), shared).unwrap().map(|ended| ended.added)
     }
 
-    /// Replaces shared memory in tests. There is one segment, with the number 7.
+    /// Replaces shared memory in tests. There is one segment, with the id 7.
     #[derive(Default)]
     struct Shared(RefCell<Option<Segment>>);
 
@@ -344,8 +343,8 @@ mod tests {
 
     const MISSED: Item = Item::Missed(1);
 
-    /// Makes a recording with this number, which ends in the middle of a record. Returns its ring, with four events, of which two are in
-    /// the recording.
+    /// Writes a recording with this id that ends in the middle of a record. Returns its ring with four events, two of which are also in the
+    /// recording.
     fn killed(files: &Files, recording: u64) -> Vec<u8> {
         let mut writer = Writer::new(File::create(&files.0).unwrap()).unwrap();
         writer.write(&Item::Ring(RingDefinition { segment: Some(7), recording })).unwrap();
@@ -381,7 +380,7 @@ mod tests {
     fn each_event_is_in_the_recording_once() {
         let files = Files::new();
         let shared = Shared::with(&killed(&files, 9), None, false);
-        // A reader has read it while the process ran, and reads on.
+        // A reader that read the file while the process ran can continue.
         let (mut reader, mut from) = (Follower::default(), File::open(&files.0).unwrap());
         reader.read(&from).unwrap();
         reader.go_back();
@@ -396,13 +395,13 @@ mod tests {
             _ => None,
         });
         assert_eq!(numbers.collect::<Vec<_>>(), [1, 2, 3, 4]);
-        // The others are the place of the ring, the thread, the clock and the end.
+        // The others define the ring, the thread, the clock and the end.
         assert_eq!((items.iter().filter(|item| **item == MISSED).count(), items.len()), (4, 12));
         assert!(shared.is_empty());
         assert_eq!(added(&files, &shared), Some(0));
     }
 
-    /// The ring is private memory of the process if there is no room for a segment.
+    /// The ring is private memory of the process if there is no space for a segment.
     #[test]
     fn a_process_without_a_ring_is_left_alone_too() {
         if !Path::new("/proc/self/stat").exists() {
@@ -426,7 +425,7 @@ mod tests {
         assert_eq!(added(&files, &Shared::default()), None);
         fs::remove_file(new_path(&files.0)).unwrap();
         assert_eq!(added(&files, &Shared::default()), Some(0));
-        // A child of the process, which outlives it, holds the lock.
+        // A child that outlives the process holds the lock.
         held.lock().unwrap();
         write(u32::MAX);
         assert_eq!(added(&files, &Shared::default()), Some(0));
@@ -435,11 +434,11 @@ mod tests {
     #[test]
     fn a_ring_is_added_when_its_process_does_not_run() {
         let files = Files::new();
-        // Linux cuts long names at a byte, which may be within a character.
+        // Linux truncates long names at a byte, which may split a character.
         _ = fs::write("/proc/self/comm", b"recover\xff");
         let lacks_end = || Reader::new(File::open(&files.0).unwrap()).unwrap().definitions().lacks_end();
         let bytes = killed(&files, 9);
-        // This process runs, and so may one that is not visible. Not every file system has locks.
+        // This process runs, and one that is not visible may run. Not every file system has locks.
         for (creator, is_locked) in [(Some(process::id()), false), (Some(process::id()), true), (None, false)] {
             let held = File::open(&files.0).unwrap();
             if is_locked {
@@ -463,14 +462,14 @@ mod tests {
     fn a_ring_that_does_not_belong_to_the_recording_is_left_alone() {
         let files = Files::new();
         let bytes = killed(&files, 9);
-        // The last byte that the process wrote before it used the ring is missing.
+        // The last byte that the process wrote before it released slots is missing.
         let RingContent { recorded, .. } = RingReader::from_bytes(&bytes).unwrap();
         files.file().set_len(recorded - 1).unwrap();
         let shared = Shared::with(&bytes, None, false);
         let error = recover(&files.0, files.file(), &shared).unwrap_err().to_string();
         assert!(error.contains("shorter than its ring says") && !shared.is_empty(), "{error}");
-        // The segment belongs to another recording now, or to another version of gpumem: the version is the second word. The missing data
-        // is lost, and the file says that data is missing.
+        // The segment now belongs to another recording, or to another version of gpumem: the version is the second word. The data is lost,
+        // and the file reports the loss.
         let mut other_version = killed(&files, 9);
         other_version[8] += 1;
         for other in [other_version, killed(&files, 10)] {

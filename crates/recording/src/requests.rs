@@ -21,13 +21,13 @@ use gpumem_core::{
     },
 };
 
-/// The most trackers, and the most sorts of blocks that they remember.
+/// The most trackers, and the most groups of blocks that they remember.
 const MOST_TRACKERS: usize = 1 << 10;
 const MOST_SORTS: usize = 1 << 21;
-/// The most rejected allocations that wait to be reported.
+/// The most rejected allocations that are waiting for their report.
 const MOST_REFUSALS: usize = 32;
 
-/// The data of a report.
+/// The data that a report covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
     Groups,
@@ -262,7 +262,7 @@ impl State {
         Ok(refusal.resolved(&snapshot, holders, reading, self.definitions.process().pid, &self.definitions))
     }
 
-    /// Rejects a report that would be too large, or that would be too much work after the earlier ones.
+    /// Rejects a report that would be too large, or too much work after the earlier ones.
     pub(super) fn charge(&self, extent: Extent, budget: &mut Budget) -> Result<()> {
         if !budget.may_report() {
             return Err(Rejection::Limit);

@@ -5,15 +5,15 @@
 //! one cache line, so that an event writes as few lines as possible. Everything else is rare and takes as many slots as its bytes
 //! need. Items that do not fit are counted, and the count becomes the next item in the ring.
 //!
-//! The memory of the ring can outlive the program. The memory remains after the program was killed, and
-//! [`RingReader::from_bytes`] reads its content. A slot is released only after its event is in the recording, so every event is
-//! in the recording or in the ring.
+//! The memory of the ring can outlive the program. If the program is killed, the memory remains, and [`RingReader::from_bytes`]
+//! reads its content. A slot is released only after its event is in the recording, so every event is in the recording, in the
+//! ring, or in both.
 //!
-//! Another process of the user may change that memory. Then the recording is wrong, but no side waits, panics, or reads outside
-//! the memory.
+//! Another process of the user may change that memory. Then the recording is wrong, but neither side waits, panics, or reads
+//! outside the memory.
 //!
-//! There is room for definitions after the slots. A thread that sees a stack for the first time puts the parts of the stack
-//! there, before its event. The thread that writes the recording also defines the stack, but only when it reaches that event.
+//! The slots are followed by space for definitions. A thread that sees a stack for the first time writes its definition there
+//! before the event. The thread that writes the recording also defines the stack, but only when it reaches that event.
 
 use std::{
     fmt::Debug,
@@ -40,9 +40,9 @@ const BYTES: usize = 8 * WORDS;
 #[repr(align(64))]
 pub struct Line(pub [AtomicU64; WORDS]);
 
-/// The memory of a ring. A clone is the same memory.
+/// The memory of a ring. A clone refers to the same memory.
 pub trait RingMemory: Clone + Debug {
-    /// Returns the lines, as many as [`lines_for`] says. They are 0 at first.
+    /// Returns the lines, which are initially 0. Their number comes from [`lines_for`].
     fn lines(&self) -> &[Line];
 }
 
@@ -73,18 +73,18 @@ pub fn on_the_heap(slots: usize) -> Arc<[Line]> {
 /// The first word, in memory that outlives the program.
 const MAGIC: u64 = u64::from_le_bytes(*b"gpumring");
 
-/// The contents of the lines before the slots. The two sides write to different lines, because two neighbours are often
-/// fetched together.
+/// The contents of the lines before the slots. The two sides write to different lines, because adjacent lines are often fetched
+/// together.
 mod line {
-    /// The words are magic, version, the index of the later of the two states, and the number of the recording.
+    /// The words are magic, version, the index of the later of the two states, and the id of the recording.
     pub(super) const ABOUT: usize = 0;
     /// The length of the recording, and the number of slots that are in it. There are two such states, so that a single store
     /// switches from one to the other.
     pub(super) const STATES: [usize; 2] = [1, 2];
     /// The number of words of definitions.
     pub(super) const DEFINED: usize = 3;
-    /// The number of slots that were ever filled, and the number of items that did not fit since that count was last put into the
-    /// ring.
+    /// The number of slots that were ever filled, and the number of items that did not fit since their count was last put into
+    /// the ring.
     pub(super) const HEAD: usize = 4;
     /// The number of slots that were ever released.
     pub(super) const TAIL: usize = 6;
@@ -94,7 +94,7 @@ const HEADER: usize = 8;
 /// The version of the layout of this memory.
 const VERSION: u64 = 1;
 
-/// These are the lowest byte of the first word of an item.
+/// The values of the lowest byte of an item's first word.
 const ALLOC: u64 = 1;
 const FREE: u64 = 2;
 const MISSED: u64 = 3;
@@ -159,7 +159,7 @@ impl<M: RingMemory> Ring<M> {
 pub struct RingWriter<M = Arc<[Line]>> {
     ring: Ring<M>,
     head: u64,
-    /// The number of slots that the other side had released when this side last looked.
+    /// The number of slots that the other side had released when this side last checked.
     tail: u64,
     missed: u64,
     events: EventWriter,
@@ -180,7 +180,7 @@ pub struct RingReader<M = Arc<[Line]>> {
     bytes: Vec<u8>,
 }
 
-/// The side that defines stacks, before the first event with each of them.
+/// The side that writes the definition of each stack before its first event.
 #[derive(Debug)]
 pub struct RingDefinitions<M = Arc<[Line]>> {
     ring: Ring<M>,
@@ -202,11 +202,11 @@ pub struct RingContent<I> {
     pub items: I,
 }
 
-/// Used instead of a length: every byte of the file counts. This is set while another file replaces the recording.
+/// Instead of a length: the whole file counts. Set while another file replaces the recording.
 pub const WHOLE_FILE: u64 = u64::MAX;
 
-/// Creates a ring in this memory, for the recording with the number `recording`, which has `recorded` bytes. An allocation or a
-/// free takes one slot.
+/// Creates a ring in this memory, for the recording with the id `recording`, which has `recorded` bytes. An allocation or a free
+/// takes one slot.
 ///
 /// # Panics
 /// Panics if the number of lines of the memory is not a result of [`lines_for`].
@@ -254,7 +254,7 @@ impl<M: RingMemory> RingDefinitions<M> {
     }
 }
 
-/// Returns bytes as words; the last one is filled up with 0.
+/// Returns bytes as words; the last one is padded with 0.
 fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks(8).map(|bytes| {
         let mut word = [0; 8];
@@ -278,7 +278,7 @@ impl<M: RingMemory> RingWriter<M> {
     /// Puts an event into the ring.
     ///
     /// This code runs after the driver's code, so fetching its instructions takes longer than running them. It is inlined into
-    /// functions that pass one kind of event, so that they have few instructions in one place.
+    /// functions that pass a single kind of event, which leaves few instructions, next to each other.
     #[allow(clippy::inline_always, reason = "a call takes more lines of the instruction cache")]
     #[inline(always)]
     pub fn event(&mut self, event: &Event<'_>, ticks: u64) {
@@ -289,7 +289,7 @@ impl<M: RingMemory> RingWriter<M> {
             kind => return self.item(&Item::Event(RecordedEvent { number, ticks, time, thread, kind })),
         };
         let first = first | u64::from(thread.0) << 8;
-        // With a closure the words are put on the stack only if the ring is full.
+        // With a closure, the words are stored on the stack only if the ring is full.
         let words = || [first, number, ticks, nanoseconds(time), key.get(), block[0], block[1]];
         if self.missed == 0 && self.fits(1) { self.fill_slot(words()) } else { self.fill_slot_if_room(words()) }
     }
@@ -307,13 +307,13 @@ impl<M: RingMemory> RingWriter<M> {
         if self.make_room(1) { self.fill_slot(words) } else { self.miss() }
     }
 
-    /// Returns the line that is filled after this many others.
+    /// Returns the line that will be filled after this many others.
     #[inline]
     pub fn line_ahead(&self, slots: u64) -> &Line {
         self.ring.slot_line(self.head + slots)
     }
 
-    /// Returns the number of items that did not fit since that count was last put into the ring.
+    /// Returns the number of items that did not fit since their count was last put into the ring.
     pub fn missed(&self) -> u64 {
         self.missed
     }
@@ -324,7 +324,7 @@ impl<M: RingMemory> RingWriter<M> {
         self.ring.head().store(self.head, Release);
     }
 
-    /// The count is also in the ring's memory, in case the program is killed.
+    /// Counts an item that does not fit. The count is also in the ring's memory, in case the program is killed.
     #[cold]
     fn miss(&mut self) {
         self.missed += 1;
@@ -344,7 +344,7 @@ impl<M: RingMemory> RingWriter<M> {
         }
     }
 
-    /// Returns false if an item of this many slots does not fit.
+    /// Makes sure that an item of this many slots fits, and returns whether it does.
     fn make_room(&mut self, slots: u64) -> bool {
         (self.missed == 0 || self.say_missed()) && self.has_room(slots)
     }
@@ -364,7 +364,7 @@ impl<M: RingMemory> RingWriter<M> {
         true
     }
 
-    /// Puts any item into the ring. The item must have far fewer bytes than the ring.
+    /// Puts any item into the ring. The item must be much smaller than the ring.
     #[cold]
     pub fn item(&mut self, item: &Item) {
         self.bytes.clear();
@@ -414,14 +414,14 @@ impl<M: RingMemory> RingReader<M> {
         self.ring.tail().store(self.tail, Release);
     }
 
-    /// Notes that the recording now has `recorded` bytes and contains all items of released slots. [`WHOLE_FILE`] stands for all
-    /// bytes of the file, whatever file it is.
+    /// Notes that the recording now has `recorded` bytes and contains all items of released slots. [`WHOLE_FILE`] means all bytes
+    /// of any file.
     pub fn set_recorded(&mut self, recorded: u64) {
         let other = 1 - self.ring.newest_state().load(Relaxed) % 2;
         let [length, slots, ..] = self.ring.line(line::STATES[usize::from(other == 1)]);
         length.store(recorded, Relaxed);
         slots.store(self.tail, Relaxed);
-        // Length and slots are replaced by one store: the program may be killed at any moment.
+        // One store replaces both length and slots, because the program may be killed at any moment.
         self.ring.newest_state().store(other, Release);
     }
 
@@ -429,7 +429,7 @@ impl<M: RingMemory> RingReader<M> {
     fn other(&mut self, length: u64) -> (Item, u64) {
         let slots = length.saturating_add(8).div_ceil(BYTES as u64);
         if slots > self.head - self.next {
-            // The memory comes from a damaged file.
+            // The memory is damaged.
             return (Item::Missed(1), self.head - self.next);
         }
         self.bytes.clear();
@@ -455,7 +455,7 @@ impl RingReader {
         Some(RingContent { recorded, definitions, items })
     }
 
-    /// Returns the number of the recording that the ring in these bytes belongs to. `None` if [`from_bytes`](Self::from_bytes)
+    /// Returns the id of the recording that the ring in these bytes belongs to. `None` if [`from_bytes`](Self::from_bytes)
     /// returns `None`. Reads only the header.
     pub fn recording_in(bytes: &[u8]) -> Option<u64> {
         Found::of(bytes, HEADER).map(|found| found.recording)
@@ -467,7 +467,7 @@ impl RingReader {
     }
 }
 
-/// A ring whose first lines were read from bytes, and the data of its header.
+/// A ring whose first lines were read from bytes, with the data of its header.
 struct Found {
     ring: Ring<Arc<[Line]>>,
     recording: u64,
@@ -496,7 +496,7 @@ impl Found {
     }
 }
 
-/// Returns the definitions in a ring, as far as they can be read: the memory may come from a damaged file.
+/// Returns the definitions in a ring, as far as they can be read, because the memory may be damaged.
 fn definitions_in(ring: &Ring<Arc<[Line]>>) -> Vec<Item> {
     let mut definitions = Vec::new();
     let defined = usize::try_from(ring.defined().load(Relaxed)).unwrap_or(0);
@@ -513,7 +513,7 @@ fn definitions_in(ring: &Ring<Arc<[Line]>>) -> Vec<Item> {
     definitions
 }
 
-/// The items are those that are in the ring now.
+/// Iterates over the items that are currently in the ring.
 impl<M: RingMemory> Iterator for RingReader<M> {
     type Item = Item;
 
@@ -521,7 +521,7 @@ impl<M: RingMemory> Iterator for RingReader<M> {
         if self.next == self.head {
             let head = self.ring.head().load(Acquire);
             let new = head.wrapping_sub(self.next);
-            // If another process has changed the tail, the next event repairs it.
+            // If another process has changed the head, the next event repairs it.
             if new == 0 || new > self.ring.mask + 1 {
                 return None;
             }
@@ -536,7 +536,7 @@ impl<M: RingMemory> Iterator for RingReader<M> {
             Item::Event(RecordedEvent { number, ticks, time: Duration::from_nanos(time), thread, kind })
         };
         let (item, slots) = match first & 0xff {
-            // The memory comes from a damaged file.
+            // The memory is damaged.
             ALLOC if tag & 0xff >= MemKind::ALL.len() as u64 => (Item::Missed(1), 1),
             ALLOC => {
                 let block = Block::from_tag(Bytes::new(bytes), Tag::from_raw(tag));
@@ -661,7 +661,7 @@ mod tests {
         assert_eq!(reader.by_ref().count(), 8);
         reader.release(1_000);
         assert_eq!(defined(&reader), [1, 2, 3].map(stack));
-        // The definitions have half as many lines as there are slots.
+        // There are half as many lines for definitions as slots.
         let more = (4..100).take_while(|number| definitions.add(&[stack(*number)])).count();
         assert!((10..30).contains(&more), "{more}");
         assert_eq!(defined(&reader).len(), 3 + more);
@@ -672,7 +672,7 @@ mod tests {
         reader.words().flat_map(|word| word.load(Relaxed).to_le_bytes()).collect()
     }
 
-    /// Returns the numbers of the events in the ring, and the length of the recording.
+    /// Returns the length of the recording, and the numbers of the events in the ring.
     fn recovered(bytes: &[u8]) -> (u64, Vec<u64>) {
         let RingContent { recorded, items, .. } = RingReader::from_bytes(bytes).unwrap();
         assert_eq!(RingReader::recording_in(bytes), Some(RECORDING));
@@ -693,20 +693,20 @@ mod tests {
         assert_eq!(recovered(&bytes(&reader)), (500, vec![]));
         (0..5).for_each(|number| put(&mut writer, number * 4));
         assert_eq!(reader.by_ref().take(3).count(), 3);
-        // The items were read, and are not in the file yet.
+        // The items were read, but are not in the file yet.
         assert_eq!(recovered(&bytes(&reader)), (500, vec![0, 4, 8, 12, 16]));
         reader.release(1_000);
         assert_eq!(recovered(&bytes(&reader)), (1_000, vec![12, 16]));
         assert_eq!(reader.by_ref().count(), 2);
         reader.release(2_000);
         assert_eq!(recovered(&bytes(&reader)), (2_000, vec![]));
-        // There is more than fits, across the end of the memory.
+        // More events than fit, wrapping around the end of the memory.
         (0..40).for_each(|number| put(&mut writer, number * 4));
         let numbers = (0..32).map(|number| number * 4).chain([1_000_008]).collect();
         assert_eq!(recovered(&bytes(&reader)), (2_000, numbers));
     }
 
-    /// Another process of the user may write to memory that is shared.
+    /// Another process of the user may write to the shared memory.
     #[test]
     fn heads_and_tails_that_another_process_has_changed_do_no_harm() {
         for wrong in [0, 1, 17, 1 << 20, u64::MAX] {
@@ -720,7 +720,7 @@ mod tests {
             (8..60).for_each(|number| put(&mut writer, number * 4));
             assert!(reader.by_ref().count() <= 32, "{wrong}");
             reader.release(0);
-            // Memory that is right again is used again.
+            // Repaired memory is used again.
             writer.ring.tail().store(writer.head, Relaxed);
             put(&mut writer, 400);
             assert!(writer.head > 8);

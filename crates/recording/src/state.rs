@@ -1,4 +1,4 @@
-//! The state of a recording's reader: a ledger to which the events were applied, names, and the earlier requests.
+//! The state of a recording's reader: the ledger, the definitions and the earlier requests.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -19,7 +19,7 @@ use gpumem_core::{
 
 /// The most closed scopes that can still be reported.
 const MOST_CLOSED: usize = 1 << 14;
-/// The most statements that wait for the report of their function.
+/// The most statements that are waiting for the report of their function.
 pub(super) const MOST_LINES: usize = 1 << 18;
 /// The most scopes of a path. The ledger counts deeper ones together.
 const DEEPEST_PATH: usize = 1 << 7;
@@ -36,7 +36,7 @@ pub(super) struct State {
     pub(super) labels: Labels,
     /// The scopes that are open or were closed recently.
     pub(super) answers: HashMap<ScopeId, ScopeResult>,
-    /// The scope path that the thread of the next event was in, if the recording contains it.
+    /// The scope path that the thread of the next event was in, if it was recorded.
     inside: Option<Vec<CallsiteId>>,
     closed: VecDeque<ScopeId>,
     pub(super) lines: usize,
@@ -45,7 +45,7 @@ pub(super) struct State {
     next_own: u64,
     /// The time of the ledger's last event.
     pub(super) time: Time,
-    /// Items that the recording itself says it missed.
+    /// The number of items that the writer missed.
     pub(super) missed: u64,
 }
 
@@ -58,11 +58,11 @@ pub(super) struct ScopeResult {
     /// Its statements so far.
     pub(super) lines: Lines,
     pub(super) number_of_lines: usize,
-    /// True if events since the scope was opened or reset are missing from the recording, so that its result is not known.
+    /// True if events since the scope was opened or reset are missing from the recording, so that the result is not known.
     pub(super) is_partial: bool,
 }
 
-/// The blocks that a tracker saw last.
+/// The blocks at a tracker's last call.
 #[derive(Debug)]
 pub(super) struct Tracker {
     pub(super) device: Device,
@@ -76,7 +76,7 @@ pub(super) struct Tracker {
 pub(super) struct Refused {
     pub(super) refusal: derive::Refusal,
     pub(super) snapshot: Snapshot,
-    /// The scope number under which the ledger keeps the peak of the device.
+    /// The scope id under which the ledger keeps the peak of the device.
     pub(super) peak: Option<ScopeId>,
 }
 
@@ -101,7 +101,7 @@ impl State {
         state
     }
 
-    /// The number up to which events are missing, if the recording is shortened.
+    /// Tells the ledger which events a shortened recording lacks.
     fn note_shortened(&self) {
         if let Some(part) = self.definitions.part().filter(|part| part.after > self.checks.number()) {
             self.inbox.replay_from(part.after.saturating_add(1));
@@ -113,7 +113,7 @@ impl State {
         self.checks.memory()
     }
 
-    /// Returns a number that no scope has, for a peak that is kept for a while.
+    /// Returns an unused scope id, for a temporarily kept peak.
     pub(super) fn next_scope(&mut self) -> ScopeId {
         self.next_own += 1;
         ScopeId(self.next_own)
@@ -182,7 +182,7 @@ impl State {
     }
 
     fn forget_closed(&mut self) {
-        // A scope that was opened again since then is not closed.
+        // The scope may be open again.
         if let Some(scope) = self.closed.pop_front().filter(|scope| !self.checks.is_open(*scope))
             && let Some(answer) = self.answers.remove(&scope)
         {
@@ -204,7 +204,7 @@ impl State {
         self.answers.get(&scope).is_some_and(|answer| answer.is_partial)
     }
 
-    /// Notes that the recording missed `count` items: events may be among them.
+    /// Notes that the writer missed `count` items, which may include events.
     pub(super) fn miss(
         &mut self,
         count: u64,
@@ -219,7 +219,7 @@ impl State {
         Ok(())
     }
 
-    /// Gives blocks whose owner is not known yet to the program.
+    /// Assigns blocks whose owner is still unknown to the program.
     pub(super) fn end(&mut self, observer: &mut impl Observer) {
         if self.inbox.has_undecided() {
             self.add(&EventKind::PoolsQueried, observer);
@@ -248,7 +248,7 @@ impl State {
             return Err(Rejection::Contradiction);
         }
         budget.work(SCOPE_EVENT)?;
-        // A number of its shape has one byte in the file, and eight in memory.
+        // A dimension of the shape takes one byte in the file and eight in memory.
         budget.take(96 + bytes + if is_kept { 128 + 8 * bytes } else { 0 })?;
         if is_kept {
             self.labels.set(&self.inbox, key, label.clone());
@@ -262,14 +262,14 @@ impl State {
         Ok(())
     }
 
-    /// Releases a kept peak. The program also keeps peaks for reports; the reader keeps those itself.
+    /// Releases a kept peak. Ignores peaks that the program kept for reports, because the reader keeps its own.
     pub(super) fn release_peak(&mut self, scope: ScopeId) {
         if self.checks.release(scope) {
             self.inbox.release_peak(scope);
         }
     }
 
-    /// Returns whether this is a scope of the recording, open or closed, whose peak the ledger keeps.
+    /// Returns whether the ledger keeps the peak of this recorded scope, open or closed.
     pub(super) fn is_kept(&self, scope: ScopeId) -> bool {
         self.checks.is_kept(scope)
     }

@@ -8,20 +8,20 @@ use gpumem_core::{
     model::{Block, Bytes, Device, EventKind, MemKind, ThreadId, Time},
 };
 
-/// If a thread's allocation was rejected and the thread gets as much memory within this time, it has obtained the memory: its
-/// allocator has made room.
+/// If the thread of a rejected allocation obtains as much memory within this time, its allocator has freed some, and the allocation counts
+/// as obtained.
 const SOON: Duration = Duration::from_secs(1);
 
 /// The largest number of rejected allocations whose thread may still obtain the memory.
 const MOST_WAITING: usize = 1 << 10;
 
-/// The largest number of devices whose peak is read.
+/// The largest number of peaks that are read from a file.
 const MOST_PEAKS: usize = 1 << 10;
 
 /// The totals of a program since it started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// The number of observed allocations, without those that registered pools made from the driver.
+    /// The number of observed allocations, without the driver's blocks of registered pools.
     pub allocations: u64,
     /// The number of blocks that ended.
     pub frees: u64,
@@ -62,7 +62,7 @@ fn raise(peaks: &mut Vec<DevicePeak>, now: DevicePeak) {
     }
 }
 
-/// Adds events up.
+/// Adds up events.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     totals: Totals,
@@ -142,7 +142,7 @@ impl Tally {
                 raise(&mut self.totals.driver_peaks, DevicePeak { device, bytes, time });
             }
         }
-        // A pool has taken a block that had no owner before.
+        // A pool has taken a block whose owner was unknown.
         if kind == BlockChangeKind::TakenByPool || is_on_device && !group.is_in_program() {
             return;
         }
@@ -190,7 +190,7 @@ impl Tally {
         &self.totals
     }
 
-    /// Continues from these totals when the live blocks are known.
+    /// Continues from these totals, after the initial live blocks.
     pub(super) fn go_on_from(&mut self, totals: Totals) {
         self.totals = totals;
         // A file from an unknown source may have any number of them.

@@ -1,5 +1,5 @@
-//! The form of values in a file. Each type of the model has its numbers and its order of fields here, so that the model can
-//! change while the format does not.
+//! The form of values in a file. The codes and the order of fields of each type are defined here, so that the model can
+//! change without changing the format.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ macro_rules! fields {
 }
 pub(super) use fields;
 
-/// The values of an enumeration, each written as its discriminant, in one byte.
+/// The values of an enumeration, each written as its discriminant in one byte.
 macro_rules! codes {
     ($type:ty { $($variant:ident),* $(,)? }) => {
         impl $crate::wire::Wire for $type {
@@ -66,7 +66,7 @@ fields!(ScopeSpec { device, gauge, every, counts, callsite, source, at_peak });
 fields!(Label { name, shape, dtype });
 fields!(Frame { function, file, line, column, module });
 
-/// The ways in which values of these types are written and read.
+/// The writing and reading code of these types.
 macro_rules! plain {
     ($($type:ty: |$value:ident, $to:ident| $put:expr, |$from:ident| $get:expr;)*) => {$(
         impl Wire for $type {
@@ -142,7 +142,7 @@ impl<T: Wire> Wire for Option<T> {
     }
 }
 
-/// The error is a text.
+/// The error is written as text.
 impl<T: Wire> Wire for std::result::Result<T, String> {
     fn put(&self, to: &mut Vec<u8>) {
         self.is_ok().put(to);
@@ -157,8 +157,8 @@ impl<T: Wire> Wire for std::result::Result<T, String> {
     }
 }
 
-/// The number of elements comes first. Each element takes at least a byte, so a number that is too large is detected before
-/// memory is reserved.
+/// The length comes first. Each element takes at least a byte, so an excessive length is detected before memory is
+/// reserved.
 impl<T: Wire> Wire for Vec<T> {
     fn put(&self, to: &mut Vec<u8>) {
         self.len().put(to);

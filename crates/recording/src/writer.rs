@@ -15,7 +15,7 @@ use super::{
 /// killed.
 const RECORD: usize = 1 << 16;
 
-/// The most bytes of one item; a longer one is left out. Texts are cut before that.
+/// The most bytes of one item; a longer one is left out. Texts are truncated before that.
 const LONGEST_ITEM: usize = record::LARGEST - RECORD - 64;
 
 /// Writes a recording, item by item.
@@ -75,7 +75,7 @@ impl<W: Write> Writer<W> {
         self.plain.is_empty()
     }
 
-    /// Writes an item, now or with later ones.
+    /// Writes an item, now or with a later flush.
     ///
     /// # Errors
     /// Returns an error if writing fails.
@@ -90,7 +90,7 @@ impl<W: Write> Writer<W> {
         self.wrote_one()
     }
 
-    /// Writes an event, as [`write`](Self::write) does.
+    /// Writes an event, like [`write`](Self::write).
     ///
     /// # Errors
     /// Returns an error if writing fails.
@@ -116,7 +116,7 @@ impl<W: Write> Writer<W> {
         record::pack(&self.plain, mem::take(&mut self.waiting), &mut self.packed);
         self.plain.clear();
         self.events.begin_record();
-        // The record is written in one call, so another process mostly reads a whole number of records.
+        // The record is written in one call, so another process usually reads whole records.
         self.to.write_all(&self.packed)?;
         self.written.records += 1;
         self.written.bytes += self.packed.len() as u64;

@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl Session {
-    /// Starts the session and returns it. From now on, the sources of its devices record into it.
+    /// Starts the session and returns it. The sources of its devices then record into it.
     pub(super) fn begun(&'static self) -> &'static Self {
         self.begun.get_or_init(|| {
             #[cfg(feature = "capture")]
@@ -38,7 +38,7 @@ impl Session {
         Ok(devices)
     }
 
-    /// Returns whether no device can be measured while the process runs: the driver is asked once.
+    /// Returns whether no device can be measured while the process runs. The first answer of the driver is stored.
     pub(super) fn is_without_devices(&self) -> bool {
         self.devices().and_then(|devices| devices.check(0)).is_err_and(|error| error.is_unavailable())
     }

@@ -11,9 +11,9 @@ use super::{
 };
 use crate::{process, source};
 
-/// At exit, libraries release their state in handlers that they registered when they were loaded. No thread may be inside a
-/// library then, or call it later. Handlers run in reverse order, so this one is registered again for each library that is loaded
-/// after the session started.
+/// Prints reports and stops the threads that call libraries. At exit, libraries release their state in handlers that they
+/// registered when they were loaded; no thread may then be inside a library, or call it later. Handlers run in reverse order, so
+/// this one is registered again for each library that is loaded after the session started.
 pub(super) extern "C" fn at_exit() {
     static REPORTED: AtomicBool = AtomicBool::new(false);
     if let (Some(session), false) = (SESSION.get(), process::is_forked()) {
@@ -35,7 +35,7 @@ pub(super) extern "C" fn at_exit() {
     }
 }
 
-/// NVML and the driver may have been loaded after the session started.
+/// Stops the sampling thread. Registered separately, because NVML and the driver may be loaded after the session started.
 pub(super) extern "C" fn stop_sampling() {
     if let (Some(session), false) = (SESSION.get(), process::is_forked()) {
         session.sampler.stop();

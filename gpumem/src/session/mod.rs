@@ -1,6 +1,6 @@
 //! The session: everything that a run of gpumem owns.
 
-/// Records a request for a report at this moment, if the session is recorded.
+/// Writes a request for a report to the recording, if there is one.
 #[cfg(feature = "capture")]
 macro_rules! record_request {
     ($session:expr, $($request:tt)*) => {
@@ -11,7 +11,7 @@ macro_rules! record_request {
     };
 }
 
-/// Without the feature nothing is recorded. The arguments count as used.
+/// Does nothing without the feature. The arguments count as used.
 #[cfg(not(feature = "capture"))]
 macro_rules! record_request {
     ($session:expr, $($request:tt)*) => {};

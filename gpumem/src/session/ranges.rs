@@ -13,10 +13,10 @@ use crate::{
     source::call_before_allocations,
 };
 
-/// The most ranges of a thread that are scopes at the same time. A program that never ends its ranges must not fill the memory.
+/// The largest number of simultaneous scopes of a thread's ranges. A program that never ends its ranges must not exhaust memory.
 const MOST_OPEN: usize = 1000;
 
-/// The observer of NVTX. The library that is put into programs uses it.
+/// The observer of NVTX, for the library that is injected into programs.
 #[doc(hidden)]
 pub static NVTX_OBSERVER: RangeObserver = RangeObserver { pushed, popped, marked };
 
@@ -28,24 +28,24 @@ struct Range {
 
 enum Scope {
     Open(#[expect(dead_code, reason = "its drop ends the scope")] GpuMemTrace),
-    /// Nothing was recorded when it began.
+    /// The range started before the recording; it becomes a scope later.
     Awaited(String),
 }
 
 #[derive(Default)]
 struct Ranges {
     open: Vec<Range>,
-    /// The number of ranges that began inside of the kept ones, and have not ended.
+    /// The number of open ranges inside the kept ones.
     deeper: u64,
 }
 
-/// True if a recording is made. gpumem itself must not be asked before: its first use makes the settings of the process, and may call the
-/// driver, which the program has not initialized.
+/// True while a recording is made. Until then nothing else of gpumem may be called: the first call creates the settings of the process, and
+/// may call the driver before the program has initialized it.
 static IS_RECORDED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static RANGES: RefCell<Ranges> = RefCell::default();
-    /// Some of them may be awaited.
+    /// True if some ranges may be waiting to become scopes.
     static ARE_AWAITED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -73,7 +73,7 @@ fn popped(domain: usize) {
         if ranges.deeper > 0 {
             ranges.deeper -= 1;
         } else if let Some(at) = ranges.open.iter().rposition(|range| range.domain == domain) {
-            // Ranges of different domains need not lie in each other. The program may also end more ranges than it began.
+            // Ranges of different domains need not be nested. The program may also end more ranges than it started.
             ranges.open.remove(at);
             open_awaited(&mut ranges.open);
         }
@@ -81,7 +81,7 @@ fn popped(domain: usize) {
 }
 
 fn marked(name: &str, is_end: bool) {
-    // gpumem must not be asked before.
+    // Nothing else of gpumem may be called before the recording.
     if !IS_RECORDED.load(Relaxed) {
         return;
     }
@@ -90,8 +90,8 @@ fn marked(name: &str, is_end: bool) {
     of_process().record_mark(&name, Location::caller());
 }
 
-/// Notes that the recording has begun. The ranges of a thread become scopes before its next range or allocation, and not now: the driver is
-/// being initialised, and would fail if a scope asked it for the current device.
+/// Notes that the recording has started. The ranges of a thread become scopes before its next range or allocation, and not now: the driver
+/// is being initialized, and a scope would fail to get the current device.
 pub(super) fn begun() {
     set_observer(&NVTX_OBSERVER);
     call_before_allocations(|| {
@@ -131,7 +131,7 @@ impl Scope {
 }
 
 fn with_ranges(run: impl FnOnce(&mut Ranges)) {
-    // The locals of a thread may be gone while it ends.
+    // The locals of a thread may already be destroyed while it ends.
     _ = RANGES.try_with(|ranges| ranges.try_borrow_mut().map(|mut ranges| run(&mut ranges)));
 }
 

@@ -12,20 +12,19 @@ use super::{
 };
 use crate::settings::{self, Settings};
 
-/// Records the allocations of the process from now on to this file, on all threads. An existing recording is replaced.
+/// Starts to record the allocations of all threads of the process to this file. An existing recording is replaced.
 ///
-/// Older blocks are in the recording only if gpumem has intercepted their allocation. A process has one recording at a time.
+/// Blocks that are already live are in the recording only if gpumem intercepted their allocation. A process has one recording at a time.
 ///
 /// # Errors
-/// Returns an error if the file cannot be written, if it exists and is no recording, if the process is recorded already, or if allocations cannot be intercepted:
-/// without a GPU, or for a reason that [`status`](crate::status) shows as well. Nothing is recorded then.
+/// Returns an error if the file cannot be written, if it exists and is not a recording, if the process is already being recorded, or if
+/// allocations cannot be intercepted: without a GPU, or for a reason that [`status`](crate::status) also shows. Nothing is recorded then.
 pub fn begin(file: &Path, keep: Keep) -> io::Result<()> {
     of_process().recorder.set_late();
     begin_at_start(file, keep)
 }
 
-/// Like [`begin`], but called before the program has allocated anything: the recording does not warn that older blocks may be
-/// missing.
+/// Like [`begin`], but called before the program has allocated anything. The recording does not warn that older blocks may be missing.
 ///
 /// # Errors
 /// Returns the same errors as [`begin`].
@@ -45,32 +44,31 @@ pub fn begin_at_start(file: &Path, keep: Keep) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends the recording: the file is complete. From now on nothing is intercepted, until [`begin`],
+/// Ends the recording, so that the file is complete. Nothing is intercepted afterwards, until [`begin`],
 /// [`subscribe`](crate::intercept::subscribe) or [`preload`](crate::preload) is called.
 pub fn end() {
-    // The recording ends first: events that are lost at the end of the interception are no loss of this recording.
+    // The recording ends first: events lost at the end of the interception are not missing in this recording.
     of_process().end_recording();
     unsubscribe();
 }
 
 /// Marks this moment with a name in the recording of the process. Does nothing if the process is not recorded.
 ///
-/// The number of names is limited as for scopes: 1,024 in a line of the program.
+/// The number of names is limited as for scopes: 1,024 per source line.
 #[track_caller]
 pub fn mark(name: &str) {
     of_process().record_mark(name, Location::caller());
 }
 
-/// Prepares gpumem in a library that is put into a program which does not know gpumem, before anything else of gpumem is used. The
-/// settings in the environment are for the program, and have no effect here; `backtrace` is the value of `GPUMEM_BACKTRACE`.
-/// Nothing is printed on stdout, and only reasons for incomplete recordings are printed on stderr. Neither NVML nor CUPTI is
-/// loaded.
+/// Prepares gpumem in a library that is injected into a program without gpumem. Call this before anything else of gpumem. The settings in
+/// the environment are for the program, and have no effect here; `backtrace` is the value of `GPUMEM_BACKTRACE`. Nothing is printed on
+/// stdout, and only reasons for incomplete recordings are printed on stderr. Neither NVML nor CUPTI is loaded.
 ///
 /// A later call has no effect.
 pub fn serve_foreign_program(backtrace: &str) {
     settings::preset(Settings::of_foreign_program(backtrace));
     let session = of_process();
-    // The program handles a refusal, and does not wait for a report about it.
+    // The program handles a rejected allocation, and does not wait for a report.
     oom::print_none(session);
     session.recorder.set_injected();
 }

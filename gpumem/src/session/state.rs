@@ -1,4 +1,4 @@
-//! The data of a session. The files of the types in it name no session, so that no file imports itself through others.
+//! The data of a session. The types here do not refer to `Session`; that avoids an import cycle.
 
 use std::{
     collections::HashMap,
@@ -38,7 +38,7 @@ pub(super) static SESSION: OnceBox<Session> = OnceBox::new();
 
 #[cfg(all(test, feature = "sim"))]
 thread_local! {
-    /// The session that a test put in the place of the process's, on this thread.
+    /// The session that a test uses on this thread instead of the process's.
     pub(super) static OVERRIDE: std::cell::Cell<Option<&'static Session>> = const { std::cell::Cell::new(None) };
 }
 
@@ -50,9 +50,9 @@ pub(crate) struct Session {
     pub(super) recorder: Recorder,
     pub(super) callsites: CallsiteTable,
     pub(super) stacks: StackTable,
-    /// The descriptions of stacks that were resolved.
+    /// The descriptions of resolved stacks.
     pub(super) stack_texts: Mutex<HashMap<StackId, Stack>>,
-    /// True if a thread resolves stacks that nobody waits for.
+    /// True while a background thread resolves stacks.
     pub(super) is_looking_up: AtomicBool,
     pub(super) labels: Mutex<Labels>,
     pub(super) pools: PoolTable,
@@ -64,18 +64,18 @@ pub(crate) struct Session {
     pub(super) refusals: Refusals,
     pub(super) sampler: Sampler,
     pub(super) readings: Readings,
-    /// The next number for a scope or a kept peak.
+    /// The next id for a scope or a kept peak.
     pub(super) scopes: AtomicU64,
     pub(super) subscription: Subscription<Error>,
-    /// True if CUPTI was the source at some time.
+    /// True if CUPTI was the source at any time.
     pub(super) was_cupti_used: AtomicBool,
     /// The functions that other tools had replaced at the last check, one bit each.
     pub(super) displaced: Mutex<u128>,
     /// True if `displaced` is not 0.
     pub(super) is_displaced: AtomicBool,
-    /// It is set once the sources record into it.
+    /// Set when the sources record into the session.
     pub(super) begun: OnceCell<()>,
-    /// Its own devices, which only the sessions of tests have. A session without them uses the process's.
+    /// The session's own devices, only in tests. Other sessions use the process's devices.
     pub(super) devices: OnceCell<&'static dyn Devices>,
 }
 
@@ -109,12 +109,12 @@ impl Session {
         }
     }
 
-    /// Returns whether the sources record into it.
+    /// Returns whether the sources record into the session.
     pub(super) fn is_begun(&self) -> bool {
         self.begun.get().is_some()
     }
 
-    /// The number of the calling thread's stack.
+    /// Returns the id of the calling thread's stack.
     #[cfg_attr(
         not(feature = "sim"),
         expect(clippy::unused_self, reason = "only simulated devices have other sessions")
@@ -127,13 +127,13 @@ impl Session {
         source::current_stack()
     }
 
-    /// Returns the number of the stack that was refused memory. If there are no stacks, nothing is walked, and no debug
-    /// information is read.
+    /// Returns the id of the stack whose allocation was rejected. Without stacks, nothing is walked, and no debug information is
+    /// read.
     pub(super) fn stack_of_refusal(&self) -> StackId {
         if source::min_bytes_of(self.settings) == u64::MAX { StackId::NONE } else { self.stack_here() }
     }
 
-    /// Returns the number of a stack. A recording has the parts of a new stack before any event with it.
+    /// Returns the id of a stack. In a recording, the definition of a new stack precedes its first event.
     #[cfg_attr(not(any(feature = "sim", feature = "cuda")), allow(dead_code, reason = "no source"))]
     pub(super) fn number_stack(&self, addresses: &[usize]) -> StackId {
         #[cfg(feature = "capture")]
@@ -143,13 +143,13 @@ impl Session {
         self.stacks.number(addresses, |_| {})
     }
 
-    /// Returns a number for a scope, or for a kept peak.
+    /// Returns an id for a scope, or for a kept peak.
     pub(super) fn next_scope(&self) -> ScopeId {
         ScopeId(self.scopes.fetch_add(1, Relaxed))
     }
 }
 
-/// Returns the session of the calling thread: the process's, unless a test put another one in its place.
+/// Returns the session of the calling thread: the process's, unless a test has replaced it.
 #[inline]
 pub(crate) fn current() -> &'static Session {
     #[cfg(all(test, feature = "sim"))]
@@ -159,14 +159,13 @@ pub(crate) fn current() -> &'static Session {
     of_process()
 }
 
-/// Returns the session of the process. Several threads may create one at the same time, and one of these is kept: a thread must not
+/// Returns the session of the process. Several threads may create one at the same time, and one of them is kept: a thread must not
 /// wait for another, which might not exist in the child of a fork.
 pub(super) fn of_process() -> &'static Session {
     SESSION.get_or_init(|| Box::new(Session::new(settings::settings())))
 }
 
-/// Returns an error in the child of a fork: locks may be held by threads that do not exist there, and CUDA does not
-/// work.
+/// Returns an error in the child of a fork: there, locks may be held by threads that do not exist, and CUDA does not work.
 pub(crate) fn alive() -> Result<()> {
     if process::is_forked() { Err(Kind::Forked.into()) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! Sessions for tests: each has its own simulated devices, settings and tables, so that tests need no process of their own.
+//! Sessions for tests: each has its own simulated devices, settings and tables, so that tests can share a process.
 
 use super::{OVERRIDE, Session, events::label_block, output::oom};
 use crate::{
@@ -11,15 +11,15 @@ use crate::{
     },
 };
 
-/// Simulated devices with traces, settings and reports of their own, for a test that runs beside others. Its memory is never freed,
-/// because guards refer to it for as long as the process runs.
+/// Simulated devices with separate traces, settings and reports, for a test that runs in parallel with others. Its memory is never
+/// freed, because guards refer to it for as long as the process runs.
 pub(crate) struct TestSession {
     session: &'static Session,
     devices: &'static SimDevices,
 }
 
 impl TestSession {
-    /// Makes a session in which only these environment variables are set. `GPUMEM_SIM` adds devices.
+    /// Creates a session with only these environment variables. `GPUMEM_SIM` adds devices.
     pub(crate) fn new(variables: &[(&str, &str)]) -> Result<Self> {
         source::ask_for_each_trace();
         source::label_with(label_block);
@@ -56,7 +56,7 @@ impl TestSession {
 
 #[cfg(feature = "capture")]
 impl TestSession {
-    /// Ends the recording of `GPUMEM_CAPTURE`, as the end of a process does.
+    /// Ends the recording of `GPUMEM_CAPTURE`, as the exit of a process does.
     pub(crate) fn end_recording(&self) {
         self.session.end_recording();
     }

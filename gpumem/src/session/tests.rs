@@ -1,4 +1,4 @@
-//! Tests the names of scopes in reports.
+//! Tests of the names of scopes in reports.
 
 use std::{
     pin::pin,
@@ -49,7 +49,7 @@ impl<T: Copy> Wrap<T> {
     }
 }
 
-/// The line of each report, and the module that made it.
+/// The line of each report, and the module that printed it.
 type Lines = Arc<Mutex<Vec<(String, Option<String>)>>>;
 
 /// Returns a session with one device, and the lines and modules of its traces.
@@ -57,7 +57,7 @@ fn session() -> (TestSession, SimGpu, Lines) {
     session_with(&[])
 }
 
-/// Makes a session in which these variables are set.
+/// Creates a session with these environment variables.
 fn session_with(variables: &[(&str, &str)]) -> (TestSession, SimGpu, Lines) {
     let session = TestSession::new(variables).unwrap();
     let gpu = session.add(Bytes::gib(1)).unwrap();
@@ -74,7 +74,7 @@ fn session_with(variables: &[(&str, &str)]) -> (TestSession, SimGpu, Lines) {
     (session, gpu, lines)
 }
 
-/// The names of the scopes that are inside of no other.
+/// Returns the names of the outermost scopes.
 fn outermost(session: &TestSession) -> Vec<String> {
     let scopes = session.run(summary).scopes;
     let mut names: Vec<_> =
@@ -144,7 +144,7 @@ fn trackers_see_no_difference_where_a_name_becomes_longer() {
     assert_eq!(paths(&|| ()), [""; 0]);
 }
 
-/// Lets the session collect the notices about `GPUMEM`.
+/// Collects the notices of the session about `GPUMEM`.
 fn notices_of_filter(session: &TestSession) -> Arc<Mutex<Vec<String>>> {
     let notices = Arc::new(Mutex::new(Vec::new()));
     let to = Arc::clone(&notices);
@@ -165,7 +165,7 @@ fn a_name_that_no_trace_had_is_said_once() {
     let notices = notices_of_filter(&session);
     session.run(|| {
         let say = || crate::session::current().notify_unmatched();
-        // A program without traces is a helper of another program, so nothing is said.
+        // A program without traces is a helper of another program, so there is no notice.
         say();
         let trace = |ctx: &str| GpuMemTrace::builder().ctx(ctx).device(gpu.ordinal()).start().unwrap();
         drop((trace("train"), trace("load")));
@@ -230,7 +230,7 @@ fn a_filter_is_for_lines_alone() {
         }
         drop(trace("request 7"));
         outer.report();
-        // The scopes are there, even if nothing is printed.
+        // The scopes exist even if nothing is printed.
         assert_eq!(summary().scopes.iter().map(|scope| scope.calls).sum::<u64>(), 1 + 3 + 2 + 1);
     });
     let expected = [

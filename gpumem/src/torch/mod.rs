@@ -1,5 +1,5 @@
-//! The functions of `torch.cuda` under PyTorch's names: questions to a device, and the statistics of the allocator. They return an
-//! error if a figure is not known.
+//! The functions of `torch.cuda` under PyTorch's names: device queries, and the statistics of the allocator. They return an error if a
+//! value is not known.
 
 mod statistics;
 
@@ -16,8 +16,8 @@ use crate::{
     query,
 };
 
-/// Free and total memory of a device. `id` is its CUDA ordinal; `None` is the calling thread's current device. The total does not
-/// include the memory that the driver keeps for itself, if this is known.
+/// Returns the free and total memory of a device. `id` is its CUDA ordinal; `None` is the calling thread's current device. The total
+/// does not include the memory that the driver keeps for itself, if this is known.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -41,7 +41,7 @@ pub fn mem_get_info(id: impl Into<Option<u32>>) -> Result<(Bytes, Bytes)> {
 }
 
 /// Frees the unused memory of the stream-ordered pools of all devices: waits for each device on which this process has a context, then
-/// trims its pools. The caches of a framework's own allocator do not change.
+/// trims its pools. Caches of a framework's own allocator are not affected.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -87,7 +87,7 @@ pub fn list_gpu_processes(id: impl Into<Option<u32>>) -> Result<GpuProcesses> {
     Ok(GpuProcesses { device: handle.ordinal(), processes: handle.processes()? })
 }
 
-/// Returns the name of a device, as [`device_name`](crate::device::name).
+/// Returns the name of a device, like [`device::name`](crate::device::name).
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -113,7 +113,7 @@ pub fn get_device_name(id: impl Into<Option<u32>>) -> Result<String> {
 pub struct GpuProcesses {
     /// The device's CUDA ordinal.
     pub device: u32,
-    /// The processes by pid. Those that only draw are among them.
+    /// The processes by pid. Includes those that only draw.
     pub processes: Vec<GpuProcess>,
 }
 
@@ -144,7 +144,7 @@ mod tests {
         process
     }
 
-    /// Writes the text of `torch.cuda.list_gpu_processes`: `{pid:>10d} uses {mem:>12.3f} MB GPU memory`.
+    /// The format of `torch.cuda.list_gpu_processes` is `{pid:>10d} uses {mem:>12.3f} MB GPU memory`.
     #[test]
     fn processes_print_as_in_pytorch() {
         let text = |processes| GpuProcesses { device: 1, processes }.to_string();

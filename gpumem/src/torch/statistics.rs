@@ -7,8 +7,8 @@ use crate::{
     session::statistics::{InterceptedDevice, live_blocks},
 };
 
-/// The bytes that this process has allocated on a device and not freed, as requested. `id` is the device's CUDA ordinal; `None` is the
-/// calling thread's current device.
+/// Returns the bytes that this process has allocated on a device and not freed, in requested sizes. `id` is the device's CUDA ordinal;
+/// `None` is the calling thread's current device.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -30,13 +30,12 @@ use crate::{
 /// all other processes. A framework with its own allocator (burn, PyTorch) requests large blocks from the driver and divides them;
 /// here the large blocks count as allocated.
 ///
-/// The same memory counts as for traces: memory that is certainly on the device. Counting starts with the first trace,
-/// [`subscribe`](crate::intercept::subscribe), [`preload`](crate::preload) or the first call of one of these functions. Older
-/// blocks are not counted.
+/// Like traces, this counts memory that is certainly on the device. Counting starts with the first trace,
+/// [`subscribe`](crate::intercept::subscribe), [`preload`](crate::preload) or the first call of one of these functions. Older blocks are
+/// not counted.
 ///
 /// # Errors
-/// Returns an error if there is no such device, or if allocations cannot be intercepted: a sampled figure would include
-/// other processes.
+/// Returns an error if there is no such device, or if allocations cannot be intercepted: sampled values would include other processes.
 #[doc(alias = "torch.cuda.memory_allocated")]
 pub fn memory_allocated(id: impl Into<Option<u32>>) -> Result<Bytes> {
     let (all, _) = InterceptedDevice::on(id.into())?.allocated();
@@ -66,13 +65,13 @@ pub fn max_memory_allocated(id: impl Into<Option<u32>>) -> Result<Bytes> {
 
 /// Returns the memory that the driver reserves on a device for this process's allocations, in use or kept for later:
 ///
-/// - what the device's current stream-ordered pool reserves, as the driver reports it
+/// - the memory that the device's current stream-ordered pool reserves, as the driver reports it
 ///   ([`empty_cache`](crate::torch::empty_cache) frees its unused part);
 /// - the requested sizes of `cuMemAlloc`, arrays and `cuMemCreate`. The driver rounds them up to pages of 2 MiB, which small blocks
 ///   share. It does not report how, so the rounding is not counted.
 ///
-/// The driver reports pools that the program created only by their handles, which gpumem does not have. The live blocks of these pools
-/// count, if they are more than what the current pool reserves.
+/// The driver reports pools that the program created only by their handles, which gpumem does not have. Their live blocks count if they
+/// exceed the memory that the current pool reserves.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -86,13 +85,13 @@ pub fn max_memory_allocated(id: impl Into<Option<u32>>) -> Result<Bytes> {
 /// ```
 ///
 /// # Errors
-/// Returns the same errors as [`memory_allocated`], and one if the pool cannot be read. A device without pools is no error.
+/// Returns the same errors as [`memory_allocated`], and one if the pool cannot be read. A device without pools is not an error.
 #[doc(alias("torch.cuda.memory_reserved", "torch.cuda.memory_cached", "CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT"))]
 pub fn memory_reserved(id: impl Into<Option<u32>>) -> Result<Bytes> {
     Ok(InterceptedDevice::on(id.into())?.reserved()?.current)
 }
 
-/// Bounds of the highest value of [`memory_reserved`].
+/// Returns bounds of the highest value of [`memory_reserved`].
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -106,8 +105,8 @@ pub fn memory_reserved(id: impl Into<Option<u32>>) -> Result<Bytes> {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// The driver keeps the pool's high-water mark, and gpumem keeps one for each other kind of memory. These marks may be of different
-/// moments, so the peak is between the highest mark and the sum of all marks. Both are equal if the program uses only one kind of
+/// The driver keeps the pool's high-water mark, and gpumem keeps one for each other kind of memory. The marks may be from different
+/// moments, so the peak is between the highest mark and the sum of all marks. The two are equal if the program uses only one kind of
 /// memory, as with cudarc's streams. The pool's mark counts since the pool was created, or since [`reset_peak_memory_stats`].
 ///
 /// # Errors
@@ -140,8 +139,8 @@ pub fn reset_peak_memory_stats(id: impl Into<Option<u32>>) -> Result<()> {
     InterceptedDevice::on(id.into())?.reset_peaks()
 }
 
-/// All statistics of a device: bytes and blocks that are allocated now, at the peak, ever allocated and ever freed, in total and for
-/// each kind of memory.
+/// Returns all statistics of a device: bytes and blocks that are allocated now, at the peak, ever allocated and ever freed, in total and
+/// for each kind of memory.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -163,7 +162,7 @@ pub fn memory_stats(id: impl Into<Option<u32>>) -> Result<MemoryStats> {
     Ok(InterceptedDevice::on(id.into())?.stats())
 }
 
-/// [`memory_stats`] as a table with PyTorch's layout.
+/// Returns [`memory_stats`] as a table with PyTorch's layout.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -194,7 +193,7 @@ pub fn memory_summary(id: impl Into<Option<u32>>) -> Result<MemorySummary> {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// Other threads continue during the call: each block was live at some moment of it.
+/// Other threads continue during the call: each block was live at some moment during it.
 ///
 /// # Errors
 /// Returns the same errors as [`memory_allocated`].

@@ -1,4 +1,4 @@
-//! The reports at the end of a process.
+//! The reports at process exit.
 
 use super::{KeptPeak, LedgerView, Names, live_blocks};
 use crate::{
@@ -14,8 +14,8 @@ pub fn leaks(view: &dyn LedgerView, names: &dyn Names, is_intercepted: bool) -> 
     leaks
 }
 
-/// Returns the allocations that made the peak of each device, for `GPUMEM_PEAK=1`. `under` is a number for a peak that is kept
-/// while this runs.
+/// Returns the allocations that made the peak of each device, for `GPUMEM_PEAK=1`. `under` is an unused id for a peak that is
+/// kept during the call.
 pub fn device_peaks(view: &dyn LedgerView, names: &dyn Names, under: ScopeId, is_intercepted: bool) -> Peaks {
     let mut devices: Vec<Device> = view.stats().iter().map(|stats| stats.device).collect();
     devices.sort_by_key(|device| device.ordinal);

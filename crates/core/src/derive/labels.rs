@@ -8,14 +8,15 @@ use crate::{
     model::{Key, Label},
 };
 
-/// No sweep is made while there are at most this many labels.
+/// No sweep runs while there are at most this many labels.
 const FEW: usize = 1 << 10;
 
-/// Labels by the key of their block, with the number of its allocation, which no other block of this key has.
+/// Labels by the key of their block, with the event number of its allocation, which tells blocks with the same key
+/// apart.
 #[derive(Debug)]
 pub struct Labels {
     by_key: HashMap<Key, (u64, Arc<Label>)>,
-    /// When there are this many labels, those of blocks that are gone are forgotten.
+    /// The number of labels at which the next sweep runs.
     sweep_at: usize,
 }
 
@@ -26,7 +27,7 @@ impl Default for Labels {
 }
 
 impl Labels {
-    /// The number of labels, including some of blocks that are gone.
+    /// The number of labels, including some of freed blocks.
     #[expect(clippy::len_without_is_empty, reason = "nothing uses it")]
     pub fn len(&self) -> usize {
         self.by_key.len()
@@ -38,19 +39,19 @@ impl Labels {
         (*number == block.number).then_some(label)
     }
 
-    /// Forgets the labels of blocks that are gone, then returns the labels of these blocks.
+    /// Returns the labels of these blocks, after a sweep.
     pub fn of_blocks(&mut self, view: &dyn LedgerView, blocks: &[KnownBlock]) -> Vec<Option<Arc<Label>>> {
         self.sweep(view);
         blocks.iter().map(|block| self.get(block).cloned()).collect()
     }
 
-    /// Forgets the labels of blocks that are gone.
+    /// Removes the labels of freed blocks.
     pub fn sweep(&mut self, view: &dyn LedgerView) {
         self.by_key.retain(|key, (number, _)| view.block(*key).is_some_and(|block| block.number == *number));
         self.sweep_at = (self.by_key.len() * 2).max(FEW);
     }
 
-    /// Labels a live block. Returns the block, or `None` if there is no such block.
+    /// Labels a live block. Returns the block, or `None` if it is not live.
     pub fn set(&mut self, view: &dyn LedgerView, key: Key, label: Label) -> Option<KnownBlock> {
         let block = view.block(key)?;
         if self.by_key.len() >= self.sweep_at {

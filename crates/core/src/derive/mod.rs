@@ -1,7 +1,7 @@
-//! Derives reports from the ledger behind an inbox and from the names that belong to its numbers.
+//! Derives reports from the ledger behind an inbox and from the names of its ids.
 //!
-//! A session has the names in its tables, and the reader of a recording has them from the recording's definitions. Both get the
-//! same reports, character by character, because the reports are derived here.
+//! A session gets the names from its tables, and the reader of a recording from its definitions. Both get the same reports, to
+//! the character, because all reports are derived here.
 
 mod blocks;
 mod exit;

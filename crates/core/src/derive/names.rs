@@ -1,4 +1,4 @@
-//! The meaning of numbers.
+//! The names of ids.
 
 use std::{borrow::Cow, fmt};
 
@@ -7,29 +7,29 @@ use crate::model::{
     user_line,
 };
 
-/// The meaning of the numbers in a ledger.
+/// The names of the ids in a ledger.
 pub trait Names {
-    /// The place where a scope is opened, and its name.
+    /// Returns the name of a scope, and the place where it is opened.
     fn callsite(&self, id: CallsiteId) -> Callsite;
-    /// Returns the meaning of a stack. It may read files.
+    /// Returns the description of a stack. May read files.
     fn stack(&self, id: StackId) -> Stack;
     /// Returns the name of a registered pool.
     fn pool(&self, id: PoolId) -> String;
 }
 
-/// The place where a scope is opened, and its name.
+/// The name of a scope, and the place where it is opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Callsite {
-    /// The name of the scope. `None` if the place stands for it.
+    /// The name of the scope. `None` if the place is used instead.
     pub name: Option<Cow<'static, str>>,
     /// The source file; empty for a callsite that is not in the program.
     pub file: Cow<'static, str>,
-    /// The line, from 1 on; 0 for a callsite that is not in the program.
+    /// The line, starting at 1; 0 for a callsite that is not in the program.
     pub line: u32,
 }
 
 impl Callsite {
-    /// The callsites that every session has.
+    /// Returns one of the callsites that every session has.
     pub fn built_in(id: CallsiteId) -> Option<Self> {
         let name = match id {
             CallsiteId::NONE => "(outside of all scopes)",
@@ -45,7 +45,7 @@ impl Callsite {
     }
 }
 
-/// Writes the name, else the place.
+/// Writes the name, or else the place.
 impl fmt::Display for Callsite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.name.as_deref().map(Cow::Borrowed);
@@ -53,18 +53,18 @@ impl fmt::Display for Callsite {
     }
 }
 
-/// The text after the name of the program, which is the place of its blocks without a stack.
+/// For blocks of the program without a stack, the place is its name followed by this text.
 pub const NO_STACK: &str = " (no stack)";
 
-/// The meaning of a stack.
+/// The description of a stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stack {
-    /// The library that allocated by itself; `None` for the program.
+    /// The library that allocated for itself; `None` for the program.
     pub library: Option<String>,
-    /// The user's line. If the program has no names for the stack, it is `main`, or the program: `train (no symbols)`.
+    /// The user's line. If the stack has no symbols, this is `main`, or the program: `train (no symbols)`.
     pub line: Option<String>,
-    /// True if the line says more than the library, which is the same for almost all blocks of such programs. This holds for a
-    /// line of Python, and for an operation of PyTorch's backward pass.
+    /// True if the line is more informative than the library, which is the same for almost all blocks of such programs: a
+    /// Python line, or an operation of PyTorch's backward pass.
     pub is_place: bool,
     /// The line that called the function of the user's line.
     pub caller: Option<String>,
@@ -73,20 +73,20 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Returns the library, if it stands in the place of a line.
+    /// Returns the library, if it is shown instead of a line.
     pub fn library_as_place(&self) -> Option<&str> {
         self.library.as_deref().filter(|_| !self.is_place)
     }
 
-    /// Makes the stack of a block without a recorded stack, which code in this file has allocated.
+    /// Creates the description for a block without a recorded stack that code in this file allocated.
     pub fn of_file(module: String, own_module: Option<&str>) -> Self {
         let stack = Self::new(&[Frame { module: Some(module), ..Frame::default() }], "", own_module);
         let own = own_module.filter(|_| stack.line.is_some());
         Self { line: own.map(|name| format!("{name}{NO_STACK}")), ..stack }
     }
 
-    /// Makes the stack of these frames, the innermost first. Paths of files in `folder` are relative to it. `own_module` is the
-    /// file name of the module that gpumem is in: it counts as the program.
+    /// Creates the description of these frames, the innermost first. Paths of files in `folder` are relative to it.
+    /// `own_module` is the file name of the module that gpumem is in: it counts as the program.
     pub fn new(frames: &[Frame], folder: &str, own_module: Option<&str>) -> Self {
         let seen = |frame: &Frame| frame.relative_to(folder).to_string();
         let (line, caller) = user_line(frames).map_or((None, None), |(line, caller)| (Some(line), caller));

@@ -9,7 +9,7 @@ use crate::{
     report::{Path, ScopeSummary, Summary},
 };
 
-/// Returns the current and the highest memory of each scope. `under` is a number for a peak that is kept while this runs;
+/// Returns the current and the highest memory of each scope. `under` is an unused id for a peak that is kept during the call;
 /// `not_intercepted` is the reason if nothing is intercepted.
 pub fn summary(view: &dyn LedgerView, names: &dyn Names, under: ScopeId, not_intercepted: Option<String>) -> Summary {
     let counts = view.counts();
@@ -21,7 +21,7 @@ pub fn summary(view: &dyn LedgerView, names: &dyn Names, under: ScopeId, not_int
     Summary { pools, ..Summary::of(paths.written_out(), counts.untracked, lost, not_intercepted) }
 }
 
-/// Returns the names of these scopes, as reports show them now.
+/// Returns the names of these scopes, as reports currently show them.
 pub fn short_names(view: &dyn LedgerView, names: &dyn Names, scopes: &[CallsiteId]) -> Vec<String> {
     let known = view.nodes().into_iter().map(|(_, node)| node.callsite);
     let full: Vec<_> = known.chain(scopes.iter().copied()).map(|id| names.callsite(id).to_string()).collect();
@@ -35,7 +35,7 @@ pub fn outer_names(view: &dyn LedgerView, names: &dyn Names, period: &ScopePerio
     view.scopes_around(period).into_iter().map(name).collect()
 }
 
-/// All paths of scopes. Paths share their names, because those of deep scopes would be many times as long.
+/// All scope paths. Paths share the names of their scopes, because full copies would be many times as long.
 #[derive(Clone, Debug, Default)]
 pub struct Paths {
     /// The paths, without their names and places.
@@ -44,7 +44,7 @@ pub struct Paths {
     scopes: Vec<Arc<Scope>>,
     /// The outermost path of each device.
     roots: Vec<(Device, usize)>,
-    /// The names by the number of the node. The node for no scope has none.
+    /// The index of each node's path, by node id. The node outside all scopes has none.
     at: Vec<Option<usize>>,
 }
 
@@ -56,7 +56,7 @@ struct Scope {
 }
 
 impl Paths {
-    /// Reads the paths as they are now.
+    /// Reads the current paths.
     pub fn now(view: &dyn LedgerView, names: &dyn Names) -> Self {
         let nodes = view.nodes();
         let mut scopes: HashMap<CallsiteId, (String, Option<String>)> = HashMap::new();
@@ -107,11 +107,11 @@ impl Paths {
             view.release_peak(under);
             let Some((peak, groups)) = kept else { continue };
             let peak = Bytes::new(peak.bytes.get().max(0).unsigned_abs());
-            // Both are of one moment. The peak may have risen since the paths were read.
+            // Both are from the same moment. The peak may have risen since the paths were read.
             self.all[*root].own.peak = peak;
             self.all[*root].own.device_peak = peak;
             for GroupAtPeak { group, bytes } in groups.into_iter().filter(|at| at.group.is_in_program()) {
-                // Memory in scopes that are newer than the paths is at least that of the process.
+                // Memory in scopes that were opened after the paths were read counts at least for the process.
                 let at = self.index(group.node).unwrap_or(*root);
                 let own = &mut self.all[at].own;
                 own.at_peak = own.at_peak + Bytes::new(bytes.get().max(0).unsigned_abs());
@@ -119,7 +119,7 @@ impl Paths {
         }
     }
 
-    /// Returns `None` for a path that is newer than this.
+    /// Returns the index of a node's path. `None` for a path that was created later.
     fn index(&self, node: NodeId) -> Option<usize> {
         self.at.get(node.0 as usize).copied().flatten()
     }
@@ -146,7 +146,7 @@ impl Paths {
         self.index(node).map(|at| self.names(at, |scope| scope.name.clone())).unwrap_or_default()
     }
 
-    /// Returns the number of bytes of these names, and the place where the innermost scope is opened.
+    /// Returns the length of these names and of the place where the innermost scope is opened, in bytes.
     pub fn length_of(&self, node: NodeId) -> usize {
         let Some(at) = self.index(node) else { return 0 };
         let names: usize = self.names(at, |scope| scope.name.len()).into_iter().sum();

@@ -28,19 +28,18 @@ impl fmt::Debug for KeptPeak<'_> {
 }
 
 impl<'a> KeptPeak<'a> {
-    /// Keeps the peak of an open scope so far, under a number that no scope has; `None` unless the scope was opened
-    /// with this option.
+    /// Keeps the peak of an open scope so far, under the id `under`, which no scope has. `None` unless the scope was
+    /// opened with `at_peak`.
     pub fn of_open(view: &'a dyn LedgerView, scope: ScopeId, under: ScopeId) -> Option<Self> {
         view.keep_peak(scope, under).then_some(Self { view, under })
     }
 
-    /// Returns the peak of a closed scope that was opened with this option.
+    /// Returns the peak of a closed scope that was opened with `at_peak`.
     pub fn of_closed(view: &'a dyn LedgerView, scope: ScopeId) -> Self {
         Self { view, under: scope }
     }
 
-    /// Keeps the peak of the blocks that gpumem saw on a device since the start of the session; `None` if there were
-    /// none.
+    /// Keeps the peak of the blocks that gpumem saw on a device since the start of the session; `None` if it saw none.
     pub fn of_device(view: &'a dyn LedgerView, device: Device, under: ScopeId) -> Option<Self> {
         view.keep_device_peak(device, under, false).then_some(Self { view, under })
     }
@@ -51,7 +50,7 @@ impl<'a> KeptPeak<'a> {
     }
 }
 
-/// Returns the allocations that made a peak that the ledger keeps under this number.
+/// Returns the allocations that made a peak that the ledger keeps under this id.
 pub fn peak_holders(view: &dyn LedgerView, names: &dyn Names, under: ScopeId) -> Option<PeakHolders> {
     let (peak, groups) = view.kept_peak(under)?;
     let paths = Paths::now(view, names);

@@ -9,10 +9,10 @@ use crate::{
     report::RegisteredPool,
 };
 
-/// The largest number of live blocks among which overlapping parts are looked for.
+/// The largest number of live blocks in a search for overlapping parts.
 const MOST_BLOCKS: u64 = 1 << 18;
 
-/// Returns all pools that have memory, or that were called wrongly.
+/// Returns all pools that have memory, or wrong calls.
 pub fn pools(view: &dyn LedgerView, names: &dyn Names) -> Vec<RegisteredPool> {
     let known = view.pools();
     let overlaps = Overlaps::of(view, &known);
@@ -20,7 +20,7 @@ pub fn pools(view: &dyn LedgerView, names: &dyn Names) -> Vec<RegisteredPool> {
     pools.filter(|pool| !pool.is_empty()).collect()
 }
 
-/// Returns a pool as reports have it.
+/// Returns a pool as reports show it.
 pub fn registered_pool(known: &KnownPool, overlaps: &Overlaps, names: &dyn Names) -> RegisteredPool {
     let KnownPool { pool, device, parts, part_bytes, reserved, reported, wrong, read_early, .. } = *known;
     let WrongCalls { unknown, doubled, outside, late, below } = wrong;
@@ -43,15 +43,15 @@ pub fn registered_pool(known: &KnownPool, overlaps: &Overlaps, names: &dyn Names
     }
 }
 
-/// The live parts of each pool that start inside another part of it: their number, and the memory that is in more than one part.
+/// The live parts of each pool that start inside another part of it: their number, and the bytes that are in more than one part.
 ///
-/// The ledger finds a block by its key, and keeps no order: with an order, a part would cost several times as much. So this is found when a
-/// report is made.
+/// The ledger finds blocks by their keys and does not sort them, because that would make a part several times as expensive. Overlaps are
+/// therefore found when a report is made.
 #[derive(Clone, Debug, Default)]
 pub struct Overlaps(HashMap<PoolId, (u64, u64)>);
 
 impl Overlaps {
-    /// Looks for overlapping parts of these pools.
+    /// Finds the overlapping parts of these pools.
     pub fn of(view: &dyn LedgerView, pools: &[KnownPool]) -> Self {
         let mut overlaps = Self::default();
         let blocks = || view.stats().iter().flat_map(|stats| &stats.kinds).map(|kind| kind.blocks.current).sum::<u64>();
@@ -68,7 +68,7 @@ impl Overlaps {
             let end = address.saturating_add(part.bytes.get());
             if let Some((other, reach)) = farthest.filter(|(other, _)| other.group.pool == pool)
                 && address < reach
-                // Other threads may have freed the one and allocated the other since the list was begun.
+                // Other threads may have freed the one and allocated the other since the list was started.
                 && [other, part, other].iter().all(|of| is_live(view, of.key, of.number))
             {
                 let (count, bytes) = overlaps.0.entry(pool).or_default();
@@ -82,7 +82,7 @@ impl Overlaps {
         overlaps
     }
 
-    /// Notes that this number of parts of a pool overlapped another one, of which some may have been freed.
+    /// Notes that this many parts of a pool overlapped another one. Some of them may be freed.
     pub fn note(&mut self, pool: PoolId, found: u64) {
         if found > 0 {
             let (count, _) = self.0.entry(pool).or_default();

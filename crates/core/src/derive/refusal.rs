@@ -1,4 +1,4 @@
-//! An allocation that was refused.
+//! A rejected allocation.
 
 use super::{Names, Snapshot};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     report::{Breakdown, DeviceReading, OutOfMemory, PeakHolders},
 };
 
-/// The refused allocation.
+/// A rejected allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The device on which memory ran out.
@@ -23,7 +23,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// Returns the facts that are known at once; `breakdown` is the reason why no more is known.
+    /// Returns a report with the facts that are known immediately; `breakdown` is the reason why there are no others.
     pub fn report(&self, breakdown: Result<Breakdown>) -> OutOfMemory {
         OutOfMemory {
             device: self.device.ordinal,
@@ -38,7 +38,7 @@ impl Refusal {
         }
     }
 
-    /// Returns the whole report: the memory that was live then, and the reading of the driver. It may read files.
+    /// Returns the complete report, with the memory that was live and the driver's reading. May read files.
     pub fn resolved(
         &self,
         snapshot: &Snapshot,

@@ -1,4 +1,4 @@
-//! The memory of a device that is live at one moment.
+//! The live memory of a device at one moment.
 
 use super::{LedgerView, Names, Paths, Stack};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     report::{Group, place_in_words},
 };
 
-/// The memory of a device that is live at one moment, and the paths of scopes.
+/// The live memory of a device at one moment, and the scope paths.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     live: Vec<GroupUsage>,
@@ -17,9 +17,9 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads the live memory as it is now.
+    /// Reads the current live memory.
     pub fn now(view: &dyn LedgerView, names: &dyn Names, device: Device) -> Self {
-        // The groups are read first, so that none belongs to a newer path.
+        // The groups are read first, so that each belongs to a known path.
         let mut live = view.groups();
         live.retain(|live| live.device == device && live.group.kind.is_on_device());
         let pools = view.pools().into_iter().filter(|pool| pool.device == device);

@@ -33,8 +33,7 @@ pub fn memory_stats(
     }
 }
 
-/// Returns the memory that is on the device for certain, and that of each kind. If nothing was intercepted, nothing was
-/// allocated.
+/// Returns the statistics of the memory that is certainly on the device, and of each kind. Zeros if nothing was intercepted.
 pub fn of_device(view: &dyn LedgerView, device: Device) -> (AllocStats, KindStats) {
     let known = view.stats().into_iter().find(|stats| stats.device == device);
     known.map(|DeviceStats { on_device, kinds, .. }| (of_stat(&on_device), of_kinds(&kinds))).unwrap_or_default()

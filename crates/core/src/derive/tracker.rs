@@ -9,7 +9,7 @@ use crate::{
     report::{AllocatedAt, Groups, Sort, What, place_of},
 };
 
-/// Returns the blocks on a device that are live now. `labels` returns the labels of the blocks that it gets.
+/// Returns the live blocks of a device, grouped. `labels` returns the labels of the blocks that it gets.
 pub fn tracked_groups(
     view: &dyn LedgerView,
     names: &dyn Names,
@@ -25,7 +25,7 @@ pub fn tracked_groups(
         let AllocGroup { node, stack, kind, .. } = block.group;
         let what = match label {
             Some(label) => What::Labelled(label),
-            // No lock is held here, because the lines of a stack are in files.
+            // No lock is held here, because resolving a stack reads files.
             None => What::Unlabelled(Arc::clone(known.entry((node, stack)).or_insert_with(|| {
                 let Stack { line, library, .. } = names.stack(stack);
                 Arc::new(AllocatedAt { path: paths.full_names_of(node), line, library })

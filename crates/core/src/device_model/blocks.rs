@@ -6,11 +6,11 @@ use super::units::{ALIGNMENT, LARGEST, ModelError, packed};
 
 /// The first address of a device, far from 0.
 const FIRST: u64 = 0x7000_0000_0000;
-/// A device of up to 8 TiB has as many addresses for its blocks, and as many for its pool.
+/// The size of the address range for the blocks of a device of up to 8 TiB. The range for its pool has the same size.
 const SPAN: u64 = 8 << 40;
 
 /// Returns the addresses of the blocks and of the pool of a device with this much memory. A device of more than 8 TiB has two
-/// addresses for each byte, so that gaps between live blocks seldom keep a block from having one.
+/// addresses for each byte, so that fragmentation rarely prevents an allocation.
 pub(super) fn addresses(total: u64) -> [Range<u64>; 2] {
     let span = if total <= SPAN { SPAN } else { 2 * total.min(LARGEST) };
     [FIRST..FIRST + span, FIRST + span..FIRST + 2 * span]
@@ -52,7 +52,7 @@ impl Blocks {
         Ok(address)
     }
 
-    /// Forgets the freed addresses and uses the widest gap between live blocks instead.
+    /// Discards the freed addresses and uses the widest gap between live blocks instead.
     fn find_fresh(&mut self) {
         self.reusable.clear();
         let Range { mut start, end } = self.all;

@@ -1,9 +1,9 @@
 //! A model of the memory of one GPU. Its behaviour was measured on a real one. It has no clock, no lock and no I/O.
 //!
-//! The simulated device wraps this model in guards; the stand-in driver of the tests wraps it in the C ABI. So it uses `std`
-//! only and counts bytes as `u64`.
+//! The simulated device wraps this model in guards; the stand-in driver of the tests wraps it in the C ABI. Therefore it
+//! uses only `std` and counts bytes as `u64`.
 //!
-//! The numbers are those of NVML's second version: `total = free + used + reserved`.
+//! The amounts are defined as in version 2 of NVML's memory info: `total = free + used + reserved`.
 
 mod blocks;
 mod pool;
@@ -23,7 +23,7 @@ pub struct DeviceModel {
     reserved: u64,
     held: u64,
     blocks: Blocks,
-    /// The pages of all blocks that have at least the size of a page.
+    /// The pages of all blocks of at least a page.
     large_backing: u64,
     /// The sum of all smaller blocks. They share pages, packed without gaps.
     small_bytes: u64,
@@ -31,10 +31,10 @@ pub struct DeviceModel {
 }
 
 impl DeviceModel {
-    /// The most memory that a device may have. A larger one would have bytes without an address.
+    /// The largest memory of a device. On a larger one, some bytes would not have an address.
     pub const LARGEST: u64 = LARGEST;
 
-    /// Creates a device with nothing in use.
+    /// Creates a device with no memory in use.
     pub fn new(total: u64) -> Self {
         let [blocks, pooled] = addresses(total);
         Self {
@@ -55,13 +55,13 @@ impl DeviceModel {
         self
     }
 
-    /// Returns the end of its addresses.
+    /// Returns the end of the device's addresses.
     pub fn addresses_end(&self) -> u64 {
         let [_, pooled] = addresses(self.total);
         pooled.end
     }
 
-    /// Returns all memory of the device.
+    /// Returns the total memory of the device.
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -84,7 +84,7 @@ impl DeviceModel {
     /// Allocates like `cuMemAlloc`. Like a real driver, it reuses the address of the last freed block of this size.
     ///
     /// # Errors
-    /// Returns an error if `bytes` is 0, or if the device has less free memory than that.
+    /// Returns an error if `bytes` is 0, or if less memory is free.
     pub fn alloc(&mut self, bytes: u64) -> Result<u64, ModelError> {
         if bytes == 0 {
             return Err(ModelError::ZeroBytes);
@@ -106,7 +106,7 @@ impl DeviceModel {
         Ok(address)
     }
 
-    /// Frees like `cuMemFree`: the memory is free at once. Returns the requested bytes.
+    /// Frees like `cuMemFree`: the memory is free immediately. Returns the requested bytes.
     ///
     /// # Errors
     /// Returns an error if no live block starts at this address.
@@ -123,14 +123,14 @@ impl DeviceModel {
     /// Allocates like `cuMemAllocAsync` from the device's pool. The model has one stream.
     ///
     /// # Errors
-    /// Returns an error if `bytes` is 0, or if the device has less free memory than that.
+    /// Returns an error if `bytes` is 0, or if less memory is free.
     pub fn alloc_async(&mut self, bytes: u64) -> Result<u64, ModelError> {
         if bytes == 0 {
             return Err(ModelError::ZeroBytes);
         }
         let pool = &self.pool;
         let used = add(pool.used, bytes)?;
-        // Memory that was freed in stream order can be reused in stream order, before any synchronise.
+        // Memory that was freed in stream order can be reused in stream order, even without a synchronization.
         let freed = pool.freed.saturating_sub(bytes);
         let backing = round_up(add(used, freed)?, POOL_STEP)?;
         if backing.saturating_sub(pool.reserved) > self.free() {
@@ -145,7 +145,7 @@ impl DeviceModel {
         Ok(address)
     }
 
-    /// Frees like `cuMemFreeAsync`: the usage of the pool falls at once, its backing stays. Returns the requested
+    /// Frees like `cuMemFreeAsync`: the usage of the pool falls immediately, and its backing stays. Returns the requested
     /// bytes.
     ///
     /// # Errors
@@ -163,8 +163,8 @@ impl DeviceModel {
         self.pool.shrink_to(self.pool.release_threshold);
     }
 
-    /// Trims like `cuMemPoolTrimTo`. Memory that was freed since the last synchronise may still be used by work in flight,
-    /// so it is not returned.
+    /// Trims like `cuMemPoolTrimTo`. Memory that was freed since the last synchronization may still be used by work in
+    /// flight, so it is not returned.
     pub fn trim_to(&mut self, keep: u64) {
         self.pool.shrink_to(keep);
     }
@@ -199,7 +199,7 @@ impl DeviceModel {
         self.pool.reserved_high = self.pool.reserved;
     }
 
-    /// Returns the unused backing that a synchronise leaves to the pool; 0 by default.
+    /// Returns the unused backing that a synchronization leaves to the pool; 0 by default.
     pub fn pool_release_threshold(&self) -> u64 {
         self.pool.release_threshold
     }
@@ -209,10 +209,10 @@ impl DeviceModel {
         self.pool.release_threshold = bytes;
     }
 
-    /// Uses memory that is no block of this process: a context, another process.
+    /// Uses memory that is not a block of this process, such as a context or another process.
     ///
     /// # Errors
-    /// Returns an error if the device has less free memory than that.
+    /// Returns an error if less memory is free.
     pub fn hold(&mut self, bytes: u64) -> Result<(), ModelError> {
         if bytes > self.free() {
             return Err(ModelError::OutOfMemory);

@@ -12,8 +12,8 @@ use super::{
 pub(super) struct Pool {
     pub(super) blocks: Blocks,
     pub(super) used: u64,
-    /// The memory that was freed in stream order since the last synchronise. It is not used, but cannot be returned to
-    /// the device yet.
+    /// The memory that was freed in stream order since the last synchronization. It is not in use, but cannot be
+    /// returned to the device yet.
     pub(super) freed: u64,
     pub(super) reserved: u64,
     pub(super) used_high: u64,

@@ -8,8 +8,8 @@ use super::{
 const MIB: u64 = 1 << 20;
 
 /// Runs a script on a device of 1024 MiB; `;` separates the steps. Sizes are in MiB, or in bytes with a `b`. Names stand for
-/// addresses. A step that begins with the name of a figure checks that figure. `!oom`, `!unknown` and `!zero` before a step
-/// mean that it must fail with this error, and a step that fails must change no figure.
+/// addresses. A step that starts with the name of a value checks that value. `!oom`, `!unknown` and `!zero` before a step
+/// mean that it must fail with this error, and a failed step must not change any value.
 fn check(script: &str) {
     let mut device = DeviceModel::new(1024 * MIB);
     let mut addresses: HashMap<&str, u64> = HashMap::new();
@@ -112,7 +112,7 @@ fn the_pool_grows_in_steps_and_shrinks_when_synchronised() {
         // Freed memory is reused in stream order, and the pool does not grow.
         "async a 32; free_async a; async b 32; used 32; pool_used 32",
         "async a 32; free_async a; async b 1; used 32; pool_used 1; sync; used 32",
-        // A trim before a synchronise frees nothing; after it, only the used memory stays.
+        // A trim before a synchronization frees nothing; after it, only the used memory stays.
         "threshold 1024; async a 64; free_async a; trim 0; used 64; sync; used 64; trim 33; used 64; trim 32; used 32; trim 0; used 0",
         "threshold 1024; async a 33; async b 64; free_async b; sync; used 128; trim 0; used 64; pool_used 33",
         "threshold 64; async a 128; free_async a; sync; used 64; threshold 0; sync; used 0",
@@ -134,7 +134,7 @@ fn a_reset_sets_the_high_water_mark_to_the_current_usage() {
     }
 }
 
-/// All blocks have different sizes and need 16 TiB in sum, so freed addresses must be merged before they are reused.
+/// All blocks have different sizes and need 16 TiB in total, so freed addresses must be merged before they are reused.
 #[test]
 fn live_blocks_never_share_an_address() {
     const TIB: u64 = 1 << 40;

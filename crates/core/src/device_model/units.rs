@@ -1,6 +1,6 @@
 //! The units of memory on a device, and the errors of the model.
 
-/// The size of a page: `used` changes in steps of it.
+/// The size of a page: `used` changes in steps of this size.
 pub(super) const PAGE: u64 = 2 << 20;
 /// The backing of a stream-ordered pool changes in steps of this size.
 pub(super) const POOL_STEP: u64 = 32 << 20;

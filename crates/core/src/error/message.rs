@@ -119,7 +119,7 @@ fn no_device(f: &mut fmt::Formatter<'_>, ordinal: u32, count: u32, simulated: bo
     }
 }
 
-/// Returns the next step for an error of the driver, if there is a better one than "look it up".
+/// Returns the next step for an error of the driver, if there is a more specific one than looking it up.
 fn next_step(name: &str) -> &'static str {
     match name {
         "NVML_ERROR_DRIVER_NOT_LOADED" => "load the NVIDIA kernel module (modprobe nvidia) or reinstall the driver",

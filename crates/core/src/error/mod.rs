@@ -26,7 +26,7 @@ use std::{
 /// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The reason why a question about GPU memory has no answer, or why an action failed.
+/// The error of a query about GPU memory, or of an action that failed.
 ///
 /// The message names the thing, the cause and the next step. It is complete: the text of [`source`](StdError::source) is part of
 /// it. `Debug` prints the same text, because `main` prints the `Debug` of the error that it returns.
@@ -59,18 +59,18 @@ struct Inner {
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A driver library is not there or cannot be loaded.
+    /// A driver library is missing or cannot be loaded.
     NoLibrary { library: &'static str, detail: String },
     /// A driver library lacks a function that is needed.
     NoSymbol { library: &'static str, symbol: String },
     /// A call of a driver library failed. `device` is the device that the call was about, if any. `fatal` means that no later call
     /// can succeed.
     Call { library: &'static str, call: &'static str, code: u32, name: String, device: Option<u32>, fatal: bool },
-    /// There is no device of that number.
+    /// There is no device with this ordinal.
     NoDevice { ordinal: u32, count: u32, simulated: bool },
-    /// The driver answered without a figure.
+    /// The driver's answer did not contain the value.
     NoFigure { source: &'static str, device: u32 },
-    /// Reading would have to create a CUDA context.
+    /// A reading would have to create a CUDA context.
     NoContext { ordinal: u32, why: Box<Error> },
     /// This build has no way to reach a GPU.
     NotBuilt { feature: &'static str },
@@ -78,15 +78,15 @@ pub enum Kind {
     NoGauge { gauge: &'static str, why: &'static str },
     /// The driver's dispatch table cannot be used.
     NoDispatch { detail: String },
-    /// Neither of the sources of allocations can be used.
+    /// Neither source of allocations can be used.
     NoSource { dispatch: Error, cupti: Error },
-    /// Allocations are already intercepted through another source than the requested one.
+    /// Allocations are already intercepted through a source other than the requested one.
     OtherSource { requested: &'static str, using: &'static str },
     /// Another tool holds CUPTI's only subscription. `holder` is its name, empty if CUPTI does not report it.
     Busy { holder: String },
     /// The process is the child of a fork.
     Forked,
-    /// No known block starts at this address. `why` is the reason if no block at all is known.
+    /// No known block starts at this address. `why` is the reason if no blocks are known at all.
     UnknownBlock { address: u64, why: Option<Box<Error>> },
     /// A setting has a value that cannot be used.
     BadSetting { setting: &'static str, detail: String },
@@ -94,11 +94,11 @@ pub enum Kind {
     BadBaseline { file: String, detail: String },
     /// The driver, or the thread that reads debug information, did not answer in time.
     NoAnswer { within: Duration },
-    /// The function of a gauge of the program gave no figure.
+    /// A custom gauge's function did not return a value.
     CustomGauge { name: String, detail: String },
     /// The error of a recorded program, as it was written there.
     Recorded { message: String },
-    /// The operating system refused to start a thread.
+    /// The operating system failed to start a thread.
     NoThread { detail: String },
     /// The simulated device is full.
     SimulatedOutOfMemory { device: u32, requested: String, free: String, total: String },
@@ -106,7 +106,7 @@ pub enum Kind {
     SimulatedMisuse { device: u32, detail: &'static str },
 }
 
-/// Nothing changes an error after it is made, so a panic leaves none half changed.
+/// An error never changes after its creation, so a panic cannot leave one half changed.
 impl UnwindSafe for Inner {}
 impl RefUnwindSafe for Inner {}
 
@@ -117,8 +117,8 @@ impl Error {
         Kind::Recorded { message }.into()
     }
 
-    /// Nothing can be measured here: there is no driver or no device, or this build cannot reach one. Most programs continue
-    /// without figures.
+    /// Returns whether nothing can be measured here: there is no driver or no device, or this build cannot use one. Most programs
+    /// continue without measurements.
     pub fn is_unavailable(&self) -> bool {
         match &self.0.kind {
             Kind::NoLibrary { .. }
@@ -138,35 +138,35 @@ impl Error {
         }
     }
 
-    /// A driver library, or a function in it, is missing: the NVIDIA driver or CUPTI is not installed, too old, or not visible in
-    /// this container.
+    /// Returns whether a driver library, or a function in it, is missing: the NVIDIA driver or CUPTI is not installed, too old, or
+    /// not visible in this container.
     pub fn is_missing_library(&self) -> bool {
         matches!(self.0.kind, Kind::NoLibrary { .. } | Kind::NoSymbol { .. })
             || self.any_cause(Self::is_missing_library)
     }
 
-    /// This build of gpumem lacks a feature that the call needs.
+    /// Returns whether this build of gpumem lacks a feature that the call needs.
     pub fn is_not_built(&self) -> bool {
         matches!(self.0.kind, Kind::NotBuilt { .. }) || self.any_cause(Self::is_not_built)
     }
 
-    /// CUPTI was requested, but another tool holds its only subscription.
+    /// Returns whether CUPTI was requested, but another tool holds its only subscription.
     pub fn is_busy(&self) -> bool {
         matches!(self.0.kind, Kind::Busy { .. }) || self.any_cause(Self::is_busy)
     }
 
-    /// Allocations are already intercepted through another [`Source`](crate::model::Source) than the requested one. Leave the
-    /// source out, or set it with `GPUMEM_SOURCE` before the program starts.
+    /// Returns whether allocations are already intercepted through a [`Source`](crate::model::Source) other than the requested
+    /// one. Leave the source out, or set it with `GPUMEM_SOURCE` before the program starts.
     pub fn is_other_source(&self) -> bool {
         matches!(self.0.kind, Kind::OtherSource { .. })
     }
 
-    /// The requested gauge is not available: on this device, in this build, or with these settings.
+    /// Returns whether the requested gauge is not available: on this device, in this build, or with these settings.
     pub fn is_unavailable_gauge(&self) -> bool {
         matches!(self.0.kind, Kind::NoGauge { .. } | Kind::NoDispatch { .. } | Kind::NoSource { .. })
     }
 
-    /// The number names no device of this process.
+    /// Returns whether this process has no device with the requested ordinal.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -178,42 +178,42 @@ impl Error {
         matches!(self.0.kind, Kind::NoDevice { .. })
     }
 
-    /// The device fell off the bus, or needs a reset. Other devices may still work.
+    /// Returns whether the device fell off the bus, or needs a reset. Other devices may still work.
     pub fn is_lost_device(&self) -> bool {
         self.code().is_some_and(|(_, name)| {
             matches!(name, "NVML_ERROR_GPU_IS_LOST" | "NVML_ERROR_RESET_REQUIRED" | "CUDA_ERROR_DEVICE_UNAVAILABLE")
         })
     }
 
-    /// The figure can only be read after this process has created a CUDA context, which takes memory.
-    /// `gpumem::preload` creates it.
+    /// Returns whether the value can only be read after this process has created a CUDA context, which takes memory.
+    /// `gpumem::preload` creates one.
     pub fn needs_context(&self) -> bool {
         matches!(self.0.kind, Kind::NoContext { .. })
     }
 
-    /// The driver does not allow this user to access the device.
+    /// Returns whether the driver does not allow this user to access the device.
     pub fn is_permission_denied(&self) -> bool {
         self.code().is_some_and(|(_, name)| matches!(name, "NVML_ERROR_NO_PERMISSION" | "CUDA_ERROR_NOT_PERMITTED"))
     }
 
-    /// A CUDA stream is being captured, and the call would break the capture. Try again after it.
+    /// Returns whether a CUDA stream is being captured, and the call would break the capture. Try again after the capture.
     pub fn is_capturing(&self) -> bool {
         self.code().is_some_and(|(_, name)| {
             matches!(name, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" | "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT")
         })
     }
 
-    /// A setting (an environment variable, an argument) has a value that cannot be used.
+    /// Returns whether a setting (an environment variable or an argument) has a value that cannot be used.
     pub fn is_invalid_setting(&self) -> bool {
         matches!(self.0.kind, Kind::BadSetting { .. })
     }
 
-    /// The file of a baseline cannot be read, understood or written.
+    /// Returns whether the baseline file cannot be read, parsed or written.
     pub fn is_invalid_baseline(&self) -> bool {
         matches!(self.0.kind, Kind::BadBaseline { .. })
     }
 
-    /// An allocation failed, because the device has not enough free memory.
+    /// Returns whether an allocation failed because the device did not have enough free memory.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -229,12 +229,12 @@ impl Error {
         }
     }
 
-    /// This process is the child of a `fork` of a process that used gpumem. CUDA does not work in it.
+    /// Returns whether this process is a fork of a process that used gpumem. CUDA does not work in it.
     pub fn is_forked(&self) -> bool {
         matches!(self.0.kind, Kind::Forked) || self.any_cause(Self::is_forked)
     }
 
-    /// No known block starts at the address.
+    /// Returns whether no known block starts at the address.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -246,12 +246,12 @@ impl Error {
         matches!(self.0.kind, Kind::UnknownBlock { .. })
     }
 
-    /// There was no answer in time. A later question may have one.
+    /// Returns whether an answer did not come in time. A later query may succeed.
     pub fn is_timeout(&self) -> bool {
         matches!(self.0.kind, Kind::NoAnswer { .. })
     }
 
-    /// Returns the driver's own error number and name, such as `(15, "NVML_ERROR_GPU_IS_LOST")`.
+    /// Returns the driver's own error code and name, such as `(15, "NVML_ERROR_GPU_IS_LOST")`.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -271,7 +271,7 @@ impl Error {
         }
     }
 
-    /// Keeps the error of another library as the [`source`](StdError::source).
+    /// Sets the error of another library as the [`source`](StdError::source).
     #[doc(hidden)]
     #[must_use]
     pub fn because(mut self, cause: impl StdError + Send + Sync + 'static) -> Self {
@@ -285,11 +285,11 @@ impl Error {
 }
 
 impl Kind {
-    /// Returns the error of this crate that led to this one.
+    /// Returns the gpumem error that caused this one.
     fn cause(&self) -> Option<&Error> {
         match self {
             Self::NoContext { why, .. } | Self::UnknownBlock { why: Some(why), .. } => Some(why),
-            // CUPTI is tried last. The message has both reasons.
+            // CUPTI is tried last. The message contains both reasons.
             Self::NoSource { cupti, .. } => Some(cupti),
             _ => None,
         }
@@ -310,7 +310,7 @@ impl PartialEq for Error {
 
 impl Eq for Error {}
 
-/// The same text as `Display`.
+/// Writes the same text as `Display`.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

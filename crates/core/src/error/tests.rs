@@ -54,7 +54,7 @@ fn detail() -> String {
     "detail".to_owned()
 }
 
-/// The list has every kind, and the predicates that are true for it.
+/// Returns every kind, with the predicates that are true for it.
 fn kinds() -> Vec<(Kind, Vec<&'static str>)> {
     vec![
         (no_library(), vec!["unavailable", "missing library"]),
@@ -103,8 +103,8 @@ fn kinds() -> Vec<(Kind, Vec<&'static str>)> {
     ]
 }
 
-/// Returns the number of a kind. A new kind does not compile here until it has a number, and `each_kind_has_its_predicates` then
-/// asks for its row.
+/// Returns the number of a kind. The match forces a new kind to get a number here, and `each_kind_has_its_predicates` then
+/// requires its row.
 fn number(kind: &Kind) -> usize {
     match kind {
         Kind::NoLibrary { .. } => 0,

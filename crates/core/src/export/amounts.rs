@@ -10,7 +10,7 @@ fn largest(bytes: &[i64]) -> u64 {
 }
 
 /// The format of the amounts of one column: one unit, with enough decimals for four significant digits of the largest amount.
-/// Decimals that are 0 in all rows are left out.
+/// Trailing decimals that are 0 in all rows are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amounts {
     /// The unit of all amounts of the column.
@@ -24,19 +24,19 @@ impl Amounts {
     pub fn of(bytes: impl IntoIterator<Item = i64>) -> Self {
         let bytes: Vec<i64> = bytes.into_iter().collect();
         let largest = largest(&bytes);
-        // 9,999 MiB can be compared with other amounts in MiB, 9.76 GiB cannot.
+        // 9,999 MiB is easy to compare with other amounts in MiB; 9.76 GiB is not.
         let is_too_large = |shift: u32| shift >= 20 && largest >> shift >= 10_000;
         let fits = |(_, shift): &(&str, u32)| largest >> shift >= 1 && (*shift <= 20 || is_too_large(shift - 10));
         let (unit, shift) = UNITS.into_iter().rev().find(fits).unwrap_or(MIB);
         Self::in_unit((unit, shift), &bytes)
     }
 
-    /// Returns the format for amounts below a line that is in MiB, such as that of a trace.
+    /// Returns the format for amounts below a line that is in MiB, such as the line of a trace.
     pub(super) fn in_mib(bytes: impl IntoIterator<Item = i64>) -> Self {
         Self::in_unit(MIB, &bytes.into_iter().collect::<Vec<_>>())
     }
 
-    /// Returns the format for another column of the same table: it has the same unit and its own decimals.
+    /// Returns the format for another column of the same table: the same unit, and separate decimals.
     #[must_use]
     pub fn for_others(self, bytes: impl IntoIterator<Item = i64>) -> Self {
         Self::in_unit((self.unit, self.shift), &bytes.into_iter().collect::<Vec<_>>())
@@ -59,8 +59,8 @@ impl Amounts {
         Self { unit, shift, decimals }
     }
 
-    /// Returns an amount for a sentence above or below the table, such as `28 MiB` or `1.50 MiB`. One that would be less than `0.01` has
-    /// its own unit.
+    /// Returns an amount for a sentence above or below the table, such as `28 MiB` or `1.50 MiB`. An amount below `0.01` gets its own
+    /// unit.
     pub fn in_words(self, bytes: i64) -> String {
         if (i128::from(bytes.unsigned_abs()) * 100) >> self.shift == 0 {
             return ByteDelta::new(bytes).to_string();
@@ -69,7 +69,7 @@ impl Amounts {
         format!("{} {}", Self { decimals: if is_whole { 0 } else { 2 }, ..self }.show(bytes), self.unit)
     }
 
-    /// An amount that is not 0 is not shown as 0, but as less than the last digit.
+    /// Formats an amount. One that is not 0 but would round to 0 is shown as less than the last digit.
     pub fn show(self, bytes: i64) -> String {
         if bytes == 0 {
             return "0".to_owned();

@@ -13,7 +13,7 @@ use crate::report::{Breakdown, Part, PartKind, SharedNames};
 /// The largest number of rows for scopes, libraries and other parts of this process.
 const MOST: usize = 20;
 
-/// A tree, the largest first. A row shows the sum of its inner rows and its own memory.
+/// Writes a tree, with the largest parts first. A row shows the sum of its inner rows and its own memory.
 impl Show for Breakdown {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let Self { device, name, memory, .. } = self;
@@ -65,7 +65,7 @@ impl Breakdown {
     }
 }
 
-/// Returns rows with a size, a number of blocks, and a bar.
+/// Returns a table of rows with a size, a number of blocks, and a bar.
 pub(super) fn table(what: &str, rows: &[Row]) -> Table {
     table_in(what, rows, amounts_of(rows))
 }
@@ -80,7 +80,7 @@ pub fn part_table(what: &str, rows: &[Row], whole: Amounts) -> Table {
     table_in(what, rows, whole.for_others(rows.iter().map(|row| row.bytes)))
 }
 
-/// Returns the same with the unit and the decimals of other tables.
+/// Like [`part_table`], but with the unit and the decimals of other tables.
 pub fn table_in(what: &str, rows: &[Row], amounts: Amounts) -> Table {
     let has_blocks = rows.iter().any(|row| row.blocks > 0);
     let mut table = Table::new().column(what, Fit::LeftCutFront).amounts("", amounts);
@@ -178,7 +178,7 @@ device 0 (NVIDIA H200): 2 GiB of 16 GiB in use, 14 GiB free
         let of = |reading: &DeviceReading| Breakdown::of(reading, OWN_PID, &live());
         let memory = reading().memory;
         assert_eq!(sum(&of(&reading())), memory.used);
-        // If the driver does not report a number, none is shown.
+        // Values that the driver does not report are not shown.
         for processes in [
             None,
             Some(vec![]),

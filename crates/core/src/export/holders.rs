@@ -1,4 +1,4 @@
-//! Writes the holders of memory: when an allocation is rejected, at a peak, and at the end of the process.
+//! Writes the holders of memory: when an allocation is rejected, at a peak, and at process exit.
 
 use std::fmt;
 
@@ -78,7 +78,7 @@ fn rows(places: &[Place]) -> Vec<Row> {
     places.iter().map(row).collect()
 }
 
-/// The scopes, each with its lines. All rows add up to the peak.
+/// Writes the scopes, each with its lines. All rows add up to the peak.
 impl Show for PeakHolders {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let Self { device, simulated, bytes, is_over_start, untracked, lost, .. } = self;
@@ -105,7 +105,7 @@ impl Show for PeakHolders {
 }
 
 impl PeakHolders {
-    /// A program that opens no scopes is not told that it is outside all scopes.
+    /// Returns whether any holder is in a scope. Without scopes, "outside of all scopes" is not shown.
     fn has_scopes(&self) -> bool {
         self.holders.iter().any(|holder| !holder.path.is_empty())
     }
@@ -130,7 +130,7 @@ impl PeakHolders {
     }
 }
 
-/// Writes one line, and one for each place. Blocks of one size are `3 × 512 MiB`.
+/// Writes a heading line, and a line for each place. Blocks of equal size are written as `3 × 512 MiB`.
 impl Show for Leaks {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         if self.blocks == 0 {
@@ -156,7 +156,7 @@ impl Show for Leaks {
 
 impl Leaks {
     fn rows(&self) -> Vec<Row> {
-        // If only one is left, its own row takes no more room than the shared row.
+        // If only one is left, its own row takes no more space than the shared row.
         let most = if self.places.len() > MOST_PLACES + 1 { MOST_PLACES } else { self.places.len() };
         let (shown, rest) = self.places.split_at(most);
         let mut rows = rows(shown);
@@ -369,7 +369,7 @@ device 0: the peak was 1.00 GiB over the start
 ";
         assert!(text.contains(places), "{text}");
         assert!(!text.ends_with('\n'));
-        // The peak is the memory in use now.
+        // The peak equals the memory in use now.
         let now =
             OutOfMemory { peak: oom.peak.clone().map(|peak| PeakHolders { bytes: Bytes::gib(1), ..peak }), ..oom };
         assert!(!now.to_string().contains("the peak was"), "{now}");

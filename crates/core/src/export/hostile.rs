@@ -1,4 +1,4 @@
-//! Tests hostile names in all outputs of the library: a terminal shows them without acting on them, and a reader of JSON gets
+//! Tests hostile names in all outputs of the library: a terminal shows them without interpreting them, and JSON parsers get
 //! them unchanged.
 
 use std::time::{Duration, UNIX_EPOCH};
@@ -89,7 +89,7 @@ fn out_of_memory() -> OutOfMemory {
     }
 }
 
-/// The list has one of each kind of content. A new kind does not compile until it is here.
+/// Returns the next of the sample contents, one of each kind. The match forces a new kind to be added here.
 fn after(content: Option<&Content>) -> Option<Content> {
     let at = SourceLine::new(NAME, 12, 9);
     let device = Device { family: Family::Cuda, ordinal: 0 };
@@ -141,7 +141,7 @@ fn assert_printable(text: &str) {
     assert!(text.contains("FORGED"), "its names are not there: {text:?}");
 }
 
-/// The forms in which it is written. A new one does not compile until it is here.
+/// Checks a form of the output. The match forces a new form to be added here.
 fn check(form: Form, output: &Output) {
     match form {
         Form::Text => {

@@ -1,11 +1,11 @@
-//! Writes JSON that a terminal may print.
+//! Writes JSON that is safe to print on a terminal.
 
 use std::io::{self, Write};
 
 use crate::model::is_printable;
 
-/// A writer between a writer of JSON and its output. Characters that a terminal acts on become escapes such as `\u009b`, which a
-/// parser reads as the same string. JSON itself demands this only for characters below a space.
+/// A writer between a JSON serializer and its output. Control characters of terminals become escapes such as `\u009b`, which a
+/// parser reads as the same string. JSON itself requires this only for characters below a space.
 #[derive(Debug)]
 pub struct JsonEscapes<W>(pub W);
 
@@ -14,7 +14,7 @@ impl<W: Write> Write for JsonEscapes<W> {
         let is_plain = bytes.iter().all(|byte| byte.is_ascii() && *byte != 0x7f);
         // The JSON writer writes each part of a string in one call. A piece that is not text is left unchanged.
         let (false, Ok(mut text)) = (is_plain, std::str::from_utf8(bytes)) else { return self.0.write(bytes) };
-        // Line breaks and spaces between values are not in strings.
+        // Line breaks and spaces occur only between values, not in strings.
         let acts = |c: char| c >= '\u{7f}' && !is_printable(c);
         while let Some(at) = text.find(acts) {
             let (before, rest) = text.split_at(at);

@@ -11,7 +11,7 @@ use crate::{
     report::{KindStats, MemoryStats, MemorySummary, ReservedStats, Tally, counted},
 };
 
-/// Writes PyTorch's table, below lines about its accuracy.
+/// Writes PyTorch's table, preceded by lines about its accuracy.
 impl Show for MemorySummary {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let MemoryStats { device, simulated, intercepted_by, since, untracked, lost, reserved, .. } = &self.stats;
@@ -213,7 +213,7 @@ GPU memory of this process, device 1: exact, counted for 12.3 s
         }
     }
 
-    /// The device has a PiB, and the totals are those of a long run.
+    /// The device has a PiB, and the totals come from a long run.
     #[test]
     fn the_table_stands_in_80_columns() {
         let most = stat([(1 << 50) - 1; 3], [999_999_999_999; 3]);

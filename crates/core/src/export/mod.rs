@@ -1,5 +1,5 @@
-//! The writers of reports, one topic in each file. They only write: all numbers are derived earlier. The parts of tables are
-//! public: the command `gpumem` writes its own tables with them.
+//! The writers of reports, one file for each topic. They only write: all numbers are derived earlier. The building blocks of
+//! tables are public, because the command `gpumem` uses them as well.
 
 mod amounts;
 mod breakdown;
@@ -44,8 +44,8 @@ pub enum Form {
 }
 
 impl Form {
-    /// Returns the output as one piece of text that ends in a line break, so that outputs of several threads and processes
-    /// do not mix.
+    /// Returns the output as a single string that ends in a line break, so that outputs of several threads and processes do
+    /// not mix.
     pub fn write(self, output: &Output, paint: Paint) -> String {
         let mut text = match self {
             Self::Text => output::text(output, paint),

@@ -8,7 +8,7 @@ use crate::{
     report::{Content, Output, Peaks},
 };
 
-/// The text has no line break at the end.
+/// Returns the output as text, without a line break at the end.
 pub(super) fn text(output: &Output, paint: Paint) -> String {
     InPaint(output, paint).to_string()
 }

@@ -1,4 +1,4 @@
-//! Colours and widths for terminals. `Display` of a report uses none.
+//! Colours and widths for terminals. `Display` of a report uses plain text in 80 columns.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::{
     report::{Breakdown, Leaks, MemorySummary, OutOfMemory, Output, PeakHolders, Peaks, Stats, Summary, Tracked},
 };
 
-/// The columns of reports, unless a terminal has others.
+/// The default width of reports.
 const WIDTH: usize = 80;
 
 /// The style of text: with or without colours, and the number of columns.
@@ -54,9 +54,9 @@ pub enum Role {
     Faint,
     /// A bar.
     Bar,
-    /// A rise.
+    /// An increase.
     More,
-    /// A fall.
+    /// A decrease.
     Less,
     /// Text that the reader must not miss.
     Alarm,
@@ -77,8 +77,8 @@ impl Role {
 }
 
 impl Paint {
-    /// Returns the text in the colour of its role, on one line. Padding must be in the text already: escape codes have
-    /// no width.
+    /// Returns the text in the colour of its role, on one line. The text must already include its padding, because
+    /// escape codes have no width.
     pub fn on<T: fmt::Display>(self, role: Role, text: T) -> Painted<T> {
         Painted { style: if self.is_coloured { role.style() } else { Style::new() }, text }
     }
@@ -106,7 +106,7 @@ pub trait Show {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result;
 }
 
-/// `Display` of these reports, in 80 columns and without colours.
+/// Implements `Display` for these reports, in 80 columns and without colours.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! plain_display {

@@ -11,9 +11,9 @@ use std::{
 use super::Form;
 use crate::{model::parse_error, report::Output};
 
-/// The target of everything that gpumem prints: reports of traces, points of trackers, reports when memory runs out, leaks, peaks,
+/// The target of everything that gpumem prints: reports of traces, points of trackers, out-of-memory reports, leaks, peaks,
 /// unchecked budgets, notices. The environment variable `GPUMEM_REPORT` (`stdout`, `stderr`, `file:PATH`, `json`, `json:PATH` or
-/// `off`) sets it for a whole program, `gpumem::sink::set_sink` sets it from code.
+/// `off`) sets it for a whole program, and `gpumem::sink::set_sink` sets it from code.
 ///
 /// [`FromStr`] reads the same values as the variable.
 ///
@@ -46,8 +46,8 @@ pub enum Sink {
 }
 
 impl Sink {
-    /// Passes each [`Output`] to a function, on the thread that makes it. A panic that unwinds from it is caught, since it may
-    /// run in the drop of a guard. Output that is made inside the function is dropped, except notices, which go to stderr.
+    /// Passes each [`Output`] to a function, on the thread that creates the output. A panic of the function is caught, because it
+    /// may run while a guard is dropped. Output from inside the function is dropped, except notices, which go to stderr.
     ///
     /// ```
     /// use gpumem::sink::{Content, Sink, set_sink};
@@ -66,7 +66,7 @@ impl Sink {
         }))
     }
 
-    /// Returns the form that is written there.
+    /// Returns the form of the sink's output.
     #[doc(hidden)]
     pub fn form(&self) -> Form {
         match self {
@@ -76,7 +76,7 @@ impl Sink {
     }
 }
 
-/// Writes the value of `GPUMEM_REPORT` that stands for this sink.
+/// Writes the value of `GPUMEM_REPORT` for this sink.
 impl fmt::Display for Sink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -98,7 +98,7 @@ impl fmt::Debug for Sink {
 }
 
 parse_error! {
-    /// The error for a text that names no [`Sink`].
+    /// The error for a text that does not name a [`Sink`].
     ///
     /// ```
     /// let error = "printer".parse::<gpumem::sink::Sink>().unwrap_err();

@@ -33,7 +33,7 @@ impl Show for Stats {
     }
 }
 
-/// Returns the amounts of a name: min, median, 99 %, max and sum of `used`, and the same without the sum for `peaked`.
+/// Returns the amounts of a name: min, median, 99 %, max and sum of `used`, and the same for `peaked` without the sum.
 fn amounts_of(CallFigures { used, sum, peaked, .. }: &CallFigures) -> ([i64; 5], [i64; 4]) {
     (
         [used.min, used.median, used.p99, used.max, *sum].map(ByteDelta::get),
@@ -44,7 +44,7 @@ fn amounts_of(CallFigures { used, sum, peaked, .. }: &CallFigures) -> ([i64; 5],
 fn table(names: &[NameStats]) -> Table {
     let all = || names.iter().filter_map(|name| name.figures.as_ref()).map(amounts_of);
     let amounts = Amounts::of(all().flat_map(|(used, peaked)| [&used[..4], &peaked[..]].concat()));
-    // The sum of all calls may be far larger: it has its own decimals.
+    // The sum of all calls may be far larger, so it has its own decimals.
     let sums = amounts.for_others(all().map(|(used, _)| used[4]));
     let mut table = Table::new().column("name", Fit::LeftCutFront).column("calls", Fit::Right).column("", Fit::Left);
     for name in ["min", "median", "99 %", "max"] {

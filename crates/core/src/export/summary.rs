@@ -62,7 +62,7 @@ type Figure = (&'static str, fn(&ScopeSummary) -> Bytes);
 const IN_USE: [Figure; 3] =
     [("peak", |scope| scope.peak), ("at peak", |scope| scope.at_peak), ("used", |scope| scope.used)];
 
-/// Returns the format of the memory in use. All of a table, and the lines below it, have its unit.
+/// Returns the format of the memory in use. Its unit is used in the whole table and in the lines below it.
 fn in_use<'a>(scopes: impl IntoIterator<Item = &'a ScopeSummary>) -> Amounts {
     Amounts::of(scopes.into_iter().flat_map(|scope| IN_USE.map(|(_, figure)| figure(scope).signed())))
 }
@@ -70,7 +70,7 @@ fn in_use<'a>(scopes: impl IntoIterator<Item = &'a ScopeSummary>) -> Amounts {
 fn table(scopes: &[ScopeSummary]) -> Table {
     let amounts = in_use(scopes);
     let total: Figure = ("total", |scope| scope.allocated);
-    // The sum of all allocations may be far larger: it has its own decimals.
+    // The sum of all allocations may be far larger, so it has its own decimals.
     let totals = amounts.for_others(scopes.iter().map(|scope| scope.allocated.signed()));
     let figures: Vec<_> = IN_USE.map(|figure| (figure, amounts)).into_iter().chain([(total, totals)]).collect();
     let mut table = Table::new().column("scope", Fit::LeftCutFront);
@@ -193,7 +193,7 @@ used: still in use. at peak: its part of the peak of the whole process.
     fn figures_are_not_cut_off() {
         let many = [1_000_000_000, 19_999, 99_999, 99_999, 99_999, 9_999_999_999];
         let text = Summary::of(vec![scope(&["a name of 20 columns"], None, many)], 0, 0, None).to_string();
-        // The name takes the room of the bar.
+        // The name takes the space of the bar.
         let line = " a name of 20 columns  97.66    97.66  19.53  97.66  9999999999  1000000000\n";
         assert!(text.contains(line), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");

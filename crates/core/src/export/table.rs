@@ -17,27 +17,27 @@ use crate::model::one_line;
 const BAR: usize = 8;
 /// The number of columns by which a row is indented under its outer row.
 const INDENT: usize = 2;
-/// The smallest width of a name that is cut.
+/// The smallest width of a truncated name.
 const LEAST: usize = 12;
-/// Bars are left out before a name is cut to less than this.
+/// Bars are left out before a name is truncated to less than this.
 const ENOUGH: usize = 20;
 
-/// The alignment of a column, and how a text that is too long is cut.
+/// The alignment of a column, and how text that is too long is truncated.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Fit {
     /// Text is aligned to the right.
     Right,
-    /// Text stands on the left.
+    /// Text is aligned to the left.
     Left,
-    /// Text is aligned to the left. A text that is too long is cut at its start.
+    /// Text is aligned to the left. Text that is too long is truncated at its start.
     LeftCutFront,
-    /// Text is aligned to the left. A text that is too long is cut at its end.
+    /// Text is aligned to the left. Text that is too long is truncated at its end.
     LeftCutEnd,
-    /// A command line stands on the left, see [`shortened_command`].
+    /// A command line is aligned to the left; see [`shortened_command`].
     LeftCutCommand,
 }
 
-/// A heading and rows. One column may be cut: it gets the width that the others leave.
+/// A heading and rows. One column may be truncated: it gets the width that the others leave.
 #[derive(Default)]
 pub struct Table {
     columns: Vec<Column>,
@@ -46,33 +46,33 @@ pub struct Table {
 
 struct Column {
     name: String,
-    /// The unit of a column of amounts, unless it is in the name.
+    /// The unit of a column of amounts, unless the name contains it.
     unit: &'static str,
     fit: Fit,
 }
 
 enum TableLine {
     Row(Vec<Cell>),
-    /// A text across all columns, and the number of rows that it is inside of.
+    /// Text across all columns, and its nesting depth.
     Note(usize, String),
 }
 
 /// A cell of a table.
 #[derive(Clone, Default)]
 pub struct Cell {
-    /// The number of rows that it is inside of.
+    /// The nesting depth.
     depth: usize,
     text: String,
     role: Role,
 }
 
 impl Cell {
-    /// A text that is indented by its depth.
+    /// Creates a cell that is indented by its depth.
     pub fn nested(depth: usize, text: &str) -> Self {
         Self { depth, ..Self::from(text) }
     }
 
-    /// Returns the share of `part` in `whole`, in eighths of a column.
+    /// Creates a bar for the share of `part` in `whole`, in eighths of a column.
     pub fn bar(part: i64, whole: i64) -> Self {
         const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
         let (part, whole) = (i128::from(part.max(0)), i128::from(whole.max(1)));
@@ -82,7 +82,7 @@ impl Cell {
         Self { depth: 0, text, role: Role::Bar }
     }
 
-    /// Makes a bar with the colour of this role.
+    /// Returns the cell with the colour of this role.
     #[must_use]
     pub fn role(self, role: Role) -> Self {
         Self { role, ..self }
@@ -92,7 +92,7 @@ impl Cell {
         INDENT * self.depth + self.text.width()
     }
 
-    /// Returns the least width of the text that is shown.
+    /// Returns the smallest width at which the text can be shown.
     fn least(&self) -> usize {
         self.text.width().min(LEAST)
     }
@@ -105,7 +105,7 @@ impl<T: AsRef<str>> From<T> for Cell {
 }
 
 impl Table {
-    /// Makes a table without columns.
+    /// Creates a table without columns.
     pub fn new() -> Self {
         Self::default()
     }
@@ -130,13 +130,13 @@ impl Table {
         self.lines.push(TableLine::Row(cells.into_iter().collect()));
     }
 
-    /// Adds a line below the last row, indented like the rows inside of it.
+    /// Adds a line below the last row, indented like rows of this depth.
     pub fn note(&mut self, depth: usize, text: &str) {
         self.lines.push(TableLine::Note(depth, text.to_owned()));
     }
 
-    /// The column that may be cut gets the room that the others leave. If that is too little, bars are left out, then columns stand
-    /// closer together.
+    /// Computes the layout. The column that may be truncated gets the width that the others leave. If that is too little, bars are
+    /// left out first, and then the gaps between columns shrink.
     fn layout(&self, width: usize) -> Layout {
         let rows =
             || self.lines.iter().filter_map(|line| if let TableLine::Row(cells) = line { Some(cells) } else { None });
@@ -150,7 +150,7 @@ impl Table {
             |column: &Column| matches!(column.fit, Fit::LeftCutFront | Fit::LeftCutEnd | Fit::LeftCutCommand);
         let cut = self.columns.iter().position(can_be_cut);
         let name = cut.and_then(|at| layout.widths[at]).unwrap_or(0);
-        // This room is left for the name.
+        // The space left for the name.
         let room = |layout: &Layout| (width + name).saturating_sub(layout.width());
         if room(&layout) < name.min(ENOUGH) {
             for (at, width) in layout.widths.iter_mut().enumerate() {
@@ -165,7 +165,7 @@ impl Table {
             let room = room(&layout).max(LEAST);
             let width = name.min(room);
             layout.widths[at] = Some(width);
-            // All rows of a tree are indented in the same way, and less if one of them would have no room.
+            // All rows of a tree have the same indentation, which is reduced if one of them would not fit.
             let fits = |cell: &Cell| layout.indent * cell.depth + cell.least() <= width;
             if !rows().filter_map(|cells| cells.get(at)).all(fits) {
                 layout.indent = 1;
@@ -211,7 +211,7 @@ impl Table {
         let mut line = String::new();
         for (at, (cell, Column { fit, .. }, width)) in columns.into_iter().enumerate() {
             let Cell { depth, text, role } = cell;
-            // A text that is nested too deep for the column starts where there is still room for its last name.
+            // Text that is nested too deep for the column is indented only as far as its last name still fits.
             let indent = (layout.indent * depth).min(width.saturating_sub(cell.least()));
             let room = width - indent;
             let text = match fit {
@@ -229,8 +229,7 @@ impl Table {
     }
 }
 
-/// The width of each column (`None` if it is left out), the spaces between two columns, and the indentation of a row for each row
-/// that it is inside of.
+/// The width of each column (`None` if it is left out), the spaces between two columns, and the indentation for each level of nesting.
 struct Layout {
     widths: Vec<Option<usize>>,
     gap: usize,
@@ -245,8 +244,8 @@ impl Layout {
     }
 }
 
-/// Cuts a name to this number of columns. The end of a longer name is kept, because it says most, and only whole names
-/// of a path. The function of `function (path)` is kept too, if there is room.
+/// Truncates a name to this number of columns. Keeps the end of a longer name, because it is the most specific part, in whole path
+/// segments. The function of `function (path)` is kept too, if it fits.
 pub fn shortened(name: &str, most: usize) -> String {
     let name = one_line(name);
     if name.width() <= most {
@@ -264,8 +263,8 @@ pub fn shortened(name: &str, most: usize) -> String {
     format!("…{}", &kept[begin..])
 }
 
-/// Cuts a command line to this number of columns. Folders are removed first, from the left, because that of an interpreter says least.
-/// Then the end is cut.
+/// Truncates a command line to this number of columns. Folders are removed first, from the left, because the interpreter's folder
+/// matters least. Then the end is truncated.
 pub fn shortened_command(line: &str, most: usize) -> String {
     let line = one_line(line);
     let mut words: Vec<_> = line.split(' ').map(Cow::Borrowed).collect();
@@ -284,7 +283,7 @@ pub fn shortened_command(line: &str, most: usize) -> String {
     cut(&words.join(" "), most)
 }
 
-/// Cuts a text to this number of columns. The beginning of a longer text is kept.
+/// Truncates text to this number of columns. Keeps the start of a longer text.
 fn cut(text: &str, most: usize) -> String {
     if text.width() <= most {
         return text.to_owned();
@@ -367,9 +366,9 @@ mod tests {
             let begin = |line: &str| line.chars().take_while(|c| *c == ' ').count();
             text.lines().skip(2).map(begin).collect::<Vec<_>>()
         };
-        // A short name in a column that is as wide as another name.
+        // The column is as wide as the longest name.
         assert_eq!(begins(&[(0, "whole process"), (1, "train"), (2, "step")], 80), [1, 3, 3, 5, 5, 7]);
-        // A long name has no room for its indentation: all stand closer to the left.
+        // A long name does not fit with its indentation, so all rows are indented less.
         let long = "a_very_long_name_of_a_function_in_a_scope";
         assert_eq!(begins(&[(0, "main"), (1, "step"), (8, long), (2, "x")], 28), [1, 2, 2, 3, 9, 10, 3, 4]);
     }

@@ -12,7 +12,7 @@ use crate::{
     report::{Line, Report},
 };
 
-/// Writes the line, and each statement below it.
+/// Writes the line, and the statements below it.
 impl Show for Report {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         write!(f, "{self}")?;
@@ -24,7 +24,7 @@ impl Show for Report {
     }
 }
 
-/// Returns one row for each statement, in the order of the source. The bars compare the needs of statements.
+/// Returns one row for each statement, in the order of the source. The bars compare the peaks of statements.
 fn statements(lines: &[Line]) -> Table {
     type Figure = (&'static str, fn(&Line) -> i64);
     let figures: [Figure; 3] = [
@@ -33,7 +33,7 @@ fn statements(lines: &[Line]) -> Table {
         ("total", |line| line.total.get()),
     ];
     let is_measured = |line: &&Line| line.trace.is_measured();
-    // All amounts have the unit of the line above, so that they can be compared with it.
+    // All amounts have the unit of the line above, for comparison.
     let all: Vec<_> =
         lines.iter().filter(is_measured).flat_map(|line| figures.map(|(_, figure)| figure(line))).collect();
     let amounts = Amounts::in_mib(all);
@@ -54,10 +54,10 @@ fn statements(lines: &[Line]) -> Table {
     table
 }
 
-/// `△Used Peaked MB: {used:>6} {peaked:>6}` in whole MiB with commas between thousands, then ` (ctx)`, ` (subctx)`,
-/// ` (ctx: subctx)` or nothing. A nested trace has two more spaces for each scope around it, then ` (outer > ctx: subctx)`. Figures
-/// that were not measured are `?`. A line ends in a note that fastai does not have if threads in no scope count in it and in traces of other threads, or if its
-/// thread allocated only on another device.
+/// Writes `△Used Peaked MB: {used:>6} {peaked:>6}` in whole MiB with commas between thousands, then ` (ctx)`, ` (subctx)`, ` (ctx: subctx)`
+/// or nothing. A nested trace has two more spaces for each scope around it, then ` (outer > ctx: subctx)`. Values that were not measured
+/// are `?`. Unlike fastai, the line ends in a note if threads in no scope count both in this trace and in traces of other threads, or if
+/// its thread allocated only on another device.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let trace = &self.trace;

@@ -1,4 +1,4 @@
-//! Writes times as text. They are in UTC, because std does not know time zones.
+//! Writes times as text. They are in UTC, because std does not support time zones.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

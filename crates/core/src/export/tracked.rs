@@ -22,7 +22,7 @@ const LEAST: usize = 16;
 /// The largest number of lines for new blocks, and for freed blocks. If there are more, the smallest share one line.
 const MOST_LINES: usize = 30;
 
-/// Writes a line with the time, the place and the memory in use, and the new and the freed blocks below it.
+/// Writes a line with the time, the place and the memory in use, and the allocated and freed blocks below it.
 impl Show for Tracked {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let ctx = self.ctx.as_deref().map(|ctx| format!(" ({})", one_line(ctx))).unwrap_or_default();
@@ -72,7 +72,7 @@ fn table(changes: &[Change], width: usize) -> Table {
     table
 }
 
-/// The text of one change, or of the smallest ones together.
+/// The row of one change, or of the smallest ones together.
 struct ChangeRow<'a> {
     is_less: bool,
     /// The amount without a sign.
@@ -85,7 +85,7 @@ struct ChangeRow<'a> {
 
 impl<'a> ChangeRow<'a> {
     fn of(changes: &'a [Change]) -> impl Iterator<Item = Self> {
-        // If only one is left, its own line takes no more room than the shared line.
+        // If only one is left, its own line takes no more space than the shared line.
         let shown = if changes.len() > MOST_LINES + 1 { MOST_LINES } else { changes.len() };
         let (shown, rest) = changes.split_at(shown);
         let rest = (!rest.is_empty()).then(|| Self {
@@ -112,7 +112,7 @@ impl<'a> ChangeRow<'a> {
         }
     }
 
-    /// Returns the names, or the places of the allocations, cut to the remaining room.
+    /// Returns the names, or the places of the allocations, truncated to the remaining width.
     fn place(&self, room: usize) -> String {
         let Some(change) = self.change else { return String::new() };
         if change.dtype.is_some() {
@@ -142,7 +142,7 @@ fn size(change: &Change) -> i64 {
     change.total().get().saturating_abs()
 }
 
-/// Returns a text such as `a, 2 × b and 5 more`. If there is no room, only the end of the first name is shown.
+/// Returns a text such as `a, 2 × b and 5 more`. If it does not fit, only the end of the first name is shown.
 fn names_in(names: &[(String, u64)], count: u64, room: usize) -> String {
     if let [(name, _)] = names {
         return shortened(name, room);

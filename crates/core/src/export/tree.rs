@@ -7,11 +7,11 @@ use std::{
 
 use crate::model::Bytes;
 
-/// A tree of rows. A row has the sum of the rows inside of it and its own memory.
+/// A tree of rows. The amount of a row is the sum of its inner rows and its own memory.
 #[derive(Default)]
 pub struct Tree {
     nodes: Vec<Node>,
-    /// The scopes inside of a node, by their names.
+    /// The child scopes, by node and name.
     scopes: HashMap<(usize, String), usize>,
 }
 
@@ -23,11 +23,11 @@ struct Node {
     blocks: u64,
     note: Option<String>,
     inside: Vec<usize>,
-    /// True if it has a row.
+    /// True if the node gets a row.
     is_kept: bool,
 }
 
-/// A row inside a scope or beside all scopes: a line, a library, memory that the driver keeps.
+/// A row inside a scope or outside all scopes: a line, a library, memory that the driver keeps.
 pub struct Leaf {
     /// The name of the line or the library.
     pub name: String,
@@ -42,28 +42,28 @@ pub struct Leaf {
 /// One row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {
-    /// The number of rows that it is inside of.
+    /// The nesting depth.
     pub depth: usize,
     /// The name.
     pub name: String,
-    /// The bytes, with those of the rows inside.
+    /// The bytes, including those of inner rows.
     pub bytes: i64,
-    /// The number of blocks. It is 0 if there is no such number.
+    /// The number of blocks. 0 if it does not apply.
     pub blocks: u64,
-    /// The size of each block, if all have one size.
+    /// The size of each block, if all have the same size.
     pub each: Option<Bytes>,
-    /// The caller, on a line of its own.
+    /// The caller, on a separate line.
     pub note: Option<String>,
 }
 
 impl Tree {
-    /// Makes an empty tree.
+    /// Creates an empty tree.
     pub fn new() -> Self {
         // The root. It has no row.
         Self { nodes: vec![Node::default()], scopes: HashMap::new() }
     }
 
-    /// Adds memory of the scope with this path, without the scopes inside of it.
+    /// Adds memory of the scope with this path, excluding inner scopes. Returns its node.
     pub fn scope(&mut self, path: &[String], bytes: i64, blocks: u64) -> usize {
         let mut at = 0;
         self.add(at, bytes, blocks);
@@ -80,7 +80,7 @@ impl Tree {
         at
     }
 
-    /// Adds a row inside a scope, or, with an empty path, beside all scopes.
+    /// Adds a row inside a scope, or, with an empty path, outside all scopes.
     pub fn leaf(&mut self, path: &[String], leaf: Leaf) {
         let Leaf { name, bytes, blocks, note } = leaf;
         let scope = self.scope(path, bytes, blocks);
@@ -100,14 +100,14 @@ impl Tree {
         at
     }
 
-    /// Returns the rows, the largest first. If there are more than `most`, the others of each scope share one row, so the rows
-    /// inside a row still add up to it.
+    /// Returns the rows, the largest first. If there are more than `most`, the smaller ones of each scope share a row, so that
+    /// inner rows still add up to their outer row.
     pub fn rows(self, most: usize) -> Vec<Row> {
         self.pruned(most, usize::MAX, 0)
     }
 
-    /// Returns the same with at most `depth` rows inside each other. Rows of less than `least` bytes share one row, unless one
-    /// is alone.
+    /// Like [`rows`](Self::rows), but with at most `depth` levels of nesting. Rows of less than `least` bytes share a row,
+    /// unless there is only one.
     pub fn pruned(mut self, most: usize, depth: usize, least: u64) -> Vec<Row> {
         let mut largest = BinaryHeap::from([(u64::MAX, Reverse(0), 0)]);
         let mut left = most.saturating_add(1);
@@ -131,7 +131,7 @@ impl Tree {
     fn collect(&self, outer: usize, depth: usize, rows: &mut Vec<Row>) {
         let mut inside: Vec<_> = self.nodes[outer].inside.iter().map(|at| (*at, &self.nodes[*at])).collect();
         inside.sort_by_key(|(_, node)| Reverse(node.bytes));
-        // If only one is left, its own row takes no more room than the shared row. The rows inside of it are not shown.
+        // If only one is left, its own row takes no more space than the shared row. Its inner rows are not shown.
         let keeps_all = inside.iter().filter(|(_, node)| !node.is_kept).count() <= 1;
         let (kept, rest): (Vec<_>, Vec<_>) = inside.into_iter().partition(|(_, node)| node.is_kept || keeps_all);
         for (at, Node { name, bytes, blocks, note, .. }) in kept {

@@ -337,7 +337,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
 
     /// Runs `inside` under the lock. `None` if this thread is inside the inbox already; then `events` events count as lost.
     fn enter<R>(&self, events: u32, inside: impl FnOnce(&mut InboxState<T>, ThreadId) -> R) -> Option<R> {
-        // A thread that does not exist in the child of a fork may hold the lock there for ever.
+        // A thread that does not exist in the child of a fork may hold the lock there forever.
         if P::is_forked() { None } else { self.enter_alive(events, inside) }
     }
 

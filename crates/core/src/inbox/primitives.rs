@@ -17,7 +17,7 @@ use spin::mutex::{SpinMutex, SpinMutexGuard};
 use super::thread_state::ThreadState;
 use crate::model::ThreadName;
 
-/// What an inbox needs from its environment.
+/// The environment of an inbox.
 pub trait Primitives: Debug + Sized + 'static {
     /// The lock around the ledger. It is held for about ten nanoseconds.
     type SpinLock<T>: SpinLock<T>;
@@ -53,7 +53,7 @@ pub trait Primitives: Debug + Sized + 'static {
     /// again, because only the inbox that lends it would know that the number now belongs to another thread.
     fn inbox(created: bool);
 
-    /// Returns whether this process is the child of a fork. Threads that do not exist there may hold locks for ever.
+    /// Returns whether this process is the child of a fork. Threads that do not exist there may hold locks forever.
     fn is_forked() -> bool;
 }
 
@@ -91,7 +91,7 @@ pub trait Counter: Debug {
     fn new(value: u64) -> Self;
     /// Adds to the counter.
     fn add(&self, more: u64);
-    /// Returns the value now.
+    /// Returns the current value.
     fn get(&self) -> u64;
 }
 

@@ -21,7 +21,7 @@ pub trait Tap: Default {
     fn release_peak(&mut self, _kept: ScopeId) {}
 }
 
-/// No tap.
+/// A tap that is never called.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoTap;
 

@@ -48,7 +48,7 @@ fn many_paths_and_groups_are_read_in_parts() {
         if scope % 2 == 0 {
             inbox.ask(None, &close(scope));
         }
-        // So the scopes are not nested.
+        // Each scope is left immediately, so that the scopes are not nested.
         inbox.post(&EventKind::Leave { scope: ScopeId(scope) });
     }
     let (nodes, total) = (inbox.nodes(), MANY * (MANY + 1) / 2);
@@ -75,7 +75,7 @@ fn many_paths_and_groups_are_read_in_parts() {
     assert_eq!(inbox.groups().iter().map(|live| live.bytes.get()).sum::<u64>(), total);
 }
 
-/// The figures of a path are at least those of the paths inside it, although another thread allocates while they are read.
+/// The values of a path are at least those of its inner paths, although another thread allocates while they are read.
 #[test]
 fn paths_agree_with_those_inside_them() {
     let inbox = TestInbox::new();

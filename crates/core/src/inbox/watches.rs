@@ -7,12 +7,12 @@ use crate::ledger::Noticed;
 /// A watch that is told about noticed events on a device.
 pub trait Watch: Send + Sync + RefUnwindSafe {
     /// The calling thread has just allocated or freed. The thread is not in the inbox and must not enter it: events that it
-    /// records during this call are lost. This may be called for more events than the watch asked for, because several may watch
+    /// records during this call are lost. This may be called for more events than the watch requested, because several may watch
     /// one device.
     fn notice(&self, noticed: &Noticed);
 }
 
-/// The watches that are told.
+/// All watches.
 #[derive(Default)]
 pub(super) struct Watches {
     pub(super) last: u64,

@@ -1,6 +1,6 @@
-//! Allocation groups. Blocks that agree in everything but size and thread share a group, so that a block stores only the
-//! group's number. Threads that allocate in the same scope with the same stack share a group as well, so that their events
-//! share one pending delta.
+//! Allocation groups. Blocks that agree in everything but size and thread share a group, so that a block stores only the group's
+//! id. Threads that allocate in the same scope with the same stack share a group as well, so that their events share one pending
+//! delta.
 
 use std::collections::{HashMap, HashSet};
 
@@ -24,11 +24,11 @@ pub struct AllocGroup {
     pub pool: PoolId,
 }
 
-/// The number of a group; never 0.
+/// The id of a group; never 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct GroupId(pub(super) u32);
 
-/// A block has 24 bits for the number of its group.
+/// A block has 24 bits for its group id.
 pub(super) const MOST_GROUPS: usize = 1 << 24;
 /// No sweep runs while there are at most this many groups.
 const NO_SWEEP: usize = 1 << 12;
@@ -85,9 +85,9 @@ impl Default for AllocGroups {
 }
 
 impl AllocGroups {
-    /// Returns the number of a group, and creates the group if it is new. This may start a sweep, which frees the numbers of
-    /// groups without live blocks. The sweep keeps the groups in `in_use`, which is called only then, and the groups that a peak
-    /// needs (`is_needed`).
+    /// Returns the id of a group, and creates the group if it is new. This may start a sweep, which frees the ids of groups
+    /// without live blocks. The sweep keeps the groups in `in_use`, which is called only then, and the groups that a peak needs
+    /// (`is_needed`).
     pub(super) fn number(
         &mut self,
         mut group: AllocGroup,
@@ -127,7 +127,7 @@ impl AllocGroups {
         self.new = 0;
         let Self { all, known, unused, swept, .. } = self;
         for _ in 0..SWEEP {
-            // Number 0 is no group.
+            // Id 0 is not a group.
             *swept = *swept % (all.len() - 1) + 1;
             let (state, number) = (&all[*swept], GroupId(u32::try_from(*swept).unwrap_or(0)));
             if state.blocks == 0 && !in_use.contains(&number) && !is_needed(state) {

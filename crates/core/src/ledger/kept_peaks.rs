@@ -59,7 +59,7 @@ impl Ledger {
         }
     }
 
-    /// Keeps the peak of a scope under the number `under`.
+    /// Keeps the peak of a scope under the id `under`.
     pub(super) fn keep(&mut self, under: ScopeId, open: &Scope) -> Option<()> {
         let Scope { account, meter, .. } = *open;
         let watched = open.watched?;
@@ -73,8 +73,8 @@ impl Ledger {
         Some(())
     }
 
-    /// Keeps the peak of an open scope under the number `under` until it is [released](Self::release_peak). When a scope closes,
-    /// the ledger does this automatically, under the scope's number. `None` if the scope was not opened with `at_peak`.
+    /// Keeps the peak of an open scope under the id `under` until it is [released](Self::release_peak). When a scope closes, the
+    /// ledger does this automatically, under the scope's own id. `None` if the scope was not opened with `at_peak`.
     pub fn keep_peak(&mut self, scope: ScopeId, under: ScopeId) -> Option<()> {
         self.flush_pending();
         let open = self.scopes.remove(&scope)?;

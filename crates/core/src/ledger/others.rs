@@ -1,4 +1,4 @@
-//! Notices the allocations and frees that a budget watches: those that it does not count, or that other threads made.
+//! Notices the allocations and frees that a budget watches: those that it does not count, or those of other threads.
 
 use super::{
     Ledger,

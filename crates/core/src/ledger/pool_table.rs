@@ -1,4 +1,4 @@
-//! The state that the ledger keeps for each pool. See `pools.rs` for what a pool is.
+//! The state that the ledger keeps for each pool. See `pools.rs` for the definition of a pool.
 
 use std::collections::BTreeMap;
 
@@ -74,7 +74,7 @@ pub struct WrongCalls {
 /// A registered pool, as it is now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownPool {
-    /// Its number.
+    /// Its id.
     pub pool: PoolId,
     /// Its device.
     pub device: Device,

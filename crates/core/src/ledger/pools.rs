@@ -3,8 +3,8 @@
 //! pool. The *driver's view* contains all driver blocks. Without a pool the two are the same, and only the program's view is
 //! kept.
 //!
-//! A part is a block of kind [`MemKind::Part`] whose group has the number of its pool. A driver block belongs to a pool if its
-//! group has the number of the pool; then only the driver's view counts the block.
+//! A part is a block of kind [`MemKind::Part`] whose group has the id of its pool. A driver block belongs to a pool if its group
+//! has the id of that pool; then only the driver's view counts the block.
 //!
 //! See `undecided.rs` for how the ledger finds the owner of a block.
 
@@ -35,7 +35,7 @@ impl Ledger {
         if at >= self.pools.all.len() {
             self.pools.all.resize(at + 1, Pool::default());
         }
-        // The driver blocks of a closed pool with this number are gone; otherwise the number would not be reused.
+        // A closed pool with this id has no driver blocks left; otherwise the id would not be reused.
         self.pools.all[at] = Pool { device: Some(device), since: number, ..Pool::default() };
         self.has_pools = true;
         self.update_is_special();

@@ -38,12 +38,12 @@ impl Ledger {
         self.threads.len()
     }
 
-    /// Starts a thread that reuses the number of an ended thread. The new thread gets its own owner thread, so that it does not
-    /// own the blocks of the ended one.
+    /// Starts a thread that reuses the id of an ended thread. The new thread gets its own owner thread, so that it does not own the
+    /// blocks of the ended one.
     pub fn begin_thread(&mut self, thread: ThreadId) {
         let own = next_owner(&mut self.owner_threads);
         if let Some(ended) = self.threads.get_mut(thread.0 as usize) {
-            // The list contains the thread's number, so the new thread is in it as well.
+            // The list contains the thread id, so the new thread is in it as well.
             let is_looked_up = ended.is_looked_up;
             *ended = Thread::new(own);
             ended.is_looked_up = is_looked_up;

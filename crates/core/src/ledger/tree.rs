@@ -17,7 +17,7 @@ const DEEPEST: u8 = 64;
 /// The largest number of nodes. Further paths are counted together.
 const MOST_NODES: usize = 1 << 16;
 
-/// The number of a scope path on one device.
+/// The id of a scope path on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct NodeId(pub u32);
 

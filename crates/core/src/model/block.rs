@@ -18,7 +18,7 @@ pub enum MemKind {
     Device,
     /// Stream-ordered memory: `cuMemAllocAsync`.
     Pool,
-    /// Managed memory, which moves to the place of its use: `cuMemAllocManaged`.
+    /// Managed memory, which moves to where it is used: `cuMemAllocManaged`.
     Managed,
     /// Pinned host memory: `cuMemAllocHost`, `cuMemHostRegister`.
     PinnedHost,
@@ -65,8 +65,8 @@ impl MemKind {
         matches!(self, Self::Device | Self::Pool | Self::Vmm | Self::Graph | Self::Part)
     }
 
-    /// Returns whether the clock is read for each allocation of this kind. Allocations from pools are cheaper than a
-    /// reading of the clock; the others cost more.
+    /// Returns whether the clock is read for each allocation of this kind. An allocation from a pool is cheaper than reading
+    /// the clock; the others cost more.
     ///
     /// ```
     /// assert!(!gpumem::report::MemKind::Pool.needs_time());
@@ -85,7 +85,7 @@ named!(MemKind);
 pub struct Key(u64);
 
 /// The kinds of numbers that identify blocks. Addresses are unique in a process, over all devices and the host, but a handle
-/// may be the same number as an address.
+/// may have the same value as an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
     /// An address of memory.
@@ -96,7 +96,7 @@ pub enum Space {
     Array,
     /// The address of host memory that was registered.
     Registered,
-    /// A number that gpumem chose: the driver reports only how much memory graphs have.
+    /// An id that gpumem chose, because the driver reports only the total memory of graphs.
     Graph,
 }
 
@@ -114,7 +114,7 @@ impl Key {
         Self(key)
     }
 
-    /// User space ends at 2^57, so the bits above are free for the kind of the number.
+    /// Creates a key. User space ends at 2^57, so the bits above can hold the kind.
     pub const fn new(space: Space, name: u64) -> Self {
         Self(name ^ ((space as u64) << 58))
     }
@@ -131,7 +131,7 @@ impl Key {
         self.0 >> 58 >= Self::PARTS
     }
 
-    /// Returns the pool of a part; no pool if this is not the key of a part.
+    /// Returns the pool of a part; [`PoolId::NONE`] if this is not the key of a part.
     pub const fn pool(self) -> PoolId {
         PoolId((self.0 >> 58).saturating_sub(Self::PARTS) as u8)
     }
@@ -149,18 +149,18 @@ impl Key {
     }
 
     const ADDRESS: u64 = (1 << 58) - 1;
-    /// The first number in the upper bits of keys of parts. Each pool has its own number there.
+    /// The first value of the upper bits in keys of parts. Each pool has its own value.
     const PARTS: u64 = 8;
 }
 
-/// The number of a registered pool, starting at 1; 0 stands for no pool.
+/// The id of a registered pool, starting at 1; 0 means no pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId(pub u8);
 
 impl PoolId {
     /// No pool.
     pub const NONE: Self = Self(0);
-    /// The last number of a pool. The keys of parts have room for no more.
+    /// The largest id of a pool. The keys of parts have no bits for more.
     pub const LAST: Self = Self(54);
 }
 
@@ -173,13 +173,14 @@ pub struct Block {
     pub bytes: Bytes,
     /// The kind of memory.
     pub kind: MemKind,
-    /// The context whose destruction frees the block, as the source numbers contexts; 0 if there is none.
+    /// The context whose destruction frees the block, as numbered by the source; 0 if there is none.
     pub context: u8,
     /// The stack of the call that allocated the block.
     pub stack: StackId,
 }
 
-/// The properties of a block other than its size. They are in one word, which is passed in a register and compared in one step.
+/// The properties of a block other than its size. They are packed into one word, which is passed in a register and compared in
+/// one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tag(u64);
 
@@ -225,13 +226,13 @@ impl Tag {
         }
     }
 
-    /// Returns whether the driver knows the block, which is true unless it is part of a pool.
+    /// Returns whether the driver knows the block: true unless it is a part of a pool.
     #[inline]
     pub const fn is_of_driver(self) -> bool {
         !matches!(self.kind(), MemKind::Part)
     }
 
-    /// The context; see [`Block::context`].
+    /// Returns the context; see [`Block::context`].
     #[expect(clippy::cast_possible_truncation, reason = "only the bits of this part are kept")]
     pub const fn context(self) -> u8 {
         (self.0 >> 8) as u8
@@ -243,7 +244,7 @@ impl Tag {
         StackId((self.0 >> 20) as u32 & Self::MOST_STACKS)
     }
 
-    /// A stack has 28 bits; there are fewer different stacks.
+    /// A stack id has 28 bits, which is enough for all different stacks.
     const MOST_STACKS: u32 = (1 << 28) - 1;
 }
 

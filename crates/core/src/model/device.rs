@@ -11,12 +11,12 @@ pub enum Family {
     Custom,
 }
 
-/// One device of this process. The ordinal is CUDA's, or the number of a simulated device or of a gauge of the program.
+/// One device of this process. The ordinal is CUDA's, or the index of a simulated device or of a custom gauge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Device {
     /// The kind of the device.
     pub family: Family,
-    /// The number of the device, starting at 0.
+    /// The ordinal of the device, starting at 0.
     pub ordinal: u32,
 }
 

@@ -9,11 +9,11 @@ use super::{
 /// Time since the session started.
 pub type Time = Duration;
 
-/// The number of an open scope, or of a kept peak. It is never reused in a process.
+/// The id of an open scope, or of a kept peak. Never reused in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ScopeId(pub u64);
 
-/// The number of a thread that has recorded an event, starting at 1. Another thread reuses the number of a thread that has ended.
+/// The id of a thread that has recorded an event, starting at 1. Ids of ended threads are reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ThreadId(pub u32);
 
@@ -27,16 +27,16 @@ impl OwnerThread {
     pub const LAST: Self = Self(u32::MAX);
 }
 
-/// What happened.
+/// The kinds of events.
 #[allow(missing_docs, reason = "the fields of the variants have the names of their types")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// Memory was allocated. This is recorded after the call has succeeded. The context of a part of a pool is the number of
-    /// the pool.
+    /// Memory was allocated. This is recorded after the call has succeeded. The context of a part of a pool is the id of the
+    /// pool.
     Alloc { key: Key, block: Block },
     /// Memory is being freed. This is recorded before the call, because its address may be reused afterwards. `block` is
-    /// set if the source knows the block, for blocks that are older than the session. The answer says whether the ledger
-    /// knows the block; if it does not, one of the next three events follows.
+    /// set if the source knows the block, for blocks that are older than the session. If the answer is that the ledger does not
+    /// know the block, one of the next three events follows.
     Free { key: Key, block: Option<Block> },
     /// The last free of this thread was of an unknown block, and a late lookup has found the block.
     LateLookup { block: Block },
@@ -92,8 +92,8 @@ pub enum EventKind {
     /// made.
     Mark { callsite: CallsiteId },
     /// From this event on, the stream-ordered frees of this thread, or its stream-ordered allocations if `frees` is false, are on
-    /// this stream. 0 is the default stream; the numbers of the others are those of the process. This is posted only while a
-    /// recording is made.
+    /// this stream. 0 is the default stream; the other numbers are unique in the process. This is posted only while a recording
+    /// is made.
     OnStream { frees: bool, stream: u32 },
     /// From this event on, this open scope adopts these threads: their allocations in no scope count for the innermost scope of
     /// the thread that opened it.
@@ -130,7 +130,7 @@ impl EventKind {
         )
     }
 
-    /// Returns the stack of the allocated block, of the block that the source knows, or of the refused allocation.
+    /// Returns the stack of the allocated block, of the block that the source knows, or of the rejected allocation.
     pub const fn stack(&self) -> Option<StackId> {
         match self {
             Self::Alloc { block, .. } | Self::Free { block: Some(block), .. } | Self::LateLookup { block } => {

@@ -72,7 +72,7 @@ fn ends_of(full: &str) -> Vec<String> {
 /// Shortens the compiler's name of a closure to the name in a report's line: without modules, generic arguments and enclosing
 /// functions.
 ///
-/// A type such as `Model` is recognised by its capital letter, which the compiler's naming lint asks for. Modules and functions
+/// A type such as `Model` is recognized by its capital letter, which the compiler's naming lint requires. Modules and functions
 /// start with a small letter.
 pub fn short_name(path: &str) -> String {
     let (around, function) = split_last(without_closures(path));

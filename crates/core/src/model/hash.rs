@@ -6,8 +6,8 @@ pub const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 /// The hash of numbers and addresses: one multiplication for each.
 pub type NumberHashBuilder = BuildHasherDefault<NumberHasher>;
 
-/// Hashes by one multiplication for each number. Addresses are chosen by the driver and the loader, and other numbers are counted, so no
-/// attacker chooses them; a hash that protects against attackers costs more than the rest of an event.
+/// Hashes by one multiplication for each number. Addresses are chosen by the driver and the loader, and other numbers are consecutive
+/// ids, so no attacker chooses them. A hash that resists attackers would cost more than the rest of an event.
 #[derive(Default)]
 pub struct NumberHasher(u64);
 
@@ -33,8 +33,8 @@ impl Hasher for NumberHasher {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // The upper half of the product depends on all bits of the number, the lower half does not. The halves are swapped,
-        // because a hash table uses the lower bits first.
+        // The upper half of the product depends on all bits of the number; the lower half does not. The halves are swapped, because a
+        // hash table uses the lower bits first.
         self.0 = (number ^ self.0).wrapping_mul(GOLDEN).rotate_left(32);
     }
 

@@ -18,7 +18,7 @@ use super::Bytes;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct GpuMemory {
-    /// All memory of the device.
+    /// The total memory of the device.
     pub total: Bytes,
     /// The memory that can still be allocated.
     pub free: Bytes,
@@ -52,7 +52,7 @@ pub struct PoolUsage {
     pub used: Bytes,
     /// The high-water mark of `used`.
     pub used_high: Bytes,
-    /// The backing that the pool has from the device: the used part and the part that it keeps for later.
+    /// The backing that the pool has from the device: the used part, and the part that is kept for later.
     pub reserved: Bytes,
     /// The high-water mark of `reserved`.
     pub reserved_high: Bytes,

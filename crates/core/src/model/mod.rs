@@ -1,6 +1,6 @@
 //! Plain data. All other modules may use it; it uses `std` only.
 
-/// Declares the error of a text that stands for no value. Its message has the text, and the allowed values.
+/// Declares the error for a text that cannot be parsed. Its message contains the text and the allowed values.
 macro_rules! parse_error {
     ($(#[$doc:meta])* $name:ident: $message:literal) => {
         $(#[$doc])*
@@ -18,7 +18,7 @@ macro_rules! parse_error {
 }
 pub(crate) use parse_error;
 
-/// `Display` writes the name, and `FromStr` reads those of these values.
+/// Implements `Display`, which writes the name, and `FromStr`, which parses the names of the listed values.
 macro_rules! named {
     ($type:ident) => {
         impl std::fmt::Display for $type {

@@ -1,4 +1,4 @@
-//! Makes names safe to print: a terminal shows them and does not act on them.
+//! Makes names safe to print: a terminal shows them and does not interpret them.
 
 use std::{borrow::Cow, fmt::Write};
 
@@ -14,7 +14,7 @@ pub fn is_printable(c: char) -> bool {
     !acts
 }
 
-/// Returns text on one line. Characters that are not printable are escapes: `\n`, `\u{1b}`.
+/// Returns text on one line. Characters that are not printable are escaped: `\n`, `\u{1b}`.
 ///
 /// All text for people uses this for names that gpumem did not choose. Formats for programs keep names as they are.
 pub fn one_line(text: &str) -> Cow<'_, str> {
@@ -32,8 +32,8 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     Cow::Owned(line)
 }
 
-/// Returns at most about this many characters of a text, from its start and its end. A message that quotes a user's value must be
-/// short to be read.
+/// Shortens a text to about this many characters, from its start and its end. A message that quotes a user's value must stay
+/// readable.
 pub fn bounded(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most || text.chars().nth(most).is_none() {
         return Cow::Borrowed(text);
@@ -43,7 +43,7 @@ pub fn bounded(text: &str, most: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{first} … {last}"))
 }
 
-/// Returns a value in quotes, shortened to what is needed to recognise it.
+/// Returns a value in quotes, shortened, but recognizable.
 pub fn quoted(value: &str) -> String {
     const MOST: usize = 64;
     format!("`{}`", bounded(value, MOST))

@@ -8,7 +8,7 @@ impl ThreadName {
     /// The largest number of bytes.
     pub const LONGEST: usize = 15;
 
-    /// Creates a name from these bytes, up to the first zero, and cuts off the rest of a longer name.
+    /// Creates a name from these bytes, up to the first zero, and truncates a longer name.
     pub fn new(name: &[u8]) -> Self {
         let mut bytes = [0; Self::LONGEST];
         let name = name.iter().take_while(|byte| **byte != 0);

@@ -11,8 +11,8 @@ use crate::model::{Bytes, MemKind};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LiveBlock {
-    /// The unique number of the block among the live blocks of the process. This is its address, or, for arrays, handles of
-    /// `cuMemCreate` and registered memory, a number above all addresses.
+    /// The unique id of the block among the live blocks of the process: its address, or a value above all addresses for arrays,
+    /// handles of `cuMemCreate` and registered memory.
     pub id: u64,
     /// The CUDA ordinal of the device.
     pub device: u32,

@@ -6,8 +6,8 @@ use crate::model::{Bytes, Device, Family, GpuMemory, GpuProcess, PoolUsage};
 
 /// The parts of a device's used memory, which `gpumem::breakdown` returns.
 ///
-/// The parts always add up to the used memory of the driver's report: memory that cannot be attributed is a separate part with a
-/// name of its own. `Display` is a table of at most 80 columns.
+/// The parts always add up to the used memory of the driver's report: memory that cannot be attributed is a separate part with
+/// its own name. `Display` is a table of at most 80 columns.
 ///
 /// Example: see `gpumem::breakdown`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,7 +113,7 @@ pub struct Group {
 pub struct DeviceReading {
     /// The device.
     pub device: Device,
-    /// The driver's name of it.
+    /// The driver's name for the device.
     pub name: Option<String>,
     /// All processes together.
     pub memory: GpuMemory,
@@ -198,7 +198,8 @@ impl Breakdown {
     }
 }
 
-/// The live memory of this process by library and by path of scopes, the largest first, and the memory that its pool keeps.
+/// Returns the live memory of this process by library and by path of scopes, the largest first, and the memory that its pool
+/// keeps.
 fn own_parts(live: &[Group], pool: Option<&PoolUsage>) -> Vec<Part> {
     let mut sums: BTreeMap<(PartKind, String, Vec<String>), (Bytes, u64)> = BTreeMap::new();
     for group in live {

@@ -49,13 +49,13 @@ pub struct Limit {
 /// The threads that a budget counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Counted {
-    /// The thread of the function, and threads in its scopes, because no option was given. If other threads allocate, it is not known
-    /// whether they do so for the function.
+    /// The thread of the function, and threads in its scopes, by default. If other threads allocate, it is not known whether they do
+    /// so for the function.
     #[default]
     OwnThread,
     /// The same threads, with the option `thread_local`. Allocations of other threads do not matter.
     OwnThreadOnly,
-    /// All threads of the process: the option `threads = "all"`. Other tests must not disturb.
+    /// All threads of the process: the option `threads = "all"`. Other tests must not run at the same time.
     AllThreads,
 }
 
@@ -219,7 +219,7 @@ impl Display for Complaint<'_> {
     }
 }
 
-/// Returns an amount without rounding: in the largest unit in which it is a whole number, else in bytes.
+/// Returns an amount without rounding: in the largest unit that gives a whole number, or else in bytes.
 fn exactly(bytes: i128) -> String {
     let Ok(bytes) = i64::try_from(bytes) else { return format!("{bytes} B") };
     let text = ByteDelta::new(bytes).to_string();
@@ -374,7 +374,7 @@ mod tests {
             text.contains("other tests allocated or freed on device 0") && text.contains("#[gpu_mem_test]"),
             "{text}"
         );
-        // Without a limit there is no question, and a limit that is certainly broken is broken.
+        // Without a limit, `others` is not called; a limit that is certainly broken counts as broken.
         let undisturbed = || -> Vec<OtherThread> { panic!("nobody asks") };
         assert_eq!(judge("f", &[], &Measurement { others: &undisturbed, ..measured(trace(0, 0)) }), Verdict::Kept);
         let broken = Measurement { others: &pool, ..measured(trace(0, 2 << 20)) };

@@ -2,33 +2,33 @@
 
 use super::Spread;
 
-/// The number of different values up to which each is kept. More would cost memory in each row of statistics: 16 KiB are kept at most.
+/// The largest number of different values that are all kept. This bounds the memory of a row of statistics to 16 KiB.
 const MOST_EXACT: usize = 1000;
 
-/// The first bits of a value that are kept if there are more values: numbers that have these in common differ by less than 1 %.
+/// The number of leading bits that are kept of a value if there are more: values with the same leading bits differ by less than 1 %.
 const ROUNDED_BITS: u32 = 8;
 
-/// Returns the place of a quantile among this many sorted values: the first one that is not below this percentage of them. There is
-/// always a value at that place, so a quantile is never a mixture of two values.
+/// Returns the index of a quantile among this many sorted values: the first value that is not below this percentage of them. A
+/// quantile is thus always a real value, never an interpolation of two.
 #[doc(hidden)]
 pub fn nearest_rank(count: u64, percent: u64) -> u64 {
     (u128::from(count) * u128::from(percent)).div_ceil(100).saturating_sub(1).try_into().unwrap_or(u64::MAX)
 }
 
-/// The values that occurred, with their counts. Each is kept while there are up to 1,000 different ones. After that, values are
-/// kept in groups whose first bits are equal, and the largest value of a group stands for all of it.
+/// Values with their counts. Up to 1,000 different values are kept exactly. After that, values are grouped by their leading bits, and
+/// the largest value of a group represents the group.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct Distribution {
     min: i64,
     /// The largest value of each group, in order, and the number of values in the group.
     groups: Vec<(i64, u64)>,
-    /// The number of first bits that values of one group have in common.
+    /// The number of leading bits that the values of one group share.
     bits: u32,
 }
 
 impl Distribution {
-    /// The distribution of one value.
+    /// Creates the distribution of one value.
     #[doc(hidden)]
     pub fn of(value: i64) -> Self {
         Self { min: value, groups: vec![(value, 1)], bits: u64::BITS }
@@ -95,7 +95,7 @@ impl Distribution {
     }
 }
 
-/// Returns the value with only its first bits; the others are 0.
+/// Returns the value with only its leading bits; the others are 0.
 fn rounded(value: i64, bits: u32) -> i128 {
     let amount = value.unsigned_abs();
     let dropped = (u64::BITS - amount.leading_zeros()).saturating_sub(bits);

@@ -3,7 +3,7 @@
 use super::{LiveBlock, Place, SharedNames, path_in_words, place_in_words};
 use crate::model::Bytes;
 
-/// Blocks that were not freed at the end of the process.
+/// Blocks that were not freed by the end of the process.
 ///
 /// `Display` is a table of at most 80 columns.
 ///
@@ -31,7 +31,7 @@ impl Leaks {
         Self::at(by_place(blocks))
     }
 
-    /// Returns the leaks of these places, which come as [`Place::largest`] returns them.
+    /// Returns the leaks of these places, which must be in the order of [`Place::largest`].
     #[doc(hidden)]
     pub fn at(places: Vec<Place>) -> Self {
         let blocks = places.iter().map(|place| place.blocks).sum();
@@ -40,7 +40,7 @@ impl Leaks {
     }
 }
 
-/// Returns the places and scopes that allocated the blocks, the largest first. Without any scope, the places alone.
+/// Returns the places and scopes that allocated the blocks, the largest first. If there are no scopes, only the places.
 pub fn by_place(blocks: &[LiveBlock]) -> Vec<Place> {
     let has_scopes = blocks.iter().any(|block| !block.path.is_empty());
     let names = SharedNames::of(blocks.iter().map(|block| &*block.path));

@@ -50,7 +50,7 @@ pub struct KindStats {
     /// Memory that the driver mapped for the memory nodes of graphs: `cuGraphLaunch`. Each rise of that amount counts as an
     /// allocation.
     pub graph: AllocStats,
-    /// Managed memory, which is on the side that touched it last: `cuMemAllocManaged`.
+    /// Managed memory, which is wherever it was last accessed: `cuMemAllocManaged`.
     pub managed: AllocStats,
     /// Pinned host memory: `cuMemAllocHost`, `cuMemHostRegister`.
     pub pinned_host: AllocStats,
@@ -69,7 +69,7 @@ pub struct MemoryStats {
     pub device: u32,
     /// True if the device is simulated.
     pub simulated: bool,
-    /// What intercepts allocations: the path of `libcuda` or `libcupti`, or the simulated device.
+    /// The library in which allocations are intercepted (the path of `libcuda` or `libcupti`), or the simulated device.
     pub intercepted_by: String,
     /// The time since counting started. Older blocks are counted only in [`reserved`](Self::reserved).
     pub since: Duration,
@@ -119,7 +119,7 @@ impl MemoryStats {
 pub struct ReservedStats {
     /// The current value.
     pub current: Bytes,
-    /// The highest value since counting started, or since the last reset. Only bounds of it are known.
+    /// The highest value since counting started, or since the last reset. Only its bounds are known.
     pub peak: PeakBounds,
 }
 
@@ -156,7 +156,7 @@ pub struct PeakBounds {
 }
 
 impl PeakBounds {
-    /// The peak, if both bounds are equal.
+    /// Returns the peak, if both bounds are equal.
     ///
     /// Example: see `gpumem::torch::max_memory_reserved`.
     pub fn exact(&self) -> Option<Bytes> {
@@ -175,7 +175,7 @@ impl fmt::Display for PeakBounds {
 
 /// The statistics as a table. `gpumem::torch::memory_summary` returns it.
 ///
-/// `Display` is laid out as PyTorch's, within 80 columns.
+/// `Display` has PyTorch's layout, within 80 columns.
 ///
 /// Example: see `gpumem::torch::memory_summary`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -204,17 +204,17 @@ mod tests {
         KindStats { device, pool, vmm, ..KindStats::default() }
     }
 
-    /// The (current, peak) of each kind and the (current, high) of the pool's backing give this current value, and these
+    /// Each row contains (current, peak) of each kind, (current, high) of the pool's backing, and the expected current value and
     /// bounds of the peak.
     #[test]
     fn the_peak_of_a_sum_has_bounds() {
         for (device, pool, vmm, backing, current, at_least, at_most) in [
-            // There is no part, or only one.
+            // No part, or only one.
             ((0, 0), (0, 0), (0, 0), Some((0, 0)), 0, 0, 0),
             ((3, 10), (0, 0), (0, 0), Some((0, 0)), 3, 10, 10),
             ((3, 10), (0, 0), (0, 0), None, 3, 10, 10),
             ((0, 0), (5, 20), (0, 0), Some((32, 64)), 32, 64, 64),
-            // There are several parts: all at one time, or one after the other.
+            // Several parts, at the same time or one after the other.
             ((10, 10), (5, 5), (2, 2), Some((32, 32)), 44, 44, 44),
             ((0, 10), (0, 20), (0, 2), Some((0, 32)), 0, 32, 44),
             ((10, 10), (0, 20), (0, 0), Some((0, 32)), 10, 32, 42),

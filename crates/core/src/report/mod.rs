@@ -70,7 +70,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// An empty name counts as no name, for which fastai would print ` (: exit)`.
+    /// Creates a report. An empty name counts as no name; fastai would print ` (: exit)` for it.
     #[doc(hidden)]
     pub fn new(trace: Trace, ctx: Option<&str>, subctx: Option<&str>) -> Self {
         let name = |name: Option<&str>| name.filter(|name| !name.is_empty()).map(str::to_owned);

@@ -72,7 +72,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Blocks of one place, and the size of each if all have the same.
+    /// Creates a place with its blocks, and the size of each if all have the same.
     #[doc(hidden)]
     pub fn new(name: String, caller: Option<String>, blocks: u64, bytes: Bytes, each: Option<Bytes>) -> Self {
         Self { name, caller, blocks, bytes, each }

@@ -6,12 +6,12 @@ use std::fmt::{self, Display};
 use super::counted;
 use crate::model::{Bytes, one_line};
 
-/// The known facts of a thread.
+/// The known facts about a thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ThreadFacts {
     /// The name that the program gave it.
     pub name: Option<String>,
-    /// The name in the operating system, which Linux cuts off after 15 bytes. A thread without its own name inherits the name of
+    /// The name in the operating system, which Linux truncates to 15 bytes. A thread without its own name inherits the name of
     /// the thread that started it.
     pub system_name: Option<String>,
     /// The functions that it was in, in any order. Empty if they are not known.
@@ -30,7 +30,7 @@ pub enum BelongsTo {
 }
 
 impl ThreadFacts {
-    /// Returns the test that the thread runs, or that started it. `None` if it is not known.
+    /// Returns the test that the thread runs, or the test that started the thread. `None` if it is not known.
     pub fn test(&self) -> Option<&str> {
         let is_harness = |name: &String| {
             ["test::run_test", "test::__rust_begin_short_backtrace"].iter().any(|of| name.starts_with(of))
@@ -51,10 +51,10 @@ impl ThreadFacts {
     /// Returns the test to which the thread belongs, as seen from the thread with the budget.
     pub fn belongs_to(&self, own: &Self) -> BelongsTo {
         let Some(own_test) = own.test() else { return BelongsTo::NotKnown };
-        // A name that is cut off may be that of several tests.
+        // Several tests may have the same truncated name.
         let inherits =
             || self.name.is_none() && self.system_name.as_deref() == Some(own_test) && own_test.len() < LONGEST;
-        // The thread may have several tests: a thread of a pool that was started in one test runs code of another.
+        // The thread may work for several tests: a pool's thread that one test started may run code of another.
         let runs_own = || self.functions.iter().filter_map(|name| closure_of(name)).any(|test| test == own_test);
         match self.test() {
             _ if runs_own() => BelongsTo::ThisTest,
@@ -66,10 +66,10 @@ impl ThreadFacts {
     }
 }
 
-/// Linux cuts off the names of threads after this number of bytes.
+/// Linux truncates thread names to this number of bytes.
 const LONGEST: usize = 15;
 
-/// Returns the name of a thread as Linux has it.
+/// Returns the name of a thread as Linux stores it.
 fn cut_off(name: &str) -> &str {
     let mut end = name.len().min(LONGEST);
     while !name.is_char_boundary(end) {
@@ -88,8 +88,8 @@ fn closure_of(function: &str) -> Option<&str> {
     (!its_crate.is_empty()).then_some(path)
 }
 
-/// The allocations and frees of a thread on the device of a budget that does not count it, or that should have been
-/// alone.
+/// The allocations and frees of a thread on the device of a budget that does not count it, or that requires that no other test
+/// runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherThread {
     /// The thread or its test, in words.
@@ -107,7 +107,7 @@ pub struct OtherThread {
 }
 
 impl OtherThread {
-    /// Adds up threads of the same name and place. Those that did most come first.
+    /// Adds up threads with the same name and place. The most active come first.
     pub fn largest(all: Vec<Self>) -> Vec<Self> {
         let mut sums: Vec<Self> = Vec::new();
         for thread in all {
@@ -168,7 +168,7 @@ mod tests {
             assert_eq!(other.belongs_to(&own()), BelongsTo::OtherTest("tests::forward_again".to_owned()));
         }
         assert_eq!(own().belongs_to(&own()), BelongsTo::ThisTest);
-        // One thread only has such a name, and the functions of another one are not known.
+        // One thread just has such a name, and the functions of the other are not known.
         for functions in [&["loader::run"][..], &[]] {
             let named = facts(Some("tests::forward_again"), "tests::forward_", functions);
             assert_eq!(named.belongs_to(&own()), BelongsTo::NotKnown);
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(of("tests::forward_", &["krate::tests::forward_in_parallel::{closure#0}"]), other);
         assert_eq!(of("tests::forward_", &[&generic]), other);
         assert_eq!(of("tests::forward_", &["krate::tests::forward_is_frugal::{{closure}}"]), BelongsTo::ThisTest);
-        // The thread was started by this test, or by one whose name has the same beginning.
+        // The thread was started by this test, or by one whose name has the same start.
         assert_eq!(of("tests::forward_", &["krate::pool::Pool::new::{{closure}}"]), BelongsTo::NotKnown);
         let (short, worker) =
             (facts(Some("forward"), "forward", &OF_HARNESS), facts(None, "forward", &["krate::work"]));

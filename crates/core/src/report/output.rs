@@ -4,8 +4,8 @@ use std::{borrow::Cow, time::SystemTime};
 
 use super::{Leaks, OutOfMemory, PeakHolders, Report, SourceLine, Stats, Tracked};
 
-/// One thing that gpumem prints: its content, level and time, and the process, thread, device and line that it is about. A
-/// closure that is set as the sink gets it.
+/// One output of gpumem: its content, level and time, and the process, thread, device and line that it is about. Custom sinks receive
+/// this.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -23,12 +23,12 @@ use super::{Leaks, OutOfMemory, PeakHolders, Report, SourceLine, Stats, Tracked}
 pub struct Output {
     /// Its level.
     pub level: Level,
-    /// The time at which the output was made.
+    /// The time at which the output was created.
     pub time: SystemTime,
     /// The process.
     pub pid: u32,
-    /// The number of the thread that made it, the same as in [`LiveBlock::thread`](super::LiveBlock::thread). `None` if the thread has
-    /// none yet.
+    /// The id of the thread that created it, as in [`LiveBlock::thread`](super::LiveBlock::thread). `None` if the thread does not have
+    /// one yet.
     pub thread: Option<u32>,
     /// The name of the thread, if it has one.
     pub thread_name: Option<String>,
@@ -98,13 +98,13 @@ pub enum Content {
     Tracked(Tracked),
     /// An allocation that was rejected.
     OutOfMemory(Box<OutOfMemory>),
-    /// Blocks that were not freed at the end of the process.
+    /// Blocks that were not freed by the end of the process.
     Leaks(Leaks),
-    /// The allocations that made the peak of each device, at the end of the process.
+    /// The allocations that made the peak of each device, at exit.
     Peaks(Peaks),
     /// A budget that was not checked, and the reason.
     Budget(String),
-    /// A message about gpumem itself, such as why numbers are missing. Each message is printed once.
+    /// A message about gpumem itself, such as the reason why numbers are missing. Each message is printed once.
     Notice(String),
 }
 
@@ -142,8 +142,8 @@ impl Content {
         }
     }
 
-    /// Returns whether this is a report that the program requested by a call, or the statistics printed instead. Such reports go
-    /// to stdout by default, the rest to stderr.
+    /// Returns whether this is a report that the program requested by a call, or statistics that replace it. Such reports go to stdout
+    /// by default, the rest to stderr.
     #[doc(hidden)]
     pub const fn is_report(&self) -> bool {
         matches!(self, Self::Trace(_) | Self::Stats(_) | Self::Tracked(_))

@@ -54,7 +54,7 @@ pub struct PeakHolder {
     pub caller: Option<String>,
     /// True if these are not allocations, but frees of blocks that are older than the first trace: `bytes` is below 0.
     pub is_older: bool,
-    /// Their size at the peak. For a trace, it is below 0 if they had more in use at the start than at the peak.
+    /// Their size at the peak. For a trace, it is below 0 if more was in use at the start than at the peak.
     pub bytes: ByteDelta,
 }
 

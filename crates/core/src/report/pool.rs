@@ -11,7 +11,7 @@ use crate::model::Bytes;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct RegisteredPool {
-    /// The name that the program gave to the pool; with ` #2` if another pool of the device has the same name.
+    /// The name that the program gave to the pool; followed by ` #2` if another pool of the device has the same name.
     pub name: String,
     /// The CUDA ordinal of its device.
     pub device: u32,
@@ -22,8 +22,8 @@ pub struct RegisteredPool {
     /// The pool's memory from the driver, as reported. If the pool reported nothing, more than its blocks or less than its parts,
     /// this is the sum of its blocks.
     pub reserved: Bytes,
-    /// The reported amount, or its blocks if it reported none. If this is not `reserved`, the pool reports a wrong amount, or gpumem did not
-    /// see all its blocks.
+    /// The reported amount, or the sum of its blocks if it reported none. If this differs from `reserved`, the pool reports a wrong amount,
+    /// or gpumem did not see all its blocks.
     pub reported: Bytes,
     /// The number of frees of parts that were not live.
     pub unknown_frees: u64,
@@ -74,7 +74,7 @@ impl RegisteredPool {
         self.reserved.checked_sub(self.used).filter(|_| self.overlapping == 0)
     }
 
-    /// Returns whether the pool has no memory and the peaks are correct.
+    /// Returns whether the pool is empty and nothing about it was wrong.
     ///
     /// Example: see `gpumem::pool`.
     pub fn is_empty(&self) -> bool {

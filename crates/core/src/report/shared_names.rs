@@ -10,8 +10,8 @@ use crate::model::alike;
 /// At most this many names that differ only in numbers have separate rows. If there are more, they share one.
 pub const MOST_ALIKE: usize = 16;
 
-/// The names of scopes in the rows of a report: more than [`MOST_ALIKE`] names in one scope that differ only in numbers, such as
-/// `request 17`, are one name, `request #`.
+/// The names of scopes in the rows of a report: if more than [`MOST_ALIKE`] names in one scope differ only in numbers, such as
+/// `request 17`, they become one name, `request #`.
 #[derive(Debug, Default)]
 pub struct SharedNames<'a> {
     /// The scopes, by their outer scope and by name. The outer scope of the outermost ones is 0.
@@ -43,7 +43,7 @@ impl<'a> SharedNames<'a> {
                 around = scope;
             }
         }
-        // Scopes in different scopes that share a name are in one row as well, so the row of each scope is found first.
+        // Scopes inside scopes that share a name also share a row, so the rows of outer scopes are determined first.
         let mut row_of = vec![0; names.scopes.len() + 1];
         let mut rows: HashMap<(usize, Cow<'a, str>), usize> = HashMap::new();
         for scopes in depths {
@@ -98,7 +98,7 @@ mod tests {
         let names = SharedNames::of(paths.iter().map(Vec::as_slice));
         let shown = |text: &str| names.path(&path(text.to_owned())).join("/");
         for (text, expected) in [
-            // Each token is in another request.
+            // Each token is in a different request.
             ("request 3/token 3/decode 1", "request #/token #/decode 1"),
             ("load 3", "load 3"),
             ("other/request 1", "other/request 1"),

@@ -82,14 +82,14 @@ pub struct Spread<T> {
     pub max: T,
 }
 
-/// The call with the highest [`Trace::peak_over_start`](crate::model::Trace::peak_over_start), the first of several.
+/// The call with the highest [`Trace::peak_over_start`](crate::model::Trace::peak_over_start), the first one of a tie.
 ///
 /// Example: see `gpumem::stats`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct WorstCall {
-    /// The number of the call among the calls of the row, starting at 1.
+    /// The index of the call among the calls of the row, starting at 1.
     pub call: u64,
     /// The name of the call, if the row has several names.
     pub name: Option<String>,
@@ -100,13 +100,13 @@ pub struct WorstCall {
 }
 
 impl<T> Spread<T> {
-    /// Makes it of these values.
+    /// Creates a spread of these values.
     #[doc(hidden)]
     pub fn new(min: T, median: T, p99: T, max: T) -> Self {
         Self { min, median, p99, max }
     }
 
-    /// Converts it to another type.
+    /// Converts the values to another type.
     #[doc(hidden)]
     pub fn map<U>(self, convert: impl Fn(T) -> U) -> Spread<U> {
         let Self { min, median, p99, max } = self;
@@ -115,7 +115,7 @@ impl<T> Spread<T> {
 }
 
 impl CallFigures {
-    /// Makes it of these values.
+    /// Creates the results from these values.
     #[doc(hidden)]
     pub fn new(used: Spread<ByteDelta>, sum: ByteDelta, peaked: Spread<Bytes>, worst: WorstCall) -> Self {
         Self { used, sum, peaked, worst }
@@ -123,7 +123,7 @@ impl CallFigures {
 }
 
 impl WorstCall {
-    /// Makes it of these values.
+    /// Creates a call with these values.
     #[doc(hidden)]
     pub fn new(call: u64, name: Option<String>, time: Duration, needed: Bytes) -> Self {
         Self { call, name, time, needed }
@@ -151,7 +151,7 @@ impl NameStats {
 }
 
 impl Stats {
-    /// Puts the rows in order.
+    /// Creates statistics with these rows, sorted.
     #[doc(hidden)]
     pub fn of(mut names: Vec<NameStats>) -> Self {
         let needed = |name: &NameStats| name.figures.as_ref().map(|figures| figures.worst.needed);

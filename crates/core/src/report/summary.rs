@@ -29,7 +29,7 @@ pub struct Summary {
     pub not_intercepted: Option<String>,
 }
 
-/// The statistics of one path of nested scopes, over all times that it was open.
+/// The statistics of one path of nested scopes, over all its openings.
 ///
 /// Example: see `gpumem::summary`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,8 +54,8 @@ pub struct ScopeSummary {
     /// The bytes of its allocations at the peak of the whole process on the device. The outermost scopes and the allocations
     /// outside all scopes add up to that peak. For the whole process this is the same as `peak`.
     pub at_peak: Bytes,
-    /// The peak of the whole process on the device while it was open. Only `peak` is known on a device for which it was not
-    /// opened.
+    /// The peak of the whole process on the device while the scope was open. On a device for which it was not opened, only `peak` is
+    /// known.
     pub device_peak: Bytes,
     /// The sum of all its allocations, freed or not.
     pub allocated: Bytes,
@@ -73,7 +73,7 @@ pub struct Path {
 }
 
 impl Summary {
-    /// Each path comes after its parent.
+    /// Creates a summary. Each path must come after its parent.
     #[doc(hidden)]
     pub fn of(mut paths: Vec<Path>, untracked: u64, lost: u64, not_intercepted: Option<String>) -> Self {
         let mut has_row: Vec<bool> = paths
@@ -108,7 +108,7 @@ impl Summary {
         Self { scopes, pools: Vec::new(), untracked, lost, not_intercepted }
     }
 
-    /// The rows of a table, and whether any of them has several names. Such a row has the sums of its names. Its peak is at least
+    /// Returns the rows of a table, and whether any of them has several names. Such a row has the sums of its names. Its peak is at least
     /// the highest of their peaks, and at least the sum of all of them at a known moment.
     pub(crate) fn rows(&self) -> (Cow<'_, [ScopeSummary]>, bool) {
         let names = SharedNames::of(self.scopes.iter().map(|scope| &*scope.path));

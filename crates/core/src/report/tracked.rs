@@ -34,8 +34,8 @@ pub struct Tracked {
     /// The memory of the blocks of this process on the device that gpumem knows. `None` if allocations are not
     /// intercepted.
     pub live: Option<Bytes>,
-    /// The new and the freed blocks since the last call, or all blocks at the first call. New ones come first, then freed ones,
-    /// the largest first. `None` if allocations are not intercepted.
+    /// The blocks allocated and freed since the last call, or all blocks at the first call. Allocated ones come first, then
+    /// freed ones, the largest first. `None` if allocations are not intercepted.
     pub changes: Option<Vec<Change>>,
     /// The number of events since the last call that could not be recorded. If not 0, `live` and `changes` may be
     /// wrong.
@@ -112,7 +112,7 @@ pub struct Sort {
     pub what: What,
 }
 
-/// The identity of blocks for a tracker, besides size and kind.
+/// The identity of blocks for a tracker, in addition to size and kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum What {
     /// The program gave this label to the blocks.
@@ -149,7 +149,7 @@ pub fn live(groups: &Groups) -> Bytes {
 /// The key of a line of the difference. Labels that differ only in their names share a line.
 type Line = (bool, Reverse<Bytes>, MemKind, Option<(String, Vec<usize>)>, Option<Arc<AllocatedAt>>);
 
-/// Returns the blocks of which there are more, then those of which there are fewer, the largest first.
+/// Returns the increased groups, then the decreased ones, each with the largest first.
 pub fn difference(before: &Groups, now: &Groups) -> Vec<Change> {
     let scopes = |sort: &'_ Sort| match &sort.what {
         What::Labelled(_) => None,
@@ -190,7 +190,7 @@ pub fn difference(before: &Groups, now: &Groups) -> Vec<Change> {
 }
 
 impl Tracked {
-    /// Creates a point with nothing else known yet.
+    /// Creates a point with all other fields unknown.
     #[doc(hidden)]
     pub fn at(time: SystemTime, at: SourceLine, ctx: Option<String>, device: Device) -> Self {
         Self {

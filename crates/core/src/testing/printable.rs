@@ -2,13 +2,14 @@
 
 use serde_json::Value;
 
-/// This list is not the one of the command, so that a gap in one of them is found.
+/// Returns whether a terminal interprets this character. The list is independent of `is_printable`, so that the tests
+/// find a gap in either.
 fn acts(c: char) -> bool {
     matches!(u32::from(c), 0..=0x1f | 0x7f..=0x9f | 0x61c | 0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x206f | 0xfeff
         | 0xe0000..=0xe007f)
 }
 
-/// Checks that the command made each line, and that the line shows all of its characters.
+/// Checks that the text contains no characters that a terminal interprets, and that no name in it forges a line.
 ///
 /// # Panics
 /// Panics if it does not.

@@ -2,11 +2,11 @@
 
 use crate::model::{Bytes, bounded};
 
-/// What a process uses on the GPU of a dry run in addition to its blocks: the primary context of an empty process, measured on an H200 with
-/// driver 580.
+/// The memory that a process uses on the GPU of a dry run in addition to its blocks: the primary context of an empty process, measured on
+/// an H200 with driver 580.
 pub const CONTEXT: Bytes = Bytes::mib(527);
 
-/// Parses a number with a unit, such as `80GiB`. Only 0 needs no unit: a user who types 80 does not mean 80 bytes.
+/// Parses a number with a unit, such as `80GiB`. A unit is required except for 0, because a user who types 80 does not mean 80 bytes.
 ///
 /// # Errors
 /// The error explains what is wrong with the text.
@@ -18,8 +18,8 @@ pub fn size(text: &str) -> Result<Bytes, String> {
     Ok(bytes)
 }
 
-/// The cards, each with its total memory in MiB as `torch.cuda.mem_get_info()` returns it, which users' reports show. The total is less
-/// than that of nvidia-smi, because the driver reserves a part. Other versions of the driver may reserve a few MiB more or less.
+/// The cards, each with its total memory in MiB as `torch.cuda.mem_get_info()` returns it, which appears in users' reports. The total is
+/// less than that of nvidia-smi, because the driver reserves a part. Other versions of the driver may reserve a few MiB more or less.
 const CARDS: &[(&str, u64)] = &[
     ("T4", 14_930),
     ("V100 16GB", 16_148),

@@ -5,21 +5,21 @@ use std::{fmt, num::NonZeroU64};
 use super::cards::size;
 use crate::model::{Bytes, Trace, alike, quoted};
 
-/// What a trace does when it ends.
+/// The output of a trace when it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// Prints its lines.
     Lines,
     /// Adds its values to the statistics of its name, and prints nothing.
     Stats,
-    /// Does neither.
+    /// Prints and counts nothing.
     Off,
 }
 
 /// The settings for all traces with one name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
-    /// What the traces do when they end; `None` leaves the choice to the program.
+    /// The output of the traces when they end; `None` leaves the choice to the program.
     pub what: Option<What>,
     /// A line is printed only if the trace used, freed or peaked at least this amount.
     at_least: Bytes,
@@ -139,7 +139,7 @@ fn distance(one: &str, other: &str) -> usize {
     row.last().copied().unwrap_or(0)
 }
 
-/// Returns whether the name contains these segments one after the other. A `#` matches any number.
+/// Returns whether the name contains these segments in sequence. A `#` matches any number.
 fn is_part(wanted: &str, segments: &[&str]) -> bool {
     let wanted: Vec<_> = wanted.split("::").collect();
     let is_same = |(wanted, segment): (&&str, &&str)| wanted == segment || **wanted == *alike(segment);

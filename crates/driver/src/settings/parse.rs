@@ -7,7 +7,7 @@ use crate::model::quoted;
 /// The reason why a value cannot be used.
 pub(super) struct InvalidValue {
     pub(super) detail: String,
-    /// What happens instead.
+    /// The text about the replacement value.
     pub(super) instead: &'static str,
 }
 
@@ -19,7 +19,7 @@ pub(super) fn not_one_of(text: &OsStr, names: &str) -> String {
     format!("{} is not one of {names}", value(text))
 }
 
-/// Returns the value in quotes, cut to the length that fits an error.
+/// Returns the value in quotes, shortened for an error message.
 pub(super) fn value(text: &OsStr) -> String {
     quoted(&text.to_string_lossy())
 }
@@ -56,7 +56,7 @@ pub(super) fn flag(text: &OsStr, to: &mut bool) -> Result<String, InvalidValue> 
     Ok(if *to { "yes" } else { "no" }.to_owned())
 }
 
-/// Replaces `%p` by the process id.
+/// Replaces `%p` with the process id.
 #[cfg(unix)]
 pub(super) fn with_pid(path: &std::path::Path) -> PathBuf {
     use std::{
@@ -76,7 +76,7 @@ pub(super) fn with_pid(path: &std::path::Path) -> PathBuf {
     OsString::from_vec(bytes).into()
 }
 
-/// Replaces `%p` by the process id. A path that is not Unicode stays unchanged.
+/// Replaces `%p` with the process id. A path that is not Unicode stays unchanged.
 #[cfg(not(unix))]
 pub(super) fn with_pid(path: &std::path::Path) -> PathBuf {
     match path.to_str() {

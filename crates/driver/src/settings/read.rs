@@ -18,7 +18,7 @@ const SHOWN: usize = 1000;
 /// fork.
 static SETTINGS: OnceBox<Settings> = OnceBox::new();
 
-/// Replaces the settings from the environment by these. Has no effect after the first use of the settings.
+/// Uses these settings instead of those from the environment. Has no effect after the first use of the settings.
 pub fn preset(settings: Settings) {
     let _ = SETTINGS.set(Box::new(settings));
 }

@@ -22,7 +22,7 @@ pub struct Card {
     pub variable: &'static str,
     /// Its total memory.
     pub size: Bytes,
-    /// True if it computes nothing.
+    /// True for a dry run, which computes nothing.
     pub is_dry: bool,
 }
 
@@ -45,7 +45,7 @@ pub enum Stacks {
 pub struct Settings {
     /// The target of output, unless the program chooses one (`GPUMEM_REPORT`).
     pub report: Sink,
-    /// What traces print (`GPUMEM`).
+    /// The filter for the output of traces (`GPUMEM`).
     pub filter: Filter,
     /// True for output without colours (`NO_COLOR`).
     pub no_color: bool,
@@ -63,7 +63,7 @@ pub struct Settings {
     pub stacks: Stacks,
     /// True to report memory that was not freed (`GPUMEM_LEAKS`).
     pub leaks: bool,
-    /// True to report what the peaks consist of (`GPUMEM_PEAK`).
+    /// True to report the allocations that made the peaks (`GPUMEM_PEAK`).
     pub peak: bool,
     /// The path of the recording (`GPUMEM_CAPTURE`) as the user wrote it. See [`recording`](Self::recording).
     pub recording: Option<PathBuf>,
@@ -92,7 +92,7 @@ pub(super) struct SetVariable {
     pub(super) text: String,
     /// The meaning of the text, or the reason why it cannot be used.
     pub(super) stands_for: String,
-    /// If the value cannot be used: the error, and what happens instead.
+    /// If the value cannot be used: the error, and a text about the replacement value.
     pub(super) problem: Option<(Error, &'static str)>,
 }
 
@@ -181,7 +181,7 @@ impl Settings {
         self.errors().any(|(problem, _)| problem == error)
     }
 
-    /// Returns a text for each value that cannot be used: the error, and what happens instead.
+    /// Returns a text for each value that cannot be used: the error, and the replacement value.
     pub fn problems(&self) -> impl Iterator<Item = String> {
         self.errors().map(|(error, instead)| format!("{error}; {instead}"))
     }

@@ -1,4 +1,4 @@
-//! Replaces the real GPUs by others.
+//! Replaces the real GPUs with simulated ones.
 
 use crate::model::Bytes;
 #[cfg(feature = "dry")]
@@ -20,7 +20,7 @@ pub fn replaced_cards() -> Option<(String, Option<Bytes>)> {
     mode
 }
 
-/// Replaces the program's GPUs by this one. Earlier allocations would not be on it, so the program must not have a context yet.
+/// Replaces the program's GPUs with this one. Earlier allocations would not be on it, so the program must not have a context yet.
 #[cfg(feature = "dry")]
 pub(super) fn replace(card: Card) -> Result<()> {
     let has_context = cuda::devices()?.iter().any(|device| cuda::has_primary_context(device.ordinal.cast_signed()));

@@ -1,6 +1,5 @@
 //! CUDA's devices. Ordinals and contexts come from the driver. The memory is read by NVML, which finds the device by its UUID. If NVML
-//! cannot read it, it comes from `cuMemGetInfo`. NVML cannot read a device that has no memory of its own; its values are those of the
-//! machine's memory.
+//! cannot read it, it comes from `cuMemGetInfo`. NVML cannot read an integrated device; its values are those of the machine's memory.
 
 use once_cell::sync::OnceCell;
 
@@ -71,7 +70,7 @@ impl Devices for Cuda {
     fn read(&self, ordinal: u32) -> Result<GpuMemory> {
         let device = device(ordinal)?;
         let by_nvml = if cards::replaced_cards().is_some() {
-            // NVML only knows the real GPU.
+            // NVML knows only the real GPU.
             Err(Kind::NoFigure { source: "NVML", device: ordinal }.into())
         } else {
             by_nvml(device)
@@ -158,7 +157,8 @@ fn by_driver(device: CudaDevice, why: Error) -> Result<GpuMemory> {
     if !worth_asking {
         return Err(why);
     }
-    // `cuMemGetInfo` is not used here: it needs a context, and it does not count the memory that the kernel can release from its caches.
+    // `cuMemGetInfo` is not used here: it needs a context, and does not count the memory that the kernel can release from its caches as
+    // free.
     if cuda::is_integrated(ordinal)
         && let Some(memory) = machine_memory()
     {

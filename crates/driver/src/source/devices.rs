@@ -46,7 +46,7 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// Reads the memory of the whole device. Never creates a context.
     fn read(&self, ordinal: u32) -> Result<GpuMemory>;
 
-    /// Returns whether the device uses the machine's memory because it has none of its own.
+    /// Returns whether the device uses the machine's memory because it does not have its own.
     fn is_integrated(&self, _ordinal: u32) -> bool {
         false
     }
@@ -64,7 +64,7 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// Waits for the device and releases the unused memory of its pools.
     fn trim(&self, ordinal: u32) -> Result<()>;
 
-    /// Initialises the device as its first use would, for example by creating a context.
+    /// Initializes the device as its first use would, for example by creating a context.
     fn preload(&self, ordinal: u32) -> Result<()>;
 
     /// Starts to intercept every allocation on the devices, through the requested source or else the best one. Does nothing if allocations

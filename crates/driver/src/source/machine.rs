@@ -1,5 +1,5 @@
 //! Reads the GPUs of a machine with NVML, for the command, including GPUs that `CUDA_VISIBLE_DEVICES` hides. CUDA is loaded only for its
-//! ordinals, and for a GPU whose memory NVML cannot read. That initialises the driver, but creates no context.
+//! ordinals, and for a GPU whose memory NVML cannot read. That initializes the driver, but does not create a context.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::{
     sys::{cuda, nvml},
 };
 
-/// What NVML reports about the machine.
+/// NVML's data about the machine.
 #[derive(Clone, Debug)]
 pub struct Machine {
     /// The version of the driver, such as `580.159.04`.
@@ -36,7 +36,7 @@ pub struct Gpu {
     pub uuid: String,
     /// A reading of the memory.
     pub memory: Result<GpuMemory>,
-    /// True if the GPU has no memory of its own and NVML cannot read it. The values are then those of the machine's memory.
+    /// True if the GPU is integrated and NVML cannot read its memory. The values are then those of the machine's memory.
     pub is_memory_of_machine: bool,
     /// The slices, if the GPU is in MIG mode; `None` if it is not.
     pub slices: Result<Option<Vec<Self>>>,
@@ -52,7 +52,7 @@ impl Gpu {
     }
 }
 
-/// Returns whether the CUDA device with this UUID has no memory of its own. Initialises the driver.
+/// Returns whether the CUDA device with this UUID is integrated. Initializes the driver.
 fn is_integrated(uuid: &str) -> bool {
     let uuid = uuid.split_once('-').map_or(uuid, |(_, uuid)| uuid);
     let device = cuda::devices().ok().and_then(|devices| devices.iter().find(|device| device.uuid() == uuid));
@@ -62,7 +62,7 @@ fn is_integrated(uuid: &str) -> bool {
 /// Reads all GPUs.
 ///
 /// # Errors
-/// Returns an error if NVML cannot be loaded or initialised, or cannot count the GPUs.
+/// Returns an error if NVML cannot be loaded or initialized, or cannot count the GPUs.
 pub fn machine() -> Result<Machine> {
     let gpus = (0..nvml::count()?).map(gpu).collect();
     Ok(Machine { driver: nvml::driver_version(), nvml: nvml::version(), cuda: nvml::cuda_version(), gpus })
@@ -103,10 +103,10 @@ pub struct CudaDevice {
     pub name: Result<String>,
 }
 
-/// Returns the devices that a process with this environment sees, by CUDA ordinal. Initialises the driver, but creates no context.
+/// Returns the devices that a process with this environment sees, by CUDA ordinal. Initializes the driver, but does not create a context.
 ///
 /// # Errors
-/// Returns an error if there is no driver or it cannot be initialised.
+/// Returns an error if there is no driver or it cannot be initialized.
 pub fn cuda_devices() -> Result<Vec<CudaDevice>> {
     let devices = cuda::devices()?.iter();
     Ok(devices.map(|device| CudaDevice { uuid: device.uuid(), name: device.name() }).collect())

@@ -1,4 +1,4 @@
-//! The sources of events and readings. Each family of devices answers questions, for example for a reading or the current device. Some
+//! The sources of events and readings. Each family of devices answers queries, for example for a reading or the current device. Some
 //! families also record an event for each allocation and free.
 
 mod cards;

@@ -10,7 +10,7 @@ use std::sync::atomic::{
 const UNKNOWN: u8 = 0;
 /// Traces that request no gauge stay off.
 const OFF: u8 = 1;
-/// Each trace checks it again.
+/// Each trace checks again.
 const ASK: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);

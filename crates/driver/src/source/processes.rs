@@ -17,7 +17,7 @@ pub(super) fn on(handle: &nvml::Handle, ordinal: u32) -> Result<Vec<GpuProcess>>
     Ok(processes)
 }
 
-/// Returns the name that the operating system has for a process.
+/// Returns the operating system's name of a process.
 fn short_name(pid: u32) -> Option<String> {
     let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
     Some(String::from_utf8_lossy(&name).trim_end().to_owned()).filter(|name| !name.is_empty())
@@ -68,7 +68,7 @@ mod tests {
             // The process is in two lists. MPS has a compute list.
             (&[('C', 7, Some(5), 0), ('G', 7, Some(5), 0)], "7 C+G Some(5)"),
             (&[('C', 7, Some(5), 0), ('C', 7, Some(5), 0)], "7 C Some(5)"),
-            // One of the lists does not have the memory.
+            // One of the lists does not contain the memory.
             (&[('C', 7, None, 0), ('G', 7, Some(5), 0)], "7 C+G Some(5)"),
             (&[('G', 7, Some(0), 0)], "7 G Some(0)"),
             // The process runs on two slices.

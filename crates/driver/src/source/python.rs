@@ -1,7 +1,7 @@
 //! Adds Python's functions to the stacks of allocations.
 //!
-//! A stack is a list of addresses. A line of Python has no address, so it gets an id that cannot be an address. The lines of Python replace
-//! the addresses inside the interpreter and those outside of it.
+//! A stack is a list of addresses. A line of Python has no address, so it gets an id that cannot be an address. Python lines replace the
+//! addresses of the interpreter and the outer addresses.
 
 use std::{
     cell::RefCell,

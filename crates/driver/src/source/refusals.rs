@@ -11,7 +11,7 @@ use crate::model::{Bytes, Device, MemKind};
 pub struct RefusalHandler {
     /// Called when an allocation failed. The device is `None` if it is not known, or if the memory is on the host.
     pub refused: fn(Option<Device>, Bytes, MemKind),
-    /// Called when a thread has allocated this much on the device after an earlier allocation of it failed.
+    /// Called when a thread has allocated this much on the device after one of its earlier allocations failed.
     pub obtained: fn(Device, Bytes),
 }
 
@@ -27,7 +27,7 @@ thread_local! {
     static IS_WATCHED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Starts or stops to report this thread's allocations to [`RefusalHandler::obtained`].
+/// Starts or stops reporting this thread's allocations to [`RefusalHandler::obtained`].
 #[inline]
 pub fn watch_allocations(watch: bool) {
     IS_WATCHED.set(watch);

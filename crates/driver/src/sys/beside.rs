@@ -20,8 +20,8 @@ pub fn run(name: &str, code: impl FnOnce() + Send + 'static) -> io::Result<()> {
 /// Returns an error if no thread can be started.
 ///
 /// # Safety
-/// `code` must not use a descriptor that it has not opened, and no other thread may use one that `code` opens: each number refers to a
-/// different file there.
+/// `code` must not use a descriptor that it did not open, and no other thread may use one that `code` opens, because each number
+/// refers to a different file there.
 pub unsafe fn run_with_own_descriptors(name: &str, code: impl FnOnce(bool) + Send + 'static) -> io::Result<()> {
     // SAFETY: the thread has not used a descriptor yet. The rest is required by this function's contract.
     run(name, || code(unsafe { descriptor::leave_table_of_program() }))

@@ -1,4 +1,4 @@
-//! Finds out how much memory the process may still get if its control group (cgroup) has a limit, as in containers.
+//! Determines how much memory the process may still get under the limit of its control group (cgroup), as in containers.
 
 use std::{
     fs,
@@ -71,7 +71,7 @@ mod tests {
         write("a/b", "700\n", "650\n", "inactive_file 10\n", new);
         assert_eq!(left(root, "0::/a/b\n"), Some(60));
         assert_eq!(left(root, "0::/\n"), None);
-        // The path is the one outside of the container.
+        // The path is the one outside the container.
         write("memory", "500", "450", "inactive_file 1\ntotal_inactive_file 20\ntotal_active_file 3\n", old);
         let groups = "5:devices:/x\n4:cpu,memory:/docker/123\n0::/a\n";
         assert_eq!(left(root, groups), Some(73));

@@ -1,6 +1,6 @@
-//! A counter that rises with time and is cheap to read: the processor's timestamp counter, if it has one.
+//! A counter that increases with time and is cheap to read: the processor's timestamp counter, if it has one.
 
-/// Reads the counter. It rises evenly and is the same on all processors. Its speed must be measured against a clock.
+/// Reads the counter. It increases at a constant rate and is the same on all processors. Its speed must be measured against a clock.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub fn ticks() -> u64 {
@@ -9,7 +9,7 @@ pub fn ticks() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Reads the counter. It rises evenly and is the same on all processors. Its speed must be measured against a clock.
+/// Reads the counter. It increases at a constant rate and is the same on all processors. Its speed must be measured against a clock.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 pub fn ticks() -> u64 {
@@ -20,7 +20,7 @@ pub fn ticks() -> u64 {
     ticks
 }
 
-/// Reads the counter, which is the nanoseconds of a slower clock here.
+/// Reads the counter, which here is a slower clock in nanoseconds.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub fn ticks() -> u64 {
     use std::{sync::OnceLock, time::Instant};

@@ -1,4 +1,4 @@
-//! Descriptors in a process whose program may close them.
+//! Descriptors in a process whose program may close any descriptor.
 
 use std::{
     fs::{File, Metadata, OpenOptions},
@@ -6,8 +6,8 @@ use std::{
     path::Path,
 };
 
-/// Returns what identifies the file of a descriptor: the ids of the device and of the file. `None` if the descriptor is closed, or if the
-/// file is not known.
+/// Returns the identity of a descriptor's file: the ids of its device and of the file. `None` if the descriptor is closed, or if the file
+/// is not known.
 pub fn identity(file: &File) -> Option<(u64, u64)> {
     file.metadata().ok().and_then(|known| numbers(&known))
 }
@@ -35,7 +35,7 @@ pub fn is_removed(known: &Metadata) -> bool {
     std::os::unix::fs::MetadataExt::nlink(known) == 0
 }
 
-/// Returns false, because this system does not tell whether an open file still has a name.
+/// Returns false, because this system does not report whether an open file still has a name.
 #[cfg(not(unix))]
 pub fn is_removed(_: &Metadata) -> bool {
     false
@@ -49,7 +49,7 @@ pub fn open(path: &Path, creates: bool) -> io::Result<File> {
     open_with(path, File::options().write(true).create(creates).truncate(false), false)
 }
 
-/// Opens or creates a file whose lock is used. A link is rejected, because another user may have put it there.
+/// Opens or creates a lock file. A link is rejected, because another user may have put it there.
 ///
 /// # Errors
 /// Returns the same errors as [`open`].
@@ -124,9 +124,9 @@ pub fn with_high_number(file: File) -> File {
     file
 }
 
-/// Gives the calling thread its own descriptor table, which is empty at first. The program then cannot close the thread's descriptors, and
-/// does not get other numbers because of them. Returns `false` if the kernel (before 5.9) or its rules do not allow that; the thread then
-/// still shares the program's table.
+/// Gives the calling thread its own descriptor table, which is initially empty. The program then cannot close the thread's descriptors,
+/// and does not get other numbers because of them. Returns `false` if the kernel (before 5.9) or its rules do not allow that; the thread
+/// then still shares the program's table.
 ///
 /// # Safety
 /// After this call, the thread must not use a descriptor that was opened before or on another thread, and no other thread may use one that
@@ -143,7 +143,7 @@ pub(super) unsafe fn leave_table_of_program() -> bool {
     false
 }
 
-/// Makes a newly created file readable and writable for its owner, whatever umask the program has.
+/// Makes a newly created file readable and writable for its owner, whatever the program's umask.
 pub fn give_owner_access(file: &File) {
     #[cfg(unix)]
     {

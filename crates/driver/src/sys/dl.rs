@@ -42,14 +42,15 @@ pub(super) fn open(
 ) -> Result<(Library, PathBuf), Error> {
     let mut detail = String::new();
     for path in paths {
-        // The loader would wait for a pipe. It does not look up a name without a folder here.
+        // Opening a pipe would block the loader. It does not look up a name without a folder in the working directory, so such a name is
+        // not checked.
         if path.components().count() > 1 && path.exists() && !path.is_file() {
             detail = format!("{} is not a file", path.display());
             continue;
         }
-        // SAFETY: loading runs the library's initialisers. The names are those of NVIDIA's libraries, whose
-        // initialisers have no preconditions; a library of that name put on the path by the user is as trusted as the
-        // user's own.
+        // SAFETY: loading runs the library's initializers. The names are those of NVIDIA's libraries, whose
+        // initializers have no preconditions; a library with that name that the user put on the path is as trusted as the user's own
+        // code.
         match unsafe { Library::new(&path) } {
             Ok(loaded) => return Ok((loaded, path)),
             // The loader's own message is the source of the error.
@@ -82,7 +83,7 @@ pub(super) fn cupti_paths() -> Vec<PathBuf> {
         if named.is_dir() {
             paths.extend(CUPTI_NAMES.iter().map(|name| named.join(name)));
         } else {
-            // The user named this file, so no other one is tried.
+            // The user named this file, so only it is tried.
             return vec![named];
         }
     }

@@ -14,7 +14,7 @@
 //!   `dl_iterate_phdr`. Hooks take the lock, like unwinders do for each exception. It is always taken last: the callbacks here only copy,
 //!   so the only other lock that they take is that of the memory allocator, which never waits for the loader. A thread that holds the lock
 //!   of loading may wait for this one, but never the other way round, so there can be no deadlock. A program that waits in its own callback
-//!   for a thread in a hook would wait for ever. It would also do so for a thread that walks its stack.
+//!   for a thread in a hook would wait forever. The same is true for a thread that walks its stack.
 //!
 //! The loader's data about a file is valid as long as the file is loaded. Therefore all of it is copied in a callback of `dl_iterate_phdr`,
 //! during which no thread can unload a file. (musl has one lock for both purposes. That lock is not held while constructors run, so the
@@ -214,7 +214,7 @@ mod linux {
         }
         // SAFETY: the file is the one with this code, which runs, so it stays loaded.
         let file = unsafe { text(here.dli_fname) }.ok_or("the loader has no name for the file of gpumem")?;
-        // SAFETY: the name is the loader's own; with `RTLD_NOLOAD` nothing is loaded, and no initialiser runs.
+        // SAFETY: the name is the loader's own; with `RTLD_NOLOAD` nothing is loaded, and no initializer runs.
         let pinned = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
         if pinned.is_null() {
             return Err(format!("{} cannot be kept loaded", file.to_string_lossy()));

@@ -14,12 +14,12 @@ use super::descriptor;
 /// The maximum number of bytes of names that are read.
 const MOST_NOTED: u64 = 16 << 20;
 
-/// How often a waiting thread tries again.
+/// The interval at which a waiting thread tries again.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A lock file. Dropping this removes the file. If the process is killed, the system releases the lock.
 ///
-/// Any user who may write to the folder can put a file there and hold its lock. Therefore no thread waits for ever, links are not followed,
+/// Any user who may write to the folder can put a file there and hold its lock. Therefore no thread waits forever, links are not followed,
 /// and only [`note`] writes to the file. On a file system without locks, no process is excluded.
 #[derive(Debug)]
 pub struct LockFile {
@@ -50,7 +50,7 @@ impl LockFile {
     /// Returns the file names that other processes have added.
     pub fn noted(&self) -> Vec<Vec<u8>> {
         let (mut open, mut names) = (&self.open, Vec::new());
-        // A process that has removed names can only hide its own.
+        // A process that removes names can hide only its own files.
         _ = open.rewind().and_then(|()| open.take(MOST_NOTED).read_to_end(&mut names));
         names.split(|byte| *byte == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect()
     }
@@ -75,7 +75,7 @@ impl LockFile {
         }
     }
 
-    /// Takes the lock. Waits at most this long while another process holds it. `waits` is called after a quarter of that time.
+    /// Takes the lock. Waits at most `patience` while another process holds it. `waits` is called after a quarter of that time.
     ///
     /// # Errors
     /// Returns the same errors as [`try_new`](Self::try_new), and an error if another process holds the lock the whole time.

@@ -1,5 +1,5 @@
-//! The only unsafe code. It finds and loads NVIDIA's libraries at run time, and offers safe functions that return numbers. The names in
-//! this folder are NVIDIA's own.
+//! The only unsafe code. This folder finds and loads NVIDIA's libraries at run time, and offers safe functions that return numbers. The
+//! names in this folder are NVIDIA's own.
 
 pub mod beside;
 #[cfg(feature = "cuda")]

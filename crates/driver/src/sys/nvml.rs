@@ -22,7 +22,7 @@ const LIBRARY: &str = "libnvidia-ml";
 /// nvml-wrapper tries.
 const NAMES: &[&str] = if cfg!(windows) { &["nvml.dll"] } else { &["libnvidia-ml.so.1", "libnvidia-ml.so"] };
 
-/// What NVML reports about a device's memory, in bytes.
+/// NVML's numbers about a device's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Figures {
     pub(crate) total: u64,
@@ -51,7 +51,7 @@ pub(crate) struct ListedProcess {
     pub(crate) slice: (Option<u32>, Option<u32>),
 }
 
-/// Returns NVML, initialised once per process. A failure is kept as well, because each attempt looks up every symbol.
+/// Returns NVML, initialized once per process. A failure is kept as well, because each attempt looks up every symbol.
 fn nvml() -> Result<&'static Nvml, Error> {
     static NVML: OnceCell<Result<Nvml, Error>> = OnceCell::new();
     NVML.get_or_init(init).as_ref().map_err(Clone::clone)
@@ -70,7 +70,7 @@ fn init() -> Result<Nvml, Error> {
 /// Returns the path of the NVML library that a process with this environment loads.
 ///
 /// # Errors
-/// Returns an error if NVML cannot be loaded or initialised.
+/// Returns an error if NVML cannot be loaded or initialized.
 pub fn file() -> Result<PathBuf, Error> {
     let function = nvml()?.lib().nvmlInit_v2.as_ref().map(|function| *function as usize);
     let found = function.ok().and_then(loader::file_of);

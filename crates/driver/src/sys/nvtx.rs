@@ -4,13 +4,13 @@
 //! calls its function `InitializeInjectionNvtx2` with a function that returns the copy's tables. A tool writes its functions into these
 //! tables. The types, the numbers of the functions and this protocol are those of `nvtx3/nvtxDetail/nvtxTypes.h`.
 //!
-//! If another tool observes the ranges as well, it is initialized first, like NVTX would do it. Then our functions replace its functions,
-//! and pass each call on to them.
+//! If another tool observes the ranges as well, it is initialized first, as NVTX would do. Then our functions replace its functions, and
+//! pass each call on to them.
 //!
 //! A program may use NVTX in the child process of a fork, and a tool may use NVTX while it is initialized. Therefore no lock is held while
 //! foreign code runs, and the child process of a fork waits for no lock (see `Names`).
 //!
-//! A range may end with a function of the extension for payloads, like those of NCCL's communicators do. An extension has its own table and
+//! A range may end with a function of the extension for payloads, such as those of NCCL's communicators. An extension has its own table and
 //! its own initialization, `InitializeInjectionNvtxExtension` of `nvtx3/nvtxDetail/nvtxExtTypes.h`.
 
 use std::{
@@ -107,10 +107,10 @@ struct Segment {
 
 type InitializeExtension = unsafe extern "C" fn(*const ExtensionModule) -> c_int;
 
-/// The maximum number of characters of a name that are read. Longer names are cut.
+/// The maximum number of characters of a name that are read. Longer names are truncated.
 const MOST_CHARACTERS: usize = 256;
-/// The maximum number of names of domains, and of registered strings. Without a limit, a program that registers names without end would
-/// fill its memory twice as fast.
+/// The maximum number of names of domains, and of registered strings. Without a limit, a program that registers names endlessly would fill
+/// its memory twice as fast.
 const MOST_NAMES: usize = 1 << 16;
 /// The text for an unknown name.
 const NO_NAME: &str = "(no name)";
@@ -122,8 +122,8 @@ static OTHER: [[AtomicUsize; FUNCTIONS]; 3] = [const { [const { AtomicUsize::new
 
 /// Names by handle. The other tool may use the same handle for a domain and a string.
 ///
-/// A fork copies the names to the child process. If another thread holds the lock at that time, it stays locked in the child process for
-/// ever, so the child process starts with no names.
+/// A fork copies the names to the child process. If another thread holds the lock at that time, it stays locked in the child process
+/// forever, so the child process starts with no names.
 struct Names(AtomicPtr<Mutex<NameMap>>);
 type NameMap = HashMap<usize, Box<str>>;
 static DOMAINS: Names = Names::new();

@@ -96,7 +96,7 @@ unsafe fn replace(mapping: &Mapping<'_>) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Otherwise each program that contains gpumem would start by copying itself.
+    /// Otherwise each program that contains gpumem would copy itself at its start.
     #[test]
     fn the_program_itself_is_not_copied() {
         let code = || {
@@ -104,7 +104,7 @@ mod tests {
             Mapping::with(leave as unsafe fn() -> io::Result<()> as usize, &maps).map(|own| (own.begin, own.end))
         };
         let before = code();
-        // SAFETY: the program itself stays as it is.
+        // SAFETY: the program itself is not changed.
         unsafe { leave() }.expect("there is nothing to do");
         assert!(before.is_some(), "the code of a test is in its file");
         assert_eq!(code(), before);

@@ -1,6 +1,5 @@
 //! The only code that prints for gpumem. `print!` and `eprint!` panic if they cannot write (a closed pipe, a full disk). Also, a write to a
-//! pipe without a reader kills a program that does not ignore SIGPIPE, which is the default in C. A program must not end because of a
-//! notice.
+//! pipe without a reader kills a program that does not ignore SIGPIPE, which is the default in C. A notice must not end the program.
 
 use std::{
     cell::Cell,

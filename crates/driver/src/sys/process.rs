@@ -96,8 +96,7 @@ pub fn rank_of(variable: impl Fn(&str) -> Option<String>) -> Option<u64> {
 pub fn thread_id() -> u64 {
     #[cfg(target_os = "linux")]
     {
-        // The function of this name is in glibc 2.30 and newer.
-        // SAFETY: this system call has no arguments and cannot fail.
+        // The function with this name requires glibc 2.30. SAFETY: this system call has no arguments and cannot fail.
         let id = unsafe { libc::syscall(libc::SYS_gettid) };
         u64::try_from(id).unwrap_or(0)
     }
@@ -105,7 +104,7 @@ pub fn thread_id() -> u64 {
     0
 }
 
-/// Returns the operating system's name of the calling thread, cut off after 15 bytes. A thread that was given no name has that of the
+/// Returns the operating system's name of the calling thread, truncated to 15 bytes. A thread without its own name has the name of the
 /// thread that started it. `None` on systems without such names.
 pub fn thread_name() -> Option<String> {
     let name = name_of_thread();
@@ -234,7 +233,7 @@ pub fn age() -> Option<std::time::Duration> {
     None
 }
 
-/// The code that runs in the child of a fork.
+/// The code that runs in the child process of a fork.
 static IN_CHILD: OnceCell<fn()> = OnceCell::new();
 
 /// Runs `code` in the child process of a fork. `code` may only store to atomics.
@@ -257,7 +256,7 @@ pub fn notice_forks() {
 #[cfg(unix)]
 #[inline]
 pub(super) fn run_in_children(done: &AtomicBool, code: unsafe extern "C" fn()) {
-    // This is not a `OnceCell`: a child process that is forked while another thread initialises it would wait for that thread for ever.
+    // This is not a `OnceCell`: a child process that is forked while another thread initializes it would wait for that thread forever.
     if !done.load(Relaxed) && !done.swap(true, Relaxed) {
         // SAFETY: `pthread_atfork` is in the C library of every unix; it keeps the function pointer, which is `'static`,
         // and calls it in the child of a fork. The function only stores to atomics, which is allowed there.
@@ -274,7 +273,7 @@ unsafe extern "C" fn forked() {
 }
 
 /// Returns whether this process was forked from a process that used this crate, if [`notice_forks`] was called before the fork. The other
-/// threads do not exist in the child process. Locks that they held stay locked for ever, and the CUDA driver does not work there. Therefore
+/// threads do not exist in the child process. Locks that they held stay locked forever, and the CUDA driver does not work there. Therefore
 /// this crate takes no lock in the child process, neither its own nor one of the standard library, and prints nothing. Every request
 /// returns an error.
 #[inline]
@@ -285,8 +284,8 @@ pub fn is_forked() -> bool {
 /// Runs `code` in the child process of a fork. Returns whether it returns there.
 #[cfg(all(test, unix))]
 pub(crate) fn ends_in_child(code: fn()) -> bool {
-    // SAFETY: the child only runs `code` and ends, at the latest by its alarm. `code` takes no lock there, or it waits for it, which is what is
-    // tested.
+    // SAFETY: the child only runs `code` and ends, at the latest by its alarm. If `code` waits there for a lock, the alarm ends the child
+    // and the test fails.
     unsafe {
         let child = libc::fork();
         if child == 0 {
@@ -304,7 +303,7 @@ mod tests {
     #[test]
     fn the_name_of_the_process_does_not_matter() {
         let began = super::began();
-        // Linux cuts long names at a byte, which may be within a character.
+        // Linux truncates long names at a byte, which may split a character.
         std::fs::write("/proc/self/comm", b"a) gpumem\xff").unwrap();
         assert_eq!(super::began(), began);
         assert_ne!(began, 0);

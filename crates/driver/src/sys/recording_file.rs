@@ -128,7 +128,7 @@ mod tests {
         let path = folder.path().join("closed");
         let mut recording = RecordingFile::create(&path, &path).unwrap();
         recording.write_all(b"one ").unwrap();
-        // The program closes the number, and a file of its own gets it.
+        // The program closes the number, and its next file gets it.
         let number = recording.file.as_ref().unwrap().as_raw_fd();
         let other = folder.path().join("other");
         let kept = descriptor::replace(number, &File::create(&other).unwrap());
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(recording.write_all(b"two").unwrap_err().to_string(), "it was removed while the program ran");
     }
 
-    /// A pipe is there now: opening it would wait for a reader.
+    /// The file was replaced with a pipe, and opening it would block until there is a reader.
     #[test]
     fn a_pipe_in_the_place_of_the_file_is_not_waited_for() {
         let folder = tempdir().unwrap();

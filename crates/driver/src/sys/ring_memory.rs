@@ -33,7 +33,7 @@ mod linux {
 
     use super::{Line, RingMemory, Segment, Segments, SharedMemory, io};
 
-    /// How many rings of killed processes are kept until a report reads them. They use memory, and some are never read.
+    /// The number of rings of killed processes that are kept until a report reads them. They use memory, and some are never read.
     const MOST_FORGOTTEN: usize = 16;
 
     /// Only the owner may use a segment.
@@ -388,7 +388,7 @@ mod tests {
     #[test]
     fn processes_share_words() {
         let memory = RingPages::new(4).unwrap();
-        // Other processes find it by its number as long as a process has it.
+        // Other processes find the segment by its id as long as a process has it attached.
         memory.discard();
         let number = memory.segment().unwrap();
         memory.lines()[3].0[1].store(0x0102, Relaxed);

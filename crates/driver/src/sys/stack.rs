@@ -132,8 +132,8 @@ pub(crate) fn unwind(addresses: &mut [usize], mut skip: usize) -> usize {
 ///
 /// For libraries that were loaded after the first call, it finds functions but no lines.
 pub(crate) fn resolve(address: usize) -> Vec<Symbol> {
-    /// The files that were loaded just before `backtrace` made its list of files, which it does only once. The list is older if the program
-    /// itself has used `backtrace`.
+    /// The files that were loaded just before `backtrace` created its list of files, which it does only once. The list is older if the
+    /// program itself has used `backtrace`.
     static LISTED: OnceLock<Vec<Arc<LoadedFile>>> = OnceLock::new();
     let listed = LISTED.get_or_init(loader::files);
     let file = files_of(&[address]).pop().flatten();

@@ -1,5 +1,4 @@
-//! Makes random items of all sorts. Numbers of things are often equal, and events have numbers that rise, so that a reader understands
-//! most of them.
+//! Generates random items of all kinds. Ids are often equal, and event numbers increase, so that a reader accepts most items.
 
 use std::time::Duration;
 
@@ -20,7 +19,7 @@ use gpumem_core::{
 
 use super::Random;
 
-/// A type of which a random value can be made.
+/// A type with random values.
 pub(super) trait Any: Sized {
     fn any(random: &mut Random) -> Self;
 }
@@ -45,7 +44,7 @@ macro_rules! structs {
     )*};
 }
 
-/// The fields of each variant. Each variant comes equally often.
+/// The fields of each variant. All variants are equally frequent.
 macro_rules! variants {
     ($type:ident { $($variant:ident { $($field:tt),* })* }) => {
         impl Any for $type {
@@ -104,7 +103,7 @@ values! {
         events: (0..random.below(50)).map(|_| Any::any(random)).collect(),
     };
     AllocatorEvent as random => {
-        // A reader takes no event of a list in which one block is too large, or the number of one stack.
+        // A reader rejects the whole list if one block or one stack id is too large.
         let [bytes, requested] = [(); 2].map(|()| Bytes::new(random.any() >> 20));
         AllocatorEvent {
             time: Any::any(random),
@@ -214,7 +213,7 @@ variants! {
     }
 }
 
-// These are without events and requests, which come more often.
+// All items except events and requests, which are more frequent.
 variants! {
     Item {
         Process { 0 }
@@ -244,7 +243,7 @@ variants! {
     }
 }
 
-/// Items of all sorts, with numbers of events that rise.
+/// Returns items of all kinds, with increasing event numbers.
 pub fn items(random: &mut Random, count: usize) -> Vec<Item> {
     let mut number = 0_u64;
     let item = |random: &mut Random| match random.below(10) {
@@ -258,7 +257,7 @@ pub fn items(random: &mut Random, count: usize) -> Vec<Item> {
                 ticks: random.any(),
                 time: Any::any(random),
                 thread: Any::any(random),
-                // Most of them allocate and free.
+                // Most events are allocations and frees.
                 kind: match random.below(3) {
                     0 => EventKind::Alloc { key: Any::any(random), block: Any::any(random) },
                     1 => EventKind::Free { key: Any::any(random), block: None },

@@ -1,4 +1,4 @@
-//! Random items for tests of recordings, also for those of other crates.
+//! Random items for tests of recordings, in this crate and others.
 
 mod any;
 mod random;

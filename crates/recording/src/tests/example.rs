@@ -1,4 +1,4 @@
-//! Tests that the example of `docs/RECORDING.md` is the written file.
+//! Tests that the example in `docs/RECORDING.md` equals the written file.
 
 use std::{fmt::Write as _, fs, io::Cursor, path::Path, time::Duration};
 

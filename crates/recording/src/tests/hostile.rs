@@ -1,5 +1,5 @@
-//! Tests that damaged and hostile files are read as far as they make sense, and do no harm. `fuzz/` looks for files that do
-//! harm.
+//! Tests that damaged and hostile files are read as far as they make sense, and do no harm. `fuzz/` searches for files that
+//! do harm.
 
 use std::{io::Cursor, time::Duration};
 
@@ -11,7 +11,7 @@ use gpumem_core::model::{
 
 use crate::testing::{Random, items};
 
-/// Returns a recording of the items, in records of at most this many.
+/// Returns a recording of the items, in records of at most `part` items.
 fn written_in_parts(items: &[Item], part: usize) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new()).unwrap();
     for items in items.chunks(part) {
@@ -23,7 +23,7 @@ fn written_in_parts(items: &[Item], part: usize) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-/// Reads all of it, and requests every report.
+/// Reads the whole file, and requests every report.
 fn read(file: &[u8]) -> Option<Skipped> {
     let mut reader = Reader::new(Cursor::new(file)).ok()?;
     reader.replay(|output| drop(output.to_string())).unwrap();
@@ -83,8 +83,8 @@ pub(crate) fn open(number: u64, scope: u64) -> Item {
     event(number, EventKind::Open { scope: ScopeId(scope), spec })
 }
 
-/// An example is a loop with the part of a pool, whose events differ only a little in their times: they take very
-/// little room.
+/// For example a loop that allocates and frees a part of a pool: the events differ only slightly in their times, and take
+/// very little space.
 #[test]
 fn a_program_that_does_the_same_all_the_time_has_a_recording() {
     let (mut random, mut ticks) = (Random::new(4), 0);
@@ -105,13 +105,13 @@ fn a_program_that_does_the_same_all_the_time_has_a_recording() {
 
 #[track_caller]
 fn check(what: &str, items: &[Item], is_left_out: impl Fn(Skipped) -> bool) {
-    // Each item is in a record of its own, because numbers cannot fall within a record.
+    // Each item is in a separate record, because numbers cannot decrease within a record.
     let part = if items.len() < 10 { 1 } else { items.len() };
     let skipped = read(&written_in_parts(items, part)).expect("it is a recording");
     assert!(is_left_out(skipped), "{what}: {skipped:?}");
 }
 
-/// The events are of each kind, even the rare ones.
+/// The events are of every kind.
 #[test]
 fn what_a_session_writes_is_never_left_out() {
     let (scope, key, device, pool) = (ScopeId(9), Key::from_raw(512), DEVICE, PoolId(1));
@@ -126,7 +126,7 @@ fn what_a_session_writes_is_never_left_out() {
         EventKind::Shrink { key, bytes },
         EventKind::Free { key, block: None },
         EventKind::FreeFailed,
-        // This is a block whose free was missed.
+        // The free of this block was missed.
         EventKind::Alloc { key, block: block(8) },
         EventKind::Free { key: older, block: Some(block(8)) },
         EventKind::Free { key: older, block: None },
@@ -216,7 +216,8 @@ fn what_is_above_a_limit_is_left_out_and_counted() {
     check("a thread in so many scopes", &deep, |skipped| skipped.above_limits > 1_000);
 }
 
-/// Addresses that all lie in one place of a hash table would make each event cost as much as there are blocks.
+/// Addresses that all have the same slot of a hash table would make the cost of each event proportional to the number of
+/// blocks.
 #[test]
 fn keys_that_collide_are_left_out() {
     const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;

@@ -28,7 +28,7 @@ fn part(number: u64, bytes: u64) -> Item {
     event(number, EventKind::Alloc { key: Key::of_part(POOL, 4096), block })
 }
 
-/// Returns the pool, and the sum of the ledger's changes of blocks of the program.
+/// Returns the pool, and the sum of the ledger's changes to blocks in the program's view.
 fn read(items: &[Item]) -> (KnownPool, u64) {
     let mut reader = Reader::new(Cursor::new(written(items))).unwrap();
     let mut changes = Vec::new();
@@ -45,7 +45,7 @@ fn a_free_after_missed_items_is_not_wrong() {
     assert_eq!(pool.wrong.unknown, 1);
     let (pool, _) = read(&[registered(7), Item::Missed(3), free.clone()]);
     assert_eq!(pool.wrong.unknown, 0);
-    // A shortened recording does not say when the items were missed, only that it was before its newest events.
+    // A shortened recording does not contain when items were missed, only that it was before its latest events.
     let shortened = Item::Part(PartDefinition { is_peaks: false, after: 100 });
     let (pool, _) = read(&[shortened.clone(), Item::Missed(3), registered(7), free]);
     assert_eq!(pool.wrong.unknown, 0);

@@ -1,5 +1,5 @@
-//! Tests the content of a recording besides reports. `tests/tests/standin/recording.rs` compares the reports of a program with those of its
-//! recording.
+//! Tests the content of a recording apart from reports. `tests/tests/standin/recording.rs` compares the reports of a program with those of
+//! its recording.
 
 use std::{io::Cursor, time::Duration};
 
@@ -17,7 +17,7 @@ fn replayed(items: &[Item]) -> (Vec<ReplayedReport>, Reader<Cursor<Vec<u8>>>) {
     (reports, reader)
 }
 
-/// A recording that missed something says so in each trace that was open, as a session does. Names that are missing are replaced.
+/// Missed items count as lost in each open trace, as in a session. Missing names are replaced.
 #[test]
 fn what_a_recording_lacks() {
     let scope = ScopeId(9);
@@ -36,7 +36,7 @@ fn what_a_recording_lacks() {
     assert!(named.path[0].contains("not in the recording") && named.used.get() == 3, "{named:?}");
 }
 
-/// The event has its true time, which the ledger does not have.
+/// The event has its exact time, which the ledger does not have.
 #[test]
 fn ticks_become_times() {
     let pair = |ticks, millis| Item::Clock(ClockPair { ticks, time: Duration::from_millis(millis) });

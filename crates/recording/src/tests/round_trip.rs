@@ -24,7 +24,7 @@ fn random_items_are_read_back() {
     }
 }
 
-/// The items are read back after any other items, and at any end of a record.
+/// Items are read back after any other items, and at any record boundary.
 #[test]
 fn each_flush_makes_a_record_that_can_be_read_by_itself() {
     let items = items(&mut Random::new(7), 500);
@@ -52,7 +52,7 @@ fn an_item_that_is_too_long_is_left_out_and_counted() {
     assert_eq!(read, [short.clone(), short]);
 }
 
-/// The events are similar to a training loop: blocks of a few sizes, by some threads, in a few places.
+/// The events resemble a training loop: blocks of a few sizes, by some threads, in a few places.
 #[test]
 fn an_event_takes_less_than_twelve_bytes() {
     const EVENTS: u64 = 200_000;
@@ -79,7 +79,7 @@ fn an_event_takes_less_than_twelve_bytes() {
     assert!(bytes < 12 * EVENTS, "{bytes} bytes for {EVENTS} events");
 }
 
-/// A reader notices a text that was cut.
+/// A reader detects a truncated text.
 #[test]
 fn texts_that_are_cut_end_in_a_mark_and_are_counted() {
     let name = |length: usize| "△".repeat(length / 3) + &"x".repeat(length % 3);

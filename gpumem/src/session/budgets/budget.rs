@@ -22,8 +22,8 @@ fn live(trace: &GpuMemTrace, counted: Counted) -> Vec<LiveBlock> {
     if counted == Counted::AllThreads { trace.live_of_all_threads() } else { trace.live() }
 }
 
-/// Returns the ten source locations with the most memory that was allocated inside the trace and is still live. `None` if they are
-/// not known.
+/// Returns the ten source locations with the most memory that was allocated inside the trace and is still live. `None` if the
+/// trace is not exact.
 fn places(trace: &GpuMemTrace, counted: Counted) -> Option<Vec<Place>> {
     if trace.data().gauge != Gauge::Exact {
         return None;
@@ -31,18 +31,17 @@ fn places(trace: &GpuMemTrace, counted: Counted) -> Option<Vec<Place>> {
     Some(by_place(&live(trace, counted)))
 }
 
-/// Panics with a text. The panic is in the function that has the budget.
+/// Panics with a message, at a line of the function that has the budget.
 type Fail = fn(&str) -> !;
 
-/// The memory that a function may use. It counts exactly the allocations of the function's thread, or those of all
-/// threads.
+/// The memory that a function may use. Counts exact allocations, either of the function's thread or of all threads.
 pub struct Budget {
     name: String,
     fail: Fail,
     limits: Vec<Limit>,
-    /// True if the function also fails if its memory cannot be measured.
+    /// True if an unmeasured budget is a failure.
     strict: bool,
-    /// True if the function uses a GPU, if there is one.
+    /// True if the function uses the real GPU, where there is one.
     #[cfg_attr(not(feature = "sim"), expect(dead_code, reason = "no simulated device hides a real one"))]
     real_if_any: bool,
     baseline: Option<BaselineLimit>,
@@ -54,7 +53,7 @@ pub struct Budget {
     turn: Option<Turn>,
 }
 
-/// The place of a budget.
+/// The owner of a budget.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whose {
     Test,
@@ -67,7 +66,7 @@ enum Whose {
 struct BaselineLimit {
     file: PathBuf,
     key: String,
-    /// The allowed growth, in hundredths of a per cent.
+    /// The allowed growth, in hundredths of a percent.
     growth: u32,
 }
 
@@ -93,10 +92,10 @@ impl Budget {
         Self { strict: true, ..Self::of_function(name, fail) }
     }
 
-    /// Creates the budget of a test. `growth` is the allowed excess of the peak over the baseline, in hundredths of a per cent.
-    /// The baseline is in `file`, else in the file of `GPUMEM_BASELINE`, if it is set. `simulated` is true if the test allocates
-    /// on [`simulated_gpu`]. `binary` is the program of the test, unless the test belongs to a library: tests in `src/main.rs`
-    /// and `src/lib.rs` of a package may have the same names.
+    /// Creates the budget of a test. `growth` is the allowed excess of the peak over the baseline, in hundredths of a percent. The
+    /// baseline is in `file`, or else in the file that `GPUMEM_BASELINE` names. `simulated` is true if the test allocates on
+    /// [`simulated_gpu`]. `binary` is the program of the test, unless the test belongs to a library: tests in `src/main.rs` and
+    /// `src/lib.rs` of a package may have the same names.
     pub fn of_test(
         name: impl Into<String>,
         binary: Option<&str>,
@@ -164,7 +163,7 @@ impl Budget {
         if self.counted == Counted::OwnThread && builder.counts_own_thread() {
             self.counted = Counted::OwnThreadOnly;
         }
-        // The watch starts before the trace, so that nothing is missed. If there is no such device, the trace reports that.
+        // The watch starts before the trace, so that nothing is missed. If the device does not exist, the trace reports it.
         if !is_custom && let Ok(device) = builder.device_or_current(session) {
             self.others = Others::watch(session, device, self.counted);
         }
@@ -187,7 +186,7 @@ impl Budget {
         }
     }
 
-    /// Panics if the budget was exceeded, unless the thread panics already.
+    /// Panics if the budget was exceeded, unless the thread is already panicking.
     pub(in crate::session) fn check(mut self, figures: Trace, trace: &GpuMemTrace) {
         if thread::panicking() {
             return;
@@ -221,7 +220,7 @@ impl Budget {
         }
     }
 
-    /// Adds the limit of the baseline. Returns `true` if the baseline is to be written instead.
+    /// Adds the limit of the baseline. Returns `true` if the baseline must be written instead.
     fn apply_baseline(&mut self, BaselineLimit { file, key, growth }: &BaselineLimit) -> bool {
         if self.counted == Counted::AllThreads && *growth == 0 {
             let text = format_args!(
@@ -247,7 +246,7 @@ impl Budget {
         (self.fail)(&format!("gpumem: {message}"))
     }
 
-    /// Handles allocations and frees of other threads. A budget that is not known to be kept counts as not kept.
+    /// Handles a result that other threads' allocations and frees make uncertain. Such a budget counts as exceeded.
     fn not_known(&self, reason: &str) {
         let name = one_line(&self.name);
         if current().settings().skip_budgets {
@@ -264,7 +263,7 @@ impl Budget {
         ));
     }
 
-    /// Handles a budget that cannot be checked, which is always reported or fails.
+    /// Handles a budget that cannot be checked, which is either reported or a failure.
     fn unmeasured(&self, reason: &str) {
         let name = one_line(&self.name);
         // The child of a fork prints nothing.
@@ -295,7 +294,7 @@ fn has_gpu() -> bool {
     crate::source::devices().and_then(crate::source::Devices::count).is_ok_and(|count| count > 0)
 }
 
-/// Returns the simulated device of tests: the first of this process. All tests of a process share it. This call makes it the
+/// Returns the simulated device of tests: the first one of this process. All tests of a process share it. This call makes it the
 /// current device of the calling thread, because an earlier test on this thread may have chosen another one.
 ///
 /// # Panics

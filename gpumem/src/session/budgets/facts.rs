@@ -6,7 +6,7 @@ use once_cell::sync::Lazy;
 
 use crate::{derive::Stack, process, report::ThreadFacts, session::views::folder, source};
 
-/// Facts about a thread that are found while it allocates. Their meaning is read from files later.
+/// Facts about a thread that are collected while it allocates. They are resolved later, because that reads files.
 #[derive(Default)]
 pub(super) struct RawFacts {
     name: Option<String>,
@@ -30,10 +30,10 @@ impl RawFacts {
         }
     }
 
-    /// Returns whether debug information has to be read to learn that the thread does not belong to another test. That takes a second
-    /// in each process, and nextest has a process for each test.
+    /// Returns whether the thread may belong to another test, so that debug information must be read to find out. Reading it takes a
+    /// second in each process, and nextest starts a process for each test.
     pub(super) fn may_be_of_another_test(&self, own: &Self) -> bool {
-        /// The harness names the thread of a test after its path, which Linux cuts off.
+        /// The harness names the thread of a test after its path, which Linux truncates.
         fn is_path(name: &str) -> bool {
             name != "main" && name.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '_' | ':'))
         }
@@ -58,7 +58,7 @@ impl RawFacts {
     }
 }
 
-/// Returns whether the harness runs no more than one test: `--exact` and one name, as nextest and editors start it.
+/// Returns whether the harness runs only one test: `--exact` and one name, as nextest and editors start it.
 fn runs_one_test(arguments: impl Iterator<Item = OsString>) -> bool {
     let (options, names): (Vec<_>, Vec<_>) =
         arguments.partition(|argument| argument.as_encoded_bytes().starts_with(b"-"));
@@ -74,7 +74,7 @@ mod tests {
         for (arguments, is_one) in [
             ("tests::grows --exact --nocapture", true),
             ("--exact tests::grows --test-threads=1", true),
-            // The number may be a name.
+            // The number might be a test name.
             ("--exact tests::grows --test-threads 1", false),
             ("--exact one other", false),
             ("tests::grows", false),

@@ -33,12 +33,12 @@ struct Watcher {
     seen: Mutex<HashMap<OwnerThread, Seen>>,
 }
 
-/// The allocations and frees of one thread.
+/// The observed allocations and frees of one thread.
 #[derive(Default)]
 struct Seen {
     facts: RawFacts,
     outside: Tally,
-    /// True if they were in scopes that the thread opened itself.
+    /// Events in scopes that the thread opened itself.
     in_scopes: Tally,
 }
 
@@ -50,7 +50,7 @@ struct Tally {
 }
 
 impl Others {
-    /// Returns the watch. `None` if other threads do not matter.
+    /// Starts the watch. `None` if other threads do not matter.
     pub(super) fn watch(session: &'static Session, device: Device, counted: Counted) -> Option<Self> {
         let noticing = match counted {
             Counted::OwnThreadOnly => return None,
@@ -63,7 +63,7 @@ impl Others {
         Some(Self { session, id, watch })
     }
 
-    /// Returns the threads that make the need of the function unknown.
+    /// Returns the threads whose allocations make the function's memory use uncertain.
     pub(super) fn found(&self) -> Vec<OtherThread> {
         let mut seen = std::mem::take(&mut *self.watch.seen());
         let own = RawFacts::here();
@@ -83,7 +83,7 @@ impl Others {
                 }
                 (BelongsTo::OtherTest(_), _) | (_, Counted::AllThreads) => return None,
                 (BelongsTo::ThisTest, _) => {
-                    // The harness names the thread of a test, which waits for those that it starts. These have no names. Threads
+                    // The harness names the test's thread, and that thread waits for the unnamed threads that it starts. Threads
                     // with their own scopes do not count for each other.
                     if own.name.is_some() {
                         tally.add(in_scopes);
@@ -118,7 +118,7 @@ impl Watcher {
 impl Watch for Watcher {
     fn notice(&self, noticed: &Noticed) {
         let Noticed { device, thread, is_free, is_guest, .. } = *noticed;
-        // Several budgets are told about the same events, so an event may concern another budget.
+        // All watches receive every event, so an event may concern another budget.
         let is_counted = thread::current().id() == self.thread;
         let is_anothers = self.counted == Counted::OwnThread && (is_free || is_guest);
         // No event belongs to the test while it waits for its turn.
@@ -130,7 +130,7 @@ impl Watch for Watcher {
             (!seen.contains_key(&thread), seen.len() >= MOST)
         };
         let key = if is_new && is_full { OwnerThread::LAST } else { thread };
-        // The facts are found out without the lock, for which other threads may wait.
+        // The facts are collected before taking the lock, so that other threads do not wait.
         let facts = if is_new && !is_full { RawFacts::here() } else { RawFacts::default() };
         let mut seen = self.seen();
         let Seen { outside, in_scopes, .. } = seen.entry(key).or_insert_with(|| Seen { facts, ..Seen::default() });

@@ -1,4 +1,4 @@
-//! The turns of budgets: a budget that counts all threads runs while no other test with a budget does.
+//! The turns of budgets: a test whose budget counts all threads runs while no other test with a budget runs.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -8,28 +8,29 @@ use std::{
 use super::facts::RawFacts;
 use crate::process;
 
-/// The budget of a test, or of code in a test. While it exists, tests that must be alone wait, or all others do.
+/// The budget of a test, or of code in a test. While it exists, tests that must run alone wait; if it must run alone itself, all
+/// others wait.
 pub(super) struct Turn {
     id: u64,
 }
 
-/// A thread with such a budget.
+/// A thread with a turn, or one that waits for its turn.
 struct Holder {
     id: u64,
     thread: ThreadId,
-    /// True if it counts all threads.
+    /// True if the budget counts all threads.
     is_alone: bool,
     waits: bool,
     role: Role,
 }
 
-/// The role of the thread. Only threads of tests wait and are waited for: a test may wait for its own workers, which must not wait for
-/// it.
+/// The role of the thread. Only threads of tests wait or are waited for. A test may wait for its workers, so a worker must not wait
+/// for the test.
 #[derive(Clone)]
 enum Role {
     Test,
     Worker,
-    /// The role is found out when it is needed, because this reads debug information.
+    /// The role is determined only when needed, because this reads debug information.
     NotKnown(Arc<RawFacts>),
 }
 
@@ -46,14 +47,14 @@ fn holders() -> MutexGuard<'static, Holders> {
     HOLDERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns whether this thread waits for its turn.
+/// Returns whether this thread is waiting for its turn.
 pub(super) fn waits(thread: ThreadId) -> bool {
     holders().all.iter().any(|holder| holder.thread == thread && holder.waits)
 }
 
 impl Turn {
-    /// Waits until it is the calling thread's turn. `is_test` is true if it is the thread of a test; otherwise its role is found out.
-    /// `None` if it is certainly not.
+    /// Waits until it is the calling thread's turn. `is_test` is true if this is known to be a test's thread; otherwise its role is
+    /// determined. `None` if it cannot be one.
     pub(super) fn wait(is_test: bool, is_alone: bool) -> Option<Self> {
         // A thread that does not exist in the child of a fork may hold the lock there.
         if process::is_forked() {
@@ -62,7 +63,7 @@ impl Turn {
         let role = if is_test {
             Role::Test
         } else if thread::current().name().is_none_or(|name| name == "main") {
-            // The harness names the thread of a test, unless all of them run on the main thread, one after the other.
+            // The harness names the threads of tests, unless all tests run on the main thread, one after the other.
             return None;
         } else {
             Role::NotKnown(Arc::new(RawFacts::here()))
@@ -86,7 +87,7 @@ impl Turn {
                 Some(_) => holders = CHANGED.wait(holders).unwrap_or_else(PoisonError::into_inner),
             }
         }
-        // Other threads may wait for a thread that itself no longer waits.
+        // Other threads may be waiting until this thread stops waiting.
         CHANGED.notify_all();
         Some(turn)
     }
@@ -97,7 +98,8 @@ impl Holders {
         self.all.iter_mut().find(|holder| holder.id == id)
     }
 
-    /// Returns the thread that delays the turn of this one, and its role. It is this thread itself, if its role must be known first.
+    /// Returns the thread that delays the turn of this one, and its role. Returns this thread itself if its own role must be
+    /// determined first.
     fn blocker_of(&self, id: u64) -> Option<(u64, Role)> {
         let own = self.all.iter().find(|holder| holder.id == id)?;
         let is_worker = |holder: &Holder| matches!(holder.role, Role::Worker);
@@ -116,7 +118,7 @@ impl Holders {
         Some((first.id, first.role.clone()))
     }
 
-    /// Returns whether the holder's thread itself waits for another turn, and therefore does nothing at the moment.
+    /// Returns whether the holder's thread itself waits for another turn, and is therefore idle.
     fn waits_inside(&self, holder: &Holder) -> bool {
         self.all.iter().any(|other| other.thread == holder.thread && other.waits)
     }

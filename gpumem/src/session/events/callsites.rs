@@ -1,4 +1,4 @@
-//! The callsites of scopes, by number.
+//! The callsites of scopes, by id.
 
 use std::{
     borrow::Cow,
@@ -18,11 +18,10 @@ use crate::{
 const MAX_PER_LOCATION: usize = 1 << 10;
 /// The largest number of names of all locations together.
 const MAX_NAMES: usize = 1 << 16;
-/// The largest number of callsites for the further names of one source location, each for those that differ only in numbers.
+/// The largest number of overflow callsites of one source location. Each collects names that differ only in numbers.
 const MAX_ALIKE_PER_LOCATION: usize = 1 << 4;
 
-/// A line of the program, as the compiler names it. It is not a `Location`, because the one of another library's macro cannot
-/// be made.
+/// A line of the program, as the compiler names it. Not a `Location`, because one cannot be constructed for another library's macro.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::session) struct CodeLine {
     pub(in crate::session) file: &'static str,
@@ -51,18 +50,19 @@ impl From<CodeLine> for SourceLine {
 
 #[derive(Default)]
 struct Callsites {
-    /// The index is the number minus 2.
+    /// The index is the id minus 2.
     all: Vec<DefinedCallsite>,
     /// A name is one callsite wherever it is opened, because reports show only the name.
     by_name: HashMap<Box<str>, CallsiteId>,
     by_location: HashMap<CodeLine, LocationNames>,
     newest: NewestByAddress,
-    /// The names with `#` for numbers, or the locations.
+    /// Group ids, by name with `#` for numbers, or by location.
     alike: HashMap<Box<str>, u32>,
 }
 
-/// The callsites that were looked up last, by the address of their name, or by that of their file's name and the line. Hashing an address is
-/// faster than hashing a name. Two callsites may have one slot, and another name may lie at the address later, so the names are compared.
+/// The callsites that were looked up last, by the address of their name, or by the address of the file name and the line. Hashing an
+/// address is faster than hashing a name. Two callsites may share a slot, and the address may later contain another name, so the names are
+/// compared.
 struct NewestByAddress([CallsiteId; 256]);
 
 impl Default for NewestByAddress {
@@ -85,35 +85,35 @@ impl NewestByAddress {
 #[derive(Clone)]
 pub(in crate::session) struct DefinedCallsite {
     pub(in crate::session) name: Option<Cow<'static, str>>,
-    /// The place where it was first opened.
+    /// The place that opened it first.
     pub(in crate::session) location: CodeLine,
     /// The path of the module of a function under an attribute.
     pub(in crate::session) module: Option<&'static str>,
-    /// The setting of `GPUMEM` for it.
+    /// Its setting in `GPUMEM`.
     rule: Rule,
     alike: u32,
-    /// The number of its lines that were large enough to be printed.
+    /// The number of its lines that were large enough to print.
     lines: u64,
 }
 
-/// A callsite, and the output of its traces.
+/// The id of a callsite, with the settings for the output of its traces.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::session) struct Numbered {
     pub(in crate::session) id: CallsiteId,
     pub(in crate::session) rule: Rule,
-    /// Callsites whose names differ only in numbers have the same number.
+    /// Callsites whose names differ only in numbers have the same value.
     pub(in crate::session) alike: u32,
 }
 
 /// The callsites of one source location.
 #[derive(Default)]
 struct LocationNames {
-    /// The number of names that were first used here.
+    /// The number of names that this location used first.
     names: usize,
     unnamed: Option<CallsiteId>,
-    /// The callsite of all further names, if there are too many.
+    /// The callsite for all further names, once there are too many.
     more: Option<CallsiteId>,
-    /// The number of callsites that stand for further names that are alike.
+    /// The number of overflow callsites.
     alike: usize,
 }
 
@@ -122,7 +122,7 @@ struct LocationNames {
 pub(in crate::session) struct CallsiteTable(Mutex<Callsites>);
 
 impl CallsiteTable {
-    /// Returns the number of a callsite, and whether it is new. Equal callsites have one number.
+    /// Returns the id of a callsite, and whether it is new. Equal callsites share an id.
     pub(in crate::session) fn number(
         &self,
         ctx: Option<&str>,
@@ -138,7 +138,7 @@ impl CallsiteTable {
         (Numbered { id, rule, alike }, callsites.all.len() > known)
     }
 
-    /// Returns the number of earlier lines of this callsite. Counts one more.
+    /// Counts a line of this callsite, and returns the number of earlier ones.
     pub(in crate::session) fn next_line(&self, id: CallsiteId) -> u64 {
         self.lock().get_mut(id).map_or(0, |callsite| {
             callsite.lines += 1;
@@ -146,18 +146,18 @@ impl CallsiteTable {
         })
     }
 
-    /// Returns the modules and the names of all callsites, as filters know them.
+    /// Returns the modules and the names of all callsites, as filters match them.
     pub(in crate::session) fn names(&self) -> Vec<(Option<&'static str>, String)> {
         let name = |name: &Option<Cow<'static, str>>| name_in_line(name.as_deref().unwrap_or_default()).into_owned();
         self.lock().all.iter().map(|callsite| (callsite.module, name(&callsite.name))).collect()
     }
 
-    /// Returns whether names like this one are not kept apart, because a source line has too many.
+    /// Returns whether names like this one are merged, because a source line has too many names.
     pub(in crate::session) fn merges(&self, name: &str) -> bool {
         self.lock().by_name.contains_key(&*more_like(&alike(name)))
     }
 
-    /// Returns the callsite with this number.
+    /// Returns the callsite with this id.
     pub(in crate::session) fn get(&self, number: CallsiteId) -> Callsite {
         Callsite::built_in(number).unwrap_or_else(|| {
             let DefinedCallsite { name, location, .. } = self.defined(number);
@@ -165,7 +165,7 @@ impl CallsiteTable {
         })
     }
 
-    /// Returns everything that is known about a callsite. Not for the callsites that every session has.
+    /// Returns the definition of a callsite. Panics for the built-in callsites.
     pub(in crate::session) fn defined(&self, number: CallsiteId) -> DefinedCallsite {
         self.lock().all[number.0 as usize - 2].clone()
     }
@@ -175,18 +175,18 @@ impl CallsiteTable {
     }
 }
 
-/// Returns the name of the callsite of further names that are alike.
+/// Returns the name of the overflow callsite for such names.
 fn more_like(numberless: &str) -> String {
     format!("(more names like {numberless})")
 }
 
-/// Returns the part of such a name that stands for all of them.
+/// Returns the part of an overflow callsite's name that its names have in common.
 pub(in crate::session) fn numberless_of(more: &str) -> Option<&str> {
     more.strip_prefix("(more names like ")?.strip_suffix(')')
 }
 
 impl Callsites {
-    /// Returns `None` for the callsites that every session has.
+    /// Returns `None` for the built-in callsites.
     fn get_mut(&mut self, id: CallsiteId) -> Option<&mut DefinedCallsite> {
         self.all.get_mut((id.0 as usize).checked_sub(2)?)
     }
@@ -224,7 +224,7 @@ impl Callsites {
         }
         let Self { all, by_name, by_location, alike: known_alike, .. } = self;
         let place = by_location.entry(location).or_default();
-        // `like` is the name for filters, and for grouping.
+        // Filters and groups use the name `like`.
         let mut add = |like: Option<&str>, name: Option<&str>| {
             let number = u32::try_from(all.len() + 2).map_or(CallsiteId::OTHERS, CallsiteId);
             let rule = filter.rule(module, &name_in_line(like.unwrap_or_default()));
@@ -239,8 +239,8 @@ impl Callsites {
         match ctx {
             None => *place.unnamed.get_or_insert_with(|| add(None, None)),
             Some(ctx) if place.names == MAX_PER_LOCATION || by_name.len() >= MAX_NAMES => {
-                // The memory of all these names is counted together, so they are not in the row of `request #`, whose peak is that of
-                // one name.
+                // The memory of all these names is counted together, so they are not part of the row `request #`, whose peak is that of a
+                // single name.
                 let numberless = alike(ctx);
                 let more = more_like(&numberless);
                 if let Some(known) = by_name.get(&*more) {
@@ -305,7 +305,7 @@ mod tests {
         assert!(callsites.merges("6000") && !callsites.merges("step 6000"));
         let group = |ctx| callsites.number(Some(ctx), here, None, &Filter::default()).0.alike;
         assert_eq!(group("5000"), group("5"));
-        // No single location may use up all the room.
+        // No single location may take all the space.
         for letter in "abcdefghijklmnopqrstuvwxyz".chars() {
             number(Some(&format!("{letter} 1")), here);
         }

@@ -1,16 +1,16 @@
-//! A gauge of the program.
+//! A custom gauge of the program.
 
 use crate::{
     model::CustomGauge,
     source::{self, ask_for_each_trace},
 };
 
-/// Sets the gauge of traces for which the program and `GPUMEM_GAUGE` request nothing else: guards, attributes, lines and budgets.
-/// Use this for memory that gpumem does not know, such as that of wgpu and Metal. `used` is the reading of the gauge, and
-/// `peaked` is the highest reading, one every millisecond (`GPUMEM_SAMPLE_MS`). A gauge of the same name replaces the earlier
-/// one.
+/// Sets the gauge of traces that request no other, unless `GPUMEM_GAUGE` does: guards, attributes, lines and budgets. Use this
+/// for memory that gpumem cannot see, such as that of wgpu and Metal. `used` comes from the gauge's readings, and `peaked` from
+/// the highest one; it is read every millisecond (`GPUMEM_SAMPLE_MS`). A gauge of the same name replaces the earlier one.
 ///
-/// A trace that names a gauge, a device or a source does not use it. Blocks, scopes of `summary` and the like are not known.
+/// A trace that names a gauge, a device or a source does not use it. With such a gauge there are no blocks, no scopes in
+/// `summary` and the like.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

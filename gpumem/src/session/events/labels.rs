@@ -29,8 +29,8 @@ impl Session {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// Labels do not slow allocations down. With the feature `cudarc`, slices of cudarc have a method of this name, which knows the
-/// element type and the address. Blocks of simulated devices have one, too.
+/// Labels do not slow down allocations. With the feature `cudarc`, slices of cudarc have a method of this name, which knows the
+/// element type and the address; so do blocks of simulated devices.
 ///
 /// # Errors
 /// Returns an error if no known block starts at this address: it is freed, older than the first trace, or part of a larger block
@@ -40,7 +40,7 @@ pub fn label(name: impl Into<String>, shape: &[usize], dtype: impl Into<String>,
     label_block(Key::new(Space::Address, address), &label, address)
 }
 
-/// Labels the block with this key. The address is for the error's text.
+/// Labels the block with this key. The address is for the error message.
 pub(in crate::session) fn label_block(key: Key, label: &Label, address: u64) -> Result<()> {
     alive()?;
     let session = current();

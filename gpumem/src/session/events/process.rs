@@ -45,7 +45,7 @@ impl RecordEvents for ToSession {
 
     fn record(event: &EventKind) -> Answer {
         let session = of_process();
-        // Only recordings have streams.
+        // Only recordings contain streams.
         #[cfg(feature = "capture")]
         let has_streams = session.is_recorded();
         #[cfg(not(feature = "capture"))]

@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use crate::{model::Device, process, source::Devices};
 
-/// The longest wait at the end of the process for a reading that has started.
+/// The longest wait at exit for a reading in progress.
 const EXIT_WAIT: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
@@ -25,7 +25,7 @@ pub(super) struct SamplerState {
     pub(super) thread: SamplerThread,
     /// True if the exit handler that stops the thread is registered.
     pub(super) has_exit_handler: bool,
-    /// True if the process is ending, so that no thread may start.
+    /// True if the process is exiting, so that no thread may start.
     pub(super) is_stopped: bool,
 }
 
@@ -40,7 +40,7 @@ pub(super) enum SamplerThread {
         ended: Receiver<()>,
         handle: JoinHandle<()>,
     },
-    /// The thread that has ended, and is not joined yet.
+    /// The thread has ended and is not joined yet.
     Ended(JoinHandle<()>),
 }
 
@@ -65,7 +65,7 @@ impl Sampler {
         state.polled.retain(|polled| polled.scopes > 0);
     }
 
-    /// Ends the thread. It does not start again.
+    /// Ends the thread for good.
     pub(in crate::session) fn stop(&self) {
         let thread = {
             let mut state = self.state();
@@ -76,7 +76,7 @@ impl Sampler {
             SamplerThread::None => {}
             SamplerThread::Running { wake, ended, handle, .. } => {
                 drop(wake);
-                // The wait has a time limit: a driver call may hang, and must not keep the process from ending.
+                // The wait has a time limit, because a driver call that hangs must not keep the process from exiting.
                 if matches!(ended.recv_timeout(EXIT_WAIT), Err(RecvTimeoutError::Disconnected)) {
                     let _ = handle.join();
                 }
@@ -87,7 +87,7 @@ impl Sampler {
         }
     }
 
-    /// Returns the devices to poll. If there are none, the thread is idle from now on.
+    /// Returns the devices to poll. If there are none, marks the thread as idle.
     pub(super) fn targets(&self) -> Vec<PolledDevice> {
         let mut state = self.state();
         let is_empty = state.polled.is_empty();
@@ -97,7 +97,7 @@ impl Sampler {
         state.polled.clone()
     }
 
-    /// Returns whether the idle thread may end, because no scope has opened in the meantime.
+    /// Marks the idle thread as ended and returns true, unless a sampled scope has opened since.
     pub(super) fn may_end(&self) -> bool {
         let mut state = self.state();
         if !state.polled.is_empty() {

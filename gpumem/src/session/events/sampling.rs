@@ -1,8 +1,8 @@
 //! The thread that polls the devices of sampled scopes.
 //!
-//! It starts with the first sampled scope, and reads only devices with open sampled scopes. When the last of these scopes closes,
-//! the thread waits, and ends after [`IDLE_TIME`] without work. Therefore a guard in a loop costs two readings, and not the start
-//! and end of a thread in each iteration.
+//! The thread starts with the first sampled scope, and reads only devices with open sampled scopes. When the last one closes, the
+//! thread waits, and ends after [`IDLE_TIME`] without work. Therefore a guard in a loop costs two readings per iteration, and does
+//! not start a thread each time.
 
 use std::{
     mem, thread,
@@ -20,7 +20,7 @@ use crate::{
     source::Devices,
 };
 
-/// The time that the thread waits without a device to poll before it ends.
+/// The time after which an idle thread ends.
 const IDLE_TIME: Duration = Duration::from_millis(200);
 
 impl Session {
@@ -83,15 +83,15 @@ fn run(session: &'static Session, woken: &Receiver<()>) {
                 for PolledDevice { device, devices, .. } in targets {
                     session.readings.post(&session.inbox, device, || reading(session, device, devices));
                 }
-                // If a reading takes longer than the interval, the missed readings are skipped. Calls of a slow library are not
-                // made back to back: it may hold a lock, which other threads would then never get.
+                // If a reading takes longer than the interval, the missed readings are skipped. A slow library is not called back to
+                // back: it may hold a lock, and other threads would never get it.
                 due = (due + session.settings.sample_every).max(Instant::now() + began.elapsed() / 10);
             }
         }
     }
 }
 
-/// Returns one reading as an event, even if it failed.
+/// Returns one reading as an event, or its failure.
 pub(in crate::session) fn reading(session: &Session, device: Device, devices: &dyn Devices) -> EventKind {
     match devices.read(device.ordinal) {
         Ok(memory) => EventKind::Sample { device, memory },

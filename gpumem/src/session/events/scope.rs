@@ -1,4 +1,4 @@
-//! Open scopes, which guards hold.
+//! The open scopes that guards hold.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Session {
-    /// Returns the number of a callsite. If the callsite is new, a recording gets its definition.
+    /// Returns the id of a callsite. Writes the definition of a new callsite to the recording.
     pub(in crate::session) fn number_callsite(
         &self,
         ctx: Option<&str>,
@@ -54,19 +54,19 @@ pub(in crate::session) struct ScopeRequest {
     pub(in crate::session) exact: bool,
     /// True to keep the allocations that make the scope's peak.
     pub(in crate::session) at_peak: bool,
-    /// The threads that the scope adopts. `None` for those of `GPUMEM_ADOPT`, else those of [`adopt`].
+    /// The threads that the scope adopts. `None` for those of `GPUMEM_ADOPT`, or else those of [`adopt`].
     pub(in crate::session) adopt: Option<Threads>,
     /// The module of the traced function, if it is known.
     pub(in crate::session) module: Option<&'static str>,
 }
 
 impl ScopeRequest {
-    /// Returns whether only threads that enter the scope are in it. Any other scope is entered by the thread that opens it.
+    /// Returns whether only threads that enter the scope are in it. The thread that opens any other scope also enters it.
     pub(in crate::session) fn is_of_task(&self, gauge: Gauge) -> bool {
         self.of_task && !self.all_threads && gauge == Gauge::Exact
     }
 
-    /// Returns the custom gauges, if one of them has to measure the scope.
+    /// Returns the custom gauges if the scope must be measured by one of them.
     pub(in crate::session) fn custom_devices(&self, session: &Session) -> Option<&'static dyn Devices> {
         let Self { device, gauge, source, of_thread, exact, .. } = *self;
         let is_open = (device, gauge, source, of_thread, exact) == (None, None, None, false, false);
@@ -74,7 +74,7 @@ impl ScopeRequest {
     }
 }
 
-/// Makes each scope that is opened later adopt these threads, as with
+/// Makes all scopes opened after this call adopt these threads, as with
 /// [`GpuMemTraceBuilder::adopt`](crate::GpuMemTraceBuilder::adopt). Use this in a library that knows the threads of a framework.
 /// The request of a trace and `GPUMEM_ADOPT` have priority, and only the first call has an effect.
 ///
@@ -94,7 +94,7 @@ pub fn adopt(threads: Threads) {
     _ = current().adopted.set(threads);
 }
 
-/// A scope that is open, on a device that is fixed.
+/// An open scope. Its device does not change.
 pub(in crate::session) struct OpenScope {
     pub(in crate::session) session: &'static Session,
     pub(in crate::session) id: ScopeId,
@@ -107,21 +107,20 @@ pub(in crate::session) struct OpenScope {
 }
 
 impl OpenScope {
-    /// Opens a scope by the gauge that was requested, else by that of `GPUMEM_GAUGE`, else by the best that the devices
-    /// offer. `None` if the gauge is `Off`.
+    /// Opens a scope with the requested gauge, or else that of `GPUMEM_GAUGE`, or else the best one of the device. `None` if the
+    /// gauge is `Off`.
     pub(in crate::session) fn open(
         session: &'static Session,
         request: ScopeRequest,
         ctx: Option<&str>,
         location: CodeLine,
     ) -> Result<Option<Self>> {
-        // This check is first, because another thread may hold the lock of the environment in the child of a fork.
+        // This check comes first, because another thread may hold the lock of the environment in the child of a fork.
         alive()?;
         let needs_exact = request.of_thread || request.exact;
         let gauge = match (request.gauge, unless_needed(session.settings().gauge(), needs_exact)) {
             (Some(gauge), _) => Some(gauge),
-            // The scope of one thread and a budget need exact results. The program requests them, so `GPUMEM_GAUGE` has no
-            // effect.
+            // Scopes of one thread and budgets need exact results, so `GPUMEM_GAUGE` has no effect on them.
             (None, set) if needs_exact && set != Ok(Some(Gauge::Off)) => Some(Gauge::Exact),
             (None, set) => set?,
         };
@@ -191,7 +190,7 @@ impl OpenScope {
                 session.compare_displaced(devices);
             }
             session.inbox.post(&open);
-            // `unsubscribe` may have recorded its loss before this scope opened.
+            // `unsubscribe` may have recorded a loss before this scope opened.
             if session.subscription.interruptions() != interruptions {
                 session.inbox.post(&EventKind::Lost { count: 1 });
             }
@@ -200,7 +199,7 @@ impl OpenScope {
             name_threads_with(process::name_of_thread);
             session.inbox.post(&EventKind::Adopt { scope: id, threads });
         }
-        // The notice about an invalid setting has printed what happens instead.
+        // The notice about an invalid setting already names the replacement.
         if let Some(why) = not_exact.filter(|why| !session.settings.is_problem(why)) {
             let text = format_args!(
                 "{device} is sampled every {every:?}, all processes on it, and shorter peaks are missed, because {why}"
@@ -222,8 +221,7 @@ impl OpenScope {
         self.ask(EventKind::Read { scope: self.id })
     }
 
-    /// Like [`reset`](Self::reset), but the allocations of the peak and the device of allocations are still those since the
-    /// start.
+    /// Like [`reset`](Self::reset), but the allocations at the peak and the device of allocations still count from the start.
     pub(in crate::session) fn next(&self) -> Trace {
         self.ask(EventKind::ResetKeepingPeak { scope: self.id })
     }
@@ -256,7 +254,7 @@ impl OpenScope {
         self.session.inbox.scope_period(self.id)
     }
 
-    /// Closes the scope. Returns its trace and the allocations of its peak.
+    /// Closes the scope. Returns its trace and the allocations that made its peak.
     pub(in crate::session) fn close(self) -> (Trace, Option<KeptPeak<'static>>) {
         let trace = self.ask(EventKind::Close { scope: self.id });
         if self.gauge == Gauge::Sampled {
@@ -277,7 +275,7 @@ impl OpenScope {
     }
 }
 
-/// An invalid environment variable must not make a request of the program itself fail.
+/// Ignores the error of an invalid environment variable if the program itself requires the measurement.
 pub(in crate::session) fn unless_needed<T>(set: Result<Option<T>>, is_needed: bool) -> Result<Option<T>> {
     // The notice about the settings names the problem.
     if is_needed { Ok(set.unwrap_or(None)) } else { set }

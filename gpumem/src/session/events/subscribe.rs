@@ -13,9 +13,9 @@ use crate::{
     source::Devices,
 };
 
-/// Intercepts every allocation from now on: through the source that `GPUMEM_SOURCE` names, else through the driver's dispatch
-/// table, else through CUPTI. The first exact trace does this automatically; a program that allocates before its first trace
-/// calls this (or [`preload`](crate::preload)) first, so that these blocks are known.
+/// Starts to intercept all allocations: through the source that `GPUMEM_SOURCE` names, or else the driver's dispatch table, or else
+/// CUPTI. The first exact trace does this automatically; call this (or [`preload`](crate::preload)) in a program that allocates before
+/// its first trace, so that gpumem knows these blocks.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -27,17 +27,17 @@ use crate::{
 /// ```
 ///
 /// # Errors
-/// Returns an error if allocations cannot be intercepted: there is no driver; or the dispatch table cannot be used, and CUPTI
-/// is not installed or another tool has its one subscription ([`Error::is_busy`]).
+/// Returns an error if allocations cannot be intercepted: there is no driver, or neither the dispatch table nor CUPTI can be used.
+/// CUPTI may not be installed, or another tool may hold its only subscription ([`Error::is_busy`]).
 #[doc(alias = "cuptiSubscribe")]
 pub fn subscribe() -> Result<()> {
     let session = current();
     session.begin(session.devices()?, None, false, true).map(|_| ())
 }
 
-/// Intercepts no allocations until [`subscribe`] is called: the driver's own pointers are put back into its dispatch table, or
-/// CUPTI's only subscription is released, so that another tool can have it. The known live blocks are kept. Open traces count a
-/// loss ([`Trace::lost`]), and new ones are sampled. Simulated devices are not affected.
+/// Stops the interception of allocations until [`subscribe`] is called: the driver's own pointers are put back into its dispatch
+/// table, or CUPTI's only subscription is released, so that another tool can have it. The known live blocks are kept. Open traces
+/// count a loss ([`Trace::lost`]), and new ones are sampled. Simulated devices are not affected.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -57,15 +57,15 @@ pub fn unsubscribe() {
     let record_loss = || _ = session.inbox.post(&EventKind::Lost { count: 1 });
     let unsubscribe = || {
         devices.unsubscribe();
-        // Frees of known blocks may be missed from now on. The event itself counts no further loss.
+        // Frees of known blocks may be missed after this. The event itself adds nothing to the count.
         session.inbox.post(&EventKind::Lost { count: 0 });
     };
     session.subscription.stop(|| devices.subscribed().is_some(), record_loss, unsubscribe);
 }
 
 impl Session {
-    /// Starts to intercept allocations, unless [`unsubscribe`] was called: through the requested source, else through that of
-    /// `GPUMEM_SOURCE`, else through the best one. If exact results are needed, an invalid `GPUMEM_SOURCE` is ignored.
+    /// Starts to intercept allocations, unless [`unsubscribe`] was called: through the requested source, or else that of
+    /// `GPUMEM_SOURCE`, or else the best one. If exact results are needed, an invalid `GPUMEM_SOURCE` is ignored.
     pub(in crate::session) fn subscribe(
         &'static self,
         devices: &dyn Devices,
@@ -84,7 +84,7 @@ impl Session {
         after_unsubscribe: bool,
     ) -> Result<Source> {
         let subscribed = self.begun().subscription.begin(after_unsubscribe, unsubscribed_error, || {
-            // If no source is requested, the one in use is used.
+            // Without a request, the source in use stays.
             if let (None, Some(live)) = (wanted, devices.subscribed()) {
                 return Ok(live);
             }
@@ -99,8 +99,8 @@ impl Session {
         subscribed.map(|interception| interception.source)
     }
 
-    /// Records facts that no call reports: the memory of graphs on the device, and the functions that other tools have replaced, whose
-    /// calls may be missed.
+    /// Records state that no intercepted call reports: the memory of graphs on the device, and the functions that other tools have
+    /// replaced. Calls of these may be missed.
     pub(in crate::session) fn post_polled(&self, device: Device, devices: &dyn Devices) {
         devices.poll(device.ordinal);
         self.compare_slots(devices);
@@ -114,8 +114,8 @@ impl Session {
         }
     }
 
-    /// Records which functions are no longer replaced, because a scope that opens reports all that are. A scope that is read
-    /// compares whether more were replaced.
+    /// Records which functions are no longer replaced, because a scope that opens reports all replaced ones. Reading a scope checks
+    /// for more.
     pub(in crate::session) fn compare_displaced(&self, devices: &dyn Devices) {
         if self.is_displaced.load(Relaxed) {
             self.compare_slots(devices);
@@ -137,7 +137,7 @@ impl Session {
         }
     }
 
-    /// Starts to intercept allocations, if traces would do so. If it fails, the traces report the reason.
+    /// Starts to intercept allocations, if a trace would do so. If it fails, the traces report the reason.
     pub(crate) fn prepare(&'static self, devices: &dyn Devices) {
         if matches!(self.settings().gauge(), Ok(None | Some(Gauge::Exact))) {
             let _ = self.subscribe(devices, None, false);

@@ -1,4 +1,4 @@
-//! The parts that an attribute adds to the body of a function: a trace, and on request its lines and its budget.
+//! The parts that an attribute adds to a function body: a trace, and optionally its lines and its budget.
 
 use std::{
     mem,
@@ -8,7 +8,7 @@ use std::{
 use crate::report;
 use crate::session::{Budget, GpuMemTrace, GpuMemTraceBuilder, ScopeHandle, events::CodeLine};
 
-/// The settings of a measurement of an attribute, before it starts.
+/// The settings of an attribute's measurement, before it starts.
 #[must_use = "nothing is measured before `start`"]
 pub struct TraceSpec {
     trace: GpuMemTraceBuilder,
@@ -32,28 +32,27 @@ impl TraceSpec {
         self
     }
 
-    /// Panics if the body uses more.
+    /// Sets a budget. The end of the body panics if the budget is exceeded.
     pub fn budget(mut self, budget: Budget) -> Self {
         self.budget = Some(budget);
         self
     }
 
-    /// Makes the measurement end when `end` is dropped, and not with the future around it.
+    /// Makes the measurement end when `end` is dropped, instead of when the future around it ends.
     pub fn ended_by(mut self, end: &End) -> Self {
         self.end = Some(Arc::clone(&end.0));
         self
     }
 
-    /// No thread is in the scope before it enters it through its handle. Without a budget, only what is allocated in it counts: other
-    /// tasks of the thread run while it is open.
+    /// Makes the scope one that threads enter only through its handle. Without a budget, only allocations inside the scope count,
+    /// because other tasks of the thread run while it is open.
     pub(in crate::session) fn unentered(mut self) -> Self {
         self.trace = self.trace.entered(false);
         self.trace.request.of_task = self.budget.is_none();
         self
     }
 
-    /// Starts the trace. If the body ends the measurement, the second value is the place in which the guard must be
-    /// stored.
+    /// Starts the trace. If the body ends the measurement, the caller must store the guard in the second value.
     pub(in crate::session) fn start_shared(mut self) -> (BodyGuard, Option<Shared>) {
         let end = self.end.take();
         (self.start(), end)
@@ -80,10 +79,11 @@ impl TraceSpec {
     }
 }
 
-/// The guard of a body. Its drop prints the report, then panics if the budget was exceeded, unless the thread panics already.
+/// The guard of a body. Dropping it prints the report, then panics if the budget was exceeded, unless the thread is already
+/// panicking.
 #[must_use = "a body is measured until this is dropped"]
 pub struct BodyGuard {
-    /// The trace, unless it is in `lines`.
+    /// The trace, unless `lines` holds it.
     trace: Option<GpuMemTrace>,
     lines: Option<Lines>,
     budget: Option<Budget>,
@@ -112,7 +112,7 @@ impl Drop for BodyGuard {
             }
         };
         let Some(mut trace) = trace else { return };
-        // A budget asks for the blocks.
+        // A budget needs the blocks.
         let keep_period = self.budget.is_some() || trace.guard.as_ref().is_some_and(|guard| guard.prints_lines());
         trace.close(keep_period);
         let (figures, lines) = match lines {
@@ -131,16 +131,16 @@ impl Drop for BodyGuard {
     }
 }
 
-/// The guard of an async body, while it runs.
+/// The guard of an async body, while the body runs.
 pub(in crate::session) type Shared = Arc<Mutex<Option<BodyGuard>>>;
 
 /// Ends the measurement of an async body. It is a variable of the body, declared after the arguments and before everything else.
-/// Therefore it is dropped at the same point as the guard of a function that is not async.
+/// Therefore, it is dropped at the same point as the guard of a sync function.
 #[must_use = "a body is measured until this is dropped"]
 pub struct End(Shared);
 
 impl End {
-    /// Makes the end of a body that has not started.
+    /// Creates the end of a body that has not started.
     #[expect(clippy::new_without_default, reason = "for the code that the attribute writes alone")]
     pub fn new() -> Self {
         Self(Arc::default())
@@ -155,7 +155,7 @@ impl Drop for End {
     }
 }
 
-/// The results for the statements of a body. The guard and the body share this.
+/// The results for the statements of a body. Shared between the guard and the body.
 #[derive(Clone)]
 pub struct Lines(Arc<Mutex<LinesState>>);
 
@@ -171,7 +171,7 @@ struct LinesState {
 }
 
 impl Lines {
-    /// Makes the lines of a body that ends on line `end`.
+    /// Creates the lines of a body that ends on line `end`.
     pub fn new(end: u32) -> Self {
         Self(Arc::new(Mutex::new(LinesState { end, ..LinesState::default() })))
     }
@@ -205,8 +205,8 @@ impl LinesState {
     }
 }
 
-/// A variable between two statements. Variables are dropped from the last to the first, so the drop of the first mark means that
-/// the body ends, for whatever reason.
+/// A variable between two statements. Variables are dropped in reverse order, so the drop of the first mark means that the body ends,
+/// for whatever reason.
 #[must_use = "it marks the end of the body"]
 pub struct Mark<'a>(&'a Lines);
 

@@ -20,7 +20,7 @@ use crate::{
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct GpuMemTraceBuilder {
     pub(super) ctx: Option<Cow<'static, str>>,
-    /// The compiler's name of the function. It replaces the context.
+    /// The compiler's name of the function, used instead of the context.
     pub(super) function: Option<&'static str>,
     pub(super) request: ScopeRequest,
     /// The source location of the trace. `None` for the place where it is started.
@@ -33,7 +33,7 @@ pub struct GpuMemTraceBuilder {
 }
 
 impl GpuMemTraceBuilder {
-    /// Returns the defaults.
+    /// Returns the default settings.
     #[inline]
     pub(super) fn new() -> Self {
         Self {
@@ -63,7 +63,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Returns the context in reports.
+    /// Returns the context to show in reports.
     pub(super) fn shown_ctx(&self) -> Option<Cow<'_, str>> {
         let given = self.ctx.as_deref().map(Cow::Borrowed);
         given.or_else(|| self.function.map(|function| short_name(function).into()))
@@ -77,7 +77,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Sets the kind of measurement. The default is `GPUMEM_GAUGE`, else the best gauge that the device offers.
+    /// Sets the kind of measurement. The default is that of `GPUMEM_GAUGE`, or else the best gauge that the device offers.
     ///
     /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn gauge(mut self, gauge: Gauge) -> Self {
@@ -85,7 +85,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Sets the source that intercepts allocations: [`Source::Dispatch`] or [`Source::Cupti`]. The default is `GPUMEM_SOURCE`, else
+    /// Sets the source that intercepts allocations: [`Source::Dispatch`] or [`Source::Cupti`]. The default is `GPUMEM_SOURCE`, or else
     /// the best one that is available. A process uses one source at a time: if another one is in use, [`start`](Self::start) returns an
     /// error.
     ///
@@ -154,24 +154,24 @@ impl GpuMemTraceBuilder {
         self.all_threads()
     }
 
-    /// Returns whether the program asked for the calling thread only.
+    /// Returns whether the program requested the calling thread only.
     pub(in crate::session) fn counts_own_thread(&self) -> bool {
         self.request.of_thread
     }
 
-    /// Returns whether the trace measures by a gauge of the program, if it starts now.
+    /// Returns whether the trace would use a custom gauge if it started now.
     pub(in crate::session) fn is_custom(&self, session: &Session) -> bool {
         self.request.custom_devices(session).is_some()
     }
 
-    /// Returns the device of the trace, if it starts now.
+    /// Returns the device that the trace would have if it started now.
     pub(in crate::session) fn device_or_current(&self, session: &Session) -> Result<Device> {
         session.devices()?.device(self.request.device)
     }
 
-    /// Adopts threads: their allocations while they are in no scope of their own count for the innermost open scope of the thread
-    /// that started this trace, as if they had entered it through a [handle](crate::GpuMemTrace::handle). The default is
-    /// `GPUMEM_ADOPT`, else the threads of [`scope::adopt`](crate::scope::adopt), else none.
+    /// Adopts threads: their allocations outside their own scopes count for the innermost open scope of the thread that started this
+    /// trace, as if they had entered it through a [handle](crate::GpuMemTrace::handle). The default is `GPUMEM_ADOPT`, or else the
+    /// threads of [`scope::adopt`](crate::scope::adopt), or else none.
     ///
     /// Use this for threads that a library starts, such as the device thread of burn, and for `spawn_blocking`. If scopes of two
     /// threads adopt the same thread at the same time, its allocations count for the scope that was opened last, and the lines of
@@ -202,7 +202,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Sets whether the trace prints no reports. The default is `false`.
+    /// Sets whether all reports of the trace are off. The default is `false`.
     ///
     /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn silent(mut self, silent: bool) -> Self {
@@ -210,7 +210,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Sets whether the drop of the trace prints a report. The default is `true`.
+    /// Sets whether dropping the trace prints a report. The default is `true`.
     ///
     /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn on_exit_report(mut self, report: bool) -> Self {
@@ -219,8 +219,8 @@ impl GpuMemTraceBuilder {
     }
 
     /// Sets whether the thread that starts the trace is in its scope. The default is `true`. With `false`, threads and tasks
-    /// enter it through its [handle](crate::GpuMemTrace::handle), and exact figures count their allocations in it, wherever these
-    /// are freed. Therefore each of many such traces has its own results and does not affect other traces.
+    /// enter it through its [handle](crate::GpuMemTrace::handle), and exact results count their allocations in it, wherever these are
+    /// freed. Therefore such traces do not affect each other or other traces.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -271,7 +271,7 @@ impl GpuMemTraceBuilder {
         if self.is_off() { self } else { self.ctx(ctx()) }
     }
 
-    /// Returns whether the trace will be off, because traces are off until the process ends.
+    /// Returns whether the trace will be off, because traces are off for the whole process.
     #[inline]
     pub(super) fn is_off(&self) -> bool {
         self.request.gauge.is_none() && traces_are_off()

@@ -17,8 +17,8 @@ use crate::session::Session;
 /// cheap to clone.
 ///
 /// A thread that has entered the scope allocates in it: reports count its blocks in the scope. A trace with
-/// [`thread_local_only`](crate::session::GpuMemTraceBuilder::thread_local_only) counts them, if the trace owns the scope, or if the
-/// thread that entered has opened the trace. Entering a scope that is closed, or whose trace is off, does nothing.
+/// [`thread_local_only`](crate::session::GpuMemTraceBuilder::thread_local_only) counts them if the trace owns the scope, or if the
+/// thread that entered opened the trace. Entering a scope that is closed, or whose trace is off, does nothing.
 ///
 /// Example: see [`GpuMemTrace::handle`](crate::GpuMemTrace::handle).
 #[derive(Clone)]
@@ -37,14 +37,14 @@ impl ScopeHandle {
         Self { scope }
     }
 
-    /// The calling thread leaves the scope.
+    /// Leaves the scope on the calling thread.
     pub(in crate::session) fn leave(&self) {
         if let Some((session, scope)) = self.scope {
             session.inbox.post(&EventKind::Leave { scope });
         }
     }
 
-    /// Enters the scope on the calling thread. Dropping the result leaves it.
+    /// Enters the scope on the calling thread. Dropping the guard leaves it.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -101,13 +101,13 @@ impl ScopeHandle {
     }
 }
 
-/// A guard: the thread is in the scope until it is dropped.
+/// Keeps the thread in the scope until dropped.
 ///
 /// Example: see [`ScopeHandle::enter`].
 #[must_use = "dropping it leaves the scope at once; bind it to a name"]
 pub struct Entered {
     scope: ScopeHandle,
-    /// The guard is not `Send`: the thread that has entered must leave.
+    /// The guard is not `Send`: the thread that entered must be the one that leaves.
     of_this_thread: PhantomData<*const ()>,
 }
 
@@ -146,7 +146,7 @@ pin_project! {
 }
 
 impl<F> InScope<F> {
-    /// Makes a future that is in no scope until [`set_scope`](Self::set_scope).
+    /// Creates a future that is in no scope until [`set_scope`](Self::set_scope).
     pub(in crate::session) fn without_scope(future: F) -> Self {
         Self { handle: ScopeHandle::of(None), future: Some(future) }
     }

@@ -57,8 +57,8 @@ impl GpuMemTrace {
         self.report_now(Some(&subctx));
     }
 
-    /// Like [`report`](Self::report), but then resets the trace to the reported reading, so that no event falls between.
-    /// [`report_n_reset_with`](Self::report_n_reset_with) adds a text after the context.
+    /// Like [`report`](Self::report), but then resets the trace to the reported reading, so that no event is missed in
+    /// between. [`report_n_reset_with`](Self::report_n_reset_with) adds a text after the context.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -99,7 +99,7 @@ impl GpuMemTrace {
         self.print_report(Some(&subctx), self.read_n_reset(), None, false);
     }
 
-    /// Records the end of a statement, for a recording. Its values are those of the last reading.
+    /// Writes the end of a statement to the recording, with the values of the last reading.
     #[cfg(feature = "capture")]
     pub(in crate::session) fn record_line(&self, number: u32, source: &str) {
         if let (Some(guard), Some(scope)) = (&self.guard, self.scope_id()) {
@@ -119,7 +119,7 @@ impl GpuMemTrace {
         }
     }
 
-    /// The device is not read if the report is not printed.
+    /// Prints a report of the current values. Reads the device only if the report is printed.
     fn report_now(&self, subctx: Option<&dyn Display>) {
         if self.guard.as_ref().is_some_and(|guard| !guard.settings.silent) {
             self.print_report(subctx, self.data(), None, false);
@@ -137,7 +137,7 @@ impl GpuMemTrace {
     ) {
         let Some(guard) = &self.guard else { return };
         let ActiveTrace { session, settings, .. } = &**guard;
-        // Traces are off in the child of a fork, and a thread that does not exist there may hold the lock of stdout.
+        // Traces are off in the child of a fork, and the lock of stdout may be held there by a thread that does not exist.
         if settings.silent || trace.gauge == Gauge::Off || process::is_forked() {
             return;
         }
@@ -146,7 +146,7 @@ impl GpuMemTrace {
             return;
         }
         let (lines, end) = lines.unzip();
-        // A recording has all reports, even those that are not printed.
+        // A recording contains all reports, even those that are not printed.
         #[cfg(feature = "capture")]
         if let Some(scope) = self.scope_id() {
             let ctx = || settings.shown_ctx().map(Cow::into_owned);
@@ -168,7 +168,7 @@ impl GpuMemTrace {
 }
 
 impl ActiveTrace {
-    /// Returns what the trace does when it ends, under this rule of `GPUMEM`.
+    /// Returns the output of the trace at its end, under this rule of `GPUMEM`.
     fn what(&self, rule: Rule) -> What {
         rule.what.unwrap_or(if self.settings.stats { What::Stats } else { What::Lines })
     }
@@ -178,7 +178,7 @@ impl ActiveTrace {
         self.callsite().is_none_or(|callsite| self.what(callsite.rule) == What::Lines)
     }
 
-    /// Returns whether a line with these values is printed. Counts them if the trace ends and is one for statistics.
+    /// Returns whether a line with these values is printed. If a trace for statistics ends, counts the values instead.
     fn prints(&self, trace: &Trace, is_end: bool) -> bool {
         let Some(callsite @ Numbered { id, rule, .. }) = self.callsite() else { return true };
         let is_chosen = |every: NonZeroU64| self.session.callsites.next_line(id).is_multiple_of(every.get());

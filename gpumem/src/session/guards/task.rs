@@ -13,7 +13,7 @@ use crate::session::{BodyGuard, GpuMemTraceBuilder, InScope, TraceSpec};
 
 pin_project! {
     /// The future of [`GpuMemTraceBuilder::wrap`] and of traced async functions. Its trace starts at the first poll, and reports when
-    /// the inner future has ended or is dropped, after everything that it owns is dropped.
+    /// the inner future has ended or is dropped, after everything it owns is dropped.
     ///
     /// Example: see [`GpuMemTraceBuilder::wrap`].
     #[must_use = "futures do nothing unless polled"]
@@ -27,17 +27,17 @@ pin_project! {
 
 enum Task {
     Waiting(TraceSpec),
-    /// The guard is kept for its drop.
+    /// The guard is held for its drop.
     Running(#[expect(dead_code)] BodyGuard),
-    /// This also holds if the future itself ends the measurement.
+    /// Also used if the future ends the measurement itself.
     Ended,
 }
 
 impl GpuMemTraceBuilder {
-    /// Traces a future. The trace starts at the first poll. The polling thread is in its scope during each poll, and exact figures count
-    /// what is allocated in it, wherever that is freed. It reports when the future has ended or is dropped, after everything that the
-    /// future owns is dropped. Use this for tasks that share a thread: a guard that is held across `.await` would be the scope of all
-    /// of them.
+    /// Traces a future. The trace starts at the first poll. The polling thread is in its scope during each poll, and exact results count
+    /// allocations in the scope, wherever they are freed. The trace reports when the future has ended or is dropped, after everything
+    /// that the future owns is dropped. Use this for tasks that share a thread: a guard that is held across `.await` would be the scope
+    /// of all of them.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -56,7 +56,7 @@ impl GpuMemTraceBuilder {
     }
 }
 
-/// Writes whether the trace has started, without reading the device.
+/// Shows whether the trace has started. Does not read the device.
 impl<F> fmt::Debug for Traced<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_started = !matches!(self.trace, Task::Waiting(_));
@@ -65,7 +65,7 @@ impl<F> fmt::Debug for Traced<F> {
 }
 
 impl<F: Future> Traced<F> {
-    /// Nothing starts before the first poll.
+    /// Creates the future. The trace starts at the first poll.
     #[doc(hidden)]
     pub fn new(body: TraceSpec, future: F) -> Self {
         // Each poll enters the scope.

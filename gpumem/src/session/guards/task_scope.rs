@@ -10,7 +10,7 @@ use crate::session::{
 };
 
 /// A scope for a task, for libraries that measure the tasks of a program. Like a [`GpuMemTrace`](crate::GpuMemTrace) that is not
-/// [`entered`](GpuMemTraceBuilder::entered), it counts what threads allocate after they entered it through its handle. It takes less time,
+/// [`entered`](GpuMemTraceBuilder::entered), it counts the allocations of threads that have entered it through its handle. It is cheaper,
 /// because it has no settings and no reports. `gpumem-tracing` opens one for each span.
 ///
 /// ```
@@ -28,8 +28,8 @@ use crate::session::{
 pub struct TaskScope(Option<OpenScope>);
 
 impl TaskScope {
-    /// Opens a scope inside that of the calling thread, on its current device. The module, the file and the line are the place in the
-    /// program. `None` if traces are off; one notice on stderr has the reason.
+    /// Opens a scope inside that of the calling thread, on its current device. `module`, `file` and `line` are its place in the program.
+    /// `None` if traces are off; a notice on stderr gives the reason.
     pub fn open(name: &'static str, module: Option<&'static str>, file: &'static str, line: u32) -> Option<Self> {
         let trace = GpuMemTraceBuilder {
             ctx: Some(Cow::Borrowed(name)),

@@ -17,7 +17,7 @@ use crate::{
 
 /// Traces the GPU memory of a piece of code: how much more is in use after it, and how much more than that was in use at the peak.
 ///
-/// The trace measures from its creation. Its drop prints a report, also while unwinding:
+/// The trace measures from its creation. Dropping it prints a report, even while unwinding:
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -37,24 +37,23 @@ use crate::{
 /// instead.
 ///
 /// The device is fixed when the trace starts: that of the builder, else the calling thread's current CUDA device, else device 0.
-/// A trace is `Send`: it may be held across `.await` and move between threads. Until it is dropped, it is the scope of the thread that
-/// created it. For tasks, use [`wrap`](GpuMemTraceBuilder::wrap).
+/// A trace is `Send`: you may hold it across `.await` and move it between threads. Until it is dropped, it is the scope of the thread
+/// that created it. For tasks, use [`wrap`](GpuMemTraceBuilder::wrap).
 ///
 /// # What a trace counts
 ///
-/// A trace counts its own thread, threads that are in its thread's scopes, and threads that are in no scope. Memory belongs to
-/// the open traces in which it was allocated: these, and the traces in them, count its free, on any thread. Any other free counts
-/// like an allocation of the thread that frees. Therefore a trace of another thread changes nothing, as long as the two threads exchange no memory. If
-/// threads in no scope allocate while several threads have traces, all of these count it, and their lines name the amount
-/// ([`Trace::shared`]). [`thread_local_only`](GpuMemTraceBuilder::thread_local_only) leaves out threads in no scope and the
-/// memory that they allocate while the trace is open, and [`all_threads`](GpuMemTraceBuilder::all_threads) counts every thread.
+/// A trace counts its own thread, threads that are in its thread's scopes, and threads that are in no scope. Memory belongs to the traces
+/// that were open when it was allocated. They and the traces inside them count its free, on any thread. Any other free counts like an
+/// allocation of the freeing thread. Therefore a trace of another thread changes nothing, as long as the two threads exchange no memory. If
+/// a thread in no scope allocates while several threads have traces, all of these traces count the allocation, and their lines name the
+/// amount ([`Trace::shared`]). [`thread_local_only`](GpuMemTraceBuilder::thread_local_only) leaves out threads in no scope and the memory
+/// they allocate while the trace is open, and [`all_threads`](GpuMemTraceBuilder::all_threads) counts every thread.
 ///
-/// Without a GPU, or if it cannot be read, a trace is off: one notice on stderr has the reason, nothing is reported, and
-/// [`data`](Self::data) is zeros with [`Gauge::Off`](crate::Gauge::Off).
+/// Without a GPU, or if it cannot be read, a trace is off: a notice on stderr gives the reason, nothing is reported, and
+/// [`data`](Self::data) returns zeros with [`Gauge::Off`](crate::Gauge::Off).
 #[must_use = "a trace measures until it is dropped; bind it to a name"]
 pub struct GpuMemTrace {
-    /// The state. `None` if traces are off until the process ends. It is boxed, so that such a guard has only two
-    /// words.
+    /// The state. `None` if traces are off for the whole process. Boxed, so that such a guard takes only two words.
     pub(super) guard: Option<Box<ActiveTrace>>,
     /// The device in [`data`](Self::data) of a trace that is off.
     device: u32,
@@ -71,7 +70,7 @@ pub(super) struct ActiveTrace {
 pub(super) enum TraceState {
     Off,
     Running(OpenScope),
-    /// The scope is closed: its id, its callsite and its last trace.
+    /// The closed scope's id, its callsite and its last trace.
     Stopped(
         #[cfg_attr(not(feature = "capture"), expect(dead_code, reason = "only a recording names it"))] ScopeId,
         Numbered,
@@ -164,8 +163,8 @@ impl GpuMemTrace {
         code(&mut trace)
     }
 
-    /// Starts to measure now. This resets a running trace and restarts a stopped one. A trace that is off starts only if traces
-    /// were not off for the whole process, for example because there is no GPU.
+    /// Starts the measurement. This resets a running trace and restarts a stopped one. A trace that is off starts too, unless traces are
+    /// off for the whole process, for example without a GPU.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -208,7 +207,7 @@ impl GpuMemTrace {
         self.close(true);
     }
 
-    /// Stops the trace. Its blocks and the names of its outer scopes are known afterwards only with `keep_period`.
+    /// Stops the trace. With `keep_period`, its blocks and the names of its outer scopes stay known.
     pub(super) fn close(&mut self, keep_period: bool) {
         let Some(guard) = &mut self.guard else { return };
         guard.state = match mem::replace(&mut guard.state, TraceState::Off) {
@@ -258,8 +257,7 @@ impl GpuMemTrace {
         }
     }
 
-    /// Sets whether this trace prints no reports from now on: `true` silences it, `false` lets it print again. It measures in either
-    /// case.
+    /// Turns the reports of this trace off (`true`) or on again (`false`). It measures in either case.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -279,11 +277,10 @@ impl GpuMemTrace {
         }
     }
 
-    /// Returns the blocks that were allocated inside the trace and are still live, the largest first. A stopped trace lists the
-    /// blocks that were allocated before it was stopped. Blocks count if the trace's own thread allocated them while the trace was
-    /// open, or if another thread allocated them in its scope through the [handle](Self::handle). It covers all kinds of memory on
-    /// all devices since the trace was created; [`reset`](Self::reset) does not shorten it. Empty if allocations are not
-    /// intercepted ([`Trace::gauge`] is not exact).
+    /// Returns the blocks that were allocated inside the trace and are still live, the largest first. A stopped trace lists those allocated
+    /// before it was stopped. Blocks count if the trace's own thread allocated them while the trace was open, or if another thread
+    /// allocated them in its scope through the [handle](Self::handle). The list covers all kinds of memory on all devices since the trace
+    /// was created, even after a [`reset`](Self::reset). Empty if allocations are not intercepted ([`Trace::gauge`] is not exact).
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -306,7 +303,7 @@ impl GpuMemTrace {
         self.live_of(|within| within)
     }
 
-    /// Like [`live`](Self::live), but the blocks count whichever thread allocated them.
+    /// Like [`live`](Self::live), but with the blocks of all threads.
     pub(in crate::session) fn live_of_all_threads(&self) -> Vec<LiveBlock> {
         self.live_of(ScopePeriod::of_all_threads)
     }
@@ -358,8 +355,7 @@ impl GpuMemTrace {
         Some(peak)
     }
 
-    /// Returns a handle to enter the trace's scope on other threads and in tasks. Their allocations in it count as allocated in the
-    /// scope.
+    /// Returns a handle to enter the trace's scope on other threads and in tasks. Their allocations then count for the scope.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -383,7 +379,7 @@ impl GpuMemTrace {
         if let TraceState::Running(scope) = &guard.state { Some((guard, scope)) } else { None }
     }
 
-    /// Returns the number of the scope that the trace opened last.
+    /// Returns the id of the scope that the trace opened last.
     #[cfg(feature = "capture")]
     pub(super) fn scope_id(&self) -> Option<ScopeId> {
         match &self.guard.as_ref()?.state {
@@ -404,7 +400,7 @@ impl GpuMemTrace {
 }
 
 impl ActiveTrace {
-    /// The time during which the scope was open.
+    /// Returns the period during which the scope was open.
     fn period(&self) -> Option<ScopePeriod> {
         match &self.state {
             TraceState::Off => None,
@@ -413,7 +409,7 @@ impl ActiveTrace {
         }
     }
 
-    /// The callsite of the scope that was opened last.
+    /// Returns the callsite of the scope that was opened last.
     pub(super) fn callsite(&self) -> Option<Numbered> {
         match &self.state {
             TraceState::Off => None,
@@ -442,7 +438,7 @@ impl Default for GpuMemTrace {
     }
 }
 
-/// Writes state and settings. It does not read the device.
+/// Shows the state and the settings. Does not read the device.
 impl fmt::Debug for GpuMemTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("GpuMemTrace");
@@ -478,7 +474,7 @@ impl GpuMemTraceBuilder {
         Ok(self.guard(session, state, at))
     }
 
-    /// Starts the trace. If [`start`](Self::start) would return an error, the trace is off, and stderr has the error once.
+    /// Starts the trace. If [`start`](Self::start) would return an error, the trace is off, and the error is printed once on stderr.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -42,15 +42,15 @@ use crate::{
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// The time is UTC. `used` is the memory of the whole device, with other processes and the CUDA context. `live` is the memory of this
-/// process's known blocks. The rows are the blocks that were added (`+`) and removed (`-`) since the last call, grouped by their
-/// [labels](crate::tracker::label). Blocks without a label are grouped by size, line (if it is known) and scopes. The first call lists
-/// all known blocks. Blocks that were allocated and freed between two calls are not listed.
+/// The time is UTC. `used` is the memory in use on the whole device, including other processes and the CUDA context. `live` is the memory
+/// of this process's known blocks. The rows are the blocks that were added (`+`) and removed (`-`) since the last call, grouped by their
+/// [labels](crate::tracker::label). Blocks without a label are grouped by size, line (if it is known) and scopes. The first call lists all
+/// known blocks. Blocks that were allocated and freed between two calls are not listed.
 ///
-/// Blocks are known if allocations are intercepted, from the process's first trace, tracker or [`subscribe`](crate::intercept::subscribe) on.
-/// If they are not intercepted, only the total is printed, and one notice on stderr has the reason. If a framework has its own
-/// allocator, the blocks are those that the allocator requests from the driver. A block that is labelled after a call moves from the
-/// group of its size to the group of its label.
+/// Blocks are known if allocations are intercepted, starting with the process's first trace, tracker or
+/// [`subscribe`](crate::intercept::subscribe). If they are not intercepted, only the total is printed, and a notice on stderr gives the
+/// reason. If a framework has its own allocator, the blocks are those that the allocator requests from the driver. If a block is labelled
+/// between two calls, it moves from the group of its size to the group of its label.
 ///
 /// The device is fixed when the tracker starts. Without a GPU a tracker is off, as a [`GpuMemTrace`](crate::session::GpuMemTrace) is.
 pub struct MemTracker {
@@ -61,13 +61,13 @@ pub struct MemTracker {
     groups: Groups,
     counts: Counts,
     is_first: bool,
-    /// The number of the tracker in a recording.
+    /// The id of the tracker in a recording.
     #[cfg(feature = "capture")]
     number: u64,
 }
 
 impl MemTracker {
-    /// Starts a tracker of the current device, which prints to the sink of reports.
+    /// Starts a tracker of the current device that prints to the sink of reports.
     pub fn new() -> Self {
         Self::builder().start_or_off()
     }
@@ -90,8 +90,7 @@ impl MemTracker {
         MemTrackerBuilder { device: None, to: None }
     }
 
-    /// Prints the calling line, the memory in use, and the blocks that were added and removed since the last call. Returns the same as
-    /// data.
+    /// Prints the calling line, the memory in use, and the blocks that were added and removed since the last call. Returns the same data.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -176,12 +175,12 @@ impl MemTracker {
         );
     }
 
-    /// Each call is one write, so that lines of several trackers do not mix.
+    /// Prints the output with a single write, so that lines of several trackers do not mix.
     fn print(&mut self, tracked: &Tracked) {
         let output = self.session.output(Content::Tracked(tracked.clone()));
         let Some(to) = &mut self.to else { return self.session.write(&output) };
         let text = self.session.form().write(&output, Paint::PLAIN);
-        // The output is flushed, so that the file is complete while the program runs and after it was killed.
+        // The output is flushed, so that the file is complete while the program runs, and if it is killed.
         if let Err(error) = to.write_all(text.as_bytes()).and_then(|()| to.flush()) {
             let text = format_args!("cannot write the output of a tracker: {error}; it is lost");
             self.session.notify(Notice::UnwrittenTracker, &text);
@@ -189,7 +188,7 @@ impl MemTracker {
     }
 }
 
-/// Returns the blocks on a device that are live now.
+/// Returns the live blocks of a device, grouped.
 fn groups(session: &Session, device: Device) -> Groups {
     let inbox = &session.inbox;
     tracked_groups(inbox, session, device, |blocks| session.labels().of_blocks(inbox, blocks))
@@ -210,7 +209,7 @@ impl Default for MemTracker {
     }
 }
 
-/// Writes state and settings. It does not read the device.
+/// Shows the state and the settings. Does not read the device.
 impl fmt::Debug for MemTracker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let device = self.device.map(|(device, _)| device.ordinal);
@@ -239,8 +238,8 @@ impl MemTrackerBuilder {
         self
     }
 
-    /// Writes to this writer, such as a file, instead of the sink of reports. It writes JSON lines if the sink does, else text. If a
-    /// write fails, stderr has one notice, and the tracker continues.
+    /// Writes to this writer, such as a file, instead of the sink of reports. The format is that of the sink: JSON lines or text. If a
+    /// write fails, one notice is printed on stderr, and the tracker continues.
     ///
     /// Example: see [`MemTracker::builder`].
     pub fn to(mut self, to: impl Write + Send + 'static) -> Self {
@@ -267,7 +266,7 @@ impl MemTrackerBuilder {
         Ok(MemTracker::started(session, device, to))
     }
 
-    /// Starts the tracker. If [`start`](Self::start) would return an error, the tracker is off, and stderr has the error once.
+    /// Starts the tracker. If [`start`](Self::start) would return an error, the tracker is off, and the error is printed once on stderr.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -313,8 +312,7 @@ impl MemTracker {
     }
 }
 
-/// Returns the device with this number, or the current one. Begins to intercept allocations. `None` if `GPUMEM_GAUGE`
-/// is off.
+/// Returns the device with this ordinal, or the current one, and starts to intercept allocations. `None` if `GPUMEM_GAUGE` is off.
 fn find_device(session: &'static Session, ordinal: Option<u32>) -> Result<Option<(Device, &'static dyn Devices)>> {
     crate::session::alive()?;
     if session.settings().gauge()? == Some(Gauge::Off) {

@@ -13,8 +13,8 @@ use crate::{
 };
 
 /// Returns the statistics of the traces that ended since the start, or since [`stats_n_reset`]: those under
-/// `#[gpu_mem_trace(stats)]`, with [`stats`](crate::GpuMemTraceBuilder::stats), or for which `GPUMEM` asks. They are printed when
-/// the process ends.
+/// `#[gpu_mem_trace(stats)]`, with [`stats`](crate::GpuMemTraceBuilder::stats), or requested by `GPUMEM`. They are also printed
+/// when the process exits.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -39,7 +39,7 @@ pub fn stats() -> Stats {
     session.named(session.stats.rows())
 }
 
-/// Prints the same statistics as [`stats`] and restarts the counts from 0, for the end of an epoch.
+/// Returns and prints the same statistics as [`stats`], and restarts the counts from 0, for the end of an epoch.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -68,7 +68,7 @@ pub(in crate::session) fn print_stats(session: &'static Session) {
 }
 
 impl Session {
-    /// Counts the end of a trace. `name` is its own.
+    /// Counts the end of a trace. `name` returns the name of the trace.
     pub(in crate::session) fn count(&self, callsite: Numbered, trace: &Trace, name: impl FnOnce() -> Option<String>) {
         self.stats.count(callsite, trace, || (name(), self.inbox.age()));
     }
@@ -170,7 +170,7 @@ mod tests {
             let lost = crate::model::EventKind::Lost { count: 1 };
             current().inbox.post(&lost);
             drop(outer);
-            // The test checks the explicit option, `silent` and the filter.
+            // The explicit option, `silent` and the filter.
             drop(start().silent(true).start().unwrap());
             let kept = gpu.alloc(Bytes::mib(3)).unwrap();
             let freed = start().start().unwrap();

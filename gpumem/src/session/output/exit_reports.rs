@@ -1,4 +1,4 @@
-//! Reports at the end of the process: `GPUMEM_LEAKS=1` and `GPUMEM_PEAK=1`.
+//! Reports at process exit: `GPUMEM_LEAKS=1` and `GPUMEM_PEAK=1`.
 
 use crate::session::{Session, views::NewTrace};
 use crate::{derive, report::Content};

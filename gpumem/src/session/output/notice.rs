@@ -15,15 +15,15 @@ use crate::{
     settings::Settings,
 };
 
-/// A notice must be short to be read, even if it names a long path.
+/// Creates a notice with this text. It is truncated, because a notice with a long path would not be read.
 pub(super) fn as_notice(text: &str) -> Content {
     const MOST: usize = 2000;
     Content::Notice(bounded(text, MOST).into_owned())
 }
 
 impl Session {
-    /// Returns the settings. The first use prints a notice about each value that cannot be used; the errors that these cause
-    /// are not printed again.
+    /// Returns the settings. The first use prints a notice about each value that cannot be used; errors caused by such a value are not
+    /// printed again.
     pub(crate) fn settings(&self) -> &'static Settings {
         let mut problems = self.settings.problems().peekable();
         if problems.peek().is_some() && self.is_new(Notice::Settings) {
@@ -51,7 +51,7 @@ impl Session {
         }
     }
 
-    /// Prints that a recording was requested, but `GPUMEM_GAUGE=off` prevents it.
+    /// Prints a notice that `GPUMEM_GAUGE=off` prevents a requested recording.
     pub(in crate::session) fn notify_gauge_off(&self) {
         let unrecorded = self.unrecorded();
         if !unrecorded.is_empty() {
@@ -59,8 +59,7 @@ impl Session {
         }
     }
 
-    /// Returns the beginning of a notice about traces that are off, if a recording was requested and has not begun.
-    /// Otherwise it is empty.
+    /// Returns the first words of a notice that traces are off, for a requested recording that has not started. Otherwise empty.
     fn unrecorded(&self) -> String {
         #[cfg(feature = "capture")]
         if let Some(path) = self.settings.recording().filter(|_| !self.is_begun()) {
@@ -71,8 +70,8 @@ impl Session {
         String::new()
     }
 
-    /// Prints the names in `GPUMEM` that no trace had and those that are not kept apart, and says if all lines were too small. This is done at
-    /// the end, because a trace may come late. A program without traces is a helper of another one, which has them.
+    /// Prints notices about names in `GPUMEM` that no trace had, about names that were merged, and if all lines were too small. Called at
+    /// exit, because a trace may come late. A program without traces prints nothing: it is probably a helper of another program.
     pub(in crate::session) fn notify_unmatched(&self) {
         if let Some(largest) = self.notices.largest_too_small() {
             let largest = Bytes::new(largest);
@@ -102,12 +101,12 @@ impl Session {
         self.notify(Notice::Filter, &format_args!("GPUMEM: {text}"));
     }
 
-    /// Prints the reason why numbers are unknown.
+    /// Prints a notice with the reason why numbers are unknown.
     pub(in crate::session) fn notify_stale(&self, device: Device, error: &Error) {
         self.notify(Notice::Stale, &format_args!("reports show ? while {device} cannot be read: {error}"));
     }
 
-    /// Prints that numbers may be wrong, if events were lost or untracked blocks were freed during the measurement.
+    /// Prints a notice that numbers may be wrong, if events were lost or untracked blocks were freed during the measurement.
     pub(in crate::session) fn notify_missed(&self, lost: u64, untracked: u64) {
         if lost > 0 {
             let or_wrong = if self.pools.is_empty() {
@@ -126,7 +125,7 @@ impl Session {
         }
     }
 
-    /// Prints a notice, unless the same notice was printed before, output is off, or this is the child of a fork.
+    /// Prints a notice, unless it was already printed, output is off, or this is the child of a fork.
     pub(crate) fn notify(&self, about: Notice, text: &dyn Display) {
         if self.is_new(about) {
             self.print(as_notice(&text.to_string()));
@@ -138,7 +137,7 @@ impl Session {
         self.notices.printed.load(Relaxed) & 1 << notice as u32 != 0
     }
 
-    /// Returns whether the notice is to be printed. A notice is new only once.
+    /// Returns whether the notice must be printed, and marks it as printed.
     pub(super) fn is_new(&self, notice: Notice) -> bool {
         let bit = 1 << notice as u32;
         !self.was_printed(notice)

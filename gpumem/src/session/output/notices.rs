@@ -40,7 +40,7 @@ pub(in crate::session) struct Notices {
     pub(super) printed: AtomicU32,
     /// The reasons why traces are off.
     pub(super) off: Mutex<Vec<Error>>,
-    /// The largest amount of a line that was too small for `GPUMEM`, plus 1. The largest number if some line was large enough.
+    /// The largest amount of a line that was too small for `GPUMEM`, plus 1; `u64::MAX` if a line was large enough.
     largest: AtomicU64,
 }
 

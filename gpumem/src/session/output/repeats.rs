@@ -1,4 +1,4 @@
-//! Equal lines of traces, one after the other, which are printed once and counted.
+//! Prints equal consecutive lines of traces once, with a count.
 
 use std::{
     sync::{MutexGuard, PoisonError},
@@ -13,8 +13,8 @@ impl Session {
         self.sink.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether this is the line that the thread wrote last. It is counted then. Any other line is the last one from now on, and
-    /// the number of lines that were equal to the one before is written.
+    /// Counts the line if the thread's last line is equal, and returns whether it is. Otherwise writes the number of repeats of the
+    /// last line, and makes this one the last line.
     pub(super) fn is_repeated(&self, text: &str) -> bool {
         let thread = thread::current().id();
         let mut last = self.last_line();
@@ -28,14 +28,14 @@ impl Session {
         false
     }
 
-    /// Writes the number of lines that were equal to the last one.
+    /// Writes the number of repeats of the last line.
     pub(in crate::session) fn print_repeats(&self) {
         let last = self.last_line().take();
         self.print_more(last);
     }
 
-    /// Writes the number of equal lines, and the line: another thread, another process or the program may have written in
-    /// between. The lock is not held, because the program may hold that of stdout.
+    /// Writes the number of repeats, and the line itself, because something else may have been written in between. The lock is not
+    /// held, because the program may hold that of stdout.
     fn print_more(&self, last: Option<LastLine>) {
         if let Some(LastLine { more: more @ 1.., text, .. }) = last {
             let line = text.lines().next().unwrap_or_default();

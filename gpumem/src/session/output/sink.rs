@@ -25,7 +25,7 @@ use crate::{
     report::{Content, Output},
 };
 
-/// The longest wait for the reader of a pipe that is full.
+/// The longest wait for the reader of a full pipe.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {
@@ -33,7 +33,7 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Writes all output to this sink from now on. It replaces the sink of `GPUMEM_REPORT`. The child of a fork prints nothing.
+/// Sets the sink of all output. This replaces the sink of `GPUMEM_REPORT`. The child of a fork prints nothing.
 ///
 /// ```
 /// use gpumem::sink::{Sink, set_sink};
@@ -50,13 +50,13 @@ pub fn set_sink(sink: Sink) {
 
 impl Session {
     fn set_sink(&self, sink: Sink) {
-        // A thread that does not exist in this copy of the process may hold the lock for ever.
+        // A thread that does not exist in this copy of the process may hold the lock forever.
         if process::is_forked() {
             return;
         }
         self.print_repeats();
         let replaced = self.sink.set.write().unwrap_or_else(PoisonError::into_inner).replace(sink);
-        // The drop comes after the lock: a drop of the program's values may itself print something.
+        // Dropped after the lock is released: the drop of a captured value may print something.
         drop(replaced);
     }
 
@@ -71,7 +71,7 @@ impl Session {
         matches!(self.sink(), Sink::Off)
     }
 
-    /// Returns whether the calling thread runs the function of the sink, which does not get its own reports.
+    /// Returns whether the calling thread is running the sink's function. The function does not get its own reports.
     pub(in crate::session) fn is_inside_sink(&self) -> bool {
         INSIDE.try_with(Cell::get).unwrap_or(true) && matches!(self.sink(), Sink::Custom(_))
     }
@@ -91,15 +91,14 @@ impl Session {
         output
     }
 
-    /// Writes this content. Does nothing in the child of a fork: a thread that does not exist there may hold the lock of stdout.
+    /// Writes this content. Does nothing in the child of a fork: the lock of stdout may be held there by a thread that does not exist.
     pub(in crate::session) fn print(&self, content: Content) {
         if !process::is_forked() && !self.is_silent() {
             self.write(&self.output(content));
         }
     }
 
-    /// Writes it to the sink. Text has equal consecutive lines of traces only once, with a count. A program reads JSON, and counts
-    /// its objects itself.
+    /// Writes output to the sink. In text, equal consecutive lines of traces are written once, with a count; in JSON, each is written.
     pub(in crate::session) fn write(&self, output: &Output) {
         let sink = self.sink();
         match &sink {
@@ -118,13 +117,13 @@ impl Session {
         }
     }
 
-    /// Writes a text to the sink. A report goes to stdout, if the sink is stdout.
+    /// Writes text to the sink. With the sink stdout, only reports go to stdout, and the rest to stderr.
     pub(super) fn write_text(&self, sink: &Sink, text: &str, is_report: bool) {
         match sink {
             Sink::Stdout if is_report => self.write_stdout(text),
             Sink::Json => self.write_stdout(text),
             Sink::File(path) | Sink::JsonFile(path) => self.write_file(path, text),
-            // An unknown sink is handled here as well, because its output must not be lost.
+            // Unknown sinks end here as well, so that their output is not lost.
             _ => print::to_stderr(text),
         }
     }
@@ -152,7 +151,8 @@ impl Session {
         if is_terminal && !self.settings.no_color { Paint::ANSI } else { Paint::PLAIN }
     }
 
-    /// The text is one write at the end of the file, so that processes can share it. A pipe that nobody empties delays the program once.
+    /// Appends the text to the file with one write, so that processes can share the file. A pipe without a reader delays the program
+    /// only once.
     fn write_file(&self, path: &Path, text: &str) {
         let patience = if self.was_printed(Notice::Unwritten) { Duration::ZERO } else { PATIENCE };
         let written = self.open(path).and_then(|file| print::to_file(&file, text, patience));
@@ -177,7 +177,7 @@ impl Session {
     }
 
     fn write_to_function(&self, output: &Output, to: &dyn Fn(&Output)) {
-        // Output of the function itself would call the function without end.
+        // Output that the function itself makes would recurse forever.
         if INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true) {
             // A notice is printed only once, so it must not be lost.
             if matches!(output.content, Content::Notice(_)) {
@@ -185,9 +185,9 @@ impl Session {
             }
             return;
         }
-        // The panic hook has printed the panic. The drop of a guard must not panic.
+        // The panic hook has printed the panic. Dropping a guard must not panic.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| to(output))) {
-            // The drop of the value of a panic may panic as well.
+            // Dropping the payload may panic as well.
             mem::forget(panic);
             self.report_unwritten(&"the function of the sink panicked");
         }
@@ -221,7 +221,7 @@ mod tests {
         session
     }
 
-    /// The value of a panic may panic when it is dropped.
+    /// The payload of a panic may panic when it is dropped.
     #[test]
     fn a_function_that_panics_with_anything_is_caught() {
         struct Bad;
@@ -299,7 +299,7 @@ mod tests {
         let to = Arc::clone(&seen);
         let sink = Sink::custom(move |output| {
             to.lock().unwrap().push((output.content.name(), output.level));
-            // The function is not called for output that is made inside of it.
+            // The function is not called for output that it makes itself.
             current().print(Content::Budget("inside".to_owned()));
         });
         session.run(|| set_sink(sink));
@@ -334,7 +334,7 @@ mod tests {
         session.run(|| assert!(!current().is_new(Notice::Unwritten) || !Path::new("/dev/full").exists()));
     }
 
-    /// The disk of the program is a pipe: nobody reads it, then somebody does, and then it is full.
+    /// The output file is a pipe without a reader, then with one, and then full.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_pipe_does_not_stop_the_program() {
@@ -381,7 +381,7 @@ mod tests {
                 let trace = GpuMemTrace::builder().ctx("step").on_exit_report(false).start().unwrap();
                 let report = |times: u32| (0..times).for_each(|_| trace.report());
                 report(1);
-                // The first one is there at once.
+                // The first one is written immediately.
                 assert!(
                     fs::read_to_string(file).unwrap().ends_with('\n')
                         && fs::read_to_string(file).unwrap().contains("(step") == (form == "file"),
@@ -392,7 +392,7 @@ mod tests {
                 report(2);
                 current().print(Content::Budget("skipped".to_owned()));
                 report(2);
-                // The output of another thread is its own, even if it is equal.
+                // Lines of different threads are not merged, even if they are equal.
                 thread::scope(|threads| threads.spawn(|| session.run(|| report(2))).join().unwrap());
                 current().print_repeats();
                 report(1);
@@ -419,7 +419,7 @@ mod tests {
             LINE,
         ];
         assert_eq!(text, expected.concat());
-        // A program counts the objects itself.
+        // JSON contains every object.
         let json: String = lines(&NamedTempFile::new().unwrap(), "json");
         assert_eq!((json.lines().count(), json.matches("\"trace\"").count()), (13, 12), "{json}");
     }
@@ -444,7 +444,7 @@ mod tests {
                     session.run(|| {
                         let name = format!("step {number}");
                         let trace = GpuMemTrace::builder().ctx(name).on_exit_report(false).start().unwrap();
-                        // Others write in between.
+                        // Write something else in between.
                         (0..EACH).for_each(|call| {
                             trace.report();
                             if call % 8 == 0 {

@@ -14,7 +14,7 @@ use crate::export::Sink;
 pub(in crate::session) struct SinkState {
     /// The sink that the program set. `None` for that of `GPUMEM_REPORT`.
     pub(super) set: RwLock<Option<Sink>>,
-    /// The file that was written last.
+    /// The file of the last write.
     pub(super) file: Mutex<Option<(PathBuf, Arc<File>)>>,
     /// The line of a trace, if nothing was written after it.
     pub(super) last: Mutex<Option<LastLine>>,
@@ -24,7 +24,7 @@ pub(in crate::session) struct SinkState {
 #[derive(Debug)]
 pub(super) struct LastLine {
     pub(super) text: String,
-    /// Tests run on threads of their own, which have outputs of their own.
+    /// The thread that wrote it. Tests run on separate threads, with separate outputs.
     pub(super) thread: ThreadId,
     pub(super) more: u64,
 }

@@ -17,7 +17,7 @@ use crate::{
 #[derive(Default)]
 pub(in crate::session) struct StatsTable(Mutex<Table>);
 
-/// The keys are counted, so that a hash which protects against attackers is not needed.
+/// The keys are small consecutive numbers, so the hash need not resist attackers.
 type Table = HashMap<(u32, u32), Alike, NumberHashBuilder>;
 
 /// The names that differ only in numbers. Their memory does not grow with the number of calls.
@@ -26,13 +26,13 @@ struct Alike {
     /// The calls of all of them.
     calls: u64,
     rows: Vec<Row>,
-    /// True if there were too many names, so that one row is for all.
+    /// True if there were too many names, so that one row counts them all.
     is_together: bool,
 }
 
 struct Row {
     callsite: CallsiteId,
-    /// The worst call, without its values.
+    /// The counts, and the worst call without its values.
     counts: NameStats,
     figures: Option<Figures>,
 }
@@ -42,15 +42,15 @@ struct Figures {
     sum: i64,
     peaked: Distribution,
     worst: WorstCall,
-    /// The number of the worst call among those of all names that are alike.
+    /// The index of the worst call among the calls of all names of the group.
     worst_of_alike: u64,
 }
 
 /// A row without its name.
 pub(super) struct UnnamedRow {
-    /// Its callsite. If there are several names, it is any of theirs.
+    /// A callsite of the row; any of them if the row has several names.
     pub(super) callsite: CallsiteId,
-    /// True if it has several names.
+    /// True if the row has several names.
     pub(super) is_together: bool,
     pub(super) row: NameStats,
 }
@@ -64,13 +64,13 @@ impl StatsTable {
         self.lock().values().flat_map(Alike::rows).collect()
     }
 
-    /// Takes all rows. There are none afterwards.
+    /// Removes and returns all rows.
     pub(super) fn take(&self) -> Vec<UnnamedRow> {
         let table = mem::take(&mut *self.lock());
         table.values().flat_map(Alike::rows).collect()
     }
 
-    /// Counts the end of a trace. `now` is its name and the time.
+    /// Counts the end of a trace. `now` returns its name and the time.
     pub(super) fn count(&self, callsite: Numbered, trace: &Trace, now: impl FnOnce() -> (Option<String>, Duration)) {
         let Numbered { id, alike, .. } = callsite;
         let mut table = self.lock();
@@ -109,7 +109,7 @@ impl Row {
         Self { callsite, counts, figures: None }
     }
 
-    /// `now` is the name of the trace and the time.
+    /// Counts a call. `now` returns the name of the trace and the time.
     fn count(&mut self, trace: &Trace, of_alike: u64, now: impl FnOnce() -> (Option<String>, Duration)) {
         let counts = &mut self.counts;
         counts.calls += 1;
@@ -143,7 +143,7 @@ impl Row {
         }
     }
 
-    /// There is one row for both.
+    /// Merges two rows into one.
     fn merged(mut self, other: Self) -> Self {
         let (counts, more) = (&mut self.counts, &other.counts);
         counts.calls += more.calls;

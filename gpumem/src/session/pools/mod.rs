@@ -1,4 +1,4 @@
-//! Pools that the program registers: allocators of its own, which take blocks from the driver and give out parts of them.
+//! Pools that the program registers: its own allocators, which take blocks from the driver and hand out parts of them.
 
 mod table;
 
@@ -16,28 +16,28 @@ use crate::{
     source::{Devices, min_bytes_of},
 };
 
-/// A pool of the program's own that gives out parts of the driver's blocks; see the [module](crate::pool).
+/// A pool of the program, which hands out parts of the driver's blocks; see the [module](crate::pool).
 ///
-/// It may be used by several threads at the same time. When it is dropped, its parts count as freed.
+/// Several threads may use it at the same time. When it is dropped, its parts count as freed.
 pub struct Pool {
     session: &'static Session,
     id: PoolId,
     device: Device,
     /// The same pool in the library of `gpumem run`.
     recorded: Option<RecordedPool>,
-    /// Smaller parts have no stack.
+    /// No stack is recorded for smaller parts.
     min_bytes: u64,
 }
 
 impl Pool {
     /// Registers a pool on a device; `None` is the calling thread's current device. Traces of this device then count the parts of the
-    /// pool in the place of its blocks. Register a pool before it takes its first block: allocations are intercepted from then on.
-    /// Without a name it is called `pool`. The second pool of the same name on a device is called `NAME #2`.
+    /// pool instead of its blocks. Register a pool before it takes its first block: allocations are intercepted from then on. A pool with
+    /// an empty name is called `pool`. The second pool of the same name on a device is called `NAME #2`.
     ///
     /// Example: see the [module](crate::pool).
     ///
     /// # Errors
-    /// Returns an error if there is no such device, or there are 54 pools already; also if allocations cannot be intercepted, unless `gpumem
+    /// Returns an error if there is no such device, if there are already 54 pools, or if allocations cannot be intercepted, unless `gpumem
     /// run` records the pool.
     pub fn register(name: impl Into<String>, device: impl Into<Option<u32>>) -> Result<Self> {
         let session = current();
@@ -46,13 +46,13 @@ impl Pool {
         devices.check(device.ordinal)?;
         let name = Some(name.into()).filter(|name| !name.is_empty()).unwrap_or_else(|| "pool".to_owned());
         let id = session.number_pool(&name, device)?;
-        // That library calls this function itself.
+        // That library itself calls this function.
         let is_asked = device.family == Family::Cuda && !session.settings.is_foreign;
         let recorded = is_asked.then(|| RecordedPool::register(&name, device.ordinal)).flatten();
         if recorded.is_none() {
             session.subscribe_for_pool(devices).inspect_err(|_| session.pools.close(id))?;
         } else if devices.subscribed().is_none() {
-            // Only a trace of the program intercepts the driver a second time, and later. Blocks that come before it are not known.
+            // The program intercepts the driver itself only when it starts a trace, and does not know earlier blocks.
             session.inbox.post(&EventKind::Lost { count: 0 });
         }
         #[cfg(feature = "capture")]
@@ -61,8 +61,8 @@ impl Pool {
         Ok(Self { session, id, device, min_bytes: min_bytes_of(session.settings), recorded })
     }
 
-    /// Reports that the pool has given out a part. Call it after the part is taken, on the thread that asked for it: it counts for
-    /// the scopes of this thread. Report no part of 0 bytes if the next part can have its address.
+    /// Reports that the pool has handed out a part. Call this after the part is taken, on the thread that requested it: the part counts for
+    /// the scopes of this thread. Do not report a part of 0 bytes if the next part can have the same address.
     ///
     /// Example: see the [module](crate::pool).
     #[inline]
@@ -78,7 +78,7 @@ impl Pool {
         }
     }
 
-    /// Reports that a part is freed. Call it before the pool can give the address out again.
+    /// Reports that a part is freed. Call this before the pool can hand out the address again.
     ///
     /// Example: see the [module](crate::pool).
     #[inline]
@@ -92,13 +92,13 @@ impl Pool {
         }
     }
 
-    /// Reports the memory of the pool from the driver, in use or not. With 0 it has been emptied: all its parts count
-    /// as freed.
+    /// Reports the total memory that the pool holds from the driver, used or unused. With 0 the pool is empty, and all its parts count as
+    /// freed.
     ///
-    /// A block of the driver is known as the pool's from its first part on. If other allocations of the thread come before that, call this
-    /// right after the driver gave the block, on the same thread, with the exact sum. If another thread allocates, frees or reads figures
-    /// in between, these have the whole block ([`read_early`](crate::report::RegisteredPool::read_early) counts such blocks). So a pool of
-    /// several threads holds one lock around the driver's call and this one, and for its other calls.
+    /// A block of the driver counts as the pool's once the pool reports a part in it. If other allocations of the thread come before that,
+    /// call this right after the driver gave the block, on the same thread, with the exact sum. If another thread allocates, frees or reads
+    /// results in between, these include the whole block ([`read_early`](crate::report::RegisteredPool::read_early) counts such blocks).
+    /// Therefore a pool of several threads must hold one lock around the driver's call and this one, and for its other calls.
     ///
     /// Example: see the [module](crate::pool).
     pub fn set_reserved(&self, bytes: Bytes) {
@@ -114,11 +114,11 @@ impl Pool {
 }
 
 impl Session {
-    /// Returns a number for a new pool. If another pool of the device has its name, it gets a name like `arena #2`.
+    /// Returns an id for a new pool. If another pool of the device has the same name, the new one is named like `arena #2`.
     fn number_pool(&'static self, name: &str, device: Device) -> Result<PoolId> {
         self.begun();
         let mut pools = self.pools.lock();
-        // The number of a closed pool is used again when the driver has its blocks back.
+        // The id of a closed pool is reused after all its blocks are freed.
         let live: Vec<_> =
             self.inbox.pools().iter().filter(|pool| pool.block_bytes > Bytes::ZERO).map(|pool| pool.pool).collect();
         let is_unused = |(at, pool): (usize, &NamedPool)| pool.is_closed && !live.contains(&id_of(at));
@@ -146,7 +146,7 @@ impl Session {
         Ok(id)
     }
 
-    /// Begins to intercept allocations. With another gauge traces do not look at them.
+    /// Starts to intercept allocations, unless `GPUMEM_GAUGE` is set to a gauge that ignores them.
     fn subscribe_for_pool(&'static self, devices: &dyn Devices) -> Result<()> {
         if matches!(self.settings().gauge()?, None | Some(Gauge::Exact)) {
             self.subscribe(devices, None, false)?;
@@ -171,7 +171,7 @@ impl Drop for Pool {
     }
 }
 
-/// Returns the number of the pool at this index.
+/// Returns the id of the pool at this index.
 fn id_of(at: usize) -> PoolId {
     PoolId(u8::try_from(at + 1).unwrap_or(u8::MAX))
 }

@@ -1,10 +1,10 @@
-//! The pools of a session, by number.
+//! The pools of a session, by id.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::model::{Device, PoolId};
 
-/// The pools of a session, by number; number 1 is the first.
+/// The pools of a session, by id; the first one has id 1.
 #[derive(Default)]
 pub(in crate::session) struct PoolTable(Mutex<Vec<NamedPool>>);
 
@@ -19,7 +19,7 @@ impl PoolTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets another pool have the number.
+    /// Marks the pool as closed, so that another pool can reuse the id.
     pub(super) fn close(&self, id: PoolId) {
         if let Some(pool) = self.lock().get_mut(usize::from(id.0).wrapping_sub(1)) {
             pool.is_closed = true;
@@ -31,7 +31,7 @@ impl PoolTable {
         self.lock().is_empty()
     }
 
-    /// Returns the name of a pool, which no other pool of its device has.
+    /// Returns the name of a pool, which is unique on its device.
     pub(in crate::session) fn name(&self, id: PoolId) -> String {
         let at = usize::from(id.0).wrapping_sub(1);
         self.lock().get(at).map(|pool| pool.name.clone()).unwrap_or_default()

@@ -1,10 +1,10 @@
-//! The linker's id of a build: the note `NT_GNU_BUILD_ID` of an ELF file. It finds debug information in other places.
+//! The linker's id of a build: the note `NT_GNU_BUILD_ID` of an ELF file. Debuggers find separate debug information by this id.
 
 /// The type of the note.
 const BUILD_ID: u64 = 3;
 
-/// Returns the build id among the notes of a file. Each note has the length of its name, that of its content, its type, and both, padded
-/// to four bytes.
+/// Returns the build id from the notes of a file. A note is the length of its name, the length of its content, its type, the name and
+/// the content; both are padded to four bytes.
 pub(super) fn in_notes(mut notes: &[u8]) -> Option<&[u8]> {
     while notes.len() >= 12 {
         let [name, content] = [number(notes, 0, 4), number(notes, 4, 4)].map(|length| usize::try_from(length).ok());

@@ -1,11 +1,11 @@
-//! Names the kernels of `torch.compile`. The function that allocates for them has the same name in all programs. The file that PyTorch
-//! wrote it to says which kernel writes to an allocation, and readers of the recording do not have that file.
+//! Names the kernels of `torch.compile`. The function that allocates for them has the same name in all programs. The code that PyTorch
+//! generated shows which kernel writes to an allocation, and readers of the recording do not have that file.
 
 use std::{fs::File, io::Read};
 
 use crate::model::Frame;
 
-/// A longer file is not read to its end.
+/// The largest number of bytes that are read of a file.
 const MOST_BYTES: u64 = 8 << 20;
 /// The kernel is called at most this many lines after its memory is allocated.
 const MOST_LINES: usize = 1_000;
@@ -18,7 +18,7 @@ pub(super) struct CompiledCode {
 }
 
 impl CompiledCode {
-    /// Gives the frame the name of the kernel, if it is a line of such a file.
+    /// Sets the function of the frame to the name of the kernel, if the frame is in such a file.
     pub(super) fn name_kernel(&mut self, frame: &mut Frame) {
         if let Some(kernel) = self.kernel(frame) {
             frame.function = Some(kernel.to_owned());
@@ -36,7 +36,7 @@ impl CompiledCode {
 }
 
 fn read(file: &str) -> Option<String> {
-    // Opening a pipe would wait for a writer.
+    // Opening a pipe would block until it has a writer.
     if !std::fs::metadata(file).ok()?.is_file() {
         return None;
     }
@@ -45,7 +45,7 @@ fn read(file: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Returns the kernel that is called on this line, or the first one that gets the buffer that is allocated there.
+/// Returns the kernel that is called on this line, or else the first one that gets the buffer allocated there.
 fn kernel(code: &str, line: u32) -> Option<&str> {
     let mut lines = code.lines().skip(usize::try_from(line).ok()?.checked_sub(1)?);
     let allocating = lines.next()?;
@@ -70,7 +70,7 @@ fn called(line: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    /// These lines are from a file of PyTorch 2.11.
+    /// From a file that PyTorch 2.11 generated.
     const CODE: &str = "\
         with torch.cuda._DeviceGuard(0):
             buf0 = empty_strided_cuda((64, 128), (128, 1), torch.float32)

@@ -1,4 +1,4 @@
-//! Defines the numbers in a recording from the tables of the session, before the first event that has them.
+//! Writes definitions of the ids in a recording, from the tables of the session, before the first event that uses them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -30,7 +30,7 @@ fn program_name() -> Option<String> {
     Some(process::executable().ok()?.file_name()?.to_string_lossy().into_owned())
 }
 
-/// The numbers that were defined so far.
+/// The ids that are already defined.
 pub(super) struct Definer {
     session: &'static Session,
     callsites: HashSet<CallsiteId>,
@@ -46,7 +46,7 @@ pub(super) struct Definer {
 type Write<'a> = &'a mut dyn FnMut(Item) -> io::Result<()>;
 
 impl DefinedCallsite {
-    /// Returns the form that recordings have.
+    /// Returns the definition for a recording.
     pub(super) fn definition(self, id: CallsiteId) -> CallsiteDefinition {
         let Self { name, location, module, .. } = self;
         CallsiteDefinition {
@@ -75,10 +75,10 @@ impl Definer {
         }
     }
 
-    /// Returns the process.
+    /// Returns the definition of the process.
     pub(super) fn process(&self) -> Item {
         let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
-        // A command line that somebody typed is shorter. A longer one is cut.
+        // Long command lines are truncated; typed ones are shorter than this.
         let arguments = env::args_os().take(256).map(text).map(|mut argument| {
             argument.truncate(argument.char_indices().nth(1_000).map_or(argument.len(), |(at, _)| at));
             argument
@@ -99,7 +99,7 @@ impl Definer {
         })
     }
 
-    /// Defines the numbers in an item, unless that was done before.
+    /// Defines the ids in an item, unless they are already defined.
     pub(super) fn define(&mut self, item: &mut Item, mut write: impl FnMut(Item) -> io::Result<()>) -> io::Result<()> {
         let write: Write<'_> = &mut write;
         match item {
@@ -146,7 +146,7 @@ impl Definer {
         if stack != StackId::NONE && !self.stacks.contains(&stack) {
             self.stack(stack, write)?;
         }
-        // The context of a part is the number of its pool.
+        // The context of a part is the id of its pool.
         if context != 0 && kind != MemKind::Part && self.contexts.get(&context) != Some(&device) {
             self.contexts.insert(context, device);
             write(Item::Context(ContextDefinition { context, device }))?;
@@ -170,7 +170,7 @@ impl Definer {
         write(Item::Device(DeviceDefinition { device, name, total, uuid }))
     }
 
-    /// Defines who intercepts allocations now.
+    /// Defines the current source of the interception.
     pub(super) fn interception(&mut self, write: Write<'_>) -> io::Result<()> {
         let Ok(devices) = self.session.devices() else { return Ok(()) };
         let Some(by) = devices.subscribed().filter(|by| self.interception != Some(by.library)) else { return Ok(()) };
@@ -204,7 +204,7 @@ impl Definer {
             return Ok(());
         }
         let ResolvedAddress { address: CodeAddress { module, .. }, line, .. } = resolved;
-        // A line is written now and not at the end, because it is known now, and the process may not come to its end.
+        // A known line is written now, because the process may not reach its normal exit.
         if (line.is_some() || *module != 0 && self.modules.insert(*module))
             && let Some(definition) = resolved.definition()
         {
@@ -213,7 +213,7 @@ impl Definer {
         Ok(())
     }
 
-    /// Defines the functions at all addresses, as far as there is time.
+    /// Defines the functions at all addresses, as far as time allows.
     pub(super) fn symbols(&self) -> impl Iterator<Item = Item> {
         let until = Instant::now() + FOR_SYMBOLS;
         let known = self.addresses.iter().take_while(move |_| Instant::now() < until);

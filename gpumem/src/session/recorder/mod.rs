@@ -1,9 +1,9 @@
 //! `GPUMEM_CAPTURE`: a recording of the session in a file.
 //!
-//! The inbox puts a copy of each event into a ring, under its lock. A thread of its own empties the ring, adds definitions from the
-//! tables of the session, and writes. Events without room in the ring are counted in the recording, and the program never waits.
+//! The inbox puts a copy of each event into a ring, under its lock. A separate thread empties the ring, adds definitions from the tables
+//! of the session, and writes. Events that do not fit into the ring are counted in the recording; the program never waits.
 //!
-//! The ring is in shared memory, which outlives the process. If the process is killed, the ring has the unwritten
+//! The ring is in shared memory, which outlives the process. If the process is killed, the ring still contains the unwritten
 //! events, and `recording::recover` adds them to the recording.
 
 mod build_id;
@@ -45,20 +45,20 @@ use crate::{
     source,
 };
 
-/// The number of slots of the ring, of 64 bytes each; an allocation or a free takes one. It lasts for some 10 ms of a program that
-/// does nothing else.
+/// The number of slots of the ring, of 64 bytes each; an allocation or a free takes one. Enough for about 10 ms of a program that does
+/// nothing else.
 const SLOTS: usize = 1 << 17;
 
-/// If less memory is left, the ring has fewer slots, which are private memory: the kernel might end the program instead of refusing
-/// more.
+/// If less memory is available, the ring has fewer slots, in private memory: the kernel might kill the program instead of failing the
+/// request.
 const NEEDS: u64 = 64 << 20;
 const FEW_SLOTS: usize = SLOTS >> 4;
 
-/// The longest wait at the end of the process for the recording: large programs have much debug information to read.
+/// The longest wait for the recording at exit. Large programs have much debug information to read.
 const AT_THE_END: Duration = Duration::from_secs(10);
 
 impl Session {
-    /// Begins the recording that `GPUMEM_CAPTURE` asks for, before the first event.
+    /// Starts the recording that `GPUMEM_CAPTURE` requests, before the first event.
     pub(super) fn begin_recording(&'static self) {
         let Some(path) = self.settings.recording() else { return };
         match self.try_record(&path, Keep::All) {
@@ -77,11 +77,11 @@ impl Session {
         let mut writer = Writer::new(RecordingFile::create(path, path)?)?;
         let has_room = cgroup::memory_left().is_none_or(|left| left >= NEEDS);
         let lines = lines_for(if has_room { SLOTS } else { FEW_SLOTS });
-        // The content of the ring could not be added to a recording of the peaks.
+        // Events from a ring could not be added to a recording of peaks.
         let memory = if has_room && keep != Keep::Peaks { RingPages::new(lines) } else { RingPages::private(lines) }?;
         let pid = std::process::id();
         let place = RingDefinition { segment: memory.segment(), recording: RandomState::new().hash_one(pid) | 1 };
-        // This is written at once, so that the recording of a killed process has it.
+        // Written immediately, so that the recording of a killed process contains it.
         writer.write(&Definer::new(self).process())?;
         writer.write(&Item::Ring(place))?;
         writer.flush()?;
@@ -112,7 +112,7 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the recording, if there is one. The file then has all events so far.
+    /// Ends the recording, if there is one. The file then contains all events so far.
     pub(super) fn end_recording(&self) {
         if process::is_forked() {
             return;
@@ -128,7 +128,7 @@ impl Session {
         let _ = is_done.recv_timeout(AT_THE_END);
     }
 
-    /// Puts the parts of each new stack into the ring before the first event with it, from now on. Known stacks are put there too.
+    /// Makes each new stack's definition precede its first event in the ring, and writes the definitions of known stacks.
     fn define_stacks_in(&self, early: EarlyDefinitions) {
         let known = self.stacks.all_before(|| {
             *self.recorder.early() = Some(early);
@@ -145,14 +145,13 @@ impl Session {
         if let Some(known) = self.stacks.find(addresses) {
             return known;
         }
-        // The lock of the table is not held here: another thread may have the lock of the loader's list and wait for
-        // the table.
+        // The lock of the table is not held here: another thread may hold the lock of the loader's list while it waits for the table.
         let resolved = self.recorder.modules.resolve(addresses);
         self.stacks.number(addresses, |id| self.recorder.define_early(id, &resolved))
     }
 
-    /// Returns the number of a file in the place of a stack. The same file has the same number for all calls, and another file at the same
-    /// address has another one.
+    /// Returns a stack id that stands for the whole file. The same file has the same id for all calls, and another file at the same
+    /// address has another id.
     #[cold]
     pub(super) fn number_file(&self, address: usize) -> StackId {
         self.recorder.modules.number_of(address).map_or(StackId::NONE, |file| self.number_stack(&[file]))
@@ -169,7 +168,7 @@ impl Session {
         }
     }
 
-    /// Records a request of the program at this moment.
+    /// Puts an item into the ring, after all events so far.
     pub(super) fn record_item(&self, item: impl FnOnce() -> Item) {
         if self.recorder.is_on.load(Relaxed) {
             let item = item();
@@ -182,12 +181,12 @@ impl Session {
         }
     }
 
-    /// Returns whether a recording is made of this process.
+    /// Returns whether this process is being recorded.
     pub(in crate::session) fn is_recorded(&self) -> bool {
         self.recorder.is_on.load(Relaxed) && !process::is_forked()
     }
 
-    /// Records that the calling thread was refused an allocation.
+    /// Records a rejected allocation of the calling thread.
     pub(super) fn record_refused(&self, device: Option<Device>, bytes: Bytes, kind: MemKind) {
         if self.recorder.is_on.load(Relaxed) && !process::is_forked() {
             let stack = self.stack_of_refusal();
@@ -195,7 +194,7 @@ impl Session {
         }
     }
 
-    /// Records that the program marks this moment.
+    /// Records a mark of the program.
     pub(super) fn record_mark(&self, name: &str, location: &'static Location<'static>) {
         if self.is_recorded() {
             let callsite = self.number_callsite(Some(name), location.into(), None).id;
@@ -203,13 +202,13 @@ impl Session {
         }
     }
 
-    /// Records the definition of a new callsite. The thread that writes defines it too, but only at the first scope there: the
+    /// Records the definition of a new callsite. The writing thread defines it as well, but only when it writes the first scope; the
     /// program may be killed before.
     pub(super) fn record_callsite(&self, id: CallsiteId) {
         self.record_item(|| Item::Callsite(self.callsite_definition(id)));
     }
 
-    /// Records the name of a new pool, as [`record_callsite`](Self::record_callsite) does.
+    /// Records the name of a new pool, like [`record_callsite`](Self::record_callsite).
     pub(super) fn record_pool(&self, id: PoolId) {
         self.record_item(|| self.pool_definition(id));
     }
@@ -221,7 +220,7 @@ impl Session {
     fn callsite_definition(&self, id: CallsiteId) -> CallsiteDefinition {
         let mut definition = self.callsites.defined(id).definition(id);
         if self.recorder.is_injected() {
-            // The scope is opened in our library, and not in the program.
+            // The location is in our library, not in the program.
             (definition.file, definition.line, definition.column) = (String::new(), 0, 0);
         }
         definition
@@ -231,7 +230,7 @@ impl Session {
         self.record_item(|| Item::Request(request()));
     }
 
-    /// Returns a number for a tracker.
+    /// Returns an id for a new tracker.
     pub(super) fn next_tracker(&self) -> u64 {
         self.recorder.trackers.fetch_add(1, Relaxed)
     }

@@ -16,17 +16,18 @@ use crate::{
     source::{self, LoadedFile},
 };
 
-/// The bit of a number that stands for a whole file. No address has it; the numbers of Python's lines have only the bit above.
+/// The bit that marks a value on a stack as the id of a whole file. No address has this bit; ids of Python lines have only the
+/// bit above it.
 const FILE: usize = 1 << (usize::BITS - 2);
 
-/// The numbers of modules: the same in all recordings of a session, and in the ring.
+/// The ids of modules, which are the same in all recordings of a session and in the ring.
 #[derive(Debug, Default)]
 pub(super) struct ModuleTable(Mutex<NumberedModules>);
 
 #[derive(Debug, Default)]
 struct NumberedModules {
     numbers: HashMap<Arc<LoadedFile>, u32>,
-    /// The modules by number; the first one has number 1.
+    /// The modules by id; the first one has id 1.
     files: Vec<Arc<LoadedFile>>,
 }
 
@@ -40,31 +41,31 @@ impl NumberedModules {
         number
     }
 
-    /// Returns the file that a number on a stack stands for, and its number.
+    /// Returns the file that a value on a stack stands for, and its id.
     fn file(&self, number: usize) -> Option<(u32, &Arc<LoadedFile>)> {
         let number = number.checked_sub(FILE)?;
         Some((number.try_into().ok()?, self.files.get(number.checked_sub(1)?)?))
     }
 }
 
-/// An address of a stack.
+/// A resolved address of a stack.
 #[derive(Clone, Debug)]
 pub(super) struct ResolvedAddress {
     pub(super) address: CodeAddress,
     /// The module or line that contains it.
     pub(super) file: Option<Arc<LoadedFile>>,
-    /// The line of Python that its number stands for, if it is one.
+    /// The Python line, if the address stands for one.
     pub(super) line: Option<Frame>,
 }
 
 impl ModuleTable {
-    /// Returns the number that stands for the file with the code before this return address.
+    /// Returns the value that stands for the file with the code before this return address.
     pub(super) fn number_of(&self, address: usize) -> Option<usize> {
         let file = source::files_of(&[address]).pop()??;
         Some(FILE | self.0.lock().unwrap_or_else(PoisonError::into_inner).number(&file) as usize)
     }
 
-    /// It looks through the list of the loader, and takes no other lock while it does.
+    /// Resolves addresses. Takes no other lock while it reads the list of the loader.
     pub(super) fn resolve(&self, addresses: &[usize]) -> Vec<ResolvedAddress> {
         let files = source::files_of(addresses);
         let mut modules = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +101,7 @@ impl ResolvedAddress {
         }))
     }
 
-    /// Returns the key of the definition, which is equal for equal definitions.
+    /// Returns the key of the definition; equal definitions have equal keys.
     fn defined(&self) -> CodeAddress {
         if self.address.module == 0 { self.address } else { CodeAddress { offset: 0, ..self.address } }
     }
@@ -111,11 +112,11 @@ pub(super) fn symbols(address: CodeAddress, frames: Vec<Frame>) -> Item {
     Item::Symbols(SymbolsDefinition { address, symbols: frames.into_iter().map(symbol).collect() })
 }
 
-/// Defines stacks in the memory of the ring when they are seen first.
+/// Defines stacks in the memory of the ring when they are first seen.
 #[derive(Debug)]
 pub(super) struct EarlyDefinitions {
     to: RingDefinitions<RingPages>,
-    /// The modules and lines that are defined there.
+    /// The modules and lines that are already defined there.
     defined: HashSet<CodeAddress>,
 }
 
@@ -124,7 +125,7 @@ impl EarlyDefinitions {
         Self { to, defined: HashSet::new() }
     }
 
-    /// Definitions without room are made later, by the thread that writes the recording.
+    /// Defines a stack. If there is no space, the thread that writes the recording defines it later.
     pub(super) fn define(&mut self, id: StackId, addresses: &[ResolvedAddress]) {
         let is_new = |address: &&ResolvedAddress| !self.defined.contains(&address.defined());
         let new: Vec<_> = addresses.iter().filter(is_new).collect();

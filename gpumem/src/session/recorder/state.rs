@@ -20,7 +20,7 @@ use crate::{
     ring_memory::{RingPages, prefetch_for_writing},
 };
 
-/// The number of events of all threads that may come before a prefetched line has arrived.
+/// How many slots ahead a line is prefetched: the events of all threads until it arrives.
 const SLOTS_AHEAD: u64 = 4;
 
 /// Puts each event into the ring, while the session is recorded.
@@ -33,7 +33,7 @@ impl Tap for EventTap {
     fn record(&mut self, event: &Event<'_>) {
         if let Some(ring) = &mut self.0 {
             ring.event(event, clock::ticks());
-            // The thread that empties the ring has read that line on another processor.
+            // The line is in the cache of another processor, whose thread empties the ring.
             prefetch_for_writing(ring.line_ahead(SLOTS_AHEAD));
         }
     }
@@ -43,7 +43,7 @@ impl Tap for EventTap {
             if is_reused {
                 ring.item(&Item::ThreadReused(thread));
             }
-            // Its name is found out by the thread that writes.
+            // The writing thread finds the name.
             ring.item(&Item::Thread(ThreadDefinition { thread, os_id: process::thread_id(), name: None }));
         }
     }
@@ -61,14 +61,14 @@ pub(in crate::session) struct Recorder {
     pub(super) is_on: AtomicBool,
     pub(super) running: Mutex<Option<Running>>,
     pub(super) trackers: AtomicU64,
-    /// The number of events that had no room in the ring, when the recording ended.
+    /// The number of events that did not fit into the ring, at the end of the recording.
     pub(super) missed_last: AtomicU64,
-    /// True if the program does not know gpumem.
+    /// True if gpumem was injected into the program.
     pub(super) is_injected: AtomicBool,
-    /// The running time of the process when the recording began, if it may have allocated before.
+    /// The age of the process when the recording started, if it may have allocated before.
     pub(super) ran_before: Mutex<Option<Duration>>,
     pub(super) modules: ModuleTable,
-    /// True if there is room for definitions.
+    /// True if there is space for definitions.
     pub(super) defines_stacks: AtomicBool,
     pub(super) early: Mutex<Option<EarlyDefinitions>>,
 }
@@ -81,13 +81,13 @@ pub(super) struct Running {
 }
 
 impl Recorder {
-    /// The program does not know gpumem: the command looks up the functions of stacks after the program has ended, and the lines of
-    /// the user are in the program, not in the file with this code.
+    /// Notes that gpumem was injected into the program. The command resolves stacks after the program has ended, and the user's
+    /// lines are in the program, not in the file with this code.
     pub(in crate::session) fn set_injected(&self) {
         self.is_injected.store(true, Relaxed);
     }
 
-    /// The next recording does not start with the process.
+    /// Notes that the next recording does not start with the process.
     pub(in crate::session) fn set_late(&self) {
         let age = process::age().unwrap_or_default();
         *self.ran_before.lock().unwrap_or_else(PoisonError::into_inner) = Some(age);

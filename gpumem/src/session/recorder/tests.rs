@@ -1,4 +1,5 @@
-//! Tests the recording of a session. `tests/tests/standin/recording.rs` compares all output of a program with its recording.
+//! Tests of the recording of a session. `tests/tests/standin/recording.rs` compares all output of a program with its
+//! recording.
 
 use std::{
     fs,
@@ -35,7 +36,7 @@ impl Recording {
     }
 }
 
-/// A session that is recorded, and the reports of its traces.
+/// Returns a recorded session, and the reports of its traces.
 fn recorded(variables: &[(&str, &str)]) -> (TestSession, Recording, Arc<Mutex<Vec<Report>>>) {
     let recording = Recording::new();
     let path = recording.0.to_str().unwrap();
@@ -47,7 +48,7 @@ fn recorded(variables: &[(&str, &str)]) -> (TestSession, Recording, Arc<Mutex<Ve
     (session, recording, reports)
 }
 
-/// Two scopes on one line differ by their column. The module of functions under an attribute is known.
+/// Two scopes on one line differ by their column. The module of functions with an attribute is known.
 #[test]
 fn callsites_have_their_column_and_module() {
     let (session, recording, _) = recorded(&[]);
@@ -69,7 +70,7 @@ fn callsites_have_their_column_and_module() {
     assert_eq!(function.module_path.as_deref(), Some("app::train"));
 }
 
-/// Many threads make events while the ledger's time stands still. The true times of the events advance.
+/// Many threads post events while the ledger's time is fixed. The recorded times of the events advance.
 #[test]
 fn events_have_true_times_and_threads() {
     let (session, recording, _) = recorded(&[]);

@@ -26,13 +26,13 @@ use crate::{
 /// The interval at which the ring is emptied.
 const EVERY: Duration = Duration::from_millis(4);
 
-/// Events are in the file after this time at the latest.
+/// The longest time until events are in the file.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
 
 /// The interval at which the clocks are compared.
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
 
-/// The interval at which the recorder looks which threads of the program have ended.
+/// The interval at which the recorder checks which threads of the program have ended.
 const THREADS_EVERY: Duration = Duration::from_millis(250);
 
 /// The interval at which a recording of the peaks is written again while they rise.
@@ -43,13 +43,13 @@ const PEAKS_EVERY: Duration = Duration::from_secs(1);
 pub enum Keep {
     /// The recording keeps all events.
     All,
-    /// The recording keeps only the latest events. This is its approximate largest size in bytes.
+    /// The recording keeps only the latest events. The value is the approximate largest size in bytes.
     Newest(u64),
     /// The recording keeps the blocks that were live at the peak of each device and at the end.
     Peaks,
 }
 
-/// Writes until it has to stop, or until the file cannot be written.
+/// Writes until it is told to stop, or until a write fails.
 pub(super) fn run(
     session: &'static Session,
     ring: RingReader<RingPages>,
@@ -77,7 +77,7 @@ pub(super) fn run(
         began_with: 0,
     };
     let is_written = recorder.run(stop);
-    // All items of the ring are in the recording now, or cannot be written.
+    // All items of the ring are now in the recording, or cannot be written.
     recorder.ring.memory().discard();
     if recorder.missed > 0 {
         let (missed, path) = (counted(recorder.missed, "event", "events"), path.display());
@@ -103,7 +103,7 @@ struct Recorder {
     definer: Definer,
     /// True if definitions were written since the last flush.
     has_defined: bool,
-    /// The number of items that had no room in the ring.
+    /// The number of items that did not fit into the ring.
     missed: u64,
     path: PathBuf,
     keep: Keep,
@@ -112,7 +112,7 @@ struct Recorder {
     /// The definitions, if not all events are kept.
     threads: HashMap<ThreadId, Item>,
     first_clock: Option<ClockPair>,
-    /// The size of the file when it had the kept part of earlier events.
+    /// The size of the file after the kept part of earlier events was written.
     began_with: u64,
 }
 
@@ -126,7 +126,7 @@ impl Recorder {
                 looked = Instant::now();
                 process::exit_without_program();
             }
-            // This comes first, because nothing may come after it.
+            // Read first, because the ring must be emptied once more after the stop.
             let is_last = stop.load(Relaxed);
             self.empty_ring()?;
             if is_last {
@@ -139,14 +139,13 @@ impl Recorder {
             if self.keep == Keep::Peaks {
                 if rewritten.elapsed() >= PEAKS_EVERY {
                     self.rewrite()?;
-                    // Slow work is not done all the time.
+                    // The interval counts from the end of slow work.
                     rewritten = Instant::now();
                 }
                 park_timeout(EVERY);
                 continue;
             }
-            // If the process is killed, the events of the ring are known, but their definitions only if they are in the
-            // file.
+            // If the process is killed, the events in the ring survive, but their definitions only if they are in the file.
             if self.has_defined || flushed.elapsed() >= FLUSH_EVERY {
                 flushed = Instant::now();
                 self.flush()?;
@@ -161,7 +160,7 @@ impl Recorder {
         if self.keep == Keep::Peaks {
             self.rewrite()?;
         }
-        // If nothing was allocated, this shows that it would have been recorded.
+        // Even without allocations, this shows that they would have been recorded.
         self.definer.interception(&mut |definition| self.writer.write(&definition))?;
         self.clock()?;
         // Recorded events are safe before debug information is read.
@@ -213,13 +212,13 @@ impl Recorder {
         })
     }
 
-    /// The items that were read from the ring are in the file now, so their slots are released.
+    /// Flushes the file, and then releases the slots of the items that it contains.
     fn flush(&mut self) -> io::Result<()> {
         self.has_defined = false;
         self.writer.flush()?;
         self.ring.release(self.writer.written().bytes);
         match self.keep {
-            // Even if live blocks take much of the file, there has to be room for events.
+            // Leave space for events even if live blocks take much of the file.
             Keep::Newest(limit) if self.writer.written().bytes > (limit / 2).max(self.began_with + limit / 4) => {
                 self.begin_again()
             }
@@ -227,20 +226,20 @@ impl Recorder {
         }
     }
 
-    /// Makes the file the older part of the recording, in the place of the one before, and begins a new file with the live
-    /// blocks.
+    /// Makes the file the older part of the recording, replacing the previous one, and starts a new file with the live blocks.
     #[cold]
     fn begin_again(&mut self) -> io::Result<()> {
         self.clock()?;
         self.writer.flush()?;
         let path = self.path.clone();
         self.write_part()?;
-        // If the process is killed here, the ring must not be added to the wrong file. Everything that is not in the ring is in both.
+        // If the process is killed here, the ring must not be added to the wrong file. Both contain everything that is not in the
+        // ring.
         self.ring.set_recorded(WHOLE_FILE);
         let old = old_path(&path);
         let _ = fs::remove_file(&old);
-        // The process may also be killed here. So the recording keeps its name until the new file has it, if the file
-        // system has links.
+        // The process may also be killed here. Therefore the recording keeps its name until the new file gets it, if the file system
+        // supports links.
         if fs::hard_link(&path, &old).is_err() {
             fs::rename(&path, &old)?;
         }
@@ -249,13 +248,13 @@ impl Recorder {
         Ok(())
     }
 
-    /// Writes the recording of the peaks in the place of the one before.
+    /// Writes the recording of the peaks in place of the previous one.
     fn rewrite(&mut self) -> io::Result<()> {
         self.write_part()?;
         fs::rename(new_path(&self.path), &self.path)
     }
 
-    /// Begins a new file with the kept items. It is complete so far.
+    /// Starts a new file with the kept items, and flushes it.
     fn write_part(&mut self) -> io::Result<()> {
         let Some(part) = &self.part else { return Ok(()) };
         let (definition, items) = (part.definition(), part.items());

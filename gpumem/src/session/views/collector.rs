@@ -1,4 +1,4 @@
-//! The memory of a device, for metrics that are collected again and again.
+//! The memory of a device, for metrics that are collected repeatedly.
 
 use std::{fmt, sync::atomic::Ordering::Relaxed};
 
@@ -12,9 +12,9 @@ use crate::{
     report::Group,
 };
 
-/// Collects the memory of this process on a device, again and again, with the peak in between.
+/// Collects the memory of this process on a device at intervals, with the peak of each interval.
 ///
-/// Several collectors do not disturb each other, and resets of other peaks do not disturb them. They ask the driver nothing.
+/// Collectors are independent of each other and of resets of other peaks. They do not query the driver.
 ///
 /// ```
 /// use gpumem::{Bytes, intercept::Collector, sim::SimGpu};
@@ -34,28 +34,28 @@ pub struct Collector {
     interval: PeakInterval,
 }
 
-/// The numbers of a [`Collector`]. The sums of blocks are those of the moment of the call; while other threads allocate, not all
-/// of them belong to the same moment.
+/// The numbers of a [`Collector`]. The sums are taken during the call; while other threads allocate, they may belong to slightly
+/// different moments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Collected {
     /// The live bytes of each kind of memory that has had some.
     pub kinds: Vec<(MemKind, Bytes)>,
-    /// The origins of the bytes, for memory that traces count, and the unused memory of registered pools. A line is looked up on another
-    /// thread, which can take a second. Until then the place is `(line not looked up yet)`.
+    /// The origins of the bytes that traces count, and the unused memory of registered pools. Lines are looked up on another thread,
+    /// which can take a second. Until then the place is `(line not looked up yet)`.
     pub groups: Vec<Group>,
     /// The peak of the device. It does not fall when the program resets its summary.
     pub peak: Bytes,
     /// The peak since the last call, or since the collector was created.
     pub interval_peak: Bytes,
-    /// The number of allocations on all devices that were refused because there was not enough memory.
+    /// The number of allocations on all devices that were rejected because there was not enough memory.
     pub refused: u64,
-    /// The number of lost events of all devices. If this is not 0, the numbers may be wrong.
+    /// The number of lost events on all devices. If this is not 0, the numbers may be wrong.
     pub lost: u64,
 }
 
 impl Collector {
-    /// Begins to intercept allocations, unless `GPUMEM_GAUGE` forbids exact figures.
+    /// Starts to intercept allocations, unless `GPUMEM_GAUGE` forbids exact results.
     ///
     /// # Errors
     /// Returns an error if there is no such device, or if allocations cannot be intercepted.
@@ -76,7 +76,8 @@ impl Collector {
         self.of.device.ordinal
     }
 
-    /// The UUID of the device, as `nvidia-smi -L` prints it; without `GPU-` or `MIG-` if NVML cannot be used. `None` if it has none.
+    /// Returns the UUID of the device, as `nvidia-smi -L` prints it; without `GPU-` or `MIG-` if NVML cannot be used. `None` if it has
+    /// none.
     ///
     /// ```
     /// # let _gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -136,7 +137,7 @@ mod tests {
     use super::*;
     use crate::session::TestSession;
 
-    /// A worker of an asynchronous runtime collects, and others wait for it.
+    /// An async runtime's worker collects, and other tasks wait for it.
     #[test]
     fn lines_are_looked_up_on_another_thread() {
         let session = TestSession::new(&[]).unwrap();
@@ -147,7 +148,7 @@ mod tests {
             let mut collect = || collector.collect().unwrap().groups.remove(0);
             let first = collect();
             assert_eq!((first.place.as_deref(), first.library.as_deref()), (Some("(line not looked up yet)"), None));
-            // The functions of this crate are those of gpumem, so no line is the program's, and the test itself is the place.
+            // Functions of this crate belong to gpumem, so no line is the program's, and the place is the test itself.
             let until = Instant::now() + Duration::from_secs(60);
             while collect().place == first.place {
                 assert!(Instant::now() < until, "nothing is looked up");

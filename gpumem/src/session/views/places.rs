@@ -1,4 +1,4 @@
-//! The holders of memory, and the names of the ledger's numbers.
+//! The holders of memory, and the names for the ledger's ids.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -21,15 +21,14 @@ use crate::{
     source::{self, Devices},
 };
 
-/// Returns the memory in use and the peak of each scope, by device and path of nested scopes. All times that the scope was
-/// open count together.
+/// Returns the memory in use and the peak of each scope, by device and path of nested scopes. All openings of a scope count together.
 ///
 /// A block belongs to the innermost scope of its thread, and to the scopes around it. For other threads and tasks see
 /// [`GpuMemTrace::handle`](crate::session::GpuMemTrace::handle). Only intercepted allocations count, as in exact traces.
 ///
 /// In the printed table, more than 16 names that differ only in numbers are one row, such as `request #`; their peak is at least that of the
-/// row. If a line of the program makes more than 1,024 names, the later ones are one scope, such as `(more names like request #)`,
-/// whose peak is that of all their memory together.
+/// row. If a source line uses more than 1,024 names, the later ones are one scope, such as `(more names like request #)`, whose peak is
+/// that of all their memory together.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -54,8 +53,8 @@ pub fn summary() -> Summary {
     derive::summary(&session.inbox, session, session.next_scope(), not_intercepted)
 }
 
-/// Returns the same as [`summary`], and begins it again, for an epoch: its calls, allocations and peaks count from now on. The memory in
-/// use stays. An open scope counts as opened now; its `device_peak` counts since it was opened.
+/// Returns the same as [`summary`], and then resets it, for an epoch: calls, allocations and peaks restart. The memory in use stays. An
+/// open scope counts as newly opened, but its `device_peak` counts from its actual start.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -92,7 +91,7 @@ pub fn summary_n_reset() -> Summary {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// The scopes and libraries of allocations are known since the first trace or [`subscribe`](crate::session::subscribe).
+/// The scopes and libraries of allocations are known from the first trace or [`subscribe`](crate::session::subscribe) on.
 ///
 /// # Errors
 /// Returns an error if there is no such device, or it cannot be read.
@@ -101,7 +100,7 @@ pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
     let session = current();
     let devices = session.devices()?;
     let device = devices.device(device.into())?;
-    // Memory that was not intercepted is counted in a part with that name.
+    // The breakdown has a separate part for memory that was not intercepted.
     session.prepare(devices);
     let reading = read(devices, device)?;
     record_request!(session, Breakdown(reading.clone()));
@@ -109,7 +108,7 @@ pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
     Ok(Breakdown::of(&reading, std::process::id(), &live))
 }
 
-/// Returns the data of the driver and NVML about a device's memory.
+/// Returns a device's memory as the driver and NVML report it.
 pub(in crate::session) fn read(devices: &dyn Devices, device: Device) -> Result<DeviceReading> {
     let ordinal = device.ordinal;
     Ok(DeviceReading {
@@ -121,7 +120,7 @@ pub(in crate::session) fn read(devices: &dyn Devices, device: Device) -> Result<
     })
 }
 
-/// Returns the path of scopes of the calling thread.
+/// Returns the names of the calling thread's open scopes.
 pub(in crate::session) fn path_of_this_thread(session: &Session) -> Vec<String> {
     short_names(&session.inbox, session, &session.inbox.path_of_this_thread())
 }
@@ -141,7 +140,7 @@ impl Names for Session {
         self.pools.name(id)
     }
 
-    /// Describes a stack. Each stack is resolved once, because this reads files.
+    /// Describes a stack. Each stack is resolved only once, because this reads files.
     fn stack(&self, id: StackId) -> Stack {
         if id == StackId::NONE {
             return Stack::default();
@@ -172,11 +171,11 @@ impl Session {
             return Names::stack(self, id);
         }
         let stack = Stack::new(&source::modules(&self.stacks.get(id)), folder(), source::own_module().as_deref());
-        // The module stands in the place of a line that is not known.
+        // Without a known line, the place would be the module.
         Stack { line: stack.line.filter(|_| stack.is_place).or_else(|| Some(NOT_LOOKED_UP.to_owned())), ..stack }
     }
 
-    /// Finds the lines of these stacks on a thread of its own, because that can take a second.
+    /// Finds the lines of these stacks on a separate thread, because this can take a second.
     pub(super) fn look_up(&'static self, stacks: impl Iterator<Item = StackId>) {
         let unknown: BTreeSet<_> = stacks.filter(|stack| !self.is_resolved(*stack)).collect();
         if unknown.is_empty() || self.is_looking_up.swap(true, Relaxed) {
@@ -194,13 +193,13 @@ impl Session {
         }
     }
 
-    /// Returns whether no file has to be read to describe the stack.
+    /// Returns whether the stack can be described without reading files.
     pub(in crate::session) fn is_resolved(&self, id: StackId) -> bool {
         id == StackId::NONE || self.stack_texts().contains_key(&id)
     }
 }
 
-/// Returns the current folder at the first call. Files in it are named relative to it.
+/// Returns the working directory at the time of the first call. Paths of files in it are shown relative to it.
 pub(in crate::session) fn folder() -> &'static str {
     static FOLDER: Lazy<String> = Lazy::new(|| env::current_dir().unwrap_or_default().to_string_lossy().into_owned());
     &FOLDER

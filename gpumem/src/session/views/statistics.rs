@@ -18,8 +18,8 @@ pub(crate) struct InterceptedDevice {
 }
 
 impl InterceptedDevice {
-    /// Returns the device with this number, else the current one. Begins to intercept allocations, unless `GPUMEM_GAUGE` forbids exact
-    /// figures. It fails if they cannot be intercepted, because the figures would be wrong.
+    /// Returns the device with this ordinal, or else the current one, and starts to intercept allocations, unless `GPUMEM_GAUGE`
+    /// forbids exact results. Fails if they cannot be intercepted, because the results would be wrong.
     pub(crate) fn on(id: Option<u32>) -> Result<Self> {
         let session = current();
         let devices = session.devices()?;
@@ -37,8 +37,7 @@ impl InterceptedDevice {
         derive::memory_stats(&session.inbox, device, intercepted_by, since, pool)
     }
 
-    /// Returns the memory that is certainly on the device, and each kind of memory. Zeros if no allocation was
-    /// intercepted yet.
+    /// Returns the memory that is certainly on the device, and each kind of memory. Zeros before the first intercepted allocation.
     pub(crate) fn allocated(&self) -> (AllocStats, KindStats) {
         derive::of_device(&self.session.inbox, self.device)
     }
@@ -48,7 +47,7 @@ impl InterceptedDevice {
         Ok(ReservedStats::new(&kinds, self.usage()?.as_ref()))
     }
 
-    /// Also resets the pool's high-water mark of reserved memory, which traces do not use.
+    /// Resets the peaks, and the pool's high-water mark of reserved memory, which traces do not use.
     pub(crate) fn reset_peaks(&self) -> Result<()> {
         let Self { session, devices, device } = *self;
         devices.reset_pool_reserved(device.ordinal)?;
@@ -56,7 +55,7 @@ impl InterceptedDevice {
         Ok(())
     }
 
-    /// The usage of the device's current pool; `None` if the device has no pools.
+    /// Returns the usage of the device's current pool; `None` if the device has no pools.
     fn usage(&self) -> Result<Option<PoolUsage>> {
         self.devices.read_pool(self.device.ordinal)
     }

@@ -1,4 +1,4 @@
-//! What gpumem measures, how, and since when.
+//! The status of the measurement: its gauge, its source, its start and the live memory.
 
 use std::{fmt, time::Duration};
 
@@ -13,9 +13,9 @@ use crate::{
     source::{Devices, custom_devices},
 };
 
-/// The measured memory, the way and the start of the measurement. It is the result of [`status`].
+/// The status of the measurement, from [`status`].
 ///
-/// `Display` has one fact per line. It ends with the `GPUMEM_` variables that are set, with their meanings.
+/// `Display` writes one fact per line, and then the `GPUMEM_` variables that are set, with their meanings.
 ///
 /// Example: see [`status`].
 #[derive(Clone, Debug)]
@@ -23,7 +23,7 @@ use crate::{
 pub struct Status {
     /// The gauge that a trace would have if it started now.
     pub gauge: Gauge,
-    /// The reason why that gauge is not exact. It has both reasons if neither the dispatch table nor CUPTI can be used.
+    /// The reason why that gauge is not exact. If neither the dispatch table nor CUPTI can be used, it contains both reasons.
     pub why_not_exact: Option<Error>,
     /// The source of that trace's numbers.
     pub source: Source,
@@ -31,17 +31,16 @@ pub struct Status {
     pub why_not_dispatch: Option<Error>,
     /// The library in which allocations are intercepted, or the simulated device. `None` if allocations are not intercepted, or not yet.
     pub intercepted_by: Option<String>,
-    /// The time since the first trace or [`subscribe`](crate::session::subscribe). Zero before.
+    /// The time since the first trace or [`subscribe`](crate::session::subscribe). Zero before that.
     pub since: Duration,
     /// The number of allocations and frees that were intercepted since then.
     pub events: u64,
     /// The number of frees since then of blocks whose size is not known.
     pub untracked: u64,
-    /// The number of events since then that gpumem knows it missed, and of the driver's functions that another tool has
-    /// replaced.
+    /// The number of known missed events since then, plus the number of driver functions that another tool has replaced.
     pub lost: u64,
-    /// The CUDA ordinals of devices without memory of their own, which use that of the machine: their figures are those of the machine's
-    /// memory, and traces count pinned and managed memory as memory of the kind `device`.
+    /// The CUDA ordinals of integrated devices, which use the machine's memory: their results are those of the machine, and traces count
+    /// pinned and managed memory as memory of the kind `device`.
     pub integrated: Vec<u32>,
     /// The live memory by kind, if its allocation was intercepted.
     pub live: Vec<LiveMemory>,
@@ -73,7 +72,7 @@ pub struct LiveMemory {
     pub bytes: Bytes,
 }
 
-/// Returns the measured memory, the way and the start of the measurement. It starts no measurement and never fails.
+/// Returns the status of the measurement. Starts no measurement and never fails.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -120,7 +119,7 @@ fn integrated(session: &'static Session) -> Vec<u32> {
     (0..devices.count().unwrap_or(0)).filter(|ordinal| devices.is_integrated(*ordinal)).collect()
 }
 
-/// The reason why allocations are not intercepted. `None` if they are.
+/// Returns the reason why allocations are not intercepted. `None` if they are.
 pub(in crate::session) fn why_not_intercepted(session: &'static Session) -> Option<Error> {
     NewTrace::find(session).why_not_exact
 }
@@ -140,7 +139,7 @@ impl NewTrace {
         Self::of_devices(session).unwrap_or_else(|why| Self::inexact(Gauge::Off, Some(why)))
     }
 
-    /// Returns whether allocations are intercepted and counted, or will be from the next trace on. Simulated devices report their
+    /// Returns whether allocations are intercepted and counted, or will be once the next trace starts. Simulated devices report their
     /// allocations even before the session counts them.
     pub(in crate::session) fn is_intercepted(&self, session: &Session) -> bool {
         self.gauge == Gauge::Exact || self.intercepted_by.is_some() && session.is_begun()
@@ -165,7 +164,7 @@ impl NewTrace {
             });
         }
         let devices = session.devices()?;
-        // There may be a driver and no device.
+        // There may be a driver but no device.
         devices.check(0)?;
         let live = devices.subscribed();
         let intercepted_by = live.map(|live| live.library.to_owned());
@@ -196,7 +195,7 @@ impl NewTrace {
     }
 }
 
-/// Returns the reason why CUPTI is used and not the dispatch table. `None` if `GPUMEM_SOURCE` requests CUPTI.
+/// Returns the reason why CUPTI is used instead of the dispatch table. `None` if `GPUMEM_SOURCE` requests CUPTI.
 fn why_not_dispatch(session: &Session, devices: &dyn Devices, source: Source) -> Option<Error> {
     let is_automatic = source == Source::Cupti && matches!(session.settings().source(), Ok(None));
     is_automatic.then(|| devices.can_subscribe(Some(Source::Dispatch)).err()).flatten()

@@ -8,10 +8,10 @@ mod reports;
 use self::object::{AsJson, Json};
 use super::JsonEscapes;
 
-/// Returns one line, without a line break at its end.
+/// Returns the value as one line of JSON, without a line break.
 pub(super) fn json_line(value: &impl Json) -> String {
     let mut text = Vec::new();
-    // Each type here has a JSON form and writing to memory cannot fail, so this does not fail.
+    // Cannot fail: each type here has a JSON form, and writing to memory succeeds.
     _ = serde_json::to_writer(JsonEscapes(&mut text), &AsJson(value));
     String::from_utf8(text).unwrap_or_default()
 }

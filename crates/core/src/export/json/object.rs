@@ -1,5 +1,5 @@
-//! The entries of a report as an object of JSON. `Serialize` is not used: the feature `serde` derives it with other names, and its
-//! derive macro would bring two crates to every program.
+//! The entries of a report as a JSON object. `Serialize` is not used: the feature `serde` derives it with other names, and its
+//! derive macro would add two crates to every program.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_core::{Serialize, Serializer, ser::SerializeMap};
 
 use crate::model::{ByteDelta, Bytes, MemKind};
 
-/// A value that has a form in JSON.
+/// A value that can be written as JSON.
 pub(in crate::export) trait Json {
     fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error>;
 }
@@ -18,7 +18,7 @@ pub(super) trait Object {
     fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
 }
 
-/// Hands a value to a serializer.
+/// Passes a value to a serializer.
 pub(super) struct AsJson<'a, T: ?Sized>(pub(super) &'a T);
 
 impl<T: Json + ?Sized> Serialize for AsJson<'_, T> {
@@ -27,8 +27,8 @@ impl<T: Json + ?Sized> Serialize for AsJson<'_, T> {
     }
 }
 
-/// Names the entries of an object: `name` for the field of this name, `name: expression` for another value. At the end there may be
-/// `; unless_empty name: list`, which is left out if the list is empty, or `; flatten value`, whose entries are those of the object.
+/// Defines the entries of an object: `name` for a field, `name: expression` for another value. The last entry may be `; unless_empty
+/// name: list`, which is left out if the list is empty, or `; flatten value`, which adds the entries of `value`.
 macro_rules! object {
     (
         $type:ty as $value:ident $(for any $parameter:ident)? {
@@ -104,7 +104,7 @@ impl<T: Json + ?Sized> Json for &T {
     }
 }
 
-/// An unknown value is `null`.
+/// Writes an unknown value as `null`.
 impl<T: Json> Json for Option<T> {
     fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         self.as_ref().map(AsJson).serialize(to)

@@ -197,7 +197,7 @@ object!(LiveBlock as block {
 });
 
 impl MemoryStats {
-    /// Returns a JSON object on one line, nested as PyTorch's `memory_stats_as_nested_dict`: `{"device":0, …,
+    /// Returns a JSON object on one line, nested like PyTorch's `memory_stats_as_nested_dict`: `{"device":0, …,
     /// "allocated_bytes":{"all":{"current":335544320, …`. A value that could not be read is `null`.
     ///
     /// ```
@@ -246,7 +246,7 @@ object!(Change as change {
     line, library,
 });
 
-/// A name, and the number of its blocks.
+/// A label's name, and the number of its blocks.
 type Named = (String, u64);
 
 object!(Named as named {

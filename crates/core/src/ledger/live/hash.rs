@@ -1,4 +1,4 @@
-//! The parts of a key's hash that choose its place.
+//! The parts of a key's hash that choose its slot.
 
 use crate::model::{GOLDEN, Key};
 

@@ -80,7 +80,7 @@ fn a_block_whose_free_was_missed_is_returned_later() {
 }
 
 impl LiveBlocks {
-    /// Compares the counts with new ones.
+    /// Compares the counts with recomputed ones.
     fn check_possibly_freed(&self) {
         for shard in &self.shards {
             let is_possibly_freed = |entry: &Entry| entry.number() <= self.lost_at;
@@ -120,7 +120,7 @@ fn no_free_is_missing_when_the_last_block_from_before_the_loss_is_gone() {
         }
     }
     assert_eq!((live.possibly_freed, live.frees_may_be_missing), (0, false));
-    // The blocks that are left are newer than the loss, but older than the next one.
+    // The remaining blocks are newer than the loss, but older than the next one.
     let left = all(&live);
     assert_eq!(live.frees_missed_until(3 * blocks), []);
     assert_eq!((live.possibly_freed, all(&live)), (left, left));

@@ -1,8 +1,8 @@
-//! Tests scopes that adopt threads. Thread 1 opens the scopes unless a line says otherwise.
+//! Tests of scopes that adopt threads. Thread 1 opens the scopes unless a line says otherwise.
 
 use super::*;
 
-/// Each line is the rest of a script after `open a of own`, whose figures show which blocks count for thread 1.
+/// Each line is the rest of a script after `open a of own`, whose results show which blocks count for thread 1.
 #[test]
 fn a_thread_without_a_scope_counts_for_the_innermost_scope_of_the_adopter() {
     for script in [
@@ -12,7 +12,7 @@ fn a_thread_without_a_scope_counts_for_the_innermost_scope_of_the_adopter() {
         "adopt a; open b; alloc x 5 %2; close b = 5 0; alloc y 3 %2; tree /a = 1 8 8 8 3 1; read a = 8 0",
         // The thread continues after the scope has ended.
         "adopt a; alloc x 5 %2; close a = 5 0; alloc y 3 %2; free x %2; open a.2 of own; alloc z 1 %2; read a.2 = 0 0",
-        // A scope of its own, or one that it has entered, comes first.
+        // The thread's own scope, or one that it has entered, has priority.
         "adopt a; open s %2; alloc x 5 %2; read a = 0 0; close s %2 = 5 0; alloc y 3 %2; read a = 3 0",
         "open o of own %3; adopt a; enter o %2; alloc x 5 %2; read a = 0 0; leave o %2; alloc y 3 %2; read a = 3 0",
         // The adopter's thread is in a scope that another thread opened.
@@ -22,7 +22,7 @@ fn a_thread_without_a_scope_counts_for_the_innermost_scope_of_the_adopter() {
         "adopt a; alloc x 5 %2; free x %2; free_failed %2; read a = 5 0",
         // A scope that is not open adopts nothing.
         "adopt b; alloc x 5 %2; read a = 0 0",
-        // The scope around is closed first.
+        // The outer scope is closed first.
         "adopt a; open b; adopt b; close a = 0 0; alloc x 5 %2; tree /b = 1 5 5 5 5 1",
     ] {
         check(&format!("open a of own; {script}"));
@@ -56,7 +56,7 @@ fn names_decide_if_they_are_known() {
     ] {
         assert_eq!(needs_name(script), expected, "{script}");
     }
-    // The number is that of another thread now.
+    // Another thread now has this id.
     runner.ledger.begin_thread(ThreadId(2));
     assert!(runner.ledger.needs_name(ThreadId(2)));
     runner.line("close a = 0 0");
@@ -81,13 +81,13 @@ fn two_threads_that_adopt_are_marked_if_a_thread_could_be_either_ones() {
     for script in [
         "open a of own; adopt a; open b of own %3; adopt b; read a = 0 0 shared=0",
         "open a of own; adopt a; open b of own %3; adopt b; alloc x 5 %2; read b = 5 0 shared=5; read a = 0 0 shared=5",
-        // The outer scope has a wrong figure as well.
+        // The outer scope has a shared amount as well.
         "open o of own; open a; adopt a; open b of own %3; adopt b; alloc x 5 %2; close a = 0 0 shared=5; read o = 0 0 shared=5",
         "open a of own; adopt a; open b of own %3; adopt b; alloc x 5 %2; close a = 0 0; open o; read o = 0 0 shared=0",
-        // The names differ, or both are of one thread.
+        // The names differ, or one thread opened both scopes.
         "open a of own; adopt a DSD-; open b of own %3; adopt b rayon; named rayon %2; alloc x 5 %2; read b = 5 0 shared=0",
         "open a of own; adopt a; open b; adopt b; alloc x 5 %2; read b = 5 0 shared=0; read a = 5 0 shared=0",
-        // Such a thread is in a scope of its own.
+        // A thread in its own scope is not adopted.
         "open a of own; adopt a; open b of own %3; adopt b; alloc x 5; alloc y 5 %3; read a = 5 0 shared=0",
     ] {
         check(script);
@@ -134,7 +134,7 @@ fn adopted_threads_whose_blocks_are_freed_are_forgotten() {
     runner.line("read t = 0 1");
 }
 
-/// A budget that watches other threads knows the adopted ones as its own.
+/// A budget that watches other threads treats the adopted ones as its own.
 #[test]
 fn an_adopted_thread_works_for_the_budget() {
     check(

@@ -1,4 +1,4 @@
-//! Tests allocations and frees: kinds, failed frees, unknown blocks, lost events, statistics.
+//! Tests of allocations and frees: kinds, failed frees, unknown blocks, lost events, statistics.
 
 use super::*;
 
@@ -109,13 +109,13 @@ fn an_address_that_is_reused_without_a_free() {
 fn a_total_above_the_largest_number() {
     let mut runner = Runner::default();
     for _ in 0..40 {
-        // This is 2^60 bytes.
+        // The size is 2^60 bytes.
         "alloc x 1099511627776; free x".split(';').for_each(|line| runner.line(line));
         assert!(!runner.ledger.nodes().is_empty());
     }
     let stat = runner.ledger.stats()[0].on_device;
     assert_eq!((stat.bytes.allocated, stat.bytes.freed(), stat.blocks.allocated), (u64::MAX, u64::MAX, 40));
-    // The script is the same without a query in between.
+    // The same script, without a query in between.
     (0..40).for_each(|_| "alloc x 1099511627776; free x".split(';').for_each(|line| runner.line(line)));
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A ledger that uses the fast path if possible, and one that always uses the general path. They get the same events and
-/// must have the same figures.
+/// must give the same results.
 #[derive(Default)]
 struct Twins {
     fast: Ledger,
@@ -74,7 +74,7 @@ fn the_fast_path_gives_the_figures_of_the_general_path() {
         let mut twins = Twins::default();
         let (mut thread, mut of) =
             (ThreadId(1), Block::new(Device { family: Family::Cuda, ordinal: 0 }, Bytes::ZERO, MemKind::Pool));
-        // Some histories have no scope of one thread, and no loss. In these, most events use the fast path.
+        // Some histories have neither thread-local scopes nor losses. In these, most events use the fast path.
         let (has_locals, has_losses) = (seed % 3 == 0, seed % 2 == 0);
         let mut scopes: Vec<(ScopeId, bool)> = Vec::new();
         for step in 0..3000_u64 {

@@ -1,4 +1,4 @@
-//! Tests when allocation groups are forgotten.
+//! Tests of the removal of allocation groups.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn a_group_with_live_blocks_is_kept_even_if_it_is_the_newest() {
     let mut ledger = Ledger::default();
     let device = Device { family: Family::Cuda, ordinal: 0 };
     for number in 1..5000 {
-        // Each block has another stack.
+        // Each block has a different stack.
         let stack = StackId(u32::try_from(number).unwrap());
         let tag = Tag::new(device, MemKind::Device, 0, stack);
         ledger.alloc(Key::new(Space::Address, number), Bytes::new(1), tag, number, ThreadId(1));
@@ -32,7 +32,7 @@ fn groups_without_live_blocks_are_forgotten() {
     assert_eq!(runner.ledger.counts().untracked, 0);
 }
 
-/// A thread reuses the group of its newest allocation without a lookup.
+/// A thread reuses the group of its latest allocation without a lookup.
 #[test]
 fn the_newest_group_of_a_thread_is_not_forgotten() {
     let mut ledger = Ledger::default();
@@ -43,7 +43,7 @@ fn the_newest_group_of_a_thread_is_not_forgotten() {
         ledger.alloc(key, Bytes::new(stack.into()), tag, 1, ThreadId(thread));
         key
     };
-    // The group of the block that thread 2 freed last is kept as well, so that must be another group.
+    // The group of the block that thread 2 freed last is kept as well, so it must be in another group.
     let (other, newest) = (alloc(&mut ledger, 1, 2, 2), alloc(&mut ledger, 2, 1, 2));
     ledger.free(newest, None, ThreadId(2));
     ledger.free(other, None, ThreadId(2));
@@ -55,7 +55,8 @@ fn the_newest_group_of_a_thread_is_not_forgotten() {
     assert_eq!(ledger.block(key).map(|block| block.group.stack), Some(StackId(1)));
 }
 
-/// A sweep looks at only a few groups, because other threads wait. Still there are never many more groups than are needed.
+/// A sweep checks only a few groups, because other threads wait. Nevertheless, there are never many more groups than
+/// needed.
 #[test]
 fn groups_are_forgotten_in_parts() {
     let (kept, all) = (6_000, 60_000);

@@ -1,4 +1,4 @@
-//! Tests threads in scopes of other threads.
+//! Tests of threads in scopes of other threads.
 
 use super::*;
 
@@ -20,8 +20,8 @@ fn guests_whose_blocks_are_freed_are_forgotten() {
         if round % 100 > 0 {
             runner.post(&EventKind::Free { key, block: None }, thread);
         }
-        // At most 200 guests have live blocks, and a few entered during the last scan. The next scan begins at twice as
-        // many, and a few enter during it.
+        // At most 200 guests have live blocks, and a few entered during the last scan. The next scan starts at twice as many, and
+        // a few enter during it.
         assert!(runner.ledger.guests.len() < 2 * (200 + 10) + 10, "round {round}");
     }
     runner.line("read t = 200 1");
@@ -37,7 +37,7 @@ fn guests_of_t(runner: &mut Runner, count: usize) {
     }
 }
 
-/// After 2^32 threads and guests, all that follow share one owner thread.
+/// After 2^32 threads and guests, all later ones share one owner thread.
 #[test]
 fn the_last_owner_thread_has_no_host() {
     let mut runner = Runner::default();
@@ -111,7 +111,7 @@ fn a_thread_in_many_scopes_counts_for_the_first_ones_and_the_innermost() {
     assert!(runner.ledger.guests.len() < 1000, "{}", runner.ledger.guests.len());
 }
 
-/// Tasks are counted as guests are.
+/// Tasks are counted like guests.
 #[test]
 fn tasks_that_have_ended_are_forgotten() {
     let mut runner = Runner::default();
@@ -127,7 +127,7 @@ fn tasks_that_have_ended_are_forgotten() {
     runner.line("close a = 1 0");
 }
 
-/// Such a scope counts as one that is entered by its opener, but its opener does not enter it.
+/// Such a scope counts like one that its opener enters, although the opener does not enter it.
 #[test]
 fn a_task_without_a_number_of_its_own_counts_the_process() {
     let mut runner = Runner::default();
@@ -138,7 +138,8 @@ fn a_task_without_a_number_of_its_own_counts_the_process() {
         .for_each(|line| runner.line(line));
 }
 
-/// Two threads may open scopes in another order than that of their numbers, so that a scan has gone past the number of a new one.
+/// Two threads may open scopes in an order other than that of their ids, so that a scan may already have passed the id of a new
+/// one.
 #[test]
 fn a_task_that_begins_during_a_scan_keeps_its_hosts() {
     let mut runner = Runner::default();

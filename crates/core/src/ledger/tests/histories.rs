@@ -12,7 +12,7 @@ use super::{
 use crate::ledger::threads::MOST_ENTERED;
 
 const THREADS: usize = 4;
-/// The numbers of tasks begin here; those of threads are below.
+/// Ids of tasks start here; ids of threads are below.
 const TASKS: u32 = 10;
 
 /// A live block.
@@ -24,17 +24,17 @@ struct PlainBlock {
     block: Block,
 }
 
-/// A scope: its account, and its figures since it was opened or reset.
+/// A scope: its account, and its values since it was opened or reset.
 struct PlainScope {
     device: usize,
     account: PlainAccount,
-    /// True if it counts all threads, and has no account.
+    /// True if it counts all threads, and therefore has no account.
     is_whole: bool,
     is_task: bool,
     opener: usize,
-    /// For whom a thread works that enters it.
+    /// The threads and tasks for which a thread that enters it works.
     host: Vec<u32>,
-    /// The number of the event that it began with.
+    /// The number of the event that started it.
     number: u64,
     in_use: i64,
     peak: i64,
@@ -44,9 +44,9 @@ struct PlainScope {
 /// A scope that a thread is in.
 struct PlainEntered {
     scope: u64,
-    /// For whom a thread works that enters it; `None` if the thread opened it.
+    /// The threads and tasks of the scope; `None` if the thread opened it.
     host: Option<Vec<u32>>,
-    /// For whom the thread worked when it opened it.
+    /// The threads and tasks for which the thread worked when it opened the scope.
     around: Vec<u32>,
 }
 
@@ -54,7 +54,7 @@ struct PlainEntered {
 struct History {
     runner: Runner,
     live: BTreeMap<u64, PlainBlock>,
-    /// The block of the newest free of each thread, or the number of the event that counted it as untracked.
+    /// The block of the last free of each thread, or the number of the event that counted it as untracked.
     freed: [Option<(u64, std::result::Result<PlainBlock, u64>)>; THREADS],
     /// The numbers of the events that counted untracked frees.
     untracked: Vec<u64>,
@@ -81,7 +81,7 @@ fn key(name: u64) -> Key {
     Key::new(Space::Address, name)
 }
 
-/// Returns for whom a thread works that worked for `around` before it entered a scope of `host`.
+/// Returns the threads and tasks for which a thread works in a scope of `host`, if it worked for `around` before.
 fn guest(around: &[u32], host: &[u32]) -> Vec<u32> {
     around.iter().filter(|of| !host.contains(of)).chain(host).copied().collect()
 }
@@ -91,14 +91,14 @@ impl History {
         self.runner.post(kind, id(thread))
     }
 
-    /// Returns the scopes that adopt a thread, the newest first.
+    /// Returns the scopes that adopt a thread, the latest first.
     fn adopters_of(&self, thread: usize) -> Vec<u64> {
         let adopts = |half: &Option<usize>| half.is_none_or(|half| half == thread % 2);
         let open = self.adopters.iter().rev().filter(|(scope, half)| self.scopes.contains_key(scope) && adopts(half));
         if self.entered[thread].is_empty() { open.map(|(scope, _)| *scope).collect() } else { Vec::new() }
     }
 
-    /// Returns for whom a thread works that no scope adopts.
+    /// Returns the threads and tasks for which a thread works, ignoring adoption.
     fn works_for(&self, thread: usize) -> Vec<u32> {
         let (first, others) = self.entered[thread].split_at(self.entered[thread].len().min(MOST_ENTERED));
         first.iter().chain(others.last()).fold(vec![id(thread).0], |around, entered| match &entered.host {
@@ -117,7 +117,7 @@ impl History {
         PlainPlace { works_for: guest(&works_for, &host), is_in_scope: true }
     }
 
-    /// Changes the figures of the scopes of these accounts, and of those that count all threads.
+    /// Changes the values of the scopes of these accounts, and of those that count all threads.
     fn change(&mut self, plain: &PlainBlock, sign: i64, accounts: &[PlainAccount]) {
         if !plain.block.kind.is_on_device() {
             return;
@@ -134,7 +134,7 @@ impl History {
         }
     }
 
-    /// The scopes of these accounts that started after this event share the block.
+    /// Adds the block to the shared memory of the scopes of these accounts that started after this event.
     fn share(&mut self, plain: &PlainBlock, after: u64, accounts: &[PlainAccount]) {
         if plain.block.kind.is_on_device() {
             for scope in self.scopes.values_mut().filter(|scope| scope.number > after && !scope.is_whole) {
@@ -158,7 +158,7 @@ impl History {
         }
     }
 
-    /// A thread at this place frees the block, or its free has failed.
+    /// Applies the free of a block by a thread at this place, or undoes it after it failed.
     fn remove(&mut self, plain: &PlainBlock, sign: i64, by: &PlainPlace) {
         let on = plain.block.device.ordinal as usize;
         let free = self.accounts.of_free((&plain.place, plain.number), by, on);
@@ -376,7 +376,7 @@ fn all_figures_agree_with_the_simple_way() {
     for seed in 1..=10_000_u64 {
         let mut numbers = numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let mut random = |below: usize| usize::try_from(numbers(below as u64)).unwrap();
-        // Some histories are long, and in two of these groups are forgotten.
+        // Some histories are long; in two of these, groups are removed.
         let (stacks, steps) = match seed {
             5000 | 10_000 => (9000, 30_000),
             _ if seed.is_multiple_of(200) => ([1, 3, 50][random(3)], 1000),

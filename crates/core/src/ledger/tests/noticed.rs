@@ -1,4 +1,4 @@
-//! Tests the allocations and frees of other threads that a budget notices.
+//! Tests of the allocations and frees that a budget notices on other threads.
 
 use super::*;
 
@@ -9,17 +9,17 @@ fn allocations_of_other_threads_are_noticed() {
          free y %2; noticed = nothing; alloc z 3 managed %2; noticed = nothing; alloc w 4 @1 %2; noticed = nothing
          unwatch 1; alloc v 5 %2; noticed = nothing; close a = 1 0",
     );
-    // There are threads in a scope of the thread, and threads with a budget of their own.
+    // Threads in a scope of the watching thread, and threads with their own scopes.
     check(
         "watch 1 allocations; open a of own; enter a %2; alloc x 1 %2; noticed = nothing; leave a %2
          open b of own %3; alloc y 2 %3; noticed = alloc 2 @0 in scope; alloc z 4 %2; noticed = alloc 4 @0",
     );
-    // A thread that opened a scope itself says so; one in the scope of another thread works for that one.
+    // A thread that opened a scope itself is reported as such; one in another thread's scope works for that thread.
     check(
         "watch 1 allocations; open a of own; open b %2; alloc x 1 %2; noticed = alloc 1 @0 in scope
          enter b %3; alloc y 1 %3; noticed = nothing",
     );
-    // There are two devices, and two threads that watch one device.
+    // Two devices, and two watches on one device.
     check(
         "watch 1 allocations; watch 2 allocations @1; watch 3 allocations; unwatch 1; alloc x 1 %2; noticed = alloc 1 @0
          alloc y 2 @1 %2; noticed = alloc 2 @1; unwatch 3; alloc z 4 %2; noticed = nothing",

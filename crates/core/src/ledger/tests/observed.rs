@@ -1,4 +1,4 @@
-//! Tests that observers learn all that the ledger knows of blocks.
+//! Tests that observers learn everything the ledger knows about blocks.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ fn what_observers_are_told_is_what_is_live() {
         let (mut known, mut changes) = (BTreeMap::new(), Vec::new());
         let mut seen = BTreeMap::new();
         for number in 1..500 {
-            // There are few keys, so many are given out while their block is live.
+            // There are few keys, so many are reused while their block is still live.
             let key = Key::from_raw((1 + random(40)) << 12);
             let kind = match random(20) {
                 0..9 => {

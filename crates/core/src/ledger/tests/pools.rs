@@ -1,4 +1,4 @@
-//! Tests pools: parts, and the blocks of the driver that contain them.
+//! Tests of pools: parts, and the driver blocks that contain them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,7 +57,7 @@ fn the_block_of_a_thread_that_does_nothing_more_is_in_the_peaks_of_other_threads
         "pool 1; open a; alloc x 7 at 0; alloc y 32 at 1000 %2; reserved 1 32 %2; part 1 1000 2 %2; part 1 1010 20 %2
          unpart 1 1010 %2; close a = 9 20 lost=0; pool 1 = 1 2 30",
     );
-    // The pool had memory before.
+    // The pool already had memory.
     let begin = "pool 1; alloc y 32 at 1000 %2; part 1 1000 5 %2; open a; alloc x 7 at 0";
     check(&format!("{begin}; part 1 1010 20 %2; unpart 1 1010 %2; close a = 7 20 lost=0"));
     check(&format!("{begin}; unpart 1 1000 %2; close a = 2 5 lost=0"));
@@ -75,12 +75,12 @@ fn a_pool_with_blocks_that_were_not_seen_says_by_how_much_it_grows() {
 
 #[test]
 fn a_pool_takes_no_block_because_it_is_small_enough() {
-    // The program has a block. Then the pool reports how much it will have.
+    // The program has a block. Then the pool reports its future memory.
     check(
         "pool 1; open a; alloc p 4 at 0; reserved 1 8; alloc x 8 at 1000; part 1 1000 2; close a = 6 0 driver=12/0 lost=0
          pool 1 = 1 2 6",
     );
-    // The driver refuses the pool a block.
+    // The driver rejects an allocation of the pool.
     check(
         "pool 1; open a; alloc x 12 at 0; reserved 1 12; part 1 0 1; reserved 1 20; alloc p 4 at 1000
          close a = 5 0 driver=16/0 lost=0",
@@ -115,13 +115,13 @@ fn a_block_that_is_taken_late_leaves_its_peak_and_says_so() {
          part 1 1000 10; read a = 10 90 driver=100/0 lost=1
          pool 1 = 1 10 90 late=1",
     );
-    // The block was there before the pool, so its owner could not be known.
+    // The block is older than the pool, so its owner could not be known.
     check("open a; alloc x 100 at 1000; pool 1; part 1 1000 10; read a = 10 90 driver=100/0 lost=0");
 }
 
 #[test]
 fn a_block_that_another_thread_reads_before_its_first_part_is_no_wrong_call() {
-    // The peak is right as long as nobody reads: the block is not in it.
+    // Without a query, the peak is right: it does not include the block.
     check("pool 1; open a %2; alloc x 100 at 1000; part 1 1000 10; close a %2 = 10 0 driver=100/0 lost=0");
     for query in ["read a %2 = 100 0", "open b %2", "reset a %2 = 100 0", "queried %3"] {
         check(&format!(
@@ -129,13 +129,13 @@ fn a_block_that_another_thread_reads_before_its_first_part_is_no_wrong_call() {
              pool 1 = 1 10 90 early=1"
         ));
     }
-    // The sums of allocations are those of the program, also after a reset.
+    // The sums of allocations are those of the program's view, even after a reset.
     check("pool 1; open a; alloc x 100 at 1000; queried %2; part 1 1000 10; tree /a = 1 10 100 100 10 1");
     check(
         "pool 1; open a; alloc x 100 at 1000; queried %2; reset-summary; alloc y 5 at 0; part 1 1000 10
          tree /a = 1 15 100 100 15 2",
     );
-    // The next event of the block's own thread gives the block to the program, so the figures are right.
+    // The next event of the block's own thread gives the block to the program, so the results are right.
     check("pool 1; open a %2; alloc x 100 at 1000; read a %2 = 100 0; alloc y 5 at 0; close a %2 = 105 0 lost=0");
 }
 
@@ -152,7 +152,7 @@ fn wrong_calls_are_counted_and_lost() {
     );
 }
 
-/// A pool may report after the free of its block that its parts are gone. It is too late when the driver has used the addresses.
+/// A pool may report after the free of its block that its parts are freed, but not after the driver has reused the addresses.
 #[test]
 fn parts_end_with_the_addresses_of_their_block() {
     let begin = "pool 1; open a; alloc x 100 at 1000; part 1 1000 10; part 1 1050 5; alloc y 50 at 2000; part 1 2000 3";
@@ -163,21 +163,21 @@ fn parts_end_with_the_addresses_of_their_block() {
     ));
     let freed = format!("{begin}; free at 1000; read a = 18 0 lost=0");
     for (script, used, lost) in [
-        // The block is the program's, the pool's, another pool's, or lies over a part of the freed block.
+        // The new block belongs to the program, the pool or another pool, or overlaps a part of the freed block.
         ("alloc z 100 at 1000", 103, 2),
         ("alloc z 100 at 1000; part 1 1000 7", 10, 2),
         ("pool 2; alloc z 100 at 1000; part 2 1000 7", 10, 2),
         ("alloc z 200 at 900", 203, 2),
         ("alloc z 10 at 1090", 13, 2),
         ("unpart 1 1050; alloc z 100 at 1000 %2", 103, 1),
-        // It is elsewhere.
+        // The new block is elsewhere.
         ("alloc z 10 at 1100", 28, 0),
         ("alloc z 10 at 990", 28, 0),
         ("alloc z 0 at 1010", 18, 0),
     ] {
         check(&format!("{freed}; {script}; sample 1 %3; read a = {used} {} lost={lost}", 18_u32.saturating_sub(used)));
     }
-    // The blocks are used again one after the other.
+    // The addresses of the blocks are reused one after the other.
     check(&format!(
         "{freed}; free at 2000; alloc z 10 at 2000; read a = 25 0 lost=1; alloc w 1 at 1000; read a = 11 14 lost=3"
     ));
@@ -204,7 +204,7 @@ fn a_call_that_lost_events_may_explain_is_not_wrong() {
     );
 }
 
-/// The pool makes no mistake, but some of its events in a row are lost.
+/// The pool makes no wrong calls, but several consecutive events are lost.
 #[test]
 fn lost_events_make_no_call_wrong() {
     for seed in 1..=if cfg!(miri) { 3 } else { 1_000 } {
@@ -241,7 +241,7 @@ fn lost_events_make_no_call_wrong() {
     }
 }
 
-/// A recording that began after a pool was registered has its parts, and not its registration.
+/// A recording that started after a pool was registered contains its parts, but not its registration.
 #[test]
 fn parts_of_an_unknown_pool_do_not_count() {
     check(
@@ -276,7 +276,7 @@ fn a_pool_has_at_most_its_blocks() {
         "alloc y 8; pool 1; alloc x 16 at 1000; reserved 1 32768; part 1 1000 10; pool 1 = 1 10 6 reported=32768
          reserved 1 16; pool 1 = 1 10 6; free at 1000; pool 1 = 1 10 ? reported=16",
     );
-    // The other blocks are the program's, or another pool's.
+    // The other blocks belong to the program or another pool.
     check(
         "pool 1; pool 2; alloc p 496 at 0; alloc x 16 at 1000; reserved 1 16; alloc z 32 at 2000; part 2 2000 1
          part 1 1000 5; reserved 1 512; pool 1 = 1 5 11 reported=512; pool 2 = 1 1 31",
@@ -290,7 +290,7 @@ fn a_pool_that_reports_less_than_its_parts_is_wrong() {
          reserved 1 29; read a = 30 0 lost=1; pool 1 = 2 30 70 below=1 reported=29
          unpart 1 1000; pool 1 = 1 20 9 below=1; reserved 1 5; empty 1; pool 1 = 0 0 100 below=2",
     );
-    // Frees of parts may be among the lost events. A part that comes later makes no earlier call wrong.
+    // Frees of parts may be among the lost events. A later part does not make an earlier call wrong.
     check("pool 1; alloc x 100 at 1000; part 1 1000 10; lost 1; reserved 1 5; pool 1 = 1 10 90 reported=5");
     check("pool 1; alloc x 100 at 1000; reserved 1 9; part 1 1000 10; pool 1 = 1 10 90 reported=9");
 }
@@ -332,7 +332,7 @@ fn a_budget_notices_parts_and_blocks_of_no_pool() {
     );
 }
 
-/// The owner of a block of the driver.
+/// The owner of a driver block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Whose {
     Program,
@@ -409,7 +409,7 @@ impl Plain {
         }
     }
 
-    /// An event of a thread makes the undecided blocks of other threads the program's, on one device or all.
+    /// Gives the undecided blocks of other threads to the program, on one device or all.
     fn others_get(&mut self, thread: u32, device: Option<usize>) {
         for at in 0..self.blocks.len() {
             let block = &mut self.blocks[at].1;
@@ -450,7 +450,7 @@ impl Plain {
         }
     }
 
-    /// A block is freed.
+    /// Frees a block.
     fn free(&mut self, at: usize) {
         let (address, block) = self.blocks.remove(at);
         self.changed();
@@ -463,7 +463,7 @@ impl Plain {
         }
     }
 
-    /// The driver has allocated a block there.
+    /// Frees the left parts at the addresses of a new driver block.
     fn end_left_parts(&mut self, start: u64, end: u64) {
         let is_over = |(_, from, to): &(u8, u64, u64)| start < end && *from < end && start < *to;
         if !self.left.iter().any(is_over) {
@@ -624,7 +624,7 @@ fn both_views_agree_with_the_simple_way() {
                     EventKind::Free { key: Key::new(space, address), block: None }
                 }
                 6..10 if is_registered => {
-                    // Parts are mostly inside of a slot, sometimes over its end.
+                    // Parts are mostly inside a slot, and sometimes cross its end.
                     let address = slot(pool_device, random(12)) + random(4) * 32;
                     let bytes = random(40);
                     plain.part(pool, address, bytes.cast_signed(), thread);
@@ -671,7 +671,7 @@ fn both_views_agree_with_the_simple_way() {
                             EventKind::PoolRegistered { pool: PoolId(pool), device: devices[device] }
                         }
                         13 if random(3) == 0 => {
-                            // This thread is none of those of the history.
+                            // This thread is not part of the history.
                             plain.others_get(0, Some(pool_device));
                             plain.parts.retain(|(of, _), _| *of != pool);
                             let of = plain.pools.get_mut(&pool).unwrap();
@@ -703,7 +703,7 @@ fn both_views_agree_with_the_simple_way() {
                     }
                 }
             };
-            // All scopes are opened by one thread, so that none counts by itself.
+            // One thread opens all scopes, so that all of them count everything.
             let by = if matches!(kind, EventKind::Open { .. } | EventKind::Close { .. }) { 1 } else { thread };
             let time = Duration::from_millis(number);
             ledger.apply_observed(&Event { number, time, thread: ThreadId(by), kind: &kind }, &mut sums);

@@ -13,7 +13,7 @@ pub(in super::super) struct PlainPlace {
 pub(in super::super) type PlainAccount = (u32, usize, bool);
 
 /// The open accounts, each with the number of the event that opened it and the number of its scopes. Then the same for the accounts
-/// that scopes would have whose figures are those of the whole device.
+/// that whole-device scopes would have.
 #[derive(Debug, Default)]
 pub(in super::super) struct PlainAccounts(BTreeMap<PlainAccount, (u64, usize)>, BTreeMap<PlainAccount, (u64, usize)>);
 

@@ -1,4 +1,4 @@
-//! Tests scopes that are sampled.
+//! Tests of sampled scopes.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Tests the figures and resets of scopes, threads that enter and leave them, and the order in which they are closed.
+//! Tests of the results and resets of scopes, threads that enter and leave them, and the order in which they are closed.
 
 use super::*;
 
@@ -42,7 +42,7 @@ fn devices_are_counted_separately() {
     check("open a @0; open b @1; alloc x @0 10; alloc y @1 20; free x; close a = 0 10; close b = 20 0");
 }
 
-/// Examples are two cells of a notebook that use one variable, and `mem::replace`.
+/// For example two notebook cells that use one variable, and `mem::replace`.
 #[test]
 fn scopes_closed_in_the_order_in_which_they_were_opened() {
     check(
@@ -52,12 +52,12 @@ fn scopes_closed_in_the_order_in_which_they_were_opened() {
          inside b = 2 30 400; inside c = 400
          close b = 432 0; free z; tree /b = 1 400 430 433 30 1; alloc v 1; close c = 371 29; tree /c = 1 1 1 433 1 1",
     );
-    // There are several scopes of one callsite, each opened before the last is closed.
+    // Several scopes of one callsite, each opened before the last is closed.
     check(
         "open t; alloc a 1; open t.2; close t = 1 0; alloc b 2; open t.3; close t.2 = 2 0; alloc c 4; close t.3 = 4 0
          tree /t = 3 7 7 7 7 3; tree /t/t = 0 0 0 3 0 0",
     );
-    // There are scopes on another device, and two inside the closed one.
+    // Scopes on another device, and two inside the closed one.
     check(
         "open a; open b @1; open c; close a = 0 0; alloc x 1; close b = 0 0; alloc y 2; tree /b/c = 0 1 1 1 1 1
          tree /c = 1 2 2 3 2 1; inside c = 1 2; close c = 3 0",
@@ -75,7 +75,7 @@ fn scopes_closed_in_the_order_in_which_they_were_opened() {
 
 #[test]
 fn a_scope_of_one_thread_leaves_out_threads_in_no_scope() {
-    // It leaves out their memory, whoever frees it.
+    // It leaves out their memory, whichever thread frees it.
     check("open t of own %2; alloc a 10; alloc b 20 %2; alloc c 40 %3; free a %2; free c %3; close t = 20 0");
     check("open t of own %2; alloc b 20 %2; free b %1; close t = 0 20");
     check("alloc b 20 %2; open t of own %2; free b %1; alloc c 5 %2; close t = 5 0");
@@ -126,7 +126,7 @@ fn memory_of_threads_in_no_scope_counts_for_all_and_is_named_if_several_have_tra
     check("open a; open b; alloc y 2 %3; close b = 2 0 shared=0; close a = 2 0 shared=0");
     check("open a; open b %2; alloc x 1; alloc y 2 %2; close b %2 = 2 0 shared=0; close a = 1 0 shared=0");
     check("open a; open b %2; alloc y 2 %3; close b %2 = 2 0 shared=2; close a = 2 0 shared=2");
-    // It belongs to both traces, whoever frees it. A reset starts again.
+    // It belongs to both traces, whichever thread frees it. A reset starts again.
     check(
         "open a; open b %2; alloc y 2 %3; alloc z 4 %4; free y; reset b %2 = 4 2 shared=6; close b %2 = 0 0 shared=0; free z %4; close a = 0 6 shared=6",
     );
@@ -175,8 +175,7 @@ fn closed_scopes_leave_no_records() {
     assert!(ledger.accounts.is_empty());
 }
 
-/// They are closed in the order in which they were opened. If the cost grew with the number of scopes, this would take 10^10
-/// steps.
+/// Closes scopes in the order in which they were opened. If the cost grew with the number of scopes, this would take 10^10 steps.
 #[test]
 fn closing_the_oldest_of_many_scopes_looks_at_few_of_them() {
     let scopes = 100_000;
@@ -201,11 +200,11 @@ fn a_peak_below_the_bytes_in_use_is_no_peak() {
 /// See `accounts.rs`. Threads 3 and 4 are in no scope.
 #[test]
 fn a_trace_of_another_thread_changes_nothing() {
-    // Both allocate at once. Each has its own figures, and its own peak.
+    // Both allocate at the same time. Each has its own results and its own peak.
     check(
         "open a; open b %2; alloc x 10; alloc y 20 %2; free x; alloc z 1; alloc w 2 %2; close a = 1 9; close b %2 = 22 0",
     );
-    // Their scopes have one path, so their blocks are of one group.
+    // Their scopes have the same path, so their blocks are in one group.
     check("open a; open a.2 %2; alloc x 8; alloc y 1 %2; free x; alloc z 2; close a = 2 6; close a.2 %2 = 1 0");
     // Another thread frees its own memory, or earlier memory of this thread.
     check(
@@ -219,7 +218,7 @@ fn a_trace_of_another_thread_changes_nothing() {
     ] {
         check(&format!("open o; open a; {script}; close a = 7 5; close o = 7 5"));
     }
-    // Memory belongs to the open traces in which it was allocated, whoever frees it.
+    // Memory belongs to the open traces in which it was allocated, whichever thread frees it.
     check("open a; open b %2; alloc x 8; free x %2; close b %2 = 0 0; close a = 0 8");
     check("open a; alloc x 8; open b %2; open a.in; free x %2; close a.in = -8 0; close b %2 = 0 0; close a = 0 8");
     check("open a; open b %2; alloc x 8; free x %3; close b %2 = 0 0 shared=0; close a = 0 8 shared=0");
@@ -237,7 +236,7 @@ fn a_trace_of_another_thread_changes_nothing() {
         check("open b %2; alloc x 8 %2; close b %2 = 8 0; open b.2 %2; free x %2; close b.2 %2 = -8 0");
         check("alloc x 8 @1; open b @1 %2; free x %2; close b %2 = -8 0");
     }
-    // Traces in these count it too, also those that count other threads.
+    // Traces inside these count it too, even those that count other threads.
     check("open a; alloc x 8; open a.in of own; free x %3; close a.in = -8 0; close a = 0 8");
     check("open a of own; alloc x 8; open a.in; open b %2; free x %2; close b %2 = 0 0; close a.in = -8 0");
     check("open a; alloc x 8 %3; open a.in of own; read a.in = 0 0; free x %3; close a.in = 0 0; close a = 0 8");
@@ -253,19 +252,19 @@ fn a_trace_of_another_thread_changes_nothing() {
     // A thread in the scope of another device, or of a sampled trace, is in a scope.
     check("open a; open b @1 %2; alloc x 7 %2; close b %2 = 0 0 on=0; alloc y 1 %2; close a = 1 0");
     check("sample 1; open a; open b sampled %2; alloc x 7 %2; close b %2 = 0 0; close a = 0 0");
-    // There are failed frees, freed pieces, memory at the address of another block, and the end of a context.
+    // Failed frees, partial frees, memory at the address of another block, and the end of a context.
     check("open a; open b %2; alloc x 8; free x %2; free_failed %2; shrink x 6 %2; close a = 6 2; close b %2 = 0 0");
     check("alloc x 8; open a; open b %2; shrink x 6 %2; free x %2; free_failed %2; close b %2 = -2 0; close a = 0 0");
     check("open a; open b %2; alloc x 8 in 1; gone 1 %2; close a = 0 8; close b %2 = 0 0");
     check("alloc x 8 in 1; open a; open b %2; gone 1 %2; close a = -8 0; close b %2 = -8 0");
     check("open a; open b %2; alloc x 8; alloc x 3 %2; close a = 0 8; close b %2 = 3 0");
-    // The scope around it is closed first.
+    // The outer scope is closed first.
     check("open a; open a.in; open b %2; close a = 0 0; alloc x 3; alloc y 5 %2; close a.in = 3 0; close b %2 = 5 0");
     // A trace of all threads counts everything.
     check("open a of all; open b %2; alloc x 8; alloc y 1 %2; alloc z 2 %3; close a = 11 0; close b %2 = 3 0");
 }
 
-/// A program with one thread that has traces has the figures of the whole process.
+/// If only one thread has traces, they have the results of the whole process.
 #[test]
 fn the_traces_of_one_thread_count_the_process() {
     for script in [
@@ -294,11 +293,11 @@ fn a_trace_says_that_its_thread_allocated_on_another_device_only() {
     check(
         "open a; alloc x 1 @1; read a = 0 0 on=1; alloc y 2; read a = 2 0 here; free y; alloc z 1 @1; close a = 0 2 here",
     );
-    // Earlier events, other threads, and memory that no trace counts have no effect.
+    // Earlier events, other threads, and memory that no trace counts, have no effect.
     check(
         "alloc x 1 @1; open a; alloc y 1 @1 %2; alloc z 1 managed @1; read a = 0 0 here; alloc w 1 @2; close a = 0 0 on=2",
     );
-    // The newest of several devices counts.
+    // The latest of several devices counts.
     check("open a @3; alloc x 1 @1; alloc y 1 @2; close a = 0 0 on=2");
     for script in [
         "enter t %2; alloc x 5 @1 %2; read t = 0 0 on=1; leave t %2; alloc y 1; alloc z 1 %2; close t = 0 0 on=1",
@@ -313,11 +312,11 @@ fn a_trace_says_that_its_thread_allocated_on_another_device_only() {
     check(
         "open a; alloc x 1; reset a = 1 0; alloc y 1; alloc z 1 @1; read a = 1 0 here; reset a = 1 0 here; alloc w 1 @1; close a = 0 0 on=1",
     );
-    // A scope in it counts for it, and has its own.
+    // An inner scope counts for it, and has its own device.
     check(
         "open a; open b @1; alloc x 1 @1; close b = 1 0 here; read a = 0 0 on=1; open c @1; alloc y 1; close c = 0 0 on=0; close a = 1 0 here",
     );
-    // A task that only enters the scope for its polls may have any other task beside it.
+    // Between the polls of a task, its thread may run any other task.
     check("open a; leave a; alloc x 1 @1; close a = 0 0 here");
     // The scopes count one thread, or are sampled.
     check(
@@ -325,10 +324,10 @@ fn a_trace_says_that_its_thread_allocated_on_another_device_only() {
     );
 }
 
-/// An example is the span of a request, whose thread serves others between the polls of the task.
+/// For example the span of a request whose thread serves other requests between the polls of the task.
 #[test]
 fn a_scope_of_a_task_counts_what_is_allocated_while_a_thread_is_in_it() {
-    // The opener is not in it. Two tasks of one thread, of the same name, have their own figures.
+    // The opener is not in it. Two tasks of one thread with the same name have separate results.
     check(
         "open a of task; open a.2 of task; alloc o 100; enter a; alloc x 1; leave a; enter a.2; alloc y 20; leave a.2
          enter a; alloc z 4; free z; leave a; close a = 1 4; close a.2 = 20 0; tree /a = 2 21 25 125 25 3",
@@ -338,18 +337,19 @@ fn a_scope_of_a_task_counts_what_is_allocated_while_a_thread_is_in_it() {
         "open a of task; open b of task; enter a %2; alloc x 10 %2; leave a %2; enter b %2; free x %2; alloc y 5 %2; leave b %2
          enter a %3; alloc z 2 %3; leave a %3; free y; read b = 0 5; free z; close a = 0 10; close b %3 = 0 5",
     );
-    // There are tasks inside of tasks, of a trace, and of a scope of one thread.
+    // Tasks inside tasks, inside a trace, and inside a thread-local scope.
     check(
         "open t; open u of own; open a of task; enter a %2; open b of task %2; enter b %3; alloc x 8 %3; leave b %3; leave a %2
          alloc y 1 %3; enter a; alloc z 2; close b = 8 0; free x; close a %4 = 2 8; leave a; close u = 2 8; close t = 3 8",
     );
-    // A trace that is opened in it is an ordinary one. A trace of a thread does not count what is allocated in a scope elsewhere.
+    // A trace that is opened inside a task is an ordinary one. A thread's trace does not count allocations in scopes opened
+    // elsewhere.
     check(
         "open t; open a of task %2; alloc v 1 %2; enter a %2; open i %2; alloc x 2 %2; close i %2 = 2 0; leave a %2
          close a = 2 0; close t = 1 0",
     );
     check("open t; open a of task %2; enter a %2; alloc x 2 %2; leave a %2; close a %2 = 2 0; close t = 0 0");
-    // There are a reset, a failed free, another device, and adopted threads.
+    // A reset, a failed free, another device, and adopted threads.
     check(
         "open a of task; enter a; alloc x 3; reset a = 3 0; free x; free_failed; alloc w 1 @1; leave a; adopt a
          alloc y 4 %2; alloc z 1; read a = 5 0; free x %2; close a = 2 3",

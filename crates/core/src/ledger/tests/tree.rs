@@ -1,4 +1,4 @@
-//! Tests the tree of scope paths, and the live blocks of a scope.
+//! Tests of the tree of scope paths, and of the live blocks of a scope.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ fn each_scope_path_has_its_own_figures() {
         "open a; alloc x 4 %2; tree /a = 1 0 0 4 0 0; enter a %2; alloc y 2 %2; tree /a = 1 2 2 6 2 1; close a = 6 0",
     );
     check("open a; open b %2; alloc x 1 %2; tree /b = 1 1 1 1 1 1; close b %2 = 1 0; close a = 0 0");
-    // A peak is one moment. The events are of several paths in turn.
+    // A peak is one moment. The events alternate between several paths.
     check(
         "open a; open b; alloc x 8; open c %2; alloc y 1 %2; free x; alloc z 3 %2; free y; alloc v 6
          tree /a/b = 1 6 8 9 14 2; tree /a = 1 6 8 9 0 0; tree /c = 1 3 4 9 4 2; tree / = 0 9 9 0 0 0",
@@ -81,10 +81,10 @@ fn a_reset_of_the_summary_keeps_what_is_in_use() {
     );
 }
 
-/// The simple implementation: each path keeps its figures, and each event changes those of all paths around it.
+/// The simple implementation: each path keeps its values, and each event changes those of all outer paths.
 #[derive(Default)]
 struct SimpleTree {
-    /// The calls, the bytes in use and their peak; the bytes and the allocations of this path alone.
+    /// The calls, the bytes in use and their peak; the bytes and the allocations of only this path.
     figures: HashMap<String, [i64; 5]>,
     /// The scopes that each thread is in.
     threads: [Vec<Inside>; 3],
@@ -96,7 +96,7 @@ struct SimpleTree {
 struct Inside {
     scope: String,
     path: String,
-    /// True if the thread opened it. Otherwise it entered the scope.
+    /// True if the thread opened the scope, false if it entered it
     is_own: bool,
 }
 
@@ -130,8 +130,7 @@ impl SimpleTree {
         self.threads[thread].last().map(|inside| inside.path.clone()).unwrap_or_default()
     }
 
-    /// Closes a scope that need not be the newest one of its thread. The scopes inside are in the scope around it from
-    /// now on.
+    /// Closes a scope that may not be the latest one of its thread. Its inner scopes move to the scope around it.
     fn close(&mut self, thread: usize, at: usize) {
         let closed = self.threads[thread].remove(at);
         self.open.remove(&closed.scope);

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::model::Frame;
 
-/// One part of a stack, as a reader needs it.
+/// One part of a stack in reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call<'a> {
     /// A function.
@@ -168,8 +168,8 @@ mod tests {
         assert_eq!(names(&between), ["<PyTorch>", " (backward pass)"]);
     }
 
-    /// PyTorch 2.11 calls functions on its threads like this: the engine is outside of the recorded part of a stack with lines of
-    /// Python.
+    /// PyTorch 2.11 calls functions on its threads like this: the engine is outside the recorded part of a stack with Python
+    /// lines.
     #[test]
     fn python_on_threads_of_pytorch_is_in_a_phase() {
         let packages = "/venv/lib/python3.12/site-packages";

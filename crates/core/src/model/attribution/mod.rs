@@ -30,8 +30,8 @@ pub fn is_gpumem_c(module: &str) -> bool {
     GPUMEM_C.iter().any(|pattern| fits(module, pattern))
 }
 
-/// Returns the library that allocated: that of the innermost frame outside the driver and gpumem. It is named as in the tables; other
-/// modules are named by their package of Python, or else by their file. `None` if no module is known.
+/// Returns the library that allocated: that of the innermost frame outside the driver and gpumem. The name comes from the tables; other
+/// modules are named after their Python package, or else after their file. `None` if no module is known.
 pub fn library(frames: &[Frame]) -> Option<&str> {
     let is_entrance = |frame: &Frame| frame.is_in(ENTRANCE);
     let entered = frames.iter().position(is_entrance).unwrap_or(0);
@@ -46,23 +46,22 @@ pub fn library(frames: &[Frame]) -> Option<&str> {
     Some(known.map(|(_, name)| *name).or_else(of_package).unwrap_or_else(|| file_name(module)))
 }
 
-/// Returns the package of Python that a module belongs to: `cupy` for
-/// `…/site-packages/cupy/cuda/memory.cpython-312-x86_64-linux-gnu.so`, `numpy` for `…/site-packages/numpy.libs/libopenblas.so`.
-/// The folder `nvidia` belongs to many packages, so it identifies none.
+/// Returns the Python package that a module belongs to: `cupy` for `…/site-packages/cupy/cuda/memory.cpython-312-x86_64-linux-gnu.so`,
+/// `numpy` for `…/site-packages/numpy.libs/libopenblas.so`. The folder `nvidia` belongs to many packages, so it identifies none.
 fn package(module: &str) -> Option<&str> {
     let (_, below) = PACKAGE_FOLDERS.iter().find_map(|folder| module.rsplit_once(folder))?;
     below.split(['/', '.']).next().filter(|package| !matches!(*package, "" | "nvidia"))
 }
 
-/// Returns the frames of the program: those outside the driver, its callback and gpumem.
+/// Returns the frames of the program: the frames outside the driver, its callback and gpumem.
 pub fn program_frames(frames: &[Frame]) -> &[Frame] {
     let entered = frames.iter().rposition(|frame| frame.is_in(ENTRANCE)).map_or(0, |at| at + 1);
     let own = frames[entered..].iter().take_while(|frame| frame.is_of_gpumem()).count();
     &frames[entered + own..]
 }
 
-/// Returns the frames that a reader of a stack looks for: those of the program and of its libraries, without the standard library,
-/// gpumem, the libraries of the operating system, code before `main`, and the interpreter if there are lines of Python.
+/// Returns the frames of the program and its libraries. Leaves out the standard library, gpumem, the libraries of the operating system,
+/// code before `main`, and the interpreter if there are Python lines.
 pub fn readable_frames(frames: &[Frame]) -> Vec<&Frame> {
     let has_python = frames.iter().any(Frame::is_python);
     let is_readable = |frame: &&Frame| {
@@ -74,8 +73,8 @@ pub fn readable_frames(frames: &[Frame]) -> Vec<&Frame> {
 }
 
 /// Returns the user's line: the innermost known frame that is not in the standard library, the CUDA toolkit, gpumem, cudarc or a library
-/// of the tables. Frames of crates that cargo fetched, and of Python's packages, are used only if there is no other, because a user of a
-/// framework looks for their own line. On a stack with lines of Python, only these are used.
+/// of the tables. Frames of crates that Cargo fetched and of Python packages are used only if there is no other, because users of a
+/// framework look for their own line. On a stack with Python lines, only these are used.
 ///
 /// The second frame is the line of another function or file that called it: programs often allocate through helper
 /// functions.
@@ -200,7 +199,7 @@ fn is_in_crate(file: &str, name: &str) -> bool {
     let mut folders = file.split(['/', '\\']);
     let mut is_found = false;
     while let (Some(folder), false) = (folders.next(), is_found) {
-        // Only in a checkout of Cargo is there a folder in between. In a clone of gpumem, `gpumem/examples/src` is the user's.
+        // Only Cargo's checkouts have a folder in between. In a clone of gpumem, `gpumem/examples/src` is the user's.
         let between = match folder.strip_prefix(name) {
             Some("") => 0,
             Some(rest) if is_version(rest) => 1,
@@ -211,8 +210,8 @@ fn is_in_crate(file: &str, name: &str) -> bool {
     is_found && !["std", "core", "alloc"].contains(&name)
 }
 
-/// Returns whether a source file is in `crates/` of gpumem's repository: of the checkout from which this is built, or of one in a
-/// folder `gpumem` or in Cargo's for git. The folders of these crates are not enough: a user may have `crates/core` as well.
+/// Returns whether a source file is in `crates/` of gpumem's repository: in the checkout of this build, in a folder `gpumem`, or in
+/// Cargo's git folder. The names of the crates' folders are not enough, because a user may also have a `crates/core`.
 fn is_in_checkout(file: &str) -> bool {
     let own = env!("CARGO_MANIFEST_DIR").strip_suffix("core").and_then(|crates| file.strip_prefix(crates));
     let below = own.or_else(|| {
@@ -223,8 +222,8 @@ fn is_in_checkout(file: &str) -> bool {
     below.is_some_and(|below| below.split('/').nth(1) == Some("src"))
 }
 
-/// Returns the crates at the beginning of a function's path: `core` in `core::mem::drop`, `cudarc` in `<&cudarc::X>::f`.
-/// Both `a` and `b` in `<a::T as b::Trait>::f`, because the code may be in either.
+/// Returns the crates at the start of a function's path: `core` in `core::mem::drop`, `cudarc` in `<&cudarc::X>::f`. Both `a` and `b` in
+/// `<a::T as b::Trait>::f`, because the code may be in either.
 fn crates_of(function: &str) -> Vec<&str> {
     let function = declared_name(function);
     let is_qualified = function.starts_with(['<', '_']);

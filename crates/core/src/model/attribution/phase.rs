@@ -21,7 +21,7 @@ impl Phase {
         }
     }
 
-    /// Returns whether this place has a phase after its name, in brackets.
+    /// Returns whether the name of this place ends in a phase in brackets.
     pub fn is_in(place: &str) -> bool {
         [Self::BackwardPass, Self::Recomputation, Self::PinThread]
             .iter()

@@ -3,22 +3,22 @@
 
 use super::phase::Phase;
 
-/// Folders in which cargo keeps the sources of other crates. A folder for the index or repository follows, then the crate.
+/// Folders in which Cargo keeps the sources of other crates. A folder for the index or repository follows, then the crate.
 pub(in super::super) const REGISTRIES: &[&str] = &["/registry/src/", "/git/checkouts/"];
 
 /// The folders of Python packages.
 pub(super) const PACKAGE_FOLDERS: &[&str] = &["/site-packages/", "/dist-packages/"];
 
-/// Parts of the paths of files of Python's packages, of its standard library, and of those that `torch.compile` writes. `<frozen` is the
-/// name of files inside the interpreter.
+/// Parts of the paths of Python packages, of Python's standard library, and of files that `torch.compile` writes. `<frozen` is the name
+/// of files inside the interpreter.
 pub(super) const PYTHON_PACKAGES: &[&str] =
     &["/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen ", TORCH_COMPILE];
 
-/// The folder of files that `torch.compile` writes, with the name of the user after it.
+/// The folder of files that `torch.compile` writes, followed by the name of the user.
 pub(super) const TORCH_COMPILE: &str = "/torchinductor_";
 
 /// Functions of Python packages that only call the function they are given: the folder or the file, and the name. Functions
-/// inside other functions need no entry. PyTorch's history has only the last part of a name.
+/// inside other functions need no entry. PyTorch's history contains only the last part of a name.
 pub(super) const WRAPPERS: &[(&str, &str)] = &[
     ("/torch/nn/modules/module.py", "Module._wrapped_call_impl"),
     ("/torch/nn/modules/module.py", "Module._call_impl"),
@@ -43,8 +43,8 @@ pub(super) const WRAPPERS: &[(&str, &str)] = &[
 /// The names that decorators in Python packages give to their inner functions.
 pub(super) const DECORATED: &[&str] = &["decorate_context", "inner", "wrapped", "wrapped_func", "wrapper"];
 
-/// Functions of Python packages that show the phase in which the functions they call run. PyTorch's history has only the last
-/// parts of their names.
+/// Functions of Python packages that show the phase in which the functions they call run. PyTorch's history contains only the last parts
+/// of their names.
 pub(super) const PHASES: &[(&str, &str, Phase)] = &[
     // The functions that the engine calls on its own threads, and those that call the engine.
     ("/torch/autograd/function.py", "BackwardCFunction.apply", Phase::BackwardPass),
@@ -104,7 +104,7 @@ pub(super) const LIBRARIES: &[(&str, &str)] = &[
     ("librmm", "RMM"),
 ];
 
-/// Packages of Python and the names of their libraries, for files that are not in [`LIBRARIES`].
+/// Python packages and the names of their libraries, for files that are not in [`LIBRARIES`].
 pub(super) const PACKAGES: &[(&str, &str)] = &[
     ("torch", "PyTorch"),
     ("cupy*", "CuPy"),
@@ -129,7 +129,7 @@ pub(super) const FRAMEWORKS: &[&str] =
 /// Crates between a user's line and the driver, in addition to those of gpumem.
 pub(super) const CRATES: &[&str] = &["std", "core", "alloc", "cudarc"];
 
-/// The crates among them that do not show where a program allocates.
+/// Those of these crates that do not show where a program allocates.
 pub(super) const RUNTIME: &[&str] = &["std", "core", "alloc"];
 
 /// The crates of gpumem that run in programs, by their names in functions and in files.
@@ -151,8 +151,8 @@ pub(super) const GPUMEM_C: &[&str] = &["libgpumem_c"];
 /// The prefix of the functions in `gpumem.h`. Used if the file is not known and the functions are linked into the program.
 pub(super) const GPUMEM_H: &str = "gpumem_pool_";
 
-/// Folders of the standard libraries' sources, of Rust and of C++. Their full paths are needed, because a folder of a user may be called
-/// `core` as well.
+/// Folders of the standard libraries' sources, of Rust and of C++. Their full paths are needed, because a user's folder may also be
+/// called `core`.
 pub(super) const STD_FOLDERS: &[&str] =
     &["/rustc/", "/rustlib/src/rust/", "/rust/deps/", "/usr/include/", "/include/c++/", "/lib/gcc/", "/lib/clang/"];
 
@@ -160,7 +160,7 @@ pub(super) const STD_FOLDERS: &[&str] =
 pub(super) const TOOLKITS: &[&str] =
     &["/usr/local/cuda", "/opt/cuda", "/hpc_sdk/", "/site-packages/nvidia/", "/dist-packages/nvidia/"];
 
-/// Parts of the paths of the toolkit's headers elsewhere, of thrust and cub, and of the files that nvcc writes to call kernels.
+/// Parts of the paths of toolkit headers in other places, of thrust and cub, and of files that nvcc generates to call kernels.
 pub(super) const TOOLKIT_FILES: &[&str] = &[
     "/targets/x86_64-linux/include/",
     "/targets/sbsa-linux/include/",

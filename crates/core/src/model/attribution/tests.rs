@@ -1,6 +1,6 @@
 use super::*;
 
-/// One frame in each line, innermost first: `module | function | file:line`; `-` if it is not known.
+/// Parses a stack with one frame per line, innermost first: `module | function | file:line`; `-` if it is not known.
 fn stack(text: &str) -> Vec<Frame> {
     let frame = |line: &str| {
         let mut parts = line.split(" | ").map(|part| Some(part.trim().to_owned()).filter(|part| part != "-"));
@@ -84,7 +84,7 @@ fn a_program_that_allocates_through_a_framework() {
     );
     let program = "\n/app/train | train::forward | src/model.rs:42\n/app/train | train::main | src/main.rs:7";
     check(&format!("{framework}{program}"), Some("train"), Some("src/model.rs:42"));
-    // On a thread of the framework there are no other lines.
+    // On a thread of the framework, there are no other lines.
     check(&framework, Some("train"), Some(&format!("{CANDLE}:70")));
 }
 
@@ -99,7 +99,7 @@ fn a_program_without_symbols() {
     check(text, Some("train"), None);
     // The program contains the callback as well, which did not allocate.
     check(&text.replace("cuMemAlloc_v2 | -", "- | -\n/env/libcublas.so.13 | - | -"), Some("cuBLAS"), None);
-    // Only names of functions are known, from the symbol table.
+    // Only the names of functions are known, from the symbol table.
     let text = "/app/train | cudarc::driver::result::malloc_sync | -
          /app/train | train::forward | -
          /app/train | main | -";
@@ -162,7 +162,7 @@ fn a_program_in_cpp_has_the_line_that_uses_a_header() {
         assert_eq!(caller.unwrap().to_string(), "/home/me/app/a.cu:9");
         check(&format!("/app/train | {header}"), Some("train"), None);
     }
-    // What a function returns says nothing about where it is, and folders of a user may have such names.
+    // The return type of a function does not show where it is, and a user's folders may have such names.
     for line in [
         "std::vector<float, std::allocator<float> > make_buffer<float>(unsigned long) | src/a.cu:9",
         "cudaError my_alloc<float>(float**) | /home/me/cuda/include/alloc.cuh:9",
@@ -295,12 +295,12 @@ fn the_crate_of_a_file() {
     ] {
         assert!(!of(file, Some("demo::main")), "{file}");
     }
-    // The cases are a trait of the user for a type of cudarc, and the reverse.
+    // A user's trait for a type of cudarc, and the reverse.
     assert!(!of("src/ext.rs", Some("<cudarc::driver::CudaStream as demo::Ext>::zeros")));
     assert!(!of("src/ext.rs", Some("<demo::Buffer as core::ops::drop::Drop>::drop")));
 }
 
-/// Debug information may have the short name of a function only.
+/// Debug information may contain only the short name of a function.
 #[test]
 fn a_checkout_of_gpumem_is_known_by_its_folders() {
     for (file, is_own) in [
@@ -371,7 +371,7 @@ fn the_users_line_in_python() {
         ("/home/me/model.py:12".into(), "/home/me/train.py:40".into())
     );
     assert_eq!(library(&frames), Some("libextension.so"));
-    // The cases are a cell of a notebook, and a program that consists of packages.
+    // A notebook cell, and a program that consists of packages.
     let frames = [python("/tmp/ipykernel_17/881.py", 3), python("<stdin>", 1)];
     assert_eq!(user_line(&frames).unwrap().0.to_string(), "/tmp/ipykernel_17/881.py:3");
     let frames = [native("/lib/x.so"), python(package, 1773)];

@@ -161,7 +161,7 @@ impl ByteDelta {
     }
 }
 
-/// An amount is made of its number, and compared with numbers.
+/// Converts amounts from and to numbers, and compares them with numbers.
 macro_rules! amounts {
     ($($amount:ident($number:ty)),*) => {$(
         impl From<$number> for $amount {

@@ -1,4 +1,4 @@
-//! Finds the age and the size of freed blocks that the ledger does not know.
+//! Finds the age and the size of freed blocks that are not in the ledger.
 
 use std::{
     cell::Cell,
@@ -81,8 +81,8 @@ pub(super) fn record_failed_free() {
     record(&EventKind::FreeFailed);
 }
 
-/// Returns the block that is about to be freed, if it is older than the subscription. The driver still knows the block, and asking changes
-/// nothing. A younger block that the ledger does not know was allocated by a call that is not intercepted, so it was never counted.
+/// Returns the block that is about to be freed, if it is older than the subscription. The driver still knows the block, and the query has
+/// no side effect. A younger block that the ledger does not know was allocated by a call that is not intercepted, so it was never counted.
 fn look_up(id_kind: IdKind, id: u64) -> Option<Block> {
     let first = FIRST_BLOCK.load(Relaxed);
     // Without the id of a younger block, the age of this block is not known.

@@ -6,8 +6,8 @@ use super::{
 };
 use crate::sys::{calls, cuda};
 
-/// Returns whether a call on this stream became a node of a graph, or `None` if the driver does not tell. The capture may have started on
-/// another stream: a stream joins a capture when it waits for an event of a captured stream.
+/// Returns whether a call on this stream became a node of a graph, or `None` if the driver does not report it. The capture may have
+/// started on another stream: a stream joins a capture when it waits for an event of a captured stream.
 pub(super) fn is_captured(stream: u64) -> Option<bool> {
     // The legacy stream cannot be captured.
     if !is_capture_active() || matches!(stream, 0 | CU_STREAM_LEGACY) {

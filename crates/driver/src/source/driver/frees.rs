@@ -15,7 +15,7 @@ use crate::{
 };
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What the current call of a thread frees.
+/// The memory that the current call of a thread frees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PendingFree {
     /// A block. The ledger remembers which one.
@@ -85,7 +85,7 @@ fn restore_mappings(unmapped: Vec<Mapping>) {
     }
 }
 
-/// Records that the memory of a handle is freed. If the ledger does not know the handle, the driver cannot help: it only describes
+/// Records that the memory of a handle is freed. If the ledger does not know the handle, the driver cannot help, because it describes only
 /// addresses.
 fn record_handle_free(handle: u64) {
     if record(&EventKind::Free { key: Key::new(Space::Handle, handle), block: None }) == Answer::Untracked {

@@ -50,7 +50,7 @@ static QUIET: AtomicU64 = AtomicU64::new(0);
 /// readings.
 fn with_graphs(change: impl FnOnce(&mut BTreeMap<u32, GraphMemory>)) {
     let mut graphs = GRAPHS.lock().unwrap_or_else(PoisonError::into_inner);
-    // A thread that finds that another one took the launches waits until they are recorded.
+    // A thread that sees that another one took the launches waits here until they are recorded.
     QUIET.store(0, Relaxed);
     change(&mut graphs);
     let quiet = graphs.iter().filter(|(_, memory)| !memory.must_be_read()).map(|(ordinal, _)| bit(*ordinal));
@@ -91,8 +91,8 @@ pub(super) fn launched(current: Option<u32>, done: bool) {
     });
 }
 
-/// Updates the graph memory of a device before a trace on it starts or is read. The driver is asked only if the number can have changed: it
-/// rises during launches, and mapped memory may fall at any time.
+/// Updates the graph memory of a device before a trace on it starts or is read. The driver is queried only if the number may have changed:
+/// it rises during launches, and mapped memory may fall at any time.
 pub(super) fn poll(ordinal: u32) {
     if !calls::has_unrecorded_launches() && QUIET.load(Relaxed) & bit(ordinal) != 0 {
         return;
@@ -153,7 +153,7 @@ impl GraphMemory {
         self.older + self.rises.iter().map(|(_, bytes)| bytes).sum::<u64>()
     }
 
-    /// Removes this many mapped bytes. The driver does not tell for which graph they were mapped, so a rise of exactly this size is
+    /// Removes this many mapped bytes. The driver does not report for which graph they were mapped, so a rise of exactly this size is
     /// removed, or else the latest rises.
     fn fall(&mut self, ordinal: u32, mut bytes: u64) -> Vec<EventKind> {
         let mut events = Vec::new();

@@ -1,8 +1,8 @@
 //! Turns driver calls into events: allocations with their device, and frees. The dispatch table and CUPTI share this module.
 //!
-//! The code runs in a hook or a callback, on the thread that makes the call. Earlier calls determine the device of a call. [`state`] keeps
-//! what they showed: the context, the stream, the pool, the properties. The driver is asked for the rest: the device of a context, of an
-//! older stream or of an older pool, and the size of a block that is freed and that was allocated before the subscription.
+//! The code runs in a hook or a callback, on the thread that makes the call. The device of a call follows from earlier calls; [`state`]
+//! stores their contexts, streams, pools and properties. The driver is asked for the rest: the device of a context, of an older stream or
+//! of an older pool, and the size of a block that is freed and that was allocated before the subscription.
 
 mod blocks;
 mod captures;

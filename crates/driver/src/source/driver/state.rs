@@ -1,4 +1,4 @@
-//! What earlier calls have shown about contexts, streams, pools, handles and captures.
+//! The contexts, streams, pools, handles and captures that earlier calls have shown.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -43,7 +43,7 @@ static STATE: Lazy<Mutex<DriverState>> = Lazy::new(Mutex::default);
 /// Another handle of the default stream, next to 0.
 pub(super) const CU_STREAM_LEGACY: u64 = 1;
 
-/// A number that increases whenever something that threads remember about a stream or a context may have become wrong.
+/// A number that increases whenever cached data of threads about a stream or a context may have become invalid.
 pub(super) static GENERATION: AtomicU32 = AtomicU32::new(1);
 
 /// The number of captures that have not ended. It is changed before [`GENERATION`], so a thread that sees the new generation also sees the

@@ -65,7 +65,7 @@ pub(super) struct SimState {
     pub(super) lost: bool,
 }
 
-/// The number of bits of the addresses in a piece. Keys have room for 2^57 addresses, which are divided into 2^9 pieces. A device needs one
+/// The number of bits of the addresses in a piece. Keys can hold 2^57 addresses, which are divided into 2^9 pieces. A device needs one
 /// piece, or several if it is very large.
 const PIECE_BITS: u32 = 48;
 pub(super) const PIECES: u64 = 1 << 9;
@@ -142,7 +142,7 @@ impl SimGpu {
         self.allocate(bytes, MemKind::Pool)
     }
 
-    /// Releases the unused memory of the pool, like a synchronisation of the device.
+    /// Releases the unused memory of the pool, like a synchronization of the device.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -158,7 +158,7 @@ impl SimGpu {
         }
     }
 
-    /// Makes every reading fail, or no longer fail. That simulates a GPU that has fallen off the bus.
+    /// Makes every reading fail, or succeed again. This simulates a GPU that has fallen off the bus.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

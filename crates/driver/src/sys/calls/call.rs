@@ -8,7 +8,7 @@ pub(crate) enum Memory {
     PinnedHost,
 }
 
-/// What the number means that identifies a block in a call.
+/// The kind of id by which a call identifies a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IdKind {
     Address,
@@ -34,7 +34,7 @@ pub(crate) enum Caller {
     Dispatch,
 }
 
-/// What a call does, or is about to do. It is a copy that does not refer to the arguments of the call.
+/// The effect of a call that was made or is about to be made. A copy, which does not refer to the arguments of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     /// Memory was allocated on the device of the context.

@@ -5,8 +5,8 @@ use std::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 
-/// What is known about the graphs of this process. Launches are not recorded until a graph is known to have a node that allocates, because
-/// a program may launch a graph of kernels every microsecond.
+/// The known facts about the graphs of this process. Launches are not recorded until a graph is known to have a node that allocates,
+/// because a program may launch a graph of kernels every microsecond.
 struct GraphLaunches {
     allocate: AtomicBool,
     /// True if a launch was not recorded since the flag was last taken.
@@ -39,8 +39,8 @@ pub(crate) fn take_unrecorded_launches() -> bool {
     has_unrecorded_launches() && LAUNCHES.were_launched.swap(false, AcqRel)
 }
 
-/// Returns what [`take_unrecorded_launches`] would return, and changes nothing. After `false`, this thread sees all writes that another
-/// thread made before it took the launches.
+/// Returns what [`take_unrecorded_launches`] would return, without changing anything. After `false`, this thread sees all writes that
+/// another thread made before it took the launches.
 pub(crate) fn has_unrecorded_launches() -> bool {
     LAUNCHES.were_launched.load(Acquire)
 }

@@ -10,7 +10,7 @@ use super::{
 /// Receives each call on the thread that makes it, unless that thread is already in an observer ([`as_observer`]).
 ///
 /// An observer is a type instead of a value, so that the compiler can inline these functions into each hook. A hook is then one function
-/// without calls. That matters because a hook is rarely in the instruction cache when the program calls it.
+/// without calls. This matters because a hook is rarely in the instruction cache when the program calls it.
 ///
 /// [`as_observer`]: super::as_observer
 pub(crate) trait Observe: 'static {

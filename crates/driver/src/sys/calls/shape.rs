@@ -1,8 +1,8 @@
-//! The shapes of driver calls: what a call does to memory, and through which arguments.
+//! The shapes of driver calls: the effect of a call on memory, and the arguments that it concerns.
 
 use super::call::{IdKind, Memory};
 
-/// What a driver call does to memory, and through which arguments.
+/// The effect of a driver call on memory, and the arguments that it concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sys) enum Shape {
     /// `(T *out, size_t bytes, …)`
@@ -66,7 +66,7 @@ pub(in crate::sys) enum Shape {
     Graphs,
 }
 
-/// What stream 0 means in a call: the legacy stream of the whole context, or the stream of the calling thread.
+/// The meaning of stream 0 in a call: the legacy stream of the whole context, or the stream of the calling thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sys) enum DefaultStream {
     Legacy,

@@ -1,4 +1,4 @@
-//! What the driver knows about the block at an address.
+//! The driver's data about the block at an address.
 
 use std::ffi::c_int;
 
@@ -39,8 +39,9 @@ pub(crate) fn block_number(address: u64) -> Option<u64> {
 }
 
 /// Returns an id that is lower than those of all blocks that are allocated later, or `None` if the calling thread has no context. The
-/// driver only returns the id of an existing block, so this function allocates one page of physical memory and releases it. Other memory is
-/// not possible: freeing it waits for the device, and the device may wait for something that this thread is about to launch.
+/// driver only returns the id of an existing block, so this function allocates one page of physical memory and releases it. Other kinds of
+/// memory are unsuitable, because freeing them waits for the device, and the device may wait for something that this thread is about to
+/// launch.
 #[doc(alias("cuMemCreate", "cuMemMap", "cuMemUnmap"))]
 pub(crate) fn next_block_number() -> Option<u64> {
     let device = current_device().ok()??;

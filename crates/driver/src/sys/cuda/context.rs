@@ -9,7 +9,7 @@ use crate::error::Error;
 
 pub(super) fn current_device() -> Result<Option<sys::CUdevice>, Error> {
     let mut device = 0;
-    // SAFETY: the driver is initialised and the out-parameter is a live `CUdevice`.
+    // SAFETY: the driver is initialized and the out-parameter is a live `CUdevice`.
     match own(|| unsafe { sys::cuCtxGetDevice(&raw mut device) }) {
         // The thread has no context.
         sys::CUresult::CUDA_ERROR_INVALID_CONTEXT => Ok(None),
@@ -26,7 +26,7 @@ pub(crate) fn current_context() -> Option<usize> {
     result::ctx::get_current().ok().flatten().map(<*mut _>::addr)
 }
 
-/// Returns a number for the current context and the thread's simulated GPU. If the context has only one GPU, this is the context's address.
+/// Returns an id for the current context and the thread's simulated GPU. If the context has only one GPU, this is the context's address.
 /// Hooks may call this.
 pub(crate) fn current_owner() -> Option<usize> {
     // No address has these bits set.

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::error::Error;
 
-/// A CUDA device. It also proves that the driver is loaded and initialised.
+/// A CUDA device. It also proves that the driver is loaded and initialized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CudaDevice {
     pub(super) device: sys::CUdevice,
@@ -27,7 +27,7 @@ pub(crate) struct CudaDevice {
     uuid: [u8; 16],
 }
 
-/// Returns the devices. The first call loads and initialises the driver; the list does not change after that.
+/// Returns the devices. The first call loads and initializes the driver; the list does not change after that.
 #[doc(alias("cuInit", "cuDeviceGetCount", "cuDeviceGetUuid_v2"))]
 pub(crate) fn devices() -> Result<&'static [CudaDevice], Error> {
     static DEVICES: OnceCell<Result<Vec<CudaDevice>, Error>> = OnceCell::new();
@@ -43,7 +43,7 @@ pub(crate) fn devices() -> Result<&'static [CudaDevice], Error> {
     devices.as_deref().map_err(Clone::clone)
 }
 
-/// Returns the devices if the program has already initialised the driver, or else an error. The driver must be loaded.
+/// Returns the devices if the program has already initialized the driver, or else an error. The driver must be loaded.
 pub(crate) fn initialised_devices() -> Result<Vec<CudaDevice>, Error> {
     own(|| {
         let count = result::device::get_count().map_err(|error| call_failed("cuDeviceGetCount", error, None))?;
@@ -55,31 +55,31 @@ fn device(number: c_int) -> Result<CudaDevice, Error> {
     let ordinal = number.unsigned_abs();
     let device = result::device::get(number).map_err(|error| call_failed("cuDeviceGet", error, Some(ordinal)))?;
     let mut uuid = sys::CUuuid { bytes: [0; 16] };
-    // SAFETY: the driver is initialised, `device` came from it, and `uuid` is a live out-parameter of the bound type.
+    // SAFETY: the driver is initialized, `device` came from it, and `uuid` is a live out-parameter of the bound type.
     // For a MIG slice, version 2 returns the UUID of the slice; version 1 returns the UUID of the whole GPU.
     unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, device) }
         .result()
         .map_err(|error| call_failed("cuDeviceGetUuid_v2", error, Some(ordinal)))?;
     let uuid = uuid.bytes.map(|byte| byte.to_ne_bytes()[0]);
-    // The result is stored, so that hooks need not ask the driver.
+    // The result is cached, so that hooks need not query the driver.
     is_integrated(ordinal);
     Ok(CudaDevice { device, ordinal, uuid })
 }
 
-/// Returns whether a device uses the machine's memory because it has none of its own. The driver is asked once for each device. It allows
-/// that at any time, so hooks and callbacks may call this in programs into which gpumem is injected. Returns false if the driver returns an
-/// error. The driver must be loaded.
+/// Returns whether a device uses the machine's memory because it does not have its own. The driver is queried once for each device, which
+/// it allows at any time, so hooks and callbacks may call this in programs into which gpumem is injected. Returns false if the driver
+/// returns an error. The driver must be loaded.
 #[doc(alias = "CU_DEVICE_ATTRIBUTE_INTEGRATED")]
 pub(crate) fn is_integrated(ordinal: u32) -> bool {
     const MOST: usize = 64;
-    /// 0 before the driver was asked, 1 if the device has its own memory, and 2 if it has none.
+    /// 0 before the driver was queried, 1 if the device has its own memory, and 2 if it does not.
     static KNOWN: [AtomicU8; MOST] = [const { AtomicU8::new(0) }; MOST];
     let Some(known) = KNOWN.get(ordinal as usize) else { return false };
     if known.load(Relaxed) == 0 {
         let mut integrated = 0;
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED;
         // SAFETY: the out-parameter is live. The driver returns an error for a number that is not a device, and for every call before its
-        // initialisation.
+        // initialization.
         let answer = unsafe { sys::cuDeviceGetAttribute(&raw mut integrated, attribute, ordinal.cast_signed()) };
         if answer.result().is_err() {
             return false;
@@ -108,7 +108,7 @@ impl CudaDevice {
         result::device::get_name(self.device).map_err(self.failed("cuDeviceGetName"))
     }
 
-    /// Returns the free and total bytes, or `None` if the device has no context in which the driver can be asked.
+    /// Returns the free and total bytes, or `None` if the device has no context for the query.
     #[doc(alias = "cuMemGetInfo")]
     pub(crate) fn mem_get_info(self) -> Result<Option<(u64, u64)>, Error> {
         self.in_context(|| {
@@ -118,13 +118,13 @@ impl CudaDevice {
     }
 
     /// Waits for the device and releases the unused memory of its stream-ordered pools. Without a context there is no such memory. The wait
-    /// comes first, because memory that was freed on a stream becomes unused only after a synchronisation.
+    /// comes first, because memory that was freed on a stream becomes unused only after a synchronization.
     #[doc(alias("cuCtxSynchronize", "cuMemPoolTrimTo"))]
     pub(crate) fn trim(self) -> Result<(), Error> {
         let trimmed = self.in_context(|| {
             refuse_capture().map_err(self.failed("cuStreamIsCapturing"))?;
             result::ctx::synchronize().map_err(self.failed("cuCtxSynchronize"))?;
-            // SAFETY: the device came from the driver, which is initialised.
+            // SAFETY: the device came from the driver, which is initialized.
             let pools = unsafe {
                 [result::device::get_default_mem_pool(self.device), result::device::get_mem_pool(self.device)]
             };
@@ -208,7 +208,7 @@ impl Drop for PushedContext {
 }
 
 /// Returns an error if a stream of the current context is being captured, as far as CUDA can tell without breaking the capture. A
-/// synchronisation would invalidate the capture.
+/// synchronization would invalidate the capture.
 fn refuse_capture() -> Result<(), DriverError> {
     // SAFETY: the null stream exists in every context, and a context is current.
     let status = unsafe { result::stream::is_capturing(result::stream::null()) }?;

@@ -44,7 +44,7 @@ const SYMBOLS: &[&str] = &[
     "cuThreadExchangeStreamCaptureMode",
 ];
 
-/// Loads the driver without initialising it. Returns an error if it lacks a function that is called here.
+/// Loads the driver without initializing it. Returns an error if it lacks a function that is called here.
 pub(in crate::sys) fn load() -> Result<(), Error> {
     static LOADED: OnceCell<Result<(), Error>> = OnceCell::new();
     LOADED.get_or_init(|| dl::load(LIBRARY, NAMES, SYMBOLS)).clone()

@@ -13,7 +13,7 @@ use crate::{
 
 impl CudaDevice {
     /// Reads the device's current pool, from which `cuMemAllocAsync` allocates. Returns `None` if the device has no pools. The high-water
-    /// marks are read first, so they do not include what happens after the usage is read.
+    /// marks are read first, so that they exclude everything after the usage is read.
     #[doc(alias("cuMemPoolGetAttribute", "CU_MEMPOOL_ATTR_USED_MEM_HIGH", "CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH"))]
     pub(crate) fn read_pool(self) -> Result<Option<PoolUsage>, Error> {
         self.current_pool()?.map(|pool| relaxed(|| self.read_figures(pool))).transpose()
@@ -32,7 +32,7 @@ impl CudaDevice {
 
     /// Returns the device's current pool, or `None` if the device has no pools.
     fn current_pool(self) -> Result<Option<sys::CUmemoryPool>, Error> {
-        // SAFETY: the device came from the driver, which is initialised.
+        // SAFETY: the device came from the driver, which is initialized.
         match unsafe { result::device::get_mem_pool(self.device) } {
             Ok(pool) => Ok(Some(pool)),
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED)) => Ok(None),

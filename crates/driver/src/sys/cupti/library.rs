@@ -1,4 +1,4 @@
-//! Finds and loads `libcupti`, and holds the functions of it that are used.
+//! Finds and loads `libcupti`, and holds the functions of it that gpumem uses.
 
 use std::{
     ffi::{CStr, c_char},

@@ -2,7 +2,7 @@
 //!
 //! A thread may be cancelled inside the driver (`pthread_cancel`). The C library then unwinds the thread's stack through the hook.
 //! Therefore hooks and the driver's functions have the ABI `C-unwind`, no lock is held during a call, and destructors restore what the hook
-//! has changed. (A program that is built with `panic = "abort"` runs no destructors: what its thread does while it unwinds is not
+//! has changed. (A program that is built with `panic = "abort"` runs no destructors: calls that its thread makes while it unwinds are not
 //! recorded.) Nothing else unwinds out of a hook: panics are caught, and a thread cannot be cancelled in the hook's own code.
 
 use std::{
@@ -77,8 +77,8 @@ with_calls!(hooks);
 /// Calls the driver and records the call.
 ///
 /// # Safety
-/// `words` are the arguments of a call of this shape, and `call` makes that call through the implementation at the address that
-/// it receives.
+/// `words` must be the arguments of a call of this shape, and `call` must make that call through the implementation at the address that it
+/// receives.
 #[allow(clippy::inline_always, reason = "the shape is a constant in each hook, so the compiler removes most of this")]
 #[inline(always)]
 unsafe fn intercept<O: Observe, const N: usize>(
@@ -116,7 +116,7 @@ unsafe fn intercept<O: Observe, const N: usize>(
 /// Makes a call, and records it before and after.
 ///
 /// # Safety
-/// `arguments` are those of the call, which has this shape, and `first` is the first of them.
+/// `arguments` must be those of the call, which must have this shape, and `first` the first of them.
 #[allow(clippy::inline_always, reason = "as above")]
 #[inline(always)]
 unsafe fn around(
@@ -137,8 +137,8 @@ unsafe fn around(
     result
 }
 
-/// Releases a reference to a primary context, or resets the context. Asks the driver which context that is, and whether the reference was
-/// the last one.
+/// Releases a reference to a primary context, or resets the context. Queries the driver for the context, and whether the reference was the
+/// last one.
 #[cold]
 fn change_primary_context(shape: Shape, device: u64, call: impl FnOnce() -> u32, to: &impl RecordCall) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]

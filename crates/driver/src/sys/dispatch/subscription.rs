@@ -20,7 +20,7 @@ use crate::{
 /// True if the hooks are in their slots. Each new trace reads this.
 static IS_SUBSCRIBED: AtomicBool = AtomicBool::new(false);
 
-/// Returns a guard of the lock that is held while slots are replaced, so that two threads do not replace them at once.
+/// Returns a guard of the lock that is held while slots are replaced, so that two threads do not replace them at the same time.
 fn lock() -> MutexGuard<'static, ()> {
     static REPLACING: Mutex<()> = Mutex::new(());
     REPLACING.lock().unwrap_or_else(PoisonError::into_inner)
@@ -35,7 +35,7 @@ pub(crate) fn check_available() -> Result<(), Error> {
 /// [`Call::Uncounted`](crate::sys::calls::Call::Uncounted), except in [`as_program`](crate::sys::calls::as_program). Does nothing if there
 /// is a subscription already.
 ///
-/// The driver is loaded but not initialised, so this may be called while the driver initialises itself.
+/// The driver is loaded but not initialized, so this may be called while the driver initializes itself.
 pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
     let _replacing = lock();
     if IS_SUBSCRIBED.load(SeqCst) {

@@ -7,14 +7,14 @@ use std::{
 };
 
 /// # Safety
-/// `address` must be that of an aligned word.
+/// `address` must be the address of an aligned, readable word.
 pub(super) unsafe fn word(address: usize) -> usize {
     // SAFETY: required by this function's contract.
     unsafe { ptr::with_exposed_provenance::<usize>(address).read() }
 }
 
 /// # Safety
-/// `address` must be that of a byte.
+/// `address` must be the address of a readable byte.
 pub(super) unsafe fn byte(address: usize) -> u8 {
     // SAFETY: required by this function's contract.
     unsafe { ptr::with_exposed_provenance::<u8>(address).read() }

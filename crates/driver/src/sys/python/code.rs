@@ -85,8 +85,8 @@ unsafe extern "C" fn run(code: *mut c_void) -> c_int {
     let Code { first, again } = *unsafe { Box::from_raw(code.cast::<Code>()) };
     let Some(functions) = Functions::of_process() else { return 0 };
     // SAFETY: this thread has Python's lock and no exception is set, since the interpreter calls this between two instructions. The
-    // namespace is a dictionary that is never released. `builtins` gives a reference that is not ours, and the dictionary makes its
-    // own. The texts are strings. What `run` returns is null, and then there is an exception, or a reference that is ours.
+    // namespace is a dictionary that is never released. `builtins` returns a borrowed reference, and the dictionary adds its own. The texts
+    // are C strings. `run` returns null after an exception, or a reference that this code owns.
     unsafe {
         let mut namespace = NAMESPACE.load(Relaxed);
         let is_first = namespace.is_null();

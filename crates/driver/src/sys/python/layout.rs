@@ -23,7 +23,7 @@ pub(super) struct Layout {
     pub(super) code_parts: [usize; 3],
     /// The first instruction, in a code object.
     pub(super) first_instruction: usize,
-    /// The identity that distinguishes a code object from an earlier one at the same address.
+    /// The identity of a code object, which an earlier one at the same address does not share.
     pub(super) identity: Identity,
     /// The first line of a code object, an `int`.
     pub(super) first_line: usize,
@@ -47,7 +47,7 @@ pub(super) enum ThreadsLock {
 /// The offsets of the length and of the first byte in a bytes object, in all known versions.
 pub(super) const BYTES: [usize; 2] = [16, 32];
 
-/// What distinguishes a code object from an earlier one at the same address.
+/// The identity of a code object, which differs from that of an earlier one at the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Identity {
     /// The word that contains the version, a number that no other code object has (3.12 and later).
@@ -148,7 +148,7 @@ impl Layout {
             thread_id: field(thread_state, 5)?,
             threads_lock: ThreadsLock::Byte { at: interpreters.checked_sub(size_of::<usize>())? },
         };
-        // An object is a count and a type.
+        // An object consists of a count and a type.
         (word(pyobject) == 16 && layout.object_type == 8).then_some(layout)
     }
 }
@@ -157,7 +157,7 @@ impl Layout {
 mod tests {
     use super::*;
 
-    /// Makes a record as 3.13.0 has it, except for fields that are not read.
+    /// Creates a record like that of 3.13.0, except for fields that are not read.
     fn record(version: u64) -> Vec<u64> {
         let mut words = vec![0; 64];
         (words[0], words[1]) = (COOKIE, version);

@@ -24,7 +24,7 @@ pub fn line_at(table: &[u8], first_line: i32, offset: isize) -> Option<u32> {
         let details = after.iter().position(|byte| byte & 0x80 != 0).unwrap_or(after.len());
         let kind = head >> 3 & 0xf;
         line += match kind {
-            // The entry is on the line of the entry before.
+            // The entry is on the same line as the previous one.
             0..=9 | 15 => 0,
             10..=12 => i64::from(kind - 10),
             _ => signed_number(&after[..details])?,
@@ -56,7 +56,8 @@ fn signed_number(bytes: &[u8]) -> Option<i64> {
 mod tests {
     use super::*;
 
-    /// Python 3.11 to 3.13 make this of a function on line 10 with two lines, a line before both, and an instruction without a line.
+    /// The table that Python 3.11 to 3.13 create for a function on line 10 with two lines, a line before both, and an instruction without a
+    /// line.
     const TABLE: [u8; 12] = [
         0b1000_0000 | 15 << 3, // no line, one unit
         0b1000_0001 | 10 << 3, // one line, two units, columns
@@ -99,7 +100,7 @@ mod tests {
                 }
             }
         }
-        // The numbers are one without an end, and one that is too long.
+        // A number without an end, and one that is too long.
         assert_eq!(line_at(&[0b1110_1000, 0x7f], 1, 0), None);
         assert_eq!(line_at(&[0b1110_1000, 0x7f, 0x7f, 0x7f, 0x7f, 0x7f, 0x7f, 0], 1, 0), None);
     }

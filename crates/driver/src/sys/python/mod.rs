@@ -29,7 +29,7 @@ use self::{
 /// The maximum number of frames that are read of a chain.
 const MAX_CHAIN: usize = 1024;
 
-/// File and function names are cut at this length.
+/// File and function names are truncated to this length.
 const MAX_CHARACTERS: isize = 4096;
 
 /// Identifies a Python function on a stack. The numbers stay the same after the function has ended.
@@ -116,8 +116,8 @@ impl Interpreter {
         FOUND.get()?.as_ref()
     }
 
-    /// Looks for the interpreter of this process; only the first call does so. Finds none if no Python runs, or if its version is not 3.11
-    /// to 3.14, or if it has no global lock. Takes the loader's lock of loading, so hooks and callbacks must not call this.
+    /// Finds the interpreter of this process on the first call. There is none if Python does not run, if its version is not 3.11 to 3.14,
+    /// or if it has no global lock. Takes the loader's lock of loading, so hooks and callbacks must not call this.
     pub(crate) fn find() {
         FOUND.get_or_init(Self::new);
     }

@@ -1,9 +1,9 @@
-//! Takes the lock of the interpreter's lists of threads, and finds out whether this thread is in one of them.
+//! Takes the lock of the interpreter's lists of threads, and checks whether this thread is in one of them.
 //!
 //! When the interpreter shuts down, it deletes the states of threads that are in native code, while these threads run. In all versions from
 //! 3.11 to 3.14 it takes this lock, removes the states from the list of their interpreter, releases the lock, and deletes the states.
 //! Therefore the state of a thread that is in a list exists as long as the lock is held. A thread may take the lock without Python's global
-//! lock, and Python holds it for a few instructions only.
+//! lock, and Python holds it only for a few instructions.
 
 use std::{
     ffi::{c_int, c_void},
@@ -21,15 +21,15 @@ use super::{
     layout::ThreadsLock,
 };
 
-/// The number of times that a thread tries to take the interpreter's lock. After the first tries it lets others run.
+/// The number of times that a thread tries to take the interpreter's lock. After the first `SPINS` tries, it yields to other threads.
 const TRIES: u32 = 1000;
 const SPINS: u32 = 50;
 
-/// `PyMutex`: the bit that is set while somebody has the lock.
+/// `PyMutex`: the bit that is set while the lock is held.
 const LOCKED: u8 = 1;
 
-/// True if the interpreter has ended. It is locked while a thread reads its frames, so that threads of gpumem do not wait for each
-/// other with the interpreter's lock, and so that the interpreter, which calls [`ended`] at the end, waits for all of them.
+/// True if the interpreter has ended. Locked while a thread reads its frames. Therefore threads of gpumem do not wait for each other while
+/// they hold the interpreter's lock, and the interpreter, which calls [`ended`] at its end, waits for all of them.
 static ENDED: Mutex<bool> = Mutex::new(false);
 
 /// The interpreter's functions. None of them needs Python's lock.
@@ -42,19 +42,19 @@ pub(super) struct Threads {
     next_interpreter: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
     first_thread: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
     next_thread: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
-    /// The result of `pthread_self` in a thread, in its state.
+    /// The offset of a thread's `pthread_self` in its state.
     id: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum LockFunctions {
-    /// The lock is an object to which there is a pointer.
+    /// The lock is an object behind a pointer.
     Object { acquire: unsafe extern "C" fn(*mut c_void, c_int) -> c_int, release: unsafe extern "C" fn(*mut c_void) },
     /// The lock is a byte, a `PyMutex`.
     Byte { release: unsafe extern "C" fn(*mut u8) },
 }
 
-/// While this lives, no state of a thread that is in a list is deleted.
+/// While this exists, no state of a thread that is in a list is deleted.
 pub(super) struct ThreadsGuard<'a> {
     threads: &'a Threads,
     /// The object or the byte.
@@ -63,11 +63,11 @@ pub(super) struct ThreadsGuard<'a> {
 }
 
 impl Threads {
-    /// Makes the lock. `runtime` is the address of `_PyRuntime`. `None` if the list is not where the layout says, or if the
-    /// interpreter does not announce its end.
+    /// Finds the lock. `runtime` is the address of `_PyRuntime`. Returns `None` if the list does not match the layout, or if the
+    /// interpreter cannot announce its end.
     ///
     /// # Safety
-    /// `runtime` is that address, in a version that has this layout.
+    /// `runtime` must be that address, in a version with this layout.
     pub(super) unsafe fn of(runtime: usize, lock: ThreadsLock, id: usize) -> Option<Self> {
         // SAFETY: these functions have these types in all versions that have a layout. `Py_AtExit` keeps a function of this library,
         // which the caller keeps loaded.
@@ -88,7 +88,7 @@ impl Threads {
                 next_thread: function(c"PyThreadState_Next")?,
                 id,
             };
-            // The list of interpreters begins behind its lock.
+            // The start of the list of interpreters follows its lock.
             let first = (threads.first_interpreter)().addr();
             if first == 0 || word(threads.lock + size_of::<usize>()) != first {
                 return None;
@@ -98,7 +98,7 @@ impl Threads {
         }
     }
 
-    /// Takes the lock. `None` if another thread keeps it for long, or if the interpreter has ended, and in the child of a fork.
+    /// Takes the lock. Returns `None` if another thread holds it for long, if the interpreter has ended, or in the child process of a fork.
     pub(super) fn lock(&self) -> Option<ThreadsGuard<'_>> {
         if process::is_forked() {
             return None;
@@ -107,17 +107,16 @@ impl Threads {
         if *not_ended {
             return None;
         }
-        // SAFETY: the interpreter has not ended, so it has not called `ended`, and it does not go on from there while `not_ended` is
-        // locked. Until then the lock exists.
+        // SAFETY: the interpreter has not called `ended` yet, or waits there while `not_ended` is locked. Until then the lock exists.
         let lock = unsafe { self.acquire() }?;
         Some(ThreadsGuard { threads: self, lock, _not_ended: not_ended })
     }
 
     /// # Safety
-    /// The interpreter has not deleted its lock, and does not do so now.
+    /// The interpreter must not have deleted its lock, and must not do so during the call.
     unsafe fn acquire(&self) -> Option<*mut c_void> {
         let lock: *mut c_void = match self.kind {
-            // SAFETY: the pointer to the lock is there.
+            // SAFETY: `self.lock` is the address of the pointer to the lock.
             LockFunctions::Object { .. } => ptr::with_exposed_provenance_mut(unsafe { word(self.lock) }),
             LockFunctions::Byte { .. } => ptr::with_exposed_provenance_mut(self.lock),
         };
@@ -184,7 +183,7 @@ impl Drop for ThreadsGuard<'_> {
     }
 }
 
-/// The interpreter calls this when it has deleted everything except its locks.
+/// Waits for threads that read their frames. The interpreter calls this after it has deleted everything except its locks.
 extern "C" fn ended() {
     // In the child process of a fork, no thread reads frames, and the lock may be held by a thread that does not exist there.
     if process::is_forked() {
@@ -201,7 +200,7 @@ fn own_id() -> usize {
     usize::try_from(id).unwrap_or(0)
 }
 
-/// Returns 0, because Python is found on Linux only.
+/// Returns 0, because Python is supported only on Linux.
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 fn own_id() -> usize {
     0

@@ -1,6 +1,6 @@
-//! A thread's cache of callers, the functions that have called the driver, for any depth of the stack.
+//! A thread's cache of callers, the functions that have called the driver, which works at any depth of the stack.
 //!
-//! On its way to the caller, a walk reads few words of the stack, and these words determine where the next one is: a return address
+//! On its way to the caller, a walk reads few words of the stack, and these words determine the location of the next one: a return address
 //! determines the size of the frame around it, and an address on the stack has a distance from the stack pointer. If the earlier words are
 //! the same, the last one is again the caller's return address. It is on the stack, because the frames before it are.
 
@@ -26,11 +26,11 @@ struct Word {
     value: u64,
 }
 
-/// The words of a walk. The last one is the return address in the caller.
+/// The words that a walk reads. The last one is the return address in the caller.
 #[derive(Clone, Copy)]
 pub(super) struct Way {
     words: [Word; MAX_WORDS],
-    /// The number of words. It is above [`MAX_WORDS`] if not all of them are here.
+    /// The number of words. Above [`MAX_WORDS`] if not all of them are stored.
     count: usize,
     /// The bytes from the stack pointer to the end of the highest word.
     reach: u64,
@@ -40,7 +40,7 @@ impl Way {
     pub(super) const NONE: Self =
         Self { words: [Word { offset: 0, is_distance: false, value: 0 }; MAX_WORDS], count: 0, reach: 0 };
 
-    /// Adds a word of this stack that the walk from `sp` has read. It is not below `sp`.
+    /// Adds a word of this stack that the walk from `sp` has read. The address must not be below `sp`.
     pub(super) fn add(&mut self, sp: u64, stack: &Range<u64>, address: u64, value: u64) {
         let (offset, value) = (address - sp, without_signature(value));
         let is_distance = stack.contains(&value);
@@ -52,7 +52,7 @@ impl Way {
         self.reach = self.reach.max(offset + 8);
     }
 
-    /// Returns the return address in the caller, and the words before it. `None` if not all words are here.
+    /// Returns the return address in the caller, and the words before it. `None` if not all words are stored.
     #[inline]
     fn parts(&self) -> Option<(&Word, &[Word])> {
         self.words.get(..self.count)?.split_last()
@@ -74,7 +74,7 @@ pub(super) struct CallerCache {
     ways: [Way; WAYS],
     /// The way that the next one replaces.
     next: usize,
-    /// Return addresses in callers, and their numbers.
+    /// Return addresses in callers, and their ids.
     callers: [(u64, u32); CALLERS],
 }
 
@@ -90,7 +90,7 @@ impl CallerCache {
         }
         let room = self.stack.end - sp;
         self.ways.iter().find_map(|way| {
-            // The start of a longer way may be a way, too. It ends in the driver, where no caller is.
+            // The start of a longer way may also be a way. Such a way ends in the driver, which contains no caller.
             let address = way.follow(sp, room, &read)?;
             let (known, number) = self.callers[place_of(address)];
             (known == address).then_some(number)
@@ -118,7 +118,7 @@ fn place_of(address: u64) -> usize {
 mod tests {
     use super::*;
 
-    /// The thread's stack, on which the words of a test begin at any multiple of 8.
+    /// The thread's stack, on which the words of a test start at a multiple of 8.
     const STACK: Range<u64> = 0x7000..0x8000;
 
     fn cache(ways: &[(u64, &[u64])], number: u32) -> CallerCache {
@@ -147,7 +147,7 @@ mod tests {
         for other in [[11, 0x77c0, 20, 30], [10, 0x7180, 20, 30], [10, 0x77c0, 21, 30], [10, 0x77c0, 20, 31]] {
             assert_eq!(find(&cache, 0x7740, &other), None, "{other:x?}");
         }
-        // The last word has no room on the stack, or the stack is another one.
+        // The last word does not fit on the stack, or it is a different stack.
         assert_eq!(find(&cache, 0x7fe8, &[10, 0x8068, 20, 30]), None);
         assert_eq!(find(&cache, 0x6000, &[10, 0x6080, 20, 30]), None);
     }

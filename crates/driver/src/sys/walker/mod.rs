@@ -57,7 +57,7 @@ impl Functions {
     }
 }
 
-/// What a thread keeps to walk its stacks: less than 64 KiB, from its first stack until it ends.
+/// The data that a thread keeps to walk its stacks: less than 64 KiB, from its first stack until the thread ends.
 struct Walker {
     /// The bounds of the thread's stack. The walk reads nothing outside of them.
     bounds: Range<u64>,
@@ -72,7 +72,7 @@ struct Walker {
 const MOST_FAILED: u32 = 64;
 
 thread_local! {
-    // These have no destructors, so access needs no check whether they were initialised.
+    // These have no destructors, so access needs no check whether they were initialized.
     static LAST: UnsafeCell<LastStack> = const { UnsafeCell::new(LastStack::NONE) };
     static CALLERS: UnsafeCell<CallerCache> = const { UnsafeCell::new(CallerCache::EMPTY) };
     static WALKER: RefCell<Option<Walker>> = const { RefCell::new(None) };
@@ -141,7 +141,7 @@ fn find_caller(record: u64, sp: u64, is_skipped: fn(&[u8]) -> bool, number: impl
     WALKER.try_with(of_thread).ok()?
 }
 
-/// Writes the program counter and the registers. Returns the stack pointer.
+/// Stores the program counter and the registers. Returns the stack pointer.
 #[allow(clippy::inline_always, reason = "the registers are those of the function that walks")]
 #[inline(always)]
 fn save_registers(registers: &mut MaybeUninit<Registers>) -> u64 {
@@ -339,12 +339,12 @@ fn reader(bounds: &Range<u64>, sp: u64, mut add: impl FnMut(u64, u64)) -> impl F
 /// Returns the bounds of the calling thread's stack. For the main thread, the C library reads them from a file.
 fn stack_of_thread() -> Option<Range<u64>> {
     let mut attributes = MaybeUninit::uninit();
-    // SAFETY: the thread is this one, which runs. The call initialises the attributes unless it returns an error.
+    // SAFETY: the thread is this one, which runs. The call initializes the attributes unless it returns an error.
     if unsafe { libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) } != 0 {
         return None;
     }
     let (mut start, mut size) = (ptr::null_mut(), 0);
-    // SAFETY: the attributes were initialised. They are read, and destroyed once.
+    // SAFETY: the attributes were initialized. They are read, and destroyed once.
     let is_known = unsafe {
         let answer = libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut start, &raw mut size);
         libc::pthread_attr_destroy(attributes.as_mut_ptr());

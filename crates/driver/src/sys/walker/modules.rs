@@ -48,7 +48,7 @@ impl Modules {
         if let Some(known) = known.filter(|known| known.generation == generation) {
             return Some(Arc::clone(known));
         }
-        // In the child process of a fork, `lock` could wait for ever for a thread that does not exist there.
+        // In the child process of a fork, `lock` could wait forever for a thread that does not exist there.
         let mut newest = match NEWEST.try_lock() {
             Ok(newest) => newest,
             Err(TryLockError::Poisoned(newest)) => newest.into_inner(),
@@ -101,7 +101,7 @@ impl Modules {
 }
 
 impl Module {
-    /// The end of the readable segment that contains this address.
+    /// Returns the end of the readable segment that contains this address.
     pub(super) fn readable_up_to(&self, address: u64) -> Option<u64> {
         covering(&self.readable, address)
     }
@@ -151,7 +151,7 @@ impl Modules {
         &self.all
     }
 
-    /// Makes an invented list for a test.
+    /// Creates a list for a test.
     pub(super) fn with(all: Vec<Module>) -> Self {
         Self { generation: Generation::default(), all }
     }

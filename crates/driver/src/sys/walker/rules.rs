@@ -1,4 +1,4 @@
-//! How to get from a function to its caller: the meaning of one row of a table.
+//! Rules for getting from a function to its caller: the decoded rows of a table.
 
 use gimli::{
     CfaRule, EhFrame, Encoding, EndianSlice, NativeEndian, Operation, Register, RegisterRule, UnwindContextStorage,
@@ -27,24 +27,24 @@ pub(super) enum Base {
     Register(u8),
 }
 
-/// A distance from there, in words.
+/// A distance from a base, in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Location {
     pub(super) base: Base,
     pub(super) words: i16,
 }
 
-/// Where the value is that a register has in the caller.
+/// The location of a register's value in the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SavedRegister {
-    /// The value is in the register: the function does not use it.
+    /// The value is in the register, because the function does not use it.
     Unchanged,
     At(Location),
-    /// The value is not stored, or the table does not tell where.
+    /// The value is not stored, or the table does not contain its location.
     Unknown,
 }
 
-/// How to get from a function to its caller, for one address in the function.
+/// The rule for getting from a function to its caller, at one address in the function.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UnwindRule {
     pub(super) end: Location,
@@ -54,7 +54,7 @@ pub(super) struct UnwindRule {
     pub(super) registers: [SavedRegister; CALLEE_SAVED.len()],
 }
 
-/// Storage for the rows of a table that is not on the heap. Functions that compilers generate do not save more registers.
+/// Storage for the rows of a table, not on the heap. Functions that compilers generate do not save more registers.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct InPlace;
 
@@ -73,7 +73,7 @@ impl Location {
         Some(Self { base, words })
     }
 
-    /// Returns a distance from a register, as in a table.
+    /// Returns the location at a distance from a register, as in a table.
     fn from(register: Register, bytes: i64) -> Option<Self> {
         let base = match register.0 {
             STACK_POINTER => Base::StackPointer,
@@ -82,8 +82,8 @@ impl Location {
         Self::new(base, bytes)
     }
 
-    /// The location that an expression means, and whether the value is the word at it. Compilers write such expressions for
-    /// functions that align their frames.
+    /// Returns the location that an expression computes, and whether the value is the word at that location. Compilers write such
+    /// expressions for functions that align their frames.
     fn of(
         expression: &UnwindExpression<usize>,
         entries: &EhFrame<Bytes<'_>>,

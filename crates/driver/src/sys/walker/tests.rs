@@ -33,7 +33,7 @@ fn deeper<R>(depth: usize, at_the_bottom: &mut dyn FnMut() -> R) -> R {
 }
 
 thread_local! {
-    /// Stacks by number, as they were walked.
+    /// The walked stacks, by id.
     static WALKED: RefCell<Vec<Vec<usize>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -57,7 +57,7 @@ fn compare() -> (usize, bool) {
     let (ours, is_walked) = known().expect("all functions here have tables");
     let mut theirs = [0; 1024];
     let count = unwind(&mut theirs, 0);
-    // The two calls are on different lines here.
+    // The calls of the two walks are on different lines of this function.
     let theirs = &theirs[1..count];
     let common = ours.iter().position(|address| *address == theirs[0]).expect("the caller is on both");
     assert!(common < 6, "{common} functions further inside");
@@ -100,7 +100,7 @@ fn callers_are_distinguished() {
             }
         }
     }
-    // The calls are made in turns, so that each follows the others at the same stack pointer. There are more of them than a set has
+    // The calls alternate, so that each follows the others at the same stack pointer. There are more of them than a set has
     // entries.
     let mut walked = 0;
     for round in 0..40 {
@@ -193,7 +193,7 @@ fn a_stack_of_an_unloaded_library_is_not_reused() {
     let known = [false, false];
     for (step, expected) in [
         ("begin", twice),
-        // Loading a library changes nothing for other stacks, and the library's own functions can be walked at once.
+        // Loading a library does not affect other stacks, and the library's own functions can be walked immediately.
         ("load", known),
         ("call", known),
         // Another library may be loaded at the same addresses next. The next walk notices that this one was unloaded.
@@ -221,10 +221,10 @@ fn a_stack_of_an_unloaded_library_is_not_reused() {
     }
 }
 
-/// A report asks for the file and the function of an address whose library is unloaded at this moment.
+/// A report looks up the file and the function of an address whose library is unloaded at this moment.
 #[test]
 fn libraries_are_unloaded_while_reports_are_made() {
-    // The number of the round. It is 0 while no library is known to be at the address.
+    // The number of the round. 0 while no library is known to be at the address.
     let (round_now, address, is_done) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
     let known = [const { AtomicUsize::new(0) }; 2];
     let report = || {
@@ -264,12 +264,12 @@ fn libraries_are_unloaded_while_reports_are_made() {
     assert!(known.iter().all(|known| *known > 10), "{known:?}");
 }
 
-/// Libraries are mapped a few pages below a library that was unloaded, and that the list of `backtrace` still has.
+/// Libraries are mapped a few pages below a library that was unloaded but is still in the list of `backtrace`.
 #[test]
 fn a_library_has_its_own_functions_where_another_one_was() {
     const NAME: &str = "sys::walker::tests::a_library_has_its_own_functions_where_another_one_was";
     const PAGES: usize = 8;
-    // `backtrace` makes its list once in a process.
+    // `backtrace` creates its list once per process.
     if env::var_os("GPUMEM_TEST_ALONE").is_none() {
         let program = env::current_exe().unwrap();
         let alone = Command::new(program).args(["--exact", NAME]).env("GPUMEM_TEST_ALONE", "1").output().unwrap();
@@ -336,7 +336,7 @@ fn a_cached_stack_allocates_nothing_and_a_thread_allocates_little() {
 /// Runs a function on a stack that is not the thread's.
 fn on_another_stack(elsewhere: extern "C" fn()) {
     let mut room = vec![0_u8; 256 << 10];
-    // SAFETY: the contexts are initialised before they are used, and live until both have returned; the stack is large enough.
+    // SAFETY: the contexts are initialized before they are used, and live until both have returned; the stack is large enough.
     unsafe {
         let (mut own, mut other): (libc::ucontext_t, libc::ucontext_t) = (mem::zeroed(), mem::zeroed());
         assert_eq!(libc::getcontext(&raw mut other), 0);
@@ -412,7 +412,7 @@ fn functions_of_files_that_are_left_out_are_not_recorded() {
     let nested = [(1, user), (2, user), (3, driver), (4, driver), (5, user), (6, user), (7, driver), (8, user)];
     assert_eq!(recorded(&nested), (8, vec![5, 6, 8]));
     assert_eq!(recorded(&[(1, user), (2, driver)]), (2, vec![]));
-    // The driver's functions take no room.
+    // The driver's functions do not count towards the limit.
     let deep = |driver_s: u64, users: u64| -> Vec<_> {
         (1..=driver_s).map(|at| (at, driver)).chain((1000..1000 + users).map(|at| (at, user))).collect()
     };
@@ -420,7 +420,7 @@ fn functions_of_files_that_are_left_out_are_not_recorded() {
     assert_eq!(recorded(&deep(100, 200)), (227, (1000..1128).collect()));
 }
 
-/// Returns the number of the function of a library that calls back, and whether a walk found it.
+/// Returns the return address in the library that calls back, in a list, and whether a walk found it.
 fn known_caller(library: &LoadedCopy, is_skipped: fn(&[u8]) -> bool) -> Option<(Vec<usize>, bool)> {
     let before = WALKED.with_borrow(Vec::len);
     let mut number = None;

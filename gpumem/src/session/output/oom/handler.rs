@@ -28,7 +28,7 @@ use crate::{
 };
 
 thread_local! {
-    /// True while this thread handles a refusal. A refusal of the program's function is not reported.
+    /// True while this thread handles a rejected allocation. Allocations that the program's function makes are not reported.
     static IS_HANDLED: Cell<bool> = const { Cell::new(false) };
     /// True if `retry_after_trim` will retry rejected allocations of this thread.
     pub(super) static IS_RETRIED: Cell<bool> = const { Cell::new(false) };
@@ -36,7 +36,7 @@ thread_local! {
     pub(super) static REFUSED_COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Handles a refused allocation. Refusals of the host's memory, and of pools whose device is not known, are only counted and recorded.
+/// Handles a rejected allocation. Rejected host memory, and pools whose device is not known, are only counted and recorded.
 pub(in crate::session) fn refused(session: &'static Session, device: Option<Device>, bytes: Bytes, kind: MemKind) {
     REFUSED_COUNT.set(REFUSED_COUNT.get() + 1);
     session.refusals.count.fetch_add(1, Relaxed);
@@ -47,12 +47,12 @@ pub(in crate::session) fn refused(session: &'static Session, device: Option<Devi
         return;
     }
     // The panic hook has printed the panic. The program still gets the error of its allocation.
-    // The drop of what a panic carries may panic as well.
+    // Dropping the payload could panic as well, so it is leaked.
     mem::forget(catch_unwind(AssertUnwindSafe(|| handle(session, device, bytes, kind))));
     IS_HANDLED.set(false);
 }
 
-/// Removes the pending reports of at most this size of a thread that has allocated this many bytes.
+/// Removes the calling thread's pending reports about requests of at most this size, because it has now allocated this many bytes.
 pub(in crate::session) fn obtained(session: &Session, device: Device, bytes: Bytes) {
     let thread = thread::current().id();
     let mut reporter = session.refusals.reporter();
@@ -63,7 +63,8 @@ pub(in crate::session) fn obtained(session: &Session, device: Device, bytes: Byt
     source::watch_allocations(reporter.pending.iter().any(|pending| pending.refusal.thread == thread));
 }
 
-/// The recording gets a reading of the device, from which its reader knows the free memory and that of others. The refused thread does not
+/// Records a reading of the device, so that readers of the recording know the free memory and that of other processes. Runs on a separate
+/// thread, because the driver may never answer; there is one such thread at a time.
 /// wait for it. It is one thread at a time, because the driver may never answer.
 #[cfg(feature = "capture")]
 fn record_reading(session: &'static Session, device: Device) {
@@ -102,8 +103,7 @@ fn handle(session: &'static Session, device: Device, requested: Bytes, kind: Mem
     if let Err(error) = investigate(session, refusal, is_printed, sender) {
         oom.breakdown = Err(error);
     }
-    // If there is no function, the thread waits until the driver was read: when it handles the error, it may free
-    // memory.
+    // Without a function, the thread waits until the driver has been read, because it may free memory when it handles the error.
     let enough = if hook.is_some() { Stage::Complete } else { Stage::Device };
     while let Ok(update) = updates.recv_deadline(deadline) {
         oom = update.oom;

@@ -1,4 +1,4 @@
-//! The program's function for refused allocations.
+//! The program's function for rejected allocations.
 
 use std::sync::{Arc, PoisonError};
 
@@ -18,23 +18,23 @@ use crate::{process, report::OutOfMemory, session::current};
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// The function runs on the refused thread, before the driver's call returns, at most 50 ms after the refusal. Data that is not
-/// found by then is missing in its argument, such as lines whose debug information was not read before. It may free memory. It
-/// must not wait for other threads that call CUDA, because the driver's call is not over yet. A panic of it is caught.
+/// The function runs on the calling thread, before the driver's call returns, at most 50 ms after the failure. Data that is not available
+/// by then is missing in its argument, such as lines whose debug information was not read yet. It may free memory. It must not wait for
+/// other threads that call CUDA, because the driver's call has not returned yet. If it panics, the panic is caught.
 ///
-/// With or without such a function, refusals are reported on stderr: the request, the breakdown of the device's memory
+/// With or without such a function, rejected allocations are reported on stderr: the request, the breakdown of the device's memory
 /// ([`breakdown`](crate::breakdown)), the scopes and lines that hold most of it, and the memory that
-/// [`torch::empty_cache`](crate::torch::empty_cache) would free. A refusal is not reported if the same thread obtains that much memory of
-/// the device within a second: an allocator with a cache empties the cache and tries again. Several refusals of the same request on one
-/// thread are one report. At most three reports are printed. A pending report is printed when the process exits, and is lost if the process
+/// [`torch::empty_cache`](crate::torch::empty_cache) would free. There is no report if the same thread obtains that much memory of the
+/// device within a second: an allocator with a cache empties the cache and tries again. Repeated failures of the same request on one thread
+/// make one report. At most three reports are printed. A pending report is printed when the process exits, and is lost if the process
 /// aborts. Only intercepted allocations are reported, so the first trace must have started.
 pub fn on_oom(hook: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
-    // The child of a fork has no GPU, and a thread that does not exist there may hold the lock for ever.
+    // The child of a fork has no GPU, and a thread that does not exist there may hold the lock forever.
     if process::is_forked() {
         return;
     }
     let hook: Hook = Arc::new(hook);
     let replaced = current().refusals.hook.write().unwrap_or_else(PoisonError::into_inner).replace(hook);
-    // The drop comes after the lock: a drop of the program's values may itself call `on_oom`.
+    // Dropped after the lock is released: the drop of a captured value may call `on_oom`.
     drop(replaced);
 }

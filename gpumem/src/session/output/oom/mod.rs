@@ -1,4 +1,4 @@
-//! Reports of refused allocations: the request, and the breakdown of the device's memory.
+//! Reports of rejected allocations: the request, and the breakdown of the device's memory.
 
 mod handler;
 mod hook;

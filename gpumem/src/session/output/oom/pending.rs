@@ -22,21 +22,21 @@ const PRINT_DELAY: Duration = Duration::from_secs(1);
 /// The largest number of pending reports.
 const MAX_PENDING: usize = 32;
 
-/// The program's function for refused allocations.
+/// The program's function for rejected allocations.
 pub(super) type Hook = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 
-/// The refused allocations of a session: the program's function, and the reports.
+/// The rejected allocations of a session: the program's function, and the reports.
 #[derive(Default)]
 pub(in crate::session) struct Refusals {
     pub(super) hook: RwLock<Option<Hook>>,
-    /// The number of refused allocations.
+    /// The number of rejected allocations.
     pub(in crate::session) count: AtomicU64,
     /// The number of printed reports.
     pub(super) printed: AtomicU64,
     reporter: Mutex<Reporter>,
     /// Notified when the pending reports have changed.
     pub(super) changed: Condvar,
-    /// The number of threads that wait for the driver.
+    /// The number of threads that are waiting for the driver.
     pub(super) driver_threads: AtomicUsize,
 }
 
@@ -46,17 +46,17 @@ impl Refusals {
     }
 }
 
-/// A refusal whose report is not printed yet.
+/// A rejected allocation whose report is not printed yet.
 pub(super) struct PendingReport {
     pub(super) number: u64,
     pub(super) refusal: Refusal,
-    /// The channel to the refused thread.
+    /// The channel to the thread that made the call.
     pub(super) updates: Sender<OomUpdate>,
     /// The report, as far as it is known.
     pub(super) oom: OutOfMemory,
     /// The stacks to resolve.
     pub(super) observation: Option<Observation>,
-    /// The time until which the report waits for the driver.
+    /// The time at which the report stops waiting for the driver.
     pub(super) driver_deadline: Instant,
     /// True if the stacks are resolved, or are being resolved.
     pub(super) is_resolved: bool,
@@ -75,7 +75,7 @@ pub(super) struct Reporter {
     pub(super) is_running: bool,
     /// True while a report that was removed from `pending` is being printed.
     pub(super) is_printing: bool,
-    /// True if the process ends.
+    /// True if the process is exiting.
     pub(super) is_exiting: bool,
 }
 
@@ -84,13 +84,13 @@ impl Reporter {
         self.pending.iter_mut().find(|pending| pending.number == number)
     }
 
-    /// Returns the report with this number, unless its stacks are resolved or being resolved.
+    /// Returns the report with this id, unless its stacks are resolved or being resolved.
     pub(super) fn unresolved(&mut self, number: u64) -> Option<&mut PendingReport> {
         self.find(number).filter(|pending| !pending.is_resolved)
     }
 
-    /// Returns the time at which to print the report of a refusal. If a report of the same request is pending, this removes it
-    /// and returns its time: a retried request is reported once, with the state after the last attempt, when caches are empty.
+    /// Returns the time at which to print the report. If a report of the same request is pending, removes it and returns its
+    /// time: a retried request is reported once, with the state after the last attempt, when caches are empty.
     pub(super) fn due_time(&mut self, refusal: &Refusal, is_printed: bool) -> Option<Instant> {
         let is_same = |pending: &PendingReport| {
             let key = |refusal: &Refusal| (refusal.thread, refusal.of.device, refusal.of.requested);
@@ -114,7 +114,7 @@ impl Reporter {
         Some((pending.number, pending.refusal.clone(), pending.observation.take()))
     }
 
-    /// Removes the next report that is to be printed now.
+    /// Removes and returns the next report that is due.
     pub(super) fn remove_due(&mut self) -> Option<PendingReport> {
         let now = Instant::now();
         let is_due = |pending: &PendingReport| pending.due.is_some_and(|due| due <= now || self.is_exiting);
@@ -122,12 +122,12 @@ impl Reporter {
         Some(self.pending.remove(at))
     }
 
-    /// Returns whether the thread prints a report, or will print one.
+    /// Returns whether the thread is printing a report or will print one.
     pub(super) fn will_print(&self) -> bool {
         self.is_printing || self.is_running && self.pending.iter().any(|pending| pending.due.is_some())
     }
 
-    /// Returns the time at which the next report is to be resolved or printed.
+    /// Returns the time at which the next report must be resolved or printed.
     pub(super) fn next_moment(&self) -> Option<Instant> {
         let moment =
             |pending: &PendingReport| if pending.is_resolved { pending.due } else { Some(pending.driver_deadline) };

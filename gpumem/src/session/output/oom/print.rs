@@ -1,4 +1,4 @@
-//! Prints reports of refused allocations.
+//! Prints reports of rejected allocations.
 
 use std::{
     mem,
@@ -9,10 +9,10 @@ use std::{
 use super::pending::{PendingReport, Reporter};
 use crate::{report::Content, session::Session};
 
-/// The largest number of printed reports: a program that retries without end would fill the screen.
+/// The largest number of printed reports: a program that retries forever would fill the screen.
 pub(super) const MAX_PRINTED: u64 = 3;
 
-/// The longest wait at the end of the process for reports. Large programs have much debug information to read.
+/// The longest wait for reports at exit. Large programs have much debug information to read.
 const EXIT_WAIT: Duration = Duration::from_secs(5);
 
 pub(super) fn print(session: &Session, pending: PendingReport) {
@@ -32,13 +32,13 @@ pub(super) fn print(session: &Session, pending: PendingReport) {
     }
 }
 
-/// Stops reporting refusals.
+/// Turns the reports off.
 #[cfg(feature = "capture")]
 pub(in crate::session) fn print_none(session: &Session) {
     session.refusals.printed.store(MAX_PRINTED, Relaxed);
 }
 
-/// Prints the pending reports at the end of the process, because no waiting thread can obtain memory any longer.
+/// Prints the pending reports at exit, because no thread can obtain memory any more.
 pub(in crate::session) fn print_pending(session: &Session) {
     let changed = &session.refusals.changed;
     let mut reporter = session.refusals.reporter();

@@ -1,4 +1,4 @@
-//! A refused allocation, and what is known of it: at once, by the driver's reading of the device, and at the end.
+//! A rejected allocation, and the stages in which its report is completed.
 
 use std::{thread::ThreadId, time::Duration};
 
@@ -8,10 +8,10 @@ use crate::{
     report::{DeviceReading, OutOfMemory},
 };
 
-/// The longest wait of the refused thread for the report.
+/// The longest time that the calling thread waits for the report.
 pub(super) const REFUSED_THREAD_WAIT: Duration = Duration::from_millis(50);
 
-/// An allocation that was refused, and its thread.
+/// A rejected allocation, and its thread.
 #[derive(Clone, Debug)]
 pub(super) struct Refusal {
     pub(super) thread: ThreadId,
@@ -19,13 +19,13 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// Returns the report with the facts that are known at once.
+    /// Returns the report with the facts that are known immediately.
     pub(super) fn report(&self) -> OutOfMemory {
         self.of.report(Err(no_answer(REFUSED_THREAD_WAIT)))
     }
 }
 
-/// The device was not read in time.
+/// Returns the error that the device was not read in time.
 pub(super) fn no_answer(within: Duration) -> Error {
     Kind::NoAnswer { within }.into()
 }
@@ -44,13 +44,13 @@ pub(super) enum Stage {
     Complete,
 }
 
-/// A report of which more is known than before.
+/// A report that is more complete than the previous one.
 pub(super) struct OomUpdate {
     pub(super) oom: OutOfMemory,
     pub(super) stage: Stage,
 }
 
-/// The memory that was live when an allocation was refused, and the driver's reading of the device.
+/// The memory that was live when an allocation was rejected, and the driver's reading of the device.
 pub(super) struct Observation {
     pub(super) snapshot: Snapshot,
     pub(super) peak: Option<KeptPeak<'static>>,

@@ -22,11 +22,11 @@ use crate::{
     source,
 };
 
-/// The largest number of threads that wait for the driver, in case it never answers.
+/// The largest number of threads that wait for the driver. It may never answer.
 const MAX_DRIVER_THREADS: usize = 4;
 
-/// Starts the threads that find the holders of the memory, and schedules the report. The refused thread does not do this itself:
-/// it may be in a callback, where calls of the driver and of the loader can deadlock.
+/// Starts the threads that find the holders of the memory, and schedules the report. The calling thread does not do this itself:
+/// it may be in a callback, where calls to the driver and the loader can deadlock.
 pub(super) fn investigate(
     session: &'static Session,
     refusal: Refusal,
@@ -65,7 +65,7 @@ pub(super) fn investigate(
     } else {
         driver_threads.fetch_sub(1, Relaxed);
     }
-    // If the thread did not start, the report waits for the next one that starts, or for the end of the process.
+    // If the thread did not start, the report waits for the next one that does, or for the exit of the process.
     if started.is_ok() || due.is_some() {
         let oom = refusal.report();
         reporter.pending.push(PendingReport {
@@ -85,8 +85,8 @@ pub(super) fn investigate(
     started
 }
 
-/// Reads the live memory, then the driver, and sends an update after each. It reads no files. It runs on a thread of its own,
-/// because the driver may never answer.
+/// Reads the live memory, then the driver, and sends an update after each. Reads no files. Runs on a separate thread, because
+/// the driver may never answer.
 fn observe(session: &'static Session, number: u64, refusal: &Refusal, updates: &Sender<OomUpdate>) {
     record_refusal(session, number, refusal);
     let (snapshot, peak) = live_now(session, refusal);
@@ -115,7 +115,7 @@ fn observe(session: &'static Session, number: u64, refusal: &Refusal, updates: &
     }
 }
 
-/// Records the refusal. A reader derives its report from the live memory at this event.
+/// Records the rejected allocation. A reader derives the report from the live memory at this event.
 #[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "nothing is recorded"))]
 fn record_refusal(session: &Session, number: u64, refusal: &Refusal) {
     let derive::Refusal { device, requested, kind, stack, path } = refusal.of.clone();
@@ -162,20 +162,20 @@ fn run(session: &'static Session) {
 }
 
 impl Observation {
-    /// The live memory of this moment is used if the driver did not answer in time.
+    /// Returns an observation with the current live memory, for a driver that did not answer in time.
     fn without_driver(session: &'static Session, refusal: &Refusal) -> Self {
         let (snapshot, peak) = live_now(session, refusal);
         Self { snapshot, peak, reading: Err(no_answer(DRIVER_WAIT)) }
     }
 
-    /// Returns the complete report. Reads the files with debug information, unless that was done before.
+    /// Returns the complete report. Reads the files with debug information, unless they were read before.
     fn resolve(self, session: &Session, refusal: &Refusal) -> OutOfMemory {
         let peak = self.peak.and_then(|peak| peak.holders(session));
         refusal.of.resolved(&self.snapshot, peak, self.reading, std::process::id(), session)
     }
 }
 
-/// Returns the live memory, and the allocations that made the peak of the device.
+/// Returns the live memory, and the allocations that made the device's peak.
 fn live_now(session: &'static Session, refusal: &Refusal) -> (Snapshot, Option<KeptPeak<'static>>) {
     let snapshot = Snapshot::now(&session.inbox, session, refusal.of.device);
     let peak = KeptPeak::of_device(&session.inbox, refusal.of.device, session.next_scope());

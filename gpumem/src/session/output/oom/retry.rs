@@ -1,10 +1,10 @@
-//! A second attempt after the stream-ordered pools are trimmed.
+//! A second attempt after trimming the stream-ordered pools.
 
 use super::handler::{IS_RETRIED, REFUSED_COUNT};
 use crate::{session::current, source::Devices};
 
-/// Runs `attempt`, and runs it again if memory ran out, after the stream-ordered pools have freed their unused memory. The first
-/// failure is not reported.
+/// Runs `attempt`. If memory ran out, frees the unused memory of the stream-ordered pools and runs it again. The first failure
+/// is not reported.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -15,8 +15,8 @@ use crate::{session::current, source::Devices};
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// Memory ran out if the driver refused an allocation of this thread during the attempt. If allocations are not intercepted, any
-/// error counts as out of memory.
+/// Memory ran out if the driver rejected an allocation of this thread during the attempt. If allocations are not intercepted,
+/// any error counts as out of memory.
 ///
 /// # Errors
 /// Returns the error of the second attempt, or of the first if memory did not run out. Trimming waits for the devices on

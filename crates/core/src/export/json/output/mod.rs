@@ -37,7 +37,7 @@ impl Object for Content {
     }
 }
 
-/// `None` if the trace was not measured.
+/// Returns the value, or `None` if the trace was not measured.
 fn measured<T>(trace: &Trace, figure: T) -> Option<T> {
     trace.is_measured().then_some(figure)
 }

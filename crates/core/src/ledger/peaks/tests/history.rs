@@ -46,13 +46,13 @@ struct History {
     number: u64,
     live: BTreeMap<u64, WatchedBlock>,
     freed: [Option<(u64, Option<WatchedBlock>)>; THREADS],
-    /// The newest free of each thread, if it was of an older block: the device and the bytes.
+    /// The last free of each thread, if it was of an older block: the device and the bytes.
     older_freed: [Option<(usize, i64)>; THREADS],
     now: BTreeMap<(usize, Option<PlainAccount>), Now>,
     accounts: PlainAccounts,
-    /// The highest sum of the live blocks of each device, and the groups when it was reached first.
+    /// The highest sum of the live blocks of each device, and the groups when it was first reached.
     records: [(i64, GroupTable); 2],
-    /// The same, whatever was reset; the groups of each moment at which it was reached.
+    /// The same, regardless of resets, with the groups of each moment at which it was reached.
     highest: [Expected; 2],
     scopes: BTreeMap<u64, SimpleScope>,
     entered: [Vec<SimpleEntered>; THREADS],
@@ -81,7 +81,7 @@ impl History {
         self.now.entry((device, account)).or_default()
     }
 
-    /// Returns where a thread allocates and frees. Other tests check the threads for which it works there.
+    /// Returns the place at which a thread allocates and frees. Other tests check the threads that it works for.
     fn place(&mut self, thread: usize) -> PlainPlace {
         let (node, owner) = self.ledger.place_of(thread_id(thread));
         let works_for = self.ledger.guests.threads(owner).map(|thread| thread.0).collect();
@@ -101,7 +101,7 @@ impl History {
         self.change_in(plain, 1, &accounts);
     }
 
-    /// A thread at this place frees the block, or its free has failed.
+    /// Applies the free of a block by a thread at this place, or undoes it after it failed.
     fn change(&mut self, plain: &WatchedBlock, sign: i64, by: &PlainPlace) {
         let free = self.accounts.of_free((&plain.place, plain.number), by, plain.device);
         self.change_in(plain, sign, &free.accounts);
@@ -114,7 +114,7 @@ impl History {
         }
     }
 
-    /// Compares the levels after an event.
+    /// Updates the expected peaks after an event.
     fn update_peaks(&mut self) {
         for scope in self.scopes.values_mut().filter(|scope| scope.is_watched) {
             scope.reach(self.now.entry((scope.device, scope.account)).or_default());
@@ -179,7 +179,7 @@ impl History {
         self.compared += 1;
     }
 
-    /// Other tests check the paths and the owner threads.
+    /// Returns the scopes of a path. Other tests check the paths and the owner threads.
     fn path(&self, mut node: NodeId) -> Vec<CallsiteId> {
         let mut path = Vec::new();
         while node != NodeId::NONE {

@@ -13,7 +13,7 @@ fn histories_agree_with_the_simple_way() {
     assert!(compared as u64 > 5 * histories, "{compared}");
 }
 
-/// There are so many groups that their numbers are reused.
+/// There are so many groups that their ids are reused.
 #[test]
 fn forgotten_groups_are_not_part_of_a_peak() {
     for seed in 1..2 {
@@ -37,7 +37,7 @@ fn unneeded_saved_bytes_are_removed() {
         }
         let in_use = groups.iter().map(|group| group.bytes).sum();
         peaks.raise(in_use);
-        // The peaks of the scopes fall, so that they are different moments.
+        // The peaks of the scopes decrease, so that they are at different moments.
         if round % 4 == 0 {
             scopes.push_back(peaks.watch(in_use));
         }

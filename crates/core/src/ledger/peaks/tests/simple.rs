@@ -51,13 +51,13 @@ impl Now {
 pub(super) struct SimpleScope {
     pub(super) device: usize,
     pub(super) account: Option<PlainAccount>,
-    /// The account that it has, or would have.
+    /// The account that the scope has, or would have.
     pub(super) of: PlainAccount,
     pub(super) is_watched: bool,
     pub(super) opener: usize,
     pub(super) start: Now,
     pub(super) most: i64,
-    /// The groups at each moment at which the level was this one.
+    /// The groups at each moment at which the level was `most`.
     pub(super) at_most: Vec<GroupTable>,
 }
 

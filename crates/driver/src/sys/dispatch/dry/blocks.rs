@@ -95,7 +95,7 @@ pub(super) fn reserve(bytes: u64) -> Option<u64> {
     at(0)
 }
 
-/// Sets real memory to zeros, so that an index that a skipped kernel would have written there is valid.
+/// Sets real memory to zeros, so that an index that a skipped kernel should have written there is valid.
 #[allow(clippy::cast_possible_truncation, reason = "a block is as large as `usize` on these targets")]
 fn clear(address: u64, bytes: u64) {
     // A new stream does not wait for the program's work, and may be used while a stream is captured.
@@ -115,7 +115,7 @@ fn clear(address: u64, bytes: u64) {
     });
 }
 
-/// Removes all blocks of a context that ends.
+/// Removes all blocks of a destroyed context.
 fn end_context(context: u64) {
     cards::forget(context);
     let dry = memory().remove_all(|block| block.context == context);
@@ -136,7 +136,7 @@ pub(super) fn free(address: u64, real: Real<'_>) -> u32 {
     let known = memory().blocks.get(&address).copied();
     match known {
         Some(block) if block.backing == Backing::Dry => {
-            // After this, another thread may get the address.
+            // After this line, another thread may get the address.
             let removed = memory().remove(address);
             if removed.is_none() {
                 return CUDA_ERROR_INVALID_VALUE;
@@ -161,14 +161,14 @@ pub(super) fn free(address: u64, real: Real<'_>) -> u32 {
 }
 
 /// # Safety
-/// `words` are the arguments of `cuMemAllocPitch_v2`.
+/// `words` must be the arguments of `cuMemAllocPitch_v2`.
 pub(super) unsafe fn alloc_pitch(words: &[u64], real: Real<'_>) -> u32 {
     // The driver aligns rows to this (`CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT` is smaller).
     let pitch = words[2].checked_next_multiple_of(512);
     let Some((pitch, bytes)) = pitch.and_then(|pitch| Some((pitch, pitch.checked_mul(words[3])?))) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
-    // SAFETY: the first two are where the address and the pitch go.
+    // SAFETY: the first two arguments are the places for the address and the pitch.
     unsafe {
         let result = alloc(words[0], bytes, None, 0, real);
         if result == SUCCESS && !is_real(bytes) {

@@ -1,5 +1,5 @@
 //! Simulates several GPUs on one device. The program's device 3 is the fourth simulated GPU. Each GPU except the first has its own contexts
-//! and its own pool on the driver's device 0, so everything real (small blocks, streams, kernels) works as always.
+//! and its own pool on the driver's device 0, so everything real (small blocks, streams, kernels) works as usual.
 //!
 //! In a program that uses the CUDA runtime, all simulated GPUs share the primary context of device 0 instead, and a thread selects its GPU:
 //! see [`runtime`](super::runtime).
@@ -25,7 +25,7 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 /// True if the program uses the CUDA runtime.
 static OF_RUNTIME: AtomicBool = AtomicBool::new(false);
 
-/// The number of devices of the machine. 0 until a library that must see them asks for it.
+/// The number of devices of the machine. 0 until a library that must see them requests it.
 static MACHINE: AtomicU32 = AtomicU32::new(0);
 
 /// The contexts, pools and streams of the simulated GPUs after the first.
@@ -82,7 +82,7 @@ pub(super) fn are_simulated() -> bool {
     count() > 0
 }
 
-/// Returns whether the memory of a simulated GPU is out of reach for the others, because they have other contexts.
+/// Returns whether simulated GPUs cannot access each other's memory, because each has its own context.
 pub(super) fn are_apart() -> bool {
     are_simulated() && !are_of_runtime()
 }
@@ -107,8 +107,8 @@ pub(super) fn are_of_runtime() -> bool {
     are_simulated() && OF_RUNTIME.load(Relaxed)
 }
 
-/// Lets the program use the simulated GPUs through the CUDA runtime. Returns whether that is possible: the driver's own functions give each
-/// GPU its own context.
+/// Lets the program use the simulated GPUs through the CUDA runtime. Returns whether this is possible: it is not once a simulated GPU has
+/// its own context.
 pub(super) fn begin_runtime() -> bool {
     let is_possible = OF_RUNTIME.load(Relaxed) || {
         let cards = cards();
@@ -129,7 +129,7 @@ pub(super) fn look_for_runtime() {
 pub(super) const RUNTIME: &str = "libcudart";
 
 /// Returns whether the caller must see the devices of the machine. The runtime compares them with a list that it gets from the driver, and
-/// so do libraries that contain a copy of the runtime, such as cuBLAS. Who calls is not known, so this is true for all callers except
+/// so do libraries that contain a copy of the runtime, such as cuBLAS. The caller is not known, so this is true for all callers except
 /// gpumem.
 pub(super) fn show_machine() -> bool {
     are_of_runtime() && !cuda::is_own()
@@ -146,7 +146,7 @@ pub(super) fn is_of_machine(ordinal: u64) -> bool {
     show_machine() && (ordinal as u32) < MACHINE.load(Relaxed)
 }
 
-/// Forgets a context that has ended.
+/// Removes a destroyed context.
 pub(super) fn forget(context: u64) {
     let mut cards = cards();
     cards.contexts.remove(&context);
@@ -225,8 +225,8 @@ pub(super) unsafe fn with_drivers_device(names: &[&str], words: &[u64], call: &d
     call(&words)
 }
 
-/// Reads a list of `CUmemAccessDesc`, each of which has three ints. Two of these are a location. The result contains each location once,
-/// with its last access.
+/// Reads a list of `CUmemAccessDesc`, each of which is three ints, two of them a location. The result contains each location once, with its
+/// last access.
 ///
 /// # Safety
 /// `at` must be valid for reads of `count` descriptors.
@@ -268,7 +268,7 @@ mod tests {
             assert_eq!((second, words[2], list), (1, 1, &[[1, 0, 1], [2, 1, 3]][..]));
             u32::try_from(words[1] & 0xff).unwrap()
         };
-        // SAFETY: as above. -1 is the host, and 4 no card.
+        // SAFETY: as above. -1 is the host, and 4 is not a card.
         let made =
             [2, u64::from(u32::MAX), 4].map(|device| unsafe { with_drivers_device(&names, &words(device), &call) });
         assert_eq!(made, [0, 0xff, CUDA_ERROR_INVALID_DEVICE]);

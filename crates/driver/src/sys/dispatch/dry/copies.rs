@@ -54,7 +54,7 @@ impl Range {
         let around = memory().around(address, bytes);
         let is_known = || attribute(address, KIND).is_some();
         match (around, place) {
-            // The host may use managed memory, but no other memory of a GPU.
+            // The host may access managed memory, but no other memory of a GPU.
             (Some((backing, is_inside)), Place::Host) => is_inside && backing == Backing::Managed,
             (Some((_, is_inside)), _) => is_inside,
             (None, Place::Device) => is_known(),
@@ -119,7 +119,7 @@ pub(super) unsafe fn copy(to: Range, from: Range, real: Real<'_>) -> u32 {
         return result;
     }
     if to.bytes > 0 && to.is_on_host() {
-        // SAFETY: the program asks for a copy to this range, which is valid.
+        // SAFETY: the program requested a copy to this range, which is valid.
         unsafe { fill(to.address, to.bytes) };
     }
     SUCCESS
@@ -146,7 +146,7 @@ unsafe fn note_pointers(to: u64, from: Range) {
 }
 
 /// # Safety
-/// `words` are the arguments of `cuMemcpyBatchAsync`.
+/// `words` must be the arguments of `cuMemcpyBatchAsync`.
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
 pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
     // SAFETY: the first three are lists of this number of words.
@@ -158,7 +158,7 @@ pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
     let stream = words[words.len() - 1];
     for [to, from, bytes] in copies {
         let [to, from] = [to, from].map(|address| Range::new(Place::Either, address, bytes));
-        // SAFETY: the program asks for this copy, on this stream.
+        // SAFETY: the program requested this copy on this stream.
         let code = unsafe {
             copy(to, from, &|| {
                 inside(|| sys::cuMemcpyAsync(to.address, from.address, bytes as usize, stream as *mut _)) as u32
@@ -191,7 +191,7 @@ pub(super) struct Rows {
 }
 
 impl Side {
-    /// Creates a side from the words of a struct. The sort is a `CUmemorytype`. Returns `None` if that is not known.
+    /// Creates a side from the words of a struct. `sort` is a `CUmemorytype`. Returns `None` if it is unknown.
     #[allow(clippy::cast_possible_truncation, reason = "an int is half a word")]
     fn new(sort: u64, [host, device]: [u64; 2], before: [u64; 3], [pitch, rows]: [u64; 2]) -> Option<Self> {
         let (place, address) = match sort as u32 {
@@ -218,14 +218,14 @@ impl Side {
             |x: u64, y: u64, z: u64| x.checked_add(y.checked_mul(pitch)?)?.checked_add(z.checked_mul(of_plane)?);
         let first = address.checked_add(offset(x, y, z)?)?;
         let bytes = offset(width, height - 1, depth - 1)?;
-        // The offset alone is no address.
+        // The offset alone is not an address.
         (is_wide && is_high && address != 0).then_some(Range::new(place, first, bytes))
     }
 }
 
 impl Rows {
     /// # Safety
-    /// It is the address of a `CUDA_MEMCPY2D`.
+    /// `at` must be the address of a `CUDA_MEMCPY2D`.
     pub(super) unsafe fn of_2d(at: u64) -> Option<Self> {
         // SAFETY: the struct has 16 words.
         let word = |index: u64| unsafe { get(at + index * 8) };
@@ -235,7 +235,7 @@ impl Rows {
     }
 
     /// # Safety
-    /// It is the address of a `CUDA_MEMCPY3D` or of a `CUDA_MEMCPY3D_PEER`.
+    /// `at` must be the address of a `CUDA_MEMCPY3D` or of a `CUDA_MEMCPY3D_PEER`.
     pub(super) unsafe fn of_3d(at: u64) -> Option<Self> {
         // SAFETY: both structs have 25 words.
         let word = |index: u64| unsafe { get(at + index * 8) };
@@ -271,7 +271,7 @@ pub(super) unsafe fn copy_rows(rows: Option<&Rows>, real: Real<'_>) -> u32 {
             let [width, height, depth] = rows.size;
             let Side { pitch, rows, .. } = rows.to;
             for (z, y) in (0..depth).flat_map(|z| (0..height).map(move |y| (z, y))) {
-                // SAFETY: the program asks for a copy to these rows, and their range is valid.
+                // SAFETY: the program requested a copy to these rows, and their range is valid.
                 unsafe { fill(to.address + (z * rows + y) * pitch, width) };
             }
         }

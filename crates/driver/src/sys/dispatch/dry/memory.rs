@@ -48,13 +48,13 @@ pub(super) struct Physical {
     pub(super) is_dry: bool,
     /// The words of the handle's `CUmemAllocationProp`.
     pub(super) properties: [u64; 4],
-    /// True if the memory belongs to another process: it then takes no memory of the GPU for this process.
+    /// True if the memory belongs to another process: it then does not count for this process on the GPU.
     is_imported: bool,
     references: u32,
     mappings: u32,
 }
 
-/// Physical memory at an address.
+/// Physical memory that is mapped at an address.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mapping {
     pub(super) bytes: u64,
@@ -78,7 +78,7 @@ pub(super) struct Memory {
     dry: u64,
 }
 
-/// A part of a GPU, reserved for a block that does not have its address yet.
+/// A part of a GPU's memory, reserved for a block that does not have its address yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grant {
     device: u32,
@@ -98,7 +98,7 @@ impl Memory {
         let size = self.card;
         let card = self.cards.entry(device).or_insert_with(|| {
             let mut model = DeviceModel::new(size);
-            // A GPU that is smaller than a context has nothing left.
+            // On a GPU that is smaller than a context, nothing is left.
             _ = model.hold(CONTEXT.get().min(size));
             model
         });
@@ -130,7 +130,7 @@ impl Memory {
         self.shared.is_some_and(|shared| shared.forget_ended())
     }
 
-    /// Takes a part of a GPU that no process uses.
+    /// Reserves a part of a GPU's memory that no process uses.
     fn take<T: Copy>(
         &mut self,
         device: u32,
@@ -146,8 +146,8 @@ impl Memory {
                 card.release(others);
                 taken
             })?;
-            // Another process may have taken the same part in the meantime. Then both may fail, but they never both get it. If no process
-            // has taken a part, the block is where this process had memory already.
+            // Another process may have taken the same part at the same time. Then both may fail, but they never both succeed. If no other
+            // process has taken anything, the block uses memory that this process already held.
             let is_left = memory.on_card(device, |card| card.free()) >= memory.others(device);
             if is_left || memory.others(device) == others {
                 return Ok(taken);
@@ -168,12 +168,12 @@ impl Memory {
         Ok(Grant { device, model, is_pooled })
     }
 
-    /// Returns the part to the GPU, because the driver did not allocate the block.
+    /// Releases the reservation, because the driver did not allocate the block.
     pub(super) fn withdraw(&mut self, Grant { device, model, is_pooled }: Grant) {
         self.on_card(device, |card| end_block(card, model, is_pooled));
     }
 
-    /// Adds a block. `grant` is `None` for memory that is on no GPU.
+    /// Adds a block. `grant` is `None` for memory that is not on a GPU.
     pub(super) fn insert(
         &mut self,
         address: u64,
@@ -204,7 +204,7 @@ impl Memory {
         }
     }
 
-    /// Removes all blocks of a context or a device that ends. Returns the dry ones, with their addresses.
+    /// Removes all blocks for which `is_gone` returns true. Returns the dry ones, with their addresses.
     pub(super) fn remove_all(&mut self, is_gone: impl Fn(&Block) -> bool) -> Vec<(u64, Block)> {
         let gone: Vec<_> = self.blocks.iter().filter(|(_, block)| is_gone(block)).map(|(at, _)| *at).collect();
         let removed = gone.into_iter().filter_map(|address| Some((address, self.remove(address)?)));
@@ -217,13 +217,13 @@ impl Memory {
         0xd5 << 56 | self.dry
     }
 
-    /// Takes this much physical memory of the GPU, if it is free. Returns whether it was.
+    /// Reserves this much physical memory of the GPU, and returns whether enough was free.
     pub(super) fn hold(&mut self, device: u32, bytes: u64) -> bool {
         let bytes = bytes.next_multiple_of(PAGE);
         self.take(device, |card| card.hold(bytes), |card, ()| card.release(bytes)).is_ok()
     }
 
-    /// Returns memory that [`hold`](Self::hold) has taken.
+    /// Releases memory that [`hold`](Self::hold) reserved.
     pub(super) fn release_held(&mut self, device: u32, bytes: u64) {
         self.on_card(device, |card| card.release(bytes.next_multiple_of(PAGE)));
     }
@@ -401,7 +401,7 @@ mod tests {
         let grant = memory.grant(0, 400 * MIB, false).unwrap();
         memory.insert(16 * MIB, 400 * MIB, Backing::Dry, 7, 0, Some(grant));
         assert_eq!(memory.grant(0, 100 * MIB, false).unwrap_err(), ModelError::OutOfMemory);
-        // Another card is not concerned.
+        // Other cards are not affected.
         assert!(memory.grant(1, 100 * MIB, true).is_ok());
         assert!(memory.remove(16 * MIB).is_some() && memory.remove(16 * MIB).is_none());
         assert_eq!(memory.free(), 497 * MIB);

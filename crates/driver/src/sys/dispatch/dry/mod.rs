@@ -80,7 +80,7 @@ fn is_running(owner: u64) -> bool {
 /// Replaces the GPUs of the process. Must be called before the program has a context, and at most once.
 ///
 /// # Errors
-/// Returns an error if the driver's dispatch table cannot be used, or if another tool uses it. Then no function is replaced.
+/// Returns an error if the driver's dispatch table cannot be used, or if another tool uses it. In this case, no function is replaced.
 pub fn begin(mode: Mode) -> Result<(), Error> {
     let replaced = FUNCTIONS.iter().enumerate().filter(|(_, (_, shape))| shape.is_of(mode));
     let table = DispatchTable::find(replaced.map(|(row, (name, _))| (row, *name)))?;

@@ -6,27 +6,27 @@ use once_cell::sync::OnceCell;
 
 use crate::model::Bytes;
 
-/// The difference between the memory of the process and that of the real cards. Each card has `card` bytes.
+/// How the process's cards differ from the real ones. Each card has `card` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// A card of another size, on which nothing is executed that needs more than small blocks.
+    /// A card of any size, on which only work on small blocks is executed.
     Dry {
-        /// All bytes of each card, as `cuMemGetInfo` returns them. `None` for those of the first real card.
+        /// The total memory of each card, as `cuMemGetInfo` returns it. `None` for that of the first real card.
         card: Option<Bytes>,
-        /// The number of such cards that the program sees. 0 for as many as the machine has.
+        /// The number of such cards that the program sees. 0 for the number of the machine's cards.
         cards: u32,
         /// The byte that is copied to the host from memory that does not exist.
         fill: u8,
     },
     /// A smaller card.
     Limit {
-        /// All bytes of each card.
+        /// The total memory of each card.
         card: Bytes,
     },
 }
 
 impl Mode {
-    /// Returns all bytes of each card; `None` if they are those of the real one.
+    /// Returns the total memory of each card; `None` if it is that of the real one.
     pub fn card(self) -> Option<Bytes> {
         match self {
             Self::Dry { card, .. } => card,
@@ -48,7 +48,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Blocks of up to this size are real in a dry run. It is that of the segments in PyTorch's pool for small tensors.
+/// Blocks of up to this size are real in a dry run. PyTorch's segments for small tensors have this size.
 pub(super) const LARGEST_REAL: u64 = 2 << 20;
 
 pub(super) static MODE: OnceCell<Mode> = OnceCell::new();

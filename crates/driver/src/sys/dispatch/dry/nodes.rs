@@ -11,7 +11,7 @@ use super::{
 /// # Safety
 /// `at` must be the address of a `CUDA_KERNEL_NODE_PARAMS` of any version.
 pub(super) unsafe fn kernel_uses_dry_memory(at: u64) -> bool {
-    // SAFETY: the struct begins with the function and the grid; its 6th and 7th words are the parameters in the two forms.
+    // SAFETY: the struct starts with the function and the grid; its 6th and 7th words are the parameters in the two forms.
     unsafe { work::uses_dry_memory(get(at), get(at + 8) >> 32, get(at + 40), get(at + 48)) }
 }
 
@@ -32,7 +32,7 @@ pub(super) unsafe fn empty_node(words: &[u64]) -> u32 {
 /// # Safety
 /// `at` must be the address of a `CUgraphNodeParams`.
 pub(super) unsafe fn skipped_node(at: u64) -> Option<u32> {
-    // SAFETY: the struct begins with the sort of the node, and its parameters begin at the 16th byte.
+    // SAFETY: the struct starts with the type of the node, and its parameters start at byte 16.
     unsafe {
         match (at as *const u32).read() {
             0 => kernel_uses_dry_memory(at + 16).then_some(SUCCESS),
@@ -44,12 +44,12 @@ pub(super) unsafe fn skipped_node(at: u64) -> Option<u32> {
 }
 
 /// # Safety
-/// `words` are the arguments of `cuGraphAddNode`, and `parameters` says which of them is the `CUgraphNodeParams`.
+/// `words` must be the arguments of `cuGraphAddNode`, and `parameters` the index of the `CUgraphNodeParams`.
 pub(super) unsafe fn node(words: &[u64], parameters: usize, real: Real<'_>) -> u32 {
     const CU_GRAPH_NODE_TYPE_MEM_ALLOC: u32 = 10;
     let at = words[parameters];
-    // SAFETY: `at` is the address of the `CUgraphNodeParams`, by the contract of this function, and the other words are what the driver
-    // takes.
+    // SAFETY: `at` is the address of the `CUgraphNodeParams`, by the contract of this function, and the other words are the driver's
+    // arguments.
     unsafe {
         if (at as *const u32).read() == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
             return CUDA_ERROR_NOT_SUPPORTED;

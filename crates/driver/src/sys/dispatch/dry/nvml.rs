@@ -66,7 +66,7 @@ pub unsafe fn call(cards: Option<&Cards>, arguments: Arguments, what: &CStr) -> 
 
     let mut words = what.to_bytes().splitn(2, |byte| *byte == b' ');
     let (name, path) = (words.next().unwrap_or_default(), OsStr::from_bytes(words.next().unwrap_or_default()));
-    // SAFETY: the library whose function was called depends on this one: it is loaded and initialised.
+    // SAFETY: the library whose function was called depends on this one, so it is loaded and initialized.
     let real = REAL.get_or_init(|| unsafe { Library::open(Some(path), RTLD_LAZY) }.ok());
     let Some(real) = real else { return NVML_ERROR_LIBRARY_NOT_FOUND as usize };
     let nvml = Nvml { real, cards };
@@ -88,9 +88,9 @@ impl Nvml<'_> {
     /// Calls the real function, with the real handle instead of that of a simulated GPU.
     ///
     /// # Safety
-    /// The arguments are those of this function.
+    /// The arguments must be those of this function.
     unsafe fn pass(&self, name: &str, mut arguments: Arguments) -> usize {
-        // No function has handles in other places.
+        // No function has handles in other arguments.
         for argument in &mut arguments[..2] {
             if card_of(*argument).is_some() {
                 match self.first() {
@@ -99,7 +99,7 @@ impl Nvml<'_> {
                 }
             }
         }
-        // SAFETY: `Function` says why each function can be called as one of this type.
+        // SAFETY: each function can be called as one of this type, as `Function` explains.
         match unsafe { self.real.get::<Function>(name) } {
             // SAFETY: the arguments are those of the function with this name, by the contract of this function.
             Ok(function) => unsafe { pass_to(*function, arguments) },
@@ -121,12 +121,12 @@ impl Nvml<'_> {
         }
     }
 
-    /// Returns the real handle of the GPU that has the cards: CUDA's first device.
+    /// Returns the real handle of the GPU behind the cards: CUDA's first device.
     fn first(&self) -> Result<usize, u32> {
         let uuid = self.cards.and_then(|cards| cards.devices.first()).ok_or(NVML_ERROR_NOT_FOUND)?;
         let find = |prefix| {
             let (text, mut found) = (format!("{prefix}-{uuid}\0"), 0_usize);
-            // SAFETY: it is a C string, and a place for a handle.
+            // SAFETY: the arguments are a C string and a place for a handle.
             unsafe { self.ask("nvmlDeviceGetHandleByUUID", [text.as_ptr().addr(), (&raw mut found).addr(), 0]) }?;
             Ok(found)
         };
@@ -160,7 +160,7 @@ impl Nvml<'_> {
                     self.ask(name, arguments).map(|()| put_int(first, count))
                 }
                 "nvmlDeviceGetHandleByIndex" | "nvmlDeviceGetHandleByIndex_v2" if second != 0 => {
-                    // NVML says whether it was initialised.
+                    // NVML returns an error if it is not initialized.
                     self.first().and_then(|_| match first as u32 {
                         index if index < count => self.handle(index).map(|handle| put(second, handle)),
                         _ => Err(NVML_ERROR_INVALID_ARGUMENT),
@@ -216,7 +216,7 @@ impl Nvml<'_> {
     /// in others.
     ///
     /// # Safety
-    /// The second argument is such a struct.
+    /// The second argument must be such a struct.
     unsafe fn bus(
         &self,
         name: &str,
@@ -240,7 +240,7 @@ impl Nvml<'_> {
     /// Reads the memory of a GPU from NVML, and changes it to that of the simulated GPU.
     ///
     /// # Safety
-    /// The arguments are those of this function.
+    /// The arguments must be those of this function.
     unsafe fn memory(&self, cards: &Cards, name: &str, arguments: Arguments) -> Result<(), u32> {
         // SAFETY: the arguments are those of the function with this name, by the contract of this function. NVML returns the error of the
         // call.
@@ -256,7 +256,7 @@ impl Nvml<'_> {
         // All simulated GPUs are as large as the first one. The words are the version, and the total, reserved, free and used bytes.
         let handle = self.first()?;
         let mut real = [MEMORY_V2, 0, 0, 0, 0_u64];
-        // SAFETY: the struct is as long.
+        // SAFETY: the array is as long as the struct.
         if unsafe { self.ask("nvmlDeviceGetMemoryInfo_v2", [handle, real.as_mut_ptr().addr()]) }.is_err() {
             // SAFETY: the first version is the first word of these three. Drivers that have only this one count reserved bytes as used.
             unsafe { self.ask("nvmlDeviceGetMemoryInfo", [handle, (&raw mut real[1]).addr()]) }?;
@@ -304,7 +304,7 @@ fn used(segment: Option<u64>, card: u32) -> Option<u64> {
     Some(all.others(card))
 }
 
-/// Changes a UUID to that of a simulated GPU. The UUIDs differ in their last byte, like those that CUDA returns.
+/// Changes a real UUID to that of a simulated GPU. The UUIDs differ in their last byte, like those that CUDA returns.
 ///
 /// # Safety
 /// `text` must be a C string that is valid for writes.

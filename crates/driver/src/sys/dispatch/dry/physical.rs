@@ -21,7 +21,7 @@ use super::{
 /// Reserves addresses for memory that the program maps itself. Unless the program names an address, they are in the range of dry blocks.
 ///
 /// # Safety
-/// `words` are the arguments of `cuMemAddressReserve`.
+/// `words` must be the arguments of `cuMemAddressReserve`.
 pub(super) unsafe fn reserve(words: &[u64], real: Real<'_>) -> u32 {
     let [out, bytes, ..=PAGE, 0, 0] = *words else { return real() };
     if out == 0 || bytes == 0 || bytes % PAGE != 0 {
@@ -34,7 +34,7 @@ pub(super) unsafe fn reserve(words: &[u64], real: Real<'_>) -> u32 {
 }
 
 /// # Safety
-/// `words` are the arguments of `cuMemCreate`.
+/// `words` must be the arguments of `cuMemCreate`.
 #[allow(clippy::cast_possible_truncation, reason = "an int is half a word")]
 pub(super) unsafe fn create(words: &[u64], real: Real<'_>) -> u32 {
     const CU_MEM_LOCATION_TYPE_DEVICE: u32 = 1;
@@ -42,7 +42,8 @@ pub(super) unsafe fn create(words: &[u64], real: Real<'_>) -> u32 {
     if out == 0 || properties == 0 || bytes == 0 {
         return real();
     }
-    // SAFETY: the caller passes a `CUmemAllocationProp`, which has 32 bytes: its third int is the sort of its place, and the fourth the device.
+    // SAFETY: the caller passes a `CUmemAllocationProp`, which has 32 bytes: its third int is the type of its location, and the fourth one
+    // the device.
     let properties = unsafe { (properties as *const [u64; 4]).read_unaligned() };
     let (sort, device) = (properties[1] as u32, (properties[1] >> 32) as u32);
     if sort != CU_MEM_LOCATION_TYPE_DEVICE {
@@ -57,7 +58,7 @@ pub(super) unsafe fn create(words: &[u64], real: Real<'_>) -> u32 {
     }
     let is_dry = !is_real(bytes);
     if is_dry {
-        // The driver tells whether it supports such memory. If it does not, a program may request another kind.
+        // Only the driver knows whether it supports such memory. If it does not, a program may request another kind.
         let code = one_page(on_driver);
         if code != SUCCESS {
             memory().release_held(device, bytes);
@@ -84,7 +85,7 @@ pub(super) unsafe fn create(words: &[u64], real: Real<'_>) -> u32 {
 #[allow(clippy::cast_possible_truncation, reason = "a page is small")]
 fn one_page(properties: [u64; 4]) -> u32 {
     let mut handle = 0;
-    // SAFETY: the out-parameter is live, and the properties are as long as the struct. Nobody else has the handle.
+    // SAFETY: the out-parameter is live, and the properties are as long as the struct. No other code has the handle.
     inside(|| unsafe {
         let code = sys::cuMemCreate(&raw mut handle, PAGE as usize, properties.as_ptr().cast(), 0) as u32;
         if code == SUCCESS {
@@ -102,7 +103,7 @@ const MARK: [u64; 2] = [u64::from_le_bytes(*b"gpumem d"), u64::from_le_bytes(*b"
 const FILE_BYTES: usize = 7 * 8;
 
 /// # Safety
-/// `words` are the arguments of `cuMemExportToShareableHandle`.
+/// `words` must be the arguments of `cuMemExportToShareableHandle`.
 pub(super) unsafe fn export(words: &[u64], real: Real<'_>) -> u32 {
     let Some(physical) = physical(words[1]).filter(|physical| physical.is_dry) else { return real() };
     if words[0] == 0 {
@@ -112,8 +113,8 @@ pub(super) unsafe fn export(words: &[u64], real: Real<'_>) -> u32 {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
     let content = MARK.into_iter().chain([physical.bytes]).chain(physical.properties).flat_map(u64::to_le_bytes);
-    // The function of this name is in glibc 2.27 and newer.
-    // SAFETY: the name ends with a zero. Nobody else has the descriptor that the call returns.
+    // The function of this name is in glibc 2.27 and later. SAFETY: the name ends with a zero. No other code has the descriptor that the
+    // call returns.
     let file = unsafe {
         let descriptor = libc::syscall(libc::SYS_memfd_create, c"gpumem-dry".as_ptr(), libc::MFD_CLOEXEC);
         RawFd::try_from(descriptor)
@@ -132,13 +133,12 @@ pub(super) unsafe fn export(words: &[u64], real: Real<'_>) -> u32 {
 }
 
 /// # Safety
-/// `words` are the arguments of `cuMemImportFromShareableHandle`.
+/// `words` must be the arguments of `cuMemImportFromShareableHandle`.
 #[allow(clippy::cast_possible_truncation, reason = "a descriptor and an int are parts of a word")]
 pub(super) unsafe fn import(words: &[u64], real: Real<'_>) -> u32 {
     let mut content = [0; FILE_BYTES];
     let is_file = words[0] != 0 && words[2] & 0xffff_ffff == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    // SAFETY: this number of bytes can be written to the buffer. A descriptor that is no file cannot be read at an
-    // offset, and stays as it is.
+    // SAFETY: the buffer has this number of bytes. A descriptor that is not a file cannot be read at an offset, and does not change.
     let mut copy = || unsafe { libc::pread(words[1] as RawFd, content.as_mut_ptr().cast(), FILE_BYTES, 0) };
     if !is_file || usize::try_from(copy()) != Ok(FILE_BYTES) {
         return real();
@@ -159,7 +159,7 @@ pub(super) fn unmap(address: u64, bytes: u64) -> u32 {
     let mapped = memory().mapped_in(address, bytes);
     for (address, mapping) in &mapped {
         if mapping.backing != Backing::Dry {
-            // SAFETY: the program asks for it.
+            // SAFETY: the program requested the end of this mapping.
             let code = inside(|| unsafe { sys::cuMemUnmap(*address, mapping.bytes as usize) });
             if code.result().is_err() {
                 return code as u32;
@@ -168,7 +168,7 @@ pub(super) fn unmap(address: u64, bytes: u64) -> u32 {
         memory().unmap(*address);
     }
     if mapped.is_empty() {
-        // SAFETY: the program asks for it.
+        // SAFETY: the program made this call.
         return inside(|| unsafe { sys::cuMemUnmap(address, bytes as usize) }) as u32;
     }
     SUCCESS
@@ -189,7 +189,7 @@ pub(super) unsafe fn retain(out: u64, address: u64, real: Real<'_>) -> u32 {
     if out == 0 {
         return real();
     }
-    // SAFETY: by the contract of this function, `out` has room for a handle; the driver writes one there as well.
+    // SAFETY: by the contract of this function, `out` is valid for writing a handle, which the driver does as well.
     unsafe {
         let result = match mapping.filter(|mapping| mapping.backing == Backing::Dry) {
             Some(mapping) => {
@@ -218,7 +218,7 @@ pub(super) fn map(address: u64, bytes: u64, handle: u64, real: Real<'_>) -> u32 
 }
 
 /// # Safety
-/// `words` are the arguments of `cuMemSetAccess`.
+/// `words` must be the arguments of `cuMemSetAccess`.
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
 pub(super) unsafe fn set_access(words: &[u64], real: Real<'_>) -> u32 {
     let mapped = memory().mapped_in(words[0], words[1]);
@@ -231,7 +231,7 @@ pub(super) unsafe fn set_access(words: &[u64], real: Real<'_>) -> u32 {
         Err(code) => return code,
     };
     for (address, mapping) in mapped.iter().filter(|(_, mapping)| mapping.backing != Backing::Dry) {
-        // SAFETY: the program asks for this access to all of the range, of which this is a part.
+        // SAFETY: the program requested this access for the whole range, and this is a part of it.
         let code = inside(|| unsafe {
             sys::cuMemSetAccess(*address, mapping.bytes as usize, places.as_ptr().cast(), places.len())
         }) as u32;

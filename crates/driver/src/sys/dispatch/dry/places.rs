@@ -24,7 +24,7 @@ const STEP: u64 = 32 << 20;
 pub(super) struct Places {
     /// Everything below is free.
     lowest: u64,
-    /// The free ranges above that, by their start addresses, with their end addresses.
+    /// The end addresses of the free ranges above that, by start address.
     holes: BTreeMap<u64, u64>,
 }
 
@@ -75,7 +75,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Places in MiB below the end.
+    /// Returns the distance of a place from the end, in MiB.
     fn below(place: u64) -> u64 {
         (END - place) / MIB
     }
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn a_place_is_in_the_first_hole_or_below_all_others() {
         let mut places = Places::new();
-        // The places are those that the driver gives to segments of a training step.
+        // These are the driver's places for the segments of a training step.
         let taken = [20, 20, 50, 14, 12, 6, 2].map(|mib| places.take(mib * MIB));
         assert_eq!(taken.map(below), [32, 64, 128, 78, 44, 12, 6]);
         places.give_back(taken[2], 50 * MIB);
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!([END, u64::MAX].map(|bytes| places.take(bytes)), [0, 0]);
         assert_eq!(below(places.take(END - START)), (END - START) / MIB);
         assert_eq!(places.take(2 * MIB), 0);
-        // A place of the driver's choice is not ours.
+        // A place that the driver chose is ignored.
         places.give_back(16 << 30, 2 * MIB);
         assert_eq!(places.take(2 * MIB), 0);
     }

@@ -13,36 +13,36 @@ use super::{
 };
 
 /// # Safety
-/// `data` is where the attribute is written.
+/// `data` must be valid for writing this attribute.
 unsafe fn attribute(data: u64, number: u32, address: u64, (start, block): (u64, Block)) -> u32 {
     const CU_MEMORYTYPE_DEVICE: u64 = 2;
     // The values are those of `CUpointer_attribute`, with the bytes that the driver writes, even for a boolean.
     let (value, bytes) = match number {
-        // These are the context, the sort, the address on the device, and the number.
+        // These are the context, the memory type, the address on the device, and the buffer id.
         1 => (block.context, 8),
         2 => (CU_MEMORYTYPE_DEVICE, 4),
         3 => (address, 8),
         7 | 20 => (1 << 62 | block.number, 8),
-        // These say whether operations wait, whether it is managed, and whether it can be shared.
+        // These are flags: operations are synchronous, the memory is managed, and the memory can be shared.
         6 | 8 | 10 | 15 => (0, 4),
         9 if cards::show_machine() => (0, 4),
         9 => (block.device.into(), 4),
         11 | 19 => (start, 8),
         12 | 18 => (block.bytes, 8),
-        // These say whether it is mapped, and for reading and writing.
+        // These are the flag for mapped memory, and the access flags for reading and writing.
         13 => (1, 4),
         16 => (3, 4),
         // These are the types of handles, and the pool.
         14 | 17 => (0, 8),
         _ => return CUDA_ERROR_INVALID_VALUE,
     };
-    // SAFETY: the caller passes a place that is as large as the attribute.
+    // SAFETY: `data` is valid for writing the attribute, by the contract of this function.
     unsafe { ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), data as *mut u8, bytes) };
     SUCCESS
 }
 
 /// # Safety
-/// `words` are the arguments of `cuPointerGetAttribute`.
+/// `words` must be the arguments of `cuPointerGetAttribute`.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) unsafe fn one_attribute(words: &[u64], real: Real<'_>) -> u32 {
     match dry_block(words[2]) {
@@ -58,7 +58,7 @@ pub(super) unsafe fn one_attribute(words: &[u64], real: Real<'_>) -> u32 {
     }
 }
 
-/// Replaces the device that the driver names for real memory by the simulated GPU.
+/// Replaces the device that the driver returned for real memory with the simulated GPU.
 ///
 /// # Safety
 /// If the call has succeeded, `data` must be the address of this attribute.
@@ -86,7 +86,7 @@ unsafe fn name_card(result: u32, data: u64, number: u32, address: u64) {
 }
 
 /// # Safety
-/// `words` are the arguments of `cuPointerGetAttributes`.
+/// `words` must be the arguments of `cuPointerGetAttributes`.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) unsafe fn attributes(words: &[u64], real: Real<'_>) -> u32 {
     let block = dry_block(words[3]);
@@ -124,7 +124,7 @@ unsafe fn put_both(places: [(u64, u64); 2]) -> u32 {
 }
 
 /// # Safety
-/// `words` are the arguments of `cuMemGetAddressRange_v2`.
+/// `words` must be the arguments of `cuMemGetAddressRange_v2`.
 pub(super) unsafe fn range(words: &[u64], real: Real<'_>) -> u32 {
     match dry_block(words[2]) {
         // SAFETY: the first two are null, or places for a word.
@@ -134,7 +134,7 @@ pub(super) unsafe fn range(words: &[u64], real: Real<'_>) -> u32 {
 }
 
 /// # Safety
-/// `words` are the arguments of `cuMemGetAccess`.
+/// `words` must be the arguments of `cuMemGetAccess`.
 pub(super) unsafe fn access(words: &[u64], real: Real<'_>) -> u32 {
     const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: u64 = 3;
     if words[0] == 0 || !is_dry(words[2]) {
@@ -146,7 +146,7 @@ pub(super) unsafe fn access(words: &[u64], real: Real<'_>) -> u32 {
 }
 
 /// # Safety
-/// `words` are the arguments of `cuMemGetAllocationPropertiesFromHandle`.
+/// `words` must be the arguments of `cuMemGetAllocationPropertiesFromHandle`.
 pub(super) unsafe fn properties(words: &[u64], real: Real<'_>) -> u32 {
     match physical(words[1]).filter(|physical| physical.is_dry) {
         Some(physical) => {
@@ -159,7 +159,7 @@ pub(super) unsafe fn properties(words: &[u64], real: Real<'_>) -> u32 {
 }
 
 /// # Safety
-/// `words` are the arguments of `cuMemGetInfo_v2`.
+/// `words` must be the arguments of `cuMemGetInfo_v2`.
 pub(super) unsafe fn info(words: &[u64], real: Real<'_>) -> u32 {
     let (context, device) = here();
     if context == 0 {
@@ -171,9 +171,9 @@ pub(super) unsafe fn info(words: &[u64], real: Real<'_>) -> u32 {
 }
 
 /// # Safety
-/// `words` are the arguments of `cuDeviceTotalMem_v2`.
+/// `words` must be the arguments of `cuDeviceTotalMem_v2`.
 pub(super) unsafe fn total(words: &[u64], real: Real<'_>) -> u32 {
-    // The driver checks whether this is a device.
+    // The driver checks the ordinal.
     let result = real();
     if result == SUCCESS {
         // SAFETY: the driver has just written a word there.
@@ -188,7 +188,7 @@ fn card_of_pool(pool: u64) -> u32 {
 }
 
 /// # Safety
-/// `words` are the arguments of `cuMemPoolGetAttribute`.
+/// `words` must be the arguments of `cuMemPoolGetAttribute`.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) unsafe fn pool_attribute(words: &[u64], real: Real<'_>) -> u32 {
     let device = card_of_pool(words[0]);
@@ -207,7 +207,7 @@ pub(super) unsafe fn pool_attribute(words: &[u64], real: Real<'_>) -> u32 {
 }
 
 /// # Safety
-/// `words` are the arguments of `cuMemPoolSetAttribute`.
+/// `words` must be the arguments of `cuMemPoolSetAttribute`.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) unsafe fn set_pool_attribute(words: &[u64], real: Real<'_>) -> u32 {
     let result = real();

@@ -8,7 +8,7 @@
 //! that makes a device current changes nothing. A thread selects its GPU here. The account, the hooks and gpumem's own calls use this GPU
 //! (`cuda::card_of_thread`).
 //!
-//! In functions that are not in the table, the runtime rejects the other GPUs. So does a copy of the runtime in the program itself.
+//! Functions of the runtime that are not in the table reject the other GPUs. So does a copy of the runtime in the program itself.
 
 use std::{
     ffi::{CStr, CString},
@@ -28,7 +28,7 @@ use crate::{
     sys::{cuda, dl, loader, print},
 };
 
-// If the driver has such an error, it has the same number.
+// The driver uses the same numbers for these errors.
 const CUDA_ERROR_NOT_INITIALIZED: u32 = 3;
 const CUDA_ERROR_SYMBOL_NOT_FOUND: u32 = 500;
 const CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
@@ -63,7 +63,7 @@ enum Shape {
     EnablePeer,
     DisablePeer,
     Reset,
-    /// This function of the driver does the same, with the same arguments.
+    /// The driver's function with this name has the same effect and the same arguments.
     Driver(&'static str),
 }
 
@@ -111,7 +111,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     TABLE.iter().map(|(name, _)| *name)
 }
 
-/// The runtime's own functions, and those of the driver that do the same, by row. 0 before the look-up.
+/// The runtime's own functions, and the equivalent ones of the driver, by row. 0 before the look-up.
 static OWN: [AtomicUsize; TABLE.len()] = [const { AtomicUsize::new(0) }; TABLE.len()];
 static DRIVERS: [AtomicUsize; TABLE.len()] = [const { AtomicUsize::new(0) }; TABLE.len()];
 
@@ -134,7 +134,7 @@ pub unsafe fn call(words: Arguments, name: &CStr) -> u32 {
         return CUDA_ERROR_NOT_INITIALIZED;
     }
     if !cards::are_simulated() {
-        // The driver starts the dry run when it is initialised, which the runtime does here.
+        // The driver starts the dry run when it is initialized, which the runtime does here.
         let Some(count) = TABLE.iter().position(|(name, _)| *name == "cudaGetDeviceCount").and_then(self::own) else {
             return CUDA_ERROR_SYMBOL_NOT_FOUND;
         };
@@ -150,7 +150,7 @@ pub unsafe fn call(words: Arguments, name: &CStr) -> u32 {
 }
 
 /// # Safety
-/// The arguments are those of the function in this row, which `real` calls.
+/// The arguments must be those of the function in this row, and `real` must call it.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 unsafe fn answer(row: usize, mut words: Arguments, real: &dyn Fn(Arguments) -> u32) -> u32 {
     let card = |word: usize| Some(word as u32).filter(|card| *card < cards::count());
@@ -226,7 +226,7 @@ unsafe fn answer(row: usize, mut words: Arguments, real: &dyn Fn(Arguments) -> u
         }
         Shape::Reset => reset(cuda::selected_card()),
         Shape::Driver(name) => driver(row, name).map_or(CUDA_ERROR_SYMBOL_NOT_FOUND, |driver| {
-            // SAFETY: the driver's function has the same arguments.
+            // SAFETY: the driver's function takes the same arguments.
             cuda::own(|| unsafe { pass(driver, words) })
         }),
         Shape::DevicesIn(_) => real(words),
@@ -264,7 +264,7 @@ pub(super) fn reset(card: u32) -> u32 {
         memory.blocks.iter().filter(|(_, block)| block.device == card).map(|(address, _)| *address).collect()
     };
     for address in addresses {
-        // SAFETY: the program asks for the end of all blocks of the card.
+        // SAFETY: the program requested the end of all blocks of the card.
         let _ = unsafe { sys::cuMemFree_v2(address) }.result();
     }
     cards().peers.retain(|(one, other)| ![*one, *other].contains(&card.into()));
@@ -273,7 +273,7 @@ pub(super) fn reset(card: u32) -> u32 {
 }
 
 /// # Safety
-/// The function takes these arguments.
+/// `function` must be the address of a function that takes these arguments.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 unsafe fn pass(function: usize, arguments: Arguments) -> u32 {
     // SAFETY: `function` is the address of a function that takes these arguments, by the contract of this function.
@@ -287,7 +287,7 @@ fn own(row: usize) -> Option<usize> {
 /// Returns the driver's function that programs call.
 fn driver(row: usize, name: &str) -> Option<usize> {
     let name = CString::new(name).ok()?;
-    // SAFETY: each function is at an address, which is not used here.
+    // SAFETY: the symbol is a function, of which only the address is taken.
     remembered(&DRIVERS[row], || unsafe { dl::symbol(&["libcuda.so.1", "libcuda.so"], &name) })
 }
 
@@ -301,7 +301,7 @@ fn remembered(place: &AtomicUsize, find: impl FnOnce() -> Option<usize>) -> Opti
 /// Returns the runtime's own function of this name. The program has loaded the runtime, because it calls it.
 fn lookup(name: &str) -> Option<usize> {
     loader::loaded_as(cards::RUNTIME).into_iter().find_map(|path| {
-        // SAFETY: the library is loaded and initialised. Each function is at an address, which is not used here.
+        // SAFETY: the library is loaded and initialized. The symbol is a function, of which only the address is taken.
         unsafe {
             let library = Library::open(Some(path), RTLD_LAZY | libc::RTLD_NOLOAD).ok()?;
             let function = library.get::<usize>(name.as_bytes()).ok().map(|function| *function);

@@ -1,4 +1,4 @@
-//! The memory of each process of one `gpumem run` on the GPUs, in words that the processes share. A process does not get memory that
+//! The memory of each process of one `gpumem run` on the GPUs, in words that the processes share. A process cannot allocate memory that
 //! another one uses.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -12,14 +12,14 @@ const WORDS: usize = 1 + CARDS;
 /// The maximum number of processes that use the GPUs at one time.
 const SLOTS: usize = 256;
 
-/// The number of shared words. They are 0 at first.
+/// The number of shared words. They are initially 0.
 pub const SHARED_WORDS: usize = SLOTS * WORDS;
 
 /// States of a slot: it is free, or a process is emptying it.
 const FREE: u64 = 0;
 const BUSY: u64 = 1;
 
-/// The number that all processes have for each device of this process.
+/// The number that all processes use for each device of this process.
 static NUMBERS: OnceCell<Vec<u32>> = OnceCell::new();
 
 /// Sets the numbers of the devices of this process.
@@ -31,7 +31,7 @@ pub(super) fn are_numbered() -> bool {
     NUMBERS.get().is_some()
 }
 
-/// Returns the number that all processes have for a device of this process.
+/// Returns the number that all processes use for a device of this process.
 pub(super) fn number_of(device: u32) -> u32 {
     NUMBERS.get().and_then(|numbers| numbers.get(usize::try_from(device).ok()?).copied()).unwrap_or(device)
 }
@@ -57,7 +57,7 @@ impl Shared {
         Some(joined)
     }
 
-    /// Takes no slot, so all processes count as others.
+    /// Opens the words without taking a slot, so that all processes count as others.
     pub(super) fn watch(words: &'static [AtomicU64], is_running: fn(u64) -> bool) -> Self {
         Self { words, own: SLOTS, is_running }
     }
@@ -111,7 +111,7 @@ impl Shared {
 mod tests {
     use super::*;
 
-    /// The test has words that processes share. Processes with an even number run.
+    /// Returns words as processes share them.
     fn words() -> &'static [AtomicU64] {
         (0..SHARED_WORDS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak()
     }
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(one.others(0), 1100);
         assert!(one.forget_ended() && !one.forget_ended());
         assert_eq!(one.others(0), 100);
-        // The next program in a process begins anew.
+        // The next program in a process starts anew.
         assert_eq!((join(10).own, other.others(0)), (one.own, 0));
         assert!((0..SLOTS as u64 - 2).all(|at| Shared::join(words, 100 + 2 * at, is_even).is_some()));
         assert!(Shared::join(words, 14, is_even).is_none() && Shared::join(&words[1..], 14, is_even).is_none());

@@ -33,12 +33,12 @@ static MEMORY: Lazy<Mutex<Memory>> = Lazy::new(|| Mutex::new(Memory::new(card(),
 /// The slot of this process, if it shares its GPUs with others.
 pub(super) static SHARED: OnceCell<Shared> = OnceCell::new();
 
-/// The range of all dry addresses since the process started. Most words are outside of it, and need no lock.
+/// The range of all dry addresses since the process started. Most words are outside this range, so checking them needs no lock.
 static LOWEST: AtomicU64 = AtomicU64::new(u64::MAX);
 static HIGHEST: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// True while the thread is in a driver's function that one of ours has called. Calls that it makes are its own.
+    /// True while the thread is in a driver function that one of ours has called. Calls made by that function are the driver's own.
     pub(super) static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -72,13 +72,13 @@ pub(super) fn share_by_uuid(devices: Vec<String>) {
     _ = DEVICES.set(devices);
 }
 
-/// Asks the driver once which of these devices the process uses.
+/// Determines once which of these devices the process uses.
 fn number_devices() {
     let Some(devices) = DEVICES.get().filter(|_| !cards::are_simulated()) else { return };
     if shared::are_numbered() || IS_INSIDE.get() {
         return;
     }
-    // Before `cuInit` has returned, the driver does not answer.
+    // Before `cuInit` has returned, the driver cannot be queried.
     let Ok(own) = inside(cuda::initialised_devices) else { return };
     let place = |at: usize, uuid: String| devices.iter().position(|device| *device == uuid).unwrap_or(at);
     let places = own.into_iter().enumerate().map(|(at, device)| place(at, device.uuid()));

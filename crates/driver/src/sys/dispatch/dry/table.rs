@@ -2,7 +2,7 @@
 
 use super::mode::Mode;
 
-/// What a replaced function does to memory. A number is the index of an argument.
+/// The effect of a replaced function on memory. A number is the index of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Alloc,
@@ -39,7 +39,7 @@ pub(super) enum Shape {
     PrimaryReset,
     /// Exports memory to another process or to a group of devices. Fails if the address is dry.
     RefuseAddress(usize),
-    /// The same, with a handle.
+    /// Like `RefuseAddress`, for a handle.
     RefuseHandle(usize),
     /// Always fails: the parameters are not known, or the function allocates memory that the account would miss.
     Refuse,
@@ -77,7 +77,7 @@ pub(super) enum Shape {
     Card(CardCall),
 }
 
-/// Where one side of a copy is, according to the function or a field of its struct.
+/// The location of one side of a copy, according to the function or a field of its struct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Host,
@@ -88,10 +88,10 @@ pub(super) enum Place {
     Array,
 }
 
-/// What a call does that names devices.
+/// The effect of a call that names devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CardCall {
-    /// Does the same on each GPU.
+    /// Has the same effect on each GPU.
     Plain,
     /// Not possible on simulated GPUs.
     Refuse,
@@ -101,7 +101,7 @@ pub(super) enum CardCall {
     BusId,
     ByBusId,
     Attribute,
-    /// Asks about two cards, of which the second is in the next argument.
+    /// Queries two cards. The second one is in the next argument.
     CanAccess {
         device: usize,
     },
@@ -113,7 +113,7 @@ pub(super) enum CardCall {
     CreatePool,
     CreateStream,
     EndStream,
-    /// The device of a context, or of the current one.
+    /// Returns the device of a context, or of the current one.
     ContextDevice {
         out: usize,
         context: Option<usize>,
@@ -130,7 +130,7 @@ pub(super) enum CardCall {
 }
 
 impl Shape {
-    /// The arguments that are addresses of structs or lists, which are read here. The driver refuses a call in which one is null.
+    /// The arguments that are addresses of structs or lists, which are read here. The driver rejects a call if one of them is null.
     pub(super) const fn structs(self) -> &'static [usize] {
         match self {
             Self::Copy2D | Self::Copy3D => &[0],
@@ -181,9 +181,9 @@ impl Shape {
     }
 }
 
-/// Functions with the same arguments and shape are in one row. Names and arguments are those of `cuda.h`; `cards` says which names of arguments
-/// mean a card. A function that a driver does not have is left out. Functions of before CUDA 4 (without `_v2`) are not in the table: no program of
-/// today is linked with them.
+/// Functions with the same arguments and shape are in one row. Names and arguments are those of `cuda.h`; `cards` defines which argument
+/// names mean a card. A function that a driver lacks is left out. Functions from before CUDA 4 (without `_v2`) are not in the table,
+/// because current programs do not link to them.
 macro_rules! with_functions {
     ($use:ident) => {
         $use! {

@@ -1,9 +1,9 @@
-//! Bytes of a kernel's parameters that the program has not written. They contain earlier data of the stack, such as addresses of other
+//! Bytes of a kernel's parameters that the program has not written. They contain earlier data from the stack, such as addresses of other
 //! tensors. PyTorch passes two such structs by value:
 //!
 //! - `OffsetCalculator` (aten/src/ATen/cuda/detail/OffsetCalculator.cuh): the number of dimensions, a divider for each of 25 sizes, and 25
-//!   rows of strides with a column for each tensor. Only the rows of its dimensions are written. The addresses of the tensors come after
-//!   it. A reduction has a second one between them, which may have no dimension.
+//!   rows of strides with a column for each tensor. Only the rows of its dimensions are written. The addresses of the tensors
+//!   follow. A reduction has a second calculator in between, which may have no dimensions.
 //! - `CatArrInputTensorMetadata` (aten/src/ATen/native/cuda/Shape.cu): the addresses of up to 128 tensors that `torch.cat` joins, and then their sizes.
 //!   The grid has a row for each tensor.
 
@@ -30,13 +30,13 @@ pub(super) fn unused(name: &str, rows: u32, words: &[u32], is_address: impl Fn(u
     starts.find_map(|start| after_calculators(start, words, &is_address))
 }
 
-/// The part is from this calculator to the first address.
+/// Returns the part from this calculator to the first address.
 fn after_calculators(start: usize, words: &[u32], is_address: impl Fn(u64) -> bool) -> Option<Range<usize>> {
     let second = start + words_of(1);
     let has_second = words.get(second..).is_some_and(is_calculator);
     let alone = (1..=8).map(|tensors| start + words_of(tensors));
     let both = (2..=3).filter(|_| has_second).map(|tensors| second + words_of(tensors));
-    // The program has written all addresses after the calculator, so the nearest one is at its end or before it.
+    // The program has written all addresses after the calculator, so the nearest one is at the end of the unused part or before it.
     let ends = alone.chain(both).map(|end| end.next_multiple_of(2));
     ends.filter(|end| {
         let address = words.get(*end..end + 2);
@@ -46,7 +46,7 @@ fn after_calculators(start: usize, words: &[u32], is_address: impl Fn(u64) -> bo
     .map(|end| start..end)
 }
 
-/// Returns whether a calculator may begin here: the dividers of its dimensions are as PyTorch computes them.
+/// Returns whether a calculator may start here: the dividers of its dimensions are those that PyTorch computes.
 fn is_calculator(words: &[u32]) -> bool {
     let dimensions = words[0] as usize;
     let dividers = words.get(1..=dimensions.saturating_mul(DIVIDER));
@@ -80,8 +80,7 @@ mod tests {
     /// Calculators for this number of tensors and with these sizes.
     type Calculators = &'static [(usize, &'static [u32])];
 
-    /// Makes the parameters that PyTorch 2.11 passes, with this number of words before the calculators, and two
-    /// addresses.
+    /// Creates the parameters that PyTorch 2.11 passes, with this number of words before the calculators, and two addresses.
     fn parameters(calculators: Calculators, before: usize) -> Vec<u32> {
         let mut words: Vec<_> = [7, 1, 1, 1, 0].into_iter().cycle().take(before).collect();
         for (tensors, sizes) in calculators {
@@ -105,7 +104,7 @@ mod tests {
             (&[(2, &[4, 12, 128])], 0, 0..126),
             (&[(3, &[300, 4])], 0, 0..152),
             (&[(1, &[512])], 5, 5..106),
-            // There are sums of all elements, and of rows. Before the calculators are numbers such as 1, 1, 1, 0.
+            // Sums of all elements, and of rows. The calculators follow numbers such as 1, 1, 1, 0.
             (&[(1, &[1200]), (2, &[])], 19, 19..246),
             (&[(1, &[1200]), (3, &[77, 3])], 19, 19..272),
         ];
@@ -133,7 +132,7 @@ mod tests {
     #[test]
     fn other_parameters_have_no_unused_part() {
         let mut words = parameters(&[(2, &[12])], 0);
-        // These are no calculators: another factor, too many dimensions, and none at all.
+        // These are not calculators: another factor, too many dimensions, and no dimensions.
         words[2] += 1;
         assert_eq!(of_sum(&words, |_| true), None);
         for dimensions in [26, u32::MAX, 0] {

@@ -90,8 +90,8 @@ impl Reading {
     }
 }
 
-/// Counts a reading, and prints one line if the program seems to wait for a value that is never computed: it reads the value again and
-/// again, while its memory does not change.
+/// Counts a reading, and prints one line if the program seems to wait for a value that is never computed: it reads dry memory repeatedly
+/// while its allocations do not change.
 fn note_reading(bytes: u64) {
     static READING: Mutex<Reading> = Mutex::new(Reading::NONE);
 
@@ -145,7 +145,7 @@ pub(super) unsafe fn uses_dry_memory(function: u64, rows: u64, parameters: u64, 
                     return true;
                 }
                 (SUCCESS, _) => at += 1,
-                // There are no more.
+                // There are no more parameters.
                 (CUDA_ERROR_INVALID_VALUE, _) if at > 0 => return false,
                 (code, _) => {
                     is_known |= code == CUDA_ERROR_INVALID_VALUE;
@@ -157,7 +157,7 @@ pub(super) unsafe fn uses_dry_memory(function: u64, rows: u64, parameters: u64, 
             return true;
         }
     }
-    // It has no parameters.
+    // The function has no parameters.
     !is_known
 }
 
@@ -193,7 +193,7 @@ unsafe fn has_dry(at: u64, bytes: u64, unused: &dyn Fn(&[u32]) -> Option<Range<u
 }
 
 /// # Safety
-/// It is the list that `cuLaunchKernel` takes: pairs, until 0.
+/// `extra` must be the list that `cuLaunchKernel` takes: pairs, until 0.
 unsafe fn extra_has_dry(extra: u64) -> bool {
     let (mut buffer, mut bytes, mut at) = (0, 0, extra);
     loop {
@@ -209,12 +209,12 @@ unsafe fn extra_has_dry(extra: u64) -> bool {
         }
         at += 16;
     }
-    // SAFETY: the program says that the buffer has this number of bytes.
+    // SAFETY: the program declared this size of the buffer.
     unsafe { has_dry(buffer, bytes, &|_| None) }
 }
 
 /// # Safety
-/// `words` are the arguments of `cuStreamBatchMemOp`.
+/// `words` must be the arguments of `cuStreamBatchMemOp`.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) unsafe fn stream_operations(words: &[u64], real: Real<'_>) -> u32 {
     // `CUstreamBatchMemOpParams` has six words. The second one is the address. SAFETY: the program passes this number
@@ -234,7 +234,7 @@ mod tests {
         let (mut reading, begin) = (Reading::NONE, Instant::now());
         let mut add = |dry, seconds| reading.add(dry, begin + Duration::from_secs(seconds));
         assert!((0..30_000).all(|_| add(1, 59).is_none()), "it is not long enough");
-        // The program has allocated meanwhile.
+        // The program has allocated in between.
         assert!((0..19_999).all(|_| add(2, 200).is_none()));
         assert_eq!([add(2, 270), add(2, 271)], [Some(70), None]);
         assert!((0..30_000).all(|at| add(3, 300 + at).is_none()), "it is said once");

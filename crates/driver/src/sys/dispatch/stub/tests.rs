@@ -21,10 +21,10 @@ impl Random {
 /// The form of the stubs of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// Drivers 470 to 555 have it. Driver 580 has it with a frame.
+    /// The form of drivers 470 to 555, and, with a frame, of driver 580.
     X86_64 { framed: bool },
-    /// Drivers 535 and 550 have it. The four instructions before the comparison have one of these orders. The pointer is loaded into
-    /// x16, or into another register and copied there.
+    /// The form of drivers 535 and 550. The four instructions before the comparison have one of these orders. The pointer is loaded
+    /// into x16, or into another register and copied there.
     Arm64 { order: Order, copied: bool },
 }
 
@@ -61,7 +61,7 @@ impl Form {
         }
     }
 
-    /// Returns the distance from the beginning of a stub to its refusal.
+    /// Returns the distance from the start of a stub to its refusal.
     pub(crate) fn refusal(self) -> usize {
         match self {
             Self::X86_64 { framed: false } => 18,
@@ -70,7 +70,7 @@ impl Form {
         }
     }
 
-    /// Returns the number of bytes that determine the stub.
+    /// Returns the number of bytes that identify the stub.
     pub(crate) fn length(self) -> usize {
         match self {
             Self::X86_64 { framed: false } => 18,
@@ -201,7 +201,7 @@ fn stubs_of_drivers_470_to_555_are_decoded() {
     // A stub with a frame calls; a stub without one jumps.
     let calls = bytes("81 3d 00 10 00 00 00 ba 1c 32 74 06 ff 15 f0 ff ff ff b8 04 00 00 00 c3");
     assert_eq!(Processor::X86_64.decode(&calls, 0x4000), None);
-    // There is no overflow at the end of the address space.
+    // Decoding does not overflow at the end of the address space.
     assert_eq!(Processor::X86_64.decode(&code, usize::MAX - 200).map(|stub| stub.flag), None);
 }
 
@@ -224,7 +224,7 @@ fn stubs_of_arm64_are_decoded() {
     assert!(!Processor::X86_64.is_refusal(&code(&[0x5280_0080])));
 }
 
-/// These words are encoded by hand from the Arm manual, and not by the functions above.
+/// These words are encoded by hand from the Arm manual, not by the functions above.
 #[test]
 fn instructions_of_arm64_are_distinguished() {
     // adrp x0, 0x5000; mov w1, #0xba00; movk w1, #0x321c, lsl #16; ldr w2, [x0, #2748]; cmp w2, w1; b.eq +20;
@@ -244,7 +244,7 @@ fn instructions_of_arm64_are_distinguished() {
     let stub = Stub { slot: 0x3008, flag: 0x5abc, refusal: 0x4128 };
     let decode = |words: &[u32]| Processor::Arm64.decode(&code(words), 0x4100);
     assert_eq!(decode(&good), Some(stub));
-    // This is `cmp w1, w2`, with swapped operands.
+    // `cmp w1, w2`, with swapped operands.
     let changed = |at: usize, word: u32| {
         let mut words = good;
         words[at] = word;

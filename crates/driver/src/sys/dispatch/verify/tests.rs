@@ -1,5 +1,4 @@
-//! Tests stubs of every known form next to each other, in a library with invented addresses, and the result when bits
-//! change.
+//! Tests stubs of every known form in a library with made-up addresses, and stubs with changed bits.
 
 use super::*;
 use crate::sys::dispatch::stub::tests::{Form, Random};
@@ -92,8 +91,8 @@ fn drivers_of_every_known_form_are_accepted() {
     }
 }
 
-/// Changes one to four bits or bytes of one stub. Such a driver is refused, unless all addresses stay the same: only another register
-/// is used, or the operands of a comparison are swapped.
+/// Changes one to four bits or bytes of one stub. Such a driver is rejected, unless all addresses stay the same, for example with
+/// another register or swapped operands of a comparison.
 #[test]
 fn changed_stubs_are_refused() {
     const CHANGES: usize = 10_000;
@@ -101,7 +100,7 @@ fn changed_stubs_are_refused() {
     let mut random = Random::new(7);
     let (mut undecoded, mut unverified, mut same) = (0, 0, 0);
     for number in 0..CHANGES {
-        // These are half of the changes on x86-64.
+        // Half of the changes are on x86-64.
         let form = if number % 2 == 0 { forms[number / 2 % 2] } else { forms[2 + number / 2 % (forms.len() - 2)] };
         let mut driver = Driver::new(form);
         let of = random.below(STUBS / 5) * 5;

@@ -1,4 +1,4 @@
-//! Tests the cache with invented stacks.
+//! Tests the cache with made-up stacks.
 
 use std::cell::Cell;
 
@@ -6,7 +6,7 @@ use super::{super::last::LastStack, *};
 
 const SP: u64 = 0x7fff_0000;
 
-/// Inserts a stack from [`SP`] on.
+/// Inserts a stack that starts at [`SP`].
 fn insert(cache: &mut StackCache, words: &[u64], places: &[usize], number: u32) {
     let mut walk = cache.begin(SP);
     for at in places {
@@ -87,7 +87,7 @@ fn callers_at_one_stack_pointer_differ_in_any_word() {
         }
     }
     assert_eq!(find(&mut cache, &[7; 30]), None);
-    // This stack is one more than fits, so it replaces the oldest one.
+    // This stack exceeds the capacity, so it replaces the oldest one.
     let mut words = vec![7; 30];
     words[29] = 8;
     insert(&mut cache, &words, &places, 99);
@@ -96,7 +96,7 @@ fn callers_at_one_stack_pointer_differ_in_any_word() {
     assert_eq!(known, (0..WAYS).map(|number| number > 0).collect::<Vec<_>>());
 }
 
-/// No stack is ever mistaken for another one, whatever was overwritten.
+/// No stack is ever mistaken for another one, whichever words were overwritten.
 #[test]
 fn new_words_overwrite_the_oldest_ones() {
     let mut cache = StackCache::new();
@@ -127,7 +127,7 @@ fn a_walk_that_fails_is_not_cached() {
     let mut walk = cache.begin(SP);
     cache.add_word(&mut walk, SP, 0);
     assert_eq!(find(&mut cache, &words), Some(1));
-    // The stacks have too many words, or a word below the stack pointer, or a word too far from it, or no words.
+    // Stacks with too many words, with a word below the stack pointer, with a word too far from it, and without words.
     let all: Vec<usize> = (0..=MAX_WORDS).collect();
     insert(&mut cache, &words, &all, 2);
     insert(&mut cache, &words, &all[..MAX_WORDS], 3);

@@ -10,7 +10,7 @@ use super::{
     *,
 };
 
-/// Returns an address at the beginning and one in the middle of each function of a module.
+/// Returns an address at the start and one in the middle of each function of a module.
 fn addresses(module: &Module) -> Vec<u64> {
     // SAFETY: the modules of these tests are not unloaded.
     let tables = unsafe { Tables::of(module) }.unwrap();
@@ -86,14 +86,14 @@ fn damaged_tables_are_safe() {
     assert!(broken > 100, "{broken} were broken");
 }
 
-/// A function in a table of the tests: its end, counted from the beginning of the first function, and its instructions.
+/// A function in a table of the tests: its end, relative to the start of the first function, and its instructions.
 type Function<'a> = (u64, &'a [u8]);
 
 /// Tables as a linker writes them (`.eh_frame_hdr`, then `.eh_frame`), for adjacent functions, and the address of the first one.
 #[cfg(target_arch = "x86_64")]
 fn linked(functions: &[Function<'_>]) -> (Vec<u8>, Module, u64) {
     // The tables have version 1, no augmentation and offsets in units of -8 bytes. Register 16 is the return address. At the
-    // beginning of a function the end of the frame is 8 above the stack pointer, and the return address is below the end.
+    // start of a function, the end of the frame is 8 above the stack pointer, and the return address is below the end.
     let mut entries = entry(&[0, 0, 0, 0, 1, 0, 1, 0x78, 16, 0x0c, 7, 8, 0x90, 1]);
     let mut bytes: Vec<u8> = Vec::with_capacity(4096);
     let at = bytes.as_ptr().addr() as u64;
@@ -121,7 +121,7 @@ fn linked(functions: &[Function<'_>]) -> (Vec<u8>, Module, u64) {
     (bytes, module, code)
 }
 
-/// Puts the length in front, and pads to a multiple of 8.
+/// Adds the length in front, and pads to a multiple of 8.
 #[cfg(target_arch = "x86_64")]
 fn entry(content: &[u8]) -> Vec<u8> {
     let length = content.len().next_multiple_of(8) + 4;
@@ -151,7 +151,7 @@ fn frames_of_all_kinds_are_walked() {
     ];
     let (_tables, module, code) = linked(&functions);
     let modules = Modules::with(vec![module]);
-    // Begins in a function with this stack and this rbp. It counts the words that are read besides return addresses.
+    // Walks from a function with this stack and this rbp, and counts the words that are read.
     let walk = |begin: u64, rbp: u64, stack: &[u64]| {
         let mut registers = [0; CALLEE_SAVED.len()];
         registers[1] = 8;
@@ -190,7 +190,7 @@ fn frames_of_all_kinds_are_walked() {
     assert_eq!(walk(aligned + inside, SP + 16, &aligned_stack).0, expected);
     // The walk fails on these stacks.
     for (begin, rbp, stack) in [
-        // The cases are: no such word, an address in no function, one in no module, a frame that ends below its beginning, and a
+        // The cases are: no such word, an address in no function, one in no module, a frame that ends below its start, and a
         // lost register.
         (plain + inside, 0, &[9][..]),
         (plain + inside, 0, &[9, at(gap) + 4]),
