@@ -57,7 +57,7 @@ impl Ledger {
         self.threads.iter_mut().for_each(Thread::forget_newest);
     }
 
-    /// Stores the address ranges of the driver's blocks, for one part of the blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS). No
+    /// Stores the address ranges of the driver's blocks, for one part of the blocks, of [`BLOCK_PARTS`]. No
     /// block moves to a part that was read before.
     pub fn learn_blocks(&mut self, device: Device, part: usize) {
         let meter = self.meters.index(device, Gauge::Exact);
@@ -72,7 +72,7 @@ impl Ledger {
         }
     }
 
-    /// Frees the parts of a pool, in one part of the blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS).
+    /// Frees the parts of a pool, in one part of the blocks, of [`BLOCK_PARTS`].
     pub fn empty_pool(&mut self, pool: PoolId, part: usize) {
         self.empty_pool_observed(pool, part, &mut ());
     }
