@@ -57,7 +57,7 @@ impl BareInbox {
         self.open_at(scope, CallsiteId::NONE.0);
     }
 
-    /// Opens a scope with its own path.
+    /// Opens a scope at this callsite.
     pub fn open_at(&self, scope: u64, callsite: u32) {
         self.open_as(scope, callsite, false, false);
     }
