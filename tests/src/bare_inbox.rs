@@ -1,4 +1,4 @@
-//! An inbox without sources and session, for benchmarks.
+//! An inbox without sources or a session, for benchmarks.
 
 use gpumem_core::{
     inbox::Inbox,
@@ -41,13 +41,13 @@ impl BareInbox {
         self.0.post(&EventKind::Alloc { key: Key::new(Space::Address, address), block });
     }
 
-    /// Records that the pool has given out a part.
+    /// Records that the pool has handed out a part.
     pub fn part(&self, address: u64, bytes: u64) {
         let tag = Tag::new(DEVICE, MemKind::Part, POOL.0, StackId::NONE);
         self.0.part(Key::of_part(POOL, address), Bytes::new(bytes), tag);
     }
 
-    /// Records that a part of the pool is freed.
+    /// Records that a part of the pool was freed.
     pub fn unpart(&self, address: u64) {
         self.0.free(Key::of_part(POOL, address));
     }
@@ -57,7 +57,7 @@ impl BareInbox {
         self.open_at(scope, CallsiteId::NONE.0);
     }
 
-    /// Opens a scope that has a path of its own.
+    /// Opens a scope at this callsite.
     pub fn open_at(&self, scope: u64, callsite: u32) {
         self.open_as(scope, callsite, false, false);
     }

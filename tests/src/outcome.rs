@@ -23,7 +23,7 @@ impl Outcome {
         self.succeeded
     }
 
-    /// Returns the end of the program: `exit status: 7`, `signal: 9 (SIGKILL)`.
+    /// Returns how the program ended: `exit status: 7`, `signal: 9 (SIGKILL)`.
     pub fn exit(&self) -> &str {
         self.exit.as_deref().unwrap_or("killed by the test")
     }

@@ -24,7 +24,7 @@ pub fn wait(child: &mut process::Child, limit: Duration) -> io::Result<Option<pr
     }
 }
 
-/// Returns the file that Cargo built beside the running test: in the same folder or the one above.
+/// Returns the path of a file that Cargo built: in the folder of the running test, or the one above.
 ///
 /// # Panics
 /// Panics if it was not built.

@@ -15,7 +15,7 @@ fn keep_reports() {
     }));
 }
 
-/// Makes a simulated device for the calling test alone, current on its thread. Reports are not printed: [`reported_lines`] has
+/// Makes a simulated device for the calling test only, current on its thread. Reports are not printed: [`reported_lines`] has
 /// them.
 ///
 /// # Panics

@@ -27,7 +27,7 @@ impl Stub {
     /// The largest number of bytes that are read.
     pub const BYTES: usize = 32;
 
-    /// Reads the stub at this address. `None` if these bytes are no stub.
+    /// Reads the stub at this address. Returns `None` if these bytes are not a stub.
     pub fn read(bytes: &[u8], address: u64) -> Option<Self> {
         let form = Form::ALL.into_iter().find(|form| form.matches(bytes))?;
         let word = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);

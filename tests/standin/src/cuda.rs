@@ -179,7 +179,7 @@ fn event(call: &Call, event: Handle) -> Result<(), Refusal> {
     if lock(&call.driver.objects).events.contains(&event) { Ok(()) } else { Err(INVALID_HANDLE) }
 }
 
-/// The addresses of each card are moved by this, so that no two cards give out the same address.
+/// The addresses of each card are moved by this, so that no two cards hand out the same address.
 const CARD_ADDRESSES: Address = 1 << 44;
 const FIRST_ADDRESS: Address = 0x7000_0000_0000;
 
@@ -211,7 +211,7 @@ pub(crate) fn total(model: &DeviceModel) -> u64 {
     model.total() - model.reserved()
 }
 
-/// Each card has a bus of its own.
+/// Each card has its own bus.
 pub(crate) fn bus_id(card: usize) -> String {
     format!("0000:{:02x}:00.0", card + 1)
 }

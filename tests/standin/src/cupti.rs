@@ -61,7 +61,7 @@ struct Subscriber {
     handle: usize,
     listener: Listener,
     name: String,
-    /// True if it allows other subscribers beside it.
+    /// True if it allows other subscribers next to it.
     shares: bool,
     /// Domains and ids.
     enabled: HashSet<(c_uint, c_uint)>,

@@ -27,7 +27,7 @@ impl<T: Copy> Out<T> {
             return Err(NullPointer);
         }
         // SAFETY: an `Out` is made by C callers only, as an argument that NVIDIA's headers declare as a pointer to one
-        // `T` for the function to write; a null one was refused above. `T: Copy`, so that no old value needs dropping.
+        // `T` for the function to write; a null one was rejected above. `T: Copy`, so that no old value needs dropping.
         unsafe { self.0.write(value) };
         Ok(())
     }
@@ -133,7 +133,7 @@ pub(crate) fn root_of_libcuda(own: extern "C" fn() -> *const Root) -> Option<&'s
         return None;
     }
     // SAFETY: only a copy of this very file has such a symbol, and there it is a function of this type, whose result
-    // lives as long as the library, which nobody closes.
+    // lives as long as the library, which is never closed.
     unsafe { mem::transmute::<*mut c_void, extern "C" fn() -> *const Root>(root)().as_ref() }
 }
 

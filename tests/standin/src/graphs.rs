@@ -124,7 +124,7 @@ pub(crate) fn add_free(call: &Call, graph: Handle, address: Address) -> Result<H
     Ok(graph + nodes.len())
 }
 
-/// Frees a block that a graph left live. `None` if the address is no such block.
+/// Frees a block that a graph left live. Returns `None` if the address is not such a block.
 pub(crate) fn free_block(call: &Call, address: Address) -> Option<()> {
     lock(&call.driver.objects).graph_blocks.remove(&address).map(drop)
 }

@@ -221,7 +221,7 @@ fn about(call: &Call, address: Address) -> Result<About, Refusal> {
     })
 }
 
-/// Allocates by a function that nobody intercepts.
+/// Allocates by a function that is not intercepted.
 #[unsafe(no_mangle)]
 extern "C" fn standin_alloc(address: Out<Address>, bytes: usize) -> c_int {
     Call::run("standin_alloc", |call| alloc(call, address, bytes as u64))

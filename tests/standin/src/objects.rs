@@ -6,7 +6,7 @@ use std::thread::ThreadId;
 /// The first handle of physical memory.
 const PHYSICAL: usize = 0x4000_0000;
 
-/// The objects by handle or address. A freed handle is given out again, as by a real driver.
+/// The objects by handle or address. A freed handle is handed out again, as by a real driver.
 #[derive(Default)]
 pub(crate) struct Objects {
     pub(crate) streams: HashMap<usize, Stream>,

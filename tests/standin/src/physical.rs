@@ -42,7 +42,7 @@ const _: () = {
     assert!(std::mem::offset_of!(sys::CUmemAllocationProp, location) == 8);
 };
 
-/// Ends physical memory that nobody refers to and that is mapped nowhere.
+/// Ends physical memory that nothing refers to and that is mapped nowhere.
 fn settle(call: &Call, handle: Handle) -> Result<(), Refusal> {
     let mut objects = lock(&call.driver.objects);
     let over = |physical: &&Physical| physical.references == 0 && physical.mappings == 0;

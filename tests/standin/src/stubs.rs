@@ -1,7 +1,7 @@
 //! The exports of `libcuda`: a stub for each function, which goes through a pointer of the function's own (its slot).
 //!
 //! NVIDIA's drivers since 470 are built like this, and gpumem finds the slots by these bytes. There are two forms: up to driver 555
-//! a stub jumps, in driver 580 it calls. The harness changes the bytes in a copy of the file, for drivers that gpumem must refuse.
+//! a stub jumps, in driver 580 it calls. The harness changes the bytes in a copy of the file, for drivers that gpumem must reject.
 
 #[cfg(target_arch = "x86_64")]
 use std::sync::atomic::AtomicPtr;
@@ -21,13 +21,13 @@ pub(crate) static STATE: AtomicU32 = AtomicU32::new(0);
 #[unsafe(no_mangle)]
 static standin_other_state: AtomicU32 = AtomicU32::new(0);
 
-/// A slot that nobody uses, in data that becomes read-only after relocation, because it does not change.
+/// A slot that is not used, in data that becomes read-only after relocation, because it does not change.
 ///
 /// The harness makes it a function's slot: it turns the stub to this place, and the relocation of this place to the function.
 #[unsafe(no_mangle)]
 static standin_relro_slot: extern "C" fn() = nobody;
 
-/// This is no symbol of the file, so the relocation is of the kind that slots have.
+/// This is not a symbol of the file, so the relocation is of the kind that slots have.
 extern "C" fn nobody() {}
 
 /// The same in data that is read-only in the file already. The relocation that the harness puts here is that of `standin_relro_slot`.
