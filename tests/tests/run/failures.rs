@@ -72,6 +72,12 @@ fn a_program_without_cuda() {
     one_line(&outcome, "libcuda");
     one_line(&outcome, "`gpumem doctor` says what is missing");
     assert_eq!(folder.names(), [""; 0]);
+    // An earlier recording stays, and nobody should take it for the one of this run.
+    assert!(run_probe(&machine(), &file, &ALLOCATES).succeeded());
+    let outcome = run(&machine(), &file, &["echo", "text"]);
+    let line = format!("the file `{file}` is from before this run");
+    assert!(outcome.succeeded() && outcome.stderr.lines().any(|printed| printed.ends_with(&line)), "{outcome}");
+    assert_eq!(recorded(&file), of_allocates());
 }
 
 /// Runs a program that starts another one and ends when `when` is true in the shell. The other one ends afterwards.

@@ -212,6 +212,9 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
         Failure::new(what, cause, next)
     };
     terminal::error(&failure);
+    if destination.file().exists() {
+        terminal::error(&format_args!("the file `{}` is from before this run", destination.file().display()));
+    }
 }
 
 /// Prints the summary on stderr, because stdout belongs to the program, and compares the recordings with the limits.
