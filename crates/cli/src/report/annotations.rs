@@ -1,15 +1,15 @@
 //! Reports exceeded limits to CI, for `--annotations`.
 
 use std::{
-    io::{self, Write},
-    path::PathBuf,
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
     str::FromStr,
 };
 
 use gpumem_core::model::one_line;
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
-use crate::{failure::Failure, terminal};
+use crate::{failure::Failure, files::open_to_read, terminal};
 
 /// How exceeded limits are reported to CI.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,12 +94,23 @@ impl Annotations {
             }
         }
         if let Some(Self::Junit(file)) = asked {
+            if is_another(file) {
+                let what = format!("`{}` cannot be written", file.display());
+                let cause = "it is not a report of tests, and would be lost";
+                return Err(Failure::new(what, cause, "give the name of another file"));
+            }
             let report = junit(checks);
             let written = report.to_string().map_err(io::Error::other);
             terminal::write_file(file, |out| out.write_all(written?.as_bytes()))?;
         }
         Ok(found().next().is_some())
     }
+}
+
+/// Returns whether there is a file that no report of tests starts like, such as a recording or a baseline.
+fn is_another(file: &Path) -> bool {
+    let mut first = [0];
+    open_to_read(file).and_then(|mut file| file.read_exact(&mut first)).is_ok() && first != *b"<"
 }
 
 /// Makes a report in which each check is a test.

@@ -52,6 +52,12 @@ fn a_place_has_a_limit_of_its_own() {
         text.contains("failures=\"1\"") && text.contains("<failure message=\"--max-peak cannot be checked"),
         "{text}"
     );
+    // A report of tests replaces an earlier one, and no other file.
+    assert_eq!(ran(&["report", "--max-peak", "1TiB", "--annotations", &junit, &file]).code, Some(0));
+    let recording = fs::read(&file).expect("it is there");
+    let over = ran(&["report", "--max-peak", "1TiB", "--annotations", &format!("junit={file}"), &file]);
+    assert!(over.code == Some(2) && over.stderr.contains("is not a report of tests, and would be lost"), "{over:?}");
+    assert!(fs::read(&file).is_ok_and(|after| after == recording));
     let (code, stderr) = of(&["1MiB", "nowhere=1TiB"]);
     assert!(code == Some(2) && stderr.starts_with("gpumem: FILE: the peak of device 0 was "), "{stderr}");
     // One of several recordings has the place.
