@@ -1,0 +1,117 @@
+//! The cases whose instructions `.ci/counts` counts. Each runs in its own process, on the stand-in driver.
+
+use std::{env, fs, hint::black_box, path::Path};
+
+use cudarc::driver::{CudaContext, result};
+use gpumem::{
+    Bytes, GpuMemTrace,
+    pool::Pool,
+    recording::{self, Keep},
+};
+use gpumem_tracing::GpuMemLayer;
+use tracing::{Dispatch, dispatcher::with_default, info_span};
+use tracing_subscriber::{layer::SubscriberExt, registry};
+
+/// `.ci/counts` divides the sum by it.
+const TIMES: u32 = 1000;
+
+/// The name of a case, and its function, which gets a folder where it may write.
+type Case = (&'static str, fn(&Path));
+
+const CASES: [Case; 8] = [
+    ("pair_without_hooks", pair_without_hooks),
+    ("pair_untraced", pair_untraced),
+    ("pair_traced", pair_traced),
+    ("pair_recorded", pair_recorded),
+    ("guard", guard),
+    ("part", part),
+    ("span", span),
+    ("filtered_line", filtered_line),
+];
+
+/// Without arguments it prints the names of the cases.
+fn main() {
+    let mut arguments = env::args_os().skip(1);
+    let (Some(name), Some(folder)) = (arguments.next(), arguments.next()) else {
+        for (name, _) in CASES {
+            println!("{name}");
+        }
+        return;
+    };
+    let (_, case) = CASES.iter().find(|(case, _)| name == *case).expect("there is such a case");
+    let _context = CudaContext::new(0).expect("the stand-in driver has a card");
+    case(Path::new(&folder));
+}
+
+/// Callgrind counts in this function only, which it finds by its name.
+#[inline(never)]
+fn counted(case: &dyn Fn()) {
+    (0..TIMES).for_each(|_| case());
+}
+
+/// The first turns fill tables and memories of names, so they are not counted.
+fn count(case: &dyn Fn()) {
+    (0..TIMES).for_each(|_| case());
+    counted(case);
+}
+
+fn pair() {
+    // SAFETY: a context is current.
+    let address = unsafe { result::malloc_sync(4096) }.expect("the card has memory");
+    // SAFETY: nothing uses the memory.
+    unsafe { result::free_sync(black_box(address)) }.expect("it is allocated");
+}
+
+fn trace() -> GpuMemTrace {
+    let trace = GpuMemTrace::builder().silent(true).on_exit_report(false).start();
+    trace.expect("allocations can be intercepted")
+}
+
+fn pair_without_hooks(_: &Path) {
+    count(&pair);
+}
+
+fn pair_untraced(_: &Path) {
+    drop(trace());
+    count(&pair);
+}
+
+fn pair_traced(_: &Path) {
+    let trace = trace();
+    count(&pair);
+    assert_eq!(trace.data().peaked, Bytes::kib(4), "the pairs are traced");
+}
+
+fn pair_recorded(folder: &Path) {
+    let file = folder.join("recording.gpumem");
+    recording::begin(&file, Keep::All).expect("the file can be written");
+    count(&pair);
+    recording::end();
+    assert!(fs::metadata(&file).is_ok_and(|file| file.len() > u64::from(TIMES)), "the pairs are recorded");
+}
+
+fn guard(_: &Path) {
+    count(&|| {
+        black_box(trace().data());
+    });
+}
+
+fn part(_: &Path) {
+    let pool = Pool::register("pool", None).expect("allocations can be intercepted");
+    let trace = trace();
+    count(&|| {
+        pool.allocated(black_box(4096), Bytes::kib(4));
+        pool.freed(black_box(4096));
+    });
+    assert_eq!(trace.data().peaked, Bytes::kib(4), "the parts are traced");
+}
+
+fn span(_: &Path) {
+    let dispatch = Dispatch::new(registry().with(GpuMemLayer::new()));
+    with_default(&dispatch, || count(&|| info_span!("span").in_scope(|| black_box(()))));
+}
+
+/// `.ci/counts` sets `GPUMEM` so that no line is printed.
+fn filtered_line(_: &Path) {
+    count(&|| drop(GpuMemTrace::with_ctx("filtered")));
+}
