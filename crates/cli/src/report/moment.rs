@@ -28,16 +28,27 @@ pub(crate) struct DeviceMoment {
     /// them.
     pub(crate) bytes: Option<i64>,
     pub(crate) blocks: Option<i64>,
+    /// The parts of these bytes.
     pub(crate) by_kind: Option<Vec<Sum>>,
     pub(crate) by_library: Option<Vec<Sum>>,
     pub(crate) by_scope: Option<Vec<Sum>>,
     pub(crate) by_place: Option<Vec<PlaceSum>>,
+    /// Managed and pinned host memory, by kind and by place, which is not part of `bytes`.
+    pub(crate) besides: Option<Vec<Sum>>,
+    pub(crate) besides_by_place: Option<Vec<PlaceSum>>,
     /// The registered pools. `None` also for the difference of two moments.
     pub(crate) pools: Option<Vec<PoolOverview>>,
 }
 
+/// The memory that belongs to a device.
+struct Held<'a> {
+    on_device: Vec<OriginSum<'a>>,
+    /// Managed and pinned host memory.
+    besides: Vec<OriginSum<'a>>,
+}
+
 /// The memory of each device, in the order of the history; `None` if the recording does not contain it.
-type AllHeld<'a> = Vec<Option<Vec<OriginSum<'a>>>>;
+type AllHeld<'a> = Vec<Option<Held<'a>>>;
 
 /// Returns `held`, or `None` for each device if a moment is not known.
 fn known<'a>(history: &History, moments: &[Moment], held: impl FnOnce() -> Vec<Vec<OriginSum<'a>>>) -> AllHeld<'a> {
@@ -47,7 +58,8 @@ fn known<'a>(history: &History, moments: &[Moment], held: impl FnOnce() -> Vec<V
     let is_known = |held: &OriginSum<'_>| moments.iter().all(|moment| history.has_kind_at(held.origin.kind, *moment));
     let known = held().into_iter().map(|mut held| {
         held.retain(is_known);
-        Some(held)
+        let (on_device, besides) = held.into_iter().partition(|held| held.origin.kind.is_on_device());
+        Some(Held { on_device, besides })
     });
     known.collect()
 }
@@ -71,20 +83,20 @@ fn pools_at(history: &History, moment: Moment, device: &DeviceHistory) -> Option
 
 fn figures(history: &History, held: &AllHeld<'_>, moment: Option<Moment>) -> Vec<DeviceMoment> {
     let figures = held.iter().zip(&history.devices).map(|(held, device)| {
-        let held = held.as_deref();
-        let of_device = |figure: fn(&OriginSum<'_>) -> i64| {
-            let on_device = |held: &&OriginSum<'_>| held.origin.kind.is_on_device();
-            held.map(|held| held.iter().filter(on_device).map(figure).sum())
-        };
+        let besides = held.as_ref().map(|held| &*held.besides);
+        let held = held.as_ref().map(|held| &*held.on_device);
+        let kinds = |held| sums_by(held, |origin| origin.kind.name().to_owned());
         DeviceMoment {
             device: device.device.ordinal,
             simulated: device.device.family == Family::Simulated,
-            bytes: of_device(|held| held.bytes),
-            blocks: of_device(|held| held.blocks),
-            by_kind: held.map(|held| sums_by(held, |origin| origin.kind.name().to_owned())),
+            bytes: held.map(|held| held.iter().map(|held| held.bytes).sum()),
+            blocks: held.map(|held| held.iter().map(|held| held.blocks).sum()),
+            by_kind: held.map(kinds),
             by_library: held.map(|held| sums_by(held, Origin::library_or_program)),
             by_scope: held.map(|held| sums_by(held, Origin::scope)),
             by_place: held.map(place_sums),
+            besides: besides.map(kinds),
+            besides_by_place: besides.map(place_sums),
             pools: moment.and_then(|moment| pools_at(history, moment, device)),
         }
     });
@@ -155,15 +167,16 @@ fn write(
     for (at, held) in all.iter().enumerate() {
         let device = history.devices[at].device;
         let name = history.definitions().device(device).and_then(|defined| defined.name.as_deref());
-        let on_device = |held: &&OriginSum<'_>| held.origin.kind.is_on_device();
-        let bytes: Option<i64> = held.as_deref().map(|held| held.iter().filter(on_device).map(|held| held.bytes).sum());
+        let besides = held.as_ref().map_or(&[][..], |held| &held.besides);
+        let held = held.as_ref().map(|held| &*held.on_device);
+        let bytes: Option<i64> = held.map(|held| held.iter().map(|held| held.bytes).sum());
         let amount = bytes.map_or_else(|| "?".to_owned(), |bytes| ByteDelta::new(bytes).to_string());
         if at > 0 {
             writeln!(out)?;
         }
         let title = format!("{}: {amount} {}", device_in_words(device, name), title(at, bytes));
         writeln!(out, "{}", paint.on(Role::Heading, title))?;
-        let held = held.as_deref().unwrap_or_default();
+        let held = held.unwrap_or_default();
         let rows = tree(held);
         let whole = bytes.unwrap_or(0).unsigned_abs();
         // The parts of a difference may be far larger than their sum.
@@ -174,6 +187,12 @@ fn write(
         let title = if has_scopes(held) { "allocated in, and at" } else { "allocated at" };
         if !rows.is_empty() {
             writeln!(out, "{}", InPaint(&Bars(title, &rows, unit), paint))?;
+        }
+        if !besides.is_empty() {
+            let kinds = sums_by(besides, |origin| origin.kind.name().to_owned());
+            let kinds: Vec<_> = kinds.iter().map(|sum| &*sum.name).collect();
+            let title = format!("besides: {}", kinds.join(", "));
+            writeln!(out, "{}", InPaint(&Bars(&title, &tree(besides), unit), paint))?;
         }
         let Some(moment) = moment else { continue };
         if bytes.is_some() && !rows.is_empty() {
