@@ -222,7 +222,7 @@ impl Definitions {
     }
 
     /// Returns the place where the process keeps data that is not in its recording yet.
-    pub(super) fn ring(&self) -> Option<RingDefinition> {
+    pub fn ring(&self) -> Option<RingDefinition> {
         self.ring
     }
 

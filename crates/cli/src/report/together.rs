@@ -27,8 +27,9 @@ type Shared = (String, Option<String>);
 #[derive(Debug, Default)]
 pub(super) struct Together {
     processes: BTreeMap<Shared, Vec<Process>>,
-    /// The recordings already added, because the same one may be given twice.
-    known: BTreeSet<PathBuf>,
+    /// The recordings already added, by path and by their own id, because the same one, or a copy of it, may be given
+    /// twice.
+    known: (BTreeSet<PathBuf>, BTreeSet<u64>),
 }
 
 #[derive(Debug)]
@@ -85,7 +86,10 @@ impl Process {
 impl Together {
     /// `places` are the peaks of places with a limit.
     pub(super) fn add(&mut self, history: &History, overview: &Overview, places: &[PlacePeak]) {
-        if !self.known.insert(history.path.canonicalize().unwrap_or_else(|_| history.path.clone())) {
+        let (paths, ids) = &mut self.known;
+        let is_new_path = paths.insert(history.path.canonicalize().unwrap_or_else(|_| history.path.clone()));
+        let is_new_id = history.definitions().ring().is_none_or(|ring| ids.insert(ring.recording));
+        if !is_new_path || !is_new_id {
             return;
         }
         for of in overview.devices.iter().filter(|of| !of.simulated) {

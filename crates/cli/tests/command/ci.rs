@@ -3,7 +3,7 @@
 use std::{fs, time::Duration};
 
 use gpumem_core::model::{Block, Bytes, EventKind, Key, MemKind, PoolId, StackId};
-use gpumem_recording::{DevicePeak, Item, PartDefinition, Process, TensorClass, Totals};
+use gpumem_recording::{DevicePeak, Finished, Item, PartDefinition, Process, RingDefinition, TensorClass, Totals};
 use serde_json::Value;
 
 use crate::{
@@ -101,6 +101,17 @@ fn processes_have_one_device_together() {
     assert_eq!(limited("train=10000MiB").code, Some(0));
     // The recording of one process may be given twice.
     assert_eq!(within(&folder, &["report", "--max-peak", "8GiB", "a.capture", "./a.capture"]).code, Some(0));
+    // A copy is the same process.
+    let whole = Process { pid: 10, began: Duration::from_secs(1_790_000_000), ..Process::default() };
+    let mut made = Made::of(whole, true);
+    made.item(&Item::Ring(RingDefinition { segment: None, recording: 7 }));
+    made.alloc(5_000 * MIB, MemKind::Device, 2);
+    made.wait(2_000_000);
+    made.item(&Item::Finished(Finished));
+    let file = made.file();
+    ["a.capture", "b.capture"].into_iter().for_each(|name| fs::write(folder.join(name), &file).unwrap());
+    assert_eq!(limited("8GiB").code, Some(0));
+    process(&folder.join("a.capture"), 10, 0, 5_000);
     // One process after the other.
     process(&folder.join("b.capture"), 11, 3, 5_000);
     assert_eq!(limited("8GiB").code, Some(0));
