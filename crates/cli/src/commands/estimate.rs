@@ -330,7 +330,8 @@ fn fit(memory: Bytes, context: Option<Bytes>, step: &Step, model: &Model) -> Res
         let longer = Model { input: Input::Tokens(length.saturating_add(1)), ..model.clone() };
         limited.estimate(&longer).is_err_and(|error| !error.is_out_of_memory())
     });
-    let alone = || Step { batch: 1, limit: None, ..step.clone() }.estimate(model).map(|estimate| estimate.peak);
+    // The limit is for the memory that the allocator gets from the driver.
+    let alone = || Step { batch: 1, limit: None, ..step.clone() }.estimate(model).map(|estimate| estimate.reserved);
     let least = (batch == 0).then(alone).transpose().map_err(failed)?;
     Ok(Fit { memory, context, margin_percent: MARGIN, limit, batch, least, length, is_longest })
 }

@@ -211,8 +211,12 @@ fn nothing_that_fits_is_exit_code_1() {
         assert!(stdout.contains("\n  not even 1 input of 64 tokens fits: it needs 2"), "{stdout}");
         assert!(stdout.contains("\n  not even inputs of one token fit in a batch of 1\n"), "{stdout}");
         let json: Value = serde_json::from_str(&ran(&[&arguments[..], &["--json"]].concat()).stdout).expect("JSON");
-        assert_eq!((&json["fit"]["batch"], &json["fit"]["least"]), (&0.into(), &json["estimate"]["peak"]));
+        assert_eq!((&json["fit"]["batch"], &json["fit"]["least"]), (&0.into(), &json["estimate"]["reserved"]));
     }
+    // The allocator needs more than the tensors have.
+    let gpt2 = written("estimate-nothing-gpt2.json", br#"{"model_type": "gpt2"}"#);
+    let stderr = ran(&["estimate", &gpt2, "--train", "adam", "--length", "1024", "--fit", "4GiB"]).stderr;
+    assert!(stderr.contains(": one needs 3.25 GiB, and of 4 GiB, 3.18 GiB are left "), "{stderr}");
     // Shorter inputs would fit.
     let Ran { code, stderr, .. } = ran(&["estimate", &config, "--length", "1024", "--context", "0", "--fit", "300MiB"]);
     assert_eq!(code, Some(1), "{stderr}");
