@@ -2,8 +2,9 @@
 //! shared object, and NVIDIA's driver loads it because `CUDA_INJECTION64_PATH` names it.
 //!
 //! The driver calls `InitializeInjection` when the program calls `cuInit`. From that time, gpumem intercepts and records every allocation
-//! on all threads. The command passes the [`Options`](options::Options) and the file of the recording in the variables in [`variable`]. NVTX loads the library as
-//! well, because `NVTX_INJECTION64_PATH` names it; the ranges that the program marks become scopes.
+//! on all threads. The command passes the [`Options`](options::Options) and the file of the recording in the variables in
+//! [`variable`]. NVTX loads the library as well, because `NVTX_INJECTION64_PATH` names it; the ranges that the program marks become
+//! scopes.
 //!
 //! The program behaves like without the library: nothing is printed to stdout, no panic leaves the library, and an error is one line on
 //! stderr.

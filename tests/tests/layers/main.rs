@@ -75,7 +75,7 @@ fn each_floor_names_only_what_is_below_it() {
     }
 }
 
-/// The crates stand in `docs/ARCHITECTURE.md` in the order in which they use each other, also in their tests.
+/// `docs/ARCHITECTURE.md` lists the crates in the order of their dependencies, which include those of their tests.
 #[test]
 fn each_crate_names_only_those_above_it() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

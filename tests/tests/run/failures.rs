@@ -72,7 +72,7 @@ fn a_program_without_cuda() {
     one_line(&outcome, "libcuda");
     one_line(&outcome, "`gpumem doctor` says what is missing");
     assert_eq!(folder.names(), [""; 0]);
-    // An earlier recording stays, and nobody should take it for the one of this run.
+    // An earlier recording stays, and must not be taken for the one of this run.
     assert!(run_probe(&machine(), &file, &ALLOCATES).succeeded());
     let outcome = run(&machine(), &file, &["echo", "text"]);
     let line = format!("the file `{file}` is from before this run");

@@ -57,7 +57,7 @@ pub(super) struct Exporter {
     left: Vec<(u32, PathBuf)>,
     /// The recordings that runs completed since the last look.
     pub(super) endings: Vec<Ending>,
-    /// The recordings that were followed, each with the time since when they are not.
+    /// The ids of recordings that are no longer followed, each with the time when that ended.
     past: HashMap<u64, Instant>,
     /// How many recordings the last look did not follow, because there were too many.
     not_followed: usize,

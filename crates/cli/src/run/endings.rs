@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 const NAME: &str = "gpumem-export-";
 
-/// Exporters have seen the process of an older recording.
+/// Exporters have already found the process of an older recording.
 const LATEST: Duration = Duration::from_secs(60);
 
 /// Tells all exporters about the recordings of a run that has ended. An exporter that does not accept the message at
@@ -32,7 +32,7 @@ pub(super) fn tell(recordings: &[PathBuf]) {
     }
     let message = paths.join(&0);
     for name in exporters() {
-        // It has ended meanwhile, or is stopped.
+        // The exporter may have ended since, or be stopped.
         _ = tell_one(&name, &message);
     }
 }
@@ -43,7 +43,7 @@ fn exporters() -> Vec<String> {
     let names = sockets.lines().filter_map(|line| line.rsplit(' ').next()?.strip_prefix('@'));
     let mut names: Vec<_> = names.filter(|name| name.starts_with(NAME)).map(str::to_owned).collect();
     names.sort_unstable();
-    // A connection that was accepted has the name of its listener.
+    // An accepted connection has the name of its listener.
     names.dedup();
     names
 }
