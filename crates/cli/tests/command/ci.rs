@@ -109,7 +109,9 @@ fn processes_have_one_device_together() {
     made.wait(2_000_000);
     made.item(&Item::Finished(Finished));
     let file = made.file();
-    ["a.capture", "b.capture"].into_iter().for_each(|name| fs::write(folder.join(name), &file).unwrap());
+    for name in ["a.capture", "b.capture"] {
+        fs::write(folder.join(name), &file).unwrap();
+    }
     assert_eq!(limited("8GiB").code, Some(0));
     process(&folder.join("a.capture"), 10, 0, 5_000);
     // One process after the other.
