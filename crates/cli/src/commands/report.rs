@@ -193,13 +193,12 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
         return Err(Failure::new(what, "it is a recording, which would be lost", "give the name of another file"));
     }
     let missing = match shown {
-        Shown::Format { format: Format::Parquet, moment, fold, to } => {
-            check_options(Format::Parquet, moment, fold)?;
-            return export_tables(&arguments.files, to);
-        }
         Shown::Format { format, moment, fold, to } => {
             check_options(format, moment, fold)?;
-            return export(&arguments.files, format, moment, fold, to);
+            return match format {
+                Format::Parquet => export_tables(&arguments.files, to),
+                _ => export(&arguments.files, format, moment, fold, to),
+            };
         }
         Shown::Page { ranks, to } => return write_page(&arguments.files, ranks, to),
         Shown::Report(choice) => show(arguments, choice)?,
@@ -214,7 +213,7 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
     })
 }
 
-/// Prints a report other than the summary. Returns what is missing in each recording.
+/// Prints a report other than the summary. Returns the missing data of each recording.
 fn show(arguments: &ReportArguments, choice: Choice<'_>) -> Result<Vec<(String, Missing)>, Failure> {
     let mut missing = Vec::new();
     let mut objects = Vec::new();
@@ -245,7 +244,7 @@ fn show(arguments: &ReportArguments, choice: Choice<'_>) -> Result<Vec<(String, 
     Ok(missing)
 }
 
-/// Prints the summary, and compares the recordings with the limits. Returns what is missing in each recording.
+/// Prints the summary, and compares the recordings with the limits. Returns the missing data of each recording.
 fn summarize(arguments: &ReportArguments, judge: &mut Judge<'_>) -> Result<Vec<(String, Missing)>, Failure> {
     let is_in_detail = arguments.files.len() == 1 && !arguments.json;
     let mut overview = |file: &PathBuf| {
