@@ -81,7 +81,7 @@ fn token(file: &Path) -> Result<String, Failure> {
         Failure::new(format!("`{}` cannot be used", file.display()), why, next)
     };
     let read = || {
-        // The token may come through a pipe that `<(…)` has made. A pipe with a name might never get a writer.
+        // The token may come from `<(…)`, which is an unnamed pipe. A named pipe may never get a writer.
         let is_made = fs::read_link(file).is_ok_and(|to| to.as_os_str().as_encoded_bytes().starts_with(b"pipe:"));
         let from = if is_made { File::open(file)? } else { regular_file::open_to_read(file)? };
         let mut text = String::new();

@@ -57,7 +57,7 @@ pub(super) struct Exporter {
     left: Vec<(u32, PathBuf)>,
     /// The recordings that runs completed since the last look.
     pub(super) endings: Vec<Ending>,
-    /// The ids of recordings that are no longer followed, each with the time when that ended.
+    /// The ids of recordings that are no longer followed, each with the time when they were removed from `followed`.
     past: HashMap<u64, Instant>,
     /// How many recordings the last look did not follow, because there were too many.
     not_followed: usize,

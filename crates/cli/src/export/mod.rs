@@ -81,7 +81,7 @@ pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
         push(Arc::clone(&exporter))?;
     }
     let told = Arc::clone(&exporter);
-    // Without it, only a recording that starts and ends between two looks is missed.
+    // If this fails, the exporter misses only recordings that start and end between two looks.
     _ = endings::listen(move |ending| lock(&told).endings.push(ending));
     let followed = Arc::clone(&exporter);
     let follow = move || {

@@ -95,7 +95,7 @@ fn is_on_both(numbers: &[HashSet<u32>; 2], line: &Line<'_>) -> bool {
 #[derive(Clone, Copy)]
 struct Chain {
     score: u32,
-    /// The first place after all pairs, on the side after the change.
+    /// The index of the first place that no pair uses yet, among the places after the change.
     next: usize,
     /// The distance between the two lines of the last pair.
     by: i64,

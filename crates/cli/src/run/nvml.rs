@@ -71,7 +71,7 @@ fn remove_stale(injected: &Path) {
     }
 }
 
-/// Returns whether a library depends on a file that is gone. It contains the paths as texts that end with a zero.
+/// Returns whether a library depends on a file that is gone. The library contains the paths as texts that end with a zero.
 fn is_stale(library: &[u8]) -> bool {
     // Code and tables contain a byte that looks like the start of a path, too.
     let is_library = |text: &&[u8]| text.starts_with(b"/") && text.windows(3).any(|part| part == b".so");

@@ -77,7 +77,7 @@ fn file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-/// Returns the path of a file outside of the crate. It is a link, so that the crate's archive has the file as well.
+/// Returns the path of a link to a file outside of the crate. Cargo puts the file behind a link into the crate's archive.
 fn linked(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/linked").join(name)
 }
