@@ -71,7 +71,7 @@ fn a_killed_program_keeps_the_name_of_its_newest_scope() {
     let ended = output_of(command.env("GPUMEM_CAPTURE", &file));
     assert!(!ended.status.success());
     let opened = fs::File::options().read(true).write(true).open(&file).expect("it was written");
-    recover(&file, opened, &SharedMemory).expect("it is a recording").expect("it was not complete");
+    recover(&file, opened, &SharedMemory, None).expect("it is a recording").expect("it was not complete");
     let mut reader = Reader::new(fs::File::open(&file).expect("it was written")).expect("it is a recording");
     let mut scopes = Vec::new();
     while let Some(step) = reader.step().expect("it can be read") {

@@ -7,8 +7,8 @@ use std::{
 };
 
 use super::item::{
-    CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item,
-    ModuleDefinition, PartDefinition, Process, RingDefinition, Symbol, ThreadDefinition,
+    CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, Finished, Interception, Item,
+    ModuleDefinition, PartDefinition, Process, ProcessEnd, RingDefinition, Symbol, ThreadDefinition,
 };
 use super::{
     allocator::{AllocatorDefinition, TensorGroup, TensorHolder},
@@ -87,7 +87,7 @@ pub struct Definitions {
     tensor_groups: HashMap<u32, TensorGroup>,
     tensor_holders: Vec<TensorHolder>,
     ring: Option<RingDefinition>,
-    is_finished: bool,
+    finished: Option<Finished>,
     in_words: RefCell<InWords>,
     pub(super) left_out: u64,
     pub(super) contradictions: u64,
@@ -146,8 +146,8 @@ impl Definitions {
                 self.ring = Some(ring);
                 true
             }
-            Item::Finished(_) => {
-                self.is_finished = true;
+            Item::Finished(finished) => {
+                self.finished = Some(finished);
                 true
             }
             Item::Callsite(callsite) => add_first(&mut self.callsites, callsite.id, callsite),
@@ -244,7 +244,7 @@ impl Definitions {
     /// Returns whether the process still runs or ended without writing everything that it recorded. A snapshot has no ring and is
     /// always complete.
     pub fn lacks_end(&self) -> bool {
-        self.ring.is_some() && !self.is_finished
+        self.ring.is_some() && self.finished.is_none()
     }
 
     /// Returns whether there are modules, but no function or line is known for any address in them. Python frames belong to no
@@ -275,6 +275,11 @@ impl Definitions {
     /// Returns the time of the writer's last clock reading; the program ran at least until then.
     pub fn last_clock(&self) -> Option<Time> {
         self.clocks.last().map(|pair| pair.time)
+    }
+
+    /// Returns when a process that could not write its end has ended.
+    pub fn ended(&self) -> Option<ProcessEnd> {
+        self.finished?.ended
     }
 
     /// Returns the functions on a stack, the innermost first: the 1,024 innermost ones, if there are more.

@@ -88,8 +88,20 @@ pub struct RingDefinition {
 }
 
 /// See [`Item::Finished`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Finished {
+    /// The end of a process that could not write it. `None` if the process wrote this item, or if nobody knows.
+    pub ended: Option<ProcessEnd>,
+}
+
+/// The time at which a process ended, as others saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Finished;
+pub struct ProcessEnd {
+    /// The latest time at which the process may have ended, since the session started.
+    pub latest: Time,
+    /// How long before `latest` the process may have ended.
+    pub within: Time,
+}
 
 /// The part of the events that is in a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -398,17 +410,11 @@ pub enum Request {
     },
 }
 
-impl Wire for Finished {
-    fn put(&self, _: &mut Vec<u8>) {}
-
-    fn get(_: &mut Input<'_>) -> Result<Self> {
-        Ok(Self)
-    }
-}
-
 fields!(Process { pid, executable, arguments, folder, own_module, began, version, ran_before, cards, host, rank });
 fields!(PartDefinition { is_peaks, after });
 fields!(RingDefinition { segment, recording });
+fields!(Finished { ended });
+fields!(ProcessEnd { latest, within });
 fields!(ClockPair { ticks, time });
 fields!(ThreadDefinition { thread, os_id, name });
 fields!(CallsiteDefinition { id, name, file, line, column, module_path });

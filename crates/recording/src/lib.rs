@@ -40,7 +40,7 @@ pub use self::{
     follow::{Beginning, Follower, Growing},
     item::{
         BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, Finished,
-        Interception, Item, ModuleDefinition, PartDefinition, PoolBlock, PoolDefinition, Process, Request,
+        Interception, Item, ModuleDefinition, PartDefinition, PoolBlock, PoolDefinition, Process, ProcessEnd, Request,
         RingDefinition, StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition,
     },
     items::{for_each_item, items_of},

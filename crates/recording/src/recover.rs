@@ -5,11 +5,12 @@ use std::{
     fs::{self, File, TryLockError},
     io::{self, Seek, SeekFrom},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use super::{
     budget::Budget,
-    item::{CodeAddress, Finished, Item, RingDefinition},
+    item::{CodeAddress, Finished, Item, ProcessEnd, RingDefinition},
     items::{Items, Next},
     record::{End, FILE_HEADER, Records},
     ring::{RingContent, RingReader, WHOLE_FILE},
@@ -38,6 +39,8 @@ pub struct Segment {
     pub creator: Option<u32>,
     /// True if a process has it attached.
     pub is_in_use: bool,
+    /// The second in which a process last detached it, since 1970. The kernel does this for a process that ends.
+    pub detached: Option<Duration>,
 }
 
 /// Returns the path of the older part of a recording of the latest events.
@@ -71,20 +74,21 @@ struct Found {
     segment: u64,
     /// True if the process that fills it still runs.
     writer_runs: bool,
+    detached: Option<Duration>,
 }
 
 impl Found {
     /// Returns the ring of a recording, if there is one.
     fn of(head: &Head, segments: &dyn Segments) -> io::Result<Option<Self>> {
         let Some(RingDefinition { segment: Some(segment), recording }) = head.ring else { return Ok(None) };
-        let Some(Segment { bytes, creator, is_in_use }) = segments.read(segment)? else { return Ok(None) };
+        let Some(Segment { bytes, creator, is_in_use, detached }) = segments.read(segment)? else { return Ok(None) };
         // The segment now belongs to another recording, or this version cannot read its ring.
         if RingReader::recording_in(&bytes) != Some(recording) {
             return Ok(None);
         }
         // A child that outlives the process keeps the segment in use. A creator that is not visible here may run in another container.
         let writer_runs = is_in_use && creator.is_none_or(is_running);
-        Ok(Some(Self { bytes, segment, writer_runs }))
+        Ok(Some(Self { bytes, segment, writer_runs, detached }))
     }
 
     fn content(&self) -> io::Result<RingContent<impl Iterator<Item = Item>>> {
@@ -114,7 +118,13 @@ pub fn left_in_ring(file: &File, segments: &dyn Segments) -> io::Result<Option<V
     let RingContent { recorded, definitions, items, .. } = found.content()?;
     let (items, _) = missing(file, recorded, items)?;
     let mut writer = Writer::new(Vec::new())?;
-    let items = head.ring.map(Item::Ring).into_iter().chain(definitions).chain(items).chain([Item::Finished(Finished)]);
+    let items = head
+        .ring
+        .map(Item::Ring)
+        .into_iter()
+        .chain(definitions)
+        .chain(items)
+        .chain([Item::Finished(Finished::default())]);
     for item in items {
         writer.write(&item)?;
     }
@@ -123,11 +133,16 @@ pub fn left_in_ring(file: &File, segments: &dyn Segments) -> io::Result<Option<V
 
 /// Adds the content of the ring of a killed process to its recording, and removes the ring. `file` is the recording, opened for
 /// reading and writing. Returns `None` and does nothing if the process still records. Callers must not run this concurrently, because both
-/// would add the ring.
+/// would add the ring. `ended` is the time at which somebody saw the process end, since 1970; without it, the time is known to a second.
 ///
 /// # Errors
 /// Returns an error if a file or the ring cannot be read or written. The ring is kept in these cases.
-pub fn recover(recording: &Path, mut file: File, segments: &dyn Segments) -> io::Result<Option<Ended>> {
+pub fn recover(
+    recording: &Path,
+    mut file: File,
+    segments: &dyn Segments,
+    ended: Option<Duration>,
+) -> io::Result<Option<Ended>> {
     // Checked before taking the lock, because a process that starts a new file gives up if the lock is taken.
     if Found::of(&Head::of(&file), segments)?.is_some_and(|found| found.writer_runs) {
         return Ok(None);
@@ -169,7 +184,7 @@ pub fn recover(recording: &Path, mut file: File, segments: &dyn Segments) -> io:
         writer.write(item)?;
     }
     let added = writer.written().items - defined;
-    writer.write(&Item::Finished(Finished))?;
+    writer.write(&Item::Finished(Finished { ended: head.end_of_process(ended, found.detached) }))?;
     writer.flush()?;
     drop(writer);
     file.sync_all()?;
@@ -234,6 +249,8 @@ fn is_held(path: &Path) -> bool {
 struct Head {
     /// The process id.
     pid: Option<u32>,
+    /// The time when the session started, since 1970.
+    began: Option<Duration>,
     ring: Option<RingDefinition>,
 }
 
@@ -245,13 +262,24 @@ impl Head {
         let Ok(mut items) = records.map(|records| Items::of(records, Budget::default())) else { return head };
         while let Ok(Some(next)) = items.next() {
             match next.into() {
-                Item::Process(process) => head.pid = Some(process.pid),
+                Item::Process(process) => (head.pid, head.began) = (Some(process.pid), Some(process.began)),
                 Item::Ring(ring) => head.ring = Some(ring),
                 Item::Event(_) => break,
                 _ => {}
             }
         }
         head
+    }
+
+    /// `detached` is the start of the second in which the process ended.
+    fn end_of_process(&self, seen: Option<Duration>, detached: Option<Duration>) -> Option<ProcessEnd> {
+        const SECOND: Duration = Duration::from_secs(1);
+        let (latest, within) = match (seen, detached) {
+            (Some(seen), _) => (seen, Duration::ZERO),
+            (None, Some(detached)) => (detached.saturating_add(SECOND), SECOND),
+            (None, None) => return None,
+        };
+        Some(ProcessEnd { latest: latest.saturating_sub(self.began?), within })
     }
 }
 
@@ -289,7 +317,7 @@ fn is_running(pid: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::RefCell, process, sync::atomic::Ordering::Relaxed, time::Duration};
+    use std::{cell::RefCell, process, sync::atomic::Ordering::Relaxed};
 
     use tempfile::TempDir;
 
@@ -313,7 +341,7 @@ mod tests {
     /// Returns `None` if the process still records.
     #[track_caller]
     fn added(files: &Files, shared: &Shared) -> Option<u64> {
-        recover(&files.0, files.file(), shared).unwrap().map(|ended| ended.added)
+        recover(&files.0, files.file(), shared, None).unwrap().map(|ended| ended.added)
     }
 
     /// Replaces shared memory in tests. There is one segment, with the id 7.
@@ -322,7 +350,7 @@ mod tests {
 
     impl Shared {
         fn with(bytes: &[u8], creator: Option<u32>, is_in_use: bool) -> Self {
-            Self(RefCell::new(Some(Segment { bytes: bytes.to_vec(), creator, is_in_use })))
+            Self(RefCell::new(Some(Segment { bytes: bytes.to_vec(), creator, is_in_use, detached: None })))
         }
 
         fn is_empty(&self) -> bool {
@@ -466,7 +494,7 @@ mod tests {
         let RingContent { recorded, .. } = RingReader::from_bytes(&bytes).unwrap();
         files.file().set_len(recorded - 1).unwrap();
         let shared = Shared::with(&bytes, None, false);
-        let error = recover(&files.0, files.file(), &shared).unwrap_err().to_string();
+        let error = recover(&files.0, files.file(), &shared, None).unwrap_err().to_string();
         assert!(error.contains("shorter than its ring says") && !shared.is_empty(), "{error}");
         // The segment now belongs to another recording, or to another version of gpumem: the version is the second word. The data is lost,
         // and the file reports the loss.

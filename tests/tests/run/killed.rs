@@ -101,6 +101,28 @@ fn a_killed_program_loses_no_stack() {
     assert!(all > 0, "nothing was recorded");
 }
 
+/// A killed process had its memory until it was killed: another process had memory after its last event.
+#[test]
+fn a_killed_program_had_its_memory_until_its_end() {
+    let folder = Folder::new();
+    let [gpumem, probe] = ["gpumem-command", "probe"].map(|name| built(name).display().to_string());
+    let allocates = [&ALLOCATES[..3], &["call cuMemAlloc_v2 &kept 8388608"]].concat();
+    let (first, second) = (in_shell(&[&allocates[..], &["await_file never"]].concat()), in_shell(&allocates));
+    let text = format!(
+        "cd {folder}
+         {gpumem} run -o a.capture --max-peak 12MiB -- sh -c \"{probe}{first} > first & pid=\\$!
+             until [ \\$(grep -c . first) = 4 ]; do sleep 0.01; done; {probe}{second}; kill -9 \\$pid; true\" > /dev/null 2> errors
+         code=$?; cat errors; exit $code",
+        folder = folder.0.path().display(),
+    );
+    let outcome = machine().run_program("/bin/bash".as_ref(), &["-c", &text]);
+    assert_eq!(outcome.exit(), "exit status: 1", "{outcome}");
+    assert!(
+        outcome.stdout.contains(": 2 processes had 16 MiB at one time, 4 MiB above the limit of 12 MiB: "),
+        "{outcome}"
+    );
+}
+
 /// Each call is on its own line. The last call is the one before the end.
 const KILLED_TRAIN: &str = "\
 import ctypes, os, sys

@@ -11,7 +11,7 @@ use gpumem_core::{
     ledger::{BlockChange, BlockChangeKind, KnownPool},
     model::{Block, Device, EventKind, MemKind, ScopeId},
 };
-use gpumem_recording::{Reader, RecordedEvent, Step};
+use gpumem_recording::{Definitions, Reader, RecordedEvent, Step};
 
 use super::{
     bytes::RecordingBytes,
@@ -407,7 +407,7 @@ impl HistoryReading {
             streams,
             devices,
             refusals,
-            end: reader.definitions().last_clock().unwrap_or_default().max(Duration::from_nanos(newest.time)),
+            end: end_of(reader.definitions(), Duration::from_nanos(newest.time)),
             tensors,
             overlapping_parts: overlaps.finish(),
             is_snapshot: false,
@@ -415,6 +415,12 @@ impl HistoryReading {
             reader,
         }
     }
+}
+
+/// Returns the end of the program, which ran at least until the last event.
+fn end_of(definitions: &Definitions, last_event: Duration) -> Duration {
+    let ended = definitions.ended().map_or(Duration::ZERO, |ended| ended.latest);
+    definitions.last_clock().unwrap_or_default().max(ended).max(last_event)
 }
 
 /// Returns the thread of an event. The reader rejects recordings whose thread ids do not fit.

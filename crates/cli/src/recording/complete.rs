@@ -34,7 +34,7 @@ pub(crate) fn complete_for_report(recording: &Path) -> bool {
     if !is_unfinished(recording) {
         return false;
     }
-    match complete(recording) {
+    match complete(recording, None) {
         Ok(Some(_)) => {}
         Ok(None) => return true,
         // Meanwhile, `gpumem run` has ended and given the recording its final name. The reader reports that the file
@@ -57,11 +57,12 @@ fn is_unfinished(recording: &Path) -> bool {
 
 /// Adds what a killed process left in its ring, the older part of a recording that keeps the latest events, the
 /// functions at the addresses of stacks, and PyTorch's history. Returns the content of the recording with the ring and
-/// the older part, but without the added functions and PyTorch's history; `None` if the process is still recording.
+/// the older part, but without the added functions and PyTorch's history; `None` if the process is still recording. `ended`
+/// is the time at which somebody saw the process end, since 1970.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or written. The recording stays as readable as before.
-pub(crate) fn complete(path: &Path) -> io::Result<Option<Content>> {
+pub(crate) fn complete(path: &Path, ended: Option<Duration>) -> io::Result<Option<Content>> {
     // If several processes want to complete the recording at the same time, one does it, and the others wait.
     let lock = lock_file(path, "completing");
     let _turn = LockFile::wait(&lock, PATIENCE, || {
@@ -70,7 +71,7 @@ pub(crate) fn complete(path: &Path) -> io::Result<Option<Content>> {
     })?;
     // Until everything is added, no process starts a recording with this name.
     let file = files::open(path, File::options().read(true).write(true))?;
-    let Some(_ended) = recover(path, file, &SharedMemory)? else { return Ok(None) };
+    let Some(_ended) = recover(path, file, &SharedMemory, ended)? else { return Ok(None) };
     parts::join(path)?;
     let (content, end) = Content::read(io::BufReader::new(files::open_to_read(path)?))?;
     match end {

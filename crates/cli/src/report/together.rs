@@ -2,7 +2,9 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Range,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use gpumem_core::model::{Bytes, Device, Family, one_line};
@@ -129,9 +131,9 @@ impl Together {
 }
 
 fn on_device(processes: &[Process], of: Of<'_>, limit: Bytes) -> Result<Option<Finding>, Failure> {
-    let mut steps = Vec::new();
+    let (mut steps, mut ends) = (Vec::new(), vec![0..0; processes.len()]);
     for (number, process) in processes.iter().enumerate().filter(|(_, process)| process.highest(of) > 0) {
-        steps_of(number, process, of, &mut steps)?;
+        ends[number] = steps_of(number, process, of, &mut steps)?;
     }
     // At equal times, frees come first: what one process frees may be what another one allocates.
     steps.sort_by_key(|step| (step.time, step.delta));
@@ -147,6 +149,8 @@ fn on_device(processes: &[Process], of: Of<'_>, limit: Bytes) -> Result<Option<F
     }
     let mut held = vec![0_i64; processes.len()];
     steps[..at].iter().for_each(|step| held[step.process] += step.delta);
+    let time = steps[at - 1].time;
+    let may_have_ended = held.iter().zip(&ends).any(|(bytes, end)| *bytes > 0 && end.contains(&time));
     let mut held: Vec<_> = processes.iter().zip(held).filter(|(_, bytes)| *bytes > 0).collect();
     held.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let amount = |bytes: i64| Bytes::new(bytes.unsigned_abs());
@@ -154,7 +158,8 @@ fn on_device(processes: &[Process], of: Of<'_>, limit: Bytes) -> Result<Option<F
     let mut names: Vec<_> = names.map(|(of, bytes)| format!("{} {}", one_line(&of.file), amount(*bytes))).collect();
     names.extend((held.len() > MOST_NAMED).then(|| format!("{} more", held.len() - MOST_NAMED)));
     let (count, device, more) = (held.len(), processes[0].device.ordinal, amount(most - limit.signed()));
-    let had = if processes.iter().any(|process| process.is_timeless(of)) { "may have had" } else { "had" };
+    let is_certain = !may_have_ended && !processes.iter().any(|process| process.is_timeless(of));
+    let had = if is_certain { "had" } else { "may have had" };
     let (what, place) = match of {
         Of::Device => (String::new(), None),
         Of::Place { place, is_of_tensors } => {
@@ -170,22 +175,26 @@ fn on_device(processes: &[Process], of: Of<'_>, limit: Bytes) -> Result<Option<F
     Ok(Some(Finding { text, place }))
 }
 
-/// Adds the changes of the memory of one process.
-fn steps_of(number: usize, process: &Process, of: Of<'_>, steps: &mut Vec<Step>) -> Result<(), Failure> {
+/// Adds the changes of the memory of one process. Returns between which times it has ended, in nanoseconds since 1970.
+fn steps_of(number: usize, process: &Process, of: Of<'_>, steps: &mut Vec<Step>) -> Result<Range<u64>, Failure> {
     let history = History::read(Path::new(&process.file))?;
-    let began = u64::try_from(history.definitions().process().began.as_nanos()).unwrap_or(u64::MAX);
+    let began = nanos(history.definitions().process().began);
     let mut step = |time: u64, delta| {
         let time = began.saturating_add(time);
         steps.push(Step { time, delta, process: number });
     };
     let end = history.end_nanos();
+    let within = history.definitions().ended().map_or(0, |ended| nanos(ended.within));
+    let ends = began.saturating_add(end.saturating_sub(within))..began.saturating_add(end);
     if process.is_timeless(of) {
         let highest = signed(process.highest(of));
         step(0, highest);
         step(end, -highest);
-        return Ok(());
+        return Ok(ends);
     }
-    let Some(device) = history.devices.iter().position(|device| device.device == process.device) else { return Ok(()) };
+    let Some(device) = history.devices.iter().position(|device| device.device == process.device) else {
+        return Ok(ends);
+    };
     let changes = match process.place(of) {
         Some(peak) => changes_of(&history, peak),
         None => changes_on(&history, device),
@@ -197,7 +206,11 @@ fn steps_of(number: usize, process: &Process, of: Of<'_>, steps: &mut Vec<Step>)
     }
     // When a process ends, the device takes back what it has not freed.
     step(end, -live);
-    Ok(())
+    Ok(ends)
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Returns the changes of the memory of a process on a device, each with its time.

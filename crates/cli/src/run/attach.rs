@@ -92,7 +92,7 @@ fn begin(pid: u32) -> Result<String, Failure> {
 pub(crate) fn complete_if_unattended(file: &str) {
     let file = Path::new(file);
     if recording::unattended_marker(file).exists()
-        && let Err(error) = recording::complete(file)
+        && let Err(error) = recording::complete(file, None)
     {
         let what = format!("`{}` cannot be completed", file.display());
         terminal::error(&Failure::new(what, error, ""));

@@ -3,9 +3,10 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use super::destination::Destination;
+use super::{closings::Closings, destination::Destination};
 use crate::recording::complete;
 
 /// The recordings of a run that has ended.
@@ -25,12 +26,13 @@ pub(super) const LOST: &str =
 /// Completes the recordings of the run, removes those of processes that requested no memory, and renames the others to
 /// the names that users know. With `keeps_names`, names stay, because `gpumem start` and `gpumem stop` have printed
 /// them.
-pub(super) fn finish(destination: &Destination, keeps_names: bool) -> Finished {
+pub(super) fn finish(destination: &Destination, closings: Option<&Closings>, keeps_names: bool) -> Finished {
     let (mut recorded, mut unfinished) = (Vec::new(), Vec::new());
     // This must come first, because the recordings of processes that requested no memory are removed below.
     let mut lost: Vec<_> = destination.removed().into_iter().map(|path| (path, None)).collect();
     for path in destination.of_processes() {
-        match devices_of(&path, destination.process_of(&path), keeps_names) {
+        let ended = closings.and_then(|closings| closings.of(&path));
+        match devices_of(&path, destination.process_of(&path), ended, keeps_names) {
             Ok(Found::Devices(devices)) => recorded.push((path, devices)),
             Ok(Found::Nothing) => {}
             Ok(Found::Unfinished) => unfinished.push(path),
@@ -64,11 +66,11 @@ enum Found {
 
 /// Finds out on which devices the process allocated. The recording of a process that requested no memory is removed,
 /// unless `keeps_empty`.
-fn devices_of(path: &Path, process: Option<u32>, keeps_empty: bool) -> io::Result<Found> {
+fn devices_of(path: &Path, process: Option<u32>, ended: Option<Duration>, keeps_empty: bool) -> io::Result<Found> {
     if path.metadata()?.len() == 0 {
         return Ok(Found::Lost);
     }
-    let Some(content) = complete(path)? else { return Ok(Found::Unfinished) };
+    let Some(content) = complete(path, ended)? else { return Ok(Found::Unfinished) };
     // The recording of another process is in its place.
     if content.pid != process {
         return Ok(Found::Lost);

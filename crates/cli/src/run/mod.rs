@@ -2,6 +2,7 @@
 //! processes.
 
 pub(crate) mod attach;
+mod closings;
 pub(crate) mod control;
 mod destination;
 pub(crate) mod endings;
@@ -27,6 +28,7 @@ use gpumem_inject::variable;
 
 pub(crate) use self::options::{Recorded, RunOptions};
 use self::{
+    closings::Closings,
     destination::Destination,
     finish::{Finished, LOST, finish},
     program::Program,
@@ -66,6 +68,8 @@ pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
         }
     };
     let is_dormant = options.dormant && destination.is_some();
+    // Without it, the end of a killed process is known to a second.
+    let closings = destination.as_ref().and_then(|destination| Closings::watch(destination.file()).ok());
     let ended = program.run(|pid| {
         if is_dormant {
             terminal::error(&format_args!("process {pid} is not recorded until `gpumem start {pid}`"));
@@ -73,7 +77,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
     })?;
     let mut judge = Judge::new(&options.limits);
     if let Some(destination) = destination.filter(|_| ended.has_started) {
-        let finished = working("completing the recordings", || finish(&destination, is_dormant));
+        let finished = working("completing the recordings", || finish(&destination, closings.as_deref(), is_dormant));
         endings::tell(&finished.recordings);
         explain(&finished, &destination, options);
         for path in &finished.unfinished {

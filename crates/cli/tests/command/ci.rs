@@ -3,7 +3,9 @@
 use std::{fs, time::Duration};
 
 use gpumem_core::model::{Block, Bytes, EventKind, Key, MemKind, PoolId, StackId};
-use gpumem_recording::{DevicePeak, Finished, Item, PartDefinition, Process, RingDefinition, TensorClass, Totals};
+use gpumem_recording::{
+    DevicePeak, Finished, Item, PartDefinition, Process, ProcessEnd, RingDefinition, TensorClass, Totals,
+};
 use serde_json::Value;
 
 use crate::{
@@ -107,7 +109,7 @@ fn processes_have_one_device_together() {
     made.item(&Item::Ring(RingDefinition { segment: None, recording: 7 }));
     made.alloc(5_000 * MIB, MemKind::Device, 2);
     made.wait(2_000_000);
-    made.item(&Item::Finished(Finished));
+    made.item(&Item::Finished(Finished::default()));
     let file = made.file();
     for name in ["a.capture", "b.capture"] {
         fs::write(folder.join(name), &file).unwrap();
@@ -131,6 +133,31 @@ fn processes_have_one_device_together() {
     killed.alloc(5_000 * MIB, MemKind::Device, 2);
     fs::write(folder.join("a.capture"), killed.file()).unwrap();
     assert_eq!(limited("8GiB").code, Some(0));
+    // It had the memory until it ended.
+    let ended = |latest, within| {
+        let mut made =
+            Made::of(Process { pid: 12, began: Duration::from_secs(1_790_000_000), ..Process::default() }, true);
+        made.alloc(5_000 * MIB, MemKind::Device, 2);
+        let [latest, within] = [latest, within].map(Duration::from_millis);
+        made.item(&Item::Finished(Finished { ended: Some(ProcessEnd { latest, within }) }));
+        fs::write(folder.join("a.capture"), made.file()).unwrap();
+        limited("8GiB")
+    };
+    process(&folder.join("b.capture"), 11, 3, 5_000);
+    let above = |had: &str| {
+        format!(
+            "gpumem: device 0: 2 processes {had} 9.77 GiB at one time, 1.77 GiB above the limit of 8 GiB: a.capture 4.88 GiB, \
+             b.capture 4.88 GiB\n"
+        )
+    };
+    for (latest, within, stderr) in [
+        (2_900, 0, String::new()),
+        (3_100, 0, above("had")),
+        (3_100, 200, above("may have had")),
+        (3_600, 500, above("had")),
+    ] {
+        assert_eq!(ended(latest, within).stderr, stderr, "{latest} {within}");
+    }
     // It is not known when the peaks were.
     for (name, second) in [("a.capture", 0), ("b.capture", 1)] {
         let began = Duration::from_secs(1_790_000_000 + second);

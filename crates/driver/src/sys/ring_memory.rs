@@ -27,6 +27,7 @@ mod linux {
             Arc,
             atomic::{AtomicU64, Ordering::Relaxed},
         },
+        time::Duration,
     };
 
     use libc::{c_int, shmid_ds};
@@ -241,7 +242,9 @@ mod linux {
             }
             let creator = u32::try_from(about.shm_cpid).ok().filter(|pid| *pid != 0);
             // This process is one of those that have attached the segment.
-            Ok(Some(Segment { bytes, creator, is_in_use: about.shm_nattch > 1 }))
+            // 0 stands for never.
+            let detached = u64::try_from(about.shm_dtime).ok().filter(|time| *time != 0).map(Duration::from_secs);
+            Ok(Some(Segment { bytes, creator, is_in_use: about.shm_nattch > 1, detached }))
         } else {
             Err(io::Error::last_os_error())
         };

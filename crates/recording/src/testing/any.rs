@@ -6,8 +6,8 @@ use crate::{
     AllocatorAction, AllocatorContradiction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents,
     AllocatorFigures, AllocatorSettings, BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition,
     DeviceDefinition, DevicePeak, Finished, Interception, Item, ModuleDefinition, PartDefinition, PoolBlock,
-    PoolDefinition, Process, RecordedEvent, Request, RingDefinition, StackDefinition, Symbol, SymbolsDefinition,
-    TensorClass, TensorGroup, TensorHolder, ThreadDefinition, Totals, Waiting, Writer,
+    PoolDefinition, Process, ProcessEnd, RecordedEvent, Request, RingDefinition, StackDefinition, Symbol,
+    SymbolsDefinition, TensorClass, TensorGroup, TensorHolder, ThreadDefinition, Totals, Waiting, Writer,
 };
 use gpumem_core::{
     model::{
@@ -97,7 +97,6 @@ values! {
         (process.name, process.used) = (Any::any(random), Any::any(random));
         process
     };
-    Finished as _random => Finished;
     AllocatorEvents as random => AllocatorEvents {
         device: Any::any(random),
         events: (0..random.below(50)).map(|_| Any::any(random)).collect(),
@@ -159,6 +158,8 @@ structs! {
     TensorGroup { id, module, class }
     TensorHolder { device, address, holder }
     RingDefinition { segment, recording }
+    Finished { ended }
+    ProcessEnd { latest, within }
     Totals { allocations, frees, refused, obtained, lost, peaks, waiting, driver_peaks }
     DevicePeak { device, bytes, time }
     Waiting { thread, device, bytes, kind, since }

@@ -170,7 +170,7 @@ impl Recorder {
                 self.writer.write(&symbols)?;
             }
         }
-        self.writer.write(&Item::Finished(Finished))?;
+        self.writer.write(&Item::Finished(Finished::default()))?;
         self.writer.flush()
     }
 
