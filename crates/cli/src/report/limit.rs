@@ -8,7 +8,7 @@ use gpumem_driver::settings::size;
 
 use super::{
     annotations::{Annotations, Check, Finding},
-    overview::{Missing, Overview},
+    overview::Overview,
     place_peaks::{PlacePeak, place_peaks},
     together::Together,
 };
@@ -184,7 +184,7 @@ fn of_devices(overview: &Overview, limit: Bytes) -> Vec<Finding> {
         Some(Finding { text, place: device.most_at() })
     });
     let above: Vec<_> = above.collect();
-    if !above.is_empty() || !may_be_higher(missing) {
+    if !above.is_empty() || !missing.peak_may_be_higher() {
         return above;
     }
     let reasons = missing.in_words().join(" ");
@@ -203,7 +203,7 @@ fn of_place(overview: &Overview, peaks: &[PlacePeak], place: &str, limit: Bytes)
         ))
     });
     let above: Vec<_> = above.collect();
-    let is_unknown = may_be_higher(missing)
+    let is_unknown = missing.peak_may_be_higher()
         || missing.has_only_peaks
         || !missing.contradictions.is_empty()
         || !overview.tensors_missing_in_words().is_empty();
@@ -212,17 +212,6 @@ fn of_place(overview: &Overview, peaks: &[PlacePeak], place: &str, limit: Bytes)
     }
     let reasons = overview.missing_in_words().join(" ");
     vec![here(format!("{file}: the peak of `{place}` may have been above the limit of {limit}. {reasons}"))]
-}
-
-/// Returns whether the peak may have been higher than in the recording.
-fn may_be_higher(missing: &Missing) -> bool {
-    missing.incomplete.is_some()
-        || missing.not_intercepted
-        || missing.contradictory
-        || missing.lost_events > 0
-        || missing.unreadable_items > 0
-        || missing.begins_after_event.is_some()
-        || missing.begins_after_seconds.is_some()
 }
 
 /// Suggests the most similar names for a place that is in no recording.

@@ -214,12 +214,22 @@ impl Missing {
     /// Returns whether the real peak may differ from that of the recording. A snapshot contains the events since its
     /// history started, and its peak is the highest value since then.
     pub(crate) fn leaves_peak_unknown(&self) -> bool {
+        self.is_unreliable() || self.missed_frees > 0
+    }
+
+    /// Returns whether the real peak may be higher than that of the recording. A snapshot does not contain a peak before
+    /// its history.
+    pub(crate) fn peak_may_be_higher(&self) -> bool {
+        self.is_unreliable() || self.begins_after_event.is_some() || self.has_no_history
+    }
+
+    fn is_unreliable(&self) -> bool {
         self.incomplete.is_some()
             || self.begins_after_event.is_some() && !self.has_only_pytorch
             || self.begins_after_seconds.is_some()
             || self.not_intercepted
             || self.contradictory
-            || self.lost_events + self.missed_frees + self.unreadable_items > 0
+            || self.lost_events + self.unreadable_items > 0
     }
 
     /// Returns one line for each thing that is missing.
@@ -358,6 +368,11 @@ impl Overview {
     /// Returns one line for each thing that is missing.
     pub(crate) fn missing_in_words(&self) -> Vec<String> {
         [self.missing.in_words(), self.tensors_missing_in_words()].concat()
+    }
+
+    /// Returns lines about what the recording lacks, each with its file.
+    pub(super) fn missing_with_file(&self) -> impl Iterator<Item = String> {
+        self.missing.in_words().into_iter().map(|line| format!("{}: {line}", self.file))
     }
 
     /// Returns lines about data missing for PyTorch's tensors.

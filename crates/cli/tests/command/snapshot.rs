@@ -121,6 +121,13 @@ fn a_snapshot_without_a_history_is_one_moment() {
     assert!(text.contains("\n before the history    4 "), "{text}");
     let same = printed(&["diff", &file, &file, "--fail-on-increase", "1%"]);
     assert!(same.contains("device 0: the peak was 20 MiB and is 20 MiB: no change\n"), "{same}");
+    // The peak may have been higher than that of a recording from the start.
+    let whole = crate::report::training("no-history-before.capture");
+    let unknown = ran(&["diff", &whole, &file, "--fail-on-increase", "1%"]);
+    assert!(unknown.code == Some(2) && unknown.stderr.contains(why), "{unknown:?}");
+    assert_eq!(ran(&["diff", &file, &whole, "--fail-on-increase", "1%"]).code, Some(1));
+    let baseline = ran(&["baseline", "write", &file_of("no-history.json"), &file]);
+    assert!(baseline.code == Some(2) && baseline.stderr.contains(why), "{baseline:?}");
     assert!(text.contains("asked for 4 MiB (20 %), unused in private pools of graphs 16 MiB (80 %)"), "{text}");
     let json = json(&["report", "--at", "end", "--json", &file]);
     let segment = &json["torch"][0]["segments"][0];
