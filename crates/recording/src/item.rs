@@ -410,10 +410,23 @@ pub enum Request {
     },
 }
 
+/// A process that wrote its end itself writes no fields.
+impl Wire for Finished {
+    fn put(&self, to: &mut Vec<u8>) {
+        if let Some(ended) = &self.ended {
+            ended.put(to);
+        }
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        let ended = if from.len() == 0 { None } else { Some(Wire::get(from)?) };
+        Ok(Self { ended })
+    }
+}
+
 fields!(Process { pid, executable, arguments, folder, own_module, began, version, ran_before, cards, host, rank });
 fields!(PartDefinition { is_peaks, after });
 fields!(RingDefinition { segment, recording });
-fields!(Finished { ended });
 fields!(ProcessEnd { latest, within });
 fields!(ClockPair { ticks, time });
 fields!(ThreadDefinition { thread, os_id, name });

@@ -146,7 +146,7 @@ fn lines(of: &Of) -> Result<(Lines, Vec<Check>), Failure> {
             None => processes.add(&history, &overview, root.as_deref())?,
         }
     }
-    let lines = processes.lines();
+    let lines = processes.lines()?;
     if lines.is_empty() {
         let next = "record a program that uses a GPU";
         Annotations::tell(None, &empty)?;

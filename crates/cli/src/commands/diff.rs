@@ -80,12 +80,13 @@ fn of_runs(arguments: &DiffArguments, sides: &[Recordings; 2]) -> Result<Exit, F
             run.add_empty(file, files::EMPTY);
         }
         for file in files {
-            run.add(file, &overview(file)?);
+            let history = read(file)?;
+            run.add(file, &history, &Overview::of(&history));
         }
         Ok::<_, Failure>(run)
     };
     let names = [&arguments.before, &arguments.after].map(|side| side.display().to_string());
-    let mut difference = RunDifference::of(names, [run(&sides[0])?, run(&sides[1])?], arguments.fail_on_increase);
+    let mut difference = RunDifference::of(names, [run(&sides[0])?, run(&sides[1])?], arguments.fail_on_increase)?;
     if let Some(worst) = difference.changed_most().filter(|_| difference.not_measured.is_empty()) {
         let [before, after] = [&worst.before_file, &worst.after_file].map(|file| overview(file));
         difference.worst = Some(Difference::of(before?, after?, None));

@@ -11,6 +11,7 @@ use gpumem_driver::baseline_file::Peak;
 use super::{
     overview::Overview,
     place_peaks::{PlacePeak, place_peaks},
+    together::{SharedPeak, Together},
 };
 use crate::{failure::Failure, history::History};
 
@@ -21,6 +22,9 @@ const MIB: u64 = 1 << 20;
 /// The end of the name of the line for driver blocks. Only devices with a registered pool have this line, because pools
 /// keep memory unused.
 pub(super) const DRIVER: &str = ", driver's blocks";
+
+/// The name of the processes that have used a device.
+const TOGETHER: &str = "all processes together";
 
 /// The peaks of some recordings, by line name.
 #[derive(Debug, Default)]
@@ -35,7 +39,10 @@ pub(crate) struct Line {
 
 /// The processes whose peaks become the lines of a baseline.
 #[derive(Debug, Default)]
-pub(crate) struct Processes(Vec<Process>);
+pub(crate) struct Processes {
+    all: Vec<Process>,
+    together: Together,
+}
 
 #[derive(Debug)]
 struct Process {
@@ -55,8 +62,11 @@ impl Processes {
             let what = format!("the peaks of `{}` cannot be compared with a baseline", overview.file);
             Failure::new(what, why, next)
         };
-        if overview.missing.leaves_peak_unknown() {
+        if overview.missing.leaves_peak_unknown() || overview.missing.peak_may_be_higher() {
             let next = match overview.missing.begins_after_event {
+                Some(_) if overview.missing.has_only_pytorch => {
+                    "start PyTorch's history with the program, with more max_entries"
+                }
                 Some(_) => "record the program without --max-size",
                 None => "record the program again",
             };
@@ -88,15 +98,17 @@ impl Processes {
         }
         if !peaks.is_empty() {
             let command = alike(&overview.command.join(" ")).into_owned();
-            self.0.push(Process { name: name_of(overview), command, peaks, lines });
+            self.all.push(Process { name: name_of(overview), command, peaks, lines });
+            self.together.add(history, overview, &[]);
         }
         Ok(())
     }
 
     /// Returns the lines. If processes have the same name, the second one becomes `train #2`. They are ordered by their
-    /// commands, and those with the same command by their peaks, the highest first.
-    pub(crate) fn lines(self) -> Lines {
-        let Self(mut processes) = self;
+    /// commands, and those with the same command by their peaks, the highest first. A device that several processes have
+    /// used has a line of its own.
+    pub(crate) fn lines(self) -> Result<Lines, Failure> {
+        let Self { all: mut processes, together } = self;
         let order = |a: &Process, b: &Process| {
             (&a.name, &a.command).cmp(&(&b.name, &b.command)).then_with(|| b.peaks.cmp(&a.peaks))
         };
@@ -115,7 +127,15 @@ impl Processes {
                 lines.higher(format!("{own}{rest}"), line);
             }
         }
-        lines
+        for SharedPeak { device, bytes, .. } in together.peaks()?.into_iter().filter(|peak| peak.processes > 1) {
+            let names = (1..).map(|number: u64| match number {
+                1 => format!("{TOGETHER}, device {device}"),
+                number => format!("{TOGETHER} #{number}, device {device}"),
+            });
+            let name = names.into_iter().find(|name| !lines.0.contains_key(name));
+            lines.0.insert(name.unwrap_or_default(), Line { bytes, least: 0 });
+        }
+        Ok(lines)
     }
 }
 

@@ -16,12 +16,15 @@ use serde::Serialize;
 use super::{
     annotations::Check,
     change::{
-        Change, Limit, MARKDOWN_TITLE, Named, check, escaped, verdict, write_markdown_rows, write_rows, write_verdict,
+        Change, Limit, MARKDOWN_TITLE, Named, check, escaped, signed, verdict, write_markdown_rows, write_rows,
+        write_verdict,
     },
     difference::{Difference, peaks_of},
     json,
     overview::{DeviceOverview, Overview},
+    together::{SharedPeak, Together},
 };
+use crate::{failure::Failure, history::History};
 
 /// The difference between two runs. The field names are those in JSON.
 #[derive(Debug, Serialize)]
@@ -32,6 +35,8 @@ pub(crate) struct RunDifference {
     pub(crate) sum: Change,
     /// The peaks that have a partner, the one that grew most first.
     pub(crate) peaks: Vec<RankDifference>,
+    /// The peaks of devices that several processes have used, of all these processes together.
+    pub(crate) together: Vec<Named>,
     pub(crate) only_before: Vec<RankPeak>,
     pub(crate) only_after: Vec<RankPeak>,
     pub(crate) limit: Option<Limit>,
@@ -77,7 +82,10 @@ pub(crate) struct RankPeak {
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     peaks: Vec<RankPeak>,
+    together: Together,
     not_measured: Vec<String>,
+    /// Why the peaks may be higher.
+    may_be_higher: Vec<String>,
     empty: Vec<String>,
 }
 
@@ -86,15 +94,17 @@ impl Run {
         self.empty.push(format!("{}: Nothing is recorded: {why}.", file.display()));
     }
 
-    pub(crate) fn add(&mut self, file: &Path, overview: &Overview) {
+    pub(crate) fn add(&mut self, file: &Path, history: &History, overview: &Overview) {
         if let Some(why) = overview.why_empty() {
             return self.add_empty(file, why);
         }
         let Overview { command, rank, devices, missing, .. } = overview;
         if missing.leaves_peak_unknown() {
-            let lines = missing.in_words().into_iter();
-            self.not_measured.extend(lines.map(|line| format!("{}: {line}", file.display())));
+            self.not_measured.extend(overview.missing_with_file());
+        } else if missing.peak_may_be_higher() {
+            self.may_be_higher.extend(overview.missing_with_file());
         }
+        self.together.add(history, overview, &[]);
         for device in devices {
             if device.highest_bytes().is_none() {
                 continue;
@@ -149,9 +159,25 @@ impl RankDifference {
     }
 }
 
+/// Compares the peaks of the devices that several processes have used, in a run before and after.
+fn together([mut before, after]: [Vec<SharedPeak>; 2]) -> Vec<Named> {
+    let named = |after: SharedPeak| {
+        let at = before.iter().position(|before| before.device == after.device)?;
+        let before = before.remove(at);
+        let processes = before.processes.max(after.processes);
+        let change = Change::new(signed(before.bytes), signed(after.bytes));
+        (processes > 1).then(|| Named::new(format!("device {}, all processes together", after.device), change))
+    };
+    after.into_iter().filter_map(named).collect()
+}
+
 impl RunDifference {
     /// Compares two runs with these names.
-    pub(crate) fn of(names: [String; 2], [before, after]: [Run; 2], limit: Option<Limit>) -> Self {
+    ///
+    /// # Errors
+    /// Returns an error if a recording cannot be read again.
+    pub(crate) fn of(names: [String; 2], [before, after]: [Run; 2], limit: Option<Limit>) -> Result<Self, Failure> {
+        let together = together([before.together.peaks()?, after.together.peaks()?]);
         let (mut only_before, mut only_after, mut peaks) = (before.peaks, after.peaks, Vec::new());
         // Processes without a rank may have the same command. They are then paired by their peaks, the highest first.
         for peaks in [&mut only_before, &mut only_after] {
@@ -169,29 +195,40 @@ impl RunDifference {
         peaks.sort_by_key(|peak| Reverse(peak.named.change.bytes));
         let mut not_measured = [before.not_measured, after.not_measured].concat();
         let empty = [before.empty, after.empty].concat();
-        let [before, after] = names;
         if peaks.is_empty() {
+            let [before, after] = &names;
             not_measured.push(format!("{before} and {after} have no peak of the same rank, device and command."));
         }
-        let grows = |limit| peaks.iter().flat_map(RankDifference::rows).any(|named| named.change.exceeds(limit));
+        let grows = |limit| {
+            let mut rows = peaks.iter().flat_map(RankDifference::rows).chain(together.iter().cloned());
+            rows.any(|named| named.change.exceeds(limit))
+        };
         let is_exceeded = |limit| match grows(limit) {
             false if !only_before.is_empty() || !only_after.is_empty() || !empty.is_empty() => None,
             is_exceeded => Some(is_exceeded),
         };
+        let mut is_exceeded = limit.filter(|_| not_measured.is_empty()).and_then(is_exceeded);
+        // As for two recordings, snapshots whose histories start late are compared with each other.
+        if is_exceeded == Some(false) && before.may_be_higher.is_empty() && !after.may_be_higher.is_empty() {
+            not_measured = after.may_be_higher;
+            is_exceeded = None;
+        }
+        let [before, after] = names;
         let sum = |of: fn(&Change) -> i64| peaks.iter().map(|peak| of(&peak.named.change)).sum();
-        Self {
+        Ok(Self {
             sum: Change::new(sum(|change| change.before), sum(|change| change.after)),
-            is_exceeded: limit.filter(|_| not_measured.is_empty()).and_then(is_exceeded),
+            is_exceeded,
             before,
             after,
             peaks,
+            together,
             only_before,
             only_after,
             limit,
             not_measured,
             empty,
             worst: None,
-        }
+        })
     }
 
     /// Returns a check for each peak.
@@ -200,7 +237,8 @@ impl RunDifference {
             let file = peak.after_file.display().to_string();
             peak.rows().map(|named| check(&file, &named.name, named.change, self.limit, None)).collect::<Vec<_>>()
         };
-        self.peaks.iter().flat_map(of).collect()
+        let of_all = self.together.iter().map(|named| check(&self.after, &named.name, named.change, self.limit, None));
+        self.peaks.iter().flat_map(of).chain(of_all).collect()
     }
 
     /// Returns why not all peaks can be compared.
@@ -210,17 +248,18 @@ impl RunDifference {
         before.chain(after).chain(self.empty.iter().cloned()).collect()
     }
 
-    /// Returns the rows: the sum, and the peaks.
+    /// Returns the rows: the sum, the peaks of all processes together, and the peaks.
     fn rows(&self) -> Vec<Named> {
         let sum = Named::new(format!("sum of {}", self.peaks.len()), self.sum);
         let sum = (self.peaks.len() > 1).then_some(sum);
-        sum.into_iter().chain(self.peaks.iter().flat_map(RankDifference::rows)).collect()
+        let peaks = self.peaks.iter().flat_map(RankDifference::rows);
+        sum.into_iter().chain(self.together.iter().cloned()).chain(peaks).collect()
     }
 
     fn heading(&self) -> String {
         let compared = counted(self.peaks.len() as u64, "peak", "peaks");
         let grown = self.peaks.iter().filter(|peak| peak.named.change.bytes > 0).count();
-        format!("{compared} compared, of which {grown} grew; together: {}", self.sum.in_words())
+        format!("{compared} compared, of which {grown} grew; their sum: {}", self.sum.in_words())
     }
 
     pub(crate) fn write(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {

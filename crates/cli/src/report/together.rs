@@ -1,9 +1,10 @@
-//! The memory that several processes had on one device at one time, for `--max-peak`.
+//! The memory that several processes had on one device at one time.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     ops::Range,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -36,7 +37,7 @@ pub(super) struct Together {
 
 #[derive(Debug)]
 struct Process {
-    file: String,
+    file: PathBuf,
     device: Device,
     highest: u64,
     /// The peaks of places with a limit on the device.
@@ -54,6 +55,23 @@ struct Step {
     time: u64,
     delta: i64,
     process: usize,
+}
+
+/// The most memory that processes had at one time.
+struct Highest {
+    bytes: u64,
+    /// How much of it each process had.
+    held: Vec<i64>,
+    /// False if it is not known when the processes had their memory.
+    is_certain: bool,
+}
+
+/// The most memory that all recorded processes had on a device at one time.
+#[derive(Debug)]
+pub(super) struct SharedPeak {
+    pub(super) device: u32,
+    pub(super) processes: usize,
+    pub(super) bytes: u64,
 }
 
 /// Something that several processes have: a device, or a place on it.
@@ -101,7 +119,7 @@ impl Together {
                 let has_only_peaks = history.has_only_peaks();
                 let has_only_peak = has_only_peaks || of.driver_peak_bytes.is_some();
                 let places = places.iter().filter(|peak| peak.device == of.device).cloned().collect();
-                let file = overview.file.clone();
+                let file = history.path.clone();
                 let process = Process { file, device, highest, places, has_only_peaks, has_only_peak };
                 let machine = overview.host.clone().filter(|_| overview.cards.is_some());
                 self.processes.entry((uuid, machine)).or_default().push(process);
@@ -128,38 +146,34 @@ impl Together {
         }
         Ok(found)
     }
+
+    /// Returns the peak of each device, sorted by its ordinal and then by the peak, the highest first.
+    pub(super) fn peaks(&self) -> Result<Vec<SharedPeak>, Failure> {
+        let peak = |processes: &Vec<Process>| {
+            let bytes = match processes.as_slice() {
+                [only] => only.highest,
+                processes => Highest::of(processes, Of::Device)?.bytes,
+            };
+            Ok(SharedPeak { device: processes[0].device.ordinal, processes: processes.len(), bytes })
+        };
+        let mut peaks = self.processes.values().map(peak).collect::<Result<Vec<_>, Failure>>()?;
+        peaks.sort_by_key(|peak| (peak.device, Reverse(peak.bytes)));
+        Ok(peaks)
+    }
 }
 
 fn on_device(processes: &[Process], of: Of<'_>, limit: Bytes) -> Result<Option<Finding>, Failure> {
-    let (mut steps, mut ends) = (Vec::new(), vec![0..0; processes.len()]);
-    for (number, process) in processes.iter().enumerate().filter(|(_, process)| process.highest(of) > 0) {
-        ends[number] = steps_of(number, process, of, &mut steps)?;
-    }
-    // At equal times, frees come first: what one process frees may be what another one allocates.
-    steps.sort_by_key(|step| (step.time, step.delta));
-    let (mut now, mut most, mut at) = (0_i64, 0, 0);
-    for (number, step) in steps.iter().enumerate() {
-        now = now.saturating_add(step.delta);
-        if now > most {
-            (most, at) = (now, number + 1);
-        }
-    }
-    if most <= limit.signed() {
+    let highest = Highest::of(processes, of)?;
+    if highest.bytes <= limit.get() {
         return Ok(None);
     }
-    let mut held = vec![0_i64; processes.len()];
-    steps[..at].iter().for_each(|step| held[step.process] += step.delta);
-    let time = steps[at - 1].time;
-    let may_have_ended = held.iter().zip(&ends).any(|(bytes, end)| *bytes > 0 && end.contains(&time));
-    let mut held: Vec<_> = processes.iter().zip(held).filter(|(_, bytes)| *bytes > 0).collect();
-    held.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let mut held: Vec<_> = processes.iter().zip(highest.held).filter(|(_, bytes)| *bytes > 0).collect();
+    held.sort_by_key(|(_, bytes)| Reverse(*bytes));
     let amount = |bytes: i64| Bytes::new(bytes.unsigned_abs());
     let names = held.iter().take(MOST_NAMED);
-    let mut names: Vec<_> = names.map(|(of, bytes)| format!("{} {}", one_line(&of.file), amount(*bytes))).collect();
+    let mut names: Vec<_> = names.map(|(of, bytes)| format!("{} {}", one_line(&of.file.to_string_lossy()), amount(*bytes))).collect();
     names.extend((held.len() > MOST_NAMED).then(|| format!("{} more", held.len() - MOST_NAMED)));
-    let (count, device, more) = (held.len(), processes[0].device.ordinal, amount(most - limit.signed()));
-    let is_certain = !may_have_ended && !processes.iter().any(|process| process.is_timeless(of));
-    let had = if is_certain { "had" } else { "may have had" };
+    let had = if highest.is_certain { "had" } else { "may have had" };
     let (what, place) = match of {
         Of::Device => (String::new(), None),
         Of::Place { place, is_of_tensors } => {
@@ -168,16 +182,44 @@ fn on_device(processes: &[Process], of: Of<'_>, limit: Bytes) -> Result<Option<F
         }
     };
     let text = format!(
-        "device {device}: {count} processes {had} {}{what} at one time, {more} above the limit of {limit}: {}",
-        amount(most),
+        "device {}: {} processes {had} {}{what} at one time, {} above the limit of {limit}: {}",
+        processes[0].device.ordinal,
+        held.len(),
+        Bytes::new(highest.bytes),
+        Bytes::new(highest.bytes - limit.get()),
         names.join(", ")
     );
     Ok(Some(Finding { text, place }))
 }
 
+impl Highest {
+    fn of(processes: &[Process], of: Of<'_>) -> Result<Self, Failure> {
+        let (mut steps, mut ends) = (Vec::new(), vec![0..0; processes.len()]);
+        for (number, process) in processes.iter().enumerate().filter(|(_, process)| process.highest(of) > 0) {
+            ends[number] = steps_of(number, process, of, &mut steps)?;
+        }
+        // At equal times, frees come first: what one process frees may be what another one allocates.
+        steps.sort_by_key(|step| (step.time, step.delta));
+        let (mut now, mut most, mut count) = (0_i64, 0, 0);
+        for (number, step) in steps.iter().enumerate() {
+            now = now.saturating_add(step.delta);
+            if now > most {
+                (most, count) = (now, number + 1);
+            }
+        }
+        let steps = &steps[..count];
+        let mut held = vec![0_i64; processes.len()];
+        steps.iter().for_each(|step| held[step.process] += step.delta);
+        let has_ended = |end: &Range<u64>| steps.last().is_some_and(|last| end.contains(&last.time));
+        let is_certain = !processes.iter().any(|process| process.is_timeless(of))
+            && !held.iter().zip(&ends).any(|(bytes, end)| *bytes > 0 && has_ended(end));
+        Ok(Self { bytes: most.unsigned_abs(), held, is_certain })
+    }
+}
+
 /// Adds the changes of the memory of one process. Returns between which times it has ended, in nanoseconds since 1970.
 fn steps_of(number: usize, process: &Process, of: Of<'_>, steps: &mut Vec<Step>) -> Result<Range<u64>, Failure> {
-    let history = History::read(Path::new(&process.file))?;
+    let history = History::read(&process.file)?;
     let began = nanos(history.definitions().process().began);
     let mut step = |time: u64, delta| {
         let time = began.saturating_add(time);

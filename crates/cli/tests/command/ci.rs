@@ -173,6 +173,29 @@ fn processes_have_one_device_together() {
     assert!(may_be.stderr.contains(" 2 processes may have had 9.77 GiB in `"), "{may_be:?}");
 }
 
+/// Two processes that ran one after the other now run at the same time.
+#[test]
+fn processes_that_begin_to_overlap_have_more() {
+    let folder = folder("ci-overlap");
+    for (run, second) in [("before", 3), ("after", 1)] {
+        fs::create_dir(folder.join(run)).unwrap();
+        process(&folder.join(run).join("a.capture"), 10, 0, 5_000);
+        process(&folder.join(run).join("b.capture"), 11, second, 5_000);
+    }
+    let diff = |after| within(&folder, &["diff", "before", after, "--fail-on-increase", "5%"]);
+    assert_eq!(diff("before").code, Some(0));
+    let grew = diff("after");
+    let words = grew.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(grew.code == Some(1) && words.contains(" device 0, all processes together 4.883 9.766 +4.883 "), "{grew:?}");
+    let baseline = |what, run| within(&folder, &["baseline", what, "peaks.json", run]);
+    assert_eq!(baseline("write", "before").code, Some(0));
+    assert_eq!(baseline("check", "before").code, Some(0));
+    let grew = baseline("check", "after");
+    let words = grew.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    let row = " all processes together, device 0 4.906 9.812 +4.906";
+    assert!(grew.code == Some(1) && words.contains(row), "{grew:?}");
+}
+
 /// Processes are told apart by their commands and peaks: their numbers differ in each run.
 #[test]
 fn a_baseline_has_each_process_of_a_name() {
@@ -337,8 +360,8 @@ fn runs_are_compared_rank_by_rank() {
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
     let words = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in [
-        "before → after 4 peaks compared, of which 2 grew; together: +81 MiB (+4.6 %) ",
-        " sum of 4 1748 1829 +81 rank 1, device 0 437 518 +81 rank 2, device 0 437 478 +40 rank 10, device 0 437 396 -40 ",
+        "before → after 4 peaks compared, of which 2 grew; their sum: +81 MiB (+4.6 %) ",
+        " sum of 4 1748 1829 +81 device 0, all processes together 1748 1829 +81 rank 1, device 0 437 518 +81 rank 2, device 0 437 478 +40 rank 10, device 0 437 396 -40 ",
         " what grew most: rank 1, device 0: before/train.rank1.gpu0.pid101.capture → after/train.rank1.gpu0.pid908.capture ",
         " src/adam.rs:30 200 240 +40 ",
     ] {
@@ -365,7 +388,7 @@ fn runs_are_compared_rank_by_rank() {
     let fell = within(&folder, &["diff", "after/*rank[12].*", "before/*rank[12].*"]).stdout;
     assert!(fell.contains("\nwhat shrank most: rank 1, device 0:\n") && !fell.contains("grew most"), "{fell}");
     let same = within(&folder, &["diff", "before", "before"]).stdout;
-    assert_eq!(same, "before → before\n4 peaks compared, of which 0 grew; together: no change\n");
+    assert_eq!(same, "before → before\n4 peaks compared, of which 0 grew; their sum: no change\n");
 
     // A rank without a partner is named. A limit is not known to be kept then.
     fs::remove_file(folder.join("after/train.rank0.gpu0.pid907.capture")).unwrap();
@@ -419,7 +442,7 @@ fn an_empty_recording_hides_no_other() {
         let line = format!("\n{file}: Nothing is recorded: {why}.\n");
         let diff = within(&folder, &["diff", "runs", "runs"]);
         assert!(diff.code == Some(0) && diff.stderr.is_empty() && diff.stdout.contains(&line), "{diff:?}");
-        assert!(diff.stdout.contains("\n2 peaks compared, of which 0 grew; together: no change\n"), "{diff:?}");
+        assert!(diff.stdout.contains("\n2 peaks compared, of which 0 grew; their sum: no change\n"), "{diff:?}");
         let limit = within(&folder, &["diff", "runs", "runs", "--fail-on-increase", "1%"]);
         let unknown = "Whether the peak increased by more than 1 % is not known.\n";
         assert!(limit.code == Some(2) && limit.stdout.ends_with(unknown) && limit.stderr.contains(why), "{limit:?}");
@@ -427,7 +450,7 @@ fn an_empty_recording_hides_no_other() {
         let line = format!("gpumem: `{file}` has no peaks: {why}\n");
         let check = peaks("check");
         assert_eq!((check.code, &check.stderr), (Some(2), &line), "{check:?}");
-        assert_eq!(check.stdout, "The 12 peaks of peaks.json changed by 2 % at most.\n");
+        assert_eq!(check.stdout, "The 13 peaks of peaks.json changed by 2 % at most.\n");
         let junit = ["baseline", "check", "peaks.json", "runs", "--annotations", "junit=peaks.xml"];
         assert_eq!(within(&folder, &junit).code, Some(2));
         assert!(fs::read_to_string(folder.join("peaks.xml")).unwrap().contains("failures=\"1\""));
@@ -582,10 +605,10 @@ fn a_baseline_has_the_same_names_in_each_run() {
             let places = ["", ": /opt/library/layers.py:12", ": generated.py:12", ": src/model.py:12"];
             let lines = [0, 1].map(|rank| places.map(|place| format!("\"{line}{rank}, device 0{place}\": ")));
             let has_line = |line: &String| text.contains(line);
-            assert!(lines.as_flattened().iter().all(has_line) && text.lines().count() == 8 + 4, "{text}");
+            assert!(lines.as_flattened().iter().all(has_line) && text.lines().count() == 8 + 1 + 4, "{text}");
         }
         let same = ran("check", &names);
-        assert_eq!((same.code, &*same.stdout), (Some(0), "The 8 peaks of ci/peaks.json changed by 2 % at most.\n"));
+        assert_eq!((same.code, &*same.stdout), (Some(0), "The 9 peaks of ci/peaks.json changed by 2 % at most.\n"));
     }
 }
 
