@@ -224,7 +224,8 @@ fn recording_lines(
     let width = usize::from(area.width);
     let file = recording.file.display().to_string();
     let state = if recording.is_running { "● " } else { "ended: " };
-    let seconds = in_words(Duration::from_secs_f64(recording.seconds.max(0.0)));
+    let seconds =
+        recording.seconds.map(|seconds| in_words(Duration::from_secs_f64(seconds.max(0.0)))).unwrap_or_default();
     let room = width.saturating_sub(state.chars().count() + seconds.chars().count() + 2);
     let mut lines = vec![Line::from(vec![
         Span::styled(state, looks.colour(Color::Green)),
@@ -234,12 +235,12 @@ fn recording_lines(
     if let Some(error) = &recording.error {
         lines.push(Line::styled(format!("it cannot be read: {}", one_line(error)), looks.colour(Color::Red)));
     }
-    if recording.lost_events > 0 {
-        let text = counted(recording.lost_events, "event was lost", "events were lost");
+    if let Some(lost) = recording.lost_events.filter(|lost| *lost > 0) {
+        let text = counted(lost, "event was lost", "events were lost");
         lines.push(Line::styled(format!("{text}: some figures may be wrong"), looks.colour(Color::Red)));
     }
-    if recording.unread_events > 0 {
-        let text = counted(recording.unread_events, "event was not read in time", "events were not read in time");
+    if let Some(unread) = recording.unread_events.filter(|unread| *unread > 0) {
+        let text = counted(unread, "event was not read in time", "events were not read in time");
         lines.push(Line::styled(format!("{text}: a peak may be missing"), looks.colour(Color::Yellow)));
     }
     if recording.devices.is_empty() && recording.error.is_none() {

@@ -42,23 +42,24 @@ pub(crate) struct RecordingView {
     pub(crate) command: Option<String>,
     /// True if a process is writing the recording.
     pub(crate) is_running: bool,
-    /// How long the recording has been running: until now, or until the latest event if no process is writing it.
-    pub(crate) seconds: f64,
+    /// How long the recording has been running: until now, or until the latest event if no process is writing it. `None`,
+    /// as all counts below, if nothing could be read.
+    pub(crate) seconds: Option<f64>,
     /// When the recording started, in seconds since 1970.
     #[serde(skip)]
     pub(crate) began: Option<f64>,
     /// The number of allocations and frees since the recording started.
-    pub(crate) allocations: u64,
-    pub(crate) frees: u64,
+    pub(crate) allocations: Option<u64>,
+    pub(crate) frees: Option<u64>,
     /// How many allocations the driver rejected, and after how many of them the same thread got the memory within a
     /// second.
-    pub(crate) refused: u64,
-    pub(crate) obtained_soon: u64,
+    pub(crate) refused: Option<u64>,
+    pub(crate) obtained_soon: Option<u64>,
     /// The number of lost events. If it is not 0, values may be wrong.
-    pub(crate) lost_events: u64,
+    pub(crate) lost_events: Option<u64>,
     /// How many events this reader has not seen because the file was restarted several times between two readings. In
     /// that case, peaks since the last reading may have been higher; all other values are right.
-    pub(crate) unread_events: u64,
+    pub(crate) unread_events: Option<u64>,
     pub(crate) devices: Vec<DeviceView>,
     /// Why the recording cannot be read. The values are older in that case.
     pub(crate) error: Option<String>,
@@ -398,7 +399,9 @@ impl Live {
                 at_peak: self.at_peak(device, peak_bytes),
             }
         });
-        let devices = devices.collect();
+        let devices: Vec<_> = devices.collect();
+        let is_known = self.follower.offset() > 0 || !devices.is_empty();
+        let known = |count: u64| is_known.then_some(count);
         let process = self.follower.definitions().process();
         let command = (!process.arguments.is_empty()).then(|| process.arguments.join(" "));
         RecordingView {
@@ -406,14 +409,14 @@ impl Live {
             pid: (process.pid != 0).then_some(process.pid),
             command,
             is_running: false,
-            seconds: self.follower.time().as_secs_f64(),
+            seconds: is_known.then(|| self.follower.time().as_secs_f64()),
             began: (!process.began.is_zero()).then_some(process.began.as_secs_f64()),
-            allocations: totals.allocations,
-            frees: totals.frees,
-            refused: totals.refused,
-            obtained_soon: totals.obtained,
-            lost_events: totals.lost,
-            unread_events: self.unread,
+            allocations: known(totals.allocations),
+            frees: known(totals.frees),
+            refused: known(totals.refused),
+            obtained_soon: known(totals.obtained),
+            lost_events: known(totals.lost),
+            unread_events: known(self.unread),
             devices,
             error: self.error.clone(),
         }
@@ -626,8 +629,8 @@ mod tests {
             write(&path, &file(number));
             live.read(u64::MAX);
             let view = live.view();
-            assert_eq!((view.error, view.unread_events), (None, unread), "{number}");
-            assert_eq!((view.allocations, view.frees), (5 * (number as u64 + 1), 5 * (number as u64 + 1)), "{number}");
+            assert_eq!((view.error, view.unread_events), (None, Some(unread)), "{number}");
+            assert_eq!([view.allocations, view.frees], [Some(5 * (number as u64 + 1)); 2], "{number}");
             let device = &view.devices[0];
             assert_eq!((device.peak_bytes, device.peak_seconds), (1_000, 0.009), "{number}");
             assert_eq!(device.recent_peak_bytes, Some(recent), "{number}");
@@ -637,7 +640,7 @@ mod tests {
             let seen = late.view();
             assert_eq!(
                 (seen.allocations, seen.unread_events, seen.devices[0].peak_bytes),
-                (view.allocations, 0, 1_000)
+                (view.allocations, Some(0), 1_000)
             );
         }
     }
@@ -661,7 +664,7 @@ mod tests {
             for _ in 0..2 {
                 live.read(u64::MAX);
                 let view = live.view();
-                assert_eq!((view.error.as_deref(), view.frees), (Some("it has become shorter"), 50), "{left}");
+                assert_eq!((view.error.as_deref(), view.frees), (Some("it has become shorter"), Some(50)), "{left}");
             }
         }
         // Another program now records to the file.
@@ -677,7 +680,8 @@ mod tests {
         let (path, whole) = (folder.join("a.capture"), Made::new("train").training(3, 10, 10 * MIB).file());
         let mut live = Live::new(path.clone());
         live.read(u64::MAX);
-        assert!(live.view().error.is_some());
+        let unknown = live.view();
+        assert!(unknown.error.is_some() && unknown.allocations.is_none() && unknown.seconds.is_none(), "{unknown:?}");
         fs::write(&path, &whole[..whole.len() / 2]).unwrap();
         live.read(u64::MAX);
         fs::write(&path, &whole).unwrap();
@@ -686,7 +690,7 @@ mod tests {
         let expected = Overview::of(&History::read(&path).unwrap());
         let device = &view.devices[0];
         assert_eq!((Some(device.peak_bytes), device.used_bytes), (expected.devices[0].peak_bytes, 32 * MIB));
-        assert_eq!((view.error.clone(), view.pid, view.lost_events), (None, Some(4711), 0));
+        assert_eq!((view.error.clone(), view.pid, view.lost_events), (None, Some(4711), Some(0)));
         assert_eq!((device.now[0].place.as_str(), device.now[0].bytes.unsigned_abs()), ("cuBLAS", 32 * MIB));
         // The summary of a recording shows the same.
         let places: Vec<_> =

@@ -65,7 +65,7 @@ impl Sampler {
             view.is_running = writer.is_some();
             // The program continues even without an event.
             if let Some(began) = view.began.filter(|_| view.is_running) {
-                view.seconds = view.seconds.max(now - began);
+                view.seconds = Some(view.seconds.unwrap_or_default().max(now - began));
             }
             // In a container, the process has another id.
             view.pid = writer.map(|of| of.pid).or(view.pid);

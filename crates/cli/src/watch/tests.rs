@@ -56,7 +56,7 @@ fn sample(used: u64) -> Sample {
         pid: Some(pid),
         command: Some("python train.py".to_owned()),
         is_running: true,
-        seconds,
+        seconds: Some(seconds),
         devices: if pid == 7 { vec![device.clone()] } else { Vec::new() },
         ..RecordingView::default()
     });
@@ -155,7 +155,7 @@ fn what_cannot_be_read_is_said() {
     let mut failed = sample(GIB);
     failed.machine.not_read = vec![NotRead::error("GPU 1", &"it is lost")];
     failed.recordings[0].error = Some("it is damaged".to_owned());
-    (failed.recordings[0].lost_events, failed.recordings[0].unread_events) = (1, 2);
+    (failed.recordings[0].lost_events, failed.recordings[0].unread_events) = (Some(1), Some(2));
     let lines = drawn(&mut State::default().with(failed), 80, 24).join("\n");
     for text in [
         "  GPU 1: it is lost\n",
