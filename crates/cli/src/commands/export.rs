@@ -40,7 +40,7 @@ pub(crate) struct ExportArguments {
     token_file: Option<PathBuf>,
     /// A name by which scrapers reach this machine, such as `gpu.monitoring.svc`. It may be given several times. Requests to other names get
     /// no metrics, unless they use an address, `localhost`, the name of this machine or that of --listen.
-    #[arg(long = "host", value_name = "NAME", conflicts_with = "unix")]
+    #[arg(long = "host", value_name = "NAME", conflicts_with = "unix", value_parser = host_name)]
     hosts: Vec<String>,
     /// The number of places, scopes, libraries and pools of a process on a GPU that are named. The sum of the others is
     /// `other`.
@@ -58,6 +58,15 @@ pub(super) fn execute(arguments: ExportArguments) -> Result<Exit, Failure> {
     let addresses = if unix.is_some() { Vec::new() } else { addresses(&listen, token.is_some())? };
     let otlp = otlp.or_else(|| env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok().filter(|url| !url.is_empty()));
     match export::serve(Options { listen: (listen, addresses), unix, token, hosts, places: usize::from(places), otlp })? {}
+}
+
+/// Accepts a name that a request can have. There are no wildcards, because any name would let any web page in.
+fn host_name(name: &str) -> Result<String, String> {
+    let is_of_names = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let is_name = !name.is_empty() && name.bytes().all(is_of_names);
+    is_name
+        .then(|| name.to_owned())
+        .ok_or_else(|| "it is not the name of a host, without a port or a wildcard".to_owned())
 }
 
 /// Resolves an address or a host name.

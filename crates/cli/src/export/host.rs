@@ -55,18 +55,17 @@ fn normal(name: &str) -> String {
     name.trim_end_matches('.').to_ascii_lowercase()
 }
 
-/// Returns whether this is an address, which no DNS server can redirect. As in browsers, a host whose last part is a
-/// number is an IPv4 address, such as `127.1`.
+/// Returns whether this is an address, which no DNS server can redirect. As in browsers, a host of numbers is an IPv4
+/// address, such as `127.1`.
 fn is_address(host: &str) -> bool {
     if let Some(inside) = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         return inside.split('%').next().is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());
     }
-    let last = host.trim_end_matches('.').rsplit('.').next().unwrap_or_default();
-    let hexadecimal = last.strip_prefix("0x").or_else(|| last.strip_prefix("0X"));
-    match hexadecimal {
+    let is_number = |part: &str| match part.strip_prefix("0x").or_else(|| part.strip_prefix("0X")) {
         Some(digits) => digits.bytes().all(|byte| byte.is_ascii_hexdigit()),
-        None => !last.is_empty() && last.bytes().all(|byte| byte.is_ascii_digit()),
-    }
+        None => !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()),
+    };
+    host.trim_end_matches('.').split('.').all(is_number)
 }
 
 #[cfg(test)]
@@ -108,6 +107,8 @@ mod tests {
             "évil",
             ":evil",
             "0xevil",
+            "evil.example:127.0.0.1",
+            "evil.127.0.0.1",
         ] {
             assert!(!names.has(host), "{host}");
         }
