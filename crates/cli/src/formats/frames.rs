@@ -87,11 +87,13 @@ impl CodeFrame {
 }
 
 /// Returns the frames of an origin, the outermost first: its scopes, then the functions of its stack. A folded stack
-/// contains only those that tell what the memory is for.
+/// contains only those that tell what the memory is for. Memory that is not on the device has its kind as the first
+/// frame, so that it is not mistaken for memory of the device.
 pub(crate) fn stack(history: &History, origin: &Origin, is_folded: bool) -> Vec<CodeFrame> {
     let functions = if is_folded { folded(history, origin) } else { functions(history, origin) };
+    let kind = (!origin.kind.is_on_device()).then(|| CodeFrame::named(origin.kind.name()));
     let scopes = origin.path.iter().map(|name| CodeFrame::named(name));
-    scopes.chain(functions.into_iter().rev()).collect()
+    kind.into_iter().chain(scopes).chain(functions.into_iter().rev()).collect()
 }
 
 /// Returns the functions of an origin that [`calls`] keeps, as short frames, the innermost first; its place if they are
