@@ -22,7 +22,7 @@ use parquet::{
 };
 
 use crate::{
-    history::{BlockLife, Change, ChangeKind, History, Origin, tensors::Tensors},
+    history::{BlockLife, Change, ChangeKind, History, Lives, Origin, tensors::Tensors},
     report::sums::NO_LINE,
 };
 
@@ -328,6 +328,12 @@ fn event_columns<'a>(history: &'a History, words: &'a Words) -> Vec<EventColumn<
     columns
 }
 
+/// Returns the bytes that a block has at a peak.
+fn bytes_at(lives: &Lives, number: u32, block: &BlockLife, peak: Option<u32>) -> i64 {
+    let peak = peak.filter(|peak| block.is_live_after(*peak));
+    peak.map_or(0, |peak| signed(lives.bytes_after(number, peak)))
+}
+
 fn block_columns<'a>(history: &'a History, words: &'a Words) -> Vec<BlockColumn<'a>> {
     let origin = |block: &BlockLife| &words.origins[block.origin as usize];
     let peak = |block: &BlockLife| history.devices[usize::from(block.device)].peak_at;
@@ -340,8 +346,8 @@ fn block_columns<'a>(history: &'a History, words: &'a Words) -> Vec<BlockColumn<
         BlockColumn::number("allocated_ns", |(_, block)| signed(history.time_of(block.born))),
         BlockColumn::optional_number("freed_ns", |(_, block)| history.lives.time_of(block.died).map(signed)),
         BlockColumn::flag("is_on_device", move |(_, block)| origin(block).is_on_device),
-        BlockColumn::flag("is_live_at_peak", move |(_, block)| {
-            peak(block).is_some_and(|peak| block.is_live_after(peak))
+        BlockColumn::number("bytes_at_peak", move |(number, block)| {
+            bytes_at(&history.lives, *number, block, peak(block))
         }),
         BlockColumn::text("scope", move |(_, block)| &origin(block).scope),
         BlockColumn::text("place", move |(_, block)| &origin(block).place),
@@ -379,8 +385,8 @@ fn tensor_columns<'a>(tensors: &'a Tensors, words: &'a Words, places: &'a [Tenso
         BlockColumn::optional_number("freed_ns", move |(_, block)| {
             tensors.blocks.lives.time_of(block.died).map(signed)
         }),
-        BlockColumn::flag("is_live_at_peak", move |(_, block)| {
-            peak(block).is_some_and(|peak| block.is_live_after(peak))
+        BlockColumn::number("bytes_at_peak", move |(number, block)| {
+            bytes_at(&tensors.blocks.lives, *number, block, peak(block))
         }),
         BlockColumn::text("place", move |(_, block)| &place(block).shown),
         BlockColumn::optional_text("line", move |(_, block)| place(block).line.as_ref()),

@@ -72,14 +72,17 @@ impl TensorBlocks {
                 live.count(change, 0, bytes);
                 open.tensors.insert(address, block);
             }
-            Action::FreeRequested => self.free_tensor(time, open.tensors.remove(&address), live),
+            // A snapshot may lack the request.
+            Action::FreeRequested | Action::FreeCompleted => {
+                self.free_tensor(time, open.tensors.remove(&address), live);
+            }
             Action::SegmentAlloc => {
                 self.remove(step, (address, bytes), device, &mut open.segments);
                 let (block, _) = self.alloc(step, (address, bytes), device, self.segment_origin);
                 open.segments.insert(address, (bytes, block));
             }
             Action::SegmentFree => self.remove(step, (address, bytes), device, &mut open.segments),
-            Action::FreeCompleted | Action::OutOfMemory => {}
+            Action::OutOfMemory => {}
         }
     }
 

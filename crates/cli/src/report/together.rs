@@ -171,7 +171,8 @@ fn on_device(processes: &[Process], of: Of<'_>, limit: Bytes) -> Result<Option<F
     held.sort_by_key(|(_, bytes)| Reverse(*bytes));
     let amount = |bytes: i64| Bytes::new(bytes.unsigned_abs());
     let names = held.iter().take(MOST_NAMED);
-    let mut names: Vec<_> = names.map(|(of, bytes)| format!("{} {}", one_line(&of.file.to_string_lossy()), amount(*bytes))).collect();
+    let mut names: Vec<_> =
+        names.map(|(of, bytes)| format!("{} {}", one_line(&of.file.to_string_lossy()), amount(*bytes))).collect();
     names.extend((held.len() > MOST_NAMED).then(|| format!("{} more", held.len() - MOST_NAMED)));
     let had = if highest.is_certain { "had" } else { "may have had" };
     let (what, place) = match of {

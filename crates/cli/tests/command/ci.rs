@@ -186,7 +186,10 @@ fn processes_that_begin_to_overlap_have_more() {
     assert_eq!(diff("before").code, Some(0));
     let grew = diff("after");
     let words = grew.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(grew.code == Some(1) && words.contains(" device 0, all processes together 4.883 9.766 +4.883 "), "{grew:?}");
+    assert!(
+        grew.code == Some(1) && words.contains(" device 0, all processes together 4.883 9.766 +4.883 "),
+        "{grew:?}"
+    );
     let baseline = |what, run| within(&folder, &["baseline", what, "peaks.json", run]);
     assert_eq!(baseline("write", "before").code, Some(0));
     assert_eq!(baseline("check", "before").code, Some(0));

@@ -20,12 +20,14 @@ use serde_json::{Value, json};
 use gpumem_core::testing::skipped;
 
 use crate::{
-    file, folder, gpumem, linked,
+    file, folder,
+    golden::data,
+    gpumem, linked,
     made::{MIB, Made},
     output_of,
     pickled::unpickled,
     ran,
-    report::{printed, recorded, training, written},
+    report::{json, printed, recorded, training, written},
 };
 
 /// The figures are those in the tests of reports.
@@ -51,6 +53,37 @@ fn folded_stacks_add_up_to_the_peak() {
     let line = "train;step;train::main (src/main.rs:9);train::Adam::step (src/adam.rs:30) 209715200\n";
     assert!(text.contains(line), "{text}");
     assert_eq!(sum(&printed(&["report", "--format", "folded", "--at", "end", &file])), CUBLAS);
+}
+
+/// Memory of the host is no part of the device's peak.
+#[test]
+fn memory_of_the_host_stands_apart() {
+    let mut made = Made::new("train");
+    for (mib, kind) in [(32, MemKind::PinnedHost), (4, MemKind::Device)] {
+        made.alloc(mib * MIB, kind, 1);
+    }
+    let file = recorded("folded-host.capture", made);
+    let text = printed(&["report", "--format", "folded", &file]);
+    let (host, device): (Vec<_>, Vec<_>) = text.lines().partition(|line| line.starts_with("pinned host;"));
+    assert_eq!([host, device].map(|lines| sum(&lines.join("\n"))), [32 * MIB, 4 * MIB], "{text}");
+}
+
+/// Blocks were freed in part, frees were missed, and memory of the host was live.
+#[test]
+fn the_blocks_of_a_table_add_up_to_the_peak() {
+    for name in ["events.capture", "unfinished.capture", "snapshot-4.pickle"] {
+        let (path, folder) = (data(name), folder("peak-sums"));
+        printed(&["report", "--format", "parquet", "--output", folder.to_str().unwrap(), &path]);
+        let blocks = rows(&folder.join(std::path::Path::new(name).with_extension("blocks.parquet")));
+        for device in json(&["report", "--json", &path])["devices"].as_array().unwrap() {
+            let ordinal = i32::try_from(device["device"].as_i64().unwrap()).unwrap();
+            let of_device = blocks.iter().filter(|row| {
+                *field(row, "device") == Field::Int(ordinal) && *field(row, "is_on_device") == Field::Bool(true)
+            });
+            let sum: i64 = of_device.map(|row| long(row, "bytes_at_peak").unwrap()).sum();
+            assert_eq!(device["peak_bytes"], sum, "{name}");
+        }
+    }
 }
 
 /// Folding keeps all bytes, and each format of stacks folds.
@@ -398,8 +431,7 @@ fn the_tables_have_events_and_blocks() {
         assert!(events.iter().all(|row| *field(row, "recording") == Field::Str(name.to_owned())));
         let blocks = rows(&folder.join(format!("{name}.blocks.parquet")));
         assert_eq!(blocks.len(), 81);
-        let at_peak = blocks.iter().filter(|row| *field(row, "is_live_at_peak") == Field::Bool(true));
-        let sum: i64 = at_peak.map(|row| long(row, "bytes").unwrap()).sum();
+        let sum: i64 = blocks.iter().map(|row| long(row, "bytes_at_peak").unwrap()).sum();
         assert_eq!(sum.unsigned_abs(), PEAK);
         let live: Vec<_> = blocks.iter().filter(|row| long(row, "freed_ns").is_none()).collect();
         assert_eq!(live.len(), 1);
@@ -492,9 +524,9 @@ fn the_table_of_tensors_has_the_peak_of_the_summary() {
     let tensors = rows(&path);
     // There are weights, and two tensors in each layer of each step.
     assert_eq!(tensors.len(), 10 + 3 * 20);
-    let at_peak = tensors.iter().filter(|row| *field(row, "is_live_at_peak") == Field::Bool(true));
+    let at_peak = tensors.iter().filter(|row| long(row, "bytes_at_peak") != Some(0));
     let (bytes, requested): (Vec<_>, Vec<_>) =
-        at_peak.map(|row| (long(row, "bytes").unwrap(), long(row, "requested_bytes").unwrap())).unzip();
+        at_peak.map(|row| (long(row, "bytes_at_peak").unwrap(), long(row, "requested_bytes").unwrap())).unzip();
     let sums = [bytes, requested].map(|all| all.into_iter().sum::<i64>().unsigned_abs());
     assert_eq!(sums, [205 * MIB; 2]);
     // The time of tensors that are older than the history is not known.

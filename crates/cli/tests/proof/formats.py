@@ -54,6 +54,6 @@ for action in (["stats"], ["trace"], ["trace_plot", "-o", folder / "t.html"], ["
 gpumem("--format", "parquet", "--output", folder)
 most = duckdb.sql(f"select max(live_bytes), count(*) from '{folder}/*.events.parquet'").fetchall()[0]
 assert most == (peak, events), most
-at_peak = duckdb.sql(f"select sum(bytes) from '{folder}/*.blocks.parquet' where is_live_at_peak and is_on_device")
+at_peak = duckdb.sql(f"select sum(bytes_at_peak) from '{folder}/*.blocks.parquet' where is_on_device")
 assert at_peak.fetchall()[0] == (peak,)
 print(f"parquet: {most[1]} events")
