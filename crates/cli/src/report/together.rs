@@ -210,7 +210,9 @@ impl Highest {
         }
         let steps = &steps[..count];
         let mut held = vec![0_i64; processes.len()];
-        steps.iter().for_each(|step| held[step.process] += step.delta);
+        for step in steps {
+            held[step.process] += step.delta;
+        }
         let has_ended = |end: &Range<u64>| steps.last().is_some_and(|last| end.contains(&last.time));
         let is_certain = !processes.iter().any(|process| process.is_timeless(of))
             && !held.iter().zip(&ends).any(|(bytes, end)| *bytes > 0 && has_ended(end));

@@ -50,7 +50,7 @@ fn folder(injected: &Path, real: &Path, all: bool) -> io::Result<PathBuf> {
         needed: &[injected.as_os_str().as_bytes(), real],
         functions: &names.iter().map(|name| (*name, [name.as_bytes(), b" ", real].concat())).collect::<Vec<_>>(),
     }
-    .image();
+    .image()?;
     let folder = injected.with_file_name(format!("{FOLDERS}{:08x}", library::hash(&library)));
     library::unpack_as(&folder.join(NAME), &library)?;
     remove_stale(injected);

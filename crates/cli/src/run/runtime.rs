@@ -20,7 +20,7 @@ pub(super) fn unpacked(injected: &Path) -> io::Result<PathBuf> {
         needed: &[injected.as_os_str().as_bytes()],
         functions: &runtime::names().map(|name| (name, name.into())).collect::<Vec<_>>(),
     }
-    .image();
+    .image()?;
     let path = injected.with_file_name(format!("{}-{:08x}.so", variable::RUNTIME, library::hash(&library)));
     library::unpack_as(&path, &library)?;
     Ok(path)
