@@ -104,6 +104,11 @@ fn check(arguments: &CheckArguments) -> Result<Exit, Failure> {
             "write it with `gpumem baseline write`",
         )
     })?;
+    if let Some(name) = lines.not_known(baseline.peaks.keys()) {
+        let what = format!("`{name}` cannot be compared");
+        let why = "the recordings do not show how much the processes had at one time";
+        return Err(Failure::new(what, why, "record them with `gpumem run`, without --only-peak"));
+    }
     let comparison = Comparison::of(&of.file, &baseline.peaks, &lines, *fail_on_increase);
     if *markdown {
         terminal::print(|out| comparison.write_markdown(out))?;

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::{
     annotations::{Check, Finding},
-    baseline_lines::{DRIVER, Line, Lines, rounded},
+    baseline_lines::{DRIVER, Line, Lines, TOGETHER, rounded},
     change::{Change, Limit, MARKDOWN_TITLE, MOST_ROWS, Named, escaped, signed, write_markdown_rows, write_rows},
     moved::moved,
 };
@@ -81,7 +81,7 @@ impl Comparison {
             .filter(|(name, _)| is_of_recording(name))
             .map(|(name, peak)| (&**name, peak.0.get()))
             .collect();
-        let rounded_now = now.0.iter().map(|(name, line)| (&**name, rounded(line.bytes).get()));
+        let rounded_now = now.all.iter().map(|(name, line)| (&**name, rounded(line.bytes).get()));
         let moved = moved([before.clone().into_iter().collect(), rounded_now.collect::<Vec<_>>()], Some(limit));
         let moved_from: HashMap<_, _> = moved.iter().map(|[old, new]| (*new, *old)).collect();
         let moved_away: HashSet<_> = moved.iter().map(|[old, _]| *old).collect();
@@ -93,9 +93,10 @@ impl Comparison {
             let of_device = || before.get(name.strip_suffix(DRIVER).filter(|_| line.least == 0)?);
             old.or_else(of_device).copied()
         };
-        let is_device = |name: &str| device_of(name) == Some(name);
+        // Fewer processes need no line for all of them.
+        let is_device = |name: &str| device_of(name) == Some(name) && !name.starts_with(TOGETHER);
         let gone: BTreeSet<_> =
-            before.keys().copied().filter(|name| is_device(name) && !now.0.contains_key(*name)).collect();
+            before.keys().copied().filter(|name| is_device(name) && !now.all.contains_key(*name)).collect();
         let (mut changed, mut higher, mut new) = (Vec::new(), BTreeSet::new(), Vec::new());
         let mut compare = |name: &str, before: u64, line: Line| {
             let exact = Change::new(signed(before), signed(line.bytes));
@@ -109,7 +110,7 @@ impl Comparison {
                 changed.push(Named::new(name, shown));
             }
         };
-        for (name, line) in &now.0 {
+        for (name, line) in &now.all {
             match partner(name, line) {
                 Some(before) => compare(name, before, *line),
                 // A place without a line may have been just below the smallest amount that is written.
@@ -120,7 +121,7 @@ impl Comparison {
             }
         }
         for (name, bytes) in &before {
-            let is_known = moved_away.contains(name) || now.0.contains_key(*name) && !moved_from.contains_key(name);
+            let is_known = moved_away.contains(name) || now.all.contains_key(*name) && !moved_from.contains_key(name);
             // Nothing is known about the places of a device that is gone.
             let is_gone = device_of(name).is_some_and(|device| gone.contains(device));
             if !is_known && !is_gone {
@@ -269,7 +270,7 @@ mod tests {
         let before = before.iter().map(|(name, mib)| ((*name).to_owned(), Peak(Bytes::mib(*mib)))).collect();
         let line =
             |(name, mib, least): &(&str, u64, u64)| ((*name).to_owned(), Line { bytes: mib * MIB, least: least * MIB });
-        let now = Lines(now.iter().map(line).collect());
+        let now = Lines { all: now.iter().map(line).collect(), ..Lines::default() };
         Comparison::of(Path::new("b.json"), &before, &now, Limit::Percent(2.0))
     }
 
@@ -281,7 +282,7 @@ mod tests {
             (0..20_000).map(|line: u64| (place(line * 3), Peak(Bytes::mib(1 + line)))).collect();
         let line = |line: u64| (place(line * 3 + 1), Line { bytes: (1 + line) * MIB, least: MIB });
         let device = ("a, device 0".to_owned(), Line { bytes: MIB, least: 0 });
-        let now = Lines((0..20_000).map(line).chain([device]).collect());
+        let now = Lines { all: (0..20_000).map(line).chain([device]).collect(), ..Lines::default() };
         let before = before.into_iter().chain([("a, device 0".to_owned(), Peak(Bytes::mib(1)))]).collect();
         let moved = Comparison::of(Path::new("b.json"), &before, &now, Limit::Percent(2.0));
         assert_eq!((moved.moved.len(), moved.is_exceeded(), moved.changed.len()), (20_000, false, 0));

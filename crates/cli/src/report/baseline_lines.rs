@@ -24,11 +24,15 @@ const MIB: u64 = 1 << 20;
 pub(super) const DRIVER: &str = ", driver's blocks";
 
 /// The name of the processes that have used a device.
-const TOGETHER: &str = "all processes together";
+pub(super) const TOGETHER: &str = "all processes together";
 
 /// The peaks of some recordings, by line name.
 #[derive(Debug, Default)]
-pub(crate) struct Lines(pub(super) BTreeMap<String, Line>);
+pub(crate) struct Lines {
+    pub(super) all: BTreeMap<String, Line>,
+    /// The lines for all processes of a device whose recordings do not show how much they had at one time.
+    pub(super) not_known: BTreeSet<String>,
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Line {
@@ -127,13 +131,20 @@ impl Processes {
                 lines.higher(format!("{own}{rest}"), line);
             }
         }
-        for SharedPeak { device, bytes, .. } in together.peaks()?.into_iter().filter(|peak| peak.processes > 1) {
+        for SharedPeak { device, bytes, is_certain, .. } in
+            together.peaks()?.into_iter().filter(|peak| peak.processes > 1)
+        {
             let names = (1..).map(|number: u64| match number {
                 1 => format!("{TOGETHER}, device {device}"),
                 number => format!("{TOGETHER} #{number}, device {device}"),
             });
-            let name = names.into_iter().find(|name| !lines.0.contains_key(name));
-            lines.0.insert(name.unwrap_or_default(), Line { bytes, least: 0 });
+            let is_new = |name: &String| !lines.all.contains_key(name) && !lines.not_known.contains(name);
+            let name = names.into_iter().find(is_new).unwrap_or_default();
+            if is_certain {
+                lines.all.insert(name, Line { bytes, least: 0 });
+            } else {
+                lines.not_known.insert(name);
+            }
         }
         Ok(lines)
     }
@@ -141,19 +152,24 @@ impl Processes {
 
 impl Lines {
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.all.is_empty()
     }
 
     fn higher(&mut self, name: String, line: Line) {
-        let known = self.0.entry(name).or_insert(line);
+        let known = self.all.entry(name).or_insert(line);
         if known.bytes < line.bytes {
             *known = line;
         }
     }
 
+    /// Returns the first line of a baseline with which nothing can be compared.
+    pub(crate) fn not_known<'a>(&self, baseline: impl IntoIterator<Item = &'a String>) -> Option<&'a String> {
+        baseline.into_iter().find(|name| self.not_known.contains(*name))
+    }
+
     /// Returns the lines of the file.
     pub(crate) fn written(&self) -> BTreeMap<String, Peak> {
-        let lines = self.0.iter().filter(|(_, line)| line.bytes >= line.least);
+        let lines = self.all.iter().filter(|(_, line)| line.bytes >= line.least);
         lines.map(|(name, line)| (name.clone(), Peak(rounded(line.bytes)))).collect()
     }
 }

@@ -159,16 +159,21 @@ impl RankDifference {
     }
 }
 
-/// Compares the peaks of the devices that several processes have used, in a run before and after.
-fn together([mut before, after]: [Vec<SharedPeak>; 2]) -> Vec<Named> {
-    let named = |after: SharedPeak| {
-        let at = before.iter().position(|before| before.device == after.device)?;
+/// Compares the peaks of the devices that several processes have used, in a run before and after. Also returns the
+/// devices whose peaks are not known.
+fn together([mut before, after]: [Vec<SharedPeak>; 2]) -> (Vec<Named>, Vec<String>) {
+    let (mut compared, mut unknown) = (Vec::new(), Vec::new());
+    for after in after {
+        let Some(at) = before.iter().position(|before| before.device == after.device) else { continue };
         let before = before.remove(at);
-        let processes = before.processes.max(after.processes);
-        let change = Change::new(signed(before.bytes), signed(after.bytes));
-        (processes > 1).then(|| Named::new(format!("device {}, all processes together", after.device), change))
-    };
-    after.into_iter().filter_map(named).collect()
+        let name = format!("device {}, all processes together", after.device);
+        if !before.is_certain || !after.is_certain {
+            unknown.push(format!("{name}: the recordings do not show how much they had at one time."));
+        } else if before.processes.max(after.processes) > 1 {
+            compared.push(Named::new(name, Change::new(signed(before.bytes), signed(after.bytes))));
+        }
+    }
+    (compared, unknown)
 }
 
 impl RunDifference {
@@ -177,7 +182,7 @@ impl RunDifference {
     /// # Errors
     /// Returns an error if a recording cannot be read again.
     pub(crate) fn of(names: [String; 2], [before, after]: [Run; 2], limit: Option<Limit>) -> Result<Self, Failure> {
-        let together = together([before.together.peaks()?, after.together.peaks()?]);
+        let (together, together_unknown) = together([before.together.peaks()?, after.together.peaks()?]);
         let (mut only_before, mut only_after, mut peaks) = (before.peaks, after.peaks, Vec::new());
         // Processes without a rank may have the same command. They are then paired by their peaks, the highest first.
         for peaks in [&mut only_before, &mut only_after] {
@@ -211,6 +216,10 @@ impl RunDifference {
         // As for two recordings, snapshots whose histories start late are compared with each other.
         if is_exceeded == Some(false) && before.may_be_higher.is_empty() && !after.may_be_higher.is_empty() {
             not_measured = after.may_be_higher;
+            is_exceeded = None;
+        }
+        if is_exceeded == Some(false) && !together_unknown.is_empty() {
+            not_measured = together_unknown;
             is_exceeded = None;
         }
         let [before, after] = names;

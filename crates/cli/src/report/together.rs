@@ -30,6 +30,8 @@ type Shared = (String, Option<String>);
 #[derive(Debug, Default)]
 pub(super) struct Together {
     processes: BTreeMap<Shared, Vec<Process>>,
+    /// The processes on devices whose UUIDs are not known, because the process was killed before they were recorded.
+    on_unknown: Vec<Process>,
     /// The recordings already added, by path and by their own id, because the same one, or a copy of it, may be given
     /// twice.
     known: (BTreeSet<PathBuf>, BTreeSet<u64>),
@@ -39,6 +41,8 @@ pub(super) struct Together {
 struct Process {
     file: PathBuf,
     device: Device,
+    /// False if it is not known which device of the machine it is.
+    is_known: bool,
     highest: u64,
     /// The peaks of places with a limit on the device.
     places: Vec<PlacePeak>,
@@ -72,6 +76,8 @@ pub(super) struct SharedPeak {
     pub(super) device: u32,
     pub(super) processes: usize,
     pub(super) bytes: u64,
+    /// False if the processes may have had less.
+    pub(super) is_certain: bool,
 }
 
 /// Something that several processes have: a device, or a place on it.
@@ -115,14 +121,18 @@ impl Together {
         for of in overview.devices.iter().filter(|of| !of.simulated) {
             let device = Device { family: Family::Cuda, ordinal: of.device };
             let uuid = history.definitions().device(device).and_then(|defined| defined.uuid.clone());
-            if let Some((uuid, highest)) = uuid.zip(of.highest_bytes()) {
+            if let Some(highest) = of.highest_bytes() {
                 let has_only_peaks = history.has_only_peaks();
                 let has_only_peak = has_only_peaks || of.driver_peak_bytes.is_some();
                 let places = places.iter().filter(|peak| peak.device == of.device).cloned().collect();
                 let file = history.path.clone();
-                let process = Process { file, device, highest, places, has_only_peaks, has_only_peak };
+                let is_known = uuid.is_some();
+                let process = Process { file, device, is_known, highest, places, has_only_peaks, has_only_peak };
                 let machine = overview.host.clone().filter(|_| overview.cards.is_some());
-                self.processes.entry((uuid, machine)).or_default().push(process);
+                match uuid {
+                    Some(uuid) => self.processes.entry((uuid, machine)).or_default().push(process),
+                    None => self.on_unknown.push(process),
+                }
             }
         }
     }
@@ -136,7 +146,7 @@ impl Together {
         };
         let mut found = Vec::new();
         for of in list {
-            for processes in self.processes.values() {
+            for processes in &self.devices() {
                 let highest = || processes.iter().map(|process| process.highest(of));
                 let sum = highest().fold(0_u64, u64::saturating_add);
                 if sum > limit.get() && highest().all(|highest| highest <= limit.get()) {
@@ -147,22 +157,41 @@ impl Together {
         Ok(found)
     }
 
+    /// Returns the processes of each device. A device without a UUID may be any of the same ordinal.
+    fn devices(&self) -> Vec<Vec<&Process>> {
+        let mut all: Vec<Vec<&Process>> = self.processes.values().map(|of_device| of_device.iter().collect()).collect();
+        for process in &self.on_unknown {
+            let mut is_placed = false;
+            for other in all.iter_mut().filter(|others| others[0].device == process.device) {
+                other.push(process);
+                is_placed = true;
+            }
+            if !is_placed {
+                all.push(vec![process]);
+            }
+        }
+        all
+    }
+
     /// Returns the peak of each device, sorted by its ordinal and then by the peak, the highest first.
     pub(super) fn peaks(&self) -> Result<Vec<SharedPeak>, Failure> {
-        let peak = |processes: &Vec<Process>| {
-            let bytes = match processes.as_slice() {
-                [only] => only.highest,
-                processes => Highest::of(processes, Of::Device)?.bytes,
+        let peak = |processes: &Vec<&Process>| {
+            let (bytes, is_certain) = match processes.as_slice() {
+                [only] => (only.highest, true),
+                processes => {
+                    let highest = Highest::of(processes, Of::Device)?;
+                    (highest.bytes, highest.is_certain)
+                }
             };
-            Ok(SharedPeak { device: processes[0].device.ordinal, processes: processes.len(), bytes })
+            Ok(SharedPeak { device: processes[0].device.ordinal, processes: processes.len(), bytes, is_certain })
         };
-        let mut peaks = self.processes.values().map(peak).collect::<Result<Vec<_>, Failure>>()?;
+        let mut peaks = self.devices().iter().map(peak).collect::<Result<Vec<_>, Failure>>()?;
         peaks.sort_by_key(|peak| (peak.device, Reverse(peak.bytes)));
         Ok(peaks)
     }
 }
 
-fn on_device(processes: &[Process], of: Of<'_>, limit: Bytes) -> Result<Option<Finding>, Failure> {
+fn on_device(processes: &[&Process], of: Of<'_>, limit: Bytes) -> Result<Option<Finding>, Failure> {
     let highest = Highest::of(processes, of)?;
     if highest.bytes <= limit.get() {
         return Ok(None);
@@ -194,7 +223,7 @@ fn on_device(processes: &[Process], of: Of<'_>, limit: Bytes) -> Result<Option<F
 }
 
 impl Highest {
-    fn of(processes: &[Process], of: Of<'_>) -> Result<Self, Failure> {
+    fn of(processes: &[&Process], of: Of<'_>) -> Result<Self, Failure> {
         let (mut steps, mut ends) = (Vec::new(), vec![0..0; processes.len()]);
         for (number, process) in processes.iter().enumerate().filter(|(_, process)| process.highest(of) > 0) {
             ends[number] = steps_of(number, process, of, &mut steps)?;
@@ -214,8 +243,9 @@ impl Highest {
             held[step.process] += step.delta;
         }
         let has_ended = |end: &Range<u64>| steps.last().is_some_and(|last| end.contains(&last.time));
+        let holds = processes.iter().zip(&ends).zip(&held).filter(|(_, bytes)| **bytes > 0);
         let is_certain = !processes.iter().any(|process| process.is_timeless(of))
-            && !held.iter().zip(&ends).any(|(bytes, end)| *bytes > 0 && has_ended(end));
+            && holds.map(|(of, _)| of).all(|(process, end)| process.is_known && !has_ended(end));
         Ok(Self { bytes: most.unsigned_abs(), held, is_certain })
     }
 }

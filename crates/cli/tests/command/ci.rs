@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use gpumem_core::model::{Block, Bytes, EventKind, Key, MemKind, PoolId, StackId};
+use gpumem_core::model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, PoolId, StackId};
 use gpumem_recording::{
     DevicePeak, Finished, Item, PartDefinition, Process, ProcessEnd, RingDefinition, TensorClass, Totals,
 };
@@ -171,6 +171,26 @@ fn processes_have_one_device_together() {
     assert!(may_be.code == Some(1) && may_be.stderr.contains(" 2 processes may have had 9.77 GiB "), "{may_be:?}");
     let may_be = limited("train=8GiB");
     assert!(may_be.stderr.contains(" 2 processes may have had 9.77 GiB in `"), "{may_be:?}");
+    let diff = |after| within(&folder, &["diff", "before", after, "--fail-on-increase", "5%"]);
+    fs::create_dir(folder.join("before")).unwrap();
+    for name in ["a.capture", "b.capture"] {
+        fs::rename(folder.join(name), folder.join("before").join(name)).unwrap();
+    }
+    let unknown = diff("before");
+    assert!(
+        unknown.code == Some(2) && unknown.stderr.contains("do not show how much they had at one time"),
+        "{unknown:?}"
+    );
+    // Both were killed before the UUID of their device was recorded.
+    for name in ["a.capture", "b.capture"] {
+        let began = Duration::from_secs(1_790_000_000);
+        let mut made = Made::of(Process { pid: 1, began, ..Process::default() }, true);
+        made.alloc_on(Device { family: Family::Cuda, ordinal: 5 }, 5_000 * MIB, MemKind::Device, 2);
+        made.wait(2_000_000);
+        fs::write(folder.join(name), made.file()).unwrap();
+    }
+    let may_be = limited("8GiB");
+    assert!(may_be.code == Some(1) && may_be.stderr.contains(" 2 processes may have had 9.77 GiB "), "{may_be:?}");
 }
 
 /// Two processes that ran one after the other now run at the same time.
@@ -197,6 +217,13 @@ fn processes_that_begin_to_overlap_have_more() {
     let words = grew.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     let row = " all processes together, device 0 4.906 9.812 +4.906";
     assert!(grew.code == Some(1) && words.contains(row), "{grew:?}");
+    // One process less has no line for all of them.
+    let (peaks, gone) = (folder.join("peaks.json"), folder.join("before").join("b.capture"));
+    let mut json: Value = serde_json::from_slice(&fs::read(&peaks).unwrap()).unwrap();
+    json["peaks"].as_object_mut().unwrap().retain(|name, _| !name.starts_with("b, "));
+    fs::write(peaks, json.to_string()).unwrap();
+    fs::remove_file(gone).unwrap();
+    assert_eq!(baseline("check", "before").code, Some(0));
 }
 
 /// Processes are told apart by their commands and peaks: their numbers differ in each run.
