@@ -316,7 +316,8 @@ impl History {
     /// Returns whether the recording contains the memory that was live at a moment.
     pub(crate) fn is_known_at(&self, moment: Moment) -> bool {
         match moment {
-            Moment::Start | Moment::Peak | Moment::End => true,
+            Moment::Start => self.starts_empty(),
+            Moment::Peak | Moment::End => true,
             Moment::Oom => self.oom().is_none_or(|refused| self.is_whole_at(refused.number)),
             Moment::Time(time) if time >= self.end => true,
             Moment::Time(_) => match self.change_at(moment) {
@@ -324,6 +325,12 @@ impl History {
                 None => self.definitions().part().is_none(),
             },
         }
+    }
+
+    /// Returns whether nothing was live at the start. A snapshot has blocks that are older than its history.
+    fn starts_empty(&self) -> bool {
+        let has_older = self.is_snapshot && self.lives.block_count() > 0 && self.definitions().part().is_some();
+        !has_older && self.definitions().process().ran_before.is_none()
     }
 
     /// Returns whether the recording contains the live memory of this kind at a known moment. A recording of the peaks
