@@ -35,6 +35,7 @@ use std::{
     env,
     io::{self, Write},
     process::ExitCode,
+    sync::Arc,
 };
 
 use clap::CommandFactory;
@@ -44,6 +45,8 @@ use self::{arguments::Arguments, exit::Exit, failure::Failure};
 
 /// Runs the command that the arguments of the process ask for.
 pub fn main() -> ExitCode {
+    // With a handler, a write beyond `ulimit -f` fails, instead of ending the command. Programs that it starts have none.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     let done = match arguments::parse(env::args_os()) {
         Ok(arguments) => commands::execute(arguments.command, Arguments::command()),
         Err(error) => answer(&error),

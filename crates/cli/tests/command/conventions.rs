@@ -1,6 +1,6 @@
 //! Tests the rules that all commands share.
 
-use std::fs;
+use std::{fs, process::Command};
 
 use crate::{file, folder, gpumem, output_of, ran, within};
 
@@ -48,6 +48,21 @@ fn a_full_disk_is_an_error() {
         assert_eq!(ran.code, Some(2), "{arguments:?}");
         assert!(ran.stderr.starts_with("gpumem: the output cannot be written: "), "{arguments:?}: {}", ran.stderr);
     }
+}
+
+/// The kernel ends programs that write more than `ulimit -f` allows, unless they handle its signal.
+#[test]
+fn a_file_that_becomes_too_long_is_an_error() {
+    let page = file("too-long.html");
+    let script = format!(
+        "ulimit -f 1; exec {} report --html {} {}",
+        env!("CARGO_BIN_EXE_gpumem"),
+        page.display(),
+        crate::golden::data("training.capture")
+    );
+    let ran = crate::Ran::of(&Command::new("sh").args(["-c", &script]).output().expect("there is a shell"));
+    assert!(ran.code == Some(2) && ran.stderr.contains("File too large"), "{ran:?}");
+    assert!(!page.exists());
 }
 
 #[test]
