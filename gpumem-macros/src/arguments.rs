@@ -4,7 +4,7 @@ use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, format_ident, quote_spanned};
 use syn::{Attribute, FnArg, Pat, PatIdent, Signature, parse_quote};
 
-/// Replaces each argument by a plain name. Returns the statements that declare the user's arguments again inside the block, like the
+/// Replaces each argument with a plain name. Returns the statements that declare the user's arguments again inside the block, as the
 /// compiler does for an `async fn`. The arguments are dropped from the last to the first, even those that the body does not use.
 pub(crate) fn moved_into_block(sig: &mut Signature) -> TokenStream {
     let here = Span::mixed_site();
@@ -52,13 +52,13 @@ fn filtered(attrs: &[Attribute], predicate: impl Fn(&Attribute) -> bool) -> Vec<
     attrs.iter().filter(|attr| predicate(attr)).cloned().collect()
 }
 
-/// Returns whether this is a `cfg`. The statement gets the same condition as the argument.
+/// Returns whether this is a `cfg` attribute. The statement gets the same condition as the argument.
 fn is_cfg(attr: &Attribute) -> bool {
     attr.path().is_ident("cfg")
 }
 
-/// Returns whether this is a lint attribute. The compiler applies those of an argument where its name is declared, so they move to the
-/// statement.
+/// Returns whether this is a lint attribute. The compiler applies the lint attributes of an argument where its name is declared, so they
+/// move to the statement.
 fn is_lint(attr: &Attribute) -> bool {
     ["allow", "expect", "warn", "deny", "forbid"].iter().any(|level| attr.path().is_ident(level))
 }

@@ -1,4 +1,4 @@
-//! `assert_gpu_mem!(peak < "2 GiB", used == 0, { … })`
+//! Expands `assert_gpu_mem!(peak < "2 GiB", used == 0, { … })`.
 
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, quote_spanned};
@@ -39,15 +39,15 @@ pub(crate) fn expand(input: TokenStream) -> TokenStream {
 struct Assertion {
     /// The path after `crate =`.
     library: Option<Path>,
-    /// `threads = "all"`
+    /// The option `threads = "all"`.
     all_threads: bool,
     conditions: Vec<Condition>,
     brace: token::Brace,
-    /// The text between the braces.
+    /// The tokens between the braces.
     block: TokenStream,
 }
 
-/// `peak < "2 GiB"`
+/// A condition such as `peak < "2 GiB"`.
 struct Condition {
     /// A variant of `gpumem::__private::Figure`.
     figure: &'static str,

@@ -74,7 +74,7 @@ fn impl_block(block: &Impl, write: impl Fn(&Function) -> TokenStream) -> TokenSt
     tokens
 }
 
-/// Traces a function. The statements in `prelude` run before the trace starts.
+/// Returns the traced function. The statements in `prelude` run before the trace starts.
 pub(crate) fn traced_function(prelude: &TokenStream, function: &Function, trace: &Trace) -> TokenStream {
     let body = &function.body;
     let Ok(mut stmts) = Block::parse_within.parse2(body.clone()) else {
@@ -132,7 +132,7 @@ fn return_type_hint(function: &Function, gpumem: &TokenStream) -> TokenStream {
     }
 }
 
-/// Replaces `impl Trait` by `_`, because it is not allowed inside a body.
+/// Replaces `impl Trait` with `_`, because `impl Trait` is not allowed inside a body.
 struct ReplaceImplTrait;
 
 impl VisitMut for ReplaceImplTrait {
@@ -255,7 +255,7 @@ impl Trace {
         with_body(function, &quote!(#prelude #stmts))
     }
 
-    /// Returns the async block as a traced future. Captured values are dropped after the trace ends, like arguments are.
+    /// Returns the async block as a traced future. Captured values are dropped after the trace ends, as arguments are.
     fn future(&self, function: &Function, mut block: ExprAsync) -> TokenStream {
         let here = Span::mixed_site();
         let (gpumem, spec) = (&self.gpumem, self.spec());
@@ -310,9 +310,9 @@ impl Trace {
 /// Returns a block that contains `guards` and, inside it, a block with the user's statements. The guards are dropped last.
 ///
 /// Before edition 2024, the temporaries of a block's last expression outlive its variables, so they would outlive the guards. The edition
-/// of a block is that of its braces. The inner braces are the user's, so values are dropped like without the attribute. The outer braces
-/// are ours and of edition 2024, so all temporaries of the user's block are dropped before the guards. A block also passes the expected
-/// type on to its last expression, which `match` and `let` do not.
+/// of a block is that of its braces. The inner braces are the user's, so values are dropped as they are without the attribute. The outer
+/// braces are ours and of edition 2024, so all temporaries of the user's block are dropped before the guards. A block also passes the
+/// expected type on to its last expression, which `match` and `let` do not.
 pub(crate) fn guarded_block(guards: &TokenStream, brace: Brace, stmts: &TokenStream) -> TokenStream {
     let here = Span::mixed_site();
     let mut block = TokenStream::new();

@@ -1,6 +1,6 @@
 //! Parses the item below the attribute: a function or an `impl` block.
 //!
-//! A body stays a token stream. That keeps syntax that this version of syn does not know.
+//! A body stays a token stream, so that syntax that this version of syn does not know is kept.
 
 use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;

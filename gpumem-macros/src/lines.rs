@@ -6,7 +6,7 @@ use syn::parse::{ParseStream, Parser};
 use syn::spanned::Spanned;
 use syn::{Attribute, Expr, Local, Pat, Stmt, Type};
 
-/// The maximum number of characters that are kept of a statement. The printed text is shorter.
+/// The maximum number of characters of a statement that are kept. The printed text is shorter.
 const MAX_LENGTH: usize = 200;
 
 /// Returns the statements with a mark before each one, and a mark after the last statement if that may declare variables. A mark is a
@@ -37,8 +37,8 @@ pub(crate) fn with_marks(stmts: &[Stmt]) -> TokenStream {
     tokens
 }
 
-/// Returns the index of the statement that holds the body under `#[async_trait]`: `let __ret: T = { … };`, or `let _: () = { … };` if the
-/// method returns nothing. All other statements must come from `#[async_trait]`.
+/// Returns the index of the statement that contains the body of a method under `#[async_trait]`: `let __ret: T = { … };`, or
+/// `let _: () = { … };` if the method returns nothing. Returns `None` unless all other statements come from `#[async_trait]`.
 pub(crate) fn async_trait_body(stmts: &[Stmt]) -> Option<usize> {
     let at = stmts.iter().position(|stmt| match stmt {
         Stmt::Local(local) => {

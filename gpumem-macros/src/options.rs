@@ -7,7 +7,7 @@ use syn::{Error, Lit, Path, Result, Token};
 
 use crate::amount;
 
-/// The options of `#[gpu_mem_trace]` as the user wrote them. The library chooses the value of an option that is absent.
+/// The options of `#[gpu_mem_trace]` as the user wrote them. The library chooses the value of an option that is missing.
 #[derive(Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct Options {
@@ -124,7 +124,7 @@ pub(crate) fn parse_key(input: ParseStream<'_>, seen: &mut Vec<Ident>, keys: &[&
     Ok(key)
 }
 
-/// Parses the comma after an option. The last option needs none.
+/// Parses the comma after an option. The last option does not need one.
 pub(crate) fn parse_comma(input: ParseStream<'_>) -> Result<()> {
     if !input.is_empty() {
         input.parse::<Token![,]>()?;
@@ -184,7 +184,7 @@ fn gauge(lit: &Lit) -> Option<Ident> {
     Some(Ident::new(variant, Span::mixed_site()))
 }
 
-/// Parses what follows the name of a flag: nothing, `= true` or `= false`.
+/// Parses the value of a flag: nothing, which means true, `= true` or `= false`.
 fn parse_flag(key: &Ident, input: ParseStream<'_>) -> Result<bool> {
     if !input.peek(Token![=]) {
         return Ok(true);

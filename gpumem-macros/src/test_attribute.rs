@@ -1,4 +1,4 @@
-//! `#[gpu_mem_test(max_peak = "512 MB")]`
+//! Expands `#[gpu_mem_test(max_peak = "512 MB")]`.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
@@ -101,7 +101,7 @@ fn traced_test(options: TokenStream, item: &TokenStream) -> Result<TokenStream> 
     Ok(traced_function(&simulated_gpu.unwrap_or_default(), &function, &trace))
 }
 
-/// Returns the trace of the test and its budget.
+/// Returns the trace of the test, with its budget.
 fn trace(function: &Function, options: &TestOptions, gpumem: &TokenStream, is_simulated: bool) -> Trace {
     let here = Span::mixed_site();
     let name = &function.sig.ident;
