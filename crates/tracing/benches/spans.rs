@@ -1,4 +1,4 @@
-//! Measures the cost of a measured span, beside the same span without the layer.
+//! Measures the cost of a measured span, compared to the same span without the layer.
 //!
 //! `cargo bench -p gpumem-tracing`
 

@@ -78,7 +78,7 @@ impl GpuMemLayer {
 
     fn write(&self, span: &Id, metadata: &'static Metadata<'static>, trace: &Trace) {
         let figures = trace.is_measured().then_some((trace.used.get(), trace.peaked.get()));
-        // The values do not include memory on other devices, which the note then points out.
+        // The values do not include memory on other devices. In that case there is a note about it.
         let is_elsewhere = trace.allocated_on.is_some();
         let event_level = self.event_level.filter(|_| figures.is_some_and(|figures| is_elsewhere || figures != (0, 0)));
         if metadata.fields().is_empty() && event_level.is_none() {

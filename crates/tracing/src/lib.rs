@@ -1,15 +1,15 @@
 //! The GPU memory of each span of `tracing`, measured by [gpumem](https://docs.rs/gpumem).
 //!
-//! With a [`GpuMemLayer`], each span is a scope of gpumem. The scope counts allocations that a thread makes while it is in the span or in a
-//! span nested in it. Frees of that memory count on any thread. Spans that run at the same time do not affect each other's values.
+//! With a [`GpuMemLayer`], each span is a scope of gpumem. The scope counts the allocations of a thread while the thread is in the span or
+//! in a span nested in it. Frees of that memory count on any thread. Spans that run at the same time do not affect each other's values.
 //!
 //! When a span closes, its values are recorded in these fields, if the span declares them:
 //!
-//! | field | type | what it is |
+//! | field | type | meaning |
 //! |---|---|---|
-//! | `gpu_used` | `i64` | bytes more in use than at the start ([`Trace::used`](gpumem::Trace::used)) |
-//! | `gpu_peaked` | `u64` | bytes that were needed on top of that for a time ([`Trace::peaked`](gpumem::Trace::peaked)) |
-//! | `gpu_note` | text | why the figures may be wrong; not recorded if they are right to the byte |
+//! | `gpu_used` | `i64` | the change of the bytes in use since the start ([`Trace::used`](gpumem::Trace::used)) |
+//! | `gpu_peaked` | `u64` | bytes that were needed temporarily on top of that ([`Trace::peaked`](gpumem::Trace::peaked)) |
+//! | `gpu_note` | text | the reason why the values may be wrong; not recorded if they are right to the byte |
 //!
 //! Values that could not be read are not recorded. When a span without these fields closes, an event with the fields is emitted, unless
 //! both values are 0.
@@ -19,7 +19,7 @@
 //! use tracing::field::Empty;
 //! use tracing_subscriber::{fmt::{self, format::FmtSpan}, layer::SubscriberExt, registry, util::SubscriberInitExt};
 //!
-//! // Layers that are added after `GpuMemLayer` see the figures when a span closes.
+//! // Layers that are added after `GpuMemLayer` see the values when a span closes.
 //! registry().with(gpumem_tracing::GpuMemLayer::new()).with(fmt::layer().with_span_events(FmtSpan::CLOSE)).init();
 //!
 //! let weights = tracing::info_span!("load", gpu_used = Empty, gpu_peaked = Empty, gpu_note = Empty)

@@ -13,7 +13,7 @@ pub(crate) type SpanKey = (u64, u64);
 struct EnteredSpan {
     span: SpanKey,
     scope: ScopeHandle,
-    /// The guard, kept only so that it is dropped. `None` only while the thread is [`outside`].
+    /// The guard, kept so that dropping it leaves the scope. `None` only while the thread is [`outside`].
     guard: Option<Entered>,
 }
 
@@ -23,7 +23,7 @@ thread_local! {
     static IS_IN_LAYER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Enters a span on this thread. While a thread ends, its list may be gone already; then nothing is entered.
+/// Enters a span on this thread. While a thread ends, its list may already be dropped. Then nothing is entered.
 pub(crate) fn enter(span: SpanKey, scope: ScopeHandle) {
     _ = ENTERED.try_with(|entered| {
         let guard = Some(scope.enter());
@@ -38,7 +38,7 @@ pub(crate) fn leave(span: SpanKey) {
     });
 }
 
-/// Removes a span that has closed. If another layer panicked while it was entered, the span was never left.
+/// Removes a span that has closed. If another layer panicked while the span was entered, the thread never left it.
 pub(crate) fn closed(span: SpanKey) {
     _ = ENTERED.try_with(|entered| entered.borrow_mut().retain(|one| one.span != span));
 }
@@ -68,8 +68,8 @@ impl Drop for InLayer {
     }
 }
 
-/// Runs `code`, a function of the layer. Until it returns, output of gpumem is not sent to `tracing`, which might ask its layers about a
-/// span.
+/// Runs `code`, a function of the layer. Until `code` returns, output of gpumem is not sent to `tracing`, which might ask its layers about
+/// a span.
 pub(crate) fn in_layer<R>(code: impl FnOnce() -> R) -> R {
     let _in_layer = IS_IN_LAYER.try_with(|is_in| InLayer { outer: is_in.replace(true) });
     code()

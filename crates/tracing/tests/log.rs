@@ -1,4 +1,4 @@
-//! Tests that the events go to the crate `log` without a subscriber, if `tracing` has its feature `log`.
+//! Tests that the events go to the crate `log` if there is no subscriber and the feature `log` of `tracing` is enabled.
 
 use std::sync::Mutex;
 

@@ -1,4 +1,4 @@
-//! Tests the output of gpumem as events, and spans of a process whose figures are not exact.
+//! Tests the output of gpumem as events, and spans of a process in which the values are not exact.
 
 mod common;
 
@@ -27,7 +27,7 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// The fields of events of gpumem.
+/// A layer that stores the target, level and fields of each event as text.
 #[derive(Clone, Default)]
 struct Events(Arc<Mutex<Vec<String>>>);
 
@@ -47,7 +47,7 @@ impl<S: Subscriber> Layer<S> for Events {
     }
 }
 
-/// Returns the output of the code as events.
+/// Runs the code and returns its output as events.
 fn events(code: impl FnOnce()) -> Vec<String> {
     let events = Events::default();
     with_default(&Dispatch::new(registry().with(events.clone())), code);
@@ -114,7 +114,7 @@ fn after_the_panic_of_another_layer_output_is_still_an_event() {
     }
 }
 
-/// Runs the test of this name alone in a process with this variable, unless this is the process.
+/// Runs only the test with this name, in a new process in which this variable is set. Returns `None` in that process.
 fn alone(name: &str, variable: &str, value: &str) -> Option<Output> {
     if env::var(variable).is_ok_and(|set| set == value) {
         return None;
@@ -125,7 +125,7 @@ fn alone(name: &str, variable: &str, value: &str) -> Option<Output> {
     Some(output)
 }
 
-/// Returns the spans of a process in which nothing was measured before.
+/// Measures two spans and returns them with the events, in a process in which nothing was measured before.
 fn spans() -> (Vec<Closed>, Vec<String>) {
     let gpu = gpu();
     set_sink(sink());
@@ -167,7 +167,7 @@ fn without_measurement_there_are_no_figures() {
     }
 }
 
-/// An event inside of the layer's functions would confuse the filters of other layers.
+/// An event inside the layer's functions would confuse the filters of other layers.
 #[test]
 fn what_is_printed_while_a_span_opens_goes_to_stderr() {
     const NOTICE: &str = "figures are those of a simulated GPU";

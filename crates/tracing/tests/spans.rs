@@ -1,4 +1,4 @@
-//! Compares the figures of spans with those that the tests know, on the simulated device.
+//! Compares the values of spans with the values that the tests expect, on the simulated device.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn alloc(mib: i64) -> SimBlock {
     gpu().alloc(Bytes::mib(mib.unsigned_abs())).expect("there is enough")
 }
 
-/// A span with the fields.
+/// Creates a span with the fields of gpumem.
 macro_rules! span {
     ($(parent: $parent:expr,)? $name:literal $(, $number:ident $(= $value:expr)?)?) => {
         info_span!(
@@ -42,7 +42,7 @@ macro_rules! span {
     };
 }
 
-/// Makes a layer after a simulated device exists.
+/// Returns a layer, and makes sure that a simulated device exists.
 fn layer() -> GpuMemLayer {
     gpu();
     GpuMemLayer::new()
@@ -52,12 +52,12 @@ fn measured(closings: &Closings) -> Dispatch {
     Dispatch::new(registry().with(layer()).with(closings.clone()))
 }
 
-/// Returns the figures of a span, in MiB.
+/// Returns a closed span with these values, which are given in MiB.
 fn figures(name: &'static str, number: u64, used: i64, peaked: u64) -> Closed {
     Closed { name, number, used: Some(used << 20), peaked: Some(peaked << 20), note: None }
 }
 
-/// The figures of a span that a test knows.
+/// The values of a span, as a test computes them.
 #[derive(Clone, Copy, Default)]
 struct Log {
     in_use: i64,
@@ -81,7 +81,7 @@ fn change<const SPANS: usize>(logs: [&mut Log; SPANS], by: i64) {
     }
 }
 
-/// The thread is in no span.
+/// Frees the block on a thread that is in no span.
 async fn free_elsewhere(block: SimBlock) {
     tokio::task::spawn_blocking(move || drop(block)).await.expect("it does not panic");
 }
@@ -98,7 +98,7 @@ async fn request(number: u64) -> (Vec<Closed>, Vec<SimBlock>) {
         let (large, small) = (alloc(10 * size), alloc(2));
         change([&mut whole, &mut step], 10 * size + 2);
         tokio::task::yield_now().await;
-        // The span did not allocate this one.
+        // This block was not allocated in this span.
         free_elsewhere(first).await;
         whole.change(-size);
         async {
@@ -137,7 +137,7 @@ fn each_of_many_concurrent_tasks_has_its_own_figures() {
     let of_thread = dispatch.clone();
     let runtime = runtime
         .worker_threads(8)
-        // The guard of a default is the thread's own.
+        // The guard is forgotten, so that the subscriber stays the default of this thread.
         .on_thread_start(move || mem::forget(tracing::dispatcher::set_default(&of_thread)))
         .build()
         .expect("threads can be started");
@@ -209,7 +209,7 @@ fn a_formatter_that_is_added_after_the_layer_prints_the_figures() {
     assert!(text.read().contains("load: spans: close"), "{}", text.read());
 }
 
-/// The exporter takes the span when it is closed, with the attributes that it has then.
+/// The exporter gets a span when it closes, with the attributes that it has at that time.
 #[test]
 fn exported_spans_have_the_figures() {
     let exporter = InMemorySpanExporter::default();
@@ -259,7 +259,7 @@ fn a_span_is_opened_in_its_explicit_parent() {
     });
     let mut closed = closings.take();
     closed.sort();
-    // The thread was in `one` in all of them but `elsewhere`, which is a span of `one`.
+    // The thread was in `one` during all spans except `elsewhere`, which ran on another thread with `one` as its parent.
     let expected = [("elsewhere", 8), ("of none", 16), ("of other", 1), ("one", 16), ("other", 1)];
     assert_eq!(closed, expected.map(|(name, peaked)| figures(name, 0, 0, peaked)));
 }
@@ -300,7 +300,7 @@ fn two_subscribers_on_one_thread_do_not_mix_their_spans() {
     assert_eq!(all.map(|closings| closings.take()), [[figures("first", 0, 1, 0)], [figures("second", 0, 3, 0)]]);
 }
 
-/// A span was opened before the task or trace that it is entered in, or on another thread, or it is entered in several of these.
+/// The span is opened before the task that it is entered in, on this thread or on another one. It is also entered inside another span.
 #[test]
 fn a_span_that_was_opened_elsewhere_counts_for_the_task_around_it_as_well() {
     async fn work() -> SimBlock {
@@ -376,7 +376,7 @@ fn a_span_of_two_layers_is_measured_once() {
         let scopes = gpumem::summary().scopes;
         scopes
             .iter()
-            // Another test may install a device while the span is open. The scope has a row for it, too.
+            // Another test may install a device while the span is open. The scope has a row for that device, too.
             .filter(|scope| scope.device == gpu().ordinal() && scope.path.last().is_some_and(|last| last == name))
             .map(|scope| scope.calls)
             .sum::<u64>()
@@ -403,7 +403,7 @@ fn spans_that_a_filter_leaves_out_are_no_scopes() {
     assert_eq!(closings.take(), [inner, figures("outer", 0, 0, 5)]);
 }
 
-/// The inner trace counts all threads, and other tests allocate on the shared device.
+/// The inner trace counts all threads, and other tests allocate on the shared device. Therefore this test uses its own device.
 #[test]
 fn a_span_is_a_scope_and_changes_no_trace_of_another_thread() {
     let closings = Closings::default();
@@ -428,7 +428,7 @@ fn a_span_is_a_scope_and_changes_no_trace_of_another_thread() {
     });
 }
 
-/// The list of its spans is dropped before other values of the thread.
+/// The thread's list of spans is dropped before other values of the thread.
 #[test]
 fn a_thread_may_end_in_a_span() {
     struct EnteredInDrop(Span);
@@ -443,7 +443,8 @@ fn a_thread_may_end_in_a_span() {
     let closings = Closings::default();
     let dispatch = measured(&closings);
     thread::spawn(move || {
-        // The registry has a value of the thread as well, and panics if it enters a span without it. It is dropped last.
+        // The registry also keeps a value for each thread, and panics if a span is entered without it. This line creates that value first,
+        // so it is dropped last.
         with_default(&Dispatch::new(registry()), || info_span!("none").in_scope(|| {}));
         with_default(&dispatch, || {
             FIRST.set(Some(EnteredInDrop(span!("first"))));

@@ -52,7 +52,7 @@ impl Visit for Closed {
     fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
 }
 
-/// A layer that keeps what it sees of each span when it closes.
+/// A layer that stores the fields of each span when the span closes.
 #[derive(Clone, Default)]
 pub(crate) struct Closings(Arc<Mutex<Vec<Closed>>>);
 
