@@ -2,7 +2,7 @@
 //! (feature `metrics`) or OpenTelemetry (feature `opentelemetry`). The names are the same as in `gpumem export`, which publishes these
 //! metrics for other processes.
 //!
-//! | OpenTelemetry | `metrics` | what it is |
+//! | OpenTelemetry | `metrics` | meaning |
 //! |---|---|---|
 //! | `gpumem.process.live` | `gpumem_process_live_bytes` | live bytes of each `kind` |
 //! | `gpumem.process.live.library` | `gpumem_process_live_library_bytes` | of each `library` |
@@ -10,8 +10,8 @@
 //! | `gpumem.process.live.place` | `gpumem_process_live_place_bytes` | of each `place` and `scope` |
 //! | `gpumem.process.peak` | `gpumem_process_peak_bytes` | the most since the start |
 //! | `gpumem.process.interval.peak` | `gpumem_process_interval_peak_bytes` | the most since the last collection |
-//! | `gpumem.process.refused` | `gpumem_process_refused_total` | allocations that the driver refused |
-//! | `gpumem.process.lost` | `gpumem_process_lost_total` | events that were lost: figures may be wrong |
+//! | `gpumem.process.refused` | `gpumem_process_refused_total` | allocations that failed because memory ran out |
+//! | `gpumem.process.lost` | `gpumem_process_lost_total` | events that were lost: values may be wrong |
 //!
 //! All metrics except the last two name the device in `gpu.uuid`, or in `cuda.ordinal` if it has no UUID. Only the largest libraries,
 //! scopes and places have their own series; the rest are added up under the name `other`. A line is looked up on another thread, because

@@ -11,8 +11,8 @@ use crate::{
     schema::{Kind, Metric, OTHER, label},
 };
 
-/// The facade cannot remove a series, so the number of names that ever get their own series is limited to this many times the number that
-/// have one at the same time. Kinds of memory stay below that limit.
+/// The facade cannot remove a series. Therefore the number of names that ever get their own series is limited to this many times the
+/// number of names that have one at the same time. Kinds of memory stay below that limit.
 const OVER_TIME: usize = 10;
 
 /// Sets the metrics on the recorder that the program has installed.
@@ -74,7 +74,7 @@ impl Reporter {
         }
     }
 
-    /// Returns the series with these labels, or the one of all others.
+    /// Returns the series with these labels, or the series `other` if the limit is reached.
     fn series_of(&mut self, metric: Metric, labels: Vec<Label>) -> Series {
         let of_device = |known: &&Series| known.0 == metric && known.1.last() == labels.last();
         let is_full = self.series.iter().filter(of_device).count() >= self.largest.max(1).saturating_mul(OVER_TIME);

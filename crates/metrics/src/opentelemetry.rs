@@ -21,8 +21,8 @@ use crate::{
 };
 
 /// Creates the instruments for all devices. Their callbacks collect the values whenever a reader of the meter asks for them, without
-/// calling the driver. If a provider has several readers, each reader gets each peak. Readers are told apart by the thread on which they
-/// collect, so a reader that moves to another thread may get a peak twice.
+/// calling the driver. If a provider has several readers, each reader gets each peak. A reader is identified by the thread on which it
+/// collects, so a reader that moves to another thread may get a peak twice.
 ///
 /// ```
 /// # let _gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -88,9 +88,9 @@ fn observing<'meter, I, M>(
     })
 }
 
-/// The maximum number of readers that are told apart. The reader that has not collected for the longest time is forgotten first.
+/// The maximum number of readers that are remembered. The reader that has not collected for the longest time is forgotten first.
 const MOST_READERS: usize = 16;
-/// The SDK stores a value that is observed for one reader for the other readers, too. A reader that collects at the same time would get
+/// If a value is observed for one reader, the SDK stores it for the other readers, too. A reader that collects at the same time would get
 /// that value instead of its own peak. Therefore all readers get a peak that was observed within this time.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
@@ -151,7 +151,7 @@ impl Shared {
         values
     }
 
-    /// Collects for this reader.
+    /// Collects the values for this reader.
     fn collect(&mut self, reader: u32) -> Vec<Figure> {
         let mut figures = collect(&mut self.collectors, LARGEST);
         for figure in figures.iter_mut().filter(|figure| figure.metric == INTERVAL_PEAK) {

@@ -55,7 +55,7 @@ impl Metric {
         Self { name, kind, unit, help }
     }
 
-    /// Creates a metric of bytes that rise and fall.
+    /// Creates a gauge of bytes.
     pub const fn bytes(name: &'static str, help: &'static str) -> Self {
         Self::new(name, Kind::Gauge, Unit::Bytes, help)
     }

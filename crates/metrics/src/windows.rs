@@ -33,8 +33,7 @@ impl Windows {
         self.highest
     }
 
-    /// Returns the highest value since this collector collected last, or since the start. `level` is the memory in use
-    /// now.
+    /// Returns the highest value since this collector collected last, or since the start. `level` is the memory in use now.
     pub fn collect(&mut self, collector: u32, level: u64) -> u64 {
         let highest = self.highest;
         let window = self.collectors.entry(collector).or_insert(Window { since: highest, unconfirmed: 0 });

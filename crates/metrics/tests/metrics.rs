@@ -14,7 +14,7 @@ fn figures_of_each_report() {
     let mut reporter = Reporter::new().expect("allocations are intercepted").largest(1);
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
-    // Returns each value by its name and its labels, in order.
+    // Returns each value by its name and labels, in order.
     let mut report = || -> BTreeMap<String, f64> {
         metrics::with_local_recorder(&recorder, || reporter.report());
         let figures = snapshotter.snapshot().into_vec().into_iter().map(|(key, _, _, value)| {
@@ -68,7 +68,7 @@ fn figures_of_each_report() {
         assert_eq!(figure(&second, name).to_bits(), value.to_bits(), "{name}");
     }
     drop(small);
-    // However many names the program uses over time, the number of series is bounded, and the sums stay right.
+    // However many names the program uses over time, the number of series is limited, and the sums stay right.
     let mut sum = 0.0;
     let mut figures = BTreeMap::new();
     for number in 0..40 {

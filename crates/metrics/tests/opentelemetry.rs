@@ -66,7 +66,7 @@ fn figures_of_each_collection() {
         assert!(second.contains(&figure.to_owned()), "{figure}\n{second:#?}");
     }
     drop(kept);
-    // A name that is gone is not reported any more.
+    // A name without memory is no longer reported.
     for number in 0..30 {
         let request = GpuMemTrace::builder().ctx(format!("request {number}")).silent(true).start_or_off();
         let kept = gpu.alloc(Bytes::new(700)).expect("there is room");

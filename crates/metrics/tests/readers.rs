@@ -25,7 +25,7 @@ fn peaks(exporter: &InMemoryMetricExporter) -> Vec<u64> {
 fn each_of_two_readers_gets_each_peak() {
     let gpu = SimGpu::install(Bytes::gib(16)).expect("nothing else is installed");
     let exporters = [(); 2].map(|()| InMemoryMetricExporter::default());
-    // Both collect only when this test says so.
+    // Both collect when this test calls `force_flush`. Without a call, they collect only once a minute.
     let [first, second] = exporters.each_ref().map(|exporter| PeriodicReader::builder(exporter.clone()).build());
     let provider = SdkMeterProvider::builder().with_reader(first).with_reader(second).build();
     gpumem_metrics::observe(&provider.meter("gpumem")).expect("allocations are intercepted");
