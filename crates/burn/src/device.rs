@@ -23,13 +23,13 @@ struct Cube<'a> {
     device: &'a Device,
     client: Client,
     thread: DeviceThread,
-    /// The ordinal of a CUDA device.
+    /// The CUDA ordinal, if this is a CUDA device.
     cuda: Option<u32>,
     scopes: Arc<Mutex<Scopes>>,
 }
 
 impl<'a> Cube<'a> {
-    /// Returns the device as one of cubecl, or `None` if it belongs to another backend.
+    /// Returns the device as a device of cubecl, or `None` if it belongs to another backend.
     fn new(device: &'a Device) -> Option<Self> {
         device.memory_pool_usage()?;
         // burn puts the id of the backend in the upper half. The lower half is cubecl's.
@@ -50,7 +50,7 @@ impl<'a> Cube<'a> {
         self.device.sync().ok()?;
         let mut reserved = reservations::take(self.thread);
         let reading = self.read();
-        // Memory that another thread reserves between the two calls belongs to both stretches.
+        // Memory that another thread reserves between these two calls may belong to either stretch, so it counts in both.
         reserved.add(&reservations::peek(self.thread));
         Some((reading, reserved))
     }
@@ -85,11 +85,11 @@ fn add(reading: &mut Reading, pool: &MemoryPoolReport) {
 
 /// Runs `code` as a scope. Its row in [`summary`](fn@summary) contains the exact memory that the code left in use, and bounds for its peak.
 ///
-/// This function waits for the device before and after `code`, so that all work and all frees of `code` count in the scope. The cost is the
-/// time in which the program would prepare work while the device computes.
+/// This function waits for the device before and after `code`, so that all work and all frees of `code` count in the scope. While it waits,
+/// the program cannot prepare further work for the device. That is the cost of a scope.
 ///
 /// The values are those of the whole device, so allocations of other threads during the scope count as well. Only one thread at a time can
-/// have scopes on a device. Scopes of other threads then run their code without measuring it, and the summary tells how many.
+/// have scopes open on a device. Meanwhile, scopes of other threads run their code without measuring it, and the summary counts them.
 ///
 /// On CUDA, the pages that cubecl allocates from the driver during this time count for the scope with this name in `gpumem::summary()`.
 pub fn scope<R>(device: &Device, name: &str, code: impl FnOnce() -> R) -> R {
@@ -130,7 +130,7 @@ impl<'a> OpenScope<'a> {
         self.is_over = true;
     }
 
-    /// Returns the most memory that cubecl had from the driver, or `None` if that is not known exactly.
+    /// Returns the most memory that cubecl held from the driver during the scope, or `None` if that is not known exactly.
     fn pages_at_most(&self, reading: &Reading) -> Option<u64> {
         let trace = self.trace.as_ref()?.data();
         let is_exact = trace.is_measured() && trace.gauge == gpumem::Gauge::Exact && trace.lost == 0;

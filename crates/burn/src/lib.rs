@@ -2,7 +2,7 @@
 //!
 //! burn's runtime, cubecl, allocates pages from the driver and divides them among tensors. The driver only sees the pages, so this crate
 //! asks cubecl. `scope` reports the exact memory that its code left in use, and bounds for its peak. The peak is not exact because cubecl
-//! only reports its reservations, through [`layer`], and no frees.
+//! only reports its reservations, which [`layer`] receives, and not its frees.
 //!
 //! ```ignore
 //! tracing_subscriber::registry().with(gpumem_burn::layer()).init();
@@ -10,8 +10,8 @@
 //! println!("{}", gpumem_burn::summary(&device).unwrap());
 //! ```
 //!
-//! A peak with `≤` is an upper bound, and one with `≥` is a lower bound. A peak without a sign is exact, because nothing was freed before
-//! the end.
+//! A peak with `≤` is an upper bound, and one with `≥` is a lower bound. A peak without a sign is exact, for example because the code freed
+//! nothing before the end.
 
 #[cfg(feature = "burn")]
 mod device;

@@ -125,7 +125,7 @@ impl ThisThread {
     }
 }
 
-/// The two fields that are read.
+/// The two fields of a span that the layer reads.
 #[derive(Default)]
 struct Fields {
     size: Option<u64>,
@@ -140,7 +140,7 @@ impl Visit for Fields {
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        // The other fields are too long to format.
+        // Other fields are not formatted, because they are long.
         if field.name() == "cleanup" {
             self.cleans_up = format!("{value:?}") == "Explicit";
         }

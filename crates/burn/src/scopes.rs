@@ -1,10 +1,10 @@
 //! The scopes of one device, with their memory.
 //!
 //! A *point* is a moment at which the device was read: the start or the end of a scope. A *stretch* is the time between two points. During
-//! a stretch, cubecl reports its reservations, but no frees. Therefore its peak is only known to lie between two bounds. The lower bound is
-//! the memory in use at one of the two points. The upper bound is the memory in use at the first point plus all reservations in the
-//! stretch. For pools that report no sizes, the upper bound is all their memory, including what they were given between the points. The
-//! peak of a scope is the highest peak of its stretches.
+//! a stretch, cubecl reports its reservations, but not its frees. Therefore only two bounds of its peak are known. The lower bound is the
+//! memory in use at the first or at the second point, whichever is higher. The upper bound is the memory in use at the first point plus all
+//! reservations in the stretch. For pools that report no sizes, the upper bound is all their memory, including the pages that they got
+//! between the points. The peak of a scope is the highest peak of its stretches.
 
 use std::thread::{self, ThreadId};
 
@@ -13,7 +13,7 @@ use super::{
     summary::{Calls, Figures, Row, Summary},
 };
 
-/// What cubecl reports about a device at a point.
+/// The memory of a device at a point, as cubecl reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reading {
     /// The bytes in use in pages that several tensors share. The size of each reservation in them is known.
@@ -24,7 +24,8 @@ pub(crate) struct Reading {
     pub(crate) other_pages: u64,
     /// The largest allocation that one of these pools ever made.
     pub(crate) other_largest: u64,
-    /// The most memory that may be in those of these pools that return pages before all unused memory is released.
+    /// Some of these pools return pages to the driver before all unused memory is released. This is the most memory that they may have
+    /// held.
     pub(crate) returned_at_most: u64,
     /// The bytes that cubecl holds from the driver.
     pub(crate) pages: u64,
@@ -66,7 +67,7 @@ impl Peak {
     fn of_stretch(first: &Reading, last: &Reading, reserved: &Reserved) -> Self {
         let at_least = first.in_use().max(last.in_use());
         let at_most = (first.shared + reserved.bytes).saturating_add(other_at_most(first, last, reserved));
-        // If nothing was reserved, no more was in use than at the start.
+        // If nothing was reserved, the peak is the memory in use at the first point.
         let at_most = if reserved.count == 0 { first.in_use() } else { at_most };
         // If memory grew by more than the reservations that the layer saw, the layer did not see all of them.
         Self { at_least, at_most: Some(at_most).filter(|&most| most >= at_least) }
@@ -103,7 +104,7 @@ struct Node {
 pub(crate) struct Scopes {
     nodes: Vec<Node>,
     open: Vec<Open>,
-    /// The thread that has the open scopes.
+    /// The thread that opened the open scopes.
     thread: Option<ThreadId>,
     last: Reading,
     /// True if the layer has seen a reservation. Without that, there is no upper bound.
@@ -112,7 +113,7 @@ pub(crate) struct Scopes {
 }
 
 impl Scopes {
-    /// Returns whether a scope of this thread can be measured, because no other thread has one open.
+    /// Returns whether a scope of this thread can be measured: no other thread has one open. If it cannot, it is counted as unmeasured.
     pub(crate) fn is_free(&mut self) -> bool {
         let is_free = self.open.is_empty() || self.thread == Some(thread::current().id());
         self.unmeasured += u64::from(!is_free);
@@ -167,7 +168,7 @@ impl Scopes {
         });
     }
 
-    /// Ends the innermost scope without a measurement, because it panicked or could not be read.
+    /// Ends the innermost scope without a measurement, because its code panicked or the device could not be read.
     pub(crate) fn abandon(&mut self) {
         self.open.pop();
         self.unmeasured += 1;
@@ -319,7 +320,7 @@ mod tests {
         assert_eq!(last(&scopes, 0).used, 5);
     }
 
-    /// The bounds hold in random histories for which the true peak is known.
+    /// Compares the bounds with the true peak in random histories.
     #[test]
     fn bounds_hold() {
         let mut random = 1_u64;

@@ -6,7 +6,7 @@ use gpumem::{ByteDelta, Bytes};
 
 use super::Peak;
 
-/// One call of a scope.
+/// The values of one call of a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Figures {
@@ -25,7 +25,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Formats the size. Puts `≥` before it if there may be more, because some sizes are not known.
+    /// Formats a sum or maximum of the known sizes: with `≥` if some sizes are not known, and as `?` if no size is known.
     fn known(&self, bytes: u64) -> String {
         match self.without_size {
             0 => Bytes::new(bytes).to_string(),
@@ -77,7 +77,7 @@ impl Calls {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Row {
-    /// The names of the scopes that contain this one, from the outermost, and its own name.
+    /// The names of the scopes that contain this one, the outermost first, and its own name.
     pub path: Vec<String>,
     /// The calls of the scope.
     pub calls: Calls,
@@ -112,7 +112,7 @@ impl Summary {
     }
 }
 
-/// Writes `≤` before an upper bound, and `≥` before a lower bound for which no upper bound is known.
+/// Writes `≤` before an upper bound, and `≥` before a lower bound if no upper bound is known. A peak whose bounds are equal has no sign.
 impl Display for Peak {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self.at_most {
