@@ -8,7 +8,7 @@ use std::{
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(has_cuda)");
     println!("cargo::rerun-if-changed=src/observe.cpp");
-    // Without it, torch-sys has its feature `doc-only`, or the system is one that CUDA's allocator is not observed on.
+    // The variable is missing if torch-sys has its feature `doc-only`, or on a system where CUDA's allocator is not observed.
     let Some(libraries) = env::var_os("DEP_TCH_LIBTORCH_LIB").map(PathBuf::from) else { return };
     if !libraries.join("libc10_cuda.so").exists() {
         return;
@@ -31,7 +31,7 @@ fn main() {
     println!("cargo::rustc-cfg=has_cuda");
 }
 
-/// Returns the folder of the headers that those of libtorch include: the toolkit's, or that of the packages of PyPI.
+/// Returns the folder of CUDA's headers, which the headers of libtorch include. It belongs to a toolkit or to a package from PyPI.
 fn cuda_headers(libraries: &Path) -> PathBuf {
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable).chain(["/usr/local/cuda".into()]);
     let packages =

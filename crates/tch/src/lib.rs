@@ -90,8 +90,8 @@ impl From<gpumem::Error> for Error {
 
 /// Makes gpumem see each tensor, on all devices, until the process ends. A second call does nothing.
 ///
-/// Call this before the first tensor. Older tensors count for the scope of the call, if gpumem saw the allocation of their memory, for
-/// example after [`gpumem::preload()`].
+/// Call this before the first tensor. Older tensors count for the scope in which this is called, if gpumem intercepted the allocation of
+/// their memory, for example after [`gpumem::preload()`].
 ///
 /// The threads of a backward pass belong to the scope that waits for them: every scope that is opened after this call adopts the threads
 /// whose names start with `pt_autograd_`.

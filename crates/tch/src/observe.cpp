@@ -1,4 +1,4 @@
-// Passes the events of PyTorch's CUDA allocator to Rust. The numbers must match those in `sys.rs`.
+// Passes the events of PyTorch's CUDA allocator to Rust. The numbers of actions and kinds must match those in `sys.rs`.
 //
 // The functions return null, or the text of an exception, which Rust frees.
 
@@ -10,7 +10,7 @@
 #include <cstring>
 
 namespace at::cuda {
-// A function of libtorch_cuda. The linker drops a library if none of its functions is used, and then there is no CUDA.
+// A function of libtorch_cuda. The linker drops a library if none of its functions is used, and PyTorch has no CUDA without this one.
 int warp_size();
 } // namespace at::cuda
 

@@ -64,7 +64,7 @@ fn begin(trackers: &[Tracker]) -> Result<()> {
             let Some(segment_events) = segment_events else { continue };
             let held = snapshot.of_device(ordinal);
             tracker.settle(&held, segment_events, || {
-                // The driver does not tell who requested the memory of expandable segments.
+                // gpumem cannot find out who requested the memory of expandable segments.
                 if held.iter().any(|(held, ..)| *held == Held::Expandable) {
                     return Err(Error::TooLate);
                 }

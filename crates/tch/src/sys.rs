@@ -22,7 +22,7 @@ unsafe extern "C" {
     fn free(text: *mut c_void);
 }
 
-/// What the allocator holds at one time, on all devices.
+/// The settings, segments and blocks of the allocator at one time, on all devices.
 pub(crate) struct Snapshot {
     pub(crate) settings: AllocatorSettings,
     held: Vec<(u32, (Held, u64, u64))>,
@@ -42,7 +42,7 @@ pub(crate) fn init() -> Result<(u32, bool)> {
     Ok((u32::try_from(devices).unwrap_or(0), is_native))
 }
 
-/// Starts to pass events to [`observer::event`].
+/// Makes PyTorch pass its events to [`observer::event`].
 pub(crate) fn attach() -> Result<()> {
     // SAFETY: the function may be called at any time, on any thread, and does not unwind.
     check(unsafe { gpumem_tch_attach(event) })
@@ -93,7 +93,7 @@ pub(crate) fn empty_cache() -> Result<()> {
     check(unsafe { gpumem_tch_empty_cache() })
 }
 
-/// Returns the text of an exception as an error.
+/// Converts the result of a function of `observe.cpp`. Null means success. The text of an exception becomes an error, and is freed.
 fn check(text: *mut c_char) -> Result<()> {
     if text.is_null() {
         return Ok(());

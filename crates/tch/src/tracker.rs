@@ -33,13 +33,13 @@ pub(crate) enum Held {
     Segment,
     /// A part of an expandable segment.
     Expandable,
-    /// A block in which a tensor is.
+    /// A block that a tensor uses.
     Block,
     /// A block that was freed, but that another stream may still use.
     Awaiting,
 }
 
-/// The allocator on one device.
+/// Tracks the allocator on one device.
 pub(crate) struct Tracker {
     settings: AllocatorSettings,
     state: Mutex<State>,
@@ -49,7 +49,7 @@ pub(crate) struct Tracker {
 /// large pool also gets the rest of a segment if less than 1 MiB is left.
 #[derive(Default)]
 struct State {
-    /// The pool, after the first step of the start.
+    /// The pool. `None` before the first step of the start.
     pool: Option<Pool>,
     /// The bytes that the allocator holds from the driver.
     reserved: u64,
@@ -57,14 +57,14 @@ struct State {
     segments: BTreeMap<u64, u64>,
     /// The start addresses of the blocks of the large pool.
     large: BTreeSet<u64>,
-    /// The current step of the start, until the blocks are known that existed before the first event.
+    /// The current step of the start. `None` after all blocks that existed before the first event are known.
     beginning: Option<Beginning>,
 }
 
-/// A step of the start. It collects the events since some time, which complete a snapshot that is taken later.
+/// A step of the start. It notes the blocks that occur in events: their state comes from the events, and not from the snapshot.
 #[derive(Default)]
 struct Beginning {
-    /// The blocks that occurred in events, and whether a tensor is in them.
+    /// The blocks that occurred in events, and whether a tensor uses them.
     named: HashMap<u64, bool>,
     /// The number of events about segments.
     segment_events: u64,
@@ -181,7 +181,7 @@ impl Tracker {
             }
         } else {
             let pool = register()?;
-            // This makes the driver's blocks belong to the pool, even those of which no tensor uses a part.
+            // This makes the driver's blocks belong to the pool, even those that no tensor uses.
             for segment in state.segments.keys() {
                 pool.allocated(*segment, Bytes::ZERO);
                 pool.freed(*segment);

@@ -1,6 +1,6 @@
-//! Compares gpumem's figures of tensors with PyTorch's: used and peaked of each scope, to the byte.
+//! Compares gpumem's values for tensors with PyTorch's: used and peak of each scope, to the byte.
 //!
-//! `gpumem-tch-proof NAME` runs one comparison, and prints PASS or FAIL and its figures. `run.sh` runs all of them.
+//! `gpumem-tch-proof NAME` runs one test, and prints PASS or FAIL and the differences. `run.sh` runs all of them.
 
 use std::{
     env,
@@ -30,7 +30,7 @@ unsafe extern "C" {
 
 const MIB: usize = 1 << 20;
 
-/// The figures of PyTorch.
+/// The statistics of PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Stats {
     allocated: i64,
@@ -46,7 +46,7 @@ fn stats() -> Stats {
 }
 
 fn reset_peak() {
-    // SAFETY: device 0 is there.
+    // SAFETY: device 0 exists.
     unsafe { proof_reset_peak(0) }
 }
 
@@ -61,7 +61,7 @@ unsafe impl Send for Memory {}
 
 impl Memory {
     fn new(bytes: usize, on_other_stream: bool) -> Self {
-        // SAFETY: any size may be asked for.
+        // SAFETY: any size may be requested.
         Self { pointer: unsafe { proof_alloc(bytes, on_other_stream) }, bytes }
     }
 
@@ -73,12 +73,12 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it is freed once.
+        // SAFETY: `proof_alloc` returned the pointer, and it is freed once.
         unsafe { proof_free(self.pointer) }
     }
 }
 
-/// Numbers that look random, the same in each run.
+/// A random generator that returns the same numbers in each run.
 struct Random(u64);
 
 impl Random {
@@ -87,7 +87,7 @@ impl Random {
         (self.0 >> 33) % end
     }
 
-    /// Sizes are small and large. Many are just below sizes of segments, so that rests are not split off.
+    /// Returns a small or large size. Many are just below the size of a segment, so that PyTorch does not split off the rest.
     fn size(&mut self) -> usize {
         let bytes = match self.below(4) {
             0 => self.below(2 * MIB as u64),
@@ -99,7 +99,7 @@ impl Random {
     }
 }
 
-/// The differences between the two, and the number of comparisons.
+/// The differences between gpumem and PyTorch, and the number of comparisons.
 #[derive(Default)]
 struct Verdict {
     compared: u64,
@@ -114,7 +114,7 @@ impl Verdict {
         }
     }
 
-    /// Runs code in a scope. Its used and peaked must be PyTorch's.
+    /// Runs `code` in a scope, and compares used and peak of the scope with PyTorch's.
     fn scope<R>(&mut self, name: &str, code: impl FnOnce(&mut Self) -> R) -> R {
         reset_peak();
         let trace = GpuMemTrace::builder().ctx(name).silent(true).start().expect("the trace starts");
@@ -131,7 +131,7 @@ impl Verdict {
     /// Checks that the pool has the same memory as PyTorch now.
     fn now(&mut self, name: &str) {
         let stats = stats();
-        // A pool that has nothing is not listed.
+        // A pool without memory is not listed.
         let pool = gpumem::summary().pools.into_iter().find(|pool| pool.device == 0);
         let of = |bytes: Option<gpumem::Bytes>| bytes.map_or(0, |bytes| bytes.get().cast_signed());
         self.equal(&format!("{name}: live"), of(pool.as_ref().map(|pool| pool.used)), stats.allocated);
@@ -141,7 +141,7 @@ impl Verdict {
     }
 }
 
-/// Takes and gives back memory of all sizes.
+/// Allocates and frees memory of all sizes.
 fn play(random: &mut Random, held: &mut Vec<Memory>, steps: usize, has_streams: bool) {
     for _ in 0..steps {
         if held.len() > 40 || (!held.is_empty() && random.below(2) == 0) {
@@ -185,7 +185,7 @@ fn train(verdict: &mut Verdict) {
         let batch = if step % 2 == 0 { 256 } else { 100 + random.below(400).cast_signed() };
         let x = Tensor::randn([batch, 512], (Kind::Float, Device::Cuda(0)));
         let mut ignored = Verdict::default();
-        // The libraries take memory of their own from the driver in the first steps, which PyTorch does not count.
+        // In the first steps, the libraries allocate their own memory from the driver, which PyTorch does not count.
         let verdict = if step < 2 { &mut ignored } else { &mut *verdict };
         let loss = verdict.scope("forward", |_| model.forward(&x).mse_loss(&x, Reduction::Mean));
         verdict.scope("backward", |_| {
@@ -195,17 +195,17 @@ fn train(verdict: &mut Verdict) {
         verdict.scope("optimizer", |_| optimizer.step());
         verdict.now("step");
     }
-    // The autograd thread's memory is in the scope that waits for it.
+    // The memory of the autograd thread counts for the scope that waits for it.
     let backward = gpumem::summary().scopes.iter().any(|scope| scope.path == ["backward"]);
     verdict.equal("backward is a scope", backward.into(), 1);
 }
 
-/// Uses private pools, as graphs and `MemPool` have them.
+/// Uses private pools, as CUDA graphs and `MemPool` do.
 fn pools(verdict: &mut Verdict) {
     let (mut random, mut held) = (Random(3), Vec::new());
     for number in 1..=20 {
         verdict.scope(&format!("pool {number}"), |verdict| {
-            // SAFETY: the calls come in pairs.
+            // SAFETY: `proof_end_pool` and `proof_release_pool` are called for this pool below.
             unsafe { proof_begin_pool(0, number) };
             for _ in 0..30 {
                 held.push(Memory::new(random.size(), false));
@@ -213,13 +213,13 @@ fn pools(verdict: &mut Verdict) {
                     held.swap_remove(random.below(held.len() as u64) as usize);
                 }
             }
-            // SAFETY: as above.
+            // SAFETY: `proof_begin_pool` was called for this pool.
             unsafe { proof_end_pool(0, number) };
             verdict.now("in a pool");
             if number % 2 == 0 {
                 held.clear();
             }
-            // SAFETY: as above.
+            // SAFETY: `proof_end_pool` was called for this pool.
             unsafe { proof_release_pool(0, number) };
         });
         gpumem_tch::empty_cache().expect("the cache is emptied");
@@ -227,7 +227,7 @@ fn pools(verdict: &mut Verdict) {
     }
 }
 
-/// Runs threads that allocate side by side, while the main thread observes if `is_late`.
+/// Runs threads that allocate at the same time. With `is_late`, the main thread calls `observe` while they run.
 fn threads(verdict: &mut Verdict, is_late: bool) {
     let stop = AtomicBool::new(!is_late);
     let run = |seed: u64| {
@@ -255,7 +255,7 @@ fn threads(verdict: &mut Verdict, is_late: bool) {
     verdict.now("after empty_cache");
 }
 
-/// PyTorch initialises its allocator.
+/// Makes PyTorch initialise its allocator.
 fn init() {
     drop(Tensor::zeros([1], (Kind::Float, Device::Cuda(0))));
 }
@@ -273,7 +273,7 @@ fn late(verdict: &mut Verdict) {
     verdict.now("after drop");
 }
 
-/// Returns the nanoseconds of taking and returning memory that is in the cache.
+/// Returns the nanoseconds that it takes to allocate and free memory from the cache, and to create and drop a tensor.
 fn cost() -> (f64, f64) {
     let time = |code: &mut dyn FnMut()| {
         let mut best = f64::MAX;

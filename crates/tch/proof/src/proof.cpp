@@ -7,7 +7,7 @@
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-// The figures are memory_allocated, max_memory_allocated and memory_reserved.
+// Writes memory_allocated, max_memory_allocated and memory_reserved to `to`.
 extern "C" void proof_stats(int32_t device, int64_t* to) {
     const auto stats = allocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
     to[0] = stats.allocated_bytes[0].current;
@@ -19,7 +19,7 @@ extern "C" void proof_reset_peak(int32_t device) {
     allocator::resetPeakStats(static_cast<c10::DeviceIndex>(device));
 }
 
-// A tensor's memory.
+// Allocates memory as for a tensor.
 extern "C" void* proof_alloc(size_t bytes, bool on_other_stream) {
     const auto before = c10::cuda::getCurrentCUDAStream();
     if (on_other_stream) c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromPool());
@@ -32,7 +32,7 @@ extern "C" void proof_free(void* memory) {
     delete static_cast<c10::DataPtr*>(memory);
 }
 
-// Another stream uses the memory for some time.
+// Makes another stream use the memory for some time.
 extern "C" void proof_use_elsewhere(void* memory, size_t bytes) {
     const auto stream = c10::cuda::getStreamFromPool();
     const auto& data = *static_cast<c10::DataPtr*>(memory);
@@ -41,7 +41,7 @@ extern "C" void proof_use_elsewhere(void* memory, size_t bytes) {
     allocator::recordStream(data, stream);
 }
 
-// Until `proof_end_pool`, all memory comes from a private pool, as during the capture of a graph.
+// Makes all memory come from a private pool until `proof_end_pool`, as during the capture of a graph.
 extern "C" void proof_begin_pool(int32_t device, uint64_t number) {
     allocator::beginAllocateToPool(static_cast<c10::DeviceIndex>(device), {0, number}, [](cudaStream_t) { return true; });
 }
