@@ -32,7 +32,7 @@ void gpumem_pool_freed(gpumem_pool *pool, const void *address);
 /* Sets how many bytes the pool holds from the driver, whether or not they are in use. Call it with the exact sum right after the driver
  * has allocated or freed a block, on the same thread. A pool that several threads use must hold one lock around both calls, and around
  * its other calls of these functions. Otherwise another thread may allocate, free or read values between the two; peaks may then include
- * the whole block, and the pool's row says so. With 0, all parts count as freed. */
+ * the whole block, and the pool's row in the report mentions it. With 0, all parts count as freed. */
 void gpumem_pool_set_reserved(gpumem_pool *pool, size_t bytes);
 
 #ifdef __cplusplus
