@@ -1,4 +1,4 @@
-//! Replaces the GPUs by others, for dry runs and limits.
+//! Replaces the GPUs with others, for dry runs and limits.
 
 use std::{env, fmt::Display, sync::OnceLock};
 
@@ -24,13 +24,13 @@ pub(crate) fn begin() -> Result<(), String> {
     dry::begin(mode).map_err(|why| refused(&why))
 }
 
-/// Returns the devices that the command sees. Empty if it did not find NVML.
+/// Returns the UUIDs of the devices that the command sees. Empty if it did not find NVML.
 fn devices() -> Vec<String> {
     let text = env::var(variable::DEVICES).unwrap_or_default();
     text.split(',').filter(|device| !device.is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns the GPUs that NVML must show, or `None` if they are the real ones.
+/// Returns the GPUs that NVML must show, or `None` if it must show the real ones.
 pub(crate) fn of_nvml() -> Option<&'static nvml::Cards> {
     static CARDS: OnceLock<Option<nvml::Cards>> = OnceLock::new();
 

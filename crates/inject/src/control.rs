@@ -17,7 +17,7 @@ use crate::{
     torch, variable,
 };
 
-/// Starts to record, or to wait for a command, as the environment requests.
+/// Starts the recording, or waits for a command to start it, as the environment requests.
 pub(crate) fn begin() -> Result<(), String> {
     let request = Request::of_environment()?;
     match env::var_os(variable::CONTROL).filter(|folder| !folder.is_empty()) {
@@ -28,7 +28,7 @@ pub(crate) fn begin() -> Result<(), String> {
 
 /// Listens for commands. Until one arrives, nothing is intercepted.
 ///
-/// One thread handles the socket, in its own descriptor table. The other thread executes the commands. It opens files in the program's
+/// One thread handles the socket, in its own descriptor table. Another thread executes the commands. It opens files in the program's
 /// table, because they must be visible there.
 pub(crate) fn listen(folder: &Path, request: Request) -> Result<(), String> {
     let socket = folder.join(format!("{}.sock", process::id()));

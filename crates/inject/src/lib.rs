@@ -1,13 +1,12 @@
 //! The library that the command `gpumem` loads into the programs that it records. Programs do not link it: the command builds it as a
 //! shared object, and NVIDIA's driver loads it because `CUDA_INJECTION64_PATH` names it.
 //!
-//! The driver calls `InitializeInjection` when the program calls `cuInit`. From that time, gpumem intercepts and records every allocation
-//! on all threads. The command passes the [`Options`](options::Options) and the file of the recording in the variables in
-//! [`variable`]. NVTX loads the library as well, because `NVTX_INJECTION64_PATH` names it; the ranges that the program marks become
-//! scopes.
+//! The driver calls `InitializeInjection` when the program calls `cuInit`. From then on, gpumem intercepts and records all allocations on
+//! all threads. The command passes the [`Options`](options::Options) and the file of the recording in environment variables, see
+//! [`variable`]. NVTX loads the library as well, because `NVTX_INJECTION64_PATH` names it; the ranges that the program marks become scopes.
 //!
-//! The program behaves like without the library: nothing is printed to stdout, no panic leaves the library, and an error is one line on
-//! stderr.
+//! The program behaves as it does without the library: nothing is printed to stdout, no panic leaves the library, and an error is one line
+//! on stderr.
 
 #![deny(unsafe_code)]
 

@@ -12,8 +12,8 @@ names = {}
 paths = {}
 # The stack of modules that each thread is in.
 here = threading.local()
-# Which tensors had a class at which times: `[times, tensors]`. A tensor is `(class, device, address, path)`, with True at the end if
-# autocast casts it.
+# The tensors that had a class, with the times at which they had it: `[times, tensors]`. A tensor is `(class, device, address, path)`, with
+# True at the end if autocast casts it.
 marks = []
 # The latest mark of each owner.
 newest = {}
@@ -27,7 +27,7 @@ MOST_NAMES = 100_000
 
 
 def observe_modules(torch):
-    """Called when PyTorch has initialised CUDA. Returns the reason if it fails."""
+    """Starts to observe modules. Runs when PyTorch has initialised CUDA. Returns the reason if it fails."""
     global is_observing
     tell = getattr(torch._C, "_cuda_setMemoryMetadata", None)
     if tell is None:
@@ -149,7 +149,7 @@ def mark_optimizer(torch, optimizer):
 
 
 def mark_gradients(torch):
-    """Returns the gradients at the end: no step of an optimizer came after their backward pass, for example because memory ran out."""
+    """Marks the gradients that exist at the end. No optimizer step came after their backward pass, for example because memory ran out."""
     found = []
     for reference, path in list(names.values()):
         parameters = getattr(reference(), "_parameters", None) or {}
@@ -185,7 +185,7 @@ MOST_HELD = 10
 MOST_SECONDS = 1
 # The maximum number of exception frames that are checked.
 MOST_KEPT = 100_000
-# What keeps each frame that has ended: the exception, or else the traceback. By the `id` of the frame, and only during the search.
+# The object that keeps each frame that has ended: the exception, or else the traceback. By the `id` of the frame, only during the search.
 kept = {}
 
 
@@ -231,13 +231,14 @@ def holders(torch):
 
 
 def joined(words):
-    """Returns the words without repetitions. Variables that the same exception keeps are one entry."""
+    """Returns the words without repetitions. Variables that the same exception keeps share one entry."""
     ways = {}
     for text in sorted(set(words)):
         way, _, variable = text.rpartition(WAY)
         ways.setdefault(way, []).append(variable)
     made = [way + WAY * bool(way) + text for way, found in ways.items() for text in ([", ".join(found)] if way else found)]
-    # A module is the most useful answer, and its name contains its type. A cycle does not keep a tensor that something else keeps.
+    # A module is the most useful answer, so modules come first; their names contain a type. Cycles come last, because they do not matter if
+    # something else keeps the tensor.
     return sorted(made, key=lambda text: (CYCLE in text, WAY in text or ": " not in text))
 
 
@@ -263,11 +264,11 @@ def note_kept(raised, tracebacks, until):
 
 def held_by(gc, thing, own, depth, until):
     """Describes the objects that refer to a thing. `own` are the lists of this function, which also refer to it, and the exceptions that it
-    follows. There are no functions inside of functions here, because these would refer to it, too."""
+    follows. This function has no inner functions, because these would refer to the thing as well."""
     import types
 
     attributes = {types.GeneratorType: "gi_frame", types.CoroutineType: "cr_frame", types.AsyncGeneratorType: "ag_frame"}
-    # Python checks all objects of the program for this.
+    # The search is limited, because `gc.get_referrers` checks all objects of the program.
     if depth == 0 or time.monotonic() > until:
         return []
     holders = gc.get_referrers(thing)
@@ -325,7 +326,7 @@ def within(kind, above, is_type=True):
 
 
 def of_frame(gc, holder, frame, thing, own, depth, until):
-    """Describes a variable of a function, and what keeps the function's frame if it does not run."""
+    """Describes a variable of a function, and the object that keeps the function's frame if it does not run."""
     own.add(id(frame.f_locals))
     name = key_of(dict(frame.f_locals), thing) or "a variable"
     file = os.path.basename(frame.f_code.co_filename)
@@ -347,7 +348,7 @@ def of_frame(gc, holder, frame, thing, own, depth, until):
 
 
 def modules_of(holder):
-    """Returns the module that has these global variables."""
+    """Returns the name of the module that has these global variables, in a list."""
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", None) is holder:
             return [module.__name__]

@@ -7,8 +7,8 @@ use crate::variable;
 /// How a program is recorded, and the GPUs that it sees.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
-    /// The allocations whose stacks are recorded: a value of the setting `GPUMEM_BACKTRACE`. That variable itself is left to
-    /// the program, which may use gpumem.
+    /// The allocations whose stacks are recorded: a value of the setting `GPUMEM_BACKTRACE`. That variable itself is left to the program,
+    /// which may use gpumem itself.
     pub backtrace: String,
     /// The events that the recording keeps.
     pub keep: Keep,
@@ -32,7 +32,7 @@ pub enum Keep {
 /// The history of PyTorch's allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Torch {
-    /// The largest number of events that PyTorch keeps for each device.
+    /// The maximum number of events that PyTorch keeps for each device.
     pub events: u64,
     /// True if the module of each tensor is recorded.
     pub modules: bool,
@@ -73,10 +73,10 @@ impl Options {
         serde_json::to_string(self).expect("numbers and texts can be written")
     }
 
-    /// Reads a value of [`variable::OPTIONS`].
+    /// Parses a value of [`variable::OPTIONS`].
     ///
     /// # Errors
-    /// Returns an error if the text is not one, because the library is of another version than the command.
+    /// Returns an error if the text is not a valid value, for example because the library and the command have different versions.
     pub fn parse(text: &str) -> Result<Self, String> {
         serde_json::from_str(text).map_err(|error| format!("{}={text} cannot be used: {error}", variable::OPTIONS))
     }

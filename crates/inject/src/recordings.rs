@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// How many times a recording has started or ended.
+/// The number of times that a recording has started or ended.
 static CHANGES: AtomicU32 = AtomicU32::new(0);
 
 /// Notes that a recording has started, or is about to end.

@@ -17,14 +17,14 @@ use crate::{
 /// The options and the file of a recording.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
-    /// The base of the file name. Each process adds something before the extension.
+    /// The base of the file name. Each process adds its rank and process id before the extension.
     pub(crate) file: PathBuf,
     pub(crate) options: Options,
     /// True if the process may already have allocated memory.
     pub(crate) is_late: bool,
 }
 
-/// Reads the options from the environment. `None` if there are none.
+/// Reads the options from the environment. Returns `None` if there are none.
 pub(crate) fn options() -> Result<Option<Options>, String> {
     env::var(variable::OPTIONS).ok().filter(|text| !text.is_empty()).map(|text| Options::parse(&text)).transpose()
 }
@@ -33,7 +33,7 @@ impl Request {
     /// Reads the request from the environment.
     pub(crate) fn of_environment() -> Result<Self, String> {
         let missing = |variable| format!("{variable} is not set; start the program with `gpumem run`");
-        // Without a file, another program has set `CUDA_INJECTION64_PATH` to this library.
+        // If there is no file, something other than the command has set `CUDA_INJECTION64_PATH` to this library.
         let file =
             env::var_os(variable::FILE).filter(|file| !file.is_empty()).ok_or_else(|| missing(variable::FILE))?;
         let options = options()?.ok_or_else(|| missing(variable::OPTIONS))?;

@@ -23,7 +23,7 @@ observe_modules = None
 missing_modules = None
 # True if the handlers for the end of the program are set.
 is_awaited = False
-# The latest backward passes: `[begin, end, frames]`. The times are in microseconds, and the frames are those of the line that started the
+# The latest backward passes: `[start, end, frames]`. The times are in microseconds, and the frames are those of the line that started the
 # pass.
 passes = collections.deque(maxlen=50_000)
 # The frames of lines that started a pass, with their code objects, by the `id` and the instruction of each code object.
@@ -61,7 +61,7 @@ def await_end():
 
 
 def look():
-    """Turns the history on now, or once CUDA is initialised. Returns whether PyTorch has been imported."""
+    """Turns the history on now, or when PyTorch initialises CUDA. Returns whether PyTorch has been imported."""
     cuda = sys.modules.get("torch.cuda")
     queue = getattr(cuda, "_queued_calls", None)
     if queue is None:
@@ -92,7 +92,7 @@ class Watch:
 
 
 def enable():
-    """Called by PyTorch when it has initialised CUDA."""
+    """Turns the history on. Runs when PyTorch has initialised CUDA."""
     global is_on, missing_modules
     try:
         if is_on or os.getpid() != process:
@@ -185,7 +185,7 @@ def version():
 
 
 def begun():
-    """Opens a new file, which its owner can read with any umask of the program."""
+    """Opens a new file, which its owner can read whatever the umask of the program is."""
     # Another process may have put a pipe there. The open must not wait for it.
     file = open(path + b".part", "w", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666))
     os.fchmod(file.fileno(), (os.fstat(file.fileno()).st_mode & 0o777) | 0o600)
@@ -224,7 +224,7 @@ def finish():
     except OSError:
         # PyTorch was not used.
         pass
-    # The recording may have ended before the program. The end of the program must then not end it again.
+    # The recording may have ended before the program. Then this runs again at the end of the program, and must do nothing.
     process = None
 
 

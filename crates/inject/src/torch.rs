@@ -29,7 +29,7 @@ pub(crate) fn begin(recording: &Path, Torch { events, modules }: Torch) {
     run(&format!("{CODE}\n{modules}\n{again}"), &again);
 }
 
-/// Writes the history before the program ends.
+/// Makes PyTorch's history be written when a recording ends before the program, and waits until the file is complete.
 pub(crate) fn end(recording: &Path) {
     let file = variable::torch_file(recording);
     let until = Instant::now() + PATIENCE;

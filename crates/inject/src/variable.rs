@@ -54,10 +54,11 @@ pub const DONE: &str = "done ";
 /// The name of the file that is preloaded before the CUDA runtime if a program sees several simulated GPUs.
 pub const RUNTIME: &str = "libgpumem_runtime";
 
-/// The UUIDs of CUDA's devices, separated by commas, for processes that ask NVML for the memory of such GPUs.
+/// The UUIDs of CUDA's devices, separated by commas, for processes that ask NVML for the memory of replaced GPUs.
 pub const DEVICES: &str = "GPUMEM_RUN_DEVICES";
 
-/// Returns the file of the history of PyTorch's allocator, next to the recording. Until the history is complete, the name ends in [`UNFINISHED`].
+/// Returns the file of the history of PyTorch's allocator, next to the recording. Until the history is complete, the name ends in
+/// [`UNFINISHED`].
 pub fn torch_file(recording: &Path) -> PathBuf {
     let mut path = recording.as_os_str().to_owned();
     path.push(".torch");

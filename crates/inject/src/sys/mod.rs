@@ -24,12 +24,12 @@ use gpumem_driver::{
 
 use crate::{cards, control, options::Options, request::Request, variable};
 
-/// True once the library records the process, or waits for a command to do so.
+/// True after the library has started to record the process, or to wait for a command.
 ///
 /// If the driver calls `InitializeInjection` again while gpumem starts, it must not wait: this thread would wait for itself.
 static CALLED: AtomicBool = AtomicBool::new(false);
 
-/// The exit code of a program that must not use the real GPU, but would.
+/// The exit code of a program that would use the real GPU, although the user asked for another one.
 const EXIT_WITHOUT_CARDS: c_int = 2;
 
 /// The loader calls this function before any other one of the library. After it, the program no longer depends on the library's file, which
@@ -72,7 +72,7 @@ fn name_host() {
     }
 }
 
-/// Starts gpumem. The driver calls this during `cuInit`. It returns 1, like NVIDIA's examples.
+/// Starts gpumem. The driver calls this during `cuInit`. Returns 1, like NVIDIA's examples.
 #[expect(unsafe_code, reason = "the driver finds the function by this name")]
 // SAFETY: no other function of a program has this name, which is reserved for the libraries that the driver loads. The driver calls it as a
 // C function without arguments that returns an `int`.
@@ -96,13 +96,13 @@ pub extern "C" fn InitializeInjection() -> c_int {
     1
 }
 
-/// Returns the library that the user's environment named before `gpumem run` replaced it by ours.
+/// Returns the library that the user's environment named before `gpumem run` replaced it with ours.
 fn other_tool(variable: &str) -> Option<PathBuf> {
     env::var_os(variable).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// Replaces the functions of a copy of NVTX by ours. Each copy of NVTX in the program calls this at its first use, with the function that
-/// returns its tables. It returns 1, which tells NVTX that the tables are in use.
+/// Replaces the functions of a copy of NVTX with ours. Each copy of NVTX in the program calls this at its first use, with the function that
+/// returns its tables. Returns 1, which tells NVTX that the tables are in use.
 ///
 /// # Safety
 /// Only NVTX may call this.
@@ -117,8 +117,8 @@ pub unsafe extern "C" fn InitializeInjectionNvtx2(get_export_table: GetExportTab
     1
 }
 
-/// Replaces the functions of an extension of NVTX by ours. NVTX calls this for each extension of a copy, with the table of the extension.
-/// It returns 0 if no tool uses the extension.
+/// Replaces the functions of an extension of NVTX with ours. NVTX calls this for each extension of a copy, with the table of the extension.
+/// Returns 0 if no tool uses the extension.
 ///
 /// # Safety
 /// Only NVTX may call this.
@@ -168,17 +168,16 @@ pub unsafe extern "C-unwind" fn gpumem_pass(
     }
 }
 
-/// Prints to stderr what failed, and the consequence for the process. NVTX may call this in the child process of a fork, where the lock of
-/// `io::stderr` may be held by a thread that does not exist.
+/// Prints an error to stderr. `what` is the consequence for the process, such as ` is not recorded`. This may run in the child process of a
+/// fork, where a thread that does not exist there may hold the lock of `io::stderr`.
 fn say(what: &str, done: Result<(), String>) {
     if let Err(why) = done {
         print::notice_without_lock(format_args!("process {}{what}: {why}", std::process::id()));
     }
 }
 
-/// Waits for `gpumem start` in a program that already runs: `gpumem attach` makes Python load the library and call this. The texts are the
-/// folder of the socket, the file of the recording, and the [`Options`]. Returns
-/// null, or the reason why it does not wait.
+/// Listens for `gpumem start` in a program that is already running: `gpumem attach` makes Python load the library and call this. The texts
+/// are the folder of the socket, the file of the recording, and the [`Options`]. Returns null, or the reason why it does not listen.
 ///
 /// # Safety
 /// Each argument must be a C string.

@@ -35,7 +35,7 @@ macro_rules! word {
     };
 }
 
-/// Defines functions that answer in a dry run. If one returns no answer, NCCL's own function is called.
+/// Defines functions that replace NCCL's in a dry run. If the code of one returns `None`, NCCL's own function is called.
 macro_rules! functions {
     ($($name:ident($($argument:ident),*) $answer:block)*) => {
         $(
@@ -121,7 +121,7 @@ fn begin(joint: Joint) -> usize {
     handle
 }
 
-/// Answers a query about such a communicator.
+/// Writes a value of a communicator that this process created to `out`. Returns `None` for a communicator of NCCL.
 fn told(comm: usize, out: usize, what: impl FnOnce(Joint) -> usize) -> Option<c_int> {
     let value = what(joint(comm)?);
     if out == 0 {
@@ -186,7 +186,8 @@ fn bytes(count: usize, kind: usize) -> usize {
     count * SIZES.get(int(kind)).unwrap_or(&0)
 }
 
-/// Asks NCCL about a communicator. Returns 0 if NCCL returns no value.
+/// Returns the number of ranks of a communicator, or the rank of the caller in it. `question` is the name of NCCL's function for that. It
+/// is called unless this process created the communicator. Returns 0 if NCCL returns an error.
 fn asked(question: &str, comm: usize) -> usize {
     if let Some(joint) = joint(comm) {
         return if question == "ncclCommCount" { joint.count } else { joint.rank };
@@ -204,7 +205,7 @@ fn asked(question: &str, comm: usize) -> usize {
     usize::try_from(answer).unwrap_or(0)
 }
 
-/// Copies memory that is on the device. Other memory is skipped, like in every copy of a dry run.
+/// Copies memory that is on the device. Other memory is skipped, as in every copy of a dry run.
 fn copy(from: usize, to: usize, bytes: usize, stream: usize) {
     if from != to && bytes > 0 {
         // SAFETY: the program requests a collective with these buffers, which writes this rank's part to `to`.

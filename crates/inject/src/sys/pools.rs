@@ -16,7 +16,7 @@ use crate::recordings;
 /// A pool of the program.
 struct Recorded {
     pool: Pool,
-    /// The recording that knows the pool; others do not.
+    /// The id of the recording that knows the pool. Other recordings do not know it.
     recording: u32,
 }
 

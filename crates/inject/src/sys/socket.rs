@@ -32,7 +32,7 @@ pub(crate) fn commands(socket: &Path) -> io::Result<Receiver<Command>> {
     let (bound, is_bound) = sync_channel(1);
     let path = socket.to_owned();
     let serve = move |has_own_table| serve(&path, has_own_table, &bound, &commands);
-    // SAFETY: `serve` opens the socket and its connections itself. It is given a path and channels, and sends only text and errors to other
+    // SAFETY: `serve` opens the socket and its connections itself. It gets a path and channels, and sends only text and errors to other
     // threads.
     #[expect(unsafe_code, reason = "the thread has a table of descriptors of its own")]
     unsafe {
