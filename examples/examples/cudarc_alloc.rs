@@ -22,8 +22,8 @@ fn on_cuda(context: &std::sync::Arc<CudaContext>) -> Result<()> {
     }
     drop(table);
 
-    // cudarc allocates from the device's stream-ordered pool. What is freed stays in the pool until the next synchronisation,
-    // and other processes cannot use it until then.
+    // cudarc allocates from the device's stream-ordered pool. Freed memory stays in the pool until the next synchronisation, and
+    // other processes cannot use it until then.
     println!("free:                 {}", gpu_mem_get_free());
     println!("free without caches:  {}", gpu_mem_get_free_no_cache());
     Ok(())

@@ -1,6 +1,6 @@
-//! Which blocks a piece of code did not free, and which line allocated them. For a whole program, without changing it:
-//! `GPUMEM_LEAKS=1 program` prints at the end what was not freed. Add `GPUMEM_BACKTRACE=1` for the lines of blocks below
-//! 1 MiB.
+//! Finds the blocks that a piece of code did not free, and the lines that allocated them. For a whole program, without
+//! changing it: `GPUMEM_LEAKS=1 program` prints the blocks that are not freed at the end. Add `GPUMEM_BACKTRACE=1` for the
+//! lines of blocks below 1 MiB.
 //!
 //! `GPUMEM_LEAKS=1 cargo run --features full --example leaks`
 
@@ -26,7 +26,7 @@ fn main() -> Result<()> {
     }
     let live = trace.live();
     println!("{}", Leaks::of(&live));
-    // Who called the function of that line, and so on.
+    // The functions that led to the allocation.
     for function in live[0].backtrace.iter().filter(|function| function.starts_with("leaks::")) {
         println!("the largest: in {function}");
     }

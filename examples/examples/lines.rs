@@ -1,4 +1,4 @@
-//! `#[gpu_mem_trace(lines)]`: which statement of a function needs the memory.
+//! Shows which statement of a function needs the memory, with `#[gpu_mem_trace(lines)]`.
 //!
 //! `cargo run --example lines`
 

@@ -1,4 +1,4 @@
-//! Which blocks came and went between two lines: the weights of VGG16 with labels, and activations without labels.
+//! Shows which blocks came and went between two lines: the weights of VGG16 with labels, and activations without.
 //!
 //! `cargo run --example mem_tracker`
 
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     let activations = forward(&gpu, 8)?;
     track!(tracker);
 
-    // One more block of a shape that exists several times: the difference is one.
+    // One more block of a shape that several blocks have: the difference is one.
     let _adapter = tensor(&gpu, "adapter.weight", &[512, 512, 3, 3])?;
     drop(activations);
     track!(tracker);
@@ -60,7 +60,7 @@ fn forward(gpu: &Gpu, batch: u64) -> Result<Vec<Block>> {
     [64_u64, 64, 128, 128].iter().map(|channels| gpu.alloc(Bytes::new(batch * channels * 112 * 112 * 4))).collect()
 }
 
-/// A block of `f32`, with a label if allocations are intercepted.
+/// Allocates a block of `f32`, with a label if allocations are intercepted.
 fn tensor(gpu: &Gpu, name: &str, shape: &[usize]) -> Result<Block> {
     let block = gpu.alloc(Bytes::from(shape.iter().product::<usize>() * size_of::<f32>()))?;
     if let Err(error) = block.label(name, shape, "f32")

@@ -1,4 +1,4 @@
-//! Out of memory: a report about who holds it, a function that is called, and a second try after the pools were trimmed.
+//! Out of memory: a report of who holds the memory, a function that is called, and a second try after trimming the pools.
 //!
 //! `cargo run --features full --example out_of_memory`
 
@@ -14,7 +14,7 @@ fn main() -> Result<()> {
     let (free, _) = gpumem::torch::mem_get_info(None)?;
     let part = |sixteenths: u64| Bytes::new(free.get() / 16 * sixteenths);
 
-    // Optional: a function for your own log. The report goes to stderr without it.
+    // Optional: a function for your own log. The report goes to stderr in any case.
     on_oom(|oom| println!("on_oom: {} requested in {:?}", oom.requested, oom.path));
 
     let _weights = GpuMemTrace::scope("load", |_| gpu.alloc(part(5)))?;
@@ -23,7 +23,7 @@ fn main() -> Result<()> {
     let train = GpuMemTrace::with_ctx("train");
     assert!(gpu.alloc(part(15)).is_err());
 
-    // The first try fails. Then the pool's unused memory is given back, and the second try succeeds.
+    // The first try fails. Then the pool's unused memory is released, and the second try succeeds.
     let activations = retry_after_trim(|| gpu.alloc(part(8)))?;
     println!("after a trim: {}", train.data().used);
     drop(activations);

@@ -13,7 +13,7 @@ use gpumem_examples::{Gpu, Result};
 
 fn main() -> Result<()> {
     let gpu = Gpu::open()?;
-    // Counting begins here. Blocks that were allocated before are not counted.
+    // Counting starts here. Blocks that were allocated earlier are not counted.
     println!("allocated: {}", memory_allocated(None)?);
 
     let mut layers = Vec::new();
@@ -24,7 +24,7 @@ fn main() -> Result<()> {
         println!("step {step}: {} now, {} at most", memory_allocated(None)?, max_memory_allocated(None)?);
     }
 
-    // What the program asked for, what the driver gave for it, and what all processes use on the card.
+    // The bytes that the program requested, those that the driver reserved for them, and those that all processes use.
     drop(layers.pop());
     println!("{} allocated, {} reserved", memory_allocated(None)?, memory_reserved(None)?);
     empty_cache()?;

@@ -1,4 +1,4 @@
-//! Which part of a program holds the memory: scopes nest, also across threads, and `summary()` has a row for each.
+//! Shows which part of a program holds the memory. Scopes nest, also across threads, and `summary()` has a row for each.
 //!
 //! `cargo run --example scopes`
 

@@ -1,5 +1,5 @@
-//! Where the memory of the device went: other processes, this one by scope, and what the driver keeps. It adds up to what
-//! `nvidia-smi` shows as used.
+//! Shows where the memory of the device went: other processes, this one by scope, and the driver. The parts add up to the
+//! used memory that `nvidia-smi` shows.
 //!
 //! `cargo run --features full --example where_is_my_vram`
 

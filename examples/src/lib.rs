@@ -1,4 +1,4 @@
-//! The device of the examples: a CUDA device, or a simulated one if there is none, which a line on stderr says.
+//! The device of the examples: a CUDA device, or a simulated one if there is no GPU. A printed line then tells the user.
 
 use std::{ptr, sync::Arc};
 
@@ -40,18 +40,18 @@ pub struct CudaBlock {
 pub type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
 impl Gpu {
-    /// Device 0.
+    /// Returns device 0.
     ///
     /// # Errors
-    /// Returns an error if a device is there but cannot be used.
+    /// Returns an error if there is a device but it cannot be used.
     pub fn open() -> Result<Self> {
         Self::nth(0)
     }
 
-    /// Returns the device with this number. If there is no GPU, it creates simulated devices up to this number.
+    /// Returns the device with this ordinal. If there is no GPU, creates simulated devices up to this ordinal.
     ///
     /// # Errors
-    /// Returns an error if there are other devices and not this one, or if this one cannot be used.
+    /// Returns an error if there are devices but not this one, or if this one cannot be used.
     pub fn nth(ordinal: u32) -> Result<Self> {
         if SimGpu::all()?.is_empty() && gpumem::is_available() {
             return Ok(Self::Cuda(CudaContext::new(ordinal as usize)?));
@@ -65,7 +65,7 @@ impl Gpu {
         Ok(Self::Simulated(SimGpu::all()?.swap_remove(ordinal as usize)))
     }
 
-    /// Makes it the calling thread's current device.
+    /// Makes this the calling thread's current device.
     ///
     /// # Errors
     /// Returns an error if the device can no longer be used.

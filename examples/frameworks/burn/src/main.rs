@@ -27,7 +27,7 @@ impl Model {
         let sizes = [EMBED, WIDTH, WIDTH, WIDTH, WIDTH, EMBED];
         let layers: Vec<_> = sizes.windows(2).map(|pair| LinearConfig::new(pair[0], pair[1]).init(device)).collect();
         for layer in &layers {
-            layer.weight.val(); // parameters are made when they are used first
+            layer.weight.val(); // parameters are created at their first use
             layer.bias.as_ref().map(|bias| bias.val());
         }
         Self { layers }

@@ -1,4 +1,4 @@
-//! The figures of `gpumem_burn` beside those of burn and of the driver, on a real device: `cargo test --release --features wgpu`.
+//! Compares the values of `gpumem_burn` with those of burn and the driver, on a real device: `cargo test --release --features wgpu`.
 
 use std::{
     sync::{
@@ -17,7 +17,8 @@ use gpumem::{GpuMemTrace, intercept::LiveMemory, scope::Threads};
 use gpumem_burn::{Figures, Summary, scope, summary};
 use tracing_subscriber::prelude::*;
 
-/// One test at a time: the figures are those of the device. What a test drops is freed when its thread waits for the device.
+/// Lets one test run at a time, because the values are those of the whole device. Dropped tensors are freed when the thread of the test
+/// waits for the device.
 struct Test {
     device: Device,
     _one: MutexGuard<'static, ()>,
@@ -90,7 +91,7 @@ fn used_is_what_burn_says_and_all_adds_up() {
         let used = last(&device, "outer").used;
         assert_eq!(signed(after.bytes_in_use) - signed(before.bytes_in_use), used - freed, "{size}");
         assert_eq!(last(&device, "inner").used, used);
-        // cubecl may free some bytes of an earlier launch meanwhile.
+        // In the meantime, cubecl may free some bytes of an earlier launch.
         assert!(used + 1024 >= signed(4 * size as u64 * size as u64), "{size}: {used}");
 
         let summary = now(&device);
@@ -138,7 +139,7 @@ fn a_peak_is_exact_if_nothing_is_freed_and_between_its_bounds_otherwise() {
     assert_eq!(figures.peak.at_least, start);
 }
 
-/// Autotune tries kernels, with memory of its own.
+/// Autotune tries several kernels, and allocates its own memory for that.
 #[test]
 fn no_reading_is_above_the_bound() {
     let test = Test::begin();

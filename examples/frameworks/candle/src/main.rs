@@ -37,7 +37,7 @@ fn main() -> Result<()> {
     let x = Tensor::randn(0f32, 1.0, (BATCH, EMBED), &device)?;
 
     for at in 0..STEPS {
-        // The lines of the first two steps are printed, and those of the last one.
+        // The lines of the first two steps and of the last one are printed.
         let trace = |name| GpuMemTrace::builder().ctx(name).silent(at > 1 && at + 1 < STEPS).start_or_off();
         let _step = trace("step");
         let loss = {

@@ -22,11 +22,11 @@ use ort::{
 
 const WIDTHS: [i64; 3] = [1024, 8192, 2048];
 
-/// The arena of the session, once there is one.
+/// The arena of the session. [`load`] sets it.
 static ARENA: OnceLock<Mutex<Allocator>> = OnceLock::new();
 
-/// Sessions with `with_env_allocators` that are created from now on have no arena: a pool of the driver gives out each tensor.
-/// Without CUDA's libraries, ONNX Runtime aborts the process here, so add the CUDA provider to the session's options before.
+/// Makes later sessions with `with_env_allocators` allocate each tensor from a pool of the driver, instead of from an arena.
+/// Without CUDA's libraries, ONNX Runtime aborts the process here, so add the CUDA provider to the session's options first.
 fn allocate_in_driver(environment: &Environment) -> ort::Result<()> {
     let place = place(AllocationDevice::CUDA)?;
     let (keys, values) = ([c"use_cuda_mempool".as_ptr()], [1]);
@@ -53,7 +53,7 @@ fn place(device: AllocationDevice) -> ort::Result<MemoryInfo<'static>> {
     MemoryInfo::new(device, 0, AllocatorType::Device, MemoryType::Default)
 }
 
-/// Two products of matrices with Relu after each; the weights have 96 MiB.
+/// Returns a model of two matrix products, each followed by Relu. The weights have 96 MiB.
 fn model() -> ort::Result<Model> {
     let shape = |name, width| {
         let (ty, shape, dimension_symbols) =
@@ -78,7 +78,7 @@ fn model() -> ort::Result<Model> {
 #[gpu_mem_trace]
 fn load(options: &SessionBuilder, device: AllocationDevice) -> ort::Result<Session> {
     let session = model()?.into_session(options)?;
-    // A program has one session here, so the arena is that of the first.
+    // This program has only one session, so there is only one arena.
     let _ = ARENA.set(Mutex::new(Allocator::new(&session, place(device)?)?));
     Ok(session)
 }

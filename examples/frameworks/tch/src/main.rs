@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let x = Tensor::randn([BATCH, EMBED], (Kind::Float, device));
 
     for at in 0..STEPS {
-        // The lines of the first two steps are printed, and those of the last one.
+        // The lines of the first two steps and of the last one are printed.
         let trace = |name| GpuMemTrace::builder().ctx(name).silent(at > 1 && at + 1 < STEPS).start_or_off();
         let _step = trace("step");
         let loss = {

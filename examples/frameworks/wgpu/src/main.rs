@@ -13,7 +13,7 @@ fn buffer(device: &Device, label: &str, mib: u64) -> Buffer {
 #[gpu_mem_trace]
 fn load(device: &Device) -> Buffer {
     let staging = buffer(device, "staging", 96);
-    // Long enough for a reading, which comes every millisecond.
+    // This is long enough for a reading. gpumem reads the gauge every millisecond.
     std::thread::sleep(std::time::Duration::from_millis(20));
     staging.destroy();
     drop(staging);
@@ -39,7 +39,7 @@ async fn device() -> Result<Device, Box<dyn std::error::Error>> {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = pollster::block_on(device())?;
     let of_gauge = device.clone();
-    // `None` on Metal and OpenGL.
+    // The report is `None` on Metal and OpenGL.
     set_gauge(Gauge::custom("wgpu", move || Some(of_gauge.generate_allocator_report()?.total_allocated_bytes)));
 
     let train = GpuMemTrace::with_ctx("train");
