@@ -1,10 +1,10 @@
-//! What memory is used for.
+//! The uses of memory, such as weights and activations.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What memory is used for.
+/// A use of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

@@ -17,9 +17,9 @@ pub struct ContextSize {
 }
 
 impl ContextSize {
-    /// The range that was measured on GPUs of a compute capability, such as `(9, 0)` for H100 and H200. `None` if there
-    /// is no measurement. The values are those of PyTorch 2.11 with CUDA 13.0 (`measure/context.py`). Other builds have
-    /// other kernels.
+    /// Returns the range that was measured on GPUs of a compute capability, such as `(9, 0)` for H100 and H200. `None`
+    /// if there is no measurement. The values are those of PyTorch 2.11 with CUDA 13.0 (`measure/context.py`). Other
+    /// builds have other kernels.
     pub const fn measured(capability: (u32, u32)) -> Option<Self> {
         match capability {
             (9, 0) => Some(Self { low: Bytes::new(552_402_944), high: Bytes::new(806_158_336) }),

@@ -153,12 +153,12 @@ impl Dtype {
         matches!(self, Self::F8 | Self::I8 | Self::Blocks(_))
     }
 
-    /// Returns all types by the names that `Display` prints.
+    /// Returns the names of all types, as `Display` prints them.
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
         PLAIN.iter().map(|(name, ..)| *name).chain(BLOCKS.iter().map(|blocks| blocks.name))
     }
 
-    /// Returns whether these are floating-point numbers, which have gradients.
+    /// Returns whether the elements are floating-point numbers, which can have gradients.
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::Bf16 | Self::F8)
     }
@@ -172,7 +172,7 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// Reads the names that `Display` prints, and PyTorch's, such as `torch.bfloat16` and `half`, ignoring case.
+/// Parses the names that `Display` prints, and PyTorch's, such as `torch.bfloat16` and `half`, ignoring case.
 impl FromStr for Dtype {
     type Err = Error;
 

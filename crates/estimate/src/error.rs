@@ -6,7 +6,7 @@ use gpumem_core::{model::Bytes, report::counted};
 
 use crate::shape::Shape;
 
-/// Why there is no estimate.
+/// The reason why there is no estimate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     layer: String,
@@ -27,7 +27,7 @@ pub(crate) enum Kind {
         first: Shape,
         second: Shape,
     },
-    /// A layer has sizes that make no sense.
+    /// A layer or a setting is not valid.
     Invalid(String),
     /// A sequence is longer than the table of positions.
     TooLong {
@@ -39,16 +39,16 @@ pub(crate) enum Kind {
         requested: u64,
         in_use: u64,
     },
-    /// A size does not fit into 64 bits.
+    /// A size does not fit into 64 bits, or the sum of all blocks does not fit into 62 bits.
     TooLarge,
     Syntax(String),
-    /// A checkpointed block has recomputed everything that it saved. This ends the second run and is never returned to
-    /// a caller.
+    /// A checkpointed block has recomputed everything that it saved. This ends the second run of the block. The user
+    /// never sees it.
     RecomputedAll,
 }
 
 impl Error {
-    /// Makes an error in a layer. The path is empty for errors outside all layers.
+    /// Creates an error in a layer. The path is empty for errors outside all layers.
     pub(crate) fn in_layer(layer: String, kind: Kind) -> Self {
         Self { layer, kind: Box::new(kind) }
     }
@@ -58,7 +58,7 @@ impl Error {
         &self.layer
     }
 
-    /// Returns whether the step needs more memory than its limit.
+    /// Returns whether the step needs more memory than its limit, or than can be counted.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(*self.kind, Kind::OutOfMemory { .. } | Kind::TooLarge)
     }

@@ -49,9 +49,9 @@ pub struct ConvolutionWorkspace {
 pub struct OptimizerParts {
     /// The copies of the parameters in `f32`.
     pub copies: Bytes,
-    /// What the optimizer keeps from one update to the next.
+    /// The state that the optimizer keeps from one update to the next.
     pub state: Bytes,
-    /// What the optimizer uses only during an update, such as Adam's square roots of all parameters.
+    /// The memory that the optimizer uses only during an update, such as Adam's square roots of all parameters.
     pub temporary: Bytes,
 }
 
@@ -129,8 +129,8 @@ impl Estimate {
 
 /// Returns the parts of a peak, the largest first. Parts of the same size are sorted by layer and class.
 fn parts(paths: &[AtPeak]) -> Vec<Part> {
-    // In a deep model, many parts have the same size. The names of layers are compared once, and then the parts by
-    // number.
+    // In a deep model, many parts have the same size. Therefore the names of layers are sorted only once. Then the
+    // parts are compared by the position of their layer's name.
     let layer = |AtPeak { path, .. }: &AtPeak| path.get(1..).unwrap_or_default().join(".");
     let mut layers: Vec<_> = paths.iter().map(|path| (layer(path), path)).collect();
     layers.sort_by(|(a, _), (b, _)| a.cmp(b));

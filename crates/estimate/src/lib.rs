@@ -1,8 +1,8 @@
 //! Predicts the GPU memory of a step before it runs.
 //!
 //! A step runs without values: each layer opens a scope, each tensor is an allocation with a class, and both are events
-//! for the same ledger that counts the memory of running programs. Operations allocate what PyTorch's operations
-//! allocate, in the same order, and keep what PyTorch keeps for the backward pass.
+//! for the same ledger that counts the memory of running programs. Operations make the same allocations as PyTorch's
+//! operations, in the same order, and keep the same tensors for the backward pass.
 //!
 //! ```
 //! use gpumem_estimate::{Optimizer, Step, models};

@@ -26,9 +26,9 @@ use crate::{
 
 const DEVICE: Device = Device { family: Family::Simulated, ordinal: 0 };
 const THREAD: ThreadId = ThreadId(1);
-/// The id with which the ledger keeps the peak for reading. No scope uses it.
+/// The id under which the ledger keeps the peak for reading. No scope uses it.
 const PEAK: ScopeId = ScopeId(u64::MAX);
-/// The ledger counts in `i64`.
+/// Sums stay below this, because the ledger counts in `i64`.
 const MOST: u64 = 1 << 62;
 
 /// The memory of a step. Each allocation is recorded with its class and the layer that makes it.
@@ -38,7 +38,7 @@ pub(crate) struct Memory(RefCell<State>);
 #[derive(Debug)]
 struct State {
     allocator: Allocator,
-    /// The inbox of the ledger, which knows the parts of the peak. `None` if only the peak is needed, which takes a
+    /// The inbox with the ledger, which knows the parts of the peak. `None` if only the peak is needed: that takes a
     /// third of the time.
     inbox: Option<Inbox>,
     /// The number of the latest event.
@@ -59,11 +59,11 @@ struct State {
     uses: Uses,
     /// A recording to which the events are also written.
     recording: Option<Recording>,
-    /// True after the step. Its blocks stay, as those of a process that ends.
+    /// True after the step. Its blocks are not freed, like those of a process that ends.
     is_over: bool,
 }
 
-/// What blocks with one stack id are used for. The ledger stores that id for each block; in a running program it
+/// The use of the blocks with one stack id. The ledger stores that id for each block; in a running program it
 /// identifies the origin of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Use {
@@ -72,15 +72,15 @@ struct Use {
     rounding: Option<Rounding>,
 }
 
-/// A size to which an allocator rounds. A block of this size is one event, and its parts are distinguished by its stack
-/// id.
+/// A requested size, and the size to which the allocator rounds it. Such a block is one event, and the stack id tells
+/// which part of it was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rounding {
     requested: u64,
     taken: u64,
 }
 
-/// The uses by stack id. The first ones are the classes.
+/// The uses by stack id. The first ones are the classes without rounding.
 #[derive(Debug)]
 struct Uses {
     all: Vec<Use>,
@@ -145,7 +145,7 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    /// Makes a storage that has no bytes yet.
+    /// Creates a storage that has no bytes yet.
     pub(crate) fn without_bytes(memory: &Rc<Memory>) -> Self {
         Self { memory: Rc::clone(memory), block: Cell::new(None) }
     }
@@ -177,7 +177,7 @@ impl Memory {
         Self::with(kind, limit, Some(Inbox::new()))
     }
 
-    /// Makes a memory that knows its peak, but not the parts of it.
+    /// Creates a memory that knows its peak, but not the parts of the peak.
     pub(crate) fn without_parts(kind: AllocatorKind, limit: u64) -> Self {
         Self::with(kind, limit, None)
     }
@@ -260,7 +260,7 @@ impl Memory {
         state.allocator.free(placement);
     }
 
-    /// Sets the class of all allocations, until `None` is set again. Returns the earlier setting.
+    /// Sets the class of all allocations, until `None` is set again. Returns the previous setting.
     pub(crate) fn set_class(&self, class: Option<Class>) -> Option<Class> {
         std::mem::replace(&mut self.0.borrow_mut().class, class)
     }
@@ -322,7 +322,7 @@ impl Memory {
         self.0.borrow().in_use
     }
 
-    /// Returns how many allocations, frees, and openings and closings of scopes there were.
+    /// Returns the number of events: allocations, frees, and scopes that were opened or closed.
     pub(crate) fn events(&self) -> u64 {
         self.0.borrow().number
     }

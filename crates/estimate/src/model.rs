@@ -125,7 +125,7 @@ impl Model {
     /// Returns the model as JSON.
     ///
     /// # Errors
-    /// Returns the error of `serde_json`. No model is known that causes one.
+    /// Returns the error of `serde_json`. No model is known to cause one.
     pub fn to_json(&self) -> Result<String, Error> {
         serde_json::to_string_pretty(self).map_err(|error| Kind::Syntax(error.to_string()).into())
     }

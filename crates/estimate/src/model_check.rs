@@ -13,7 +13,7 @@ const MOST_FIELDS: usize = 64;
 /// Longer values are cut in messages.
 const LONGEST: usize = 40;
 
-/// Where a layer is: `blocks.norm`, and `layers[1].layers[0]`.
+/// The position of a layer, such as `blocks.norm` and `layers[1].layers[0]`.
 #[derive(Clone, Default)]
 struct Place {
     name: String,
@@ -39,8 +39,8 @@ impl Place {
     }
 }
 
-/// Returns the error of the first layer that cannot be read, else that of the model `M` around the layers. `None` if
-/// everything can be read.
+/// Returns the error of the first layer that cannot be read, or else the error of the model `M` around the layers.
+/// `None` if everything can be read.
 pub(crate) fn wrong_part<M: DeserializeOwned>(model: &Value) -> Option<String> {
     wrong_in(&Place::default(), "layers", model).or_else(|| {
         let error = M::deserialize(model).err()?.to_string();

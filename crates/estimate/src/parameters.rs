@@ -28,7 +28,7 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the sizes of a layer make no sense, or if the sum does not fit into 64 bits.
+    /// Returns an error if the sizes of a layer are not valid, or if the sum is too large to be counted.
     pub fn parameters(&self, dtype: Dtype) -> Result<Tensors, Error> {
         let memory = Rc::new(Memory::new(AllocatorKind::Exact, u64::MAX));
         let eager = Eager::new(Rc::clone(&memory), Libraries::default());

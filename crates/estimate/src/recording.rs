@@ -22,12 +22,12 @@ pub(crate) struct Recording {
     device: Device,
     /// The names of scopes that are already defined.
     names: HashSet<CallsiteId>,
-    /// The blocks to which the allocator added something.
+    /// The addresses of the blocks to which the allocator added bytes.
     rounded: HashSet<u64>,
 }
 
 impl Recording {
-    /// Starts a recording. `limit` is all the memory that the allocator may take.
+    /// Starts a recording. `limit` is the memory that the allocator may take.
     pub(crate) fn new(model: &str, device: Device, limit: Option<Bytes>) -> io::Result<Self> {
         let writer = Writer::new(Vec::new())?;
         let (names, rounded) = (HashSet::new(), HashSet::new());
@@ -49,7 +49,7 @@ impl Recording {
         Ok(recording)
     }
 
-    /// Writes an allocation. What the allocator adds becomes a separate block of the class `rounding`.
+    /// Writes an allocation. The bytes that the allocator adds become a separate block of the class `rounding`.
     pub(crate) fn alloc(&mut self, address: u64, class: Class, requested: u64, taken: u64) {
         let device = self.device;
         let block = |class: Class, bytes| Block {

@@ -45,7 +45,7 @@ impl Shape {
         Self(sizes)
     }
 
-    /// Returns the shape of both after broadcasting. `None` if they cannot be broadcast.
+    /// Returns the shape that both have after broadcasting. `None` if they cannot be broadcast.
     pub(crate) fn broadcast(&self, other: &Self) -> Option<Self> {
         let rank = self.rank().max(other.rank());
         let size = |shape: &Self, at: usize| match at.checked_sub(rank - shape.rank()) {

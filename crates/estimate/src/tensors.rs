@@ -63,7 +63,7 @@ impl Tensors {
         self.by(|tensor| tensor.name.split('.').take(depth).collect::<Vec<_>>().join("."))
     }
 
-    /// Returns the type of the most elements, if it can be the type of a model's parameters.
+    /// Returns the type that most elements have, if it can be the type of a model's parameters.
     pub(crate) fn dtype(&self) -> Option<Dtype> {
         let most = self.by_dtype().into_iter().max_by_key(|(_, sum)| sum.elements);
         let dtype: Option<Dtype> = most.and_then(|(name, _)| name.parse().ok());

@@ -1,9 +1,9 @@
 //! PyTorch's caching allocator: `c10/cuda/CUDACachingAllocator.cpp` of PyTorch 2.11. Names in backticks are those in
 //! that file.
 //!
-//! The allocator takes segments from the driver and splits them into blocks. A request gets the smallest free block of
-//! its stream that is large enough. If what would remain of that block is small, the block is not split: the request
-//! then takes more than its rounded size, and torch counts the whole block as allocated.
+//! The allocator gets segments from the driver and splits them into blocks. A request gets the smallest free block of
+//! its stream that is large enough. If only a small rest of that block would remain, the block is not split: the request
+//! then takes more than its rounded size, and PyTorch counts the whole block as allocated.
 //!
 //! With expandable segments, each stream has one address range for small blocks and one for large blocks. Memory is
 //! mapped at the end of a range, and wherever a part of it was returned to the driver. Blocks are always split.
@@ -14,7 +14,7 @@ use gpumem_recording::AllocatorSettings;
 
 use super::placement::Placement;
 
-/// `kSmallBuffer`: the segments of the small pool.
+/// `kSmallBuffer`: the size of the segments of the small pool.
 const SMALL_SEGMENT: u64 = 2 << 20;
 /// `kMinLargeAlloc`: smaller requests of the large pool get a segment of `LARGE_SEGMENT`.
 const OWN_SEGMENT: u64 = 10 << 20;
@@ -40,7 +40,7 @@ enum State {
     Unmapped,
 }
 
-/// Which requests share free blocks: only those of the same stream and the same private pool.
+/// Determines which requests share free blocks: only those of the same stream and the same private pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sharing {
     /// The id of the stream.
@@ -100,9 +100,9 @@ pub(crate) struct Caching {
     allocated: u64,
     /// The part of `reserved_peak` that the program did not hold.
     pub(super) unused_at_peak: u64,
-    /// How many times the cache was emptied.
+    /// The number of times that the cache was emptied.
     pub(super) emptied: u64,
-    /// How many times the cache was emptied because the driver did not have enough memory: `num_alloc_retries`.
+    /// The number of times that the cache was emptied because the driver did not have enough memory: `num_alloc_retries`.
     pub(super) retries: u64,
 }
 
@@ -115,9 +115,9 @@ impl Caching {
         self.alloc_for(bytes, Sharing::default(), None)
     }
 
-    /// `malloc`. If the driver allocates a segment of the size of `segment`, it also gets the address of `segment`.
-    /// Among free blocks of equal size, the one with the lowest address is used, and only the driver knows where it
-    /// puts segments.
+    /// Allocates a block (`malloc`). If this needs a new segment of the size of `segment`, the new segment gets the
+    /// address of `segment`. Addresses matter, because the lowest one of several free blocks of equal size is used, and
+    /// only the driver knows where it puts segments.
     pub(super) fn alloc_for(&mut self, bytes: u64, sharing: Sharing, segment: Option<(u64, u64)>) -> Option<Placement> {
         let size = self.settings.rounded(bytes)?;
         let wanted = Wanted { size, is_small: size <= AllocatorSettings::SMALL, sharing, segment };
@@ -145,15 +145,15 @@ impl Caching {
         Some(placement)
     }
 
-    /// Marks a block, which is in no set, as held by the program.
+    /// Counts a block, which is in no set, as held by the program.
     fn take(&mut self, block: BlockId) -> Placement {
         let Block { address, bytes, .. } = *self.at(block);
         self.allocated += bytes;
         Placement { address, bytes, block }
     }
 
-    /// Adds a segment that the allocator held before its first request. `blocks` are those that the program held, with
-    /// their addresses and sizes, in ascending order. `None` if the driver does not have enough memory.
+    /// Adds a segment that the allocator held before its first request. `blocks` are the blocks that the program held,
+    /// with their addresses and sizes, in ascending order. `None` if the driver does not have enough memory.
     pub(super) fn add_old(
         &mut self,
         (address, bytes): (u64, u64),
@@ -192,7 +192,8 @@ impl Caching {
         self.awaiting.insert(block);
     }
 
-    /// Notes that the work is done. [`empty_cache`](Self::empty_cache) waits for it, and frees the block as well.
+    /// Frees a block after the work on other streams is done. [`empty_cache`](Self::empty_cache) also does this, because
+    /// it waits for the work.
     pub(super) fn complete_free(&mut self, block: BlockId) {
         self.awaiting.remove(&block);
         self.join(block, State::Free);
@@ -285,7 +286,7 @@ impl Caching {
         Some(block)
     }
 
-    /// Makes an expandable segment without mapped memory.
+    /// Creates an expandable segment without mapped memory.
     fn add_addresses(&mut self, wanted: Wanted) -> Option<BlockId> {
         let Wanted { size, is_small, sharing, .. } = wanted;
         let addresses = self.limit.saturating_add(self.limit / 8).min(MOST_ADDRESSES);
@@ -320,8 +321,8 @@ impl Caching {
         Some(())
     }
 
-    /// Releases a block that is too large to be split and large enough for the request, or several of them that are
-    /// large enough together (`release_available_cached_blocks`). Returns false if there are none.
+    /// Releases a block that is too large to be split and large enough for the request, or several such blocks that are
+    /// large enough together (`release_available_cached_blocks`). Returns false if there are not enough of them.
     fn return_oversize(&mut self, wanted: Wanted) -> bool {
         let Wanted { size, is_small, sharing, .. } = wanted;
         let (stream, least) = (sharing.stream, self.settings.max_split);

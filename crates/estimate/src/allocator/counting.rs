@@ -2,7 +2,7 @@
 
 use super::placement::Placement;
 
-/// An allocator whose blocks take what was requested, and whose memory from the driver is a multiple of a step.
+/// An allocator whose blocks take the requested bytes, and whose memory from the driver is a multiple of a step.
 ///
 /// With a step of 1, the allocator adds nothing. The driver's stream-ordered pool (`cudaMallocAsync`) has a step of 32
 /// MiB: it can assemble blocks from parts that are not adjacent, so that a free part of it is never too small. Its

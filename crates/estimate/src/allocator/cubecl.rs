@@ -13,7 +13,7 @@ use super::placement::Placement;
 const ALIGNMENT: u64 = 512;
 /// There are no smaller pages below a page that is smaller than this.
 const SMALL_PAGE: u64 = 32 << 20;
-/// Each pool has addresses for this much.
+/// The size of the address range of each pool.
 const ADDRESSES: u64 = 1 << 52;
 
 /// Pages of one size.
@@ -41,7 +41,7 @@ pub(crate) struct Cubecl {
 }
 
 impl Cubecl {
-    /// Makes the pools for a GPU with this much memory.
+    /// Creates the pools for a GPU with this much memory.
     pub(super) fn new(card: u64, limit: u64) -> Self {
         let largest = card / 4;
         let aligned = |bytes: u64| bytes.next_multiple_of(ALIGNMENT);
@@ -68,7 +68,7 @@ impl Cubecl {
             address
         } else {
             let reserved = self.reserved.checked_add(pool.page).filter(|sum| *sum <= self.limit)?;
-            // The pages of a pool are consecutive, so an address tells which page it is in.
+            // The pages of a pool are consecutive, so that the page of an address can be found.
             let first = (number as u64 + 1) * ADDRESSES;
             let address = pool.pages.last().map_or(first, |last| last.address + pool.page);
             if address + pool.page > first + ADDRESSES {
@@ -89,7 +89,8 @@ impl Cubecl {
         }
     }
 
-    /// Returns the highest memory from the driver, which is the current one, because pages are never returned.
+    /// Returns the most memory that was held from the driver. That is the current amount, because pages are never
+    /// returned.
     pub(super) fn reserved_peak(&self) -> u64 {
         self.reserved
     }

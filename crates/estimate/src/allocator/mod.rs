@@ -1,4 +1,4 @@
-//! Models of allocators: how many bytes a request takes, and how much memory the allocator holds from the driver.
+//! Models of allocators: the bytes that a request takes, and the memory that the allocator holds from the driver.
 
 mod caching;
 mod counting;
@@ -48,7 +48,7 @@ pub(crate) enum Allocator {
 }
 
 impl Allocator {
-    /// Makes an allocator that may take this much memory.
+    /// Creates an allocator that may take this much memory from the driver.
     pub(crate) fn new(kind: AllocatorKind, limit: u64) -> Self {
         match kind {
             AllocatorKind::Exact => Self::Counting(Counting::new(1, limit)),

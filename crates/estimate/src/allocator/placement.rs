@@ -1,4 +1,4 @@
-//! Where blocks are.
+//! The positions of blocks.
 
 /// The address of a block, and the bytes that it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -48,7 +48,7 @@ pub struct Outcome {
     pub reserved: u64,
     /// The part of it that the program did not hold at that time.
     pub unused: u64,
-    /// How many times the allocator emptied its cache because the driver did not have enough memory.
+    /// The number of times that the allocator emptied its cache because the driver did not have enough memory.
     pub retries: u64,
 }
 
@@ -56,8 +56,8 @@ pub struct Outcome {
 pub fn replay(requests: &[Request], settings: &AllocatorSettings, limit: u64) -> Option<Outcome> {
     let mut caching = Caching::new(settings.clone(), limit);
     let mut blocks: Vec<u32> = Vec::new();
-    // How many times the cache had been emptied when the free of a block was requested. If it has been emptied since,
-    // the block is free already, and another block may have its id in the model.
+    // For each block whose free was requested, the number of times that the cache had been emptied before. If the cache
+    // has been emptied again since then, the block is already free, and another block may have its id in the model.
     let mut requested = HashMap::new();
     for request in requests {
         match *request {

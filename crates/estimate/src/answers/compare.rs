@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{class::Class, estimate::Estimate};
 
-/// What was measured in a run.
+/// The measured memory of a run.
 ///
 /// Unknown values are missing: an estimate is compared only with measured values.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -171,11 +171,11 @@ impl From<&Trace> for Measured {
 
 /// Uses the parts of a peak: that of a program or of a recording (`device_peak`), or that of a trace (`peak_holders`).
 ///
-/// - Blocks of a library that works for others (cuBLAS, cuDNN) are workspaces.
+/// - Blocks that libraries such as cuBLAS and cuDNN allocated are workspaces.
 /// - Blocks in a scope with the name of a class (`weights`, `optimizer`) belong to that class; the innermost such scope
 ///   is used.
 /// - The outermost scopes with the names of phases are the phases.
-/// - Blocks of PyTorch are segments of its allocator: they show what is reserved, and nothing about classes.
+/// - Blocks of PyTorch are segments of its allocator: they show how much is reserved, but nothing about classes.
 impl From<&PeakHolders> for Measured {
     fn from(peak: &PeakHolders) -> Self {
         let mut measured = Self::default();

@@ -1,4 +1,4 @@
-//! The results of an estimate: text, data, what changes would save, and the difference from a measured run.
+//! The results of an estimate: text, data, the savings of changes, and the difference from a measured run.
 
 mod compare;
 mod fit;

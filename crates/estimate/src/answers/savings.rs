@@ -1,4 +1,4 @@
-//! What changes of a step would save.
+//! The memory that changes of a step would save.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -16,7 +16,7 @@ use crate::{
     step::Step,
 };
 
-/// What some changes of a step would save, each by itself. `Display` is a table.
+/// The memory that some changes of a step would save, each by itself. `Display` is a table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Savings {
@@ -36,13 +36,13 @@ pub struct Saving {
     pub step: Step,
     /// The peak of the changed step. `None` if it has none; see `why_not` for the reason.
     pub peak: Option<Bytes>,
-    /// Why the model or the step cannot have this change, or why it saves nothing.
+    /// The reason why the model or the step cannot have this change, or why it saves nothing.
     pub why_not: Option<String>,
 }
 
 /// The rank of the adapters that are tried.
 const RANK: u64 = 16;
-/// How many GPUs the changes with several GPUs use. Each of them reads its own batch.
+/// The number of GPUs in changes that use several of them. Each GPU reads its own batch.
 const RANKS: u64 = 8;
 
 /// Explains why a change saves nothing, by the classes that differ most at the peaks.
@@ -70,9 +70,9 @@ fn why_nothing(before: &Estimate, after: &Estimate) -> String {
 }
 
 impl Step {
-    /// Estimates the step with one change after the other: checkpointing, smaller types, an optimizer with a smaller
-    /// state, adapters. If the model cannot have a change, or if it saves nothing, the reason is given. A change that
-    /// the step already has is left out.
+    /// Estimates the step with each change by itself: checkpointing, smaller types, an optimizer with a smaller state,
+    /// adapters, several GPUs. If the model cannot have a change, or if it saves nothing, the reason is given. A change
+    /// that the step already has is left out.
     ///
     /// # Errors
     /// Returns an error if the step without changes cannot run with the model.

@@ -62,7 +62,7 @@ impl Show for Estimate {
         let mut classes: Vec<_> =
             self.classes().into_iter().map(|(class, bytes)| row(class.name().to_owned(), bytes)).collect();
         classes.sort_by_key(|row| Reverse(row.bytes));
-        // If there is only a state, it fills the whole row.
+        // If the optimizer has only a state, one row is enough.
         if let Some(OptimizerParts { copies, state, temporary }) = self.optimizer.filter(|of| of.bytes() > of.state)
             && let Some(at) = classes.iter().position(|row| row.name == Class::Optimizer.name())
         {
@@ -101,14 +101,14 @@ fn show_layers(f: &mut fmt::Formatter<'_>, paint: Paint, what: &str, tree: Tree,
 #[derive(Debug, PartialEq, Eq)]
 struct Run {
     name: String,
-    /// The numbers of the first and of the last layer, if their names end with numbers.
+    /// The numbers at the end of the names of the first and of the last layer, if there are any.
     numbers: Option<(u64, u64)>,
     bytes: Bytes,
-    /// The bytes of each layer without what the allocator added, which differs between layers.
+    /// The bytes of each layer without those that the allocator added, which differ between layers.
     each: Bytes,
 }
 
-/// The bytes of a layer, in total and without what the allocator added.
+/// The bytes of a layer, in total and without those that the allocator added.
 #[derive(Clone, Copy, Default)]
 struct OfLayer {
     bytes: Bytes,
@@ -121,7 +121,7 @@ fn runs<'a>(layers: impl IntoIterator<Item = (&'a str, OfLayer)>) -> Vec<Run> {
         .into_iter()
         .map(|(path, OfLayer { bytes, each })| {
             let (before, last) = path.rsplit_once('.').unwrap_or(("", path));
-            // A number has the form in which `numbered` writes it.
+            // A number counts only in the form that `numbered` writes, such as `7` but not `07`.
             let number: Option<u64> = last.parse().ok().filter(|number: &u64| number.to_string() == last);
             let name = if number.is_some() { before } else { path };
             Run { name: name.to_owned(), numbers: number.map(|number| (number, number)), bytes, each }
@@ -195,13 +195,13 @@ fn shown(path: &str) -> &str {
     &path[..end]
 }
 
-/// Returns a number with a sign, such as `-12.3 %`.
+/// Returns a percentage with its sign, such as `-12.3`. It is empty if `whole` is 0.
 #[expect(clippy::cast_precision_loss, reason = "one decimal is printed")]
 fn percent(part: i64, whole: i64) -> String {
     if whole == 0 { String::new() } else { format!("{:+.1}", part as f64 / whole as f64 * 100.0) }
 }
 
-/// Writes the weights of a file, by type and module. What else a step needs is not included.
+/// Writes the weights of a file, by type and module. Other memory of a step is not included.
 impl Show for Tensors {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let TensorSum { elements, bytes } = self.sum();
@@ -231,7 +231,7 @@ impl Show for Tensors {
     }
 }
 
-/// Writes one row for each change, and why some are not possible.
+/// Writes one row for each change, and the reason if a change is not possible or saves nothing.
 impl Show for Savings {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let base = self.peak.signed();

@@ -25,19 +25,19 @@ pub(crate) struct In4Bits {
     outputs: u64,
     inputs: u64,
     pub(crate) packed: ParameterId,
-    /// How many scales there are, if they are quantized as well.
+    /// The number of scales, if they are quantized as well.
     quantized_scales: Option<u64>,
     compute: Dtype,
 }
 
-/// How many elements share a scale.
+/// The number of elements that share a scale.
 const BLOCK: u64 = 64;
-/// How many scales share a scale.
+/// The number of scales that share a scale.
 const BLOCK_OF_SCALES: u64 = 256;
 
 impl Eager {
-    /// Sets how the linear layers that are built from here on differ. With adapters, all parameters of the model are
-    /// frozen.
+    /// Sets the adapters and the quantization of the linear layers that are built after this call. With adapters, all
+    /// parameters of the model are frozen.
     pub(crate) fn set_adapters(&self, lora: Option<Lora>, quantized: Option<Quantized>) {
         self.adapters.lora.replace(lora.map(Rc::new));
         self.adapters.quantized.replace(quantized.map(Rc::new));
@@ -81,7 +81,7 @@ impl Eager {
         Err(Kind::Invalid(what).into())
     }
 
-    /// Makes packed elements and a `QuantState`, like bitsandbytes' `quantize_4bit`.
+    /// Adds packed elements and a `QuantState`, like bitsandbytes' `quantize_4bit`.
     fn add_in_4_bits(&self, inputs: u64, outputs: u64, quantized: &Quantized) -> Result<In4Bits, Error> {
         let elements = inputs.checked_mul(outputs).ok_or_else(|| self.error(Kind::TooLarge))?;
         let packed = self.add_packed(&Shape::from([elements.div_ceil(2), 1]), elements)?;

@@ -4,7 +4,7 @@ use super::{Eager, Tensor};
 use crate::{class::Class, dtype::Dtype, error::Error};
 
 impl Eager {
-    /// Calls `run` under autocast to this type, if any.
+    /// Calls `run` under autocast to this type, or without autocast.
     pub(crate) fn with_autocast<R>(&self, dtype: Option<Dtype>, run: impl FnOnce() -> R) -> R {
         let before = self.autocast.dtype.replace(dtype);
         let result = run();

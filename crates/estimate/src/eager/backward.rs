@@ -6,7 +6,7 @@ use super::{Eager, Edge, Grads, Node, NodeInput, Tape, Tensor};
 use crate::{class::Class, error::Error};
 
 impl Eager {
-    /// Records an operation: its outputs need a gradient.
+    /// Records an operation, and returns its outputs as tensors that need a gradient.
     pub(crate) fn record<const N: usize>(
         &self,
         inputs: &[&Tensor],
@@ -72,9 +72,9 @@ impl Eager {
         self.tape.0.borrow().len()
     }
 
-    /// Removes nodes of a graph that is not used.
+    /// Removes the nodes from this one on. Their part of the graph is no longer used.
     pub(super) fn forget_from(&self, first: usize) {
-        // Release the borrow of the tape before the saved tensors are freed.
+        // The borrow of the tape must end before the saved tensors are freed.
         let removed = self.tape.0.borrow_mut().split_off(first);
         drop(removed);
     }
@@ -180,7 +180,7 @@ impl Tape {
         nodes.len() - 1
     }
 
-    /// Takes the function of a node. The tensors that the function saved are freed with it.
+    /// Takes the function and the inputs of a node. The tensors that the function saved are freed with it.
     fn remove(&self, node: usize) -> Node {
         let node = &mut self.0.borrow_mut()[node];
         Node {
@@ -197,7 +197,7 @@ impl Tape {
         (if accumulates { usize::MAX } else { node }, node)
     }
 
-    /// Returns how many gradients each node waits for.
+    /// Returns the number of gradients that each node waits for.
     fn dependencies(&self, root: usize) -> Vec<usize> {
         let nodes = self.0.borrow();
         let mut counts = vec![0; nodes.len()];

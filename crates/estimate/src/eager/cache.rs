@@ -115,7 +115,7 @@ impl Eager {
             // A new page contains tokens of all sequences and heads.
             layer.pages.push(self.empty(&sizes.into(), keys.dtype, Class::Cache)?);
         }
-        // Attention finds the keys of all tokens through the numbers of their pages.
+        // Attention finds the keys of all tokens through the ids of their pages.
         let of_all = |like: &Tensor| {
             let mut sizes = like.shape.sizes().to_vec();
             sizes[2] = layer.tokens;

@@ -62,7 +62,7 @@ impl Eager {
             Some(BlockRun::Again(block)) => {
                 let mut state = block.state.borrow_mut();
                 state.again.push(Some(tensor.detached()));
-                // The rest of the block is not needed any more.
+                // The rest of the block is no longer needed.
                 if state.again.len() == state.saved {
                     Err(Kind::RecomputedAll.into())
                 } else {

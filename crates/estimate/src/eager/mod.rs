@@ -46,7 +46,7 @@ use crate::{
     shape::Shape,
 };
 
-/// The key of a shared tensor: what it is used for with a number, its shape and its type.
+/// The key of a shared tensor: its use and a number, its shape and its type.
 type SharedKey = (&'static str, u64, Shape, Dtype);
 
 /// The engine that runs operations. Contains all data of a model except its layers.
@@ -84,7 +84,7 @@ struct Tape(RefCell<Vec<Node>>);
 
 struct Node {
     function: Option<BackwardFunction>,
-    /// Where the gradients of the inputs go.
+    /// The destinations of the gradients of the inputs.
     inputs: Vec<Option<NodeInput>>,
     outputs: usize,
     /// The parameter whose gradient this node accumulates.
@@ -164,7 +164,7 @@ struct RecomputedBlock {
 
 #[derive(Debug, Default)]
 struct RecomputedState {
-    /// How many tensors the first run saved.
+    /// The number of tensors that the first run saved.
     saved: usize,
     /// The tensors that the second run saved and that the backward pass has not used yet.
     again: Vec<Option<Tensor>>,
@@ -193,13 +193,13 @@ struct Cache {
 struct KeptTokens {
     keys: Option<Tensor>,
     values: Option<Tensor>,
-    /// How many tokens it contains.
+    /// The number of tokens.
     tokens: u64,
-    /// All pages but the latest one.
+    /// The pages, if keys and values are kept in pages.
     pages: Vec<Tensor>,
 }
 
-/// How the linear layers of a model differ.
+/// The adapters and the quantization of a model's linear layers.
 #[derive(Debug, Default)]
 struct Adapters {
     lora: RefCell<Option<Rc<Lora>>>,
@@ -255,7 +255,7 @@ pub(crate) struct Libraries {
     pub(crate) multiprocessors: u64,
     /// True if 16-bit attention uses `FlashAttention` instead of cuDNN.
     pub(crate) prefers_flash_attention: bool,
-    /// True if each convolution takes cuDNN's largest workspace, and not none.
+    /// True if each convolution takes cuDNN's largest workspace, instead of none.
     pub(crate) convolutions_take_most: bool,
 }
 
@@ -319,7 +319,7 @@ impl Eager {
         }
     }
 
-    /// Sets which layers run again in the backward pass.
+    /// Sets the layers that run again in the backward pass.
     pub(crate) fn set_segments(&self, segments: Segments) {
         self.segments.replace(Some(Rc::new(segments)));
     }
@@ -329,7 +329,7 @@ impl Eager {
         self.segments.borrow().as_ref().is_some_and(|segments| segments.groups_at(""))
     }
 
-    /// Returns which layers run again in the backward pass; `None` if none do.
+    /// Returns the layers that run again in the backward pass; `None` if none do.
     pub(crate) fn segments(&self) -> Option<Rc<Segments>> {
         self.segments.borrow().clone()
     }
@@ -342,7 +342,7 @@ impl Eager {
         self.error(Kind::Mismatch { expected: expected.into(), found: found.shape.clone() })
     }
 
-    /// Makes a tensor.
+    /// Allocates a tensor.
     pub(crate) fn empty(&self, shape: &Shape, dtype: Dtype, class: Class) -> Result<Tensor, Error> {
         let bytes = shape.elements().and_then(|elements| dtype.bytes(elements));
         let bytes = bytes.ok_or_else(|| self.error(Kind::TooLarge))?;
@@ -350,7 +350,7 @@ impl Eager {
         Ok(Tensor::new(storage, shape.clone(), dtype))
     }
 
-    /// Makes a tensor for a result.
+    /// Allocates a tensor for a result.
     pub(crate) fn output(&self, shape: &Shape, dtype: Dtype) -> Result<Tensor, Error> {
         self.empty(shape, dtype, Class::Activations)
     }

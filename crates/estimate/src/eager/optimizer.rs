@@ -54,14 +54,14 @@ impl OptimizerState {
     }
 }
 
-/// How many elements bitsandbytes quantizes together.
+/// The number of elements that bitsandbytes quantizes together.
 const BLOCK_8BIT: u64 = 256;
 /// `min_8bit_size` of bitsandbytes.
 const LEAST_8BIT: u64 = 4096;
 
 impl Eager {
-    /// Makes `f32` copies of all parameters, which the optimizer updates instead: `Float16OptimizerWithFloat16Params`
-    /// of Megatron-LM.
+    /// Allocates `f32` copies of all parameters of a smaller type. The optimizer updates these instead:
+    /// `Float16OptimizerWithFloat16Params` of Megatron-LM.
     pub(crate) fn make_masters(&self, state: &mut OptimizerState) -> Result<(), Error> {
         for Updated { tensor, layers, .. } in trainable(&self.parameters.borrow()) {
             self.memory.move_to(layers);
@@ -91,7 +91,7 @@ impl Eager {
             updated.retain(|_| of_this_rank.next() == Some(true));
         }
         let OptimizerState { states, masters, .. } = state;
-        // If there are `f32` copies, the optimizer updates these.
+        // If there are `f32` copies, the optimizer updates them.
         let tensors: Vec<&Tensor> = updated
             .iter()
             .map(|updated| masters.get(updated.position).and_then(Option::as_ref).unwrap_or(updated.tensor))
@@ -107,7 +107,7 @@ impl Eager {
             Optimizer::Sgd | Optimizer::Momentum | Optimizer::Adam8bit => {}
             // `_multi_tensor_adam`: `_foreach_sqrt(exp_avg_sqs)` for all parameters at the same time.
             Optimizer::Adam => {
-                // Only the memory is kept, because very many tensors would take much room.
+                // Only the memory is kept, because very many tensors would take a lot of space.
                 let roots = tensors.iter().map(|tensor| Ok::<_, Error>(self.like(tensor, tensor.dtype)?.storage));
                 drop(roots.collect::<Result<Vec<_>, _>>()?);
             }
@@ -197,7 +197,7 @@ impl Eager {
         Ok(())
     }
 
-    /// Makes a tensor with the shape and order of another one.
+    /// Allocates a tensor with the shape and memory order of another one.
     fn like(&self, tensor: &Tensor, dtype: Dtype) -> Result<Tensor, Error> {
         Ok(self.empty(&tensor.shape, dtype, Class::Optimizer)?.in_order_of(tensor))
     }

@@ -107,7 +107,7 @@ impl Eager {
         described.collect()
     }
 
-    /// Returns how many elements and bytes all parameters have, without buffers.
+    /// Returns the number of elements and of bytes of all parameters, without buffers.
     pub(crate) fn count_parameters(&self) -> (u64, u64) {
         let all = self.parameters.borrow();
         let sizes = all.iter().filter(|parameter| !parameter.is_buffer).filter_map(|parameter| {
@@ -146,7 +146,7 @@ impl Eager {
         self.parameters.borrow_mut()[parameter].grad.get_or_insert(grad);
     }
 
-    /// Frees the memory of a gradient. The parameter still counts as having one: that of its `f32` copy.
+    /// Frees the memory of a gradient. The parameter still counts as having a gradient, because its `f32` copy has one.
     pub(super) fn free_gradient_memory(&self, number: usize) {
         let empty = self.empty(&Shape::from([0]), Dtype::U8, Class::Gradients).ok();
         let freed = self.parameters.borrow_mut()[number].grad.take();

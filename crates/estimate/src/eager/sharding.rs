@@ -23,7 +23,7 @@ pub(crate) const ROOT: usize = 0;
 const BUCKETS: [u64; 2] = [1 << 20, 25 << 20];
 
 impl Eager {
-    /// Sets how the parameters that are built from here on are sharded.
+    /// Sets how the parameters that are built after this call are sharded.
     pub(crate) fn set_parallel(&self, parallel: Option<DataParallel>) {
         self.sharding.parallel.set(parallel);
         self.sharding.groups.replace(vec![ParameterGroup::default()]);
@@ -231,9 +231,9 @@ impl Eager {
         (Rc::clone(&all[number].tensor.storage), bytes)
     }
 
-    /// Makes the buckets of `DistributedDataParallel`: `compute_bucket_assignment_by_size` of the parameters in reverse
-    /// order, with one open bucket for each type. Without `gradient_as_bucket_view`, buckets take memory in addition to
-    /// the gradients.
+    /// Allocates the buckets of `DistributedDataParallel`: `compute_bucket_assignment_by_size` of the parameters in
+    /// reverse order, with one open bucket for each type. Without `gradient_as_bucket_view`, buckets take memory in
+    /// addition to the gradients.
     pub(crate) fn make_buckets(&self) -> Result<(), Error> {
         let is_replicated = self.sharding.parallel.get().is_some_and(|parallel| !parallel.kind.has_shards());
         if !is_replicated {
@@ -266,10 +266,11 @@ impl Eager {
     }
 
     /// Distributes parameters like `ZeroRedundancyOptimizer._partition_parameters`: starting with the largest, each one
-    /// goes to the rank with the fewest elements. Returns which of these sizes the rank with the most elements updates.
+    /// goes to the rank with the fewest elements. Returns for each parameter whether the rank with the most elements
+    /// updates it.
     pub(super) fn partition(&self, sizes: &[u64]) -> Option<Vec<bool>> {
         let parallel = self.sharding.parallel.get().filter(|parallel| parallel.kind == DataParallelKind::Zero1)?;
-        // No more ranks than parameters get one.
+        // If there are more ranks than parameters, the others get none.
         let ranks = usize::try_from(parallel.ranks).unwrap_or(usize::MAX).min(sizes.len()).max(1);
         let mut largest_first: Vec<_> = (0..sizes.len()).collect();
         largest_first.sort_by_key(|at| Reverse(sizes[*at]));

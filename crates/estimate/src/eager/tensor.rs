@@ -21,7 +21,7 @@ pub(crate) struct Tensor {
     pub(crate) dtype: Dtype,
     /// True if this was created as a view. PyTorch keeps the tensor that the view belongs to.
     pub(crate) is_view: bool,
-    /// Where the gradient goes; `None` if the tensor needs none.
+    /// The destination of the gradient; `None` if the tensor needs none.
     pub(crate) edge: Option<Edge>,
     /// The index of the parameter, if the tensor is one.
     pub(crate) parameter: Option<usize>,
@@ -59,7 +59,7 @@ pub(crate) fn channels_last_strides(shape: &Shape) -> Numbers {
 }
 
 impl Tensor {
-    /// Makes a tensor whose elements are in order.
+    /// Creates a tensor whose elements are in order.
     pub(crate) fn new(storage: Rc<Storage>, shape: Shape, dtype: Dtype) -> Self {
         Self { storage, shape, strides: None, dtype, is_view: false, edge: None, parameter: None }
     }
@@ -75,7 +75,7 @@ impl Tensor {
         Self { strides: Some(strides.into()), ..self }
     }
 
-    /// Makes the channels of an image adjacent.
+    /// Returns the same memory as an image whose channels are adjacent.
     #[must_use]
     pub(crate) fn with_channels_last(self) -> Self {
         let strides = channels_last_strides(&self.shape);
@@ -88,7 +88,7 @@ impl Tensor {
         Self { shape, strides: None, ..self }
     }
 
-    /// Gives a result the memory order of an input with the same shape, as elementwise operations do.
+    /// Returns a result in the memory order of an input with the same shape, as elementwise operations do.
     #[must_use]
     pub(crate) fn in_order_of(self, like: &Self) -> Self {
         if like.shape == self.shape && like.is_dense() {

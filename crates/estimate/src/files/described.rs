@@ -19,7 +19,7 @@ use crate::{
     tensors::Tensors,
 };
 
-/// The weight files that a folder may contain, in the order in which they are looked for.
+/// The weight files that a folder may contain. The first one that exists is read.
 const WEIGHTS: [&str; 4] = [
     "model.safetensors.index.json",
     "model.safetensors",
@@ -77,7 +77,7 @@ impl Described {
         Self::read_with(path.as_ref(), Length::Exactly(length))
     }
 
-    /// Like [`read`](Self::read), with shorter sequences if the model supports none of this length.
+    /// Like [`read`](Self::read), but with shorter sequences if the model does not support this length.
     ///
     /// # Errors
     /// Returns the same errors as [`read`](Self::read).
@@ -141,7 +141,7 @@ impl Described {
 #[derive(Clone, Copy)]
 enum Length {
     Exactly(u64),
-    /// The model may support less.
+    /// Shorter sequences are used if the model does not support this length.
     UpTo(u64),
 }
 
@@ -216,7 +216,7 @@ fn positions(config: &Value) -> Option<u64> {
 fn longest(config: &Value) -> Option<u64> {
     let named = ["n_positions", "max_target_positions"].iter().find_map(|key| field(config, key).as_u64());
     named.or_else(|| positions(config)).or_else(|| match config["model_type"].as_str()? {
-        // What the Python classes assume.
+        // The defaults of the Python classes.
         "clip" => Some(77),
         "whisper" => Some(448),
         _ => None,

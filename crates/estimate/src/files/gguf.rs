@@ -1,4 +1,4 @@
-//! Reads the headers of GGUF files: metadata, and where each tensor is.
+//! Reads the headers of GGUF files: the metadata and the list of tensors.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,18 +19,18 @@ use crate::{
 
 /// The longest allowed header. The largest vocabularies take about 20 MB.
 const LONGEST_HEADER: u64 = 50_000_000;
-/// The most entries that the metadata may have. Usually there are about 50.
+/// The maximum number of entries of the metadata. Usually there are about 50.
 const MOST_ENTRIES: u64 = 65_536;
-/// The most tensors that a file may have. A model with 1 T parameters has about 1,000, or 50,000 with a tensor for each
-/// expert.
+/// The maximum number of tensors in a file. A model with 1 T parameters has about 1,000, or 50,000 with a tensor for
+/// each expert.
 const MOST_TENSORS: u64 = 1 << 18;
-/// The longest name and the longest key: the format's own limit for keys.
+/// The maximum length of a name or key: the format's own limit for keys.
 const LONGEST_NAME: u64 = 65_535;
 /// Strings up to this length, such as names and templates, are kept. Longer ones are skipped.
 const LONGEST_KEPT: u64 = 1 << 20;
 /// Longer arrays, such as vocabularies, are counted but not kept. Settings of layers are shorter.
 const LONGEST_ARRAY: u64 = 4096;
-/// The most files that a model may be split into.
+/// The maximum number of files that a model may be split into.
 const MOST_FILES: u64 = 10_000;
 
 /// The header of a GGUF file: the metadata of the model, and its tensors.
@@ -153,7 +153,7 @@ fn one_file(path: &Path) -> Result<Gguf, Error> {
     header(BufReader::new(file), length).map_err(|what| refused(path, what))
 }
 
-/// What is wrong with a header.
+/// The description of an error in a header.
 type Wrong = String;
 
 /// A header that is being read.
@@ -388,7 +388,7 @@ fn header(read: impl Read, file: u64) -> Result<Gguf, Wrong> {
 const TYPES: &str = "f32 f16 q4_0 q4_1 - - q5_0 q5_1 q8_0 q8_1 q2_k q3_k q4_k q5_k q6_k q8_k iq2_xxs iq2_xs iq3_xxs iq1_s iq4_nl iq3_s \
                      iq2_s iq4_xs i8 i16 i32 i64 f64 iq1_m bf16 - - - tq1_0 tq2_0 - - - mxfp4 nvfp4 q1_0";
 
-/// Returns the element type with this number, and how many elements of a row are stored together.
+/// Returns the element type with this number, and the number of elements of a row that are stored together.
 fn dtype_of(kind: u32) -> Option<(Dtype, u64)> {
     let name = TYPES.split(' ').nth(kind as usize)?;
     let dtype: Dtype = name.parse().ok()?;

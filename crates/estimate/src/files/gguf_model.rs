@@ -33,7 +33,7 @@ fn wrong(what: impl std::fmt::Display) -> Error {
 }
 
 impl Gguf {
-    /// Makes the model that the metadata describes, for sequences of this length, as PyTorch would run it.
+    /// Returns the model that the metadata describes, for sequences of this length, as PyTorch would run it.
     ///
     /// # Errors
     /// Returns an error if the architecture is not known, if the metadata is incomplete, or if the model has another

@@ -33,7 +33,7 @@ pub(crate) fn text(path: &Path, longest: u64) -> Result<String, Error> {
     String::from_utf8(bytes(path, longest)?).map_err(|_| refused(path, "it is no text in UTF-8"))
 }
 
-/// Makes the error for a file.
+/// Returns an error that names the file.
 pub(crate) fn refused(path: &Path, what: impl std::fmt::Display) -> Error {
     Kind::Syntax(format!("{}: {what}", path.display())).into()
 }

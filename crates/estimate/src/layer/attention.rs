@@ -48,7 +48,7 @@ pub struct Attention {
     /// True if queries are scaled by a separate operation, and the heads of queries, keys and values are copied.
     #[serde(default)]
     pub copies_heads: bool,
-    /// True if the parts of a joined product are taken one by one (`x[..., a:b]`), and not with one split.
+    /// True if the parts of a joined product are taken one by one (`x[..., a:b]`), instead of with one split.
     #[serde(default)]
     pub takes_parts: bool,
     /// The normalization of queries and keys.
@@ -57,16 +57,17 @@ pub struct Attention {
     /// True if queries and keys are rotated by their position.
     #[serde(default)]
     pub rotates: bool,
-    /// How many elements at the start of a head are rotated; the rest is joined with them afterwards. 0 for all.
+    /// The number of elements at the start of a head that are rotated; the rest is joined with them afterwards. 0 for
+    /// all.
     #[serde(default)]
     pub rotated: u64,
     /// True if pairs of elements are rotated as complex numbers, in `f32`.
     #[serde(default)]
     pub rotates_complex: bool,
-    /// True if queries are multiplied with a number for each position.
+    /// True if queries are multiplied by a number for each position.
     #[serde(default)]
     pub scales_queries: bool,
-    /// How many earlier tokens a token sees; 0 for all.
+    /// The maximum number of tokens that a token sees; 0 for all.
     #[serde(default)]
     pub window: u64,
     /// True if scores are limited: `cap * tanh(score / cap)`. This needs stored scores.
@@ -86,21 +87,21 @@ pub struct Attention {
     pub names: AttentionNames,
 }
 
-/// How queries and keys are normalized, each head by itself.
+/// The normalization of queries and keys, for each head by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum HeadNorm {
-    /// Not at all.
+    /// No normalization.
     #[default]
     None,
-    /// With RMS norm.
+    /// RMS norm.
     Rms,
-    /// With RMS norm as in Gemma.
+    /// RMS norm as in Gemma.
     Gemma,
-    /// With layer norm.
+    /// Layer norm.
     Layer,
-    /// With RMS norm without a weight, after the rotation.
+    /// RMS norm without a weight, after the rotation.
     WithoutWeight,
 }
 
@@ -140,14 +141,14 @@ impl Default for AttentionNames {
 }
 
 impl AttentionNames {
-    /// Sets the names of the projections of queries, keys and values, and of the output projection.
+    /// Creates the names of a layer with separate projections of queries, keys and values, and an output projection.
     pub fn new([queries, keys, values, output]: [&str; 4]) -> Self {
         let [queries, keys, values, output] = [queries, keys, values, output].map(str::to_owned);
         let norms = ["q_norm", "k_norm"].map(str::to_owned);
         Self { queries, keys, values, joined: "qkv_proj".to_owned(), output, norms }
     }
 
-    /// Sets the names of a joint projection and of the output projection.
+    /// Creates the names of a layer with a joint projection and an output projection.
     pub fn joined(joined: &str, output: &str) -> Self {
         Self { joined: joined.to_owned(), output: output.to_owned(), ..Self::default() }
     }
@@ -168,7 +169,7 @@ impl Attention {
         if self.source_size == 0 { self.size } else { self.source_size }
     }
 
-    /// Returns how many elements of a head are rotated.
+    /// Returns the number of elements of a head that are rotated.
     pub(super) fn rotated(&self) -> u64 {
         if self.rotated == 0 { self.head_size() } else { self.rotated }
     }
@@ -203,7 +204,8 @@ impl Attention {
         };
         let names = &self.names;
         let [mut queries, mut keys, values];
-        // The joined product lives until the end if a variable holds it, which is so if a part of the heads is rotated.
+        // If only a part of each head is rotated, a variable of the Python function holds the joined product until the
+        // end.
         let mut joined = None;
         if self.is_joined {
             let all = built.child(&names.joined).forward(eager, input)?;
@@ -241,7 +243,8 @@ impl Attention {
         result
     }
 
-    /// Returns queries and keys with their positions. The earlier tensors live until both exist.
+    /// Rotates queries and keys by their positions, as far as the layer does this. The earlier tensors live until both
+    /// results exist.
     fn rotate(&self, eager: &Eager, queries: &Tensor, keys: &Tensor, dtype: Dtype) -> Result<(Tensor, Tensor), Error> {
         let (mut queries, mut keys) = (queries.clone(), keys.clone());
         if self.rotates {
@@ -292,12 +295,12 @@ impl Attention {
         eager.append_to_cache(&keys, &values, window)
     }
 
-    /// Returns the values selected by the scores, and the scores if they are stored.
+    /// Returns the values weighted by the scores, and the scores if they are stored.
     fn attend(&self, eager: &Eager, [queries, keys, values]: [&Tensor; 3]) -> Result<(Tensor, Option<Tensor>), Error> {
         let repeats = self.heads.checked_div(self.key_value_heads()).unwrap_or(1);
         let dtype = eager.autocast_dtype().unwrap_or(queries.dtype);
         let (length, key_length) = (queries.shape[2], keys.shape[2]);
-        // A mask of numbers is made for each sequence of the batch.
+        // A mask of numbers is created for each sequence of the batch.
         let matrix = Shape::from([queries.shape[0], 1, length, key_length]);
         // `repeat_kv` of transformers.
         let repeated = |tensor: &Tensor| match (repeats, self.key_value_heads()) {
@@ -315,7 +318,7 @@ impl Attention {
             return Ok((output, Some(weights)));
         }
         if has_mask {
-            // The model makes the mask once, and each layer converts it.
+            // The model creates the mask once, and each layer converts it.
             let _mask = eager.shared(("mask", self.window), &Shape::from([1, 1, length, key_length]), Dtype::Bool)?;
             let (keys, values) = (repeated(keys)?, repeated(values)?);
             let converted = eager.output(&matrix, dtype)?;
@@ -360,7 +363,7 @@ fn stored(
     Ok((eager.matmul(&weights, values)?, weights))
 }
 
-/// Multiplies pairs of elements with complex numbers, in `f32`.
+/// Multiplies pairs of elements by complex numbers, in `f32`.
 fn rotated_complex(eager: &Eager, input: &Tensor, angles: &Tensor) -> Result<Tensor, Error> {
     let product = eager.multiply(&eager.to(input, Dtype::F32)?, angles)?;
     eager.to(&product, input.dtype)

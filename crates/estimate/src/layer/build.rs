@@ -1,4 +1,4 @@
-//! Makes layers with parameters from their descriptions.
+//! Builds layers with parameters from their descriptions.
 
 use std::{collections::HashMap, rc::Rc};
 
@@ -15,7 +15,7 @@ use crate::{
     shape::Shape,
 };
 
-/// How deeply layers may be nested, so that a hostile file cannot overflow the stack.
+/// The maximum depth of nested layers. Without it, a hostile file could overflow the stack.
 const DEEPEST: usize = 64;
 /// The longest allowed path of a layer. Each layer and each part of an estimate stores one.
 const LONGEST_PATH: usize = 500;
@@ -112,7 +112,7 @@ impl Building<'_> {
                 for _ in 0..2 {
                     self.eager.add_buffer(&Shape::from([*channels]), Dtype::F32)?;
                 }
-                // Counts the batches.
+                // This buffer counts the batches.
                 self.eager.add_buffer(&Shape::default(), Dtype::I64)?;
             }
             Layer::GroupNorm { groups, channels } => {

@@ -25,7 +25,7 @@ pub(crate) struct Built {
 }
 
 impl Built {
-    /// Returns an inner layer, which `build` has made.
+    /// Returns an inner layer, which `build` has created.
     pub(super) fn child(&self, name: &str) -> &Rc<Self> {
         let child = self.children.iter().find(|child| child.name == name);
         child.expect("`build` makes all inner layers that `forward` names")

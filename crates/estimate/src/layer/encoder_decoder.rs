@@ -123,8 +123,8 @@ fn buckets(eager: &Eager, shape: &Shape) -> Result<Tensor, Error> {
 }
 
 impl Built {
-    /// Runs both. The encoder reads the input, and the decoder reads the target tokens. In training these are the
-    /// labels, shifted by one position.
+    /// Runs the encoder and the decoder. The encoder reads the input, and the decoder reads the target tokens. In
+    /// training these are the labels, shifted by one position.
     pub(super) fn run_both(&self, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
         let mut context = eager.context();
         let Some(target) = context.target.clone() else {
@@ -138,7 +138,7 @@ impl Built {
         eager.set_context(context.clone());
         let output = run_all(&self.shortcut, eager, &target)?;
         (context.bias, context.cross_bias) = (None, None);
-        // The output of the model refers to the output of the encoder.
+        // In inference, the output of the model refers to the output of the encoder.
         if eager.training.get() {
             context.encoded = None;
         }

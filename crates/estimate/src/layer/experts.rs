@@ -19,14 +19,14 @@ pub struct Experts {
     pub hidden: u64,
     /// The number of experts.
     pub experts: u64,
-    /// How many experts each token passes through.
+    /// The number of experts that each token passes through.
     pub per_token: u64,
     /// The activation of the gate of an expert.
     pub function: Function,
     /// The inner size of an expert that all tokens pass through; 0 if there is none.
     #[serde(default)]
     pub shared: u64,
-    /// True if the output of the shared expert is multiplied with its own gate.
+    /// True if the output of the shared expert is multiplied by its own gate.
     #[serde(default)]
     pub gates_shared: bool,
     /// How the experts run.
@@ -42,12 +42,12 @@ pub enum RunExperts {
     /// The rows of all tokens, sorted by expert, in one product (`grouped_mm`, the default of transformers).
     #[default]
     Grouped,
-    /// Each expert gets all tokens, multiplied with a score that is 0 for most of them (Llama 4).
+    /// Each expert gets all tokens, multiplied by a score that is 0 for most of them (Llama 4).
     All,
 }
 
 impl Experts {
-    /// Returns the names of the inner layers: the router and the shared expert.
+    /// Returns the name of the router.
     pub(super) fn router(&self) -> &'static str {
         if self.run == RunExperts::All { "router" } else { "gate" }
     }

@@ -10,7 +10,7 @@ use crate::{
     shape::Shape,
 };
 
-/// Runs a model. The tensors that its layers share are freed once the output exists.
+/// Runs a model. The tensors that its layers share are freed when the output exists.
 pub(crate) fn run_model(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
     let output = run_all(layers, eager, input)?;
     eager.free_left();

@@ -148,7 +148,7 @@ pub enum Layer {
         #[serde(default)]
         in_place: bool,
     },
-    /// A weight for each channel of the last dimension, as in `ConvNeXt`: a parameter of shape (size, 1, 1).
+    /// Multiplies each channel of an image by a weight, as in `ConvNeXt`: a parameter of shape (size, 1, 1).
     ChannelScale {
         /// The channels.
         size: u64,
@@ -175,7 +175,7 @@ pub enum Layer {
     ChannelsToFirst,
     /// Softmax over the last dimension.
     Softmax,
-    /// Multiplies all elements with a number.
+    /// Multiplies all elements by a number.
     Scale,
     /// A copy in `f32` if the input has a smaller type.
     ToF32,
@@ -209,7 +209,7 @@ pub enum Layer {
         /// The channels.
         channels: u64,
     },
-    /// An image enlarged by this factor; each new element is a copy of the nearest.
+    /// An image enlarged by this factor; each new element is a copy of the nearest old one.
     Upsample {
         /// The factor.
         factor: u64,
@@ -288,28 +288,28 @@ pub enum Layer {
         /// The name.
         slot: String,
     },
-    /// Adds the output of layers that read a tensor which was left to the input, for all pixels or tokens.
+    /// Runs layers on a tensor that was left, and adds their output to the input, for all pixels or tokens.
     AddLeft {
         /// Its name.
         slot: String,
         /// The layers.
         layers: Vec<Named>,
     },
-    /// Multiplies tokens with a vector that was left, for each sequence.
+    /// Multiplies the tokens of each sequence by a vector that was left.
     ScaleByLeft {
-        /// The name of the tensor, which contains this many vectors side by side.
+        /// The name of the tensor, which contains `parts` vectors side by side.
         slot: String,
         /// The number of vectors.
         parts: u64,
     },
-    /// Multiplies tokens with `1 + scale` and adds a shift. Both are vectors that were left, for each sequence.
+    /// Multiplies the tokens of each sequence by `1 + scale` and adds a shift. Both are vectors that were left.
     Modulate {
-        /// The name of the tensor, which contains this many vectors side by side.
+        /// The name of the tensor, which contains `parts` vectors side by side.
         slot: String,
         /// The number of vectors.
         parts: u64,
     },
-    /// Multiplies normalized vectors with those that were left, and with a parameter.
+    /// Multiplies normalized vectors by those that were left, and by a parameter.
     Similarity {
         /// Their name.
         slot: String,
@@ -372,7 +372,7 @@ pub struct Conv {
     /// True if there is no bias.
     #[serde(default)]
     pub no_bias: bool,
-    /// If the convolution is transposed, how much is added to one side of the output.
+    /// If the convolution is transposed, the padding on one side of the output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transposed: Option<Vec<u64>>,
 }
@@ -435,33 +435,33 @@ impl Embeddings {
 }
 
 impl Layer {
-    /// Gives this layer a name.
+    /// Returns this layer with a name.
     pub fn named(self, name: impl Into<String>) -> Named {
         Named { name: name.into(), layer: self }
     }
 
-    /// Makes layers that run one after the other, with the names `0`, `1`, and so on.
+    /// Creates layers that run one after the other, with the names `0`, `1`, and so on.
     pub fn sequence(layers: impl IntoIterator<Item = Self>) -> Self {
         Self::Sequential { layers: numbered(layers) }
     }
 
-    /// Makes a convolution over a two-dimensional image, with a square window.
+    /// Creates a convolution over a two-dimensional image, with a square window.
     pub fn conv2d(inputs: u64, outputs: u64, kernel: u64, stride: u64, padding: u64) -> Self {
         let (stride, padding) = (vec![stride], vec![padding]);
         Self::Conv(Conv { inputs, outputs, kernel: vec![kernel; 2], stride, padding, ..Conv::default() })
     }
 
-    /// Makes a linear layer with a bias.
+    /// Creates a linear layer with a bias.
     pub fn linear(inputs: u64, outputs: u64) -> Self {
         Self::Linear(Linear { inputs, outputs, ..Linear::default() })
     }
 
-    /// Makes max pooling with a square window.
+    /// Creates max pooling with a square window.
     pub fn max_pool2d(kernel: u64, stride: u64, padding: u64) -> Self {
         Self::MaxPool(Pool { kernel: vec![kernel; 2], stride: vec![stride], padding: vec![padding], rounds_up: false })
     }
 
-    /// Makes `max(x, 0)`.
+    /// Creates the activation `max(x, 0)`.
     pub fn relu(in_place: bool) -> Self {
         Self::Activation { function: Function::Relu, in_place }
     }

@@ -9,7 +9,7 @@ use crate::{
     settings::Checkpointing,
 };
 
-/// Works out what a setting means for the layers of a model.
+/// Returns the layers of a model that run again with this setting.
 pub(crate) fn segments(checkpointing: &Checkpointing, layers: &[Rc<Built>]) -> Result<Segments, Error> {
     let invalid = |what: String| Err(Kind::Invalid(what).into());
     let mut sequences = Vec::new();
@@ -118,7 +118,7 @@ fn walk<'a>(
                     walk(children, inner.clone(), sequences, paths);
                 }
             }
-            // The inner layers run in their own order.
+            // Sequences inside other layers are not grouped. Only the paths of their layers are needed.
             _ => {
                 let mut others = Vec::new();
                 for children in [&layer.children[..], &layer.shortcut[..]] {

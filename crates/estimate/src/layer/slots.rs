@@ -1,4 +1,4 @@
-//! Layers that are connected with distant layers, and layers that convert between images and tokens.
+//! Layers that are connected to distant layers, and layers that convert between images and tokens.
 
 use super::{Built, Layer, PositionKind, run_all};
 use crate::{

@@ -11,7 +11,7 @@ fn classifier_of_images(name: &str, layers: Vec<Named>) -> Model {
     Model { name: name.to_owned(), input, layers, loss: Loss::CrossEntropy }
 }
 
-/// Makes VGG with these convolutions, with or without batch norm. 0 means max pooling.
+/// Returns VGG with these numbers of output channels, with or without batch norm. 0 means max pooling.
 pub fn vgg(name: &str, plan: &[u64], has_norm: bool) -> Model {
     let mut layers = Vec::new();
     let mut inputs = 3;
@@ -43,22 +43,22 @@ pub fn vgg(name: &str, plan: &[u64], has_norm: bool) -> Model {
     classifier_of_images(name, layers)
 }
 
-/// The convolutions of VGG11.
+/// The output channels of VGG11's convolutions, see [`vgg`].
 pub const VGG11: &[u64] = &[64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0];
-/// The convolutions of VGG13.
+/// The output channels of VGG13's convolutions, see [`vgg`].
 pub const VGG13: &[u64] = &[64, 64, 0, 128, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0];
-/// The convolutions of VGG16.
+/// The output channels of VGG16's convolutions, see [`vgg`].
 pub const VGG16: &[u64] = &[64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0];
-/// The convolutions of VGG19.
+/// The output channels of VGG19's convolutions, see [`vgg`].
 pub const VGG19: &[u64] =
     &[64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512, 0];
 
-/// VGG19 without batch norm.
+/// Returns VGG19 without batch norm.
 pub fn vgg19() -> Model {
     vgg("vgg19", VGG19, false)
 }
 
-/// `AlexNet`.
+/// Returns `AlexNet`.
 pub fn alexnet() -> Model {
     let features = [
         Layer::conv2d(3, 64, 11, 4, 2),
@@ -93,7 +93,7 @@ pub fn alexnet() -> Model {
     classifier_of_images("alexnet", layers)
 }
 
-/// Makes a convolution without a bias, and batch norm.
+/// Returns a convolution without a bias, and its batch norm.
 fn normalized(conv: Conv) -> [Layer; 2] {
     let channels = conv.outputs;
     [Layer::Conv(Conv { no_bias: true, ..conv }), Layer::BatchNorm { channels }]
@@ -124,12 +124,12 @@ impl ResNet {
     }
 }
 
-/// ResNet-50.
+/// Returns ResNet-50.
 pub fn resnet50() -> Model {
     resnet("resnet50", ResNet::new([3, 4, 6, 3], true))
 }
 
-/// `ResNet`, wide `ResNet` and `ResNeXt`.
+/// Returns a `ResNet`, a wide `ResNet` or a `ResNeXt`.
 pub fn resnet(name: &str, ResNet { blocks, has_bottleneck, groups, width: width_of_group }: ResNet) -> Model {
     let expansion = if has_bottleneck { 4 } else { 1 };
     let mut layers = Vec::new();
@@ -170,7 +170,7 @@ pub fn resnet(name: &str, ResNet { blocks, has_bottleneck, groups, width: width_
     classifier_of_images(name, layers)
 }
 
-/// `MobileNetV2`.
+/// Returns `MobileNetV2`.
 pub fn mobilenet_v2() -> Model {
     let relu6 = || Layer::Activation { function: Function::Relu6, in_place: true };
     let unit = |conv: Conv| {
@@ -211,8 +211,8 @@ pub fn mobilenet_v2() -> Model {
     classifier_of_images("mobilenet_v2", layers)
 }
 
-/// Makes `ConvNeXt` with these numbers of blocks and channels in each stage. Stochastic depth is left out: it
-/// multiplies with a random number.
+/// Returns `ConvNeXt` with these numbers of blocks and channels in each stage. Stochastic depth, a multiplication by a
+/// random number, is left out.
 pub fn convnext(name: &str, blocks: [usize; 4], channels: [u64; 4]) -> Model {
     // Layer norm over the channels of an image.
     let image_norm = |size| [Layer::ChannelsToLast, Layer::LayerNorm { size }, Layer::ChannelsToFirst];

@@ -1,21 +1,21 @@
-//! Transformer models with known sizes. `Model::from_config` builds others.
+//! Transformer models with known sizes. `Model::from_config` creates others.
 
 use serde_json::{Value, json};
 
 use crate::model::{Input, Model};
 
-/// Makes a model from a configuration that is part of this file.
+/// Creates a model from a configuration in this file.
 fn known(name: &str, config: &Value, length: u64) -> Model {
     let model = Model::from_fields(config, length).expect("the configuration has only what `from_fields` knows");
     Model { name: name.to_owned(), ..model }
 }
 
-/// GPT-2 small with sequences of this length.
+/// Returns GPT-2 small with sequences of this length.
 pub fn gpt2(length: u64) -> Model {
     known("gpt2", &json!({ "model_type": "gpt2" }), length)
 }
 
-/// GPT-2 medium with sequences of this length.
+/// Returns GPT-2 medium with sequences of this length.
 pub fn gpt2_medium(length: u64) -> Model {
     known("gpt2-medium", &json!({ "model_type": "gpt2", "n_embd": 1024, "n_layer": 24, "n_head": 16 }), length)
 }
@@ -35,17 +35,17 @@ pub fn llama_1b(length: u64) -> Model {
     known("llama-1b", &config, length)
 }
 
-/// BERT base with sequences of this length.
+/// Returns BERT base with sequences of this length.
 pub fn bert_base(length: u64) -> Model {
     known("bert-base", &json!({ "model_type": "bert" }), length)
 }
 
-/// T5 small with source and target sequences of these lengths.
+/// Returns T5 small with source and target sequences of these lengths.
 pub fn t5_small([source, target]: [u64; 2]) -> Model {
     Model { input: Input::Pair { source, target }, ..known("t5-small", &json!({ "model_type": "t5" }), source) }
 }
 
-/// ViT-B/16 with 1000 classes.
+/// Returns ViT-B/16 with 1000 classes.
 pub fn vit_b_16() -> Model {
     known("vit-b", &json!({ "model_type": "vit", "num_labels": 1000 }), 0)
 }

@@ -20,7 +20,7 @@ use crate::dtype::Dtype;
 /// let lora = Lora { rank: 8, targets: ["c_attn"].into(), dropout: 0.0 };
 /// let step = Step { adapters: Some(lora), ..Step::training(1, Optimizer::Adam) };
 /// let estimate = step.estimate(&models::gpt2(128))?;
-/// // 12 layers with 8 × 768 and 2304 × 8 numbers more than the model has.
+/// // 12 layers, each with 8 × 768 and 2304 × 8 more elements than in the model.
 /// assert_eq!(estimate.parameters, 124_439_808 + 12 * 8 * (768 + 2304));
 /// # Ok::<(), gpumem_estimate::Error>(())
 /// ```
@@ -37,8 +37,8 @@ pub struct Lora {
 }
 
 /// 4-bit weights of linear layers (`Linear4bit` of bitsandbytes with `nf4` or `fp4`): half a byte for each element and a scale for
-/// each block of 64 elements. Each matrix product, in the forward and in the backward pass, first makes the weight in the wider type, and
-/// frees it afterwards.
+/// each block of 64 elements. Each matrix product, in the forward and in the backward pass, first converts the weight to the wider type,
+/// and frees the copy afterwards.
 ///
 /// Such weights have no gradients, so training needs adapters: [`Lora`].
 ///

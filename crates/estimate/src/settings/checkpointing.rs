@@ -6,10 +6,10 @@ use super::Names;
 
 /// The layers that the backward pass runs again, so that their tensors need not stay in memory.
 ///
-/// All variants are `torch.utils.checkpoint` with `use_reentrant=False`: the input of the layers that run again stays
+/// All variants use `torch.utils.checkpoint` with `use_reentrant=False`: the input of the layers that run again stays
 /// in memory.
 ///
-/// A group must not begin with a layer that overwrites its input, such as `relu` in place: PyTorch rejects its backward pass, and
+/// A group must not start with a layer that overwrites its input, such as `relu` in place: PyTorch rejects its backward pass, and
 /// estimating it is an error.
 ///
 /// ```
@@ -36,7 +36,7 @@ pub enum Checkpointing {
     /// `checkpoint_sequential`: the blocks are split into this many segments of equal length. The last segment gets the
     /// remaining blocks and does not run again. 0 is an error.
     Segments(usize),
-    /// As many segments as the square root of the number of blocks, rounded up: a sequence of n layers keeps about √n
+    /// As many segments as the square root of the number of blocks, rounded up: a sequence of n blocks keeps about √n
     /// inputs of segments and the tensors of one segment.
     SquareRoot,
     /// The layers with these names. A name that matches no layer is an error.
@@ -51,8 +51,8 @@ impl From<bool> for Checkpointing {
 }
 
 impl Checkpointing {
-    /// Splits this many blocks into groups. Returns the length of each group, and whether it runs again. Only for
-    /// variants that make groups.
+    /// Splits this many blocks into groups. Returns the length of each group, and whether it runs again. The list is
+    /// empty for variants that do not group blocks.
     pub(crate) fn groups(&self, blocks: usize) -> Vec<(usize, bool)> {
         match self {
             Self::Every(length) => {
@@ -69,7 +69,7 @@ impl Checkpointing {
     }
 }
 
-/// Splits blocks like `torch.utils.checkpoint.checkpoint_sequential`: `segment_size = len(functions) // segments`.
+/// Splits blocks as `torch.utils.checkpoint.checkpoint_sequential` does: `segment_size = len(functions) // segments`.
 fn sequential(blocks: usize, segments: usize) -> Vec<(usize, bool)> {
     let length = blocks / segments.max(1);
     // If there are more segments than blocks, only PyTorch's last segment contains blocks.

@@ -1,10 +1,10 @@
-//! Several GPUs.
+//! Data parallelism over several GPUs.
 
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::Dtype;
 
-/// Several GPUs, each with its own batch. An estimate is for the GPU that needs most.
+/// Several GPUs, each with its own batch. An estimate is for the GPU that needs the most memory.
 ///
 /// ```
 /// use gpumem_estimate::{DataParallel, DataParallelKind, Dtype, Optimizer, Step, models};
@@ -19,11 +19,11 @@ use crate::dtype::Dtype;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataParallel {
-    /// What each rank keeps.
+    /// The distribution of parameters, gradients and optimizer state over the ranks.
     pub kind: DataParallelKind,
     /// The number of ranks: 2 or more.
     pub ranks: u64,
-    /// Shards are gathered as this type, and the model computes in it (`MixedPrecisionPolicy(param_dtype=…)`).
+    /// The type as which shards are gathered and in which the model computes (`MixedPrecisionPolicy(param_dtype=…)`).
     /// Shards, their gradients and the state of the optimizer keep [`Step::parameters`](crate::Step::parameters). This
     /// needs shards of the parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]

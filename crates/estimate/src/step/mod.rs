@@ -52,7 +52,7 @@ pub struct Step {
     pub batch: u64,
     /// The optimizer of a training step, which has a forward pass, a backward pass and an update. `None` for inference.
     pub optimizer: Option<Optimizer>,
-    /// How many forward and backward passes, each with its own batch, come before an update: 1 or more. Their gradients
+    /// The number of forward and backward passes before an update, each with its own batch: 1 or more. Their gradients
     /// are added up. Passes from the fifth on allocate the same as the fourth, so they are not run.
     pub micro_batches: u64,
     /// The tokens that the model generates in inference. `None` if the model only reads the prompt and computes logits
@@ -80,7 +80,7 @@ pub struct Step {
     /// The number of GPUs that share each layer, split as in Megatron-LM: attention by heads, an MLP by the size
     /// between its layers, and the vocabulary by tokens. The estimate, including its parameters, is for one of them.
     /// Each of them may be one of several in [`data_parallel`](Self::data_parallel). 1 if one GPU has everything. Small
-    /// integer tensors that tell which tokens a GPU has are not counted.
+    /// integer tensors that list the tokens of a GPU are not counted.
     pub tensor_parallel: u64,
     /// Autocast to this type.
     pub autocast: Option<Dtype>,
@@ -91,8 +91,8 @@ pub struct Step {
     /// The memory that the allocator may take from the driver: that of the GPU, without the CUDA context and other
     /// processes. It is an error if a step needs more.
     pub limit: Option<Bytes>,
-    /// The workspace that cuBLAS takes through the allocator: once for the forward pass and once for the backward pass.
-    /// PyTorch gives it 32 MiB on GPUs of compute capability 9.0, and 8.125 MiB on others. cuBLASLt gets another 1 MiB.
+    /// The workspace that PyTorch allocates for cuBLAS: once for the forward pass and once for the backward pass. It has
+    /// 32 MiB on GPUs of compute capability 9.0, and 8.125 MiB on others. cuBLASLt gets another 1 MiB.
     pub cublas_workspace: u64,
     /// The number of multiprocessors of the GPU: 132 for an H100 or H200. A convolution may use a part of its workspace
     /// for each.
@@ -162,31 +162,31 @@ pub(crate) struct Peak {
     pub(crate) events: u64,
 }
 
-/// How many steps are run. The optimizer's state exists from the first update on, so the second step may need more than
-/// the first.
+/// The number of steps that are run. The optimizer's state exists from the first update on, so the second step may need
+/// more than the first.
 const STEPS: usize = 2;
 
-/// The longest allowed file of a step. A step has some fields, and may contain a list of layer names, which are
-/// compared with all layers.
+/// The maximum size of a step's file. A step has few fields, but may contain a list of layer names, which are compared
+/// with all layers.
 const LONGEST_STEP: u64 = 1 << 16;
 
 /// The type of computation if the type of the parameters is only stored and no other type is given.
 pub(crate) const COMPUTE: Dtype = Dtype::Bf16;
 
-/// How many passes are run at most. The first pass makes the gradients, and the second one adds to them. All later ones
-/// allocate the same as the second. A few more let the allocator settle.
+/// The maximum number of passes that are run. The first pass creates the gradients, and the second one adds to them. All
+/// later ones allocate the same as the second. A few more let the allocator settle.
 const MICRO_BATCHES: u64 = 4;
 
-/// The most tokens that can be generated. Each token is a pass through the model.
+/// The maximum number of tokens that can be generated. Each token is a pass through the model.
 const MOST_TOKENS: u64 = 32_768;
 
 impl Step {
-    /// Makes an inference step with a batch.
+    /// Creates an inference step with a batch.
     pub fn inference(batch: u64) -> Self {
         Self { batch, ..Self::default() }
     }
 
-    /// Makes a training step with a batch.
+    /// Creates a training step with a batch.
     pub fn training(batch: u64, optimizer: Optimizer) -> Self {
         Self { batch, optimizer: Some(optimizer), ..Self::default() }
     }
@@ -346,7 +346,7 @@ impl Step {
         Ok((estimate.with_optimizer(state.bytes()), eager.largest_convolution_workspace()))
     }
 
-    /// Rejects settings that contradict each other.
+    /// Returns an error if settings contradict each other or are not supported.
     fn check(&self) -> Result<(), Error> {
         let is_training = self.optimizer.is_some();
         let wrong = if self.batch == 0 || self.micro_batches == 0 || self.tensor_parallel == 0 {
@@ -399,7 +399,7 @@ impl Step {
         Err(Kind::Invalid(wrong.to_owned()).into())
     }
 
-    /// Rejects settings that make no sense with several GPUs.
+    /// Returns the reason why the settings do not work with several GPUs, or `None` if they do.
     fn wrong_parallel(&self, parallel: DataParallel) -> Option<&'static str> {
         let has_shards = parallel.kind.has_shards();
         let is_inference = self.optimizer.is_none();
@@ -453,7 +453,7 @@ impl Step {
             Loss::CrossEntropy => &Shape::from([self.batch]),
             Loss::NextToken | Loss::Token => shape,
         };
-        // A language model's labels are its tokens, which are one tensor.
+        // The labels of a language model are its input tokens, so they need no further bytes.
         let bytes = if model.loss == Loss::CrossEntropy { shape.clone() } else { Shape::from([0]) };
         let mut labels = eager.empty(&bytes, Dtype::I64, Class::Inputs)?;
         labels.shape = shape.clone();
@@ -493,7 +493,7 @@ impl Step {
                         drop((hidden, output));
                         Ok(loss)
                     })?;
-                    // The mean over all passes.
+                    // The loss is divided by the number of passes, so that gradients add up to those of the mean.
                     if self.micro_batches > 1 { eager.multiply_by_number(&result) } else { Ok(result) }
                 })
             })?;
@@ -555,7 +555,7 @@ impl Step {
             return invalid("only a model that predicts the next token can decode");
         };
         eager.set_cache(decode.cache);
-        // The whole generation runs under autocast, so that it keeps its copies of parameters.
+        // The whole generation runs under one autocast, which therefore keeps its copies of parameters.
         eager.with_autocast(self.autocast, || {
             let mut ids = prompt.clone();
             let mut new = prompt.clone();
@@ -602,7 +602,7 @@ fn next_token(
     eager.integers(&Shape::from([tokens.shape[0], 1]))
 }
 
-/// Returns whether bitsandbytes multiplies in this type.
+/// Returns whether products can be computed in this type.
 fn is_wide(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32)
 }

@@ -11,7 +11,7 @@ use crate::{
 /// `make_vocab_size_divisible_by` of Megatron-LM.
 const VOCABULARY: u64 = 128;
 
-/// The names, for one and for many, of the elements between the two linear layers of an MLP.
+/// The singular and the plural name of the elements between the two linear layers of an MLP.
 const INNER: [&str; 2] = ["element between its layers", "elements between its layers"];
 
 /// Returns the model of one of this many ranks.
@@ -49,7 +49,7 @@ fn head(layers: &mut [Named]) -> Option<&mut Linear> {
 
 struct Splitting {
     ranks: u64,
-    /// The number of tokens; 0 if the model has no head for tokens.
+    /// The size of the vocabulary; 0 if the model has no head for tokens.
     vocabulary: u64,
     is_split: bool,
 }
@@ -146,7 +146,7 @@ impl Splitting {
         Err(Error::in_layer(path.to_owned(), Kind::Invalid(what)))
     }
 
-    /// Returns how many tokens one rank gets.
+    /// Returns the number of tokens that one rank gets.
     fn tokens(&self, all: u64) -> Result<u64, Error> {
         let parts = self.ranks.checked_mul(VOCABULARY).ok_or(Kind::TooLarge)?;
         all.div_ceil(parts).checked_mul(VOCABULARY).ok_or_else(|| Kind::TooLarge.into())

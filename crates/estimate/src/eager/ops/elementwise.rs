@@ -80,8 +80,8 @@ impl Eager {
         self.overwritten(input, || Ok(input.clone()))
     }
 
-    /// Returns a result in the memory of the input. `kept` makes the tensor for the backward pass, if there will be
-    /// one.
+    /// Returns a result in the memory of the input. `kept` returns the tensor for the backward pass, and is called only
+    /// if there will be one.
     fn overwritten(&self, input: &Tensor, kept: impl FnOnce() -> Result<Tensor, Error>) -> Result<Tensor, Error> {
         if !self.needs_grad(&[input]) {
             return Ok(input.clone());
@@ -102,12 +102,12 @@ impl Eager {
         log_softmax: Output;
         /// Adds a number. The gradient is passed on.
         add_number: Nothing;
-        /// Multiplies with a number.
+        /// Multiplies by a number.
         multiply_by_number: NothingNew;
     }
 
-    /// Raises to a fixed power, in `f32` under autocast. The backward pass is `grad * (exponent * input ** (exponent -
-    /// 1))`.
+    /// Raises elements to a fixed power, in `f32` under autocast. The backward pass is
+    /// `grad * (exponent * input ** (exponent - 1))`.
     pub(crate) fn power(&self, input: &Tensor) -> Result<Tensor, Error> {
         self.unary(&self.raised(input)?, Saves::InputWith(2))
     }
@@ -117,8 +117,8 @@ impl Eager {
         self.unary(&self.raised(input)?, Saves::OutputWith(2))
     }
 
-    /// Runs GELU with `tanh` as transformers writes it out (`NewGELUActivation`): `0.5 * x * (1 + tanh(sqrt(2 / pi) *
-    /// (x + 0.044715 * x ** 3)))`.
+    /// Runs GELU with `tanh` as transformers writes it out (`NewGELUActivation`):
+    /// `0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))`.
     pub(crate) fn gelu_written_out(&self, input: &Tensor) -> Result<Tensor, Error> {
         let half = self.multiply_by_number(input)?;
         let cube = self.power(input)?;

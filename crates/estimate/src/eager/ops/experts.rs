@@ -42,9 +42,8 @@ impl Eager {
         }))
     }
 
-    /// Runs `grouped_mm`: groups of rows (n, inputs) are multiplied with their weights (groups, outputs, inputs), or
-    /// (groups, inputs, outputs) if they are transposed. Autocast does not cover this operation: the rows get the type
-    /// of the weights.
+    /// Runs `grouped_mm`: groups of rows (n, inputs) are multiplied by their weights (groups, outputs, inputs).
+    /// Autocast does not cover this operation: the rows get the type of the weights.
     pub(crate) fn grouped_product(&self, rows: &Tensor, weights: &Tensor) -> Result<Tensor, Error> {
         if rows.shape.rank() != 2 || weights.shape.rank() != 3 || rows.shape[1] != weights.shape[2] {
             return Err(self.product_of(rows, weights));
@@ -100,7 +99,7 @@ impl Eager {
         self.copied_to(input, &sizes.into())
     }
 
-    /// Makes a tensor of another type without a gradient, such as sorted numbers.
+    /// Allocates a tensor of this shape without a gradient, such as sorted numbers.
     pub(crate) fn new_like(&self, input: &Tensor, dtype: Dtype) -> Result<Tensor, Error> {
         self.output(&input.shape, dtype)
     }

@@ -36,7 +36,7 @@ impl Eager {
             eager.use_cublas()?;
             let _saved = eager.unpack(saved)?;
             // The product has two dimensions. If the input has more, its gradient is a view of the product. PyTorch
-            // multiplies with the transposed weight, so that the gradient of the weight is a view as well.
+            // multiplies by the transposed weight, so the gradient of the weight is a view as well.
             let mut results = eager.gradients(&likes)?;
             for (result, is_view) in results.iter_mut().zip([is_of_rows, true]) {
                 *result = result.take().map(|grad| if is_view { grad.as_view() } else { grad });
@@ -103,7 +103,7 @@ impl Eager {
         })
     }
 
-    /// Makes gradients for the inputs that need one.
+    /// Allocates gradients for the inputs that need one.
     pub(super) fn gradients(&self, likes: &[Option<Like>]) -> Result<Grads, Error> {
         likes.iter().map(|like| like.as_ref().map(|like| like.empty(self)).transpose()).collect()
     }
@@ -127,7 +127,7 @@ impl Like {
         inputs.iter().map(|input| input.edge.map(|_| Self::of(input))).collect()
     }
 
-    /// Makes a gradient for the input.
+    /// Allocates a gradient for the input.
     pub(super) fn empty(&self, eager: &Eager) -> Result<Tensor, Error> {
         let class = if self.is_parameter { crate::Class::Gradients } else { crate::Class::Activations };
         eager.empty(&self.shape, self.dtype, class)

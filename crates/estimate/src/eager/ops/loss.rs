@@ -9,7 +9,7 @@ use crate::{
 
 impl Eager {
     /// Runs softmax over the last dimension, in `f32` under autocast. The backward pass first multiplies the gradient
-    /// with the result.
+    /// by the result.
     pub(crate) fn softmax(&self, input: &Tensor) -> Result<Tensor, Error> {
         let input = self.raised(input)?;
         let output = self.output(&input.shape, input.dtype)?;

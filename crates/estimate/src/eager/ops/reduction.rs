@@ -59,7 +59,7 @@ impl Eager {
     /// while the kernel is started.
     pub(crate) fn sum_buffer(&self, input: &Tensor, result: &Shape) -> Result<(), Error> {
         let (Some(all), Some(outputs @ 1..)) = (input.shape.elements(), result.elements()) else { return Ok(()) };
-        // Whether the dimension whose elements are adjacent is summed.
+        // The buffer depends on whether the sum is over the dimension whose elements are adjacent.
         let strides = input.strides();
         let fastest = (0..input.shape.rank()).filter(|at| input.shape[*at] > 1).min_by_key(|at| strides[*at]);
         let offset = input.shape.rank().saturating_sub(result.rank());

@@ -8,8 +8,8 @@ use crate::{
 };
 
 impl Eager {
-    /// Makes a tensor of another shape that consists of copies of the input. The backward pass needs only the shape of
-    /// the input.
+    /// Allocates a tensor of another shape that consists of copies of the input. The backward pass needs only the shape
+    /// of the input.
     pub(super) fn copied_to(&self, input: &Tensor, shape: &Shape) -> Result<Tensor, Error> {
         let output = self.output(shape, input.dtype)?;
         Ok(self.with_gradient_like(input, output, Vec::new()))
@@ -42,7 +42,8 @@ impl Eager {
         Ok(self.passing_on(input, output))
     }
 
-    /// Returns another shape with the same number of elements. If the elements are not in order, they are copied.
+    /// Returns the tensor in another shape with the same number of elements. If the elements are not in order, they are
+    /// copied.
     pub(crate) fn reshape(&self, input: &Tensor, shape: &Shape) -> Result<Tensor, Error> {
         if input.shape.elements() != shape.elements() {
             let (first, second) = (input.shape.clone(), shape.clone());
@@ -158,7 +159,7 @@ impl Eager {
         }))
     }
 
-    /// Makes a tensor of integers, such as positions.
+    /// Allocates a tensor of integers, such as positions.
     pub(crate) fn integers(&self, shape: &Shape) -> Result<Tensor, Error> {
         self.output(shape, Dtype::I64)
     }

@@ -16,7 +16,7 @@ use crate::{
 /// The parts around the blocks.
 struct Frame<'a> {
     name: &'a str,
-    /// What the names of modules start with, such as `model`.
+    /// The first part of the names of modules, such as `model`.
     prefix: &'a str,
     head: &'a str,
     embedding: &'a str,
@@ -63,14 +63,14 @@ impl Frame<'_> {
         Model { name: self.name.to_owned(), input: Input::Tokens(length), layers, loss: Loss::NextToken }
     }
 
-    /// Makes embedding, blocks, RMS norm and head.
+    /// Creates a model of embedding, blocks, RMS norm and head.
     fn plain(&self, length: u64, blocks: impl IntoIterator<Item = Vec<Named>>) -> Model {
         let norm = rms_norm(&self.path("norm"), self.size);
         self.model(length, vec![self.embedding(), self.blocks(blocks), norm, self.head(false)])
     }
 }
 
-/// Makes the attention of a causal model, with rotated queries and keys and without biases.
+/// Creates the attention of a causal model, with rotated queries and keys and without biases.
 fn attention(fields: Fields<'_>, size: u64, heads: u64, key_value_heads: Option<u64>) -> Result<Attention, Error> {
     let heads = fields.divisor("num_attention_heads", heads)?;
     let key_value_heads = match key_value_heads {
@@ -96,14 +96,14 @@ fn attention(fields: Fields<'_>, size: u64, heads: u64, key_value_heads: Option<
     })
 }
 
-/// Makes a gated MLP without biases.
+/// Creates a gated MLP without biases.
 fn gated(fields: Fields<'_>, size: u64, hidden: u64) -> Result<Named, Error> {
     let hidden = fields.number("intermediate_size", hidden)?;
     let function = fields.function("hidden_act", "silu")?;
     Ok(Layer::GatedMlp { size, hidden, function, is_joined: false, has_bias: false }.named("mlp"))
 }
 
-/// Makes RMS norm, attention, a sum, RMS norm, MLP, a sum.
+/// Returns the layers of a block: RMS norm, attention, a sum, RMS norm, MLP, a sum.
 fn block(attention: Attention, mlp: Named) -> Vec<Named> {
     let size = attention.size;
     vec![
@@ -112,8 +112,8 @@ fn block(attention: Attention, mlp: Named) -> Vec<Named> {
     ]
 }
 
-/// Adds the output of the first layers to the input, and runs other layers on the sum. A variable in the block's Python
-/// function holds the output of the first layers, so it lives until the block returns.
+/// Returns a block that adds the output of the first layers to the input, and runs other layers on the sum. A variable
+/// in the block's Python function holds the output of the first layers, so it lives until the block returns.
 fn held(mut first: Vec<Named>, others: Vec<Named>) -> Vec<Named> {
     let slot = "attention output".to_owned();
     first.push(Layer::Leave { slot: slot.clone() }.named(""));
@@ -123,8 +123,8 @@ fn held(mut first: Vec<Named>, others: Vec<Named>) -> Vec<Named> {
     layers
 }
 
-/// Returns the window of each layer; 0 for none. If the configuration does not tell, `slides` decides which layers have
-/// one.
+/// Returns the window of each layer; 0 for none. If the configuration does not list the layers, `slides` decides which
+/// of them have a window.
 fn windows(fields: Fields<'_>, blocks: usize, window: u64, slides: impl Fn(usize) -> bool) -> Result<Vec<u64>, Error> {
     let of_layer = |slides| if slides { window } else { 0 };
     let Some(types) = fields.list("layer_types")? else {
@@ -171,7 +171,7 @@ pub(super) fn mixtral(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     Ok(frame.plain(length, vec![block(attention, mlp); fields.layers("num_hidden_layers", 32)?]))
 }
 
-/// Makes experts whose products are grouped, without a shared expert. `defaults` are the number of experts, and the
+/// Creates experts whose products are grouped, without a shared expert. `defaults` are the number of experts, and the
 /// number that each token passes through.
 fn experts(fields: Fields<'_>, size: u64, hidden: u64, defaults: [u64; 2]) -> Result<Experts, Error> {
     let count = fields.optional("num_experts")?.or(fields.optional("num_local_experts")?);
@@ -208,7 +208,7 @@ pub(super) fn qwen2(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     Ok(frame.plain(length, with_windows(&attention, windows).map(|attention| block(attention, mlp.clone()))))
 }
 
-/// Makes the attention of Qwen 3, whose heads have 128 elements by default.
+/// Creates the attention of Qwen 3.
 fn qwen3_attention(fields: Fields<'_>, size: u64, key_value_heads: u64) -> Result<Attention, Error> {
     let attention = attention(fields, size, 32, Some(key_value_heads))?;
     let no_bias = !fields.flag("attention_bias", false)?;
@@ -224,7 +224,7 @@ pub(super) fn qwen3(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     Ok(frame.plain(length, with_windows(&attention, windows).map(|attention| block(attention, mlp.clone()))))
 }
 
-/// Returns a function that tells which layers of Qwen's mixtures have experts. The others have a plain MLP.
+/// Returns a function that returns whether a layer of Qwen's mixtures has experts. The other layers have a plain MLP.
 fn has_experts(fields: Fields<'_>) -> Result<impl Fn(usize) -> bool, Error> {
     let step = fields.divisor("decoder_sparse_step", 1)?;
     let plain: HashSet<u64> = fields.numbers("mlp_only_layers")?.unwrap_or_default().into_iter().collect();
@@ -263,7 +263,7 @@ pub(super) fn qwen3_moe(fields: Fields<'_>, length: u64) -> Result<Model, Error>
     Ok(frame.plain(length, blocks))
 }
 
-/// Makes a Gemma model, whose embedding is multiplied with a number.
+/// Returns the layers of a Gemma model, whose embedding is multiplied by a number.
 fn gemma_model(frame: &Frame<'_>, blocks: impl IntoIterator<Item = Vec<Named>>, caps: bool) -> Vec<Named> {
     let head = frame.head(false);
     vec![
@@ -279,7 +279,7 @@ fn gemma_norm(name: &str, size: u64) -> Named {
     Layer::GemmaNorm { size }.named(name)
 }
 
-/// Makes a block of Gemma 2 or 3, which normalizes before and after attention and MLP.
+/// Returns the layers of a block of Gemma 2 or 3, which normalizes before and after attention and MLP.
 fn gemma_block(attention: Attention, mlp: Named) -> Vec<Named> {
     let size = attention.size;
     vec![
@@ -382,7 +382,7 @@ pub(super) fn gemma3_with_images(fields: Fields<'_>, length: u64) -> Result<Mode
     Ok(frame.model(length, layers))
 }
 
-/// Returns how many elements of a head are rotated. The factor may be in one of two fields.
+/// Returns the number of elements of a head that are rotated. The factor may be in one of two fields.
 fn rotated(fields: Fields<'_>, keys: [&str; 2], head_size: u64, default: f64) -> Result<u64, Error> {
     let factor = fields.fraction(keys[0], default)?;
     let factor = fields.inner("rope_parameters").fraction(keys[1], factor)?;

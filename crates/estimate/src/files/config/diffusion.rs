@@ -36,7 +36,7 @@ fn conv(name: &str, inputs: u64, outputs: u64, kernel: u64, stride: u64) -> Name
     Layer::conv2d(inputs, outputs, kernel, stride, kernel / 2).named(name)
 }
 
-/// Makes attention among the pixels of an image, or from them to a text.
+/// Creates attention among the pixels of an image, or from them to a text.
 fn attention(size: u64, heads: u64, text: Option<u64>, has_bias: bool) -> Layer {
     let mut names = AttentionNames::new(["to_q", "to_k", "to_v", "to_out.0"]);
     names.norms = ["norm_q", "norm_k"].map(str::to_owned);
@@ -141,7 +141,7 @@ fn kinds(fields: Fields<'_>, key: &str, part: &str, default: &[bool]) -> Result<
     list.iter().map(known).collect()
 }
 
-/// Rejects settings that belong to other models.
+/// Checks that no setting belongs to another model.
 fn refuse_others(fields: Fields<'_>) -> Result<(), Error> {
     for (key, known) in [
         ("class_embed_type", None),
@@ -177,7 +177,7 @@ fn check_blocks(of_stage: u64, depths: &[u64]) -> Result<(), Error> {
     Err(wrong(format!("{what} make {blocks} blocks; a model of at most {MOST_BLOCKS} blocks is estimated")))
 }
 
-/// Makes Stable Diffusion's `UNet`. `length` is that of the text that it reads.
+/// Creates Stable Diffusion's `UNet`. `length` is the length of the text that it reads.
 pub(super) fn unet(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     refuse_others(fields)?;
     let channels = fields.numbers("block_out_channels")?.unwrap_or_else(|| vec![320, 640, 1280, 1280]);
@@ -289,7 +289,7 @@ fn provide_time(fields: Fields<'_>, inputs: u64, size: u64, function: Function) 
     Ok(provide(TIME, vec![inputs], false, layers))
 }
 
-/// Makes the only known model of a class that stands for all image transformers.
+/// Creates the only supported model of a class that was used for all image transformers.
 pub(super) fn old_dit(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     match fields.text("norm_type", "layer_norm")? {
         "ada_norm_zero" => dit(fields, length),
@@ -297,7 +297,7 @@ pub(super) fn old_dit(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     }
 }
 
-/// Makes an image transformer that is conditioned on a class.
+/// Creates an image transformer that is conditioned on a class.
 pub(super) fn dit(fields: Fields<'_>, _: u64) -> Result<Model, Error> {
     fields.is("norm_type", "ada_norm_zero")?;
     fields.is("norm_elementwise_affine", false)?;

@@ -13,7 +13,7 @@ use crate::{
     shape::Shape,
 };
 
-/// The sizes of a T5.
+/// The sizes of a T5 model.
 struct T5 {
     /// The number of tokens.
     vocabulary: u64,
@@ -43,7 +43,7 @@ struct T5 {
 const TOKENS: &str = "shared";
 
 impl T5 {
-    /// Makes the model, with a head for the next token that shares the weight of the embedding.
+    /// Creates the model, with a head for the next token that shares the weight of the embedding.
     fn model(&self, length: u64) -> Model {
         let Self { vocabulary: rows, size, .. } = *self;
         let tied = || Layer::TiedEmbedding { tied_to: TOKENS.to_owned() }.named("embed_tokens");
@@ -139,7 +139,7 @@ pub(super) fn t5(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     Ok(sizes.model(length))
 }
 
-/// A block of Whisper.
+/// The sizes of a block of Whisper.
 struct Whisper {
     size: u64,
     hidden: u64,

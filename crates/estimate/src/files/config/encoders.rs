@@ -11,7 +11,7 @@ use crate::{
     shape::Shape,
 };
 
-/// Makes attention with biases, without positions.
+/// Creates attention with biases, without positions.
 fn attention(fields: Fields<'_>, size: u64, heads: u64) -> Result<Attention, Error> {
     let heads = fields.divisor("num_attention_heads", heads)?;
     head_size(size, heads)?;
@@ -102,7 +102,7 @@ fn patches(image: u64, patch: u64) -> Result<u64, Error> {
     product(&[side, side])
 }
 
-/// Makes the blocks of CLIP's and `SigLIP`'s encoders.
+/// Creates the blocks of CLIP's and `SigLIP`'s encoders.
 pub(super) fn clip_blocks(fields: Fields<'_>, defaults: [u64; 3], function: &'static str) -> Result<Vec<Layer>, Error> {
     let [size, hidden, heads] = defaults;
     let size = fields.number("hidden_size", size)?;
@@ -117,7 +117,7 @@ pub(super) fn clip_blocks(fields: Fields<'_>, defaults: [u64; 3], function: &'st
     Ok(vec![block; fields.layers("num_hidden_layers", 12)?])
 }
 
-/// Makes `SigLIP`'s image encoder, which is part of other models.
+/// Creates `SigLIP`'s image encoder, which is part of other models.
 pub(super) fn siglip(fields: Fields<'_>, name: &str) -> Result<Vec<Named>, Error> {
     let size = fields.number("hidden_size", 768)?;
     let hidden = fields.number("intermediate_size", 3072)?;
@@ -143,7 +143,7 @@ pub(super) fn siglip(fields: Fields<'_>, name: &str) -> Result<Vec<Named>, Error
     Ok(vec![Layer::Sequential { layers }.named(name)])
 }
 
-/// Makes Llama 4's image encoder.
+/// Creates Llama 4's image encoder.
 pub(super) fn llama4_vision(fields: Fields<'_>, name: &str) -> Result<Vec<Named>, Error> {
     let size = fields.number("hidden_size", 768)?;
     let hidden = fields.number("intermediate_size", 5632)?;
@@ -174,7 +174,7 @@ pub(super) fn llama4_vision(fields: Fields<'_>, name: &str) -> Result<Vec<Named>
     Ok(vec![Layer::Sequential { layers }.named(name)])
 }
 
-/// Makes CLIP with a batch of images and as many texts.
+/// Creates CLIP with a batch of images and as many texts.
 pub(super) fn clip(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     let (text, vision) = (fields.inner("text_config"), fields.inner("vision_config"));
     let projection = fields.number("projection_dim", 512)?;

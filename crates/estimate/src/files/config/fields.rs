@@ -9,8 +9,8 @@ use crate::{
     layer::Function,
 };
 
-/// The largest number of blocks, which no known model reaches. Each block is run, because the allocator's free blocks
-/// differ from one to the next. Without a limit, a short file could therefore take any time and memory.
+/// The maximum number of blocks, which no known model reaches. Each block is run, because the allocator's free blocks
+/// differ from one to the next. Without a limit, a short file could therefore take any amount of time and memory.
 pub(super) const MOST_BLOCKS: u64 = 1024;
 
 /// The integers that a configuration leaves out, with the default values of the Python class.

@@ -15,9 +15,10 @@ use serde_json::Value;
 use self::fields::{Assumed, Fields, wrong};
 use crate::{error::Error, model::Model};
 
-/// The known architectures, with the functions that build them.
+/// Builds the model of an architecture, for sequences of this length.
 type Build = fn(Fields<'_>, u64) -> Result<Model, Error>;
 
+/// The known architectures: the class, the `model_type`, and the function that builds the model.
 const ARCHITECTURES: &[(&str, &str, Build)] = &[
     ("LlamaForCausalLM", "llama", decoders::llama),
     ("MistralForCausalLM", "mistral", decoders::mistral),
@@ -47,7 +48,7 @@ const ARCHITECTURES: &[(&str, &str, Build)] = &[
     ("Transformer2DModel", "transformer_2d", diffusion::old_dit),
 ];
 
-/// The supported files.
+/// The next step in an error message: the supported files.
 const READ: &str = "give a `config.json` of Hugging Face, a file .gguf, .safetensors or .toml, or a model as JSON";
 
 /// Sizes that cannot be 0 in any model.
@@ -63,7 +64,7 @@ const SIZES: &[&str] = &[
     "num_layers",
 ];
 
-/// Rejects settings that would make the results for any architecture wrong.
+/// Returns an error for settings with which the results of any architecture would be wrong.
 fn check(fields: &Value) -> Result<(), Error> {
     if let Some(quantization) = fields.get("quantization_config").filter(|quantization| !quantization.is_null()) {
         let method = quantization["quant_method"].as_str().unwrap_or("unknown");

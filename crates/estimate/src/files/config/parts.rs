@@ -2,12 +2,12 @@
 
 use crate::layer::{Function, Layer, Linear, Named};
 
-/// Makes a layer that belongs to the layer around it.
+/// Creates a sequence without a name, whose layers belong to the layer around it.
 pub(super) fn inline(layers: Vec<Named>) -> Named {
     Layer::Sequential { layers }.named("")
 }
 
-/// Adds the output of layers to their input.
+/// Creates a layer that adds the output of these layers to their input.
 pub(super) fn residual(layers: Vec<Named>) -> Named {
     Layer::Residual { layers, shortcut: vec![], in_place: false }.named("")
 }
@@ -20,12 +20,12 @@ pub(super) fn activation(function: Function) -> Named {
     Layer::Activation { function, in_place: false }.named("")
 }
 
-/// Makes two linear layers with a function between them.
+/// Creates two linear layers with a function between them.
 pub(super) fn mlp(names: [&str; 2], size: u64, hidden: u64, function: Function) -> Named {
     inline(vec![linear(names[0], size, hidden, true), activation(function), linear(names[1], hidden, size, true)])
 }
 
-/// Makes dropout, unless the probability is 0.
+/// Creates dropout. Returns `None` if the probability is 0.
 pub(super) fn dropout(probability: f64) -> Option<Named> {
     (probability != 0.0).then(|| Layer::Dropout { probability }.named(""))
 }
