@@ -21,7 +21,7 @@ fuzz_target!(init: write_seeds(), |data: &[u8]| {
     }
     let file = writer.finish().expect("memory can be written");
     let mut reader = Reader::new(Cursor::new(file)).expect("it is a recording");
-    reader.replay(|output| drop(output.to_string())).expect("memory can be read");
+    while reader.step().expect("memory can be read").is_some() {}
     assert!(reader.end().is_some());
 });
 

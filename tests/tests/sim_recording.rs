@@ -13,7 +13,7 @@ fn recorded(file: &Path) -> (Vec<u64>, bool) {
     let mut reader = Reader::new(fs::File::open(file).expect("it was written")).expect("it is a recording");
     let mut bytes = Vec::new();
     while let Some(step) = reader.step().expect("it can be read") {
-        if let Step::Event(event, _) = step
+        if let Step::Event(event) = step
             && let EventKind::Alloc { block, .. } = event.kind
         {
             bytes.push(block.bytes.get());
@@ -75,7 +75,7 @@ fn a_killed_program_keeps_the_name_of_its_newest_scope() {
     let mut reader = Reader::new(fs::File::open(&file).expect("it was written")).expect("it is a recording");
     let mut scopes = Vec::new();
     while let Some(step) = reader.step().expect("it can be read") {
-        if let Step::Event(event, _) = step
+        if let Step::Event(event) = step
             && let EventKind::Open { spec, .. } = event.kind
         {
             scopes.push(spec.callsite);

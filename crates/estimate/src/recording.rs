@@ -8,7 +8,7 @@ use gpumem_core::model::{
 };
 use gpumem_recording::{
     CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process, RecordedEvent,
-    Request, StackDefinition, Writer,
+    StackDefinition, Writer,
 };
 
 use crate::class::Class;
@@ -90,9 +90,7 @@ impl Recording {
     }
 
     /// Returns the contents of the file.
-    pub(crate) fn finish(mut self) -> io::Result<Vec<u8>> {
-        self.write(&Item::Request(Request::Summary { not_intercepted: None }));
-        self.write(&Item::Request(Request::Peaks { is_intercepted: true }));
+    pub(crate) fn finish(self) -> io::Result<Vec<u8>> {
         self.result?;
         self.writer.finish()
     }

@@ -10,10 +10,8 @@ fn check(step: &Step, model: &Model) -> Estimate {
     let (estimate, recording) = step.record(model).unwrap();
     assert_eq!(estimate, step.estimate(model).unwrap(), "recording changes nothing");
     let mut reader = Reader::new(Cursor::new(recording)).unwrap();
-    let mut reports = 0;
-    reader.replay(|_| reports += 1).unwrap();
+    while reader.step().unwrap().is_some() {}
     assert!(reader.skipped().is_nothing(), "{:?}", reader.skipped());
-    assert_eq!(reports, 2, "the summary and the peaks");
 
     let device = reader.used_devices()[0];
     let peak = reader.device_peak(device).unwrap();

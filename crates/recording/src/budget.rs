@@ -15,9 +15,8 @@ const MEMORY: u64 = 36;
 const NAMES: u64 = 4;
 /// The most steps for each byte of a file. A step takes about a nanosecond. Decoding an item is not counted.
 const WORK: u64 = 80;
-/// The most bytes of text in all requested reports, and in one report, for each byte of a file.
-const REPORTS: u64 = 1 << 10;
-const ONE_REPORT: u64 = 48;
+/// The most bytes of text in a report for each byte of a file.
+const REPORT: u64 = 48;
 
 /// The reason why a reader stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +52,6 @@ pub(super) struct Budget {
     plain: u64,
     memory: u64,
     work: u64,
-    reports: u64,
 }
 
 impl Budget {
@@ -120,20 +118,8 @@ impl Budget {
         Ok(())
     }
 
-    /// Returns a copy of the budget, for one report that the command requests. Earlier reports do not count.
-    pub(super) fn of_one_report(&self) -> Self {
-        Self { reports: 0, ..*self }
-    }
-
-    /// Returns whether any report may be made.
-    pub(super) fn may_report(&self) -> bool {
-        self.reports <= self.counted_size() * REPORTS
-    }
-
-    /// Returns whether a report with this many bytes of text may be made. The report is charged in either case, because determining
-    /// its size took work.
-    pub(super) fn report(&mut self, texts: u64) -> bool {
-        self.reports = self.reports.saturating_add(texts.min(self.counted_size() * ONE_REPORT));
-        self.may_report() && texts <= self.counted_size() * ONE_REPORT
+    /// Returns whether a report with this many bytes of text may be made.
+    pub(super) fn may_report(&self, texts: u64) -> bool {
+        texts <= self.counted_size() * REPORT
     }
 }

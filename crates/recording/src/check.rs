@@ -8,19 +8,15 @@ use super::{
     budget::{Budget, Exceeded},
     event::RecordedEvent,
 };
-use gpumem_core::{
-    model::{
-        Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, MemKind, PoolId, PoolUsage,
-        ScopeId, ScopeSpec, ThreadId,
-    },
-    report::DeviceReading,
+use gpumem_core::model::{
+    Block, Bytes, Device, EventKind, Family, GpuMemory, Key, MemKind, PoolId, ScopeId, ScopeSpec, ThreadId,
 };
 
 /// The most threads that run at one time.
 const MOST_THREADS: u32 = 1 << 16;
 /// The most devices of one family.
 const MOST_DEVICES: u32 = 1 << 8;
-/// The most scopes that are open at one time, and the most peaks that are kept of closed ones.
+/// The most scopes that are open at one time.
 const MOST_SCOPES: usize = 1 << 17;
 /// The most scopes that one thread is in at one time.
 const DEEPEST: u32 = 1 << 14;
@@ -96,10 +92,8 @@ pub(super) struct Checks {
     number: u64,
     /// The largest thread id.
     threads: u32,
-    /// The open scopes: the thread that opened each, and whether the ledger keeps its peak after it is closed.
-    open: HashMap<ScopeId, (ThreadId, bool)>,
-    /// The closed scopes whose peak the ledger keeps.
-    kept: HashSet<ScopeId>,
+    /// The open scopes, and the thread that opened each.
+    open: HashMap<ScopeId, ThreadId>,
     /// The open scopes that adopt threads.
     adopting: HashSet<ScopeId>,
     entered: HashMap<(ThreadId, ScopeId), u32>,
@@ -121,7 +115,6 @@ impl Default for Checks {
             number: 0,
             threads: 0,
             open: HashMap::new(),
-            kept: HashSet::new(),
             adopting: HashSet::new(),
             entered: HashMap::new(),
             depths: HashMap::new(),
@@ -150,31 +143,17 @@ fn hash(key: Key) -> usize {
     (key.get().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize & 0xffff
 }
 
-pub(super) fn check_device(device: Device) -> Result {
+fn check_device(device: Device) -> Result {
     limit(device.ordinal < MOST_DEVICES)
 }
 
-pub(super) fn check_thread(thread: ThreadId) -> Result {
+fn check_thread(thread: ThreadId) -> Result {
     limit(thread.0 < MOST_THREADS)
 }
 
 fn check_memory(memory: &GpuMemory) -> Result {
     let GpuMemory { total, free, used, reserved, .. } = *memory;
     [total, free, used, reserved.unwrap_or_default()].into_iter().try_for_each(check_bytes)
-}
-
-pub(super) fn check_usage(usage: &PoolUsage) -> Result {
-    let PoolUsage { pool: _, used, used_high, reserved, reserved_high } = *usage;
-    [used, used_high, reserved, reserved_high].into_iter().try_for_each(check_bytes)
-}
-
-pub(super) fn check_reading(reading: &DeviceReading) -> Result {
-    let DeviceReading { device, name: _, memory, processes, pool } = reading;
-    check_device(*device)?;
-    check_memory(memory)?;
-    pool.as_ref().map_or(Ok(()), check_usage)?;
-    let sum = |used: u64, process: &GpuProcess| used.checked_add(process.used.unwrap_or_default().get());
-    processes.iter().flatten().try_fold(0, sum).map(drop).ok_or(Rejection::Limit)
 }
 
 fn check_bytes(bytes: Bytes) -> Result {
@@ -285,10 +264,7 @@ impl Checks {
                 agree(self.open.contains_key(&scope))?;
             }
             EventKind::Close { scope } => {
-                let (opener, is_kept) = self.open.remove(&scope).ok_or(Rejection::Contradiction)?;
-                if is_kept {
-                    self.kept.insert(scope);
-                }
+                let opener = self.open.remove(&scope).ok_or(Rejection::Contradiction)?;
                 self.adopting.remove(&scope);
                 self.leave(scope, opener);
             }
@@ -355,10 +331,10 @@ impl Checks {
 
     fn open(&mut self, scope: ScopeId, spec: &ScopeSpec, thread: ThreadId) -> Result {
         check_device(spec.device)?;
-        limit(scope.0 < FIRST_OWN_SCOPE && self.open.len() + self.kept.len() < MOST_SCOPES)?;
-        agree(!self.open.contains_key(&scope) && !self.kept.contains(&scope))?;
+        limit(scope.0 < FIRST_OWN_SCOPE && self.open.len() < MOST_SCOPES)?;
+        agree(!self.open.contains_key(&scope))?;
         self.enter(scope, thread)?;
-        self.open.insert(scope, (thread, spec.at_peak && spec.gauge == Gauge::Exact));
+        self.open.insert(scope, thread);
         Ok(())
     }
 
@@ -398,11 +374,6 @@ impl Checks {
         Ok(())
     }
 
-    /// Forgets the kept peak of this closed scope. Returns whether it existed.
-    pub(super) fn release(&mut self, scope: ScopeId) -> bool {
-        self.kept.remove(&scope)
-    }
-
     /// Recounts the blocks after a context was destroyed with its blocks.
     pub(super) fn recount(&mut self, blocks: impl Iterator<Item = (Key, u64)>) {
         self.alike.fill(0);
@@ -412,14 +383,6 @@ impl Checks {
             self.blocks += 1;
             self.live += bytes;
         }
-    }
-
-    pub(super) fn is_open(&self, scope: ScopeId) -> bool {
-        self.open.contains_key(&scope)
-    }
-
-    pub(super) fn is_kept(&self, scope: ScopeId) -> bool {
-        self.kept.contains(&scope)
     }
 
     /// Returns the number of the last event.

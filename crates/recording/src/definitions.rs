@@ -54,11 +54,9 @@ fn memory_of(item: &Item, bytes: u64) -> Option<u64> {
         Item::Label(_)
         | Item::Event(_)
         | Item::ThreadReused(_)
-        | Item::PeakReleased(_)
         | Item::Missed(_)
         | Item::Totals(_)
         | Item::Inside(_)
-        | Item::Request(_)
         | Item::AllocatorEvents(_) => return None,
         _ => 0,
     };

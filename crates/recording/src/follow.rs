@@ -59,7 +59,7 @@ impl Growing {
     }
 }
 
-/// Reads a recording as it grows. Its events are applied to a ledger; reports that the program requested are skipped.
+/// Reads a recording as it grows. Its events are applied to a ledger.
 ///
 /// The definitions of an event are in the file before it, so nothing is read twice. An exception are the functions at the addresses of
 /// stacks, which are added after the program has ended.
@@ -107,7 +107,7 @@ impl Follower {
         self.reader.items.underlying().add(bytes)?;
         while let Some(step) = self.reader.step_observed(&mut self.changes)? {
             match step {
-                Step::Event(event, _) => self.tally.add(&event, &self.changes),
+                Step::Event(event) => self.tally.add(&event, &self.changes),
                 Step::Totals(totals) => {
                     self.lost_before = totals.lost.saturating_sub(self.reader.ledger().counts().lost);
                     self.tally.go_on_from(*totals);

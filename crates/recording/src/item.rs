@@ -1,20 +1,15 @@
-//! The items of a recording: definitions of ids, events, and the reports that the program requested.
+//! The items of a recording: definitions of ids, and events.
 
 use std::time::Duration;
 
 use super::{
     allocator::{AllocatorDefinition, AllocatorEvents, TensorGroup, TensorHolder},
-    bytes::{Input, Malformed, Result, put_number},
+    bytes::{Input, Result, put_number},
     event::{EventReader, EventWriter, RecordedEvent, is_short},
     totals::Totals,
     wire::{Wire, fields},
 };
-use gpumem_core::{
-    model::{
-        Bytes, CallsiteId, Device, Key, Label, MemKind, PoolId, PoolUsage, ScopeId, Source, StackId, ThreadId, Time,
-    },
-    report::DeviceReading,
-};
+use gpumem_core::model::{Bytes, CallsiteId, Device, Key, Label, PoolId, Source, StackId, ThreadId, Time};
 
 /// One entry of a recording. Items are in the order of the program's actions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,12 +41,8 @@ pub enum Item {
     Event(RecordedEvent),
     /// Another thread reuses the id of a thread that has ended.
     ThreadReused(ThreadId),
-    /// The holders of the peak of a closed scope are no longer needed.
-    PeakReleased(ScopeId),
     /// This many items are not in the recording, because the writer did not keep up.
     Missed(u64),
-    /// The program requested a report.
-    Request(Request),
     /// Only a part of the events is in the recording.
     Part(PartDefinition),
     /// A caching allocator of the program, and its data.
@@ -293,123 +284,6 @@ pub struct BlockLabel {
     pub label: Label,
 }
 
-/// The program requested a report at this point. The rest of the report is in the ledger and the definitions.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Request {
-    /// The report line of a trace. Its numbers are the result of the last query of the scope.
-    Report {
-        /// The scope of the trace.
-        scope: ScopeId,
-        /// The trace's own context.
-        ctx: Option<String>,
-        /// The name of this report.
-        subctx: Option<String>,
-        /// The last line of the function, if each statement is reported.
-        lines: Option<u32>,
-    },
-    /// A statement of a function has ended. Its numbers are the result of the last query of the scope.
-    Line {
-        /// The scope of the function's trace.
-        scope: ScopeId,
-        /// The line on which the statement starts.
-        number: u32,
-        /// Its text.
-        source: String,
-    },
-    /// The summary of memory by scope.
-    Summary {
-        /// The reason if nothing is intercepted.
-        not_intercepted: Option<String>,
-    },
-    /// The breakdown of a device's memory.
-    Breakdown(DeviceReading),
-    /// The allocator's statistics.
-    MemoryStats {
-        /// The device.
-        device: Device,
-        /// The library.
-        intercepted_by: String,
-        /// The time since counting started.
-        since: Duration,
-        /// The current pool; `Some(None)` if there are none, and `None` if it could not be read.
-        pool: Option<Option<PoolUsage>>,
-    },
-    /// The live blocks of a scope, or all of them.
-    LiveBlocks {
-        /// The scope: an open one, or the last closed one with this id.
-        scope: Option<ScopeId>,
-    },
-    /// The memory that was not freed at exit.
-    Leaks {
-        /// True if allocations are intercepted.
-        is_intercepted: bool,
-    },
-    /// The allocations that made the peak of each device, at exit.
-    Peaks {
-        /// True if allocations are intercepted.
-        is_intercepted: bool,
-    },
-    /// The allocations that made the peak of a scope.
-    PeakHolders {
-        /// The scope, open or closed.
-        scope: ScopeId,
-    },
-    /// A tracker starts.
-    TrackerStarted {
-        /// Its id.
-        tracker: u64,
-        /// The device that the tracker observes.
-        device: Device,
-    },
-    /// A tracker reports allocated and freed blocks.
-    Tracked {
-        /// Its id.
-        tracker: u64,
-        /// The time of the call, since 1970.
-        time: Duration,
-        /// The file of the calling line.
-        file: String,
-        /// The line.
-        line: u32,
-        /// The column.
-        column: u32,
-        /// The name of the call.
-        ctx: Option<String>,
-        /// The bytes in use on the device, if it could be read.
-        used: Option<Bytes>,
-        /// True if allocations are intercepted.
-        is_intercepted: bool,
-    },
-    /// A tracker was dropped.
-    TrackerEnded {
-        /// Its id.
-        tracker: u64,
-    },
-    /// An allocation was rejected. Its report contains the memory that is live at this point.
-    Refused {
-        /// The id of the rejected allocation.
-        refusal: u64,
-        /// The device.
-        device: Device,
-        /// The size of the rejected allocation.
-        requested: Bytes,
-        /// The kind of memory.
-        kind: MemKind,
-        /// The stack of the call.
-        stack: StackId,
-        /// The scopes that the thread was in.
-        path: Vec<String>,
-    },
-    /// A rejected allocation is reported.
-    OutOfMemory {
-        /// Its id.
-        refusal: u64,
-        /// The reading of the driver, or the reason why there is none.
-        reading: std::result::Result<DeviceReading, String>,
-    },
-}
-
 /// A process that wrote its end itself writes no fields.
 impl Wire for Finished {
     fn put(&self, to: &mut Vec<u8>) {
@@ -442,51 +316,6 @@ fields!(PoolDefinition { pool, name });
 fields!(PoolBlock { number, pool });
 fields!(Interception { source, library });
 fields!(BlockLabel { key, number, label });
-fields!(DeviceReading { device, name, memory, processes, pool });
-
-/// The code of each kind of request, and its fields.
-macro_rules! requests {
-    ($($variant:ident = $code:literal { $($field:ident),* })*) => {
-        impl Wire for Request {
-            fn put(&self, to: &mut Vec<u8>) {
-                match self {
-                    Self::Breakdown(reading) => {
-                        to.push(4);
-                        reading.put(to);
-                    }
-                    $(Self::$variant { $($field),* } => {
-                        to.push($code);
-                        $($field.put(to);)*
-                    })*
-                }
-            }
-
-            fn get(from: &mut Input<'_>) -> Result<Self> {
-                match from.byte()? {
-                    4 => DeviceReading::get(from).map(Self::Breakdown),
-                    $($code => Ok(Self::$variant { $($field: Wire::get(from)?),* }),)*
-                    _ => Err(Malformed("a number stands for no request")),
-                }
-            }
-        }
-    };
-}
-
-requests! {
-    Report = 1 { scope, ctx, subctx, lines }
-    Line = 2 { scope, number, source }
-    Summary = 3 { not_intercepted }
-    MemoryStats = 5 { device, intercepted_by, since, pool }
-    LiveBlocks = 6 { scope }
-    Leaks = 7 { is_intercepted }
-    Peaks = 8 { is_intercepted }
-    PeakHolders = 9 { scope }
-    TrackerStarted = 10 { tracker, device }
-    Tracked = 11 { tracker, time, file, line, column, ctx, used, is_intercepted }
-    TrackerEnded = 12 { tracker }
-    Refused = 13 { refusal, device, requested, kind, stack, path }
-    OutOfMemory = 14 { refusal, reading }
-}
 
 /// The type code of each item. Codes from 128 on are allocations and frees.
 macro_rules! items {
@@ -530,9 +359,7 @@ items! {
     Interception = 12,
     Label = 13,
     ThreadReused = 14,
-    PeakReleased = 15,
     Missed = 16,
-    Request = 17,
     Part = 18,
     Allocator = 19,
     AllocatorEvents = 20,

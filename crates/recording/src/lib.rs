@@ -1,7 +1,7 @@
-//! Recordings of a program: its use of GPU memory, the definitions of all ids, and the reports that it requested.
+//! Recordings of a program: its use of GPU memory, and the definitions of all ids.
 //!
-//! [`Writer`] writes recordings. [`Reader`] reads them and derives the same reports, on any machine and without the program. The
-//! format is in `docs/RECORDING.md`.
+//! [`Writer`] writes recordings. [`Reader`] reads them and derives reports, on any machine and without the program. The format is in
+//! `docs/RECORDING.md`.
 
 mod allocator;
 mod allocator_sizes;
@@ -13,12 +13,10 @@ mod event;
 mod follow;
 mod item;
 mod items;
-mod output;
 mod part;
 mod reader;
 mod record;
 mod recover;
-mod requests;
 mod ring;
 mod state;
 #[cfg(any(test, feature = "testing"))]
@@ -40,11 +38,10 @@ pub use self::{
     follow::{Beginning, Follower, Growing},
     item::{
         BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, Finished,
-        Interception, Item, ModuleDefinition, PartDefinition, PoolBlock, PoolDefinition, Process, ProcessEnd, Request,
+        Interception, Item, ModuleDefinition, PartDefinition, PoolBlock, PoolDefinition, Process, ProcessEnd,
         RingDefinition, StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition,
     },
     items::{for_each_item, items_of},
-    output::ReplayedReport,
     part::Part,
     reader::{Reader, Skipped, Step},
     record::{End, VERSION, is_recording},

@@ -5,29 +5,27 @@ use std::io::{self, Seek, SeekFrom};
 use super::{
     allocator::AllocatorEvents,
     budget::Budget,
+    bytes::LONGEST_TEXT,
     check::{AllocatorChecks, Rejection},
     definitions::{Definitions, MOST_CALLERS},
     event::RecordedEvent,
     item::BlockLabel,
     item::Item,
     items::{Items, Next},
-    output::ReplayedReport,
     record::{End, Records},
-    requests::Extent,
     state::State,
     totals::Totals,
 };
 use gpumem_core::{
-    derive::{self, KeptPeak, LedgerView},
-    ledger::Observer,
-    model::{Device, EventKind, StackId, Time, Trace},
+    derive::{self, KeptPeak, LedgerView, Names},
+    ledger::{NodeId, Observer},
+    model::{Device, StackId, Time},
     report::{Leaks, LiveBlock, MemoryStats, PeakHolders, Summary},
 };
 
 /// Reads a recording.
 ///
-/// Events are applied to a ledger as they are read, and the reports that the program requested are derived from it at the same
-/// point. The file is read twice because a definition may follow the first use of its id.
+/// Events are applied to a ledger as they are read. The file is read twice because a definition may follow the first use of its id.
 #[derive(Debug)]
 pub struct Reader<R> {
     pub(super) items: Items<R>,
@@ -48,8 +46,8 @@ pub struct Reader<R> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Step {
-    /// An event was applied. If it is a query of a scope, the trace is its result.
-    Event(RecordedEvent, Option<Box<Trace>>),
+    /// An event was applied.
+    Event(RecordedEvent),
     /// The program labelled a live block.
     Label(Box<BlockLabel>),
     /// The steps of a caching allocator of the program. They come after all events.
@@ -58,10 +56,11 @@ pub enum Step {
     Totals(Box<Totals>),
 }
 
-/// A step, or a report that the program requested.
-enum Read {
-    Step(Step),
-    Report(Box<ReplayedReport>),
+/// The data that a report covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Extent {
+    Groups,
+    Blocks,
 }
 
 /// The number of things that are missing from the derived reports, by reason.
@@ -83,7 +82,7 @@ pub struct Skipped {
 }
 
 impl Skipped {
-    /// Returns whether nothing was left out, so that the derived reports equal the program's.
+    /// Returns whether nothing was left out.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
@@ -155,7 +154,6 @@ impl<R: io::Read> Reader<R> {
     }
 
     /// Reads up to the next event or label. Returns `None` after the last one; see [`end`](Self::end) for how the file ends.
-    /// Reports that the program requested are not derived.
     ///
     /// # Errors
     /// Returns an error if reading fails.
@@ -169,37 +167,20 @@ impl<R: io::Read> Reader<R> {
     /// # Errors
     /// Returns an error if reading fails.
     pub fn step_observed(&mut self, observer: &mut impl Observer) -> io::Result<Option<Step>> {
-        loop {
-            match self.next(false, observer)? {
-                Some(Read::Step(step)) => return Ok(Some(step)),
-                Some(Read::Report(_)) => {}
-                None => return Ok(None),
-            }
-        }
-    }
-
-    fn next(&mut self, with_reports: bool, observer: &mut impl Observer) -> io::Result<Option<Read>> {
         while let Some(next) = self.items.next()? {
-            let read = match next {
+            let step = match next {
                 Next::Event(event) if self.skips && event.number <= self.newest => Ok(None),
                 Next::Event(event) => {
                     self.newest = event.number;
                     self.skips = false;
-                    // A report that the program did not request covers the whole recording.
-                    let kind = match event.kind {
-                        EventKind::ResetPeaks { .. } | EventKind::ResetSummary if !with_reports => {
-                            EventKind::PoolsQueried
-                        }
-                        kind => kind,
-                    };
-                    let applied = self.state.apply(&RecordedEvent { kind, ..event }, &mut self.items.budget, observer);
-                    applied.map(|trace| Some(Read::Step(Step::Event(event, trace))))
+                    let applied = self.state.apply(&event, &mut self.items.budget, observer);
+                    applied.map(|()| Some(Step::Event(event)))
                 }
-                Next::Other(item, bytes) => self.item(*item, bytes, with_reports, observer),
+                Next::Other(item, bytes) => self.item(*item, bytes, observer),
             };
-            match read {
+            match step {
                 Ok(None) => {}
-                Ok(read) => return Ok(read),
+                Ok(step) => return Ok(step),
                 Err(Rejection::Contradiction) => self.skipped.contradictions += 1,
                 Err(Rejection::Limit) => self.skipped.above_limits += 1,
                 Err(Rejection::Exceeded(limit)) => self.items.stop(limit),
@@ -212,39 +193,19 @@ impl<R: io::Read> Reader<R> {
         Ok(None)
     }
 
-    fn item(
-        &mut self,
-        item: Item,
-        bytes: u64,
-        with_reports: bool,
-        observer: &mut impl Observer,
-    ) -> Result<Option<Read>, Rejection> {
+    fn item(&mut self, item: Item, bytes: u64, observer: &mut impl Observer) -> Result<Option<Step>, Rejection> {
         let (state, budget) = (&mut self.state, &mut self.items.budget);
         let step = match item {
             Item::Totals(totals) if !std::mem::take(&mut self.skips) => Step::Totals(Box::new(totals)),
             Item::Totals(_) => return Ok(None),
-            Item::Request(_)
-            | Item::ThreadReused(_)
-            | Item::PeakReleased(_)
-            | Item::Missed(_)
-            | Item::Label(_)
-            | Item::Inside(_)
-                if self.skips =>
-            {
+            Item::ThreadReused(_) | Item::Missed(_) | Item::Label(_) | Item::Inside(_) if self.skips => {
                 return Ok(None);
             }
             Item::Inside(path) => return state.set_inside(path).map(|()| None),
-            Item::Request(request) if with_reports => {
-                return Ok(state.output(request, budget)?.map(|report| Read::Report(Box::new(report))));
-            }
             Item::ThreadReused(thread) => return state.reuse_thread(thread, budget).map(|()| None),
-            Item::PeakReleased(scope) => {
-                state.release_peak(scope);
-                return Ok(None);
-            }
             Item::Missed(count) => return state.miss(count, budget, observer).map(|()| None),
             Item::Label(label) => {
-                state.label(&label, bytes, with_reports, budget)?;
+                state.check_label(&label, bytes, budget)?;
                 Step::Label(Box::new(label))
             }
             Item::AllocatorEvents(events) => {
@@ -258,7 +219,7 @@ impl<R: io::Read> Reader<R> {
                 return Ok(None);
             }
         };
-        Ok(Some(Read::Step(step)))
+        Ok(Some(step))
     }
 
     /// Charges the memory and the approximate time (in nanoseconds) of data that the caller keeps from the recording. Returns false
@@ -279,19 +240,6 @@ impl<R: io::Read> Reader<R> {
     /// Returns the largest number of bytes for all names of nested scopes and of functions on stacks.
     pub fn names_left(&self) -> u64 {
         self.items.budget.names()
-    }
-
-    /// Reads the rest, and calls `report` with each report.
-    ///
-    /// # Errors
-    /// Returns an error if reading fails.
-    pub fn replay(&mut self, mut report: impl FnMut(&ReplayedReport)) -> io::Result<()> {
-        while let Some(read) = self.next(true, &mut ())? {
-            if let Read::Report(output) = read {
-                report(&output);
-            }
-        }
-        Ok(())
     }
 
     /// Continues with a new file of the recording, whose bytes come next.
@@ -344,25 +292,24 @@ impl<R> Reader<R> {
     }
 }
 
-/// Reports of the state after the last step, whether or not the program requested them. They cover the whole recording if it was read
-/// by steps. `None` if the recording is too large for a report.
+/// Reports of the state after the last step. `None` if the recording is too large for a report.
 impl<R> Reader<R> {
     /// Returns the current and the highest memory of each scope.
     pub fn summary(&mut self) -> Option<Summary> {
-        self.charge(Extent::Groups)?;
+        self.check_size(Extent::Groups)?;
         let under = self.state.next_scope();
         Some(derive::summary(&self.state.inbox, &self.state.definitions, under, None))
     }
 
     /// Returns the live blocks, the largest first.
     pub fn live_blocks(&mut self) -> Option<Vec<LiveBlock>> {
-        self.charge(Extent::Blocks)?;
+        self.check_size(Extent::Blocks)?;
         Some(derive::live_blocks(&self.state.inbox, &self.state.definitions, None))
     }
 
     /// Returns the live memory, as it is reported at exit.
     pub fn leaks(&mut self) -> Option<Leaks> {
-        self.charge(Extent::Blocks)?;
+        self.check_size(Extent::Blocks)?;
         Some(derive::leaks(&self.state.inbox, &self.state.definitions, true))
     }
 
@@ -375,7 +322,7 @@ impl<R> Reader<R> {
 
     /// Returns the allocations that made the peak of a device, if there are any.
     pub fn device_peak(&mut self, device: Device) -> Option<PeakHolders> {
-        self.charge(Extent::Groups)?;
+        self.check_size(Extent::Groups)?;
         let under = self.state.next_scope();
         KeptPeak::of_device(&self.state.inbox, device, under)?.holders(&self.state.definitions)
     }
@@ -385,8 +332,25 @@ impl<R> Reader<R> {
         self.state.inbox.stats().iter().map(|stats| stats.device).collect()
     }
 
-    /// Charges a report. Returns `None` if it would be too large.
-    fn charge(&self, extent: Extent) -> Option<()> {
-        self.state.charge(extent, &mut self.items.budget.of_one_report()).ok()
+    /// Returns `None` if a report would be too large.
+    fn check_size(&self, extent: Extent) -> Option<()> {
+        let names = &self.state.definitions;
+        let mut paths: Vec<u64> = Vec::new();
+        let mut texts = 0_u64;
+        for (_, node) in self.state.inbox.nodes() {
+            let outer = paths.get(node.parent.0 as usize).copied().unwrap_or(0);
+            let path = outer.saturating_add(32 + names.callsite(node.callsite).to_string().len() as u64);
+            texts = texts.saturating_add(path);
+            paths.push(path);
+        }
+        for usage in self.state.inbox.groups() {
+            let NodeId(node) = usage.group.node;
+            let stack = names.length_of(usage.group.stack);
+            let words = if extent == Extent::Blocks { stack } else { stack.min(3 * LONGEST_TEXT as u64) };
+            let each = paths.get(node as usize).copied().unwrap_or(0).saturating_add(256 + words);
+            let times = if extent == Extent::Blocks { usage.blocks } else { 1 };
+            texts = texts.saturating_add(each.saturating_mul(times));
+        }
+        self.items.budget.may_report(texts).then_some(())
     }
 }

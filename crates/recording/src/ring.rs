@@ -556,8 +556,8 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::{CodeAddress, StackDefinition};
-    use gpumem_core::model::{Device, Family, ScopeId, StackId};
+    use crate::{CodeAddress, PoolDefinition, StackDefinition};
+    use gpumem_core::model::{Device, Family, PoolId, ScopeId, StackId};
 
     fn block(bytes: u64) -> Block {
         let device = Device { family: Family::Simulated, ordinal: 3 };
@@ -595,7 +595,7 @@ mod tests {
         let (mut writer, mut reader) = ring(16);
         for number in 0..1_000 {
             put(&mut writer, number);
-            let long = Item::Request(super::super::Request::Summary { not_intercepted: Some("x".repeat(300)) });
+            let long = Item::Pool(PoolDefinition { pool: PoolId(1), name: "x".repeat(300) });
             writer.item(&long);
             assert_eq!((reader.next(), reader.next()), (Some(Item::Event(event(number))), Some(long)));
             assert_eq!(reader.next(), None);

@@ -1,6 +1,4 @@
-//! The state of a recording's reader: the ledger, the definitions and the earlier requests.
-
-use std::collections::{HashMap, VecDeque};
+//! The state of a recording's reader: the ledger and the definitions.
 
 use super::{
     budget::Budget,
@@ -10,17 +8,11 @@ use super::{
     item::BlockLabel,
 };
 use gpumem_core::{
-    derive::{self, Labels, Snapshot},
     inbox::{Inbox, LedgerView},
-    ledger::{Observer, ScopePeriod},
-    model::{CallsiteId, Device, Event, EventKind, ScopeId, ThreadId, Time, Trace},
-    report::{Groups, Lines},
+    ledger::Observer,
+    model::{CallsiteId, Event, EventKind, ScopeId, ScopeSpec, ThreadId, Time},
 };
 
-/// The most closed scopes that can still be reported.
-const MOST_CLOSED: usize = 1 << 14;
-/// The most statements that are waiting for the report of their function.
-pub(super) const MOST_LINES: usize = 1 << 18;
 /// The most scopes of a path. The ledger counts deeper ones together.
 const DEEPEST_PATH: usize = 1 << 7;
 /// The steps for each scope of a path.
@@ -33,51 +25,13 @@ pub(super) struct State {
     pub(super) definitions: Definitions,
     pub(super) inbox: Inbox,
     checks: Checks,
-    pub(super) labels: Labels,
-    /// The scopes that are open or were closed recently.
-    pub(super) answers: HashMap<ScopeId, ScopeResult>,
     /// The scope path that the thread of the next event was in, if it was recorded.
     inside: Option<Vec<CallsiteId>>,
-    closed: VecDeque<ScopeId>,
-    pub(super) lines: usize,
-    pub(super) trackers: HashMap<u64, Tracker>,
-    pub(super) refusals: VecDeque<(u64, Refused)>,
     next_own: u64,
     /// The time of the ledger's last event.
     pub(super) time: Time,
     /// The number of items that the writer missed.
     pub(super) missed: u64,
-}
-
-/// The result of the last query of a scope.
-#[derive(Debug, Default)]
-pub(super) struct ScopeResult {
-    pub(super) trace: Option<Trace>,
-    /// The period that selects the blocks of its allocations. Set when the scope is closed.
-    pub(super) within: Option<ScopePeriod>,
-    /// Its statements so far.
-    pub(super) lines: Lines,
-    pub(super) number_of_lines: usize,
-    /// True if events since the scope was opened or reset are missing from the recording, so that the result is not known.
-    pub(super) is_partial: bool,
-}
-
-/// The blocks at a tracker's last call.
-#[derive(Debug)]
-pub(super) struct Tracker {
-    pub(super) device: Device,
-    pub(super) groups: Groups,
-    pub(super) lost: u64,
-    pub(super) is_first: bool,
-}
-
-/// The memory that was live when an allocation was rejected.
-#[derive(Debug)]
-pub(super) struct Refused {
-    pub(super) refusal: derive::Refusal,
-    pub(super) snapshot: Snapshot,
-    /// The scope id under which the ledger keeps the peak of the device.
-    pub(super) peak: Option<ScopeId>,
 }
 
 impl State {
@@ -86,13 +40,7 @@ impl State {
             definitions,
             inbox: Inbox::new(),
             checks: Checks::default(),
-            labels: Labels::default(),
-            answers: HashMap::new(),
             inside: None,
-            closed: VecDeque::new(),
-            lines: 0,
-            trackers: HashMap::new(),
-            refusals: VecDeque::new(),
             next_own: FIRST_OWN_SCOPE,
             time: Time::ZERO,
             missed: 0,
@@ -124,7 +72,7 @@ impl State {
         event: &RecordedEvent,
         budget: &mut Budget,
         observer: &mut impl Observer,
-    ) -> Result<Option<Box<Trace>>, Rejection> {
+    ) -> Result<(), Rejection> {
         let inside = self.inside.take();
         budget.work(inside.as_ref().map_or(0, |path| SCOPE_EVENT + SCOPE * path.len() as u64))?;
         self.checks.spend(event, budget)?;
@@ -139,55 +87,27 @@ impl State {
         event: &RecordedEvent,
         inside: Option<&[CallsiteId]>,
         observer: &mut impl Observer,
-    ) -> Result<Option<Box<Trace>>, Rejection> {
+    ) -> Result<(), Rejection> {
         let inbox = &self.inbox;
         self.checks.event(event, |key| inbox.block(key).map(|block| block.bytes.get()))?;
-        let closing = match event.kind {
-            EventKind::Close { scope } => self.inbox.scope_period(scope).map(|within| (scope, within)),
-            _ => None,
-        };
         self.time = event.time;
         let RecordedEvent { number, time, thread, ref kind, .. } = *event;
-        let mut trace = self.inbox.replay(&Event { number, time, thread, kind }, inside, observer);
+        let applied = match *kind {
+            // Reports cover the whole recording.
+            EventKind::ResetPeaks { .. } | EventKind::ResetSummary => EventKind::PoolsQueried,
+            // None needs the peak of a scope, which the ledger would keep.
+            EventKind::Open { scope, spec } => EventKind::Open { scope, spec: ScopeSpec { at_peak: false, ..spec } },
+            kind => kind,
+        };
+        self.inbox.replay(&Event { number, time, thread, kind: &applied }, inside, observer);
         if self.definitions.part().is_some_and(|part| number <= part.after) {
             self.inbox.replay_owner(kind, self.definitions.pool_of(number), observer);
         }
-        match *kind {
-            EventKind::ContextDestroyed { .. } => {
-                let blocks = self.inbox.blocks(None);
-                self.checks.recount(blocks.iter().map(|block| (block.key, block.bytes.get())));
-            }
-            EventKind::Open { scope, .. } if self.definitions.part().is_some_and(|part| number <= part.after) => {
-                self.answers.entry(scope).or_default().is_partial = true;
-            }
-            EventKind::Read { scope }
-            | EventKind::Reset { scope }
-            | EventKind::ResetKeepingPeak { scope }
-            | EventKind::Close { scope } => {
-                let answer = self.answers.entry(scope).or_default();
-                trace.take_if(|_| answer.is_partial);
-                answer.trace = trace.as_deref().copied();
-                answer.is_partial &= matches!(kind, EventKind::Read { .. } | EventKind::Close { .. });
-            }
-            _ => {}
+        if matches!(kind, EventKind::ContextDestroyed { .. }) {
+            let blocks = self.inbox.blocks(None);
+            self.checks.recount(blocks.iter().map(|block| (block.key, block.bytes.get())));
         }
-        if let Some((scope, within)) = closing {
-            self.answers.entry(scope).or_default().within = Some(within);
-            self.closed.push_back(scope);
-            if self.closed.len() > MOST_CLOSED {
-                self.forget_closed();
-            }
-        }
-        Ok(trace)
-    }
-
-    fn forget_closed(&mut self) {
-        // The scope may be open again.
-        if let Some(scope) = self.closed.pop_front().filter(|scope| !self.checks.is_open(*scope))
-            && let Some(answer) = self.answers.remove(&scope)
-        {
-            self.lines -= answer.number_of_lines;
-        }
+        Ok(())
     }
 
     /// Notes that the thread of the next event was in this scope path.
@@ -197,11 +117,6 @@ impl State {
         }
         self.inside = Some(path);
         Ok(())
-    }
-
-    /// Returns whether the result of a scope is unknown because events since it was opened are missing from the recording.
-    pub(super) fn is_partial(&self, scope: ScopeId) -> bool {
-        self.answers.get(&scope).is_some_and(|answer| answer.is_partial)
     }
 
     /// Notes that the writer missed `count` items, which may include events.
@@ -232,15 +147,9 @@ impl State {
         self.inbox.replay(&event, None, observer);
     }
 
-    /// Adds a label. `is_kept` is true if requested reports may need it.
-    pub(super) fn label(
-        &mut self,
-        label: &BlockLabel,
-        bytes: u64,
-        is_kept: bool,
-        budget: &mut Budget,
-    ) -> Result<(), Rejection> {
-        let BlockLabel { key, number, ref label } = *label;
+    /// Checks whether the reader can return a label.
+    pub(super) fn check_label(&self, label: &BlockLabel, bytes: u64, budget: &mut Budget) -> Result<(), Rejection> {
+        let BlockLabel { key, number, .. } = *label;
         if bytes > LONGEST_LABEL {
             return Err(Rejection::Limit);
         }
@@ -248,11 +157,7 @@ impl State {
             return Err(Rejection::Contradiction);
         }
         budget.work(SCOPE_EVENT)?;
-        // A dimension of the shape takes one byte in the file and eight in memory.
-        budget.take(96 + bytes + if is_kept { 128 + 8 * bytes } else { 0 })?;
-        if is_kept {
-            self.labels.set(&self.inbox, key, label.clone());
-        }
+        budget.take(96 + bytes)?;
         Ok(())
     }
 
@@ -260,21 +165,5 @@ impl State {
         self.checks.reuse(thread, budget)?;
         self.inbox.replay_thread(thread);
         Ok(())
-    }
-
-    /// Releases a kept peak. Ignores peaks that the program kept for reports, because the reader keeps its own.
-    pub(super) fn release_peak(&mut self, scope: ScopeId) {
-        if self.checks.release(scope) {
-            self.inbox.release_peak(scope);
-        }
-    }
-
-    /// Returns whether the ledger keeps the peak of this recorded scope, open or closed.
-    pub(super) fn is_kept(&self, scope: ScopeId) -> bool {
-        self.checks.is_kept(scope)
-    }
-
-    pub(super) fn is_open(&self, scope: ScopeId) -> bool {
-        self.checks.is_open(scope)
     }
 }

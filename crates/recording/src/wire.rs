@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::bytes::{Input, Malformed, Result, put_number, put_text};
 use gpumem_core::model::{
-    Block, Bytes, CallsiteId, Counted, Device, Family, Frame, Gauge, GpuMemory, GpuProcess, Key, Label, MemKind,
-    PoolId, PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
+    Block, Bytes, CallsiteId, Counted, Device, Family, Gauge, GpuMemory, Key, Label, MemKind, PoolId, ScopeId,
+    ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
 };
 
 /// A value that can be written and read back.
@@ -56,15 +56,12 @@ codes!(MemKind { Device, Pool, Managed, PinnedHost, Vmm, Graph, Part });
 codes!(Family { Cuda, Simulated, Custom });
 codes!(Gauge { Exact, Sampled, Off });
 codes!(Source { Dispatch, Cupti, Simulation, Sampling, Off, Custom });
-codes!(ProcessKind { Compute, Graphics, Both });
 codes!(Counted { AllThreads, OwnAndUnscoped, Own, Task });
 
 fields!(Device { family, ordinal });
 fields!(Block { device, bytes, kind, context, stack });
-fields!(PoolUsage { pool, used, used_high, reserved, reserved_high });
 fields!(ScopeSpec { device, gauge, every, counts, callsite, source, at_peak });
 fields!(Label { name, shape, dtype });
-fields!(Frame { function, file, line, column, module });
 
 /// The writing and reading code of these types.
 macro_rules! plain {
@@ -89,17 +86,6 @@ plain! {
         memory.used.put(to);
         memory.reserved.put(to);
     }, |from| Ok(Self::new(Wire::get(from)?, Wire::get(from)?, Wire::get(from)?, Wire::get(from)?));
-    GpuProcess: |process, to| {
-        process.pid.put(to);
-        process.name.put(to);
-        process.used.put(to);
-        process.kind.put(to);
-    }, |from| {
-        let (pid, name, used) = (Wire::get(from)?, Wire::get(from)?, Wire::get(from)?);
-        let mut process = Self::new(pid, Wire::get(from)?);
-        (process.name, process.used) = (name, used);
-        Ok(process)
-    };
     u8: |number, to| to.push(*number), |from| from.byte();
     u32: |number, to| put_number(to, (*number).into()), |from| from.small();
     u64: |number, to| put_number(to, *number), |from| from.number();
@@ -139,21 +125,6 @@ impl<T: Wire> Wire for Option<T> {
 
     fn get(from: &mut Input<'_>) -> Result<Self> {
         if bool::get(from)? { T::get(from).map(Some) } else { Ok(None) }
-    }
-}
-
-/// The error is written as text.
-impl<T: Wire> Wire for std::result::Result<T, String> {
-    fn put(&self, to: &mut Vec<u8>) {
-        self.is_ok().put(to);
-        match self {
-            Ok(value) => value.put(to),
-            Err(error) => error.put(to),
-        }
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        Ok(if bool::get(from)? { Ok(T::get(from)?) } else { Err(String::get(from)?) })
     }
 }
 

@@ -1,22 +1,5 @@
 //! The session: everything that a run of gpumem owns.
 
-/// Writes a request for a report to the recording, if there is one.
-#[cfg(feature = "capture")]
-macro_rules! record_request {
-    ($session:expr, $($request:tt)*) => {
-        $session.record_request(|| {
-            use gpumem_recording::Request;
-            Request::$($request)*
-        })
-    };
-}
-
-/// Does nothing without the feature. The arguments count as used.
-#[cfg(not(feature = "capture"))]
-macro_rules! record_request {
-    ($session:expr, $($request:tt)*) => {};
-}
-
 mod begin;
 mod budgets;
 mod events;

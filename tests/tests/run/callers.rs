@@ -32,7 +32,7 @@ fn by_library(file: &str) -> (BTreeMap<String, u64>, usize) {
     let mut reader = Reader::new(File::open(file).expect("it is there")).expect("it can be read");
     let (mut blocks, mut sums) = (Vec::new(), BTreeMap::new());
     while let Some(step) = reader.step().expect("it can be read") {
-        if let Step::Event(event, _) = step
+        if let Step::Event(event) = step
             && let EventKind::Alloc { block, .. } = event.kind
         {
             blocks.push(block);

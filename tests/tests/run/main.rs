@@ -123,7 +123,7 @@ fn recorded(file: &str) -> Recorded {
     let mut reader = Reader::new(open).unwrap_or_else(|error| panic!("{file}: {error}"));
     let mut recorded = Recorded { bytes: Vec::new(), frees: 0 };
     while let Some(step) = reader.step().expect("it can be read") {
-        if let Step::Event(event, _) = step {
+        if let Step::Event(event) = step {
             match event.kind {
                 EventKind::Alloc { block, .. } => recorded.bytes.push(block.bytes.get()),
                 EventKind::Free { .. } => recorded.frees += 1,

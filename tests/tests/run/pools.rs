@@ -8,7 +8,7 @@ use super::*;
 /// Returns the peak of the program's view, and the pools at the end.
 fn peak_and_pools(file: &str) -> (Bytes, Vec<RegisteredPool>) {
     let mut reader = Reader::new(File::open(file).expect("it is there")).expect("it can be read");
-    reader.replay(|_| {}).expect("it can be read");
+    while reader.step().expect("it can be read").is_some() {}
     let device = reader.ledger().stats()[0].device;
     let peak = reader.device_peak(device).expect("something was allocated").bytes;
     (peak, pools(reader.ledger(), reader.definitions()))

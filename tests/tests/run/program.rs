@@ -27,7 +27,7 @@ fn the_program_is_recorded_and_prints_what_it_prints_alone() {
     }
     // The lines of the program are in the recording, although it ended before they were looked up.
     let mut reader = Reader::new(File::open(&file).unwrap()).unwrap();
-    reader.replay(|_| {}).unwrap();
+    while reader.step().unwrap().is_some() {}
     let sources: Vec<_> = reader.definitions().interceptions().iter().map(|by| by.source.name()).collect();
     assert_eq!(sources, ["dispatch"]);
     let live = reader.live_blocks().unwrap();
@@ -71,7 +71,7 @@ fn stacks_are_left_out_on_request() {
     let outcome = machine().run_program(&built("gpumem-command"), &arguments);
     assert!(outcome.is_clean(), "{outcome}");
     let mut reader = Reader::new(File::open(&file).unwrap()).unwrap();
-    reader.replay(|_| {}).unwrap();
+    while reader.step().unwrap().is_some() {}
     assert_eq!(reader.definitions().modules().count(), 0);
     assert_eq!(recorded(&file), of_allocates());
 }

@@ -1,9 +1,12 @@
-//! Tests `GPUMEM_CAPTURE` in programs, and the reading of their recordings. `recording.rs` compares their output.
+//! Tests `GPUMEM_CAPTURE` in programs, and the reading of their recordings.
 
 use std::fs::File;
 use std::path::PathBuf;
 
-use gpumem_core::model::{EventKind, MemKind};
+use gpumem_core::{
+    derive,
+    model::{EventKind, MemKind},
+};
 use gpumem_recording::{End, Reader, Step};
 use gpumem_tests::{CONTEXT, Library, Standin};
 use tempfile::TempDir;
@@ -26,6 +29,28 @@ impl Recording {
     }
 }
 
+/// The program has scopes on 17 threads. The reader has neither the driver nor the program's settings.
+#[test]
+fn a_recording_yields_the_reports_of_its_program() {
+    let script = format!(
+        "{CONTEXT}; scope load; call cuMemAlloc_v2 &a 9437184; call cuMemAllocAsync &b 4194304 0; rush 16; scope step; \
+         call cuMemAlloc_v2 &c 64; call cuMemFree_v2 a; drop; call cuMemFree_v2 16; drop; all_reports"
+    );
+    for machine in [Standin::new().dispatch(), Standin::new().cupti()] {
+        let recording = Recording::new();
+        let outcome = recording.of(machine.set("yields=1")).run(&script);
+        let mut reader = recording.reader();
+        while reader.step().unwrap().is_some() {}
+        assert!(reader.skipped().is_nothing() && reader.end() == Some(&End::Complete), "{outcome}");
+        let summary = reader.summary().unwrap().to_string();
+        let (ledger, names) = (reader.ledger(), reader.definitions());
+        let stats = derive::of_device(ledger, ledger.stats()[0].device);
+        let live = derive::live_blocks(ledger, names, None);
+        assert!(live.len() == 18 && live[0].line.is_some(), "{outcome}");
+        assert_eq!(format!("{summary:?} {stats:?} {live:?}"), outcome.answer("all_reports"), "{outcome}");
+    }
+}
+
 /// Each stream-ordered call has the number of its stream. A later stream has another number, even at the same address.
 #[test]
 fn calls_have_the_numbers_of_their_streams() {
@@ -43,7 +68,7 @@ fn calls_have_the_numbers_of_their_streams() {
         let (mut on, mut calls) = ([0; 2], [vec![], vec![]]);
         let mut reader = recording.reader();
         while let Some(step) = reader.step().unwrap() {
-            let Step::Event(event, _) = step else { continue };
+            let Step::Event(event) = step else { continue };
             match event.kind {
                 EventKind::OnStream { frees, stream } => on[usize::from(frees)] = stream,
                 EventKind::Alloc { block, .. } if block.kind == MemKind::Pool => calls[0].push(on[0]),
@@ -73,7 +98,7 @@ fn devices_have_their_uuid() {
         let recording = Recording::new();
         let outcome = recording.of(machine).run(&script);
         let mut reader = recording.reader();
-        reader.replay(|_| {}).unwrap();
+        while reader.step().unwrap().is_some() {}
         let uuids: Vec<_> = reader.definitions().devices().map(|device| device.uuid.clone()).collect();
         assert_eq!(uuids, [Some(uuid.to_owned())], "{outcome}");
     }
@@ -108,7 +133,7 @@ fn children_of_a_fork_record_nothing() {
     let outcome = recording.of(machine).run("forks 50");
     assert_eq!(outcome.answer("forks 50"), "none hung, none printed", "{outcome}");
     let mut reader = recording.reader();
-    reader.replay(|_| {}).unwrap();
+    while reader.step().unwrap().is_some() {}
     assert_eq!(reader.end(), Some(&End::Complete), "{outcome}");
     let skipped = reader.skipped();
     assert_eq!((skipped.not_understood, skipped.contradictions, skipped.above_limits), (0, 0, 0), "{outcome}");

@@ -12,7 +12,6 @@ mod graphs;
 mod integrated;
 mod lost_devices;
 mod pools;
-mod recording;
 mod refusals;
 mod settings;
 mod statistics;

@@ -68,7 +68,7 @@ impl History {
         let mut changes = Vec::new();
         while let Some(step) = reading.reader.step_observed(&mut changes).map_err(failed)? {
             match step {
-                Step::Event(event, _) => reading.event(&event, &mut changes),
+                Step::Event(event) => reading.event(&event, &mut changes),
                 Step::Label(label) => {
                     if let Some(block) = reading.live.get(&label.number) {
                         reading.history.labels.insert(*block, label.label.name.into());

@@ -7,7 +7,7 @@ use gpumem_core::model::{
 };
 use gpumem_recording::{
     AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvents, BlockLabel, CodeAddress, Item,
-    ModuleDefinition, RecordedEvent, Request, StackDefinition, Symbol, SymbolsDefinition, Writer,
+    ModuleDefinition, RecordedEvent, StackDefinition, Symbol, SymbolsDefinition, Writer,
 };
 
 use crate::{
@@ -115,24 +115,7 @@ pub(crate) fn made((_, add): &Case, most: u64) -> Vec<u8> {
     recording(&file[..HEADER], &records(&file), true)
 }
 
-pub(crate) const CASES: [Case; 28] = [
-    ("requests", |made| {
-        for at in 0..10_000 {
-            made.alloc(at << 20, 1 << 20, 0);
-        }
-        while made.has_room() {
-            made.item(&Item::Request(Request::LiveBlocks { scope: None }));
-        }
-    }),
-    ("summaries", |made| {
-        for at in 0..20_000 {
-            made.open(at, 2 + u32::try_from(at).expect("it is small"), false);
-            made.close(at);
-        }
-        while made.has_room() {
-            made.item(&Item::Request(Request::Summary { not_intercepted: None }));
-        }
-    }),
+pub(crate) const CASES: [Case; 26] = [
     ("live", |made| {
         made.filled(1.., |made, at| {
             made.alloc(at << 21, 1 << 20, 0);

@@ -23,7 +23,7 @@ pub use self::{
     labels::Labels,
     names::{Callsite, NO_STACK, Names, Stack},
     paths::{Paths, outer_names, short_names, summary},
-    peaks::{KeptPeak, peak_holders},
+    peaks::KeptPeak,
     pools::{Overlaps, pools, registered_pool},
     refusal::Refusal,
     snapshot::Snapshot,

@@ -51,7 +51,7 @@ impl<'a> KeptPeak<'a> {
 }
 
 /// Returns the allocations that made a peak that the ledger keeps under this id.
-pub fn peak_holders(view: &dyn LedgerView, names: &dyn Names, under: ScopeId) -> Option<PeakHolders> {
+fn peak_holders(view: &dyn LedgerView, names: &dyn Names, under: ScopeId) -> Option<PeakHolders> {
     let (peak, groups) = view.kept_peak(under)?;
     let paths = Paths::now(view, names);
     let holder = |at: &GroupAtPeak| {

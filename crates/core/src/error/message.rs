@@ -90,7 +90,6 @@ impl fmt::Display for Kind {
                 write!(f, "no answer within {within:?}; ask gpumem::breakdown() or nvidia-smi later")
             }
             Self::CustomGauge { name, detail } => write!(f, "the gauge `{name}` gave no figure: {detail}"),
-            Self::Recorded { message } => f.write_str(message),
             Self::NoThread { detail } => {
                 write!(f, "cannot start a thread: {detail}; raise the limit on threads (ulimit -u)")
             }

@@ -96,8 +96,6 @@ pub enum Kind {
     NoAnswer { within: Duration },
     /// A custom gauge's function did not return a value.
     CustomGauge { name: String, detail: String },
-    /// The error of a recorded program, as it was written there.
-    Recorded { message: String },
     /// The operating system failed to start a thread.
     NoThread { detail: String },
     /// The simulated device is full.
@@ -111,12 +109,6 @@ impl UnwindSafe for Inner {}
 impl RefUnwindSafe for Inner {}
 
 impl Error {
-    /// Returns the error of a recorded program.
-    #[doc(hidden)]
-    pub fn recorded(message: String) -> Self {
-        Kind::Recorded { message }.into()
-    }
-
     /// Returns whether nothing can be measured here: there is no driver or no device, or this build cannot use one. Most programs
     /// continue without measurements.
     pub fn is_unavailable(&self) -> bool {

@@ -93,7 +93,6 @@ fn kinds() -> Vec<(Kind, Vec<&'static str>)> {
         (Kind::BadBaseline { file: detail(), detail: detail() }, vec!["invalid baseline"]),
         (Kind::NoAnswer { within: Duration::from_secs(2) }, vec!["timeout"]),
         (Kind::CustomGauge { name: detail(), detail: detail() }, vec![]),
-        (Kind::Recorded { message: detail() }, vec![]),
         (Kind::NoThread { detail: detail() }, vec![]),
         (
             Kind::SimulatedOutOfMemory { device: 0, requested: detail(), free: detail(), total: detail() },
@@ -127,8 +126,7 @@ fn number(kind: &Kind) -> usize {
         Kind::NoThread { .. } => 17,
         Kind::SimulatedOutOfMemory { .. } => 18,
         Kind::SimulatedMisuse { .. } => 19,
-        Kind::Recorded { .. } => 20,
-        Kind::CustomGauge { .. } => 21,
+        Kind::CustomGauge { .. } => 20,
     }
 }
 
@@ -137,7 +135,7 @@ fn each_kind_has_its_predicates() {
     let mut numbers: Vec<usize> = kinds().iter().map(|(kind, _)| number(kind)).collect();
     numbers.sort_unstable();
     numbers.dedup();
-    assert_eq!(numbers, (0..22).collect::<Vec<_>>(), "a kind has no row");
+    assert_eq!(numbers, (0..21).collect::<Vec<_>>(), "a kind has no row");
     for (kind, expected) in kinds() {
         let error = Error::from(kind);
         let holds: Vec<_> = PREDICATES.iter().filter(|(_, holds)| holds(&error)).map(|(name, _)| *name).collect();

@@ -251,16 +251,9 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     }
 
     /// Applies an event of a recording, with its recorded number, time and thread, and tells the observer what it does to blocks.
-    /// Returns the trace if the event is a query of a scope.
     ///
     /// `inside` is the scope path that its thread was in, if the recording does not contain the events that led there.
-    pub fn replay(
-        &self,
-        event: &Event<'_>,
-        inside: Option<&[CallsiteId]>,
-        observer: &mut impl Observer,
-    ) -> Option<Box<Trace>> {
-        // A trace is larger than an event, and nearly all events have none.
+    pub fn replay(&self, event: &Event<'_>, inside: Option<&[CallsiteId]>, observer: &mut impl Observer) {
         let replay = |state: &mut InboxState<T>, _| {
             (state.number, state.time) = (event.number, event.time);
             state.ledger.set_time(event.time);
@@ -268,9 +261,8 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
                 Some(path) => state.ledger.apply_inside(path, event, observer),
                 None => _ = state.ledger.apply_observed(event, observer),
             }
-            state.ledger.last_trace().map(Box::new)
         };
-        self.enter(1, replay).flatten()
+        self.enter(1, replay);
     }
 
     /// Notes that a recording lacks events before the one with this number.

@@ -1,6 +1,6 @@
 //! A tap receives a copy of each event, in the order of their numbers.
 
-use crate::model::{Event, ScopeId, ThreadId};
+use crate::model::{Event, ThreadId};
 
 /// Receives a copy of each event, under the lock of the inbox. It must be fast and must not call the inbox.
 pub trait Tap: Default {
@@ -16,9 +16,6 @@ pub trait Tap: Default {
     /// Notes that the calling thread starts, under this number. `is_reused` is true if a thread that has ended had the number
     /// before.
     fn begin_thread(&mut self, _thread: ThreadId, _is_reused: bool) {}
-
-    /// Notes that the ledger no longer keeps the peak with this number.
-    fn release_peak(&mut self, _kept: ScopeId) {}
 }
 
 /// A tap that is never called.

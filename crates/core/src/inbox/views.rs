@@ -4,7 +4,7 @@
 
 use std::{collections::HashMap, ops::Range, time::Duration};
 
-use super::{Clock, Inbox, InboxState, Primitives, Tap};
+use super::{Clock, Inbox, Primitives, Tap};
 use crate::{
     ledger::{
         BLOCK_PARTS, Counts, DevicePeaks, DeviceStats, GroupAtPeak, GroupUsage, KnownBlock, KnownPool, NodeId,
@@ -97,13 +97,7 @@ where
     }
 
     fn release_peak(&self, under: ScopeId) {
-        let release = |state: &mut InboxState<T>, _| {
-            state.ledger.release_peak(under);
-            if T::IS_USED && state.ledger.is_tapped {
-                state.tap.release_peak(under);
-            }
-        };
-        self.enter(0, release);
+        self.enter(0, |state, _| state.ledger.release_peak(under));
     }
 
     fn kept_peak(&self, under: ScopeId) -> Option<(PeakTotal, Vec<GroupAtPeak>)> {

@@ -6,15 +6,12 @@ use crate::{
     AllocatorAction, AllocatorContradiction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents,
     AllocatorFigures, AllocatorSettings, BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition,
     DeviceDefinition, DevicePeak, Finished, Interception, Item, ModuleDefinition, PartDefinition, PoolBlock,
-    PoolDefinition, Process, ProcessEnd, RecordedEvent, Request, RingDefinition, StackDefinition, Symbol,
-    SymbolsDefinition, TensorClass, TensorGroup, TensorHolder, ThreadDefinition, Totals, Waiting, Writer,
+    PoolDefinition, Process, ProcessEnd, RecordedEvent, RingDefinition, StackDefinition, Symbol, SymbolsDefinition,
+    TensorClass, TensorGroup, TensorHolder, ThreadDefinition, Totals, Waiting, Writer,
 };
-use gpumem_core::{
-    model::{
-        Block, Bytes, CallsiteId, Counted, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, Label,
-        MemKind, PoolId, PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
-    },
-    report::DeviceReading,
+use gpumem_core::model::{
+    Block, Bytes, CallsiteId, Counted, Device, EventKind, Family, Gauge, GpuMemory, Key, Label, MemKind, PoolId,
+    ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
 };
 
 use super::Random;
@@ -69,12 +66,6 @@ impl<T: Any> Any for Vec<T> {
     }
 }
 
-impl<T: Any> Any for Result<T, String> {
-    fn any(random: &mut Random) -> Self {
-        if random.is(2) { Ok(T::any(random)) } else { Err(random.text()) }
-    }
-}
-
 values! {
     bool as random => random.is(2);
     u8 as random => (random.any() & 0xff) as u8;
@@ -92,11 +83,6 @@ values! {
     Key as random => Key::from_raw(if random.is(4) { random.any() } else { random.below(40) << 20 });
     MemKind as random => MemKind::ALL[random.index(MemKind::ALL.len())];
     GpuMemory as random => GpuMemory::new(Any::any(random), Any::any(random), Any::any(random), Any::any(random));
-    GpuProcess as random => {
-        let mut process = GpuProcess::new(Any::any(random), Any::any(random));
-        (process.name, process.used) = (Any::any(random), Any::any(random));
-        process
-    };
     AllocatorEvents as random => AllocatorEvents {
         device: Any::any(random),
         events: (0..random.below(50)).map(|_| Any::any(random)).collect(),
@@ -123,7 +109,6 @@ variants! { Threads { Unscoped {} Named { 0 } } }
 variants! { Counted { AllThreads {} OwnAndUnscoped {} Own {} Task {} } }
 variants! { Gauge { Exact {} Sampled {} Off {} } }
 variants! { Source { Dispatch {} Cupti {} Simulation {} Sampling {} Custom {} Off {} } }
-variants! { ProcessKind { Compute {} Graphics {} Both {} } }
 variants! { TensorClass { Weights {} Activations {} Workspace {} } }
 variants! { AllocatorAction { SegmentAlloc {} SegmentFree {} Alloc {} FreeRequested {} FreeCompleted {} OutOfMemory {} } }
 
@@ -132,7 +117,6 @@ structs! {
     PoolDefinition { pool, name }
     PoolBlock { number, pool }
     Block { device, bytes, kind, context, stack }
-    PoolUsage { pool, used, used_high, reserved, reserved_high }
     ScopeSpec { device, gauge, every, counts, callsite, source, at_peak }
     Label { name, shape, dtype }
     Process { pid, executable, arguments, folder, own_module, began, version, ran_before, cards, host, rank }
@@ -148,7 +132,6 @@ structs! {
     ContextDefinition { context, device }
     Interception { source, library }
     BlockLabel { key, number, label }
-    DeviceReading { device, name, memory, processes, pool }
     PartDefinition { is_peaks, after }
     AllocatorDefinition { name, missing, devices, missing_modules, settings, contradictions }
     AllocatorContradiction { device, words }
@@ -195,26 +178,7 @@ variants! {
     }
 }
 
-variants! {
-    Request {
-        Report { scope, ctx, subctx, lines }
-        Line { scope, number, source }
-        Summary { not_intercepted }
-        Breakdown { 0 }
-        MemoryStats { device, intercepted_by, since, pool }
-        LiveBlocks { scope }
-        Leaks { is_intercepted }
-        Peaks { is_intercepted }
-        PeakHolders { scope }
-        TrackerStarted { tracker, device }
-        Tracked { tracker, time, file, line, column, ctx, used, is_intercepted }
-        TrackerEnded { tracker }
-        Refused { refusal, device, requested, kind, stack, path }
-        OutOfMemory { refusal, reading }
-    }
-}
-
-// All items except events and requests, which are more frequent.
+// All items except events, which are more frequent.
 variants! {
     Item {
         Process { 0 }
@@ -229,7 +193,6 @@ variants! {
         Interception { 0 }
         Label { 0 }
         ThreadReused { 0 }
-        PeakReleased { 0 }
         Missed { 0 }
         Part { 0 }
         Allocator { 0 }
@@ -249,7 +212,6 @@ pub fn items(random: &mut Random, count: usize) -> Vec<Item> {
     let mut number = 0_u64;
     let item = |random: &mut Random| match random.below(10) {
         0 => Any::any(random),
-        1 => Item::Request(Any::any(random)),
         2 if random.is(4) => Item::AllocatorEvents(Any::any(random)),
         _ => {
             number += if random.is(20) { 1 + random.below(1 << 40) } else { 1 };

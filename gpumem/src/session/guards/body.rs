@@ -116,11 +116,8 @@ impl Drop for BodyGuard {
         let keep_period = self.budget.is_some() || trace.guard.as_ref().is_some_and(|guard| guard.prints_lines());
         trace.close(keep_period);
         let (figures, lines) = match lines {
-            None => (trace.data(), None),
-            Some((lines, end)) => {
-                let (figures, lines) = lines.finish(end, trace.data());
-                (figures, Some((lines, end)))
-            }
+            None => (trace.data(), Vec::new()),
+            Some((lines, end)) => lines.finish(end, trace.data()),
         };
         if self.report {
             trace.print_report(Some(&"exit"), figures, lines, true);
@@ -199,8 +196,6 @@ impl LinesState {
     fn end_statement(&mut self) {
         if let (Some((number, source)), Some(trace)) = (self.running.take(), &self.trace) {
             self.lines.push(number, source, trace.read_next());
-            #[cfg(feature = "capture")]
-            trace.record_line(number, source);
         }
     }
 }

@@ -76,7 +76,7 @@ impl GpuMemTrace {
     /// ```
     // The comment between the brackets is in the compiler's error for `report_n_reset("x")`, which shows this line.
     pub fn report_n_reset(&mut self /* for a text after the context: report_n_reset_with */) {
-        self.print_report(None, self.read_n_reset(), None, false);
+        self.print_report(None, self.read_n_reset(), Vec::new(), false);
     }
 
     /// Like [`report_with`](Self::report_with), but then resets the trace to the reported reading.
@@ -96,15 +96,7 @@ impl GpuMemTrace {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn report_n_reset_with(&mut self, subctx: impl Display) {
-        self.print_report(Some(&subctx), self.read_n_reset(), None, false);
-    }
-
-    /// Writes the end of a statement to the recording, with the values of the last reading.
-    #[cfg(feature = "capture")]
-    pub(in crate::session) fn record_line(&self, number: u32, source: &str) {
-        if let (Some(guard), Some(scope)) = (&self.guard, self.scope_id()) {
-            record_request!(guard.session, Line { scope, number, source: source.to_owned() });
-        }
+        self.print_report(Some(&subctx), self.read_n_reset(), Vec::new(), false);
     }
 
     /// Stops the trace, and prints its last report.
@@ -113,7 +105,7 @@ impl GpuMemTrace {
         if guard.settings.on_exit_report && !guard.settings.silent {
             let prints_lines = guard.prints_lines();
             self.close(prints_lines);
-            self.print_report(Some(&"exit"), self.data(), None, true);
+            self.print_report(Some(&"exit"), self.data(), Vec::new(), true);
         } else if let TraceState::Running(scope) = mem::replace(&mut guard.state, TraceState::Off) {
             scope.close_unread();
         }
@@ -122,17 +114,16 @@ impl GpuMemTrace {
     /// Prints a report of the current values. Reads the device only if the report is printed.
     fn report_now(&self, subctx: Option<&dyn Display>) {
         if self.guard.as_ref().is_some_and(|guard| !guard.settings.silent) {
-            self.print_report(subctx, self.data(), None, false);
+            self.print_report(subctx, self.data(), Vec::new(), false);
         }
     }
 
-    /// Prints a report with these values, or counts them if the trace ends. `lines` are the statements of the function and the
-    /// number of its last line.
+    /// Prints a report with these values, or counts them if the trace ends. `lines` are the statements of the function.
     pub(in crate::session) fn print_report(
         &self,
         subctx: Option<&dyn Display>,
         trace: Trace,
-        lines: Option<(Vec<Line>, u32)>,
+        lines: Vec<Line>,
         is_end: bool,
     ) {
         let Some(guard) = &self.guard else { return };
@@ -145,21 +136,12 @@ impl GpuMemTrace {
         if session.is_inside_sink() {
             return;
         }
-        let (lines, end) = lines.unzip();
-        // A recording contains all reports, even those that are not printed.
-        #[cfg(feature = "capture")]
-        if let Some(scope) = self.scope_id() {
-            let ctx = || settings.shown_ctx().map(Cow::into_owned);
-            record_request!(session, Report { scope, ctx: ctx(), subctx: subctx.map(ToString::to_string), lines: end });
-        }
-        #[cfg(not(feature = "capture"))]
-        let _ = end;
         if !guard.prints(&trace, is_end) || session.is_silent() {
             return;
         }
         let subctx = subctx.map(ToString::to_string);
         let mut report = Report::new(trace, settings.shown_ctx().as_deref(), subctx.as_deref()).inside(guard.outer());
-        report.lines = lines.unwrap_or_default();
+        report.lines = lines;
         let mut output = session.output(Content::Trace(report));
         output.at = Some(guard.at.into());
         output.module = settings.request.module.map(Into::into);

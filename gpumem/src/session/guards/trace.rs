@@ -11,7 +11,7 @@ use crate::{
     derive::{KeptPeak, live_blocks, outer_names},
     error::Result,
     ledger::ScopePeriod,
-    model::{ScopeId, Trace},
+    model::Trace,
     report::{LiveBlock, PeakHolders},
 };
 
@@ -70,14 +70,8 @@ pub(super) struct ActiveTrace {
 pub(super) enum TraceState {
     Off,
     Running(OpenScope),
-    /// The closed scope's id, its callsite and its last trace.
-    Stopped(
-        #[cfg_attr(not(feature = "capture"), expect(dead_code, reason = "only a recording names it"))] ScopeId,
-        Numbered,
-        Trace,
-        Option<ScopePeriod>,
-        Option<KeptPeak<'static>>,
-    ),
+    /// The closed scope's callsite and its last trace.
+    Stopped(Numbered, Trace, Option<ScopePeriod>, Option<KeptPeak<'static>>),
 }
 
 impl GpuMemTrace {
@@ -213,9 +207,9 @@ impl GpuMemTrace {
         guard.state = match mem::replace(&mut guard.state, TraceState::Off) {
             TraceState::Running(scope) => {
                 let within = if keep_period { scope.period() } else { None };
-                let (id, callsite) = (scope.id, scope.callsite);
+                let callsite = scope.callsite;
                 let (trace, peak) = scope.close();
-                TraceState::Stopped(id, callsite, trace, within, peak)
+                TraceState::Stopped(callsite, trace, within, peak)
             }
             ended => ended,
         };
@@ -253,7 +247,7 @@ impl GpuMemTrace {
         match self.guard.as_ref().map(|guard| &guard.state) {
             None | Some(TraceState::Off) => Trace::off(self.device),
             Some(TraceState::Running(scope)) => scope.read(),
-            Some(TraceState::Stopped(_, _, trace, ..)) => *trace,
+            Some(TraceState::Stopped(_, trace, ..)) => *trace,
         }
     }
 
@@ -296,10 +290,6 @@ impl GpuMemTrace {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn live(&self) -> Vec<LiveBlock> {
-        #[cfg(feature = "capture")]
-        if let (Some(guard), Some(scope)) = (&self.guard, self.scope_id()) {
-            record_request!(guard.session, LiveBlocks { scope: Some(scope) });
-        }
         self.live_of(|within| within)
     }
 
@@ -343,15 +333,11 @@ impl GpuMemTrace {
             TraceState::Running(scope) => {
                 KeptPeak::of_open(&session.inbox, scope.id, session.next_scope())?.holders(session)
             }
-            TraceState::Stopped(_, _, _, _, peak) => peak.as_ref()?.holders(session),
+            TraceState::Stopped(_, _, _, peak) => peak.as_ref()?.holders(session),
         };
         let mut peak = peak?;
         let Trace { untracked, lost, .. } = self.data();
         (peak.untracked, peak.lost) = (untracked, lost);
-        #[cfg(feature = "capture")]
-        if let Some(scope) = self.scope_id() {
-            record_request!(session, PeakHolders { scope });
-        }
         Some(peak)
     }
 
@@ -379,16 +365,6 @@ impl GpuMemTrace {
         if let TraceState::Running(scope) = &guard.state { Some((guard, scope)) } else { None }
     }
 
-    /// Returns the id of the scope that the trace opened last.
-    #[cfg(feature = "capture")]
-    pub(super) fn scope_id(&self) -> Option<ScopeId> {
-        match &self.guard.as_ref()?.state {
-            TraceState::Off => None,
-            TraceState::Running(scope) => Some(scope.id),
-            TraceState::Stopped(scope, ..) => Some(*scope),
-        }
-    }
-
     pub(super) fn read_n_reset(&self) -> Trace {
         self.running().map_or_else(|| self.data(), |(_, scope)| scope.reset())
     }
@@ -405,7 +381,7 @@ impl ActiveTrace {
         match &self.state {
             TraceState::Off => None,
             TraceState::Running(scope) => self.session.inbox.scope_period(scope.id),
-            TraceState::Stopped(_, _, _, within, _) => within.clone(),
+            TraceState::Stopped(_, _, within, _) => within.clone(),
         }
     }
 
@@ -414,7 +390,7 @@ impl ActiveTrace {
         match &self.state {
             TraceState::Off => None,
             TraceState::Running(scope) => Some(scope.callsite),
-            TraceState::Stopped(_, callsite, ..) => Some(*callsite),
+            TraceState::Stopped(callsite, ..) => Some(*callsite),
         }
     }
 
@@ -448,7 +424,7 @@ impl fmt::Debug for GpuMemTrace {
             TraceState::Running(scope) => {
                 shown.field("state", &"running").field("device", &scope.device.ordinal).field("gauge", &scope.gauge)
             }
-            TraceState::Stopped(_, _, trace, ..) => shown.field("state", &"stopped").field("trace", trace),
+            TraceState::Stopped(_, trace, ..) => shown.field("state", &"stopped").field("trace", trace),
         };
         shown.field("ctx", &guard.settings.ctx).field("silent", &guard.settings.silent).finish_non_exhaustive()
     }

@@ -61,9 +61,6 @@ pub struct MemTracker {
     groups: Groups,
     counts: Counts,
     is_first: bool,
-    /// The id of the tracker in a recording.
-    #[cfg(feature = "capture")]
-    number: u64,
 }
 
 impl MemTracker {
@@ -137,10 +134,7 @@ impl MemTracker {
                 None
             }
         };
-        let why_not_intercepted = views::why_not_intercepted(session);
-        #[cfg(feature = "capture")]
-        self.record(&tracked, why_not_intercepted.is_none());
-        if let Some(why) = why_not_intercepted {
+        if let Some(why) = views::why_not_intercepted(session) {
             session.notify(
                 Notice::NoBlocks,
                 &format_args!("which blocks were allocated and freed is not known, because {why}"),
@@ -156,23 +150,6 @@ impl MemTracker {
         }
         self.print(&tracked);
         tracked
-    }
-
-    #[cfg(feature = "capture")]
-    fn record(&self, tracked: &Tracked, is_intercepted: bool) {
-        record_request!(
-            self.session,
-            Tracked {
-                time: tracked.time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default(),
-                tracker: self.number,
-                file: tracked.at.file().to_owned(),
-                line: tracked.at.line(),
-                column: tracked.at.column(),
-                ctx: tracked.ctx.clone(),
-                used: tracked.used,
-                is_intercepted,
-            }
-        );
     }
 
     /// Prints the output with a single write, so that lines of several trackers do not mix.
@@ -192,15 +169,6 @@ impl MemTracker {
 fn groups(session: &Session, device: Device) -> Groups {
     let inbox = &session.inbox;
     tracked_groups(inbox, session, device, |blocks| session.labels().of_blocks(inbox, blocks))
-}
-
-#[cfg(feature = "capture")]
-impl Drop for MemTracker {
-    fn drop(&mut self) {
-        if self.device.is_some() {
-            record_request!(self.session, TrackerEnded { tracker: self.number });
-        }
-    }
 }
 
 impl Default for MemTracker {
@@ -293,22 +261,7 @@ impl MemTracker {
         to: Option<Box<dyn Write + Send>>,
     ) -> Self {
         let counts = device.map(|_| session.begun().inbox.counts()).unwrap_or_default();
-        #[cfg(feature = "capture")]
-        let number = session.next_tracker();
-        #[cfg(feature = "capture")]
-        if let Some((device, _)) = device {
-            record_request!(session, TrackerStarted { tracker: number, device });
-        }
-        Self {
-            session,
-            device,
-            to,
-            groups: Groups::new(),
-            counts,
-            is_first: true,
-            #[cfg(feature = "capture")]
-            number,
-        }
+        Self { session, device, to, groups: Groups::new(), counts, is_first: true }
     }
 }
 

@@ -9,7 +9,6 @@ pub(in crate::session) fn print_leaks(session: &'static Session) {
         return;
     }
     let is_intercepted = NewTrace::find(session).is_intercepted(session);
-    record_request!(session, Leaks { is_intercepted });
     session.print(Content::Leaks(derive::leaks(&session.inbox, session, is_intercepted)));
 }
 
@@ -19,7 +18,6 @@ pub(in crate::session) fn print_peaks(session: &'static Session) {
         return;
     }
     let is_intercepted = NewTrace::find(session).is_intercepted(session);
-    record_request!(session, Peaks { is_intercepted });
     let peaks = derive::device_peaks(&session.inbox, session, session.next_scope(), is_intercepted);
     session.print(Content::Peaks(peaks));
 }

@@ -7,8 +7,7 @@ use std::{
 };
 
 use gpumem_recording::{
-    CallsiteDefinition, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item, Process, Request,
-    StackDefinition,
+    CallsiteDefinition, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item, Process, StackDefinition,
 };
 
 use super::{
@@ -132,10 +131,6 @@ impl Definer {
                 let name = fs::read(format!("/proc/self/task/{}/comm", thread.os_id));
                 thread.name = name.ok().map(|name| String::from_utf8_lossy(&name).trim_end().to_owned());
                 Ok(())
-            }
-            Item::Request(Request::Refused { stack, device, .. }) => {
-                self.device(*device, write)?;
-                self.stack(*stack, write)
             }
             _ => Ok(()),
         }

@@ -28,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-use gpumem_recording::{CallsiteDefinition, Item, PoolDefinition, Request, RingDefinition, Writer, lines_for, ring};
+use gpumem_recording::{CallsiteDefinition, Item, PoolDefinition, RingDefinition, Writer, lines_for, ring};
 
 pub(super) use self::state::{EventTap, Recorder};
 pub use self::thread::Keep;
@@ -224,14 +224,5 @@ impl Session {
             (definition.file, definition.line, definition.column) = (String::new(), 0, 0);
         }
         definition
-    }
-
-    pub(super) fn record_request(&self, request: impl FnOnce() -> Request) {
-        self.record_item(|| Item::Request(request()));
-    }
-
-    /// Returns an id for a new tracker.
-    pub(super) fn next_tracker(&self) -> u64 {
-        self.recorder.trackers.fetch_add(1, Relaxed)
     }
 }

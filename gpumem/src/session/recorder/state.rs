@@ -15,7 +15,7 @@ use super::modules::{EarlyDefinitions, ModuleTable, ResolvedAddress};
 use crate::{
     clock,
     inbox::Tap,
-    model::{Event, ScopeId, StackId, ThreadId},
+    model::{Event, StackId, ThreadId},
     process,
     ring_memory::{RingPages, prefetch_for_writing},
 };
@@ -47,12 +47,6 @@ impl Tap for EventTap {
             ring.item(&Item::Thread(ThreadDefinition { thread, os_id: process::thread_id(), name: None }));
         }
     }
-
-    fn release_peak(&mut self, kept: ScopeId) {
-        if let Some(ring) = &mut self.0 {
-            ring.item(&Item::PeakReleased(kept));
-        }
-    }
 }
 
 /// The recording of a session, if there is one.
@@ -60,7 +54,6 @@ impl Tap for EventTap {
 pub(in crate::session) struct Recorder {
     pub(super) is_on: AtomicBool,
     pub(super) running: Mutex<Option<Running>>,
-    pub(super) trackers: AtomicU64,
     /// The number of events that did not fit into the ring, at the end of the recording.
     pub(super) missed_last: AtomicU64,
     /// True if gpumem was injected into the program.

@@ -49,7 +49,6 @@ pub fn summary() -> Summary {
     if !session.is_begun() {
         return Summary::of(Vec::new(), 0, 0, not_intercepted);
     }
-    record_request!(session, Summary { not_intercepted: not_intercepted.clone() });
     derive::summary(&session.inbox, session, session.next_scope(), not_intercepted)
 }
 
@@ -103,7 +102,6 @@ pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
     // The breakdown has a separate part for memory that was not intercepted.
     session.prepare(devices);
     let reading = read(devices, device)?;
-    record_request!(session, Breakdown(reading.clone()));
     let live = Snapshot::now(&session.inbox, session, device).groups(|stack| session.stack(stack));
     Ok(Breakdown::of(&reading, std::process::id(), &live))
 }

@@ -33,7 +33,6 @@ impl InterceptedDevice {
         let Self { session, devices, device } = *self;
         let intercepted_by = devices.subscribed().map(|by| by.library.to_owned()).unwrap_or_default();
         let (since, pool) = (session.inbox.age(), self.usage().ok());
-        record_request!(session, MemoryStats { device, intercepted_by: intercepted_by.clone(), since, pool });
         derive::memory_stats(&session.inbox, device, intercepted_by, since, pool)
     }
 
@@ -73,6 +72,5 @@ fn intercept(session: &'static Session, devices: &dyn Devices) -> Result<()> {
 pub(crate) fn live_blocks() -> Result<Vec<LiveBlock>> {
     let session = current();
     intercept(session, session.devices()?)?;
-    record_request!(session, LiveBlocks { scope: None });
     Ok(derive::live_blocks(&session.inbox, session, None))
 }

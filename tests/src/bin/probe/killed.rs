@@ -138,7 +138,7 @@ pub(crate) fn has_an_allocation(folder: &str) -> Result<bool, Trouble> {
         // The file is no recording until its first bytes are there.
         let Ok(mut reader) = Reader::new(File::open(entry?.path())?) else { continue };
         while let Some(step) = reader.step()? {
-            if matches!(step, Step::Event(event, _) if matches!(event.kind, EventKind::Alloc { .. })) {
+            if matches!(step, Step::Event(event) if matches!(event.kind, EventKind::Alloc { .. })) {
                 return Ok(true);
             }
         }

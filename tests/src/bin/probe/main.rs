@@ -20,6 +20,7 @@
 //! - `subscribe`, `unsubscribe`: begin and end interception; `tool_subscribe library`, `tool_unsubscribe library`: another tool of
 //!   this process does so with CUPTI;
 //! - `scope name`: starts an exact trace that prints nothing; `breakdown [device]`, `summary`: these reports, in one line;
+//!   `all_reports`: what a recording has too: the whole summary, the statistics and the live blocks;
 //!   `print_refusals`: from now on, each refusal is an answer `refused`; `on_refusal function argument…`: each refusal makes this
 //!   call; `panic_on_refusal`: each refusal panics; `retry function argument…`: makes a call with a second try;
 //! - `pool name`: registers a pool on the current device; `part address bytes`, `part_freed address`, `reserved bytes`,
@@ -396,6 +397,7 @@ impl Probe {
             "go_on" => churn::go_on(argument.parse()?)?,
             "breakdown" => reported(places::breakdown(device(argument)?)),
             "summary" => places::summary(),
+            "all_reports" => reported(places::all_reports()),
             "retry" => places::retry(&self.names, argument)?,
             "other_thread" => {
                 let names = self.names.clone();

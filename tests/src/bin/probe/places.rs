@@ -73,6 +73,13 @@ pub(crate) fn summary() -> String {
     if scopes.is_empty() { gpumem::summary().to_string().trim().replace('\n', "|") } else { scopes.join(", ") }
 }
 
+/// Returns the text of the summary, the statistics of the current device and the live blocks.
+pub(crate) fn all_reports() -> gpumem::Result<String> {
+    let stats = gpumem::torch::memory_stats(None)?;
+    let live = gpumem::torch::memory_snapshot()?;
+    Ok(format!("{:?} {:?} {live:?}", gpumem::summary().to_string(), (stats.all, stats.kinds)))
+}
+
 /// Calls `function argument…`, and tries again if it is refused. Returns the results of all attempts.
 pub(crate) fn retry(names: &Names, call: &str) -> Result<String, Trouble> {
     let mut results = Vec::new();

@@ -11,8 +11,6 @@ use std::{
 use crossbeam_channel::Sender;
 
 use super::refusal::{Observation, OomUpdate, Refusal};
-#[cfg(feature = "capture")]
-use crate::report::DeviceReading;
 use crate::report::OutOfMemory;
 
 /// The time that a report waits. The report is removed if the thread obtains the memory within this time: allocators with a cache
@@ -62,9 +60,6 @@ pub(super) struct PendingReport {
     pub(super) is_resolved: bool,
     /// The time at which the report is printed. `None` if only the program's function gets it.
     pub(super) due: Option<Instant>,
-    /// The driver's reading, for a recording.
-    #[cfg(feature = "capture")]
-    pub(super) reading: Option<std::result::Result<DeviceReading, String>>,
 }
 
 /// The pending reports, and the state of the thread that prints them.

@@ -21,10 +21,6 @@ pub(super) fn print(session: &Session, pending: PendingReport) {
     }
     let before = session.refusals.printed.fetch_add(1, Relaxed);
     if before < MAX_PRINTED {
-        #[cfg(feature = "capture")]
-        if let Some(reading) = pending.reading {
-            record_request!(session, OutOfMemory { refusal: pending.number, reading });
-        }
         session.print(Content::OutOfMemory(Box::new(pending.oom)));
     }
     if before + 1 == MAX_PRINTED {

@@ -15,7 +15,7 @@ use super::{
     refusal::{DRIVER_WAIT, Observation, OomUpdate, Refusal, Stage, no_answer},
 };
 use crate::{
-    derive::{self, KeptPeak, Names, Snapshot, Stack},
+    derive::{KeptPeak, Names, Snapshot, Stack},
     error::{Error, Kind, Result},
     report::{Breakdown, OutOfMemory},
     session::{Session, views},
@@ -77,8 +77,6 @@ pub(super) fn investigate(
             driver_deadline,
             is_resolved: false,
             due,
-            #[cfg(feature = "capture")]
-            reading: None,
         });
         changed.notify_all();
     }
@@ -88,7 +86,6 @@ pub(super) fn investigate(
 /// Reads the live memory, then the driver, and sends an update after each. Reads no files. Runs on a separate thread, because
 /// the driver may never answer.
 fn observe(session: &'static Session, number: u64, refusal: &Refusal, updates: &Sender<OomUpdate>) {
-    record_refusal(session, number, refusal);
     let (snapshot, peak) = live_now(session, refusal);
     let has_texts = snapshot.stacks().all(|stack| session.is_resolved(stack));
     let groups = snapshot.groups(|stack| if has_texts { session.stack(stack) } else { Stack::default() });
@@ -115,13 +112,6 @@ fn observe(session: &'static Session, number: u64, refusal: &Refusal, updates: &
     }
 }
 
-/// Records the rejected allocation. A reader derives the report from the live memory at this event.
-#[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "nothing is recorded"))]
-fn record_refusal(session: &Session, number: u64, refusal: &Refusal) {
-    let derive::Refusal { device, requested, kind, stack, path } = refusal.of.clone();
-    record_request!(session, Refused { refusal: number, device, requested, kind, stack, path });
-}
-
 /// Resolves and prints reports until none is pending.
 fn run(session: &'static Session) {
     let (refusals, changed) = (&session.refusals, &session.refusals.changed);
@@ -129,17 +119,10 @@ fn run(session: &'static Session) {
     loop {
         if let Some((number, refusal, observation)) = reporter.next_to_resolve() {
             drop(reporter);
-            let observation = observation.unwrap_or_else(|| {
-                record_refusal(session, number, &refusal);
-                Observation::without_driver(session, &refusal)
-            });
-            #[cfg(feature = "capture")]
-            let reading = observation.reading.clone().map_err(|error| error.to_string());
+            let observation = observation.unwrap_or_else(|| Observation::without_driver(session, &refusal));
             let resolved = catch_unwind(AssertUnwindSafe(|| observation.resolve(session, &refusal))).ok();
             reporter = refusals.reporter();
             if let (Some(pending), Some(oom)) = (reporter.find(number), resolved) {
-                #[cfg(feature = "capture")]
-                (pending.reading = Some(reading));
                 pending.oom = oom.clone();
                 let _ = pending.updates.send(OomUpdate { oom, stage: Stage::Complete });
             }
