@@ -35,8 +35,10 @@ impl Ledger {
         if at >= self.pools.all.len() {
             self.pools.all.resize(at + 1, Pool::default());
         }
-        // A closed pool with this id has no driver blocks left; otherwise the id would not be reused.
-        self.pools.all[at] = Pool { device: Some(device), since: number, ..Pool::default() };
+        // The id of a pool is reused after its last block was freed. If that free was missed, the block still counts for the id.
+        let Pool { parts, part_bytes, block_bytes, .. } = self.pools.all[at];
+        let since = number;
+        self.pools.all[at] = Pool { device: Some(device), since, parts, part_bytes, block_bytes, ..Pool::default() };
         self.has_pools = true;
         self.update_is_special();
         let index = self.meters.index(device, Gauge::Exact);

@@ -74,6 +74,18 @@ fn the_last_block_is_the_programs_if_nothing_says_that_it_is_a_pools() {
     assert_eq!((pool.block_bytes, of_program), (Bytes::new(512), 128));
 }
 
+/// The blocks of the closed pool are freed after its id was reused.
+#[test]
+fn a_pool_may_have_the_id_of_one_whose_frees_were_missed() {
+    let free = |number, key| event(number, EventKind::Free { key, block: None });
+    let items = [registered(1), alloc(2, 512), part(3, 128), Item::Missed(4), registered(8)];
+    let (pool, _) = read(&items);
+    assert_eq!((pool.parts, pool.block_bytes.get()), (1, 512));
+    let frees = [free(9, Key::of_part(POOL, 4096)), free(10, Key::from_raw(4096))];
+    let (pool, _) = read(&[&items[..], &frees].concat());
+    assert_eq!((pool.parts, pool.part_bytes.get(), pool.block_bytes.get()), (0, 0, 0));
+}
+
 #[test]
 fn sizes_larger_than_any_device_are_wrong_calls_and_can_be_read() {
     let reserved = event(4, EventKind::PoolReserved { pool: POOL, bytes: Bytes::new(u64::MAX) });
