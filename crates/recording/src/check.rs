@@ -282,6 +282,7 @@ impl Checks {
             }
             EventKind::PoolRegistered { pool, device } => {
                 check_device(device)?;
+                agree(pool != PoolId::NONE)?;
                 limit(pool <= PoolId::LAST)?;
             }
             EventKind::PoolReserved { .. }

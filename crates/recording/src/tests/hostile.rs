@@ -177,6 +177,9 @@ fn what_contradicts_itself_is_left_out_and_counted() {
     let shrink = event(2, EventKind::Shrink { key: Key::from_raw(512), bytes: Bytes::new(9) });
     check("a block that grows", &[alloc(1, 512, 8), shrink], contradicts(1));
     check("more functions than were taken", &[event(1, EventKind::Displaced { now: 3, more: 2 })], contradicts(1));
+    let registered = event(2, EventKind::PoolRegistered { pool: PoolId::NONE, device: DEVICE });
+    let free = event(3, EventKind::Free { key: Key::from_raw(512), block: None });
+    check("a pool with the id of none", &[alloc(1, 512, 8), registered, free], contradicts(1));
     let named = |name: &str| {
         let (id, file) = (CallsiteId(2), String::new());
         let name = Some(name.to_owned());
