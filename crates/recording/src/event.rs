@@ -272,6 +272,18 @@ macro_rules! events {
                 }
             }
         }
+
+        /// All kinds are equally frequent.
+        #[cfg(any(test, feature = "testing"))]
+        impl crate::testing::Any for EventKind {
+            #[allow(unused_variables, reason = "some kinds have no fields")]
+            fn any(random: &mut crate::testing::Random) -> Self {
+                use crate::testing::{Any, Random};
+
+                let all: &[fn(&mut Random) -> Self] = &[$(|random| Self::$variant { $($field: Any::any(random)),* }),*];
+                all[random.index(all.len())](random)
+            }
+        }
     };
 }
 

@@ -341,6 +341,17 @@ macro_rules! items {
                 _ => return Ok(None),
             }))
         }
+
+        /// Any item except an event. All kinds are equally frequent.
+        #[cfg(any(test, feature = "testing"))]
+        impl crate::testing::Any for Item {
+            fn any(random: &mut crate::testing::Random) -> Self {
+                use crate::testing::{Any, Random};
+
+                let all: &[fn(&mut Random) -> Self] = &[$(|random| Self::$variant(Any::any(random))),*];
+                all[random.index(all.len())](random)
+            }
+        }
     };
 }
 

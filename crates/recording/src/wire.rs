@@ -29,6 +29,13 @@ macro_rules! fields {
                 })
             }
         }
+
+        #[cfg(any(test, feature = "testing"))]
+        impl $crate::testing::Any for $type {
+            fn any(random: &mut $crate::testing::Random) -> Self {
+                Self { $($field: $crate::testing::Any::any(random)),* }
+            }
+        }
     };
 }
 pub(super) use fields;
@@ -48,6 +55,14 @@ macro_rules! codes {
                 }
             }
         }
+
+        #[cfg(any(test, feature = "testing"))]
+        impl $crate::testing::Any for $type {
+            fn any(random: &mut $crate::testing::Random) -> Self {
+                let all = [$(Self::$variant),*];
+                all[random.index(all.len())]
+            }
+        }
     };
 }
 pub(super) use codes;
@@ -58,7 +73,6 @@ codes!(Gauge { Exact, Sampled, Off });
 codes!(Source { Dispatch, Cupti, Simulation, Sampling, Off, Custom });
 codes!(Counted { AllThreads, OwnAndUnscoped, Own, Task });
 
-fields!(Device { family, ordinal });
 fields!(Block { device, bytes, kind, context, stack });
 fields!(ScopeSpec { device, gauge, every, counts, callsite, source, at_peak });
 fields!(Label { name, shape, dtype });
@@ -80,6 +94,10 @@ macro_rules! plain {
 }
 
 plain! {
+    Device: |device, to| {
+        device.family.put(to);
+        device.ordinal.put(to);
+    }, |from| Ok(Self { family: Wire::get(from)?, ordinal: Wire::get(from)? });
     GpuMemory: |memory, to| {
         memory.total.put(to);
         memory.free.put(to);

@@ -2,22 +2,15 @@
 
 use std::time::Duration;
 
-use crate::{
-    AllocatorAction, AllocatorContradiction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents,
-    AllocatorFigures, AllocatorSettings, BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition,
-    DeviceDefinition, DevicePeak, Finished, Interception, Item, ModuleDefinition, PartDefinition, PoolBlock,
-    PoolDefinition, Process, ProcessEnd, RecordedEvent, RingDefinition, StackDefinition, Symbol, SymbolsDefinition,
-    TensorClass, TensorGroup, TensorHolder, ThreadDefinition, Totals, Waiting, Writer,
-};
+use crate::{AllocatorEvent, AllocatorEvents, Finished, Item, RecordedEvent, Writer};
 use gpumem_core::model::{
-    Block, Bytes, CallsiteId, Counted, Device, EventKind, Family, Gauge, GpuMemory, Key, Label, MemKind, PoolId,
-    ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
+    Bytes, CallsiteId, Device, EventKind, GpuMemory, Key, PoolId, ScopeId, StackId, ThreadId, ThreadName, Threads,
 };
 
 use super::Random;
 
-/// A type with random values.
-pub(super) trait Any: Sized {
+/// A type with random values. The macros that write and read types implement it for most of them.
+pub(crate) trait Any: Sized {
     fn any(random: &mut Random) -> Self;
 }
 
@@ -29,29 +22,6 @@ macro_rules! values {
             }
         }
     )*};
-}
-
-macro_rules! structs {
-    ($($type:ident { $($field:tt),* })*) => {$(
-        impl Any for $type {
-            fn any(random: &mut Random) -> Self {
-                Self { $($field: Any::any(random)),* }
-            }
-        }
-    )*};
-}
-
-/// The fields of each variant. All variants are equally frequent.
-macro_rules! variants {
-    ($type:ident { $($variant:ident { $($field:tt),* })* }) => {
-        impl Any for $type {
-            #[allow(unused_variables, reason = "some variants have no fields")]
-            fn any(random: &mut Random) -> Self {
-                let all: &[fn(&mut Random) -> Self] = &[$(|random| Self::$variant { $($field: Any::any(random)),* }),*];
-                all[random.index(all.len())](random)
-            }
-        }
-    };
 }
 
 impl<T: Any> Any for Option<T> {
@@ -72,6 +42,7 @@ values! {
     CallsiteId as random => CallsiteId(random.few());
     ScopeId as random => ScopeId(random.few().into());
     StackId as random => StackId(random.few());
+    PoolId as random => PoolId(Any::any(random));
     ThreadId as random => ThreadId(random.few());
     Device as random => Device { family: Any::any(random), ordinal: random.few() };
     u32 as random => random.small();
@@ -81,7 +52,6 @@ values! {
     Duration as random => Duration::from_nanos(random.any());
     Bytes as random => Bytes::new(random.any());
     Key as random => Key::from_raw(if random.is(4) { random.any() } else { random.below(40) << 20 });
-    MemKind as random => MemKind::ALL[random.index(MemKind::ALL.len())];
     GpuMemory as random => GpuMemory::new(Any::any(random), Any::any(random), Any::any(random), Any::any(random));
     AllocatorEvents as random => AllocatorEvents {
         device: Any::any(random),
@@ -102,109 +72,8 @@ values! {
         }
     };
     ThreadName as random => ThreadName::new(random.text().as_bytes());
-}
-
-variants! { Family { Cuda {} Simulated {} Custom {} } }
-variants! { Threads { Unscoped {} Named { 0 } } }
-variants! { Counted { AllThreads {} OwnAndUnscoped {} Own {} Task {} } }
-variants! { Gauge { Exact {} Sampled {} Off {} } }
-variants! { Source { Dispatch {} Cupti {} Simulation {} Sampling {} Custom {} Off {} } }
-variants! { TensorClass { Weights {} Activations {} Workspace {} } }
-variants! { AllocatorAction { SegmentAlloc {} SegmentFree {} Alloc {} FreeRequested {} FreeCompleted {} OutOfMemory {} } }
-
-structs! {
-    PoolId { 0 }
-    PoolDefinition { pool, name }
-    PoolBlock { number, pool }
-    Block { device, bytes, kind, context, stack }
-    ScopeSpec { device, gauge, every, counts, callsite, source, at_peak }
-    Label { name, shape, dtype }
-    Process { pid, executable, arguments, folder, own_module, began, version, ran_before, cards, host, rank }
-    ClockPair { ticks, time }
-    ThreadDefinition { thread, os_id, name }
-    CallsiteDefinition { id, name, file, line, column, module_path }
-    ModuleDefinition { id, path, build_id, base }
-    CodeAddress { module, offset }
-    StackDefinition { id, addresses }
-    Symbol { function, file, line, column }
-    SymbolsDefinition { address, symbols }
-    DeviceDefinition { device, name, total, uuid }
-    ContextDefinition { context, device }
-    Interception { source, library }
-    BlockLabel { key, number, label }
-    PartDefinition { is_peaks, after }
-    AllocatorDefinition { name, missing, devices, missing_modules, settings, contradictions }
-    AllocatorContradiction { device, words }
-    AllocatorSettings { is_expandable, max_split, divisions }
-    AllocatorDevice { device, older, known_from, said }
-    AllocatorFigures { allocated, allocated_high, reserved, reserved_high }
-    TensorGroup { id, module, class }
-    TensorHolder { device, address, holder }
-    RingDefinition { segment, recording }
-    Finished { ended }
-    ProcessEnd { latest, within }
-    Totals { allocations, frees, refused, obtained, lost, peaks, waiting, driver_peaks }
-    DevicePeak { device, bytes, time }
-    Waiting { thread, device, bytes, kind, since }
-}
-
-variants! {
-    EventKind {
-        Alloc { key, block }
-        Free { key, block }
-        LateLookup { block }
-        Untracked {}
-        FreeFailed {}
-        Shrink { key, bytes }
-        ContextDestroyed { context }
-        Sample { device, memory }
-        ReadFailed { device, gauge }
-        Open { scope, spec }
-        Enter { scope }
-        Leave { scope }
-        Read { scope }
-        Reset { scope }
-        ResetKeepingPeak { scope }
-        Close { scope }
-        ResetPeaks { device }
-        ResetSummary {}
-        Lost { count }
-        Displaced { now, more }
-        Refused { device, bytes, kind, stack }
-        Mark { callsite }
-        OnStream { frees, stream }
-        Adopt { scope, threads }
-        Named { name }
-    }
-}
-
-// All items except events, which are more frequent.
-variants! {
-    Item {
-        Process { 0 }
-        Clock { 0 }
-        Thread { 0 }
-        Callsite { 0 }
-        Module { 0 }
-        Stack { 0 }
-        Symbols { 0 }
-        Device { 0 }
-        Context { 0 }
-        Interception { 0 }
-        Label { 0 }
-        ThreadReused { 0 }
-        Missed { 0 }
-        Part { 0 }
-        Allocator { 0 }
-        AllocatorEvents { 0 }
-        TensorGroup { 0 }
-        TensorHolder { 0 }
-        Pool { 0 }
-        Ring { 0 }
-        Finished { 0 }
-        Totals { 0 }
-        Inside { 0 }
-    }
+    Threads as random => Option::any(random).map_or(Threads::Unscoped, Threads::Named);
+    Finished as random => Finished { ended: Any::any(random) };
 }
 
 /// Returns items of all kinds, with increasing event numbers.

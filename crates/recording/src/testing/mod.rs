@@ -3,6 +3,7 @@
 mod any;
 mod random;
 
+pub(crate) use self::any::Any;
 pub use self::{
     any::{items, written},
     random::Random,
