@@ -29,10 +29,10 @@ fuzz_target!(init: write_seeds(), |data: &[u8]| {
     };
     let Ok(mut reader) = Reader::new(Cursor::new(file)) else { return };
     while reader.step().expect("memory can be read").is_some() {}
-    for device in reader.used_devices() {
-        drop((reader.device_peak(device), reader.memory_stats(device).to_string()));
+    for stats in reader.ledger().stats() {
+        drop(reader.device_peak(stats.device));
     }
-    drop((reader.summary().map(|summary| summary.to_string()), reader.live_blocks(), reader.leaks()));
+    drop(reader.summary().map(|summary| summary.to_string()));
     assert!(reader.end().is_some());
 });
 

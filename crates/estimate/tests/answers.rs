@@ -221,7 +221,7 @@ fn an_estimate_equals_its_own_recording() {
     let (estimate, recording) = Step::training(4, Optimizer::Adam).record(&models::gpt2(64)).unwrap();
     let mut reader = Reader::new(std::io::Cursor::new(recording)).unwrap();
     while reader.step().unwrap().is_some() {}
-    let device = reader.used_devices()[0];
+    let device = reader.ledger().stats()[0].device;
     let comparison = estimate.compare(&Measured::from(&reader.device_peak(device).unwrap()));
     assert_eq!(comparison.peak.map(|peak| peak.bytes()), Some(0));
     assert!(comparison.classes.iter().all(|class| class.difference.bytes() == 0), "{comparison}");

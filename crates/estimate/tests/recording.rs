@@ -13,7 +13,7 @@ fn check(step: &Step, model: &Model) -> Estimate {
     while reader.step().unwrap().is_some() {}
     assert!(reader.skipped().is_nothing(), "{:?}", reader.skipped());
 
-    let device = reader.used_devices()[0];
+    let device = reader.ledger().stats()[0].device;
     let peak = reader.device_peak(device).unwrap();
     assert_eq!((peak.bytes, peak.untracked, peak.lost), (estimate.peak, 0, 0));
     let mut parts = BTreeMap::new();

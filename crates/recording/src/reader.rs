@@ -20,7 +20,7 @@ use gpumem_core::{
     derive::{self, KeptPeak, LedgerView, Names},
     ledger::{NodeId, Observer},
     model::{Device, StackId, Time},
-    report::{Leaks, LiveBlock, MemoryStats, PeakHolders, Summary},
+    report::{PeakHolders, Summary},
 };
 
 /// Reads a recording.
@@ -54,13 +54,6 @@ pub enum Step {
     Allocator(AllocatorEvents),
     /// The initial live blocks of a shortened recording were applied. These are the totals up to that point.
     Totals(Box<Totals>),
-}
-
-/// The data that a report covers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Extent {
-    Groups,
-    Blocks,
 }
 
 /// The number of things that are missing from the derived reports, by reason.
@@ -296,44 +289,20 @@ impl<R> Reader<R> {
 impl<R> Reader<R> {
     /// Returns the current and the highest memory of each scope.
     pub fn summary(&mut self) -> Option<Summary> {
-        self.check_size(Extent::Groups)?;
+        self.check_size()?;
         let under = self.state.next_scope();
         Some(derive::summary(&self.state.inbox, &self.state.definitions, under, None))
     }
 
-    /// Returns the live blocks, the largest first.
-    pub fn live_blocks(&mut self) -> Option<Vec<LiveBlock>> {
-        self.check_size(Extent::Blocks)?;
-        Some(derive::live_blocks(&self.state.inbox, &self.state.definitions, None))
-    }
-
-    /// Returns the live memory, as it is reported at exit.
-    pub fn leaks(&mut self) -> Option<Leaks> {
-        self.check_size(Extent::Blocks)?;
-        Some(derive::leaks(&self.state.inbox, &self.state.definitions, true))
-    }
-
-    /// Returns the statistics of a device.
-    pub fn memory_stats(&self, device: Device) -> MemoryStats {
-        let State { inbox, definitions, time, .. } = &self.state;
-        let intercepted_by = definitions.interceptions().last().map(|by| by.library.clone()).unwrap_or_default();
-        derive::memory_stats(inbox, device, intercepted_by, *time, None)
-    }
-
     /// Returns the allocations that made the peak of a device, if there are any.
     pub fn device_peak(&mut self, device: Device) -> Option<PeakHolders> {
-        self.check_size(Extent::Groups)?;
+        self.check_size()?;
         let under = self.state.next_scope();
         KeptPeak::of_device(&self.state.inbox, device, under)?.holders(&self.state.definitions)
     }
 
-    /// Returns the devices on which something was allocated.
-    pub fn used_devices(&self) -> Vec<Device> {
-        self.state.inbox.stats().iter().map(|stats| stats.device).collect()
-    }
-
     /// Returns `None` if a report would be too large.
-    fn check_size(&self, extent: Extent) -> Option<()> {
+    fn check_size(&self) -> Option<()> {
         let names = &self.state.definitions;
         let mut paths: Vec<u64> = Vec::new();
         let mut texts = 0_u64;
@@ -345,11 +314,8 @@ impl<R> Reader<R> {
         }
         for usage in self.state.inbox.groups() {
             let NodeId(node) = usage.group.node;
-            let stack = names.length_of(usage.group.stack);
-            let words = if extent == Extent::Blocks { stack } else { stack.min(3 * LONGEST_TEXT as u64) };
-            let each = paths.get(node as usize).copied().unwrap_or(0).saturating_add(256 + words);
-            let times = if extent == Extent::Blocks { usage.blocks } else { 1 };
-            texts = texts.saturating_add(each.saturating_mul(times));
+            let stack = names.length_of(usage.group.stack).min(3 * LONGEST_TEXT as u64);
+            texts = texts.saturating_add(paths.get(node as usize).copied().unwrap_or(0).saturating_add(256 + stack));
         }
         self.items.budget.may_report(texts).then_some(())
     }

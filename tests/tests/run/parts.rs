@@ -43,7 +43,7 @@ fn the_newest_part_is_kept_and_what_is_live_is_known() {
         while reader.step().unwrap().is_some() {}
         assert!(reader.skipped().is_nothing() && reader.end() == Some(&End::Complete), "{:?}", reader.skipped());
         let returned: u64 = outcome.stdout.lines().filter_map(|line| line.parse().ok()).max().unwrap_or(0);
-        let mut live: Vec<u64> = reader.live_blocks().unwrap().iter().map(|block| block.bytes.get()).collect();
+        let mut live: Vec<u64> = reader.ledger().blocks(None).iter().map(|block| block.bytes.get()).collect();
         live.sort_unstable();
         assert!(
             [returned, returned + 1].map(expected_live).contains(&live),

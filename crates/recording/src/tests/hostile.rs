@@ -27,10 +27,10 @@ fn written_in_parts(items: &[Item], part: usize) -> Vec<u8> {
 fn read(file: &[u8]) -> Option<Skipped> {
     let mut reader = Reader::new(Cursor::new(file)).ok()?;
     while reader.step().unwrap().is_some() {}
-    for device in reader.used_devices() {
-        let _ = (reader.device_peak(device), reader.memory_stats(device).to_string());
+    for stats in reader.ledger().stats() {
+        let _ = reader.device_peak(stats.device);
     }
-    let _ = (reader.summary().map(|summary| summary.to_string()), reader.live_blocks(), reader.leaks());
+    let _ = reader.summary().map(|summary| summary.to_string());
     assert!(reader.end().is_some());
     Some(reader.skipped())
 }
