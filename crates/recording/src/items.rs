@@ -160,7 +160,7 @@ mod tests {
     use crate::record::{pack, write_header};
 
     #[test]
-    fn items_of_a_later_version_are_counted_and_the_rest_is_read() {
+    fn items_of_a_later_version_and_malformed_ones_are_counted_and_the_rest_is_read() {
         let plain = [
             // An item of an unknown type.
             &[99, 2, 1, 2][..],
@@ -168,6 +168,12 @@ mod tests {
             &[16, 2, 7, 5],
             // An event with an unknown code.
             &[1, 5, 1, 0, 0, 0, 200],
+            // Numbers without an end, above 64 bits, and above the 32 bits of a thread.
+            &[16, 1, 0x80],
+            &[16, 10, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2],
+            &[14, 5, 0xff, 0xff, 0xff, 0xff, 0x1f],
+            // A pool whose name has 2^60 bytes.
+            &[25, 10, 1, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x10],
             // An event `untracked` with one more field.
             &[1, 6, 1, 0, 0, 0, 4, 8],
         ]
@@ -181,6 +187,6 @@ mod tests {
         let Some(Next::Event(event)) = items.next().unwrap() else { panic!("it is an event") };
         assert_eq!(event.kind, gpumem_core::model::EventKind::Untracked);
         assert!(items.next().unwrap().is_none());
-        assert_eq!((items.not_understood, items.end()), (2, Some(&End::Complete)));
+        assert_eq!((items.not_understood, items.end()), (6, Some(&End::Complete)));
     }
 }

@@ -53,9 +53,15 @@ values! {
     Bytes as random => Bytes::new(random.any());
     Key as random => Key::from_raw(if random.is(4) { random.any() } else { random.below(40) << 20 });
     GpuMemory as random => GpuMemory::new(Any::any(random), Any::any(random), Any::any(random), Any::any(random));
-    AllocatorEvents as random => AllocatorEvents {
-        device: Any::any(random),
-        events: (0..random.below(50)).map(|_| Any::any(random)).collect(),
+    AllocatorEvents as random => {
+        let mut events: Vec<AllocatorEvent> = (0..random.below(50)).map(|_| Any::any(random)).collect();
+        // A list of which no group is known takes less space.
+        if random.is(3) {
+            for event in &mut events {
+                event.group = 0;
+            }
+        }
+        AllocatorEvents { device: Any::any(random), events }
     };
     AllocatorEvent as random => {
         // A reader rejects the whole list if one block or one stack id is too large.
