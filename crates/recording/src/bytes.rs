@@ -68,15 +68,21 @@ pub(super) struct Input<'a> {
     bytes: &'a [u8],
     /// The number of texts so far that the writer truncated.
     pub(super) cut_texts: u64,
+    /// The number of items so far that this version does not understand.
+    pub(super) not_understood: u64,
 }
 
 impl<'a> Input<'a> {
     pub(super) const fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, cut_texts: 0 }
+        Self { bytes, cut_texts: 0, not_understood: 0 }
     }
 
     pub(super) const fn len(&self) -> usize {
         self.bytes.len()
+    }
+
+    pub(super) fn starts_with(&self, byte: u8) -> bool {
+        self.bytes.first() == Some(&byte)
     }
 
     #[inline]

@@ -51,7 +51,7 @@ const SCOPE: u64 = 64;
 const OPEN_SCOPE: u64 = 640;
 /// The bytes for each rejected allocation.
 const REFUSAL: u64 = 96;
-/// The bytes for each mark, and for each change of a thread's stream.
+/// The bytes for each mark.
 const MARK: u64 = 48;
 /// The bytes for each event of a caching allocator.
 const ALLOCATOR_EVENT: u64 = 128;
@@ -292,7 +292,6 @@ impl Checks {
             | EventKind::Untracked
             | EventKind::ContextDestroyed { .. }
             | EventKind::Mark { .. }
-            | EventKind::OnStream { .. }
             | EventKind::Named { .. } => {}
             EventKind::Adopt { scope, .. } => {
                 agree(self.open.contains_key(&scope))?;
@@ -411,7 +410,7 @@ impl Checks {
             EventKind::Refused { .. } => (REFUSAL, EVENT),
             // Adopting affects all threads.
             EventKind::Adopt { .. } => (0, SCOPE_EVENT + u64::from(self.threads)),
-            EventKind::Mark { .. } | EventKind::OnStream { .. } => (MARK, EVENT),
+            EventKind::Mark { .. } => (MARK, EVENT),
             _ => (0, EVENT),
         };
         budget.work(work)?;

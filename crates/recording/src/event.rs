@@ -228,14 +228,15 @@ impl EventReader {
         Ok(before.event(kind))
     }
 
-    /// Reads any other event.
-    pub(super) fn get_plain(&mut self, from: &mut Input<'_>) -> Result<RecordedEvent> {
+    /// Reads any other event. Returns `None` if nothing needs it.
+    pub(super) fn get_plain(&mut self, from: &mut Input<'_>) -> Result<Option<RecordedEvent>> {
         let Self { before, .. } = self;
         before.thread = from.small()?;
         before.next(from.number()?)?;
         before.ticks = from.difference(before.ticks)?;
         before.time = from.difference(before.time)?;
-        Ok(before.event(EventKind::get(from)?))
+        // Earlier versions recorded on which stream a thread allocates or frees.
+        if from.starts_with(ON_STREAM) { Ok(None) } else { EventKind::get(from).map(|kind| Some(before.event(kind))) }
     }
 }
 
@@ -287,6 +288,8 @@ macro_rules! events {
     };
 }
 
+const ON_STREAM: u8 = 24;
+
 events! {
     Alloc = 1 { key: Key, block: Block }
     Free = 2 { key: Key, block: Option<Block> }
@@ -309,7 +312,6 @@ events! {
     Displaced = 20 { now: u64, more: u64 }
     Refused = 22 { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId }
     Mark = 23 { callsite: CallsiteId }
-    OnStream = 24 { frees: bool, stream: u32 }
     Adopt = 25 { scope: ScopeId, threads: Threads }
     Named = 26 { name: ThreadName }
     PoolRegistered = 27 { pool: PoolId, device: Device }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     allocator::{AllocatorDefinition, AllocatorEvents, TensorGroup, TensorHolder},
-    bytes::{Input, Result, put_number},
+    bytes::{Input, Malformed, Result, put_number},
     event::{EventReader, EventWriter, RecordedEvent, is_short},
     totals::Totals,
     wire::{Wire, fields},
@@ -336,9 +336,9 @@ macro_rules! items {
 
         fn get_fields(code: u8, events: &mut EventReader, from: &mut Input<'_>) -> Result<Option<Item>> {
             Ok(Some(match code {
-                EVENT => Item::Event(events.get_plain(from)?),
+                EVENT => return Ok(events.get_plain(from)?.map(Item::Event)),
                 $($code => Item::$variant(Wire::get(from)?),)*
-                _ => return Ok(None),
+                _ => return Err(Malformed("a number stands for no item")),
             }))
         }
 
@@ -398,8 +398,8 @@ pub(super) fn put(item: &Item, events: &mut EventWriter, scratch: &mut Vec<u8>, 
     to.extend_from_slice(scratch);
 }
 
-/// Reads an item. Returns `Ok(None)` if this version does not understand it. After an error, the rest of the record cannot be
-/// read.
+/// Reads an item. Returns `Ok(None)` if nothing needs it, or if this version does not understand it. After an error, the rest of
+/// the record cannot be read.
 pub(super) fn get(events: &mut EventReader, from: &mut Input<'_>) -> Result<Option<Item>> {
     let first = from.byte()?;
     if is_short(first) {
@@ -407,7 +407,8 @@ pub(super) fn get(events: &mut EventReader, from: &mut Input<'_>) -> Result<Opti
     }
     let length = from.number()?;
     let mut fields = from.part(length)?;
-    let item = get_fields(first, events, &mut fields).unwrap_or(None);
+    let item = get_fields(first, events, &mut fields);
     from.cut_texts += fields.cut_texts;
-    Ok(item)
+    from.not_understood += u64::from(item.is_err());
+    Ok(item.unwrap_or(None))
 }

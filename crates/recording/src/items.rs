@@ -85,9 +85,10 @@ impl<R: Read> Items<R> {
             };
             self.at = self.plain.len() - input.len();
             self.cut_texts += input.cut_texts;
+            self.not_understood += input.not_understood;
             match next {
                 Ok(Some(next)) => return Ok(Some(next)),
-                Ok(None) => self.not_understood += 1,
+                Ok(None) => {}
                 // The start of the next item is not known.
                 Err(_) => {
                     self.not_understood += 1;
@@ -166,6 +167,8 @@ mod tests {
             &[99, 2, 1, 2][..],
             // An item `missed` with one more field.
             &[16, 2, 7, 5],
+            // An event that is not needed any more.
+            &[1, 7, 1, 0, 0, 0, 24, 1, 2],
             // An event with an unknown code.
             &[1, 5, 1, 0, 0, 0, 200],
             // Numbers without an end, above 64 bits, and above the 32 bits of a thread.

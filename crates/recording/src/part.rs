@@ -40,8 +40,6 @@ pub struct Part {
     warnings: Vec<RecordedEvent>,
     /// The rejected allocations.
     refusals: Vec<RecordedEvent>,
-    /// The streams on which each thread allocates and frees, as the events that set them.
-    streams: HashMap<(ThreadId, bool), RecordedEvent>,
     /// The registered pools, and the last report of each.
     pools: HashMap<PoolId, RecordedEvent>,
     reserved: HashMap<PoolId, RecordedEvent>,
@@ -110,7 +108,6 @@ impl Part {
             peaks,
             warnings: Vec::new(),
             refusals: Vec::new(),
-            streams: HashMap::new(),
             pools: HashMap::new(),
             reserved: HashMap::new(),
             newest: 0,
@@ -127,7 +124,6 @@ impl Part {
             {
                 self.warnings.push(*event);
             }
-            EventKind::OnStream { frees, .. } => _ = self.streams.insert((thread, *frees), *event),
             EventKind::PoolRegistered { pool, .. } => {
                 self.pools.insert(*pool, *event);
                 self.reserved.remove(pool);
@@ -302,7 +298,7 @@ impl Part {
         for Kept { event, pool, .. } in since.chain(self.live.values()) {
             events.entry(event.number).or_insert((*event, *pool));
         }
-        let others = self.warnings.iter().chain(&self.refusals).chain(self.streams.values());
+        let others = self.warnings.iter().chain(&self.refusals);
         for event in others.chain(self.pools.values()).chain(self.reserved.values()) {
             events.entry(event.number).or_insert((*event, PoolId::NONE));
         }
@@ -624,12 +620,5 @@ mod tests {
         assert_eq!(without_pools(&part), [alloc(1, 1), alloc(2, 2), lost, gone, alloc(5, 3)]);
         part.apply(&alloc(6, 3));
         assert_eq!(without_pools(&part), [alloc(2, 2), lost, alloc(5, 3), alloc(6, 3)]);
-        // The last stream on which a thread allocates is kept, and the last one on which it frees.
-        let on =
-            |number, frees, stream| RecordedEvent { kind: EventKind::OnStream { frees, stream }, ..alloc(number, 0) };
-        for event in [on(7, false, 1), on(8, true, 2), on(9, false, 3), alloc(10, 4)] {
-            part.apply(&event);
-        }
-        assert_eq!(without_pools(&part)[4..], [on(8, true, 2), on(9, false, 3), alloc(10, 4)]);
     }
 }

@@ -3,11 +3,8 @@
 use std::fs::File;
 use std::path::PathBuf;
 
-use gpumem_core::{
-    derive,
-    model::{EventKind, MemKind},
-};
-use gpumem_recording::{End, Reader, Step};
+use gpumem_core::derive;
+use gpumem_recording::{End, Reader};
 use gpumem_tests::{CONTEXT, Library, Standin};
 use tempfile::TempDir;
 
@@ -50,38 +47,6 @@ fn a_recording_yields_the_reports_of_its_program() {
         assert_eq!(format!("{summary:?} {stats:?} {live:?}"), outcome.answer("all_reports"), "{outcome}");
     }
 }
-
-/// Each stream-ordered call has the number of its stream. A later stream has another number, even at the same address.
-#[test]
-fn calls_have_the_numbers_of_their_streams() {
-    let script = format!(
-        "{CONTEXT}; new; call cuStreamCreate &s 0; call cuStreamCreate &t 0; call cuMemAllocAsync &a 64 t; \
-         call cuMemAllocAsync &b 64 t; call cuMemAllocAsync &c 64 s; call cuMemAllocAsync &d 64 0; call cuMemAlloc_v2 &e 64; \
-         call cuMemFreeAsync a t; call cuMemFreeAsync b t; call cuMemFreeAsync c 0; call cuMemFreeAsync d s; \
-         call cuMemAllocAsync_ptsz &a 64 0; call cuStreamDestroy_v2 s; call cuStreamCreate &s 0; \
-         call cuMemAllocAsync &b 64 s; call cuMemFreeAsync_ptsz b 0; drop"
-    );
-    for (name, machine) in [("dispatch", Standin::new().dispatch()), ("cupti", Standin::new().cupti())] {
-        let recording = Recording::new();
-        let outcome = recording.of(machine).run(&script);
-        assert!(outcome.is_clean(), "{outcome}");
-        let (mut on, mut calls) = ([0; 2], [vec![], vec![]]);
-        let mut reader = recording.reader();
-        while let Some(step) = reader.step().unwrap() {
-            let Step::Event(event) = step else { continue };
-            match event.kind {
-                EventKind::OnStream { frees, stream } => on[usize::from(frees)] = stream,
-                EventKind::Alloc { block, .. } if block.kind == MemKind::Pool => calls[0].push(on[0]),
-                EventKind::Free { .. } => calls[1].push(on[1]),
-                _ => {}
-            }
-        }
-        assert_eq!(calls, [vec![1, 1, 2, 0, 3, 4], vec![1, 1, 0, 2, 3]], "{name}: {outcome}");
-        let by = reader.definitions().interceptions().last().map(|by| by.source.name());
-        assert_eq!(by, Some(name), "{outcome}");
-    }
-}
-
 /// The UUID is as `nvidia-smi -L` prints it, so that a reader can tell which card of a machine it was.
 #[test]
 fn devices_have_their_uuid() {
@@ -89,11 +54,12 @@ fn devices_have_their_uuid() {
     // The bytes of `stand-in gpu` or `stand-in mig`, and the number of the card.
     let [gpu, slice] = ["GPU-7374616e-642d-696e-2067-707500000000", "MIG-7374616e-642d-696e-206d-696700000000"];
     let machine = || Standin::new().dispatch();
-    for (machine, uuid) in [
-        (machine(), gpu),
-        (machine().set("mig=1"), slice),
+    for (source, machine, uuid) in [
+        ("dispatch", machine(), gpu),
+        ("cupti", Standin::new().cupti(), gpu),
+        ("dispatch", machine().set("mig=1"), slice),
         // Only NVML knows whether the device is a slice.
-        (machine().without(Library::Nvml), &gpu["GPU-".len()..]),
+        ("dispatch", machine().without(Library::Nvml), &gpu["GPU-".len()..]),
     ] {
         let recording = Recording::new();
         let outcome = recording.of(machine).run(&script);
@@ -101,6 +67,8 @@ fn devices_have_their_uuid() {
         while reader.step().unwrap().is_some() {}
         let uuids: Vec<_> = reader.definitions().devices().map(|device| device.uuid.clone()).collect();
         assert_eq!(uuids, [Some(uuid.to_owned())], "{outcome}");
+        let by = reader.definitions().interceptions().last().map(|by| by.source.name());
+        assert_eq!(by, Some(source), "{outcome}");
     }
 }
 

@@ -32,8 +32,6 @@ struct OfEvent<'a> {
     live_bytes: Option<u64>,
     kind: &'a str,
     thread: u16,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stream: Option<u32>,
 }
 
 /// Returns the fields as JSON, without the braces. This is done once for each origin, because names are long and there
@@ -52,7 +50,6 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     check_texts(history, |origin| places[origin as usize].len())?;
     let mut live = vec![0_u64; history.devices.len()];
     let whole_from = history.whole_from();
-    let streams = history.streams();
     let mut event = Vec::new();
     for (at, Change { time, number, delta, block, thread, kind }) in (0_u32..).zip(history.lives.changes()) {
         let block_life = history.lives.block(block);
@@ -74,7 +71,6 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
             live_bytes: is_known.then_some(*live),
             kind: origin.kind.name(),
             thread,
-            stream: streams[at as usize],
         };
         event.clear();
         to_writer(&mut event, &figures)?;

@@ -17,7 +17,6 @@ use crate::history::{
 pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     let mut snapshot = Snapshot {
         history,
-        streams: history.streams(),
         pickle: Pickle::new(out)?,
         frames: HashMap::new(),
         of_allocator: segments_of_allocator(history),
@@ -42,8 +41,6 @@ const fn address(key: u64) -> u64 {
 
 struct Snapshot<'a> {
     history: &'a History,
-    /// The stream of each change.
-    streams: Vec<Option<u32>>,
     pickle: Pickle<'a>,
     /// The memo numbers of the lists of frames that were already written, by origin.
     frames: HashMap<EventOrigin, u32>,
@@ -102,8 +99,8 @@ impl Snapshot<'_> {
             let from = EventOrigin::Block(block.origin);
             let only =
                 SegmentPart { address: address(block.key), bytes, requested: bytes, state: "active_allocated", from };
-            let place = (device, self.stream(block.born));
-            self.segment(place, (only.address, bytes), from, &[only])?;
+            // The stream of the call is not recorded.
+            self.segment((device, 0), (only.address, bytes), from, &[only])?;
         }
         for tensors in history.tensors.iter().flat_map(|tensors| &tensors.devices) {
             let state = tensors.state(tensors.steps.len());
@@ -116,11 +113,6 @@ impl Snapshot<'_> {
             }
         }
         self.pickle.append()
-    }
-
-    /// Returns the stream of a change; 0 if it is not known.
-    fn stream(&self, change: u32) -> u64 {
-        self.streams[change as usize].unwrap_or(0).into()
     }
 
     fn segment(
@@ -202,7 +194,7 @@ impl Snapshot<'_> {
             }
             let block = history.lives.block(change.block);
             if self.is_shown(&block) {
-                self.change(&change, self.stream(*at), &block, &mut written)?;
+                self.change(&change, &block, &mut written)?;
             }
         }
         for step in steps {
@@ -212,7 +204,7 @@ impl Snapshot<'_> {
     }
 
     /// Writes a change of a driver block.
-    fn change(&mut self, change: &Change, stream: u64, block: &BlockLife, written: &mut usize) -> io::Result<()> {
+    fn change(&mut self, change: &Change, block: &BlockLife, written: &mut usize) -> io::Result<()> {
         let actions: &[&'static str] = match change.kind.blocks() {
             1.. => &["segment_alloc", "alloc"],
             // The block shrinks, but the format has no event that frees a part of a block.
@@ -220,7 +212,7 @@ impl Snapshot<'_> {
             _ => &["free_requested", "free_completed", "segment_free"],
         };
         let from = EventOrigin::Block(block.origin);
-        let about = (address(block.key), block.bytes, stream, change.time);
+        let about = (address(block.key), block.bytes, 0, change.time);
         actions.iter().try_for_each(|action| self.event(action, about, from, written))
     }
 

@@ -19,7 +19,7 @@ use super::{
     lives::{BlockLife, LIVE, Lives, NewBlock, When},
     names::Origins,
     overlaps::OverlapFinder,
-    recorded::{History, Mark, Refusal, ScopeLife, StreamChange},
+    recorded::{History, Mark, Refusal, ScopeLife},
     tensors,
 };
 use crate::{
@@ -154,7 +154,6 @@ struct HistoryParts {
     labels: HashMap<u32, Box<str>>,
     scopes: Vec<ScopeLife>,
     marks: Vec<Mark>,
-    streams: Vec<StreamChange>,
     devices: Vec<DeviceHistory>,
     refusals: Vec<Refusal>,
 }
@@ -208,7 +207,6 @@ impl HistoryReading {
         self.newest = When { time: self.time_of(event), number: event.number, thread: thread(event) };
         let missed = self.reader.skipped().missed;
         if std::mem::replace(&mut self.missed, missed) < missed {
-            self.streams_change(None, 0);
             self.overlaps.lose();
         }
         match event.kind {
@@ -280,7 +278,6 @@ impl HistoryReading {
                 self.history.marks.push(Mark { callsite, thread: thread(event), time: self.newest.time });
             }
             EventKind::Lost { .. } | EventKind::Displaced { .. } => self.overlaps.lose(),
-            EventKind::OnStream { frees, stream } => self.streams_change(Some((thread(event), frees)), stream),
             EventKind::Close { scope } => {
                 if let Some(at) = self.open.remove(&scope) {
                     self.history.scopes[at].closed = Some(self.newest.time);
@@ -289,11 +286,6 @@ impl HistoryReading {
             _ => {}
         }
         changes.drain(..).for_each(|change| self.change(&change));
-    }
-
-    fn streams_change(&mut self, of: Option<(u16, bool)>, stream: u32) {
-        let from = self.history.lives.change_count();
-        self.history.streams.push(StreamChange { from, of, stream });
     }
 
     /// Applies a change that the latest event made to a block.
@@ -378,7 +370,7 @@ impl HistoryReading {
 
     fn finish(self, path: &Path, bytes: u64) -> History {
         let Self { mut reader, history, origins, newest, tensors, overlaps, .. } = self;
-        let HistoryParts { lives, labels, scopes, marks, streams, devices, refusals } = history;
+        let HistoryParts { lives, labels, scopes, marks, devices, refusals } = history;
         let allocated = || {
             let allocations = lives.changes().filter(|change| change.kind == BlockChangeKind::Allocated);
             allocations.map(|change| {
@@ -404,7 +396,6 @@ impl HistoryReading {
             labels,
             scopes,
             marks,
-            streams,
             devices,
             refusals,
             end: end_of(reader.definitions(), Duration::from_nanos(newest.time)),

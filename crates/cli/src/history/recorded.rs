@@ -4,7 +4,7 @@ use std::{collections::HashMap, io, path::PathBuf, time::Duration};
 
 use gpumem_core::{
     derive::{LedgerView, Overlaps},
-    ledger::{BlockChangeKind, Counts, KnownPool},
+    ledger::{Counts, KnownPool},
     model::{Bytes, CallsiteId, Device, GpuMemory, MemKind, Source, StackId},
     report::{Leaks, Place, SharedNames, leak_in_words},
 };
@@ -13,7 +13,7 @@ use gpumem_recording::{Definitions, End, Reader, Skipped};
 use super::{
     bytes::RecordingBytes,
     device::DeviceHistory,
-    lives::{BlockLife, Change, LIVE, Lives},
+    lives::{BlockLife, LIVE, Lives},
     names::Origin,
     overlaps::OverlappingParts,
     tensors::Tensors,
@@ -36,8 +36,6 @@ pub(crate) struct History {
     pub(crate) scopes: Vec<ScopeLife>,
     /// The moments that the program marked, in order.
     pub(crate) marks: Vec<Mark>,
-    /// The streams on which threads allocated and freed, in the order of the recording.
-    pub(super) streams: Vec<StreamChange>,
     /// The devices on which something happened. Other parts of the history refer to them by their index in this list.
     pub(crate) devices: Vec<DeviceHistory>,
     /// Allocations that the driver rejected, in order.
@@ -100,16 +98,6 @@ pub(crate) struct Mark {
     pub(crate) thread: u16,
     /// Nanoseconds since the recording started.
     pub(crate) time: u64,
-}
-
-/// A change of the stream on which a thread allocates or frees.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StreamChange {
-    /// The first change of the live memory that this applies to.
-    pub(super) from: usize,
-    /// `None` if events are missing: after that, the streams of all threads are unknown.
-    pub(super) of: Option<(u16, bool)>,
-    pub(super) stream: u32,
 }
 
 impl History {
@@ -189,28 +177,6 @@ impl History {
             self.definitions().interceptions().iter().map(|by| (by.source, by.library.as_str())).collect();
         sources.dedup();
         sources
-    }
-
-    /// Returns the stream of each change, if the change is stream-ordered and the stream is known. 0 is the default
-    /// stream.
-    pub(crate) fn streams(&self) -> Vec<Option<u32>> {
-        let (mut streams, mut now) = (self.streams.iter().peekable(), HashMap::new());
-        let of = |(at, change): (usize, Change)| {
-            while let Some(StreamChange { of, stream, .. }) = streams.next_if(|next| next.from <= at) {
-                match of {
-                    Some(of) => _ = now.insert(*of, *stream),
-                    None => now.clear(),
-                }
-            }
-            let frees = match change.kind {
-                BlockChangeKind::Allocated => false,
-                BlockChangeKind::Freed => true,
-                _ => return None,
-            };
-            let is_ordered = self.origin(&self.lives.block(change.block)).kind == MemKind::Pool;
-            now.get(&(change.thread, frees)).copied().filter(|_| is_ordered)
-        };
-        self.lives.changes().enumerate().map(of).collect()
     }
 
     /// Returns the device with the highest peak.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use gpumem_core::model::{CallsiteId, EventKind, MemKind};
-use gpumem_recording::{Item, TensorClass};
+use gpumem_recording::TensorClass;
 use parquet::{
     file::reader::{FileReader, SerializedFileReader},
     record::{Field, Row},
@@ -361,43 +361,6 @@ fn torch_reads_the_snapshot() {
     assert_eq!(trace.len(), 2 * (events + 7) + 3 * (events - 1));
     // Frames are written once.
     assert!(pickle.len() < 70 * trace.len(), "{} bytes for {} events", pickle.len(), trace.len());
-}
-
-/// A thread changes its streams, another one does not, and at last events are missing.
-#[test]
-fn calls_have_their_streams() {
-    let mut made = Made::new("train");
-    let on = |made: &mut Made, frees, stream| made.event(EventKind::OnStream { frees, stream });
-    let early = made.alloc(MIB, MemKind::Pool, 0);
-    on(&mut made, false, 2);
-    let first = made.alloc(MIB, MemKind::Pool, 0);
-    let other = made.alloc(MIB, MemKind::Device, 0);
-    on(&mut made, true, 3);
-    made.free(first);
-    made.on_thread(2);
-    let second = made.alloc(MIB, MemKind::Pool, 0);
-    made.on_thread(1);
-    on(&mut made, false, 0);
-    made.alloc(MIB, MemKind::Pool, 0);
-    for block in [other, second] {
-        made.free(block);
-    }
-    made.item(&Item::Missed(7));
-    made.free(early);
-    let file = recorded("streams.capture", made);
-    let expected = [None, Some(2), None, Some(3), None, Some(0), None, Some(3), None];
-
-    let lines = String::from_utf8(bytes("json", &file)).unwrap();
-    let in_json = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["stream"].as_u64());
-    assert_eq!(in_json.collect::<Vec<_>>(), expected);
-
-    let snapshot = unpickled(&bytes("torch", &file));
-    let streams = |of: &Value| of.as_array().unwrap().iter().map(|of| of["stream"].as_u64()).collect::<Vec<_>>();
-    assert_eq!(streams(&snapshot["segments"]), [Some(0)]);
-    let [two, three] = [2, 3].map(|stream| {
-        streams(&snapshot["device_traces"][0]).into_iter().filter(|known| *known == Some(stream)).count()
-    });
-    assert_eq!((two, three), (2, 6), "two events for an allocation, and three for a free");
 }
 
 pub(crate) fn rows(file: &std::path::Path) -> Vec<Row> {

@@ -73,7 +73,6 @@ impl Ledger {
             // These events change nothing.
             | EventKind::Refused { .. }
             | EventKind::Mark { .. }
-            | EventKind::OnStream { .. }
             // All undecided blocks were decided before.
             | EventKind::PoolsQueried => {}
             EventKind::FreeFailed => self.free_failed(event.thread, observer),

@@ -91,10 +91,6 @@ pub enum EventKind {
     /// The program marked this moment. The callsite has the name of the mark. This is posted only while a recording is
     /// made.
     Mark { callsite: CallsiteId },
-    /// From this event on, the stream-ordered frees of this thread, or its stream-ordered allocations if `frees` is false, are on
-    /// this stream. 0 is the default stream; the other numbers are unique in the process. This is posted only while a recording
-    /// is made.
-    OnStream { frees: bool, stream: u32 },
     /// From this event on, this open scope adopts these threads: their allocations in no scope count for the innermost scope of
     /// the thread that opened it.
     Adopt { scope: ScopeId, threads: Threads },
@@ -154,7 +150,6 @@ impl EventKind {
             | Self::Leave { .. }
             | Self::PoolReserved { .. }
             | Self::PoolsQueried
-            | Self::OnStream { .. }
             | Self::Named { .. } => false,
             _ => true,
         }

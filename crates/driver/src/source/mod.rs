@@ -79,12 +79,6 @@ pub fn can_intercept(source: Source) -> Result<()> {
     devices()?.can_subscribe(Some(source)).map(drop)
 }
 
-/// Makes threads record their streams again, because the session starts a recording.
-pub fn record_streams_again() {
-    #[cfg(feature = "cuda")]
-    driver::record_streams_again();
-}
-
 /// Returns the version of CUPTI's interface, if the devices are CUDA's and CUPTI can be used. For example, 130002 stands for CUDA 13.0.
 #[cfg(feature = "cuda")]
 pub fn cupti_version() -> Option<u32> {

@@ -25,7 +25,7 @@ impl<const AT: usize> Observe for KeepCalls<AT> {
         Self::other(caller, &Call::Pooled { address, bytes, stream, pool: None });
     }
 
-    fn freeing(caller: &Caller, address: u64, _: Option<u64>) {
+    fn freeing(caller: &Caller, address: u64) {
         Self::other(caller, &Call::Freeing { id_kind: IdKind::Address, id: address });
     }
 

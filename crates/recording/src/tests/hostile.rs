@@ -132,7 +132,6 @@ fn what_a_session_writes_is_never_left_out() {
         EventKind::Free { key: older, block: None },
         EventKind::LateLookup { block: block(8) },
         EventKind::Untracked,
-        EventKind::OnStream { frees: true, stream: 2 },
         EventKind::Mark { callsite: CallsiteId(2) },
         EventKind::Sample { device, memory },
         EventKind::ReadFailed { device, gauge: Gauge::Sampled },

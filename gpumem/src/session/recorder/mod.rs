@@ -42,7 +42,6 @@ use crate::{
     process,
     recording_file::RecordingFile,
     ring_memory::RingPages,
-    source,
 };
 
 /// The number of slots of the ring, of 64 bytes each; an allocation or a free takes one. Enough for about 10 ms of a program that does
@@ -108,7 +107,6 @@ impl Session {
             (true, ())
         });
         self.recorder.is_on.store(true, Relaxed);
-        source::record_streams_again();
         Ok(())
     }
 

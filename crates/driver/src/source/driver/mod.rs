@@ -16,10 +16,6 @@ mod owners;
 mod record;
 mod refusals;
 mod state;
-mod streams;
 mod subscription;
 
-pub(super) use self::{
-    streams::record_streams_again,
-    subscription::{can_subscribe, poll, subscribe, subscribe_to, subscribed, unsubscribe},
-};
+pub(super) use self::subscription::{can_subscribe, poll, subscribe, subscribe_to, subscribed, unsubscribe};

@@ -9,7 +9,6 @@ use super::{
     owners::LAST_STREAM,
     record::{record_call, record_pooled},
     state::GENERATION,
-    streams::{frees_on, is_new_for_frees},
 };
 use crate::{
     model::{Answer, Bytes, MemKind, Tag},
@@ -35,10 +34,7 @@ impl<R: RecordEvents> Observe for Observer<R> {
 
     #[allow(clippy::inline_always, reason = "as above")]
     #[inline(always)]
-    fn freeing(_: &Caller, address: u64, stream: Option<u64>) {
-        if let Some(stream) = stream.filter(|stream| is_new_for_frees(*stream)) {
-            calls::as_observer_cold(move || frees_on(stream));
-        }
+    fn freeing(_: &Caller, address: u64) {
         if R::free(block_key(IdKind::Address, address)) == Answer::Untracked {
             calls::as_observer_cold(move || record_unknown_free(IdKind::Address, address));
         }

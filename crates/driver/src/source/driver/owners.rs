@@ -9,7 +9,6 @@ use super::{
     super::{refusals, stacks::Wanted},
     contexts::Owner,
     state::{CU_STREAM_LEGACY, GENERATION, is_capture_active, state},
-    streams::allocates_on,
 };
 use crate::sys::{
     calls::{Caller, Context},
@@ -98,9 +97,6 @@ fn find_owner_of(caller: &Caller, context: Context) -> Option<Owner> {
 /// Returns the device of the stream on which the memory at `address` was allocated.
 pub(super) fn device_of_stream(caller: &Caller, stream: u64, address: u64) -> PoolLocation {
     let generation = GENERATION.load(SeqCst);
-    // A thread that remembers its stream does not record the stream again. Therefore the stream is recorded here, after the generation was
-    // read.
-    allocates_on(stream);
     if matches!(stream, 0 | CU_STREAM_LEGACY | CU_STREAM_PER_THREAD) {
         return PoolLocation::on(owner_of(caller).map(|owner| owner.device));
     }

@@ -16,7 +16,6 @@ use super::{
     owners::{PoolLocation, device_of_pool, device_of_stream, owner_of},
     refusals::{call_refused, report_refusal},
     state::{GENERATION, state},
-    streams::allocates_on,
 };
 use crate::{
     model::{Block, Bytes, EventKind, Key, MemKind, Space},
@@ -78,10 +77,7 @@ pub(super) fn record_pooled(caller: &Caller, address: u64, bytes: u64, stream: u
         None => return record_lost(),
     }
     let location = match pool {
-        Some(pool) => {
-            allocates_on(stream);
-            device_of_pool(pool, address)
-        }
+        Some(pool) => device_of_pool(pool, address),
         None => device_of_stream(caller, stream, address),
     };
     before_allocation();

@@ -24,9 +24,6 @@ pub(super) struct DriverState {
     pub(super) contexts: Contexts,
     /// The device of each stream.
     pub(super) streams: HashMap<u64, u32>,
-    /// The ids of streams in recordings, in the order of their first use.
-    stream_numbers: HashMap<u64, u32>,
-    newest_stream_number: u32,
     /// The device of each pool; `None` for a pool on the host.
     pub(super) pools: HashMap<u64, Option<u32>>,
     pub(super) handles: Handles,
@@ -63,7 +60,6 @@ pub(super) fn is_capture_active() -> bool {
 pub(super) fn forget_handles() {
     let mut state = state();
     state.streams.clear();
-    state.stream_numbers.clear();
     state.pools.clear();
     state.imported.clear();
     state.captures.clear();
@@ -73,20 +69,11 @@ pub(super) fn forget_handles() {
 }
 
 impl DriverState {
-    /// Returns the id of a stream, counted from 1. No other stream of the process has the same id.
-    pub(super) fn number_of_stream(&mut self, stream: u64) -> u32 {
-        *self.stream_numbers.entry(stream).or_insert_with(|| {
-            self.newest_stream_number += 1;
-            self.newest_stream_number
-        })
-    }
-
     /// Forgets a destroyed stream, because another stream may get its handle.
     pub(super) fn stream_destroyed(&mut self, stream: u64) {
         // A capture of the stream ends with the stream.
         self.end_capture(stream);
         self.streams.remove(&stream);
-        self.stream_numbers.remove(&stream);
         GENERATION.fetch_add(1, SeqCst);
     }
 

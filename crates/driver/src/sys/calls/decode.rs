@@ -23,8 +23,7 @@ pub(in crate::sys) unsafe fn record_entry(shape: Shape, arguments: Arguments, to
     // SAFETY: the words are those of this shape.
     let word = |at: usize| unsafe { arguments.word(at) };
     match shape {
-        Shape::Free(IdKind::Address) => to.freeing(word(0), None),
-        Shape::FreeOnStream(default) => to.freeing(word(0), Some(default.resolve(word(1)))),
+        Shape::Free(IdKind::Address) => to.freeing(word(0)),
         Shape::Free(id_kind) => to.record(&Call::Freeing { id_kind, id: word(0) }),
         Shape::Release => to.record(&Call::Releasing { handle: word(0) }),
         Shape::Unmap => to.record(&Call::Unmapping { at: word(0), bytes: word(1) }),
@@ -47,7 +46,7 @@ pub(in crate::sys) unsafe fn record_entry(shape: Shape, arguments: Arguments, to
 #[inline(always)]
 pub(in crate::sys) unsafe fn record_exit(shape: Shape, result: u32, arguments: Arguments, to: &impl RecordCall) {
     match (shape, result) {
-        (Shape::Free(_) | Shape::FreeOnStream(_), 0) => {}
+        (Shape::Free(_), 0) => {}
         (Shape::AllocOnStream(default), 0) => {
             // SAFETY: the call succeeded, its first argument is where it writes the address, and it has three arguments.
             let (address, bytes, stream) = unsafe { (arguments.out(), arguments.word(1), arguments.word(2)) };
@@ -138,10 +137,9 @@ unsafe fn record_success(shape: Shape, arguments: Arguments, to: &impl RecordCal
         Shape::GraphLaunch | Shape::Graphs => Call::Graphs { done: true },
         // Whether the context still exists depends on references that are not known.
         Shape::ContextDetach => Call::Uncounted,
-        // `record_entry` and `record_exit` record the first four; the dispatch table's hook records primary contexts.
+        // `record_entry` and `record_exit` record the first three; the dispatch table's hook records primary contexts.
         Shape::AllocOnStream(_)
         | Shape::Free(_)
-        | Shape::FreeOnStream(_)
         | Shape::ContextDestroy
         | Shape::PrimaryRelease
         | Shape::PrimaryReset => {
@@ -159,7 +157,7 @@ unsafe fn decode_failure(shape: Shape, result: u32, arguments: Arguments) -> Opt
     // SAFETY: the words are those of this shape.
     let word = |at: usize| unsafe { arguments.word(at) };
     match shape {
-        Shape::Free(_) | Shape::FreeOnStream(_) | Shape::Release | Shape::Unmap => {
+        Shape::Free(_) | Shape::Release | Shape::Unmap => {
             return Some(Call::Freed { succeeded: false });
         }
         // The capture may have ended even though the call failed.

@@ -18,8 +18,8 @@ pub(crate) trait Observe: 'static {
     /// because the panic would not be caught.
     fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64);
 
-    /// Receives [`Call::Freeing`] of an address, under the same rules as [`pooled`](Self::pooled). A stream-ordered free has a stream.
-    fn freeing(caller: &Caller, address: u64, stream: Option<u64>);
+    /// Receives [`Call::Freeing`] of an address, under the same rules as [`pooled`](Self::pooled).
+    fn freeing(caller: &Caller, address: u64);
 
     /// Receives every other call, inside [`as_observer`](super::as_observer).
     fn other(caller: &Caller, call: &Call);
@@ -37,7 +37,7 @@ pub(in crate::sys) trait RecordCall {
 
     /// Records [`Call::Freeing`] of an address.
     #[inline]
-    fn freeing(&self, address: u64, _: Option<u64>) {
+    fn freeing(&self, address: u64) {
         self.record(&Call::Freeing { id_kind: IdKind::Address, id: address });
     }
 }
@@ -81,7 +81,7 @@ impl<O: Observe> RecordCall for CallRecorder<O> {
 
     #[allow(clippy::inline_always, reason = "one function per hook uses fewer lines of the instruction cache")]
     #[inline(always)]
-    fn freeing(&self, address: u64, stream: Option<u64>) {
-        O::freeing(&self.caller, address, stream);
+    fn freeing(&self, address: u64) {
+        O::freeing(&self.caller, address);
     }
 }

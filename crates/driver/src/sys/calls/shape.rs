@@ -21,8 +21,6 @@ pub(in crate::sys) enum Shape {
     Register,
     /// `(id, …)`
     Free(IdKind),
-    /// `(CUdeviceptr address, CUstream stream)`
-    FreeOnStream(DefaultStream),
     /// `(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *)`
     Create,
     /// `(CUmemGenericAllocationHandle *out, …)`

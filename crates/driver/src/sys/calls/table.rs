@@ -17,7 +17,7 @@ macro_rules! with_calls {
     ($use:ident) => {
         $use! {
             598 cuMemAllocAsync(out, bytes, stream): Shape::AllocOnStream(DefaultStream::Legacy);
-            600 cuMemFreeAsync(address, stream): Shape::FreeOnStream(DefaultStream::Legacy);
+            600 cuMemFreeAsync(address, stream): Shape::Free(IdKind::Address);
             243 cuMemAlloc_v2(out, bytes): Shape::Alloc(Memory::Device);
             244 cuMemAllocPitch_v2(out, pitch, width, height, element): Shape::AllocPitch;
             371 cuMemAllocManaged(out, bytes, flags): Shape::Alloc(Memory::Managed);
@@ -25,7 +25,7 @@ macro_rules! with_calls {
             611 cuMemAllocFromPoolAsync(out, bytes, pool, stream): Shape::AllocFromPool(DefaultStream::Legacy);
             612 cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream): Shape::AllocFromPool(DefaultStream::PerThread);
             245 cuMemFree_v2(address): Shape::Free(IdKind::Address);
-            601 cuMemFreeAsync_ptsz(address, stream): Shape::FreeOnStream(DefaultStream::PerThread);
+            601 cuMemFreeAsync_ptsz(address, stream): Shape::Free(IdKind::Address);
             294 cuMemAllocHost_v2(out, bytes): Shape::Alloc(Memory::PinnedHost);
             39 cuMemHostAlloc(out, bytes, flags): Shape::Alloc(Memory::PinnedHost);
             271 cuMemHostAlloc_v2(out, bytes, flags): Shape::Alloc(Memory::PinnedHost);

@@ -66,16 +66,16 @@ fn calls_of_the_observer_are_uncounted_except_in_as_program() {
         let caller = Caller::Cupti(Context::default());
         let recorder = CallRecorder::<Reentrant>::new(caller);
         if STATE.get() == ThreadState::Observer {
-            recorder.as_uncounted().freeing(name, None);
+            recorder.as_uncounted().freeing(name);
         } else {
-            recorder.freeing(name, None);
+            recorder.freeing(name);
         }
     }
 
     impl Observe for Reentrant {
         fn pooled(_: &Caller, _: u64, _: u64, _: u64) {}
 
-        fn freeing(_: &Caller, name: u64, _: Option<u64>) {
+        fn freeing(_: &Caller, name: u64) {
             RECORDED.with_borrow_mut(|calls| calls.push(Call::Freeing { id_kind: IdKind::Address, id: name }));
             if name == 1 {
                 as_observer(|| {
