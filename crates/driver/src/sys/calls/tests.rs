@@ -1,58 +1,47 @@
-//! Tests decoding with made-up calls. The other calls are tested in `tests/standin/calls.rs` and `refusals.rs`.
+//! Tests calls inside the observer, and what the stand-in driver does not have. The other calls are tested in `tests/standin/calls.rs`,
+//! `graphs.rs` and `refusals.rs`.
 
 use std::{cell::Cell, ptr};
 
-use super::{
-    arguments::{Array3DDescriptor, ArrayDescriptor},
-    *,
-};
+use super::{arguments::allocated_array, *};
 
-#[derive(Clone, Copy)]
-enum Side {
-    Enter,
-    Exit(u32),
-}
-use Side::{Enter, Exit};
-
-/// The call that is recorded for one side of a call.
-fn call(name: &str, side: Side, words: &[u64]) -> Option<Call> {
-    struct Once(Cell<Option<Call>>);
-
-    impl RecordCall for Once {
-        fn record(&self, call: &Call) {
-            assert_eq!(self.0.replace(Some(*call)), None, "one fact for each side");
-        }
-    }
-
-    let (.., shape) = *CALLS.iter().find(|(_, of, _)| *of == name).expect("it is in the table");
-    let recorded = Once(Cell::new(None));
-    // SAFETY: the tests pass the arguments that the call has.
-    unsafe {
-        let arguments = Arguments::new(words.as_ptr());
-        match side {
-            Enter => record_entry(shape, arguments, &recorded),
-            Exit(result) => record_exit(shape, result, arguments, &recorded),
-        }
-    }
-    recorded.0.get()
-}
-
-fn address<T>(of: &T) -> u64 {
-    ptr::from_ref(of) as u64
+#[test]
+fn an_array_of_an_unknown_format_is_uncounted() {
+    assert_eq!(allocated_array(7, [10, 1, 0], 0xb0, 1, 1), Call::Uncounted);
 }
 
 #[test]
-fn the_size_of_an_array_is_that_of_its_elements() {
-    let out = 0x7000_u64;
-    let flat = ArrayDescriptor { width: 10, height: 0, format: 0x20, channels: 2 };
-    let expected = |bytes| Call::Allocated { id_kind: IdKind::Array, id: out, bytes, memory: Memory::Device };
-    assert_eq!(call("cuArrayCreate_v2", Exit(0), &[address(&out), address(&flat)]), Some(expected(80)));
-    let cube = Array3DDescriptor { width: 8, height: 4, depth: 2, format: 0x01, channels: 4, flags: 0 };
-    assert_eq!(call("cuArray3DCreate_v2", Exit(0), &[address(&out), address(&cube)]), Some(expected(256)));
-    // The array has 8·4·2 + 4·2·1 + 2·1·1 + 1 = 75 elements.
-    assert_eq!(call("cuMipmappedArrayCreate", Exit(0), &[address(&out), address(&cube), 4]), Some(expected(300)));
-    let strange = ArrayDescriptor { width: 10, height: 1, format: 0xb0, channels: 1 };
-    assert_eq!(call("cuArrayCreate_v2", Exit(0), &[address(&out), address(&strange)]), Some(Call::Uncounted));
+fn stream_0_is_the_thread_s_own_in_calls_with_that_suffix() {
+    for (_, name, shape) in CALLS {
+        let (Shape::AllocOnStream(default)
+        | Shape::AllocFromPool(default)
+        | Shape::CaptureBegin(default)
+        | Shape::CaptureEnd(default)) = shape
+        else {
+            continue;
+        };
+        let own = if name.ends_with("_ptsz") { 2 } else { 0 };
+        assert_eq!([0, 9].map(|stream| default.resolve(stream)), [own, 9], "{name}");
+    }
+}
+
+/// The capture may have ended all the same.
+#[test]
+fn the_end_of_a_capture_is_recorded_if_it_fails() {
+    struct Last(Cell<Option<Call>>);
+
+    impl RecordCall for Last {
+        fn record(&self, call: &Call) {
+            self.0.set(Some(*call));
+        }
+    }
+
+    let (words, last) = ([9, 0], Last(Cell::new(None)));
+    // SAFETY: the call has two arguments, and nothing is read at the second one of a call that failed.
+    unsafe {
+        record_exit(Shape::CaptureEnd(DefaultStream::Legacy), 901, Arguments::new(words.as_ptr()), &last);
+    }
+    assert_eq!(last.0.get(), Some(Call::CaptureEnded { stream: 9, succeeded: false }));
 }
 
 #[test]
@@ -96,54 +85,6 @@ fn calls_of_the_observer_are_uncounted_except_in_as_program() {
     let freeing = |name| Call::Freeing { id_kind: IdKind::Address, id: name };
     let expected = [freeing(1), Call::Uncounted, freeing(3), Call::Uncounted, freeing(5)];
     assert_eq!(RECORDED.take(), expected);
-}
-
-#[test]
-fn captures_graphs_and_imports_are_decoded() {
-    let out = 0x7000_u64;
-    let at = address(&out);
-    for (name, stream) in [("cuStreamBeginCapture_v2", 0), ("cuStreamBeginCapture_v2_ptsz", 2)] {
-        assert_eq!(call(name, Enter, &[0, 1]), None, "it may fail");
-        assert_eq!(call(name, Exit(0), &[0, 1]), Some(Call::CaptureBegun { stream }));
-        assert_eq!(call(name, Exit(0), &[9, 1]), Some(Call::CaptureBegun { stream: 9 }));
-        assert_eq!(call(name, Exit(900), &[9, 1]), None);
-    }
-    for (name, stream) in [("cuStreamEndCapture", 0), ("cuStreamEndCapture_ptsz", 2)] {
-        for (result, succeeded) in [(0, true), (901, false)] {
-            assert_eq!(call(name, Exit(result), &[0, at]), Some(Call::CaptureEnded { stream, succeeded }));
-        }
-    }
-    // Stream 0 means the calling thread's own stream here.
-    let pooled = |stream| Some(Call::Pooled { address: out, bytes: 64, stream, pool: None });
-    assert_eq!(call("cuMemAllocAsync", Exit(0), &[at, 64, 0]), pooled(0));
-    assert_eq!(call("cuMemAllocAsync_ptsz", Exit(0), &[at, 64, 0]), pooled(2));
-    assert_eq!(call("cuMemAllocAsync_ptsz", Exit(0), &[at, 64, 9]), pooled(9));
-    // Launches are recorded from the time at which a graph is known to allocate.
-    assert_eq!([call("cuGraphLaunch", Enter, &[7, 9]), call("cuGraphLaunch", Exit(0), &[7, 9])], [None, None]);
-    assert!(take_unrecorded_launches() && !record_graph_launches() && !take_unrecorded_launches());
-    for name in ["cuGraphLaunch", "cuGraphUpload_ptsz", "cuDeviceGraphMemTrim"] {
-        assert_eq!(call(name, Enter, &[7, 9]), Some(Call::Graphs { done: false }));
-        for result in [0, 700] {
-            assert_eq!(call(name, Exit(result), &[7, 9]), Some(Call::Graphs { done: true }));
-        }
-    }
-    assert_eq!(
-        call("cuMemImportFromShareableHandle", Exit(0), &[at, 77, 1]),
-        Some(Call::ForeignHandle { handle: out })
-    );
-    let foreign = |id_kind| Some(Call::Foreign { id_kind, id: out });
-    assert_eq!(call("cuMemPoolImportPointer", Exit(0), &[at, 5, 8]), foreign(IdKind::Address));
-    assert_eq!(call("cuExternalMemoryGetMappedMipmappedArray", Exit(0), &[at, 5, 8]), foreign(IdKind::Array));
-    assert_eq!(call("cuMemPoolImportPointer", Exit(1), &[8, 5, 8]), None, "nothing is read of a call that failed");
-}
-
-#[test]
-fn no_call_is_listed_twice() {
-    for (at, (number, name, _)) in CALLS.iter().enumerate() {
-        let others = || CALLS[at + 1..].iter();
-        assert!(others().all(|(_, other, _)| other != name), "{name}");
-        assert!(*number == 0 || others().all(|(other, ..)| other != number), "{number}");
-    }
 }
 
 /// The observer contains cancellation points, such as a write to stderr. The thread is cancelled only after the observer.
