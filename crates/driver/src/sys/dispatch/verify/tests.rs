@@ -1,7 +1,7 @@
-//! Tests stubs of every known form in a library with made-up addresses, and stubs with changed bits.
+//! Tests stubs of every known form in a library with made-up addresses, and stubs with a changed bit.
 
 use super::*;
-use crate::sys::dispatch::stub::tests::{Form, Random};
+use crate::sys::dispatch::stub::tests::Form;
 
 const CODE: usize = 0x32_7790;
 const DATA: usize = 0x5bc_a000;
@@ -89,46 +89,6 @@ fn drivers_of_every_known_form_are_accepted() {
         assert_eq!(read.iter().map(|found| found.stub).collect::<Vec<_>>(), driver.stubs(), "{form:?}");
         assert!(read.iter().all(|found| found.implementation == IMPLEMENTATIONS + found.stub.slot - DATA), "{form:?}");
     }
-}
-
-/// Changes one to four bits or bytes of one stub. Such a driver is rejected, unless all addresses stay the same, for example with
-/// another register or swapped operands of a comparison.
-#[test]
-fn changed_stubs_are_refused() {
-    const CHANGES: usize = 10_000;
-    let forms = Form::all();
-    let mut random = Random::new(7);
-    let (mut undecoded, mut unverified, mut same) = (0, 0, 0);
-    for number in 0..CHANGES {
-        // Half of the changes are on x86-64.
-        let form = if number % 2 == 0 { forms[number / 2 % 2] } else { forms[2 + number / 2 % (forms.len() - 2)] };
-        let mut driver = Driver::new(form);
-        let of = random.below(STUBS / 5) * 5;
-        let stub = &mut driver.code[of * form.distance()..][..form.length()];
-        let before = stub.to_vec();
-        while stub == before {
-            for _ in 0..=random.below(4) {
-                let at = random.below(stub.len());
-                let bits = if random.below(2) == 0 { 1 << random.below(8) } else { random.below(256) };
-                stub[at] ^= u8::try_from(bits).unwrap_or(0);
-            }
-        }
-        let after = stub.to_vec();
-        let address = CODE + of * form.distance();
-        let code = driver.code(address..address + LENGTH).unwrap().try_into().unwrap();
-        match driver.verify() {
-            Err(_) if form.processor().decode(&code, address).is_none() => undecoded += 1,
-            Err(_) => unverified += 1,
-            Ok(read) => {
-                let read: Vec<_> = read.iter().map(|found| found.stub).collect();
-                assert_eq!(read, driver.stubs(), "{form:?} {of}: {before:02x?} became {after:02x?}");
-                same += 1;
-            }
-        }
-    }
-    println!("{undecoded} are no stubs, {unverified} name what no stub names, {same} say the same in other words");
-    assert!(undecoded > 1000 && unverified > 1000, "{undecoded} {unverified}");
-    assert!(same < CHANGES / 100, "{same}");
 }
 
 /// Changes each single bit.
