@@ -181,35 +181,12 @@ pub(crate) fn module_of(address: usize) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use std::{hint::black_box, path::Path};
+    use std::path::Path;
 
     use super::*;
 
-    /// Calls itself `depth` times; `black_box` prevents a tail call.
-    #[inline(never)]
-    fn deeper(depth: usize, at_the_bottom: &mut dyn FnMut()) {
-        match depth {
-            0 => at_the_bottom(),
-            _ => deeper(depth - 1, at_the_bottom),
-        }
-        black_box(());
-    }
-
-    /// Returns the addresses as `unwind` wrote them, at most 64.
-    fn unwound_from(skip: usize) -> Vec<usize> {
-        let mut addresses = vec![0; 64];
-        let count = unwind(&mut addresses, skip);
-        assert!(addresses[count..].iter().all(|address| *address == 0), "wrote more than it said");
-        addresses.truncate(count);
-        addresses
-    }
-
     fn functions(address: usize) -> Vec<String> {
         resolve(address).into_iter().filter_map(|symbol| symbol.function).collect()
-    }
-
-    fn is_deeper(address: usize) -> bool {
-        functions(address).iter().any(|function| function.contains("deeper"))
     }
 
     #[inline(never)]
@@ -238,28 +215,6 @@ mod tests {
             addresses[..count].to_vec()
         });
         assert!(all.len() > 5 && all[3..] == fewer && none.is_empty(), "{all:x?} {fewer:x?} {none:x?}");
-    }
-
-    #[test]
-    fn unwinding_stops_when_the_array_is_full() {
-        for room in [0, 1, 8, 32] {
-            let (mut addresses, mut count) = ([0; 33], 0);
-            deeper(40, &mut || count = unwind(&mut addresses[..room], 0));
-            assert_eq!(count, room);
-            assert!(addresses[..room].iter().all(|address| *address != 0) && addresses[room..] == [0; 33][room..]);
-        }
-        let mut addresses = Vec::new();
-        deeper(10, &mut || addresses = unwound_from(0));
-        assert_eq!(addresses.iter().filter(|address| is_deeper(**address)).count(), 11, "walked past none of them");
-    }
-
-    #[test]
-    fn unwinding_allocates_nothing() {
-        let mut addresses = [0; 32];
-        let allocations = allocation_counter::measure(|| {
-            deeper(40, &mut || assert_eq!(unwind(&mut addresses, 0), 32));
-        });
-        assert_eq!(allocations.count_total, 0);
     }
 
     #[test]
