@@ -221,25 +221,6 @@ mod tests {
         session
     }
 
-    /// The payload of a panic may panic when it is dropped.
-    #[test]
-    fn a_function_that_panics_with_anything_is_caught() {
-        struct Bad;
-
-        impl Drop for Bad {
-            fn drop(&mut self) {
-                panic!("in the drop of what a panic carries");
-            }
-        }
-
-        let session = session(&[]);
-        session.run(|| {
-            set_sink(Sink::custom(|_| std::panic::panic_any(Bad)));
-            let trace = GpuMemTrace::with_ctx("step");
-            trace.report();
-        });
-    }
-
     /// The outputs are a trace that holds 3 MiB, a tracker's point, a skipped budget, and the notice that the device is
     /// simulated.
     fn work(session: &TestSession) {
@@ -292,8 +273,17 @@ mod tests {
         }
     }
 
+    /// The function panics each time, and what the panic carries panics when it is dropped.
     #[test]
     fn a_function_gets_everything() {
+        struct Bad;
+
+        impl Drop for Bad {
+            fn drop(&mut self) {
+                panic!("in the drop of what a panic carries");
+            }
+        }
+
         let session = session(&[]);
         let seen: Arc<Mutex<Vec<(&str, Level)>>> = Arc::default();
         let to = Arc::clone(&seen);
@@ -301,26 +291,13 @@ mod tests {
             to.lock().unwrap().push((output.content.name(), output.level));
             // The function is not called for output that it makes itself.
             current().print(Content::Budget("inside".to_owned()));
+            std::panic::panic_any(Bad);
         });
         session.run(|| set_sink(sink));
         work(&session);
         let expected =
             [("notice", Level::Warning), ("trace", Level::Info), ("tracked", Level::Info), ("budget", Level::Warning)];
         assert_eq!(*seen.lock().unwrap(), expected);
-    }
-
-    #[test]
-    fn a_function_that_panics_is_called_again() {
-        let session = session(&[]);
-        let calls: Arc<Mutex<usize>> = Arc::default();
-        let count = Arc::clone(&calls);
-        let sink = Sink::custom(move |_| {
-            *count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-            panic!("in a sink");
-        });
-        session.run(|| set_sink(sink));
-        work(&session);
-        assert_eq!(*calls.lock().unwrap_or_else(PoisonError::into_inner), 4);
     }
 
     #[test]
@@ -424,33 +401,24 @@ mod tests {
         assert_eq!((json.lines().count(), json.matches("\"trace\"").count()), (13, 12), "{json}");
     }
 
-    /// Returns the number of times that this line was printed to the text, or counted.
-    fn count_of(text: &str, line: &str) -> usize {
-        let more = |counted: &str| counted.strip_prefix("… ")?.strip_suffix(&format!(" more: {line}"))?.parse().ok();
-        text.lines().map(|printed| if printed == line { 1 } else { more(printed).unwrap_or(0) }).sum()
-    }
-
+    /// Lines of 3 KB and equal lines, of four processes with four threads each.
     #[test]
-    fn each_line_of_threads_and_processes_is_counted() {
-        const EACH: usize = 2000;
+    fn each_line_of_threads_and_processes_is_whole_and_counted() {
+        const EACH: usize = 200;
         let file = NamedTempFile::new().unwrap();
         let target = format!("file:{}", file.path().display());
-        let sessions = [(); 2].map(|()| session(&[("GPUMEM_REPORT", &target)]));
+        let sessions = [(); 4].map(|()| session(&[("GPUMEM_REPORT", &target)]));
+        let long = |thread: usize| ["a", "b", "c", "d"][thread].repeat(3000);
         thread::scope(|threads| {
-            for (number, session) in
-                [0, 1, 2, 3].into_iter().flat_map(|number| sessions.iter().map(move |of| (number, of)))
-            {
+            for (session, thread) in sessions.iter().flat_map(|session| (0..4).map(move |thread| (session, thread))) {
                 threads.spawn(move || {
                     session.run(|| {
-                        let name = format!("step {number}");
+                        let name = format!("step {thread}");
                         let trace = GpuMemTrace::builder().ctx(name).on_exit_report(false).start().unwrap();
-                        // Write something else in between.
-                        (0..EACH).for_each(|call| {
-                            trace.report();
-                            if call % 8 == 0 {
-                                thread::yield_now();
-                            }
-                        });
+                        for _ in 0..EACH {
+                            (0..3).for_each(|_| trace.report());
+                            current().print(Content::Budget(long(thread)));
+                        }
                     });
                 });
             }
@@ -459,35 +427,17 @@ mod tests {
             session.run(|| current().print_repeats());
         }
         let text = fs::read_to_string(&file).unwrap();
-        for number in 0..4 {
-            let line = |mark: &str| format!("△Used Peaked MB:      0      0 (step {number}){mark}");
-            let marks: std::collections::BTreeSet<_> =
-                text.lines().filter_map(|printed| printed.split_once(&line("")).map(|(_, mark)| mark)).collect();
-            let all: usize = marks.into_iter().map(|mark| count_of(&text, &line(mark))).sum();
-            assert_eq!(all, 2 * EACH, "step {number}");
+        for thread in 0..4 {
+            let whole = format!("gpumem: {}", long(thread));
+            assert_eq!(text.lines().filter(|line| *line == whole).count(), 4 * EACH, "lines are not mixed");
+            let report = format!("△Used Peaked MB:      0      0 (step {thread})");
+            let count = |line: &str| {
+                let (before, _) = line.split_once(&report)?;
+                let more = before.strip_prefix("… ").and_then(|count| count.strip_suffix(" more: "));
+                more.map_or(before.is_empty().then_some(1), |count| count.parse().ok())
+            };
+            assert_eq!(text.lines().filter_map(count).sum::<usize>(), 4 * 3 * EACH, "step {thread}");
         }
-    }
-
-    #[test]
-    fn processes_share_a_file() {
-        let file = NamedTempFile::new().unwrap();
-        let target = format!("file:{}", file.path().display());
-        let sessions = [(); 4].map(|()| session(&[("GPUMEM_REPORT", &target)]));
-        let text = "x".repeat(3000);
-        thread::scope(|threads| {
-            for session in &sessions {
-                let text = &text;
-                threads.spawn(move || {
-                    session.run(|| (0..50).for_each(|_| current().print(Content::Budget(text.clone()))));
-                });
-            }
-        });
-        let expected = format!("gpumem: {text}");
-        assert_eq!(
-            fs::read_to_string(&file).unwrap().lines().filter(|line| *line == expected).count(),
-            200,
-            "lines are not mixed"
-        );
     }
 
     #[test]
