@@ -395,20 +395,6 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn a_card_has_what_a_context_leaves() {
-        let mut memory = Memory::new(1024 * MIB, None);
-        assert_eq!(memory.free(), 497 * MIB);
-        let grant = memory.grant(0, 400 * MIB, false).unwrap();
-        memory.insert(16 * MIB, 400 * MIB, Backing::Dry, 7, 0, Some(grant));
-        assert_eq!(memory.grant(0, 100 * MIB, false).unwrap_err(), ModelError::OutOfMemory);
-        // Other cards are not affected.
-        assert!(memory.grant(1, 100 * MIB, true).is_ok());
-        assert!(memory.remove(16 * MIB).is_some() && memory.remove(16 * MIB).is_none());
-        assert_eq!(memory.free(), 497 * MIB);
-        assert_eq!(Memory::new(MIB, None).free(), 0);
-    }
-
-    #[test]
     fn physical_memory_lives_while_it_is_mapped_or_referred_to() {
         let mut memory = Memory::new(1024 * MIB, None);
         let handle = memory.dry_handle();
@@ -458,22 +444,5 @@ mod tests {
             card.hold(8 * MIB)
         };
         assert_eq!(one.take(0, take, |card, ()| card.release(8 * MIB)), Err(ModelError::OutOfMemory));
-    }
-
-    #[test]
-    fn an_address_is_of_the_block_around_it() {
-        let mut memory = Memory::new(1024 * MIB, None);
-        memory.insert(16 * MIB, 3 * MIB, Backing::Dry, 7, 0, None);
-        memory.insert(32 * MIB, MIB, Backing::Real, 7, 0, None);
-        let at = |memory: &Memory, mib: u64| memory.backing(mib * MIB);
-        let around = |memory: &Memory, mib: u64, bytes| memory.around(mib * MIB, bytes).map(|(_, is_inside)| is_inside);
-        assert_eq!([3 * MIB, 3 * MIB + 1].map(|bytes| around(&memory, 16, bytes)), [Some(true), Some(false)]);
-        assert_eq!([19, 20].map(|mib| around(&memory, mib, 1)), [Some(false), None], "the rest of the last page");
-        assert_eq!([15, 16, 19, 20].map(|mib| at(&memory, mib)), [None, Some(Backing::Dry), Some(Backing::Dry), None]);
-        memory.holds_pointers(32 * MIB + 8);
-        memory.holds_pointers(16 * MIB);
-        assert_eq!([16, 32, 33].map(|mib| at(&memory, mib)), [Some(Backing::Dry), Some(Backing::Pointers), None]);
-        assert_eq!(memory.remove_all(|block| block.context == 7).len(), 1);
-        assert!(memory.blocks.is_empty());
     }
 }

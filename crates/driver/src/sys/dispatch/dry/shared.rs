@@ -106,38 +106,3 @@ impl Shared {
         has_any
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Returns words as processes share them.
-    fn words() -> &'static [AtomicU64] {
-        (0..SHARED_WORDS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak()
-    }
-
-    fn is_even(owner: u64) -> bool {
-        owner.is_multiple_of(2)
-    }
-
-    #[test]
-    fn processes_see_each_other_until_they_end() {
-        let words = words();
-        let join = |owner| Shared::join(words, owner, is_even).unwrap();
-        let (one, other) = (join(10), join(12));
-        one.publish(0, 5);
-        one.publish(63, 7);
-        one.publish(64, 9);
-        other.publish(0, 100);
-        assert_eq!([one.others(0), other.others(0), other.others(63), other.others(64)], [100, 5, 7, 0]);
-        let ended = join(13);
-        ended.publish(0, 1000);
-        assert_eq!(one.others(0), 1100);
-        assert!(one.forget_ended() && !one.forget_ended());
-        assert_eq!(one.others(0), 100);
-        // The next program in a process starts anew.
-        assert_eq!((join(10).own, other.others(0)), (one.own, 0));
-        assert!((0..SLOTS as u64 - 2).all(|at| Shared::join(words, 100 + 2 * at, is_even).is_some()));
-        assert!(Shared::join(words, 14, is_even).is_none() && Shared::join(&words[1..], 14, is_even).is_none());
-    }
-}
