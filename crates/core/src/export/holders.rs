@@ -200,6 +200,7 @@ mod tests {
     use super::*;
     use crate::{
         error::Kind,
+        export::samples,
         model::{ByteDelta, MemKind},
         report::by_place,
     };
@@ -216,14 +217,12 @@ mod tests {
 
     fn peak(mib: u64, holders: impl IntoIterator<Item = PeakHolder>) -> PeakHolders {
         PeakHolders {
-            device: 0,
-            simulated: false,
             bytes: Bytes::mib(mib),
-            is_over_start: true,
             holders: PeakHolder::largest(holders),
             pools: Vec::new(),
             untracked: 0,
             lost: 0,
+            ..samples::peak("x")
         }
     }
 
@@ -286,19 +285,13 @@ device 0: the peak was 641 MiB over the start
 
     fn block(mib: u64, line: &str) -> LiveBlock {
         LiveBlock {
-            id: mib,
-            device: 0,
-            simulated: false,
             bytes: Bytes::mib(mib),
-            kind: MemKind::Device,
             path: vec!["train".to_owned()],
             scope_place: None,
             line: Some(line.to_owned()),
             caller: Some("src/main.rs:3".to_owned()),
             library: None,
-            backtrace: Vec::new(),
-            thread: 1,
-            time: std::time::Duration::ZERO,
+            ..samples::block("x")
         }
     }
 
@@ -342,7 +335,6 @@ device 0: the peak was 641 MiB over the start
     fn out_of_memory_says_who_holds_it() {
         let blocks = [block(512, "src/a.rs:1"), block(512, "src/a.rs:1")];
         let oom = OutOfMemory {
-            device: 0,
             requested: Bytes::gib(75),
             kind: MemKind::Device,
             path: vec!["train".to_owned()],
@@ -351,6 +343,7 @@ device 0: the peak was 641 MiB over the start
             scopes: Vec::new(),
             places: by_place(&blocks),
             peak: Some(peak(1025, [holder(&["train"], Some("src/a.rs:1"), 1025)])),
+            ..samples::out_of_memory("x")
         };
         let text = oom.to_string();
         let expected = "\

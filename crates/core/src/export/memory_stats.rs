@@ -115,7 +115,7 @@ impl fmt::Display for MemoryStats {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::time::Duration;
 
     use super::*;
@@ -134,7 +134,7 @@ mod tests {
         }
     }
 
-    fn some() -> MemoryStats {
+    pub(in crate::export) fn statistics() -> MemoryStats {
         const MIB: u64 = 1 << 20;
         let kinds = KindStats {
             device: stat([256 * MIB, 320 * MIB, 1_536 * MIB], [4, 5, 12]),
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn the_table_is_pytorchs() {
         check(
-            some(),
+            statistics(),
             "\
 GPU memory of this process, device 1: exact, counted for 12.3 s
 (intercepted by libcupti.so.13; 0 untracked frees, 0 lost events)
@@ -192,8 +192,8 @@ GPU memory of this process, device 1: exact, counted for 12.3 s
 ≤: parts that peaked at different moments, added up; at least 320 MiB",
         );
         let exact = PeakBounds { at_least: Bytes::mib(384), at_most: Bytes::mib(384) };
-        let reserved = some().reserved.map(|reserved| ReservedStats { peak: exact, ..reserved });
-        let text = MemorySummary { stats: MemoryStats { reserved, ..some() } }.to_string();
+        let reserved = statistics().reserved.map(|reserved| ReservedStats { peak: exact, ..reserved });
+        let text = MemorySummary { stats: MemoryStats { reserved, ..statistics() } }.to_string();
         assert!(text.contains("\n Reserved memory        288 MiB     384 MiB           -           -\n"), "\n{text}\n");
         assert!(text.ends_with("\n-: the driver does not report it"), "\n{text}\n");
     }
@@ -201,7 +201,8 @@ GPU memory of this process, device 1: exact, counted for 12.3 s
     #[test]
     fn what_is_not_known_is_not_zero() {
         let intercepted_by = "the simulated device".to_owned();
-        let stats = MemoryStats { reserved: None, lost: 3, untracked: 1, simulated: true, intercepted_by, ..some() };
+        let stats =
+            MemoryStats { reserved: None, lost: 3, untracked: 1, simulated: true, intercepted_by, ..statistics() };
         let text = MemorySummary { stats }.to_string();
         for line in [
             "GPU memory of this process, simulated device 1: not exact, counted for 12.3 s",
@@ -219,13 +220,13 @@ GPU memory of this process, device 1: exact, counted for 12.3 s
         let most = stat([(1 << 50) - 1; 3], [999_999_999_999; 3]);
         let peak = PeakBounds { at_least: Bytes::ZERO, at_most: Bytes::new((1 << 50) - 1) };
         let reserved = Some(ReservedStats { current: Bytes::new((1 << 50) - 1), peak });
-        let text = MemorySummary { stats: MemoryStats { all: most, reserved, ..some() } }.to_string();
+        let text = MemorySummary { stats: MemoryStats { all: most, reserved, ..statistics() } }.to_string();
         assert!(text.lines().all(|line| line.chars().count() <= 80) && !text.contains('…'), "\n{text}\n");
     }
 
     #[test]
     fn names_are_pytorchs() {
-        let text = some().to_string();
+        let text = statistics().to_string();
         assert_eq!(text.lines().count(), 59);
         for line in [
             "allocated_bytes.all.current: 268436456",
@@ -236,7 +237,7 @@ GPU memory of this process, device 1: exact, counted for 12.3 s
         ] {
             assert!(text.lines().any(|found| found == line), "no line {line}\n{text}");
         }
-        let unread = MemoryStats { reserved: None, ..some() }.to_string();
+        let unread = MemoryStats { reserved: None, ..statistics() }.to_string();
         assert!(!unread.contains("reserved"), "{unread}");
     }
 }

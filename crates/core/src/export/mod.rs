@@ -12,6 +12,8 @@ mod memory_stats;
 mod output;
 mod paint;
 mod pools;
+#[cfg(test)]
+mod samples;
 mod sink;
 mod stats;
 mod summary;

@@ -70,27 +70,9 @@ pub fn pool_in_words(pool: &RegisteredPool, table: Amounts) -> String {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-
-    pub(in crate::export) fn pool(used: Bytes, reserved: Bytes) -> RegisteredPool {
-        RegisteredPool {
-            name: "arena".to_owned(),
-            device: 0,
-            parts: 1,
-            used,
-            reserved,
-            reported: reserved,
-            unknown_frees: 0,
-            doubled: 0,
-            outside: 0,
-            late: 0,
-            read_early: 0,
-            below: 0,
-            overlapping: 0,
-            counted_twice: Bytes::ZERO,
-        }
-    }
+    use crate::export::samples::pool;
 
     #[test]
     fn a_line_has_one_unit_which_is_that_of_the_table() {
@@ -102,7 +84,7 @@ pub(super) mod tests {
 
     #[test]
     fn wrong_calls_are_in_the_row_one_and_many() {
-        let mut pool = pool(Bytes::mib(2), Bytes::mib(8));
+        let mut pool = pool("arena", Bytes::mib(2), Bytes::mib(8));
         assert_eq!(pool.to_string(), "cache of arena: 6 MiB of 8 MiB");
         (pool.outside, pool.late) = (1, 1);
         let row = pool.to_string();

@@ -103,7 +103,7 @@ fn table(scopes: &[ScopeSummary]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{export::pools::tests::pool, report::Path};
+    use crate::{export::samples, report::Path};
 
     fn scope(path: &[&str], parent: Option<usize>, figures: [u64; 6]) -> Path {
         let [calls, used, peak, at_peak, allocated, allocations] = figures;
@@ -206,7 +206,7 @@ used: still in use. at peak: its part of the peak of the whole process.
     fn the_table_and_the_lines_of_pools_have_one_unit() {
         let scopes = vec![scope(&["a"], None, [100, 50, 50, 50, 20_480, 100])];
         let mut summary = Summary::of(scopes, 0, 0, None);
-        summary.pools.push(pool(Bytes::mib(512), Bytes::mib(2048)));
+        summary.pools.push(samples::pool("arena", Bytes::mib(512), Bytes::mib(2048)));
         let text = summary.to_string();
         assert!(text.contains("\n         MiB      MiB   MiB    MiB\n"), "{text}");
         assert!(text.contains("\n a        50       50    50  20480     100    100  ████████\n"), "{text}");

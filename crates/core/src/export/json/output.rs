@@ -71,6 +71,3 @@ object!(Sampling as sampling {
     readings,
     longest_gap_us: sampling.longest_gap,
 });
-
-#[cfg(test)]
-mod tests;
