@@ -29,8 +29,6 @@ pub trait LabelExt: Sized {
     ///
     /// The slice's address comes from cudarc, in the same way as for a kernel that reads the slice on its own stream.
     ///
-    /// Example: see [`LabelExt`].
-    ///
     /// # Errors
     /// Returns the same errors as [`label`](crate::tracker::label), and an error if the shape does not match the number
     /// of elements of the slice.
@@ -38,8 +36,6 @@ pub trait LabelExt: Sized {
 
     /// Like [`label`](Self::label), for the line that allocates: `stream.alloc_zeros(9)?.labelled("kernel", &[3, 3])`. If
     /// allocations are not intercepted, the slice has no label. A wrong shape is reported once on stderr.
-    ///
-    /// Example: see [`LabelExt`].
     #[must_use]
     fn labelled(self, name: impl Into<String>, shape: &[usize]) -> Self {
         if let Err(error) = self.label(name, shape)
@@ -79,8 +75,6 @@ impl<T> LabelExt for CudaSlice<T> {
 /// ```
 pub trait AllocLabelledExt {
     /// Allocates a slice of this shape, filled with zeros, and labels it, as [`LabelExt::labelled`] does.
-    ///
-    /// Example: see [`AllocLabelledExt`].
     ///
     /// # Errors
     /// Returns the errors of cudarc's `alloc_zeros`.

@@ -10,8 +10,6 @@ use crate::{
 };
 
 /// A device for [`gpu_mem_get_used_fast`], to avoid looking it up each time.
-///
-/// Example: see [`gpu_mem_get_used_fast`].
 #[derive(Clone, Copy)]
 pub struct GpuHandle {
     devices: &'static dyn Devices,
@@ -96,8 +94,6 @@ pub fn gpu_mem_get(id: impl Into<Option<u32>>) -> GpuMemory {
 
 /// Like [`gpu_mem_get`], but returns a `Result`.
 ///
-/// Example: see [`gpu_mem_get`].
-///
 /// # Errors
 /// Returns an error if there is no such device, or it cannot be read.
 pub fn try_gpu_mem_get(id: impl Into<Option<u32>>) -> Result<GpuMemory> {
@@ -121,8 +117,6 @@ pub fn gpu_mem_get_all() -> Vec<GpuMemory> {
 
 /// Like [`gpu_mem_get_all`], but returns a `Result`.
 ///
-/// Example: see [`gpu_mem_get_all`].
-///
 /// # Errors
 /// Returns an error if there is no driver, or if one of the devices cannot be read.
 pub fn try_gpu_mem_get_all() -> Result<Vec<GpuMemory>> {
@@ -144,8 +138,6 @@ pub fn gpu_mem_get_free() -> Bytes {
 }
 
 /// Like [`gpu_mem_get_free`], but returns a `Result`.
-///
-/// Example: see [`gpu_mem_get_free`].
 ///
 /// # Errors
 /// Returns an error if the device cannot be read.
@@ -172,8 +164,6 @@ pub fn gpu_mem_get_free_no_cache() -> Bytes {
 
 /// Like [`gpu_mem_get_free_no_cache`], but returns a `Result`.
 ///
-/// Example: see [`gpu_mem_get_free_no_cache`].
-///
 /// # Errors
 /// Returns an error if the device cannot be read, waited for or trimmed, or while a stream is being captured.
 pub fn try_gpu_mem_get_free_no_cache() -> Result<Bytes> {
@@ -195,8 +185,6 @@ pub fn gpu_mem_get_used() -> Bytes {
 }
 
 /// Like [`gpu_mem_get_used`], but returns a `Result`.
-///
-/// Example: see [`gpu_mem_get_used`].
 ///
 /// # Errors
 /// Returns an error if the device cannot be read.
@@ -223,8 +211,6 @@ pub fn gpu_mem_get_used_no_cache() -> Bytes {
 
 /// Like [`gpu_mem_get_used_no_cache`], but returns a `Result`.
 ///
-/// Example: see [`gpu_mem_get_used_no_cache`].
-///
 /// # Errors
 /// Returns an error if the device cannot be read, waited for or trimmed, or while a stream is being captured.
 pub fn try_gpu_mem_get_used_no_cache() -> Result<Bytes> {
@@ -246,8 +232,6 @@ pub fn gpu_mem_get_used_fast(handle: &GpuHandle) -> Bytes {
 }
 
 /// Like [`gpu_mem_get_used_fast`], but returns a `Result`.
-///
-/// Example: see [`gpu_mem_get_used_fast`].
 ///
 /// # Errors
 /// Returns an error if the device cannot be read.
@@ -274,8 +258,6 @@ pub fn gpu_with_max_free_mem() -> (Option<u32>, Bytes) {
 }
 
 /// Like [`gpu_with_max_free_mem`], but returns a `Result`; `None` when the process sees no device.
-///
-/// Example: see [`gpu_with_max_free_mem`].
 ///
 /// # Errors
 /// Returns an error if there is no driver, or if one of the devices cannot be read.
@@ -308,8 +290,6 @@ pub fn preload() {
 }
 
 /// Like [`preload`], but returns a `Result`.
-///
-/// Example: see [`preload`].
 ///
 /// # Errors
 /// Returns an error if there is no GPU, or if the context cannot be created.

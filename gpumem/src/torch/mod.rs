@@ -105,8 +105,6 @@ pub fn get_device_name(id: impl Into<Option<u32>>) -> Result<String> {
 /// The processes that use a device, from [`list_gpu_processes`].
 ///
 /// `Display` is PyTorch's text: only processes that compute, and `N/A` for unknown amounts.
-///
-/// Example: see [`list_gpu_processes`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -5,8 +5,6 @@ use std::{fmt, sync::Arc};
 use super::{Bytes, Gauge};
 
 /// A gauge of the program, from [`Gauge::custom`].
-///
-/// Example: see [`Gauge::custom`].
 #[derive(Clone)]
 pub struct CustomGauge {
     name: String,

@@ -61,8 +61,6 @@ pub struct Trace {
 
 /// The numbers for only the driver's blocks, on a device with a registered pool. The fields have the same meaning as in
 /// [`Trace`].
-///
-/// Example: see `gpumem::pool`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

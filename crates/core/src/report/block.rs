@@ -63,8 +63,6 @@ pub fn place_in_words(line: Option<&str>, scope_place: Option<&str>) -> Option<S
 
 impl LiveBlock {
     /// Returns the place of the block's allocation: the line, or else the place where its scope was opened.
-    ///
-    /// Example: see `gpumem::GpuMemTrace::live`.
     pub fn place(&self) -> Option<&str> {
         self.line.as_deref().or(self.scope_place.as_deref())
     }

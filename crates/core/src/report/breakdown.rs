@@ -8,8 +8,6 @@ use crate::model::{Bytes, Device, Family, GpuMemory, GpuProcess, PoolUsage};
 ///
 /// The parts always add up to the used memory of the driver's report: memory that cannot be attributed is a separate part with
 /// its own name. `Display` is a table of at most 80 columns.
-///
-/// Example: see `gpumem::breakdown`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

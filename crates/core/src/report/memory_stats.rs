@@ -22,8 +22,6 @@ pub struct Tally<T> {
 }
 
 /// The allocations of one kind of memory, in requested bytes: without the driver's rounding.
-///
-/// Example: see `gpumem::torch::memory_stats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -35,8 +33,6 @@ pub struct AllocStats {
 }
 
 /// [`AllocStats`] of each kind of memory.
-///
-/// Example: see `gpumem::torch::memory_stats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -59,8 +55,6 @@ pub struct KindStats {
 /// The allocations of this process on one device. `gpumem::torch::memory_stats` returns them.
 ///
 /// `Display` writes PyTorch's names, one per line: `allocated_bytes.all.current: 335544320`.
-///
-/// Example: see `gpumem::torch::memory_stats`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -157,8 +151,6 @@ pub struct PeakBounds {
 
 impl PeakBounds {
     /// Returns the peak, if both bounds are equal.
-    ///
-    /// Example: see `gpumem::torch::max_memory_reserved`.
     pub fn exact(&self) -> Option<Bytes> {
         (self.at_least == self.at_most).then_some(self.at_most)
     }
@@ -176,8 +168,6 @@ impl fmt::Display for PeakBounds {
 /// The statistics as a table. `gpumem::torch::memory_summary` returns it.
 ///
 /// `Display` has PyTorch's layout, within 80 columns.
-///
-/// Example: see `gpumem::torch::memory_summary`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

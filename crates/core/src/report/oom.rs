@@ -15,8 +15,6 @@ const MOST: usize = 10;
 /// receives this.
 ///
 /// `Display` is the report that goes to stderr.
-///
-/// Example: see `gpumem::oom::on_oom`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutOfMemory {

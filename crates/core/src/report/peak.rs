@@ -8,8 +8,6 @@ use crate::model::{ByteDelta, Bytes};
 /// The allocations that made a peak. `gpumem::GpuMemTrace::peak_holders` returns them.
 ///
 /// `Display` is a table of at most 80 columns that adds up to the peak.
-///
-/// Example: see `gpumem::GpuMemTrace::peak_holders`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -34,8 +32,6 @@ pub struct PeakHolders {
 }
 
 /// The allocations of one scope and line that were in use at a peak.
-///
-/// Example: see `gpumem::GpuMemTrace::peak_holders`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -5,8 +5,6 @@ use crate::model::Bytes;
 /// A pool that the program registered (`gpumem::pool`), as it is now.
 ///
 /// `Display` is the line of [`Summary`](super::Summary) about the unused memory of the pool.
-///
-/// Example: see `gpumem::pool`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -51,8 +49,6 @@ pub struct RegisteredPool {
 /// A pool that the program registered, at a peak.
 ///
 /// `Display` is the line about its unused memory.
-///
-/// Example: see [`PeakHolders::pools`](super::PeakHolders::pools).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -68,22 +64,16 @@ pub struct PoolAtPeak {
 impl RegisteredPool {
     /// Returns the unused memory of the pool. `None` if its parts exceed its memory, so that one of the two is wrong, or if parts
     /// overlap.
-    ///
-    /// Example: see `gpumem::pool`.
     pub fn unused(&self) -> Option<Bytes> {
         self.reserved.checked_sub(self.used).filter(|_| self.overlapping == 0)
     }
 
     /// Returns whether the pool is empty and nothing about it was wrong.
-    ///
-    /// Example: see `gpumem::pool`.
     pub fn is_empty(&self) -> bool {
         self.reported == Bytes::ZERO && self.parts == 0 && self.wrong_calls() + self.read_early == 0
     }
 
     /// Returns the number of calls that cannot be right. If this is not 0, numbers may be wrong.
-    ///
-    /// Example: see `gpumem::pool`.
     pub fn wrong_calls(&self) -> u64 {
         self.unknown_frees + self.doubled + self.outside + self.late + self.below + self.overlapping
     }

@@ -8,8 +8,6 @@ use crate::model::{ByteDelta, Bytes};
 /// Statistics of the traces that ended, by name. `gpumem::stats` returns this.
 ///
 /// `Display` is a table of at most 80 columns, with the largest needs first.
-///
-/// Example: see `gpumem::stats`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -19,8 +17,6 @@ pub struct Stats {
 }
 
 /// The calls of one name on one device.
-///
-/// Example: see `gpumem::stats`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -47,8 +43,6 @@ pub struct NameStats {
 }
 
 /// The results of the calls of one name.
-///
-/// Example: see `gpumem::stats`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -83,8 +77,6 @@ pub struct Spread<T> {
 }
 
 /// The call with the highest [`Trace::peak_over_start`](crate::model::Trace::peak_over_start), the first one of a tie.
-///
-/// Example: see `gpumem::stats`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -8,8 +8,6 @@ use crate::model::Bytes;
 /// The memory in use of each path of nested scopes, and its peak. `gpumem::summary` returns it.
 ///
 /// `Display` is a tree of at most 80 columns, the highest peaks first.
-///
-/// Example: see `gpumem::summary`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -30,8 +28,6 @@ pub struct Summary {
 }
 
 /// The statistics of one path of nested scopes, over all its openings.
-///
-/// Example: see `gpumem::summary`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -13,8 +13,6 @@ use crate::model::{ByteDelta, Bytes, Device, Family, Label, MemKind, ShortNames}
 /// One point of a tracker. `gpumem::tracker::MemTracker::track` returns it.
 ///
 /// `Display` is the text that the tracker prints, with at most 80 columns unless a single name is longer.
-///
-/// Example: see `gpumem::tracker::MemTracker::track`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -13,8 +13,6 @@ use crate::{
 };
 
 /// Settings of a trace, from [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
-///
-/// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
 #[derive(Clone, Debug)]
 #[must_use = "nothing is measured before `start`"]
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
@@ -49,8 +47,6 @@ impl GpuMemTraceBuilder {
     }
 
     /// Sets the context of all reports. An empty one counts as none.
-    ///
-    /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn ctx(mut self, ctx: impl Into<String>) -> Self {
         (self.ctx, self.function) = (Some(Cow::Owned(ctx.into())), None);
         self
@@ -70,16 +66,12 @@ impl GpuMemTraceBuilder {
     }
 
     /// Sets the CUDA ordinal of the device. The default is the calling thread's current device.
-    ///
-    /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn device(mut self, ordinal: u32) -> Self {
         self.request.device = Some(ordinal);
         self
     }
 
     /// Sets the kind of measurement. The default is that of `GPUMEM_GAUGE`, or else the best gauge that the device offers.
-    ///
-    /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn gauge(mut self, gauge: Gauge) -> Self {
         self.request.gauge = Some(gauge);
         self
@@ -195,24 +187,18 @@ impl GpuMemTraceBuilder {
 
     /// Keeps the allocations that made the peak, for [`peak_holders`](crate::GpuMemTrace::peak_holders). The default is `false`.
     /// `true` makes each allocation a little slower, and has no effect if the results are not exact.
-    ///
-    /// Example: see [`GpuMemTrace::peak_holders`](crate::GpuMemTrace::peak_holders).
     pub fn at_peak(mut self, at_peak: bool) -> Self {
         self.request.at_peak = at_peak;
         self
     }
 
     /// Sets whether all reports of the trace are off. The default is `false`.
-    ///
-    /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn silent(mut self, silent: bool) -> Self {
         self.silent = silent;
         self
     }
 
     /// Sets whether dropping the trace prints a report. The default is `true`.
-    ///
-    /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn on_exit_report(mut self, report: bool) -> Self {
         self.on_exit_report = report;
         self
@@ -257,8 +243,6 @@ impl GpuMemTraceBuilder {
     }
 
     /// Counts the end of the trace in [`stats`](crate::stats()) instead of printing lines. `GPUMEM` may choose otherwise for it.
-    ///
-    /// Example: see [`stats`](crate::stats()).
     pub fn stats(mut self) -> Self {
         self.stats = true;
         self

@@ -19,8 +19,6 @@ use crate::session::Session;
 /// A thread that has entered the scope allocates in it: reports count its blocks in the scope. A trace with
 /// [`thread_local_only`](crate::session::GpuMemTraceBuilder::thread_local_only) counts them if the trace owns the scope, or if the
 /// thread that entered opened the trace. Entering a scope that is closed, or whose trace is off, does nothing.
-///
-/// Example: see [`GpuMemTrace::handle`](crate::GpuMemTrace::handle).
 #[derive(Clone)]
 pub struct ScopeHandle {
     scope: Option<(&'static Session, ScopeId)>,
@@ -125,8 +123,6 @@ impl Drop for Entered {
 
 pin_project! {
     /// The future of [`ScopeHandle::wrap`].
-    ///
-    /// Example: see [`ScopeHandle::wrap`].
     #[derive(Debug)]
     pub struct InScope<F> {
         handle: ScopeHandle,

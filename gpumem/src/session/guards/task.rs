@@ -14,8 +14,6 @@ use crate::session::{BodyGuard, GpuMemTraceBuilder, InScope, TraceSpec};
 pin_project! {
     /// The future of [`GpuMemTraceBuilder::wrap`] and of traced async functions. Its trace starts at the first poll, and reports when
     /// the inner future has ended or is dropped, after everything it owns is dropped.
-    ///
-    /// Example: see [`GpuMemTraceBuilder::wrap`].
     #[must_use = "futures do nothing unless polled"]
     pub struct Traced<F> {
         // The future is declared before the trace, so it is dropped before the trace.

@@ -189,8 +189,6 @@ impl fmt::Debug for MemTracker {
 }
 
 /// Settings of a [`MemTracker`], from [`MemTracker::builder`].
-///
-/// Example: see [`MemTracker::builder`].
 #[must_use = "nothing is tracked before `start`"]
 pub struct MemTrackerBuilder {
     device: Option<u32>,
@@ -199,8 +197,6 @@ pub struct MemTrackerBuilder {
 
 impl MemTrackerBuilder {
     /// Sets the CUDA ordinal of the device. The default is the calling thread's current device.
-    ///
-    /// Example: see [`MemTracker::builder`].
     pub fn device(mut self, ordinal: u32) -> Self {
         self.device = Some(ordinal);
         self
@@ -208,8 +204,6 @@ impl MemTrackerBuilder {
 
     /// Writes to this writer, such as a file, instead of the sink of reports. The format is that of the sink: JSON lines or text. If a
     /// write fails, one notice is printed on stderr, and the tracker continues.
-    ///
-    /// Example: see [`MemTracker::builder`].
     pub fn to(mut self, to: impl Write + Send + 'static) -> Self {
         self.to = Some(Box::new(to));
         self

@@ -34,8 +34,6 @@ impl Pool {
     /// pool instead of its blocks. Register a pool before it takes its first block: allocations are intercepted from then on. A pool with
     /// an empty name is called `pool`. The second pool of the same name on a device is called `NAME #2`.
     ///
-    /// Example: see the [module](crate::pool).
-    ///
     /// # Errors
     /// Returns an error if there is no such device, if there are already 54 pools, or if allocations cannot be intercepted, unless `gpumem
     /// run` records the pool.
@@ -63,8 +61,6 @@ impl Pool {
 
     /// Reports that the pool has handed out a part. Call this after the part is taken, on the thread that requested it: the part counts for
     /// the scopes of this thread. Do not report a part of 0 bytes if the next part can have the same address.
-    ///
-    /// Example: see the [module](crate::pool).
     #[inline]
     pub fn allocated(&self, address: u64, bytes: Bytes) {
         if process::is_forked() {
@@ -79,8 +75,6 @@ impl Pool {
     }
 
     /// Reports that a part is freed. Call this before the pool can hand out the address again.
-    ///
-    /// Example: see the [module](crate::pool).
     #[inline]
     pub fn freed(&self, address: u64) {
         if process::is_forked() {
@@ -99,8 +93,6 @@ impl Pool {
     /// call this right after the driver gave the block, on the same thread, with the exact sum. If another thread allocates, frees or reads
     /// results in between, these include the whole block ([`read_early`](crate::report::RegisteredPool::read_early) counts such blocks).
     /// Therefore a pool of several threads must hold one lock around the driver's call and this one, and for its other calls.
-    ///
-    /// Example: see the [module](crate::pool).
     pub fn set_reserved(&self, bytes: Bytes) {
         let pool = self.id;
         if bytes == Bytes::ZERO {

@@ -16,8 +16,6 @@ use crate::{
 /// The status of the measurement, from [`status`].
 ///
 /// `Display` writes one fact per line, and then the `GPUMEM_` variables that are set, with their meanings.
-///
-/// Example: see [`status`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Status {
