@@ -137,25 +137,9 @@ impl Error {
             || self.any_cause(Self::is_missing_library)
     }
 
-    /// Returns whether this build of gpumem lacks a feature that the call needs.
-    pub fn is_not_built(&self) -> bool {
-        matches!(self.0.kind, Kind::NotBuilt { .. }) || self.any_cause(Self::is_not_built)
-    }
-
     /// Returns whether CUPTI was requested, but another tool holds its only subscription.
     pub fn is_busy(&self) -> bool {
         matches!(self.0.kind, Kind::Busy { .. }) || self.any_cause(Self::is_busy)
-    }
-
-    /// Returns whether allocations are already intercepted through a [`Source`](crate::model::Source) other than the requested
-    /// one. Leave the source out, or set it with `GPUMEM_SOURCE` before the program starts.
-    pub fn is_other_source(&self) -> bool {
-        matches!(self.0.kind, Kind::OtherSource { .. })
-    }
-
-    /// Returns whether the requested gauge is not available: on this device, in this build, or with these settings.
-    pub fn is_unavailable_gauge(&self) -> bool {
-        matches!(self.0.kind, Kind::NoGauge { .. } | Kind::NoDispatch { .. } | Kind::NoSource { .. })
     }
 
     /// Returns whether this process has no device with the requested ordinal.
@@ -170,39 +154,9 @@ impl Error {
         matches!(self.0.kind, Kind::NoDevice { .. })
     }
 
-    /// Returns whether the device fell off the bus, or needs a reset. Other devices may still work.
-    pub fn is_lost_device(&self) -> bool {
-        self.code().is_some_and(|(_, name)| {
-            matches!(name, "NVML_ERROR_GPU_IS_LOST" | "NVML_ERROR_RESET_REQUIRED" | "CUDA_ERROR_DEVICE_UNAVAILABLE")
-        })
-    }
-
-    /// Returns whether the value can only be read after this process has created a CUDA context, which takes memory.
-    /// `gpumem::preload` creates one.
-    pub fn needs_context(&self) -> bool {
-        matches!(self.0.kind, Kind::NoContext { .. })
-    }
-
-    /// Returns whether the driver does not allow this user to access the device.
-    pub fn is_permission_denied(&self) -> bool {
-        self.code().is_some_and(|(_, name)| matches!(name, "NVML_ERROR_NO_PERMISSION" | "CUDA_ERROR_NOT_PERMITTED"))
-    }
-
-    /// Returns whether a CUDA stream is being captured, and the call would break the capture. Try again after the capture.
-    pub fn is_capturing(&self) -> bool {
-        self.code().is_some_and(|(_, name)| {
-            matches!(name, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" | "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT")
-        })
-    }
-
     /// Returns whether a setting (an environment variable or an argument) has a value that cannot be used.
     pub fn is_invalid_setting(&self) -> bool {
         matches!(self.0.kind, Kind::BadSetting { .. })
-    }
-
-    /// Returns whether the baseline file cannot be read, parsed or written.
-    pub fn is_invalid_baseline(&self) -> bool {
-        matches!(self.0.kind, Kind::BadBaseline { .. })
     }
 
     /// Returns whether an allocation failed because the device did not have enough free memory.
@@ -236,11 +190,6 @@ impl Error {
     /// ```
     pub fn is_unknown_block(&self) -> bool {
         matches!(self.0.kind, Kind::UnknownBlock { .. })
-    }
-
-    /// Returns whether an answer did not come in time. A later query may succeed.
-    pub fn is_timeout(&self) -> bool {
-        matches!(self.0.kind, Kind::NoAnswer { .. })
     }
 
     /// Returns the driver's own error code and name, such as `(15, "NVML_ERROR_GPU_IS_LOST")`.
