@@ -2,7 +2,7 @@
 //! each test has names of its own, or a process of its own.
 
 use std::{
-    sync::{Arc, Barrier, mpsc},
+    sync::{Arc, mpsc},
     thread::{self, JoinHandle},
 };
 
@@ -98,48 +98,6 @@ fn parts_of_a_pool_on_an_adopted_thread_count() {
     let (device, of_thread, address) = (Worker::new("parts-DSD-0"), Arc::clone(&pool), block.address());
     device.run(move || of_thread.allocated(address, Bytes::mib(20)));
     assert_eq!(used(&step), 20);
-}
-
-/// A thread is named when its name is first needed, although it allocated before.
-#[test]
-fn a_worker_of_a_pool_enters_a_scope_and_opens_one() {
-    let gpu = simulated_gpu();
-    let worker = Worker::new("rayon-like-0");
-    let step = quiet(&gpu, "step").adopt(Threads::named("rayon-like-")).start().unwrap();
-    let other = Worker::new("elsewhere");
-    let (send, handle) = mpsc::channel();
-    let hold = Arc::new(Barrier::new(2));
-    other
-        .jobs
-        .as_ref()
-        .unwrap()
-        .send(Box::new({
-            let (hold, gpu) = (Arc::clone(&hold), gpu.clone());
-            move || {
-                let trace = quiet(&gpu, "other").start().unwrap();
-                send.send(trace.handle()).unwrap();
-                hold.wait();
-            }
-        }))
-        .unwrap();
-    let handle = handle.recv().unwrap();
-    let in_other = worker.run({
-        let gpu = gpu.clone();
-        move || handle.in_scope(|| take(&gpu, 7))
-    });
-    assert_eq!(used(&step), 0);
-    hold.wait();
-    let own = worker.run({
-        let gpu = gpu.clone();
-        move || {
-            let trace = quiet(&gpu, "own").start().unwrap();
-            (take(&gpu, 11), used(&trace))
-        }
-    });
-    assert_eq!((own.1, used(&step)), (11, 0));
-    let _adopted = worker.take(&gpu, 13);
-    assert_eq!(used(&step), 13);
-    drop((in_other, own));
 }
 
 #[test]

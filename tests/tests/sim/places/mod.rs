@@ -26,7 +26,6 @@ use gpumem::{
     Bytes, Error, GpuMemTrace, breakdown, gpu_mem_trace,
     oom::{on_oom, retry_after_trim},
     report::{LiveBlock, OutOfMemory, ScopeSummary},
-    scope::ScopeHandle,
     sim::{SimBlock, SimGpu},
     sink::Sink,
 };

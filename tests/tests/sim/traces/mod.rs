@@ -4,20 +4,15 @@ mod fastai;
 mod sampled;
 
 use std::{
-    collections::VecDeque,
     fs,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Barrier, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
 use gpumem::{
     Bytes, Gauge, GpuMemTrace, GpuMemTraceBuilder, gpu_mem_trace,
-    report::NameStats,
     sim::{SimBlock, SimGpu},
 };
 use gpumem_tests::{reported_lines, simulated_gpu};
@@ -54,17 +49,6 @@ fn report_n_reset_takes_one_reading() {
     }
     check_lines(&["△Used Peaked MB:      4      0"; 3]);
     check(&trace, 0, 0);
-}
-
-#[test]
-fn what_was_allocated_before_the_first_trace_is_a_difference_all_the_same() {
-    let gpu = simulated_gpu();
-    let old = mib(&gpu, 100);
-    let trace = quiet().start().unwrap();
-    drop(old);
-    check(&trace, -100, 0);
-    let _new = mib(&gpu, 40);
-    check(&trace, -60, 0);
 }
 
 #[test]
@@ -222,156 +206,6 @@ fn traces_of_many_threads_count_their_own_memory_and_one_of_all_threads_counts_a
     assert!(!whole.to_string().contains('['), "{whole}");
     drop(kept);
     assert_eq!((whole.data().used.get(), whole.data().peaked.get()), (0, all.unsigned_abs()));
-}
-
-/// A loader has traces of its own on another thread, at times that differ from run to run. They change no row of the training.
-#[test]
-fn six_runs_of_one_program_have_equal_rows() {
-    let rows = ["a", "b", "c", "d", "e", "f"].map(|run| {
-        let gpu = simulated_gpu();
-        let named =
-            |name: &str| GpuMemTrace::builder().device(gpu.ordinal()).ctx(format!("{name} of run {run}")).stats();
-        let (begun, is_trained) = (Barrier::new(2), AtomicBool::new(false));
-        thread::scope(|threads| {
-            threads.spawn(|| {
-                let mut batches = VecDeque::new();
-                while !is_trained.load(Relaxed) {
-                    let _load = named("load").start().expect("a simulated device");
-                    batches.push_back(mib(&gpu, 64));
-                    drop(mib(&gpu, 17));
-                    batches.truncate(3);
-                    if batches.len() == 1 {
-                        begun.wait();
-                    }
-                }
-            });
-            begun.wait();
-            let mut kept = Vec::new();
-            for step in 0..50 {
-                let activations = {
-                    let _forward = named("forward").start().expect("a simulated device");
-                    drop(mib(&gpu, 100));
-                    mib(&gpu, 192)
-                };
-                let _backward = named("backward").start().expect("a simulated device");
-                drop(mib(&gpu, 600));
-                drop(activations);
-                if step == 0 {
-                    kept.extend([mib(&gpu, 768), mib(&gpu, 576)]);
-                }
-            }
-            is_trained.store(true, Relaxed);
-        });
-        ["forward", "backward"].map(|name| {
-            let named = format!("{name} of run {run}");
-            let rows = gpumem::stats().names.into_iter().filter(|row| row.name == named);
-            let [mut row]: [NameStats; 1] = rows.collect::<Vec<_>>().try_into().expect("there is one");
-            (row.name, row.device) = (name.to_owned(), 0);
-            row.figures.as_mut().expect("calls were measured").worst.time = Duration::ZERO;
-            row
-        })
-    });
-    assert!(rows.iter().all(|row| *row == rows[0]), "{rows:#?}");
-    let [forward, backward] = rows[0].each_ref().map(|row| (row.calls, row.doubtful, row.shared));
-    assert_eq!([forward, backward], [(50, 0, 0); 2]);
-}
-
-#[test]
-fn one_thread_alone_is_counted_in_a_scope_that_another_handed_over() {
-    let gpu = simulated_gpu();
-    let outer = quiet().device(gpu.ordinal()).thread_local_only().start().expect("a simulated device");
-    let handle = outer.handle();
-    let of_worker = thread::scope(|threads| {
-        let worker = threads.spawn(|| {
-            let _entered = handle.enter();
-            let inner = quiet().device(gpu.ordinal()).thread_local_only().start().expect("a simulated device");
-            let block = mib(&gpu, 3);
-            let others = thread::scope(|threads| threads.spawn(|| mib(&gpu, 100)).join().expect("it runs"));
-            check(&inner, 3, 0);
-            assert_eq!(inner.live().len(), 1);
-            drop(others);
-            block
-        });
-        let own = mib(&gpu, 20);
-        let of_worker = worker.join().expect("it runs");
-        check(&outer, 23, 0);
-        assert_eq!(outer.live().len(), 2);
-        drop(own);
-        of_worker
-    });
-    check(&outer, 3, 20);
-    drop(of_worker);
-    check(&outer, 0, 23);
-}
-
-#[test]
-fn a_line_names_memory_of_threads_in_no_scope_only_if_several_threads_have_traces() {
-    let gpu = simulated_gpu();
-    let unscoped = || thread::scope(|threads| drop(threads.spawn(|| mib(&gpu, 3)).join().expect("it runs")));
-    let mut trace = quiet().device(gpu.ordinal()).start().expect("a simulated device");
-    let local = quiet().device(gpu.ordinal()).thread_local_only().start().expect("a simulated device");
-    unscoped();
-    assert_eq!(trace.data().shared, 0);
-    thread::scope(|threads| {
-        threads.spawn(|| {
-            let other = quiet().device(gpu.ordinal()).start().expect("a simulated device");
-            let _block = mib(&gpu, 1);
-            assert_eq!(other.data().shared, 0);
-            unscoped();
-            assert!(other.to_string().ends_with(" [3 MiB by threads in no scope]"), "{other}");
-        });
-    });
-    assert_eq!((trace.data().used.mb(), trace.data().shared.mb(), local.data().shared.mb()), (0, 3, 0));
-    assert!(trace.to_string().ends_with(" [3 MiB by threads in no scope]"), "{trace}");
-    trace.reset();
-    assert!(!trace.to_string().contains('['), "{trace}");
-}
-
-/// One thread prepares blocks, another one uses and frees them, and both are traced.
-#[test]
-fn a_trace_beside_another_threads_agrees_with_the_summary() {
-    let gpu = simulated_gpu();
-    let (to_consumer, blocks) = std::sync::mpsc::channel();
-    let consumed = Barrier::new(2);
-    let (consumed, device) = (&consumed, gpu.ordinal());
-    thread::scope(|threads| {
-        threads.spawn(move || {
-            let _consume = quiet().device(device).ctx("consume beside").start().expect("a simulated device");
-            consumed.wait();
-            for block in blocks {
-                drop::<SimBlock>(block);
-                consumed.wait();
-            }
-        });
-        consumed.wait();
-        for _ in 0..3 {
-            let earlier = mib(&gpu, 27);
-            let trace = quiet().device(gpu.ordinal()).ctx("preprocess beside").start().expect("a simulated device");
-            drop(mib(&gpu, 33));
-            to_consumer.send(earlier).expect("it listens");
-            consumed.wait();
-            check(&trace, 0, 33);
-            let summary = gpumem::summary();
-            let own = summary.scopes.iter().find(|scope| scope.path == ["preprocess beside"]).expect("it is open");
-            assert_eq!(own.used.get().cast_signed(), trace.data().used.get());
-        }
-        drop(to_consumer);
-    });
-}
-
-#[test]
-fn a_trace_whose_thread_allocates_on_another_device_says_so() {
-    let (first, second) = (simulated_gpu(), SimGpu::install(Bytes::gib(1)).expect("GPUMEM_SIM is not set"));
-    assert_eq!(quiet().start().expect("a simulated device").data().device, second.ordinal(), "it is current");
-    let trace = quiet().device(first.ordinal()).ctx("elsewhere").start().expect("a simulated device");
-    let block = mib(&second, 7);
-    assert_eq!((trace.data().used.get(), trace.data().allocated_on), (0, Some(second.ordinal())));
-    let text = trace.to_string();
-    let expected = format!("[of device {}; its thread allocated on device {}]", first.ordinal(), second.ordinal());
-    assert!(text.ends_with(&expected), "{text}");
-    let own = mib(&first, 1);
-    assert_eq!(trace.data().allocated_on, None);
-    drop((block, own));
 }
 
 #[test]
