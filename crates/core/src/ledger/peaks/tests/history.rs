@@ -59,6 +59,8 @@ struct History {
     kept: BTreeMap<u64, ReadPeak>,
     ids: u64,
     compared: usize,
+    /// The thread, stack, kind, context and device of the last allocation.
+    last: Option<(usize, (StackId, MemKind, u8, usize))>,
 }
 
 fn device(ordinal: usize) -> Device {
@@ -251,14 +253,19 @@ impl History {
 
     #[allow(clippy::too_many_lines, reason = "it is a list of possible events")]
     fn step(&mut self, seed: u64, stacks: usize, random: &mut impl FnMut(usize) -> usize) {
-        let thread = random(THREADS);
+        // Half of the events are like the last ones, so that many take the fast path.
+        let last = self.last.filter(|_| random(2) == 0);
+        let thread = last.map_or_else(|| random(THREADS), |(thread, _)| thread);
         match random(21) {
             0..6 => {
                 let name = random(40) as u64 * 512;
                 let kind = MemKind::ALL[[0, 0, 1, 1, 2, 3, 4, 5][random(8)]];
                 let stack = StackId(u32::try_from(random(stacks)).unwrap());
                 let context = u8::try_from(random(2)).unwrap();
-                let on = random(8) / 7;
+                let tag = (stack, kind, context, random(8) / 7);
+                let tag = last.map_or(tag, |(_, tag)| tag);
+                self.last = Some((thread, tag));
+                let (stack, kind, context, on) = tag;
                 // There are few different sizes, so that the same level is reached again.
                 let bytes = [0, 1, 1, 2, 3, 5, 8][random(7)];
                 let block = Block { context, stack, ..Block::new(device(on), Bytes::new(bytes), kind) };
