@@ -48,20 +48,6 @@ fn blocks_are_found_once() {
 }
 
 #[test]
-fn blocks_are_found_after_they_have_left_the_front_cache() {
-    let (a, b) = (key(512), same_slot(key(512)));
-    let mut live = LiveBlocks::default();
-    assert_eq!((live.insert(a, entry(1)), live.insert(b, entry(2))), (None, None));
-    assert_eq!((all(&live), live.part(0).count()), (2, 1));
-    assert_eq!(live.remove(a), Some(entry(1)));
-    assert_eq!(live.remove(a), None);
-    assert_eq!(live.remove(b), Some(entry(2)));
-    live.insert(a, entry(1));
-    live.insert(b, entry(2));
-    assert_eq!(drain(&mut live, |_| true).len(), 2);
-}
-
-#[test]
 fn a_block_whose_free_was_missed_is_returned_later() {
     let (a, b) = (key(512), same_slot(key(512)));
     for frees_may_be_missing in [false, true] {
@@ -125,24 +111,6 @@ fn no_free_is_missing_when_the_last_block_from_before_the_loss_is_gone() {
     assert_eq!(live.frees_missed_until(3 * blocks), []);
     assert_eq!((live.possibly_freed, all(&live)), (left, left));
     live.check_possibly_freed();
-}
-
-#[test]
-fn blocks_that_are_allocated_while_frees_are_missed_are_possibly_freed_too() {
-    let mut live = LiveBlocks::default();
-    assert_eq!(live.frees_missed_until(u64::MAX), []);
-    for round in 1..=3 {
-        for block in 1..=600 {
-            let missed = live.insert(key(block * 512), numbered(round * 1000 + block));
-            assert_eq!(missed, (round > 1).then(|| (key(block * 512), numbered((round - 1) * 1000 + block))));
-        }
-        live.check_possibly_freed();
-    }
-    assert_eq!(live.frees_missed_until(5000), []);
-    live.insert(key(1 << 40), numbered(5001));
-    assert_eq!(live.possibly_freed, 600);
-    assert!((1..=600).all(|block| live.remove(key(block * 512)).is_some()));
-    assert!(!live.frees_may_be_missing);
 }
 
 #[test]

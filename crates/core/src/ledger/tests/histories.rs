@@ -58,8 +58,8 @@ struct History {
     freed: [Option<(u64, std::result::Result<PlainBlock, u64>)>; THREADS],
     /// The numbers of the events that counted untracked frees.
     untracked: Vec<u64>,
-    /// The bytes in use of each device, and the highest value.
-    devices: [(i64, i64); 2],
+    /// The bytes in use of each device, and the highest value. Then the same for its blocks.
+    devices: [[(i64, i64); 2]; 2],
     scopes: BTreeMap<u64, PlainScope>,
     accounts: PlainAccounts,
     entered: [Vec<PlainEntered>; THREADS],
@@ -125,9 +125,10 @@ impl History {
             return;
         }
         let (on, by) = (plain.block.device.ordinal as usize, sign * plain.bytes.cast_signed());
-        let (in_use, most) = &mut self.devices[on];
-        *in_use += by;
-        *most = (*most).max(*in_use);
+        for ((in_use, most), by) in self.devices[on].iter_mut().zip([by, sign]) {
+            *in_use += by;
+            *most = (*most).max(*in_use);
+        }
         for scope in self.scopes.values_mut().filter(|scope| scope.device == on) {
             if scope.is_whole || accounts.contains(&scope.account) {
                 scope.in_use += by;
@@ -305,7 +306,8 @@ impl History {
         let stats = self.runner.ledger.stats();
         assert_eq!(stats.iter().map(|stat| stat.on_device.blocks.allocated).sum::<u64>(), self.allocated);
         for DeviceStats { device, on_device, .. } in stats {
-            assert_eq!(on_device.bytes.peak.cast_signed(), self.devices[device.ordinal as usize].1);
+            let [bytes, blocks] = self.devices[device.ordinal as usize].map(|(_, most)| most.unsigned_abs());
+            assert_eq!((on_device.bytes.peak, on_device.blocks.peak), (bytes, blocks));
         }
     }
 
