@@ -50,12 +50,6 @@ impl Ledger {
         }
     }
 
-    /// Returns the scope path that a thread is in.
-    #[cfg(test)]
-    pub fn node_of(&mut self, thread: ThreadId) -> super::NodeId {
-        self.thread(thread).node
-    }
-
     /// Returns the scopes that a thread is in, the outermost first.
     pub fn path_of(&mut self, thread: ThreadId) -> Vec<CallsiteId> {
         let (node, _) = self.place_of(thread);

@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{
+    at_peak::{GroupTable, Name, PlainPeaks, ReadPeak},
     rule::{PlainAccount, PlainAccounts, PlainPlace},
     *,
 };
@@ -14,6 +15,8 @@ use crate::ledger::threads::MOST_ENTERED;
 const THREADS: usize = 4;
 /// Ids of tasks start here; ids of threads are below.
 const TASKS: u32 = 10;
+/// Ids of kept peaks start here; ids of scopes are below.
+const KEPT: u64 = 1 << 40;
 
 /// A live block.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +25,17 @@ struct PlainBlock {
     number: u64,
     bytes: u64,
     block: Block,
+    /// The group; known only if peaks are compared.
+    name: Name,
+}
+
+/// The last free of a thread.
+enum PlainFreed {
+    Block(PlainBlock),
+    /// The number of the event that counted it as untracked.
+    Untracked(u64),
+    /// A block that is older than the session: its device and its bytes.
+    Older(usize, u64),
 }
 
 /// A scope: its account, and its values since it was opened or reset.
@@ -54,8 +68,7 @@ struct PlainEntered {
 struct History {
     runner: Runner,
     live: BTreeMap<u64, PlainBlock>,
-    /// The block of the last free of each thread, or the number of the event that counted it as untracked.
-    freed: [Option<(u64, std::result::Result<PlainBlock, u64>)>; THREADS],
+    freed: [Option<(u64, PlainFreed)>; THREADS],
     /// The numbers of the events that counted untracked frees.
     untracked: Vec<u64>,
     /// The bytes in use of each device, and the highest value. Then the same for its blocks.
@@ -69,6 +82,8 @@ struct History {
     allocated: u64,
     /// The thread and the block of the last allocation.
     last: Option<(usize, Block)>,
+    /// The groups at each peak, in some histories.
+    peaks: Option<PlainPeaks>,
 }
 
 fn id(thread: usize) -> ThreadId {
@@ -119,55 +134,73 @@ impl History {
         PlainPlace { works_for: guest(&works_for, &host), is_in_scope: true }
     }
 
-    /// Changes the values of the scopes of these accounts, and of those that count all threads.
     fn change(&mut self, plain: &PlainBlock, sign: i64, accounts: &[PlainAccount]) {
-        if !plain.block.kind.is_on_device() {
-            return;
-        }
         let (on, by) = (plain.block.device.ordinal as usize, sign * plain.bytes.cast_signed());
         for ((in_use, most), by) in self.devices[on].iter_mut().zip([by, sign]) {
             *in_use += by;
             *most = (*most).max(*in_use);
         }
+        self.change_scopes(on, Some(&plain.name), by, accounts);
+    }
+
+    /// Changes the values of the scopes of these accounts, and of those that count all threads.
+    fn change_scopes(&mut self, on: usize, name: Option<&Name>, by: i64, accounts: &[PlainAccount]) {
         for scope in self.scopes.values_mut().filter(|scope| scope.device == on) {
             if scope.is_whole || accounts.contains(&scope.account) {
                 scope.in_use += by;
                 scope.peak = scope.peak.max(scope.in_use);
             }
         }
+        if let Some(peaks) = &mut self.peaks {
+            peaks.change(on, name, by, accounts);
+        }
     }
 
-    /// Adds the block to the shared memory of the scopes of these accounts that started after this event.
-    fn share(&mut self, plain: &PlainBlock, after: u64, accounts: &[PlainAccount]) {
-        if plain.block.kind.is_on_device() {
-            for scope in self.scopes.values_mut().filter(|scope| scope.number > after && !scope.is_whole) {
-                scope.shared += if accounts.contains(&scope.account) { plain.bytes } else { 0 };
-            }
+    /// Applies the free of a block that is older than the session, or undoes it after it failed.
+    fn change_older(&mut self, on: usize, by: i64, thread: usize) {
+        let place = self.place(thread);
+        let accounts = self.accounts.of_alloc(&place, on);
+        self.change_scopes(on, None, by, &accounts);
+        if !place.is_in_scope && self.accounts.are_shared(on) {
+            self.share(by.unsigned_abs(), 0, &accounts);
+        }
+    }
+
+    /// Adds the bytes to the shared memory of the scopes of these accounts that started after this event.
+    fn share(&mut self, bytes: u64, after: u64, accounts: &[PlainAccount]) {
+        for scope in self.scopes.values_mut().filter(|scope| scope.number > after && !scope.is_whole) {
+            scope.shared += if accounts.contains(&scope.account) { bytes } else { 0 };
         }
     }
 
     fn add(&mut self, plain: &PlainBlock, thread: usize) {
+        if !plain.block.kind.is_on_device() {
+            return;
+        }
         let on = plain.block.device.ordinal as usize;
         let accounts = self.accounts.of_alloc(&plain.place, on);
         self.change(plain, 1, &accounts);
         if !plain.place.is_in_scope && self.accounts.are_shared(on) {
-            self.share(plain, 0, &accounts);
+            self.share(plain.bytes, 0, &accounts);
         }
         let adopters: Vec<_> = self.adopters_of(thread).iter().map(|adopter| &self.scopes[adopter]).collect();
         if adopters.windows(2).any(|two| two[0].opener != two[1].opener) {
             let works_for = adopters.iter().flat_map(|adopter| adopter.host.iter().copied()).collect();
             let all = self.accounts.of_alloc(&PlainPlace { works_for, is_in_scope: true }, on);
-            self.share(plain, 0, &all);
+            self.share(plain.bytes, 0, &all);
         }
     }
 
     /// Applies the free of a block by a thread at this place, or undoes it after it failed.
     fn remove(&mut self, plain: &PlainBlock, sign: i64, by: &PlainPlace) {
+        if !plain.block.kind.is_on_device() {
+            return;
+        }
         let on = plain.block.device.ordinal as usize;
         let free = self.accounts.of_free((&plain.place, plain.number), by, on);
         self.change(plain, sign, &free.accounts);
         if free.is_shared {
-            self.share(plain, plain.number, &free.accounts);
+            self.share(plain.bytes, plain.number, &free.accounts);
         }
     }
 
@@ -180,9 +213,16 @@ impl History {
             }
             self.remove(&missed, -1, &PlainPlace::default());
         }
+        // Other tests check the paths of scopes.
+        let path = if self.peaks.is_some() { self.runner.ledger.path_of(id(thread)) } else { Vec::new() };
         self.post(&EventKind::Alloc { key: key(name), block }, thread);
-        let plain =
-            PlainBlock { place: self.place(thread), number: self.runner.number, bytes: block.bytes.get(), block };
+        let plain = PlainBlock {
+            place: self.place(thread),
+            number: self.runner.number,
+            bytes: block.bytes.get(),
+            block,
+            name: (path, block.stack, block.kind as usize, block.context),
+        };
         self.add(&plain, thread);
         self.live.insert(name, plain);
         self.events += 1;
@@ -191,15 +231,38 @@ impl History {
 
     fn free(&mut self, thread: usize, name: u64) {
         self.post(&EventKind::Free { key: key(name), block: None }, thread);
-        let removed = self.live.remove(&name);
-        if let Some(removed) = &removed {
-            self.remove(removed, -1, &self.place(thread));
+        let freed = if let Some(removed) = self.live.remove(&name) {
+            self.remove(&removed, -1, &self.place(thread));
+            PlainFreed::Block(removed)
         } else {
             self.post(&EventKind::Untracked, thread);
             self.untracked.push(self.runner.number);
-        }
-        self.freed[thread] = Some((name, removed.ok_or(self.runner.number)));
+            PlainFreed::Untracked(self.runner.number)
+        };
+        self.freed[thread] = Some((name, freed));
         self.events += 1;
+    }
+
+    /// Frees a block that is older than the session. Its size is known at once or later.
+    fn free_older(&mut self, thread: usize, on: usize, bytes: u64, is_late: bool) {
+        let block = Block::new(device(on), Bytes::new(bytes), MemKind::Device);
+        self.post(&EventKind::Free { key: key(1 << 40), block: (!is_late).then_some(block) }, thread);
+        if is_late {
+            self.post(&EventKind::LateLookup { block }, thread);
+        }
+        self.change_older(on, -bytes.cast_signed(), thread);
+        self.freed[thread] = Some((1 << 40, PlainFreed::Older(on, bytes)));
+        self.events += 1;
+    }
+
+    fn shrink(&mut self, thread: usize, name: u64, bytes: Bytes) {
+        self.post(&EventKind::Shrink { key: key(name), bytes }, thread);
+        let Some(mut plain) = self.live.remove(&name) else { return };
+        let by = self.place(thread);
+        self.remove(&plain, -1, &by);
+        (plain.bytes, plain.block.bytes) = (bytes.get(), bytes);
+        self.remove(&plain, 1, &by);
+        self.live.insert(name, plain);
     }
 
     fn fail_free(&mut self, thread: usize) {
@@ -207,17 +270,19 @@ impl History {
         let Some((name, block)) = self.freed[thread].take_if(|(name, _)| !self.live.contains_key(name)) else { return };
         self.post(&EventKind::FreeFailed, thread);
         match block {
-            Ok(block) => {
+            PlainFreed::Block(block) => {
                 self.remove(&block, 1, &self.place(thread));
                 self.live.insert(name, block);
             }
-            Err(number) => self.untracked.retain(|untracked| *untracked != number),
+            PlainFreed::Untracked(number) => self.untracked.retain(|untracked| *untracked != number),
+            PlainFreed::Older(on, bytes) => self.change_older(on, bytes.cast_signed(), thread),
         }
         self.events -= 1;
     }
 
     fn open(&mut self, thread: usize, scope: u64, on: usize, counts: Counted, callsite: u32) {
-        let spec = ScopeSpec { counts, callsite: CallsiteId(callsite), ..ScopeSpec::exact(device(on)) };
+        let at_peak = self.peaks.is_some() && !scope.is_multiple_of(4);
+        let spec = ScopeSpec { counts, callsite: CallsiteId(callsite), at_peak, ..ScopeSpec::exact(device(on)) };
         self.post(&EventKind::Open { scope: ScopeId(scope), spec }, thread);
         let own = id(thread).0;
         let around = self.works_for(thread);
@@ -230,6 +295,9 @@ impl History {
         };
         let (number, is_whole) = (self.runner.number, counts == Counted::AllThreads);
         self.accounts.open(account, is_whole, number);
+        if let Some(peaks) = self.peaks.as_mut().filter(|_| at_peak) {
+            peaks.watch(scope, on, (!is_whole).then_some(account));
+        }
         let host = if is_task { guest(&[task], &around) } else { around.clone() };
         let plain = PlainScope {
             device: on,
@@ -267,6 +335,67 @@ impl History {
             self.accounts.close(account, is_whole);
             self.entered[opener].retain(|entered| entered.scope != scope || entered.host.is_some());
         }
+        match (&mut self.peaks, how) {
+            (Some(peaks), 1) => peaks.reset(scope),
+            (Some(peaks), 3..) => peaks.close(scope),
+            _ => {}
+        }
+    }
+
+    /// Keeps the peak of a device, or resets what is kept.
+    fn query_device(&mut self, thread: usize, on: usize, under: u64, random: &mut impl FnMut(usize) -> usize) {
+        let since_reset = random(2) == 0;
+        let Some(peaks) = &mut self.peaks else { return };
+        let is_kept = self.runner.ledger.keep_device_peak(device(on), ScopeId(under), since_reset).is_some();
+        assert_eq!(is_kept, peaks.keep_of_device(on, under, since_reset));
+        if random(4) == 0 {
+            peaks.reset_records();
+            self.post(&EventKind::ResetSummary, thread);
+        }
+        if random(4) == 0 {
+            self.post(&EventKind::ResetPeaks { device: device(on) }, thread);
+            self.devices[on].iter_mut().for_each(|(in_use, most)| *most = *in_use);
+        }
+    }
+
+    /// Reads one part of a kept peak. Compares the peak after the last part, and then returns `true`.
+    fn read_peak(&mut self, under: u64) -> bool {
+        let (peaks, ledger, under_id) = (self.peaks.as_mut().unwrap(), &mut self.runner.ledger, ScopeId(under));
+        let kept = peaks.kept.get_mut(&under).unwrap();
+        if let Some(part) = ledger.peak_part(under_id, kept.next_part) {
+            kept.next_part += 1;
+            kept.groups.extend(part);
+            return false;
+        }
+        let ReadPeak { expected: (most, tables), groups, .. } = peaks.kept.remove(&under).unwrap();
+        let peak = ledger.kept_peak(under_id).expect("it is kept");
+        assert_eq!(peak.bytes.get(), most);
+        ledger.release_peak(under_id);
+        let mut table = GroupTable::new();
+        for GroupAtPeak { group: AllocGroup { node, stack, kind, context, .. }, bytes } in groups {
+            let name = (ledger.tree.path(node), stack, kind as usize, context);
+            assert_eq!(table.insert(Some(name), bytes.get()), None, "each group once");
+        }
+        if peak.older != 0 {
+            table.insert(None, peak.older.get());
+        }
+        assert_eq!(table.values().sum::<i64>(), most, "it adds up");
+        assert!(tables.contains(&table), "{table:#?}\nis none of {tables:#?}");
+        peaks.compared += 1;
+        true
+    }
+
+    /// Closes all scopes and reads all peaks. Then the ledger has no records of them.
+    fn end(&mut self) {
+        for scope in self.scopes.keys().copied().collect::<Vec<_>>() {
+            self.query(0, scope, 3);
+        }
+        while let Some(under) = self.peaks.as_ref().and_then(|peaks| Some(*peaks.kept.first_key_value()?.0)) {
+            while !self.read_peak(under) {}
+        }
+        let ledger = &self.runner.ledger;
+        assert!(ledger.kept_peaks.is_empty() && ledger.accounts.is_empty());
+        assert!(ledger.meters.0.iter().all(|meter| !meter.peaks.has_kept()));
     }
 
     fn destroy_context(&mut self, thread: usize, context: u8) {
@@ -312,25 +441,31 @@ impl History {
     }
 
     fn step(&mut self, step: u64, stacks: usize, is_displaced: bool, random: &mut impl FnMut(usize) -> usize) {
-        // Most events are of the last thread, and most blocks like the last one, so that many take the fast path.
-        let last = self.last.filter(|_| random(4) > 0);
+        // Most events are of the last thread, and most blocks like the last one, so that many take the fast path. With very many
+        // stacks, most blocks differ, so that groups are removed.
+        let last = self.last.filter(|_| stacks < 1000 && random(4) > 0);
         let thread = last.map_or_else(|| random(THREADS), |(thread, _)| thread);
         let some_scope = self.scopes.keys().min_by_key(|scope| **scope ^ step).copied();
-        match random(15) {
+        match random(18) {
             0..4 => {
                 let (name, kind) = (random(600) as u64 * 512, MemKind::ALL[random(5)]);
                 let stack = StackId(u32::try_from(random(stacks)).unwrap());
                 let context = u8::try_from(random(3)).unwrap();
                 let block = Block { context, stack, ..Block::new(device(random(2)), Bytes::ZERO, kind) };
                 let like = last.map_or(block, |(_, like)| like);
-                let block = Block { bytes: Bytes::new(random(1000) as u64), ..like };
+                // With few different sizes, the same level is reached again.
+                let bytes = if self.peaks.is_some() { [0, 1, 1, 2, 3, 5, 8][random(7)] } else { random(1000) as u64 };
+                let block = Block { bytes: Bytes::new(bytes), ..like };
                 self.last = Some((thread, block));
                 self.alloc(thread, name, block, is_displaced);
             }
             4..7 => {
-                let is_known = !self.live.is_empty() && random(8) > 0;
-                let name = if is_known { *self.live.keys().nth(random(self.live.len())).unwrap() } else { 1 << 40 };
-                self.free(thread, name);
+                let known = (random(8) > 0).then(|| self.live.keys().nth(random(self.live.len().max(1)))).flatten();
+                match (known.copied(), random(3)) {
+                    (Some(name), _) => self.free(thread, name),
+                    (None, 0) => self.free(thread, 1 << 40),
+                    (None, late) => self.free_older(thread, random(2), random(4) as u64, late == 1),
+                }
             }
             7 => self.fail_free(thread),
             8 if random(6) == 0 => self.destroy_context(thread, u8::try_from(1 + random(2)).unwrap()),
@@ -361,6 +496,22 @@ impl History {
                 self.entered[thread].remove(at.unwrap());
                 self.post(&EventKind::Leave { scope: ScopeId(scope) }, thread);
             }
+            15 => {
+                let Some(name) = self.live.keys().nth(random(self.live.len().max(1))).copied() else { return };
+                self.shrink(thread, name, Bytes::new(self.live[&name].bytes / 2));
+            }
+            16 => self.query_device(thread, random(2), KEPT + step, random),
+            17 => {
+                let Some(peaks) = &mut self.peaks else { return };
+                let under = KEPT + step;
+                if let Some(scope) = some_scope.filter(|_| random(2) == 0) {
+                    let is_kept = self.runner.ledger.keep_peak(ScopeId(scope), ScopeId(under)).is_some();
+                    assert_eq!(is_kept, peaks.keep(scope, under));
+                }
+                let Some(kept) = peaks.kept.keys().nth(random(peaks.kept.len().max(1))).copied() else { return };
+                let parts = if random(2) == 0 { 1 } else { 20_000 };
+                let _ = (0..parts).find(|_| self.read_peak(kept));
+            }
             14 => {
                 let Some(scope) = some_scope else { return };
                 let half = [None, Some(0), Some(1)][random(3)];
@@ -382,17 +533,19 @@ impl History {
 /// Four threads have nested traces of all kinds.
 #[test]
 fn all_figures_agree_with_the_simple_way() {
-    let (mut fast, mut events) = (0, 0);
+    let (mut fast, mut events, mut compared) = (0, 0, 0);
     for seed in 1..=10_000_u64 {
         let mut numbers = numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let mut random = |below: usize| usize::try_from(numbers(below as u64)).unwrap();
         // Some histories are long; in two of these, groups are removed.
         let (stacks, steps) = match seed {
-            5000 | 10_000 => (9000, 30_000),
+            5000 | 9999 => (20_000, 40_000),
             _ if seed.is_multiple_of(200) => ([1, 3, 50][random(3)], 1000),
             _ => (1, 60),
         };
-        let (mut history, is_displaced) = (History::default(), seed.is_multiple_of(2));
+        let is_displaced = seed.is_multiple_of(2);
+        let peaks = seed.is_multiple_of(3).then(PlainPeaks::default);
+        let mut history = History { peaks, ..History::default() };
         if is_displaced {
             history.post(&EventKind::Displaced { now: 1, more: 1 }, 0);
         }
@@ -400,9 +553,17 @@ fn all_figures_agree_with_the_simple_way() {
             let name = ThreadName::new(format!("{}-{thread}", thread % 2).as_bytes());
             history.post(&EventKind::Named { name }, thread);
         }
-        let run = AssertUnwindSafe(|| (0..steps).for_each(|at| history.step(at, stacks, is_displaced, &mut random)));
+        let run = AssertUnwindSafe(|| {
+            for at in 0..steps {
+                history.step(at, stacks, is_displaced, &mut random);
+                history.peaks.iter_mut().for_each(PlainPeaks::update);
+            }
+            history.end();
+        });
         assert!(catch_unwind(run).is_ok(), "seed {seed}, see above");
         (fast, events) = (fast + history.runner.fast, events + history.runner.number);
+        compared += history.peaks.map_or(0, |peaks| peaks.compared);
     }
+    assert!(compared > 10_000, "{compared} peaks");
     assert!(fast * 10 > events, "{fast} of {events} took the fast path");
 }

@@ -28,6 +28,7 @@
 //! ```
 
 mod adoption;
+mod at_peak;
 mod blocks;
 mod groups;
 mod guests;

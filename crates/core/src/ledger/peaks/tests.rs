@@ -1,25 +1,6 @@
-//! Compares the groups of peaks with a simple implementation that copies all groups at each new maximum.
+//! Tests of the saved bytes. `ledger/tests/histories.rs` compares the groups of peaks with a simple implementation.
 
-mod history;
-mod simple;
-
-use self::history::history;
 use super::{super::tests::numbers, GroupBytes, PeakHistory};
-
-#[test]
-fn histories_agree_with_the_simple_way() {
-    let histories = 4_000;
-    let compared: usize = (1..=histories).map(|seed| history(seed, 1 << (seed % 3), 80)).sum();
-    assert!(compared as u64 > 5 * histories, "{compared}");
-}
-
-/// There are so many groups that their ids are reused.
-#[test]
-fn forgotten_groups_are_not_part_of_a_peak() {
-    for seed in 1..2 {
-        history(seed, 20_000, 30_000);
-    }
-}
 
 /// Scopes that overlap and close in the order of their start leave unneeded saved bytes between needed ones.
 #[test]
