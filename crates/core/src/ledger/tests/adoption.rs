@@ -41,26 +41,11 @@ fn names_decide_if_they_are_known() {
     ] {
         check(&format!("open a of own; {script}; read a = {used} 0"));
     }
-    let mut runner = Runner::default();
-    let mut needs_name = |script: &str| {
-        script.split("; ").for_each(|line| runner.line(line));
-        runner.ledger.needs_name(ThreadId(2))
-    };
-    for (script, expected) in [
-        ("open a of own", false),
-        ("adopt a", false),
-        ("adopt a DSD-", true),
-        ("open s %2", false),
-        ("close s %2 = 0 0", true),
-        ("named x %2", false),
-    ] {
-        assert_eq!(needs_name(script), expected, "{script}");
-    }
-    // Another thread now has this id.
-    runner.ledger.begin_thread(ThreadId(2));
-    assert!(runner.ledger.needs_name(ThreadId(2)));
-    runner.line("close a = 0 0");
-    assert!(!runner.ledger.needs_name(ThreadId(2)));
+    check(
+        "open a of own; needs_name %2 = false; adopt a; needs_name %2 = false; adopt a DSD-; needs_name %2 = true
+         open s %2; needs_name %2 = false; close s %2 = 0 0; needs_name %2 = true; named x %2; needs_name %2 = false
+         ended %2; needs_name %2 = true; close a = 0 0; needs_name %2 = false",
+    );
 }
 
 /// A thread allocates with the same tag again and again, so its attribution is cached.
@@ -108,26 +93,20 @@ fn a_task_that_waits_adopts() {
 
 #[test]
 fn the_adopter_may_have_ended() {
-    let mut runner = Runner::default();
-    "open a of own; adopt a; alloc x 5 %2".split(';').for_each(|line| runner.line(line));
-    runner.ledger.begin_thread(ThreadId(1));
-    "alloc y 3 %2; open s; alloc z 1; alloc w 1 %2; read s = 1 0; read a = 9 0; close s = 1 0; close a = 9 0"
-        .split(';')
-        .for_each(|line| runner.line(line));
+    check(
+        "open a of own; adopt a; alloc x 5 %2; ended %1; alloc y 3 %2; open s; alloc z 1; alloc w 1 %2; read s = 1 0
+         read a = 9 0; close s = 1 0; close a = 9 0",
+    );
 }
 
 /// Adopted threads come and go; their owner threads are forgotten with their blocks.
 #[test]
 fn adopted_threads_whose_blocks_are_freed_are_forgotten() {
     let mut runner = Runner::default();
-    "open t of own; adopt t".split(';').for_each(|line| runner.line(line));
+    runner.lines("open t of own; adopt t");
     for round in 0..2_000 {
         let thread = 2 + round % 7;
-        if round >= 7 {
-            runner.ledger.begin_thread(ThreadId(thread));
-        }
-        runner.line(&format!("alloc b{round} 1 %{thread}"));
-        runner.line(&format!("free b{round} %{thread}"));
+        runner.lines(&format!("ended %{thread}; alloc b{round} 1 %{thread}; free b{round} %{thread}"));
         assert!(runner.ledger.guests.len() < 40, "round {round}: {}", runner.ledger.guests.len());
         assert!(runner.ledger.adoption_len() <= 8, "round {round}");
     }

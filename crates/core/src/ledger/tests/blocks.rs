@@ -110,13 +110,13 @@ fn a_total_above_the_largest_number() {
     let mut runner = Runner::default();
     for _ in 0..40 {
         // The size is 2^60 bytes.
-        "alloc x 1099511627776; free x".split(';').for_each(|line| runner.line(line));
+        runner.lines("alloc x 1099511627776; free x");
         assert!(!runner.ledger.nodes().is_empty());
     }
     let stat = runner.ledger.stats()[0].on_device;
     assert_eq!((stat.bytes.allocated, stat.bytes.freed(), stat.blocks.allocated), (u64::MAX, u64::MAX, 40));
     // The same script, without a query in between.
-    (0..40).for_each(|_| "alloc x 1099511627776; free x".split(';').for_each(|line| runner.line(line)));
+    (0..40).for_each(|_| runner.lines("alloc x 1099511627776; free x"));
 }
 
 #[test]
@@ -156,13 +156,9 @@ fn frees_may_be_missing_until_old_blocks_are_gone() {
 fn numbers_and_sizes_are_not_truncated() {
     for before in [0, (1 << 32) - 8, 1 << 33, (1 << 48) - 64] {
         let mut runner = Runner { number: before, ..Runner::default() };
-        for line in ["open o", "alloc a 1", "open t", "alloc b 2", "inside t = 2", "inside o = 1 2"] {
-            runner.line(line);
-        }
+        runner.lines("open o; alloc a 1; open t; alloc b 2; inside t = 2; inside o = 1 2");
         runner.number += 16;
-        for line in ["open late", "alloc c 4", "inside late = 4", "inside t = 2 4", "inside o = 1 2 4"] {
-            runner.line(line);
-        }
+        runner.lines("open late; alloc c 4; inside late = 4; inside t = 2 4; inside o = 1 2 4");
         let key = runner.key("c");
         let block = runner.ledger.block(key).expect("it is live");
         assert_eq!(block.number, runner.number);

@@ -21,12 +21,9 @@ fn groups_without_live_blocks_are_forgotten() {
     let mut runner = Runner::default();
     runner.line("alloc kept 1");
     for thread in 1..20_000 {
-        runner.line(&format!("alloc x 1 %{thread}"));
-        runner.line(&format!("free x %{thread}"));
+        runner.lines(&format!("alloc x 1 %{thread}; free x %{thread}"));
     }
-    runner.line("free_failed %19999");
-    runner.line("free x");
-    runner.line("free kept");
+    runner.lines("free_failed %19999; free x; free kept");
     assert!(runner.ledger.groups().is_empty());
     assert_eq!(runner.ledger.stats()[0].on_device.bytes.current, 0);
     assert_eq!(runner.ledger.counts().untracked, 0);

@@ -6,19 +6,12 @@ use super::*;
 fn guests_whose_blocks_are_freed_are_forgotten() {
     let mut runner = Runner::default();
     runner.line("open t of own");
-    for round in 0..20_000_u32 {
-        let thread = ThreadId(2 + round % 7);
-        if round >= 7 {
-            runner.ledger.begin_thread(thread);
-        }
-        let key = Key::new(Space::Address, u64::from(round) << 9);
-        runner.post(&EventKind::Enter { scope: ScopeId(1) }, thread);
-        let block = Block::new(Device { family: Family::Cuda, ordinal: 0 }, Bytes::mib(1), MemKind::Device);
-        runner.post(&EventKind::Alloc { key, block }, thread);
-        runner.post(&EventKind::Leave { scope: ScopeId(1) }, thread);
+    for round in 0..20_000 {
+        let thread = 2 + round % 7;
+        runner.lines(&format!("ended %{thread}; enter t %{thread}; alloc {round} 1 %{thread}; leave t %{thread}"));
         // One block in a hundred is not freed.
         if round % 100 > 0 {
-            runner.post(&EventKind::Free { key, block: None }, thread);
+            runner.line(&format!("free {round} %{thread}"));
         }
         // At most 200 guests have live blocks, and a few entered during the last scan. The next scan starts at twice as many, and
         // a few enter during it.
@@ -31,9 +24,7 @@ fn guests_whose_blocks_are_freed_are_forgotten() {
 /// New threads enter the scope `t`, so that guests are forgotten.
 fn guests_of_t(runner: &mut Runner, count: usize) {
     for _ in 0..count {
-        runner.ledger.begin_thread(ThreadId(9));
-        runner.line("enter t %9");
-        runner.line("leave t %9");
+        runner.lines("ended %9; enter t %9; leave t %9");
     }
 }
 
@@ -43,27 +34,26 @@ fn the_last_owner_thread_has_no_host() {
     let mut runner = Runner::default();
     runner.line("alloc w 1 %2");
     runner.ledger.owner_threads = OwnerThread::LAST.0;
-    "open t of own %3; enter t %2; alloc x 5 %2; leave t %2; enter t %2; alloc y 5 %2; read t = 10 0; free x; close t = 5 5"
-        .split(';')
-        .for_each(|line| runner.line(line));
+    runner.lines(
+        "open t of own %3; enter t %2; alloc x 5 %2; leave t %2; enter t %2; alloc y 5 %2; read t = 10 0; free x
+         close t = 5 5",
+    );
 }
 
 #[test]
 fn a_scope_of_a_guest_keeps_its_hosts_after_the_guest_has_ended() {
     let mut runner = Runner::default();
-    "open t of own; enter t %2; open s %2".split(';').for_each(|line| runner.line(line));
-    runner.ledger.begin_thread(ThreadId(2));
+    runner.lines("open t of own; enter t %2; open s %2; ended %2");
     guests_of_t(&mut runner, 100);
-    "enter s %3; alloc x 5 %3; read t = 5 0".split(';').for_each(|line| runner.line(line));
+    runner.lines("enter s %3; alloc x 5 %3; read t = 5 0");
 }
 
 #[test]
 fn a_block_whose_free_fails_repeatedly_keeps_its_hosts() {
     let mut runner = Runner::default();
-    "open t of own; enter t %2; alloc x 1 %2; leave t %2".split(';').for_each(|line| runner.line(line));
+    runner.lines("open t of own; enter t %2; alloc x 1 %2; leave t %2");
     for round in 0..200 {
-        runner.line("free x %2");
-        runner.line("read t = 0 1");
+        runner.lines("free x %2; read t = 0 1");
         guests_of_t(&mut runner, round % 13);
         runner.line("free_failed %2");
         guests_of_t(&mut runner, round % 7);
@@ -98,16 +88,15 @@ fn a_thread_in_many_scopes_counts_for_the_first_ones_and_the_innermost() {
     let mut each = |line: &str| (1..=100).for_each(|task| runner.line(&line.replace('#', &task.to_string())));
     each("open t# of task");
     each("enter t#");
-    "alloc x 1; read t1 = 1 0; read t16 = 1 0; read t17 = 0 0; read t100 = 1 0"
-        .split(';')
-        .for_each(|line| runner.line(line));
+    runner.lines("alloc x 1; read t1 = 1 0; read t16 = 1 0; read t17 = 0 0; read t100 = 1 0");
     // The first ones are left first.
     for left in 1..=98 {
         runner.line(&format!("leave t{left}"));
     }
-    "alloc y 1; read t98 = 0 0; read t99 = 1 0; leave t100; alloc z 1; close t100 = 2 0; leave t99; close t99 = 2 0"
-        .split(';')
-        .for_each(|line| runner.line(line));
+    runner.lines(
+        "alloc y 1; read t98 = 0 0; read t99 = 1 0; leave t100; alloc z 1; close t100 = 2 0; leave t99
+         close t99 = 2 0",
+    );
     assert!(runner.ledger.guests.len() < 1000, "{}", runner.ledger.guests.len());
 }
 
@@ -116,13 +105,10 @@ fn a_thread_in_many_scopes_counts_for_the_first_ones_and_the_innermost() {
 fn tasks_that_have_ended_are_forgotten() {
     let mut runner = Runner::default();
     for _ in 0..2000 {
-        "open a of task; enter a; alloc x 1; leave a; close a = 1 0; free x"
-            .split(';')
-            .for_each(|line| runner.line(line));
+        runner.lines("open a of task; enter a; alloc x 1; leave a; close a = 1 0; free x");
     }
     assert!(runner.ledger.guests.len() < 100, "{}", runner.ledger.guests.len());
-    runner.line("open a of task");
-    "enter a %2; alloc x 1 %2; leave a %2".split(';').for_each(|line| runner.line(line));
+    runner.lines("open a of task; enter a %2; alloc x 1 %2; leave a %2");
     guests_of_t(&mut runner, 100);
     runner.line("close a = 1 0");
 }
@@ -133,9 +119,9 @@ fn a_task_without_a_number_of_its_own_counts_the_process() {
     let mut runner = Runner::default();
     runner.line("open o");
     runner.ledger.owner_threads = OwnerThread::LAST.0;
-    "open a of task; enter a; alloc x 1; leave a; alloc y 2; read a = 3 0; close a = 3 0; free x; close o = 2 1"
-        .split(';')
-        .for_each(|line| runner.line(line));
+    runner.lines(
+        "open a of task; enter a; alloc x 1; leave a; alloc y 2; read a = 3 0; close a = 3 0; free x; close o = 2 1",
+    );
 }
 
 /// Two threads may open scopes in an order other than that of their ids, so that a scan may already have passed the id of a new
@@ -143,22 +129,14 @@ fn a_task_without_a_number_of_its_own_counts_the_process() {
 #[test]
 fn a_task_that_begins_during_a_scan_keeps_its_hosts() {
     let mut runner = Runner::default();
-    "open o of task; enter o".split(';').for_each(|line| runner.line(line));
-    let scope = |round: u64| ScopeId(1_000_000 - round);
-    let device = Device { family: Family::Cuda, ordinal: 0 };
-    let block = Block::new(device, Bytes::mib(1), MemKind::Device);
-    let spec = ScopeSpec { counts: Counted::Task, callsite: CallsiteId(9), ..ScopeSpec::exact(device) };
+    runner.lines("open o of task; enter o");
     for round in 0..3000 {
-        runner.post(&EventKind::Open { scope: scope(round), spec }, ThreadId(1));
-        if let Some(older) = round.checked_sub(5).map(scope) {
-            let key = Key::new(Space::Address, round << 9);
-            runner.post(&EventKind::Enter { scope: older }, ThreadId(2));
-            runner.post(&EventKind::Alloc { key, block }, ThreadId(2));
-            runner.post(&EventKind::Leave { scope: older }, ThreadId(2));
-            runner.line("read o = 1 0");
-            runner.post(&EventKind::Free { key, block: None }, ThreadId(2));
-            runner.post(&EventKind::Close { scope: older }, ThreadId(1));
-            runner.line("reset o = 0 1");
+        // Later scopes have lower ids.
+        runner.names.insert(format!("t.{round}"), 1_000_000 - round);
+        runner.line(&format!("open t.{round} of task"));
+        if let Some(older) = round.checked_sub(5) {
+            runner.lines(&format!("enter t.{older} %2; alloc x{round} 1 %2; leave t.{older} %2; read o = 1 0"));
+            runner.lines(&format!("free x{round} %2; close t.{older} = 0 1; reset o = 0 1"));
         }
     }
 }

@@ -23,6 +23,8 @@
 //! pool 1, reserved 1 30, empty 1       a pool is registered, reports what it has from the driver, frees all its parts
 //! part 1 100 5, unpart 1 100, resize 1 100 7     a part of pool 1 at 100 MiB is allocated, freed, resized
 //! pool 1 = 2 15 5 [unknown=1 doubled=1 outside=1 late=1]    its parts, their bytes, what it keeps unused
+//! ended %2                             a thread has ended, and another one has its id
+//! needs_name %2 = true                 whether the name of a thread is needed
 //! noticed = alloc 1 @0 [in scope] [guest]       what the event before was to it, or `nothing`
 //! tree /a/b = calls used peak device-peak allocated allocations    (the last two without the scopes inside)
 //! ```
@@ -153,6 +155,10 @@ impl Runner {
         self.ledger.last_trace()
     }
 
+    fn lines(&mut self, script: &str) {
+        script.split([';', '\n']).map(str::trim).filter(|line| !line.is_empty()).for_each(|line| self.line(line));
+    }
+
     #[allow(clippy::too_many_lines, reason = "it is a list of possible lines")]
     fn line(&mut self, line: &str) {
         let (event, expected) = line.split_once('=').map_or((line, None), |_| {
@@ -254,6 +260,14 @@ impl Runner {
             ["watch", id, what] => {
                 let what = if what == "allocations" { Noticing::AllocationsOfOthers } else { Noticing::OfOthers };
                 self.ledger.watch(id.parse().expect(line), device, what, thread);
+                return;
+            }
+            ["ended"] => {
+                self.ledger.begin_thread(thread);
+                return;
+            }
+            ["needs_name"] => {
+                assert_eq!(Some(self.ledger.needs_name(thread).to_string().as_str()), expected, "{line}");
                 return;
             }
             ["unwatch", id] => {
@@ -358,8 +372,6 @@ fn figures(trace: &Trace) -> String {
 
 fn check(script: &str) -> Ledger {
     let mut runner = Runner::default();
-    for line in script.split([';', '\n']).map(str::trim).filter(|line| !line.is_empty()) {
-        runner.line(line);
-    }
+    runner.lines(script);
     runner.ledger
 }

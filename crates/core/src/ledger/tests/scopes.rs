@@ -279,7 +279,7 @@ fn the_traces_of_one_thread_count_the_process() {
     ] {
         let mut runner = Runner::default();
         let script = format!("alloc o 7 %4; open w of all; open a; {script}");
-        script.split(';').for_each(|line| runner.line(line.trim()));
+        runner.lines(&script);
         let figures = ["w", "a"].map(|scope| {
             let scope = ScopeId(runner.id(scope));
             runner.post(&EventKind::Read { scope }, ThreadId(1)).map(|trace| (trace.used, trace.peaked))
