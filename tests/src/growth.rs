@@ -1,9 +1,12 @@
 //! Measures the memory that a process keeps for threads that have ended, names of scopes, and events: none, beyond
 //! documented limits.
 
-use std::{fs, thread};
+use std::{cell::Cell, fs, thread};
 
-use gpumem::{Bytes, GpuMemTrace, sim::SimGpu};
+use gpumem::{
+    Bytes, GpuMemTrace,
+    sim::{SimBlock, SimGpu},
+};
 
 use crate::{Random, bare_inbox::BareInbox};
 
@@ -26,15 +29,23 @@ fn trace(name: impl Into<String>) -> GpuMemTrace {
     GpuMemTrace::builder().ctx(name).thread_local_only().on_exit_report(false).start().expect("the device is there")
 }
 
+thread_local! {
+    /// A block that is freed when its thread ends, as in a cache.
+    static CACHED: Cell<Option<SimBlock>> = const { Cell::new(None) };
+}
+
 /// Returns the growth over this number of threads that open a scope, allocate and end. Some leave their scope and their
-/// block to the next.
+/// block to the next, and half have a block until their end.
 ///
 /// # Panics
 /// Panics if there is no `/proc`.
 pub fn of_threads(gpu: &SimGpu, threads: u64) -> u64 {
     growth(threads / 10, threads, |number| {
         let works = move |gpu: &SimGpu| {
-            let left = (trace("thread"), gpu.alloc(Bytes::kib(4)).expect("there is room"));
+            let block = || gpu.alloc(Bytes::kib(4)).expect("there is room");
+            // This variable is used before those of gpumem, so that its block is freed after they are gone.
+            CACHED.with(|cached| cached.set((number % 2 == 1).then(block)));
+            let left = (trace("thread"), block());
             number.is_multiple_of(10).then_some(left)
         };
         drop(thread::scope(|scope| scope.spawn(|| works(gpu)).join().expect("it does not panic")));

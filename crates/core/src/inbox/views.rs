@@ -151,11 +151,6 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(0, |state, _| state.ledger.has_undecided()).unwrap_or(false)
     }
 
-    /// Returns the number of threads in the ledger's records: as many as ever ran at the same time.
-    pub fn thread_records(&self) -> usize {
-        self.enter(0, |state, _| state.ledger.threads()).unwrap_or_default()
-    }
-
     /// Returns the number of the calling thread; 0 if the thread is already inside the inbox.
     pub fn this_thread(&self) -> ThreadId {
         self.enter(0, |_, thread| thread).unwrap_or_default()

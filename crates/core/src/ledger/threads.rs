@@ -33,11 +33,6 @@ impl Ledger {
         }
     }
 
-    /// Returns the number of threads in the ledger's records.
-    pub(crate) fn threads(&self) -> usize {
-        self.threads.len()
-    }
-
     /// Starts a thread that reuses the id of an ended thread. The new thread gets its own owner thread, so that it does not own the
     /// blocks of the ended one.
     pub fn begin_thread(&mut self, thread: ThreadId) {
