@@ -1,16 +1,14 @@
 //! Tests the tracker, with its whole text.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{self, Write},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex},
-    thread,
 };
 
 use gpumem::{
     Bytes, GpuMemTrace,
-    report::Tracked,
     sim::{SimBlock, SimGpu},
     track,
     tracker::MemTracker,
@@ -172,84 +170,6 @@ fn trackers_of_one_device_do_not_know_of_each_other() {
     );
     tracker.track();
     assert_eq!(changes(&page), [" +    4  1 × 4 KiB  outside of all scopes"]);
-}
-
-#[test]
-fn scopes_of_other_threads() {
-    let (gpu, mut tracker, page) = gpu();
-    let trace = GpuMemTrace::builder().ctx("load").on_exit_report(false).start().unwrap();
-    let (handle, gpu) = (trace.handle(), &gpu);
-    let blocks: Vec<_> = thread::scope(|threads| {
-        let handle = &handle;
-        let alloc = |_| threads.spawn(move || handle.in_scope(|| kib(gpu, 3)));
-        let started: Vec<_> = (0..4).map(alloc).collect();
-        started.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    let mut tracker = thread::spawn(move || {
-        tracker.track();
-        tracker
-    })
-    .join()
-    .unwrap();
-    assert_eq!(changes(&page), [" +   12  4 × 3 KiB  load"]);
-    drop(blocks);
-    tracker.track();
-    assert_eq!(changes(&page), [" -   12  4 × 3 KiB  load"]);
-}
-
-/// Each difference is right, whatever comes and goes in between. All differences together are what exists at the end.
-#[test]
-fn while_others_allocate_and_label() {
-    let (gpu, mut tracker, _page) = gpu();
-    let kept = thread::scope(|threads| {
-        let work = |thread: usize| {
-            let gpu = &gpu;
-            threads.spawn(move || {
-                let mut kept = Vec::new();
-                for round in 0..400 {
-                    let block = gpu.alloc_async(Bytes::kib(4)).unwrap();
-                    block.label(format!("of {thread}"), &[round], "f32").unwrap();
-                    if round % 8 == 0 {
-                        kept.push(block);
-                    }
-                }
-                kept
-            })
-        };
-        let workers: Vec<_> = (0..4).map(work).collect();
-        let mut count = 0;
-        let mut add =
-            |tracked: Tracked| count += tracked.changes.unwrap().iter().map(|change| change.count).sum::<i64>();
-        for _ in 0..50 {
-            add(tracker.track());
-        }
-        let kept: Vec<_> = workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect();
-        add(tracker.track());
-        assert_eq!(count, 200);
-        kept
-    });
-    let mut fresh = MemTracker::builder().device(gpu.ordinal()).to(io::sink()).start().unwrap();
-    let changes = fresh.track().changes.unwrap();
-    assert_eq!(changes.len(), 50, "one for each shape");
-    assert!(changes.iter().all(|change| change.count == 4 && change.names.len() == 4), "{changes:?}");
-    drop(kept);
-    assert_eq!(fresh.track().live, Some(Bytes::ZERO));
-}
-
-#[test]
-fn a_file() {
-    let (gpu, ..) = gpu();
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let mut tracker = MemTracker::builder().to(file.reopen().unwrap()).start().unwrap();
-    let block = kib(&gpu, 4);
-    tracker.track();
-    let text = fs::read_to_string(&file).unwrap();
-    assert!(text.ends_with("\n +    4  1 × 4 KiB  outside of all scopes\n"), "not there at once: {text}");
-    drop(block);
-    tracker.track();
-    drop(tracker);
-    let text = fs::read_to_string(&file).unwrap();
-    assert!(text.ends_with("\n -    4  1 × 4 KiB  outside of all scopes\n"), "{text}");
 }
 
 #[test]

@@ -102,31 +102,6 @@ mod pool {
         in_part(counts_one);
     }
 
-    #[gpu_mem_trace(max_peak = "1 MB", silent, lines)]
-    fn in_lines() {
-        let _own = take(1);
-        in_a_pool();
-    }
-
-    #[test]
-    fn with_lines() {
-        in_part(in_lines);
-    }
-
-    #[test]
-    fn of_an_assertion() {
-        in_part(|| assert_gpu_mem!(peak == 0, { in_a_pool() }));
-    }
-
-    #[gpu_mem_test(max_peak = "1 MB")]
-    #[pollster::test]
-    async fn of_a_future() {
-        if part().is_some() {
-            std::future::ready(()).await;
-            in_a_pool();
-        }
-    }
-
     #[gpu_mem_test]
     fn without_a_limit() {
         in_part(in_a_pool);
@@ -145,19 +120,6 @@ mod pool {
         in_part(|| {
             in_a_pool();
             panic!("its own panic");
-        });
-    }
-}
-
-mod handle {
-    use super::*;
-
-    #[gpu_mem_test(max_peak = "64 MB", leaks = 0)]
-    fn that_enters_the_scope() {
-        in_part(|| {
-            let trace = GpuMemTrace::builder().silent(true).start().expect("a simulated device");
-            let handle = trace.handle();
-            thread::spawn(move || handle.in_scope(|| drop(take(64)))).join().expect("it runs");
         });
     }
 }
@@ -268,27 +230,11 @@ mod traced_worker {
         drop(take(64));
     }
 
-    #[gpu_mem_trace(max_peak = "64 MB", silent)]
-    fn with_its_own() {
-        drop(take(64));
-    }
-
     #[gpu_mem_test(max_peak = "1 MB")]
     fn with_a_trace() {
         in_part(|| {
             thread::spawn(|| {
                 traced();
-            })
-            .join()
-            .expect("it runs");
-        });
-    }
-
-    #[gpu_mem_test(max_peak = "1 MB")]
-    fn with_a_budget() {
-        in_part(|| {
-            thread::spawn(|| {
-                with_its_own();
             })
             .join()
             .expect("it runs");
@@ -305,11 +251,6 @@ mod all {
         in_part(|| assert_gpu_mem!(peak == "1 GiB", threads = "all", { in_a_pool() }));
     }
 
-    #[gpu_mem_test(max_peak = "1 GB", leaks = 0, threads = "all")]
-    fn kept_again() {
-        in_part(in_a_pool);
-    }
-
     #[gpu_mem_test(max_peak = "100 MB", threads = "all")]
     fn broken() {
         in_part(|| {
@@ -323,16 +264,6 @@ mod all {
         in_part(|| thread::spawn(|| std::mem::forget(take(1))).join().expect("it runs"));
     }
 
-    #[gpu_mem_trace(max_peak = "1 GB", threads = "all", silent)]
-    fn function() {
-        in_a_pool();
-    }
-
-    #[test]
-    fn of_a_function() {
-        in_part(function);
-    }
-
     #[test]
     fn of_an_assertion() {
         in_part(|| {
@@ -343,15 +274,6 @@ mod all {
             // A test that counts all threads would notice the free.
             assert_gpu_mem!(threads = "all", used == "-3 MiB", { drop(kept) });
         });
-    }
-
-    #[gpu_mem_test(max_peak = "1 GB", threads = "all")]
-    #[pollster::test]
-    async fn of_a_future() {
-        if part().is_some() {
-            std::future::ready(()).await;
-            in_a_pool();
-        }
     }
 
     /// A trace of another thread does not change what it counts.
@@ -372,15 +294,6 @@ mod all {
         in_part(|| {
             for _ in 0..100 {
                 drop(take(512));
-            }
-        });
-    }
-
-    #[test]
-    fn waits_in_an_assertion() {
-        in_part(|| {
-            for _ in 0..100 {
-                assert_gpu_mem!(peak == "512 MiB", { drop(take(512)) });
             }
         });
     }
@@ -432,23 +345,6 @@ mod devices {
     #[gpu_mem_test(max_peak = "1 MB")]
     fn of_the_first() {
         in_part(|| drop(second().alloc(Bytes::mib(512))));
-    }
-
-    #[test]
-    fn of_an_assertion() {
-        in_part(|| {
-            let gpu = second();
-            gpumem::__private::simulated_gpu();
-            assert_gpu_mem!(peak == 0, { drop(gpu.alloc(Bytes::mib(512))) });
-        });
-    }
-
-    #[test]
-    fn of_the_current_one() {
-        in_part(|| {
-            let gpu = second();
-            assert_gpu_mem!(peak == "512 MiB", { drop(gpu.alloc(Bytes::mib(512))) });
-        });
     }
 
     #[gpu_mem_trace(max_peak = "512 MB", device = 1, silent)]

@@ -102,6 +102,8 @@ fn table(scopes: &[ScopeSummary]) -> Table {
 
 #[cfg(test)]
 mod tests {
+    use unicode_width::UnicodeWidthStr;
+
     use super::*;
     use crate::{export::samples, report::Path};
 
@@ -200,6 +202,20 @@ used: still in use. at peak: its part of the peak of the whole process.
         let huge = [1000, 134_217_728, 134_217_728, 134_217_728, 8_589_934_592, 9999];
         let text = Summary::of(vec![scope(&["a name of 20 columns"], None, huge)], 0, 0, None).to_string();
         assert!(text.contains("  128      128   128   8192    9999   1000  ████████\n"), "{text}");
+    }
+
+    #[test]
+    fn rows_stand_in_80_columns_whatever_scopes_are_called() {
+        let long = "x".repeat(500);
+        let accents = "e\u{301}\u{301}\u{301} 👩‍👩‍👧‍👦 🇪🇺".repeat(9);
+        let wide = "模型的前向传播和反向传播以及优化器的状态更新都在这里";
+        let names = [&long, &accents, wide, "two\nlines\tand \u{1b}[31mred\u{7}", "عربي \u{202e}backwards", "\0"];
+        let mut paths = vec![scope(&[], None, [1000, 4 << 20, 4 << 20, 4 << 20, 8 << 30, 9999])];
+        paths.extend(names.map(|name| scope(&[name], Some(0), [1000, 4 << 20, 4 << 20, 4 << 20, 8 << 30, 9999])));
+        let text = Summary::of(paths, 0, 0, None).to_string();
+        for line in text.lines() {
+            assert!(line.width() <= 80 && !line.contains(char::is_control), "{line:?}");
+        }
     }
 
     #[test]

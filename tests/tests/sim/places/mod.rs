@@ -27,7 +27,6 @@ use gpumem::{
     oom::{on_oom, retry_after_trim},
     report::{LiveBlock, OutOfMemory, ScopeSummary},
     sim::{SimBlock, SimGpu},
-    sink::Sink,
 };
 use gpumem_tests::{Ended, OwnProcess, Yield, part, simulated_gpu};
 use unicode_width::UnicodeWidthStr;
@@ -110,56 +109,6 @@ fn blocks_below_the_deepest_path_are_in_all_scopes_around_it() {
     );
     let calls: u64 = reported.values().map(|scope| scope.calls).sum();
     assert_eq!(calls, 1 + 1_001);
-}
-
-#[test]
-fn tables_stand_in_80_columns_whatever_scopes_are_called() {
-    gpumem::sink::set_sink(Sink::custom(|_| ()));
-    let gpu = SimGpu::install(Bytes::gib(1 << 20)).expect("GPUMEM_SIM is not set");
-    gpu.make_current();
-    let names = [
-        "x".repeat(500),
-        "a name that goes on and on, well beyond what any column can be wide".to_owned(),
-        "two\nlines\tand \u{1b}[31mred\u{7}".to_owned(),
-        "模型的前向传播和反向传播以及优化器的状态更新都在这里".to_owned(),
-        "عربي \u{202e}backwards".to_owned(),
-        "e\u{301}\u{301}\u{301} 👩‍👩‍👧‍👦 🇪🇺".repeat(9),
-        "\0".to_owned(),
-    ];
-    let mut kept = Vec::new();
-    let traces: Vec<_> = names
-        .iter()
-        .map(|name| {
-            let trace = GpuMemTrace::with_ctx(name);
-            // The columns are as wide as figures get: 4 TiB at once, 8 PiB in all.
-            for _ in 0..2048 {
-                drop(gpu.alloc(Bytes::gib(4 << 10)));
-            }
-            kept.push(take(&gpu, 3 * MIB + 7));
-            trace
-        })
-        .collect();
-    let of_device = gpumem::summary().scopes.into_iter().filter(|scope| scope.device == gpu.ordinal());
-    assert_eq!(of_device.count(), names.len() + 1);
-    let breakdown = breakdown(gpu.ordinal()).expect("it can be read");
-    let live = traces[0].live();
-    assert_eq!(live.len(), names.len());
-    let texts = [gpumem::summary().to_string(), breakdown.to_string()];
-    println!("{}\n{}", texts[0], texts[1]);
-    for text in &texts {
-        // The lines of pools are sentences, and other tests register pools.
-        for line in text.lines().filter(|line| !line.contains("cache of ")) {
-            assert!(line.width() <= 80, "{} columns: {line}", line.width());
-            assert!(!line.contains(|c: char| c.is_control()), "{line:?}");
-        }
-    }
-    // Names may be cut, figures are not.
-    let whole = texts[0]
-        .lines()
-        .find(|line| line.starts_with(" (whole process)") && line.contains(" 4096 "))
-        .unwrap_or_else(|| panic!("{}", texts[0]));
-    assert!(!whole.contains('…'), "{whole}");
-    assert!(live.iter().all(|block| !block.to_string().contains(|c: char| c.is_control())), "{}", live[0]);
 }
 
 fn own_process(part: &str, variables: &[(&str, &str)]) -> OwnProcess {

@@ -103,29 +103,6 @@ fn storms_of_starts_and_stops_on_many_threads() {
 }
 
 #[test]
-fn a_lost_device_gives_no_number() {
-    let _alone = alone();
-    let gpu = simulated_gpu();
-    let trace = quiet().device(gpu.ordinal()).gauge(Gauge::Sampled).ctx("t").start().unwrap();
-    let kept = mib(&gpu, 10);
-    check(&trace, 10, 0);
-    gpu.set_lost(true);
-    drop(kept);
-    let data = trace.data();
-    assert!(data.stale && !data.is_measured());
-    assert_eq!(data.used.mb(), 10, "the last good reading");
-    trace.report();
-    check_lines(&["△Used Peaked MB:      ?      ? (t)"]);
-    gpu.set_lost(false);
-    check(&trace, 0, 10);
-    trace.report();
-    check_lines(&["△Used Peaked MB:      0     10 (t)"]);
-    gpu.set_lost(true);
-    assert!(quiet().device(gpu.ordinal()).gauge(Gauge::Sampled).start().is_err());
-    drop(trace);
-}
-
-#[test]
 fn sampled_and_exact_traces_run_side_by_side() {
     let _alone = alone();
     let gpu = simulated_gpu();
