@@ -32,7 +32,7 @@ pub use self::{
     machines::Machines,
     outcome::Outcome,
     own_process::{Ended, OwnProcess, Running, output_of, part},
-    patch::{Patch, Place},
+    patch::Patch,
     pending::Yield,
     process::{built, wait},
     python::interpreters,

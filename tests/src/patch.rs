@@ -15,27 +15,11 @@ use crate::stub::{DEINITIALIZED, Stub};
 pub enum Patch {
     /// All of them compare with another number.
     Unrecognisable,
-    /// The stub of this function compares with another number.
-    OtherNumber(&'static str),
-    /// It reads another word than the other stubs.
-    OtherWord(&'static str),
-    /// It begins with a jump, as if another library had put its own code there. Calls go past the slot.
+    /// The stub of this function begins with a jump, as if another library had put its own code there. Calls go past the slot.
     Overwritten(&'static str),
-    /// The slot of this function is in such a place.
-    Slot(&'static str, Place),
-    /// This function goes through the slot of the other, which has to do the same.
-    SharedSlot(&'static str, &'static str),
-}
-
-/// A wrong place of a slot; see the stand-in driver's `stubs.rs`. At most one function has a slot in such a place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// The slot is in memory that becomes read-only after relocation.
-    Relro,
-    /// The slot is in a segment that is read-only in the file already.
-    ReadOnly,
-    /// The slot is at an address that is no multiple of 8.
-    Split,
+    /// The slot of this function is in memory that becomes read-only after relocation; see the stand-in driver's `stubs.rs`. At most
+    /// one function has such a slot.
+    Relro(&'static str),
 }
 
 /// Without one of these calls, the stubs cannot be recognised.
@@ -74,9 +58,8 @@ pub(crate) struct Image {
     symbols: HashMap<String, u64>,
     /// The addresses of the segments, and their offsets in the file.
     segments: Vec<(Range<u64>, u64)>,
-    /// The offsets of its relocations, its dynamic section and the names that the loader reads.
+    /// The offsets of its relocations and of the names that the loader reads.
     relocations: Range<usize>,
-    dynamic: Range<usize>,
     names: Range<usize>,
     bytes: Vec<u8>,
 }
@@ -97,9 +80,9 @@ impl Image {
             let (start, bytes) = found.unwrap_or_default();
             as_index(start)..as_index(start + bytes)
         };
-        let [relocations, dynamic, names] = [".rela.dyn", ".dynamic", ".dynstr"].map(section);
+        let [relocations, names] = [".rela.dyn", ".dynstr"].map(section);
         let segments = segments.collect();
-        Ok(Self { symbols, segments, relocations, dynamic, names, bytes })
+        Ok(Self { symbols, segments, relocations, names, bytes })
     }
 
     /// Returns the file with these changes.
@@ -141,14 +124,9 @@ impl Copy<'_> {
                     self.image.symbols.keys().filter(|name| self.stub_if_any(name).is_some()).cloned().collect();
                 assert!(!cfg!(target_arch = "x86_64") || !functions.is_empty(), "the stand-in driver has no stubs");
                 for function in functions {
-                    self.compare_otherwise(&function);
+                    let (at, stub) = self.stub(&function);
+                    self.put(at + stub.form.distance_at() as u64 + 4, &(DEINITIALIZED + 1).to_le_bytes());
                 }
-            }
-            Patch::OtherNumber(function) => self.compare_otherwise(function),
-            Patch::OtherWord(function) => {
-                let (at, stub) = self.stub(function);
-                let distance_at = at + stub.form.distance_at() as u64;
-                self.put_distance(distance_at, distance_at + 8, self.image.address("standin_other_state"));
             }
             Patch::Overwritten(function) => {
                 let (at, stub) = self.stub(function);
@@ -156,8 +134,7 @@ impl Copy<'_> {
                 self.put(at, &[0xe9]);
                 self.put_distance(at + 1, at + 5, implementation);
             }
-            Patch::Slot(function, place) => self.move_slot(function, place),
-            Patch::SharedSlot(function, other) => self.point_stub_at(function, self.stub(other).1.slot),
+            Patch::Relro(function) => self.move_slot(function),
         }
     }
 
@@ -172,35 +149,16 @@ impl Copy<'_> {
         self.stub_if_any(function).unwrap_or_else(|| panic!("the stand-in driver has no stub for {function}"))
     }
 
-    fn compare_otherwise(&mut self, function: &str) {
-        let (at, stub) = self.stub(function);
-        self.put(at + stub.form.distance_at() as u64 + 4, &(DEINITIALIZED + 1).to_le_bytes());
-    }
-
-    fn point_stub_at(&mut self, function: &str, slot: u64) {
-        let (at, stub) = self.stub(function);
-        let slot_at = at + stub.form.slot_at() as u64;
-        self.put_distance(slot_at, slot_at + 4, slot);
-    }
-
-    /// Gives a function a slot in another place: the loader writes the function's address there, instead of what it would write
-    /// into `standin_relro_slot`.
-    fn move_slot(&mut self, function: &str, place: Place) {
+    /// Gives a function another slot: the loader writes the function's address there, instead of what it would write into
+    /// `standin_relro_slot`.
+    fn move_slot(&mut self, function: &str) {
         let relro = self.image.address("standin_relro_slot");
-        let place = match place {
-            Place::Relro => relro,
-            Place::ReadOnly => {
-                self.relocate_read_only_data();
-                self.image.address("standin_read_only_slot")
-            }
-            Place::Split => self.image.address("standin_split_slot") + 4,
-        };
-        let (_, implementation) = self.relocation(self.stub(function).1.slot);
-        let (at, _) = self.relocation(relro);
-        assert_eq!(self.bytes[at..at + 24], self.image.bytes[at..at + 24], "a slot was moved already");
-        self.bytes[at..at + 8].copy_from_slice(&place.to_le_bytes());
-        self.bytes[at + 16..at + 24].copy_from_slice(&implementation.to_le_bytes());
-        self.point_stub_at(function, place);
+        let (at, stub) = self.stub(function);
+        let (_, implementation) = self.relocation(stub.slot);
+        let (relocation, _) = self.relocation(relro);
+        self.bytes[relocation + 16..relocation + 24].copy_from_slice(&implementation.to_le_bytes());
+        let slot_at = at + stub.form.slot_at() as u64;
+        self.put_distance(slot_at, slot_at + 4, relro);
     }
 
     /// Returns the offset of the relocation of this address, and the address that the loader puts there.
@@ -209,16 +167,6 @@ impl Copy<'_> {
         let found = self.image.relocations.clone().step_by(24).find(|at| self.words(*at) == [address, RELATIVE]);
         let at = found.unwrap_or_else(|| panic!("nothing is relocated at {address:#x}"));
         (at, self.words::<3>(at)[2])
-    }
-
-    /// Makes the loader map everything writable while it relocates (`DT_TEXTREL`). The entry takes the place of one that only
-    /// saves time (`DT_RELACOUNT`).
-    fn relocate_read_only_data(&mut self) {
-        const TEXTREL: u64 = 22;
-        const RELACOUNT: u64 = 0x6fff_fff9;
-        let found = self.image.dynamic.clone().step_by(16).find(|at| self.words(*at) == [RELACOUNT]);
-        let at = found.unwrap_or_else(|| panic!("the stand-in driver has no DT_RELACOUNT"));
-        self.bytes[at..at + 8].copy_from_slice(&TEXTREL.to_le_bytes());
     }
 
     fn words<const N: usize>(&self, at: usize) -> [u64; N] {

@@ -4,8 +4,7 @@
 //! a stub jumps, in driver 580 it calls. The harness changes the bytes in a copy of the file, for drivers that gpumem must reject.
 
 #[cfg(target_arch = "x86_64")]
-use std::sync::atomic::AtomicPtr;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicPtr, AtomicU32};
 
 /// The place where a stub finds its function. It is in writable data that stays writable, because it may change
 /// (`AtomicPtr`).
@@ -17,10 +16,6 @@ pub(crate) type Slot = AtomicPtr<()>;
 #[cfg(target_arch = "x86_64")]
 pub(crate) static STATE: AtomicU32 = AtomicU32::new(0);
 
-/// A second such word, for the harness: the stub of one function is changed to read this one.
-#[unsafe(no_mangle)]
-static standin_other_state: AtomicU32 = AtomicU32::new(0);
-
 /// A slot that is not used, in data that becomes read-only after relocation, because it does not change.
 ///
 /// The harness makes it a function's slot: it turns the stub to this place, and the relocation of this place to the function.
@@ -29,14 +24,6 @@ static standin_relro_slot: extern "C" fn() = nobody;
 
 /// This is not a symbol of the file, so the relocation is of the kind that slots have.
 extern "C" fn nobody() {}
-
-/// The same in data that is read-only in the file already. The relocation that the harness puts here is that of `standin_relro_slot`.
-#[unsafe(no_mangle)]
-static standin_read_only_slot: usize = 0;
-
-/// The same in writable data. The harness uses the 8 bytes from its 4th on, so that the slot is not aligned.
-#[unsafe(no_mangle)]
-static standin_split_slot: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// Exports functions of libcuda's: `exports!`, each behind a stub of this form.
 #[cfg(target_arch = "x86_64")]
