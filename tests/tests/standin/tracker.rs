@@ -40,21 +40,6 @@ fn blocks_of_the_driver() {
     );
     assert!(last.ends_with(" live=0 B, -2 * 9437184 device"), "{outcome}");
     assert!(outcome.stderr.is_empty(), "{outcome}");
-    assert_eq!(
-        printed(&outcome).lines().skip(2).take(7).collect::<Vec<_>>().join("\n"),
-        "\
-TIME …/track.rs:NN (Probe::track)  device 0: 547 MiB used, 18 MiB live
-      MiB  blocks
- ────────────────────────────────────────────────────────────────
- +  9.000  1 × 9 MiB                        outside of all scopes
- +  9.000  1 × 9 MiB  f32 (512, 512, 3, 3)  conv1
- +  0.008  1 × 8 KiB  pinned host           outside of all scopes
- +  0.004  1 × 4 KiB  managed               outside of all scopes",
-        "{outcome}"
-    );
-    let outcome =
-        clean(Standin::new().cupti().run(&format!("{CONTEXT}; tracker; call cuMemAlloc_v2 &a 9437184; track")));
-    assert!(printed(&outcome).contains(" +    9  1 × 9 MiB  ") && printed(&outcome).contains("raw.rs:"), "{outcome}");
 }
 
 /// A label of cudarc knows its type, and its size is that of the elements.
@@ -144,31 +129,6 @@ fn a_card_that_fell_off_the_bus() {
     let outcome = clean(machine.run("tracker; context 0; pooled 1; track; track"));
     assert!(outcome.answers("track").iter().all(|answer| answer.starts_with("used=? live=1 MiB")), "{outcome}");
     assert_eq!(outcome.stderr.matches("NVML_ERROR_GPU_IS_LOST").count(), 1, "{outcome}");
-}
-
-#[test]
-fn where_reports_go() {
-    let script = "tracker; context 0; labelled w 2x3; track";
-    let run = |to: &str| clean(Standin::new().cupti().env("GPUMEM_REPORT", to).run(script));
-    let outcome = run("json");
-    let [line] = outcome.reports()[..] else { panic!("one line\n{outcome}") };
-    assert!(
-        line.starts_with("{\"type\":\"tracked\",\"level\":\"info\",\"time\":\"")
-            && line.contains("\"file\":\"tests/src/bin/probe/track.rs\""),
-        "{outcome}"
-    );
-    assert!(
-        line.ends_with(
-            "\"live\":24,\"changes\":[{\"count\":1,\"bytes_each\":24,\"bytes\":24,\"kind\":\"device\",\"dtype\":\"f32\",\
-             \"shape\":[2,3],\"names\":[{\"name\":\"w\",\"count\":1}],\"scopes\":null,\"line\":null,\"library\":null}],\"lost_events\":0}"
-        ),
-        "{outcome}"
-    );
-    let outcome = run("stderr");
-    assert!(outcome.reports().is_empty() && outcome.stderr.ends_with(" +  24  1 × 24 B  f32 (2, 3)  w\n"), "{outcome}");
-    let outcome = run("off");
-    assert!(outcome.reports().is_empty() && outcome.stderr.is_empty(), "{outcome}");
-    assert!(outcome.answer("track").contains(" live=24 B"), "{outcome}");
 }
 
 #[test]
