@@ -2,20 +2,12 @@
 //!
 //! `GPUMEM_DEVICE=1 cargo test --release -p gpumem-tests --test gpu_device -- --nocapture --test-threads=1`
 
-use std::{
-    env, fs,
-    panic::{self, AssertUnwindSafe},
-    process::Command,
-    sync::{Arc, Mutex, mpsc},
-    thread,
-    time::Duration,
-};
+use std::{env, process::Command, sync::Arc, thread, time::Duration};
 
 use cudarc::driver::{CudaContext, result, sys};
 use gpumem::{
-    Bytes, Gauge, GpuMemTrace, device, gpu_mem_get, gpu_mem_get_all, gpu_mem_trace,
-    sink::{Sink, set_sink},
-    try_gpu_mem_get, try_gpu_mem_get_free, try_gpu_mem_get_free_no_cache,
+    Bytes, Gauge, GpuMemTrace, device, gpu_mem_get, gpu_mem_get_all, try_gpu_mem_get, try_gpu_mem_get_free,
+    try_gpu_mem_get_free_no_cache,
 };
 use gpumem_examples::{Block, Gpu};
 use gpumem_tests::{OwnProcess, device, on_the_standin, part};
@@ -100,60 +92,6 @@ fn ipyexperiments_examples() {
     }
 }
 
-#[gpu_mem_trace]
-fn forward(gpu: &Gpu) -> Block {
-    let _activations = mib(gpu, 128);
-    let out = mib(gpu, 64);
-    hold();
-    out
-}
-
-#[gpu_mem_trace]
-async fn forward_async(gpu: &Gpu) -> Block {
-    let _activations = mib(gpu, 128);
-    let out = mib(gpu, 64);
-    hold();
-    std::future::ready(()).await;
-    out
-}
-
-#[test]
-fn a_trace_in_a_block_in_a_loop_on_a_function_on_an_async_function() {
-    let Some(_one) = device() else { return };
-    let gpu = gpu();
-    let lines = Arc::new(Mutex::new(Vec::new()));
-    let said = Arc::clone(&lines);
-    set_sink(Sink::custom(move |output| {
-        let Some(report) = output.report() else { return };
-        println!("{report}");
-        said.lock().expect("no sink panics").push(report.to_string());
-    }));
-    let block = {
-        let _trace = GpuMemTrace::with_ctx("block");
-        mib(&gpu, 20)
-    };
-    let mut kept = vec![block];
-    let mut trace = GpuMemTrace::builder().ctx("loop").on_exit_report(false).start().expect("the device can be read");
-    for i in 0..3 {
-        kept.push(mib(&gpu, 32));
-        trace.report_n_reset_with(format!("i={i}"));
-    }
-    kept.push(forward(&gpu));
-    kept.push(pollster::block_on(forward_async(&gpu)));
-    set_sink(Sink::Stdout);
-    assert_eq!(
-        *lines.lock().expect("no sink panics"),
-        [
-            "△Used Peaked MB:     20      0 (block: exit)",
-            "△Used Peaked MB:     32      0 (loop: i=0)",
-            "△Used Peaked MB:     32      0 (loop: i=1)",
-            "△Used Peaked MB:     32      0 (loop: i=2)",
-            "△Used Peaked MB:     64    128   (loop > forward: exit)",
-            "△Used Peaked MB:     64    128   (loop > forward_async: exit)",
-        ]
-    );
-}
-
 #[test]
 fn queries_agree_with_nvidia_smi_and_with_the_driver() {
     let Some(_one) = device() else { return };
@@ -219,81 +157,10 @@ fn a_capture_is_left_whole_by_traces_and_queries_and_refuses_no_cache() {
     assert!(captured.is_ok());
 }
 
-#[test]
-fn a_thousand_live_traces_cost_one_thread() {
-    let Some(_one) = device() else { return };
-    let _gpu = gpu();
-    let threads = || fs::read_dir("/proc/self/task").expect("Linux").count();
-    let before = threads();
-    let traces: Vec<_> = (0..1000).map(|_| start(Gauge::Sampled)).collect();
-    println!("threads: {before} before, {} with 1,000 live traces", threads());
-    assert!(threads() <= before + 1);
-    drop(traces);
-    thread::sleep(Duration::from_millis(500));
-    println!("threads: {} half a second after the last", threads());
-    assert_eq!(threads(), before - usize::from(before > threads()));
-}
-
-#[gpu_mem_trace(max_peak = "1 MB")]
-fn on_a_worker(gpu: &Gpu) {
-    thread::scope(|threads| {
-        threads.spawn(|| {
-            gpu.make_current().expect("the device is there");
-            drop(mib(gpu, 256));
-        });
-    });
-}
-
-/// A thread allocates for all others, and lives longer than their calls, as in cubecl.
-#[gpu_mem_trace(max_peak = "1 MB")]
-fn on_the_thread_of_the_device(jobs: &mpsc::Sender<mpsc::Sender<()>>) {
-    let (done, all) = mpsc::channel();
-    jobs.send(done).expect("the thread lives on");
-    assert!(all.recv().is_ok());
-}
-
-#[gpu_mem_trace(max_peak = "256 MB", threads = "all")]
-fn with_all_threads(jobs: &mpsc::Sender<mpsc::Sender<()>>) {
-    let (done, all) = mpsc::channel();
-    jobs.send(done).expect("the thread lives on");
-    assert!(all.recv().is_ok());
-}
-
-/// Returns the reason why a budget was not kept.
-fn failure(traced: impl FnOnce()) -> Option<String> {
-    let why = panic::catch_unwind(AssertUnwindSafe(traced)).err()?;
-    Some(*why.downcast::<String>().expect("budgets panic with text"))
-}
-
-fn budgets_of_other_threads() {
-    let gpu = gpu();
-    let (jobs, taken) = mpsc::channel::<mpsc::Sender<()>>();
-    let allocates = move || {
-        let gpu = Gpu::open().expect("the device is there");
-        gpu.make_current().expect("the device is there");
-        for done in taken {
-            drop(mib(&gpu, 256));
-            _ = done.send(());
-        }
-    };
-    thread::Builder::new().name("DSD-0-0".to_owned()).spawn(allocates).expect("the thread starts");
-    for (failure, thread) in
-        [(failure(|| on_a_worker(&gpu)), "thread"), (failure(|| on_the_thread_of_the_device(&jobs)), "DSD-0-0")]
-    {
-        let why = failure.expect("what was measured is not known");
-        println!("budget: {why}");
-        for words in ["is not known", "256 MiB", thread, "GpuMemTrace::handle"] {
-            assert!(why.contains(words), "`{words}` is not in {why}");
-        }
-    }
-    assert_eq!(failure(|| with_all_threads(&jobs)), None);
-}
-
 /// The tests below run this one in a process of its own.
 #[test]
 fn child() {
     match part().as_deref() {
-        Some("budgets") => budgets_of_other_threads(),
         Some("contexts") => {
             let used = |id| try_gpu_mem_get(id).expect("the device can be read").used;
             let before: Vec<_> = (0..device::count().expect("there is a driver")).map(used).collect();
@@ -347,7 +214,7 @@ fn child() {
 fn run_child(part: &str, visible: Option<&str>) {
     let visible = visible.map(|visible| ("CUDA_VISIBLE_DEVICES", visible));
     let ended = OwnProcess::new("child").part(part).envs(visible.as_slice()).passes();
-    for line in ended.stdout.lines().filter(|line| ["used", "CUDA_", "budget"].iter().any(|word| line.contains(word))) {
+    for line in ended.stdout.lines().filter(|line| ["used", "CUDA_"].iter().any(|word| line.contains(word))) {
         println!("{line}");
     }
 }
@@ -356,12 +223,6 @@ fn run_child(part: &str, visible: Option<&str>) {
 fn no_query_creates_a_context() {
     let Some(_one) = device() else { return };
     run_child("contexts", None);
-}
-
-#[test]
-fn a_budget_is_not_known_if_another_thread_allocates() {
-    let Some(_one) = device() else { return };
-    run_child("budgets", None);
 }
 
 #[test]
