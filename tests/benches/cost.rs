@@ -69,26 +69,20 @@ fn addresses() -> impl Iterator<Item = u64> {
     (0..1024_u64).map(|block| 0x7f00_0000_0000 + block * 4096).cycle()
 }
 
-/// This is the simplest implementation.
-#[inline]
-fn insert_and_remove(map: &Mutex<HashMap<u64, u64>>, address: u64) {
-    map.lock().unwrap().insert(address, 4096);
-    map.lock().unwrap().remove(&address);
-}
-
-#[inline]
-fn alloc_and_free(inbox: &BareInbox, address: u64) {
-    inbox.alloc(address, 4096);
-    inbox.free(address);
-}
-
 /// Measures the inbox and the ledger, against a map behind a lock that does nothing else.
 fn events(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("events");
     let map = Mutex::new(HashMap::<u64, u64>::new());
-    let insert_and_remove = |address| insert_and_remove(&map, address);
+    // This is the simplest implementation.
+    let insert_and_remove = |address| {
+        map.lock().unwrap().insert(address, 4096);
+        map.lock().unwrap().remove(&address);
+    };
     let inbox = BareInbox::default();
-    let alloc_and_free = |address| alloc_and_free(&inbox, address);
+    let alloc_and_free = |address| {
+        inbox.alloc(address, 4096);
+        inbox.free(address);
+    };
     for address in addresses().take(1024).step_by(2) {
         map.lock().unwrap().insert(address + 1, 4096);
         inbox.alloc(address + 1, 4096);
@@ -143,73 +137,6 @@ fn events(criterion: &mut Criterion) {
                 bench.iter(|| work(next.next().unwrap()));
             });
             over.store(true, Relaxed);
-        });
-    }
-    group.finish();
-}
-
-/// Measures a pair of events as in a program: after much other code of the driver, which has evicted the code and data of
-/// events from the processor's inner caches. It prints the cost of a pair there, without the other code.
-fn cold(criterion: &mut Criterion) {
-    /// Words that the other code reads: 256 KiB.
-    const WORDS: usize = 1 << 15;
-    type Other = fn(u64, &[u64]) -> u64;
-
-    /// One of many functions that are similar but separate.
-    #[inline(never)]
-    fn other<const A: u64, const B: u64>(mut x: u64, words: &[u64]) -> u64 {
-        let mut seed = (A * 16 + B + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        macro_rules! steps {
-            ($($bit:literal)*) => {
-                $(
-                    seed = seed.rotate_left(7).wrapping_mul(0xD134_2543_DE82_EF95) ^ (A << 8) ^ B;
-                    let word = words[(seed >> 40) as usize % WORDS];
-                    if x & (1 << $bit) == 0 { x = x.wrapping_add(word) ^ (seed & 63) } else { x = x.wrapping_mul(seed | 1) }
-                )*
-            };
-        }
-        steps!(0 3 1 4 2 5 0 2 4 1);
-        x
-    }
-    macro_rules! others {
-        ($($a:literal)*) => { [$(others!(row $a 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)),*].concat() };
-        (row $a:literal $($b:literal)*) => { [$(other::<$a, $b> as Other),*] };
-    }
-    let others: Vec<Other> = others!(0 1 2 3 4 5);
-    let words: Vec<u64> = (1..=WORDS as u64).collect();
-    let (of_alloc, of_free) = others.split_at(others.len() / 2);
-    let run = |others: &[Other]| others.iter().fold(0, |x, other| other(x & 0x3f, &words));
-
-    let map = Mutex::new(HashMap::<u64, u64>::new());
-    let insert_and_remove = |address| insert_and_remove(&map, address);
-    let inbox = BareInbox::default();
-    inbox.open(1);
-    let alloc_and_free = |address| alloc_and_free(&inbox, address);
-    let mut group = criterion.benchmark_group("cold");
-    let mut next = addresses();
-    for (name, pair) in [
-        ("baseline: Mutex<HashMap> insert+remove", &insert_and_remove as &dyn Fn(u64)),
-        ("alloc+free", &alloc_and_free),
-    ] {
-        let mut timed = |times: u64, pair: &dyn Fn(u64)| {
-            let begin = Instant::now();
-            for address in next.by_ref().take(usize::try_from(times).expect("not so many")) {
-                black_box(run(black_box(of_alloc)));
-                pair(address);
-                black_box(run(black_box(of_free)));
-            }
-            begin.elapsed()
-        };
-        // The measurements alternate, because clocks drift by more than the difference.
-        group.bench_function(name, |bench| {
-            bench.iter_custom(|times| {
-                let (mut with, mut without) = (Duration::ZERO, Duration::ZERO);
-                for begin in (0..times).step_by(64) {
-                    with += timed(64.min(times - begin), pair);
-                    without += timed(64.min(times - begin), &|_| ());
-                }
-                with.saturating_sub(without)
-            });
         });
     }
     group.finish();
@@ -329,22 +256,6 @@ fn pools(criterion: &mut Criterion) {
 /// This many blocks go from one scope to the other at a time.
 const BATCH: u64 = 1024;
 
-/// Measures the longest time of one event while a million blocks become live: no table is moved as a whole.
-fn pauses(_: &mut Criterion) {
-    let inbox = BareInbox::default();
-    inbox.open(1);
-    let mut taken: Vec<Duration> = (0..1_000_000_u64)
-        .map(|block| {
-            let begin = Instant::now();
-            inbox.alloc(0x7f00_0000_0000 + block * 512, 512);
-            begin.elapsed()
-        })
-        .collect();
-    taken.sort_unstable();
-    let [half, most, longest] = [500_000, 999_900, 999_999].map(|at| taken[at]);
-    println!("a million live blocks: an event takes {half:?} (median), {most:?} (99.99 %), {longest:?} (the longest)");
-}
-
 #[gpu_mem_trace]
 fn traced() {}
 
@@ -391,5 +302,5 @@ fn ends(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, off, ends, device, events, cold, peaks, stack, pools, pauses);
+criterion_group!(benches, off, ends, device, events, peaks, stack, pools);
 criterion_main!(benches);
