@@ -129,23 +129,6 @@ impl Rule {
         self.open.insert(trace, Open { counts, opener, since, used: 0, peak: 0 });
     }
 
-    /// Returns used and peaked of an open trace.
-    ///
-    /// # Panics
-    /// Panics if it is not open.
-    pub fn read(&self, trace: u64) -> (i64, u64) {
-        self.open[&trace].used_and_peaked()
-    }
-
-    /// The figures of a trace start again from 0.
-    ///
-    /// # Panics
-    /// Panics if it is not open.
-    pub fn reset(&mut self, trace: u64) {
-        let open = self.open.get_mut(&trace).expect("it is open");
-        (open.used, open.peak) = (0, 0);
-    }
-
     /// Closes a trace. Returns used and peaked, if it was open.
     pub fn close(&mut self, trace: u64) -> Option<(i64, u64)> {
         self.open.remove(&trace).map(|open| open.used_and_peaked())
