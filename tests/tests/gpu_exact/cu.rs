@@ -174,13 +174,6 @@ pub(crate) fn granularity(ordinal: u32) -> u64 {
     put("cuMemGetAllocationGranularity", |bytes| vec![bytes, address(&properties), MINIMUM])
 }
 
-/// Returns the free bytes of the current context's device.
-pub(crate) fn free_memory() -> i64 {
-    let mut total = 0_u64;
-    let total = (&raw mut total).expose_provenance() as u64;
-    put("cuMemGetInfo_v2", |free| vec![free, total]).cast_signed()
-}
-
 pub(crate) fn stream() -> Handle {
     const CU_STREAM_NON_BLOCKING: u64 = 1;
     put("cuStreamCreate", |stream| vec![stream, CU_STREAM_NON_BLOCKING])

@@ -1,62 +1,8 @@
-//! Tests what remains when a process, a context or a primary context ends.
-
-use std::process::Command;
+//! Tests what remains when a context or a primary context ends.
 
 use gpumem_tests::{OwnProcess, part};
 
 use super::*;
-
-/// Returns the used memory of device 0 as `nvidia-smi` prints it, in MiB. `None` if the command is missing.
-fn smi() -> Option<i64> {
-    let args = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"];
-    let output = Command::new("nvidia-smi").args(args).output().ok()?;
-    String::from_utf8_lossy(&output.stdout).trim().parse().ok()
-}
-
-#[test]
-fn nothing_is_left() {
-    let Some(_one) = device() else { return };
-    let before = (nvml(0), smi());
-    run_child("nothing left");
-    // A process that has ended gives its memory back a moment later.
-    let mut after = (nvml(0), smi());
-    for _ in 0..50 {
-        if (after.0 - before.0).abs() <= in_mib(2) {
-            break;
-        }
-        thread::sleep(Duration::from_millis(100));
-        after = (nvml(0), smi());
-    }
-    println!("before and after a process: NVML used {}, {}", mib(before.0), mib(after.0));
-    println!("before and after a process: nvidia-smi used {:?}, {:?} MiB", before.1, after.1);
-    assert!((after.0 - before.0).abs() <= in_mib(2));
-    if let (Some(before), Some(after)) = (before.1, after.1) {
-        assert!(before.abs_diff(after) <= 2);
-    }
-}
-
-fn random_run_leaves_nothing() {
-    Context::primary(0).make_current();
-    subscribe().expect("allocations can be intercepted");
-    let mut random = Random::new(7);
-    for way in Way::ALL {
-        give(take(way, 8 * MIB));
-    }
-    let before = (gpu_mem_get_used_no_cache(), nvml(0));
-    let trace = exact();
-    let mut blocks: Vec<_> = (0..500).map(|_| take(any_way(&mut random), any_bytes(&mut random))).collect();
-    let during = (trace.data().used.get(), nvml(0) - before.1);
-    println!("used by 500 random blocks: Exact {} B, NVML {}", during.0, mib(during.1));
-    while !blocks.is_empty() {
-        give(blocks.swap_remove(random.below(blocks.len())));
-    }
-    check(&trace, "500 random blocks, all freed", 0, trace.data().peaked.get());
-    let after = (gpu_mem_get_used_no_cache(), nvml(0));
-    println!("used before and after by NVML: {}, {}; status: {}", before.0, after.0, status());
-    assert!(status().live.is_empty(), "nothing is live");
-    // The driver keeps pages of its own for small blocks.
-    assert!((after.1 - before.1).abs() <= in_mib(32), "NVML agrees");
-}
 
 /// Prints what gpumem and NVML report when a context ends.
 struct Ending {
@@ -87,7 +33,6 @@ impl Ending {
 #[test]
 fn child() {
     match part().as_deref() {
-        Some("nothing left") => random_run_leaves_nothing(),
         Some("context alone") => {
             done("cuInit", &[0]);
             let ending = Ending::begin();

@@ -18,7 +18,7 @@ use std::{
 };
 
 use gpumem::{
-    Bytes, Gauge, GpuMemTrace, Trace, device, gpu_mem_get_used_no_cache,
+    Bytes, Gauge, GpuMemTrace, Trace, device,
     intercept::{subscribe, unsubscribe},
     status,
     torch::{
@@ -283,38 +283,6 @@ fn what_fails_is_not_counted() {
 }
 
 #[test]
-fn a_trace_of_one_thread_counts_its_own() {
-    let Some(_one) = device() else { return };
-    let all = exact();
-    let builder = GpuMemTrace::builder().device(0).thread_local_only().on_exit_report(false);
-    let own = builder.start().expect("allocations can be intercepted");
-    let elsewhere = |code: &(dyn Fn() + Sync)| {
-        thread::scope(|threads| {
-            let run = || {
-                Context::primary(0).make_current();
-                code();
-            };
-            threads.spawn(run).join().expect("it did not panic");
-        });
-    };
-    for way in Way::ALL {
-        let (mine, theirs) = (Mutex::new(Some(take(way, 10 * MIB))), Mutex::new(None));
-        elsewhere(&|| *theirs.lock().expect("alone") = Some(take(way, 20 * MIB)));
-        let size = mine.lock().expect("alone").as_ref().map_or(0, Block::counted);
-        let other = theirs.lock().expect("alone").as_ref().map_or(0, Block::counted);
-        let (before, whole) = (own.data(), all.data());
-        println!("{way:?}: of one thread {}, of all {}", mib(before.used.get()), mib(whole.used.get()));
-        assert_eq!((before.used.get(), whole.used.get()), (size, size + other), "{way:?}");
-        elsewhere(&|| give(mine.lock().expect("alone").take().expect("it was allocated")));
-        assert_eq!(own.data().used.get(), 0, "{way:?}: freed by another thread");
-        give(theirs.into_inner().expect("alone").expect("it was allocated"));
-        assert_eq!((own.data().used.get(), all.data().used.get()), (0, 0), "{way:?}: another thread's, freed by us");
-    }
-    assert!(own.data().peak_over_start() < Bytes::mib(20), "never another thread's");
-    assert_eq!((all.data().lost, all.data().untracked), (0, 0));
-}
-
-#[test]
 fn unsubscribing_in_the_middle_keeps_what_is_known() {
     let Some(_one) = device() else { return };
     let spanning = exact();
@@ -336,37 +304,4 @@ fn unsubscribing_in_the_middle_keeps_what_is_known() {
     let data = spanning.data();
     println!("the trace that spans it: used {}, lost {}", mib(data.used.get()), data.lost);
     assert!(data.lost > 0, "it says that something was missed");
-}
-
-fn live(kind: &str) -> (u64, u64) {
-    let status = status();
-    let found = status.live.iter().find(|live| live.kind.name() == kind);
-    found.map_or((0, 0), |live| (live.blocks, live.bytes.get()))
-}
-
-#[test]
-fn each_kind_is_listed_and_goes_to_nothing() {
-    let Some(_one) = device() else { return };
-    let before = status().live;
-    let host = vec![0_u8; 4 * MIB];
-    let blocks = [
-        (Way::Pinned, "pinned host", 8),
-        (Way::Managed, "managed", 16),
-        (Way::Plain, "device", 2),
-        (Way::Async, "pool", 3),
-        (Way::Vmm, "vmm", 4),
-    ]
-    .map(|(way, kind, size)| {
-        let (count, bytes) = live(kind);
-        let block = take(way, size * MIB);
-        assert_eq!(live(kind), (count + 1, bytes + (size * MIB) as u64), "{kind}");
-        block
-    });
-    let (count, bytes) = live("pinned host");
-    done("cuMemHostRegister_v2", &[cu::address(&*host), host.len() as u64, 0]);
-    assert_eq!(live("pinned host"), (count + 1, bytes + (4 << 20)), "registered");
-    println!("{}", status());
-    done("cuMemHostUnregister", &[cu::address(&*host)]);
-    blocks.into_iter().for_each(give);
-    assert_eq!(status().live, before);
 }
