@@ -1,4 +1,4 @@
-//! Tests a device that runs out of memory: the report, hooks, and second tries.
+//! Tests second tries after a device has run out of memory.
 
 use super::*;
 
@@ -6,123 +6,12 @@ fn free_memory() -> usize {
     result::mem_get_info().expect("a context is current").0
 }
 
-/// Runs the code in a scope that reports nothing.
-pub(super) fn quietly<R>(name: &str, code: impl FnOnce(&mut GpuMemTrace) -> R) -> R {
-    GpuMemTrace::scope(name, |trace| {
-        trace.set_silent(true);
-        code(trace)
-    })
-}
-
-/// Allocates all but half a GiB of the card. Returns the line and the blocks.
-#[inline(never)]
-fn hog(blocks: usize) -> (u32, usize, Vec<u64>) {
-    let size = (free_memory() - GIB / 2) / blocks / (2 * MIB) * (2 * MIB);
-    let mut taken = Vec::new();
-    let mut place = 0;
-    for _ in 0..blocks {
-        // SAFETY: a context is current. The memory is never read.
-        let (line, block) = (line!(), unsafe { result::malloc_sync(size) });
-        taken.push(block.expect("so much was free"));
-        place = line;
-    }
-    (place, size * blocks, taken)
-}
-
-pub(super) fn out_of_memory() {
-    static REPORTED: Mutex<Vec<OutOfMemory>> = Mutex::new(Vec::new());
-    let reported = || REPORTED.lock().unwrap_or_else(PoisonError::into_inner);
-    let context = CudaContext::new(0).expect("GPUMEM_DEVICE says that there is a device");
-    let stream = context.default_stream().cu_stream();
-    on_oom(move |oom| reported().push(oom.clone()));
-    let mut wrong = Wrong::default();
-    let before = quietly("innocent", |_| {
-        // SAFETY: a context is current. The memory is never read.
-        unsafe { result::malloc_sync(3 * MIB) }.expect("the device has room")
-    });
-    let (hogged_at, bytes, blocks) = quietly("hog", |_| hog(4));
-    println!("the hog has {bytes} B by {} blocks, and {} B are free", blocks.len(), free_memory());
-
-    // The lines of live blocks are looked up before the refusals, because there is little time then.
-    gpumem::breakdown(0).expect("it can be read");
-    let lines = quietly("victim", |_| {
-        // SAFETY: a context is current, and the null stream is of it. Nothing is given out.
-        let (plain_at, plain) = (line!(), unsafe { result::malloc_sync(GIB) });
-        // SAFETY: as above.
-        let (pooled_at, pooled) = (line!(), unsafe { result::malloc_async(stream, 3 * GIB) });
-        println!("refused: {plain:?}, {pooled:?}");
-        assert!(plain.is_err() && pooled.is_err(), "more than is free");
-        [plain_at, pooled_at]
-    });
-    let reported = mem::take(&mut *reported());
-    wrong.unless(reported.len() == 2, || format!("{} refusals were reported, not 2", reported.len()));
-    for ((oom, line), (asked, kind)) in reported.iter().zip(lines).zip([(GIB, "device"), (3 * GIB, "pool")]) {
-        println!("reported: requested {:?} {} in {:?} at {:?}", oom.requested, oom.kind, oom.path, oom.line);
-        println!("  scopes {:?}\n  places {:?}", oom.scopes, oom.places);
-        let what = (oom.device, oom.requested.get(), oom.kind.name(), oom.path.clone());
-        wrong.unless(what == (0, asked as u64, kind, vec!["victim".to_owned()]), || format!("{what:?}"));
-        let at = |place: &str, line: u32| place.contains(&format!("gpu_memory/running_out.rs:{line}:"));
-        // The output of this test has the line, even if the report does not.
-        println!("refused at gpu_memory/running_out.rs:{line}:");
-        wrong
-            .unless(oom.line.as_deref().is_none_or(|place| at(place, line)), || format!("line {line}: {:?}", oom.line));
-        let scope = oom.scopes.first().map(|scope| (scope.name.as_str(), scope.blocks, scope.bytes.get()));
-        wrong.unless(scope == Some(("hog", 4, bytes as u64)), || format!("{kind}: held by {scope:?}, not {bytes} B"));
-        let place = oom.places.first();
-        let right = place.is_some_and(|place| at(&place.name, hogged_at) && place.bytes.get() == bytes as u64);
-        wrong.unless(right, || format!("{kind}: held at {place:?}, not line {hogged_at}"));
-        match &oom.breakdown {
-            Ok(Breakdown { parts, memory, .. }) => {
-                let sum: Bytes = parts.iter().map(|part| part.bytes).sum();
-                wrong.unless(sum == memory.used, || format!("{kind}: the parts are {sum}, not {}", memory.used));
-                let hog = parts.iter().find(|part| part.kind == PartKind::Scope && part.name == "hog");
-                let right = hog.is_some_and(|part| part.bytes.get() == bytes as u64);
-                wrong.unless(right, || format!("{kind}: the breakdown has {hog:?}"));
-            }
-            Err(why) => wrong.unless(false, || format!("{kind}: no breakdown: {why}")),
-        }
-    }
-    for block in blocks.into_iter().chain([before]) {
-        // SAFETY: each came from `malloc_sync` and is given back once.
-        unsafe { result::free_sync(block) }.expect("it was allocated");
-    }
-    // Less than what was refused, which would not be reported if it was obtained after all.
-    // SAFETY: as above.
-    let after = unsafe { result::malloc_sync(GIB / 2).and_then(|block| result::free_sync(block)) };
-    wrong.unless(after.is_ok(), || format!("refused when all is free: {after:?}"));
-    wrong.end();
-}
-
-/// A hook runs in the callback of the call that was refused. What it frees is counted, or `lost` is not 0.
-pub(super) fn hook() {
-    let _context = CudaContext::new(0).expect("GPUMEM_DEVICE says that there is a device");
-    let trace = GpuMemTrace::builder().gauge(Gauge::Exact).silent(true).start().expect("allocations are intercepted");
-    // SAFETY: a context is current. The memory is never read.
-    let block = unsafe { result::malloc_sync(64 * MIB) }.expect("the device has room");
-    let held = Mutex::new(Some(block));
-    on_oom(move |_| {
-        if let Some(block) = held.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // SAFETY: it came from `malloc_sync` and is given back once.
-            unsafe { result::free_sync(block) }.expect("it was allocated");
-        }
-    });
-    // SAFETY: a context is current. Nothing is given out.
-    let refused = unsafe { result::malloc_sync(1 << 45) };
-    let data = trace.data();
-    println!("{refused:?}: used {} B, lost {}, untracked {}", data.used.get(), data.lost, data.untracked);
-    let mut wrong = Wrong::default();
-    wrong.unless(refused.is_err() && (data.used == 0 || data.lost > 0), || {
-        "64 MiB are gone, and it was not said".to_owned()
-    });
-    wrong.end();
-}
-
-fn take(bytes: usize) -> Result<u64, DriverError> {
+pub(super) fn take(bytes: usize) -> Result<u64, DriverError> {
     // SAFETY: a context is current. The memory is never read.
     unsafe { result::malloc_sync(bytes) }
 }
 
-fn give(block: u64) {
+pub(super) fn give(block: u64) {
     // SAFETY: it came from `take` and is given back once.
     unsafe { result::free_sync(block) }.expect("it was allocated");
 }
