@@ -38,6 +38,12 @@ pub(crate) enum Way {
     Vmm,
     /// It is created, mapped and released at once, so that only the mapping keeps it.
     VmmReleasedEarly,
+    /// It allocates on this stream.
+    On(Handle),
+    /// It allocates from this pool, on this stream.
+    FromPool(Handle, Handle),
+    /// It is created so that other processes can import it, and is not mapped.
+    Exportable,
 }
 
 impl Way {
@@ -57,10 +63,11 @@ impl Way {
             Self::Plain => "cuMemAlloc",
             Self::Pitched => "cuMemAllocPitch",
             Self::Array => "cuArrayCreate",
-            Self::Async => "cuMemAllocAsync",
+            Self::Async | Self::On(_) => "cuMemAllocAsync",
+            Self::FromPool(..) => "cuMemAllocFromPoolAsync",
             Self::Managed => "cuMemAllocManaged",
             Self::Pinned => "cuMemAllocHost",
-            Self::Vmm | Self::VmmReleasedEarly => "cuMemCreate",
+            Self::Vmm | Self::VmmReleasedEarly | Self::Exportable => "cuMemCreate",
         }
     }
 }
@@ -68,7 +75,7 @@ impl Way {
 /// A block. When it is dropped, it is forgotten and not freed, because its context may have ended before.
 #[derive(Debug)]
 pub(crate) struct Block {
-    way: Way,
+    pub(crate) way: Way,
     /// The address, the array or the handle.
     name: u64,
     bytes: usize,
@@ -114,6 +121,17 @@ pub(crate) fn take(way: Way, bytes: usize) -> Result<Block, Refused> {
             block(given("cuArrayCreate_v2", |array| vec![array, address(&descriptor)])?, width * height * 4)
         }
         Way::Async => block(given("cuMemAllocAsync", |at| vec![at, size, NULL_STREAM])?, bytes),
+        Way::On(stream) => block(given("cuMemAllocAsync", |at| vec![at, size, stream])?, bytes),
+        Way::FromPool(pool, stream) => {
+            block(given("cuMemAllocFromPoolAsync", |at| vec![at, size, pool, stream])?, bytes)
+        }
+        Way::Exportable => {
+            const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: u64 = 1 << 32;
+            let bytes = bytes.next_multiple_of(usize::try_from(granularity(0)).expect("64 bits"));
+            let mut properties = properties_on(0);
+            properties[0] |= CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+            block(given("cuMemCreate", |handle| vec![handle, bytes as u64, address(&properties), 0])?, bytes)
+        }
         Way::Managed => {
             const CU_MEM_ATTACH_GLOBAL: u64 = 1;
             block(given("cuMemAllocManaged", |at| vec![at, size, CU_MEM_ATTACH_GLOBAL])?, bytes)
@@ -140,6 +158,8 @@ pub(crate) fn give(block: Block) {
     match way {
         Way::Plain | Way::Pitched | Way::Managed => done("cuMemFree_v2", &[name]),
         Way::Async => done("cuMemFreeAsync", &[name, NULL_STREAM]),
+        Way::On(stream) | Way::FromPool(_, stream) => done("cuMemFreeAsync", &[name, stream]),
+        Way::Exportable => done("cuMemRelease", &[name]),
         Way::Pinned => done("cuMemFreeHost", &[name]),
         Way::Array => done("cuArrayDestroy", &[name]),
         Way::Vmm | Way::VmmReleasedEarly => {

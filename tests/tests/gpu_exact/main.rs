@@ -6,6 +6,9 @@ mod blips;
 mod cu;
 mod devices;
 mod endings;
+mod graphs;
+mod imports;
+mod random;
 mod replay;
 
 use std::{
@@ -97,10 +100,14 @@ fn in_mib(count: i64) -> i64 {
     count << 20
 }
 
-/// The stand-in driver knows neither peers nor pinned memory from before.
+/// The stand-in driver knows neither peers nor pinned memory from before, and two processes cannot share its memory.
 #[test]
 fn on_the_stand_in_driver() {
-    on_the_standin(&["blocks_older_than_the_subscription_are_looked_up", "two_devices_are_counted_separately"]);
+    on_the_standin(&[
+        "blocks_older_than_the_subscription_are_looked_up",
+        "two_devices_are_counted_separately",
+        "imports_in_two_processes",
+    ]);
 }
 
 /// The other runs have one source each.
@@ -110,7 +117,8 @@ fn on_the_stand_in_driver_with_both_sources() {
     on_the_standin_with_both_sources(Standin::new().devices(2));
 }
 
-/// The program uses each kind of memory, streams, pools and contexts on two threads, and some calls fail.
+/// The program uses each kind of memory, streams, pools and contexts on two threads, then captures, graphs and imports, and some
+/// calls fail.
 #[test]
 fn both_sources_report_the_same() {
     let Some(_one) = device() else { return };
@@ -122,6 +130,7 @@ fn both_sources_report_the_same() {
         })
         .join()
         .expect("the thread did not panic");
+        graphs::every_kind_of_call();
     });
     let Some([by_dispatch, by_cupti]) = reported else { return };
     for (dispatch, cupti) in by_dispatch.iter().zip(&by_cupti) {
@@ -147,6 +156,12 @@ fn both_sources_report_the_same() {
         "id_kind: Registered",
         "memory: Managed",
         "pool: Some",
+        "CaptureBegun",
+        "CaptureEnded",
+        "succeeded: false",
+        "Graphs",
+        "ForeignHandle",
+        "Foreign {",
     ] {
         assert!(by_dispatch.iter().any(|call| call.contains(kind)), "nothing was reported of {kind}: {by_dispatch:#?}");
     }

@@ -1,14 +1,42 @@
 //! Memory that one process exports and another one imports.
 
+use cudarc::driver::sys;
 use gpumem_tests::{OwnProcess, part};
 
-use super::*;
+use super::{
+    graphs::{MIB, synchronize},
+    *,
+};
+
+/// Returns the same file for processes that this one starts.
+fn inherited(descriptor: u64) -> u64 {
+    // SAFETY: duplicating a descriptor has no preconditions.
+    let copy = unsafe { libc::dup(i32::try_from(descriptor).expect("it is an int")) };
+    u64::try_from(copy).expect("it was duplicated")
+}
+
+/// Opens a block of another process, whose handle travels as a struct.
+fn ipc_open(handle: [u64; 8]) -> u64 {
+    #[repr(C)]
+    struct Handle([u64; 8]);
+    type Open = unsafe extern "C" fn(*mut u64, Handle, u32) -> i32;
+    const CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: u32 = 1;
+    // SAFETY: loading the driver has no preconditions.
+    let library = unsafe { sys::culib() };
+    // SAFETY: the function has this type.
+    let open = unsafe { library.get::<Open>(b"cuIpcOpenMemHandle_v2\0") }.expect("each driver has it");
+    let mut at = 0;
+    // SAFETY: the out-parameter is live.
+    let code = unsafe { open(&raw mut at, Handle(handle), CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) };
+    assert_eq!(code, 0, "cuIpcOpenMemHandle_v2");
+    at
+}
 
 /// The parent exports a handle, a pool with a block and an IPC block; the child imports and releases all.
 #[test]
 fn imports_in_two_processes() {
     let Some(_one) = device() else { return };
-    let (trace, stream) = (exact(), put("cuStreamCreate", |out| vec![out, 1]));
+    let (trace, stream) = (exact(), cu::stream());
     let check = |what: &str, used: u64| {
         let data = trace.data();
         let found = (data.used.get(), data.lost, data.untracked);
@@ -24,7 +52,7 @@ fn imports_in_two_processes() {
     let pooled = put("cuMemAllocFromPoolAsync", |out| vec![out, 3 * MIB, pool, stream]);
     synchronize();
     let descriptors = [("cuMemExportToShareableHandle", handle), ("cuMemPoolExportToShareableHandle", pool)]
-        .map(|(export, what)| driver::inherited(put(export, |out| vec![out, what, 1, 0]) & 0xffff_ffff));
+        .map(|(export, what)| inherited(put(export, |out| vec![out, what, 1, 0]) & 0xffff_ffff));
     // The driver exports pointers only of a pool that was exported.
     let mut pointer = [0_u64; 8];
     done("cuMemPoolExportPointer", &[pointer.as_mut_ptr() as u64, pooled]);
@@ -49,7 +77,7 @@ fn importing() {
     let words: Vec<u64> = words.split(',').map(|word| word.parse().expect("a number")).collect();
     let (ipc, pointer, handle, pool) = (&words[..8], &words[8..16], words[16], words[17]);
     let _one = device();
-    let (trace, stream) = (exact(), put("cuStreamCreate", |out| vec![out, 1]));
+    let (trace, stream) = (exact(), cu::stream());
     let check = |what: &str| {
         let data = trace.data();
         let found = (data.used.get(), data.peaked.get(), data.lost, data.untracked);
@@ -75,7 +103,7 @@ fn importing() {
     }
     done("cuMemPoolDestroy", &[pool]);
     check("the pool destroyed");
-    let at = driver::ipc_open(ipc.try_into().expect("64 bytes"));
+    let at = ipc_open(ipc.try_into().expect("64 bytes"));
     check("an IPC block opened");
     done("cuIpcCloseMemHandle", &[at]);
     check("and closed");

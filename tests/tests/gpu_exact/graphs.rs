@@ -1,6 +1,8 @@
 //! Compares graphs and captures with the attributes that the driver keeps of them.
 
-use super::*;
+use super::{random::import, *};
+
+pub(super) const MIB: u64 = 1 << 20;
 
 pub(super) const USED_MEM_CURRENT: u64 = 0;
 pub(super) const USED_MEM_HIGH: u64 = 1;
@@ -8,6 +10,119 @@ pub(super) const USED_MEM_HIGH: u64 = 1;
 /// Returns an attribute of the memory of graphs from the driver.
 pub(super) fn graph_memory(attribute: u64) -> u64 {
     put("cuDeviceGetGraphMemAttribute", |out| vec![0, attribute, out])
+}
+
+pub(super) fn synchronize() {
+    done("cuCtxSynchronize", &[]);
+}
+
+/// `CUstreamCaptureMode`
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Capture {
+    Global,
+    ThreadLocal,
+    Relaxed,
+}
+
+/// A captured or hand-built graph that allocates.
+#[derive(Clone)]
+pub(super) struct Graph {
+    name: u64,
+    pub(super) executable: u64,
+    /// The blocks that it allocates and does not free.
+    pub(super) own: Vec<u64>,
+    /// True if a launch frees the blocks that the launch before it left.
+    pub(super) frees: bool,
+}
+
+impl Graph {
+    /// Captures allocations on a stream: each size, and whether it is freed in the capture.
+    pub(super) fn capture(
+        stream: u64,
+        mode: Capture,
+        blocks: &[(u64, bool)],
+        frees: bool,
+        meanwhile: impl FnOnce(),
+    ) -> Self {
+        done("cuStreamBeginCapture_v2", &[stream, mode as u64]);
+        let alloc = |(bytes, freed): &(u64, bool)| {
+            let address = put("cuMemAllocAsync", |out| vec![out, *bytes, stream]);
+            (address, *freed)
+        };
+        let allocated: Vec<_> = blocks.iter().map(alloc).collect();
+        meanwhile();
+        for (address, _) in allocated.iter().filter(|(_, freed)| *freed) {
+            done("cuMemFreeAsync", &[*address, stream]);
+        }
+        let graph = put("cuStreamEndCapture", |out| vec![stream, out]);
+        Self::of(graph, allocated, frees)
+    }
+
+    /// Does the same by hand, one node after the other.
+    pub(super) fn build(blocks: &[(u64, bool)], frees: bool) -> Self {
+        let graph = put("cuGraphCreate", |out| vec![out, 0]);
+        let mut last: Option<u64> = None;
+        let mut node = |function: &str, parameter: u64| {
+            let before = last.unwrap_or(0);
+            let (nodes, count) = if last.is_some() { (&raw const before as u64, 1) } else { (0, 0) };
+            last = Some(put(function, |out| vec![out, graph, nodes, count, parameter]));
+        };
+        let mut alloc = |(bytes, freed): &(u64, bool)| {
+            // CUDA_MEM_ALLOC_NODE_PARAMS: CUmemPoolProps (pinned, on device 0), accesses, bytes, address.
+            let mut parameters = [0_u64; 15];
+            (parameters[0], parameters[1], parameters[13]) = (1, 1, *bytes);
+            node("cuGraphAddMemAllocNode", parameters.as_mut_ptr() as u64);
+            let address = std::hint::black_box(&parameters)[14];
+            if *freed {
+                node("cuGraphAddMemFreeNode", address);
+            }
+            (address, *freed)
+        };
+        let allocated = blocks.iter().map(&mut alloc).collect();
+        Self::of(graph, allocated, frees)
+    }
+
+    fn of(name: u64, allocated: Vec<(u64, bool)>, frees: bool) -> Self {
+        let executable = put("cuGraphInstantiateWithFlags", |out| vec![out, name, frees.into()]);
+        let own = allocated.into_iter().filter(|(_, freed)| !freed).map(|(address, _)| address).collect();
+        Self { name, executable, own, frees }
+    }
+
+    pub(super) fn launch(&self, stream: u64) -> i32 {
+        call("cuGraphLaunch", &[self.executable, stream])
+    }
+
+    pub(super) fn destroy(&self) {
+        done("cuGraphExecDestroy", &[self.executable]);
+        done("cuGraphDestroy", &[self.name]);
+    }
+}
+
+/// Tests captures, graphs, imports, and calls that fail.
+pub(super) fn every_kind_of_call() {
+    let stream = cu::stream();
+    for mode in [Capture::Global, Capture::Relaxed] {
+        let graph = Graph::capture(stream, mode, &[(MIB, true), (1000, false)], false, || {});
+        done("cuGraphUpload", &[graph.executable, stream]);
+        assert_eq!(graph.launch(stream), 0);
+        assert_ne!(graph.launch(stream), 0, "its block is live");
+        done("cuMemFreeAsync", &[graph.own[0], stream]);
+        done("cuStreamSynchronize", &[stream]);
+        graph.destroy();
+    }
+    let graph = put("cuGraphCreate", |out| vec![out, 0]);
+    done("cuStreamBeginCaptureToGraph", &[stream, graph, 0, 0, 0, Capture::Global as u64]);
+    put("cuStreamEndCapture", |out| vec![stream, out]);
+    done("cuGraphDestroy", &[graph]);
+    let mut nothing = 0_u64;
+    assert_ne!(call("cuStreamEndCapture", &[stream, &raw mut nothing as u64]), 0, "nothing is captured");
+    done("cuDeviceGraphMemTrim", &[0]);
+    let physical = take(Way::Exportable, 2 << 20);
+    for seed in 0..8 {
+        import(&physical, &mut Random::new(seed));
+    }
+    give(physical);
+    done("cuStreamDestroy_v2", &[stream]);
 }
 
 /// A trace and the driver, from one moment on.
@@ -47,7 +162,7 @@ type Free<'a> = (&'a str, &'a dyn Fn(&Graph));
 #[test]
 fn graphs_equal_the_drivers_attributes_at_every_step() {
     let Some(_one) = device() else { return };
-    let [stream, other] = [(); 2].map(|()| put("cuStreamCreate", |out| vec![out, 1]));
+    let [stream, other] = [(); 2].map(|()| cu::stream());
     let frees: [Free<'_>; 6] = [
         ("in the graph", &|_| {}),
         ("at the next launch", &|_| {}),
@@ -126,7 +241,7 @@ fn graphs_equal_the_drivers_attributes_at_every_step() {
 #[test]
 fn a_capture_stays_whole() {
     let Some(_one) = device() else { return };
-    let stream = put("cuStreamCreate", |out| vec![out, 1]);
+    let stream = cu::stream();
     for mode in [Capture::Global, Capture::ThreadLocal, Capture::Relaxed] {
         let all = exact();
         let look = || {
@@ -149,7 +264,7 @@ fn a_capture_stays_whole() {
 #[test]
 fn a_first_trace_leaves_a_capture_whole() {
     let Some(_one) = device() else { return };
-    let stream = put("cuStreamCreate", |out| vec![out, 1]);
+    let stream = cu::stream();
     for mode in [Capture::Global, Capture::ThreadLocal, Capture::Relaxed] {
         unsubscribe();
         let first = || {

@@ -1,50 +1,39 @@
 //! Compares random programs with their own log.
 
+use std::sync::PoisonError;
+
 use super::{
-    graphs::{USED_MEM_CURRENT, graph_memory},
+    graphs::{Capture, Graph, MIB, USED_MEM_CURRENT, graph_memory, synchronize},
     *,
 };
 
-/// A way to allocate.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Way {
-    Plain,
-    Array,
-    Managed,
-    Pinned,
-    Pooled,
-    Physical,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Block {
-    pub(super) way: Way,
-    pub(super) name: u64,
-    pub(super) counted: u64,
-    /// The number of the context with which the block ends.
-    pub(super) context: Option<usize>,
+/// Closes a file descriptor that the driver gave out.
+fn close(descriptor: u64) {
+    // SAFETY: it is the caller's own; the stand-in driver's are none, which is refused.
+    unsafe { libc::close(i32::try_from(descriptor).expect("it is an int")) };
 }
 
 /// Imports physical memory of this process again, in each way that works within one process.
-pub(super) fn import(&Block { name: handle, counted, .. }: &Block, random: &mut Random) {
+pub(super) fn import(physical: &Block, random: &mut Random) {
+    let (handle, bytes) = (physical.name(), physical.counted().unsigned_abs());
     let exported = put("cuMemExportToShareableHandle", |out| vec![out, handle, 1, 0]) & 0xffff_ffff;
     if random.below(2) == 0 {
         let imported = put("cuMemImportFromShareableHandle", |out| vec![out, exported, 1]);
         if random.below(2) == 0 {
-            let at = put("cuMemAddressReserve", |out| vec![out, counted, 0, 0, 0]);
+            let at = put("cuMemAddressReserve", |out| vec![out, bytes, 0, 0, 0]);
             // The stand-in driver knows only one size of what is imported.
-            if call("cuMemMap", &[at, counted, 0, imported, 0]) == 0 {
-                done("cuMemUnmap", &[at, counted]);
+            if call("cuMemMap", &[at, bytes, 0, imported, 0]) == 0 {
+                done("cuMemUnmap", &[at, bytes]);
             }
-            done("cuMemAddressFree", &[at, counted]);
+            done("cuMemAddressFree", &[at, bytes]);
         }
         done("cuMemRelease", &[imported]);
-        driver::close(exported);
+        close(exported);
     } else {
         // CUDA_EXTERNAL_MEMORY_HANDLE_DESC: a file descriptor, which is the driver's from then on; the size.
-        let description = [1, exported, 0, counted, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let description = [1, exported, 0, bytes, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let external = put("cuImportExternalMemory", |out| vec![out, description.as_ptr() as u64]);
-        let buffer = [0, counted, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let buffer = [0, bytes, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let at = put("cuExternalMemoryGetMappedBuffer", |out| vec![out, external, buffer.as_ptr() as u64]);
         done("cuMemFree_v2", &[at]);
         done("cuDestroyExternalMemory", &[external]);
@@ -56,7 +45,8 @@ struct World {
     /// The bytes in use after each event.
     log: Vec<i64>,
     traces: Vec<(GpuMemTrace, usize)>,
-    blocks: Vec<Block>,
+    /// The blocks, each with the number of the context with which it ends.
+    blocks: Vec<(Block, Option<usize>)>,
     graphs: Vec<Graph>,
     /// The blocks that graphs allocated and that are not freed yet.
     live: Vec<u64>,
@@ -70,15 +60,13 @@ struct World {
 
 impl World {
     fn begin(random: &mut Random) -> Self {
-        let mut properties = [0_u64; 11];
-        (properties[0], properties[1]) = (1, 1);
-        let mut contexts = vec![retained()];
+        let mut contexts = vec![Context::primary(0).0];
         if random.below(10) == 0 {
-            contexts.push(put("cuCtxCreate_v2", |out| vec![out, 0, 0]));
+            contexts.push(Context::create(0).0);
             done("cuCtxSetCurrent", &[contexts[0]]);
         }
-        let streams = (0..=random.below(3)).map(|_| put("cuStreamCreate", |out| vec![out, 1])).collect();
-        let pool = put("cuMemPoolCreate", |out| vec![out, properties.as_ptr() as u64]);
+        let streams = (0..=random.below(3)).map(|_| cu::stream()).collect();
+        let pool = cu::pool_create(0);
         let mut world = Self {
             log: Vec::new(),
             traces: Vec::new(),
@@ -97,8 +85,8 @@ impl World {
     }
 
     fn note(&mut self) {
-        let blocks: u64 = self.blocks.iter().map(|block| block.counted).sum();
-        self.log.push((blocks + graph_memory(USED_MEM_CURRENT)).cast_signed());
+        let blocks: i64 = self.blocks.iter().map(|(block, _)| block.counted()).sum();
+        self.log.push(blocks + graph_memory(USED_MEM_CURRENT).cast_signed());
     }
 
     fn stream(&self, random: &mut Random) -> u64 {
@@ -126,41 +114,31 @@ impl World {
 
     fn allocate(&mut self, context: usize, random: &mut Random) {
         let power = random.below(23);
-        let bytes = 1 + random.below(1_u64 << power);
+        let bytes = 1 + random.below(1 << power);
         let stream = self.stream(random);
-        let (way, name, counted) = match random.below(7) {
-            0 => (Way::Plain, put("cuMemAlloc_v2", |out| vec![out, bytes]), bytes),
-            1 => {
-                let shape = [1 + bytes % 1000, 1 + bytes % 7, 0x20 | 1 << 32];
-                let name = put("cuArrayCreate_v2", |out| vec![out, shape.as_ptr() as u64]);
-                (Way::Array, name, shape[0] * shape[1] * 4)
-            }
-            2 => (Way::Managed, put("cuMemAllocManaged", |out| vec![out, bytes, 1]), 0),
-            3 => (Way::Pinned, put("cuMemAllocHost_v2", |out| vec![out, bytes]), 0),
-            4 => (Way::Pooled, put("cuMemAllocAsync", |out| vec![out, bytes, stream]), bytes),
-            5 => (Way::Pooled, put("cuMemAllocFromPoolAsync", |out| vec![out, bytes, self.pool, stream]), bytes),
-            _ => {
-                let pages = 2 * MIB * (1 + bytes % 3);
-                // The memory is pinned, on device 0, and can be exported as a file descriptor.
-                let properties = [1 | 1 << 32, 1_u64, 0, 0];
-                (Way::Physical, put("cuMemCreate", |out| vec![out, pages, properties.as_ptr() as u64, 0]), pages)
-            }
+        let way = match random.below(7) {
+            0 => Way::Plain,
+            1 => Way::Array,
+            2 => Way::Managed,
+            3 => Way::Pinned,
+            4 => Way::On(stream),
+            5 => Way::FromPool(self.pool, stream),
+            _ => Way::Exportable,
         };
-        let context = Some(context).filter(|_| !matches!(way, Way::Pooled | Way::Physical));
-        self.blocks.push(Block { way, name, counted, context });
+        let context = Some(context).filter(|_| !matches!(way, Way::On(_) | Way::FromPool(..) | Way::Exportable));
+        self.blocks.push((take(way, bytes), context));
     }
 
     fn free(&mut self, random: &mut Random) {
         if self.blocks.is_empty() {
             return;
         }
-        let Block { way, name, .. } = self.blocks.swap_remove(random.below(self.blocks.len()));
-        match way {
-            Way::Pooled if random.below(4) > 0 => done("cuMemFreeAsync", &[name, self.stream(random)]),
-            Way::Plain | Way::Managed | Way::Pooled => done("cuMemFree_v2", &[name]),
-            Way::Array => done("cuArrayDestroy", &[name]),
-            Way::Pinned => done("cuMemFreeHost", &[name]),
-            Way::Physical => done("cuMemRelease", &[name]),
+        let (block, _) = self.blocks.swap_remove(random.below(self.blocks.len()));
+        match block.way {
+            // Each of these functions frees memory of a pool, on any stream.
+            Way::On(_) | Way::FromPool(..) if random.below(4) == 0 => done("cuMemFree_v2", &[block.name()]),
+            Way::On(_) | Way::FromPool(..) => done("cuMemFreeAsync", &[block.name(), self.stream(random)]),
+            _ => give(block),
         }
     }
 
@@ -220,7 +198,7 @@ impl World {
     }
 
     fn import(&mut self, random: &mut Random) {
-        if let Some(physical) = self.blocks.iter().rfind(|block| block.way == Way::Physical) {
+        if let Some((physical, _)) = self.blocks.iter().rfind(|(block, _)| block.way == Way::Exportable) {
             import(physical, random);
         }
     }
@@ -235,7 +213,7 @@ impl World {
                 let at = random.below(self.streams.len());
                 synchronize();
                 done("cuStreamDestroy_v2", &[self.streams[at]]);
-                self.streams[at] = put("cuStreamCreate", |out| vec![out, 1]);
+                self.streams[at] = cu::stream();
             }
             _ if self.contexts.len() > 1 => self.end_context(),
             _ => synchronize(),
@@ -249,7 +227,7 @@ impl World {
         if let Some(context) = self.contexts.pop() {
             done("cuCtxDestroy_v2", &[context]);
             let place = self.contexts.len();
-            self.blocks.retain(|block| block.context != Some(place) || place == 0);
+            self.blocks.retain(|(_, context)| *context != Some(place) || place == 0);
         }
     }
 
