@@ -4,6 +4,7 @@
 //! depends on this crate and names it once, so that the linker keeps the functions: `use gpumem_c as _;`.
 
 #![deny(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr, clippy::dbg_macro)]
 
 mod sys;
 

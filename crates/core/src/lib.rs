@@ -5,6 +5,7 @@
 //! interface may change with each release.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr, clippy::dbg_macro)]
 
 pub mod derive;
 pub mod device_model;

@@ -9,6 +9,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr, clippy::dbg_macro)]
 
 #[cfg(feature = "baseline")]
 pub mod baseline_file;

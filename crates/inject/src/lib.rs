@@ -9,6 +9,7 @@
 //! on stderr.
 
 #![deny(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr, clippy::dbg_macro)]
 
 #[cfg(feature = "library")]
 mod cards;

@@ -18,6 +18,7 @@
 //! that can take a second. Until then its place is `(line not looked up yet)`.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr, clippy::dbg_macro)]
 
 #[cfg(any(feature = "metrics", feature = "opentelemetry"))]
 mod figures;

@@ -3,6 +3,9 @@
 //! [`Writer`] writes recordings. [`Reader`] reads them and derives reports, on any machine and without the program. The format is in
 //! `docs/RECORDING.md`.
 
+#![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr, clippy::dbg_macro)]
+
 mod allocator;
 mod allocator_sizes;
 mod budget;

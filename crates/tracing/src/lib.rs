@@ -29,6 +29,7 @@
 //! ```
 
 #![forbid(unsafe_code)]
+#![warn(clippy::print_stdout, clippy::print_stderr, clippy::dbg_macro)]
 
 mod layer;
 mod output;

@@ -86,12 +86,6 @@ pub(crate) fn named_below_root(code: &str) -> BTreeSet<String> {
     found
 }
 
-/// Returns all words of code, without those of comments and texts.
-pub(crate) fn words(code: &str) -> BTreeSet<String> {
-    let all = groups(code.parse().expect("it is Rust"));
-    all.iter().flat_map(|tokens| (0..tokens.len()).filter_map(|at| word(tokens, at))).collect()
-}
-
 /// Returns the tokens of some code, and those in each pair of brackets.
 fn groups(tokens: TokenStream) -> Vec<Vec<TokenTree>> {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();

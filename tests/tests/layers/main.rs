@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::imports::{named_below_root, words};
+use crate::imports::named_below_root;
 
 /// The folders of the crates of the floors. Each names the modules of those before it as its own.
 const CRATES: [&str; 3] = ["crates/core", "crates/driver", "gpumem"];
@@ -36,10 +36,6 @@ fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-fn library() -> Vec<(String, PathBuf, String)> {
-    CRATES.iter().flat_map(|name| sources_of(name)).collect()
-}
-
 /// Returns the files of the crate in this folder: for each, its path from `lib.rs` and its location.
 fn source_files(folder: &str) -> Vec<(PathBuf, PathBuf)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder).join("src");
@@ -49,14 +45,14 @@ fn source_files(folder: &str) -> Vec<(PathBuf, PathBuf)> {
     files.into_iter().map(inside).collect()
 }
 
-fn sources_of(name: &str) -> Vec<(String, PathBuf, String)> {
-    let read = |(inside, path): (PathBuf, PathBuf)| {
+/// Returns the files of the crates with floors: for each, its floor, its location and its text.
+fn library() -> impl Iterator<Item = (String, PathBuf, String)> {
+    CRATES.iter().flat_map(|name| source_files(name)).map(|(inside, path)| {
         let floor = inside.iter().next().expect("a file has a name").to_string_lossy();
         let floor = floor.trim_end_matches(".rs").to_owned();
         let code = fs::read_to_string(&path).expect("sources are text");
         (floor, path, code)
-    };
-    source_files(name).into_iter().map(read).collect()
+    })
 }
 
 #[test]
@@ -72,52 +68,6 @@ fn each_floor_names_only_what_is_below_it() {
             let allowed = within(&floor) || may.iter().any(|allowed| within(allowed));
             assert!(allowed, "{}: `{floor}` may not name `{name}`", path.display());
         }
-    }
-}
-
-/// `docs/ARCHITECTURE.md` lists the crates in the order of their dependencies, which include those of their tests.
-#[test]
-fn each_crate_names_only_those_above_it() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let text = fs::read_to_string(root.join("docs/ARCHITECTURE.md")).unwrap();
-    let (_, list) = text.split_once("\n## Crates\n").expect("it has the crates");
-    let list = list.split("\n## ").next().unwrap_or_default();
-    let crates: Vec<_> = list.split("**`").skip(1).filter_map(|rest| rest.split('`').next()).collect();
-    assert_eq!(crates.len(), 13, "{crates:?}");
-    for (at, name) in crates.iter().enumerate() {
-        let folder = match name.strip_prefix("gpumem-") {
-            None | Some("macros") => (*name).to_owned(),
-            Some(short) => format!("crates/{short}"),
-        };
-        let manifest = fs::read_to_string(root.join(folder).join("Cargo.toml")).expect("a crate has a manifest");
-        let is_name = |c: char| c.is_ascii_lowercase() || c == '-';
-        let used = manifest.lines().filter(|line| line.starts_with("gpumem") && line.contains('='));
-        for used in used.map(|line| line.split(|c| !is_name(c)).next().unwrap_or_default()) {
-            assert!(crates[..=at].contains(&used), "`{name}` uses `{used}`, which is not above it");
-        }
-    }
-}
-
-#[test]
-fn only_sys_is_unsafe() {
-    for (floor, path, code) in
-        library().into_iter().chain([RECORDING, "crates/inject"].into_iter().flat_map(sources_of))
-    {
-        let is_unsafe = words(&code).iter().any(|word| word == "unsafe");
-        assert!(floor == "sys" || !is_unsafe, "{} says unsafe", path.display());
-    }
-}
-
-/// `print!` and its like end the program if nothing can be written.
-#[test]
-fn only_one_file_prints() {
-    let crates = CRATES.iter().chain(&[RECORDING, "crates/c", "crates/inject", "crates/metrics", "crates/tracing"]);
-    for (_, path, code) in crates.flat_map(|name| sources_of(name)) {
-        let may = path.ends_with("sys/print.rs") || path.ends_with("tests.rs");
-        let words = words(&code);
-        let is_macro = |name: &&str| words.contains(*name) && code.contains(&format!("{name}!("));
-        let prints = ["print", "println", "eprint", "eprintln", "dbg"].into_iter().find(is_macro);
-        assert!(may || prints.is_none(), "{}: {prints:?}; use `gpumem_driver::print`", path.display());
     }
 }
 
@@ -147,17 +97,6 @@ fn a_library_without_tests_has_none() {
         }
     }
     assert!(found > 30, "{found}");
-}
-
-/// Without symbols and debug information the command has a sixth of the size. A release build takes minutes, so this looks at the
-/// profile; the numbers are in the manifest.
-#[test]
-fn the_installed_command_is_stripped() {
-    let manifest =
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml")).expect("it is there");
-    let (_, profile) =
-        manifest.split_once("[profile.release.package.gpumem-cli]\n").expect("the command has a profile");
-    assert!(profile.lines().any(|line| line == "strip = true"), "{profile}");
 }
 
 #[test]

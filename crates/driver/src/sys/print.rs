@@ -1,6 +1,8 @@
 //! The only code that prints for gpumem. `print!` and `eprint!` panic if they cannot write (a closed pipe, a full disk). Also, a write to a
 //! pipe without a reader kills a program that does not ignore SIGPIPE, which is the default in C. A notice must not end the program.
 
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "no other code of the libraries prints")]
+
 use std::{
     cell::Cell,
     fmt,
