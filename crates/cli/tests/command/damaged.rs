@@ -1,5 +1,5 @@
 //! Tests that with damaged files each command ends with 0 or 2, and gives the reason in lines that begin with `gpumem: `. The mutations are
-//! the same each time. `fuzz.rs` damages recordings.
+//! the same each time. The tests of `gpumem-recording`, and `fuzz/`, damage recordings.
 
 use std::{
     fs,
@@ -9,16 +9,10 @@ use std::{
 use fastrand::Rng;
 use flate2::{Compression, Crc, read::DeflateDecoder, write::DeflateEncoder};
 
-use crate::{
-    file,
-    limits::Limits,
-    linked,
-    made::{MIB, Made},
-    ran,
-};
+use crate::{file, limits::Limits, linked, ran};
 
 /// Changes, removes, adds or repeats a few bytes.
-pub(crate) fn damage(random: &mut Rng, bytes: &mut Vec<u8>) {
+fn damage(random: &mut Rng, bytes: &mut Vec<u8>) {
     for _ in 0..=random.usize(..3) {
         let at = random.usize(..bytes.len());
         let rest = bytes.len() - at;
@@ -91,24 +85,6 @@ fn compressed(items: &[u8]) -> Vec<u8> {
     let least = items.len().saturating_sub(4096).div_ceil(64);
     let empty = [0, 0, 0, 0xff, 0xff].repeat(least.saturating_sub(stored.len()).div_ceil(5));
     [empty, stored].concat()
-}
-
-/// Lengthens the recording to this number of bytes with records of an unknown type.
-pub(crate) fn padded(mut file: Vec<u8>, bytes: usize) -> Vec<u8> {
-    while file.len() + 2 * HEADER < bytes {
-        let length = (bytes - file.len() - HEADER).min(1 << 20);
-        file.extend(record([200, 0], length, &vec![0; length]));
-    }
-    file
-}
-
-#[test]
-fn records_that_are_taken_apart_are_put_together() {
-    let whole = Made::new("train").training(3, 5, MIB).file();
-    let parts = records(&whole);
-    for dense in [false, true] {
-        assert_eq!(records(&recording(&whole[..HEADER], &parts, dense)), parts);
-    }
 }
 
 #[test]

@@ -8,7 +8,6 @@ mod damaged;
 mod diff;
 mod estimate;
 mod formats;
-mod fuzz;
 mod golden;
 mod limits;
 #[allow(dead_code, reason = "the tests of the library use the rest")]
