@@ -41,18 +41,3 @@ impl From<Exit> for ExitCode {
         exit.code().into()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_help_has_each_code() {
-        for exit in [Exit::Done, Exit::LimitExceeded, Exit::Failed] {
-            assert!(HELP.contains(&format!("\n  {}  ", exit.code())), "{exit:?}");
-        }
-        // Clap's exit code for wrong arguments.
-        let error = clap::Command::new("x").try_get_matches_from(["x", "--none"]).unwrap_err();
-        assert_eq!(error.exit_code(), i32::from(Exit::Failed.code()));
-    }
-}

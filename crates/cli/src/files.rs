@@ -148,19 +148,8 @@ fn recordings_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use std::process;
-
     use super::*;
     use crate::made::Made;
-
-    #[test]
-    fn a_pipe_is_not_waited_for() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("pipe");
-        assert!(process::Command::new("mkfifo").arg(&path).status().unwrap().success());
-        assert_eq!(open_to_read(&path).unwrap_err().to_string(), "it is not a regular file");
-        assert!(open(&path, File::options().append(true)).is_err());
-    }
 
     #[test]
     fn folders_and_patterns_stand_for_recordings() {

@@ -117,19 +117,3 @@ fn in_words(hidden: Hidden) -> Vec<String> {
     }
     lines
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_count_of_one_is_singular() {
-        let lines = in_words(Hidden { processes: 0, unknown: 1, dormant: 0, recordings: 0, readings: 1 });
-        for expected in [
-            "whether 1 process is recorded is not known",
-            "1 reading of the driver has failed; `gpumem doctor` says why",
-        ] {
-            assert!(lines.iter().any(|line| line == expected), "{lines:?}");
-        }
-    }
-}

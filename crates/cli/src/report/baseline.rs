@@ -274,21 +274,6 @@ mod tests {
         Comparison::of(Path::new("b.json"), &before, &now, Limit::Percent(2.0))
     }
 
-    /// Comparing each line with each other line would take minutes.
-    #[test]
-    fn the_work_grows_with_the_number_of_lines() {
-        let place = |line: u64| format!("a, device 0: x.py:{line}");
-        let before: BTreeMap<_, _> =
-            (0..20_000).map(|line: u64| (place(line * 3), Peak(Bytes::mib(1 + line)))).collect();
-        let line = |line: u64| (place(line * 3 + 1), Line { bytes: (1 + line) * MIB, least: MIB });
-        let device = ("a, device 0".to_owned(), Line { bytes: MIB, least: 0 });
-        let now = Lines { all: (0..20_000).map(line).chain([device]).collect(), ..Lines::default() };
-        let before = before.into_iter().chain([("a, device 0".to_owned(), Peak(Bytes::mib(1)))]).collect();
-        let moved = Comparison::of(Path::new("b.json"), &before, &now, Limit::Percent(2.0));
-        assert_eq!((moved.moved.len(), moved.is_exceeded(), moved.changed.len()), (20_000, false, 0));
-        assert_eq!(moved.lines().len(), MOST_ROWS + 1);
-    }
-
     #[test]
     fn what_grew_fails_and_what_moved_does_not() {
         let before = [("a, device 0", 400), ("a, device 0: x.py:1", 100), ("a, device 0: x.py:9", 50)];

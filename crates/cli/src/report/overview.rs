@@ -551,17 +551,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_count_of_one_is_singular() {
-        let missing = Missing { lost_events: 1, untracked_frees: 2, unreadable_items: 1, ..Missing::default() };
-        let lines = missing.in_words();
-        assert_eq!(lines[0], "1 event was lost: some figures may be wrong.");
-        assert_eq!(lines[1], "2 frees of unknown blocks: some figures may be too high.");
-        assert!(lines[2].starts_with("1 item of the file is left out: "), "{}", lines[2]);
-        let part = Missing { begins_after_event: Some(1), ..Missing::default() };
-        assert!(part.in_words()[0].starts_with("The first event is not in the recording (--max-size), "));
-    }
-
-    #[test]
     fn most_is_a_place_that_is_known() {
         let sum = |line: Option<&str>, bytes| PlaceSum {
             scope: Vec::new(),

@@ -556,35 +556,4 @@ mod tests {
         // A small unused part is not explained.
         assert_eq!(reserved(false, &[(SegmentAlloc, 0, 20, 0, 1), (Alloc, 0, 20, 0, 0)]).0.reasons(false, mib()), []);
     }
-
-    /// Checks that no share exceeds the whole.
-    #[test]
-    fn a_file_that_contradicts_itself() {
-        let (all, requested) = reserved(
-            false,
-            &[(SegmentAlloc, 0, 2, 0, 0), (SegmentAlloc, 1, 2, 0, 0), (Alloc, 0, 9, 0, 0), (Alloc, 50, 9, 0, 0)],
-        );
-        assert_eq!((all.reserved_bytes, all.outside_segments_bytes), (3 * MIB, 18 * MIB));
-        assert!(
-            all.in_words(requested, mib())
-                .contains("asked for 18.00 MiB (86 %), rounding 200 B (<1 %), unused segments 3 MiB (14 %)")
-        );
-    }
-
-    #[test]
-    fn a_segment_is_drawn() {
-        let steps = [(SegmentAlloc, 10, 20, 0, 1), (Alloc, 10, 5, 0, 0), (Alloc, 16, 1, 0, 1), (Alloc, 28, 2, 0, 2)];
-        let (all, _) = reserved(false, &steps);
-        let segment = &all.segments.as_ref().unwrap()[0];
-        assert_eq!((segment.bar(10).as_str(), segment.bar(1).as_str()), ("██▒▒·····█", "▒"));
-        assert_eq!(segment.bar(20), "█████·█···········██");
-        let mut out = Vec::new();
-        all.write_segments(&mut out, Paint::PLAIN).unwrap();
-        let text = String::from_utf8(out).unwrap();
-        assert!(
-            text.contains("\n 000000a00000      20 MiB █████████████▒··▒█▒··")
-                && text.lines().all(|line| line.chars().count() <= 80),
-            "{text}"
-        );
-    }
 }
