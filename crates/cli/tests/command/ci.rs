@@ -72,12 +72,16 @@ fn a_place_has_a_limit_of_its_own() {
     assert!(both.code == Some(1) && both.stderr.lines().count() == 1, "{both:?}");
 }
 
-/// Writes the recording of a process that began at this second and had this memory for two seconds, in a container.
-fn process(file: &std::path::Path, pid: u32, second: u64, mib: u64) {
+/// A process that began at this second, in a container.
+fn in_container(pid: u32, second: u64) -> Made {
     let began = Duration::from_secs(1_790_000_000 + second);
     let host = Some(format!("container-{pid}"));
-    let mut made =
-        Made::of(Process { pid, began, host, arguments: vec!["train".to_owned()], ..Process::default() }, true);
+    Made::of(Process { pid, began, host, arguments: vec!["train".to_owned()], ..Process::default() }, true)
+}
+
+/// Writes the recording of such a process that had this memory for two seconds.
+fn process(file: &std::path::Path, pid: u32, second: u64, mib: u64) {
+    let mut made = in_container(pid, second);
     let block = made.alloc(mib * MIB, MemKind::Device, 2);
     made.wait(2_000_000);
     made.free(block);
@@ -104,8 +108,7 @@ fn processes_have_one_device_together() {
     // The recording of one process may be given twice.
     assert_eq!(within(&folder, &["report", "--max-peak", "8GiB", "a.capture", "./a.capture"]).code, Some(0));
     // A copy is the same process.
-    let whole = Process { pid: 10, began: Duration::from_secs(1_790_000_000), ..Process::default() };
-    let mut made = Made::of(whole, true);
+    let mut made = in_container(10, 0);
     made.item(&Item::Ring(RingDefinition { segment: None, recording: 7 }));
     made.alloc(5_000 * MIB, MemKind::Device, 2);
     made.wait(2_000_000);
@@ -121,22 +124,13 @@ fn processes_have_one_device_together() {
     assert_eq!(limited("8GiB").code, Some(0));
     assert_eq!(limited("train=8GiB").code, Some(0));
     // A process that was killed has freed nothing.
-    let mut killed = Made::of(
-        Process {
-            pid: 12,
-            began: Duration::from_secs(1_790_000_000),
-            host: Some("node-1".to_owned()),
-            ..Process::default()
-        },
-        true,
-    );
+    let mut killed = in_container(12, 0);
     killed.alloc(5_000 * MIB, MemKind::Device, 2);
     fs::write(folder.join("a.capture"), killed.file()).unwrap();
     assert_eq!(limited("8GiB").code, Some(0));
     // It had the memory until it ended.
     let ended = |latest, within| {
-        let mut made =
-            Made::of(Process { pid: 12, began: Duration::from_secs(1_790_000_000), ..Process::default() }, true);
+        let mut made = in_container(12, 0);
         made.alloc(5_000 * MIB, MemKind::Device, 2);
         let [latest, within] = [latest, within].map(Duration::from_millis);
         made.item(&Item::Finished(Finished { ended: Some(ProcessEnd { latest, within }) }));
@@ -160,8 +154,7 @@ fn processes_have_one_device_together() {
     }
     // It is not known when the peaks were.
     for (name, second) in [("a.capture", 0), ("b.capture", 1)] {
-        let began = Duration::from_secs(1_790_000_000 + second);
-        let mut made = Made::of(Process { pid: 1, began, host: Some("node-1".to_owned()), ..Process::default() }, true);
+        let mut made = in_container(1, second);
         made.item(&Item::Part(PartDefinition { is_peaks: true, after: 0 }));
         made.alloc(5_000 * MIB, MemKind::Device, 2);
         made.wait(2_000_000);

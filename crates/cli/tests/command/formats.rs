@@ -459,34 +459,25 @@ fn the_query_of_the_book_finds_the_rank_that_differs() {
     assert_eq!(second[3], report(&second[0].to_string())["devices"][0]["peak_bytes"]);
 }
 
-#[test]
-fn modules_and_classes_are_columns_of_the_table_of_tensors() {
-    let folder = folder("tables-of-modules");
-    let out = folder.to_str().unwrap();
-    let mut made = Made::new("train").tensors(1, 1, MIB, None);
-    made.tensor(1, "Net.fc: Linear", TensorClass::Gradients, [512, 512]);
-    let file = recorded("modules.capture", made);
-    assert_eq!(printed(&["report", "--format", "parquet", "--output", out, &file]), "");
-    let tensors = rows(&folder.join("modules.tensors.parquet"));
-    let known: Vec<_> = tensors.iter().filter(|row| *field(row, "module") != Field::Null).collect();
-    assert_eq!((known.len(), long(known[0], "bytes")), (1, Some(512)));
-    assert_eq!(*field(known[0], "module"), Field::Str("Net.fc: Linear".to_owned()));
-    assert_eq!(*field(known[0], "class"), Field::Str("gradients".to_owned()));
-}
-
 /// The table of tensors agrees with the summary on their peak. The other tables have only the driver's blocks.
 #[test]
 fn the_table_of_tensors_has_the_peak_of_the_summary() {
     let folder = folder("tables-of-tensors");
     let out = folder.to_str().unwrap();
     let known_from = Some(Duration::from_micros(60));
-    let made = || Made::new("train").tensors(3, 10, 10 * MIB, known_from);
-    let file = recorded("tensor-rows.capture", made());
+    let mut made = Made::new("train").tensors(3, 10, 10 * MIB, known_from);
+    // It is allocated after the peak.
+    made.tensor(1, "Net.fc: Linear", TensorClass::Gradients, [512, 512]);
+    let file = recorded("tensor-rows.capture", made);
     assert_eq!(printed(&["report", "--format", "parquet", "--output", out, &file]), "");
     let path = folder.join("tensor-rows.tensors.parquet");
     let tensors = rows(&path);
-    // There are weights, and two tensors in each layer of each step.
-    assert_eq!(tensors.len(), 10 + 3 * 20);
+    // There are weights, two tensors in each layer of each step, and the one whose module is known.
+    assert_eq!(tensors.len(), 10 + 3 * 20 + 1);
+    let known: Vec<_> = tensors.iter().filter(|row| *field(row, "module") != Field::Null).collect();
+    assert_eq!((known.len(), long(known[0], "bytes")), (1, Some(512)));
+    assert_eq!(*field(known[0], "module"), Field::Str("Net.fc: Linear".to_owned()));
+    assert_eq!(*field(known[0], "class"), Field::Str("gradients".to_owned()));
     let at_peak = tensors.iter().filter(|row| long(row, "bytes_at_peak") != Some(0));
     let (bytes, requested): (Vec<_>, Vec<_>) =
         at_peak.map(|row| (long(row, "bytes_at_peak").unwrap(), long(row, "requested_bytes").unwrap())).unzip();
@@ -499,7 +490,7 @@ fn the_table_of_tensors_has_the_peak_of_the_summary() {
     assert_eq!(*field(older[0], "place"), Field::Str("src/model.rs:12".to_owned()));
     let without_line = tensors.iter().filter(|row| *field(row, "line") == Field::Null);
     let words = Field::Str("no line of Python (such as in the backward pass)".to_owned());
-    assert_eq!(without_line.filter(|row| *field(row, "place") == words).count(), 30);
+    assert_eq!(without_line.filter(|row| *field(row, "place") == words).count(), 30 + 1);
     assert_eq!(rows(&folder.join("tensor-rows.blocks.parquet")).len(), 2);
     assert_eq!(rows(&folder.join("tensor-rows.events.parquet")).len(), 3);
     // A recording of this name without tensors leaves none behind.
@@ -588,14 +579,16 @@ fn a_file_gets_its_name_when_all_of_it_is_written() {
 #[test]
 fn all_formats_stop_when_nobody_reads() {
     let recording = training("closed.capture");
-    for format in ["folded", "json", "pprof", "perfetto", "torch"] {
-        let mut child = gpumem(&["report", "--format", format, &recording])
+    for option in
+        ["--json", "--format=folded", "--format=json", "--format=pprof", "--format=perfetto", "--format=torch"]
+    {
+        let mut child = gpumem(&["report", option, &recording])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .expect("the command starts");
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
-        assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]), "{format}");
+        assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]), "{option}");
     }
 }

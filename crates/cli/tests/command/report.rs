@@ -7,8 +7,9 @@ use gpumem_recording::{CodeAddress, Item, ModuleDefinition, Process, StackDefini
 use serde_json::Value;
 
 use crate::{
-    Ran, file, gpumem,
+    Ran, file,
     made::{MIB, Made, callsite},
+    page::page,
     ran,
 };
 
@@ -127,14 +128,8 @@ fn a_recording_is_not_replaced_by_its_page() {
     }
 }
 
-#[test]
-fn a_moment_after_the_end_is_named_so() {
-    let text = printed(&["report", "--at", "12s", &training("late-moment.capture")]);
-    let words = "device 0 (NVIDIA H200): 32 MiB in use at 12 s, which is after the end of the recording (";
-    assert!(text.starts_with(words), "{text}");
-}
-
-/// The arguments are the most useful part of a command line, and the folder of an interpreter the least.
+/// The arguments are the most useful part of a command line, and the folder of an interpreter the least. The program lasts longer than
+/// its events.
 #[test]
 fn a_command_line_keeps_its_arguments() {
     let mut made = Made::new("long");
@@ -146,8 +141,9 @@ fn a_command_line_keeps_its_arguments() {
         ..Process::default()
     }));
     made.alloc(MIB, MemKind::Pool, 0);
+    made.wait(2_000_000);
     let text = printed(&["report", &recorded("long-command.capture", made)]);
-    assert!(text.contains("\n…/python3.12 train.py --epochs 3; process 4711, "), "{text}");
+    assert!(text.contains("\n…/python3.12 train.py --epochs 3; process 4711, 2 s, 0 frees\n"), "{text}");
 }
 
 #[test]
@@ -164,6 +160,7 @@ fn json_has_the_exact_figures() {
         assert_eq!(sum, PEAK, "{by} adds up to the peak");
     }
     assert_eq!(device["highest_sample_bytes"], Value::Null, "what was not measured is null");
+    assert_eq!(overview["refused"], Value::Null);
     assert_eq!(overview["missing"]["lost_events"], 0);
 }
 
@@ -180,9 +177,17 @@ fn a_moment_shows_what_was_live_then() {
     let text = printed(&["report", "--at", "6us", &file]);
     assert!(text.starts_with("device 0 (NVIDIA H200): 50 MiB in use at 6 µs\n"), "{text}");
     assert!(text.contains("kind     pool 50 MiB (100 %)\n"), "{text}");
-    let ran = ran(&["report", "--at", "soon", &file]);
-    assert_eq!(ran.code, Some(2));
-    assert!(ran.stderr.contains("write start, peak, end, oom, or a time such as 12.5s"), "{}", ran.stderr);
+    let text = printed(&["report", "--at", "12s", &file]);
+    let words = "device 0 (NVIDIA H200): 32 MiB in use at 12 s, which is after the end of the recording (";
+    assert!(text.starts_with(words), "{text}");
+    for (arguments, why) in [
+        (&["--at", "soon"][..], "write start, peak, end, oom, or a time such as 12.5s"),
+        (&["--at", "oom"], "the driver refused no allocation"),
+        (&["--between", "start", "oom"], "the driver refused no allocation"),
+    ] {
+        let ran = ran(&[&["report"], arguments, &[&file]].concat());
+        assert!(ran.code == Some(2) && ran.stderr.contains(why), "{arguments:?}: {ran:?}");
+    }
 }
 
 #[test]
@@ -195,6 +200,10 @@ fn between_two_moments_is_what_came_and_went() {
     assert_eq!(difference("start", "end")["blocks"], 1);
     let text = printed(&["report", "--between", "peak", "end", &file]);
     assert!(text.starts_with("device 0 (NVIDIA H200): -405 MiB (less) between the peak, after "), "{text}");
+    // From a later moment to an earlier one, the sign is the other one.
+    let text = printed(&["report", "--between", "peak", "start", &file]);
+    let words = "device 0 (NVIDIA H200): -437 MiB (less) between the peak, after 202 µs and the start\n";
+    assert!(text.starts_with(words), "{text}");
 }
 
 #[test]
@@ -235,15 +244,6 @@ fn ranks_stand_side_by_side() {
     assert!(text.contains("\nThe peaks are from 437 MiB (rank-0) to ") && text.contains(words), "{text}");
     let all = json(&[&["report", "--json"][..], &files].concat());
     assert_eq!(all.as_array().map(Vec::len), Some(6));
-}
-
-#[test]
-fn a_program_lasts_longer_than_its_events() {
-    let mut made = Made::new("serve");
-    made.alloc(6 * MIB, MemKind::Device, 4);
-    made.wait(2_000_000);
-    let text = printed(&["report", &recorded("lasts.capture", made)]);
-    assert!(text.contains("; process 4711, 2 s, 0 frees\n"), "{text}");
 }
 
 #[test]
@@ -390,16 +390,6 @@ fn a_recording_without_an_end_has_no_symbols() {
 }
 
 #[test]
-fn from_a_later_moment_to_an_earlier_one_the_sign_is_the_other_one() {
-    let file = training("reversed.capture");
-    let text = printed(&["report", "--between", "peak", "start", &file]);
-    assert!(
-        text.starts_with("device 0 (NVIDIA H200): -437 MiB (less) between the peak, after 202 µs and the start\n"),
-        "{text}"
-    );
-}
-
-#[test]
 fn each_device_has_its_peak() {
     let mut made = Made::new("two");
     let second = Device { family: Family::Cuda, ordinal: 1 };
@@ -525,16 +515,6 @@ fn a_cut_file_is_reported_up_to_its_last_record() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
-    use std::process::Stdio;
-    let file = training("pipe.capture");
-    let mut child = gpumem(&["report", "--json", &file]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
-    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
-}
-
-#[test]
 fn the_summary_begins_with_the_allocation_that_was_refused() {
     let mut made = Made::new("oom");
     made.alloc(100 * MIB, MemKind::Device, 0);
@@ -583,24 +563,6 @@ fn the_summary_begins_with_the_allocation_that_was_refused() {
     // Each of several recordings has a line.
     let ranks = printed(&["report", &file, &without]);
     assert!(ranks.starts_with("oom: Out of memory: ") && ranks.contains("\nshort: Memory was short: "), "{ranks}");
-    let page = recorded_page(&file);
+    let (_, page) = page("oom", &[&file]);
     assert!(page.contains("Out of memory: the driver refused 3 GiB"), "the page says so as well");
-}
-
-fn recorded_page(file: &str) -> String {
-    let page = format!("{file}.html");
-    printed(&["report", "--html", &page, file]);
-    std::fs::read_to_string(page).expect("it was written")
-}
-
-#[test]
-fn without_a_refused_allocation_there_is_no_such_moment() {
-    let mut made = Made::new("calm");
-    made.alloc(MIB, MemKind::Device, 0);
-    let file = recorded("calm.capture", made);
-    assert!(json(&["report", "--json", &file])["refused"].is_null());
-    for arguments in [&["report", "--at", "oom"][..], &["report", "--between", "start", "oom"]] {
-        let ran = ran(&[arguments, &[&file]].concat());
-        assert!(ran.code == Some(2) && ran.stderr.contains("the driver refused no allocation"), "{}", ran.stderr);
-    }
 }
