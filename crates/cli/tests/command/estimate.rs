@@ -65,6 +65,9 @@ fn json_has_the_same_figures() {
     let step = written("estimate-step.json", json["step"].to_string().as_bytes());
     let again = super::report::json(&["estimate", &config, "--length", "64", "--json", "--step", &step]);
     assert_eq!(again["estimate"], json["estimate"]);
+    // GB are GiB.
+    let of_card = ["estimate", &config, "--length", "64", "--json", "--allocator", "cubecl=16GB"];
+    assert_eq!(super::report::json(&of_card)["step"]["allocator"]["cubecl"]["card"], 1_u64 << 34);
 }
 
 #[test]
@@ -96,13 +99,8 @@ fn weights_alone_have_no_estimate() {
 fn what_is_wrong_is_one_line() {
     let good = written("estimate-good.json", CONFIG);
     let unknown = written("estimate-unknown.json", br#"{"architectures": ["NewLM"]}"#);
-    let torn = written("estimate-torn.safetensors", &safetensors("F32")[..20]);
-    let deep = written("estimate-deep.json", br#"{"model_type": "gpt2", "n_layer": 65537}"#);
-    let nested = written("estimate-nested.json", "[".repeat(1_000_000).as_bytes());
-    let cases: [&[&str]; 16] = [
+    let cases: [&[&str]; 13] = [
         &[&unknown],
-        &[&torn],
-        &[&nested],
         &["no-such-file.json"],
         &[&good, "--length", "2000"],
         &[&good, "--train", "magic"],
@@ -115,7 +113,6 @@ fn what_is_wrong_is_one_line() {
         &[&good, "--dtype", "q4_0", "--train", "adam"],
         &[&good, "--step", "/dev/zero"],
         &[&good, "--record", "/dev/null"],
-        &[&deep],
     ];
     for arguments in cases {
         let Ran { code, stdout, stderr } = ran(&[&["estimate"], arguments].concat());
@@ -129,8 +126,6 @@ fn what_is_wrong_is_one_line() {
     assert!(stderr.contains("`float33` is no type of elements; there are f64, f32, f16, bf16, f8, "), "{stderr}");
     let Ran { stderr, .. } = ran(&["estimate", &good, "--train", "magic"]);
     assert!(stderr.contains("`adam`, `adamw`, "), "{stderr}");
-    let Ran { stderr, .. } = ran(&["estimate", &deep]);
-    assert!(stderr.ends_with("`n_layer` is 65537; a model of at most 1024 blocks is estimated\n"), "{stderr}");
     let Ran { stderr, .. } = ran(&["estimate", &good, "--step", "/dev/zero"]);
     assert_eq!(stderr, "gpumem: `/dev/zero` is no step: it is not a regular file\n");
 }
@@ -244,9 +239,8 @@ fn the_default_length_fits_the_positions_of_the_model() {
     assert_eq!(ran(&["estimate", &file, "--length", "512"]).code, Some(2));
 }
 
-/// Types have the names that people use, and the origin of each is named.
 #[test]
-fn types_have_their_usual_names_and_say_where_they_come_from() {
+fn types_say_where_they_come_from() {
     let none = written("estimate-none.json", CONFIG);
     let half = written("estimate-half.json", br#"{"model_type": "gpt2", "n_layer": 2, "torch_dtype": "float16"}"#);
     let seven = written("estimate-seven.json", br#"{"model_type": "gpt2", "n_layer": 2, "torch_dtype": "float7"}"#);
@@ -264,18 +258,13 @@ fn types_have_their_usual_names_and_say_where_they_come_from() {
             "weights of linear layers in 8 bits, all else in bf16 (the file says `float7`, which is not known)",
         ),
         (&half, "BFloat16", "parameters in bf16"),
-        (&none, "float16", "parameters in f16"),
-        (&none, "half", "parameters in f16"),
-        (&none, "fp32", "parameters in f32"),
         (&none, "int8", "weights of linear layers in 8 bits, all else in bf16 (the file says no type for it)"),
         (&half, "q4_0", "weights in q4_0, all else in f16 (the type of the file)"),
-        (&half, "NF4", "weights of linear layers in 4 bits, all else in f16 (the type of the file)"),
     ] {
         let dtype: &[&str] = if dtype.is_empty() { &[] } else { &["--dtype", dtype] };
         assert_eq!(line(file, dtype), expected, "{dtype:?}");
     }
     let peak = |optimizer: &str| printed(&["estimate", &none, "--length", "64", "--train", optimizer]);
-    assert_eq!(peak("adamw"), peak("adam"));
     assert_eq!(peak("AdamW"), peak("adam"));
 }
 
@@ -297,17 +286,4 @@ fn lengths_beyond_the_positions_are_said() {
     assert_eq!(json["fit"]["length_is_all_positions"], false);
     let fit = printed(&["estimate", &llama, "--length", "100", "--fit", "8GiB"]);
     assert!(fit.contains(" tokens (it was made for 100 positions)\n"), "{fit}");
-}
-
-#[test]
-fn gb_are_gib_and_the_stored_type_counts() {
-    let config = br#"{"model_type": "gpt2", "n_layer": 2, "torch_dtype": "bfloat16"}"#;
-    let config = written("estimate-units.json", config);
-    let fit =
-        |memory: &str| json(&["estimate", &config, "--length", "64", "--json", "--context", "0", "--fit", memory]);
-    assert_eq!(fit("1GB")["fit"]["memory"], 1_u64 << 30);
-    assert_eq!(fit("1GiB")["fit"]["memory"], 1_u64 << 30);
-    assert_eq!(fit("1GiB")["step"]["parameters"], "bf16");
-    let cubecl = json(&["estimate", &config, "--length", "64", "--json", "--allocator", "cubecl=16GiB"]);
-    assert_eq!(cubecl["step"]["allocator"]["cubecl"]["card"], 1_u64 << 34);
 }
