@@ -184,37 +184,22 @@ impl Browser {
         serde_json::from_value(place).expect("an element has a place")
     }
 
-    pub(crate) fn mouse(&mut self, kind: &str, [x, y]: [f64; 2], more: &Value) {
-        let mut event = json!({ "type": kind, "x": x, "y": y });
-        for (name, value) in more.as_object().into_iter().flatten() {
-            event[name] = value.clone();
-        }
-        self.call("Input.dispatchMouseEvent", &event);
+    /// Moves the mouse to this place.
+    pub(crate) fn hover(&mut self, at: [f64; 2]) {
+        self.mouse("mouseMoved", at, json!({}));
     }
 
     pub(crate) fn click(&mut self, at: [f64; 2]) {
-        self.drag(at, &[]);
-    }
-
-    /// Presses the button, moves over these places and releases the button.
-    pub(crate) fn drag(&mut self, from: [f64; 2], over: &[[f64; 2]]) {
-        let left = json!({ "button": "left", "buttons": 1, "clickCount": 1 });
-        self.mouse("mouseMoved", from, &json!({}));
-        self.mouse("mousePressed", from, &left);
-        for at in over {
-            self.mouse("mouseMoved", *at, &left);
+        self.hover(at);
+        for kind in ["mousePressed", "mouseReleased"] {
+            self.mouse(kind, at, json!({ "button": "left", "buttons": 1, "clickCount": 1 }));
         }
-        self.mouse("mouseReleased", *over.last().unwrap_or(&from), &left);
         self.drawn();
     }
 
-    pub(crate) fn key(&mut self, key: &str, has_shift: bool) {
-        let text = if key.len() == 1 { key } else { "" };
-        for kind in ["keyDown", "keyUp"] {
-            let event = json!({ "type": kind, "key": key, "text": text, "modifiers": if has_shift { 8 } else { 0 } });
-            self.call("Input.dispatchKeyEvent", &event);
-        }
-        self.drawn();
+    fn mouse(&mut self, kind: &str, [x, y]: [f64; 2], mut event: Value) {
+        (event["type"], event["x"], event["y"]) = (kind.into(), x.into(), y.into());
+        self.call("Input.dispatchMouseEvent", &event);
     }
 
     /// Writes a picture of the whole page to `target/browser`.
