@@ -574,31 +574,13 @@ mod tests {
     }
 
     #[test]
-    fn what_an_ended_process_had_is_handed_over_once_to_each() {
-        let file = File::new("ended", &Made::new("train").training(3, 10, 10 * MIB).file());
+    fn a_recording_that_is_found_again_has_not_ended() {
+        let file = File::new("again", &Made::new("train").training(3, 10, 10 * MIB).file());
         let mut exporter = Exporter::new(10);
-        exporter.follow_all(&file.recorded());
-        let (running, first) = sample(&mut exporter, "first");
-        assert!(running.devices[0].live.is_some() && running.process.pid == Some(process::id()));
-        exporter.confirm(first);
-        _ = exporter.collector("second");
-        exporter.follow_all(&[]);
-        let (ended, first) = sample(&mut exporter, "first");
-        assert_eq!((ended.devices[0].live.clone(), ended.devices[0].peak), (None, running.devices[0].peak));
-        exporter.confirm(first);
-        assert!(exporter.followed[0].ended.as_ref().unwrap().arrived.contains(&first.0));
-        // The recording is found again, so it has not ended yet. Its end is delivered later.
-        exporter.follow_all(&file.recorded());
-        assert!(exporter.followed[0].ended.is_none());
-        exporter.follow_all(&[]);
-        let (_, first) = sample(&mut exporter, "first");
-        exporter.confirm(first);
-        // The other collector has not received it yet.
-        exporter.follow_all(&[]);
-        let (_, second) = sample(&mut exporter, "second");
-        exporter.confirm(second);
-        exporter.follow_all(&[]);
-        assert!(exporter.followed.is_empty());
+        for (recorded, has_ended) in [(file.recorded(), false), (Vec::new(), true), (file.recorded(), false)] {
+            exporter.follow_all(&recorded);
+            assert_eq!(exporter.followed[0].ended.is_some(), has_ended);
+        }
     }
 
     #[test]

@@ -646,34 +646,6 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_that_became_shorter_is_not_read_from_the_start() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.capture");
-        let file = |recording, count| {
-            let mut writer = Writer::new(Vec::new()).unwrap();
-            let ring = Item::Ring(RingDefinition { segment: None, recording });
-            [ring].iter().chain(&events(0..count)).for_each(|item| writer.write(item).unwrap());
-            writer.finish().unwrap()
-        };
-        let whole = file(7, 50);
-        fs::write(&path, &whole).unwrap();
-        let mut live = Live::new(path.clone());
-        live.read(u64::MAX);
-        for left in [whole.len() / 2, 20, 0] {
-            File::options().write(true).open(&path).unwrap().set_len(left as u64).unwrap();
-            for _ in 0..2 {
-                live.read(u64::MAX);
-                let view = live.view();
-                assert_eq!((view.error.as_deref(), view.frees), (Some("it has become shorter"), Some(50)), "{left}");
-            }
-        }
-        // Another program now records to the file.
-        fs::write(&path, file(8, 5)).unwrap();
-        live.read(u64::MAX);
-        assert_eq!((live.view().error, live.follower.beginning().recording), (None, Some(8)));
-    }
-
-    #[test]
     fn a_recording_that_grows_is_read_on_and_one_that_is_replaced_from_the_start() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
