@@ -1,6 +1,6 @@
 //! The lives of all blocks, stored in few bytes because a recording may contain millions.
 //!
-//! A change takes 12 bytes and a block takes 28. The number of bytes that a change adds is not stored: it follows from
+//! A change takes 12 bytes and a block takes 32. The number of bytes that a change adds is not stored: it follows from
 //! the sizes of its block.
 
 use std::collections::HashMap;
@@ -72,7 +72,7 @@ pub(crate) struct Lives {
     /// The times and the event numbers that the changes of each chunk are relative to.
     chunks: Vec<Chunk>,
     changes: Vec<PackedChange>,
-    blocks: Vec<PackedBlock>,
+    blocks: Vec<BlockLife>,
     /// How many changes of each kind there are, in the order of [`ChangeKind::ALL`].
     counts: [u64; ChangeKind::ALL.len()],
     /// Blocks that were partly freed, each with the change and the remaining bytes.
@@ -101,25 +101,7 @@ struct PackedChange {
 
 const KIND_BITS: u32 = 3;
 
-#[derive(Clone, Copy, Debug)]
-struct PackedBlock {
-    /// The lower and the upper half of the block's key.
-    key: [u32; 2],
-    /// The lower 32 bits of its size.
-    bytes: u32,
-    /// The next 16 bits: blocks are smaller than 2^48 bytes.
-    more_bytes: u16,
-    device: u16,
-    born: u32,
-    died: u32,
-    origin: u32,
-}
-
-const _: () = assert!(size_of::<PackedChange>() == 12 && size_of::<PackedBlock>() == 28);
-
-fn halves(number: u64) -> [u32; 2] {
-    [number & 0xffff_ffff, number >> 32].map(|half| u32::try_from(half).unwrap_or(0))
-}
+const _: () = assert!(size_of::<PackedChange>() == 12 && size_of::<BlockLife>() == 32);
 
 impl Lives {
     /// Returns the number of changes.
@@ -143,16 +125,7 @@ impl Lives {
     }
 
     pub(crate) fn block(&self, number: u32) -> BlockLife {
-        let PackedBlock { key: [low, high], bytes, more_bytes, device, born, died, origin } =
-            self.blocks[number as usize];
-        BlockLife {
-            key: u64::from(high) << 32 | u64::from(low),
-            bytes: u64::from(more_bytes) << 32 | u64::from(bytes),
-            born,
-            died,
-            origin,
-            device,
-        }
+        self.blocks[number as usize]
     }
 
     /// Returns all blocks with their ids.
@@ -250,9 +223,7 @@ impl Lives {
         let number = u32::try_from(self.blocks.len()).unwrap_or(LIVE);
         let born = self.push(when, number, kind);
         let NewBlock { key, bytes, origin, device } = block;
-        let [bytes, more] = halves(bytes);
-        let more_bytes = u16::try_from(more).unwrap_or(u16::MAX);
-        self.blocks.push(PackedBlock { key: halves(key), bytes, more_bytes, device, born, died: LIVE, origin });
+        self.blocks.push(BlockLife { key, bytes, born, died: LIVE, origin, device });
         (number, born)
     }
 
