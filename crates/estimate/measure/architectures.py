@@ -42,8 +42,6 @@ MODELS = {
     "llama-4-4": (512, config("Llama4ForCausalLM", "llama4_text", num_local_experts=4, interleave_moe_layer_step=2, intermediate_size_mlp=4096, head_dim=64, **sizes(4, 1024, 16, 4, 2048, 32000))),
     "whisper-small": (128, config("WhisperForConditionalGeneration", "whisper", d_model=768, encoder_layers=12, decoder_layers=12, encoder_attention_heads=12, decoder_attention_heads=12, encoder_ffn_dim=3072, decoder_ffn_dim=3072)),
     "clip-vit-base-patch32": (77, config("CLIPModel", "clip", text_config={}, vision_config={})),
-    "stable-diffusion-1.5": (77, {"_class_name": "UNet2DConditionModel", "cross_attention_dim": 768, "attention_head_dim": 8, "sample_size": 64}),
-    "dit-xl-2-7": (0, {"_class_name": "DiTTransformer2DModel", "num_attention_heads": 16, "attention_head_dim": 72, "in_channels": 4, "out_channels": 8, "num_layers": 7, "sample_size": 32, "patch_size": 2, "num_embeds_ada_norm": 1000, "norm_type": "ada_norm_zero"}),
 }
 
 
@@ -60,19 +58,12 @@ def measure(row):
     fields, training = row["config"], row["mode"] != "inference"
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[row["dtype"]]
     torch.manual_seed(0)
-    if "_class_name" in fields:
-        import diffusers
-
-        kind = getattr(diffusers, fields["_class_name"])
-        with torch.device("cuda"):
-            model = kind.from_config(fields).to(dtype)
-    else:
-        kind = getattr(transformers, fields["architectures"][0])
-        settings = kind.config_class.from_dict(fields)
-        torch.set_default_dtype(dtype)
-        with torch.device("cuda"):
-            model = kind(settings)
-        torch.set_default_dtype(torch.float32)
+    kind = getattr(transformers, fields["architectures"][0])
+    settings = kind.config_class.from_dict(fields)
+    torch.set_default_dtype(dtype)
+    with torch.device("cuda"):
+        model = kind(settings)
+    torch.set_default_dtype(torch.float32)
     model.train(training)
     batch, length = row["batch"], row["length"]
 
@@ -80,22 +71,7 @@ def measure(row):
         return torch.randint(0, 1000, (batch, count), device="cuda")
 
     name = kind.__name__
-    target = None
-    if name == "UNet2DConditionModel":
-        given = {
-            "sample": torch.randn(batch, 4, 64, 64, device="cuda", dtype=dtype),
-            "timestep": torch.randint(0, 1000, (batch,), device="cuda"),
-            "encoder_hidden_states": torch.randn(batch, length, 768, device="cuda", dtype=dtype),
-        }
-        target = torch.randn(batch, 4, 64, 64, device="cuda", dtype=dtype) if training else None
-    elif name == "DiTTransformer2DModel":
-        given = {
-            "hidden_states": torch.randn(batch, 4, 32, 32, device="cuda", dtype=dtype),
-            "timestep": torch.randint(0, 1000, (batch,), device="cuda"),
-            "class_labels": torch.randint(0, 1000, (batch,), device="cuda"),
-        }
-        target = torch.randn(batch, 8, 32, 32, device="cuda", dtype=dtype) if training else None
-    elif name == "CLIPModel":
+    if name == "CLIPModel":
         given = {"pixel_values": torch.randn(batch, 3, 224, 224, device="cuda", dtype=dtype), "input_ids": tokens(length)}
         given |= {"return_loss": True} if training else {}
     elif name == "WhisperForConditionalGeneration":
@@ -122,9 +98,7 @@ def measure(row):
             optimizer.zero_grad(set_to_none=True)
         with torch.set_grad_enabled(training):
             output = model(**given)
-            if target is not None:
-                output = torch.nn.functional.mse_loss(output.sample, target)
-            elif training:
+            if training:
                 output = output.loss
         phase("forward")
         if training:
@@ -154,12 +128,8 @@ def main():
     import transformers
 
     transformers.logging.set_verbosity_error()
-    for fields in {row["config"]["architectures"][0] for row in chosen if "architectures" in row["config"]}:
+    for fields in {row["config"]["architectures"][0] for row in chosen}:
         getattr(transformers, fields)
-    try:
-        from diffusers import DiTTransformer2DModel, UNet2DConditionModel  # noqa: F401
-    except Exception as error:
-        print("no diffusers:", error)
     deadline, running = time.time() + args.seconds, []
     with open(args.out, "w") as file:
         header = {"torch": torch.__version__, "transformers": transformers.__version__, "driver": None}

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Writes the lines of `tests/modules.jsonl`: configurations, and what transformers and diffusers make of them. It needs no GPU, no network and
+"""Writes the lines of `tests/modules.jsonl`: configurations, and what transformers makes of them. It needs no GPU, no network and
 little memory: the models are built without values. Models of full size have their number of parameters; those with two layers the
 parameters of each module as well."""
 
 import json
 
-import diffusers
 import torch
 import transformers
 
@@ -98,14 +97,6 @@ def whisper(**fields):
 
 def clip(text, vision, **fields):
     return config("CLIPModel", "clip", text_config=text, vision_config=vision, **fields)
-
-
-def unet(**fields):
-    return {"_class_name": "UNet2DConditionModel", **fields}
-
-
-def dit(**fields):
-    return {"_class_name": "DiTTransformer2DModel", **fields}
 
 
 def sizes(layers, hidden, heads, key_value_heads, inner, vocabulary):
@@ -210,22 +201,6 @@ full |= {
         ),
         projection_dim=768,
     ),
-    "stable-diffusion-1.5": unet(cross_attention_dim=768, attention_head_dim=8, sample_size=64),
-    "stable-diffusion-2.1": unet(
-        cross_attention_dim=1024, attention_head_dim=[5, 10, 20, 20], use_linear_projection=True, sample_size=96,
-        upcast_attention=True,
-    ),
-    "stable-diffusion-xl": unet(
-        cross_attention_dim=2048, attention_head_dim=[5, 10, 20], use_linear_projection=True, sample_size=128,
-        block_out_channels=[320, 640, 1280], transformer_layers_per_block=[1, 2, 10], addition_embed_type="text_time",
-        addition_time_embed_dim=256, projection_class_embeddings_input_dim=2816,
-        down_block_types=["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
-        up_block_types=["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
-    ),
-    "dit-xl-2-256": dit(
-        num_attention_heads=16, attention_head_dim=72, in_channels=4, out_channels=8, num_layers=28, sample_size=32,
-        patch_size=2, num_embeds_ada_norm=1000, norm_type="ada_norm_zero",
-    ),
 }
 
 small = sizes(2, 64, 4, 2, 96, 50)
@@ -294,28 +269,10 @@ two_layers = {
         ),
         projection_dim=40,
     ),
-    "unet": unet(
-        block_out_channels=[32, 64], layers_per_block=1, down_block_types=["CrossAttnDownBlock2D", "DownBlock2D"],
-        up_block_types=["UpBlock2D", "CrossAttnUpBlock2D"], cross_attention_dim=24, attention_head_dim=4, sample_size=16,
-        norm_num_groups=8,
-    ),
-    "unet, linear": unet(
-        block_out_channels=[32, 64], layers_per_block=2, down_block_types=["DownBlock2D", "CrossAttnDownBlock2D"],
-        up_block_types=["CrossAttnUpBlock2D", "UpBlock2D"], cross_attention_dim=24, attention_head_dim=[2, 4],
-        sample_size=16, norm_num_groups=8, use_linear_projection=True, transformer_layers_per_block=[1, 2],
-        addition_embed_type="text_time", addition_time_embed_dim=8, projection_class_embeddings_input_dim=72,
-    ),
-    "dit": dit(
-        num_attention_heads=4, attention_head_dim=16, in_channels=3, out_channels=6, num_layers=2, sample_size=16,
-        patch_size=2, num_embeds_ada_norm=10, norm_type="ada_norm_zero",
-    ),
 }
 
 
 def build(fields):
-    if "_class_name" in fields:
-        kind = getattr(diffusers, fields["_class_name"])
-        return kind.from_config(fields)
     name = fields["architectures"][0]
     fields = json.loads(json.dumps(fields))
     kind = getattr(transformers, name)
@@ -332,7 +289,7 @@ def modules(model):
 
 
 def main():
-    print(json.dumps({"torch": torch.__version__, "transformers": transformers.__version__, "diffusers": diffusers.__version__}))
+    print(json.dumps({"torch": torch.__version__, "transformers": transformers.__version__}))
     with torch.device("meta"):
         for models, has_modules in [(full, False), (two_layers, True)]:
             for name, fields in models.items():

@@ -195,7 +195,7 @@ fn estimates_of_architectures_agree_with_an_h200() {
         assert!(error.abs() <= allowed(&name), "{name}: {error:+.2} %");
         count += 1;
     }
-    assert_eq!(count, 60, "rows; those of diffusers were not measured");
+    assert_eq!(count, 60);
 }
 
 /// Tests the models that `measure/bytes.py models` counted.

@@ -1,4 +1,4 @@
-//! Checks that models from configurations have the same modules as in transformers and diffusers. `measure/modules.py` wrote
+//! Checks that models from configurations have the same modules as in transformers. `measure/modules.py` wrote
 //! `modules.jsonl`: the versions, then a configuration in each line, and the parameters of each module of the library's model.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ fn lines() -> impl Iterator<Item = Value> {
 }
 
 #[test]
-fn models_have_the_modules_of_the_libraries() {
+fn models_have_the_modules_of_transformers() {
     let mut count = 0;
     for line in lines() {
         let name = line["name"].as_str().unwrap();

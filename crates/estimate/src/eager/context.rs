@@ -53,14 +53,6 @@ impl Eager {
         tensor.ok_or_else(|| self.error(Kind::Invalid(format!("no layer before it leaves `{slot}`"))))
     }
 
-    /// Takes the last tensor that was left with this name.
-    pub(crate) fn take_left(&self, slot: &str) -> Result<Tensor, Error> {
-        let tensor = self.left(slot)?;
-        let removed = self.context.borrow_mut().slots.get_mut(slot).and_then(Vec::pop);
-        drop(removed);
-        Ok(tensor)
-    }
-
     /// Drops all tensors that were left with this name.
     pub(crate) fn release(&self, slot: &str) {
         let freed = self.context.borrow_mut().slots.remove(slot);

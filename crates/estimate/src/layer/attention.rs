@@ -36,15 +36,9 @@ pub struct Attention {
     /// True if the projection of keys has no bias.
     #[serde(default)]
     pub no_key_bias: bool,
-    /// True if the projections of queries, keys and values have no bias.
-    #[serde(default)]
-    pub no_input_bias: bool,
     /// Where cross attention gets keys and values: `encoder`, or the name of a tensor that an earlier layer has left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reads: Option<String>,
-    /// The size of a token of that source; 0 for the same as `size`.
-    #[serde(default)]
-    pub source_size: u64,
     /// True if queries are scaled by a separate operation, and the heads of queries, keys and values are copied.
     #[serde(default)]
     pub copies_heads: bool,
@@ -164,12 +158,7 @@ impl Attention {
         if self.head_size == 0 { self.size.checked_div(self.heads).unwrap_or(0) } else { self.head_size }
     }
 
-    /// Returns the size of the tokens that keys and values are computed from.
-    pub(super) fn source_size(&self) -> u64 {
-        if self.source_size == 0 { self.size } else { self.source_size }
-    }
-
-    /// Returns the number of elements of a head that are rotated.
+    /// Returns how many elements of a head are rotated.
     pub(super) fn rotated(&self) -> u64 {
         if self.rotated == 0 { self.head_size() } else { self.rotated }
     }
@@ -188,8 +177,8 @@ impl Attention {
         let Some(widths) = self.widths() else { return Err(eager.error(Kind::TooLarge)) };
         let read = self.reads.as_deref().map(|slot| eager.left(slot)).transpose()?;
         let source = read.as_ref().unwrap_or(input);
-        if source.shape.rank() != 3 || source.shape.last() != self.source_size() || source.shape[0] != batch {
-            return Err(eager.mismatch(format!("({batch}, …, {})", self.source_size()), source));
+        if source.shape.rank() != 3 || source.shape.last() != self.size || source.shape[0] != batch {
+            return Err(eager.mismatch(format!("({batch}, …, {})", self.size), source));
         }
         let in_heads = |tensor: &Tensor, width: u64| {
             let heads = width.checked_div(head_size).unwrap_or(0);

@@ -79,10 +79,7 @@ impl Building<'_> {
             | Layer::Branches { layers }
             | Layer::Product { layers }
             | Layer::Idle { layers }
-            | Layer::AsTokens { layers }
-            | Layer::Derive { layers, .. }
-            | Layer::Provide { layers, .. }
-            | Layer::AddLeft { layers, .. } => children = self.all(&std::mem::take(layers))?,
+            | Layer::Provide { layers, .. } => children = self.all(&std::mem::take(layers))?,
             Layer::Residual { layers, shortcut: other, .. } => {
                 children = self.all(&std::mem::take(layers))?;
                 shortcut = self.all(&std::mem::take(other))?;
@@ -114,14 +111,6 @@ impl Building<'_> {
                 }
                 // This buffer counts the batches.
                 self.eager.add_buffer(&Shape::default(), Dtype::I64)?;
-            }
-            Layer::GroupNorm { groups, channels } => {
-                if channels.checked_rem(*groups) != Some(0) {
-                    let what =
-                        format!("{} cannot be split into {groups} groups", counted(*channels, "channel", "channels"));
-                    return Err(self.eager.error(Kind::Invalid(what)));
-                }
-                parameters = vec![self.add([*channels])?, self.add([*channels])?];
             }
             Layer::Similarity { .. } => {
                 parameters = vec![self.eager.add_parameter(&Shape::default(), self.types.others, true)?];
@@ -190,7 +179,6 @@ impl Building<'_> {
         match kind {
             PositionKind::Trained => self.eager.add_parameter(shape, self.types.others, true),
             PositionKind::Fixed => self.eager.add_parameter(shape, self.types.others, false),
-            PositionKind::Buffer => self.eager.add_buffer(shape, Dtype::F32),
         }
     }
 
@@ -219,8 +207,7 @@ impl Building<'_> {
     }
 
     fn attention(&mut self, attention: &Attention) -> Result<Vec<Rc<Built>>, Error> {
-        let Attention { size, heads, no_output_bias, is_joined, .. } = *attention;
-        let no_bias = attention.no_bias || attention.no_input_bias;
+        let Attention { size, heads, no_bias, no_output_bias, is_joined, .. } = *attention;
         let repeats = heads.checked_rem(attention.key_value_heads());
         if attention.head_size() == 0 || repeats != Some(0) {
             let what = format!(
@@ -248,14 +235,13 @@ impl Building<'_> {
             let sum = queries.checked_add(keys).and_then(|sum| sum.checked_add(values));
             vec![linear(joined, size, sum.ok_or_else(|| self.eager.error(Kind::TooLarge))?, no_bias)]
         } else {
-            let source = attention.source_size();
             vec![
                 linear(q, size, queries, no_bias),
-                linear(k, source, keys, no_bias || attention.no_key_bias),
-                linear(v, source, values, no_bias),
+                linear(k, size, keys, no_bias || attention.no_key_bias),
+                linear(v, size, values, no_bias),
             ]
         };
-        layers.push(linear(output, queries, size, attention.no_bias || no_output_bias));
+        layers.push(linear(output, queries, size, no_bias || no_output_bias));
         if let Some(norm) = attention.norm.layer(attention.head_size()) {
             layers.extend([norm.clone().named(q_norm.as_str()), norm.named(k_norm.as_str())]);
         }

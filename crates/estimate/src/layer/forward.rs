@@ -132,9 +132,7 @@ impl Built {
                 Ok(eager.view(&first, &Shape::from([batch, size])))
             }
             Layer::BatchNorm { .. } => eager.batch_norm(input, &self.parameter(eager, 0), &self.parameter(eager, 1)),
-            Layer::LayerNorm { .. } => {
-                eager.layer_norm(input, Some([&self.parameter(eager, 0), &self.parameter(eager, 1)]))
-            }
+            Layer::LayerNorm { .. } => eager.layer_norm(input, &self.parameter(eager, 0), &self.parameter(eager, 1)),
             Layer::RmsNorm { .. } => eager.rms_norm_written_out(input, &self.parameter(eager, 0)),
             Layer::GemmaNorm { .. } => eager.gemma_norm(input, &self.parameter(eager, 0)),
             Layer::SoftCap => soft_capped(eager, input.clone()),
@@ -166,27 +164,10 @@ impl Built {
                 self.gated_mlp(eager, input, *function, is_joined.then_some(*hidden))
             }
             Layer::Experts(experts) => experts.forward(self, eager, input),
-            Layer::Normalize => eager.layer_norm(input, None),
-            Layer::GroupNorm { groups, .. } => {
-                eager.group_norm(input, *groups, [&self.parameter(eager, 0), &self.parameter(eager, 1)])
-            }
-            Layer::Upsample { factor } => eager.upsample(input, *factor),
-            Layer::GatedSplit { function } => {
-                let [half, gate] = eager.split_last(input, [input.shape.last() / 2; 2])?;
-                eager.multiply(&half, &activate(eager, *function, false, &gate)?)
-            }
-            Layer::AsRows
-            | Layer::AsTokens { .. }
-            | Layer::ImageFromPatches { .. }
-            | Layer::Positions { .. }
+            Layer::Positions { .. }
             | Layer::Leave { .. }
-            | Layer::Derive { .. }
             | Layer::Provide { .. }
-            | Layer::Join { .. }
             | Layer::Release { .. }
-            | Layer::AddLeft { .. }
-            | Layer::ScaleByLeft { .. }
-            | Layer::Modulate { .. }
             | Layer::Similarity { .. } => self.connected(eager, input),
         }
     }

@@ -200,39 +200,6 @@ pub enum Layer {
     },
     /// A mixture of experts.
     Experts(Experts),
-    /// Layer norm over the last dimension, without weights.
-    Normalize,
-    /// Group norm over the channels of an image.
-    GroupNorm {
-        /// The number of groups of channels.
-        groups: u64,
-        /// The channels.
-        channels: u64,
-    },
-    /// An image enlarged by this factor; each new element is a copy of the nearest old one.
-    Upsample {
-        /// The factor.
-        factor: u64,
-    },
-    /// The first half of the last dimension times the function of the second half.
-    GatedSplit {
-        /// The function.
-        function: Function,
-    },
-    /// Layers that read the pixels of an image as tokens, (n, h * w, c), and whose output becomes an image again.
-    AsTokens {
-        /// The layers.
-        layers: Vec<Named>,
-    },
-    /// The pixels of an image as tokens: a view.
-    AsRows,
-    /// An image assembled from tokens that are square patches of it.
-    ImageFromPatches {
-        /// The channels of the image.
-        channels: u64,
-        /// The height and width of a patch.
-        patch: u64,
-    },
     /// Adds a row of a table to each token, by its position.
     Positions {
         /// The rows of the table.
@@ -247,15 +214,6 @@ pub enum Layer {
     Leave {
         /// The name with which it is left.
         slot: String,
-    },
-    /// Passes the input on, runs layers on a tensor that was left, and leaves their output.
-    Derive {
-        /// The name of the tensor that the layers read.
-        from: String,
-        /// The name of their output. An earlier tensor with this name is dropped.
-        slot: String,
-        /// The layers.
-        layers: Vec<Named>,
     },
     /// A second input of the model. Passes the layer's own input on, runs layers on the new tensor, and leaves their
     /// output.
@@ -274,42 +232,12 @@ pub enum Layer {
         #[serde(default)]
         layers: Vec<Named>,
     },
-    /// Joins the channels of the input and of the last tensor that was left. That tensor is then left with another name
-    /// instead.
-    Join {
-        /// Its name.
-        slot: String,
-        /// The other name.
-        #[serde(default)]
-        joined: String,
-    },
     /// Drops all tensors that were left with a name.
     Release {
         /// The name.
         slot: String,
     },
-    /// Runs layers on a tensor that was left, and adds their output to the input, for all pixels or tokens.
-    AddLeft {
-        /// Its name.
-        slot: String,
-        /// The layers.
-        layers: Vec<Named>,
-    },
-    /// Multiplies the tokens of each sequence by a vector that was left.
-    ScaleByLeft {
-        /// The name of the tensor, which contains `parts` vectors side by side.
-        slot: String,
-        /// The number of vectors.
-        parts: u64,
-    },
-    /// Multiplies the tokens of each sequence by `1 + scale` and adds a shift. Both are vectors that were left.
-    Modulate {
-        /// The name of the tensor, which contains `parts` vectors side by side.
-        slot: String,
-        /// The number of vectors.
-        parts: u64,
-    },
-    /// Multiplies normalized vectors by those that were left, and by a parameter.
+    /// Multiplies normalized vectors with those that were left, and with a parameter.
     Similarity {
         /// Their name.
         slot: String,
@@ -326,8 +254,6 @@ pub enum PositionKind {
     Trained,
     /// A parameter without a gradient.
     Fixed,
-    /// Numbers in `f32` that are not a parameter.
-    Buffer,
 }
 
 /// An operation on each element.

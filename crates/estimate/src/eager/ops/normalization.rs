@@ -10,15 +10,12 @@ use crate::{
 
 impl Eager {
     /// Runs `layer_norm` over the last dimension. The input is kept, and a mean and a deviation in `f32` for each row.
-    pub(crate) fn layer_norm(&self, input: &Tensor, affine: Option<[&Tensor; 2]>) -> Result<Tensor, Error> {
+    pub(crate) fn layer_norm(&self, input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor, Error> {
         let input = self.contiguous(&self.raised(input)?)?;
-        if let Some([weight, _]) = affine
-            && weight.shape.last() != input.shape.last()
-        {
+        if weight.shape.last() != input.shape.last() {
             return Err(self.mismatch(input.shape.with_last(weight.shape.last()).to_string(), &input));
         }
-        let mut all = vec![&input];
-        all.extend(affine.into_iter().flatten());
+        let all = [&input, weight, bias];
         let mut saved = self.save_all(&all, [&input])?;
         let output = self.output(&input.shape, input.dtype)?;
         let rows = input.shape.with_last(1);

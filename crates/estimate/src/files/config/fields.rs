@@ -9,9 +9,9 @@ use crate::{
     layer::Function,
 };
 
-/// The maximum number of blocks, which no known model reaches. Each block is run, because the allocator's free blocks
-/// differ from one to the next. Without a limit, a short file could therefore take any amount of time and memory.
-pub(super) const MOST_BLOCKS: u64 = 1024;
+/// The largest number of blocks, which no known model reaches. Each block is run, because the allocator's free blocks
+/// differ from one to the next. Without a limit, a short file could therefore take any time and memory.
+const MOST_BLOCKS: u64 = 1024;
 
 /// The integers that a configuration leaves out, with the default values of the Python class.
 pub(crate) type Assumed = BTreeMap<String, u64>;
@@ -145,7 +145,7 @@ impl<'a> Fields<'a> {
     pub(super) fn function(self, key: &str, default: &'a str) -> Result<Function, Error> {
         Ok(match self.text(key, default)? {
             "silu" | "swish" => Function::Silu,
-            "gelu" | "gelu_pytorch_tanh" | "gelu-approximate" => Function::Gelu,
+            "gelu" | "gelu_pytorch_tanh" => Function::Gelu,
             "gelu_new" => Function::GeluWrittenOut,
             "quick_gelu" => Function::QuickGelu,
             "relu" => Function::Relu,

@@ -1,8 +1,7 @@
-//! Hugging Face's `config.json`. Each architecture is built as the Python code of transformers and diffusers builds it,
-//! with the same module names. An unknown setting that changes the layers is an error.
+//! Hugging Face's `config.json`. Each architecture is built as the Python code of transformers builds it, with the same
+//! module names. An unknown setting that changes the layers is an error.
 
 mod decoders;
-mod diffusion;
 mod encoder_decoder;
 mod encoders;
 mod fields;
@@ -42,10 +41,6 @@ const ARCHITECTURES: &[(&str, &str, Build)] = &[
     ("CLIPModel", "clip", encoders::clip),
     ("T5ForConditionalGeneration", "t5", encoder_decoder::t5),
     ("WhisperForConditionalGeneration", "whisper", encoder_decoder::whisper),
-    ("UNet2DConditionModel", "unet_2d_condition", diffusion::unet),
-    ("DiTTransformer2DModel", "dit_transformer_2d", diffusion::dit),
-    // An earlier name of the class.
-    ("Transformer2DModel", "transformer_2d", diffusion::old_dit),
 ];
 
 /// The next step in an error message: the supported files.
@@ -107,6 +102,7 @@ impl Model {
     fn build(fields: &Value, length: u64, assumed: &RefCell<Assumed>) -> Result<Self, Error> {
         check(fields)?;
         let name = |value: &Value| value.as_str().map(str::to_owned);
+        // The models of diffusers, none of which is known, have their name in another field.
         let class = name(&fields["architectures"][0]).or_else(|| name(&fields["_class_name"]));
         let kind = name(&fields["model_type"]);
         let found = match (&class, &kind) {
