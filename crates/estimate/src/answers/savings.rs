@@ -121,7 +121,7 @@ impl Step {
         add(is_whole, &format!("QLoRA, rank {RANK}"), qlora);
         let is_whole = !is_training && self.quantized.is_none() && !self.parameters.is_only_stored();
         add(is_whole, "weights in 4 bits", Self { quantized: quantized(), ..same() });
-        let is_alone = is_training && self.data_parallel.is_none() && self.tensor_parallel < 2;
+        let is_alone = is_training && self.data_parallel.is_none();
         let stages = [DataParallelKind::Zero1, DataParallelKind::Zero2, DataParallelKind::Zero3];
         for (stage, kind) in (1..).zip(stages) {
             let data_parallel = Some(DataParallel { kind, ranks: RANKS, gathered: None });

@@ -13,7 +13,6 @@ mod parameters;
 mod segments;
 mod sharding;
 mod tensor;
-mod vocabulary;
 mod workspace;
 
 use std::{

@@ -1,7 +1,5 @@
 //! A step of inference or training, as events.
 
-mod tensor_parallel;
-
 use std::{fmt, io, path::Path, rc::Rc};
 
 use gpumem_core::model::Bytes;
@@ -77,11 +75,6 @@ pub struct Step {
     pub quantized: Option<Quantized>,
     /// Several GPUs, each with its own batch. The estimate is for one of them.
     pub data_parallel: Option<DataParallel>,
-    /// The number of GPUs that share each layer, split as in Megatron-LM: attention by heads, an MLP by the size
-    /// between its layers, and the vocabulary by tokens. The estimate, including its parameters, is for one of them.
-    /// Each of them may be one of several in [`data_parallel`](Self::data_parallel). 1 if one GPU has everything. Small
-    /// integer tensors that list the tokens of a GPU are not counted.
-    pub tensor_parallel: u64,
     /// Autocast to this type.
     pub autocast: Option<Dtype>,
     /// The layers that the backward pass runs again.
@@ -115,7 +108,6 @@ impl Default for Step {
             adapters: None,
             quantized: None,
             data_parallel: None,
-            tensor_parallel: 1,
             autocast: None,
             checkpointing: Checkpointing::Off,
             allocator: AllocatorKind::PyTorch,
@@ -286,13 +278,6 @@ impl Step {
         model: &Model,
     ) -> Result<(Estimate, u64), Error> {
         self.check()?;
-        let part;
-        let model = if self.tensor_parallel > 1 {
-            part = tensor_parallel::of_one_rank(model, self.tensor_parallel)?;
-            &part
-        } else {
-            model
-        };
         let (cublas, multiprocessors) = (self.cublas_workspace, self.multiprocessors);
         let prefers_flash_attention = self.flash_attention;
         let libraries = Libraries { cublas, multiprocessors, prefers_flash_attention, convolutions_take_most };
@@ -349,8 +334,8 @@ impl Step {
     /// Returns an error if settings contradict each other or are not supported.
     fn check(&self) -> Result<(), Error> {
         let is_training = self.optimizer.is_some();
-        let wrong = if self.batch == 0 || self.micro_batches == 0 || self.tensor_parallel == 0 {
-            "the batch, the number of passes (`micro_batches`) and of GPUs (`tensor_parallel`) are 1 or more"
+        let wrong = if self.batch == 0 || self.micro_batches == 0 {
+            "the batch and the number of passes (`micro_batches`) are 1 or more"
         } else if is_training && !is_wide(self.parameters) && self.parameters != Dtype::F64 {
             "parameters of this type have no gradients; training needs f16, bf16, f32 or f64"
         } else if !self.parameters.is_float() && !self.parameters.is_only_stored() {
@@ -389,8 +374,6 @@ impl Step {
             "weights in 4 bits are multiplied as f16, bf16 or f32"
         } else if !is_training && self.checkpointing != Checkpointing::Off {
             "checkpointing needs a backward pass, which inference has not"
-        } else if self.tensor_parallel > 1 && (self.adapters.is_some() || self.quantized.is_some()) {
-            "adapters and weights in 4 bits are not modelled with tensor parallelism"
         } else if let Some(wrong) = self.data_parallel.and_then(|parallel| self.wrong_parallel(parallel)) {
             wrong
         } else {
@@ -489,7 +472,7 @@ impl Step {
                             None => (None, run_model(layers, eager, input)?),
                         };
                         let Some(labels) = labels else { return Ok(output) };
-                        let loss = self.loss(eager, model.loss, &output, labels)?;
+                        let loss = Self::loss(eager, model.loss, &output, labels)?;
                         drop((hidden, output));
                         Ok(loss)
                     })?;
@@ -518,14 +501,8 @@ impl Step {
         Ok(())
     }
 
-    fn loss(&self, eager: &Eager, loss: Loss, output: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
-        let has_part = self.tensor_parallel > 1;
+    fn loss(eager: &Eager, loss: Loss, output: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
         match loss {
-            Loss::NextToken if has_part => {
-                let labels = eager.shifted_labels(labels)?;
-                eager.cross_entropy_of_part(output, &labels)
-            }
-            Loss::Token if has_part => eager.cross_entropy_of_part(output, labels),
             Loss::CrossEntropy | Loss::Token => eager.cross_entropy(output, labels),
             Loss::MeanSquares => eager.mean_squares(output),
             Loss::NextToken => {
