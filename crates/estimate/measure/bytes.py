@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts the bytes of PyTorch's tensors in small steps, on a CPU. It prints the figures that `checkpointing.rs`, `adapters.rs`,
+"""Counts the bytes of PyTorch's tensors in small steps, on a CPU. It prints the figures that `adapters.rs`,
 `decode.rs`, `optimizers.rs` and `parallel.rs` of `tests/counted` expect.
 
     python3 bytes.py
@@ -92,27 +92,6 @@ def sgd(parameters):
 
 def alone():
     cross_entropy = torch.nn.functional.cross_entropy
-    from torch.utils.checkpoint import checkpoint, checkpoint_sequential
-
-    x, y = torch.randn(1000, 50), torch.randint(0, 50, (1000,))
-    model = torch.nn.Sequential(*[torch.nn.Linear(50, 50, bias=False) for _ in range(16)])
-
-    def every(length):
-        hidden = x
-        for at in range(0, 16, length):
-            hidden = checkpoint(model[at : at + length], hidden, use_reentrant=False)
-        return hidden
-
-    ways = {
-        "off": lambda: model(x),
-        "segments 4": lambda: checkpoint_sequential(model, 4, x, use_reentrant=False),
-        "every 4": lambda: every(4),
-        "every 5": lambda: every(5),
-    }
-    for name, way in ways.items():
-        found = phases(lambda: cross_entropy(way(), y), list(model.parameters()), [x, y], sgd, count=1)
-        print(f"checkpointing {name}: forward and backward", found[:2])
-
     x, y = torch.randn(8, 100), torch.randint(0, 50, (8,))
 
     def small():

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures steps that `measure.py` has not: generation, accumulation, other optimizers, adapters, checkpointing of groups, and
-several GPUs. docs/ESTIMATE.md says what for.
+"""Measures steps that `measure.py` has not: generation, accumulation, other optimizers, adapters, checkpointing, and several
+GPUs. docs/ESTIMATE.md says what for.
 
     python3 steps.py --out steps.jsonl                      all rows: four minutes on two GPUs; rows of several GPUs need two
     python3 steps.py --rows 'lora' --out steps.jsonl        the rows whose names match
@@ -63,10 +63,6 @@ def rows():
     checkpointed = {"parameters": "bf16", "adapters": everything, "checkpointing": "blocks"}
     yield row("lora/llama-1b/bf16/all/blocks", "llama-1b", 8, optimizer="adam", **checkpointed)
     yield row("lora/llama-1b/autocast", "llama-1b", 8, optimizer="adam", autocast="bf16", adapters=attention)
-    yield row("every/gpt2/4", "gpt2", 8, optimizer="sgd", checkpointing={"every": 4})
-    yield row("every/gpt2/5", "gpt2", 32, optimizer="sgd", checkpointing={"every": 5})
-    yield row("square_root/vgg19", "vgg19", 32, optimizer="sgd", checkpointing="square_root")
-    yield row("segments/vgg19/2", "vgg19", 32, optimizer="sgd", checkpointing={"segments": 2})
 
     def parallel(kind, **more):
         return {"kind": kind, "ranks": 2} | more
@@ -112,42 +108,6 @@ def add_adapters(model, lora):
         if last in lora["targets"] and isinstance(module, torch.nn.Linear):
             parent = model.get_submodule(name.rsplit(".", 1)[0])
             setattr(parent, last, Adapted(module, lora["rank"], lora.get("dropout", 0.0)))
-
-
-def checkpoint_groups(name, model, checkpointing):
-    """Groups of blocks that run again together, or `checkpoint_sequential`."""
-    import torch
-    from torch.utils.checkpoint import checkpoint, checkpoint_sequential
-
-    class Group(torch.nn.Module):
-        def __init__(self, blocks):
-            super().__init__()
-            self.blocks = torch.nn.ModuleList(blocks)
-
-        def run(self, hidden, *args, **kwargs):
-            for block in self.blocks:
-                hidden = block(hidden, *args, **kwargs)
-                hidden = hidden[0] if isinstance(hidden, tuple) else hidden
-            return hidden
-
-        def forward(self, hidden, *args, **kwargs):
-            return checkpoint(self.run, hidden, *args, use_reentrant=False, **kwargs)
-
-    class Segments(torch.nn.Module):
-        def __init__(self, layers, count):
-            super().__init__()
-            self.layers, self.count = layers, count
-
-        def forward(self, x):
-            return checkpoint_sequential(self.layers, self.count, x, use_reentrant=False)
-
-    if name == "vgg19":
-        count = 7 if checkpointing == "square_root" else checkpointing["segments"]
-        model.features = Segments(model.features, count)
-    else:
-        blocks, length = list(model.transformer.h), checkpointing["every"]
-        groups = [Group(blocks[at : at + length]) for at in range(0, len(blocks), length)]
-        model.transformer.h = torch.nn.ModuleList(groups)
 
 
 def lion(parameters):
@@ -259,11 +219,8 @@ def run(row):
         model = model.to(torch.bfloat16)
     if step.get("adapters"):
         add_adapters(model, step["adapters"])
-    checkpointing = step.get("checkpointing")
-    if checkpointing == "blocks":
+    if step.get("checkpointing"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    elif checkpointing:
-        checkpoint_groups(name, model, checkpointing)
     model.train(training)
     plain = model = model.to(device)
     model = distribute(model, step)

@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Kind},
     estimate::{ConvolutionWorkspace, Estimate, PhasePeak},
     files,
-    layer::{Built, build, run_all, run_model, segments},
+    layer::{Built, build, run_all, run_model},
     memory::Memory,
     model::{Loss, Model},
     settings::{Checkpointing, DataParallel, DataParallelKind, Decode, Lora, Quantized},
@@ -291,8 +291,12 @@ impl Step {
         eager.make_buckets()?;
         memory.close();
         eager.check_adapters()?;
-        if self.checkpointing != Checkpointing::Off {
-            eager.set_segments(segments(&self.checkpointing, &layers)?);
+        if self.checkpointing == Checkpointing::Blocks {
+            if !layers.iter().any(|layer| layer.has_block()) {
+                let what = "the model has no blocks that checkpointing could run again".to_owned();
+                return Err(Kind::Invalid(what).into());
+            }
+            eager.checkpoints_blocks.set(true);
         }
         let (parameters, parameter_bytes) = eager.count_parameters();
         memory.open("input");
@@ -418,10 +422,6 @@ impl Step {
                 has_shards && self.optimizer == Some(Optimizer::Adafactor),
                 "Adafactor adds up rows and columns of whole parameters, which is not modelled with shards of them",
             ),
-            (
-                has_shards && !matches!(self.checkpointing, Checkpointing::Off | Checkpointing::Blocks),
-                "with shards of parameters, checkpointing is modelled for blocks alone, which are gathered one by one",
-            ),
         ];
         choices.into_iter().find(|(is_wrong, _)| *is_wrong).map(|(_, why)| why)
     }
@@ -462,7 +462,7 @@ impl Step {
                 eager.with_autocast(self.autocast, || {
                     let result = eager.in_group(ROOT, input, |input| {
                         // In transformers, a variable holds the input of the head until the loss exists.
-                        let has_head = model.loss != Loss::CrossEntropy && !eager.groups_whole_model();
+                        let has_head = model.loss != Loss::CrossEntropy;
                         let (hidden, output) = match layers.split_last().filter(|_| has_head) {
                             Some((head, body)) => {
                                 let hidden = run_all(body, eager, input)?;

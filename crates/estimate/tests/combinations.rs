@@ -16,7 +16,7 @@ impl Digits {
 }
 
 /// The number of steps.
-const ALL: usize = 6 * 2 * 2 * 2 * 6 * 2 * 2 * 7 * 2 * 3;
+const ALL: usize = 6 * 2 * 2 * 2 * 2 * 2 * 2 * 7 * 2 * 3;
 
 fn step(number: usize) -> Step {
     let mut digits = Digits(number);
@@ -28,14 +28,6 @@ fn step(number: usize) -> Step {
         Some(Optimizer::Adafactor),
         Some(Optimizer::Lion),
         Some(Optimizer::Adam8bit),
-    ];
-    let checkpointing = [
-        Checkpointing::Off,
-        Checkpointing::Blocks,
-        Checkpointing::Every(2),
-        Checkpointing::Segments(2),
-        Checkpointing::SquareRoot,
-        Checkpointing::Layers(["mlp"].into()),
     ];
     let data_parallel = [
         None,
@@ -54,7 +46,7 @@ fn step(number: usize) -> Step {
         parameters: digits.pick(&[Dtype::F32, Dtype::Bf16]),
         master_weights: digits.pick(&[false, true]),
         autocast: digits.pick(&[None, Some(Dtype::Bf16)]),
-        checkpointing: digits.pick(&checkpointing),
+        checkpointing: digits.pick(&[Checkpointing::Off, Checkpointing::Blocks]),
         adapters: digits.pick(&[None, Some(lora)]),
         quantized: digits.pick(&[None, Some(Quantized::default())]),
         data_parallel: digits.pick(&data_parallel),
@@ -70,8 +62,8 @@ fn parts_add_up_or_an_error_says_why() {
         "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}"#;
     let model = Model::from_config(config, 16).unwrap();
     let (mut estimates, mut reasons) = (0, Vec::new());
-    // Every 31st step is tested. 31 is prime and divides no number of choices, so all choices meet.
-    for number in (0..ALL).step_by(31) {
+    // Every 11th step is tested. 11 is prime and divides no number of choices, so all choices meet.
+    for number in (0..ALL).step_by(11) {
         let step = step(number);
         let estimate = match step.estimate(&model) {
             Ok(estimate) => estimate,
@@ -92,7 +84,7 @@ fn parts_add_up_or_an_error_says_why() {
     reasons.sort();
     reasons.dedup();
     // There are as many reasons as senseless pairs among these choices. No reason names a layer.
-    assert!(estimates > 60 && reasons.len() >= 15, "{estimates} estimates, {reasons:#?}");
+    assert!(estimates > 60 && reasons.len() >= 14, "{estimates} estimates, {reasons:#?}");
     assert!(reasons.iter().all(|reason| !reason.starts_with("layer `")), "{reasons:#?}");
 }
 
@@ -135,7 +127,7 @@ fn the_documented_step_is_read() {
     let section = page.split("## The steps").nth(1).unwrap();
     let json = section.split("```json").nth(1).unwrap().split("```").next().unwrap();
     let step: Step = serde_json::from_str(json).unwrap();
-    assert_eq!((step.batch, step.micro_batches, step.checkpointing.clone()), (4, 8, Checkpointing::Blocks));
+    assert_eq!((step.batch, step.micro_batches, step.checkpointing), (4, 8, Checkpointing::Blocks));
     let estimate = step.estimate(&gpumem_estimate::models::llama_1b(16)).unwrap();
     assert!(estimate.peak.get() > 0);
 }

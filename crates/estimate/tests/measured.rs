@@ -143,12 +143,7 @@ fn estimates_of_steps_agree_with_an_h200() {
     for (name, (row, peak)) in &peaks {
         let step: Step = serde_json::from_value(row["step"].clone()).expect("a step");
         let estimate = step.estimate(&rows::build(text(row, "model"), &[]).expect("a model that `rows` knows"));
-        let Some(measured) = *peak else {
-            // PyTorch refuses this step, and so does the estimate.
-            assert!(text(row, "error").contains("modified by an inplace operation"), "{row}");
-            assert!(estimate.is_err(), "{name}");
-            continue;
-        };
+        let measured = peak.expect("it was measured");
         let estimate = estimate.expect("PyTorch runs it");
         let low = estimate.peak.get();
         // The memory of a step with convolutions is in a range.
@@ -160,7 +155,7 @@ fn estimates_of_steps_agree_with_an_h200() {
             wrong.push(format!("{name}: {low} to {high} instead of {measured}"));
         }
     }
-    assert_eq!((peaks.len(), near, wrong), (36, 35, Vec::new()));
+    assert_eq!((peaks.len(), near, wrong), (32, 32, Vec::new()));
 }
 
 /// Tests architectures of `config.json` that `measure/architectures.py` measured. The estimates that were made before

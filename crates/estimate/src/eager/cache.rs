@@ -18,7 +18,7 @@ impl Eager {
     /// Starts a pass over the next tokens. Its layers find the keys and values of earlier passes.
     pub(crate) fn begin_pass(&self) {
         self.cache.next.set(0);
-        self.free_shared(false);
+        self.free_shared();
     }
 
     /// Joins the keys and values of earlier tokens, (batch, heads, n, size), with new ones, like `Cache.update` of

@@ -10,7 +10,6 @@ mod context;
 mod ops;
 mod optimizer;
 mod parameters;
-mod segments;
 mod sharding;
 mod tensor;
 mod workspace;
@@ -31,7 +30,6 @@ pub(crate) use self::{
     context::Context,
     ops::{AttentionArguments, ConvArguments, PoolArguments},
     optimizer::OptimizerState,
-    segments::Segments,
     sharding::ROOT,
     tensor::{Edge, Tensor, channels_last_strides, contiguous_strides},
     workspace::Convolution,
@@ -64,8 +62,8 @@ pub(crate) struct Eager {
     autocast: Autocast,
     /// The checkpointed block that is running. `None` if there is none.
     checkpointing: RefCell<Option<BlockRun>>,
-    /// The layers that run again in the backward pass.
-    segments: RefCell<Option<Rc<Segments>>>,
+    /// True if each block runs again in the backward pass.
+    pub(crate) checkpoints_blocks: Cell<bool>,
     cache: Cache,
     adapters: Adapters,
     sharding: Sharding,
@@ -279,7 +277,7 @@ impl Eager {
             parameters: RefCell::default(),
             autocast: Autocast::default(),
             checkpointing: RefCell::default(),
-            segments: RefCell::default(),
+            checkpoints_blocks: Cell::new(false),
             cache: Cache::default(),
             adapters: Adapters::default(),
             sharding: Sharding::default(),
@@ -311,26 +309,11 @@ impl Eager {
 
     /// Drops the shared tensors when the model has computed its output. Blocks that run again keep the tensors that
     /// they read.
-    pub(crate) fn free_shared(&self, runs_again: bool) {
-        if !runs_again {
+    pub(crate) fn free_shared(&self) {
+        if !self.checkpoints_blocks.get() {
             let freed = std::mem::take(&mut *self.shared.borrow_mut());
             drop(freed);
         }
-    }
-
-    /// Sets the layers that run again in the backward pass.
-    pub(crate) fn set_segments(&self, segments: Segments) {
-        self.segments.replace(Some(Rc::new(segments)));
-    }
-
-    /// Returns whether checkpointing groups the outermost layers.
-    pub(crate) fn groups_whole_model(&self) -> bool {
-        self.segments.borrow().as_ref().is_some_and(|segments| segments.groups_at(""))
-    }
-
-    /// Returns the layers that run again in the backward pass; `None` if none do.
-    pub(crate) fn segments(&self) -> Option<Rc<Segments>> {
-        self.segments.borrow().clone()
     }
 
     pub(crate) fn error(&self, kind: Kind) -> Error {

@@ -25,7 +25,13 @@ pub(crate) struct Built {
 }
 
 impl Built {
-    /// Returns an inner layer, which `build` has created.
+    /// Returns whether the layer is a block or contains one.
+    pub(crate) fn has_block(&self) -> bool {
+        let inner = || self.children.iter().chain(&self.shortcut).any(|layer| layer.has_block());
+        matches!(self.kind, Layer::Block { .. }) || inner()
+    }
+
+    /// Returns an inner layer, which `build` has made.
     pub(super) fn child(&self, name: &str) -> &Rc<Self> {
         let child = self.children.iter().find(|child| child.name == name);
         child.expect("`build` makes all inner layers that `forward` names")

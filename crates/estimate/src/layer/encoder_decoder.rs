@@ -81,7 +81,7 @@ impl RelativeAttention {
         let bias = if self.is_cross {
             let zeros = eager.output(&Shape::from([1, self.heads, length, key_length]), queries.dtype)?;
             // Checkpointing needs an input with a gradient, so transformers gives the bias one.
-            if eager.segments().is_some_and(|segments| segments.blocks) { eager.leaf(zeros) } else { zeros }
+            if eager.checkpoints_blocks.get() { eager.leaf(zeros) } else { zeros }
         } else {
             let buckets = buckets(eager, &Shape::from([length, key_length]))?;
             let table = built.parameters.first().copied();

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::{Built, Conv, Function, Layer, Pool};
 use crate::{
     dtype::Dtype,
-    eager::{ConvArguments, Eager, PoolArguments, Segments, Tensor},
+    eager::{ConvArguments, Eager, PoolArguments, Tensor},
     error::{Error, Kind},
     shape::Shape,
 };
@@ -14,37 +14,18 @@ use crate::{
 pub(crate) fn run_model(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
     let output = run_all(layers, eager, input)?;
     eager.free_left();
-    eager.free_shared(eager.segments().is_some());
+    eager.free_shared();
     Ok(output)
 }
 
 /// Runs layers one after the other.
 pub(crate) fn run_all(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
-    let Some(groups) = eager.segments().filter(|segments| !segments.groups.is_empty()) else {
-        return run_each(layers, eager, input);
-    };
-    let Some(groups) = groups.groups.get(&eager.memory.path()) else { return run_each(layers, eager, input) };
-    let (mut current, mut rest) = (input.clone(), layers);
-    for (length, runs_again) in groups {
-        let (group, others) = rest.split_at(*length);
-        rest = others;
-        current = if *runs_again {
-            let group = group.to_vec();
-            eager.checkpoint(&current, move |eager, input| run_each(&group, eager, input))?
-        } else {
-            run_each(group, eager, &current)?
-        };
-    }
-    Ok(current)
-}
-
-fn run_each(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
     let mut current = input.clone();
     for (at, layer) in layers.iter().enumerate() {
         // This is the head, the outermost last layer. The earlier part of the model has returned, so the variables of
         // its function are gone.
         if at > 0 && at + 1 == layers.len() && eager.memory.layers().is_empty() {
-            eager.free_shared(eager.segments().is_some());
+            eager.free_shared();
         }
         current = match layer.kind {
             Layer::SoftCap => soft_capped(eager, current)?,
@@ -83,16 +64,11 @@ impl Built {
     }
 
     fn output(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
-        if eager.segments().is_some_and(|segments| self.runs_again(&segments, eager)) {
+        if eager.checkpoints_blocks.get() && matches!(self.kind, Layer::Block { .. }) {
             let layer = Rc::clone(self);
             return eager.checkpoint(input, move |eager, input| layer.output_once(eager, input));
         }
         self.output_once(eager, input)
-    }
-
-    fn runs_again(&self, segments: &Segments, eager: &Eager) -> bool {
-        let is_chosen = || segments.layers.contains(&eager.memory.path());
-        (segments.blocks && matches!(self.kind, Layer::Block { .. })) || (!segments.layers.is_empty() && is_chosen())
     }
 
     fn output_once(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {

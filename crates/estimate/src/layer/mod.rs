@@ -7,7 +7,6 @@ mod encoder_decoder;
 mod experts;
 mod forward;
 mod linear;
-mod segments;
 mod slots;
 
 use serde::{Deserialize, Serialize};
@@ -21,7 +20,6 @@ pub(crate) use self::{
     build::build,
     built::Built,
     forward::{run_all, run_model},
-    segments::segments,
 };
 
 /// A layer with its name.
