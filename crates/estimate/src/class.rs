@@ -46,11 +46,6 @@ impl Class {
         Self::Rounding,
     ];
 
-    /// Returns the class with this name in reports.
-    pub fn with_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|class| class.name() == name)
-    }
-
     /// Returns the name in reports.
     pub const fn name(self) -> &'static str {
         match self {

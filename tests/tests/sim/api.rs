@@ -38,8 +38,8 @@ fn types_go_from_thread_to_thread() {
 fn estimates_go_from_thread_to_thread() {
     use gpumem_estimate as e;
 
-    each!(data: e::AllocatorKind, e::Class, e::Comparison, e::Difference, e::Dtype, e::Error, e::Estimate, e::Layer);
-    each!(data: e::Measured, e::Model, e::Optimizer, e::Part, e::Savings, e::Shape, e::Step, e::Tensors);
+    each!(data: e::AllocatorKind, e::Class, e::Dtype, e::Error, e::Estimate, e::Layer);
+    each!(data: e::Model, e::Optimizer, e::Part, e::Savings, e::Shape, e::Step, e::Tensors);
 }
 
 /// A tracker writes to the output that the program gave it, so it is `Send` and not `Sync`. The thread that entered a scope has to leave

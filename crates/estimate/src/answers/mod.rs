@@ -1,13 +1,11 @@
-//! The results of an estimate: text, data, the savings of changes, and the difference from a measured run.
+//! The results of an estimate: text, data and what changes would save.
 
-mod compare;
 mod fit;
 mod json;
 mod savings;
 mod text;
 
 pub use self::{
-    compare::{ClassDifference, Comparison, Difference, Measured, PhaseDifference},
     fit::largest,
     savings::{Saving, Savings},
 };

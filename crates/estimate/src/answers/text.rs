@@ -3,7 +3,7 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    fmt::{self, Write},
+    fmt,
 };
 
 use gpumem_core::{
@@ -11,7 +11,7 @@ use gpumem_core::{
     model::Bytes,
 };
 
-use super::{ClassDifference, Comparison, Difference, PhaseDifference, Saving, Savings};
+use super::{Saving, Savings};
 use crate::{
     class::Class,
     estimate::{ConvolutionWorkspace, Estimate, OptimizerParts, Part},
@@ -30,7 +30,7 @@ fn sizes(rows: &[(String, Bytes)], amounts: Amounts) -> Table {
     table
 }
 
-gpumem_core::plain_display!(Comparison, Estimate, Savings, Tensors);
+gpumem_core::plain_display!(Estimate, Savings, Tensors);
 
 /// Writes the parts of the peak by class and by layer, and the peaks of the phases.
 impl Show for Estimate {
@@ -273,55 +273,6 @@ impl Show for Savings {
             ]);
             if let Some(why_not) = why_not {
                 table.note(1, why_not);
-            }
-        }
-        table.show(f, paint)
-    }
-}
-
-/// Writes one row for each value that both sides have.
-impl Show for Comparison {
-    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        let Self { peak, reserved, classes, phases } = self;
-        let mut rows: Vec<(usize, String, Difference)> = Vec::new();
-        rows.extend(peak.map(|difference| (0, "peak".to_owned(), difference)));
-        for ClassDifference { classes, difference } in classes {
-            let names: Vec<_> = classes.iter().map(|class| class.name()).collect();
-            let names = if names.is_empty() { "(no class of the estimate)".to_owned() } else { names.join(", ") };
-            rows.push((1, names, *difference));
-        }
-        rows.extend(reserved.map(|difference| (0, "the allocator has".to_owned(), difference)));
-        for PhaseDifference { phase, difference } in phases {
-            rows.push((0, format!("allocated in {phase}"), *difference));
-        }
-        if rows.is_empty() {
-            return f.write_str("nothing was measured that can be compared");
-        }
-        let all =
-            rows.iter().flat_map(|(_, _, difference)| [difference.estimated.signed(), difference.measured.signed()]);
-        let amounts = Amounts::of(all);
-        let mut table = Table::new()
-            .column("", Fit::LeftCutEnd)
-            .amounts("estimated", amounts)
-            .amounts("measured", amounts)
-            .amounts("error", amounts)
-            .column("%", Fit::Right);
-        for (depth, name, difference) in rows {
-            let error = difference.bytes();
-            let sign = if error > 0 { "+" } else { "" };
-            let role = if error > 0 { Role::More } else { Role::Less };
-            table.row([
-                Cell::nested(depth, &name),
-                amounts.show(difference.estimated.signed()).into(),
-                amounts.show(difference.measured.signed()).into(),
-                Cell::from(format!("{sign}{}", amounts.show(error))).role(role),
-                percent(error, difference.measured.signed()).into(),
-            ]);
-            if let (Some(most), Some(is_in)) = (difference.at_most, difference.is_in_range()) {
-                let mut note = String::new();
-                let _ = write!(note, "up to {most}: ");
-                note.push_str(if is_in { "what was measured is in the range" } else { "what was measured is outside" });
-                table.note(depth + 1, &note);
             }
         }
         table.show(f, paint)
