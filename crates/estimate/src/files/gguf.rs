@@ -1,4 +1,5 @@
-//! Reads the headers of GGUF files: the metadata and the list of tensors.
+//! Reads the headers of GGUF files: metadata and tensors. The data is not needed: a file that ends with its header is
+//! read as well.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -95,12 +96,12 @@ impl Gguf {
         Ok(first)
     }
 
-    /// Reads a header from another source, such as the first bytes of a file on a server. The file has `length` bytes.
+    /// Reads a header from another source, such as the first bytes of a file on a server.
     ///
     /// # Errors
-    /// Returns an error if reading fails, or if the header is damaged or longer than the file.
-    pub fn from_header(read: impl Read, length: u64) -> Result<Self, Error> {
-        let mut header = header(read, length).map_err(|what| refused(Path::new("GGUF"), what))?;
+    /// Returns an error if reading fails, or if the header is damaged.
+    pub fn from_header(read: impl Read) -> Result<Self, Error> {
+        let mut header = header(read).map_err(|what| refused(Path::new("GGUF"), what))?;
         header.tensors.all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(header)
     }
@@ -149,8 +150,7 @@ fn other_parts(path: &Path, count: u64) -> Result<Vec<TensorInfo>, Error> {
 }
 
 fn one_file(path: &Path) -> Result<Gguf, Error> {
-    let (file, length) = input::open(path)?;
-    header(BufReader::new(file), length).map_err(|what| refused(path, what))
+    header(BufReader::new(input::open(path)?)).map_err(|what| refused(path, what))
 }
 
 /// The description of an error in a header.
@@ -159,15 +159,9 @@ type Wrong = String;
 /// A header that is being read.
 struct Source<R> {
     read: io::Take<R>,
-    /// The length of the file.
-    file: u64,
 }
 
 impl<R: Read> Source<R> {
-    fn position(&self) -> u64 {
-        LONGEST_HEADER - self.read.limit()
-    }
-
     fn failed(&self, error: &io::Error) -> Wrong {
         match error.kind() {
             ErrorKind::UnexpectedEof if self.read.limit() == 0 => {
@@ -194,11 +188,10 @@ impl<R: Read> Source<R> {
         self.bytes().map(u64::from_le_bytes)
     }
 
-    /// Reads a length that fits into the rest of the header. `size` is the smallest size of an element.
+    /// Reads a length that fits into the rest of the longest header. `size` is the smallest size of an element.
     fn count(&mut self, size: u64, [one, many]: [&str; 2]) -> Result<u64, Wrong> {
         let count = self.u64()?;
-        let rest = self.read.limit().min(self.file.saturating_sub(self.position()));
-        if count.checked_mul(size).is_some_and(|bytes| bytes <= rest) {
+        if count.checked_mul(size).is_some_and(|bytes| bytes <= self.read.limit()) {
             Ok(count)
         } else {
             Err(format!("the header is too short for {}", counted(count, one, many)))
@@ -295,8 +288,7 @@ impl<R: Read> Source<R> {
         value.map(|value| (key.clone(), value)).map_err(|what| format!("key `{key}`: {what}"))
     }
 
-    /// Reads a tensor, and its offset in the data.
-    fn tensor(&mut self) -> Result<(TensorInfo, u64), Wrong> {
+    fn tensor(&mut self) -> Result<TensorInfo, Wrong> {
         let name = self.name()?;
         let of_tensor = |what: &dyn Display| format!("tensor `{name}`: {what}");
         let rank = self.u32()?;
@@ -317,14 +309,14 @@ impl<R: Read> Source<R> {
         let bytes = shape.elements().and_then(|elements| dtype.bytes(elements));
         let bytes = bytes.filter(|bytes| *bytes < 1 << 62);
         let bytes = bytes.ok_or_else(|| of_tensor(&format!("the shape {shape} of {dtype} is too large")))?;
-        let start = self.u64()?;
-        Ok((TensorInfo { name, dtype, shape, bytes: Bytes::new(bytes) }, start))
+        // The offset in the data. The size follows from the shape.
+        self.u64()?;
+        Ok(TensorInfo { name, dtype, shape, bytes: Bytes::new(bytes) })
     }
 }
 
-/// Reads a header. `file` is the length of the file.
-fn header(read: impl Read, file: u64) -> Result<Gguf, Wrong> {
-    let mut source = Source { read: read.take(LONGEST_HEADER), file };
+fn header(read: impl Read) -> Result<Gguf, Wrong> {
+    let mut source = Source { read: read.take(LONGEST_HEADER) };
     if source.bytes()? != *b"GGUF" {
         return Err("this is no GGUF file".to_owned());
     }
@@ -349,37 +341,19 @@ fn header(read: impl Read, file: u64) -> Result<Gguf, Wrong> {
         }
         metadata.insert(key, value);
     }
-    let alignment = match metadata.get("general.alignment") {
-        None => 32,
-        Some(Value::Number(alignment)) if alignment.is_power_of_two() && *alignment <= 1 << 20 => *alignment,
-        Some(_) => return Err("`general.alignment` is no power of two".to_owned()),
-    };
     let mut all = Vec::new();
-    let mut filled = 0_u64;
-    let mut last = String::new();
+    let mut sum = 0_u64;
     let mut names = BTreeSet::new();
     for _ in 0..tensors {
-        let (tensor, start) = source.tensor()?;
+        let tensor = source.tensor()?;
         if !names.insert(tensor.name.clone()) {
             return Err(format!("the tensor `{}` is there twice", tensor.name));
         }
-        // The tensors follow each other in the order of the header.
-        let expected = filled.next_multiple_of(alignment);
-        if start != expected {
-            let (name, side) = (&tensor.name, if start < expected { "overlaps" } else { "leaves a gap after" });
-            return Err(format!("tensor `{name}`: it begins at {start} and {side} `{last}`, which ends at {filled}"));
-        }
-        filled = start + tensor.bytes.get();
-        if filled >= 1 << 62 {
+        sum += tensor.bytes.get();
+        if sum >= 1 << 62 {
             return Err("the tensors have more than 2^62 bytes".to_owned());
         }
-        last.clone_from(&tensor.name);
         all.push(tensor);
-    }
-    let data = source.position().next_multiple_of(alignment);
-    if filled > file.saturating_sub(data) && filled > 0 {
-        let after = counted(filled - file.saturating_sub(data), "byte", "bytes");
-        return Err(format!("tensor `{last}`: it ends {after} after the file"));
     }
     Ok(Gguf { metadata, tensors: Tensors { all } })
 }
@@ -400,11 +374,7 @@ fn dtype_of(kind: u32) -> Option<(Dtype, u64)> {
 mod tests {
     use super::{Gguf, LONGEST_HEADER, MOST_ENTRIES, MOST_TENSORS, Value, header};
 
-    /// Makes a header with these entries and tensors, and the length of a file with 1 KiB of data.
-    struct File {
-        bytes: Vec<u8>,
-        data: u64,
-    }
+    struct File(Vec<u8>);
 
     fn text(text: &str) -> Vec<u8> {
         let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
@@ -416,12 +386,12 @@ mod tests {
         [&text(key), &kind.to_le_bytes()[..], value].concat()
     }
 
-    fn tensor(name: &str, sizes: &[u64], kind: u32, start: u64) -> Vec<u8> {
+    fn tensor(name: &str, sizes: &[u64], kind: u32) -> Vec<u8> {
         let mut bytes = text(name);
         bytes.extend(u32::try_from(sizes.len()).unwrap().to_le_bytes());
         bytes.extend(sizes.iter().flat_map(|size| size.to_le_bytes()));
         bytes.extend(kind.to_le_bytes());
-        bytes.extend(start.to_le_bytes());
+        bytes.extend(0_u64.to_le_bytes());
         bytes
     }
 
@@ -432,11 +402,11 @@ mod tests {
             bytes.extend((entries.len() as u64).to_le_bytes());
             bytes.extend(entries.concat());
             bytes.extend(tensors.concat());
-            Self { bytes, data: 1024 }
+            Self(bytes)
         }
 
         fn read(&self) -> Result<Gguf, String> {
-            header(&self.bytes[..], (self.bytes.len() as u64).next_multiple_of(32) + self.data)
+            header(&self.0[..])
         }
 
         fn error(&self) -> String {
@@ -444,13 +414,9 @@ mod tests {
         }
 
         fn with(mut self, at: usize, bytes: &[u8]) -> Self {
-            self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+            self.0[at..at + bytes.len()].copy_from_slice(bytes);
             self
         }
-    }
-
-    fn of_tensors(tensors: &[Vec<u8>]) -> File {
-        File::new(&[], tensors)
     }
 
     #[test]
@@ -467,7 +433,7 @@ mod tests {
             entry("fraction", 6, &0.5_f32.to_le_bytes()),
             entry("flag", 7, &[1]),
         ];
-        let tensors = [tensor("b", &[64, 2], 2, 0), tensor("a", &[3], 0, 96), tensor("c", &[], 1, 128)];
+        let tensors = [tensor("b", &[64, 2], 2), tensor("a", &[3], 0), tensor("c", &[], 1)];
         let file = File::new(&entries, &tensors).read().unwrap();
         assert_eq!(file.architecture(), Some("llama"));
         assert_eq!(file.value("heads"), Some(&Value::Array(2, vec![7, 8])));
@@ -488,51 +454,22 @@ mod tests {
     }
 
     #[test]
-    fn an_alignment_moves_the_tensors() {
-        let alignment = entry("general.alignment", 4, &64_u32.to_le_bytes());
-        let tensors = |second| [tensor("a", &[1], 0, 0), tensor("b", &[1], 0, second)];
-        assert!(File::new(std::slice::from_ref(&alignment), &tensors(64)).read().is_ok());
-        assert!(File::new(&[alignment], &tensors(32)).error().starts_with("tensor `b`: it begins at 32 and overlaps"));
-        for wrong in [0, 3, 1 << 30] {
-            let entry = entry("general.alignment", 4, &u32::to_le_bytes(wrong));
-            assert_eq!(File::new(&[entry], &[]).error(), "`general.alignment` is no power of two");
-        }
-    }
-
-    #[test]
     fn hostile_tensors_are_errors() {
-        let too_large = |sizes: &[u64]| {
-            let error = of_tensors(&[tensor("a", sizes, 0, 0)]).error();
-            assert!(error.ends_with(" of f32 is too large"), "{error}");
-        };
-        too_large(&[u64::MAX, u64::MAX]);
-        too_large(&[1 << 32, 1 << 32]);
-        too_large(&[1 << 60]);
-        let beyond = of_tensors(&[tensor("a", &[1 << 58], 0, 0)]).error();
-        assert!(beyond.starts_with("tensor `a`: it ends ") && beyond.ends_with(" bytes after the file"), "{beyond}");
-        assert_eq!(of_tensors(&[tensor("a", &[257], 0, 0)]).error(), "tensor `a`: it ends 4 bytes after the file");
-        let pair = |second| [tensor("a", &[16], 0, 0), tensor("b", &[16], 0, second)];
-        assert!(of_tensors(&pair(64)).read().is_ok());
-        for (start, side) in
-            [(0, "overlaps"), (32, "overlaps"), (96, "leaves a gap after"), (u64::MAX, "leaves a gap after")]
-        {
-            let expected = format!("tensor `b`: it begins at {start} and {side} `a`, which ends at 64");
-            assert_eq!(of_tensors(&pair(start)).error(), expected);
+        let error = |tensors: &[Vec<u8>]| File::new(&[], tensors).error();
+        for sizes in [&[u64::MAX, u64::MAX][..], &[1 << 32, 1 << 32], &[1 << 60]] {
+            assert!(error(&[tensor("a", sizes, 0)]).ends_with(" of f32 is too large"), "{sizes:?}");
         }
-        let halves = [tensor("a", &[1 << 59], 0, 0), tensor("b", &[1 << 59], 0, 1 << 61)];
-        assert_eq!(of_tensors(&halves).error(), "the tensors have more than 2^62 bytes");
-        assert_eq!(
-            of_tensors(&[tensor("a", &[1; 5], 0, 0)]).error(),
-            "tensor `a`: 5 dimensions; at most 4 are allowed"
-        );
+        let halves = [tensor("a", &[1 << 59], 0), tensor("b", &[1 << 59], 0)];
+        assert_eq!(error(&halves), "the tensors have more than 2^62 bytes");
+        assert_eq!(error(&[tensor("a", &[1; 5], 0)]), "tensor `a`: 5 dimensions; at most 4 are allowed");
         let part = "tensor `a`: the shape (2, 33) of q4_0 has no whole blocks of 32";
-        assert_eq!(of_tensors(&[tensor("a", &[33, 2], 2, 0)]).error(), part);
+        assert_eq!(error(&[tensor("a", &[33, 2], 2)]), part);
         for removed in [4, 5, 31, 36, 1000] {
             let expected = format!("tensor `a`: the type {removed} of elements is not known");
-            assert_eq!(of_tensors(&[tensor("a", &[32], removed, 0)]).error(), expected);
+            assert_eq!(error(&[tensor("a", &[32], removed)]), expected);
         }
-        let twice = [tensor("a", &[8], 0, 0), tensor("a", &[8], 0, 32)];
-        assert_eq!(of_tensors(&twice).error(), "the tensor `a` is there twice");
+        let twice = [tensor("a", &[8], 0), tensor("a", &[8], 0)];
+        assert_eq!(error(&twice), "the tensor `a` is there twice");
     }
 
     #[test]
@@ -575,16 +512,16 @@ mod tests {
             assert_eq!(empty().with(16, &bytes).error(), expected);
         }
         for length in 0..24 {
-            let error = header(&empty().bytes[..length], length as u64).unwrap_err();
+            let error = header(&empty().0[..length]).unwrap_err();
             assert!(error.ends_with("inside its header"), "{length}: {error}");
         }
     }
 
-    /// After its first bytes, the file returns endless zeros, and it claims to be 2^60 bytes long.
+    /// After its first bytes, the file returns endless zeros.
     #[test]
     fn a_header_without_an_end_is_an_error() {
         let start = |count: u64| [b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0", &count.to_le_bytes()[..]].concat();
-        let error = |start: Vec<u8>| header(std::io::Read::chain(&start[..], std::io::repeat(0)), 1 << 60).unwrap_err();
+        let error = |start: Vec<u8>| header(std::io::Read::chain(&start[..], std::io::repeat(0))).unwrap_err();
         assert_eq!(error(start(LONGEST_HEADER / 13)), "the header is too short for 3846153 entries of the metadata");
         assert_eq!(error(start(MOST_ENTRIES + 1)), "65537 entries of the metadata; at most 65536 are allowed");
         assert_eq!(error(start(MOST_ENTRIES)), "the key `` is there twice");

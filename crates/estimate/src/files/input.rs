@@ -10,15 +10,14 @@ use crate::error::{Error, Kind};
 /// configuration of a vision model with the names of 21,000 classes has 1.5 MB.
 pub(crate) const LONGEST_TEXT: u64 = 4_000_000;
 
-/// Opens a regular file. Also returns its length.
-pub(super) fn open(path: &Path) -> Result<(File, u64), Error> {
-    let opened = regular_file::open_to_read(path).and_then(|file| file.metadata().map(|known| (file, known.len())));
-    opened.map_err(|error| refused(path, error))
+/// Opens a regular file.
+pub(super) fn open(path: &Path) -> Result<File, Error> {
+    regular_file::open_to_read(path).map_err(|error| refused(path, error))
 }
 
 /// Reads a file that has at most `longest` bytes.
 pub(super) fn bytes(path: &Path, longest: u64) -> Result<Vec<u8>, Error> {
-    let (file, _) = open(path)?;
+    let file = open(path)?;
     let mut bytes = Vec::new();
     // The file system may report a wrong length, as in /proc.
     file.take(longest + 1).read_to_end(&mut bytes).map_err(|error| refused(path, error))?;
