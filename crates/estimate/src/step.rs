@@ -90,9 +90,6 @@ pub struct Step {
     /// The number of multiprocessors of the GPU: 132 for an H100 or H200. A convolution may use a part of its workspace
     /// for each.
     pub multiprocessors: u64,
-    /// True if 16-bit attention without a mask uses `FlashAttention`. PyTorch prefers it on GPUs with compute
-    /// capabilities other than 9.0 and 10.x, where it prefers cuDNN.
-    pub flash_attention: bool,
 }
 
 impl Default for Step {
@@ -114,7 +111,6 @@ impl Default for Step {
             limit: None,
             cublas_workspace: 32 << 20,
             multiprocessors: 132,
-            flash_attention: false,
         }
     }
 }
@@ -279,8 +275,7 @@ impl Step {
     ) -> Result<(Estimate, u64), Error> {
         self.check()?;
         let (cublas, multiprocessors) = (self.cublas_workspace, self.multiprocessors);
-        let prefers_flash_attention = self.flash_attention;
-        let libraries = Libraries { cublas, multiprocessors, prefers_flash_attention, convolutions_take_most };
+        let libraries = Libraries { cublas, multiprocessors, convolutions_take_most };
         let eager = Eager::new(Rc::clone(memory), libraries);
         eager.training.set(self.optimizer.is_some());
         memory.open("model");

@@ -31,13 +31,12 @@ impl Eager {
     ) -> Result<[Tensor; 2], Error> {
         let number = self.cache.next.replace(self.cache.next.get() + 1);
         if self.cache.layers.borrow().len() == number {
-            self.cache.layers.borrow_mut().push(KeptTokens { keys: None, values: None, tokens: 0, pages: Vec::new() });
+            self.cache.layers.borrow_mut().push(KeptTokens { keys: None, values: None, tokens: 0 });
         }
         let before = self.memory.set_class(Some(Class::Cache));
         let both = match self.cache.kind.get() {
             KvCache::Dynamic => self.joined(number, keys, values, window),
             KvCache::Static(room) => self.placed(number, keys, values, room),
-            KvCache::Paged(tokens) => self.paged(number, keys, values, tokens),
         };
         self.memory.set_class(before);
         both
@@ -66,7 +65,6 @@ impl Eager {
             _ => all.clone(),
         };
         let layer = &mut self.cache.layers.borrow_mut()[number];
-        layer.tokens = all_keys.shape[2];
         (layer.keys, layer.values) = (Some(kept(&all_keys)), Some(kept(&all_values)));
         Ok([all_keys, all_values])
     }
@@ -97,33 +95,6 @@ impl Eager {
             (Some(keys), Some(values)) => Ok([keys.clone(), values.clone()]),
             _ => Err(self.error(Kind::Invalid("a cache has no keys".to_owned()))),
         }
-    }
-
-    /// Allocates new pages if the old ones are full (`PagedAttention`).
-    fn paged(&self, number: usize, keys: &Tensor, values: &Tensor, of_page: u64) -> Result<[Tensor; 2], Error> {
-        let mut layers = self.cache.layers.borrow_mut();
-        let layer = &mut layers[number];
-        let before = layer.tokens;
-        layer.tokens = before.saturating_add(keys.shape[2]);
-        if of_page == 0 {
-            return Err(self.error(Kind::Invalid("pages of 0 tokens have no room".to_owned())));
-        }
-        let room = (layer.tokens.div_ceil(of_page) - before.div_ceil(of_page)).saturating_mul(of_page);
-        for like in [keys, values].into_iter().filter(|_| room > 0) {
-            let mut sizes = like.shape.sizes().to_vec();
-            sizes[2] = room;
-            // A new page contains tokens of all sequences and heads.
-            layer.pages.push(self.empty(&sizes.into(), keys.dtype, Class::Cache)?);
-        }
-        // Attention finds the keys of all tokens through the ids of their pages.
-        let of_all = |like: &Tensor| {
-            let mut sizes = like.shape.sizes().to_vec();
-            sizes[2] = layer.tokens;
-            let mut all = like.detached().with_shape(sizes.into());
-            all.dtype = keys.dtype;
-            all
-        };
-        Ok([of_all(keys), of_all(values)])
     }
 
     /// Runs a model as transformers' `generate` does: each sequence has its own positions.

@@ -190,10 +190,8 @@ struct Cache {
 struct KeptTokens {
     keys: Option<Tensor>,
     values: Option<Tensor>,
-    /// The number of tokens.
+    /// How many tokens it contains, if it has a fixed room for them.
     tokens: u64,
-    /// The pages, if keys and values are kept in pages.
-    pages: Vec<Tensor>,
 }
 
 /// The adapters and the quantization of a model's linear layers.
@@ -250,9 +248,7 @@ pub(crate) struct Libraries {
     pub(crate) cublas: u64,
     /// The number of multiprocessors of the GPU.
     pub(crate) multiprocessors: u64,
-    /// True if 16-bit attention uses `FlashAttention` instead of cuDNN.
-    pub(crate) prefers_flash_attention: bool,
-    /// True if each convolution takes cuDNN's largest workspace, instead of none.
+    /// True if each convolution takes cuDNN's largest workspace, and not none.
     pub(crate) convolutions_take_most: bool,
 }
 

@@ -93,10 +93,6 @@ impl Eager {
         Ok(())
     }
 
-    pub(crate) fn prefers_flash_attention(&self) -> bool {
-        self.workspaces.libraries.prefers_flash_attention
-    }
-
     pub(crate) fn multiprocessors(&self) -> u64 {
         self.workspaces.libraries.multiprocessors
     }

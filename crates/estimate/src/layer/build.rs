@@ -140,7 +140,7 @@ impl Building<'_> {
             Layer::Activation { function, in_place: true } if !matches!(function, Function::Relu | Function::Relu6) => {
                 return Err(self.eager.error(Kind::Invalid(format!("{function:?} cannot overwrite its input"))));
             }
-            Layer::MaxPool(pool) | Layer::AveragePool(pool) => {
+            Layer::MaxPool(pool) => {
                 let dimensions = pool.kernel.len();
                 if pool.stride.is_empty() {
                     pool.stride.clone_from(&pool.kernel);
@@ -186,18 +186,13 @@ impl Building<'_> {
         let dimensions = conv.kernel.len();
         self.spread(&mut conv.stride, dimensions, 1)?;
         self.spread(&mut conv.padding, dimensions, 0)?;
-        self.spread(&mut conv.dilation, dimensions, 1)?;
-        if let Some(added) = &mut conv.transposed {
-            self.spread(added, dimensions, 0)?;
-        }
         conv.groups = conv.groups.max(1);
         let Conv { inputs, outputs, groups, .. } = *conv;
         if inputs % groups != 0 || outputs % groups != 0 {
             let what = format!("{inputs} and {outputs} channels cannot be split into {groups} groups");
             return Err(self.eager.error(Kind::Invalid(what)));
         }
-        let mut sizes =
-            if conv.transposed.is_some() { vec![inputs, outputs / groups] } else { vec![outputs, inputs / groups] };
+        let mut sizes = vec![outputs, inputs / groups];
         sizes.extend(&conv.kernel);
         let mut parameters = vec![self.eager.add_parameter(&sizes.into(), self.types.others, true)?];
         if !conv.no_bias {

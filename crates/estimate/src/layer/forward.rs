@@ -116,7 +116,6 @@ impl Built {
             Layer::Activation { function, in_place } => activate(eager, *function, *in_place, input),
             Layer::Dropout { probability } => eager.dropout(input, *probability),
             Layer::MaxPool(pool) => eager.max_pool(input, &window(pool)),
-            Layer::AveragePool(pool) => eager.average_pool(input, &window(pool)),
             Layer::AdaptiveAveragePool { size } => eager.adaptive_average_pool(input, size),
             Layer::Flatten => {
                 let rows = input.shape.sizes().first().copied().unwrap_or(1);
@@ -131,7 +130,6 @@ impl Built {
             Layer::ChannelsToFirst => {
                 image(eager, input).map(|()| eager.transpose(&eager.transpose(input, 2, 3), 1, 2))
             }
-            Layer::Softmax => eager.softmax(input),
             Layer::Scale => eager.multiply_by_number(input),
             Layer::ToF32 => eager.to(input, Dtype::F32),
             Layer::Attention(attention) => attention.forward(self, eager, input),
@@ -169,13 +167,8 @@ impl Built {
     }
 
     fn conv(&self, conv: &Conv, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
-        let arguments = ConvArguments {
-            stride: conv.stride.clone(),
-            padding: conv.padding.clone(),
-            dilation: conv.dilation.clone(),
-            groups: conv.groups,
-            output_padding: conv.transposed.clone(),
-        };
+        let arguments =
+            ConvArguments { stride: conv.stride.clone(), padding: conv.padding.clone(), groups: conv.groups };
         let bias = (self.parameters.len() > 1).then(|| self.parameter(eager, 1));
         eager.convolution(input, &self.parameter(eager, 0), bias.as_ref(), &arguments)
     }
@@ -229,8 +222,8 @@ fn image(eager: &Eager, input: &Tensor) -> Result<(), Error> {
 }
 
 fn window(pool: &Pool) -> PoolArguments {
-    let Pool { kernel, stride, padding, rounds_up } = pool.clone();
-    PoolArguments { kernel, stride, padding, rounds_up }
+    let Pool { kernel, stride, padding } = pool.clone();
+    PoolArguments { kernel, stride, padding }
 }
 
 pub(super) fn activate(eager: &Eager, function: Function, in_place: bool, input: &Tensor) -> Result<Tensor, Error> {

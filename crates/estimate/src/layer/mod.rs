@@ -158,8 +158,6 @@ pub enum Layer {
     },
     /// The largest element of each window.
     MaxPool(Pool),
-    /// The mean of each window.
-    AveragePool(Pool),
     /// The means of windows that are chosen to give a result of this size.
     AdaptiveAveragePool {
         /// The sizes of the result.
@@ -171,9 +169,7 @@ pub enum Layer {
     ChannelsToLast,
     /// Reorders the dimensions: from (n, h, w, c) to (n, c, h, w).
     ChannelsToFirst,
-    /// Softmax over the last dimension.
-    Softmax,
-    /// Multiplies all elements by a number.
+    /// Multiplies all elements with a number.
     Scale,
     /// A copy in `f32` if the input has a smaller type.
     ToF32,
@@ -287,18 +283,12 @@ pub struct Conv {
     /// The padding on each side; 0 if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub padding: Vec<u64>,
-    /// The distance between elements of the window; 1 if empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub dilation: Vec<u64>,
     /// The number of groups of channels; 0 means 1.
     #[serde(default)]
     pub groups: u64,
     /// True if there is no bias.
     #[serde(default)]
     pub no_bias: bool,
-    /// If the convolution is transposed, the padding on one side of the output.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub transposed: Option<Vec<u64>>,
 }
 
 /// The sizes of a linear layer.
@@ -345,9 +335,6 @@ pub struct Pool {
     /// The padding on each side; 0 if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub padding: Vec<u64>,
-    /// True if a window may start inside the input and end outside it.
-    #[serde(default)]
-    pub rounds_up: bool,
 }
 
 impl Embeddings {
@@ -382,7 +369,7 @@ impl Layer {
 
     /// Creates max pooling with a square window.
     pub fn max_pool2d(kernel: u64, stride: u64, padding: u64) -> Self {
-        Self::MaxPool(Pool { kernel: vec![kernel; 2], stride: vec![stride], padding: vec![padding], rounds_up: false })
+        Self::MaxPool(Pool { kernel: vec![kernel; 2], stride: vec![stride], padding: vec![padding] })
     }
 
     /// Creates the activation `max(x, 0)`.

@@ -38,8 +38,4 @@ pub enum KvCache {
     /// `StaticCache`: the first pass allocates room for this many tokens. It is an error if the prompt and the tokens
     /// do not fit.
     Static(u64),
-    /// Pages of this many tokens for each sequence, which attention reads in place: nothing is joined or copied. A page
-    /// is allocated with its first token. 0 is an error. (A server such as vLLM allocates all pages when it starts. Its
-    /// settings give the number, so no estimate is needed.)
-    Paged(u64),
 }

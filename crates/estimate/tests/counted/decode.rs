@@ -27,20 +27,6 @@ fn each_token_adds_its_keys_and_values() {
     assert_eq!(super::of(&long, Class::Cache), 4 * 192 * 24 * KEYS);
 }
 
-/// 128 tokens of the prompt and 64 more need 12 pages of 16, and 65 more need one page more.
-#[test]
-fn pages_are_allocated_one_by_one() {
-    let model = models::gpt2(128);
-    let peak = |tokens| phases(&decode(tokens, KvCache::Paged(16)).estimate(&model).unwrap(), "decode")[0];
-    // The difference is a page of 16 tokens of 4 sequences in each of 12 layers, and the number and the mask of a token.
-    assert_eq!(peak(66) - peak(65), 4 * (16 * 24 * KEYS + 16));
-    assert_eq!(peak(65) - peak(64), 4 * 16);
-    // Nothing is joined, and no page is partly empty after 192 tokens.
-    assert!(peak(65) < phases(&decode(65, KvCache::Dynamic).estimate(&model).unwrap(), "decode")[0]);
-    let error = decode(2, KvCache::Paged(0)).estimate(&model).unwrap_err().to_string();
-    assert!(error.ends_with("pages of 0 tokens have no room"), "{error}");
-}
-
 /// There are logits of the last position only, 128 times fewer than without decoding.
 #[test]
 fn the_prompt_needs_no_logits_but_the_last() {

@@ -25,18 +25,15 @@ enum Kernel {
     Efficient,
     /// `_scaled_dot_product_cudnn_attention`.
     CuDnn,
-    /// `_scaled_dot_product_flash_attention`. The only mask that it supports is the causal one.
-    Flash,
 }
 
 impl Kernel {
     /// Returns the kernel that PyTorch chooses. On GPUs of compute capability 9.0 or 10.0 with cuDNN 9.15 or later,
-    /// PyTorch prefers cuDNN (`sdp_utils.cpp`, `check_prefer_cudnn_attention`), and on other GPUs `FlashAttention`.
-    /// Neither supports `f32`. cuDNN cannot compute the gradient of a mask.
-    fn chosen(dtype: Dtype, mask: Option<&Tensor>, prefers_flash: bool) -> Self {
+    /// PyTorch prefers cuDNN (`sdp_utils.cpp`, `check_prefer_cudnn_attention`). It does not support `f32`, and it cannot
+    /// compute the gradient of a mask.
+    fn chosen(dtype: Dtype, mask: Option<&Tensor>) -> Self {
         match dtype {
-            Dtype::F16 | Dtype::Bf16 if prefers_flash && mask.is_none() => Self::Flash,
-            Dtype::F16 | Dtype::Bf16 if !prefers_flash && mask.is_none_or(|mask| mask.edge.is_none()) => Self::CuDnn,
+            Dtype::F16 | Dtype::Bf16 if mask.is_none_or(|mask| mask.edge.is_none()) => Self::CuDnn,
             _ => Self::Efficient,
         }
     }
@@ -117,7 +114,7 @@ impl Eager {
         let sizes = Sizes::of(&queries, &keys);
         let Sizes { batch, heads, length, size, .. } = sizes;
         let mask = mask.map(|mask| self.lowered(mask)).transpose()?;
-        let kernel = Kernel::chosen(queries.dtype, mask.as_ref(), self.prefers_flash_attention());
+        let kernel = Kernel::chosen(queries.dtype, mask.as_ref());
         let mask =
             mask.map(|mask| if kernel == Kernel::Efficient { self.aligned(&mask) } else { Ok(mask) }).transpose()?;
         let mut all = vec![&queries, &keys, &values];
@@ -149,7 +146,6 @@ impl Eager {
             match kernel {
                 Kernel::Efficient => eager.efficient_backward(&sizes, dtype)?,
                 Kernel::CuDnn => eager.work_in(sizes.cudnn_workspace())?,
-                Kernel::Flash => eager.flash_backward(&sizes)?,
             }
             // The gradients have the order (batch, n, heads, size) as well.
             let ordered = |grad: Tensor| {
@@ -188,18 +184,6 @@ impl Eager {
         let _delta = self.output(&Shape::from([batch, heads, length]), Dtype::F32)?;
         drop((product, sum));
         self.work_in(sizes.efficient_workspace())
-    }
-
-    /// Allocates the temporary tensors of `mha_bwd` in `flash_api.cpp`.
-    fn flash_backward(&self, sizes: &Sizes) -> Result<(), Error> {
-        let Sizes { batch, heads, key_heads, length, keys, size } = *sizes;
-        let rounded = length.next_multiple_of(128);
-        let _sums = self.output(&Shape::from([batch, heads, rounded]), Dtype::F32)?;
-        let width = size.next_multiple_of(if size <= 128 { 32 } else { 64 });
-        let _queries = self.output(&Shape::from([batch, rounded, heads, width]), Dtype::F32)?;
-        // Gradients of keys and values are computed for each head of the queries.
-        let copies = if heads == key_heads { 0 } else { 2 };
-        self.output(&Shape::from([copies, batch, keys, heads, size]), Dtype::Bf16).map(drop)
     }
 
     /// Allocates a workspace that lives while a kernel is started.
@@ -266,9 +250,8 @@ mod tests {
 
     #[test]
     fn kernels_are_chosen_as_pytorch_does() {
-        assert_eq!(Kernel::chosen(Dtype::F32, None, false), Kernel::Efficient);
-        assert_eq!(Kernel::chosen(Dtype::Bf16, None, false), Kernel::CuDnn);
-        assert_eq!(Kernel::chosen(Dtype::F16, None, true), Kernel::Flash);
-        assert_eq!(Kernel::chosen(Dtype::F32, None, true), Kernel::Efficient);
+        assert_eq!(Kernel::chosen(Dtype::F32, None), Kernel::Efficient);
+        assert_eq!(Kernel::chosen(Dtype::Bf16, None), Kernel::CuDnn);
+        assert_eq!(Kernel::chosen(Dtype::F16, None), Kernel::CuDnn);
     }
 }

@@ -13,10 +13,7 @@ use crate::{
 pub(crate) struct ConvArguments {
     pub(crate) stride: Vec<u64>,
     pub(crate) padding: Vec<u64>,
-    pub(crate) dilation: Vec<u64>,
     pub(crate) groups: u64,
-    /// The padding on one side of the output, if the convolution is transposed.
-    pub(crate) output_padding: Option<Vec<u64>>,
 }
 
 /// The sizes of a pooling window, each given for all dimensions of the image.
@@ -25,29 +22,16 @@ pub(crate) struct PoolArguments {
     pub(crate) kernel: Vec<u64>,
     pub(crate) stride: Vec<u64>,
     pub(crate) padding: Vec<u64>,
-    pub(crate) rounds_up: bool,
 }
 
-/// Returns the number of positions of a window. `None` if the window does not fit or the sizes overflow.
-fn positions(size: u64, kernel: u64, stride: u64, padding: u64, dilation: u64, rounds_up: bool) -> Option<u64> {
-    let window = dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?;
-    let room = size.checked_add(padding.checked_mul(2)?)?.checked_sub(window)?;
-    let count = if rounds_up { room.div_ceil(stride.max(1)) } else { room.checked_div(stride)? };
-    let count = count.checked_add(1)?;
-    // The last window must start inside the input or its left padding.
-    let begins_outside = rounds_up && (count - 1).checked_mul(stride)? >= size.checked_add(padding)?;
-    Some(count - u64::from(begins_outside))
-}
-
-fn transposed(size: u64, kernel: u64, stride: u64, padding: u64, dilation: u64, added: u64) -> Option<u64> {
-    let window = dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?;
-    let full = size.checked_sub(1)?.checked_mul(stride)?.checked_add(window)?.checked_add(added)?;
-    full.checked_sub(padding.checked_mul(2)?)
+/// Returns the number of positions of a window: at least 1. `None` if the window does not fit or the sizes overflow.
+fn positions(size: u64, kernel: u64, stride: u64, padding: u64) -> Option<u64> {
+    let room = size.checked_add(padding.checked_mul(2)?)?.checked_sub(kernel)?;
+    room.checked_div(stride).filter(|_| kernel > 0)?.checked_add(1)
 }
 
 impl Eager {
-    /// Convolves an image with any number of dimensions. The weight has the shape (outputs, inputs / groups, …); the
-    /// first two are swapped if the convolution is transposed.
+    /// Convolves an image with any number of dimensions. The weight has the shape (outputs, inputs / groups, …).
     pub(crate) fn convolution(
         &self,
         input: &Tensor,
@@ -56,26 +40,16 @@ impl Eager {
         arguments: &ConvArguments,
     ) -> Result<Tensor, Error> {
         let dimensions = weight.shape.rank() - 2;
-        let is_transposed = arguments.output_padding.is_some();
-        let (inputs, outputs) = if is_transposed {
-            (Some(weight.shape[0]), weight.shape[1].checked_mul(arguments.groups))
-        } else {
-            (weight.shape[1].checked_mul(arguments.groups), Some(weight.shape[0]))
-        };
-        let (Some(inputs), Some(outputs)) = (inputs, outputs) else { return Err(self.error(Kind::TooLarge)) };
+        let inputs = weight.shape[1].checked_mul(arguments.groups).ok_or_else(|| self.error(Kind::TooLarge))?;
         if input.shape.rank() != dimensions + 2 || input.shape[1] != inputs {
             let image = vec!["…"; dimensions].join(", ");
             return Err(self.mismatch(format!("(…, {inputs}, {image})"), input));
         }
-        let mut sizes = vec![input.shape[0], outputs];
+        let mut sizes = vec![input.shape[0], weight.shape[0]];
         for at in 0..dimensions {
             let (size, kernel) = (input.shape[at + 2], weight.shape[at + 2]);
-            let (stride, padding, dilation) = (arguments.stride[at], arguments.padding[at], arguments.dilation[at]);
-            let size = match &arguments.output_padding {
-                None => positions(size, kernel, stride, padding, dilation, false),
-                Some(added) => transposed(size, kernel, stride, padding, dilation, added[at]),
-            };
-            let fits = size.filter(|size| *size > 0);
+            let (stride, padding) = (arguments.stride[at], arguments.padding[at]);
+            let fits = positions(size, kernel, stride, padding);
             sizes.push(fits.ok_or_else(|| {
                 self.mismatch(format!("a window of {kernel} with stride {stride} and padding {padding} or more"), input)
             })?);
@@ -88,8 +62,8 @@ impl Eager {
         let channels_last = input.has_channels_last();
         // If each channel is convolved by itself, PyTorch uses its own kernel, unless the channels are last or there
         // are 32 or more in `f16` (`Convolution.cpp`, `use_cudnn_depthwise`).
-        let is_depthwise = arguments.groups > 1 && arguments.groups == inputs && !is_transposed;
-        let is_half = input.dtype == Dtype::F16 && inputs >= 32 && arguments.dilation.iter().all(|size| *size == 1);
+        let is_depthwise = arguments.groups > 1 && arguments.groups == inputs;
+        let is_half = input.dtype == Dtype::F16 && inputs >= 32;
         let uses_cudnn = channels_last || !is_depthwise || is_half;
         let mut output = self.output(&sizes.into(), input.dtype)?;
         if channels_last {
@@ -160,12 +134,6 @@ impl Eager {
         Ok(self.with_gradient_like(input, output, saved))
     }
 
-    /// Runs average pooling.
-    pub(crate) fn average_pool(&self, input: &Tensor, arguments: &PoolArguments) -> Result<Tensor, Error> {
-        let shape = self.pooled(input, arguments)?;
-        self.averaged(input, &shape, true)
-    }
-
     /// Runs average pooling to an image of this size. For an image of one pixel, PyTorch computes a mean, which saves
     /// nothing.
     pub(crate) fn adaptive_average_pool(&self, input: &Tensor, size: &[u64]) -> Result<Tensor, Error> {
@@ -188,15 +156,14 @@ impl Eager {
     }
 
     fn pooled(&self, input: &Tensor, arguments: &PoolArguments) -> Result<Shape, Error> {
-        let PoolArguments { kernel, stride, padding, rounds_up } = arguments;
+        let PoolArguments { kernel, stride, padding } = arguments;
         if input.shape.rank() != kernel.len() + 2 {
             let image = vec!["…"; kernel.len() + 2].join(", ");
             return Err(self.mismatch(format!("({image})"), input));
         }
         let mut sizes = input.shape.sizes()[..2].to_vec();
         for at in 0..kernel.len() {
-            let size = positions(input.shape[at + 2], kernel[at], stride[at], padding[at], 1, *rounds_up);
-            let fits = size.filter(|size| *size > 0);
+            let fits = positions(input.shape[at + 2], kernel[at], stride[at], padding[at]);
             sizes.push(fits.ok_or_else(|| self.mismatch(format!("a window of {} or more", kernel[at]), input))?);
         }
         Ok(sizes.into())
@@ -205,20 +172,16 @@ impl Eager {
 
 #[cfg(test)]
 mod tests {
-    use super::{positions, transposed};
+    use super::positions;
 
     /// The values come from `torch.nn` modules with these arguments.
     #[test]
     fn sizes_are_those_of_pytorch() {
-        assert_eq!(positions(224, 7, 2, 3, 1, false), Some(112));
-        assert_eq!(positions(32, 3, 1, 2, 2, false), Some(32));
-        assert_eq!(positions(5, 2, 2, 0, 1, false), Some(2));
-        assert_eq!(positions(5, 2, 2, 0, 1, true), Some(3));
-        assert_eq!(positions(4, 3, 3, 1, 1, true), Some(2), "a last window would begin in the right padding");
-        assert_eq!(positions(2, 3, 1, 0, 1, false), None);
-        assert_eq!(positions(5, 2, 0, 0, 1, false), None);
-        assert_eq!(positions(u64::MAX, 1, 1, 1, 1, false), None);
-        assert_eq!(transposed(4, 3, 2, 1, 1, 1), Some(8));
-        assert_eq!(transposed(1, 1, 1, 1, 1, 0), None);
+        assert_eq!(positions(224, 7, 2, 3), Some(112));
+        assert_eq!(positions(5, 2, 2, 0), Some(2));
+        assert_eq!(positions(2, 3, 1, 0), None);
+        assert_eq!(positions(5, 0, 1, 0), None);
+        assert_eq!(positions(5, 2, 0, 0), None);
+        assert_eq!(positions(u64::MAX, 1, 1, 1), None);
     }
 }
