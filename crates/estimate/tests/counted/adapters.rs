@@ -113,25 +113,3 @@ fn the_backward_pass_widens_weights() {
         assert!((wide..wide + 80_000).contains(&added), "{name}: {added} and {wide}");
     }
 }
-
-#[test]
-fn adapters_that_make_no_sense_are_errors() {
-    let error = |step: Step| step.estimate(&small()).unwrap_err().to_string();
-    let training = || Step::training(8, Optimizer::Sgd);
-    let unknown = "adapters: no linear layer has the name `q_proj`; there are fc1, fc2";
-    assert_eq!(error(Step { adapters: Some(lora(4, "q_proj")), ..training() }), unknown);
-    assert_eq!(error(Step { adapters: Some(lora(0, "fc1")), ..training() }), "adapters of rank 0 have no parameters");
-    let without = Some(Lora { rank: 4, targets: [""; 0].into(), dropout: 0.0 });
-    assert_eq!(error(Step { adapters: without, ..training() }), "adapters need the names of layers that get one");
-    let expected = "weights in 4 bits have no gradients, so training needs adapters";
-    assert_eq!(error(Step { quantized: Some(Quantized::default()), ..training() }), expected);
-    let quantized = Some(Quantized { compute: Dtype::I8, ..Quantized::default() });
-    let expected = "weights in 4 bits are multiplied as f16, bf16 or f32";
-    assert_eq!(error(Step { quantized, ..Step::inference(1) }), expected);
-    let huge = Step { adapters: Some(lora(u64::MAX, "fc1")), ..training() };
-    assert!(error(huge).ends_with("too large: the sum does not fit into 62 bits"));
-    let json = r#"{"adapters": {"rank": 16, "targets": ["q_proj", "v_proj"]}, "quantized": {}}"#;
-    let step: Step = serde_json::from_str(json).unwrap();
-    assert_eq!(step.quantized, Some(Quantized::default()));
-    assert_eq!(step.adapters.unwrap().targets, ["q_proj", "v_proj"].into());
-}

@@ -1,8 +1,8 @@
 //! Tests several GPUs. The live bytes on one of them are counted by hand.
 
 use gpumem_estimate::{
-    AllocatorKind, Checkpointing, Class, DataParallel, DataParallelKind, Dtype, Input, Layer, Lora, Loss, Model,
-    Optimizer, Quantized, Shape, Step, models, numbered,
+    AllocatorKind, Checkpointing, Class, DataParallel, DataParallelKind, Dtype, Input, Layer, Loss, Model, Optimizer,
+    Shape, Step, models, numbered,
 };
 
 use super::{classifier, exact, highest, linear, of, phases};
@@ -167,31 +167,4 @@ fn inference_with_shards() {
     // The peak is in the second block, with the input of a block and its output.
     let constant = CONSTANT - LABELS;
     assert_eq!(estimate.phases[0].peak.get(), constant + HEAD + 2 * WEIGHT + 2 * OUTPUT);
-}
-
-#[test]
-fn what_makes_no_sense_is_an_error() {
-    let error = |step: Step| step.estimate(&blocks()).unwrap_err().to_string();
-    let zero3 = || training(Optimizer::Sgd, parallel(DataParallelKind::Zero3, 2));
-    let replicas = || training(Optimizer::Sgd, parallel(DataParallelKind::Replicas, 2));
-    assert_eq!(
-        error(training(Optimizer::Sgd, parallel(DataParallelKind::Zero3, 1))),
-        "data parallelism needs two ranks or more"
-    );
-    assert!(error(Step { optimizer: None, ..replicas() }).starts_with("inference has no gradients"));
-    assert!(error(Step { autocast: Some(Dtype::Bf16), ..zero3() }).starts_with("autocast keeps copies"));
-    let gathered = DataParallel { gathered: Some(Dtype::Bf16), ..parallel(DataParallelKind::Replicas, 2) };
-    assert!(error(training(Optimizer::Sgd, gathered)).starts_with("only shards of parameters"));
-    assert!(error(Step { optimizer: Some(Optimizer::Adam8bit), ..zero3() }).starts_with("bitsandbytes cannot update"));
-    assert!(error(Step { optimizer: Some(Optimizer::Adafactor), ..zero3() }).starts_with("Adafactor adds up rows"));
-    let masters = Step { parameters: Dtype::Bf16, master_weights: true, ..zero3() };
-    assert!(error(masters).starts_with("shards of parameters in f32"));
-    let adapters = Some(Lora { rank: 4, targets: ["0"].into(), dropout: 0.0 });
-    let adapted = Step { adapters, quantized: Some(Quantized::default()), ..zero3() };
-    assert!(error(adapted).starts_with("adapters and weights in 4 bits"));
-    let huge = training(Optimizer::Sgd, parallel(DataParallelKind::Zero3, u64::MAX));
-    assert!(error(huge).ends_with("too large: the sum does not fit into 62 bits"));
-    let read: Step =
-        serde_json::from_str(r#"{"data_parallel": {"kind": "zero3", "ranks": 8, "gathered": "bf16"}}"#).unwrap();
-    assert_eq!(read.data_parallel.unwrap().gathered, Some(Dtype::Bf16));
 }

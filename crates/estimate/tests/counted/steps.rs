@@ -130,9 +130,4 @@ fn weights_alone_are_quantized() {
     let quantized = Some(Quantized { double: false, ..Quantized::default() });
     let narrow = estimate(Step { quantized, ..with("bf16") });
     assert_eq!(of(&narrow, Class::Cache), 1024 << 20);
-    let error = |step: Step| step.estimate(&model).unwrap_err().to_string();
-    let compute = Step { compute: Some(Dtype::Bf16), ..with("bf16") };
-    assert!(error(compute).contains("`compute` is for weights that are only stored"));
-    let compute = Step { compute: Some(Dtype::I8), ..with("q4_0") };
-    assert_eq!(error(compute), "products are made in f16, bf16 or f32");
 }
