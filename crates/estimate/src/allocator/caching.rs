@@ -508,7 +508,7 @@ impl Caching {
 
 #[cfg(test)]
 mod tests {
-    use super::{AllocatorSettings, Caching, FIRST_ADDRESS, Placement, Sharing};
+    use super::{AllocatorSettings, Caching, Placement, Sharing};
 
     const MIB: u64 = 1 << 20;
 
@@ -520,57 +520,6 @@ mod tests {
         Caching::new(AllocatorSettings { is_expandable: true, ..AllocatorSettings::default() }, limit)
     }
 
-    fn alloc(caching: &mut Caching, bytes: u64) -> Placement {
-        caching.alloc(bytes).unwrap()
-    }
-
-    /// Returns the offset of a block from the first address.
-    fn begin(placement: Placement) -> u64 {
-        placement.address - FIRST_ADDRESS
-    }
-
-    #[test]
-    fn sizes_are_rounded_and_segments_have_steps() {
-        let mut caching = plain(u64::MAX);
-        assert_eq!(alloc(&mut caching, 1).bytes, 512);
-        assert_eq!(alloc(&mut caching, 513).bytes, 1024);
-        assert_eq!(caching.reserved, 2 * MIB);
-        assert_eq!(alloc(&mut caching, MIB + 1).bytes, MIB + 512);
-        assert_eq!(caching.reserved, 22 * MIB, "small and large blocks have segments of their own");
-        assert_eq!(alloc(&mut caching, 25 * MIB + 1).bytes, 26 * MIB, "a rest of 1 MiB or less is not split off");
-        assert_eq!(caching.reserved, 48 * MIB);
-    }
-
-    #[test]
-    fn the_smallest_free_block_is_used_and_neighbours_are_joined() {
-        let mut caching = plain(u64::MAX);
-        let [first, second, third] = [4, 2, 6].map(|mib| alloc(&mut caching, mib * MIB));
-        caching.free(first.block);
-        caching.free(second.block);
-        let joined = alloc(&mut caching, 5 * MIB);
-        assert_eq!((begin(joined), joined.bytes), (0, 6 * MIB), "4 and 2 MiB were joined; 1 MiB is not split off");
-        caching.free(third.block);
-        caching.free(joined.block);
-        let whole = alloc(&mut caching, 20 * MIB);
-        assert_eq!((begin(whole), whole.bytes), (0, 20 * MIB), "the whole segment is free again");
-        assert_eq!(caching.reserved, 20 * MIB);
-    }
-
-    #[test]
-    fn free_segments_are_returned_when_memory_runs_out() {
-        let mut caching = plain(100 * MIB);
-        let [first, second] = [30, 40].map(|mib| alloc(&mut caching, mib * MIB));
-        assert_eq!(caching.alloc(50 * MIB), None, "both segments are in use");
-        caching.free(first.block);
-        assert_eq!(alloc(&mut caching, 60 * MIB).bytes, 60 * MIB);
-        assert_eq!((caching.reserved, caching.reserved_peak), (100 * MIB, 100 * MIB));
-        caching.free(second.block);
-        let part = alloc(&mut caching, 20 * MIB);
-        assert_eq!(caching.alloc(41 * MIB), None, "a part of the segment is in use");
-        caching.free(part.block);
-        assert!(caching.alloc(40 * MIB).is_some());
-    }
-
     #[test]
     fn a_request_of_2_to_the_64_is_refused() {
         for mut caching in [plain(u64::MAX), expandable(u64::MAX)] {
@@ -578,50 +527,6 @@ mod tests {
             assert_eq!(caching.alloc(u64::MAX - 1023), None);
             assert_eq!(caching.reserved, 0);
         }
-    }
-
-    #[test]
-    fn an_expandable_segment_grows_in_steps_and_blocks_are_always_split() {
-        let mut caching = expandable(1000 * MIB);
-        let first = alloc(&mut caching, MIB + 1);
-        assert_eq!((begin(first), first.bytes, caching.reserved), (0, MIB + 512, 20 * MIB));
-        let second = alloc(&mut caching, 30 * MIB);
-        assert_eq!(
-            (begin(second), second.bytes, caching.reserved),
-            (MIB + 512, 30 * MIB, 40 * MIB),
-            "it begins in the rest of the first 20 MiB"
-        );
-        assert_eq!((alloc(&mut caching, 1).bytes, caching.reserved), (512, 42 * MIB), "small blocks have their own");
-        caching.free(second.block);
-        let third = alloc(&mut caching, 29 * MIB);
-        assert_eq!((begin(third), third.bytes), (MIB + 512, 29 * MIB));
-        let fourth = alloc(&mut caching, 25 * MIB);
-        assert_eq!((begin(fourth), caching.reserved), (30 * MIB + 512, 62 * MIB));
-        caching.free(third.block);
-        let fifth = alloc(&mut caching, 28 * MIB + 512);
-        assert_eq!((begin(fifth), fifth.bytes), (MIB + 512, 28 * MIB + 512), "less than 1 MiB is split off");
-    }
-
-    #[test]
-    fn a_block_that_can_grow_is_the_last_choice() {
-        let mut caching = expandable(1000 * MIB);
-        let [first, _second] = [6, 9].map(|mib| alloc(&mut caching, mib * MIB));
-        caching.free(first.block);
-        assert_eq!(begin(alloc(&mut caching, 4 * MIB)), 0, "5 MiB are free at the end, and can grow");
-    }
-
-    #[test]
-    fn whole_units_are_returned_when_memory_runs_out() {
-        let mut caching = expandable(84 * MIB);
-        let [first, _second] = [25, 30].map(|mib| alloc(&mut caching, mib * MIB));
-        assert_eq!(caching.reserved, 60 * MIB);
-        caching.free(first.block);
-        // 55 to 60 MiB are free, and 39 MiB more are needed: two units of 20 MiB. One of them was returned: 0 to 20
-        // MiB.
-        assert_eq!(begin(alloc(&mut caching, 44 * MIB)), 55 * MIB);
-        assert_eq!((caching.reserved, caching.reserved_peak), (80 * MIB, 80 * MIB));
-        assert_eq!(caching.alloc(22 * MIB), None, "there are addresses, but no memory");
-        assert_eq!(begin(alloc(&mut caching, 5 * MIB)), 20 * MIB, "the rest of the first block was kept");
     }
 
     /// After random requests, blocks do not overlap, and all memory is free at the end.

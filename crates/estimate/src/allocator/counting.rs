@@ -57,11 +57,4 @@ mod tests {
         pool.free(second.bytes);
         assert!(pool.alloc(60 * MIB).is_some(), "what was freed is used again");
     }
-
-    #[test]
-    fn without_a_step_nothing_is_added() {
-        let mut exact = Counting::new(1, 10);
-        assert!(exact.alloc(7).is_some());
-        assert_eq!((exact.alloc(4), exact.reserved_peak), (None, 7));
-    }
 }

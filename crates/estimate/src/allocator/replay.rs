@@ -160,6 +160,15 @@ mod tests {
             ("+0.5", [2, 2, 2, 2]),
             ("+1 +1.5", [22, 22, 22, 22]),
             ("+25", [26, 40, 26, 28]),
+            // `alloc_block`, `should_split`: a large rest is used, and one of 1 MiB is not, unless segments are expandable.
+            ("+24.5 +1.5", [26, 40, 26, 48]),
+            ("+25 +1.5", [46, 40, 46, 48]),
+            ("+1.5 +40 -1 +39.5 +19", [80, 60, 80, 80]),
+            // `get_free_block`, `try_merge_blocks`: the smallest block that is large enough, and neighbours are joined. A block that can
+            // grow is the last choice.
+            ("+4 +2 +6 -0 -1 +5 +8", [20, 20, 20, 20]),
+            ("+4 +2 +6 -0 -1 -2 +20", [20, 20, 20, 20]),
+            ("+6 +9 -0 +4 +25", [46, 40, 46, 48]),
             // `get_free_block`: each stream has its own blocks, and so has each private pool (`get_pool`).
             ("+30 -0 +30@1 -1 +30 +30", [90, 100, 90, 96]),
             ("+30/1 -0 +30 +30/1", [60, 80, 60, 64]),
@@ -193,6 +202,10 @@ mod tests {
     fn the_cache_is_emptied_when_the_card_is_full() {
         for (script, expected) in [
             ("+200 -0 +300", [Some(1), Some(0), Some(1), Some(1)]),
+            ("+200 -0 +100 +300", [None, Some(0), Some(1), None]),
+            // The whole pages of a free block are returned; what is before and after them is used again.
+            ("+5 +125 +150 -1 +220 +15", [Some(1), Some(1), Some(1), None]),
+            ("+125 +150 -0 +220 +5 +5 +20", [None, Some(1), None, None]),
             // `release_available_cached_blocks`: oversize blocks go first, as many as are needed.
             ("+200 +150 -0 -1 +300", [Some(1), Some(0), Some(0), Some(1)]),
             ("+300 -0 +250", [Some(0), Some(0), Some(0), Some(0)]),
