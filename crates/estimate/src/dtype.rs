@@ -220,24 +220,6 @@ mod tests {
     }
 
     #[test]
-    fn usual_names_are_known() {
-        for (name, dtype) in [
-            ("float16", Dtype::F16),
-            ("Half", Dtype::F16),
-            ("FP16", Dtype::F16),
-            ("bfloat16", Dtype::Bf16),
-            ("torch.bfloat16", Dtype::Bf16),
-            ("BF16", Dtype::Bf16),
-            ("float32", Dtype::F32),
-            ("fp32", Dtype::F32),
-            ("int8", Dtype::I8),
-            ("fp8", Dtype::F8),
-        ] {
-            assert_eq!(name.parse::<Dtype>().unwrap(), dtype, "{name}");
-        }
-    }
-
-    #[test]
     fn blocks_are_whole() {
         let bytes = |name: &str, elements| name.parse::<Dtype>().unwrap().bytes(elements);
         assert_eq!(bytes("nf4", 4096 * 4096), Some(4096 * 4096 / 2 + 4096 * 4096 / 64 * 4));

@@ -317,12 +317,7 @@ impl Memory {
         layers.iter().map(|layer| &*state.names[layer.0 as usize]).collect::<Vec<_>>().join(".")
     }
 
-    #[cfg(test)]
-    pub(crate) fn in_use(&self) -> u64 {
-        self.0.borrow().in_use
-    }
-
-    /// Returns the number of events: allocations, frees, and scopes that were opened or closed.
+    /// Returns how many allocations, frees, and openings and closings of scopes there were.
     pub(crate) fn events(&self) -> u64 {
         self.0.borrow().number
     }
@@ -429,27 +424,8 @@ fn unsigned(bytes: i64) -> u64 {
 mod tests {
     use std::rc::Rc;
 
-    use super::{AtPeak, Class, Memory};
+    use super::Memory;
     use crate::allocator::AllocatorKind;
-
-    #[test]
-    fn the_peak_has_paths_and_classes() {
-        let memory = Rc::new(Memory::new(AllocatorKind::PyTorch, u64::MAX));
-        memory.open("forward");
-        memory.open("conv");
-        let weights = memory.alloc(1000, Class::Weights).unwrap();
-        let other = memory.alloc(512, Class::Activations).unwrap();
-        assert_eq!((memory.path(), memory.in_use()), ("conv".to_owned(), 1536));
-        drop(other);
-        assert_eq!(memory.close(), 1536);
-        assert_eq!(memory.close(), 1536);
-        drop(weights);
-        assert_eq!(memory.in_use(), 0);
-        let (peak, paths) = memory.end();
-        let classes = vec![(Class::Weights, 1000), (Class::Activations, 512), (Class::Rounding, 24)];
-        let expected = AtPeak { path: vec!["forward".into(), "conv".into()], classes };
-        assert_eq!((peak, paths), (1536, vec![expected]));
-    }
 
     #[test]
     fn scopes_move_by_the_shortest_way() {
@@ -464,15 +440,5 @@ mod tests {
         assert_eq!(memory.path(), "a.b");
         memory.move_to(&[]);
         assert_eq!(memory.path(), "");
-    }
-
-    #[test]
-    fn sums_beyond_the_ledger_are_errors() {
-        let memory = Rc::new(Memory::new(AllocatorKind::Exact, u64::MAX));
-        memory.open("forward");
-        memory.open("head");
-        let _half = memory.alloc(1 << 61, Class::Weights).unwrap();
-        let error = memory.alloc(1 << 61, Class::Weights).unwrap_err();
-        assert_eq!(error.to_string(), "layer `head`: the sizes are too large: the sum does not fit into 62 bits");
     }
 }

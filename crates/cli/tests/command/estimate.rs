@@ -258,6 +258,9 @@ fn types_say_where_they_come_from() {
             "weights of linear layers in 8 bits, all else in bf16 (the file says `float7`, which is not known)",
         ),
         (&half, "BFloat16", "parameters in bf16"),
+        (&none, "torch.float16", "parameters in f16"),
+        (&none, "half", "parameters in f16"),
+        (&none, "fp32", "parameters in f32"),
         (&none, "int8", "weights of linear layers in 8 bits, all else in bf16 (the file says no type for it)"),
         (&half, "q4_0", "weights in q4_0, all else in f16 (the type of the file)"),
     ] {

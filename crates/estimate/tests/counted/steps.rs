@@ -69,14 +69,6 @@ fn bisection_finds_the_largest_number() {
     assert_eq!(gpumem_estimate::largest(|_| Ok(true)).unwrap(), 1 << 63);
 }
 
-/// A card that is too small for a whole language model's logits says which layer needs them.
-#[test]
-fn an_error_names_the_layer_that_does_not_fit() {
-    let step = Step { limit: Some(Bytes::mib(3000)), ..Step::inference(16) };
-    let error = step.estimate(&models::gpt2(1024)).unwrap_err();
-    assert_eq!(error.layer(), "lm_head");
-}
-
 /// Deep models need no deep stack, and no time that grows faster than the model.
 #[test]
 fn a_model_of_20_000_layers() {
