@@ -44,7 +44,7 @@ pub use gpumem_core::model::Bytes;
 
 pub use self::{
     allocator::{AllocatorKind, replay},
-    answers::{Saving, Savings, largest},
+    answers::{Saving, Savings},
     class::Class,
     context::ContextSize,
     dtype::{Blocks, Dtype},

@@ -1,12 +1,9 @@
 //! A step of inference or training, as events.
 
-use std::{fmt, io, path::Path, rc::Rc};
+use std::{io, path::Path, rc::Rc};
 
 use gpumem_core::model::Bytes;
-use serde::{
-    Deserialize, Deserializer, Serialize, Serializer,
-    de::{MapAccess, Visitor, value::MapAccessDeserializer},
-};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     allocator::AllocatorKind,
@@ -44,7 +41,7 @@ use crate::{
 /// # Ok::<(), gpumem_estimate::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, remote = "Self")]
+#[serde(default, deny_unknown_fields)]
 pub struct Step {
     /// The number of inputs that are read at once.
     pub batch: u64,
@@ -112,33 +109,6 @@ impl Default for Step {
             cublas_workspace: 32 << 20,
             multiprocessors: 132,
         }
-    }
-}
-
-impl Serialize for Step {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        Self::serialize(self, serializer)
-    }
-}
-
-/// Reads a step from an object. A list, whose elements serde would take for the fields, is an error.
-impl<'de> Deserialize<'de> for Step {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Object;
-
-        impl<'de> Visitor<'de> for Object {
-            type Value = Step;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object with the fields of a step")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Step, A::Error> {
-                Step::deserialize(MapAccessDeserializer::new(map))
-            }
-        }
-
-        deserializer.deserialize_map(Object)
     }
 }
 

@@ -144,10 +144,6 @@ fn steps_that_make_no_sense_say_why() {
     assert_eq!(message, "only a model that predicts the next token can decode");
     let message = Step::inference(1).estimate(&models::gpt2(0)).unwrap_err().to_string();
     assert_eq!(message, "the input has the shape (1, 0), which has no elements");
-    for json in ["[]", "[8]", "8", "null"] {
-        let message = serde_json::from_str::<Step>(json).unwrap_err().to_string();
-        assert!(message.contains("expected an object with the fields of a step"), "{message}");
-    }
 }
 
 /// The example of `ESTIMATE.md` is a step.

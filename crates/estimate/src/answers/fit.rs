@@ -119,11 +119,8 @@ fn largest_with_gaps(mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result
 }
 
 /// Returns the largest number for which `fits` is true, by bisection; 0 if it is false for 1. Once `fits` is false, it
-/// must be false for all larger numbers. Use this for sizes other than the batch and the length of sequences.
-///
-/// # Errors
-/// Returns the first error of `fits`.
-pub fn largest(mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result<u64, Error> {
+/// must be false for all larger numbers.
+fn largest(mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result<u64, Error> {
     let (mut fitting, mut too_large) = (0, 1);
     while fits(too_large)? {
         fitting = too_large;

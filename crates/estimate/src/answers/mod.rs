@@ -5,7 +5,4 @@ mod json;
 mod savings;
 mod text;
 
-pub use self::{
-    fit::largest,
-    savings::{Saving, Savings},
-};
+pub use self::savings::{Saving, Savings};

@@ -61,14 +61,6 @@ fn the_largest_batch_fits_and_the_next_one_does_not() {
     assert_eq!(error.to_string(), "what fits depends on a limit, and the step has none");
 }
 
-#[test]
-fn bisection_finds_the_largest_number() {
-    for most in [0, 1, 2, 3, 7, 8, 100, 1 << 40, u64::MAX / 2] {
-        assert_eq!(gpumem_estimate::largest(|number| Ok(number <= most)).unwrap(), most);
-    }
-    assert_eq!(gpumem_estimate::largest(|_| Ok(true)).unwrap(), 1 << 63);
-}
-
 /// Deep models need no deep stack, and no time that grows faster than the model.
 #[test]
 fn a_model_of_20_000_layers() {
