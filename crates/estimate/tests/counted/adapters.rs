@@ -26,26 +26,6 @@ fn a_step_with_an_adapter_byte_by_byte() {
     assert_eq!(phases(&estimate, "update")[0], constant + 4 * adapter * 4 + 4);
 }
 
-#[test]
-fn dropout_is_kept_instead_of_the_input() {
-    let adapters = Some(Lora { rank: 4, targets: ["fc2"].into(), dropout: 0.1 });
-    let with = exact(Step { adapters, ..Step::training(8, Optimizer::Sgd) }).estimate(&small()).unwrap();
-    let without = exact(Step { adapters: Some(lora(4, "fc2")), ..Step::training(8, Optimizer::Sgd) });
-    let without = without.estimate(&small()).unwrap();
-    // While the last matrix is multiplied, the input of the adapter is still live: its dropout is one tensor more. The mask is not
-    // kept, because the layer before is frozen and its output needs no gradient.
-    assert_eq!(phases(&with, "forward")[0] - phases(&without, "forward")[0], 8 * 50 * 4);
-}
-
-#[test]
-fn adapters_of_narrow_parameters_are_wide() {
-    let step = |parameters| exact(Step { parameters, adapters: Some(lora(4, "fc*")), ..Step::inference(8) });
-    let weights = |dtype| of(&step(dtype).estimate(&small()).unwrap(), Class::Weights);
-    let adapters = 4 * (100 + 50) + 4 * (50 + 50);
-    assert_eq!(weights(Dtype::Bf16), 7600 * 2 + adapters * 4);
-    assert_eq!(weights(Dtype::F32), (7600 + adapters) * 4);
-}
-
 /// `print_trainable_parameters` of peft prints for Llama 2 7B with rank 8 and its default targets: "trainable params: 4,194,304 || all
 /// params: 6,742,609,920".
 #[test]

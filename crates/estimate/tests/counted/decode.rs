@@ -27,18 +27,6 @@ fn each_token_adds_its_keys_and_values() {
     assert_eq!(super::of(&long, Class::Cache), 4 * 192 * 24 * KEYS);
 }
 
-/// There are logits of the last position only, 128 times fewer than without decoding.
-#[test]
-fn the_prompt_needs_no_logits_but_the_last() {
-    let model = models::gpt2(128);
-    let all = exact(Step::inference(4)).estimate(&model).unwrap();
-    let last = decode(1, KvCache::Dynamic).estimate(&model).unwrap();
-    assert_eq!(last.phases.len(), 1, "one token needs no pass but that over the prompt");
-    // The peak of the first is at the logits. That of the second is inside of the last block, before it has all its keys.
-    let logits = 4 * 128 * 50_257 * 4;
-    assert!(all.peak.get() - last.peak.get() > logits / 2);
-}
-
 /// The first pass makes the gradients, the second one needs them twice for a moment.
 #[test]
 fn gradients_are_added_up() {

@@ -57,19 +57,6 @@ fn experts_keep_what_grouped_products_need() {
     assert!(all(1) > found);
 }
 
-/// If a window is shorter than the sequence there is a mask, which the layer converts to the type of the queries.
-#[test]
-fn a_window_needs_a_mask() {
-    let attention = |window| {
-        let attention = Attention { size: 8, heads: 2, window, ..Attention::default() };
-        peak([Layer::Attention(attention)], Input::Numbers(Shape::from([64, 8])), Step::inference(1))
-    };
-    assert_eq!(attention(0), attention(64));
-    // Without a mask the peak is at the projection of the output, after the kernel.
-    let projected = 64 * 8 * 4;
-    assert_eq!(attention(32) - attention(0), 64 * 64 + 64 * 64 * 4 - projected);
-}
-
 /// Branches read the same input. Without training, an idle layer costs only its parameters.
 #[test]
 fn branches_and_idle_layers() {
