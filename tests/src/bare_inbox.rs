@@ -75,12 +75,12 @@ impl BareInbox {
         self.0.post(&EventKind::Open { scope: ScopeId(scope), spec });
     }
 
-    /// Lets the calling thread enter a scope.
+    /// Makes the calling thread enter a scope.
     pub fn enter(&self, scope: u64) {
         self.0.post(&EventKind::Enter { scope: ScopeId(scope) });
     }
 
-    /// Lets the calling thread leave a scope.
+    /// Makes the calling thread leave a scope.
     pub fn leave(&self, scope: u64) {
         self.0.post(&EventKind::Leave { scope: ScopeId(scope) });
     }

@@ -1,6 +1,6 @@
 use std::hint::black_box;
 
-/// Runs code under this number of calls, which the compiler keeps.
+/// Runs code below this number of nested calls, which the compiler does not remove.
 #[inline(never)]
 pub fn deeper(depth: usize, at_the_bottom: &mut dyn FnMut()) {
     match depth {

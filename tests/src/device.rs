@@ -12,8 +12,8 @@ use gpumem_driver::source::trial::calls_of_both_sources;
 
 use crate::Standin;
 
-/// Returns `None` and prints a line unless `GPUMEM_DEVICE` is set. Only one test of a process runs at a time: each sees the
-/// whole device.
+/// Returns a lock that lets only one test of a process run at a time, because each test sees the whole device. Returns `None` and prints a
+/// line unless `GPUMEM_DEVICE` is set.
 pub fn device() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     if env::var_os("GPUMEM_DEVICE").is_none() {
@@ -23,8 +23,8 @@ pub fn device() -> Option<MutexGuard<'static, ()>> {
     Some(ONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// If no device is used, runs all tests of this executable once more on two devices of the stand-in driver, with each source of
-/// exact figures. It leaves out the given tests, which need more than the stand-in driver has.
+/// If no device is used, runs all tests of this executable once more on two devices of the stand-in driver, with each source of exact
+/// values. The tests in `but_for`, which need more than the stand-in driver has, are left out.
 ///
 /// # Panics
 /// Panics if one of them fails.
@@ -33,7 +33,7 @@ pub fn on_the_standin(but_for: &[&str]) {
         return;
     }
     let itself = env::current_exe().expect("a test has a path");
-    // The function below runs the last one.
+    // The function below runs this test.
     let mut arguments = vec!["--test-threads=1", "--skip", BOTH_SOURCES_TEST];
     arguments.extend(but_for.iter().flat_map(|test| ["--skip", test]));
     let machine = Standin::new().devices(2).env("GPUMEM_DEVICE", "1").limit(Duration::from_secs(300));
@@ -71,7 +71,7 @@ pub fn on_the_standin_with_both_sources(machine: Standin) {
     println!("{}", outcome.stdout);
 }
 
-/// Returns the reports of the dispatch table and of CUPTI about the same calls. If one of them cannot be used, it prints the
+/// Returns the reports of the dispatch table and of CUPTI about the same calls. If one of them cannot be used, this function prints the
 /// reason and returns `None`.
 ///
 /// # Panics
@@ -88,7 +88,7 @@ pub fn reported_by_both(program: impl FnOnce()) -> Option<[Vec<String>; 2]> {
         .ok()
 }
 
-/// Collects all errors and fails at the end: GPU time is rare, so one run has to show all of them.
+/// Collects all errors and fails at the end: GPU time is rare, so one run must show all of them.
 #[derive(Debug, Default)]
 pub struct Wrong(Vec<String>);
 

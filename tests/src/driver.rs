@@ -1,4 +1,4 @@
-//! Calls of the driver by name.
+//! Calls the driver by name.
 
 use std::{ffi::CString, ptr};
 
@@ -15,19 +15,19 @@ pub fn call(function: &str, arguments: &[u64]) -> i32 {
     let name = CString::new(function).expect("names have no zeros");
     // SAFETY: loading the driver has no preconditions.
     let library = unsafe { sys::culib() };
-    // SAFETY: each function that the tests name has this type, seen from its caller.
+    // SAFETY: each function that the tests name has this type from its caller's point of view.
     let call = unsafe { library.get::<Function>(name.as_bytes_with_nul()) }.expect(function);
     let mut words = [0; 6];
     words[..arguments.len()].copy_from_slice(arguments);
     let [first, second, third, fourth, fifth, sixth] = words;
-    // SAFETY: the arguments are those of the function, as said above.
+    // SAFETY: the arguments are valid for the function, as documented above.
     unsafe { call(first, second, third, fourth, fifth, sixth) }
 }
 
-/// Makes a call that succeeds.
+/// Makes a call that must succeed.
 ///
 /// # Panics
-/// Panics if it does not.
+/// Panics if the call fails.
 #[track_caller]
 pub fn done(function: &str, arguments: &[u64]) {
     let code = call(function, arguments);
@@ -42,10 +42,10 @@ pub fn try_put(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> (i32,
     (code, *std::hint::black_box(out))
 }
 
-/// Returns the out-parameter of a call that succeeds.
+/// Makes a call that must succeed, and returns its out-parameter.
 ///
 /// # Panics
-/// Panics if it does not.
+/// Panics if the call fails.
 #[track_caller]
 pub fn put(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> u64 {
     let (code, out) = try_put(function, arguments);

@@ -1,5 +1,5 @@
-//! Measures the memory that a process keeps for threads that have ended, names of scopes, and events: none, beyond
-//! documented limits.
+//! Measures the memory that a process keeps for threads that have ended, names of scopes, and events. It must not grow beyond documented
+//! limits.
 
 use std::{cell::Cell, fs, thread};
 
@@ -17,7 +17,7 @@ fn resident() -> u64 {
     pages.expect("the second figure is a number of pages") * 4096
 }
 
-/// Returns the growth of the process in bytes while `work` is done this number of times, after some times before.
+/// Returns the growth of the process in bytes while `work` runs `times` times, after `before` runs that do not count.
 fn growth(before: u64, times: u64, mut work: impl FnMut(u64)) -> u64 {
     (0..before).for_each(&mut work);
     let had = resident();
@@ -52,7 +52,7 @@ pub fn of_threads(gpu: &SimGpu, threads: u64) -> u64 {
     })
 }
 
-/// Returns the growth over this number of scopes, each with a path and a name of its own, once there are as many paths as gpumem
+/// Returns the growth over this number of scopes, each with a different path and name, after there are as many paths as gpumem
 /// distinguishes.
 ///
 /// # Panics
@@ -67,8 +67,7 @@ pub fn of_names(gpu: &SimGpu, names: u64) -> u64 {
     })
 }
 
-/// Returns the growth over this number of requests of a service, each with a name of its own, that are counted for
-/// statistics.
+/// Returns the growth over this number of requests of a service, each with a different name, that are counted for statistics.
 ///
 /// # Panics
 /// Panics if there is no `/proc`.
@@ -84,7 +83,7 @@ pub fn of_requests(gpu: &SimGpu, requests: u64) -> u64 {
     grown
 }
 
-/// Returns the memory of this many live parts of a pool.
+/// Returns the growth over this many live parts of a pool.
 ///
 /// # Panics
 /// Panics if there is no `/proc`.
@@ -96,8 +95,8 @@ pub fn of_parts(parts: u64) -> u64 {
     grown
 }
 
-/// Returns the growth over this number of allocations and frees, of 10,000 blocks at random addresses. Some are at an address that
-/// is in use, as if a free was missed. Sometimes a lost event is recorded.
+/// Returns the growth over this number of allocations and frees, of 10,000 blocks at random addresses. Some are at an address that is in
+/// use, as if a free had been missed. Sometimes a lost event is recorded.
 ///
 /// # Panics
 /// Panics if there is no `/proc`.

@@ -10,9 +10,9 @@ use crate::process::built;
 use crate::standin::{Cupti, Library, Standin};
 
 impl Standin {
-    /// Puts the shared object into `folder` under the names of the libraries that this machine has. It is one file with
-    /// two names, so that the loader loads it once and both libraries see the same cards. libcupti is a file of its own, as
-    /// NVIDIA's is: what finds it has to look where it lies. Returns the variable that names its folder.
+    /// Puts the shared object into `folder` under the names of the libraries that this machine has. It is one file with two names, so that
+    /// the loader loads it once and both libraries see the same GPUs. libcupti is a separate file, like NVIDIA's, which gpumem must find in
+    /// its folder. Returns the variable that names its folder.
     pub(crate) fn install(&self, folder: &Path) -> io::Result<Option<(String, PathBuf)>> {
         let mut bytes = image().patched(&self.patches);
         for symbol in &self.hidden {
@@ -59,7 +59,7 @@ fn image() -> &'static Image {
     })
 }
 
-/// The own name of the shared object, which no program asks for.
+/// The `SONAME` of the shared object, which no program requests.
 const SONAME: &str = "libstandi.so.0";
 
 /// Returns whether the loader finds this library without our help.
@@ -69,12 +69,12 @@ fn system_has(library: Library) -> bool {
     cache.windows(name.len()).any(|window| window == name.as_bytes())
 }
 
-/// Spells the symbol's name differently, so that nobody finds it.
+/// Spells the symbol's name differently, so that no program finds it.
 fn hide(object: &mut [u8], symbol: &str) {
     spell(object, symbol, &format!("{}?", &symbol[..symbol.len() - 1]));
 }
 
-/// Replaces a name that the loader reads, by one that is as long.
+/// Replaces a name that the loader reads, by one of the same length.
 fn spell(object: &mut [u8], old: &str, new: &str) {
     assert_eq!(old.len(), new.len(), "{new} cannot take the place of {old}");
     let name = format!("\0{old}\0").into_bytes();

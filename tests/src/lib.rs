@@ -1,5 +1,5 @@
 //! Runs gpumem on the stand-in driver: puts a shared object under NVIDIA's names on the loader's path of a child
-//! process, with the faults that the test wants, and returns the output and the calls of the child.
+//! process, with the faults that the test requests, and returns the output and the calls of the child.
 //!
 //! The child is `probe`, which takes its commands from its arguments; `src/bin/probe/main.rs` lists them.
 

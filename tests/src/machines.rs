@@ -1,4 +1,4 @@
-//! Runs one script on a machine for each source of exact figures.
+//! Runs one script on a machine for each source of exact values.
 
 use crate::script::check;
 use crate::{Outcome, Standin};
@@ -8,7 +8,8 @@ use crate::{Outcome, Standin};
 pub struct Machines(Vec<(&'static str, &'static str, Standin)>);
 
 impl Standin {
-    /// Returns this machine with libcupti, and this machine with a dispatch table where the stand-in driver has one.
+    /// Returns this machine with libcupti, and this machine with a dispatch table on processors for which the stand-in
+    /// driver has one.
     pub fn with_each_source(self) -> Machines {
         let mut all = vec![("cupti", "libcupti.so.13", self.clone().cupti())];
         if cfg!(target_arch = "x86_64") {
@@ -32,7 +33,7 @@ impl Machines {
     pub fn check(&self, script: &str) -> Vec<Outcome> {
         let run = |(source, library, machine): &(&str, &str, Standin)| {
             let outcome = check(machine, &script.replace("SOURCE", source).replace("LIBRARY", library));
-            // The library of the other source is not even loaded.
+            // The library of the other source must not even be loaded.
             assert!(*source == "cupti" || !outcome.calls.iter().any(|call| call.starts_with("cupti")), "{outcome}");
             outcome
         };

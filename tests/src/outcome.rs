@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display};
 
-/// The result of a run.
+/// The result of a child process.
 #[derive(Debug)]
 pub struct Outcome {
     pub(crate) machine: String,

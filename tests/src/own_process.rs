@@ -1,7 +1,7 @@
 //! Runs a part of a test in a new process, because gpumem's session belongs to the whole process.
 //!
-//! The test executable starts itself again and has it run one test alone. That test asks [`part`] what to do; in a usual run
-//! there is no part, and it does nothing.
+//! The test executable starts itself again to run only one test. That test calls [`part`] to find out what to do. In a usual run there is
+//! no part, and the test does nothing.
 
 use std::{
     env,
@@ -30,8 +30,8 @@ pub fn part() -> Option<String> {
 pub struct OwnProcess(Command);
 
 impl OwnProcess {
-    /// Runs the test of this name, which begins with the names of its modules. Of gpumem's variables, only those that say on which
-    /// machine a test runs are set.
+    /// Prepares a process that runs the test of this name, which starts with the names of its modules. Of gpumem's variables, only those
+    /// that determine the machine of a test are set.
     ///
     /// # Panics
     /// Panics if the path of this executable is not known.
@@ -48,18 +48,18 @@ impl OwnProcess {
         Self(command)
     }
 
-    /// Sets the answer of [`part`] in it.
+    /// Sets the answer of [`part`] in the process.
     pub fn part(self, part: &str) -> Self {
         self.env(PART, part)
     }
 
-    /// Sets a variable of its environment.
+    /// Sets a variable of the process's environment.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.0.env(name, value);
         self
     }
 
-    /// Sets variables of its environment.
+    /// Sets variables of the process's environment.
     pub fn envs(mut self, variables: &[(&str, &str)]) -> Self {
         self.0.envs(variables.iter().copied());
         self
@@ -70,7 +70,7 @@ impl OwnProcess {
         self.0
     }
 
-    /// Starts it.
+    /// Starts the process.
     ///
     /// # Panics
     /// Panics if the program cannot be started.
@@ -78,7 +78,7 @@ impl OwnProcess {
         Running::start(&mut self.0)
     }
 
-    /// Runs it.
+    /// Runs the process to its end.
     ///
     /// # Panics
     /// Panics for the same reasons as [`Running::end`].
@@ -87,10 +87,10 @@ impl OwnProcess {
         self.start().end()
     }
 
-    /// Runs it to a good end.
+    /// Runs the process, which must succeed.
     ///
     /// # Panics
-    /// Panics if it fails, and for the same reasons as [`Running::end`].
+    /// Panics if the process fails, and for the same reasons as [`Running::end`].
     #[track_caller]
     pub fn passes(self) -> Ended {
         let ended = self.run();
@@ -99,7 +99,7 @@ impl OwnProcess {
     }
 }
 
-/// A process that was started.
+/// A running process.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -127,17 +127,17 @@ impl Running {
         Output { status, stdout, stderr }
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the process.
     ///
     /// # Panics
-    /// Panics if it does not end in time, or has run no test.
+    /// Panics if the process does not end in time, or has run no test.
     #[track_caller]
     pub fn end(self) -> Ended {
         Ended::of(self.output())
     }
 }
 
-/// Does the same as [`Command::output`], with a deadline.
+/// Like [`Command::output`], but with a deadline.
 ///
 /// # Panics
 /// Panics if the program cannot be started, or does not end in time.
@@ -158,10 +158,10 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Returns what a [`command`](OwnProcess::command) wrote.
+    /// Reads the output of a [`command`](OwnProcess::command).
     ///
     /// # Panics
-    /// Panics if it has run no test.
+    /// Panics if the process has run no test.
     #[track_caller]
     pub fn of(output: Output) -> Self {
         let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
@@ -170,7 +170,7 @@ impl Ended {
         Self { code: output.status.code(), stdout, stderr }
     }
 
-    /// Returns the lines of stdout that begin with `> `, without these characters.
+    /// Returns the lines of stdout that start with `> `, without these characters.
     pub fn answers(&self) -> Vec<&str> {
         self.stdout.lines().filter_map(|line| line.strip_prefix("> ")).collect()
     }

@@ -1,6 +1,6 @@
-//! Makes other drivers of the stand-in driver's file. Their stubs differ from those that gpumem knows, or cannot be trusted.
+//! Creates other drivers from the stand-in driver's file. Their stubs differ from those that gpumem knows, or cannot be trusted.
 //!
-//! All of them work when nobody intercepts them. Functions and data are found through the file's symbols.
+//! All of them work as long as they are not intercepted. Functions and data are found through the file's symbols.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::stub::{DEINITIALIZED, Stub};
 /// The faults of the stubs of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Patch {
-    /// All of them compare with another number.
+    /// All stubs compare with another number.
     Unrecognisable,
     /// The stub of this function begins with a jump, as if another library had put its own code there. Calls go past the slot.
     Overwritten(&'static str),
@@ -24,14 +24,14 @@ pub enum Patch {
 
 /// Without one of these calls, the stubs cannot be recognised.
 impl Standin {
-    /// Makes a driver like those since 470: each function is a stub that goes through a slot.
+    /// Makes the driver like those since 470: each function is a stub that goes through a slot.
     #[must_use]
     pub fn dispatch(mut self) -> Self {
         self.patches.retain(|patch| *patch != Patch::Unrecognisable);
         self
     }
 
-    /// Makes such a driver with this fault of the stubs.
+    /// Makes the driver like those since 470, but with this fault of the stubs.
     #[must_use]
     pub fn patch(self, patch: Patch) -> Self {
         let mut machine = self.dispatch();
@@ -39,19 +39,19 @@ impl Standin {
         machine
     }
 
-    /// Makes such a driver, where the slot of this function points out of the library from the start.
+    /// Makes the driver like those since 470, but with a slot of this function that points out of the library from the start.
     #[must_use]
     pub fn bad_slot(self, function: &str) -> Self {
         self.dispatch().set(format!("foreign_slot={function}"))
     }
 
-    /// Returns whether the stubs can be recognised, apart from faults.
+    /// Returns whether gpumem can recognise the stubs, apart from faults.
     pub(crate) fn has_dispatch(&self) -> bool {
         !self.patches.contains(&Patch::Unrecognisable)
     }
 }
 
-/// The facts about the file of the stand-in driver, which are the same in its copies.
+/// The file of the stand-in driver, and its layout, which is the same in all copies.
 #[derive(Debug)]
 pub(crate) struct Image {
     /// The addresses of its exports.
@@ -94,7 +94,7 @@ impl Image {
         copy.bytes
     }
 
-    /// Returns the place of the names that the loader reads.
+    /// Returns the offsets of the names that the loader reads.
     pub(crate) fn names(&self) -> Range<usize> {
         self.names.clone()
     }
@@ -181,7 +181,7 @@ impl Copy<'_> {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Puts the distance to `target` from the end of the instruction.
+    /// Writes the distance to `target` from the end of the instruction.
     fn put_distance(&mut self, address: u64, end: u64, target: u64) {
         let distance = target.wrapping_sub(end).cast_signed();
         let distance = i32::try_from(distance).unwrap_or_else(|_| panic!("{target:#x} is too far from {end:#x}"));

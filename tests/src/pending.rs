@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll},
 };
 
-/// A future that is pending once.
+/// A future that is pending at its first poll only.
 #[derive(Debug, Default)]
 pub struct Yield(bool);
 

@@ -1,4 +1,4 @@
-//! Programs of child processes.
+//! Child processes, and the programs that they run.
 
 use std::path::PathBuf;
 use std::process;
@@ -8,7 +8,7 @@ use std::{env, io, thread};
 /// Waits for the child, or kills it and returns `None`.
 ///
 /// # Errors
-/// Returns an error if it cannot be waited for.
+/// Returns an error if the child cannot be waited for.
 pub fn wait(child: &mut process::Child, limit: Duration) -> io::Result<Option<process::ExitStatus>> {
     let end = Instant::now() + limit;
     loop {
@@ -24,10 +24,10 @@ pub fn wait(child: &mut process::Child, limit: Duration) -> io::Result<Option<pr
     }
 }
 
-/// Returns the path of a file that Cargo built: in the folder of the running test, or the one above.
+/// Returns the path of a file that Cargo built: in the folder of the running test, or in the folder above it.
 ///
 /// # Panics
-/// Panics if it was not built.
+/// Panics if the file does not exist.
 pub fn built(name: &str) -> PathBuf {
     let test = env::current_exe().unwrap_or_else(|error| panic!("the path of this test is not known: {error}"));
     let places = test.ancestors().skip(1).take(2).map(|folder| folder.join(name));

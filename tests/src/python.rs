@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, env, fs, path::PathBuf, process::Command, sync::LazyLock};
 
-/// Returns the interpreters on the path, and those that pyenv has installed: one of each version. If there is none, it prints that
-/// the test is skipped.
+/// Returns the interpreters on the path, and those that pyenv has installed: one of each version. If there is none, this function prints
+/// that the test is skipped.
 pub fn interpreters() -> BTreeMap<(u32, u32), PathBuf> {
-    // Each of some ten files is run to know its version, which takes longer than most tests.
+    // About ten files are run to find out their versions, which takes longer than most tests.
     static FOUND: LazyLock<BTreeMap<(u32, u32), PathBuf>> = LazyLock::new(find);
     if FOUND.is_empty() {
         crate::skipped("no Python from 3.11 to 3.14");
@@ -23,7 +23,7 @@ fn find() -> BTreeMap<(u32, u32), PathBuf> {
     all.filter(|path| path.is_file()).filter_map(|path| Some((version(&path)?, path))).collect()
 }
 
-/// Returns the version of a supported interpreter, which has the global lock.
+/// Returns the version of a supported interpreter, which must have the global lock.
 fn version(path: &PathBuf) -> Option<(u32, u32)> {
     const SHOW: &str =
         "import sys, sysconfig; print(*sys.version_info[:2], sysconfig.get_config_var('Py_GIL_DISABLED') or 0)";

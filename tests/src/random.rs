@@ -3,7 +3,7 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Makes the numbers of a seed. Any seed is allowed.
+    /// Creates the generator for a seed. Any seed is allowed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -1,5 +1,5 @@
-//! The rule of what a trace counts, computed naively: each event looks at all traces. No thread enters a scope of another thread here.
-//! `GpuMemTrace` has the rule in words, and `ledger/accounts.rs` computes it fast.
+//! The rule for what a trace counts, computed naively: each event looks at all traces. Here, no thread enters a scope of another thread.
+//! `GpuMemTrace` documents the rule, and `ledger/accounts.rs` computes it fast.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ pub enum Counts {
 struct Open {
     counts: Counts,
     opener: u64,
-    /// The event from which on traces of its thread that count the same have been open.
+    /// The event since which there have always been open traces of this thread that count the same threads.
     since: usize,
     used: i64,
     peak: i64,
@@ -39,7 +39,7 @@ struct Block {
     bytes: i64,
 }
 
-/// All open traces and live blocks, by numbers that the caller chooses.
+/// All open traces and live blocks, by ids that the caller chooses.
 #[derive(Debug, Default)]
 pub struct Rule {
     events: usize,
@@ -53,7 +53,8 @@ impl Open {
         self.counts == Counts::All || self.owns(place)
     }
 
-    /// Memory that is allocated at this place belongs to the trace. It counts more if it counts all threads.
+    /// Returns whether memory that is allocated at this place belongs to the trace. A trace that counts all threads also counts memory that
+    /// does not belong to it.
     fn owns(&self, Place { thread, is_in_scope }: Place) -> bool {
         if is_in_scope { thread == self.opener } else { self.counts != Counts::Own }
     }
@@ -73,20 +74,20 @@ impl Open {
 }
 
 impl Rule {
-    /// A thread is in a scope while a trace is open that it opened.
+    /// Counts an event. Returns the thread, and whether it is in a scope: while a trace is open that it opened.
     fn place(&mut self, thread: u64) -> Place {
         self.events += 1;
         Place { thread, is_in_scope: self.open.values().any(|open| open.opener == thread) }
     }
 
-    /// A thread allocates a block.
+    /// Applies the allocation of a block by a thread.
     pub fn alloc(&mut self, thread: u64, block: u64, bytes: i64) {
         let place = self.place(thread);
         self.live.insert(block, Block { place, at: self.events, bytes });
         self.open.values_mut().filter(|open| open.counts(place)).for_each(|open| open.change(bytes));
     }
 
-    /// A thread frees a block, which may be unknown.
+    /// Applies the free of a block, which may be unknown, by a thread.
     pub fn free(&mut self, thread: u64, block: u64) {
         let place = self.place(thread);
         let freed = self.live.remove(&block).map(|freed| (block, freed));
@@ -96,7 +97,7 @@ impl Rule {
         self.freed.insert(thread, freed);
     }
 
-    /// The latest free of a thread has failed.
+    /// Reverts the latest free of a thread, because it failed.
     pub fn free_failed(&mut self, thread: u64) {
         let place = self.place(thread);
         if let Some((block, freed)) = self.freed.remove(&thread).flatten() {
@@ -111,7 +112,7 @@ impl Rule {
         // A trace that leaves out threads in no scope leaves out their memory.
         let is_left_out = |open: &Open| open.counts == Counts::Own && !block.place.is_in_scope && open.since < block.at;
         for open in self.open.values_mut() {
-            // It is in a trace to which the block belongs.
+            // True if this trace is inside a trace to which the block belongs.
             let is_inside = holders.contains(&open.opener);
             let counts_for_freer = (is_inside || !belongs_to_others) && open.owns(by) && !is_left_out(open);
             let counts_as_allocated = open.holds(block) || is_inside && open.owns(block.place);
@@ -121,7 +122,7 @@ impl Rule {
         }
     }
 
-    /// A thread opens a trace.
+    /// Opens a trace of a thread.
     pub fn open(&mut self, opener: u64, trace: u64, counts: Counts) {
         self.events += 1;
         let alike = self.open.values().filter(|open| (open.opener, open.counts) == (opener, counts));

@@ -1,4 +1,4 @@
-//! Runs scripts for the probe with the answers behind the commands: `command = answer`. A `call` without an answer has to
+//! Runs scripts for the probe, in which commands are followed by the expected answers: `command = answer`. A `call` without an answer must
 //! succeed.
 
 use std::collections::BTreeMap;
@@ -6,14 +6,14 @@ use std::panic::{RefUnwindSafe, catch_unwind};
 
 use crate::{Outcome, Standin};
 
-/// Makes a context of device 0 current.
+/// The commands that make a context of device 0 current.
 pub const CONTEXT: &str = "call cuInit 0; call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx";
 
 /// Commands that contain other commands, with `|` between them.
 const NESTING: [&str; 4] = ["other_thread ", "at_exit ", "at_thread_exit ", "fork "];
 
 /// The calls of the driver that gpumem may make while the program is in a call: it looks up unknown blocks and streams, and asks once
-/// whether a device has memory of its own.
+/// whether a device has separate memory.
 const HARMLESS: [&str; 6] = [
     "cuDeviceGetAttribute",
     "cuptiGetDeviceId",
@@ -22,10 +22,10 @@ const HARMLESS: [&str; 6] = [
     "cuStreamIsCapturing",
     "cuDeviceGetGraphMemAttribute",
 ];
-/// CUPTI reports in which context a call is made. A hook asks the driver.
+/// CUPTI reports the context of a call. A hook must ask the driver for it.
 const HARMLESS_IN_A_HOOK: [&str; 4] = ["cuCtxGetCurrent", "cuCtxGetDevice", "cuCtxGetId", "cuDevicePrimaryCtxGetState"];
 
-/// Runs a script, compares the answers, and checks gpumem's calls of the driver meanwhile.
+/// Runs a script, compares the answers, and checks the calls of the driver that gpumem made.
 ///
 /// # Panics
 /// Panics for the same reasons as [`check_answers`], and if gpumem made a call of the driver that is not harmless.
@@ -40,13 +40,13 @@ pub fn check(machine: &Standin, script: &str) -> Outcome {
 /// Runs a script and compares the answers.
 ///
 /// # Panics
-/// Panics if an answer is another one, or if the probe does not end well.
+/// Panics if an answer differs, or if the probe does not end well.
 #[track_caller]
 pub fn check_answers(machine: &Standin, script: &str) -> Outcome {
     let mut expected: BTreeMap<&str, Vec<Option<&str>>> = BTreeMap::new();
     let mut steps = Vec::new();
     for step in script.split(';').map(str::trim).filter(|step| !step.is_empty()) {
-        // The answer to one command on another thread is that of the step.
+        // The answer to one command on another thread is the answer of the step.
         let nests = |verb: &&&str| step.starts_with(**verb) && (**verb != NESTING[0] || step.contains('|'));
         let nesting = NESTING.iter().find(nests).map_or("", |verb| verb);
         let inner: Vec<_> = step[nesting.len()..].split('|').map(str::trim).collect();
@@ -74,7 +74,7 @@ pub fn check_answers(machine: &Standin, script: &str) -> Outcome {
 /// Returns whether the program made the call of this line, or a hook or a callback that may make it.
 fn is_harmless(call: &str) -> bool {
     let Some((outer, inner)) = call.rsplit_once('>') else { return true };
-    // A hook can find the primary context that ends only by retaining it.
+    // A hook can find the primary context that is ending only by retaining it.
     let may_retain = outer.starts_with("cuDevicePrimaryCtxRe") && inner.starts_with("cuDevicePrimaryCtxRe");
     // The stand-in driver makes this call, with the setting for nested calls.
     let is_nested = ["cuMemAllocPitch_v2", "cuMemAllocManaged"].contains(&outer) && inner.starts_with("cuMemAlloc_v2");
@@ -83,17 +83,17 @@ fn is_harmless(call: &str) -> bool {
     is_nested || is_one_of(&HARMLESS) || in_a_hook && (may_retain || is_one_of(&HARMLESS_IN_A_HOOK))
 }
 
-/// Fails and prints everything about the run.
+/// Checks that a condition is true. The message of the panic contains everything about the run.
 ///
 /// # Panics
-/// Panics if it is not true.
+/// Panics if the condition is false.
 #[track_caller]
 pub fn ensure(truth: bool, what: &str, outcome: &Outcome) {
     assert!(truth, "{what}\n{outcome}");
 }
 
 /// # Panics
-/// Panics if the command has another answer.
+/// Panics if the command has a different answer.
 #[track_caller]
 pub fn ensure_answer(outcome: &Outcome, command: &str, answer: &str) {
     assert_eq!(outcome.answer(command), answer, "`{command}`\n{outcome}");
@@ -121,10 +121,10 @@ pub fn ensure_clean(outcome: &Outcome) {
     ensure(outcome.is_clean(), "panicked or did not end well", outcome);
 }
 
-/// Checks the same, and that no context was created.
+/// Checks the same as [`ensure_clean`], and that no context was created.
 ///
 /// # Panics
-/// Panics if it is not so.
+/// Panics if the check fails.
 #[track_caller]
 pub fn ensure_unharmed(outcome: &Outcome) {
     ensure_clean(outcome);
@@ -134,7 +134,7 @@ pub fn ensure_unharmed(outcome: &Outcome) {
 /// Checks every case, so that one run shows all errors.
 ///
 /// # Panics
-/// Panics if some are wrong.
+/// Panics if some cases fail.
 #[track_caller]
 pub fn each<T: RefUnwindSafe>(cases: &[T], check: impl Fn(&T) + RefUnwindSafe) {
     let failed = cases.iter().filter(|case| catch_unwind(|| check(case)).is_err()).count();

@@ -1,4 +1,4 @@
-//! Makes a simulated device for one of many tests in a process.
+//! Creates a simulated device for one of many tests in a process.
 
 use std::cell::RefCell;
 
@@ -15,8 +15,8 @@ fn keep_reports() {
     }));
 }
 
-/// Makes a simulated device for the calling test only, current on its thread. Reports are not printed: [`reported_lines`] has
-/// them.
+/// Creates a simulated device for the calling test only, and makes it current on its thread. Reports are not printed: [`reported_lines`]
+/// returns them.
 ///
 /// # Panics
 /// Panics under `GPUMEM_SIM`.
@@ -32,7 +32,7 @@ pub fn reported_lines() -> Vec<String> {
     REPORTS.take().iter().map(Report::to_string).collect()
 }
 
-/// Returns the reports of the calling thread while this runs.
+/// Returns the reports of the calling thread while `run` runs.
 pub fn reports_of<T>(run: impl FnOnce() -> T) -> Vec<Report> {
     keep_reports();
     REPORTS.take();

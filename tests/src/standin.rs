@@ -24,10 +24,10 @@ pub enum Library {
     Nvml,
 }
 
-/// The place of a machine's libcupti.
+/// The location of a machine's libcupti.
 #[derive(Debug, Clone)]
 pub(crate) enum Cupti {
-    /// There is none.
+    /// The machine has none.
     Missing,
     /// It is on the loader's path.
     OnPath(String),
@@ -36,7 +36,7 @@ pub(crate) enum Cupti {
 }
 
 impl Library {
-    /// Those that come with the driver.
+    /// The libraries that come with the driver.
     pub const ALL: [Self; 2] = [Self::Cuda, Self::Nvml];
 
     /// Returns the name as messages spell it.
@@ -70,7 +70,7 @@ impl Default for Standin {
 }
 
 impl Standin {
-    /// Makes a machine with one card of 16 GiB and no faults, without a CUDA toolkit and so without libcupti. The driver's
+    /// Creates a machine with one GPU of 16 GiB and no faults, without a CUDA toolkit and therefore without libcupti. The driver's
     /// functions cannot be recognised as stubs, like those of drivers before 470: see [`dispatch`](Self::dispatch).
     pub fn new() -> Self {
         Self {
@@ -83,7 +83,7 @@ impl Standin {
             cupti: Cupti::Missing,
             env: Vec::new(),
             stderr: None,
-            // Only a program that hangs takes so long, however busy the machine is.
+            // Only a program that hangs takes this long, however busy the machine is.
             limit: Duration::from_secs(180),
         }
     }
@@ -95,7 +95,7 @@ impl Standin {
         self
     }
 
-    /// Sets the number of cards, each with 1 GiB more than the last.
+    /// Sets the number of GPUs, each with 1 GiB more than the previous one.
     #[must_use]
     pub fn devices(self, count: u32) -> Self {
         self.set(format!("devices={count}"))
@@ -115,7 +115,7 @@ impl Standin {
         self
     }
 
-    /// Replaces this library by a file that is no library.
+    /// Replaces this library by a file that is not a library.
     #[must_use]
     pub fn damaged(mut self, library: Library) -> Self {
         self.damaged.push(library);
@@ -150,21 +150,21 @@ impl Standin {
         self
     }
 
-    /// Sets a variable of the child's environment, which has none of CUDA's or gpumem's otherwise.
+    /// Sets a variable of the child's environment, which otherwise has no variables of CUDA or gpumem.
     #[must_use]
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.env.push((name.into(), value.into()));
         self
     }
 
-    /// Sends the child's stderr there. It is not part of the outcome.
+    /// Sends the child's stderr to a descriptor. It is then not part of the outcome.
     #[must_use]
     pub fn stderr(mut self, to: OwnedFd) -> Self {
         self.stderr = Some(Arc::new(to));
         self
     }
 
-    /// Sets the time limit of the child. After it the child counts as hanging.
+    /// Sets the time limit of the child. A child that runs longer counts as hanging.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -219,7 +219,7 @@ impl Standin {
         };
         let mut child = spawned().unwrap_or_else(|error| panic!("cannot start the probe: {error}"));
         let exit = wait(&mut child, self.limit).unwrap_or_else(|error| panic!("cannot wait for the probe: {error}"));
-        // The stand-in driver writes no file when nobody calls it.
+        // The stand-in driver writes no file if it is not called.
         let text = |path: &Path| {
             fs::read(path).map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
         };

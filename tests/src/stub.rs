@@ -1,8 +1,8 @@
 //! Reads the stubs that libcuda exports: the flag that they check, and the slot that they use.
 //!
-//! This is not how gpumem reads them: its own reader is what the tests try.
+//! This reader is independent of gpumem's own reader, which the tests check.
 
-/// The value that drivers compare a word with, and write there when the process ends.
+/// The value that stubs compare a word with. Drivers write it to this word when the process ends.
 pub(crate) const DEINITIALIZED: u32 = 0x321c_ba00;
 
 /// The forms of a driver's stubs.
@@ -42,7 +42,7 @@ impl Stub {
 impl Form {
     const ALL: [Self; 2] = [Self::Jumps, Self::Calls];
 
-    /// Returns the place of the distance to the word. The number that the word is compared with follows.
+    /// Returns the offset of the distance to the word. The number that the word is compared with follows.
     pub(crate) fn distance_at(self) -> usize {
         match self {
             Self::Jumps => 2,
@@ -50,7 +50,7 @@ impl Form {
         }
     }
 
-    /// Returns the place of the distance to the slot.
+    /// Returns the offset of the distance to the slot.
     pub(crate) fn slot_at(self) -> usize {
         match self {
             Self::Jumps => 14,

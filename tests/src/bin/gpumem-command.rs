@@ -1,4 +1,5 @@
-//! The command `gpumem`, for the tests of this package. Cargo builds the programs of a package for its own tests only.
+//! The command `gpumem`, for the tests of this package. Cargo builds the programs of a package only for the tests of
+//! the same package.
 
 use std::process::ExitCode;
 

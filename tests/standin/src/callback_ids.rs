@@ -1,5 +1,5 @@
-//! CUPTI's callback id of each function that gpumem intercepts, and a check that our arguments have the layout of NVIDIA's header.
-//! The other functions have no listeners.
+//! CUPTI's callback id of each function that gpumem intercepts, and a check that our arguments have the layout of NVIDIA's header. Nothing
+//! listens to the other functions.
 
 use std::ffi::c_uint;
 use std::mem::offset_of;

@@ -1,4 +1,4 @@
-//! The cards, with their settings and their memory.
+//! The GPUs, with their settings and their memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -8,13 +8,13 @@ use crate::config::Card;
 use crate::driver::lock;
 use gpumem_core::device_model::{DeviceModel, ModelError};
 
-/// One card.
+/// One GPU.
 pub(crate) struct Gpu {
     pub(crate) name: String,
     pub(crate) uuid: Uuid,
-    /// The UUID of the slice, if the card is split.
+    /// The UUID of the slice, if the GPU is split.
     pub(crate) mig: Option<Uuid>,
-    /// The memory of other processes on the part that CUDA uses.
+    /// The memory of other processes on the part of the GPU that CUDA uses.
     pub(crate) others: u64,
     memory: Mutex<Memory>,
 }
@@ -44,50 +44,52 @@ impl Gpu {
     }
 }
 
-/// The memory of a card.
+/// The memory of a GPU.
 pub(crate) struct Memory {
     whole: DeviceModel,
     slice: Option<DeviceModel>,
     /// The number of references to the primary context; it exists while this is not 0.
     pub(crate) retained: u32,
-    /// The context that each block ends with.
+    /// The context with which each block ends.
     owners: HashMap<u64, usize>,
-    /// The pools besides the default one, by the number that their addresses have.
+    /// The pools other than the default one, by the number in their addresses.
     pools: BTreeMap<u64, ExtraPool>,
-    /// The memory that is mapped for memory nodes of graphs, and its highest value.
+    /// The number of bytes mapped for memory nodes of graphs, and its highest value.
     mapped: (u64, u64),
 }
 
-/// A pool that was created. It has the card's size and one pool in it, whose backing the card holds.
+/// A pool that the program created. Its model has the size of the GPU and contains one pool. The GPU holds the memory
+/// of this pool.
 struct ExtraPool {
     model: DeviceModel,
-    /// True if it is destroyed. It remains until its last block is freed.
+    /// True if the pool was destroyed. It exists until its last block is freed.
     dying: bool,
 }
 
-/// The addresses of a card: those of its model, and above them those of the pools that were created.
+/// The addresses of a GPU are those of its model, and above them those of the created pools.
 const POOLED_ADDRESSES: u64 = 0x7800_0000_0000;
 const POOL_SPAN: u64 = 1 << 38;
 const MOST_POOLS: u64 = 31;
 
-/// Returns the pool that contains an address of the card, and the address in that pool's model.
+/// Returns the pool that contains an address of the GPU, and the address in that pool's model.
 fn pool_and_place(address: u64) -> (u64, u64) {
     let pool = address.checked_sub(POOLED_ADDRESSES).map_or(0, |above| above / POOL_SPAN);
     (pool, address - pool * POOL_SPAN)
 }
 
 impl Memory {
-    /// Returns the part that CUDA uses: the slice, if the card is split.
+    /// Returns the part that CUDA uses: the slice, if the GPU is split.
     pub(crate) fn cuda(&mut self) -> &mut DeviceModel {
         self.slice.as_mut().unwrap_or(&mut self.whole)
     }
 
-    /// Returns the model that has this pool's blocks. Number 0 is the default pool, and all blocks that are in no pool.
+    /// Returns the model that contains this pool's blocks. Number 0 stands for the default pool and for all blocks
+    /// outside of pools.
     pub(crate) fn pool(&mut self, pool: u64) -> Option<&mut DeviceModel> {
         if pool == 0 { Some(self.cuda()) } else { Some(&mut self.pools.get_mut(&pool)?.model) }
     }
 
-    /// Changes a pool, and with it the backing on the card.
+    /// Changes a pool, and with it the memory that the GPU holds for the pool.
     pub(crate) fn in_pool<T>(
         &mut self,
         pool: u64,
@@ -112,7 +114,7 @@ impl Memory {
         outcome
     }
 
-    /// Maps this amount for graphs, if less is mapped.
+    /// Maps memory for graphs, up to this number of bytes in total.
     pub(crate) fn map_for_graphs(&mut self, bytes: u64) -> Result<(), ModelError> {
         let (mapped, most) = self.mapped;
         if bytes > mapped {
@@ -122,7 +124,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Reduces the mapped memory of graphs to this amount.
+    /// Reduces the memory mapped for graphs to this number of bytes.
     pub(crate) fn unmap_for_graphs(&mut self, bytes: u64) {
         let (mapped, most) = self.mapped;
         if bytes < mapped {
@@ -139,7 +141,8 @@ impl Memory {
         self.mapped
     }
 
-    /// Returns the pool that an address of the card is in, if it is in one; number 0 is the default one.
+    /// Returns the number of the pool that contains an address of the GPU; 0 is the default pool. `None` if the address
+    /// is in no pool.
     pub(crate) fn pool_at(address: u64) -> Option<u64> {
         (address >= POOLED_ADDRESSES).then(|| pool_and_place(address).0)
     }
@@ -160,11 +163,11 @@ impl Memory {
         if let Some(extra) = self.pools.get_mut(&pool) {
             extra.dying = true;
         }
-        // The call changes nothing. It only removes a destroyed pool that is empty.
+        // This call only removes the pool if it is destroyed and empty.
         _ = self.in_pool(pool, |_| Ok(()));
     }
 
-    /// Allocates in no pool.
+    /// Allocates outside of pools.
     pub(crate) fn alloc(&mut self, bytes: u64, owner: usize) -> Result<u64, ModelError> {
         let address = self.cuda().alloc(bytes)?;
         self.owners.insert(address, owner);
@@ -175,7 +178,7 @@ impl Memory {
         let before = self.pools.get(&pool).map(|extra| extra.model.clone());
         let outcome = self.in_pool(pool, |model| model.alloc_async(bytes));
         if let (Err(_), Some(before), Some(extra)) = (&outcome, before, self.pools.get_mut(&pool)) {
-            // It may be the card that had no room for the backing.
+            // The GPU may not have had enough free memory for the pool.
             extra.model = before;
         }
         let address = outcome? + pool * POOL_SPAN;
@@ -191,7 +194,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Frees any block, at once.
+    /// Frees any block immediately.
     pub(crate) fn free(&mut self, address: u64) -> Result<(), ModelError> {
         if self.cuda().free_block(address).is_err() {
             self.free_async(address)?;
@@ -218,17 +221,17 @@ impl Memory {
         }
     }
 
-    /// Frees all blocks that end with a context.
+    /// Frees all blocks of a context that ends.
     pub(crate) fn end(&mut self, owner: usize) {
         let ending = self.owners.iter().filter(|(_, whose)| **whose == owner).map(|(address, _)| *address);
         for address in ending.collect::<Vec<_>>() {
-            // Each block is alive, or it would have no owner.
+            // Each block is live, because other blocks have no owner.
             _ = self.free(address);
         }
         self.synchronize();
     }
 
-    /// Returns NVML's figures of the slice, or of the whole card.
+    /// Returns NVML's values for the slice, or for the whole GPU.
     pub(crate) fn figures(&self, slice: bool) -> Figures {
         let of = |model: &DeviceModel| Figures {
             total: model.total(),
@@ -239,7 +242,7 @@ impl Memory {
         let whole = of(&self.whole);
         match &self.slice {
             Some(model) if slice => of(model),
-            // The memory that the slice uses is used on the card as well.
+            // The memory that the slice uses also counts as used on the GPU.
             Some(model) => Figures { used: whole.used + model.used(), free: whole.free - model.used(), ..whole },
             None => whole,
         }

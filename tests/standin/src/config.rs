@@ -1,14 +1,12 @@
-//! The settings of this driver in the environment. They are read once. An invalid setting ends the process.
+//! The settings of this driver, which are read from the environment once. An invalid setting ends the process.
 //!
 //! - `GPUMEM_STANDIN="devices=2,total=16GiB,reserved=615MiB,used[1]=4GiB,mig=1"`: see [`Config::read`] for every key;
-//! - `GPUMEM_STANDIN_FAIL="nvmlDeviceGetMemoryInfo_v2[1]=15@3;cuInit=803"`: a function returns this code, if wanted
-//!   only for one device (by NVML index), if wanted only from its N-th call on, or from its N-th to before its M-th
-//!   (`@3..5`);
-//! - `GPUMEM_STANDIN_LOG=file`: a line for each call, such as `cuInit=0` or `cuCtxSynchronize[1]=0` where it is known
-//!   for which card, `callback>cuCtxGetDevice[0]=0` where it was called from a callback of CUPTI's,
-//!   `cuMemFree_v2>cuCtxGetDevice[0]=0` where it was called while the probe's `call` was in another function, and
-//!   `context_created[1]=0` for each context that comes into being;
-//! - `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` mean what they mean to CUDA.
+//! - `GPUMEM_STANDIN_FAIL="nvmlDeviceGetMemoryInfo_v2[1]=15@3;cuInit=803"`: a function returns this code, optionally only for one device
+//!   (by NVML index), and only from its N-th call on, or from its N-th call up to but not including its M-th call (`@3..5`);
+//! - `GPUMEM_STANDIN_LOG=file`: a line for each call, such as `cuInit=0` or `cuCtxSynchronize[1]=0` if the GPU is known,
+//!   `callback>cuCtxGetDevice[0]=0` if it was called from a callback of CUPTI, `cuMemFree_v2>cuCtxGetDevice[0]=0` if it was called while
+//!   the probe's `call` was in another function, and `context_created[1]=0` for each new context;
+//! - `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` have the same meaning as for CUDA.
 
 use std::env;
 use std::ffi::c_int;
@@ -20,7 +18,7 @@ use std::time::Duration;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// The settings of one card.
+/// The settings of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Card {
     pub(crate) total: u64,
@@ -36,11 +34,11 @@ pub(crate) enum Processes {
     Own,
     /// The list is empty, as in many containers.
     Empty,
-    /// The list has this process with a figure that is not available, as under WSL2.
+    /// The list contains this process with a value that is not available, as under WSL2.
     Unavailable,
 }
 
-/// The lists that have another process.
+/// The lists that contain another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum List {
     Compute,
@@ -48,12 +46,12 @@ pub(crate) enum List {
     Mps,
 }
 
-/// A process other than this one that NVML lists, on every card.
+/// Another process that NVML lists on every GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Other {
     pub(crate) list: List,
     pub(crate) pid: u32,
-    /// `None` if the figure is not available.
+    /// `None` if the value is not available.
     pub(crate) used: Option<u64>,
     /// `None` if NVML does not find a name.
     pub(crate) name: Option<String>,
@@ -62,11 +60,11 @@ pub(crate) struct Other {
 /// The settings of libcupti.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cupti {
-    /// The result of `cuptiGetVersion`.
+    /// The version that `cuptiGetVersion` returns.
     pub(crate) version: u32,
-    /// The tool that holds the subscription already.
+    /// The tool that already holds the subscription.
     pub(crate) subscriber: Option<String>,
-    /// True if that tool lets others in beside it.
+    /// True if that tool allows other subscribers.
     pub(crate) shared: bool,
 }
 
@@ -80,7 +78,7 @@ pub(crate) struct Config {
     pub(crate) integrated: bool,
     pub(crate) processes: Processes,
     pub(crate) others: Vec<Other>,
-    /// True if CUDA's own order of the cards is the reverse of NVML's.
+    /// True if CUDA's own order of the GPUs is the reverse of NVML's.
     pub(crate) reversed: bool,
     pub(crate) cupti: Cupti,
     /// True if other threads may run between a call and its callbacks.
@@ -88,7 +86,7 @@ pub(crate) struct Config {
     /// True if some functions that allocate call `cuMemAlloc_v2` through its slot.
     pub(crate) nested: bool,
     pub(crate) teardown: bool,
-    /// The function that does not return.
+    /// The name of a function that does not return.
     pub(crate) blocks: Option<String>,
     pub(crate) slow: Duration,
     pub(crate) figures_max: bool,
@@ -115,30 +113,30 @@ impl Config {
     ///
     /// | key | default | |
     /// |---|---|---|
-    /// | `devices` | `1` | how many cards |
-    /// | `total` | `16GiB` | memory of card 0; each further card has 1 GiB more than the last |
-    /// | `reserved` | `615MiB` | what the driver keeps of each card |
-    /// | `used` | `0MiB` | what other processes hold of each card |
-    /// | `context` | `527MiB` | what a context takes |
-    /// | `mig` | `0` | `1`: each card is split, and CUDA sees its one slice of half the memory |
+    /// | `devices` | `1` | the number of GPUs |
+    /// | `total` | `16GiB` | the memory of GPU 0; each further GPU has 1 GiB more than the previous one |
+    /// | `reserved` | `615MiB` | the memory that the driver keeps on each GPU |
+    /// | `used` | `0MiB` | the memory that other processes hold on each GPU |
+    /// | `context` | `527MiB` | the memory that a context takes |
+    /// | `mig` | `0` | `1`: each GPU is split, and CUDA sees its only slice, which has half of the memory |
     /// | `pools` | `1` | `0`: no stream-ordered pools |
-    /// | `processes` | `own` | `empty`, `unavailable`: what NVML's process list shows of this one |
-    /// | `compute`, `graphics`, `mps` | | `4242:300MiB:python`: another process on that list; `na` for what is not available, and its name may be missing |
-    /// | `cupti` | `130202` | what CUPTI's version is; before 130200 one subscriber at most |
-    /// | `subscriber` | | a tool such as `nsys` that holds CUPTI's subscription already |
-    /// | `shared` | `0` | `1`: that tool lets others subscribe beside it |
-    /// | `yields` | `0` | `1`: other threads get their turn between a call and its callbacks |
-    /// | `nested` | `0` | `1`: `cuMemAllocPitch_v2` and `cuMemAllocManaged` call `cuMemAlloc_v2` as a program does, and managed memory is on the card |
-    /// | `teardown` | `0` | `1`: each library is torn down when the process exits, as by a handler that it sets when it begins, and writes `teardown` to the log |
-    /// | `figures_max` | `0` | `1`: every memory figure is `u64::MAX` |
-    /// | `accounted` | | the driver keeps accounts, and says that each process had this much at most |
-    /// | `slow` | `0` | so many milliseconds pass before NVML returns the memory of a card |
-    /// | `integrated` | `0` | `1`: the cards have no memory of their own, but use that of the machine |
+    /// | `processes` | `own` | `empty`, `unavailable`: how NVML's process list shows this process |
+    /// | `compute`, `graphics`, `mps` | | `4242:300MiB:python`: another process on that list; `na` if its memory is not available, and its name may be missing |
+    /// | `cupti` | `130202` | CUPTI's version; before 130200, it allows only one subscriber |
+    /// | `subscriber` | | a tool such as `nsys` that already holds CUPTI's subscription |
+    /// | `shared` | `0` | `1`: that tool allows other subscribers |
+    /// | `yields` | `0` | `1`: other threads may run between a call and its callbacks |
+    /// | `nested` | `0` | `1`: `cuMemAllocPitch_v2` and `cuMemAllocManaged` call `cuMemAlloc_v2` as a program does, and managed memory is on the GPU |
+    /// | `teardown` | `0` | `1`: each library is torn down when the process exits, as by a handler that it registers at its start, and writes `teardown` to the log |
+    /// | `figures_max` | `0` | `1`: every memory value is `u64::MAX` |
+    /// | `accounted` | | the driver's accounting is on, and reports this peak for each process |
+    /// | `slow` | `0` | the number of milliseconds before NVML returns the memory of a GPU |
+    /// | `integrated` | `0` | `1`: the GPUs have no separate memory, but use that of the machine |
     /// | `blocks` | | a function that does not return: a thread that calls it waits until it is cancelled |
     /// | `foreign_slot` | | a function whose slot points out of the library; see `foreign.rs` |
-    /// | `fastest` | `pci` | `reversed`: CUDA's own order of the cards is the reverse of NVML's |
+    /// | `fastest` | `pci` | `reversed`: CUDA's own order of the GPUs is the reverse of NVML's |
     ///
-    /// `total[1]`, `reserved[1]` and `used[1]` set one card alone.
+    /// `total[1]`, `reserved[1]` and `used[1]` set the value for one GPU.
     fn read(text: &str) -> Result<Self, String> {
         let mut config = Self {
             cards: Vec::new(),
@@ -285,7 +283,7 @@ fn indexed(text: &str) -> Option<(&str, Option<usize>)> {
     }
 }
 
-/// A function that has to fail.
+/// A function that fails.
 #[derive(Debug)]
 pub(crate) struct Fault {
     function: String,
@@ -297,8 +295,8 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
-    /// Returns the code that this call has to return, if it is one of those that fail. A fault of one card counts only the calls for that
-    /// card, once the card of a call is known.
+    /// Returns the code for this call, if it is one of those that fail. A fault of one GPU counts only the calls for that GPU, as soon as
+    /// the GPU of a call is known.
     pub(crate) fn strike(&self, function: &str, card: Option<usize>) -> Option<c_int> {
         if self.function != function || self.card != card {
             return None;

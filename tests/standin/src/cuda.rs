@@ -1,6 +1,7 @@
-//! `libcuda`: devices, contexts of each thread, marks of pools, streams and events. Allocations are in `memory.rs`.
+//! `libcuda`: devices, the contexts of each thread, the attributes of pools, streams and events. Allocations are in
+//! `memory.rs`.
 //!
-//! Work takes no time here: a stream is always idle, an event has always happened.
+//! Work takes no time here: a stream is always idle, and an event has always happened.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -48,8 +49,8 @@ impl From<ModelError> for Refusal {
 pub(crate) type Device = c_int;
 /// A `CUdeviceptr`.
 pub(crate) type Address = u64;
-/// A `CUcontext`, `CUmemoryPool`, `CUstream`, `CUevent` or `CUgraph`; each kind in a range of its own. There is one
-/// primary context and one default pool for each card.
+/// A `CUcontext`, `CUmemoryPool`, `CUstream`, `CUevent` or `CUgraph`; each kind has a separate range. There is one
+/// primary context and one default pool for each GPU.
 pub(crate) type Handle = usize;
 
 pub(crate) const CONTEXTS: Handle = 0x1000_0000;
@@ -59,7 +60,7 @@ const STREAMS: Handle = 0x3100_0000;
 const EVENTS: Handle = 0x3200_0000;
 
 thread_local! {
-    // It is never dropped, so that a thread's other destructors may still call CUDA.
+    // The stack is never dropped, so that a thread's other destructors may still call CUDA.
     static CURRENT: ManuallyDrop<RefCell<Vec<Handle>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
 }
 
@@ -80,7 +81,7 @@ pub(crate) fn ready(call: &Call) -> Result<(), Refusal> {
     if call.is_initialised() { Ok(()) } else { Err(NOT_INITIALIZED) }
 }
 
-/// Returns the card of an ordinal.
+/// Returns the GPU of an ordinal.
 pub(crate) fn device(call: &Call, device: Device) -> Result<(usize, &'static Gpu), Refusal> {
     ready(call)?;
     let ordinal = usize::try_from(device).map_err(|_| INVALID_DEVICE)?;
@@ -88,7 +89,7 @@ pub(crate) fn device(call: &Call, device: Device) -> Result<(usize, &'static Gpu
     Ok((card, call.on(card)?))
 }
 
-/// Returns the calling thread's current context, and its card.
+/// Returns the calling thread's current context, and its GPU.
 pub(crate) fn context(call: &Call) -> Result<(Handle, usize, &'static Gpu), Refusal> {
     ready(call)?;
     let context = stack(|stack| stack.last().copied()).ok_or(INVALID_CONTEXT)?;
@@ -100,12 +101,12 @@ pub(crate) fn context(call: &Call) -> Result<(Handle, usize, &'static Gpu), Refu
     Ok((context, card, gpu))
 }
 
-/// Returns the card of the calling thread's current context.
+/// Returns the GPU of the calling thread's current context.
 pub(crate) fn current(call: &Call) -> Result<(usize, &'static Gpu), Refusal> {
     context(call).map(|(_, card, gpu)| (card, gpu))
 }
 
-/// Makes a context with its memory and its number.
+/// Creates a context, with its memory and its id.
 fn begin_context(call: &Call, gpu: &Gpu, name: impl FnOnce(&mut Objects) -> Handle) -> Result<Handle, Refusal> {
     gpu.memory().cuda().hold(call.driver.config.context)?;
     let uid = call.driver.contexts_created.fetch_add(1, Ordering::Relaxed) + 1;
@@ -116,7 +117,7 @@ fn begin_context(call: &Call, gpu: &Gpu, name: impl FnOnce(&mut Objects) -> Hand
     Ok(context)
 }
 
-/// Ends everything in a context.
+/// Frees everything in a context.
 fn empty_context(call: &Call, gpu: &Gpu, context: Handle) {
     cupti::announce_end(context);
     gpu.memory().end(context);
@@ -150,7 +151,7 @@ fn destroy_context(call: &Call, destroyed: Handle) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Returns the card of a stream. For the streams that every context has, it is the card of the current context.
+/// Returns the GPU of a stream. For the streams that every context has, this is the GPU of the current context.
 pub(crate) fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'static Gpu), Refusal> {
     if stream <= 2 {
         return current(call);
@@ -160,7 +161,7 @@ pub(crate) fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'stati
     Ok((card, call.on(card)?))
 }
 
-/// Returns the card of a pool, and the pool's number there.
+/// Returns the GPU of a pool, and the pool's number on it.
 pub(crate) fn pool(call: &Call, pool: Handle) -> Result<(usize, u64, &'static Gpu), Refusal> {
     ready(call)?;
     let default = card_of(pool, POOLS, call).map(|card| (card, 0));
@@ -169,7 +170,7 @@ pub(crate) fn pool(call: &Call, pool: Handle) -> Result<(usize, u64, &'static Gp
     Ok((card, number, call.on(card)?))
 }
 
-/// Returns the handle of a card's current pool.
+/// Returns the handle of a GPU's current pool.
 pub(crate) fn current_pool(call: &Call, card: usize) -> Handle {
     lock(&call.driver.objects).current_pools.get(&card).copied().unwrap_or(POOLS + card)
 }
@@ -179,7 +180,7 @@ fn event(call: &Call, event: Handle) -> Result<(), Refusal> {
     if lock(&call.driver.objects).events.contains(&event) { Ok(()) } else { Err(INVALID_HANDLE) }
 }
 
-/// The addresses of each card are moved by this, so that no two cards hand out the same address.
+/// The distance between the addresses of two GPUs, so that no two GPUs hand out the same address.
 const CARD_ADDRESSES: Address = 1 << 44;
 const FIRST_ADDRESS: Address = 0x7000_0000_0000;
 
@@ -187,7 +188,7 @@ pub(crate) fn address_out(card: usize, address: Address) -> Address {
     address + card as Address * CARD_ADDRESSES
 }
 
-/// Returns the card of an address, and the address in the card's model.
+/// Returns the GPU of an address, and the address in the GPU's model.
 pub(crate) fn address_in(call: &Call, address: Address) -> Result<(&'static Gpu, Address), Refusal> {
     let card = address.checked_sub(FIRST_ADDRESS).ok_or(INVALID_VALUE)? / CARD_ADDRESSES;
     let gpu = usize::try_from(card).ok().and_then(|card| call.driver.gpus.get(card)).ok_or(INVALID_VALUE)?;
@@ -206,12 +207,12 @@ fn count(number: usize) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
 
-/// CUDA's total of a device is the memory that the driver does not reserve.
+/// Returns the total memory that CUDA reports for a device: the memory that the driver does not reserve.
 pub(crate) fn total(model: &DeviceModel) -> u64 {
     model.total() - model.reserved()
 }
 
-/// Each card has its own bus.
+/// Returns the bus id of a GPU. Each GPU has a separate bus.
 pub(crate) fn bus_id(card: usize) -> String {
     format!("0000:{:02x}:00.0", card + 1)
 }
@@ -234,7 +235,7 @@ fn synchronize(call: &Call, card: usize, gpu: &Gpu) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Returns the card of a device, if it has pools.
+/// Returns the GPU of a device, if it supports pools.
 fn pooling(call: &Call, of: Device) -> Result<usize, Refusal> {
     let (card, _) = device(call, of)?;
     if call.driver.config.pools { Ok(card) } else { Err(NOT_SUPPORTED) }
@@ -269,7 +270,8 @@ dispatched! { jumps;
             return Err(NO_DEVICE);
         }
         if !call.is_initialised() && call.driver.initialised_by.swap(process::id(), Ordering::Relaxed) != 0 {
-            // A forked process has nothing of its parent, and gets nothing of its own.
+            // A forked process inherits no state of the driver from its parent, and cannot initialise the driver
+            // itself.
             call.driver.initialised_by.store(u32::MAX, Ordering::Relaxed);
             return Err(NOT_INITIALIZED);
         }
@@ -309,7 +311,7 @@ dispatched! { jumps;
         Ok(found.put(count(ordinal))?)
     }
 
-    // The cards are not connected.
+    // The GPUs are not connected.
     fn cuDeviceCanAccessPeer(can: Out<c_int>, of: Device, peer: Device) |call| {
         device(call, of)?;
         device(call, peer)?;
@@ -364,7 +366,7 @@ dispatched! { jumps;
     }
 
     fn cuDevicePrimaryCtxReset | cuDevicePrimaryCtxReset_v2(of: Device) |call| {
-        // All in it is gone, but its references still have to be released.
+        // Everything in the context is freed, but its references must still be released.
         let (card, gpu) = device(call, of)?;
         if gpu.memory().retained > 0 {
             empty_context(call, gpu, CONTEXTS + card);
@@ -518,7 +520,7 @@ dispatched! { jumps;
         match attribute {
             1..=3 => (),
             RELEASE_THRESHOLD => model.set_pool_release_threshold(wanted),
-            // The marks can only be reset.
+            // The highest values can only be reset.
             RESERVED_MEM_HIGH if wanted == 0 => model.reset_pool_reserved_high(),
             USED_MEM_HIGH if wanted == 0 => model.reset_pool_used_high(),
             _ => return Err(INVALID_VALUE),
@@ -595,7 +597,7 @@ dispatched! { jumps;
     }
 }
 
-/// `CUresult` codes, with their names and NVIDIA's words for them.
+/// `CUresult` codes, with their names and NVIDIA's descriptions.
 const ERRORS: &[(c_int, &std::ffi::CStr, &std::ffi::CStr)] = &[
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
@@ -630,7 +632,7 @@ fn error(code: c_int) -> Result<(*const c_char, *const c_char), Refusal> {
     Ok((name.as_ptr(), words.as_ptr()))
 }
 
-/// NVIDIA's `cuGetErrorName`, for the codes that the tests make happen.
+/// NVIDIA's `cuGetErrorName`, for the codes that occur in the tests.
 #[unsafe(no_mangle)]
 extern "C" fn cuGetErrorName(code: c_int, name: Out<*const c_char>) -> c_int {
     crate::ffi::code_of(error(code).and_then(|(text, _)| Ok(name.put(text)?)))

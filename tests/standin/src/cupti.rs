@@ -20,7 +20,7 @@ const MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED: Refusal = Refusal(39);
 
 refusals!(INVALID_PARAMETER);
 
-// From cupti_callbacks.h; the same in every version from 11.4 to 13.4.
+// The layout in cupti_callbacks.h, which is the same in every version from 11.4 to 13.4.
 const _: () = {
     assert!(size_of::<CUpti_CallbackData>() == 72);
     assert!(offset_of!(CUpti_CallbackData, functionName) == 8);
@@ -36,7 +36,7 @@ const _: () = {
 const DRIVER_API: c_uint = 1;
 const RESOURCE: c_uint = 3;
 const DOMAINS: c_uint = 7;
-/// `CUPTI_CBID_RESOURCE_CONTEXT_DESTROY_STARTING`, the only one here.
+/// `CUPTI_CBID_RESOURCE_CONTEXT_DESTROY_STARTING`, the only resource callback here.
 const CONTEXT_DESTROY_STARTING: c_uint = 2;
 
 /// `CUpti_ResourceData`.
@@ -49,7 +49,7 @@ struct ResourceData {
 
 const _: () = assert!(size_of::<ResourceData>() == size_of::<cudarc::cupti::sys::CUpti_ResourceData>());
 
-/// The subscribers that are alive.
+/// The current subscribers.
 #[derive(Default)]
 pub(crate) struct Subscriptions {
     created: usize,
@@ -73,7 +73,7 @@ impl Subscriptions {
     }
 }
 
-/// `CUpti_SubscriberParams` as of CUPTI 13.0, and what 13.2 put behind it.
+/// `CUpti_SubscriberParams` as of CUPTI 13.0, and the fields that 13.2 added.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct SubscriberParams {
@@ -146,10 +146,10 @@ fn subscribers(domain: c_uint, id: c_uint) -> Vec<usize> {
     lock(&driver().cupti).live.iter().filter(enabled).map(|subscriber| subscriber.handle).collect()
 }
 
-/// Calls a subscriber, unless it has unsubscribed or disabled this id meanwhile. No lock is held while the callback runs.
+/// Calls a subscriber, unless it has unsubscribed or disabled this id in the meantime. No lock is held while the callback runs.
 ///
-/// It is inlined, like the next function: gpumem records few frames of a stack, and without optimisation the stand-in
-/// driver has many.
+/// This function is inlined, like the next function: gpumem records few frames of a stack, and without optimisation the stand-in driver has
+/// many.
 #[allow(clippy::inline_always)]
 #[inline(always)]
 fn call_back<T>(handle: usize, domain: c_uint, id: c_uint, data: &T) {
@@ -163,14 +163,14 @@ fn call_back<T>(handle: usize, domain: c_uint, id: c_uint, data: &T) {
     }
 }
 
-/// Reports that a context is about to be destroyed, with all that is in it.
+/// Reports that a context is about to be destroyed, with everything in it.
 pub(crate) fn announce_end(context: usize) {
     for handle in subscribers(RESOURCE, CONTEXT_DESTROY_STARTING) {
         call_back(handle, RESOURCE, CONTEXT_DESTROY_STARTING, &ResourceData { context, resource: 0, descriptor: 0 });
     }
 }
 
-/// Makes a call, between the callbacks of all subscribers that enabled this function.
+/// Makes a call. All subscribers that enabled this function are called back before and after it.
 pub(crate) fn announce<P>(
     id: Option<c_uint>,
     function: &'static str,
@@ -260,7 +260,7 @@ exports! {
     }
 }
 
-/// NVIDIA's `cuptiGetResultString`, for the codes that the tests make happen.
+/// NVIDIA's `cuptiGetResultString`, for the codes that occur in the tests.
 #[unsafe(no_mangle)]
 extern "C" fn cuptiGetResultString(code: c_int, text: Out<*const c_char>) -> c_int {
     let words = match code {

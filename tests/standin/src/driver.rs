@@ -1,4 +1,4 @@
-//! The one driver of the process: its cards, those that CUDA sees, and the entry of every call.
+//! The driver of the process: its GPUs, the GPUs that CUDA sees, and the entry of every call.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -17,7 +17,7 @@ use crate::{cuda, cupti, ffi, graphs, imports, memory, nvml, physical, program, 
 pub(crate) struct Driver {
     pub(crate) config: Config,
     pub(crate) gpus: Vec<Gpu>,
-    /// The cards that CUDA sees, by CUDA ordinal.
+    /// The GPUs that CUDA sees, by CUDA ordinal.
     pub(crate) visible: Vec<usize>,
     /// The process that called `cuInit`. Its forked children may not use the driver.
     pub(crate) initialised_by: AtomicU32,
@@ -25,7 +25,7 @@ pub(crate) struct Driver {
     pub(crate) contexts_created: AtomicU32,
     pub(crate) objects: Mutex<Objects>,
     pub(crate) cupti: Mutex<Subscriptions>,
-    /// The file is opened for appending. Each line is one write and needs no lock, for which a child of a fork might wait for ever.
+    /// The file is opened for appending. Each line is one write and needs no lock, for which a forked child might wait forever.
     log: Option<File>,
 }
 
@@ -50,30 +50,30 @@ pub(crate) fn root() -> &'static Root {
     })
 }
 
-/// The other copies call this.
+/// Returns the root for the other copies of this file.
 #[unsafe(no_mangle)]
 extern "C" fn standin_root() -> *const Root {
     root()
 }
 
-/// Returns the driver, set up from the environment by the first call.
+/// Returns the driver. The first call sets it up from the environment.
 pub(crate) fn driver() -> &'static Driver {
     root().driver
 }
 
 impl Driver {
-    /// Returns the card of a context that is alive, or of a primary one.
+    /// Returns the GPU of a live context or of a primary context.
     pub(crate) fn context_card(&self, context: usize) -> Option<usize> {
         let primary = context.checked_sub(cuda::CONTEXTS).filter(|card| *card < self.gpus.len());
         primary.or_else(|| lock(&self.objects).contexts.get(&context).copied())
     }
 
-    /// Returns a context's own number, 0 for no context.
+    /// Returns the id of a context; 0 for no context.
     pub(crate) fn context_uid(&self, context: usize) -> u32 {
         lock(&self.objects).context_uids.get(&context).copied().unwrap_or(0)
     }
 
-    /// Shuts a library down at the end of the process. Later calls are not safe.
+    /// Registers a handler that shuts a library down when the process exits, if the settings request it. Later calls are not safe.
     pub(crate) fn tear_down_at_exit(&self) {
         extern "C" fn tear_down() {
             if let Some(mut log) = driver().log.as_ref() {
@@ -126,8 +126,8 @@ impl Driver {
     }
 }
 
-/// Returns the cards in `CUDA_VISIBLE_DEVICES`, in its order. Its entries are numbers in CUDA's own order, or UUIDs or unambiguous
-/// beginnings of them. The list ends before the first entry that names no card, or a card that was named already.
+/// Returns the GPUs in `CUDA_VISIBLE_DEVICES`, in its order. Its entries are numbers in CUDA's own order, UUIDs, or unambiguous starts of
+/// UUIDs. The list ends before the first entry that names no GPU, or a GPU that was already named.
 fn visible(gpus: &[Gpu], reversed: bool, list: Option<&str>) -> Vec<usize> {
     let mut order: Vec<usize> = (0..gpus.len()).collect();
     if reversed {
@@ -164,7 +164,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Runs a function's body, unless a fault strikes, and writes the call to the log.
+    /// Runs a function's body, unless the call must fail, and writes the call to the log.
     pub(crate) fn run<E: Into<c_int>>(function: &'static str, body: impl FnOnce(&Self) -> Result<(), E>) -> c_int {
         let call = Self { driver: driver(), function, card: None.into() };
         let code = call.strike(None).unwrap_or_else(|| code_of(body(&call)));
@@ -175,7 +175,7 @@ impl Call {
         code
     }
 
-    /// Writes a line to the log, with the card that the call is about, if there is one.
+    /// Writes a line to the log, with the GPU that the call is about, if there is one.
     pub(crate) fn log(&self, what: &str, code: c_int) {
         if let Some(mut log) = self.driver.log.as_ref() {
             let card = self.card.get().map(|card| format!("[{card}]")).unwrap_or_default();
@@ -185,7 +185,7 @@ impl Call {
         }
     }
 
-    /// Returns the card of the call, unless a fault of that card strikes.
+    /// Sets and returns the GPU of the call, unless the call must fail on that GPU.
     pub(crate) fn on(&self, card: usize) -> Result<&'static Gpu, c_int> {
         self.card.set(Some(card));
         match self.strike(Some(card)) {
@@ -211,14 +211,14 @@ extern "C" fn standin_is_blocked() -> bool {
     BLOCKED.load(Ordering::SeqCst)
 }
 
-/// Waits until the thread is cancelled, if the settings say that this function does so. Nothing here has a destructor.
+/// Waits until the thread is cancelled, if the settings say that this function blocks. Nothing here has a destructor.
 pub(crate) fn block(function: &str) {
     unsafe extern "C-unwind" {
         fn pause() -> c_int;
     }
     while driver().config.blocks.as_deref() == Some(function) {
         BLOCKED.store(true, Ordering::SeqCst);
-        // SAFETY: it has no preconditions. A thread that is cancelled unwinds from here.
+        // SAFETY: the function has no preconditions. A thread that is cancelled unwinds from here.
         unsafe { pause() };
     }
 }

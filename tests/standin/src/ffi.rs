@@ -1,4 +1,4 @@
-//! The C side of a call: arguments and results behind pointers. All of the crate's reading and writing through C
+//! The C side of a call: arguments and results behind pointers. All code of this crate that reads and writes through C
 //! pointers is here.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -6,7 +6,7 @@ use std::{mem, ptr};
 
 use crate::driver::Root;
 
-/// A pointer was null that must not be. Each library has its own code for that.
+/// The error for a pointer that must not be null. Each library has its own code for it.
 pub(crate) struct NullPointer;
 
 /// The place where a C function puts a result.
@@ -32,7 +32,7 @@ impl<T: Copy> Out<T> {
         Ok(())
     }
 
-    /// Returns the value of the caller, for arguments that are read and written.
+    /// Reads the caller's value, for arguments that are read and written.
     pub(crate) fn get(self) -> Result<T, NullPointer> {
         if self.0.is_null() {
             return Err(NullPointer);
@@ -45,7 +45,7 @@ impl<T: Copy> Out<T> {
         self.0.is_null()
     }
 
-    /// Puts `values` one after the other, for arguments whose length the caller gave as at least that many.
+    /// Writes `values` one after the other. The caller must have passed a length of at least that many.
     pub(crate) fn put_all(self, values: &[T]) -> Result<(), NullPointer> {
         if values.is_empty() {
             return Ok(());
@@ -54,14 +54,14 @@ impl<T: Copy> Out<T> {
             return Err(NullPointer);
         }
         // SAFETY: every call site compares `values.len()` with the length that the C caller passed for this buffer,
-        // which is the caller's own and so no part of `values`.
+        // which belongs to the caller and therefore does not overlap `values`.
         unsafe { values.as_ptr().copy_to_nonoverlapping(self.0, values.len()) };
         Ok(())
     }
 }
 
 impl Out<c_char> {
-    /// Puts a C string. It is cut if it does not fit with its end mark.
+    /// Writes a C string. It is cut so that it takes at most `length` bytes with the final 0.
     pub(crate) fn put_text(self, text: &str, length: usize) -> Result<(), NullPointer> {
         let fitting = text.len().min(length.saturating_sub(1));
         let bytes = text.as_bytes()[..fitting].iter().copied().chain([0]);
@@ -70,7 +70,7 @@ impl Out<c_char> {
 }
 
 impl<T> Out<T> {
-    /// The same place, seen as the type that another argument of the call says it has.
+    /// Returns the same address with another type, which another argument of the call determines.
     pub(crate) fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
     }
@@ -103,7 +103,8 @@ pub(crate) struct Listener {
     userdata: *mut c_void,
 }
 
-// SAFETY: the two are only handed back to the C caller that gave them, which CUPTI's contract has called on any thread.
+// SAFETY: both pointers are only handed back to the C code that passed them. By CUPTI's contract, it may be called on
+// any thread.
 unsafe impl Send for Listener {}
 
 impl Listener {
@@ -111,20 +112,20 @@ impl Listener {
         Self { callback, userdata: userdata.0 }
     }
 
-    /// `data` is the data that CUPTI gives in this domain.
+    /// Calls the subscriber. `data` is the data that CUPTI passes in this domain.
     #[allow(clippy::inline_always)] // As `cupti::call_back`.
     #[inline(always)]
     pub(crate) fn call<T>(self, domain: c_uint, id: c_uint, data: &T) {
-        // SAFETY: whoever subscribed gave a function of this type for just this, with data that it promised to keep
-        // until it unsubscribes; `data` is whole and lives for the call.
+        // SAFETY: the subscriber passed a function of this type for this purpose, and data that must be valid until it
+        // unsubscribes; `data` is initialised and lives for the call.
         unsafe { (self.callback)(self.userdata, domain, id, ptr::from_ref(data).cast()) };
     }
 }
 
-/// What the driver that lies on the loader's path as `libcuda` says of itself, if that is another copy of this file.
+/// Returns the root of the driver that is on the loader's path as `libcuda`, if that is another copy of this file.
 pub(crate) fn root_of_libcuda(own: extern "C" fn() -> *const Root) -> Option<&'static Root> {
-    // SAFETY: both are the C library's, with strings that end; a library that is loaded runs its initialisers, of which
-    // this one has none of its own.
+    // SAFETY: both functions belong to the C library, and the strings end with a zero. Loading a library runs its
+    // initialisers, and this library has none with preconditions.
     let root = unsafe {
         let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
         if library.is_null() { ptr::null_mut() } else { libc::dlsym(library, c"standin_root".as_ptr()) }
@@ -132,12 +133,12 @@ pub(crate) fn root_of_libcuda(own: extern "C" fn() -> *const Root) -> Option<&'s
     if root.is_null() || root == own as *mut c_void {
         return None;
     }
-    // SAFETY: only a copy of this very file has such a symbol, and there it is a function of this type, whose result
-    // lives as long as the library, which is never closed.
+    // SAFETY: only a copy of this file has such a symbol, which is a function of this type, whose result lives as long
+    // as the library, which is never closed.
     unsafe { mem::transmute::<*mut c_void, extern "C" fn() -> *const Root>(root)().as_ref() }
 }
 
-/// Returns the result of a C function: 0, or the library's code.
+/// Returns the C code of an outcome: 0, or the library's error code.
 pub(crate) fn code_of<E: Into<c_int>>(outcome: Result<(), E>) -> c_int {
     match outcome {
         Ok(()) => 0,

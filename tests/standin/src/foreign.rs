@@ -1,4 +1,4 @@
-//! Makes a slot that points out of the library from the start, as if another tool had been there first (`foreign_slot=cuMemAlloc_v2`).
+//! Makes a slot point out of the library from the start, as if another tool had been there first (`foreign_slot=cuMemAlloc_v2`).
 //!
 //! gpumem may look at the slots before it calls the driver, so this happens while the library is loaded.
 
@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use crate::stubs::Slot;
 use crate::{cuda, graphs, imports, memory, physical, work};
 
-/// The loader runs this function.
+/// A function that the loader calls when it loads the library.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
@@ -38,8 +38,8 @@ fn point_elsewhere(slot: &Slot) {
     let mut jump = [0; 14];
     jump[..2].copy_from_slice(&[0xff, 0x25]);
     jump[6..].copy_from_slice(&(slot.load(Ordering::Relaxed) as u64).to_le_bytes());
-    // SAFETY: both are the C library's. The new page is nobody else's, is large enough for the jump, and stays for ever; it is
-    // written before it is made executable.
+    // SAFETY: both functions belong to the C library. The new page is used only here, is large enough for the jump, and is never unmapped;
+    // it is written before it is made executable.
     let page = unsafe {
         let page = libc::mmap(std::ptr::null_mut(), PAGE, READ_WRITE, PRIVATE_ANONYMOUS, -1, 0);
         if page == libc::MAP_FAILED {

@@ -1,8 +1,8 @@
-//! `libcuda`: stream capture, graphs whose nodes allocate and free, and what the cards have mapped for them.
+//! `libcuda`: stream capture, graphs whose nodes allocate and free, and the memory that the GPUs have mapped for them.
 //!
-//! As seen on an H200 with driver 580: what is mapped grows by 32 MiB when a launch needs more, all graphs share it while their
-//! launches do not overlap (here none does), and it falls when it is trimmed. A node has one address for as long as its graph; a
-//! block that a graph does not free is live until somebody does, and holds what is mapped for it.
+//! As observed on an H200 with driver 580: the mapped memory grows by 32 MiB when a launch needs more. All graphs share it if their
+//! launches do not overlap, which they never do here. It shrinks when it is trimmed. A node keeps its address as long as its graph exists.
+//! A block that a graph does not free is live until the program frees it, and keeps its memory mapped.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -20,9 +20,9 @@ use crate::physical::{GRANULARITY, ON_DEVICE};
 
 const GRAPHS: Handle = 0x3000_0000;
 const EXECUTABLES: Handle = 0x3300_0000;
-/// Addresses that belong to no card.
+/// The start of addresses that belong to no GPU.
 const BLOCKS: Address = 0x4800_0000_0000;
-/// What is mapped grows in this step.
+/// The mapped memory grows in steps of this size.
 const STEP: u64 = 32 << 20;
 
 /// `CU_STREAM_CAPTURE_MODE_…`
@@ -57,7 +57,7 @@ struct AllocNode {
 // These are as in cuda.h.
 const _: () = assert!(size_of::<AllocNode>() == 120);
 
-/// Refuses calls that are not legal while a stream of the card is being captured, and breaks the capture, as CUDA does.
+/// Rejects a call that is not allowed while a stream of the GPU is being captured, and invalidates the capture, as CUDA does.
 pub(crate) fn not_capturing(call: &Call, card: usize) -> Result<(), Refusal> {
     if MODE.get() == RELAXED {
         return Ok(());
@@ -76,7 +76,7 @@ pub(crate) fn not_capturing(call: &Call, card: usize) -> Result<(), Refusal> {
     outcome
 }
 
-/// Returns the graph that gets the calls on a stream as nodes, if the stream is being captured.
+/// Returns the graph to which calls on a stream are added as nodes, if the stream is being captured.
 pub(crate) fn captured(call: &Call, stream: Handle) -> Result<Option<Handle>, Refusal> {
     match lock(&call.driver.objects).streams.get(&stream).and_then(|stream| stream.capture) {
         Some(Capture { broken: true, .. }) => Err(STREAM_CAPTURE_INVALIDATED),
@@ -84,7 +84,7 @@ pub(crate) fn captured(call: &Call, stream: Handle) -> Result<Option<Handle>, Re
     }
 }
 
-/// Adds a node that allocates, at an address that no other has.
+/// Adds a node that allocates a block, at an address that no other node has.
 pub(crate) fn add_alloc(call: &Call, graph: Handle, card: usize, bytes: u64) -> Result<(Handle, Address), Refusal> {
     let mut objects = lock(&call.driver.objects);
     if bytes == 0 {
@@ -110,7 +110,7 @@ pub(crate) fn add_alloc(call: &Call, graph: Handle, card: usize, bytes: u64) -> 
     Ok((graph + nodes.len(), address))
 }
 
-/// Adds a node that frees what a graph allocates.
+/// Adds a node that frees the block of another node.
 pub(crate) fn add_free(call: &Call, graph: Handle, address: Address) -> Result<Handle, Refusal> {
     let mut objects = lock(&call.driver.objects);
     let own = |node: &&Node| matches!(node, Node::Alloc { address: own, .. } if *own == address);
@@ -153,7 +153,7 @@ pub(crate) fn end_capture(objects: &mut Objects, graph: Handle) {
 }
 
 fn new_graph(objects: &mut Objects) -> Handle {
-    // Nodes are the numbers that follow.
+    // The ids of its nodes follow.
     let graph = (GRAPHS..).step_by(1 << 12).find(|graph| !objects.graphs.contains_key(graph)).unwrap_or(GRAPHS);
     objects.graphs.insert(graph, Vec::new());
     graph
@@ -172,7 +172,7 @@ fn instantiate(call: &Call, created: Out<Handle>, graph: Handle, flags: u64) -> 
     Ok(created.put(handle)?)
 }
 
-/// Maps the memory of a launch, and does its work at once.
+/// Maps the memory of a launch. With `works`, also runs the nodes of the graph immediately.
 fn launch(call: &Call, executable: Handle, stream: Handle, works: bool) -> Result<(), Refusal> {
     stream_card(call, stream)?;
     let mut objects = lock(&call.driver.objects);
@@ -245,7 +245,7 @@ dispatched! { calls;
     fn cuStreamIsCapturing(stream: Handle, status: Out<c_int>) |call| {
         let (card, _) = stream_card(call, stream)?;
         let objects = lock(&call.driver.objects);
-        // The legacy stream knows of the streams that wait for it.
+        // The legacy stream waits for the streams that wait for it.
         if stream == 0 && objects.streams.values().any(|other| other.card == card && other.blocking && other.capture.is_some()) {
             return Err(STREAM_CAPTURE_IMPLICIT);
         }

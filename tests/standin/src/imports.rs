@@ -1,5 +1,5 @@
-//! `libcuda`: memory that belongs to another process or API, and that a program opens here. It takes no memory of a card: the
-//! process that allocated it has it.
+//! `libcuda`: memory of another process or API that a program opens here. It takes no memory of a GPU here, because it counts for the
+//! process that allocated it.
 
 use std::ffi::{c_int, c_uint};
 
@@ -11,7 +11,7 @@ use crate::physical::GRANULARITY;
 
 const EXTERNAL: Handle = 0x4200_0000;
 const IMPORTED_POOLS: Handle = 0x2200_0000;
-/// Addresses that belong to no card.
+/// The start of addresses that belong to no GPU.
 const IMPORTED: Address = 0x4000_0000_0000;
 
 /// Frees imported memory. Returns whether the address belongs to imported memory.
@@ -99,8 +99,8 @@ dispatched! { calls;
     }
 }
 
-/// NVIDIA's `cuIpcOpenMemHandle_v2`, whose second argument is a struct of 64 bytes that does not travel in a register: for the
-/// scripts of the tests without it.
+/// NVIDIA's `cuIpcOpenMemHandle_v2`, without its second argument, for the scripts of the tests: a struct of 64 bytes is not passed in a
+/// register.
 #[unsafe(no_mangle)]
 extern "C" fn standin_ipc_open(address: Out<Address>, _flags: c_uint) -> c_int {
     Call::run("standin_ipc_open", |call| opened(call, address))

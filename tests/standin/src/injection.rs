@@ -1,8 +1,8 @@
 //! Loads tools as the driver does: `cuInit` loads the library that `CUDA_INJECTION64_PATH` names and calls its
 //! `InitializeInjection`, once in a process.
 //!
-//! The log has a line `injection_begins=0` before and `injection_ends=…` after it, with what the function returned, or -1 where
-//! there is none. The lines between them are the tool's calls of the driver inside of `cuInit`.
+//! The log has a line `injection_begins=0` before and `injection_ends=…` after it, with the result of the function, or -1 if there is no
+//! such function. The lines in between are the tool's calls of the driver inside `cuInit`.
 
 use std::env;
 use std::ffi::{CString, OsStr, c_int, c_void};
@@ -19,12 +19,14 @@ use crate::{
     driver::Call,
 };
 
-/// It is not a `Once`: a tool that calls `cuInit` in its `InitializeInjection` would wait for itself.
+/// True after the tool was loaded. This is not a `Once`, because a tool that calls `cuInit` in its `InitializeInjection` would wait for
+/// itself.
 static LOADED: AtomicBool = AtomicBool::new(false);
-/// The thread whose `cuInit` loads the tool now.
+/// The thread that is loading the tool in `cuInit`.
 static LOADS: Mutex<Option<ThreadId>> = Mutex::new(None);
 
-/// Returns an error if the tool has called `cuInit` in between: driver 580 then fails in both calls, and the program has no GPU.
+/// Loads the tool. Returns an error if the tool has called `cuInit` in the meantime: driver 580 then fails in both calls, and the program
+/// has no GPU.
 pub(crate) fn load(call: &Call) -> Result<(), Refusal> {
     let loads = || LOADS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut is_nested = loads();
@@ -46,18 +48,17 @@ pub(crate) fn load(call: &Call) -> Result<(), Refusal> {
 
 fn begin(path: &OsStr) -> Option<c_int> {
     let path = CString::new(path.as_bytes()).ok()?;
-    // SAFETY: the function is the C library's, and the string ends. Loading runs the library's initialisers, which a tool keeps
-    // free of preconditions, since the real driver loads it the same way.
+    // SAFETY: the function is the C library's, and the string ends with a zero. Loading runs the library's initialisers. Those of a tool
+    // have no preconditions, because the real driver loads it in the same way.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
     if library.is_null() {
         return None;
     }
-    // SAFETY: the library is loaded, and the string ends.
+    // SAFETY: the library is loaded, and the string ends with a zero.
     let begin = unsafe { libc::dlsym(library, c"InitializeInjection".as_ptr()) };
     if begin.is_null() {
         return None;
     }
-    // SAFETY: what has this name is a function of this type: that is the driver's contract with tools. The library is never
-    // unloaded.
+    // SAFETY: the symbol with this name is a function of this type, by the driver's contract with tools. The library is never unloaded.
     Some(unsafe { mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(begin)() })
 }

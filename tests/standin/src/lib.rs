@@ -1,25 +1,25 @@
-//! A driver for the tests of gpumem, where there is none: `libcuda`, `libnvidia-ml` and `libcupti` in one shared object,
-//! with cards that are the same model as gpumem's simulated device.
+//! A driver for the tests of gpumem on machines without one: `libcuda`, `libnvidia-ml` and `libcupti` in one shared object. Its GPUs use
+//! the same model as gpumem's simulated device.
 //!
-//! The tests put it on the loader's path under NVIDIA's names, so that the real nvml-wrapper and cudarc run on it, and
-//! configure it by environment variables; `config.rs` lists all that it understands.
+//! The tests put it on the loader's path under NVIDIA's names, so that the real nvml-wrapper and cudarc run on it, and configure it with
+//! environment variables, which `config.rs` lists.
 
-// The C ABI is what this crate is for, and its functions keep NVIDIA's names.
+// This crate provides a C ABI, and its functions keep NVIDIA's names.
 #![allow(unsafe_code, non_snake_case)]
 
-/// Exports functions of NVIDIA's under their names. Each body runs as a `Call`, which it names, and returns the file's
-/// `Refusal`. Those that have an id with CUPTI are announced at both ends to whoever subscribed.
+/// Exports NVIDIA's functions under their names. Each body runs as a `Call`, whose name it chooses, and returns the file's `Refusal`.
+/// CUPTI's subscribers are called back before and after functions that have a callback id.
 macro_rules! exports {
     ($($functions:tt)*) => { functions! { , unsafe(no_mangle); $($functions)* } };
 }
 
-/// These functions, with this visibility (or none) and this attribute. Names with `|` between them are functions that do the same.
+/// Defines functions with this visibility (or none) and this attribute. Names with `|` between them are functions that do the same.
 macro_rules! functions {
     ($visibility:vis, $attribute:meta; $(fn $($name:ident)|+ ($($argument:ident: $type:ty),*) |$call:ident| $body:block)*) => {
         /// The functions that can be made to fail.
         pub(crate) const FUNCTIONS: &[&str] = &[$($(stringify!($name)),+),*];
 
-        /// The arguments of each function, one after the other as its header has them, which is what CUPTI hands on.
+        /// The arguments of each function, one after the other as its header has them, as CUPTI passes them on.
         #[allow(dead_code, non_camel_case_types)]
         pub(crate) mod params {
             use super::*;
@@ -30,7 +30,7 @@ macro_rules! functions {
     };
 }
 
-/// Calls a macro for each of some names.
+/// Calls a macro for each of several names.
 macro_rules! each {
     ($macro:ident [$($name:ident)+] $arguments:tt $rest:tt) => {
         $($macro! { $name $arguments $rest })+
@@ -63,7 +63,7 @@ macro_rules! function {
     };
 }
 
-/// A library's results other than success: a number in C, and one of them for a null pointer.
+/// Converts the results of a library other than success: from and to the C code, and from a null pointer, which has the code `$null`.
 macro_rules! refusals {
     ($null:ident) => {
         impl From<::std::ffi::c_int> for Refusal {

@@ -1,4 +1,4 @@
-//! `libcuda`: every way to allocate and to free, except that of `physical.rs`.
+//! `libcuda`: every way to allocate and to free, except those of `physical.rs`.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -24,7 +24,7 @@ fn not_registered() -> Refusal {
 
 const CREATED_POOLS: Handle = 0x2100_0000;
 const ARRAYS: Handle = 0x4100_0000;
-/// Addresses that belong to no card.
+/// The start of addresses that belong to no GPU.
 const MANAGED: Address = 0x6000_0000_0000;
 /// The rows of a pitched block start at multiples of this.
 const PITCH: usize = 512;
@@ -63,7 +63,7 @@ struct SolidShape {
     flags: c_uint,
 }
 
-// These are as in cuda.h, whatever version of it cudarc was built for.
+// The layouts in cuda.h, whatever version of it cudarc was built for.
 const _: () = {
     use cudarc::driver::sys;
 
@@ -97,7 +97,7 @@ impl SolidShape {
     }
 }
 
-/// Turns the result of a call of another function of the driver into ours.
+/// Converts the code of another driver function that was called here.
 fn succeeded(code: c_int) -> Result<(), Refusal> {
     if code == 0 { Ok(()) } else { Err(code.into()) }
 }
@@ -113,7 +113,7 @@ fn alloc(call: &Call, address: Out<Address>, bytes: u64) -> Result<(), Refusal> 
     Ok(address.put(address_out(card, block))?)
 }
 
-/// Allocates in a pool of a card, whatever the stream's card is.
+/// Allocates in a pool of a GPU, which may differ from the stream's GPU.
 fn alloc_in_pool(
     call: &Call,
     address: Out<Address>,
@@ -126,7 +126,7 @@ fn alloc_in_pool(
     if address.is_null() {
         return Err(INVALID_VALUE);
     }
-    // Pools are the device's, and end with its primary context at the latest.
+    // Pools belong to the device, and end with its primary context at the latest.
     let block = gpu.memory().alloc_in_pool(number, bytes as u64, CONTEXTS + card)?;
     lock(&call.driver.objects).number(address_out(card, block));
     Ok(address.put(address_out(card, block))?)
@@ -215,7 +215,7 @@ fn about(call: &Call, address: Address) -> Result<About, Refusal> {
     let card = call.driver.gpus.iter().position(|other| std::ptr::eq(other, gpu)).ok_or(INVALID_VALUE)?;
     Ok(match Memory::pool_at(inside) {
         Some(0) => About { card, pool: POOLS + card, ..nothing },
-        // The number is enough, because nobody asks which pool it is.
+        // The number is enough, because no caller asks which pool it is.
         Some(number) => About { card, pool: CREATED_POOLS + usize::try_from(number).unwrap_or(0), ..nothing },
         None => About { card, context: memory.owner_of(inside), ..nothing },
     })
@@ -247,7 +247,7 @@ dispatched! { calls;
     }
 
     fn cuMemAllocManaged(address: Out<Address>, bytes: usize, flags: c_uint) |call| {
-        // It is on no card before a card uses it, which none does here.
+        // Managed memory is on no GPU before a GPU uses it, which none does here.
         let (context, _, _) = context(call)?;
         if bytes == 0 || !matches!(flags, 1 | 2) || address.is_null() {
             return Err(INVALID_VALUE);
@@ -275,7 +275,7 @@ dispatched! { calls;
             return Ok(());
         }
         let (gpu, block) = address_in(call, address)?;
-        // A pooled block may be freed like any other, and is then gone at once.
+        // A block of a pool may be freed like any other, and is then freed immediately.
         Ok(gpu.memory().free(block)?)
     }
 
@@ -371,7 +371,7 @@ dispatched! { calls;
     }
 
     fn cuMemPoolDestroy(destroyed: Handle) |call| {
-        // The blocks in it live on until each is freed.
+        // The blocks in the pool stay live until each is freed.
         let (card, number, gpu) = pool(call, destroyed)?;
         if destroyed == POOLS + card {
             return Err(INVALID_VALUE);

@@ -1,4 +1,4 @@
-//! `libnvidia-ml`: NVML sees every card, in its own order, whatever `CUDA_VISIBLE_DEVICES` says.
+//! `libnvidia-ml`: NVML sees every GPU, in its own order, regardless of `CUDA_VISIBLE_DEVICES`.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::process;
@@ -21,7 +21,7 @@ const ARGUMENT_VERSION_MISMATCH: Refusal = Refusal(25);
 
 refusals!(INVALID_ARGUMENT);
 
-/// An `nvmlDevice_t`: 16 times the card's index plus one, and one more for the card's slice.
+/// An `nvmlDevice_t`: 16 times the GPU's index plus one, and one more for the GPU's slice.
 type Handle = usize;
 
 fn handle(card: usize, slice: bool) -> Handle {
@@ -35,7 +35,7 @@ fn ready(call: &Call) -> Result<(), Refusal> {
     }
 }
 
-/// Returns the card of a handle, and whether the handle is that of its slice.
+/// Returns the GPU of a handle, and whether the handle is that of its slice.
 fn device(call: &Call, device: Handle) -> Result<(&'static Gpu, bool), Refusal> {
     ready(call)?;
     let card = (device / 16).checked_sub(1).filter(|card| *card < call.driver.gpus.len()).ok_or(INVALID_ARGUMENT)?;
@@ -73,7 +73,7 @@ struct MemoryV2 {
     used: u64,
 }
 
-/// `NVML_STRUCT_VERSION(Memory, 2)`: the size, and the version above it.
+/// `NVML_STRUCT_VERSION(Memory, 2)`: the size, with the version in the upper bits.
 const MEMORY_V2: c_uint = 0x0200_0028;
 const _: () = assert!(size_of::<MemoryV2>() == 0x28);
 
@@ -100,7 +100,7 @@ struct AccountingStats {
     reserved: [c_uint; 5],
 }
 
-/// Returns a C string with zeros after it.
+/// Returns a C string that is padded with zeros.
 fn padded<const N: usize>(text: &str) -> [u8; N] {
     std::array::from_fn(|at| text.as_bytes().get(at).copied().unwrap_or(0))
 }
@@ -117,7 +117,7 @@ struct ProcessInfo {
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
 
-/// NVML counts a little less of a context than the card shows: 518 MiB of 527.
+/// NVML counts a little less for a context than the GPU: 518 of 527 MiB.
 const UNSEEN_OF_CONTEXT: u64 = 9 << 20;
 
 /// Returns the processes on one of the lists. This process is on the list of compute processes, once it has a context.
@@ -138,7 +138,7 @@ fn processes(call: &Call, of: Handle, list: List) -> Result<Vec<ProcessInfo>, Re
     Ok(all.map(info).collect())
 }
 
-/// Puts a list if the caller has room for it. Otherwise returns the room that it takes.
+/// Writes a list if the caller has room for it. Otherwise, returns an error and writes the number of entries.
 fn put_processes(processes: &[ProcessInfo], count: Out<c_uint>, list: Out<ProcessInfo>) -> Result<(), Refusal> {
     let room = count.get()?;
     let needed = c_uint::try_from(processes.len()).unwrap_or(c_uint::MAX);
@@ -247,7 +247,7 @@ exports! {
 
     fn nvmlDeviceGetMemoryInfo(of: Handle, memory: Out<MemoryV1>) |call| {
         let Figures { total, free, used, reserved } = figures(call, of)?;
-        // The first version knows nothing of `reserved` and counts it as used.
+        // The first version does not have `reserved` and counts it as used.
         Ok(memory.put(MemoryV1 { total, free, used: used.saturating_add(reserved) })?)
     }
 
@@ -306,7 +306,7 @@ exports! {
         Ok(count.put(7)?)
     }
 
-    // The second place has the card's slice; the first has none.
+    // Index 1 is the GPU's slice. There is none at index 0.
     fn nvmlDeviceGetMigDeviceHandleByIndex(of: Handle, index: c_uint, found: Out<Handle>) |call| {
         let (gpu, _) = device(call, of)?;
         if index != 1 || gpu.mig.is_none() {

@@ -1,4 +1,4 @@
-//! The live objects besides blocks.
+//! The live objects other than blocks.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::thread::ThreadId;
@@ -16,26 +16,26 @@ pub(crate) struct Objects {
     /// The nodes of each graph.
     pub(crate) graphs: HashMap<usize, Vec<Node>>,
     pub(crate) executables: HashMap<usize, Executable>,
-    /// Blocks that graphs left live: the card, and the bytes.
+    /// Blocks that graphs left live: the GPU, and the bytes.
     pub(crate) graph_blocks: BTreeMap<u64, (usize, u64)>,
     /// Imported memory, by its address here.
     pub(crate) imported: BTreeMap<u64, Imported>,
-    /// The number of the newest block at each address. Later blocks have higher numbers.
+    /// The id of the latest block at each address. Later blocks have higher ids.
     pub(crate) numbers: HashMap<u64, u64>,
     pub(crate) numbered: u64,
-    /// The contexts that were created; primary ones are the cards' own.
+    /// The contexts that the program created, without primary ones, and the GPU of each.
     pub(crate) contexts: HashMap<usize, usize>,
     /// The number of calls of `cuCtxAttach` for a context, minus those of `cuCtxDetach`.
     pub(crate) attached: HashMap<usize, u32>,
-    /// The number of each context, also of primary ones.
+    /// The id of each context, including primary ones.
     pub(crate) context_uids: HashMap<usize, u32>,
-    /// The card and the number there of each pool that was created.
+    /// The GPU of each created pool, and the pool's number on it.
     pub(crate) pools: HashMap<usize, (usize, u64)>,
-    /// The current pool of each card, if it is not the default one.
+    /// The current pool of each GPU, if it is not the default one.
     pub(crate) current_pools: HashMap<usize, usize>,
     pub(crate) arrays: HashMap<usize, Array>,
     pub(crate) physical: HashMap<usize, Physical>,
-    /// Reserved addresses, and what is mapped there: bytes, and the handle of the memory.
+    /// Reserved addresses with their bytes, and the parts that are mapped: bytes, and the handle of the memory.
     pub(crate) ranges: BTreeMap<u64, u64>,
     pub(crate) mapped: BTreeMap<u64, (u64, usize)>,
     /// Managed blocks: bytes, and the context that they end with.
@@ -48,7 +48,7 @@ pub(crate) struct Objects {
 pub(crate) struct Stream {
     pub(crate) card: usize,
     pub(crate) context: usize,
-    /// True if it waits for the legacy stream, which then knows of it.
+    /// True if the stream and the legacy stream wait for each other.
     pub(crate) blocking: bool,
     pub(crate) capture: Option<Capture>,
 }
@@ -60,9 +60,9 @@ pub(crate) struct Capture {
     /// A `CUstreamCaptureMode`.
     pub(crate) mode: i32,
     pub(crate) by: ThreadId,
-    /// True if the capture began on this stream, which did not join it.
+    /// True if the capture started on this stream. False if the stream joined it.
     pub(crate) is_origin: bool,
-    /// True if a call was made that is not legal during a capture.
+    /// True if a call was made that is not allowed during a capture.
     pub(crate) broken: bool,
 }
 
@@ -85,13 +85,13 @@ pub(crate) struct Executable {
 #[derive(Clone, Copy)]
 pub(crate) struct Imported {
     pub(crate) bytes: u64,
-    /// The pool that contains it, if it is in one. Otherwise the context in which it was opened.
+    /// The pool that contains the memory, or else the context in which it was opened.
     pub(crate) pool: usize,
     pub(crate) context: usize,
 }
 
 impl Objects {
-    /// Gives the block that was allocated at an address its number.
+    /// Gives a new id to the block that was allocated at an address.
     pub(crate) fn number(&mut self, address: u64) {
         self.numbered += 1;
         self.numbers.insert(address, self.numbered);
@@ -112,9 +112,9 @@ pub(crate) struct Array {
     pub(crate) mipmapped: bool,
 }
 
-/// A handle of `cuMemCreate`. It lives while it is referenced or mapped.
+/// A handle of `cuMemCreate`. It exists while it is referenced or mapped.
 pub(crate) struct Physical {
-    /// The card that it is on, if it is on one.
+    /// The GPU that the memory is on; `None` for host memory.
     pub(crate) card: Option<usize>,
     pub(crate) bytes: u64,
     pub(crate) references: usize,

@@ -7,7 +7,7 @@ use crate::driver::{Call, lock};
 use crate::ffi::Out;
 use crate::objects::{Objects, Physical};
 
-/// Addresses that belong to no card.
+/// The start of addresses that belong to no GPU.
 const RANGES: Address = 0x5000_0000_0000;
 /// The unit of physical memory, and of reserved addresses.
 pub(crate) const GRANULARITY: u64 = 2 << 20;
@@ -33,7 +33,7 @@ struct AllocationProperties {
     flags: u64,
 }
 
-// These are as in cuda.h, whatever version of it cudarc was built for.
+// The layouts in cuda.h, whatever version of it cudarc was built for.
 const _: () = {
     use cudarc::driver::sys;
 
@@ -42,7 +42,7 @@ const _: () = {
     assert!(std::mem::offset_of!(sys::CUmemAllocationProp, location) == 8);
 };
 
-/// Ends physical memory that nothing refers to and that is mapped nowhere.
+/// Frees physical memory that is neither referenced nor mapped.
 fn settle(call: &Call, handle: Handle) -> Result<(), Refusal> {
     let mut objects = lock(&call.driver.objects);
     let over = |physical: &&Physical| physical.references == 0 && physical.mappings == 0;

@@ -1,5 +1,5 @@
-//! The call of the driver that the program is in, if the program says so. All other calls on that thread until it returns are made by the
-//! tool that intercepts it.
+//! The driver call that the program is in, if the program reports it. Until it returns, all other calls on that thread come from the tool
+//! that intercepts it.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char};
@@ -8,7 +8,7 @@ thread_local! {
     static CALL: Cell<*const c_char> = const { Cell::new(std::ptr::null()) };
 }
 
-/// Notes the function that the calling thread calls from now on, or none. Returns the earlier one.
+/// Notes the function that the calling thread calls next, or null for none. Returns the earlier one.
 #[unsafe(no_mangle)]
 extern "C" fn standin_program_calls(function: *const c_char) -> *const c_char {
     CALL.replace(function)
@@ -16,6 +16,6 @@ extern "C" fn standin_program_calls(function: *const c_char) -> *const c_char {
 
 pub(crate) fn call() -> Option<&'static str> {
     let function = CALL.get();
-    // SAFETY: the program passes a string that ends and stays until it passes another, after the call.
+    // SAFETY: the program passes a string that ends with a zero and lives until the program passes another one, after the call.
     (!function.is_null()).then(|| unsafe { CStr::from_ptr(function) }.to_str().ok()).flatten()
 }

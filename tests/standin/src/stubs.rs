@@ -1,24 +1,24 @@
-//! The exports of `libcuda`: a stub for each function, which goes through a pointer of the function's own (its slot).
+//! The exports of `libcuda`: a stub for each function, which goes through a separate pointer for each function (its slot).
 //!
-//! NVIDIA's drivers since 470 are built like this, and gpumem finds the slots by these bytes. There are two forms: up to driver 555
-//! a stub jumps, in driver 580 it calls. The harness changes the bytes in a copy of the file, for drivers that gpumem must reject.
+//! NVIDIA's drivers since 470 are built like this, and gpumem finds the slots by these bytes. There are two forms: up to driver 555, a stub
+//! jumps; in driver 580, it calls. The tests change the bytes in a copy of the file to get drivers that gpumem must reject.
 
 #[cfg(target_arch = "x86_64")]
 use std::sync::atomic::{AtomicPtr, AtomicU32};
 
-/// The place where a stub finds its function. It is in writable data that stays writable, because it may change
-/// (`AtomicPtr`).
+/// The place where a stub finds the address of its function. It is in data that stays writable, because its type is `AtomicPtr`.
 #[cfg(target_arch = "x86_64")]
 pub(crate) type Slot = AtomicPtr<()>;
 
-/// The word that every stub reads first: a real driver sets it to 0x321cba00 when the process ends, and its functions fail
-/// from then on. It stays 0 here.
+/// The word that every stub reads first: a real driver sets it to 0x321cba00 when the process ends, and then its functions fail. It stays 0
+/// here.
 #[cfg(target_arch = "x86_64")]
 pub(crate) static STATE: AtomicU32 = AtomicU32::new(0);
 
 /// A slot that is not used, in data that becomes read-only after relocation, because it does not change.
 ///
-/// The harness makes it a function's slot: it turns the stub to this place, and the relocation of this place to the function.
+/// The tests make it the slot of a function: they change the stub to use this slot, and the relocation of this slot to point to the
+/// function.
 #[unsafe(no_mangle)]
 static standin_relro_slot: extern "C" fn() = nobody;
 
@@ -50,14 +50,14 @@ macro_rules! dispatched {
             $($(pub(super) static $name: Slot = Slot::new((implementations::$name as *const ()).cast_mut());)+)*
         }
 
-        /// The slots by their functions' names.
+        /// The slots, by function name.
         pub(crate) const SLOTS: &[(&str, &crate::stubs::Slot)] = &[$($((stringify!($name), &slots::$name)),+),*];
 
         $(each! { $form [$($name)+] ($($argument: $type),*) {} })*
     };
 }
 
-/// Elsewhere the functions are exported as they are: what the stubs of other processors are like, byte for byte, is not known.
+/// On other processors the functions are exported directly, because the exact bytes of their stubs are not known.
 #[cfg(not(target_arch = "x86_64"))]
 macro_rules! dispatched {
     ($form:ident; $($functions:tt)*) => {
@@ -66,8 +66,8 @@ macro_rules! dispatched {
     };
 }
 
-/// Drivers 470 to 555. The arguments stay where they are, and the function returns to the stub's caller. `CUDA_ERROR_DEINITIALIZED`
-/// is 4, and 0x321cba00 is what the driver writes when it is.
+/// Drivers 470 to 555. The arguments stay where they are, and the function returns to the stub's caller. `CUDA_ERROR_DEINITIALIZED` is 4,
+/// and 0x321cba00 is the value that the driver writes when it is deinitialised.
 #[cfg(target_arch = "x86_64")]
 macro_rules! jumps {
     ($name:ident ($($argument:ident: $type:ty),*) {}) => {
@@ -90,7 +90,8 @@ macro_rules! jumps {
     };
 }
 
-/// Driver 580. It looks at the result: some failures are logged. Arguments on the stack would be out of reach, so there are none.
+/// Driver 580. The stub checks the result, because some failures are logged. The function could not find arguments on the stack, so it must
+/// not have any.
 #[cfg(target_arch = "x86_64")]
 macro_rules! calls {
     ($name:ident ($($argument:ident: $type:ty),*) {}) => {
@@ -108,7 +109,7 @@ macro_rules! calls {
                 ".cfi_offset r12, -24",
                 "sub rsp, 8",
                 "cmp dword ptr [rip + {state}], 0x321cba00",
-                // `je 4f` with 32 bits of distance, where the assembler would choose 8.
+                // `je 4f` with 32 bits of distance, because the assembler would choose 8.
                 ".byte 0x0f, 0x84",
                 ".long 4f - (. + 4)",
                 "call qword ptr [rip + {slot}]",
@@ -131,7 +132,7 @@ macro_rules! calls {
                 "ret",
                 ".cfi_restore_state",
                 "nop",
-                // Here the driver writes its log.
+                // Here, the driver writes to its log.
                 "3:",
                 "jmp 2b",
                 "4:",

@@ -1,4 +1,5 @@
-//! `libcuda`: copies and launches. Blocks have no content here: what is copied to the host is always the same byte, and a launch is counted.
+//! `libcuda`: copies and launches. Blocks have no content here: copies to the host always write the same byte, and launches are only
+//! counted.
 
 use std::{
     ffi::{c_char, c_int, c_uint, c_void},
@@ -12,7 +13,7 @@ use crate::ffi::Out;
 /// The content of blocks.
 const CONTENT: u8 = 0xab;
 
-/// The handle of a function with the name and the parameters of the one with which PyTorch joins tensors.
+/// The handle of a function with the name and the parameters of PyTorch's function that joins tensors.
 const JOINS: Handle = 1000;
 /// From this handle on, functions are those of NCCL.
 const COLLECTIVES: Handle = 100;
@@ -25,7 +26,7 @@ extern "C" fn standin_executed() -> c_int {
     EXECUTED.load(Relaxed).cast_signed()
 }
 
-/// A copy of bytes from or to a block, which must have them.
+/// Copies bytes from or to a block, which must contain all of them.
 fn copied(call: &Call, address: Address, bytes: usize) -> Result<(), Refusal> {
     let (gpu, at) = address_in(call, address)?;
     let (start, length) = gpu.memory().block_at(at).ok_or(INVALID_VALUE)?;
@@ -36,7 +37,7 @@ fn copied(call: &Call, address: Address, bytes: usize) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A copy whose sides are not looked at. gpumem does that in dry runs.
+/// Counts a copy without checking its source and destination. gpumem checks them in dry runs.
 fn unseen(call: &Call) -> Result<(), Refusal> {
     current(call)?;
     EXECUTED.fetch_add(1, Relaxed);
@@ -93,7 +94,8 @@ dispatched! { jumps;
         Ok(())
     }
 
-    // A function has as many parameters of a word each as its handle says. The one that joins tensors has one, of 128 words.
+    // The handle of a function determines how many parameters it has, of one word each. The function that joins tensors has one parameter,
+    // of 128 words.
     fn cuFuncGetParamInfo(function: Handle, at: usize, offset: Out<usize>, bytes: Out<usize>) |_call| {
         let (count, words) = if function == JOINS { (1, 128) } else { (function % COLLECTIVES, 1) };
         if at >= count {

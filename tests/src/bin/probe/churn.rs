@@ -32,7 +32,7 @@ impl Place {
     /// Allocates up to a few MiB, and frees them.
     fn alloc_and_free(self, random: &mut Random) -> Result<(), Trouble> {
         let Self { context, stream } = self;
-        // Half of them have one size, so another thread soon gets an address that one thread frees.
+        // Half of the blocks have the same size, so the address that one thread frees is soon allocated by another thread.
         let bytes = if random.below(2) == 0 { 4096 } else { 1 + random.below(3 << 20) };
         let (mut name, mut pitch) = (0_u64, 0_u64);
         let (out, pitch) = (&raw mut name as u64, &raw mut pitch as u64);
@@ -58,7 +58,7 @@ fn done(code: i32) -> Result<(), Trouble> {
     if code == 0 { Ok(()) } else { Err(format!("a call failed with {code}").into()) }
 }
 
-/// Runs threads that allocate and free while the subscription ends and begins this number of times.
+/// Runs threads that allocate and free while the subscription ends and starts this number of times.
 pub(crate) fn toggling(threads: u64, rounds: u64) -> Result<String, Trouble> {
     let place = Place::make()?;
     let going = AtomicBool::new(true);

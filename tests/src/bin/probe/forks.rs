@@ -37,7 +37,7 @@ impl Own {
     }
 }
 
-/// Reports of traces go nowhere, all else to stderr.
+/// Drops the reports of traces, and writes all other output to stderr.
 fn without_reports() -> Sink {
     Sink::custom(|output| {
         if output.report().is_none() {
@@ -46,7 +46,7 @@ fn without_reports() -> Sink {
     })
 }
 
-/// Forks this number of children while other threads use all of gpumem.
+/// Forks this number of children while other threads use all parts of gpumem.
 pub(crate) fn forks(children: u64) -> Result<String, Trouble> {
     let names = Names::default();
     for call in ["cuInit 0", "cuDevicePrimaryCtxRetain &context 0", "cuCtxSetCurrent context"] {
@@ -82,7 +82,7 @@ pub(crate) fn forks(children: u64) -> Result<String, Trouble> {
     }
 }
 
-/// Takes locks of gpumem and of the standard library.
+/// Uses functions that take locks of gpumem and of the standard library.
 fn busy(random: &mut Random) {
     static LABELLED: &[&str] = &["weight", "bias"];
     let builder = || GpuMemTrace::builder().ctx(format!("busy {}", std::process::id()));
@@ -129,7 +129,7 @@ fn busy(random: &mut Random) {
 fn one_child(own: &mut Own, seed: u64, said: &PipeWriter) -> Result<(), Trouble> {
     let (mut steps, mut step) = io::pipe()?;
     let Some(child) = raw::fork_only()? else {
-        // The lines about its own steps do not count as printed: they go to another pipe.
+        // The lines about the child's own steps do not count as printed, because they go to another pipe.
         let outcome = panic::catch_unwind(panic::AssertUnwindSafe(|| {
             raw::become_output(said);
             of_child(own, seed, &mut step);
@@ -151,7 +151,7 @@ fn one_child(own: &mut Own, seed: u64, said: &PipeWriter) -> Result<(), Trouble>
     if status == 0 { Ok(()) } else { Err(format!("child {seed} ended with {status} in {}", last(&mut steps)?).into()) }
 }
 
-/// Returns the step that a child was in.
+/// Returns the last step that a child started.
 fn last(steps: &mut PipeReader) -> Result<String, Trouble> {
     let mut all = Vec::new();
     steps.read_to_end(&mut all)?;

@@ -16,11 +16,11 @@ use gpumem_recording::{Reader, Step};
 use crate::Trouble;
 use crate::raw::{self, invoke};
 
-/// Allocates blocks until it is killed. The first block has 512 bytes, each further one 512 more, and every second one is freed at
-/// once. When a call has returned, its number goes to stdout.
+/// Allocates blocks until it is killed. The first block has 512 bytes, each further block has 512 bytes more, and every second block is
+/// freed at once. When a call has returned, its number is written to stdout.
 ///
-/// If `when` is `stderr`, the process is killed when something was written to stderr, which is a file. Otherwise `when` is a number of
-/// microseconds, and the number of calls that return before this time begins, however slow the machine is.
+/// If `when` is `stderr`, the process is killed as soon as something was written to stderr, which is a file. Otherwise `when` contains a
+/// number of microseconds, and a number of calls: the time starts after these calls have returned, however slow the machine is.
 pub(crate) fn allocate_until_killed(when: &str) -> Result<String, Trouble> {
     let (micros, after) = if when == "stderr" {
         (None, 0)
@@ -61,14 +61,14 @@ pub(crate) fn allocate_until_killed(when: &str) -> Result<String, Trouble> {
             writeln!(out, "{calls}")?;
         }
     }
-    // There is no more memory.
+    // There is no memory left.
     drop(begin);
     thread::park();
     Err("it was not killed".into())
 }
 
-/// Allocates blocks of 1 MiB until it is killed after this many microseconds. Each has a stack that was not there before. When a call has
-/// returned, its number goes to stdout.
+/// Allocates blocks of 1 MiB until it is killed after this many microseconds. Each block has a new stack. When a call has returned, its
+/// number is written to stdout.
 pub(crate) fn allocate_on_new_stacks(micros: u64) -> Result<String, Trouble> {
     thread::spawn(move || {
         thread::sleep(Duration::from_micros(micros));
@@ -88,7 +88,7 @@ pub(crate) fn allocate_on_new_stacks(micros: u64) -> Result<String, Trouble> {
 /// Each number of this many bits has its own stack.
 const BITS: u32 = 14;
 
-/// Calls the function below one of two functions for each bit of `path`.
+/// Calls `function` through one of two functions for each bit of `path`.
 fn by_path(path: u32, bits: u32, function: &mut dyn FnMut()) {
     match (bits, path & 1) {
         (0, _) => function(),
@@ -132,10 +132,10 @@ fn allocate_and_free() -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Returns whether a recording in this folder, which is still being written, has an allocation.
+/// Returns whether a recording in this folder, which is still being written, contains an allocation.
 pub(crate) fn has_an_allocation(folder: &str) -> Result<bool, Trouble> {
     for entry in fs::read_dir(folder)? {
-        // The file is no recording until its first bytes are there.
+        // The file is not a recording until its first bytes are written.
         let Ok(mut reader) = Reader::new(File::open(entry?.path())?) else { continue };
         while let Some(step) = reader.step()? {
             if matches!(step, Step::Event(event) if matches!(event.kind, EventKind::Alloc { .. })) {

@@ -1,52 +1,52 @@
-//! A program that measures. The tests run it on machines whose driver has faults.
+//! A program that measures memory. The tests run it on machines with faults in the driver.
 //!
-//! Each argument is a command. Its answer is a line `> command: answer` on stdout. A command that fails answers `error[…]` with the
-//! predicates of the error between the brackets, and then its message. All other output is gpumem's.
+//! Each argument is a command. The probe prints its answer as a line `> command: answer` on stdout. The answer of a command that fails is
+//! `error[…]`, with the predicates of the error between the brackets, followed by its message. All other output is from gpumem.
 //!
 //! - `get [device]`, `get_all`, `free`, `free_no_cache`, `used`, `used_no_cache`, `max_free`, `preload`, `count`, and each of them
-//!   after `try_`; `available`, `current`, `name [device]`: the queries of these names;
+//!   after `try_`; `available`, `current`, `name [device]`: the queries with these names;
 //! - `mem_get_info [device]`, `empty_cache`, `get_device_name [device]`; `processes [device]`: the known facts about each process;
 //!   `list_processes [device]`: the text, with `|` between its lines;
 //! - `handle [device]`: looks a device up; `fast`, `try_fast`: the used memory through this handle;
 //! - `memory_allocated`, `max_memory_allocated`, `memory_reserved`, `max_memory_reserved`, `reset_peaks`, `memory_stats`, each with
 //!   `[device]`: bytes; `memory_stats` leaves out zeros; `memory_snapshot`: the live blocks, the largest first;
-//! - `new`, `build [device]`: start a trace; `report`, `reset`, `data`, `stop`, `drop`, `forget`: act on the newest trace;
-//! - `context device`: creates a context; `pooled MiB`: allocates in the newest context, through cudarc; `give_back`: frees all of it;
+//! - `new`, `build [device]`: start a trace; `report`, `reset`, `data`, `stop`, `drop`, `forget`: act on the latest trace;
+//! - `context device`: creates a context; `pooled MiB`: allocates in the latest context, through cudarc; `give_back`: frees all of it;
 //!   `capture`: captures a stream until `end_capture`, whose answer is whether the capture is whole;
-//! - `exact [device]`, `of_thread [device]`, `sampled [device]`: start a trace with that gauge, or of this thread alone;
-//!   `figures [n]`: the used and peaked bytes of the newest trace, or of the n-th, and why they may be wrong; `status`;
+//! - `exact [device]`, `of_thread [device]`, `sampled [device]`: start a trace with that gauge, or of this thread only;
+//!   `figures [n]`: the used and peaked bytes of the latest trace, or of the n-th, and why they may be wrong; `status`;
 //!   `status_text`: its text, with `|` between its lines; `intercepted_by`, `why_not_dispatch`: these fields of the status;
 //!   `environment`: the variables that its text lists, with `|` between them;
-//! - `subscribe`, `unsubscribe`: begin and end interception; `tool_subscribe library`, `tool_unsubscribe library`: another tool of
-//!   this process does so with CUPTI;
+//! - `subscribe`, `unsubscribe`: start and end interception; `tool_subscribe library`, `tool_unsubscribe library`: the same with
+//!   CUPTI, as another tool in this process;
 //! - `scope name`: starts an exact trace that prints nothing; `breakdown [device]`, `summary`: these reports, in one line;
 //!   `all_reports`: what a recording has too: the whole summary, the statistics and the live blocks;
 //!   `print_refusals`: from now on, each refusal is an answer `refused`; `on_refusal function argument…`: each refusal makes this
 //!   call; `panic_on_refusal`: each refusal panics; `retry function argument…`: makes a call with a second try;
 //! - `pool name`: registers a pool on the current device; `part address bytes`, `part_freed address`, `reserved bytes`,
-//!   `pool_dropped`: what the pool reports;
-//! - `call function argument…`: calls the driver, see `raw.rs`; `cancelled function argument…`: does so on a thread that is cancelled
-//!   in the call; `let name value`: names a value for arguments; `value name`: the value that a call returned;
+//!   `pool_dropped`: the reports of the pool;
+//! - `call function argument…`: calls the driver, see `raw.rs`; `cancelled function argument…`: the same on a thread that is
+//!   cancelled in the call; `let name value`: names a value for arguments; `value name`: the value that a call returned;
 //! - `toggling threads rounds`, `rush threads`, `go_on threads`: see `churn.rs`; `forks children`: see `forks.rs`;
 //! - `until_killed when`, `killed_on_new_stacks micros`, `busy milliseconds`: see `killed.rs`; `await_file path`: waits for a file;
 //!   `await_recorded folder`: waits until a recording in the folder has an allocation; `exec program & argument & …`: runs another
 //!   program in this process;
 //! - `load_and_close path`: loads a tool as the driver does, and closes it; `inject`: loads the tool that the environment names;
 //! - `slot_note function…`, `slot_write_back function…`: another tool notes the content of slots, and writes it back;
-//!   `slot_replace function…`, `slot_restore function…`: another tool intercepts functions, or removes its newest hook of each;
+//!   `slot_replace function…`, `slot_restore function…`: another tool intercepts functions, or removes its latest hook of each;
 //!   `slot_replace_past function…`: intercepts them with hooks that call the noted functions; `slot_calls function`: the calls that
 //!   its hooks saw; `slot_is function`: whether the slot has a function of the `driver`, of the `tool` or an`other` one;
 //!   `stub_bytes function count`: the bytes of a stub now;
 //! - `other_thread command | command…`: runs the commands on another thread; one command gives its answer; `at_exit …`: when the process
 //!   exits; `at_thread_exit …`: while another thread's locals are destroyed; `fork …`: in a child of this process;
-//! - `await stale`, `await fresh`: wait until the newest trace is so; `await readable`: until the current device can be read;
+//! - `await stale`, `await fresh`: wait until the latest trace is stale or fresh; `await readable`: until the current device can be read;
 //!   `await a_thread`, `await no_threads`: until gpumem has that many threads; `await stderr`: until something was written to
 //!   stderr, which is a file;
 //! - `tracker`, `track`, `label …` and other commands about trackers: see `track.rs`;
 //! - `by_dispatch [device]`, `by_cupti [device]`, `sampled_by_dispatch [device]`: start a trace with that source;
-//! - `sockets`: the number of sockets among the descriptors; `close_descriptors path`: closes all but the first three and gives their
-//!   numbers to this file; `limit_files bytes`: limits the size of files; `end_main_thread`: ends only this thread;
-//! - `abort`: ends the process like a crash; `sleep ms`; `maps name`: whether a file with this in its name is mapped; `threads`: the
+//! - `sockets`: the number of sockets among the descriptors; `close_descriptors path`: closes all but the first three, and lets this
+//!   file take their numbers; `limit_files bytes`: limits the size of files; `end_main_thread`: ends only this thread;
+//! - `abort`: ends the process like a crash; `sleep ms`; `maps name`: whether a file with this text in its name is mapped; `threads`: the
 //!   number of gpumem's threads.
 
 use std::cell::RefCell;
@@ -73,7 +73,7 @@ use gpumem::{
     Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory, intercept::Source, pool::Pool, tracker::MemTracker,
 };
 
-/// An error of a command or of cudarc, and not of gpumem. Then the test is wrong.
+/// An error of a command or of cudarc, and not of gpumem. It means that the test is wrong.
 type Trouble = Box<dyn std::error::Error>;
 
 /// Runs commands that change the process in ways that programs rarely do.
@@ -123,7 +123,7 @@ struct Probe {
 }
 
 impl Probe {
-    /// Makes a state that knows these names.
+    /// Creates a state that knows these names.
     fn knowing(names: Names) -> Self {
         Self { names, ..Self::default() }
     }
@@ -191,7 +191,7 @@ impl Probe {
         Ok(Some("done".to_owned()))
     }
 
-    /// Runs commands that query figures. `None` if the command is none of these.
+    /// Runs commands that query values. `None` if the command is none of these.
     fn query(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         Ok(Some(match verb {
             "get" => gpumem::gpu_mem_get(device(argument)?).to_string(),
@@ -329,7 +329,7 @@ impl Probe {
             }
             "end_capture" => {
                 let stream = self.captured.take().ok_or("there is no capture")?;
-                // SAFETY: the stream was created by `capture` and lives on.
+                // SAFETY: the stream was created by `capture` and still exists.
                 match unsafe { stream::end_capture(stream) } {
                     Ok(_) => "whole".to_owned(),
                     Err(error) => format!("broken: {error}"),
@@ -506,7 +506,7 @@ fn memory_stats(stats: &gpumem::report::MemoryStats) -> String {
 /// The longest wait, on a machine that may be busy.
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// Parses a device such as `0`. Nothing stands for the current device.
+/// Parses a device such as `0`. An empty argument means the current device.
 fn device(argument: &str) -> Result<Option<u32>, Trouble> {
     if argument.is_empty() { Ok(None) } else { Ok(Some(argument.parse()?)) }
 }
@@ -536,7 +536,7 @@ fn all(devices: &[GpuMemory]) -> String {
     format!("[{}]", devices.join(" "))
 }
 
-/// Returns the processes. This process has the name `own`.
+/// Returns the processes. The id of this process is written as `own`.
 fn processes(found: &gpumem::torch::GpuProcesses) -> String {
     let line = |process: &gpumem::report::GpuProcess| {
         let pid = if process.pid == process::id() { "own".to_owned() } else { process.pid.to_string() };
@@ -554,7 +554,7 @@ fn most_free((device, free): (Option<u32>, impl Into<Option<gpumem::Bytes>>)) ->
 fn threads() -> io::Result<usize> {
     let mut count = 0;
     for task in fs::read_dir("/proc/self/task")? {
-        // A thread may end in between.
+        // A thread may end between the two calls.
         let name = fs::read_to_string(task?.path().join("comm")).unwrap_or_default();
         count += usize::from(name.starts_with("gpumem"));
     }

@@ -1,4 +1,4 @@
-//! Commands about the holders of memory: scopes, the breakdown of a device, the report when memory runs out.
+//! Commands about the holders of memory: scopes, the breakdown of a device, the report of a failed allocation.
 
 use gpumem::{
     Bytes, GpuMemTrace,
@@ -7,7 +7,7 @@ use gpumem::{
 
 use crate::{Names, Trouble};
 
-/// Returns a trace that prints nothing.
+/// Starts a trace that prints nothing.
 pub(crate) fn scope(name: &str) -> gpumem::Result<GpuMemTrace> {
     GpuMemTrace::builder().ctx(name).silent(true).start()
 }
@@ -40,7 +40,7 @@ fn sum(reported: &Breakdown) -> u64 {
     reported.parts.iter().map(|part| part.bytes).sum::<Bytes>().get()
 }
 
-/// Returns `bytes name (count)` for each part, in MiB if they are whole, and whether the parts add up.
+/// Returns `bytes name (count)` for each part, in MiB if the bytes are whole MiB, and whether the parts add up.
 pub(crate) fn breakdown(device: Option<u32>) -> gpumem::Result<String> {
     let reported = gpumem::breakdown(device)?;
     let part = |part: &gpumem::report::Part| {

@@ -21,7 +21,7 @@ pub(crate) fn call_library(line: &str) -> Result<String, Trouble> {
     let [file, function, text] = line.split(' ').collect::<Vec<_>>()[..] else {
         return Err("not of the form library function text".into());
     };
-    // SAFETY: it is a library of the tests.
+    // SAFETY: the library is one of the tests' own libraries.
     let library = Box::leak(Box::new(unsafe { libloading::Library::new(file) }?));
     // SAFETY: all functions of such libraries have this type.
     let function = unsafe { library.get::<unsafe extern "C" fn(*const c_char)>(function) }?;
@@ -44,7 +44,7 @@ impl Names {
         Ok(format!("{value:#x}"))
     }
 
-    /// The value is 0 if it was never given out.
+    /// Returns the value of a name. It is 0 if the name was never set.
     pub(crate) fn get(&self, name: &str) -> u64 {
         self.lock().get(name).copied().unwrap_or(0)
     }
@@ -92,7 +92,7 @@ impl Names {
             return Ok(Argument::Out(name.to_owned(), Box::new(self.get(name))));
         }
         if let Some(place) = word.strip_prefix("on:") {
-            // The front of CUmemAllocationProp and of CUmemPoolProps: kind, handle kinds, then kind and id of the place.
+            // The front of CUmemAllocationProp and of CUmemPoolProps: kind, handle kinds, then kind and id of the location.
             let place = if place == "host" { 2 } else { 1 | place.parse::<u64>()? << 32 };
             let mut words = vec![0; 11];
             (words[0], words[1]) = (1, place);
@@ -151,7 +151,8 @@ pub(crate) fn invoke(function: &str, registers: [u64; 6]) -> Result<c_int, Troub
     // SAFETY: loading the driver has no preconditions, and all programs here have loaded it already or can.
     let library = unsafe { sys::culib() };
     let name = CString::new(function)?;
-    // SAFETY: of the stand-in driver, which has it with this type. It keeps the pointer until it is called again.
+    // SAFETY: the symbol exists only in the stand-in driver, where the function has this type. The driver keeps the pointer until the next
+    // call.
     let calls =
         unsafe { library.get::<unsafe extern "C" fn(*const c_char) -> *const c_char>(b"standin_program_calls") };
     // SAFETY: the names that are passed are null, or live until the next is passed.
@@ -160,16 +161,16 @@ pub(crate) fn invoke(function: &str, registers: [u64; 6]) -> Result<c_int, Troub
     let function = unsafe { library.get::<Function>(function.as_bytes()) }?;
     let [first, second, third, fourth, fifth, sixth] = registers;
     let before = mark(name.as_ptr());
-    // SAFETY: pointers are the script's own (which the stand-in driver refuses where they are wrong) or those of
-    // arguments that live until the call has returned and are as large as the function writes or reads.
+    // SAFETY: pointers are the script's own (which the stand-in driver rejects if they are wrong) or those of arguments that live until the
+    // call has returned and are as large as the function writes or reads.
     let code = unsafe { function(first, second, third, fourth, fifth, sixth) };
     mark(before);
     Ok(code)
 }
 
 impl Names {
-    /// Does the same as [`call`](Self::call), on a thread that is cancelled in the function. What its stack owns is given back
-    /// meanwhile, as with a destructor of C++: the block `own` of the context `ctx` is freed.
+    /// Like [`call`](Self::call), but on a thread that is cancelled in the function. The objects on its stack are destroyed while it
+    /// unwinds, like those of C++: the block `own` of the context `ctx` is freed.
     pub(crate) fn cancelled(&self, line: &str) -> Result<&'static str, Trouble> {
         type UnwindingFunction = unsafe extern "C-unwind" fn(u64, u64, u64, u64, u64, u64) -> c_int;
 
@@ -200,7 +201,7 @@ impl Names {
         }
 
         unsafe extern "C-unwind" fn start(thread: *mut c_void) -> *mut c_void {
-            // SAFETY: it is that of the thread that created this one and waits for it.
+            // SAFETY: the pointer is that of the thread that created this one and waits for it.
             let Thread { function, registers: [first, second, third, fourth, fifth, sixth], context, own } =
                 unsafe { &*thread.cast::<Thread>() };
             _ = invoke("cuCtxSetCurrent", [*context, 0, 0, 0, 0, 0]);
@@ -219,7 +220,7 @@ impl Names {
         }
         // SAFETY: as in `invoke`.
         let library = unsafe { sys::culib() };
-        // SAFETY: of the stand-in driver, which has it with this type.
+        // SAFETY: the symbol exists only in the stand-in driver, where the function has this type.
         let is_blocked = unsafe { library.get::<unsafe extern "C" fn() -> bool>(b"standin_is_blocked") }?;
         // SAFETY: as in `invoke`.
         let function = *unsafe { library.get::<UnwindingFunction>(name.as_bytes()) }?;
@@ -268,9 +269,9 @@ pub(crate) fn fork() -> Result<Option<c_int>, Trouble> {
     if waited == child { Ok(Some(status)) } else { Err("no child to wait for".into()) }
 }
 
-/// Forks the process. Returns `Ok(None)` in the child, and the child's number in the parent.
+/// Forks the process. Returns `Ok(None)` in the child, and the child's process id in the parent.
 pub(crate) fn fork_only() -> Result<Option<c_int>, Trouble> {
-    // SAFETY: the child goes on alone, with what its one thread has; that it may hang is what is tested.
+    // SAFETY: the child has only this thread, and continues with its state. The test checks whether it hangs.
     match unsafe { libc::fork() } {
         0 => Ok(None),
         child if child > 0 => Ok(Some(child)),
@@ -292,17 +293,17 @@ pub(crate) fn ended(child: c_int) -> Result<Option<c_int>, Trouble> {
 /// Ends a child that hangs.
 pub(crate) fn kill(child: c_int) {
     let mut status = 0;
-    // SAFETY: the child is this process's own, and was not waited for yet, so that the number is no other's.
+    // SAFETY: the child is this process's own, and was not waited for yet, so its process id belongs to no other process.
     unsafe {
         libc::kill(child, libc::SIGKILL);
         libc::waitpid(child, &raw mut status, 0);
     }
 }
 
-/// Sends the output of this process there from now on, without the locks that threads of the parent may have held.
+/// Redirects the output of this process to a descriptor, without the locks that threads of the parent may have held.
 pub(crate) fn become_output(to: &impl AsRawFd) {
     for number in [1, 2] {
-        // SAFETY: the descriptor is open. Who writes to stdout and stderr asks for them by number.
+        // SAFETY: the descriptor is open. Code that writes to stdout and stderr refers to them by number.
         unsafe { libc::dup2(to.as_raw_fd(), number) };
     }
 }
@@ -310,7 +311,7 @@ pub(crate) fn become_output(to: &impl AsRawFd) {
 /// Closes all descriptors but the first three, as daemons do. The next thousand numbers then belong to a file of this program.
 pub(crate) fn close_descriptors(then: &str) -> Result<(), Trouble> {
     for number in 3..1100 {
-        // SAFETY: that the descriptors of others are closed is what is tested. This program has none that it uses again.
+        // SAFETY: the test is about a program that closes the descriptors of others. This program does not use any of them again.
         unsafe { libc::close(number) };
     }
     while File::options().append(true).create(true).open(then)?.into_raw_fd() < 1010 {}
@@ -323,15 +324,15 @@ pub(crate) fn limit_files(bytes: u64) -> bool {
     unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &libc::rlimit { rlim_cur: bytes, rlim_max: bytes }) == 0 }
 }
 
-/// Ends the main thread alone, as `pthread_exit` does.
+/// Ends only the main thread, as `pthread_exit` does.
 pub(crate) fn end_main_thread() {
-    // SAFETY: the call does not return. What the thread has stays as it is, and nobody else uses it.
+    // SAFETY: the call does not return. The thread's data stays as it is, and no other thread uses it.
     unsafe { libc::syscall(libc::SYS_exit, 0_i64) };
 }
 
 /// Ends this process as C does, with or without exit handlers.
 pub(crate) fn end(status: c_int, with_handlers: bool) -> ! {
-    // SAFETY: the process has one thread, in which nothing else goes on.
+    // SAFETY: the process has one thread, which does nothing else.
     if with_handlers { unsafe { libc::exit(status) } } else { unsafe { libc::_exit(status) } }
 }
 
@@ -340,14 +341,13 @@ pub(crate) fn end(status: c_int, with_handlers: bool) -> ! {
 pub(crate) struct Tool(Option<u64>);
 
 impl Tool {
-    /// Returns the code of `cuptiSubscribe` in the library of this name or path.
+    /// Returns the code of `cuptiSubscribe` in the library with this name or path.
     pub(crate) fn subscribe(&mut self, library: &str) -> Result<c_int, Trouble> {
         extern "C" fn callback(_: *mut c_void, _: u32, _: u32, _: *const c_void) {}
         type Subscribe =
             unsafe extern "C" fn(*mut u64, extern "C" fn(*mut c_void, u32, u32, *const c_void), *mut c_void) -> c_int;
         let mut subscriber = 0;
-        // SAFETY: the library is the stand-in's, whose function has this type; all pointers live for the call, and the
-        // callback for ever.
+        // SAFETY: the library is the stand-in's, whose function has this type; all pointers live for the call, and the callback forever.
         let code =
             unsafe { load::<Subscribe>(library, "cuptiSubscribe")?(&raw mut subscriber, callback, ptr::null_mut()) };
         self.0 = Some(subscriber).filter(|_| code == 0);
@@ -373,22 +373,22 @@ pub(crate) fn inject() -> Result<c_int, Trouble> {
 pub(crate) fn load_and_close(path: &str) -> Result<c_int, Trouble> {
     // SAFETY: the library is gpumem's, whose initialisers have no preconditions.
     let library = unsafe { libloading::Library::new(path) }?;
-    // SAFETY: of that type, which is the driver's contract with tools.
+    // SAFETY: the function has this type, which is the driver's contract with tools.
     let begin = unsafe { library.get::<unsafe extern "C" fn() -> c_int>(b"InitializeInjection") }?;
-    // SAFETY: it has no preconditions. That the library may be closed afterwards is what is tested.
+    // SAFETY: it has no preconditions. The test checks that the library may be closed afterwards.
     let code = unsafe { begin() };
     library.close()?;
     Ok(code)
 }
 
-/// A function of a library, which stays loaded.
+/// Returns a function of a library, which stays loaded.
 ///
 /// # Safety
-/// The function has to be of that type.
+/// The function must have this type.
 unsafe fn load<F: Copy>(library: &str, function: &str) -> Result<F, Trouble> {
     // SAFETY: the stand-in's initialisers have no preconditions.
     let loaded = unsafe { libloading::Library::new(library) }?;
-    // SAFETY: of that type, as the caller says.
+    // SAFETY: the function has this type, as this function's contract requires.
     let found = *unsafe { loaded.get::<F>(function.as_bytes()) }?;
     mem::forget(loaded);
     Ok(found)

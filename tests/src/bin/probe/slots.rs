@@ -1,4 +1,4 @@
-//! Stands for another tool in this process. It intercepts the driver as gpumem does, through the slots of the stubs.
+//! Acts as another tool in this process. It intercepts the driver as gpumem does, through the slots of the stubs.
 
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
@@ -25,15 +25,15 @@ static HOOKS: [Hook; MOST] = [const { Hook { next: Slot::new(ptr::null_mut()), c
 
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> c_int;
 
-/// This function is in the place of the driver's. It passes six integers, as many as any of the functions takes.
+/// Replaces a function of the driver. It passes on six integers, as many as any of the functions takes.
 ///
 /// # Safety
-/// The caller does what that function needs.
+/// The caller must follow the contract of the replaced function.
 #[allow(clippy::many_single_char_names)] // They have no other: each function calls them otherwise.
 unsafe extern "C" fn hook<const N: usize>(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> c_int {
     let hook = &HOOKS[N];
     hook.calls.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: what the slot pointed at is a function of the driver's, or another hook before it; the arguments are the caller's.
+    // SAFETY: the slot pointed at a function of the driver, or at an earlier hook; the arguments are the caller's.
     unsafe { mem::transmute::<*mut (), Function>(hook.next.load(Ordering::Acquire))(a, b, c, d, e, f) }
 }
 
@@ -70,7 +70,7 @@ fn replace(function: &str) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Writes back what the function's newest hook found, whatever the slot holds now.
+/// Writes back the pointer that the function's latest hook found, whatever the slot contains now.
 fn restore(function: &str) -> Result<(), Trouble> {
     let slot = slot(function)?;
     let mut used = USED.lock().map_err(|_| "a command panicked")?;
@@ -81,7 +81,7 @@ fn restore(function: &str) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// The content of slots when a tool noted it, with their functions.
+/// The content of slots at the time when a tool noted it, with their functions.
 static NOTED: Mutex<Vec<(String, usize)>> = Mutex::new(Vec::new());
 
 /// Notes the content of a slot, as a tool does.
@@ -133,7 +133,7 @@ fn symbol(function: &str) -> Result<*const u8, Trouble> {
 
 /// Returns the code at a function's address.
 fn code(function: &str, count: usize) -> Result<&'static [u8], Trouble> {
-    // SAFETY: the driver stays loaded, and behind its exported functions is more code than the scripts ask for.
+    // SAFETY: the driver stays loaded, and its exported functions are followed by more code than the scripts read.
     Ok(unsafe { slice::from_raw_parts(symbol(function)?, count) })
 }
 
@@ -143,21 +143,21 @@ fn slot(function: &str) -> Result<&'static Slot, Trouble> {
     if !slot.is_aligned() {
         return Err("the slot is not aligned".into());
     }
-    // SAFETY: a stub of the driver's goes through it, and the driver stays loaded. All who write to it here do so atomically.
+    // SAFETY: a stub of the driver reads it, and the driver stays loaded. All code here writes to it atomically.
     unsafe { slot.as_ref() }.ok_or_else(|| "the slot is null".into())
 }
 
 /// Returns the file that contains the address.
 fn module_of(address: *const ()) -> Option<String> {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the C library's; it looks at no memory behind the address, and writes to `info` alone.
+    // SAFETY: this function of the C library does not read the memory at the address, and writes only to `info`.
     let is_found = unsafe { libc::dladdr(address.cast(), info.as_mut_ptr()) } != 0;
-    // SAFETY: it consists of pointers, which may be null.
+    // SAFETY: the struct consists of pointers, which may be null.
     let name = unsafe { info.assume_init() }.dli_fname;
     if !is_found || name.is_null() {
         return None;
     }
-    // SAFETY: the name of a module that is loaded, which ends.
+    // SAFETY: the name of a loaded module, which ends with a zero.
     Some(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
 }
 
