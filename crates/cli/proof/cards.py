@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Shows what dry runs with several cards, and processes that share one, do with the real driver.
+"""Checks dry runs with several cards, and processes that share one card, with the real driver.
 
     python crates/cli/proof/cards.py target/release/gpumem [--only small,two]
 
-It needs an NVIDIA GPU and PyTorch; `two`, and the cases that compare NCCL's ranks with real ones, need two GPUs.
+It needs an NVIDIA GPU and PyTorch; `two`, and the cases that compare NCCL's ranks with those of a real run, need two GPUs.
 """
 
 import shlex
@@ -19,7 +19,7 @@ ALONE = ["--dry", "--card", "80GiB", "--card-per-process"]
 
 
 def check(proof, name, command, options, equal, gpus=1):
-    """What the program prints must be equal to the values of a table."""
+    """Checks that the program prints the values of a table."""
     if gpus > 1:
         harness.need_gpus(gpus)
     said = proof.run(command, options).facts
@@ -28,21 +28,21 @@ def check(proof, name, command, options, equal, gpus=1):
 
 
 def stages(proof, name, alone, env=()):
-    """Each stage of a model reserves on its card what it reserves alone on the only card."""
+    """Checks that each stage of a model reserves as much on its own card as when it runs without the others on a single card."""
     cards = proof.run(program("stages"), EIGHT, env=env).facts["cards"]
     single = {stage: proof.run(program("stages", alone=stage), ["--dry", "--card", "24GiB"], env=env).facts["cards"] for stage in alone}
     yield len(cards) == 8 and all(reserved[0] == cards[stage] for stage, reserved in single.items()), name, {"cards": cards, "alone": single}
 
 
 def ranks_on_cards(proof):
-    """Two ranks with FSDP and NCCL on two cards have as much as if each had a GPU for itself."""
+    """Checks that two ranks with FSDP and NCCL on two cards reserve as much as if each had a GPU to itself."""
     joined = reserved(proof, SHARDED, ["--dry", "--card", "80GiB", "--cards", "2"])
     apart = reserved(proof, SHARDED, ALONE, FIRST_GPU)
     yield len(joined) == 2 and joined == apart, "ranks_on_cards", {"on two cards": joined, "on one GPU each": apart}
 
 
 def ranks(proof, name, command):
-    """Two ranks as two processes, each with a card of its own: dry on one GPU, and for real, with NCCL on two."""
+    """Compares two ranks as two processes, each with its own card: a dry run on one GPU, and a real run with NCCL on two GPUs."""
     dry, real = reserved(proof, command, ALONE, FIRST_GPU), reserved(proof, command, None)
     yield len(dry) == 2 and dry == real, name, {"dry": dry, "real": real}
 
@@ -52,21 +52,21 @@ def reserved(proof, command, options, env=()):
 
 
 def share(proof, name, options):
-    """Two processes want 10 GiB each of a card of 16 GiB."""
+    """Checks that only one of two processes gets 10 GiB on a shared card of 16 GiB."""
     first, second = (shlex.join(program("full", seconds=seconds)) for seconds in (12, 0))
     said = proof.run(["sh", "-c", f"{first} & sleep 9; {second}; wait"], options).said
     yield [process["has"] for process in said] == [10 * GIB, 0], name, {"said": said}
 
 
 def large(proof, name):
-    """All ranks of a large model, on one GPU."""
+    """Runs all ranks of a large model on one GPU."""
     command = [*program("", ranks=8)[:-3], f"{HERE}/large.py", name, "8"]
     ran = proof.run(command, ["--dry", "--card", "1TiB", "--card-per-process", "--stacks", "none"], env=FIRST_GPU)
     yield len(ran.said) == 8, name, {"seconds": round(ran.seconds), "said": ran.said}
 
 
 def small(proof):
-    """GPT-2 is trained on a card of 24 GiB, in a dry run on a GPU that has 4 GiB, 2 GiB and 1 GiB free."""
+    """Trains GPT-2 on a card of 24 GiB, in dry runs on a GPU that has 4 GiB, 2 GiB and 1 GiB free."""
     found = {}
     for gib in (4, 2, 1):
         filled = subprocess.Popen(program("fill", left=gib * GIB), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -84,7 +84,7 @@ TWO = {"total": [24 * GIB] * 2, "count": 2, "sum": 10}
 TABLE = {
     # PyTorch uses the two cards of a machine.
     "two": dict(command=program("two"), options=["--dry", "--card", "24GiB"], equal=TWO, gpus=2),
-    # The driver's own functions with two cards. It refuses with CUDA_ERROR_OUT_OF_MEMORY.
+    # The driver's own functions with two cards. The driver rejects requests with CUDA_ERROR_OUT_OF_MEMORY.
     "driver": dict(
         command=program("driver", file=WITHOUT_TORCH),
         options=["--dry", "--cards", "2", "--card", "12GiB"],

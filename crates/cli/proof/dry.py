@@ -3,8 +3,8 @@
 
     python crates/cli/proof/dry.py target/release/gpumem [--only gpt2,resnet] [--card 140GiB] [--jobs 5]
 
-Each program runs with `gpumem run --dry` first, and then without gpumem. A row is PASS if it had as much from the driver, and NEAR within
-2 %. It needs an NVIDIA GPU and PyTorch; `jax` and `cupy` need these packages, `cpp` needs nvcc.
+Each program runs with `gpumem run --dry` first, and then without gpumem. A row is PASS if both runs got the same memory from the driver,
+and NEAR if they differ by at most 2 %. The script needs an NVIDIA GPU and PyTorch; `jax` and `cupy` need these packages, `cpp` needs nvcc.
 """
 
 from functools import partial
@@ -12,7 +12,7 @@ from functools import partial
 import harness
 from harness import WITHOUT_TORCH, allocator, program
 
-# The programs that only use PyTorch.
+# The programs that use only PyTorch.
 PROGRAMS = {
     "gpt2": program("gpt2"),
     "gpt2_checkpoint": program("gpt2", checkpoint=True),

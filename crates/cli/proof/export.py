@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares what `gpumem export` says of a GPU and of a running program with what nvidia-smi and the program say.
+"""Compares the values of `gpumem export` for a GPU and a running program with those of nvidia-smi and of the program.
 
     cargo build --release -p gpumem-cli
     python crates/cli/proof/export.py target/release/gpumem
@@ -20,7 +20,7 @@ BASE = 256 * MIB
 
 
 class Exporter:
-    """`gpumem export`, and what scrapers get from it."""
+    """A running `gpumem export`, and the metrics that scrapers get from it."""
 
     def __init__(self, gpumem, port, **more):
         self.address, self.seconds = f"127.0.0.1:{port}", []
@@ -39,14 +39,14 @@ class Exporter:
         return [value for other, has, value in self.samples if other == name and labels.items() <= has.items()]
 
     def costs(self):
-        """The milliseconds of all scrapes, and the size of the last answer."""
+        """Returns the milliseconds that scrapes took, and the size of the last answer."""
         median, most = statistics.median(self.seconds) * 1e3, max(self.seconds) * 1e3
         times = {"scrapes": len(self.seconds), "median": round(median, 1), "most": round(most, 1)}
         return {**times, "series": len(self.samples), "bytes": len(self.text)}
 
 
 def spikes(proof):
-    # Each allocation is one of the driver.
+    # PyTorch gets each allocation from the driver.
     env = dict(os.environ, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
     ran, _ = proof.start(program("spikes", base=BASE), "--live", env=env)
     exporter = Exporter(proof.gpumem, 19837)

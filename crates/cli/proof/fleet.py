@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures `gpumem export` beside 64 recorded programs, each on 8 GPUs of the stand-in driver.
+"""Measures `gpumem export` while 64 recorded programs run, each on 8 GPUs of the stand-in driver.
 
     cargo build --release -p gpumem-cli -p gpumem-standin
     python crates/cli/proof/fleet.py target/release/gpumem target/release/libgpumem_standin.so
@@ -19,7 +19,7 @@ from export import Exporter
 from harness import MIB, Failed, main
 
 PROCESSES, GPUS, PLACES, SCRAPES = 64, 8, 12, 40
-# A program on 8 GPUs: 12 places on each, and then 100 pairs of events a second, with a spike of 64 MiB for each GPU now and then.
+# A program on 8 GPUs: 12 places on each, and then 100 pairs of events per second, with an occasional spike of 64 MiB on each GPU.
 START = """
 import ctypes, os, sys, time
 
@@ -30,7 +30,7 @@ def done(result):
     if result:
         raise SystemExit(f"the driver says {result}")
 """
-# Each place is a line of its own.
+# Each place is a separate line.
 PLACE = """
 
 def layer_%d(size):
@@ -67,7 +67,7 @@ def fleet(proof):
     folder, started = proof.folder, []
     driver = os.path.join(folder, "driver")
     os.mkdir(driver)
-    # Processes that use the driver are known by the names of the files that they have loaded.
+    # Processes that use the driver are recognised by the names of the files that they have loaded.
     shutil.copy(proof.arguments.standin, f"{driver}/libcuda.so.standin")
     for name in ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1"):
         os.symlink(f"{driver}/libcuda.so.standin", f"{driver}/{name}")
@@ -96,7 +96,7 @@ def fleet(proof):
 
 
 def pids(folder):
-    """The process ids of all programs, once they are ready."""
+    """Waits until all programs are ready, and returns their process ids."""
     files = [f"{folder}/ready_{number}" for number in range(PROCESSES)]
     for _ in range(600):
         if all(map(os.path.exists, files)):

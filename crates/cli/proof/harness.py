@@ -1,4 +1,4 @@
-"""What the proofs share: they run programs with and without `gpumem`, and print a row for each comparison.
+"""The code that the proofs share: they run programs with and without `gpumem`, and print a row for each comparison.
 
 A proof is a table of cases. A case is a function that gets the `Proof` and yields rows, each with a result, a name and its values. The
 result is True or PASS, NEAR (within 2 %), False or FAIL, INFO (measured, without a limit) or SKIP (not measured). The exit status is 1 if a
@@ -23,7 +23,7 @@ WITHOUT_TORCH = "programs_without_torch.py"
 # Ranks of different cases and proofs may run at the same time.
 PORTS = itertools.count(10_000 + os.getpid() % 20_000)
 
-# This program needs nvcc, which links the CUDA runtime statically. It ends with 7.
+# This program needs nvcc, which links the CUDA runtime statically. Its exit code is 7.
 CPP = r"""
 #include <cstdio>
 #include <cuda_runtime.h>
@@ -53,15 +53,15 @@ int main() {
 
 
 class Failed(Exception):
-    """A program or a command did not do what the case needs."""
+    """A program or a command did not do its part of a case."""
 
 
 class Skipped(Exception):
-    """This machine does not have what the case needs."""
+    """This machine lacks something that the case needs."""
 
 
 def program(name, /, ranks=0, file="programs.py", **settings):
-    """The command that runs a program of these files."""
+    """Returns the command that runs a program of these files."""
     launcher = []
     if ranks:
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(next(PORTS))]
@@ -69,12 +69,12 @@ def program(name, /, ranks=0, file="programs.py", **settings):
 
 
 def allocator(settings):
-    """The environment that gives PyTorch's allocator these settings."""
+    """Returns the environment that gives PyTorch's allocator these settings."""
     return {"PYTORCH_CUDA_ALLOC_CONF": settings, "PYTORCH_ALLOC_CONF": settings} if settings else {}
 
 
 def objects(text):
-    """The JSON objects in lines of their own. Two ranks may print at the same time, on one line."""
+    """Returns the JSON objects in lines that start with one. Two ranks may print at the same time, on one line."""
     found, decoder = [], json.JSONDecoder()
     for line in text.splitlines():
         while line.startswith("{"):
@@ -85,7 +85,7 @@ def objects(text):
 
 
 def smi(query):
-    """The values of a query of nvidia-smi, by line."""
+    """Returns the values of a query of nvidia-smi, by line."""
     command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"]
     return [line.split(", ") for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines()]
 
@@ -98,16 +98,16 @@ def need_gpus(count):
 
 
 def near(found, expected):
-    """Compares two numbers of bytes: the result, and by how much they differ."""
+    """Compares two numbers of bytes. Returns the result of the row, and the difference in percent."""
     by = (found - expected) / max(expected, 1)
     return "PASS" if found == expected else "NEAR" if abs(by) <= 0.02 else "FAIL", f"{by:+.3%}"
 
 
 def compared(found, said, equal):
-    """Compares values of a report with those of a program."""
+    """Compares values of a report with those of a program. Returns whether all are equal, and the pairs."""
     known = {**found, **said}
     pairs = {name: [known.get(name), known.get(right) if isinstance(right, str) else right] for name, right in equal.items()}
-    # Values that both do not have are not equal.
+    # Two missing values are not equal.
     return all(one == other and (one is not None or equal[name] is None) for name, (one, other) in pairs.items()), pairs
 
 
@@ -128,7 +128,7 @@ class Proof:
         return tempfile.mkdtemp(dir=self.folder)
 
     def recording(self, *options):
-        """The start of a command that records a program, and the folder of its recordings."""
+        """Returns the start of a command that records a program, and the folder of its recordings."""
         folder = self.new_folder()
         return [self.gpumem, "run", *options, "-o", os.path.join(folder, "a.capture"), "--"], folder
 
@@ -147,12 +147,12 @@ class Proof:
         return Ran(done, sorted(glob.glob(f"{folder}/*")) if folder else [], time.time() - began)
 
     def start(self, command, *options, **more):
-        """Starts a program under `gpumem run`: its process, and the folder of its recordings."""
+        """Starts a program under `gpumem run`. Returns the process, and the folder of its recordings."""
         words, folder = self.recording(*options)
         return subprocess.Popen([*words, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more), folder
 
     def ask(self, *words):
-        """What a command of gpumem writes to stdout."""
+        """Returns the stdout of a command of gpumem."""
         done = subprocess.run([self.gpumem, *words], capture_output=True)
         if done.returncode:
             raise Failed(f"{words[0]} ended with {done.returncode}: {done.stderr[-1500:].decode(errors='replace')}")
@@ -162,7 +162,7 @@ class Proof:
         return json.loads(self.ask("report", "--json", file))
 
     def cpp(self):
-        """The command of the program in C++."""
+        """Builds the program in C++, and returns its command."""
         nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
         if not os.path.exists(nvcc):
             raise Skipped("there is no nvcc")
@@ -173,13 +173,13 @@ class Proof:
         return [path]
 
     def map(self, function, items):
-        """Calls a function for each item, for as many at the same time as `--jobs` says."""
+        """Calls a function for each item, for at most `--jobs` items at a time."""
         with ThreadPoolExecutor(self.jobs) as pool:
             return list(pool.map(function, items))
 
 
 def rows_of(proof, name, case):
-    """The rows of a case. An error is a row, because the next case is still of interest."""
+    """Yields the rows of a case. An error becomes a row, so that the other cases still run."""
     count = 0
     try:
         for count, row in enumerate(case(proof), 1):
@@ -193,7 +193,7 @@ def rows_of(proof, name, case):
 
 
 def chosen(names, cases):
-    """The cases of `--only`. A name that is no case chooses all whose names start with it and a dash."""
+    """Returns the cases of `--only`. A name that is not a case chooses all cases whose names start with it and a dash."""
     for name in names.split(","):
         group = [name] if name in cases else [case for case in cases if case.startswith(name + "-")]
         if not group:

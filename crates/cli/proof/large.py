@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Trains a large model for two steps, to see in a dry run what it needs.
+"""Trains a large model for two steps, to find out in a dry run how much memory it needs.
 
     gpumem run --dry --card 4TiB --torch -- python crates/cli/proof/large.py llama405 8
 
 The number is how many ranks share the model (FSDP); for `dit`, a diffusion transformer, it is the batch. The process is rank 0, and
-PyTorch's fake process group moves no data. One line of JSON says the most that the allocator had from the driver, and the most that
-tensors had. `llama8` and `dit` also run for real on a large card. With `torchrun`, all ranks are processes with NCCL, on the first GPU:
+PyTorch's fake process group moves no data. One line of JSON contains the peak of the memory that the allocator got from the driver, and
+the peak of the tensors. `llama8` and `dit` also run for real on a large card. With `torchrun`, all ranks are processes with NCCL, on the
+first GPU:
 
     gpumem run --dry --card 4TiB --card-per-process -- torchrun --nproc-per-node 8 crates/cli/proof/large.py llama405 8
 """
@@ -27,7 +28,7 @@ LLAMA = {
 
 
 def decoder(name, ranks):
-    """Llama 3 or Mixtral 8x7B in bf16, with AdamW and checkpoints."""
+    """Trains Llama 3 or Mixtral 8x7B in bf16, with AdamW and checkpoints."""
     with torch.device("meta"):
         if name == "mixtral":
             from transformers import MixtralConfig, MixtralForCausalLM
@@ -41,7 +42,7 @@ def decoder(name, ranks):
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         if "RANK" in os.environ:
-            # NCCL refuses two ranks of one machine on one GPU.
+            # NCCL rejects two ranks of one machine on one GPU.
             os.environ["NCCL_HOSTID"] = f"machine{os.environ['RANK']}"
             torch.cuda.set_device(0)
             init_process_group("nccl")
@@ -81,7 +82,7 @@ class Block(nn.Module):
 
 
 def dit(batch, size=1152, depth=28, heads=16):
-    """DiT-XL/2 in f32, on latent images of 32 x 32."""
+    """Trains DiT-XL/2 in f32, on latent images of 32 x 32."""
     patches, blocks = nn.Conv2d(4, size, 2, 2), nn.ModuleList([Block(size, heads) for _ in range(depth)])
     times, output = nn.Sequential(nn.Linear(256, size), nn.SiLU(), nn.Linear(size, size)), nn.Linear(size, 32)
     model = nn.ModuleList([patches, blocks, times, output]).cuda()

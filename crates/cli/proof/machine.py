@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares what `gpumem info`, `ps`, `watch` and `doctor` show with `nvidia-smi` and with a program that is recorded.
+"""Compares the output of `gpumem info`, `ps`, `watch` and `doctor` with `nvidia-smi` and with a program that is recorded.
 
     cargo build --release -p gpumem-cli
     python crates/cli/proof/machine.py target/release/gpumem
@@ -48,7 +48,7 @@ def watch(proof):
 
 
 def compared(proof, folder, reserved, watching):
-    """What `ps` and `watch` show of a program that waits."""
+    """Checks the output of `ps` and `watch` about a program that waits."""
     time.sleep(1)
     listed = {int(pid): int(used) for pid, used in smi("compute-apps=pid,used_memory") if used.isdigit()}
     processes = json.loads(proof.ask("ps", "--json"))["processes"]
@@ -57,7 +57,7 @@ def compared(proof, folder, reserved, watching):
     yield watching.pid not in listed, "watch: it has no context", {}
     reading = json.loads(proof.ask("watch", "--json", "--count", "1"))
     peaks = [recording["devices"][0]["peak_bytes"] for recording in reading["recordings"] if os.path.basename(folder) in recording["file"]]
-    # Libraries allocate besides: PyTorch does not see their workspaces.
+    # Libraries also allocate workspaces that PyTorch does not see.
     is_right = len(peaks) == 1 and 0 <= peaks[0] - reserved < 256 * MIB
     yield is_right, "watch: the peak while it runs", {"peak": peaks, "reserved": reserved}
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The PyTorch programs of the proofs, which know nothing of gpumem. A program is a function with its settings:
+"""The PyTorch programs of the proofs, which do not use gpumem. A program is a function with its settings:
 
     python crates/cli/proof/programs.py gpt2 '{"steps": 2}'
 
-It prints one line of JSON: the most that PyTorch's allocator had from the driver (`reserved`) and that its tensors had (`allocated`), the
-sums of the weights and optimizer states that the program keeps, and what else the function returns.
+It prints one line of JSON: the peak of the memory that PyTorch's allocator got from the driver (`reserved`) and that of its tensors
+(`allocated`), the sums of the weights and optimizer states that the program keeps, and all values that the function returns.
 """
 
 import json
@@ -21,7 +21,7 @@ from torch import distributed, nn
 from torch.nn import functional
 
 MIB, GIB = 1 << 20, 1 << 30
-# The memory that a context of a simulated card has.
+# The memory that a context takes on a simulated card.
 CONTEXT = 527 * MIB
 KEPT, TIMES = [], []
 
@@ -61,7 +61,8 @@ def trained(optimizer, steps, loss, update=None):
 
 
 def train(steps=60, mode="", compiled=False):
-    """The sizes change from step to step, so that the allocator asks the driver. With the mode `empty`, each step asks for everything."""
+    """Trains with sizes that change from step to step, so that the allocator needs more memory from the driver. With the mode `empty`,
+    each step requests all memory again."""
     layers = [nn.Linear(2048, 8192), nn.GELU(), nn.Linear(8192, 2048), nn.LayerNorm(2048)]
     model = nn.Sequential(*layers * 3, nn.Linear(2048, 1000)).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -69,7 +70,7 @@ def train(steps=60, mode="", compiled=False):
     KEPT.extend([model, optimizer])
     net = torch.compile(model, dynamic=True) if compiled else model
     if mode == "workers":
-        # These processes are forked after CUDA was initialised, and use no CUDA.
+        # These processes are forked after CUDA was initialised, and do not use CUDA.
         data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 8)), num_workers=2)
         assert sum(1 for _ in data) == 64
 
@@ -97,7 +98,7 @@ def train(steps=60, mode="", compiled=False):
 
 
 def lines_of_snapshot(snapshot):
-    """The live blocks of PyTorch's own snapshot, by the innermost line of this file."""
+    """Returns the live blocks of PyTorch's own snapshot, by the innermost line of this file."""
     lines = {}
     for block in (block for segment in snapshot["segments"] for block in segment["blocks"]):
         if block["state"] == "active_allocated":
@@ -108,14 +109,14 @@ def lines_of_snapshot(snapshot):
 
 
 def killed():
-    """Is killed at its end, without exit handlers."""
+    """Kills itself at the end, so that no exit handlers run."""
     KEPT.extend(torch.empty(number * MIB, dtype=torch.uint8, device="cuda") for number in range(1, 60))
     print(json.dumps(figures()), flush=True)
     os.kill(os.getpid(), 9)
 
 
 def gpt2(steps=4, lengths=(128, 512, 300, 1024), batch=4, layers=12, checkpoint=False, autocast=None, clip=False):
-    """With `clip`, gradients are clipped, and a scaler looks for infinite ones."""
+    """Trains GPT-2. With `clip`, gradients are clipped, and a scaler looks for infinite ones."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(n_layer=layers)).cuda()
@@ -198,7 +199,7 @@ def tiny(steps=300):
 
 
 def ranks(backend, size=4096, layers=8, bias=True, sharded=False, steps=3):
-    """A rank of DDP or FSDP. With one GPU, NCCL has to take each rank for a machine."""
+    """Trains one rank of DDP or FSDP. With one GPU, NCCL must take each rank for a separate machine."""
     rank, cards = int(os.environ["RANK"]), torch.cuda.device_count()
     if cards == 1:
         os.environ["NCCL_HOSTID"] = f"machine{rank}"
@@ -278,7 +279,7 @@ def loader():
 
 
 def masks():
-    """Lengths and stop criteria that are computed on the device, in small tensors."""
+    """Computes lengths and stop criteria on the device, in small tensors."""
     lengths = torch.tensor([3, 9, 5], device="cuda")
     steps = 0
     while bool((lengths > 0).any()):
@@ -289,7 +290,7 @@ def masks():
 
 
 def moe():
-    """Experts are chosen by a small router, and their shapes depend on data."""
+    """Runs experts that a small router chooses, so that shapes depend on the data."""
     experts, router = nn.ModuleList([nn.Linear(512, 2048) for _ in range(8)]).cuda(), nn.Linear(512, 8).cuda()
     x = torch.randn(256, 512, device="cuda")
     chosen = router(x).argmax(-1)
@@ -299,7 +300,7 @@ def moe():
 
 
 def out_of_memory():
-    """Tries a smaller batch when memory runs out: the card has to be the same."""
+    """Tries smaller batches until memory suffices. The result depends on the size of the card."""
     batch, tried = 1 << 20, 0
     while True:
         try:
@@ -310,7 +311,7 @@ def out_of_memory():
 
 
 def refused():
-    """Is refused memory twice: once PyTorch empties its cache and obtains it, once it does not."""
+    """Requests too much memory twice: once, PyTorch gets it after it has emptied its cache; once, it does not."""
     free, _ = torch.cuda.mem_get_info()
     most = (free // (2 * MIB) - 256) * 2 * MIB
     torch.empty(most // 2, dtype=torch.uint8, device="cuda")
@@ -323,7 +324,7 @@ def refused():
         pass
     stats = torch.cuda.memory_stats()
     retries, refusals = stats["num_alloc_retries"], stats["num_ooms"]
-    # PyTorch asks once, empties its cache and asks again.
+    # PyTorch requests the memory, empties its cache and requests it again.
     facts = {"refusals": retries + refusals, "obtained": retries - refusals, "refused": size}
     return {**facts, "line": f"programs.py:{line}", "had": torch.cuda.memory_reserved()}
 
@@ -341,7 +342,7 @@ def dormant():
 
 
 def stacks():
-    """Allocates blocks of different sizes, and says which Python functions it was in at each."""
+    """Allocates blocks of different sizes, and returns the Python functions that were on the stack at each."""
     expected, sizes = [], iter(range(6, 100))
 
     def keep(size, stack, tensor):
@@ -378,7 +379,7 @@ def stacks():
 
 
 def two():
-    """Uses the two cards of a machine."""
+    """Allocates on both cards of a machine, and copies between them."""
     x, y = (torch.ones(512 * MIB, device=f"cuda:{number}") for number in range(2))
     x.to("cuda:1") + y
     total = [torch.cuda.get_device_properties(number).total_memory for number in range(2)]
@@ -386,7 +387,7 @@ def two():
 
 
 def eight_sees():
-    """This program and the next three see eight cards of 24 GiB."""
+    """Queries the cards. This program and the next three see eight cards of 24 GiB."""
     properties = [torch.cuda.get_device_properties(number) for number in range(8)]
     free = [torch.cuda.mem_get_info(number) for number in range(torch.cuda.device_count())]
     found = [free, [card.total_memory for card in properties], len({str(card.uuid) for card in properties})]
@@ -404,7 +405,7 @@ def eight_small():
 
 
 def eight_full():
-    """10 GiB more than 20 are refused on a card, and not on another one."""
+    """Requests 20 GiB and then 10 GiB on one card, which is rejected, and 10 GiB on another card."""
     take = lambda gib, card: torch.empty(gib * GIB, dtype=torch.uint8, device=f"cuda:{card}")
     free = lambda card: torch.cuda.mem_get_info(card)[0]
     first = take(20, 1)
@@ -424,7 +425,7 @@ def eight_full():
 
 
 def eight_parallel():
-    """Four threads, each with a card, a copy of the weights, 256 MiB, and a quarter of the batch."""
+    """Trains on four threads, each with a card, a copy of the weights (256 MiB), and a quarter of the batch."""
     model = nn.DataParallel(nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(4)]).cuda(), device_ids=range(4))
     optimizer = torch.optim.Adam(model.parameters())
     [torch.cuda.reset_peak_memory_stats(number) for number in range(8)]
@@ -439,7 +440,7 @@ def eight_parallel():
 
 
 def stages(alone=None):
-    """A model with eight stages on as many cards, or only one of them, on the first card."""
+    """Runs a model with eight stages on eight cards, or only one stage on the first card."""
     size, batch = 4096, 2048
     place = lambda stage: f"cuda:{0 if alone is not None else stage}"
     used = range(8) if alone is None else [alone]
@@ -457,7 +458,7 @@ def stages(alone=None):
 
 
 def split():
-    """Llama 70B in bf16, in eight parts of ten layers, and a forward pass."""
+    """Runs a forward pass of Llama 70B in bf16, in eight parts of ten layers."""
     hidden, middle, keys, layers, tokens = 8192, 28672, 1024, 80, 2048
     attention, mlp = [(hidden,), (hidden, hidden), (keys, hidden), (keys, hidden), (hidden, hidden)], [(hidden,), (middle, hidden)]
     shapes = [*attention, *mlp, (middle, hidden), (hidden, middle)]
@@ -480,7 +481,7 @@ def split():
 
 
 def full(seconds):
-    """Keeps 10 GiB for a time, unless that is refused."""
+    """Keeps 10 GiB for some seconds, unless the request is rejected."""
     try:
         KEPT.append(torch.empty(10 * GIB, dtype=torch.uint8, device="cuda"))
     except torch.cuda.OutOfMemoryError:
@@ -491,7 +492,7 @@ def full(seconds):
 
 
 def watched():
-    """Takes steps, prints how long one takes, and waits so that others can look at it."""
+    """Runs steps, prints the time of one, and waits so that other programs can look at the process."""
     KEPT.append(torch.empty(GIB, dtype=torch.uint8, device="cuda"))
     torch.empty(GIB // 2, dtype=torch.uint8, device="cuda")
     torch.cuda.empty_cache()
@@ -506,7 +507,7 @@ def watched():
 
 
 def spikes(base):
-    """Keeps some bytes, and allocates and frees as many more as each line of stdin says."""
+    """Keeps some bytes, and for each line of stdin allocates and frees that many bytes more."""
     KEPT.append(torch.empty(base, dtype=torch.uint8, device="cuda"))
     print(os.getpid(), flush=True)
     for line in sys.stdin:
@@ -516,7 +517,7 @@ def spikes(base):
 
 
 def fill(left):
-    """Leaves a number of bytes of the GPU free, until its stdin ends."""
+    """Fills the GPU except for a number of bytes, until stdin ends."""
     torch.cuda.init()
     KEPT.append(torch.empty(torch.cuda.mem_get_info()[0] - left, dtype=torch.uint8, device="cuda"))
     print(torch.cuda.mem_get_info()[0], flush=True)

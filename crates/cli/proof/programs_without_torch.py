@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The programs of the proofs that use other libraries than PyTorch. They run like those of `programs.py`."""
+"""The programs of the proofs that use libraries other than PyTorch. They run like those of `programs.py`."""
 
 import ctypes
 import json
@@ -41,7 +41,7 @@ def cupy():
 
 
 class Driver:
-    """The driver without the CUDA runtime, which compares the devices with a list of its own."""
+    """The driver, without the CUDA runtime, which compares the devices with its own list."""
 
     def __init__(self):
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -64,7 +64,7 @@ class Driver:
 
 
 def driver():
-    """Takes memory of each device, and more than the last one has."""
+    """Allocates memory on each device, and requests more than the last one has."""
     cuda, count, free, totals = Driver(), ctypes.c_int(), [], []
     cuda("cuDeviceGetCount", ctypes.byref(count))
     for device in range(count.value):
@@ -79,7 +79,7 @@ def driver():
 
 
 def libcupti():
-    """The path of libcupti: on the loader's path, in a toolkit, or in a Python package."""
+    """Returns the path of libcupti: on the loader's path, in a toolkit, or in a Python package."""
     names = ["libcupti.so.13", "libcupti.so.12"]
     folders = ["/usr/local/cuda/extras/CUPTI/lib64", "/usr/local/cuda/lib64"]
     for path in sys.path:
@@ -94,16 +94,16 @@ def libcupti():
 
 
 def observed_calls():
-    """Subscribes to CUPTI as another tool, and returns a list that gets an item for each call of cuMemAlloc_v2."""
+    """Subscribes to CUPTI as another tool would. Returns a list to which each call of cuMemAlloc_v2 adds an item."""
     library, subscriber, calls = ctypes.CDLL(libcupti()), ctypes.c_void_p(), []
 
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
     def observed(_data, _domain, _number, call):
-        # The first field is CUPTI's `callbackSite`; 1 is the exit.
+        # The first field is CUPTI's `callbackSite`; 1 means the exit of the call.
         if ctypes.cast(call, ctypes.POINTER(ctypes.c_int)).contents.value == 1:
             calls.append(call)
 
-    # CUPTI calls the function as long as it is subscribed.
+    # The function must stay alive, because CUPTI calls it as long as the subscription lasts.
     KEPT.append(observed)
     code = library.cuptiSubscribe(ctypes.byref(subscriber), observed, None)
     assert code == 0, f"cuptiSubscribe: {code}"
@@ -114,7 +114,7 @@ def observed_calls():
 
 
 def cupti(order):
-    """Another tool subscribes to CUPTI before the driver, and so gpumem's library, is loaded; or after. Only the driver is used."""
+    """Subscribes to CUPTI as another tool, before or after the driver and with it gpumem's library is loaded. Uses only the driver."""
     calls = observed_calls() if order == "before" else None
     cuda = Driver()
     cuda.use(0)
@@ -126,7 +126,7 @@ def cupti(order):
 
 
 def field(number, value):
-    """A field of a message in Protocol Buffers' format."""
+    """Returns a field of a message in the format of Protocol Buffers."""
 
     def varint(value):
         low, high = value & 0x7F, value >> 7
@@ -139,7 +139,7 @@ def field(number, value):
 
 
 def onnx_model(weights):
-    """A model that multiplies by each of the matrices, with Relu after each. The numbers are those of onnx.proto."""
+    """Returns a model that multiplies by each of the matrices, with Relu after each. The field numbers are those of onnx.proto."""
     float32, nodes, initializers, name = 1, b"", b"", "x"
     for number, weight in enumerate(weights):
         product, result = f"product{number}", f"result{number}"
@@ -159,7 +159,7 @@ def onnx_model(weights):
 
 
 def onnx(strategy):
-    """Runs a model for some batch sizes. ONNX Runtime's log on stderr has what its arenas ask for."""
+    """Runs a model for some batch sizes. ONNX Runtime's log on stderr contains the requests of its arenas."""
     import numpy
     import onnxruntime
 
@@ -174,14 +174,14 @@ def onnx(strategy):
     if session.get_providers()[0] != provider:
         sys.exit(f"{provider} is not used, but {session.get_providers()}")
     difference = 0
-    # A tensor of 128 rows has 1 MiB: no smaller block is asked for, because gpumem records no stacks of smaller ones.
+    # A tensor of 128 rows has 1 MiB. No smaller block is requested, because gpumem records no stacks for smaller blocks.
     for batch in (128, 768, 256, 1024):
         run = onnxruntime.RunOptions()
         if strategy == "kSameAsRequested" and batch != 1024:
             run.add_run_config_entry("memory.enable_memory_arena_shrinkage", "gpu:0")
         x = random.standard_normal((batch, width), dtype=numpy.float32)
         if strategy == "kNextPowerOfTwo" and batch == 768:
-            # A tensor of the program, from an arena that is not the session's.
+            # A tensor of the program, from an arena that does not belong to the session.
             KEPT.append(onnxruntime.OrtValue.ortvalue_from_numpy(x, "cuda", 0))
             y = session.run_with_ort_values(None, {"x": KEPT[-1]}, run)[0].numpy()
         else:

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Compares what `gpumem run` records of programs with what the programs say of themselves.
+"""Compares the recordings of `gpumem run` with the values that the recorded programs print.
 
     cargo build --release -p gpumem-cli
     python crates/cli/proof/run.py target/release/gpumem --jobs 4
 
-It needs an NVIDIA GPU, and PyTorch, JAX, nvcc and a second GPU for the cases that name them. `--only torch` and `--only modules` choose
-all cases whose names start with these words, those of `gpumem run --torch` and `--modules`. The cases `times` run pairs of a recorded program and one
-without gpumem for `--seconds` each; a result needs 15 pairs, about 500 seconds.
+It needs an NVIDIA GPU, and PyTorch, JAX, nvcc and a second GPU for the cases that name them. `--only torch` and `--only modules` choose all
+cases whose names start with these words, which test `gpumem run --torch` and `--modules`. The cases `times` run pairs of a recorded program
+and one without gpumem for `--seconds` each; a result needs 15 pairs, about 500 seconds.
 
-`--candle PROGRAM` is for the case `candle`: a program with candle that trains, and prints {"pool_high": the driver's
+`--candle PROGRAM` is for the case `candle`: a program that trains with candle, and prints {"pool_high": the driver's
 CU_MEMPOOL_ATTR_USED_MEM_HIGH of the default pool}. It can be built without a GPU and without a CUDA toolkit of the system:
 
 1. `pip install --no-deps --target cu` of nvidia-cuda-nvcc, nvidia-cuda-crt, nvidia-nvvm, nvidia-cuda-runtime and nvidia-cuda-cccl, all
    ==13.0.* (a later toolkit writes PTX that driver 580 does not read): 200 MB. CUDA_HOME=CUDA_PATH=cu/nvidia/cu13, its bin in PATH,
    CUDA_COMPUTE_CAP=90.
 2. A package with candle-core and candle-nn, feature `cuda`, with [patch.crates-io] candle-kernels = a copy whose build.rs compiles the
-   PTX kernels and not the static library of quantized models (`moe_sources`), in whose place is a library of functions that abort.
+   PTX kernels and not the static library of quantized models (`moe_sources`), which is replaced by a library of functions that abort.
    The kernels take 20 minutes on one busy core.
 3. Empty shared objects stand for libcuda.so.1, libcublas.so.13, libcublasLt.so.13, libcurand.so.10, libnvrtc.so.13 and
    libcudart.so.13: `cargo rustc --release -- -C link-arg=-Wl,--no-as-needed -C link-arg=-lcuda …`, with
@@ -25,10 +25,10 @@ CU_MEMPOOL_ATTR_USED_MEM_HIGH of the default pool}. It can be built without a GP
 `--onnx FOLDER` is for the cases `onnx`: a folder with the package onnxruntime for CUDA 13. The wheel has 256 MB, and can be made
 smaller for a machine to which little can be copied:
 
-1. `pip download --no-deps onnxruntime-gpu==1.31.1` (with `--python-version 3.12` or what the machine has), `unzip`.
+1. `pip download --no-deps onnxruntime-gpu==1.31.1` (with `--python-version 3.12` or the version of the machine), `unzip`.
 2. `python crates/cli/proof/trim.py onnxruntime/capi/libonnxruntime_providers_cuda.so 90` keeps the kernels of plain operators for one GPU.
 3. The folders quantization, tools and transformers, libonnxruntime.so.* and libonnxruntime_providers_tensorrt.so are not needed.
-   `tar c onnxruntime | xz -T0` has 30 MB then.
+   The output of `tar c onnxruntime | xz -T0` then has 30 MB.
 
 CUDA's libraries are those of PyTorch's packages; numpy is needed as well. The model is made here, without the package onnx.
 """
@@ -59,7 +59,7 @@ MODULES = {"classes": "allocated", "modules": "allocated", "weights at end": "we
 
 
 def values(report, device_number=0):
-    """The values of a report that tables name."""
+    """Returns the values of a report by the names that the tables use."""
     device = next((device for device in report["devices"] if device["peak_bytes"]), {})
     libraries = {entry["name"]: entry["bytes"] for entry in device.get("peak_by_library", [])}
     refused = report["refused"] or {}
@@ -86,7 +86,7 @@ def values(report, device_number=0):
 
 
 def of_tensors(device):
-    """The values of PyTorch's tensors on a device."""
+    """Returns the values of PyTorch's tensors on a device."""
     peak, end, said = (device[part] or {} for part in ("peak", "at_end", "said"))
     requested = {entry["class"]: entry["requested_bytes"] for entry in end.get("by_class") or []}
     return {
@@ -105,18 +105,18 @@ def of_tensors(device):
 
 
 def lines(places):
-    """The bytes of places by line. PyTorch does not know the line that began a backward pass."""
+    """Returns the bytes of places by line. PyTorch does not know the line that started a backward pass."""
     found = {}
     for place in places:
         is_known = place["line"] and "(backward pass)" not in place["line"]
-        # Reports name files from the folder of the program.
+        # Reports name files relative to the folder of the program.
         line = os.path.abspath(place["line"]) if is_known else "none"
         found[line] = found.get(line, 0) + place["bytes"]
     return found
 
 
 def recorded(proof, command, options=(), env=(), code=0):
-    """Runs a program under `gpumem run`, which makes one recording."""
+    """Runs a program under `gpumem run`. Returns the run, and the values of its only recording."""
     ran = proof.run(command, options, code, env)
     if len(ran.files) != 1:
         raise harness.Failed(f"{len(ran.files)} recordings: {ran.files}")
@@ -124,7 +124,7 @@ def recorded(proof, command, options=(), env=(), code=0):
 
 
 def check(proof, name, command, equal, options=(), env=(), code=0, says="", least=None):
-    """What a table says of a program must be equal, or at least as much."""
+    """Checks that the values that a table names are equal, or at least as high."""
     command = command(proof) if callable(command) else command
     ran, found = recorded(proof, command, options, env, code)
     is_right, pairs = compared(found, ran.facts, equal)
@@ -134,7 +134,8 @@ def check(proof, name, command, equal, options=(), env=(), code=0, says="", leas
 
 
 def asynchronous(proof):
-    """Blocks below 1 MiB have no stack, so they are in no sum. All other memory is as much as with the native allocator."""
+    """Checks that all memory apart from the tensors is as much as with the native allocator. Blocks below 1 MiB have no stack, so they
+    are in no sum."""
     ran, found = recorded(proof, program("train"), env=ASYNC)
     native, of_native = recorded(proof, program("train", steps=5))
     rest, expected = found["peak"] - ran.facts["allocated"], of_native["peak"] - native.facts["reserved"]
@@ -142,13 +143,13 @@ def asynchronous(proof):
 
 
 def profiler(proof):
-    """`torch.profiler` has as many events of the GPU as without gpumem."""
+    """Checks that `torch.profiler` records as many events of the GPU as without gpumem."""
     events = [proof.run(program("train", steps=5, mode="profiler"), options).facts["events"] for options in ((), None)]
     yield events[0] == events[1] > 0, "profiler", {"events": events}
 
 
 def ranks(proof):
-    """Each rank has a recording, of its GPU."""
+    """Checks that there is a recording for each rank, with its GPU."""
     harness.need_gpus(2)
     ran = proof.run(program("ranks", ranks=2, backend="nccl", steps=20), ["--torch"])
     yield len(ran.files) == len(ran.said) == 2, "ranks", {"files": [os.path.basename(file) for file in ran.files]}
@@ -159,14 +160,14 @@ def ranks(proof):
 
 
 def stacks(proof):
-    """The lines of Python of each block are those that `traceback` has."""
+    """Checks that the Python lines of each block are those that `traceback` returns."""
     ran, _ = recorded(proof, program("stacks"))
     snapshot = pickle.loads(proof.ask("report", "--format", "torch", ran.files[0]))
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
     known = {block["size"]: block.get("frames", []) for block in blocks}
     expected, different = ran.facts["expected"], []
     for size, of_python in expected:
-        # The functions outside of Python have other files. Python's own names have no classes in `traceback`.
+        # Functions outside of Python have files of other types. The names that `traceback` returns contain no classes.
         frames = [frame for frame in known.get(size, []) if frame["filename"].endswith(".py")]
         frames = [[frame["filename"], frame["line"], frame["name"].rsplit(".", 1)[-1]] for frame in frames]
         if frames != of_python:
@@ -176,7 +177,7 @@ def stacks(proof):
 
 
 def dormant(proof):
-    """Only the blocks between `gpumem start` and `gpumem stop` are recorded: 200, then 300 MiB after the first two are freed."""
+    """Checks that only blocks between `gpumem start` and `gpumem stop` are recorded: 200, then 300 MiB after the first two are freed."""
     ran, folder = proof.start(program("dormant"), "--dormant")
     pid = ran.stdout.readline().strip()
     for step in range(3):
@@ -192,7 +193,7 @@ def dormant(proof):
 
 
 def parts(proof):
-    """`--only-peak` has the same peak; `--max-size` keeps what is live at the end, and says what is missing."""
+    """Checks that `--only-peak` records the same peak, and that `--max-size` keeps the memory live at the end and reports the rest."""
     whole, expected = recorded(proof, program("train", steps=20, mode="empty"))
     peak, found = recorded(proof, program("train", steps=20, mode="empty"), ["--only-peak"])
     is_right, pairs = compared(found, {}, {name: expected[name] for name in ("peak", "by library", "live at end")})
@@ -205,7 +206,7 @@ def parts(proof):
 
 
 def libraries_of_torch():
-    """LD_LIBRARY_PATH with CUDA's libraries that PyTorch's packages contain."""
+    """Returns an LD_LIBRARY_PATH with the CUDA libraries of PyTorch's packages."""
     import torch
 
     folders = [os.path.join(os.path.dirname(torch.__file__), "lib")]
@@ -215,7 +216,7 @@ def libraries_of_torch():
 
 
 def candle(proof):
-    """The driver counts each block of its pool in steps of 512 bytes at most."""
+    """Compares the peak with the driver's own, which counts each block of its pool in steps of at most 512 bytes."""
     if not proof.arguments.candle:
         raise Skipped("--candle is not given")
     command = [os.path.abspath(proof.arguments.candle), "50"]
@@ -226,7 +227,7 @@ def candle(proof):
 
 
 def arenas(log):
-    """What ONNX Runtime's arenas of the GPU ask for and give back, in its log: ("extend", size, address) and so on."""
+    """Returns what ONNX Runtime's GPU arenas request and return according to the log: ("extend", size, address) and so on."""
     asked, arena, size = [], None, 0
     for line in log.splitlines():
         if found := re.search(r"Extending BFCArena for (\w+)", line):
@@ -243,11 +244,11 @@ def arenas(log):
 
 
 def onnx(proof, strategy):
-    """The recording must agree with the log of the arenas, address by address."""
+    """Checks that the recording agrees with the log of the arenas, address by address."""
     if not proof.arguments.onnx:
         raise Skipped("--onnx is not given")
     path = ":".join([os.path.abspath(proof.arguments.onnx), os.environ.get("PYTHONPATH", "")])
-    # Only the kernels that are started are read: the others may have been left out.
+    # Lazy loading reads only the kernels that are started. The others may have been left out.
     env = {"PYTHONPATH": path, "LD_LIBRARY_PATH": libraries_of_torch(), "CUDA_MODULE_LOADING": "LAZY"}
     ran, found = recorded(proof, program("onnx", file=WITHOUT_TORCH, strategy=strategy), env=env, code=5)
     if kept := proof.arguments.onnx_recordings:
@@ -261,7 +262,7 @@ def onnx(proof, strategy):
     events = [json.loads(line) for line in proof.ask("report", "--format", "json", ran.files[0]).splitlines()]
     rows = [(event["action"], abs(event["change_bytes"]), event["address"]) for event in events]
     allocated = {(size, address) for action, size, address in rows if action == "alloc"}
-    # The log has no address of blocks with `reserve`.
+    # The log contains no addresses for blocks with `reserve`.
     allocated |= {(size, None) for size, _ in allocated}
     different = [each for each in asked if each[0] != "shrink" and each[1:] not in allocated]
     own = {address for what, _, address in asked if what == "extend"}
@@ -277,7 +278,7 @@ def onnx(proof, strategy):
 
 
 def times(proof, name, command, ways, most, env=(), steps=0, rounds=15):
-    """Runs a program in several ways by turns; the first one is without gpumem. Its steps may take at most so much more in the others."""
+    """Runs a program in several ways in turn, first without gpumem. `most` is how much longer the steps may take in the others."""
     if not steps:
         # Each run has at least 10 s of steps. Their number is measured first.
         steps = int(300 * 10.3 / proof.run(command(steps=300), env=env).facts["seconds"]) + 1
@@ -319,13 +320,13 @@ TABLE = {
     "expandable": dict(command=program("train"), equal=EXACT, env=EXPANDABLE),
     "jax": dict(command=program("jax", file=WITHOUT_TORCH), equal={}, least={"peak": "allocated"}),
 }
-# With `--torch`, the peak of tensors is PyTorch's own value, to the byte.
+# With `--torch`, the peak of tensors is exactly PyTorch's own value.
 TABLE_OF_TENSORS = {
     "lines": dict(command=program("train", steps=30, mode="lines"), equal={**ALL_TENSORS, "lines at end": "lines"}),
     "empty": dict(command=program("train", steps=30, mode="empty"), equal=ALL_TENSORS),
     "expandable": dict(command=program("train", steps=30), equal=ALL_TENSORS, env=EXPANDABLE),
     "rounded": dict(command=program("train", steps=30), equal=ALL_TENSORS, env=ROUNDED),
-    # PyTorch keeps only the newest events.
+    # PyTorch keeps only the latest events.
     "full": dict(command=program("train", steps=30), equal=TENSORS, options=["--torch", "--torch-events", "2000"]),
     "cuda-first": dict(command=[sys.executable, "-c", CUDA_FIRST, *program("train", steps=30)[1:]], equal=ALL_TENSORS),
     "workers": dict(command=program("train", steps=30, mode="workers"), equal=ALL_TENSORS),

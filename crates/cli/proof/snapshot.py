@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes a large snapshot, as `torch.cuda.memory._dump_snapshot` does, and measures what `gpumem report` takes for it.
+"""Writes a large snapshot, as `torch.cuda.memory._dump_snapshot` does, and measures the time and memory that `gpumem report` needs for it.
 
     python crates/cli/proof/snapshot.py target/release/gpumem --keep /tmp/snapshot.pickle
 
-The snapshot is that of a training run: each step allocates and frees tensors of all layers, and each event has a list of frames of its
-own, as PyTorch writes them. `--keep FILE` keeps it. Each command must end within 30 seconds for each file that it reads, with at
+The snapshot is that of a training run: each step allocates and frees tensors of all layers, and each event has its own list of
+frames, as PyTorch writes them. `--keep FILE` keeps it. Each command must end within 30 seconds for each file that it reads, with at
 most 2 GB of memory. It needs no GPU.
 """
 
@@ -62,7 +62,7 @@ def write(file, events):
 def measured(proof, name, words, files=1):
     snapshot = proof.arguments.keep or f"{proof.folder}/snapshot.pickle"
     if not os.path.exists(snapshot):
-        # The snapshot is written in a separate process: the kernel counts the memory of this process for those that it starts.
+        # A separate process writes the snapshot, because the kernel counts the memory of this process for the processes that it starts.
         writer = multiprocessing.Process(target=write, args=(snapshot, proof.arguments.events))
         writer.start()
         writer.join()

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Makes a library with CUDA kernels compress well: leaves out the kernels that a program on one GPU does not use.
+"""Makes a library with CUDA kernels compress well, by removing the kernels that a program on one GPU does not use.
 
     python crates/cli/proof/trim.py libonnxruntime_providers_cuda.so 90
 
 The kernels for GPUs of compute capability 9.0 stay, if their source file was compiled for the oldest GPU of the library as well. In
 ONNX Runtime these are the plain operators; those for attention and for quantized products need newer GPUs, and take four fifths of
-the bytes. The other source files get a small kernel for the oldest GPU. So to the driver they are files that were not compiled for this
-GPU, and only a program that starts one of their kernels gets an error. The library's size and its addresses stay; what is left out is
-zeros.
+the bytes. The other source files get a small kernel for the oldest GPU. Therefore, the driver treats them as files that were not compiled
+for this GPU, and only a program that starts one of their kernels gets an error. The library's size and its addresses stay the same;
+the removed kernels are replaced by zeros.
 """
 
 import struct
 import sys
 
-# The layout that CUDA's fatbinary_section.h has and `cuobjdump --list-elf` shows. Each source file has one container.
+# The layout that CUDA's fatbinary_section.h defines and `cuobjdump --list-elf` shows. Each source file has one container.
 CONTAINER = struct.Struct("<IHHQ")  # The fields are magic, version, size of this header, size of the entries.
 # The fields are kind, version, the sizes of this header, of the kernels and of the compressed kernels, two words, architecture.
 ENTRY = struct.Struct("<HHIQIIII")
@@ -21,13 +21,13 @@ MAGIC = struct.pack("<I", 0xBA55ED50)
 
 
 def containers(data):
-    """Returns the containers of a library: the begin of each, and the architecture, begin and size of its entries."""
+    """Returns the containers of a library: the start of each, and the architecture, start and size of its entries."""
     begin = data.find(MAGIC)
     while begin >= 0:
         _, version, header, size = CONTAINER.unpack_from(data, begin)
         end = begin + header + size
         if version != 1 or header != CONTAINER.size or end > len(data):
-            # The magic number is in the library's code, and no container begins there.
+            # The magic number is part of the library's code here, and no container starts here.
             begin = data.find(MAGIC, begin + 4)
             continue
         entries, entry = [], begin + header

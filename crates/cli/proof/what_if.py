@@ -4,9 +4,9 @@
     python crates/cli/proof/what_if.py target/release/gpumem [--tables dry] [--only gpt2,resnet] [--jobs 6]
 
 There are two tables of each program of `dry.py` that only uses PyTorch: one of dry runs, and one of a recording that `gpumem run --torch`
-made. The program also runs without gpumem under each setting. A row of the recording is PASS if PyTorch reserved as much, and NEAR within
-2 %. For the smallest card of each row, `gpumem run --limit` has to run the program on a card that is 3 % larger, and not on one that is
-3 % smaller. It needs an NVIDIA GPU and PyTorch.
+made. The program also runs without gpumem under each setting. A row of the recording is PASS if PyTorch reserved as much, and NEAR if they
+differ by at most 2 %. For the smallest card of each row, `gpumem run --limit` must run the program on a card that is 3 % larger, and must
+fail on one that is 3 % smaller. It needs an NVIDIA GPU and PyTorch.
 """
 
 import json
@@ -34,7 +34,7 @@ def compare(proof, name):
         rows += [("recording", row) for row in answer["rows"]]
 
     def ran(wanted):
-        """What PyTorch reserved, or why the program does not run with a setting and a card."""
+        """Returns the memory that PyTorch reserved, or why the program does not run, with a setting and a card."""
         setting, card = wanted
         options = None if card is None else ["--limit", f"{card}B"]
         try:
@@ -60,7 +60,7 @@ def compare(proof, name):
             yield runs == (share > 1), row_name, {"table": table, "card": card, "share": share, "runs": runs}
 
 
-# Parts of the smallest card: the program runs with the first one, and not with the second one.
+# Parts of the smallest card: the program must run with the first one, and must fail with the second one.
 SHARES = (1.03, 0.97)
 NAMES = ("gpt2", "gpt2_checkpoint", "llama", "generate", "resnet", "vit", "blocks", "streams", "empty_cache", "compiled", "graph", "masks")
 CASES = {name: partial(compare, name=name) for name in NAMES}
@@ -70,5 +70,5 @@ OPTIONS = {
 }
 
 if __name__ == "__main__":
-    # Each case runs as many programs at the same time as `--jobs` says.
+    # Each case runs up to `--jobs` programs at the same time.
     harness.main(__doc__, CASES, OPTIONS, alone=CASES)
