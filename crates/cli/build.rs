@@ -1,7 +1,7 @@
 //! Builds the library that `gpumem run` puts into programs, so that the command contains it: `cargo install` installs one file.
 //!
-//! Cargo has no stable way to depend on a shared object, so this runs Cargo again: on the manifest of the build-dependency
-//! `gpumem-inject`, with a target folder of its own. In the folder of the outer Cargo it would wait for the outer Cargo for ever.
+//! Cargo has no stable way to depend on a shared object, so this script runs Cargo again, on the manifest of the build-dependency
+//! `gpumem-inject` and with a separate target folder. In the target folder of the outer Cargo, it would wait for the outer Cargo forever.
 
 use std::{
     env,
@@ -11,7 +11,7 @@ use std::{
     process::Command,
 };
 
-/// The variable may name a library that was built beforehand, by a packager of the command.
+/// The environment variable that names a prebuilt library, for packagers of the command.
 const PREBUILT: &str = "GPUMEM_INJECT_LIBRARY";
 
 fn main() {
@@ -23,7 +23,8 @@ fn main() {
         println!("cargo::rerun-if-changed={}", prebuilt.display());
         copy(Path::new(&prebuilt), &library);
     } else if env::var_os("DOCS_RS").is_some() || variable("CARGO_CFG_TARGET_OS") != "linux" {
-        // The driver of other systems has no dispatch table that gpumem knows. The command says so.
+        // The documentation needs no library. On systems other than Linux, the driver has no dispatch table that gpumem knows, and `gpumem
+        // run` reports this.
         fs::write(&library, "").expect("the build's folder can be written");
     } else {
         build(&out, &library);
@@ -45,7 +46,7 @@ fn build(out: &Path, library: &Path) {
     cargo.arg("rustc").arg("--lib").args(["--crate-type", "cdylib"]);
     cargo.arg("--manifest-path").arg(Path::new(gpumem_inject::MANIFEST_DIR).join("Cargo.toml"));
     cargo.arg("--target-dir").arg(&target_folder).arg("--quiet");
-    // Users do not look for lines of this library. Without debug information the command is a few MB smaller.
+    // Users do not need the lines of this library. Without debug information the command is a few MB smaller.
     let profile = if is_release { "release" } else { "dev" };
     cargo.arg("--config").arg(format!("profile.{profile}.debug=0"));
     if is_release {
@@ -58,7 +59,7 @@ fn build(out: &Path, library: &Path) {
     }
     built.push(if is_release { "release" } else { "debug" });
     // The outer Cargo sets variables for this build script, such as its flags, and clippy instead of the compiler. The build of the library
-    // gets none of them, except the settings for the source of crates and for incremental builds.
+    // does not get them, except the settings for the source of crates and for incremental builds.
     let is_kept = |name: &str| {
         ["CARGO_HOME", "CARGO_INCREMENTAL", "CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTR", "CARGO_SOURCE_"]
             .iter()
@@ -74,7 +75,7 @@ fn build(out: &Path, library: &Path) {
     let status = cargo.status().unwrap_or_else(|error| panic!("cannot run {cargo:?}: {error}"));
     assert!(status.success(), "{cargo:?}: {status}");
     copy(&built.join("libgpumem_inject.so"), library);
-    // The file that names all sources of the library.
+    // This file lists all sources of the library.
     let sources = fs::read_to_string(built.join("libgpumem_inject.d")).expect("Cargo writes it");
     for source in sources.split_once(": ").map_or("", |(_, sources)| sources).split_whitespace() {
         println!("cargo::rerun-if-changed={source}");

@@ -58,7 +58,7 @@ pub fn main() -> ExitCode {
     exit.into()
 }
 
-/// Prints what clap returns instead of arguments: the help, the version, or an error about the arguments.
+/// Prints clap's result if there is no command to run: the help, the version, or an error about the arguments.
 fn answer(error: &clap::Error) -> Result<Exit, Failure> {
     // The message repeats arguments, so their unprintable characters are removed and they are parsed again. The new
     // message is used unless an argument was wrong only because of such characters.

@@ -10,7 +10,7 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Does work of unknown length. After the first second, a sign moves on stderr, if stderr is a terminal.
+/// Does work of unknown length. After the first second, a spinner is shown on stderr, if stderr is a terminal.
 pub(crate) fn working<T>(name: &str, work: impl FnOnce() -> T) -> T {
     if !io::stderr().is_terminal() {
         return work();

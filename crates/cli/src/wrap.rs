@@ -6,8 +6,8 @@
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Breaks lines between words where they do not fit. What follows is indented like the text after a label, else by two
-/// columns. A longer word is not broken, so that a path can still be copied.
+/// Breaks lines between words where they do not fit. The following lines are indented like the text after a label, else
+/// by two columns. A longer word is not broken, so that a path can still be copied.
 pub(crate) fn wrapped(text: &str, width: usize) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.split_inclusive('\n') {

@@ -127,7 +127,7 @@ fn exit(has_empty: bool) -> Exit {
     if has_empty { Exit::Failed } else { Exit::Done }
 }
 
-/// Makes a failure from the library's error, which contains the fault of the file and the next step.
+/// Creates a failure from the library's error, which contains the fault of the file and the next step.
 fn refused(what: &str, error: gpumem_core::error::Error) -> Failure {
     Failure::new(format!("the peaks cannot be {what}"), error, "")
 }

@@ -108,12 +108,12 @@ struct Fit {
     is_longest: bool,
 }
 
-/// A step, and where the type in which it computes comes from.
+/// A step, and the source of its compute type.
 #[derive(Serialize)]
 struct Asked {
     step: Step,
     dtype_from: &'static str,
-    /// The type that the file says, if it is not known.
+    /// The type that the file names, if gpumem does not know it.
     #[serde(skip)]
     unknown_dtype: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Follows the recordings of all processes, and makes samples for scrapers and for the push.
+//! Follows the recordings of all processes, and takes samples for scrapers and for the push.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -43,7 +43,7 @@ const KEPT_AFTER_END: Duration = Duration::from_secs(300);
 
 #[derive(Debug)]
 pub(super) struct Exporter {
-    /// How many places, scopes and libraries of a process get names.
+    /// The number of places, scopes and libraries of a process that get names.
     places: usize,
     known: Known,
     /// The processes, each with its start time.
@@ -53,13 +53,13 @@ pub(super) struct Exporter {
     /// and its counts must never fall.
     counted: HashMap<ProcessId, Counts>,
     broken: Vec<Broken>,
-    /// Those of [`Found::left`] that are or were followed.
+    /// The entries of [`Found::left`] that are or were followed.
     left: Vec<(u32, PathBuf)>,
     /// The recordings that runs completed since the last look.
     pub(super) endings: Vec<Ending>,
     /// The ids of recordings that are no longer followed, each with the time when they were removed from `followed`.
     past: HashMap<u64, Instant>,
-    /// How many recordings the last look did not follow, because there were too many.
+    /// The number of recordings that are not followed, because the last look found too many.
     not_followed: usize,
     /// The names of collectors with their ids. The one that collected last is at the end.
     collectors: Vec<(String, u32)>,

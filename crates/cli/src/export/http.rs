@@ -91,7 +91,7 @@ impl Listener {
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) exporter: Arc<Mutex<Exporter>>,
-    /// The token that a scraper has to send.
+    /// The token that a scraper must send.
     pub(super) token: Option<String>,
     /// The names that the server answers to. `None` on a Unix socket, which web pages cannot reach.
     pub(super) names: Option<Names>,

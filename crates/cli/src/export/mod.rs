@@ -96,7 +96,7 @@ pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
     http::serve(listener, Server { exporter, token, names }).map_err(failed)
 }
 
-/// Describes in words what this process cannot see.
+/// Describes in words the things that this process cannot see.
 fn in_words(hidden: Hidden) -> Vec<String> {
     let Hidden { processes, unknown, dormant: _, recordings: _, readings } = hidden;
     let mut lines = Vec::new();

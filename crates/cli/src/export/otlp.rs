@@ -118,7 +118,7 @@ fn key_values(attributes: &Attributes) -> Vec<KeyValue> {
 #[derive(Debug)]
 struct Client {
     agent: ureq::Agent,
-    /// Why the last request failed. The SDK does not tell.
+    /// Why the last request failed. The SDK does not report the reason.
     failed: Arc<Mutex<Option<String>>>,
 }
 

@@ -26,12 +26,12 @@ impl CodeFrame {
         }
     }
 
-    /// Makes a frame from the name of a scope, a library or a place.
+    /// Creates a frame from the name of a scope, a library or a place.
     fn named(name: &str) -> Self {
         Self { function: name.to_owned(), ..Self::default() }
     }
 
-    /// Makes a frame with less text than [`new`](Self::new). A function of a Python package is identified by its name
+    /// Creates a frame with less text than [`new`](Self::new). A function of a Python package is identified by its name
     /// and its file: with its line, one function would appear several times. C++ functions are shown without the types
     /// of their arguments.
     fn short(frame: &Frame) -> Self {
@@ -87,8 +87,8 @@ impl CodeFrame {
 }
 
 /// Returns the frames of an origin, the outermost first: its scopes, then the functions of its stack. A folded stack
-/// contains only those that tell what the memory is for. Memory that is not on the device has its kind as the first
-/// frame, so that it is not mistaken for memory of the device.
+/// contains only the functions that show the purpose of the memory. Memory that is not on the device has its kind as
+/// the first frame, so that it is not mistaken for memory of the device.
 pub(crate) fn stack(history: &History, origin: &Origin, is_folded: bool) -> Vec<CodeFrame> {
     let functions = if is_folded { folded(history, origin) } else { functions(history, origin) };
     let kind = (!origin.kind.is_on_device()).then(|| CodeFrame::named(origin.kind.name()));
@@ -140,7 +140,7 @@ pub(super) fn functions(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     frames
 }
 
-/// Returns what was live at a moment, one device after the other.
+/// Returns the live memory at a moment, one device after the other.
 pub(crate) fn held_at(history: &History, moment: Moment) -> Vec<OriginSum<'_>> {
     let held = history.held_after(&history.changes_at(moment));
     held.into_iter().flatten().filter(|held| history.has_kind_at(held.origin.kind, moment)).collect()

@@ -26,7 +26,7 @@ struct OfEvent<'a> {
     device: u32,
     simulated: bool,
     address: u64,
-    /// How many bytes the live memory grows by.
+    /// The number of bytes by which the live memory grows.
     change_bytes: i64,
     /// The bytes that are live on the device after the event; `None` if the recording does not contain that.
     live_bytes: Option<u64>,

@@ -53,7 +53,7 @@ impl Format {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// Writes a recording. Formats of stacks show what was live at `moment`, optionally with folded stacks.
+    /// Writes a recording. Formats of stacks show the live memory at `moment`, optionally with folded stacks.
     pub(crate) fn write(
         self,
         history: &History,

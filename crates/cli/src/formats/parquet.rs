@@ -30,7 +30,7 @@ use crate::{
 const ROWS: usize = 1 << 17;
 /// Command lines are cut at this length: a longer one would be stored in each row instead of in a dictionary.
 const MOST_COLUMNS: usize = 1_000;
-/// How many values the writer gets at once. They fit into a processor's cache.
+/// The number of values that the writer gets at once. They fit into a processor's cache.
 const VALUES: usize = 1 << 12;
 /// The columns whose values differ from row to row.
 const COUNTERS: [&str; 6] = ["number", "time_ns", "address", "live_bytes", "allocated_ns", "freed_ns"];

@@ -155,7 +155,7 @@ fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> 
         *track = packets.track(counter(name))?;
     }
     for (at, change) in history.lives.changes().enumerate() {
-        // Earlier memory is not known: the counters start with what is live at this point.
+        // Earlier memory is not known: the counters start with the memory that is live at this point.
         if at == whole_from && at > 0 {
             for (track, value) in kinds.values().chain(totals.iter().flatten()) {
                 packets.counter(change.time, *track, *value)?;
@@ -212,7 +212,7 @@ fn write_tensors(history: &History, packets: &mut Packets<'_>, parent: u64) -> i
             }
             let track = packets.track(counter(format!("{}: PyTorch {what}", of_device.about.device), parent))?;
             let mut value = 0_i64;
-            // Earlier memory is not known: the counter starts with what is live when the history starts.
+            // Earlier memory is not known: the counter starts with the memory that is live when the history starts.
             if let Some(from) = of_device.known_from() {
                 while let Some(change) = changes.next_if(|change| change.time <= from) {
                     value = value.saturating_add(change.delta);

@@ -49,7 +49,7 @@ struct OfOrigin {
 }
 
 impl Sums {
-    /// Makes sums for this many origins.
+    /// Creates empty sums for this many origins.
     pub(super) fn new(origins: usize) -> Self {
         Self(vec![OfOrigin::default(); origins])
     }

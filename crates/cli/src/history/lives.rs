@@ -14,7 +14,7 @@ pub(crate) struct Change {
     pub(crate) time: u64,
     /// The number of the event.
     pub(crate) number: u64,
-    /// How many bytes the live memory grows by.
+    /// The number of bytes by which the live memory grows.
     pub(crate) delta: i64,
     /// The id of the block, see [`Lives::block`].
     pub(crate) block: u32,

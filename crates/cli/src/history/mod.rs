@@ -1,8 +1,8 @@
-//! The history of a recording. All reports and formats are made from it.
+//! The history of a recording. All reports and formats are derived from it.
 //!
 //! The reader in `gpumem-core` applies the events to its ledger, which is the only place that knows how an event
-//! affects a block. The ledger does not store when blocks are allocated and freed. It passes that to [`read`], which
-//! stores it in [`lives`].
+//! affects a block. The ledger does not store when blocks are allocated and freed. It passes these changes to [`read`],
+//! which stores them in [`lives`].
 
 mod allocator;
 mod bytes;

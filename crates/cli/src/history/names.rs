@@ -85,13 +85,13 @@ impl Origin {
     }
 }
 
-/// Returns the name of the library. If only the line is known, the program allocated. Without a stack, it is not known
-/// who allocated.
+/// Returns the name of the library. If only the line is known, the program allocated. Without a stack, the code that
+/// allocated is not known.
 pub(crate) fn library_or_program(library: Option<&str>, line: Option<&str>) -> String {
     library.or(line.map(|_| "the program")).unwrap_or("not known").to_owned()
 }
 
-/// How many origins can be found without a large table.
+/// The number of origins that can be found without a large table.
 const RECENT: usize = 1 << 10;
 
 /// Origins, by their group in the ledger.

@@ -23,13 +23,13 @@ pub(super) struct OverlapFinder {
 /// The parts that overlapped a live one when they were allocated.
 #[derive(Debug, Default)]
 pub(crate) struct OverlappingParts {
-    /// How many there are, including those of an earlier pool with the same id.
+    /// The number of such parts, including those of an earlier pool with the same id.
     pub(crate) count: u64,
     of_pool: HashMap<PoolId, u64>,
 }
 
 impl OverlappingParts {
-    /// Returns how many of them are in this pool.
+    /// Returns the number of such parts in this pool.
     pub(crate) fn of(&self, pool: PoolId) -> u64 {
         self.of_pool.get(&pool).copied().unwrap_or(0)
     }

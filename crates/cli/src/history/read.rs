@@ -64,7 +64,7 @@ impl History {
             Reader::new(RecordingBytes::new(BufReader::with_capacity(1 << 16, file), progress(2 * length)))
         };
         let mut reading = HistoryReading::new(reader.map_err(failed)?);
-        // The ledger puts here how an event changes blocks.
+        // The ledger adds the changes that an event makes to blocks to this list.
         let mut changes = Vec::new();
         while let Some(step) = reading.reader.step_observed(&mut changes).map_err(failed)? {
             match step {
@@ -101,7 +101,7 @@ impl History {
     }
 }
 
-/// What an origin costs: bytes of memory, including those of reports about it, and nanoseconds.
+/// The cost of an origin: bytes of memory, including those of reports about it, and nanoseconds.
 const ORIGIN: (u64, u64) = (1 << 10, 3_000);
 
 /// A thread that gets rejected memory within this time has retried: allocators with a cache empty the cache and try
@@ -131,7 +131,7 @@ struct HistoryReading {
     overlaps: OverlapFinder,
     /// The threads of blocks whose owner is not decided yet, by the number of the allocation.
     undecided: HashMap<u64, u16>,
-    /// How many events are missing so far.
+    /// The number of events that are missing so far.
     missed: u64,
     /// The latest event.
     newest: When,

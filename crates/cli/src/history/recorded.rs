@@ -40,8 +40,8 @@ pub(crate) struct History {
     pub(crate) devices: Vec<DeviceHistory>,
     /// Allocations that the driver rejected, in order.
     pub(crate) refusals: Vec<Refusal>,
-    /// The last moment at which the program is known to have run, since the recording started. It may run longer
-    /// without an event.
+    /// The last moment at which the program is known to have run, since the recording started. The program may have run
+    /// longer without an event.
     pub(crate) end: Duration,
     /// The data of PyTorch's tensors, if requested.
     pub(crate) tensors: Option<Tensors>,
@@ -249,7 +249,7 @@ impl History {
         }
     }
 
-    /// Returns whether the recording contains only what was live at the peak of each device and at the end.
+    /// Returns whether the recording contains only the memory that was live at the peak of each device and at the end.
     pub(crate) fn has_only_peaks(&self) -> bool {
         self.definitions().part().is_some_and(|part| part.is_peaks)
     }

@@ -35,7 +35,7 @@ struct Open {
 }
 
 impl TensorBlocks {
-    /// Makes the blocks of all devices, in the order of their times, and counts them for the devices.
+    /// Creates the blocks of all devices, in the order of their times, and counts them for the devices.
     pub(super) fn of(devices: &mut [TensorHistory], origins: usize) -> Self {
         // The first step of each device that is not applied yet. A sorted list of all steps would take more memory than
         // the blocks.
@@ -107,7 +107,7 @@ impl TensorBlocks {
         }
     }
 
-    /// Removes a range of addresses from the segments. What remains before and after the range becomes separate blocks.
+    /// Removes a range of addresses from the segments. The parts before and after the range become separate blocks.
     fn remove(
         &mut self,
         step: (usize, &AllocatorStep),

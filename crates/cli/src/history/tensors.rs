@@ -139,7 +139,7 @@ impl TensorReading {
         callers
     }
 
-    /// Gives the tensors that are older than the history an origin that says so, unless their stacks are known.
+    /// Gives the tensors that are older than the history the line `BEFORE_HISTORY`, unless their stacks are known.
     /// `numbers` contains the indexes of these origins, by group.
     fn name_older(&mut self, older: &mut [AllocatorStep], numbers: &mut HashMap<u32, u32>) {
         for step in older.iter_mut().filter(|step| step.action == Action::Alloc) {

@@ -145,8 +145,8 @@ struct Driver {
 
 #[cfg(target_os = "linux")]
 impl Driver {
-    /// Returns what to do if device files are missing. `create` is the command that creates them, which only works with
-    /// a loaded module.
+    /// Returns the next step if device files are missing. `create` is the command that creates them, which only works
+    /// with a loaded module.
     fn next_step(self, create: &str) -> String {
         match self {
             Self { has_module: true, is_in_container: true, .. } => {
@@ -366,7 +366,7 @@ impl Checks {
         }
     }
 
-    /// Checks what `gpumem run` needs.
+    /// Checks the requirements of `gpumem run`.
     fn command(&mut self) {
         match run::check() {
             Ok(path) => self.ok("gpumem run", format!("the injected library is {}", path.display())),

@@ -168,7 +168,7 @@ impl Usage {
     }
 }
 
-/// What the system knows about a process.
+/// The system's data about a process.
 #[derive(Debug)]
 struct OfSystem {
     began: u64,
@@ -184,7 +184,7 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// Keeps the data of those of these processes that are visible here, and removes all other data.
+    /// Updates the data of the processes in `pids` that are visible here, and removes the data of all others.
     fn update(&mut self, pids: HashSet<u32>) {
         let mut known = mem::take(&mut self.processes);
         let process = |pid| {

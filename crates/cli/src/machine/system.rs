@@ -144,8 +144,8 @@ fn is_writer(pid: u32, recording: &Path) -> bool {
     writer == 0 || own_number(pid).is_none_or(|own| own == writer)
 }
 
-/// Returns the id that the process has in its own namespace. In a container this is not `pid` but the last number of
-/// the line `NSpid`.
+/// Returns the id that the process has in its own namespace. In a container this is not `pid` but the last id of the
+/// line `NSpid`.
 fn own_number(pid: u32) -> Option<u32> {
     let status = read(pid, "status")?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;

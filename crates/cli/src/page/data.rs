@@ -157,8 +157,8 @@ pub(super) struct Recording {
 struct Columns {
     /// For each change, the nanoseconds since the previous one.
     times: Vec<u8>,
-    /// For each change, how many blocks were allocated since the block of the change, times 2. This is 0 if the block
-    /// is new. 1 is added if the block is freed, and 2 if only a part of it is freed.
+    /// For each change, the number of blocks that were allocated since the block of the change, times 2. This is 0 if
+    /// the block is new. 1 is added if the block is freed, and 2 if only a part of it is freed.
     blocks: Vec<u8>,
     /// The origin of each new block.
     origins: Vec<u8>,

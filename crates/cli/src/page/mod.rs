@@ -28,7 +28,7 @@ pub(crate) const MOST_IN_DETAIL: usize = 64;
 /// If there are more recordings, at most this many of those that ran out of memory are on the page with their events,
 /// the earliest ones.
 const MOST_OUT_OF_MEMORY: usize = 4;
-/// How many places are compared: those that differ most.
+/// The number of places that are compared: those that differ most.
 const MOST_PLACES: usize = 40;
 
 const HTML: &str = include_str!("page.html");

@@ -22,7 +22,7 @@ function decode(about, bytes) {
     device: new Uint16Array(blocks),
     // The blocks of PyTorch have addresses.
     address: about.columns[5] > 0 ? new Float64Array(blocks) : undefined,
-    // The remaining bytes of blocks of which a part was freed: block → [[change, bytes], …].
+    // The remaining bytes of partly freed blocks: block → [[change, bytes], …].
     shrunk: new Map(),
   };
   const left = new Map();
@@ -93,7 +93,7 @@ async function inflate(text) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// The first position from which on `isAfter` holds.
+// Returns the first position for which `isAfter` is true.
 function search(length, isAfter) {
   let low = 0;
   let high = length;
@@ -123,8 +123,8 @@ const MOST_GROUPS = COLOURS.length;
 const STEP = 256;
 const LEVELS = [64, 4096];
 
-// The pools that can be chosen: the memory of a device, and memory that belongs to it but may be elsewhere. For PyTorch, only tensors
-// can be chosen: its segments are a line above them.
+// The pools that can be chosen: the memory of a device, and memory that belongs to it but may be elsewhere. For PyTorch, only tensors can
+// be chosen: its segments are shown as a line above them.
 function pools(data) {
   const { about, device, origin } = data;
   const known = new Set();
@@ -137,7 +137,7 @@ function pools(data) {
   ]).filter((pool) => known.has(pool.device * 2 + Number(pool.isOnDevice)) && (pool.isOnDevice || !about.allocator));
 }
 
-// The groups of one pool that have a curve of their own: those with the highest peaks, the highest first. The others are one curve.
+// The groups of one pool that have separate curves: those with the highest peaks, the highest first. The other groups share one curve.
 function groupsOf(data, pool, by) {
   const { about, block, delta, device, origin } = data;
   const names = about.origins.map(NAMES[by]);
@@ -167,7 +167,8 @@ function groupsOf(data, pool, by) {
   };
 }
 
-// Gives a colour to each name that has none. The names of one curve have different colours, unless two of them got the same one in others.
+// Gives a colour to each name that has none. The names of one curve have different colours, unless two of them got the same colour in other
+// curves.
 function giveColours(colours, names) {
   const used = new Set(names.map((name) => colours.get(name)));
   const free = COLOURS.filter((colour) => !used.has(colour));
@@ -181,8 +182,7 @@ function series(data, pool, by) {
   const { shown, others, groupOf } = groupsOf(data, pool, by);
   const groups = others > 0 ? [...shown, `(${others} others)`] : shown;
   const groupAt = (change) => (device[block[change]] === pool.device ? groupOf[origin[block[change]]] : -1);
-  // The sum after each change, the groups before each 256th, and the positions of the least and the largest sum in each
-  // part.
+  // The sum after each change, the groups before each 256th, and the positions of the smallest and the largest sum in each part.
   const sum = new Float64Array(changes);
   const steps = [];
   const live = new Float64Array(groups.length);
@@ -221,7 +221,7 @@ function series(data, pool, by) {
     }
     levels.push(level);
   }
-  // Returns the bytes of each group after a change; −1 is the beginning.
+  // Returns the bytes of each group after a change; −1 is the start.
   const valuesAfter = (change) => {
     if (change < 0) return new Float64Array(groups.length);
     const values = steps[Math.floor(change / STEP)].slice();
@@ -231,7 +231,7 @@ function series(data, pool, by) {
     }
     return values;
   };
-  // Returns the positions of the least and the largest sum among the changes from `first` up to `end`.
+  // Returns the positions of the smallest and the largest sum among the changes from `first` up to `end`.
   const extremes = (first, end) => {
     let [least, most] = [first, first];
     const look = (at, other) => {
@@ -253,12 +253,12 @@ function series(data, pool, by) {
   return { data, pool, groups, groupOf, sum, peakAt, valuesAfter, extremes, isIn: (change) => groupAt(change) >= 0 };
 }
 
-// The live memory before this time is not known.
+// Returns the time before which the live memory is not known.
 function unknownUntil(data, pool) {
   return data.about.devices[pool.device].knownFrom ?? data.about.knownFrom ?? -1;
 }
 
-// Returns what is known of the times from `begin` up to `end`: all live memory, that at the peak, or nothing.
+// Returns how much of the live memory the recording contains between `begin` and `end`: all of it, that at the peak, or nothing.
 function knownIn(data, { pool, peakAt }, begin, end) {
   if (!data.about.hasOnlyPeaks) return end > unknownUntil(data, pool) ? 'all' : 'nothing';
   if (end > data.about.end) return 'all';
@@ -267,7 +267,7 @@ function knownIn(data, { pool, peakAt }, begin, end) {
   return begin <= peak && peak < end ? 'peak' : 'nothing';
 }
 
-// The newest change up to a time; −1 before the first.
+// Returns the last change up to a time; −1 if there is none.
 function changeAt(data, time) {
   return search(data.time.length, (at) => data.time[at] > time) - 1;
 }
@@ -295,7 +295,7 @@ function heldAfter(data, pool, change) {
   return held;
 }
 
-// The segments of PyTorch after a change, the largest first, each with its tensors in the order of their addresses.
+// Returns the segments of PyTorch after a change, the largest first, each with its tensors in the order of their addresses.
 function segmentsAfter(data, { device: number }, change) {
   const { about, address, born, died, device, origin } = data;
   const [segments, tensors] = [[], []];
@@ -321,8 +321,8 @@ function segmentsAfter(data, { device: number }, change) {
   return joined.sort((a, b) => b.end - b.begin - (a.end - a.begin) || a.begin - b.begin);
 }
 
-// Adds the live memory of an origin to the sum of several origins. A sum has a colour if all of it has this colour, and is found if a part
-// of it is.
+// Adds the live memory of an origin to the sum of several origins. A sum has a colour if all of it has this colour, and is marked as found
+// if a part of it was found.
 function addTo(sum, [bytes, blocks], colour, isFound) {
   sum.colour = sum.blocks === 0 || sum.colour === colour ? colour : undefined;
   sum.bytes += bytes;
@@ -330,7 +330,7 @@ function addTo(sum, [bytes, blocks], colour, isFound) {
   sum.isFound ||= isFound;
 }
 
-// Frames inside frames, each with its live memory: all functions, or those that say what the memory is for.
+// Returns nested frames, each with its live memory: all functions, or only those that show the purpose of the memory.
 function flameOf(data, held, hasAll = false, colours = [], found = undefined) {
   const root = { name: 'all', bytes: 0, blocks: 0, inside: new Map() };
   for (const [origin, live] of held) {
@@ -349,7 +349,7 @@ function flameOf(data, held, hasAll = false, colours = [], found = undefined) {
   return root;
 }
 
-// The places of the live memory of each kind, the largest first.
+// Returns the places of the live memory of each kind, the largest first.
 function placesOf(data, held, colours = []) {
   const places = new Map();
   for (const [number, live] of held) {
@@ -363,7 +363,7 @@ function placesOf(data, held, colours = []) {
   return [...places.values()].sort((a, b) => b.bytes - a.bytes);
 }
 
-// Returns, for each origin, whether one of its names on the page has a text.
+// Returns, for each origin, whether one of its names on the page contains a text.
 function foundIn(about, text, hasAll) {
   const wanted = text.toLowerCase();
   const has = (name) => name.toLowerCase().includes(wanted);
@@ -374,8 +374,7 @@ function foundIn(about, text, hasAll) {
   );
 }
 
-// Returns the largest blocks between two changes, each with the lowest offset at which no other one lies during its
-// life.
+// Returns the largest blocks between two changes, each with the lowest offset at which there is no other block during its life.
 function bandsOf(data, pool, first, last, most) {
   const { born, died, bytes, origin, device, about } = data;
   const end = search(born.length, (block) => born[block] > last);
@@ -427,7 +426,7 @@ function bytesInWords(bytes) {
   return `${bytes < 0 ? '-' : ''}${text.includes('.') ? text.replace(/\.?0+$/, '') : text} ${units[unit]}`;
 }
 
-// Names can be as long as a page. The end of a path says most.
+// Names can be as long as a page. The end of a path is its most useful part.
 function shortened(text, most = 160) {
   const signs = [...text];
   if (signs.length <= most) return text;
@@ -435,12 +434,12 @@ function shortened(text, most = 160) {
   return `${signs.slice(0, first).join('')}…${signs.slice(first + 1 - most).join('')}`;
 }
 
-// The file that a command runs, as `gpumem run` names the recording, without its folders.
+// Returns the file that a command runs, as `gpumem run` names the recording, without its folders.
 function programOf(command) {
   return (command.find((word) => /\.(py|sh)$/.test(word)) ?? command[0])?.split('/').at(-1);
 }
 
-// Returns the names of files without their common parts between dots at the beginning and at the end.
+// Returns the names of files without their common parts between dots at the start and at the end.
 function different(names) {
   const parts = names.map((name) => name.split('.'));
   const isCommon = (at) => parts.every((of) => of.length > 1 && of.at(at) === parts[0].at(at));
@@ -471,7 +470,7 @@ function mostBetween({ curve, end }, from, to) {
   return most;
 }
 
-// Returns the least, the median and the highest value of all recordings in equal parts of the time.
+// Returns the lowest, the median and the highest value of all recordings in equal parts of the time.
 function overTime(recordings, lastEnd, parts = 300) {
   return Array.from({ length: parts }, (_, part) => {
     const values = recordings.map((recording) => mostBetween(recording, (part * lastEnd) / parts, ((part + 1) * lastEnd) / parts));
@@ -487,7 +486,7 @@ function heat(part) {
   return [...mixed, 40 + 215 * Math.min(1, part / 0.6)];
 }
 
-// The page begins here.
+// The page starts here.
 function start() {
   const $ = (id) => document.getElementById(id);
   const about = JSON.parse($('about-data').textContent);
@@ -509,7 +508,7 @@ function start() {
   let zoomed = [];
   let chosenPools = [];
   let number = -1;
-  // The newest choice: an earlier one may take longer to read.
+  // The latest choice, because an earlier one may take longer to read.
   let request = 0;
 
   async function load(id, recording) {
@@ -549,7 +548,7 @@ function start() {
     });
   }
 
-  // Sets up all that does not depend on the blocks that are shown.
+  // Sets up everything that does not depend on the blocks that are shown.
   function describe(next) {
     number = next;
     const recording = about.recordings[number];
@@ -588,7 +587,7 @@ function start() {
     }
   }
 
-  // Sets up the choices that the blocks have. The pool of this name stays.
+  // Sets up the options that depend on the shown blocks. The pool named `name` stays selected.
   function offer(name) {
     const { allocator, devices, origins } = data.about;
     chosenPools = pools(data);
@@ -613,7 +612,7 @@ function start() {
   // Returns the word for a block.
   const what = () => (data.about.allocator ? 'tensor' : 'block');
 
-  // One colour says little. The colours are those of scopes, places, or kinds: the first of them that has more than one value.
+  // A single colour shows nothing. The colours are those of scopes, places, or kinds: the first of them that has more than one value.
   let isGroupChosen = false;
   function offerGroups(origins) {
     const hasScopes = origins.some((origin) => origin.scope.length > 0);
@@ -630,7 +629,7 @@ function start() {
     if (!isGroupChosen || isHidden) $('by').value = ['scope', 'place', 'kind'].find(hasSeveral) ?? (hasScopes ? 'scope' : 'place');
   }
 
-  // Memory that is live at the end has a part of the curve too.
+  // Returns the time at the right edge. Memory that is live at the end also gets a part of the chart.
   function wholeTime() {
     return Math.max(1, data.about.end * 1.01);
   }
@@ -726,7 +725,7 @@ function start() {
     const [, top] = curves.extremes(Math.max(0, from), to + 1);
     const above = segments ? segments.sum[segments.extremes(Math.max(0, from), to + 1)[1]] : 0;
     const live = Math.max(1, curves.sum[top] ?? 1, above ?? 0);
-    // Draws the size of the device, unless the curve would become too low. In that case only the text below the chart says it.
+    // Draws the size of the device, unless the curve would become too low. In that case, only the text below the chart contains it.
     const total = curves.pool.isOnDevice ? data.about.devices[curves.pool.device].total : null;
     const hasLine = total !== null && total <= live * 3;
     const most = (hasLine ? Math.max(live, total) : live) * 1.05;
@@ -805,7 +804,7 @@ function start() {
     context.lineWidth = 1;
   }
 
-  // Draws the size of the device as dashes. Its words are below the chart: inside they would seem to name the nearest line.
+  // Draws the size of the device as dashes. Its label is below the chart, because inside it would seem to belong to the nearest line.
   function drawCapacity(context, width, bytes, at) {
     const [dashes, words] = $('capacity').children;
     dashes.hidden = at === undefined;
@@ -820,7 +819,7 @@ function start() {
     context.setLineDash([]);
   }
 
-  // There is no curve where the live memory is not known.
+  // Marks the times for which there is no curve, because the live memory is not known.
   function drawUnknown(context, width, height, columns) {
     const parts = [];
     columns.forEach((values, column) => {
@@ -864,7 +863,7 @@ function start() {
     }
   }
 
-  // Draws a line where the driver refused an allocation, with a cross at its top.
+  // Draws a line where the driver rejected an allocation, with a cross at its top.
   function markRefused(context, width, top, bottom) {
     if (!data.about.refused) return;
     context.strokeStyle = style('--alarm');
@@ -955,7 +954,7 @@ function start() {
 
   const MOST_ROWS = 40;
   const ROW = 15;
-  // The segments of the selected moment. Only PyTorch has some.
+  // The segments of the selected moment. Only PyTorch has segments.
   let map = [];
   function readMap(isKnown) {
     map = segments && selected >= 0 && isKnown ? segmentsAfter(data, curves.pool, selected) : [];
@@ -1000,7 +999,7 @@ function start() {
     });
   }
 
-  // Returns the tensor of a segment at a place of the canvas, or the unused bytes there.
+  // Returns the tensor of a segment at a position on the canvas, or the unused bytes there.
   function mapAt(left, top, width) {
     const row = map[Math.floor((top - 4) / ROW)];
     if (!row || left < MARGIN.left || left > onMap(row, row.end, width)) return '';
@@ -1125,7 +1124,7 @@ function start() {
         frame.classList.toggle('other', !inside.isFound);
         frame.style.cssText = `left:${at}%;width:${width}%;top:${depth * 19}px`;
         if (inside.colour) frame.style.cssText += `;background:${inside.colour};color:${textOn(inside.colour)}`;
-        // One or two characters say nothing.
+        // A label of one or two characters is useless.
         if ((width / 100) * room > 28) frame.textContent = inside.name;
         const share = ((inside.bytes * 100) / root.bytes).toFixed(1);
         const text = `${shortened(inside.name)}\n${bytesInWords(inside.bytes)}, ${share} %, ${countInWords(inside.blocks, what())}`;
@@ -1150,7 +1149,7 @@ function start() {
     $('flame').replaceChildren(...frames);
   }
 
-  // Text in this colour can be read on that one.
+  // Returns the colour of text that can be read on this background colour.
   function textOn(colour) {
     const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
     return red * 0.3 + green * 0.59 + blue * 0.11 > 125 ? '#000' : '#fff';
@@ -1180,7 +1179,7 @@ function start() {
     box.style.top = `${Math.max(4, event.clientY + 16 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 16)}px`;
   }
 
-  // Returns the place for the tip of the element that has the focus.
+  // Returns the position for the tooltip of the element that has the focus.
   function below(element) {
     const { left, bottom } = element.getBoundingClientRect();
     return { clientX: left, clientY: bottom - 10 };
@@ -1230,7 +1229,7 @@ function start() {
     ].join('\n'));
   });
   $('chart').addEventListener('pointerup', (event) => {
-    // The column of a click stands for all its changes. The highest one is selected.
+    // A click selects one of all the changes in its column: the highest one.
     if (curves && data.about.hasOnlyPeaks && drag && !drag.isMoved) {
       const known = knownIn(data, curves, ...[0, 1].map((more) => timeAt(position(event) + more, width())));
       if (known !== 'nothing') select(known === 'peak' ? curves.peakAt : data.time.length - 1);
@@ -1244,7 +1243,7 @@ function start() {
   });
   $('chart').addEventListener('pointercancel', () => { drag = undefined; });
   $('chart').addEventListener('pointerleave', (event) => tip(event, ''));
-  // Selects the next change of this pool, or the one before.
+  // Selects the next change of this pool, or the previous one.
   function step(by) {
     if (!curves || curves.peakAt < 0 || data.about.hasOnlyPeaks) return;
     let at = selected + by;
@@ -1327,7 +1326,7 @@ function start() {
     drawFleet();
   });
 
-  // All values of a thousand curves are more than a function takes arguments.
+  // A function cannot take all values of a thousand curves as arguments.
   const mostOfAll = () => about.recordings.reduce((most, { curve }) => Math.max(most, ...curve), 1);
 
   function drawRanks() {
@@ -1370,8 +1369,7 @@ function start() {
     });
   }
 
-  // Sets up the view of many recordings: the numbers of those in the rows, their names, and the memory of all over
-  // time.
+  // Sets up the view of many recordings: the numbers of those in the rows, their names, and the memory of all of them over time.
   let rows = [];
   let rankNames = [];
   let allOverTime = [];
@@ -1402,7 +1400,7 @@ function start() {
     drawFleet();
   }
 
-  // Returns the recordings that are drawn on one line of pixels, if there are this many lines.
+  // Returns the recordings that are drawn on one line of pixels, if the map has `height` lines.
   const rowsIn = (line, height) =>
     rows.slice(Math.floor((line * rows.length) / height), Math.max(Math.floor(((line + 1) * rows.length) / height), Math.floor((line * rows.length) / height) + 1));
   const highestOf = (numbers) => numbers.reduce((a, b) => (peakOf(about.recordings[b]) > peakOf(about.recordings[a]) ? b : a));

@@ -16,8 +16,8 @@ use gpumem_recording::{End, has_ring, recover};
 use super::{content::Content, parts, symbols, torch};
 use crate::{failure::Failure, files, terminal};
 
-/// Completing a large recording takes some seconds. A process that holds the lock for longer hangs, or wants to block
-/// others.
+/// Completing a large recording takes some seconds. A process that holds the lock for longer hangs, or blocks others on
+/// purpose.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Returns the path of a marker file next to a recording. If the file exists, no `gpumem run` will complete the
@@ -37,8 +37,8 @@ pub(crate) fn complete_for_report(recording: &Path) -> bool {
     match complete(recording, None) {
         Ok(Some(_)) => {}
         Ok(None) => return true,
-        // Meanwhile, `gpumem run` has ended and given the recording its final name. The reader reports that the file
-        // cannot be read.
+        // The file is gone, because `gpumem run` has ended and given the recording its final name. The reader reports
+        // that the file cannot be read.
         Err(error) if error.kind() == io::ErrorKind::NotFound && !recording.exists() => {}
         Err(error) => {
             let what = format!("what the process of `{}` recorded last cannot be added", recording.display());
@@ -55,10 +55,10 @@ fn is_unfinished(recording: &Path) -> bool {
     has_ring(&file, &SharedMemory) || unattended_marker(recording).exists() || torch::has_history(recording)
 }
 
-/// Adds what a killed process left in its ring, the older part of a recording that keeps the latest events, the
-/// functions at the addresses of stacks, and PyTorch's history. Returns the content of the recording with the ring and
-/// the older part, but without the added functions and PyTorch's history; `None` if the process is still recording. `ended`
-/// is the time at which somebody saw the process end, since 1970.
+/// Adds the data that a killed process left in its ring, the older part of a recording that keeps the latest events, the functions at the
+/// addresses of stacks, and PyTorch's history. Returns the content of the recording with the ring and the older part, but without the added
+/// functions and PyTorch's history; `None` if the process is still recording. `ended` is the time at which the end of the process was
+/// observed, since 1970.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or written. The recording stays as readable as before.

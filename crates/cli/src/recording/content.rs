@@ -12,7 +12,7 @@ use gpumem_recording::{CodeAddress, End, Item, ModuleDefinition, RecordedEvent, 
 /// The parts of a recording's content that are needed to complete it.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
-    /// Its process.
+    /// The id of its process.
     pub(crate) pid: Option<u32>,
     /// When its session started, since 1970.
     pub(super) began: Option<Duration>,
@@ -25,7 +25,7 @@ pub(crate) struct Content {
     pub(super) has_allocator: bool,
     /// True if its process requested memory, whether or not it got any.
     pub(crate) has_requests: bool,
-    /// True if its process has written everything, or if what was left in the ring has been added.
+    /// True if its process has written everything, or if the data left in the ring has been added.
     pub(crate) is_finished: bool,
     /// The devices on which its process allocated.
     pub(crate) devices: BTreeSet<u32>,

@@ -1,9 +1,9 @@
 //! The files of recordings. `history` is built on top of them.
 //!
-//! A program that ends normally writes its recording to the end. What a killed program left behind, and data that would
-//! delay the end of a program, is added later: [`complete`] joins the parts of `--max-size`, and adds the ring, the
-//! functions at the addresses of stacks, and PyTorch's history. Recordings are read as streams, so the memory needed
-//! does not grow with the number of events.
+//! A program that ends normally writes its recording to the end. Data that a killed program left behind, and data that
+//! would delay the end of a program, is added later: [`complete`] joins the parts of `--max-size`, and adds the ring,
+//! the functions at the addresses of stacks, and PyTorch's history. Recordings are read as streams, so the memory
+//! needed does not grow with the number of events.
 
 mod complete;
 mod content;

@@ -107,13 +107,13 @@ impl Annotations {
     }
 }
 
-/// Returns whether there is a file that no report of tests starts like, such as a recording or a baseline.
+/// Returns whether the file exists and does not start as reports of tests do. It may be a recording or a baseline.
 fn is_another(file: &Path) -> bool {
     let mut first = [0];
     open_to_read(file).and_then(|mut file| file.read_exact(&mut first)).is_ok() && first != *b"<"
 }
 
-/// Makes a report in which each check is a test.
+/// Creates a report in which each check is a test.
 fn junit(checks: &[Check]) -> Report {
     let mut suite = TestSuite::new("GPU memory");
     for Check { of, name, found } in checks {

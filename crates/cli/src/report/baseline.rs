@@ -53,7 +53,7 @@ pub(crate) fn is_of_recording(name: &str) -> bool {
 pub(crate) struct Comparison {
     file: String,
     limit: Limit,
-    /// How many lines were compared.
+    /// The number of lines that were compared.
     compared: usize,
     /// The lines that changed by more than the limit. Amounts are rounded as in the file.
     changed: Vec<Named>,

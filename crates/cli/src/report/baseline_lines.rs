@@ -37,7 +37,7 @@ pub(crate) struct Lines {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Line {
     pub(super) bytes: u64,
-    /// The line is only written if it has at least this much.
+    /// The line is only written if it has at least this many bytes.
     pub(super) least: u64,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Processes {
 #[derive(Debug)]
 struct Process {
     name: String,
-    /// Its command without numbers: the numbers of ports, folders and processes differ in each run.
+    /// Its command without numbers, because the numbers of ports, folders and processes differ in each run.
     command: String,
     /// The peaks of its devices.
     peaks: Vec<u64>,
@@ -108,9 +108,8 @@ impl Processes {
         Ok(())
     }
 
-    /// Returns the lines. If processes have the same name, the second one becomes `train #2`. They are ordered by their
-    /// commands, and those with the same command by their peaks, the highest first. A device that several processes have
-    /// used has a line of its own.
+    /// Returns the lines. If processes have the same name, the second one becomes `train #2`. They are ordered by their commands, and those
+    /// with the same command by their peaks, the highest first. A device that several processes have used has a separate line.
     pub(crate) fn lines(self) -> Result<Lines, Failure> {
         let Self { all: mut processes, together } = self;
         let order = |a: &Process, b: &Process| {

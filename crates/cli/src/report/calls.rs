@@ -78,7 +78,7 @@ struct Calls {
     blocks: i64,
     /// The indexes in `names` of its scopes and then of its functions, the outermost first.
     frames: Vec<usize>,
-    /// How many of them are scopes.
+    /// The number of scopes among `frames`.
     scopes: usize,
     /// The index of the device in the history.
     number: u16,
@@ -194,7 +194,7 @@ fn tree(calls: &[&Calls], names: &[String]) -> Tree {
         let branching = outer.iter().zip(&paths).filter(|(_, path)| branches(**path));
         let path: Vec<_> = branching.map(|(function, _)| name(function)).collect();
         let chain = outer.iter().zip(&paths).rposition(|(_, path)| branches(*path)).map_or(0, |at| at + 1);
-        // A scope tells less than the function in it.
+        // A scope is less specific than the function in it.
         let note = outer.get(chain).map(|_| name(&outer[(*scopes).clamp(chain, outer.len() - 1)]));
         tree.leaf(&path, Leaf { name: name(innermost), bytes: *bytes, blocks: blocks.unsigned_abs(), note });
     }

@@ -163,7 +163,7 @@ pub(super) fn verdict(limit: Option<Limit>, is_exceeded: Option<bool>) -> Option
     })
 }
 
-/// Makes the check of a peak that was compared with that of `of`. `place` is the place that grew.
+/// Creates the check of a peak that was compared with that of `of`. `place` is the place that grew.
 pub(super) fn check(of: &str, words: &str, peak: Change, limit: Option<Limit>, place: Option<String>) -> Check {
     let limit = limit.unwrap_or(Limit::Percent(0.0));
     let [before, after] = [peak.before, peak.after].map(ByteDelta::new);

@@ -54,8 +54,8 @@ pub(crate) struct DeviceDifference {
     pub(crate) simulated: bool,
     #[serde(flatten)]
     pub(crate) peak: Change,
-    /// The driver blocks, including what pools keep unused. `None` if neither side has a registered pool, because they
-    /// equal the peak then.
+    /// The driver blocks, including the memory that pools keep unused. `None` if neither side has a registered pool,
+    /// because they equal the peak then.
     pub(crate) driver: Option<Change>,
     pub(crate) by_scope: Vec<Named>,
     pub(crate) by_place: Vec<Named>,
@@ -198,8 +198,8 @@ impl TensorsDifference {
     }
 }
 
-/// Converts classes to those of estimates, which count temporary tensors as activations, and also what the allocator
-/// adds.
+/// Converts classes to those of estimates, which count temporary tensors as activations, and also contain the overhead
+/// of the allocator.
 fn classes_of_estimates(sums: &[ClassSum]) -> Sums {
     let temporary = [TensorClass::ForwardTemporary, TensorClass::BackwardTemporary, TensorClass::Temporary];
     let temporary = temporary.map(TensorClass::name);

@@ -91,7 +91,7 @@ impl<'a> Judge<'a> {
         Self { limits, checks: Vec::new(), places, together, is_measured: false }
     }
 
-    /// Returns whether the user asked about losses. A loss is then what the command reports, and does not make its
+    /// Returns whether the user asked about losses. A loss is then the result of the command, and does not make this
     /// result doubtful.
     pub(crate) fn asks_for_losses(&self) -> bool {
         self.limits.fail_if == Some(FailIf::Lost)

@@ -28,7 +28,7 @@ pub(crate) struct ModuleSum {
     pub(crate) module: Option<String>,
     /// Their type, such as `NewGELUActivation`. `None` for the outermost module.
     pub(crate) kind: Option<String>,
-    /// How many modules these are.
+    /// The number of modules.
     pub(crate) modules: usize,
     pub(crate) bytes: u64,
     pub(crate) tensors: u64,
@@ -128,7 +128,7 @@ impl ModuleSum {
         let Some(module) = &self.module else { return NO_MODULE.to_owned() };
         let below = top.and_then(|top| module.strip_prefix(top)?.strip_prefix('.'));
         let mut name = below.unwrap_or(module).to_owned();
-        // A number by itself tells little.
+        // A number by itself does not describe the module.
         if let Some(kind) = self.kind.as_ref().filter(|_| name.ends_with(|end: char| end.is_ascii_digit())) {
             name = format!("{name} {kind}");
         }

@@ -13,11 +13,11 @@ use super::{
 
 /// Amounts that differ by no more than this may belong to one place.
 const NEAR: Limit = Limit::Percent(2.0);
-/// How many places, around the line where a place should be, may be the place.
+/// The number of candidates for a place around the line where it should be.
 const AHEAD: usize = 8;
 /// A change inserts or removes this many lines more often than it changes an amount.
 const FEW_LINES: u64 = 8;
-/// How many of the best chains of pairs are followed.
+/// The number of chains of pairs that are followed: the best ones.
 const CHAINS: usize = 8;
 
 /// A line of a file that allocated memory.

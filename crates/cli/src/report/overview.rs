@@ -87,7 +87,7 @@ pub(crate) struct DeviceOverview {
     /// The registered pools at the peak, or at the end. Their unused memory is not part of the peak.
     pub(crate) pools: Vec<PoolOverview>,
     pub(crate) live_at_end_bytes: u64,
-    /// How many times the whole device was read, which includes the context and other processes.
+    /// The number of readings of the whole device, which include the context and other processes.
     pub(crate) samples: u64,
     pub(crate) highest_sample_bytes: Option<u64>,
     pub(crate) highest_sample_seconds: Option<f64>,
@@ -107,7 +107,7 @@ pub(crate) struct PoolOverview {
     pub(crate) reserved_bytes: u64,
     /// `None` if its parts took more than it had reserved, so that one of the two is wrong.
     pub(crate) unused_bytes: Option<u64>,
-    /// How many calls in the whole recording cannot be right.
+    /// The number of calls in the whole recording that cannot be right.
     pub(crate) wrong_calls: u64,
     #[serde(skip)]
     pool: RegisteredPool,
@@ -130,10 +130,10 @@ pub(crate) struct NotFreedPlace {
     pub(crate) bytes: u64,
 }
 
-/// With more devices than this, only the peaks are shown, without tables of what made them.
+/// With more devices than this, only the peaks are shown, without tables of the memory at the peaks.
 const IN_DETAIL: usize = 32;
 
-/// What the recording lacks. If all fields are 0 or empty, nothing is known to be missing.
+/// The data that the recording lacks. If all fields are 0 or empty, nothing is known to be missing.
 #[derive(Clone, Debug, Default, Serialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct Missing {
@@ -166,7 +166,7 @@ pub(crate) struct Missing {
     /// The contradictions as text, including those in PyTorch's history.
     #[serde(skip)]
     pub(super) contradictions: Vec<String>,
-    /// How many items the reader skipped.
+    /// The number of items that the reader skipped.
     pub(crate) unreadable_items: u64,
 }
 
@@ -345,7 +345,7 @@ impl Overview {
         }
     }
 
-    /// Makes the overview for the summary of a single recording, which shows the peaks in detail.
+    /// Creates the overview for the summary of a single recording, which shows the peaks in detail.
     pub(crate) fn in_detail(history: &mut History) -> Self {
         let mut overview = Self::of(history);
         for of in overview.devices.iter_mut().take(IN_DETAIL) {
@@ -370,7 +370,7 @@ impl Overview {
         [self.missing.in_words(), self.tensors_missing_in_words()].concat()
     }
 
-    /// Returns lines about what the recording lacks, each with its file.
+    /// Returns lines about the missing data of the recording, each with its file.
     pub(super) fn missing_with_file(&self) -> impl Iterator<Item = String> {
         self.missing.in_words().into_iter().map(|line| format!("{}: {line}", self.file))
     }
@@ -481,7 +481,7 @@ impl PoolOverview {
 }
 
 impl DeviceOverview {
-    /// Makes the overview of a device. `held` is the memory at its peak. The last argument contains the values of
+    /// Creates the overview of a device. `held` is the memory at its peak. The last argument contains the values of
     /// `besides` and `pinned_by_pytorch`.
     fn of(
         history: &History,
@@ -519,7 +519,7 @@ impl DeviceOverview {
         }
     }
 
-    /// Returns the peak that has to fit on the device, including what pools keep unused.
+    /// Returns the peak that must fit on the device, including the memory that pools keep unused.
     pub(super) fn highest_bytes(&self) -> Option<u64> {
         self.driver_peak_bytes.filter(|peak| *peak > 0).or(self.peak_bytes)
     }

@@ -101,7 +101,7 @@ fn grouped(places: Vec<PlaceFigures>) -> Vec<PlaceFigures> {
             rows.push(PlaceFigures { scope, ..place.clone() });
             continue;
         };
-        // What is not known about one place is not known about the sum.
+        // If a value of one place is not known, the sum is not known either.
         let add = |sum: &mut Option<i64>, more: Option<i64>| *sum = sum.zip(more).map(|(sum, more)| sum + more);
         add(&mut row.at_peak_bytes, place.at_peak_bytes);
         add(&mut row.at_peak_blocks, place.at_peak_blocks);

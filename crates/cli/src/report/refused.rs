@@ -19,14 +19,14 @@ const MOST: usize = 1_000;
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Refused {
     pub(crate) count: u64,
-    /// How many of them were followed by the same thread getting as much memory within a second.
+    /// The number of these allocations after which the same thread got as much memory within a second.
     pub(crate) obtained_soon: u64,
     pub(crate) largest_bytes: u64,
     /// The main failed allocation: the last one after which the thread did not get the memory, else the last one.
     pub(crate) main: RefusedAllocation,
     /// The latest failed allocations.
     pub(crate) newest: Vec<RefusedAllocation>,
-    /// What rejected them: gpumem if the GPU is not the real one, else the driver.
+    /// The part that rejected them: gpumem if the GPU is not the real one, else the driver.
     #[serde(skip)]
     by: &'static str,
     /// True if the recording contains the memory that was live at the main failed allocation.

@@ -41,7 +41,7 @@ const MANY: u64 = 4;
 pub(crate) struct AllocatorSums {
     /// The bytes of all segments.
     pub(crate) reserved_bytes: u64,
-    /// The bytes that tensors take in addition to what the program requested.
+    /// The bytes that tensors take in addition to the bytes that the program requested.
     pub(crate) rounding_bytes: u64,
     /// The bytes of tensors that the program has freed, but that work on another stream may still use.
     pub(crate) awaiting_bytes: u64,
@@ -60,7 +60,7 @@ pub(crate) struct AllocatorSums {
     /// The bytes of tensors that are in no segment, or that overlap other tensors. If this is not 0, the file
     /// contradicts itself.
     pub(crate) outside_segments_bytes: u64,
-    /// How many unused pieces the stream of the latest request can get. Private pools are left out.
+    /// The number of unused pieces that the stream of the latest request can get. Private pools are left out.
     pub(crate) unused_pieces: u64,
     /// The largest request that fits into such a piece.
     pub(crate) largest_fit_bytes: u64,
@@ -68,7 +68,7 @@ pub(crate) struct AllocatorSums {
     pub(crate) kept_by: Vec<Keeper>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) segments: Option<Vec<SegmentFigures>>,
-    /// How many segments contain both tensors and unused room, outside of private pools.
+    /// The number of segments that contain both tensors and unused room, outside of private pools.
     #[serde(skip)]
     partly_used: u64,
     #[serde(skip)]
@@ -320,7 +320,7 @@ fn used_in(pieces: &[Piece<'_>]) -> u64 {
     pieces.iter().filter(|piece| piece.tensor.is_some()).map(|piece| piece.bytes).sum()
 }
 
-/// Returns what `part` of `whole` is when scaled to `of`.
+/// Scales `part` of `whole` to `of`.
 fn share_of(part: u64, whole: u64, of: u64) -> u64 {
     let share = u128::from(part) * u128::from(of) / u128::from(whole.max(1));
     u64::try_from(share).unwrap_or(u64::MAX)

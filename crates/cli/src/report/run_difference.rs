@@ -60,7 +60,7 @@ pub(crate) struct RankDifference {
     device: u32,
     #[serde(flatten)]
     named: Named,
-    /// The driver blocks, including what pools keep unused. `None` if neither side has a registered pool.
+    /// The driver blocks, including the memory that pools keep unused. `None` if neither side has a registered pool.
     driver: Option<Change>,
 }
 

@@ -27,7 +27,7 @@ pub(super) fn unit_of(whole: u64) -> Amounts {
     Amounts::of([Bytes::new(whole).signed()])
 }
 
-/// Returns text such as `pool 800 MiB (66 %), vmm 400 MiB (33 %)`: the largest parts, and how many others there are.
+/// Returns text such as `pool 800 MiB (66 %), vmm 400 MiB (33 %)`: the largest parts, and the number of the others.
 pub(super) fn shares(sums: &[Sum], whole: u64) -> String {
     const MOST: usize = 4;
     let unit = unit_of(whole);

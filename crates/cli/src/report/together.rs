@@ -100,7 +100,7 @@ impl Process {
         }
     }
 
-    /// Returns whether the recording does not show when the process had how much.
+    /// Returns whether the recording does not show how the memory of the process changed over time.
     fn is_timeless(&self, of: Of<'_>) -> bool {
         match of {
             Of::Device => self.has_only_peak,
@@ -110,7 +110,7 @@ impl Process {
 }
 
 impl Together {
-    /// `places` are the peaks of places with a limit.
+    /// Adds a recording. `places` are the peaks of places with a limit.
     pub(super) fn add(&mut self, history: &History, overview: &Overview, places: &[PlacePeak]) {
         let (paths, ids) = &mut self.known;
         let is_new_path = paths.insert(history.path.canonicalize().unwrap_or_else(|_| history.path.clone()));
@@ -228,7 +228,7 @@ impl Highest {
         for (number, process) in processes.iter().enumerate().filter(|(_, process)| process.highest(of) > 0) {
             ends[number] = steps_of(number, process, of, &mut steps)?;
         }
-        // At equal times, frees come first: what one process frees may be what another one allocates.
+        // At equal times, frees come first: one process may allocate the memory that another one frees.
         steps.sort_by_key(|step| (step.time, step.delta));
         let (mut now, mut most, mut count) = (0_i64, 0, 0);
         for (number, step) in steps.iter().enumerate() {
@@ -250,7 +250,8 @@ impl Highest {
     }
 }
 
-/// Adds the changes of the memory of one process. Returns between which times it has ended, in nanoseconds since 1970.
+/// Adds the changes of the memory of one process. Returns the earliest and the latest time at which the process may
+/// have ended, in nanoseconds since 1970.
 fn steps_of(number: usize, process: &Process, of: Of<'_>, steps: &mut Vec<Step>) -> Result<Range<u64>, Failure> {
     let history = History::read(&process.file)?;
     let began = nanos(history.definitions().process().began);
@@ -279,7 +280,7 @@ fn steps_of(number: usize, process: &Process, of: Of<'_>, steps: &mut Vec<Step>)
         live += delta;
         step(time, delta);
     }
-    // When a process ends, the device takes back what it has not freed.
+    // When a process ends, the device takes back all its memory.
     step(end, -live);
     Ok(ends)
 }

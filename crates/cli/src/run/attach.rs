@@ -25,7 +25,7 @@ const CODE: &str = include_str!("attach.py");
 /// How long the command waits for the program, which runs the code between two Python instructions on its main thread.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What to do about a program that cannot be attached to.
+/// The next step for a program that cannot be attached to.
 const DORMANT: &str =
     "start the program with `gpumem run --dormant`, then `gpumem start` begins to record it at any time";
 
@@ -105,7 +105,7 @@ fn write_script(path: &Path, code: &str) -> io::Result<()> {
     fs::File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(code.as_bytes())
 }
 
-/// Why a process cannot be attached to, and what to do.
+/// Why a process cannot be attached to, and the next step.
 #[derive(Debug, PartialEq, Eq)]
 struct AttachError {
     cause: String,
@@ -238,7 +238,7 @@ fn value<'a>(environment: &'a [Vec<u8>], name: &str) -> Option<&'a [u8]> {
     environment.iter().find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
 }
 
-/// Rejects a process whose settings forbid Python to run the code of others.
+/// Rejects a process whose settings forbid Python to run code of other processes.
 fn check_switches(environment: &[Vec<u8>], arguments: &[Vec<u8>]) -> Result<(), AttachError> {
     const VARIABLE: &str = "PYTHON_DISABLE_REMOTE_DEBUG";
     let by = if value(environment, VARIABLE).is_some_and(|value| !value.is_empty()) {

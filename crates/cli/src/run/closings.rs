@@ -1,4 +1,4 @@
-//! When the recordings of a run were closed. The kernel closes the files of a process that ends, so this is the end of a
+//! The times at which the recordings of a run were closed. The kernel closes the files of a process that ends, so this is also the end of a
 //! process that could not write it, such as a killed one.
 
 use std::{
@@ -52,7 +52,7 @@ impl Closings {
 
     /// Notes the time of the events that the kernel has queued.
     fn note(&self) {
-        // Held while events are read, so that none is missing when `of` looks.
+        // The lock is held while events are read, so that no event is missing when `of` looks a time up.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut events = inotify::Reader::new(&self.events, &mut buffer);

@@ -59,7 +59,7 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
         .is_some_and(|state| matches!(state.trim().get(..1), Some("T" | "t")))
 }
 
-/// Explains that the system's data about a process cannot be read, and what to do.
+/// Explains why the system's data about a process cannot be read, and returns the next step.
 pub(super) fn unreadable(error: &io::Error) -> (String, &'static str) {
     match error.kind() {
         io::ErrorKind::NotFound => ("it does not run".to_owned(), ""),

@@ -73,7 +73,7 @@ impl Destination {
     pub(super) fn of_processes(&self) -> Vec<PathBuf> {
         let folder = self.file.parent().unwrap_or(Path::new("."));
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        // If a link or a pipe has replaced a recording, it is left alone.
+        // If a link or a pipe has replaced a recording, it is not touched.
         let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
         let mut files: Vec<_> = files
             .map(|entry| entry.path())

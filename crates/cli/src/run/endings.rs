@@ -1,5 +1,6 @@
-//! How `gpumem run` tells each `gpumem export` of this machine about the recordings that it has completed. An exporter
-//! looks at processes about once a second, and does not see a program that starts and ends in between.
+//! Messages in which `gpumem run` informs each `gpumem export` of this machine about the recordings that it has
+//! completed. An exporter looks at processes about once a second, and does not see a program that starts and ends in
+//! between.
 //!
 //! An exporter listens on an abstract socket. `gpumem run` finds those sockets in `/proc`, connects, and sends the paths
 //! separated by NUL.
@@ -77,7 +78,7 @@ mod listen {
     use super::{Duration, NAME, OsStrExt, Path, PathBuf, io};
     use crate::{files::open_to_read, machine};
 
-    /// A message is at most this long, and has to arrive within this time.
+    /// A message is at most this long, and must arrive within this time.
     const LONGEST: usize = 1 << 20;
     const PATIENCE: Duration = Duration::from_secs(1);
 

@@ -51,7 +51,7 @@ pub(super) fn finish(destination: &Destination, closings: Option<&Closings>, kee
     Finished { recordings: recorded.into_iter().map(name).collect(), unfinished, lost }
 }
 
-/// What a recording contains.
+/// The content of a recording.
 enum Found {
     /// The process allocated on these devices.
     Devices(Vec<u32>),
@@ -71,7 +71,7 @@ fn devices_of(path: &Path, process: Option<u32>, ended: Option<Duration>, keeps_
         return Ok(Found::Lost);
     }
     let Some(content) = complete(path, ended)? else { return Ok(Found::Unfinished) };
-    // The recording of another process is in its place.
+    // Another process has replaced the recording.
     if content.pid != process {
         return Ok(Found::Lost);
     }

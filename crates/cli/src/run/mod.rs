@@ -162,7 +162,7 @@ fn preload(program: &mut Program, library: &Path, is_counted: bool) -> io::Resul
     Ok(())
 }
 
-/// Reports the recordings that are unfinished or lost, and why nothing was recorded if that is so.
+/// Reports the recordings that are unfinished or lost, and the reason if nothing was recorded.
 fn explain(finished: &Finished, destination: &Destination, options: &RunOptions) {
     let running = || destination.running();
     let who = |pid: u32| format!("process {pid}, which the program started, runs on");

@@ -128,7 +128,7 @@ impl Passing<'_> {
     }
 }
 
-/// Writes what the loader reads first. The part that it writes to starts at `slot` in the file, and ends with `dynamic`.
+/// Writes the headers, which the loader reads first. The part that it writes to starts at `slot` in the file, and ends with `dynamic`.
 fn write_headers(out: &mut Writer<'_>, slot: u64, dynamic: Range<u64>) -> object::write::Result<()> {
     out.write_file_header(&FileHeader {
         os_abi: elf::ELFOSABI_NONE,

@@ -120,7 +120,7 @@ struct Forwarder {
 
 impl Forwarder {
     fn new() -> Self {
-        // The program has to ignore the signals that this process ignores (`nohup`). A handler here would prevent that.
+        // The program must ignore the signals that this process ignores (`nohup`). A handler here would prevent that.
         let ignored = ignored_signals();
         let wanted = SIGNALS.iter().filter(|signal| ignored & (1 << (**signal - 1)) == 0);
         // Without handlers, a signal ends this process while the program continues.

@@ -30,7 +30,7 @@ const HELP: &[(&str, &str)] = &[
     ("?", "this help"),
 ];
 
-/// What the terminal supports.
+/// The settings of the drawing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Looks {
     /// True if colours are shown: `NO_COLOR` is not set.

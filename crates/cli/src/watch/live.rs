@@ -51,14 +51,14 @@ pub(crate) struct RecordingView {
     /// The number of allocations and frees since the recording started.
     pub(crate) allocations: Option<u64>,
     pub(crate) frees: Option<u64>,
-    /// How many allocations the driver rejected, and after how many of them the same thread got the memory within a
-    /// second.
+    /// The number of allocations that the driver rejected, and of those after which the same thread got the memory
+    /// within a second.
     pub(crate) refused: Option<u64>,
     pub(crate) obtained_soon: Option<u64>,
     /// The number of lost events. If it is not 0, values may be wrong.
     pub(crate) lost_events: Option<u64>,
-    /// How many events this reader has not seen because the file was restarted several times between two readings. In
-    /// that case, peaks since the last reading may have been higher; all other values are right.
+    /// The number of events that this reader has not seen because the file was restarted several times between two
+    /// readings. In that case, peaks since the last reading may have been higher; all other values are right.
     pub(crate) unread_events: Option<u64>,
     pub(crate) devices: Vec<DeviceView>,
     /// Why the recording cannot be read. The values are older in that case.
@@ -77,8 +77,8 @@ pub(crate) struct DeviceView {
     pub(crate) peak_bytes: u64,
     /// When the peak was first reached, since the recording started.
     pub(crate) peak_seconds: f64,
-    /// The peak since the last reading of this reader. `None` if the recording contains only the peaks and does not
-    /// tell.
+    /// The peak since the last reading of this reader. `None` if the recording contains only the peaks, because the
+    /// recent one is then not known.
     pub(crate) recent_peak_bytes: Option<u64>,
     /// The memory that is in use now, the largest place first.
     pub(crate) now: Vec<PlaceView>,
@@ -114,7 +114,7 @@ pub(crate) struct Live {
     follows: Follows,
 }
 
-/// What is read after another recording has replaced the current one.
+/// The recording to read after another one has replaced the current one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Follows {
     /// The other recording.
@@ -170,7 +170,7 @@ impl Live {
         !matches!(self.follows, Follows::Path | Follows::Recording { is_replaced: false })
     }
 
-    /// Returns what the process, which no longer writes, left in its ring: see [`left_in_ring`].
+    /// Returns the data that the process, which no longer writes, left in its ring: see [`left_in_ring`].
     pub(crate) fn left_in_ring(&self) -> io::Result<Option<Vec<u8>>> {
         let Some(open) = self.open.as_ref().filter(|_| self.follows != Follows::Nothing && !self.is_finished()) else {
             return Ok(None);
@@ -181,7 +181,7 @@ impl Live {
         left
     }
 
-    /// Reads what was left in the ring, after the end of the file.
+    /// Reads the data that was left in the ring, after the end of the file.
     pub(crate) fn read_ring(&mut self, left: &[u8]) {
         let read = Beginning::read(left)
             .and_then(|beginning| if self.follower.go_on_in(&beginning) { self.follower.read(left) } else { Ok(()) });

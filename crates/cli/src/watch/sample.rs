@@ -22,7 +22,7 @@ pub(crate) struct Sample {
     pub(crate) recordings: Vec<RecordingView>,
 }
 
-/// Makes readings from NVML, `/proc` and recordings. No program is asked.
+/// Makes readings from NVML, `/proc` and recordings. The programs themselves are not contacted.
 #[derive(Debug, Default)]
 pub(crate) struct Sampler {
     known: Known,

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::machine::Gpu;
 
-/// How many readings of a GPU are kept, which is more than a terminal has columns.
+/// The number of readings of a GPU that are kept, which is more than a terminal has columns.
 const MOST_READINGS: usize = 1_000;
 
 #[derive(Clone, Debug, Default)]
@@ -70,7 +70,7 @@ pub(crate) struct Row {
     pub(crate) recording: Option<usize>,
 }
 
-/// Returns NVML's index of a program's device. The UUID tells which GPU it is.
+/// Returns NVML's index of a program's device. The UUID identifies the GPU.
 pub(super) fn index_of(device: &DeviceView, gpus: &[Gpu]) -> Option<u32> {
     let bare = |uuid: &str| uuid.trim_start_matches("GPU-").to_owned();
     let uuid = bare(device.uuid.as_deref()?);

@@ -1,4 +1,4 @@
-//! The result: what each setting needs, as a table and as JSON.
+//! The result: the memory that the program needs with each setting, as a table and as JSON.
 
 use std::{
     fmt,
@@ -26,7 +26,7 @@ pub(super) const SETTINGS: [&str; 6] = [
     "backend:cudaMallocAsync",
 ];
 
-/// What the program needs with one environment. The field names are those in JSON.
+/// The memory that the program needs with one environment. The field names are those in JSON.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Row {
     /// The variables that were set. Empty for the unchanged program.
@@ -37,11 +37,11 @@ pub(crate) struct Row {
     /// The bytes of `most_bytes` that no tensor used. Only known for replays.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) unused_bytes: Option<u64>,
-    /// How many times the allocator emptied its cache because the GPU was full. Only known for replays.
+    /// The number of times that the allocator emptied its cache because the GPU was full. Only known for replays.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) retries: Option<u64>,
-    /// How many requests failed for good. A request that succeeds after the allocator has emptied its cache does not
-    /// count.
+    /// The number of requests that failed for good. A request that succeeds after the allocator has emptied its cache
+    /// does not count.
     pub(crate) refused: u64,
     /// The memory of the smallest card on which the program succeeds and gets everything it requests. It is up to 2 %
     /// too large. `None` if the program failed.
@@ -88,8 +88,8 @@ impl Answer {
         let rank = |row: &&Row| (row.smallest_card_bytes.unwrap_or(u64::MAX), row.most_bytes.unwrap_or(u64::MAX));
         let best = rows.iter().min_by_key(rank).filter(|best| {
             let [own, best] = [&rows[0], *best].map(|row| row.smallest_card_bytes.unwrap_or(u64::MAX));
-            // Differences below the error of the search are ignored. Replays have no such error, but nobody gains from
-            // less than 1 %.
+            // Differences below the error of the search are ignored. Replays have no such error, but a gain of less
+            // than 1 % does not matter.
             let error = if matches!(by, By::DryRuns(_)) { best / (PRECISION / 2) } else { best / 100 };
             own > best && own - best > error
         });

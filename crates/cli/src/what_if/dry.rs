@@ -12,7 +12,7 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// What the user wants to find out.
+/// A program, and the settings to try with it.
 #[derive(Debug)]
 pub(crate) struct Question {
     pub(crate) command: Vec<OsString>,
@@ -20,7 +20,7 @@ pub(crate) struct Question {
     pub(crate) tries: Vec<String>,
     /// The memory of the card on which everything is tried.
     pub(crate) card: Bytes,
-    /// How many dry runs there are at a time.
+    /// The number of dry runs at a time.
     pub(crate) jobs: usize,
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn ask(question: &Question) -> Result<Answer, Failure> {
     } else {
         environments.extend(question.tries.iter().cloned());
     }
-    // If the unchanged program fails, other settings tell nothing.
+    // If the unchanged program fails, the results of other settings mean nothing.
     let own = trials.run("", question.card)?;
     if let (Outcome { failed: Some(why), refused: 0, .. }, true) = (&own, question.tries.is_empty()) {
         return Err(Failure::new(

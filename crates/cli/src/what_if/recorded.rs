@@ -8,7 +8,7 @@ use serde::Serialize;
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Recorded {
     pub(crate) device: u32,
-    /// How many devices PyTorch used. The one with the most reserved memory is replayed.
+    /// The number of devices that PyTorch used. The one with the most reserved memory is replayed.
     pub(crate) devices: usize,
     /// The most driver memory that PyTorch's allocator held in the recording.
     pub(crate) reserved_bytes: u64,
@@ -18,9 +18,9 @@ pub(crate) struct Recorded {
     pub(crate) has_settings: bool,
     /// The memory of the allocator when the history starts, if that is after its first request.
     pub(crate) older_bytes: u64,
-    /// How many times the program emptied its cache. Each replay empties it at the same requests.
+    /// The number of times that the program emptied its cache. Each replay empties it at the same requests.
     pub(crate) emptied: u64,
-    /// How many requests were rejected without the program ever getting the memory. Each replay includes them.
+    /// The number of rejected requests whose memory the program never got. Each replay includes them.
     pub(crate) refused: u64,
     /// The other driver memory of the process at its peak.
     pub(crate) others_bytes: u64,

@@ -150,7 +150,7 @@ impl Making {
                 self.requests.push(Request::Alloc { bytes: requested, sharing, segment });
             }
             Action::FreeRequested => {
-                // Most blocks are used on one stream only, and are free at once.
+                // Most blocks are used on one stream only, and are freed immediately.
                 let is_next = next.is_some_and(|next| next.action == Action::FreeCompleted && next.address == address);
                 if !is_next {
                     self.request_free(address);

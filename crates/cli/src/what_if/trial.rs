@@ -30,7 +30,7 @@ pub(super) struct Outcome {
     pub(super) most: u64,
     /// The memory of a card on which no request fails: the sum of all processes at their peaks, with their contexts.
     pub(super) enough: u64,
-    /// How many requests failed for good.
+    /// The number of requests that failed for good.
     pub(super) refused: u64,
     /// Why the program failed.
     pub(super) failed: Option<String>,

@@ -2,11 +2,11 @@
 
 use gpumem_core::model::Bytes;
 
-/// The contradictions in a history: how many there are, and one of them.
+/// The contradictions in a history: their number, and one of them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Contradictions {
     count: u64,
-    /// The number of bytes, and what is wrong with them.
+    /// The number of bytes, and the description of the contradiction.
     example: (u64, &'static str),
 }
 

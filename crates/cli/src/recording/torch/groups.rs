@@ -44,21 +44,21 @@ impl Groups {
     }
 }
 
-/// What the program is doing while it allocates.
+/// The activity of the program while it allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Activity {
-    /// It runs a module.
+    /// The program runs a module.
     Forward,
     Backward,
-    /// It moves or converts the weights of a module: `Module.cuda`, `to`, `half`.
+    /// The program moves or converts the weights of a module: `Module.cuda`, `to`, `half`.
     Weights,
-    /// It runs an optimizer.
+    /// The program runs an optimizer.
     Optimizer,
     Other,
 }
 
 impl Activity {
-    /// Returns what a program with this stack is doing. The innermost frame comes first.
+    /// Returns the activity of a program with this stack. The innermost frame comes first.
     fn of(frames: &[&Symbol]) -> Self {
         let is_in = |frame: &Symbol, file: &str| frame.file.as_ref().is_some_and(|path| path.contains(file));
         let is = |frame: &Symbol, file, name| is_in(frame, file) && frame.function.as_deref() == Some(name);
@@ -124,7 +124,7 @@ impl TorchHistory {
         let mut open: BTreeMap<u64, Open> = BTreeMap::new();
         for (address, block) in older {
             let mut tensor = reading.open(block.requested, 0, block.stack);
-            // An unknown stack tells nothing.
+            // An unknown stack gives no information.
             if block.stack == 0 {
                 tensor.born_in = Activity::Other;
             }
@@ -161,16 +161,16 @@ impl TorchHistory {
 
 struct GroupReading<'a> {
     history: &'a TorchHistory,
-    /// What the program is doing with each stack, by stack id.
+    /// The activity for each stack, by stack id.
     activities: Vec<Activity>,
     groups: &'a mut Groups,
     made: Vec<u32>,
-    /// What the program was doing when it last allocated.
+    /// The activity at the latest allocation.
     activity: Activity,
     /// The number of allocations outside of all modules.
     passes: u64,
     calls: Calls,
-    /// For each module and size, how many casts of its weights autocast does not currently keep.
+    /// For each module and size, the number of casts of its weights that autocast does not currently keep.
     casts: HashMap<(&'a str, u64), u64>,
 }
 

@@ -152,11 +152,11 @@ impl Default for TraceEvents {
     }
 }
 
-/// How many events are in memory at one time.
+/// The number of events that are in memory at one time.
 const PIECE: usize = 4096;
 
 impl Trace {
-    /// Makes a trace from a range of the events that are in memory.
+    /// Creates a trace from a range of the events that are in memory.
     pub(super) fn in_memory(events: Rc<Vec<LoggedEvent>>, range: Range<usize>) -> Self {
         let (count, first) = (range.len(), events[range.clone()].first().map(|event| event.micros));
         Self { count, first, events: TraceEvents::InMemory(events, range.start) }
@@ -203,7 +203,7 @@ impl Trace {
     }
 }
 
-/// Reads the events from this offset of the file on. Other lines may lie between them.
+/// Reads the events from this offset of the file on. Other lines may be between them.
 fn piece(from: &mut (impl BufRead + Seek), at: u64, count: usize) -> io::Result<Vec<LoggedEvent>> {
     from.seek(SeekFrom::Start(at))?;
     let mut events = Vec::new();
@@ -269,7 +269,7 @@ pub(super) fn action_of(name: &str) -> Option<(Action, bool)> {
 }
 
 impl LoggedEvent {
-    /// Makes an event. `None` if it is malformed.
+    /// Creates an event from a line. `None` if it is malformed.
     fn of((action, is_part): (Action, bool), numbers: &[u64]) -> Option<Self> {
         let &[address, bytes, stream, micros, stack, module] = numbers else { return None };
         let [stack, module] = [stack.try_into().ok()?, module.try_into().ok()?];

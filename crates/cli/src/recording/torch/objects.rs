@@ -155,7 +155,7 @@ impl Fields<'_> {
 }
 
 impl Objects {
-    /// Makes an empty collection for a file of this many bytes.
+    /// Creates an empty collection for a file of this many bytes.
     pub(super) fn new(length: u64) -> Self {
         // A kept value takes at least 8 bytes in PyTorch's snapshots, and most take far more.
         let most = usize::try_from(length / 8).unwrap_or(usize::MAX).saturating_add(1 << 16);
@@ -493,7 +493,7 @@ impl Objects {
     }
 }
 
-/// Makes the error for a file that is not a snapshot.
+/// Creates the error for a file that is not a snapshot.
 pub(super) fn invalid(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }

@@ -35,7 +35,6 @@ pub(super) fn is_pickle(head: [u8; 2]) -> bool {
 /// # Errors
 /// Returns an error if the file cannot be read. The kind is [`InvalidData`](io::ErrorKind::InvalidData) if it is not a
 /// pickle, or if it contains code.
-/// it contains code.
 pub(super) fn read(from: impl BufRead, length: u64, objects: &mut Objects) -> io::Result<Value> {
     let (stack, marks, memo, text) = Default::default();
     let mut pickle = Pickle { from, length, at: 0, begin: 0, objects, stack, marks, memo, text };
@@ -146,7 +145,7 @@ impl<R: BufRead> Pickle<'_, R> {
         self.damaged(&format!("the opcode {name} would run {called}. gpumem reads data only, and has run nothing"))
     }
 
-    /// Returns an error which says that the pickle cannot be read at this opcode.
+    /// Returns the error for a pickle that cannot be read at this opcode.
     #[cold]
     fn damaged<T>(&self, why: &str) -> io::Result<T> {
         Err(invalid(format!("byte {} of the pickle: {why}", self.begin)))

@@ -1,6 +1,6 @@
 //! Computes the sizes of PyTorch's blocks. The sizes of segments are as PyTorch logs them.
 //!
-//! PyTorch logs how many bytes the program requested. How many bytes a block takes, which
+//! PyTorch logs the number of bytes that the program requested. The size of the block, which
 //! `torch.cuda.memory_allocated()` counts, depends on its place: PyTorch rounds up, and does not split off a remainder
 //! that is too small to be useful.
 
@@ -24,9 +24,9 @@ use super::{
 
 impl DeviceHistory {
     /// Passes on the events of this device, with the sizes of blocks. The first events stand for the memory that was
-    /// live before. Returns the number of those, and what contradicts the memory at the end. `time` converts the time
-    /// of a PyTorch event, and `stack` returns the id that its stack has in the recording. The groups of tensors and
-    /// the stacks of backward passes are added where they are known.
+    /// live before. Returns the number of these events, and the contradictions with the memory at the end. `time`
+    /// converts the time of a PyTorch event, and `stack` returns the id that its stack has in the recording. The groups
+    /// of tensors and the stacks of backward passes are added where they are known.
     pub(super) fn events(
         &self,
         history: &TorchHistory,
@@ -96,7 +96,7 @@ impl DeviceHistory {
     }
 }
 
-/// Returns the size of a new block. What remains of its room belongs to the block, unless PyTorch splits it off.
+/// Returns the size of a new block. The rest of its room belongs to the block, unless PyTorch splits it off.
 fn size(
     segments: &Segments,
     occupied: &BTreeMap<u64, u64>,

@@ -1,4 +1,4 @@
-//! Makes a recording from a snapshot that a program saved with `torch.cuda.memory._dump_snapshot`. In this recording,
+//! Creates a recording from a snapshot that a program saved with `torch.cuda.memory._dump_snapshot`. In this recording,
 //! only PyTorch's allocator calls the driver.
 
 use std::{
@@ -38,7 +38,7 @@ pub(crate) fn is_snapshot(mut file: &File) -> io::Result<bool> {
     Ok(is_pickle)
 }
 
-/// Makes a recording from a snapshot of `length` bytes.
+/// Creates a recording from a snapshot of `length` bytes.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read. The kind is [`InvalidData`](io::ErrorKind::InvalidData) if it is not a
@@ -122,7 +122,7 @@ struct Driver<'a> {
     stacks: BTreeSet<u32>,
     /// For each part of a block, by address: its length, and the number of the event that allocated the block.
     parts: HashMap<Device, BTreeMap<u64, (u64, u64)>>,
-    /// The key of each block, and how many of its bytes are not freed.
+    /// The key of each block, and the number of its bytes that are not freed.
     left: HashMap<u64, (Key, u64)>,
 }
 
