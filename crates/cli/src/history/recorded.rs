@@ -104,7 +104,7 @@ impl History {
     /// Returns the last change up to a moment; `None` if the moment is before the first change.
     pub(crate) fn change_at(&self, moment: Moment) -> Option<u32> {
         match moment {
-            Moment::Start => None,
+            Moment::Start => self.last_older_change(),
             Moment::Peak => self.busiest()?.peak_at,
             Moment::End => self.last_change(),
             Moment::Oom => self.oom()?.after,
@@ -113,6 +113,13 @@ impl History {
                 u32::try_from(self.lives.first_after_time(nanos)).ok()?.checked_sub(1)
             }
         }
+    }
+
+    /// Returns the last change before the history of a snapshot. A recording starts with its process, or does not know
+    /// what was live before.
+    fn last_older_change(&self) -> Option<u32> {
+        let after = self.definitions().part().filter(|_| self.is_snapshot)?.after;
+        u32::try_from(self.lives.first_after_number(after)).ok()?.checked_sub(1)
     }
 
     /// Returns the process id, if it is known.
@@ -282,7 +289,7 @@ impl History {
     /// Returns whether the recording contains the memory that was live at a moment.
     pub(crate) fn is_known_at(&self, moment: Moment) -> bool {
         match moment {
-            Moment::Start => self.starts_empty(),
+            Moment::Start => self.definitions().process().ran_before.is_none(),
             Moment::Peak | Moment::End => true,
             Moment::Oom => self.oom().is_none_or(|refused| self.is_whole_at(refused.number)),
             Moment::Time(time) if time >= self.end => true,
@@ -291,12 +298,6 @@ impl History {
                 None => self.definitions().part().is_none(),
             },
         }
-    }
-
-    /// Returns whether nothing was live at the start. A snapshot has blocks that are older than its history.
-    fn starts_empty(&self) -> bool {
-        let has_older = self.is_snapshot && self.lives.block_count() > 0 && self.definitions().part().is_some();
-        !has_older && self.definitions().process().ran_before.is_none()
     }
 
     /// Returns whether the recording contains the live memory of this kind at a known moment. A recording of the peaks

@@ -51,7 +51,7 @@ impl Tensors {
     }
 
     pub(crate) fn contradiction_in_words(&self, device: u32, what: &str) -> String {
-        format!("The history of {} contradicts itself on device {device}: {what}. Figures may be wrong.", self.name)
+        format!("The history of {} contradicts itself on device {device}: {what}. Numbers may be wrong.", self.name)
     }
 }
 

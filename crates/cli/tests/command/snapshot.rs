@@ -129,7 +129,7 @@ fn a_snapshot_without_a_history_is_one_moment() {
     let baseline = ran(&["baseline", "write", &file_of("no-history.json"), &file]);
     assert!(baseline.code == Some(2) && baseline.stderr.contains(why), "{baseline:?}");
     let start = printed(&["report", "--at", "start", &file]);
-    assert!(start.contains("device 0: ? in use at the start"), "{start}");
+    assert!(start.contains("device 0: 20 MiB in use at the start"), "{start}");
     assert!(text.contains("asked for 4 MiB (20 %), unused in private pools of graphs 16 MiB (80 %)"), "{text}");
     let json = json(&["report", "--at", "end", "--json", &file]);
     let segment = &json["torch"][0]["segments"][0];
