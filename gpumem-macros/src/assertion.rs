@@ -99,7 +99,7 @@ fn is_threads(input: ParseStream<'_>) -> bool {
 
 impl Parse for Condition {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
-        const FIGURES: &str = "a condition begins with `peak`, `used` or `leaks`";
+        const FIGURES: &str = "a condition starts with `peak`, `used` or `leaks`";
         let word: Ident = input.parse().map_err(|error| Error::new(error.span(), FIGURES))?;
         let figure = match word.to_string().as_str() {
             "peak" => "Peak",

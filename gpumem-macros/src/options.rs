@@ -97,7 +97,7 @@ impl Parse for Options {
         let may_be_exact = options.gauge.as_ref().is_none_or(|gauge| gauge == "Exact");
         match needs_exact {
             Some(key) if !may_be_exact => {
-                let message = format!("`{key}` needs exact figures; remove the option `gauge`");
+                let message = format!("`{key}` needs exact numbers; remove the option `gauge`");
                 Err(Error::new(key.span(), message))
             }
             _ => Ok(options),

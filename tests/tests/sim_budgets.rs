@@ -374,7 +374,7 @@ mod in_a_child {
             &[off],
             "cannot be measured: traces are off (GPUMEM_GAUGE is off); GPUMEM_BUDGETS=skip runs without it",
         );
-        // A budget needs exact figures, whatever the environment says.
+        // A budget needs exact numbers, whatever the environment says.
         for gauge in ["sampled", "nonsense"] {
             passes(TEST, &[("GPUMEM_GAUGE", gauge)]);
         }

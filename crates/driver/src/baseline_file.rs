@@ -81,7 +81,7 @@ impl TryFrom<Written> for Peak {
     fn try_from(written: Written) -> std::result::Result<Self, String> {
         match written {
             Written::Bytes(bytes) => Ok(Self(Bytes::new(bytes))),
-            Written::Text(text) => size(&text).map(Self).map_err(|error| format!("`{text}` is no size: {error}")),
+            Written::Text(text) => size(&text).map(Self).map_err(|error| format!("`{text}` is not a size: {error}")),
         }
     }
 }

@@ -185,7 +185,7 @@ impl FromStr for Dtype {
         plain.or_else(blocks).ok_or_else(|| {
             let known = Self::names().collect::<Vec<_>>().join(", ");
             let what =
-                format!("`{text}` is no type of elements; there are {known}, and PyTorch's names, such as bfloat16");
+                format!("`{text}` is not a type of elements; there are {known}, and PyTorch's names, such as bfloat16");
             Kind::Syntax(what).into()
         })
     }
@@ -214,7 +214,10 @@ mod tests {
             assert_eq!(dtype.to_string().parse::<Dtype>().unwrap(), dtype);
         }
         let unknown = "f33".parse::<Dtype>().unwrap_err().to_string();
-        assert!(unknown.starts_with("`f33` is no type of elements; there are f64, f32, f16, bf16, f8, "), "{unknown}");
+        assert!(
+            unknown.starts_with("`f33` is not a type of elements; there are f64, f32, f16, bf16, f8, "),
+            "{unknown}"
+        );
         assert!(Dtype::names().all(|name| unknown.contains(name)), "{unknown}");
         assert!(unknown.ends_with(", tq2_0, and PyTorch's names, such as bfloat16"), "{unknown}");
     }

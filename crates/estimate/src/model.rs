@@ -77,7 +77,7 @@ impl Model {
     ///     {"name": "head", "type": "linear", "inputs": 4, "outputs": "ten"}]}"#;
     /// let error = Model::from_json(model).unwrap_err().to_string();
     /// let expected = "layer `head` (`layers[1]`): the field `outputs` is \"ten\", and may be a whole number, 0 or more";
-    /// assert_eq!(error, format!("this is no model: {expected}"));
+    /// assert_eq!(error, format!("this is not a model: {expected}"));
     /// ```
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl Model {
         };
         match (read, why) {
             (Ok(model), None) => Ok(model),
-            (_, why) => Err(Kind::Syntax(format!("this is no model: {}", why.unwrap_or_default())).into()),
+            (_, why) => Err(Kind::Syntax(format!("this is not a model: {}", why.unwrap_or_default())).into()),
         }
     }
 

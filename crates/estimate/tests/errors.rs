@@ -82,7 +82,7 @@ fn a_model_is_read_from_json() {
 fn hostile_json_is_an_error() {
     let unknown = Model::from_json(r#"{"name": "", "input": {"tokens": 1}, "layers": [{"name": "a", "type": "b"}]}"#);
     let expected =
-        "this is no model: layer `a` (`layers[0]`): the field `type` is \"b\", and may be one of `sequential`, ";
+        "this is not a model: layer `a` (`layers[0]`): the field `type` is \"b\", and may be one of `sequential`, ";
     let read = unknown.unwrap_err().to_string();
     assert!(read.starts_with(expected), "{read}");
     let open = r#"{"name":"a","type":"sequential","layers":["#.repeat(100_000);
@@ -129,12 +129,12 @@ fn models_are_read_from_toml() {
     assert_eq!(model.loss, Loss::NextToken);
     assert_eq!(Step::training(2, Optimizer::Sgd).estimate(&model).unwrap().parameters, 800 + 8);
     let error = |text: &str| Model::from_toml(text).unwrap_err().to_string();
-    let place = "this is no model: layer `blocks.norm` (`layers[1].layers[0]`): ";
+    let place = "this is not a model: layer `blocks.norm` (`layers[1].layers[0]`): ";
     let wrong_type = format!("{place}the field `type` is \"b_norm\", and may be one of `sequential`, ");
     let message = error(&text.replace("rms_norm", "b_norm"));
     assert!(message.starts_with(&wrong_type), "{message}");
-    assert_eq!(error(&text.replace("[input]", "heads = 1\n[input]")), "this is no model: there is no field `heads`");
-    assert!(error("name = 1").starts_with("this is no model: "));
+    assert_eq!(error(&text.replace("[input]", "heads = 1\n[input]")), "this is not a model: there is no field `heads`");
+    assert!(error("name = 1").starts_with("this is not a model: "));
 }
 
 /// The message has the layer, its field, and the allowed values.
@@ -146,7 +146,7 @@ fn a_wrong_layer_is_named_with_its_field() {
         );
         let text = format!(r#"{{"name": "", "input": {{"tokens": 1}}, "layers": [{inner}]}}"#);
         let message = Model::from_json(&text).unwrap_err().to_string();
-        message.strip_prefix("this is no model: ").expect("what it is about").to_owned()
+        message.strip_prefix("this is not a model: ").expect("what it is about").to_owned()
     };
     let at = |what: &str| format!("layer `mlp.b` (`layers[0].layers[1]`): {what}");
     let layer = |fields: &str| error(&format!(r#"{{"name": "b", {fields}}}"#));
@@ -168,7 +168,7 @@ fn a_wrong_layer_is_named_with_its_field() {
     assert_eq!(error("7"), "layer `mlp` (`layers[0].layers[1]`): a layer is an object");
     // The error names a field outside of the layers, too.
     let model = |fields: &str| Model::from_json(&format!(r#"{{{fields}, "layers": []}}"#)).unwrap_err().to_string();
-    let of_model = "this is no model: beside the layers, the field `";
+    let of_model = "this is not a model: beside the layers, the field `";
     assert_eq!(model(r#""input": {"tokens": 1}"#), format!("{of_model}name` is missing"));
     assert_eq!(model(r#""input": {"tokens": 1}, "name": 1"#), format!("{of_model}name` is 1, and may be a text"));
     let unnamed = error(r#"{"type": "flatten"}"#);
@@ -196,7 +196,7 @@ const DEEP: usize = 100_000;
 fn hostile_toml_is_an_error() {
     let error = |text: &str| {
         let message = Model::from_toml(text).unwrap_err().to_string();
-        assert!(message.starts_with("this is no model: "), "{message}");
+        assert!(message.starts_with("this is not a model: "), "{message}");
     };
     error(&format!("layers = {}", "[".repeat(DEEP)));
     error(&format!("layers = {}{}", "[".repeat(DEEP), "]".repeat(DEEP)));

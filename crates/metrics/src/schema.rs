@@ -104,7 +104,7 @@ pub const REFUSED: Metric =
     Metric::events("gpumem.process.refused", "Allocations that the driver refused: out of memory.");
 /// The events that were lost.
 pub const LOST: Metric =
-    Metric::events("gpumem.process.lost", "Events that were lost. If there are any, the figures may be wrong.");
+    Metric::events("gpumem.process.lost", "Events that were lost. If there are any, the numbers may be wrong.");
 
 /// The metrics that this crate publishes.
 #[cfg(any(test, feature = "opentelemetry"))]

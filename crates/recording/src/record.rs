@@ -140,7 +140,7 @@ fn no_recording(why: String) -> io::Error {
 /// Checks that a file with this header can be read.
 pub(super) fn check_header(header: &[u8; FILE_HEADER]) -> io::Result<()> {
     if !header.starts_with(&MAGIC) {
-        return Err(no_recording("this is no recording of gpumem".to_owned()));
+        return Err(no_recording("this is not a recording of gpumem".to_owned()));
     }
     let version = u16::from_le_bytes([header[8], header[9]]);
     if version != VERSION {
@@ -375,9 +375,9 @@ mod tests {
     #[test]
     fn other_files_are_refused_with_a_reason() {
         let refused = |file: &[u8]| Records::new(file).unwrap_err().to_string();
-        assert!(refused(b"").contains("no recording"));
+        assert!(refused(b"").contains("not a recording"));
         assert!(refused(b"\x89gpumem\n\x01").contains("cut"));
-        assert!(refused(b"PK\x03\x04 something else entirely").contains("no recording"));
+        assert!(refused(b"PK\x03\x04 something else entirely").contains("not a recording"));
         let mut newer = file(&[]);
         newer[8] = 9;
         assert!(refused(&newer).contains("version 9"));

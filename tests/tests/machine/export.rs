@@ -457,7 +457,7 @@ fn others_need_a_token_or_the_socket() {
         "gpumem: cannot listen on 0:0: other machines can reach it, and there is no token; give --token-file FILE, or --unix SOCKET",
         "gpumem: cannot listen on nowhere.invalid:0: failed to lookup address information",
         "gpumem: cannot listen on localhost: invalid socket address; give another --listen ADDRESS:PORT",
-        "gpumem: `short` cannot be used: it is no line of at least 16 characters; give a file with a token",
+        "gpumem: `short` cannot be used: it is not a line of at least 16 characters; give a file with a token",
         "gpumem: `/dev/zero` cannot be used: it is not a regular file; give a file with a token",
         " cannot be used: it has more than 4096 bytes; give a file with a token",
         ": Address already in use (os error 98); another process may listen there; give another --listen",
@@ -728,7 +728,7 @@ fn a_collector_of_opentelemetry_gets_the_same() {
     );
     assert!(
         refused.stderr.contains(
-            "cannot push to `https://x`: it does not begin with http://, and there is no TLS; give http://localhost:4318"
+            "cannot push to `https://x`: it does not start with http://, and there is no TLS; give http://localhost:4318"
         ),
         "{refused}"
     );

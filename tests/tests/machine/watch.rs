@@ -22,9 +22,9 @@ fn a_line_for_each_reading() {
 #[test]
 fn without_a_terminal_or_without_anything_to_show() {
     let outcome = gpumem(&Standin::new(), &["watch"]);
-    ended(&outcome, 2, &["`gpumem watch` cannot draw: stdin or stdout is no terminal; use --json, or `gpumem ps`"]);
+    ended(&outcome, 2, &["`gpumem watch` cannot draw: stdin or stdout is not a terminal; use --json, or `gpumem ps`"]);
     let wrong = gpumem(&Standin::new(), &["watch", "--interval", "0"]);
-    assert!(wrong.stderr.contains("it is no time from 50ms to 3600s"), "{wrong}");
+    assert!(wrong.stderr.contains("it is not a time from 50ms to 3600s"), "{wrong}");
 }
 
 /// The command runs on a terminal of `script`. It draws there, and the terminal is as before at the end, also after a signal.

@@ -50,7 +50,8 @@ fn what_is_no_recording_is_kept() {
     let folder = Folder::new();
     let file = folder.file("train.py");
     fs::write(&file, "print('train')\n").unwrap();
-    for (file, why) in [(file.as_str(), "it exists and is no recording"), ("/dev/null", "it is no regular file")] {
+    for (file, why) in [(file.as_str(), "it exists and is not a recording"), ("/dev/null", "it is not a regular file")]
+    {
         let outcome = run_probe(&machine(), file, &ALLOCATES);
         one_line(&outcome, &format!("cannot record to `{file}`: {why}"));
     }

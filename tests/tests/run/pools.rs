@@ -81,14 +81,14 @@ fn what_goes_wrong_in_a_pool_is_reported() {
             "overlap",
             &[
                 "\ncache of arena: not known, because parts overlap: 2 MiB count twice; wrong calls: 1 part that overlaps another one\n",
-                "\n1 event was lost: some figures may be wrong.\n",
+                "\n1 event was lost: some numbers may be wrong.\n",
             ],
         ),
         (
             "overlapped",
             &[
                 "\ncache of arena: not known, because parts overlapped; wrong calls: 1 part that overlaps another one\n",
-                "\n1 event was lost: some figures may be wrong.\n",
+                "\n1 event was lost: some numbers may be wrong.\n",
             ],
         ),
         ("others", &["\ncache of arena: 28 MiB of 64 MiB; it reports 70 MiB, more than its blocks\n"]),
@@ -104,7 +104,7 @@ fn what_goes_wrong_in_a_pool_is_reported() {
             "too much",
             &[
                 "; wrong calls: 1 part or size outside of its blocks\n",
-                "\n1 event was lost: some figures may be wrong.\n",
+                "\n1 event was lost: some numbers may be wrong.\n",
             ],
         ),
     ] {

@@ -63,7 +63,7 @@ fn with_budget(mib: u64) {
 #[test]
 fn guards_attributes_lines_and_budgets_read_it() {
     if let Some(ended) = alone("guards_attributes_lines_and_budgets_read_it", &[]) {
-        let notice = "figures are those of the program's gauge `pool`, for the whole process: peaks between two readings, 1ms apart, \
+        let notice = "the numbers are those of the program's gauge `pool`, for the whole process: peaks between two readings, 1ms apart, \
                       are missed";
         assert_eq!(ended.stderr.matches(notice).count(), 1, "{}", ended.stderr);
         return;
@@ -136,11 +136,11 @@ fn functions_that_fail() {
         let panics = ended.stderr.matches("the function's own panic").count();
         assert_eq!(panics, 1, "{}", ended.stderr);
         for words in [
-            "reports show ? while gauge 0 of the program cannot be read: the gauge `maybe` gave no figure: its function returned None",
-            "a trace is off: the gauge `maybe` gave no figure: its function returned None",
-            "a trace is off: the gauge `error` gave no figure: it is too late",
-            "a trace is off: the gauge `huge` gave no figure: its function returned",
-            "a trace is off: the gauge `panics` gave no figure: its function has panicked, and is not called any more",
+            "reports show ? while gauge 0 of the program cannot be read: the gauge `maybe` gave no number: its function returned None",
+            "a trace is off: the gauge `maybe` gave no number: its function returned None",
+            "a trace is off: the gauge `error` gave no number: it is too late",
+            "a trace is off: the gauge `huge` gave no number: its function returned",
+            "a trace is off: the gauge `panics` gave no number: its function has panicked, and is not called any more",
         ] {
             assert_eq!(ended.stderr.matches(words).count(), 1, "{words} in\n{}", ended.stderr);
         }

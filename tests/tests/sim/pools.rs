@@ -22,7 +22,7 @@ fn parts_that_overlap_are_lost_events_of_a_summary() {
     assert_eq!(summary.lost, 1, "{summary}");
     let row = "\ncache of arena: not known, because parts overlap: 10 MiB count twice; wrong calls: 1 part that overlaps another one\n";
     let text = summary.to_string();
-    assert!(text.contains(row) && text.contains(", 1 lost event: some figures may be wrong\n"), "{text}");
+    assert!(text.contains(row) && text.contains(", 1 lost event: some numbers may be wrong\n"), "{text}");
     // Only the live parts are known.
     pool.freed(mib(30));
     assert_eq!(gpumem::summary().lost, 0);

@@ -95,7 +95,7 @@ fn an_error_names_who_chose_the_gauge() {
     let asked = |reported: &str, what: &str| {
         format!("error[invalid setting] cannot use {what}, and {reported}; leave one of them out")
     };
-    let source = "source: `dispatch` gives exact figures";
+    let source = "source: `dispatch` gives exact numbers";
     // The memory of one thread is counted exactly or not at all, whatever the environment says.
     let outcome =
         check(&machine().env("GPUMEM_GAUGE", "sampled"), "sampled_by_dispatch; by_dispatch; of_thread = started");
@@ -127,7 +127,7 @@ fn one_source_at_a_time() {
     // A gauge that is not exact cannot have this source.
     let outcome = check(&both, &format!("{CONTEXT}; sampled_by_dispatch"));
     let reported = outcome.answer("sampled_by_dispatch");
-    let expected = "error[invalid setting] cannot use source: `dispatch` gives exact figures, and the program requests the gauge `sampled`";
+    let expected = "error[invalid setting] cannot use source: `dispatch` gives exact numbers, and the program requests the gauge `sampled`";
     ensure(reported.starts_with(expected), "another error", &outcome);
 }
 

@@ -34,7 +34,7 @@ fn the_figures_are_those_of_the_machine() {
             &outcome,
         );
     }
-    let says = "device 0 has no memory of its own: its figures are those of the machine's memory";
+    let says = "device 0 has no memory of its own: its numbers are those of the machine's memory";
     ensure(outcome.stdout.contains(says), "status says nothing", &outcome);
     // A card with memory of its own, such as under WSL, is asked only in a context.
     let outcome = without_figures(Standin::new()).run("try_get; status_text");

@@ -177,7 +177,11 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
     };
     // Opening a pipe would wait for a writer.
     if file.metadata().is_ok_and(|known| !known.is_file() && !known.is_dir()) {
-        return Err(Failure::new(format!("`{}` cannot be used", file.display()), "it is no file and no folder", ""));
+        return Err(Failure::new(
+            format!("`{}` cannot be used", file.display()),
+            "it is neither a file nor a folder",
+            "",
+        ));
     }
     if let Some((to, why)) = arguments.record.as_ref().and_then(|to| Some((to, why_not_replaceable(to)?))) {
         let what = format!("the recording cannot be written to `{}`", to.display());
@@ -256,7 +260,7 @@ fn asked(arguments: &EstimateArguments, stored: Option<Dtype>) -> Result<Asked, 
         let own = format!("{}: ", file.display());
         let step = Step::read(file).map_err(|error| {
             let why = error.to_string();
-            Failure::new(format!("`{}` is no step", file.display()), why.strip_prefix(&own).unwrap_or(&why), "")
+            Failure::new(format!("`{}` is not a step", file.display()), why.strip_prefix(&own).unwrap_or(&why), "")
         })?;
         return Ok(Asked { step, dtype_from: "step", unknown_dtype: None });
     }

@@ -103,7 +103,7 @@ fn token(file: &Path) -> Result<String, Failure> {
     let text = read().map_err(|error: io::Error| failed(error.to_string()))?;
     let token = text.trim();
     if token.len() < LEAST_TOKEN || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(failed(format!("it is no line of at least {LEAST_TOKEN} characters")));
+        return Err(failed(format!("it is not a line of at least {LEAST_TOKEN} characters")));
     }
     Ok(token.to_owned())
 }

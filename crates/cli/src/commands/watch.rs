@@ -52,7 +52,7 @@ fn interval(text: &str) -> Result<Duration, String> {
     let seconds = number.trim().parse::<f64>().ok().map(|number| number * unit);
     match seconds {
         Some(seconds) if (0.05..=3_600.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("it is no time from 50ms to 3600s".to_owned()),
+        _ => Err("it is not a time from 50ms to 3600s".to_owned()),
     }
 }
 
@@ -64,7 +64,7 @@ pub(super) fn execute(arguments: &WatchArguments) -> Result<Exit, Failure> {
     }
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let next = "use --json, or `gpumem ps` for one look";
-        return Err(Failure::new("`gpumem watch` cannot draw", "stdin or stdout is no terminal", next));
+        return Err(Failure::new("`gpumem watch` cannot draw", "stdin or stdout is not a terminal", next));
     }
     // If there is nothing to show, the command reports why.
     let first = sampler.sample();

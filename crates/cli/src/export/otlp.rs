@@ -44,7 +44,7 @@ pub(super) fn pusher(url: String) -> Result<impl FnOnce(Arc<Mutex<Exporter>>) ->
     let failed = |why: &dyn Display, next: &str| Failure::new(format!("cannot push to `{url}`"), why, next);
     if !url.starts_with("http://") {
         let next = "give http://localhost:4318 of a collector on this machine, which may push on by TLS";
-        return Err(failed(&"it does not begin with http://, and there is no TLS", next));
+        return Err(failed(&"it does not start with http://, and there is no TLS", next));
     }
     let interval = match env::var(INTERVAL) {
         Err(_) => DEFAULT_INTERVAL,

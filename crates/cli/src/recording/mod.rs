@@ -30,8 +30,8 @@ pub(crate) fn why_not_replaceable(file: &Path) -> Option<&'static str> {
         return Some("it is a folder");
     }
     if !known.is_file() {
-        return Some("it is no regular file");
+        return Some("it is not a regular file");
     }
     let may_go = known.len() == 0 || is_recording(file);
-    (!may_go).then_some("it exists and is no recording")
+    (!may_go).then_some("it exists and is not a recording")
 }

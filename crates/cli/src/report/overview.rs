@@ -184,7 +184,7 @@ impl Missing {
         // In other recordings, driver blocks are known without PyTorch's history.
         let contradictory = history.disagrees() || history.is_snapshot && !contradictions.is_empty();
         let disagrees =
-            "The recording contradicts itself: an address was allocated again without a free. Figures may be wrong.";
+            "The recording contradicts itself: an address was allocated again without a free. Numbers may be wrong.";
         contradictions.extend(history.disagrees().then(|| disagrees.to_owned()));
         Self {
             incomplete: history.incomplete(),
@@ -282,12 +282,12 @@ impl Missing {
             lines.push("Allocations were not intercepted: what was allocated is not known.".to_owned());
         }
         let counts = [
-            (self.lost_events, "event was lost", "events were lost", "some figures may be wrong"),
+            (self.lost_events, "event was lost", "events were lost", "some numbers may be wrong"),
             (
                 self.untracked_frees,
                 "free of an unknown block",
                 "frees of unknown blocks",
-                "some figures may be too high",
+                "some numbers may be too high",
             ),
             (
                 self.missed_frees,

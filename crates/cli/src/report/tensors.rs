@@ -179,7 +179,7 @@ impl TensorsOverview {
             // The program may have reset PyTorch's own maximum, but it cannot reset this one.
             if end != said.memory_allocated || known_from_seconds.is_none() && most < said.max_memory_allocated {
                 lines.push(format!(
-                    "PyTorch contradicts its history on device {device}: tensors {} at the end and {} at most, by the history {} and {}. Figures may be wrong.",
+                    "PyTorch contradicts its history on device {device}: tensors {} at the end and {} at most, by the history {} and {}. Numbers may be wrong.",
                     Bytes::new(said.memory_allocated),
                     Bytes::new(said.max_memory_allocated),
                     Bytes::new(end),

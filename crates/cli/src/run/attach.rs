@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The next step for a program that cannot be attached to.
 const DORMANT: &str =
-    "start the program with `gpumem run --dormant`, then `gpumem start` begins to record it at any time";
+    "start the program with `gpumem run --dormant`, then `gpumem start` starts to record it at any time";
 
 /// Python can run code on request since this version.
 const OLDEST: (u32, u32) = (3, 14);

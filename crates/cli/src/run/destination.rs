@@ -152,7 +152,7 @@ fn of_folder(file: &Path, error: io::Error) -> io::Error {
         io::ErrorKind::NotFound if !is_there => {
             format!("there is no folder `{folder}`; create it, or give another --output")
         }
-        io::ErrorKind::NotADirectory => format!("`{folder}` is no folder; give another --output"),
+        io::ErrorKind::NotADirectory => format!("`{folder}` is not a folder; give another --output"),
         kind @ (io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) => {
             format!("no file can be created in `{folder}` ({kind}); give another --output")
         }

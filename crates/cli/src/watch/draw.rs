@@ -237,7 +237,7 @@ fn recording_lines(
     }
     if let Some(lost) = recording.lost_events.filter(|lost| *lost > 0) {
         let text = counted(lost, "event was lost", "events were lost");
-        lines.push(Line::styled(format!("{text}: some figures may be wrong"), looks.colour(Color::Red)));
+        lines.push(Line::styled(format!("{text}: some numbers may be wrong"), looks.colour(Color::Red)));
     }
     if let Some(unread) = recording.unread_events.filter(|unread| *unread > 0) {
         let text = counted(unread, "event was not read in time", "events were not read in time");

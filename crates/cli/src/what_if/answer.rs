@@ -132,7 +132,7 @@ impl Answer {
                 format!("Best: {}, for a card of {} instead of {}.", best.name(), card(best), card(&self.rows[0]))
             }
             None if recorded.is_some_and(|recorded| recorded.older_bytes > 0) => {
-                "None of these needs a smaller card, but what was reserved before the history begins is in all of them."
+                "None of these needs a smaller card, but what was reserved before the history starts is in all of them."
                     .to_owned()
             }
             None => "None of these needs a smaller card than the program as it is.".to_owned(),

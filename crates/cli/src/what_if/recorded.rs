@@ -61,7 +61,7 @@ impl Recorded {
         }
         if self.older_bytes > 0 {
             notes.push(format!(
-                "The history begins later than the program. Each row begins with the {} that were reserved then.",
+                "The history starts later than the program. Each row begins with the {} that were reserved then.",
                 bytes(self.older_bytes)
             ));
         }

@@ -324,7 +324,7 @@ fn what_was_lost_fails_if_that_is_asked() {
     assert_eq!(ran(&["report", &lost]).code, Some(0));
     let bytes = fs::read(&whole).expect("it is there");
     let cut = written("ci-cut.capture", &bytes[..bytes.len() - 10]);
-    for (file, why) in [(&lost, "3 events were lost: some figures may be wrong."), (&cut, "The file has no end: ")] {
+    for (file, why) in [(&lost, "3 events were lost: some numbers may be wrong."), (&cut, "The file has no end: ")] {
         let ran = ran(&["report", "--fail-if", "lost", file]);
         assert_eq!(ran.code, Some(1), "{ran:?}");
         assert!(ran.stderr.contains(&format!("gpumem: {file}: {why}")), "{ran:?}");

@@ -123,11 +123,11 @@ fn what_is_wrong_is_one_line() {
     let Ran { stderr, .. } = ran(&["estimate", &unknown]);
     assert!(stderr.contains("the architecture `NewLM` is not supported; supported are Llama"), "{stderr}");
     let Ran { stderr, .. } = ran(&["estimate", &good, "--dtype", "float33"]);
-    assert!(stderr.contains("`float33` is no type of elements; there are f64, f32, f16, bf16, f8, "), "{stderr}");
+    assert!(stderr.contains("`float33` is not a type of elements; there are f64, f32, f16, bf16, f8, "), "{stderr}");
     let Ran { stderr, .. } = ran(&["estimate", &good, "--train", "magic"]);
     assert!(stderr.contains("`adam`, `adamw`, "), "{stderr}");
     let Ran { stderr, .. } = ran(&["estimate", &good, "--step", "/dev/zero"]);
-    assert_eq!(stderr, "gpumem: `/dev/zero` is no step: it is not a regular file\n");
+    assert_eq!(stderr, "gpumem: `/dev/zero` is not a step: it is not a regular file\n");
 }
 
 /// Only recordings are replaced.
@@ -139,7 +139,7 @@ fn a_file_that_is_no_recording_is_kept() {
     for file in [&config, &notes] {
         let before = fs::read(file).expect("it was written");
         let Ran { code, stdout, stderr } = record(file);
-        let why = format!("`{file}`: it exists and is no recording; give another --record\n");
+        let why = format!("`{file}`: it exists and is not a recording; give another --record\n");
         assert_eq!((code, stdout.as_str()), (Some(2), ""), "{stderr}");
         assert!(stderr.ends_with(&why), "{stderr}");
         assert_eq!(fs::read(file).expect("it is still there"), before);

@@ -534,7 +534,7 @@ fn perfetto_has_counters_of_tensors() {
         })
     };
     assert_eq!(most_and_end(None), [(42_000, 205, 100), (21_000, 300, 100), (21_000, 300, 100)]);
-    // The counter has no value before the history begins.
+    // The counter has no value before the history starts.
     let [tensors, segments, _] = most_and_end(Some(Duration::from_micros(60)));
     assert_eq!([(tensors.1, tensors.2), (segments.1, segments.2)], [(205, 100), (300, 100)]);
     assert!(tensors.0 > 60_000 && segments.0 == tensors.0, "{tensors:?} {segments:?}");
@@ -566,7 +566,7 @@ fn a_file_gets_its_name_when_all_of_it_is_written() {
     let path = out.to_str().unwrap();
     printed(&["report", "--format", "folded", "-o", path, &recording]);
     assert!(fs::read_to_string(&out).unwrap().contains("train::Adam::step"));
-    // A path that is no regular file is written in place.
+    // A path that is not a regular file is written in place.
     assert_eq!(
         printed(&["report", "--format", "folded", "-o", "/dev/stdout", &recording]),
         fs::read_to_string(&out).unwrap()

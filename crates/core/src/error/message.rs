@@ -89,7 +89,7 @@ impl fmt::Display for Kind {
             Self::NoAnswer { within } => {
                 write!(f, "no answer within {within:?}; ask gpumem::breakdown() or nvidia-smi later")
             }
-            Self::CustomGauge { name, detail } => write!(f, "the gauge `{name}` gave no figure: {detail}"),
+            Self::CustomGauge { name, detail } => write!(f, "the gauge `{name}` gave no number: {detail}"),
             Self::NoThread { detail } => {
                 write!(f, "cannot start a thread: {detail}; raise the limit on threads (ulimit -u)")
             }

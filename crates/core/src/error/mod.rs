@@ -38,7 +38,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
 /// match gpumem::try_gpu_mem_get(0) {
 ///     Ok(memory) => println!("{memory}"),
-///     Err(error) if error.is_unavailable() => println!("no figures: {error}"), // go on without
+///     Err(error) if error.is_unavailable() => println!("no numbers: {error}"), // go on without
 ///     Err(error) => return Err(error),
 /// }
 /// # Ok::<(), gpumem::Error>(())

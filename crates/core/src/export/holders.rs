@@ -273,7 +273,7 @@ device 0: the peak was 641 MiB over the start
             text.contains(&format!("\n {} ", name(100))) && text.contains("\n (") && text.contains(" more scopes) "),
             "{text}"
         );
-        assert!(text.ends_with("\n0 frees of unknown blocks, 2 lost events: some figures may be wrong"), "{text}");
+        assert!(text.ends_with("\n0 frees of unknown blocks, 2 lost events: some numbers may be wrong"), "{text}");
         let sum: i64 = text
             .lines()
             .filter(|line| line.starts_with(" scope") || line.starts_with(" ("))

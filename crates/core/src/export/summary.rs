@@ -245,13 +245,13 @@ used: still in use. at peak: its part of the peak of the whole process.
     fn what_may_be_wrong_is_reported() {
         let some = || vec![scope(&["a"], None, [1; 6])];
         let text = Summary::of(some(), 1, 2, None).to_string();
-        assert!(text.contains("\n1 free of an unknown block, 2 lost events: some figures may be wrong\n"), "{text}");
+        assert!(text.contains("\n1 free of an unknown block, 2 lost events: some numbers may be wrong\n"), "{text}");
         let why = Some("there is no driver".to_owned());
         let text = Summary::of(Vec::new(), 0, 0, why).to_string();
         assert_eq!(text, "allocations are not intercepted: there is no driver\nwhat was allocated is not known");
         let text = Summary::of(Vec::new(), 0, 0, None).to_string();
         assert_eq!(text, "no scope was opened and nothing was allocated");
         let text = Summary::of(Vec::new(), 0, 2, None).to_string();
-        assert!(text.ends_with(", 2 lost events: some figures may be wrong"), "{text}");
+        assert!(text.ends_with(", 2 lost events: some numbers may be wrong"), "{text}");
     }
 }

@@ -53,7 +53,7 @@ pub fn counted(count: impl Into<i128>, one: &str, many: &str) -> String {
 /// Returns the reason why numbers may be wrong, as text.
 pub(crate) fn missing_in_words(untracked: u64, lost: u64) -> String {
     let untracked = counted(untracked, "free of an unknown block", "frees of unknown blocks");
-    format!("{untracked}, {}: some figures may be wrong", counted(lost, "lost event", "lost events"))
+    format!("{untracked}, {}: some numbers may be wrong", counted(lost, "lost event", "lost events"))
 }
 
 /// Returns the place of an allocation as text: the line, or else the scope.

@@ -145,7 +145,7 @@ fn unmeasured(trace: &Trace) -> Option<String> {
         Gauge::Sampled if trace.source == Source::Custom => {
             trace.stale.then(|| "the program's gauge could not be read".to_owned())
         }
-        gauge => Some(format!("its figures are {gauge}, not exact")),
+        gauge => Some(format!("its numbers are {gauge}, not exact")),
     }
 }
 
@@ -473,7 +473,7 @@ mod tests {
         assert_eq!(unmeasured(&[], Trace { lost: 1, ..trace(0, 0) }), "1 allocation or free was missed");
         assert_eq!(unmeasured(&[], Trace { stale: true, ..trace(0, 0) }), "device 0 could not be read");
         let sampled = Trace { gauge: Gauge::Sampled, ..trace(0, 0) };
-        assert_eq!(unmeasured(&[], sampled), "its figures are sampled, not exact");
+        assert_eq!(unmeasured(&[], sampled), "its numbers are sampled, not exact");
         // A limit that is certainly broken counts as broken.
         let both = [leaks[0].clone(), limit(Figure::Used, Relation::Less, 1)];
         assert!(matches!(judge("f", &both, &measured(trace(1, 0))), Verdict::Broken(_)));

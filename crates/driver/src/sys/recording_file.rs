@@ -39,7 +39,7 @@ impl RecordingFile {
         let file = descriptor::open(path, true)?;
         lock(&file)?;
         if file.metadata()?.len() > 0 && !is_recording(File::open(path)?)? {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is no recording"));
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is not a recording"));
         }
         file.set_len(0)?;
         descriptor::give_owner_access(&file);
@@ -167,7 +167,7 @@ mod tests {
         let path = folder.path().join("notes.txt");
         fs::write(&path, "text of the user").unwrap();
         let error = RecordingFile::create(&path, &path).unwrap_err();
-        assert_eq!(error.to_string(), "it exists and is no recording");
+        assert_eq!(error.to_string(), "it exists and is not a recording");
         assert_eq!(fs::read_to_string(&path).unwrap(), "text of the user");
         fs::write(&path, "\x09gpumem\n").unwrap();
         assert!(RecordingFile::create(&path, &path).is_err(), "the first byte differs");

@@ -29,7 +29,7 @@ pub(super) fn bytes(path: &Path, longest: u64) -> Result<Vec<u8>, Error> {
 
 /// Reads a text that has at most `longest` bytes.
 pub(crate) fn text(path: &Path, longest: u64) -> Result<String, Error> {
-    String::from_utf8(bytes(path, longest)?).map_err(|_| refused(path, "it is no text in UTF-8"))
+    String::from_utf8(bytes(path, longest)?).map_err(|_| refused(path, "it is not text in UTF-8"))
 }
 
 /// Returns an error that names the file.

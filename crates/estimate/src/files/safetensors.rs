@@ -125,7 +125,7 @@ fn tensors(header: &[u8]) -> Result<Vec<TensorInfo>, String> {
     for (name, entry) in entries {
         let of_tensor = |what: &dyn std::fmt::Display| format!("tensor `{name}`: {what}");
         let Entry { dtype, shape, data_offsets: [start, end] } = entry;
-        let dtype = dtype_of(&dtype).ok_or_else(|| of_tensor(&format!("`{dtype}` is no type of elements")))?;
+        let dtype = dtype_of(&dtype).ok_or_else(|| of_tensor(&format!("`{dtype}` is not a type of elements")))?;
         let elements = shape.elements().filter(|elements| elements % dtype.block() == 0);
         let bytes = elements.and_then(|elements| dtype.bytes(elements));
         let length = end.checked_sub(start);
@@ -140,7 +140,7 @@ fn tensors(header: &[u8]) -> Result<Vec<TensorInfo>, String> {
 fn all_files(index: &Path) -> Result<Vec<TensorInfo>, Error> {
     let text = input::bytes(index, LONGEST_INDEX)?;
     let Index { weight_map } =
-        serde_json::from_slice(&text).map_err(|error| refused(index, format!("this is no index: {error}")))?;
+        serde_json::from_slice(&text).map_err(|error| refused(index, format!("this is not an index: {error}")))?;
     let files: BTreeSet<&String> = weight_map.values().collect();
     let mut tensors = Vec::new();
     for name in files {
@@ -206,7 +206,7 @@ mod tests {
         assert!(error(&one("[-1]", "[0,4]")).starts_with("tensor `a`: invalid value"));
         assert!(error(&one("[1.5]", "[0,4]")).starts_with("tensor `a`: invalid type"));
         let unknown = one("[1]", "[0,4]").replace("F32", "F33");
-        assert_eq!(error(&unknown), "tensor `a`: `F33` is no type of elements");
+        assert_eq!(error(&unknown), "tensor `a`: `F33` is not a type of elements");
         assert!(error(&"[".repeat(1_000_000)).starts_with("the header is no JSON object"));
         let nested = error(&format!(r#"{{"a":{}"#, r#"{"a":"#.repeat(1_000_000)));
         assert!(nested.starts_with("tensor `a`: EOF while parsing"), "{nested}");

@@ -143,7 +143,7 @@ impl OpenScope {
             None => format!("GPUMEM_GAUGE is {gauge}"),
         };
         if let (Some(gauge @ Gauge::Sampled), Some(source)) = (gauge, request.source) {
-            let detail = format!("`{source}` gives exact figures, and {}; leave one of them out", requested_by(gauge));
+            let detail = format!("`{source}` gives exact numbers, and {}; leave one of them out", requested_by(gauge));
             return Err(Kind::BadSetting { setting: "source", detail }.into());
         }
         let interruptions = session.subscription.interruptions();
@@ -161,7 +161,7 @@ impl OpenScope {
         let sampled = gauge == Gauge::Sampled;
         if gauge != Gauge::Exact && needs_exact {
             let setting = if request.of_thread { "thread_local_only" } else { "a budget" };
-            let detail = format!("it needs exact figures, and {}; leave one of them out", requested_by(gauge));
+            let detail = format!("it needs exact numbers, and {}; leave one of them out", requested_by(gauge));
             return Err(not_exact.unwrap_or_else(|| Kind::BadSetting { setting, detail }.into()));
         }
         let every = if sampled { session.settings.sample_every } else { Duration::ZERO };
@@ -209,7 +209,7 @@ impl OpenScope {
         if custom.is_some() {
             let name = devices.name(ordinal)?;
             let text = format_args!(
-                "figures are those of the program's gauge `{name}`, for the whole process: peaks between two readings, {every:?} apart, are missed"
+                "the numbers are those of the program's gauge `{name}`, for the whole process: peaks between two readings, {every:?} apart, are missed"
             );
             session.notify(Notice::Custom, &text);
         }

@@ -115,7 +115,7 @@ impl Session {
                 ", or a pool made wrong calls (its row in reports counts them),"
             };
             let text =
-                format_args!("allocations were missed{or_wrong} while a trace was open; its figures may be wrong");
+                format_args!("allocations were missed{or_wrong} while a trace was open; its numbers may be wrong");
             self.notify(Notice::Lost, &text);
         }
         if untracked > 0 {

@@ -241,7 +241,7 @@ impl fmt::Display for Status {
         for device in &self.integrated {
             write!(
                 f,
-                "\ndevice {device} has no memory of its own: its figures are those of the machine's memory, and pinned and managed"
+                "\ndevice {device} has no memory of its own: its numbers are those of the machine's memory, and pinned and managed"
             )?;
             f.write_str(" memory counts as device memory")?;
         }
