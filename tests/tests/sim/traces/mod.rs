@@ -4,15 +4,20 @@ mod fastai;
 mod sampled;
 
 use std::{
+    collections::VecDeque,
     fs,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Barrier, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use gpumem::{
     Bytes, Gauge, GpuMemTrace, GpuMemTraceBuilder, gpu_mem_trace,
+    report::NameStats,
     sim::{SimBlock, SimGpu},
 };
 use gpumem_tests::{reported_lines, simulated_gpu};
@@ -223,4 +228,56 @@ fn what_a_simulated_device_has_can_be_allocated() {
         let refused = SimGpu::install(bytes).unwrap_err().to_string();
         assert!(refused.contains("memory without an address") && refused.contains("16384 TiB"), "{refused}");
     }
+}
+
+/// A loader has traces of its own on another thread, at times that differ from run to run. They change no row of the training.
+#[test]
+fn six_runs_of_one_program_have_equal_rows() {
+    let rows = ["a", "b", "c", "d", "e", "f"].map(|run| {
+        let gpu = simulated_gpu();
+        let named =
+            |name: &str| GpuMemTrace::builder().device(gpu.ordinal()).ctx(format!("{name} of run {run}")).stats();
+        let (begun, is_trained) = (Barrier::new(2), AtomicBool::new(false));
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                let mut batches = VecDeque::new();
+                while !is_trained.load(Relaxed) {
+                    let _load = named("load").start().expect("a simulated device");
+                    batches.push_back(mib(&gpu, 64));
+                    drop(mib(&gpu, 17));
+                    batches.truncate(3);
+                    if batches.len() == 1 {
+                        begun.wait();
+                    }
+                }
+            });
+            begun.wait();
+            let mut kept = Vec::new();
+            for step in 0..50 {
+                let activations = {
+                    let _forward = named("forward").start().expect("a simulated device");
+                    drop(mib(&gpu, 100));
+                    mib(&gpu, 192)
+                };
+                let _backward = named("backward").start().expect("a simulated device");
+                drop(mib(&gpu, 600));
+                drop(activations);
+                if step == 0 {
+                    kept.extend([mib(&gpu, 768), mib(&gpu, 576)]);
+                }
+            }
+            is_trained.store(true, Relaxed);
+        });
+        ["forward", "backward"].map(|name| {
+            let named = format!("{name} of run {run}");
+            let rows = gpumem::stats().names.into_iter().filter(|row| row.name == named);
+            let [mut row]: [NameStats; 1] = rows.collect::<Vec<_>>().try_into().expect("there is one");
+            (row.name, row.device) = (name.to_owned(), 0);
+            row.figures.as_mut().expect("calls were measured").worst.time = Duration::ZERO;
+            row
+        })
+    });
+    assert!(rows.iter().all(|row| *row == rows[0]), "{rows:#?}");
+    let [forward, backward] = rows[0].each_ref().map(|row| (row.calls, row.doubtful, row.shared));
+    assert_eq!([forward, backward], [(50, 0, 0); 2]);
 }
