@@ -9,7 +9,7 @@ use super::driver;
 use crate::{
     error::{Kind, Result},
     sys::{
-        calls::{self, Call, Caller, IdKind, Observe},
+        calls::{self, Call, Caller, Observe},
         cupti, dispatch,
     },
 };
@@ -21,14 +21,6 @@ static CALLS: [Mutex<Vec<(ThreadId, String)>>; 2] = [const { Mutex::new(Vec::new
 struct KeepCalls<const AT: usize>;
 
 impl<const AT: usize> Observe for KeepCalls<AT> {
-    fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64) {
-        Self::other(caller, &Call::Pooled { address, bytes, stream, pool: None });
-    }
-
-    fn freeing(caller: &Caller, address: u64) {
-        Self::other(caller, &Call::Freeing { id_kind: IdKind::Address, id: address });
-    }
-
     fn other(_: &Caller, call: &Call) {
         let mut calls = CALLS[AT].lock().unwrap_or_else(PoisonError::into_inner);
         calls.push((thread::current().id(), format!("{call:?}")));

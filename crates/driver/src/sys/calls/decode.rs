@@ -6,7 +6,7 @@ use super::{
     arguments::{Arguments, Array3DDescriptor, ArrayDescriptor, allocated_array, device_of_properties},
     call::{Call, IdKind, Memory},
     graph_launches,
-    observer::RecordCall,
+    observer::{CallRecorder, Observe},
     shape::Shape,
 };
 
@@ -19,7 +19,7 @@ const CUDA_ERROR_OUT_OF_MEMORY: u32 = 2;
 /// `arguments` must be those of a call of this shape.
 #[allow(clippy::inline_always, reason = "the shape is a constant in each hook, so the compiler removes most of this")]
 #[inline(always)]
-pub(in crate::sys) unsafe fn record_entry(shape: Shape, arguments: Arguments, to: &impl RecordCall) {
+pub(in crate::sys) unsafe fn record_entry(shape: Shape, arguments: Arguments, to: &CallRecorder<impl Observe>) {
     // SAFETY: the words are those of this shape.
     let word = |at: usize| unsafe { arguments.word(at) };
     match shape {
@@ -44,7 +44,12 @@ pub(in crate::sys) unsafe fn record_entry(shape: Shape, arguments: Arguments, to
 /// `arguments` must be those of a call of this shape that returned `result`.
 #[allow(clippy::inline_always, reason = "the shape is a constant in each hook, so the compiler removes most of this")]
 #[inline(always)]
-pub(in crate::sys) unsafe fn record_exit(shape: Shape, result: u32, arguments: Arguments, to: &impl RecordCall) {
+pub(in crate::sys) unsafe fn record_exit(
+    shape: Shape,
+    result: u32,
+    arguments: Arguments,
+    to: &CallRecorder<impl Observe>,
+) {
     match (shape, result) {
         (Shape::Free(_), 0) => {}
         (Shape::AllocOnStream(default), 0) => {
@@ -69,7 +74,7 @@ pub(in crate::sys) unsafe fn record_exit(shape: Shape, result: u32, arguments: A
 /// # Safety
 /// `arguments` must be those of a call of this shape that succeeded.
 #[inline(never)]
-unsafe fn record_success(shape: Shape, arguments: Arguments, to: &impl RecordCall) {
+unsafe fn record_success(shape: Shape, arguments: Arguments, to: &CallRecorder<impl Observe>) {
     // SAFETY: the words are those of this shape.
     let word = |at: usize| unsafe { arguments.word(at) };
     // SAFETY: the call succeeded, and this is used only for shapes that start with `*out`.

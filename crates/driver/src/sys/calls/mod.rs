@@ -16,7 +16,7 @@ mod thread_state;
 pub(super) use self::{
     arguments::Arguments,
     decode::{record_entry, record_exit},
-    observer::{CallRecorder, RecordCall},
+    observer::{CallRecorder, Uncounted},
     shape::Shape,
     table::CALLS,
     thread_state::{STATE, ThreadState, as_library},

@@ -14,32 +14,19 @@ use super::{
 ///
 /// [`as_observer`]: super::as_observer
 pub(crate) trait Observe: 'static {
-    /// Receives [`Call::Pooled`] without a pool. The observer itself must call [`as_observer`](super::as_observer). It must not panic,
-    /// because the panic would not be caught.
-    fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64);
+    /// Receives [`Call::Pooled`] without a pool. An observer that needs [`as_observer`](super::as_observer) must call it itself. It must
+    /// not panic, because the panic would not be caught.
+    fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64) {
+        Self::other(caller, &Call::Pooled { address, bytes, stream, pool: None });
+    }
 
     /// Receives [`Call::Freeing`] of an address, under the same rules as [`pooled`](Self::pooled).
-    fn freeing(caller: &Caller, address: u64);
+    fn freeing(caller: &Caller, address: u64) {
+        Self::other(caller, &Call::Freeing { id_kind: IdKind::Address, id: address });
+    }
 
     /// Receives every other call, inside [`as_observer`](super::as_observer).
     fn other(caller: &Caller, call: &Call);
-}
-
-/// Receives decoded calls.
-pub(in crate::sys) trait RecordCall {
-    fn record(&self, call: &Call);
-
-    /// Records [`Call::Pooled`] without a pool.
-    #[inline]
-    fn pooled(&self, address: u64, bytes: u64, stream: u64) {
-        self.record(&Call::Pooled { address, bytes, stream, pool: None });
-    }
-
-    /// Records [`Call::Freeing`] of an address.
-    #[inline]
-    fn freeing(&self, address: u64) {
-        self.record(&Call::Freeing { id_kind: IdKind::Address, id: address });
-    }
 }
 
 /// Passes the calls of one caller to an observer, and catches the observer's panics.
@@ -53,35 +40,37 @@ impl<O: Observe> CallRecorder<O> {
         Self { caller, observer: PhantomData }
     }
 
-    /// Returns a recorder that records each call as [`Call::Uncounted`]: the observer made it itself.
-    pub(in crate::sys) const fn as_uncounted(&self) -> impl RecordCall {
-        AsUncounted(self)
-    }
-}
-
-struct AsUncounted<'a, O>(&'a CallRecorder<O>);
-
-impl<O: Observe> RecordCall for AsUncounted<'_, O> {
-    fn record(&self, _: &Call) {
-        self.0.record(&Call::Uncounted);
-    }
-}
-
-impl<O: Observe> RecordCall for CallRecorder<O> {
     #[inline(never)]
-    fn record(&self, call: &Call) {
+    pub(in crate::sys) fn record(&self, call: &Call) {
         as_observer_cold(|| O::other(&self.caller, call));
     }
 
     #[allow(clippy::inline_always, reason = "one function per hook uses fewer lines of the instruction cache")]
     #[inline(always)]
-    fn pooled(&self, address: u64, bytes: u64, stream: u64) {
+    pub(in crate::sys) fn pooled(&self, address: u64, bytes: u64, stream: u64) {
         O::pooled(&self.caller, address, bytes, stream);
     }
 
     #[allow(clippy::inline_always, reason = "one function per hook uses fewer lines of the instruction cache")]
     #[inline(always)]
-    fn freeing(&self, address: u64) {
+    pub(in crate::sys) fn freeing(&self, address: u64) {
         O::freeing(&self.caller, address);
+    }
+}
+
+/// Passes each call to an observer as [`Call::Uncounted`], because the observer made the call itself.
+pub(in crate::sys) struct Uncounted<O>(PhantomData<O>);
+
+impl<O: Observe> Observe for Uncounted<O> {
+    fn pooled(caller: &Caller, _: u64, _: u64, _: u64) {
+        as_observer_cold(|| O::other(caller, &Call::Uncounted));
+    }
+
+    fn freeing(caller: &Caller, _: u64) {
+        as_observer_cold(|| O::other(caller, &Call::Uncounted));
+    }
+
+    fn other(caller: &Caller, _: &Call) {
+        O::other(caller, &Call::Uncounted);
     }
 }

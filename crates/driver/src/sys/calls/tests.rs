@@ -28,20 +28,23 @@ fn stream_0_is_the_thread_s_own_in_calls_with_that_suffix() {
 /// The capture may have ended all the same.
 #[test]
 fn the_end_of_a_capture_is_recorded_if_it_fails() {
-    struct Last(Cell<Option<Call>>);
+    thread_local! {
+        static LAST: Cell<Option<Call>> = const { Cell::new(None) };
+    }
+    struct Last;
 
-    impl RecordCall for Last {
-        fn record(&self, call: &Call) {
-            self.0.set(Some(*call));
+    impl Observe for Last {
+        fn other(_: &Caller, call: &Call) {
+            LAST.set(Some(*call));
         }
     }
 
-    let (words, last) = ([9, 0], Last(Cell::new(None)));
+    let (words, last) = ([9, 0], CallRecorder::<Last>::new(Caller::Dispatch));
     // SAFETY: the call has two arguments, and nothing is read at the second one of a call that failed.
     unsafe {
         record_exit(Shape::CaptureEnd(DefaultStream::Legacy), 901, Arguments::new(words.as_ptr()), &last);
     }
-    assert_eq!(last.0.get(), Some(Call::CaptureEnded { stream: 9, succeeded: false }));
+    assert_eq!(LAST.get(), Some(Call::CaptureEnded { stream: 9, succeeded: false }));
 }
 
 #[test]
@@ -53,17 +56,14 @@ fn calls_of_the_observer_are_uncounted_except_in_as_program() {
 
     fn free(name: u64) {
         let caller = Caller::Cupti(Context::default());
-        let recorder = CallRecorder::<Reentrant>::new(caller);
         if STATE.get() == ThreadState::Observer {
-            recorder.as_uncounted().freeing(name);
+            CallRecorder::<Uncounted<Reentrant>>::new(caller).freeing(name);
         } else {
-            recorder.freeing(name);
+            CallRecorder::<Reentrant>::new(caller).freeing(name);
         }
     }
 
     impl Observe for Reentrant {
-        fn pooled(_: &Caller, _: u64, _: u64, _: u64) {}
-
         fn freeing(_: &Caller, name: u64) {
             RECORDED.with_borrow_mut(|calls| calls.push(Call::Freeing { id_kind: IdKind::Address, id: name }));
             if name == 1 {

@@ -7,7 +7,7 @@ use super::abi::{
 };
 use crate::sys::{
     calls::{
-        Arguments, CALLS, Call, CallRecorder, Caller, Context, Observe, RecordCall, STATE, Shape, ThreadState,
+        Arguments, CALLS, Call, CallRecorder, Caller, Context, Observe, STATE, Shape, ThreadState, Uncounted,
         record_entry, record_exit,
     },
     process,
@@ -56,13 +56,17 @@ unsafe fn record_call<O: Observe>(number: u32, data: &CallbackData) {
     let Some(Some(shape)) = SHAPES.get(number as usize) else { return };
     // SAFETY: `function_params` points to a struct of the call's arguments, which is valid until the callback returns.
     let arguments = unsafe { Arguments::new(data.function_params) };
-    let to = CallRecorder::<O>::new(Caller::Cupti(Context { handle: data.context, uid: data.context_uid.into() }));
+    let caller = Caller::Cupti(Context { handle: data.context, uid: data.context_uid.into() });
     // SAFETY: the shape is that of this number, whose data this is.
     unsafe {
         match STATE.get() {
             ThreadState::Library => {}
-            ThreadState::Observer => record_side(*shape, data, arguments, &to.as_uncounted()),
-            ThreadState::Program | ThreadState::Driver => record_side(*shape, data, arguments, &to),
+            ThreadState::Observer => {
+                record_side(*shape, data, arguments, &CallRecorder::<Uncounted<O>>::new(caller));
+            }
+            ThreadState::Program | ThreadState::Driver => {
+                record_side(*shape, data, arguments, &CallRecorder::<O>::new(caller));
+            }
         }
     }
 }
@@ -72,7 +76,7 @@ unsafe fn record_call<O: Observe>(number: u32, data: &CallbackData) {
 /// # Safety
 /// `data` and `arguments` must be those of a call of this shape.
 #[inline]
-unsafe fn record_side(shape: Shape, data: &CallbackData, arguments: Arguments, to: &impl RecordCall) {
+unsafe fn record_side(shape: Shape, data: &CallbackData, arguments: Arguments, to: &CallRecorder<impl Observe>) {
     if data.side == API_ENTER {
         // SAFETY: the arguments are those of a call of this shape.
         unsafe { record_entry(shape, arguments, to) };

@@ -12,8 +12,8 @@ use std::{
 
 use crate::sys::{
     calls::{
-        Arguments, CALLS, Call, CallRecorder, Caller, DefaultStream, IdKind, Memory, Observe, RecordCall, STATE, Shape,
-        ThreadState, in_state, record_entry, record_exit, with_calls,
+        Arguments, CALLS, Call, CallRecorder, Caller, DefaultStream, IdKind, Memory, Observe, STATE, Shape,
+        ThreadState, Uncounted, in_state, record_entry, record_exit, with_calls,
     },
     cuda,
     process::without_cancellation,
@@ -101,16 +101,17 @@ unsafe fn intercept<O: Observe, const N: usize>(
     if matches!(state, ThreadState::Driver | ThreadState::Library) || !HOOKS.active.load(Relaxed) {
         return call(driver);
     }
-    let to = CallRecorder::<O>::new(Caller::Dispatch);
     // SAFETY: the words are not moved or dropped before this returns.
     let arguments = unsafe { Arguments::new(words.as_ptr()) };
     let first = words[0];
     if state == ThreadState::Observer {
         // SAFETY: the arguments are those of a call of this shape, and this is the first.
-        return unsafe { around(shape, first, arguments, || call(driver), &to.as_uncounted()) };
+        return unsafe {
+            around(shape, first, arguments, || call(driver), &CallRecorder::<Uncounted<O>>::new(Caller::Dispatch))
+        };
     }
     // SAFETY: as above.
-    unsafe { around(shape, first, arguments, || call(driver), &to) }
+    unsafe { around(shape, first, arguments, || call(driver), &CallRecorder::<O>::new(Caller::Dispatch)) }
 }
 
 /// Makes a call, and records it before and after.
@@ -124,7 +125,7 @@ unsafe fn around(
     first: u64,
     arguments: Arguments,
     call: impl FnOnce() -> u32,
-    to: &impl RecordCall,
+    to: &CallRecorder<impl Observe>,
 ) -> u32 {
     if let Shape::PrimaryRelease | Shape::PrimaryReset = shape {
         return change_primary_context(shape, first, call, to);
@@ -140,7 +141,12 @@ unsafe fn around(
 /// Releases a reference to a primary context, or resets the context. Queries the driver for the context, and whether the reference was the
 /// last one.
 #[cold]
-fn change_primary_context(shape: Shape, device: u64, call: impl FnOnce() -> u32, to: &impl RecordCall) -> u32 {
+fn change_primary_context(
+    shape: Shape,
+    device: u64,
+    call: impl FnOnce() -> u32,
+    to: &CallRecorder<impl Observe>,
+) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
     let device = device as i32;
     let context = without_cancellation(|| in_state(ThreadState::Driver, || cuda::primary_context(device)));
