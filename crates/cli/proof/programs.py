@@ -8,6 +8,7 @@ It prints one line of JSON: the peak of the memory that PyTorch's allocator got 
 """
 
 import json
+import multiprocessing
 import os
 import random
 import statistics
@@ -113,6 +114,31 @@ def killed():
     KEPT.extend(torch.empty(number * MIB, dtype=torch.uint8, device="cuda") for number in range(1, 60))
     print(json.dumps(figures()), flush=True)
     os.kill(os.getpid(), 9)
+
+
+def hold(mebibytes, end, barrier):
+    KEPT.append(torch.empty(mebibytes * MIB, dtype=torch.uint8, device="cuda"))
+    torch.cuda.synchronize()
+    if barrier:
+        barrier.wait()
+        time.sleep(0.5)
+    if end == "kill":
+        os.kill(os.getpid(), 9)
+    elif end == "exit":
+        os._exit(0)
+
+
+def processes(method, end, at_once):
+    """Runs processes that hold 1 and 2 GiB until they end, at one time or one after the other."""
+    context = multiprocessing.get_context(method)
+    barrier = context.Barrier(2) if at_once else None
+    children = [context.Process(target=hold, args=(mebibytes, end, barrier)) for mebibytes in (1024, 2048)]
+    for child in children:
+        child.start()
+        if not at_once:
+            child.join()
+    for child in children:
+        child.join()
 
 
 def gpt2(steps=4, lengths=(128, 512, 300, 1024), batch=4, layers=12, checkpoint=False, autocast=None, clip=False):

@@ -33,6 +33,7 @@ smaller for a machine to which little can be copied:
 CUDA's libraries are those of PyTorch's packages; numpy is needed as well. The model is made here, without the package onnx.
 """
 
+import itertools
 import json
 import os
 import pickle
@@ -192,6 +193,16 @@ def dormant(proof):
     yield is_right, "dormant", {"code": ran.returncode, "recordings": found}
 
 
+def together(proof):
+    """Checks that processes have their memory until they end, however they end."""
+    for method, end, at_once in itertools.product(("fork", "spawn"), ("kill", "exit", "return"), (True, False)):
+        command = program("processes", method=method, end=end, at_once=at_once)
+        ran = proof.run(command, ["--max-peak", "2560MiB"], code=int(at_once))
+        found = re.findall("[0-9]+ processes .* at one time", ran.stderr)
+        expected = ["2 processes had 3 GiB at one time"] if at_once else []
+        yield found == expected, f"together {method} {end}", {"at once": at_once, "found": found}
+
+
 def parts(proof):
     """Checks that `--only-peak` records the same peak, and that `--max-size` keeps the memory live at the end and reports the rest."""
     whole, expected = recorded(proof, program("train", steps=20, mode="empty"))
@@ -348,7 +359,8 @@ CASES = {
     **{name: partial(check, name=name, **row) for name, row in TABLE.items()},
     **{f"cupti-{order}": partial(cupti, order=order) for order in ("before", "after")},
     **{f"onnx-{strategy}": partial(onnx, strategy=strategy) for strategy in ("kNextPowerOfTwo", "kSameAsRequested")},
-    **{"lines": stacks, "dormant": dormant, "parts": parts, "async": asynchronous, "profiler": profiler, "candle": candle, "ranks": ranks},
+    **{"lines": stacks, "dormant": dormant, "together": together, "parts": parts, "async": asynchronous},
+    **{"profiler": profiler, "candle": candle, "ranks": ranks},
     **{name: partial(times, name=name, **row) for name, row in TIMES.items()},
 }
 OPTIONS = {
