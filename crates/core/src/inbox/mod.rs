@@ -207,8 +207,10 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
             if let Some(reading) = reading {
                 self.apply(state, thread, reading);
             }
-            self.apply(state, thread, query);
-            state.ledger.last_trace()
+            self.prepare(state, query.needs_time());
+            let trace = state.ledger.query(&state.event(thread, query));
+            Self::pass_on(state, thread, query);
+            trace
         };
         self.enter(1 + u32::from(reading.is_some()), ask).flatten()
     }
@@ -220,11 +222,16 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
             self.name_thread(state, thread);
         }
         let answer = state.apply(thread, event);
+        Self::pass_on(state, thread, event);
+        answer
+    }
+
+    #[inline]
+    fn pass_on(state: &mut InboxState<T>, thread: ThreadId, event: &EventKind) {
         keep_noticed::<P>(&mut state.ledger);
         if T::IS_USED && state.ledger.is_tapped {
             state.pass_to_tap(thread, event);
         }
-        answer
     }
 
     /// Records the name of the thread, under the number meant for its allocation. The allocation gets the next number.
@@ -404,14 +411,19 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
 
 impl<T: Tap> InboxState<T> {
     #[inline]
+    fn event<'a>(&self, thread: ThreadId, kind: &'a EventKind) -> Event<'a> {
+        Event { number: self.number, time: self.time, thread, kind }
+    }
+
+    #[inline]
     fn apply(&mut self, thread: ThreadId, kind: &EventKind) -> Answer {
-        self.ledger.apply(&Event { number: self.number, time: self.time, thread, kind })
+        self.ledger.apply(&self.event(thread, kind))
     }
 
     #[cold]
     #[inline(never)]
     fn pass_to_tap(&mut self, thread: ThreadId, kind: &EventKind) {
-        self.tap.record(&Event { number: self.number, time: self.time, thread, kind });
+        self.tap.record(&self.event(thread, kind));
     }
 
     /// This is [`pass_to_tap`](Self::pass_to_tap) for an allocation: the compiler leaves out what other events need.
@@ -419,7 +431,7 @@ impl<T: Tap> InboxState<T> {
     #[inline(never)]
     fn pass_alloc(&mut self, thread: ThreadId, key: Key, bytes: Bytes, tag: Tag) {
         let kind = &EventKind::Alloc { key, block: Block::from_tag(bytes, tag) };
-        self.tap.record(&Event { number: self.number, time: self.time, thread, kind });
+        self.tap.record(&self.event(thread, kind));
     }
 
     /// Like the function above, but for a free.
@@ -427,7 +439,7 @@ impl<T: Tap> InboxState<T> {
     #[inline(never)]
     fn pass_free(&mut self, thread: ThreadId, key: Key) {
         let kind = &EventKind::Free { key, block: None };
-        self.tap.record(&Event { number: self.number, time: self.time, thread, kind });
+        self.tap.record(&self.event(thread, kind));
     }
 }
 

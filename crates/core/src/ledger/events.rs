@@ -47,12 +47,7 @@ impl Ledger {
             }
             EventKind::Free { key, block } => self.free_observed(*key, block.as_ref(), event.thread, observer),
             _ => {
-                if self.has_undecided() && !event.kind.is_of_pool() {
-                    let is_decided = |of: &Undecided| event.kind.concerns_all_blocks() || of.thread == event.thread;
-                    self.decide_for_program(Some(event.thread), is_decided, observer);
-                }
-                self.flush_pending();
-                self.last_trace = self.apply_rare(event, observer);
+                self.apply_rare(event, observer);
                 Answer::Applied
             }
         }
@@ -63,10 +58,20 @@ impl Ledger {
         self.tenths = tenths(time);
     }
 
+    /// Applies an event that reads, resets or closes a scope. Returns its trace. `None` if there is no such scope, and for any other event.
+    pub fn query(&mut self, event: &Event<'_>) -> Option<Trace> {
+        self.apply_rare(event, &mut ())
+    }
+
     /// Applies all other events. This is a separate function so that the code for allocations and frees stays small in the
     /// instruction cache.
     #[cold]
     fn apply_rare<O: Observer>(&mut self, event: &Event<'_>, observer: &mut O) -> Option<Trace> {
+        if self.has_undecided() && !event.kind.is_of_pool() {
+            let is_decided = |of: &Undecided| event.kind.concerns_all_blocks() || of.thread == event.thread;
+            self.decide_for_program(Some(event.thread), is_decided, observer);
+        }
+        self.flush_pending();
         match *event.kind {
             EventKind::Alloc { .. }
             | EventKind::Free { .. }
@@ -138,11 +143,6 @@ impl Ledger {
             self.remove_without_free(&missed);
             self.tell(BlockChangeKind::FreeMissed, key, &missed, observer);
         }
-    }
-
-    /// Takes the result of the last event, if that event was a query of an open scope.
-    pub fn last_trace(&mut self) -> Option<Trace> {
-        self.last_trace.take()
     }
 
     /// Returns the number of events that were applied or missed so far.

@@ -55,7 +55,7 @@ pub use self::{
     tree::{NodeId, ScopeNode},
     views::{GroupUsage, KnownBlock, ScopePeriod},
 };
-use crate::model::{NumberHashBuilder, OwnerThread, ScopeId, Trace};
+use crate::model::{NumberHashBuilder, OwnerThread, ScopeId};
 
 /// See the [module](self). The fields from `pending` to `counts` come first because each event uses them. This way an event
 /// touches few cache lines.
@@ -87,8 +87,6 @@ pub struct Ledger {
     scopes: BTreeMap<ScopeId, Box<Scope>>,
     /// The devices on which each open task allocated.
     tasks: HashMap<OwnerThread, AllocatedOn, NumberHashBuilder>,
-    /// The result of the last query. It is not part of [`apply`](Self::apply)'s return value, so that allocations stay cheap.
-    last_trace: Option<Trace>,
     tree: ScopeTree,
     /// The number of the event that reset the summary last.
     summary_since: u64,

@@ -48,7 +48,7 @@ use std::{collections::HashMap, fmt::Write, time::Duration};
 use super::{scopes::peak_above, stats::Count, *};
 use crate::model::{
     Block, Bytes, CallsiteId, Counted, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind, OwnerThread,
-    PoolId, ScopeSpec, Space, StackId, Tag, ThreadId, ThreadName, Threads,
+    PoolId, ScopeSpec, Space, StackId, Tag, ThreadId, ThreadName, Threads, Trace,
 };
 
 const MIB: i64 = 1 << 20;
@@ -146,13 +146,14 @@ impl Runner {
             EventKind::Free { key, .. } => self.ledger.free_like_newest(key, thread),
             _ => false,
         };
-        if is_fast {
-            self.fast += 1;
-        } else {
-            self.ledger.apply(&Event { number, time, thread, kind });
+        let (event, mut trace) = (Event { number, time, thread, kind }, None);
+        match kind {
+            _ if is_fast => self.fast += 1,
+            EventKind::Alloc { .. } | EventKind::Free { .. } => _ = self.ledger.apply(&event),
+            _ => trace = self.ledger.query(&event),
         }
         self.noticed = self.ledger.noticed();
-        self.ledger.last_trace()
+        trace
     }
 
     fn lines(&mut self, script: &str) {
