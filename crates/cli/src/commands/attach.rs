@@ -28,9 +28,9 @@ other programs to run code, but that may stop them for ever. Start those with `g
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct AttachArguments {
-    /// The number of the process that uses CUDA.
+    /// The id of the process that uses CUDA.
     pid: u32,
-    /// The file of the recording, which gets the number of the process before the extension. Without this option, a file in
+    /// The file of the recording, which gets the id of the process before the extension. Without this option, a file in
     /// the current folder.
     #[arg(short, long, value_name = "FILE", value_parser = recording())]
     output: Option<PathBuf>,

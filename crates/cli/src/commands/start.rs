@@ -13,7 +13,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct StartArguments {
-    /// The number of the process that uses CUDA.
+    /// The id of the process that uses CUDA.
     pid: u32,
     /// Print JSON.
     #[arg(long)]

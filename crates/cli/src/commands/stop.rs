@@ -13,11 +13,11 @@ const EXAMPLES: &str = "\
 Examples:
   gpumem stop 4711";
 
-/// Ends the recording that `gpumem start` or `gpumem attach` began. The program runs on.
+/// Ends the recording that `gpumem start` or `gpumem attach` started. The program runs on.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct StopArguments {
-    /// The number of the process that uses CUDA.
+    /// The id of the process that uses CUDA.
     pid: u32,
     /// Print JSON.
     #[arg(long)]

@@ -25,7 +25,7 @@ pub(crate) struct Limits {
     /// several. The option may be given several times.
     #[arg(long, value_name = "[PLACE=]SIZE")]
     max_peak: Vec<PeakLimit>,
-    /// End with 1 if something was lost, so that figures may be wrong: events, the end of a recording, or what came before it.
+    /// End with 1 if something was lost, so that numbers may be wrong: events, the end of a recording, or what came before it.
     #[arg(long, value_enum, value_name = "WHAT")]
     fail_if: Option<FailIf>,
     /// Report exceeded limits to CI: `github` marks the lines in a pull request, and `junit=FILE` writes a report of tests.

@@ -173,7 +173,7 @@ impl TensorsOverview {
                     String::new()
                 };
                 lines.push(format!(
-                    "Tensors on device {device} are known from {from} on: PyTorch keeps the newest events (--torch-events).{before}"
+                    "Tensors on device {device} are known from {from} on: PyTorch keeps the latest events (--torch-events).{before}"
                 ));
             }
             // The program may have reset PyTorch's own maximum, but it cannot reset this one.

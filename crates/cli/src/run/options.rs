@@ -30,7 +30,7 @@ pub(crate) struct RunOptions {
     // The limits count if the program ends well.
     #[command(flatten)]
     pub(super) limits: Limits,
-    /// The program and its arguments. `--` before it is needed if its name begins with a dash.
+    /// The program and its arguments. `--` before it is needed if its name starts with a dash.
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub(super) command: Vec<OsString>,
 }
@@ -111,10 +111,10 @@ pub(crate) struct Recorded {
     /// The stacks that are recorded for allocations of 1 MiB or more. Smaller ones have a library.
     #[arg(long, value_enum, default_value_t = Stacks::Python)]
     stacks: Stacks,
-    /// Keep only the newest events, about SIZE such as 100MiB, and the blocks that were live before them.
+    /// Keep only the latest events, about SIZE such as 100MiB, and the blocks that were live before them.
     #[arg(long, value_name = "SIZE", value_parser = recording_size)]
     max_size: Option<Bytes>,
-    /// For programs that run for months: like --max-size, with 16 MiB if no size is given. `gpumem watch` and `gpumem export` show all figures
+    /// For programs that run for months: like --max-size, with 16 MiB if no size is given. `gpumem watch` and `gpumem export` show all numbers
     /// since the start.
     #[arg(long)]
     live: bool,
@@ -129,7 +129,7 @@ pub(crate) struct Recorded {
     /// else. Implies --torch.
     #[arg(long)]
     pub(super) modules: bool,
-    /// The number of newest events of each device that PyTorch keeps, three for a tensor. Each takes up to 1 KB of the program's
+    /// The number of latest events of each device that PyTorch keeps, three for a tensor. Each takes up to 1 KB of the program's
     /// memory.
     #[arg(long, value_name = "COUNT", default_value_t = 500_000, requires = "tensors",
         value_parser = clap::value_parser!(u64).range(1_000..))]
