@@ -40,6 +40,7 @@ pub(super) struct Together {
 #[derive(Debug)]
 struct Process {
     file: PathBuf,
+    host: Option<String>,
     device: Device,
     /// False if it is not known which device of the machine it is.
     is_known: bool,
@@ -127,10 +128,13 @@ impl Together {
                 let places = places.iter().filter(|peak| peak.device == of.device).cloned().collect();
                 let file = history.path.clone();
                 let is_known = uuid.is_some();
-                let process = Process { file, device, is_known, highest, places, has_only_peaks, has_only_peak };
+                let host = overview.host.clone();
+                let process = Process { file, host, device, is_known, highest, places, has_only_peaks, has_only_peak };
                 let machine = overview.host.clone().filter(|_| overview.cards.is_some());
                 match uuid {
                     Some(uuid) => self.processes.entry((uuid, machine)).or_default().push(process),
+                    // A snapshot of PyTorch names neither the GPU nor the machine.
+                    None if history.is_snapshot => {}
                     None => self.on_unknown.push(process),
                 }
             }
@@ -157,13 +161,14 @@ impl Together {
         Ok(found)
     }
 
-    /// Returns the processes of each device. A device without a UUID may be any of the same ordinal.
+    /// Returns the processes of each device. A device without a UUID may be any of its machine with the same ordinal.
     fn devices(&self) -> Vec<Vec<&Process>> {
         let mut all: Vec<Vec<&Process>> = self.processes.values().map(|of_device| of_device.iter().collect()).collect();
         for process in &self.on_unknown {
             let mut is_placed = false;
-            for other in all.iter_mut().filter(|others| others[0].device == process.device) {
-                other.push(process);
+            let may_be_it = |other: &&Process| (other.device, &other.host) == (process.device, &process.host);
+            for others in all.iter_mut().filter(|others| others.iter().any(may_be_it)) {
+                others.push(process);
                 is_placed = true;
             }
             if !is_placed {

@@ -9,7 +9,7 @@ use gpumem_recording::{
 use serde_json::Value;
 
 use crate::{
-    Ran, folder,
+    Ran, folder, golden,
     made::{DEVICE, MIB, Made},
     ran,
     report::{json, recorded, training, written},
@@ -184,6 +184,13 @@ fn processes_have_one_device_together() {
     }
     let may_be = limited("8GiB");
     assert!(may_be.code == Some(1) && may_be.stderr.contains(" 2 processes may have had 9.77 GiB "), "{may_be:?}");
+    // Snapshots do not name their GPUs, which may differ.
+    let snapshot = golden::data("snapshot-4.pickle");
+    for name in ["a.pickle", "b.pickle"] {
+        fs::copy(&snapshot, folder.join(name)).unwrap();
+    }
+    let of_snapshots = within(&folder, &["report", "--max-peak", "150MiB", "a.pickle", "b.pickle"]);
+    assert!(!of_snapshots.stderr.contains("2 processes"), "{of_snapshots:?}");
 }
 
 /// Two processes that ran one after the other now run at the same time.
