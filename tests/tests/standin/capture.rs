@@ -45,7 +45,7 @@ fn a_recording_yields_the_reports_of_its_program() {
         let live = derive::live_blocks(ledger, names, None);
         assert!(live.len() == 18 && live[0].line.is_some(), "{outcome}");
         let read = format!("{summary:?} {stats:?} {live:?}");
-        assert_eq!(without_threads(&read), without_threads(&outcome.answer("all_reports")), "{outcome}");
+        assert_eq!(without_threads(&read), without_threads(outcome.answer("all_reports")), "{outcome}");
     }
 }
 
