@@ -8,6 +8,7 @@ use super::{
     device::DeviceHistory,
     held::{OriginSum, Sums},
     names::Origin,
+    time::nanos,
 };
 use crate::recording::remove_range;
 
@@ -212,7 +213,7 @@ impl TensorHistory {
     /// The time at which the history starts, in nanoseconds since the recording started. `None` if the allocator did
     /// nothing before it.
     pub(crate) fn known_from(&self) -> Option<u64> {
-        let time = u64::try_from(self.about.known_from?.as_nanos()).unwrap_or(u64::MAX);
+        let time = nanos(self.about.known_from?);
         // `align` has moved the steps to the driver's clock. The recording's own `known_from` is still on PyTorch's
         // clock.
         Some(self.steps.get(self.older_count()).map_or(time, |step| step.time))

@@ -32,5 +32,5 @@ pub(crate) use self::{
     lives::{BlockLife, Change, Lives},
     names::{Origin, library_or_program},
     recorded::{History, Mark, Refusal, ScopeLife},
-    time::{Moment, in_words},
+    time::{Moment, in_words, nanos},
 };

@@ -21,6 +21,7 @@ use super::{
     overlaps::OverlapFinder,
     recorded::{History, Mark, Refusal, ScopeLife},
     tensors,
+    time::nanos,
 };
 use crate::{
     failure::Failure,
@@ -199,8 +200,7 @@ impl HistoryReading {
     /// event's own processor counter is more exact: threads read it shortly before or after their event is numbered.
     fn time_of(&self, event: &RecordedEvent) -> u64 {
         let time = if self.has_clock { self.reader.definitions().time(event.ticks) } else { None };
-        let nanos = time.unwrap_or(event.time).as_nanos();
-        u64::try_from(nanos).unwrap_or(u64::MAX).max(self.newest.time)
+        nanos(time.unwrap_or(event.time)).max(self.newest.time)
     }
 
     fn event(&mut self, event: &RecordedEvent, changes: &mut Vec<BlockChange>) {

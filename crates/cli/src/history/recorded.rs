@@ -17,7 +17,7 @@ use super::{
     names::Origin,
     overlaps::OverlappingParts,
     tensors::Tensors,
-    time::Moment,
+    time::{Moment, nanos},
 };
 
 /// The history of one recording.
@@ -108,15 +108,12 @@ impl History {
             Moment::Peak => self.busiest()?.peak_at,
             Moment::End => self.last_change(),
             Moment::Oom => self.oom()?.after,
-            Moment::Time(time) => {
-                let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-                u32::try_from(self.lives.first_after_time(nanos)).ok()?.checked_sub(1)
-            }
+            Moment::Time(time) => u32::try_from(self.lives.first_after_time(nanos(time))).ok()?.checked_sub(1),
         }
     }
 
-    /// Returns the last change before the history of a snapshot. A recording starts with its process, or does not know
-    /// what was live before.
+    /// Returns the last change before the history of a snapshot. Other recordings start with their process, or do not
+    /// contain the blocks that are older.
     fn last_older_change(&self) -> Option<u32> {
         let after = self.definitions().part().filter(|_| self.is_snapshot)?.after;
         u32::try_from(self.lives.first_after_number(after)).ok()?.checked_sub(1)
@@ -321,6 +318,6 @@ impl History {
     }
 
     pub(crate) fn end_nanos(&self) -> u64 {
-        u64::try_from(self.end.as_nanos()).unwrap_or(u64::MAX)
+        nanos(self.end)
     }
 }

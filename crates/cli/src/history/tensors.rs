@@ -17,6 +17,7 @@ pub(crate) use super::allocator::{AllocatorState, AllocatorStep, Piece, Segment,
 use super::{
     names::{Origin, pay},
     tensor_blocks::TensorBlocks,
+    time::nanos,
 };
 
 /// The line of tensors that were allocated before the history starts, if PyTorch did not record it.
@@ -78,7 +79,7 @@ impl TensorReading {
                 self.all.push(of_event);
             }
             steps.push(AllocatorStep {
-                time: u64::try_from(event.time.as_nanos()).unwrap_or(u64::MAX),
+                time: nanos(event.time),
                 action: event.action,
                 address: event.address,
                 bytes: event.bytes.get(),

@@ -2,6 +2,11 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
+/// Returns a time in nanoseconds. A time of more than 500 years becomes the largest number.
+pub(crate) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// A moment of a recording.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Moment {

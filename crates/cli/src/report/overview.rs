@@ -223,6 +223,7 @@ impl Missing {
         self.is_unreliable() || self.begins_after_event.is_some() || self.has_no_history
     }
 
+    /// Returns whether events are missing, other than those before the history of a snapshot.
     fn is_unreliable(&self) -> bool {
         self.incomplete.is_some()
             || self.begins_after_event.is_some() && !self.has_only_pytorch

@@ -5,7 +5,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
     path::PathBuf,
-    time::Duration,
 };
 
 use gpumem_core::model::{Bytes, Device, Family, one_line};
@@ -16,7 +15,10 @@ use super::{
     overview::Overview,
     place_peaks::{PlacePeak, changes_of},
 };
-use crate::{failure::Failure, history::History};
+use crate::{
+    failure::Failure,
+    history::{History, nanos},
+};
 
 /// At most this many processes are named.
 const MOST_NAMED: usize = 4;
@@ -288,10 +290,6 @@ fn steps_of(number: usize, process: &Process, of: Of<'_>, steps: &mut Vec<Step>)
     // When a process ends, the device takes back all its memory.
     step(end, -live);
     Ok(ends)
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Returns the changes of the memory of a process on a device, each with its time.

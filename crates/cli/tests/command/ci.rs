@@ -217,7 +217,7 @@ fn processes_that_begin_to_overlap_have_more() {
     let words = grew.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     let row = " all processes together, device 0 4.906 9.812 +4.906";
     assert!(grew.code == Some(1) && words.contains(row), "{grew:?}");
-    // One process less has no line for all of them.
+    // With one process less, the baseline needs no line for all of them.
     let (peaks, gone) = (folder.join("peaks.json"), folder.join("before").join("b.capture"));
     let mut json: Value = serde_json::from_slice(&fs::read(&peaks).unwrap()).unwrap();
     json["peaks"].as_object_mut().unwrap().retain(|name, _| !name.starts_with("b, "));

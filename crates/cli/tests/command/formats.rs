@@ -55,7 +55,7 @@ fn folded_stacks_add_up_to_the_peak() {
     assert_eq!(sum(&printed(&["report", "--format", "folded", "--at", "end", &file])), CUBLAS);
 }
 
-/// Memory of the host is no part of the device's peak.
+/// Memory of the host is not part of the device's peak.
 #[test]
 fn memory_of_the_host_stands_apart() {
     let mut made = Made::new("train");
