@@ -5,12 +5,7 @@
 //! An exporter listens on an abstract socket. `gpumem run` finds those sockets in `/proc`, connects, and sends the paths
 //! separated by NUL.
 
-use std::{
-    fs, io,
-    os::unix::ffi::OsStrExt,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fs, io, os::unix::ffi::OsStrExt, path::PathBuf, time::Duration};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with};
 
@@ -69,13 +64,14 @@ mod listen {
                 net::{SocketAddr, UnixListener, UnixStream},
             },
         },
+        path::Path,
         process, thread,
         time::Instant,
     };
 
     use gpumem_recording::Beginning;
 
-    use super::{Duration, NAME, OsStrExt, Path, PathBuf, io};
+    use super::{Duration, NAME, OsStrExt, PathBuf, io};
     use crate::{files::open_to_read, machine};
 
     /// A message is at most this long, and must arrive within this time.
