@@ -12,17 +12,17 @@ use crate::{commands::Command, exit, values};
 const EXAMPLES: &str = "\
 Examples:
   gpumem run -- python train.py            records the program; its peak is printed at its end
-  gpumem report train.capture              what made the peak, and what was not freed
+  gpumem report train.capture              the peak, its parts, and memory that was not freed
   gpumem report --html train.html train.capture
   gpumem diff before.capture after.capture --fail-on-increase 5%
   gpumem baseline check peaks.json train.capture
-  gpumem what-if -- python train.py        settings of PyTorch's allocator, and the smallest card with each
+  gpumem what-if -- python train.py        settings of PyTorch's allocator, and the smallest GPU for each
   gpumem estimate config.json --train adam --fit 80GiB
-  gpumem info                              the GPUs, and what memory they have
+  gpumem info                              the GPUs and their memory
   gpumem ps                                the processes on them, and which are recorded
   gpumem watch                             memory, processes and running recordings, now
   gpumem export                            metrics for Prometheus and OpenTelemetry
-  gpumem doctor                            what keeps gpumem from working here";
+  gpumem doctor                            problems that keep gpumem from working here";
 
 const STYLES: styling::Styles = styling::Styles::styled()
     .header(styling::Style::new().bold())

@@ -22,8 +22,8 @@ pub(crate) const HELP: &str = "\
 Exit codes:
   0  done
   1  a limit was exceeded, or `gpumem doctor` found a problem
-  2  could not be done, or not all of it: stderr says why
-`gpumem run` ends as the program did.";
+  2  failed, or was done only in part: stderr has the reason
+`gpumem run` exits with the program's exit code.";
 
 impl Exit {
     const fn code(self) -> u8 {

@@ -19,12 +19,12 @@ Examples:
   gpumem attach 4711                               until `gpumem stop 4711`, or until the program ends
   gpumem attach -o server.capture 4711
 
-What was allocated before is not known: the recording and its reports say so.
+Earlier allocations are not known; the recording and its reports mention this.
 
-This works for programs in Python 3.14 or newer, which run code on request. A debugger could force
-other programs to run code, but that may stop them for ever. Start those with `gpumem run --dormant`; then `gpumem start` begins to record at any time.";
+This works for programs in Python 3.14 or later, which run code on request. A debugger could force
+other programs to run code, but that may hang them. Start those with `gpumem run --dormant`; then `gpumem start` starts the recording at any time.";
 
-/// Begins to record a program that runs already, in Python 3.14 or newer.
+/// Starts recording a running program, with Python 3.14 or later.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct AttachArguments {

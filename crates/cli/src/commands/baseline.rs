@@ -48,7 +48,7 @@ struct WriteArguments {
     of: Of,
 }
 
-/// Compares recordings with a baseline, and ends with 1 if a peak is higher.
+/// Compares recordings with a baseline, and exits with 1 if a peak is higher.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 struct CheckArguments {

@@ -24,13 +24,13 @@ Examples:
   gpumem doctor
   gpumem doctor --json | jq '.checks[] | select(.verdict != \"ok\")'";
 
-/// Finds out what keeps gpumem from working here, or from working best.
+/// Finds problems that keep gpumem from working here, or from working well.
 ///
-/// It looks at the driver, NVML, CUDA, the dispatch table, CUPTI, permissions and settings, and exits with 1 if there is a problem.
+/// This command checks the driver, NVML, CUDA, the dispatch table, CUPTI, permissions and settings, and exits with 1 if there is a problem.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArguments {
-    /// List the settings that have their defaults as well. JSON always has them.
+    /// List also the settings that have their defaults. JSON always contains them.
     #[arg(long)]
     settings: bool,
     /// Print JSON.

@@ -34,7 +34,7 @@ Examples:
 
 /// Estimates the peak of a training or inference step of PyTorch, without a GPU.
 ///
-/// It needs a description of the model, and no weights.
+/// This needs only a description of the model, not its weights.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct EstimateArguments {
@@ -43,24 +43,24 @@ pub(crate) struct EstimateArguments {
     /// The inputs of a step.
     #[arg(long, default_value_t = 1, value_name = "N")]
     batch: u64,
-    /// The tokens of each input, for models of language. Without this option: 512.
+    /// The tokens of each input, for language models. Without this option: 512.
     #[arg(long, value_name = "N")]
     length: Option<u64>,
     /// A training step with this optimizer: sgd, momentum, adam (or adamw), adafactor, lion or adam8bit. Without this option:
     /// inference.
     #[arg(long, value_name = "OPTIMIZER", value_parser = named::<Optimizer>)]
     train: Option<Optimizer>,
-    /// The type of the parameters: f32, f16, bf16 or others. With `int8`, `nf4`, `q4_0` and the like, only weights have it (with `int8` and
-    /// `nf4`, only those of linear layers), and all else has the type of the files, or bf16. Without this option, the files say it.
+    /// The type of the parameters: f32, f16, bf16 or others. With `int8`, `nf4`, `q4_0` and the like, only weights use it (with `int8` and
+    /// `nf4`, only those of linear layers), and all else uses the type in the files, or bf16. Without this option: the type in the files.
     #[arg(long, value_name = "TYPE")]
     dtype: Option<Dtype>,
     /// Autocast to this type.
     #[arg(long, value_name = "TYPE")]
     autocast: Option<Dtype>,
-    /// The backward pass runs each block again.
+    /// Recompute each block in the backward pass (activation checkpointing).
     #[arg(long)]
     checkpointing: bool,
-    /// The allocator: `pytorch`, `pytorch_expandable`, `stream_ordered`, `exact`, or `cubecl=80GiB` with the memory of the card.
+    /// The allocator: `pytorch`, `pytorch_expandable`, `stream_ordered`, `exact`, or `cubecl=80GiB` with the memory of the GPU.
     #[arg(long, default_value = "pytorch", value_name = "NAME", value_parser = allocator)]
     allocator: AllocatorKind,
     /// Settings of the step as a JSON file, instead of the options above. `--json` prints them as `step`.
@@ -70,7 +70,7 @@ pub(crate) struct EstimateArguments {
         conflicts_with_all = ["batch", "train", "dtype", "autocast", "checkpointing", "allocator"],
     )]
     step: Option<PathBuf>,
-    /// Look for the largest batch and the longest inputs that fit on a card with this much free memory, such as 80GiB (80GB means the same).
+    /// Look for the largest batch and the longest inputs that fit on a GPU with this much free memory, such as 80GiB (80GB means the same).
     #[arg(long, value_name = "MEMORY", value_parser = size)]
     fit: Option<Bytes>,
     /// For --fit: the memory of the process outside of the allocator. Without this option, the value that was measured

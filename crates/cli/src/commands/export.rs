@@ -32,7 +32,7 @@ pub(crate) struct ExportArguments {
     /// The address to listen on. One that other machines can reach needs --token-file.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9837")]
     listen: String,
-    /// A Unix socket to listen on, in the place of --listen. Its owner and its group may use it.
+    /// A Unix socket to listen on, instead of --listen. Its owner and its group may use it.
     #[arg(long, value_name = "SOCKET", conflicts_with = "listen")]
     unix: Option<PathBuf>,
     /// A file with the token that scrapers have to send: `Authorization: Bearer TOKEN`.
@@ -42,12 +42,12 @@ pub(crate) struct ExportArguments {
     /// no metrics, unless they use an address, `localhost`, the name of this machine or that of --listen.
     #[arg(long = "host", value_name = "NAME", conflicts_with = "unix", value_parser = host_name)]
     hosts: Vec<String>,
-    /// The number of places, scopes, libraries and pools of a process on a GPU that are named. The sum of the others is
+    /// The number of places, scopes, libraries and pools of a process on a GPU that are exported by name. The sum of the others is
     /// `other`.
     #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=100))]
     places: u8,
     /// A collector of OpenTelemetry to push to, by OTLP over HTTP without TLS, such as `http://127.0.0.1:4318`. The variable
-    /// `OTEL_EXPORTER_OTLP_ENDPOINT` stands for it; `OTEL_METRIC_EXPORT_INTERVAL` is the time between two pushes, in milliseconds.
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT` sets it as well; `OTEL_METRIC_EXPORT_INTERVAL` is the time between two pushes, in milliseconds.
     #[arg(long, value_name = "URL")]
     otlp: Option<String>,
 }

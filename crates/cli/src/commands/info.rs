@@ -23,9 +23,9 @@ Examples:
   gpumem info
   gpumem info --json | jq '.gpus[] | {uuid, free_bytes}'";
 
-/// Shows the GPUs: names, numbers, UUIDs, memory, versions of the driver and of CUDA.
+/// Shows the GPUs: names, indices, UUIDs, memory, and the versions of the driver and of CUDA.
 ///
-/// It creates no CUDA context.
+/// This creates no CUDA context.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct InfoArguments {

@@ -33,18 +33,18 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  gpumem report train.capture                      the peak, what it consisted of, what was not freed
+  gpumem report train.capture                      the peak, its parts, and memory that was not freed
   gpumem report --tree train.capture               each scope: peak, still in use, total
   gpumem report --calls train.capture              the calls that led to the peak, as a tree
-  gpumem report --at 12.5s train.capture           what was live then
-  gpumem report --at oom train.capture             what was live when memory ran out
+  gpumem report --at 12.5s train.capture           live memory at that time
+  gpumem report --at oom train.capture             live memory when an allocation failed
   gpumem report --between start peak train.capture
   gpumem report runs/                              several ranks, side by side: all recordings of a folder
   gpumem report snapshot.pickle                    a snapshot of PyTorch
   gpumem report --html train.html train.capture
   gpumem report --format perfetto -o train.pftrace train.capture
   gpumem report --json train.capture | jq '.devices[0].peak_bytes'
-  gpumem report --max-peak 20GiB train.capture     ends with 1 if the peak was higher
+  gpumem report --max-peak 20GiB train.capture     exits with 1 if the peak was higher
   gpumem report --max-peak train.py:31=2GiB train.capture";
 
 /// Shows a recording: the peak, its parts, and the memory that was not freed.
@@ -87,19 +87,19 @@ pub(crate) struct ReportArguments {
 #[group(multiple = false, conflicts_with = "limits")]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line; clap allows one of them")]
 struct View {
-    /// Each scope: its peak, its part of the peak of the process, what is still in use, all that was allocated.
+    /// Each scope: its peak, its part of the process's peak, its memory still in use, and its total allocations.
     #[arg(long)]
     tree: bool,
     /// The functions whose calls allocated the blocks that were live at the peak, as a tree.
     #[arg(long)]
     calls: bool,
-    /// Each place: its memory at the peak and at the end, and all that it allocated.
+    /// Each place: its memory at the peak and at the end, and its total allocations.
     #[arg(long)]
     table: bool,
     /// The memory that was not freed.
     #[arg(long)]
     leaks: bool,
-    /// The memory at a moment: peak, start, end, oom (when the driver refused an allocation), or a time since the start such as 12.5s or
+    /// The memory at a moment: peak, start, end, oom (when the driver rejected an allocation), or a time since the start such as 12.5s or
     /// 300ms.
     #[arg(long, value_name = "MOMENT")]
     at: Option<Moment>,
@@ -402,7 +402,7 @@ fn check_moments(history: &History, moments: &[Moment]) -> Result<(), Failure> {
     match history.oom() {
         None => Err(Failure::new(what, "the driver refused no allocation", "give another moment, such as peak")),
         Some(refused) if !history.is_whole_at(refused.number) => {
-            let cause = "the recording has only a part of the events, without what was live then";
+            let cause = "the recording contains only a part of the events, without the blocks that were live then";
             Err(Failure::new(what, cause, "record without --only-peak, or with a larger --max-size"))
         }
         Some(_) => Ok(()),

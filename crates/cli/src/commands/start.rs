@@ -9,7 +9,7 @@ const EXAMPLES: &str = "\
 Examples:
   gpumem start 4711";
 
-/// Begins to record a program that was started with `gpumem run --dormant`.
+/// Starts recording a program that was started with `gpumem run --dormant`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct StartArguments {

@@ -13,7 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   gpumem stop 4711";
 
-/// Ends the recording that `gpumem start` or `gpumem attach` started. The program runs on.
+/// Stops the recording that `gpumem start` or `gpumem attach` started. The program continues.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct StopArguments {

@@ -25,17 +25,17 @@ Examples:
   gpumem watch train.pid4711.capture       this recording, too
   gpumem watch --json --count 1 | jq '.recordings[].devices[].peak_bytes'";
 
-/// Shows the memory of each GPU over time, processes, and peaks and places of recordings that run. Press ? for the keys.
+/// Shows the memory of each GPU over time, processes, and peaks and places of running recordings. Press ? for the keys.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct WatchArguments {
-    /// Recordings, folders or patterns to show besides the recordings of this user's processes, which are found automatically.
+    /// Recordings, folders or patterns to show in addition to those of this user's processes, which are found automatically.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The time between two readings, such as 2s or 200ms.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: Duration,
-    /// End after this number of readings.
+    /// Exit after this number of readings.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Print each reading as a JSON object on its own line. This needs no terminal.

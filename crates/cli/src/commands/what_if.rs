@@ -21,18 +21,18 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  gpumem what-if -- python train.py                          PyTorch's settings, and the smallest card with each
+  gpumem what-if -- python train.py                          PyTorch's settings, and the smallest GPU for each
   gpumem what-if --try BATCH=16 --try BATCH=32 -- python train.py
   gpumem what-if --card 'RTX 4090' --largest BATCH -- python train.py
   gpumem what-if train.capture                               from what `gpumem run --torch` recorded: modelled, no GPU is needed
 
 With a program, each is a dry run (`gpumem run --dry`): the program needs a GPU of any size, and computes nothing. Its stdin is empty, and its output is not shown.";
 
-/// Tries settings in dry runs of a program, or with the requests of a recording: what it would need, and the smallest card with which it runs.
+/// Tries settings in dry runs of a program, or by replaying a recording: the memory that each needs, and the smallest GPU for it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct WhatIfArguments {
-    /// A recording with PyTorch's history (`gpumem run --torch`), or a snapshot of PyTorch, in place of the program.
+    /// A recording with PyTorch's history (`gpumem run --torch`), or a snapshot of PyTorch, instead of the program.
     #[arg(conflicts_with_all = ["tries", "largest", "command"])]
     recording: Option<PathBuf>,
     /// Try these variables of the environment, such as BATCH=16 or 'BATCH=16 LENGTH=512'. The option may be given several times. Without
@@ -42,7 +42,7 @@ pub(crate) struct WhatIfArguments {
     /// Look for the largest whole number in this variable of the environment with which the program runs.
     #[arg(long, value_name = "VARIABLE", conflicts_with = "tries", value_parser = variable)]
     largest: Option<String>,
-    /// The card: a size such as 24GiB, or a name such as "RTX 4090" or H100.
+    /// The GPU: a size such as 24GiB, or a name such as "RTX 4090" or H100.
     #[arg(long, value_name = "CARD", default_value = "1TiB", value_parser = card)]
     card: Bytes,
     /// The number of dry runs at a time. Each needs as much host memory as the program.

@@ -19,13 +19,13 @@ use crate::{exit::Exit, failure::Failure, history::History};
 #[command(group(ArgGroup::new("limits").args(["max_peak", "fail_if"]).multiple(true)))]
 #[group(skip)]
 pub(crate) struct Limits {
-    /// End with 1 if the peak of a device was above SIZE, such as 20GiB, or may have been: that of one process, or of several at one time.
-    /// What a pool keeps unused counts. A limit such
+    /// Exit with 1 if the peak of a device was above SIZE, such as 20GiB, or may have been: that of one process, or of several at one time.
+    /// Unused memory of a pool counts. A limit such
     /// as 'train.py:31=2GiB' is for a place, with its name in reports: the most that it had on a device at one time, in one process or in
     /// several. The option may be given several times.
     #[arg(long, value_name = "[PLACE=]SIZE")]
     max_peak: Vec<PeakLimit>,
-    /// End with 1 if something was lost, so that numbers may be wrong: events, the end of a recording, or what came before it.
+    /// Exit with 1 if data was lost, so that numbers may be wrong: events, the end of a recording, or events before its start.
     #[arg(long, value_enum, value_name = "WHAT")]
     fail_if: Option<FailIf>,
     /// Report exceeded limits to CI: `github` marks the lines in a pull request, and `junit=FILE` writes a report of tests.

@@ -39,24 +39,24 @@ pub(crate) struct RunOptions {
 #[derive(Debug, Args)]
 pub(super) struct Cards {
     /// Do not compute: blocks above 2 MiB are addresses without memory, and kernels that use them are skipped. The program needs a GPU of
-    /// any size, and allocates as on the card of --card.
+    /// any size, and allocates as on the GPU of --card.
     #[arg(long)]
     pub(super) dry: bool,
-    /// The card of a dry run: a size such as 24GiB, or a name such as "RTX 4090" or H100. Without this option, the card of this
+    /// The GPU of a dry run: a size such as 24GiB, or a name such as "RTX 4090" or H100. Without this option, the GPU of this
     /// machine.
     #[arg(long, value_name = "CARD", requires = "dry", value_parser = card)]
     card: Option<Bytes>,
-    /// In a dry run, the number of these cards that the program sees, on the first GPU of the machine.
+    /// In a dry run, the number of these GPUs that the program sees, on the first GPU of the machine.
     #[arg(long = "cards", value_name = "COUNT", requires = "dry", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(super) count: Option<u32>,
-    /// In a dry run, each process has a card of its own, as ranks on a machine with several cards. Without this option, they share the
-    /// card.
+    /// In a dry run, each process has its own GPU, like ranks on a machine with several GPUs. Without this option, they share the
+    /// GPU.
     #[arg(long = "card-per-process", requires = "dry", conflicts_with = "count")]
     per_process: bool,
-    /// The bytes that a dry run copies to the host from memory that is not there: 0 or 1.
+    /// The bytes that a dry run copies to the host from memory that does not exist: 0 or 1.
     #[arg(long, value_enum, value_name = "VALUE", requires = "dry", default_value_t = Fill::Zero)]
     dry_fill: Fill,
-    /// Refuse memory that a card of this size would not have. The program computes as always.
+    /// Fail allocations that a GPU of this size could not serve. The program computes as usual.
     #[arg(long, value_name = "CARD", conflicts_with_all = ["dry", "dormant"], value_parser = card)]
     limit: Option<Bytes>,
 }
@@ -108,7 +108,7 @@ const LIVE: Bytes = Bytes::mib(16);
 #[command(group(ArgGroup::new("tensors").args(["torch", "modules"]).multiple(true)))]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(crate) struct Recorded {
-    /// The stacks that are recorded for allocations of 1 MiB or more. Smaller ones have a library.
+    /// The stacks that are recorded for allocations of 1 MiB or more. For smaller ones, only the library is recorded.
     #[arg(long, value_enum, default_value_t = Stacks::Python)]
     stacks: Stacks,
     /// Keep only the latest events, about SIZE such as 100MiB, and the blocks that were live before them.
@@ -118,7 +118,7 @@ pub(crate) struct Recorded {
     /// since the start.
     #[arg(long)]
     live: bool,
-    /// Keep only what was live at the peak of each device and at the end. A killed program loses its last second.
+    /// Keep only the blocks that were live at the peak of each device and at the end. A killed program loses its last second.
     #[arg(long, conflicts_with_all = ["max_size", "live"])]
     pub(super) only_peak: bool,
     /// Record the tensors of PyTorch (2.1 or newer) as well. They are in the memory that its allocator gets from the
