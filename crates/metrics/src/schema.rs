@@ -83,25 +83,28 @@ pub fn label(attribute: &str) -> String {
 }
 
 /// The peak of the device.
-pub const PEAK: Metric = Metric::bytes("gpumem.process.peak", "The most that a process had allocated at one time.");
+pub const PEAK: Metric = Metric::bytes("gpumem.process.peak", "The peak of the memory that a process had allocated.");
 /// The peak since the last collection.
 pub const INTERVAL_PEAK: Metric = Metric::bytes(
     "gpumem.process.interval.peak",
-    "The most that a process had allocated at one time since the last collection.",
+    "The peak of the memory that a process had allocated since the last collection.",
 );
 /// The live bytes by kind of memory.
-pub const LIVE: Metric = Metric::bytes("gpumem.process.live", "What a process has allocated, by kind of memory.");
+pub const LIVE: Metric =
+    Metric::bytes("gpumem.process.live", "Memory that a process has allocated, by kind of memory.");
 /// The live bytes by library.
-pub const LIBRARY: Metric =
-    Metric::bytes("gpumem.process.live.library", "What a process has allocated, by the library that did it.");
+pub const LIBRARY: Metric = Metric::bytes(
+    "gpumem.process.live.library",
+    "Memory that a process has allocated, by the library that allocated it.",
+);
 /// The live bytes by scope.
-pub const SCOPE: Metric = Metric::bytes("gpumem.process.live.scope", "What a process has allocated, by scope.");
+pub const SCOPE: Metric = Metric::bytes("gpumem.process.live.scope", "Memory that a process has allocated, by scope.");
 /// The live bytes by line and scope.
 pub const PLACE: Metric =
-    Metric::bytes("gpumem.process.live.place", "What a process has allocated, by line and scope.");
+    Metric::bytes("gpumem.process.live.place", "Memory that a process has allocated, by line and scope.");
 /// The allocations that failed because the driver was out of memory.
 pub const REFUSED: Metric =
-    Metric::events("gpumem.process.refused", "Allocations that the driver refused: out of memory.");
+    Metric::events("gpumem.process.refused", "Allocations that the driver rejected: out of memory.");
 /// The events that were lost.
 pub const LOST: Metric =
     Metric::events("gpumem.process.lost", "Events that were lost. If there are any, the numbers may be wrong.");

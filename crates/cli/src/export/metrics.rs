@@ -14,21 +14,25 @@ const LIMIT: Metric =
 const USAGE: Metric =
     Metric::new("hw.gpu.memory.usage", Kind::UpDown, Unit::Bytes, "Memory in use, as nvidia-smi shows it.");
 const UTILIZATION: Metric =
-    Metric::new("hw.gpu.memory.utilization", Kind::Gauge, Unit::Ratio, "Memory in use, as a part of all.");
+    Metric::new("hw.gpu.memory.utilization", Kind::Gauge, Unit::Ratio, "The fraction of the memory that is in use.");
 const FREE: Metric = Metric::bytes("gpumem.gpu.memory.free", "Memory that is free.");
 const RESERVED: Metric = Metric::bytes("gpumem.gpu.memory.reserved", "Memory that the driver reserves for itself.");
-const PROCESS_USAGE: Metric = Metric::bytes("gpumem.process.usage", "Memory of a process, as the driver says.");
+const PROCESS_USAGE: Metric = Metric::bytes("gpumem.process.usage", "Memory of a process, as the driver reports it.");
 const ACCOUNTED: Metric =
-    Metric::bytes("gpumem.process.accounted.peak", "The most memory of a process, by NVML's accounting.");
-const POOL_USED: Metric = Metric::bytes("gpumem.process.pool.used", "What a registered pool has given out.");
+    Metric::bytes("gpumem.process.accounted.peak", "The peak memory of a process, from NVML's accounting.");
+const POOL_USED: Metric = Metric::bytes("gpumem.process.pool.used", "Memory that a registered pool has handed out.");
 const POOL_RESERVED: Metric =
-    Metric::bytes("gpumem.process.pool.reserved", "What a registered pool has from the driver.");
+    Metric::bytes("gpumem.process.pool.reserved", "Memory that a registered pool holds from the driver.");
 const LARGEST_HOLE: Metric =
     Metric::bytes("gpumem.process.pool.largest.hole", "The largest unused piece in the blocks of a registered pool.");
 const RETRIED: Metric =
-    Metric::events("gpumem.process.retried", "Refused allocations that the same thread obtained within a second.");
-const HIDDEN: Metric =
-    Metric::new("gpumem.exporter.hidden", Kind::Gauge, Unit::Things, "How much the exporter cannot see.");
+    Metric::events("gpumem.process.retried", "Rejected allocations that the same thread obtained within a second.");
+const HIDDEN: Metric = Metric::new(
+    "gpumem.exporter.hidden",
+    Kind::Gauge,
+    Unit::Things,
+    "Processes and recordings that the exporter cannot see, and failed readings.",
+);
 
 /// All metrics. The crate `gpumem-metrics` defines the ones that a program exports itself.
 pub(super) const METRICS: &[Metric] = &[

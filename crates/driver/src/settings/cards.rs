@@ -43,7 +43,7 @@ const CARDS: &[(&str, u64)] = &[
     ("B200", 182_630),
 ];
 
-/// Parses a size or the name of a card, and returns the size.
+/// Parses a size or the name of a GPU, and returns the size.
 ///
 /// # Errors
 /// The error explains what is wrong with the text.

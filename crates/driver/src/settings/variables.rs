@@ -46,7 +46,7 @@ pub(super) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GPUMEM",
-        meaning: "what traces print",
+        meaning: "which lines traces print",
         values: "[directives](output.md#less-output) such as `off,train=lines,forward>=10MiB,every=100`",
         default: "all their lines",
         read: |text, settings| {
@@ -110,7 +110,7 @@ pub(super) const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUMEM_ADOPT",
         meaning: "the threads without a scope whose allocations count for the scopes of others, unless the program chooses them",
-        values: "the beginning of their names; `*`: all threads without a scope",
+        values: "a prefix of their names; `*`: all threads without a scope",
         default: "none",
         read: |text, settings| {
             let prefix = text.to_string_lossy();
@@ -146,14 +146,14 @@ pub(super) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GPUMEM_LEAKS",
-        meaning: "report at the end of the process what was not freed",
+        meaning: "at the end of the process, report the memory that was not freed",
         values: "`1`, `0`",
         default: "`0`",
         read: |text, settings| flag(text, &mut settings.leaks),
     },
     Variable {
         name: "GPUMEM_PEAK",
-        meaning: "report at the end of the process which allocations made the peak of each device, by scope and line",
+        meaning: "at the end of the process, report which allocations made the peak of each device, by scope and line",
         values: "`1`, `0`",
         default: "`0`",
         read: |text, settings| flag(text, &mut settings.peak),
@@ -161,7 +161,7 @@ pub(super) const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUMEM_CAPTURE",
         meaning: "record the session to this file (feature `capture`); an existing recording is replaced",
-        values: "a path, in which `%p` stands for the number of the process",
+        values: "a path; `%p` stands for the process id",
         default: "none",
         read: |text, settings| {
             if !cfg!(feature = "capture") {
@@ -174,7 +174,7 @@ pub(super) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GPUMEM_BUDGETS",
-        meaning: "what happens to a budget that cannot be measured, or is not known",
+        meaning: "how to treat a budget that cannot be measured, or is not known",
         values: "`skip`: stderr has a line about it, and the program continues",
         default: "it fails; a function whose budget cannot be measured prints one notice",
         read: |text, settings| {
@@ -223,14 +223,14 @@ pub(super) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: DRY,
-        meaning: "a dry run: the program allocates as on this card, and computes nothing large (feature `dry`)",
+        meaning: "a dry run: the program allocates as on this GPU, and computes nothing large (feature `dry`)",
         values: CARDS,
         default: "none",
         read: |text, settings| replace_card(DRY, text, settings),
     },
     Variable {
         name: LIMIT,
-        meaning: "a smaller card: the program computes, and gets no more than this card would give (feature `dry`)",
+        meaning: "a smaller GPU: the program computes, and gets no more memory than this GPU has (feature `dry`)",
         values: CARDS,
         default: "none",
         read: |text, settings| replace_card(LIMIT, text, settings),
@@ -240,10 +240,10 @@ pub(super) const VARIABLES: &[Variable] = &[
 /// The maximum number of wrong directives that are shown.
 const SHOWN: usize = 4;
 
-const CARDS: &str = "a size such as `24GiB`, or the name of a card";
+const CARDS: &str = "a size such as `24GiB`, or the name of a GPU";
 
 fn replace_card(variable: &'static str, text: &OsStr, settings: &mut Settings) -> Result<String, InvalidValue> {
-    let instead = "gpumem measures nothing, and the program uses the real card";
+    let instead = "gpumem measures nothing, and the program uses the real GPU";
     if settings.card.is_some() {
         return invalid(format!("{DRY} is set as well; unset one of them"), instead);
     }
