@@ -44,7 +44,7 @@ impl Place {
 pub(crate) fn wrong_part<M: DeserializeOwned>(model: &Value) -> Option<String> {
     wrong_in(&Place::default(), "layers", model).or_else(|| {
         let error = M::deserialize(model).err()?.to_string();
-        Some(format!("beside the layers, {}", words::<M>(model.as_object()?, error)))
+        Some(format!("outside of the layers, {}", words::<M>(model.as_object()?, error)))
     })
 }
 

@@ -219,7 +219,7 @@ fn the_longest_sequences_fit_and_longer_ones_do_not() {
     assert!(error.ends_with("the table has 1024 positions, and the sequences have 1025 tokens"), "{error}");
     assert!(roomy.largest_length(&small()).unwrap_err().to_string().contains("does not read sequences"));
     let unlimited = Step::inference(1).largest_length(&model).unwrap_err().to_string();
-    assert_eq!(unlimited, "what fits depends on a limit, and the step has none");
+    assert_eq!(unlimited, "the largest step depends on a limit, and the step has none");
 }
 
 /// The weights of a file are no estimate: the other needs of a step are unknown, and not 0.
@@ -250,6 +250,6 @@ the weights have 1.002 MiB
 A row with × is the sum of so many equal layers.
 
 activations, gradients, caches and workspaces: unknown.
-A file of weights does not say what a step computes.",
+A file of weights does not describe what a step computes.",
     );
 }

@@ -41,7 +41,7 @@ fn hostile_numbers_are_errors() {
     let deep = error(&llama(r#""num_hidden_layers": 65537"#));
     assert_eq!(deep, "config.json: `num_hidden_layers` is 65537; a model of at most 1024 blocks is estimated");
     assert!(error(r#"{"architectures": ["GPT2LMHeadModel"], "n_embd": 9223372036854775800}"#).ends_with("too large"));
-    assert!(error(&"[".repeat(1_000_000)).starts_with("config.json: this is no JSON"));
+    assert!(error(&"[".repeat(1_000_000)).starts_with("config.json: this is not JSON"));
     let huge = Model::from_config(&llama(r#""hidden_size": 4611686018427387904"#), 16).unwrap();
     assert!(Step::inference(1).estimate(&huge).is_err());
     for size in ["num_key_value_heads", "vocab_size", "intermediate_size", "num_hidden_layers", "hidden_size"] {

@@ -168,7 +168,7 @@ fn a_wrong_layer_is_named_with_its_field() {
     assert_eq!(error("7"), "layer `mlp` (`layers[0].layers[1]`): a layer is an object");
     // The error names a field outside of the layers, too.
     let model = |fields: &str| Model::from_json(&format!(r#"{{{fields}, "layers": []}}"#)).unwrap_err().to_string();
-    let of_model = "this is not a model: beside the layers, the field `";
+    let of_model = "this is not a model: outside of the layers, the field `";
     assert_eq!(model(r#""input": {"tokens": 1}"#), format!("{of_model}name` is missing"));
     assert_eq!(model(r#""input": {"tokens": 1}, "name": 1"#), format!("{of_model}name` is 1, and may be a text"));
     let unnamed = error(r#"{"type": "flatten"}"#);

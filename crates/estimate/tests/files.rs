@@ -54,7 +54,7 @@ fn an_index_names_several_files() {
     assert!(error(r#"{"x":"2.safetensors"}"#).ends_with("the files do not have the tensor `x`"));
     for name in ["../2.safetensors", "/etc/passwd", "a/b", ""] {
         let message = error(&format!(r#"{{"x":"{name}"}}"#));
-        assert!(message.ends_with(&format!("`{name}` is not the name of a file beside the index")), "{message}");
+        assert!(message.ends_with(&format!("`{name}` is not the name of a file next to the index")), "{message}");
     }
     assert!(error(r#"{"x":"3.safetensors"}"#).contains("3.safetensors: "));
 }
@@ -126,7 +126,7 @@ fn an_unknown_architecture_has_parameters_and_no_model() {
     let all = r#"{"model.a.weight":"1.safetensors","model.a.bias":"1.safetensors","model.b.weight":"2.safetensors"}"#;
     let index = folder.write("model.safetensors.index.json", format!(r#"{{"weight_map":{all}}}"#).as_bytes());
     let no_config = Described::read(&index, 16).unwrap();
-    assert_eq!(no_config.model.unwrap_err().to_string(), "there is no `config.json` beside the weights");
+    assert_eq!(no_config.model.unwrap_err().to_string(), "there is no `config.json` next to the weights");
     folder.write("config.json", br#"{"architectures": ["NewLM"]}"#);
     let unknown = Described::read(&folder.0, 16).unwrap();
     assert_eq!(unknown.tensors.sum().elements, 15);

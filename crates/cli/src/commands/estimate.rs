@@ -221,7 +221,8 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
     })?;
     let savings = arguments.savings.then(|| working("estimating changes of the step", || step.savings(&model)));
     let savings = savings.transpose().map_err(failed)?;
-    let fitting = |memory| working("looking for what fits", || fit(memory, arguments.context, step, &model));
+    let fitting =
+        |memory| working("looking for the largest step that fits", || fit(memory, arguments.context, step, &model));
     let fit = arguments.fit.map(fitting).transpose()?;
     let notes = [beyond(&model, step, positions), assumed_sizes(&assumed)].into_iter().flatten().collect();
     let length = match &model.input {
@@ -326,7 +327,7 @@ fn fit(memory: Bytes, context: Option<Bytes>, step: &Step, model: &Model) -> Res
     let limit = memory.checked_sub(context).unwrap_or_default();
     let limit = Bytes::new(limit.get() / 100 * (100 - MARGIN));
     let limited = Step { limit: Some(limit), ..step.clone() };
-    let failed = |error: Error| Failure::new("what fits cannot be found", error, "");
+    let failed = |error: Error| Failure::new("the largest step that fits cannot be found", error, "");
     let batch = limited.largest_batch(model).map_err(failed)?;
     let has_length = matches!(model.input, Input::Tokens(_));
     let length = has_length.then(|| limited.largest_length(model)).transpose().map_err(failed)?;
@@ -348,7 +349,7 @@ impl Fit {
         let what =
             if length.is_some_and(|length| length > 0) { "no input of this length fits" } else { "nothing fits" };
         let beside = format!("the CUDA context with libraries ({context}) and a margin of {MARGIN} %");
-        Some(format!("{what}: one needs {least}, and of {memory}, {limit} are left beside {beside}"))
+        Some(format!("{what}: one needs {least}, and of {memory}, {limit} are left after {beside}"))
     }
 }
 
@@ -378,7 +379,9 @@ impl Asked {
                 let why = format!("the file says `{}`, which is not known", one_line(unknown));
                 [format!(", because {why}"), format!(" ({why})")]
             }
-            ("default", None) => [", because the file says none", " (the file says no type for it)"].map(str::to_owned),
+            ("default", None) => {
+                [", because the file names none", " (the file names no type for it)"].map(str::to_owned)
+            }
             _ => [String::new(), String::new()],
         };
         let weights = match step.parameters {
@@ -422,7 +425,7 @@ impl Answer<'_> {
     fn fit_as_text(&self, out: &mut dyn Write, fit: &Fit) -> io::Result<()> {
         let Fit { memory, context, limit, batch, least, length, is_longest, .. } = fit;
         let of_batch = self.asked.step.batch;
-        writeln!(out, "\nwith {memory}: the CUDA context and libraries have {context}, and {MARGIN} % stay free")?;
+        writeln!(out, "\nwith {memory}: the CUDA context and libraries take {context}, and {MARGIN} % stay free")?;
         match least {
             Some(least) => {
                 writeln!(out, "  not even {} fits: it needs {least}, and {limit} are left", inputs(1, self.input))?;

@@ -25,14 +25,14 @@ fn the_peak_what_fits_and_what_would_save() {
     let arguments = ["estimate", &config, "--train", "adam", "--batch", "4", "--length", "64"];
     let text = printed(&[&arguments[..], &["--savings", "--fit", "8GiB", "--context", "1GiB"]].concat());
     assert!(text.starts_with("the estimated peak is "), "the answer comes first: {text}");
-    let what = "\ngpt2: training, 4 inputs of 64 tokens\nparameters in f32, because the file says none\n";
+    let what = "\ngpt2: training, 4 inputs of 64 tokens\nparameters in f32, because the file names none\n";
     assert!(text.contains(what), "{text}");
     for part in
         ["\n at the peak, by class ", "\n one change ", "\n checkpointing of each block ", " 53,561,088 parameters"]
     {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
-    let fit = "\nwith 8 GiB: the CUDA context and libraries have 1 GiB, and 2 % stay free\n  the largest batch is ";
+    let fit = "\nwith 8 GiB: the CUDA context and libraries take 1 GiB, and 2 % stay free\n  the largest batch is ";
     assert!(text.contains(fit), "{text}");
     // The answer depends on the length, and on the batch.
     let batch = text.split("\n  the largest batch is ").nth(1).and_then(|rest| rest.lines().next());
@@ -202,7 +202,7 @@ fn nothing_that_fits_is_exit_code_1() {
         let Ran { code, stdout, stderr } = ran(&arguments);
         assert_eq!(code, Some(1), "{stderr}");
         assert!(stderr.starts_with("gpumem: nothing fits: one needs 2"), "{stderr}");
-        assert!(stderr.contains(&format!(", {left} are left beside the CUDA context")), "{stderr}");
+        assert!(stderr.contains(&format!(", {left} are left after the CUDA context")), "{stderr}");
         assert!(stdout.contains("\n  not even 1 input of 64 tokens fits: it needs 2"), "{stdout}");
         assert!(stdout.contains("\n  not even inputs of one token fit in a batch of 1\n"), "{stdout}");
         let json: Value = serde_json::from_str(&ran(&[&arguments[..], &["--json"]].concat()).stdout).expect("JSON");
@@ -249,7 +249,7 @@ fn types_say_where_they_come_from() {
         text.lines().nth(2).unwrap_or_default().to_owned()
     };
     for (file, dtype, expected) in [
-        (&none, "", "parameters in f32, because the file says none"),
+        (&none, "", "parameters in f32, because the file names none"),
         (&half, "", "parameters in f16, as the file says"),
         (&seven, "", "parameters in f32, because the file says `float7`, which is not known"),
         (
@@ -261,7 +261,7 @@ fn types_say_where_they_come_from() {
         (&none, "torch.float16", "parameters in f16"),
         (&none, "half", "parameters in f16"),
         (&none, "fp32", "parameters in f32"),
-        (&none, "int8", "weights of linear layers in 8 bits, all else in bf16 (the file says no type for it)"),
+        (&none, "int8", "weights of linear layers in 8 bits, all else in bf16 (the file names no type for it)"),
         (&half, "q4_0", "weights in q4_0, all else in f16 (the type of the file)"),
     ] {
         let dtype: &[&str] = if dtype.is_empty() { &[] } else { &["--dtype", dtype] };

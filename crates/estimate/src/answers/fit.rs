@@ -43,7 +43,7 @@ impl Step {
     }
 
     fn check_limit(&self) -> Result<Bytes, Error> {
-        let missing = || Kind::Invalid("what fits depends on a limit, and the step has none".to_owned());
+        let missing = || Kind::Invalid("the largest step depends on a limit, and the step has none".to_owned());
         self.limit.ok_or_else(|| missing().into())
     }
 }

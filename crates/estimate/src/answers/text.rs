@@ -222,7 +222,7 @@ impl Show for Tensors {
         }
         f.write_str("\n\n")?;
         show_layers(f, paint, "by module", tree, amounts)?;
-        let rest = "activations, gradients, caches and workspaces: unknown. A file of weights does not say what a step computes.";
+        let rest = "activations, gradients, caches and workspaces: unknown. A file of weights does not describe what a step computes.";
         f.write_str("\n")?;
         for line in rest.split_inclusive(". ") {
             write!(f, "\n{}", paint.on(Role::Faint, line.trim_end()))?;

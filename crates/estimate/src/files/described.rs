@@ -171,7 +171,7 @@ fn folder(path: &Path, length: Length) -> Result<Described, Error> {
 
 fn weights(path: &Path, config: &Path, length: Length) -> Result<Described, Error> {
     let tensors = Tensors::from_safetensors(path)?;
-    let unknown = || Kind::Invalid("there is no `config.json` beside the weights".to_owned()).into();
+    let unknown = || Kind::Invalid("there is no `config.json` next to the weights".to_owned()).into();
     let config = if config.is_file() { text(config, LONGEST_TEXT) } else { Err(unknown()) };
     let fields: Value = config.as_ref().ok().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let (positions, length) = (positions(&fields), length.within(longest(&fields)));

@@ -83,7 +83,7 @@ impl Gguf {
         let tensors = &mut first.tensors.all;
         tensors.sort_by(|a, b| a.name.cmp(&b.name));
         if let Some(pair) = tensors.windows(2).find(|pair| pair[0].name == pair[1].name) {
-            return Err(refused(path, format!("the tensor `{}` is there twice", pair[0].name)));
+            return Err(refused(path, format!("the tensor `{}` occurs twice", pair[0].name)));
         }
         if let Some(Value::Number(expected)) = first.metadata.get("split.tensors.count")
             && *expected != tensors.len() as u64
@@ -318,7 +318,7 @@ impl<R: Read> Source<R> {
 fn header(read: impl Read) -> Result<Gguf, Wrong> {
     let mut source = Source { read: read.take(LONGEST_HEADER) };
     if source.bytes()? != *b"GGUF" {
-        return Err("this is no GGUF file".to_owned());
+        return Err("this is not a GGUF file".to_owned());
     }
     match source.u32()? {
         2 | 3 => {}
@@ -337,7 +337,7 @@ fn header(read: impl Read) -> Result<Gguf, Wrong> {
     for _ in 0..entries {
         let (key, value) = source.metadata()?;
         if metadata.contains_key(&key) {
-            return Err(format!("the key `{key}` is there twice"));
+            return Err(format!("the key `{key}` occurs twice"));
         }
         metadata.insert(key, value);
     }
@@ -347,7 +347,7 @@ fn header(read: impl Read) -> Result<Gguf, Wrong> {
     for _ in 0..tensors {
         let tensor = source.tensor()?;
         if !names.insert(tensor.name.clone()) {
-            return Err(format!("the tensor `{}` is there twice", tensor.name));
+            return Err(format!("the tensor `{}` occurs twice", tensor.name));
         }
         sum += tensor.bytes.get();
         if sum >= 1 << 62 {
@@ -469,7 +469,7 @@ mod tests {
             assert_eq!(error(&[tensor("a", &[32], removed)]), expected);
         }
         let twice = [tensor("a", &[8], 0), tensor("a", &[8], 0)];
-        assert_eq!(error(&twice), "the tensor `a` is there twice");
+        assert_eq!(error(&twice), "the tensor `a` occurs twice");
     }
 
     #[test]
@@ -490,7 +490,7 @@ mod tests {
         assert_eq!(error(&[entry("k", 9, &nested)]), "key `k`: an array of arrays");
         assert_eq!(error(&[entry("k", 13, &[])]), "key `k`: values of the type 13 are not known");
         let twice = entry("k", 7, &[0]);
-        assert_eq!(error(&[twice.clone(), twice]), "the key `k` is there twice");
+        assert_eq!(error(&[twice.clone(), twice]), "the key `k` occurs twice");
         let name = entry(&"k".repeat(65_536), 7, &[0]);
         assert_eq!(error(&[name]), "a name of more than 65535 bytes");
         let not_text = [&1_u64.to_le_bytes()[..], &[255]].concat();
@@ -502,7 +502,7 @@ mod tests {
         let empty = || File::new(&[], &[]);
         assert!(empty().read().is_ok());
         assert!(empty().with(4, &[2]).read().is_ok());
-        assert_eq!(empty().with(0, b"GGML").error(), "this is no GGUF file");
+        assert_eq!(empty().with(0, b"GGML").error(), "this is not a GGUF file");
         assert_eq!(empty().with(4, &[1]).error(), "the version 1 of GGUF is not known");
         assert_eq!(empty().with(4, &[0, 0, 0, 3]).error(), "the numbers of the file are big-endian");
         for count in [1 << 60, u64::MAX] {
@@ -524,7 +524,7 @@ mod tests {
         let error = |start: Vec<u8>| header(std::io::Read::chain(&start[..], std::io::repeat(0))).unwrap_err();
         assert_eq!(error(start(LONGEST_HEADER / 13)), "the header is too short for 3846153 entries of the metadata");
         assert_eq!(error(start(MOST_ENTRIES + 1)), "65537 entries of the metadata; at most 65536 are allowed");
-        assert_eq!(error(start(MOST_ENTRIES)), "the key `` is there twice");
+        assert_eq!(error(start(MOST_ENTRIES)), "the key `` occurs twice");
         let tensors = [b"GGUF\x03\0\0\0", &(MOST_TENSORS + 1).to_le_bytes()[..], &[0; 8]].concat();
         assert_eq!(error(tensors), "262145 tensors; at most 262144 are allowed");
         let text = [b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0", &(1_u64 << 59).to_le_bytes()[..]].concat();

@@ -119,7 +119,7 @@ fn one_file(path: &Path) -> Result<Vec<TensorInfo>, Error> {
 fn tensors(header: &[u8]) -> Result<Vec<TensorInfo>, String> {
     let Header(entries) = serde_json::from_slice(header).map_err(|error| match error.to_string() {
         of_tensor if of_tensor.starts_with("tensor `") => of_tensor,
-        other => format!("the header is no JSON object: {other}"),
+        other => format!("the header is not a JSON object: {other}"),
     })?;
     let mut tensors = Vec::with_capacity(entries.len());
     for (name, entry) in entries {
@@ -146,7 +146,7 @@ fn all_files(index: &Path) -> Result<Vec<TensorInfo>, Error> {
     for name in files {
         let mut parts = Path::new(name).components();
         if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
-            return Err(refused(index, format!("`{name}` is not the name of a file beside the index")));
+            return Err(refused(index, format!("`{name}` is not the name of a file next to the index")));
         }
         let found = one_file(&index.with_file_name(name))?;
         // A file may contain tensors that the index takes from another file.
@@ -207,11 +207,11 @@ mod tests {
         assert!(error(&one("[1.5]", "[0,4]")).starts_with("tensor `a`: invalid type"));
         let unknown = one("[1]", "[0,4]").replace("F32", "F33");
         assert_eq!(error(&unknown), "tensor `a`: `F33` is not a type of elements");
-        assert!(error(&"[".repeat(1_000_000)).starts_with("the header is no JSON object"));
+        assert!(error(&"[".repeat(1_000_000)).starts_with("the header is not a JSON object"));
         let nested = error(&format!(r#"{{"a":{}"#, r#"{"a":"#.repeat(1_000_000)));
         assert!(nested.starts_with("tensor `a`: EOF while parsing"), "{nested}");
         let metadata = format!(r#"{{"__metadata__":{}}}"#, "[".repeat(1_000_000));
-        assert!(error(&metadata).starts_with("the header is no JSON object: "), "{}", error(&metadata));
-        assert!(error("").starts_with("the header is no JSON object"));
+        assert!(error(&metadata).starts_with("the header is not a JSON object: "), "{}", error(&metadata));
+        assert!(error("").starts_with("the header is not a JSON object"));
     }
 }

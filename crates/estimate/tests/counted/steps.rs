@@ -58,7 +58,7 @@ fn the_largest_batch_fits_and_the_next_one_does_not() {
     let small = Step { limit: Some(Bytes::mib(64)), ..step.clone() };
     assert_eq!(small.largest_batch(&model).unwrap(), 0);
     let error = Step::default().largest_batch(&model).unwrap_err();
-    assert_eq!(error.to_string(), "what fits depends on a limit, and the step has none");
+    assert_eq!(error.to_string(), "the largest step depends on a limit, and the step has none");
 }
 
 /// Deep models need no deep stack, and no time that grows faster than the model.

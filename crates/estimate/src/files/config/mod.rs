@@ -88,7 +88,7 @@ impl Model {
 
     /// Like [`from_config`](Self::from_config), but also returns the numbers that the configuration leaves out.
     pub(super) fn from_config_with_assumed(text: &str, length: u64) -> Result<(Self, Assumed), Error> {
-        let no_json = |error| wrong(format!("this is no JSON: {error}; {READ}"));
+        let no_json = |error| wrong(format!("this is not JSON: {error}; {READ}"));
         let fields: Value = serde_json::from_str(text).map_err(no_json)?;
         let assumed = RefCell::default();
         let model = Self::build(&fields, length, &assumed)?;
