@@ -29,7 +29,7 @@ pub struct AllocatorDefinition {
 pub struct AllocatorContradiction {
     /// The device.
     pub device: Device,
-    /// One of the contradictions, such as `4 MiB of a tensor are neither freed nor there at the end`, and how many others there
+    /// One of the contradictions, such as `4 MiB of a tensor are neither freed nor present at the end`, and how many others there
     /// are.
     pub words: String,
 }

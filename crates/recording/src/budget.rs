@@ -32,7 +32,7 @@ impl Exceeded {
         match self {
             Self::Items => "a file of this size has at most two events for three bytes",
             Self::Plain => "a file of this size has at most 16 bytes, decompressed, for each of its bytes",
-            Self::Memory => "what a file of this size has takes at most 36 bytes of memory for each of its bytes",
+            Self::Memory => "the contents of a file of this size take at most 36 bytes of memory for each of its bytes",
             Self::Work => "the events of a file of this size touch fewer blocks and scopes",
         }
     }

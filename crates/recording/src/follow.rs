@@ -123,7 +123,7 @@ impl Follower {
         let in_file = |at: &u64| at.saturating_sub(self.bytes_before);
         let text = match self.reader.end() {
             Some(End::Damaged { at, why }) => format!("it is damaged at byte {}: {why}", in_file(at)),
-            Some(End::AboveLimit { at, limit }) => format!("what follows byte {} is not read: {limit}", in_file(at)),
+            Some(End::AboveLimit { at, limit }) => format!("the data after byte {} is not read: {limit}", in_file(at)),
             _ => return Ok(()),
         };
         Err(io::Error::new(io::ErrorKind::InvalidData, text))

@@ -41,8 +41,8 @@ pub(crate) fn complete_for_report(recording: &Path) -> bool {
         // that the file cannot be read.
         Err(error) if error.kind() == io::ErrorKind::NotFound && !recording.exists() => {}
         Err(error) => {
-            let what = format!("what the process of `{}` recorded last cannot be added", recording.display());
-            terminal::error(&Failure::new(what, error, "the report covers what comes before"));
+            let what = format!("the last events of the process of `{}` cannot be added", recording.display());
+            terminal::error(&Failure::new(what, error, "the report covers the data before that"));
         }
     }
     false

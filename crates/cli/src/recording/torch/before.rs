@@ -59,18 +59,18 @@ impl DeviceHistory {
                             left = left.saturating_sub(removed);
                         });
                         pools.push(pool);
-                        wrong.check(left == 0, left, "of a segment are neither freed nor there at the end");
+                        wrong.check(left == 0, left, "of a segment are neither freed nor present at the end");
                         check_empty(&blocks, address, bytes, &mut wrong, "of a tensor were not allocated");
                     }
                     Action::SegmentFree => {
                         let is_gone = !overlaps(&segments, address, bytes);
-                        wrong.check(is_gone, bytes, "of a segment were freed and are there afterwards");
+                        wrong.check(is_gone, bytes, "of a segment were freed and are present afterwards");
                         check_empty(&blocks, address, bytes, &mut wrong, "of a tensor are in a segment that was freed");
                         segments.insert(address, (bytes, SegmentAbout { is_expandable: is_part, stream, pool: 0 }));
                     }
                     Action::Alloc => {
                         match blocks.remove(&address) {
-                            None => wrong.add(bytes, "of a tensor are neither freed nor there at the end"),
+                            None => wrong.add(bytes, "of a tensor are neither freed nor present at the end"),
                             Some(block) => {
                                 let is_right = block.bytes.is_none_or(|end| bytes <= end);
                                 wrong.check(is_right, bytes, "of a tensor have less room at the end");
@@ -83,16 +83,16 @@ impl DeviceHistory {
                                 let at = address - begin;
                                 at < *length && (about.is_expandable || bytes <= length - at)
                             });
-                        wrong.check(in_segment, bytes, "of a tensor lie in no segment");
+                        wrong.check(in_segment, bytes, "of a tensor are in no segment");
                         let before = blocks.range(..address).next_back();
                         let is_beside = before
                             .is_none_or(|(begin, block)| begin.saturating_add(block.requested) <= address)
                             && blocks.range(address..address.saturating_add(bytes)).next().is_none();
-                        wrong.check(is_beside, bytes, "of a tensor lie over another one");
+                        wrong.check(is_beside, bytes, "of a tensor overlap another one");
                     }
                     Action::FreeRequested => {
                         if let Some(known) = blocks.get_mut(&address) {
-                            wrong.check(known.is_awaiting, bytes, "of a tensor were freed and are there afterwards");
+                            wrong.check(known.is_awaiting, bytes, "of a tensor were freed and are present afterwards");
                             check_freed(known, bytes, &mut wrong);
                             // The allocation is compared with this free.
                             known.requested = if known.bytes.is_none() { bytes } else { known.requested };
@@ -104,7 +104,7 @@ impl DeviceHistory {
                     }
                     Action::FreeCompleted => {
                         let known = blocks.insert(address, block(true));
-                        wrong.check(known.is_none(), bytes, "of a tensor were freed and are there afterwards");
+                        wrong.check(known.is_none(), bytes, "of a tensor were freed and are present afterwards");
                     }
                     Action::OutOfMemory => {}
                 }
@@ -190,7 +190,7 @@ active_allocated 100 8";
         }
         let end = "segment 100 20\nactive_allocated 100 8";
         for (line, by, what) in [
-            ("segment_free 200 40", "", "40 MiB of a segment are neither freed nor there at the end, and 1 more"),
+            ("segment_free 200 40", "", "40 MiB of a segment are neither freed nor present at the end, and 1 more"),
             ("\nalloc 100 8", "", "8 MiB of a tensor were not allocated"),
             ("\nalloc 200 40", "", "40 MiB of a tensor were not allocated"),
             ("free_requested 108 4", "", "4 MiB of a tensor were freed without a request"),
@@ -198,25 +198,25 @@ active_allocated 100 8";
             (
                 "free_requested 108 4\nfree_completed 108 4",
                 "",
-                "4 MiB of a tensor are neither freed nor there at the end",
+                "4 MiB of a tensor are neither freed nor present at the end",
             ),
             (
                 "free_requested 200 40\nfree_completed 200 40",
                 "",
-                "40 MiB of a tensor are neither freed nor there at the end",
+                "40 MiB of a tensor are neither freed nor present at the end",
             ),
             (
                 "free_completed 200 40",
                 "free_completed 200 40\nfree_requested 200 40\nfree_completed 200 40",
-                "40 MiB of a tensor were freed and are there afterwards",
+                "40 MiB of a tensor were freed and are present afterwards",
             ),
             (
                 "segment_alloc 200 40",
                 "segment_alloc 200 40\nsegment_alloc 200 40",
-                "40 MiB of a segment are neither freed nor there at the end",
+                "40 MiB of a segment are neither freed nor present at the end",
             ),
-            ("\nalloc 108 4", "\nalloc 108 4\nalloc 104 1", "1 MiB of a tensor lie over another one, and 1 more"),
-            (end, "", "20 MiB of a segment are neither freed nor there at the end, and 3 more"),
+            ("\nalloc 108 4", "\nalloc 108 4\nalloc 104 1", "1 MiB of a tensor overlap another one, and 1 more"),
+            (end, "", "20 MiB of a segment are neither freed nor present at the end, and 3 more"),
             (
                 end,
                 "segment 100 20\nsegment 100 20\nactive_allocated 100 8",
@@ -225,7 +225,7 @@ active_allocated 100 8";
             (
                 end,
                 "segment 100 10\nactive_allocated 100 8",
-                "10 MiB of a segment are neither freed nor there at the end, and 1 more",
+                "10 MiB of a segment are neither freed nor present at the end, and 1 more",
             ),
             (
                 end,
@@ -239,11 +239,11 @@ active_allocated 100 8";
                 "4 MiB of a tensor were freed with another size",
             ),
             (end, "segment 100 20\nactive_allocated 100 6", "8 MiB of a tensor have less room at the end"),
-            (end, &format!("segment_free 110 10\n{end}"), "10 MiB of a segment were freed and are there afterwards"),
+            (end, &format!("segment_free 110 10\n{end}"), "10 MiB of a segment were freed and are present afterwards"),
             (
                 end,
                 &format!("segment_free 100 8\n{end}"),
-                "12 MiB of a segment are neither freed nor there at the end, and 3 more",
+                "12 MiB of a segment are neither freed nor present at the end, and 3 more",
             ),
         ] {
             assert!(RIGHT.contains(line));
@@ -263,6 +263,9 @@ active_allocated 100 8";
             segment 130 10";
         assert_eq!(contradiction(right), None);
         let wrong = right.replace("segment 130 10", "segment 130 8");
-        assert_eq!(contradiction(&wrong).as_deref(), Some("2 MiB of a segment are neither freed nor there at the end"));
+        assert_eq!(
+            contradiction(&wrong).as_deref(),
+            Some("2 MiB of a segment are neither freed nor present at the end")
+        );
     }
 }

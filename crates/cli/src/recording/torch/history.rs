@@ -211,7 +211,10 @@ fn piece(from: &mut (impl BufRead + Seek), at: u64, count: usize) -> io::Result<
     while events.len() < count {
         line.clear();
         if from.read_line(&mut line)? == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "PyTorch's history was changed meanwhile"));
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "PyTorch's history was changed while it was read",
+            ));
         }
         events.extend(event(line.trim_end()).and_then(|(name, numbers)| LoggedEvent::of(action_of(name)?, &numbers)));
     }

@@ -244,13 +244,13 @@ impl<R: BufRead> Pickle<'_, R> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len().checked_sub(count).filter(|first| *first >= floor) {
             Some(first) => Ok(first),
-            None => self.damaged("it needs a value that is not there"),
+            None => self.damaged("it needs a value that does not exist"),
         }
     }
 
     /// Returns the index of the first value after the last mark.
     fn marked(&mut self) -> io::Result<usize> {
-        self.marks.pop().map_or_else(|| self.damaged("it needs a mark that is not there"), Ok)
+        self.marks.pop().map_or_else(|| self.damaged("it needs a mark that does not exist"), Ok)
     }
 
     fn tuple(&mut self, first: usize) -> io::Result<()> {
@@ -287,11 +287,11 @@ impl<R: BufRead> Pickle<'_, R> {
             Some(Value::Object(object)) => Memoized::Object(*object),
             Some(Value::Pair(one, other)) => Memoized::Pair(*one, *other),
             Some(_) => Memoized::Other,
-            None => return self.damaged("it needs a value that is not there"),
+            None => return self.damaged("it needs a value that does not exist"),
         };
         // Writers number the entries in order, and each one takes at least two bytes.
         if number > self.at / 2 {
-            return self.damaged("the number of a value is too high");
+            return self.damaged("the index of a value is too high");
         }
         let number = usize::try_from(number).map_err(io::Error::other)?;
         if number >= self.memo.len() {
@@ -304,7 +304,7 @@ impl<R: BufRead> Pickle<'_, R> {
     fn get(&mut self, number: u64) -> io::Result<()> {
         let memoized = usize::try_from(number).ok().and_then(|number| self.memo.get(number));
         match memoized.copied().unwrap_or(Memoized::Nothing) {
-            Memoized::Nothing => self.damaged("it names a value that is not there"),
+            Memoized::Nothing => self.damaged("it refers to a value that does not exist"),
             Memoized::Text(text) => self.push(Value::Text(text)),
             Memoized::Object(object) => self.push(Value::Object(object)),
             Memoized::Pair(one, other) => self.push(Value::Pair(one, other)),
