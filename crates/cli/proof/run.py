@@ -326,7 +326,7 @@ OOM = {"refused calls": "refusals", "obtained soon": "obtained", "refused bytes"
 TABLE = {
     "static": dict(command=harness.Proof.cpp, equal={"peak": "most"}, code=7),
     "killed": dict(command=program("killed"), equal={"peak": "reserved"}, code=137),
-    "oom": dict(command=program("refused"), equal=OOM, says="Out of memory: the driver refused "),
+    "oom": dict(command=program("refused"), equal=OOM, says="Out of memory: the driver rejected "),
     "native": dict(command=program("train"), equal=EXACT),
     "expandable": dict(command=program("train"), equal=EXACT, env=EXPANDABLE),
     "jax": dict(command=program("jax", file=WITHOUT_TORCH), equal={}, least={"peak": "allocated"}),

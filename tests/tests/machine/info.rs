@@ -86,7 +86,7 @@ fn a_figure_that_cannot_be_read_is_not_0() {
     assert_eq!(json(&without)["gpus"][0]["total_bytes"], Value::Null);
     let old = gpumem(&Standin::new().without_symbol("nvmlDeviceGetMemoryInfo_v2"), &["info"]);
     ended(&old, 0, &[]);
-    assert!(old.stdout.ends_with("what is reserved on GPU 0: a driver before 510 counts it as used\n"), "{old}");
+    assert!(old.stdout.ends_with("the reserved memory of GPU 0: a driver before 510 counts it as used\n"), "{old}");
 }
 
 #[test]

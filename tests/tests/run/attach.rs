@@ -39,7 +39,7 @@ allocate(1 << 20)
 print('ended')
 ";
 
-const LATE: &str = "The recording began when the process had run for ";
+const LATE: &str = "The recording started when the process had run for ";
 
 /// Returns the library as the command unpacks it.
 fn library(folder: &Folder) -> String {

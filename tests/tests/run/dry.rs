@@ -46,7 +46,7 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
     });
     assert_eq!(seen, expected);
     assert!(report.contains("\ndry run, card of 1 TiB\n"), "{report}");
-    assert!(report.contains("gpumem's card refused 683.59 GiB (device)"), "{report}");
+    assert!(report.contains("gpumem rejected 683.59 GiB (device)"), "{report}");
     // The stand-in's `cuMemCreate` jumps to gpumem's function, as the stubs of older drivers do.
     assert!(!report.contains("libgpumem_inject"), "{report}");
 }

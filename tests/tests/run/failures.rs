@@ -230,7 +230,7 @@ fn a_disk_that_is_full_from_the_start() {
             "`{why}; see what its process printed, or run it again with room on the disk or with another --output"
         );
         assert!(lines.iter().any(|line| line.ends_with(&next)), "{outcome}");
-        let limit = format!(": nothing is known of its limits{why}");
+        let limit = format!(": its limits cannot be checked{why}");
         assert_eq!(
             lines.iter().filter(|line| line.ends_with(&limit)).count(),
             usize::try_from(exit).unwrap(),

@@ -88,7 +88,7 @@ fn a_limit_does_not_pass_without_a_process_whose_peak_was_not_written() {
     let outcome = machine().run_program(&built("gpumem-command"), &words);
     assert_eq!(outcome.exit(), "exit status: 1", "{outcome}");
     for part in
-        ["; --only-peak writes the recording each second: ", ": nothing is known of its limits: its process could not"]
+        ["; --only-peak writes the recording each second: ", ": its limits cannot be checked: its process could not"]
     {
         assert!(outcome.stderr.contains(part), "{part}\n{outcome}");
     }

@@ -47,11 +47,11 @@ fn the_summary_begins_with_what_the_driver_refused() {
     let outcome = run_probe(&machine(), &file, &steps);
     assert!(outcome.is_clean() && outcome.stdout == plain.stdout, "{outcome}");
     let first = outcome.stderr.trim_start().lines().next().unwrap_or_default();
-    assert!(first.starts_with("Out of memory: the driver refused 90.95 TiB (device) after "), "{outcome}");
+    assert!(first.starts_with("Out of memory: the driver rejected 90.95 TiB (device) after "), "{outcome}");
     assert!(first.contains("raw.rs:") && first.contains("while the process had 4 MiB of device 0 in use"), "{outcome}");
     // The total is without the memory that the driver reserves. The context takes 527 MiB, and other processes 1 GiB.
     let second = outcome.stderr.trim_start().lines().nth(1).unwrap_or_default();
-    let says = "Device 0 has 15.40 GiB, of which 13.88 GiB were free shortly after. Besides these blocks, 1.51 GiB were in use: by the CUDA context";
+    let says = "Device 0 has 15.40 GiB, of which 13.88 GiB were free shortly after. In addition to these blocks, 1.51 GiB were in use: by the CUDA context";
     assert!(second.starts_with(says), "{outcome}");
     // If only the peak is recorded, the live blocks are not known.
     let probe = probe();

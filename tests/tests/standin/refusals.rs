@@ -180,7 +180,7 @@ fn a_refusal_is_of_the_device_that_was_asked() {
         "{outcome}"
     );
     assert_eq!(outcome.stderr.matches("is out of memory").count(), 3, "{outcome}");
-    assert!(outcome.stderr.ends_with("gpumem: further refused allocations are not reported\n"), "{outcome}");
+    assert!(outcome.stderr.ends_with("gpumem: further failed allocations are not reported\n"), "{outcome}");
 }
 
 /// Allocators with a cache do this: they are refused, empty the cache, and ask again.
@@ -358,5 +358,5 @@ fn a_device_that_is_not_there_or_cannot_be_read_is_an_error() {
     assert!(outcome.answer("breakdown").starts_with("error["), "{outcome}");
     let outcome = Standin::new().without(Library::Cuda).without(Library::Nvml).run("breakdown; summary");
     assert!(outcome.answer("breakdown").starts_with("error[unavailable"), "{outcome}");
-    assert!(outcome.answer("summary").ends_with("|what was allocated is not known"), "{outcome}");
+    assert!(outcome.answer("summary").ends_with("|the allocated memory is not known"), "{outcome}");
 }

@@ -118,7 +118,7 @@ fn exit(
         terminal::error(&Failure::new(
             "the peaks cannot be compared",
             why.trim_end_matches('.'),
-            "record what is missing again",
+            "record the missing data again",
         ));
         return Ok(Exit::Failed);
     }

@@ -343,7 +343,11 @@ fn export(
 #[cfg(feature = "parquet")]
 fn export_tables(files: &[PathBuf], to: Option<&Path>) -> Result<Exit, Failure> {
     let Some(folder) = to.filter(|folder| !terminal::is_stdout(folder)) else {
-        return Err(Failure::new("--format parquet cannot be written", "it is several files", "give --output FOLDER"));
+        return Err(Failure::new(
+            "--format parquet cannot be written",
+            "it consists of several files",
+            "give --output FOLDER",
+        ));
     };
     let mut missing = Vec::new();
     let mut names = std::collections::HashSet::new();
@@ -374,7 +378,7 @@ pub(crate) fn exit_of(missing: &[(String, Missing)]) -> Exit {
     let mut exit = Exit::Done;
     for (file, missing) in missing {
         if let Some(why) = &missing.incomplete {
-            let next = "the report covers what comes before";
+            let next = "the report covers the data before that";
             terminal::error(&Failure::new(format!("`{file}` has no end"), why, next));
             exit = Exit::Failed;
         }
@@ -386,7 +390,7 @@ pub(crate) fn exit_of(missing: &[(String, Missing)]) -> Exit {
 fn check_format(history: &History, format: Format, moment: Moment) -> Result<(), Failure> {
     let what = format!("`{}` cannot be written as {}", history.path.display(), format.name());
     if format.has_stacks() && !history.is_known_at(moment) {
-        let cause = format!("what was live at {moment} is not in the recording");
+        let cause = format!("the blocks that were live at {moment} are not in the recording");
         return Err(Failure::new(what, cause, "give --at peak or --at end"));
     }
     Ok(())
@@ -400,7 +404,7 @@ fn check_moments(history: &History, moments: &[Moment]) -> Result<(), Failure> {
     let file = history.path.display();
     let what = format!("`{file}` cannot be shown at `oom`");
     match history.oom() {
-        None => Err(Failure::new(what, "the driver refused no allocation", "give another moment, such as peak")),
+        None => Err(Failure::new(what, "the driver rejected no allocation", "give another moment, such as peak")),
         Some(refused) if !history.is_whole_at(refused.number) => {
             let cause = "the recording contains only a part of the events, without the blocks that were live then";
             Err(Failure::new(what, cause, "record without --only-peak, or with a larger --max-size"))

@@ -84,7 +84,7 @@ pub(super) fn execute(arguments: WhatIfArguments) -> Result<Exit, Failure> {
                 let files = files::expand(std::slice::from_ref(&argument))?;
                 let [file] = files.as_slice() else {
                     let what = format!("`{}` cannot be asked", argument.display());
-                    return Err(Failure::new(what, "it is several recordings", "give one of them"));
+                    return Err(Failure::new(what, "it contains several recordings", "give one of them"));
                 };
                 let history = read(file)?;
                 working("replaying the requests", || what_if::ask_recording(&history, card, question.jobs))?

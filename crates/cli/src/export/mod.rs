@@ -102,7 +102,7 @@ fn in_words(hidden: Hidden) -> Vec<String> {
     let mut lines = Vec::new();
     // Process 1 belongs to another user, unless this is a container.
     if fs::read_dir("/proc/1/fd").is_err() {
-        lines.push("recordings of other users cannot be seen; as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, they can".to_owned());
+        lines.push("recordings of other users cannot be seen; run as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, to see them".to_owned());
     }
     if processes > 0 {
         lines.push(format!("{processes} of the driver's processes cannot be seen here; in a container, share the PID namespace of the host"));
@@ -113,7 +113,7 @@ fn in_words(hidden: Hidden) -> Vec<String> {
     }
     if readings > 0 {
         let readings = counted(readings as u64, "reading of the driver has", "readings of the driver have");
-        lines.push(format!("{readings} failed; `gpumem doctor` says why"));
+        lines.push(format!("{readings} failed; `gpumem doctor` shows the reason"));
     }
     lines
 }

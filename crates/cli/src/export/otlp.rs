@@ -50,7 +50,12 @@ pub(super) fn pusher(url: String) -> Result<impl FnOnce(Arc<Mutex<Exporter>>) ->
         Err(_) => DEFAULT_INTERVAL,
         Ok(text) => match text.parse() {
             Ok(millis @ 1..) => Duration::from_millis(millis),
-            _ => return Err(failed(&format!("{INTERVAL}={text} is no number of milliseconds"), "unset or correct it")),
+            _ => {
+                return Err(failed(
+                    &format!("{INTERVAL}={text} is not a number of milliseconds"),
+                    "unset or correct it",
+                ));
+            }
         },
     };
     Ok(move |exporter| push(&url, interval, exporter))

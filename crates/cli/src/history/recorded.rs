@@ -154,7 +154,7 @@ impl History {
             Some(End::Cut { at }) => Some(format!("it is cut within the record at byte {at}")),
             Some(End::Damaged { at, why }) => Some(format!("it is damaged at byte {at}: {why}")),
             Some(End::AboveLimit { at, limit }) => {
-                Some(format!("what follows byte {at} is not read, because gpumem writes no such file: {limit}"))
+                Some(format!("the data after byte {at} is not read, because gpumem never writes such a file: {limit}"))
             }
             Some(End::Complete) | None if self.definitions().lacks_end() => {
                 let who = "its process still records, or could not write it, or was killed";

@@ -26,7 +26,7 @@ impl fmt::Display for Moment {
             Self::Start => f.write_str("the start"),
             Self::Peak => f.write_str("the peak"),
             Self::End => f.write_str("the end"),
-            Self::Oom => f.write_str("the refused allocation"),
+            Self::Oom => f.write_str("the rejected allocation"),
             Self::Time(time) => f.write_str(&in_words(*time)),
         }
     }

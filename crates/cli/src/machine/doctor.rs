@@ -344,7 +344,7 @@ impl Checks {
 
     fn surroundings(&mut self, machine: Option<&Machine>) {
         if let Some(container) = container() {
-            let found = format!("{container}: the driver may list no processes, or numbers from outside");
+            let found = format!("{container}: the driver may list no processes, or process ids from outside");
             self.ok("container", found);
         }
         if is_wsl() {

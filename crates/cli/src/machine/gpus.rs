@@ -127,7 +127,7 @@ impl Machine {
 
     fn memory(&mut self, of: &str, memory: Result<GpuMemory, Error>, is_of_machine: bool) -> Memory {
         if is_of_machine && memory.is_ok() {
-            let why = "it has none of its own, and NVML has no figures: they are those of the machine's memory, and pinned and managed \
+            let why = "it has no separate memory, and NVML reports no values: these are the values of the machine's memory, and pinned and managed \
                        memory counts as memory of the GPU";
             self.not_read.push(NotRead::remark(format!("the memory of {of}"), why));
             return memory.map(Memory::of).unwrap_or_default();
@@ -135,7 +135,7 @@ impl Machine {
         let memory = self.known(format!("the memory of {of}"), memory).map(Memory::of).unwrap_or_default();
         if memory.used_bytes.is_some() && memory.reserved_bytes.is_none() {
             let why = "a driver before 510 counts it as used";
-            self.not_read.push(NotRead::remark(format!("what is reserved on {of}"), why));
+            self.not_read.push(NotRead::remark(format!("the reserved memory of {of}"), why));
         }
         memory
     }

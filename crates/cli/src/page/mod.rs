@@ -79,11 +79,7 @@ impl Page {
             chosen.extend(self.comparison.of_rank(*rank).map(|number| (number, "asked for")));
             if chosen.len() == before {
                 let next = "give a rank whose recording is among the files";
-                return Err(Failure::new(
-                    format!("--rank {rank} cannot be shown"),
-                    "no recording is of this rank",
-                    next,
-                ));
+                return Err(Failure::new(format!("--rank {rank} cannot be shown"), "no recording has this rank", next));
             }
         }
         self.in_detail = chosen;

@@ -204,7 +204,7 @@ impl Comparison {
                 let peaks = counted(*compared as u64, "peak", "peaks");
                 format!("The {peaks} of {file} changed by {limit} at most.")
             } else {
-                format!("No peak of {file} grew by more than {limit}. `gpumem baseline write` takes over what changed.")
+                format!("No peak of {file} grew by more than {limit}. `gpumem baseline write` accepts the changes.")
             };
         }
         let mut sentences = Vec::new();
@@ -220,7 +220,7 @@ impl Comparison {
             let gone = counted(gone.len() as u64, "device has", "devices have");
             sentences.push(format!("{gone} no recording, but a line in {file}."));
         }
-        sentences.push("If that is wanted, `gpumem baseline write` takes it over.".to_owned());
+        sentences.push("If this is intended, `gpumem baseline write` accepts it.".to_owned());
         sentences.join(" ")
     }
 

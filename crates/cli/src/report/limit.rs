@@ -130,7 +130,7 @@ impl<'a> Judge<'a> {
     pub(crate) fn unknown(&mut self, file: &Path, why: &dyn fmt::Display) {
         if self.has_limits() {
             let file = file.display().to_string();
-            let found = Finding::new(format!("{file}: nothing is known of its limits: {why}"));
+            let found = Finding::new(format!("{file}: its limits cannot be checked: {why}"));
             self.push(&file, "it is known".to_owned(), vec![found]);
         }
     }

@@ -127,7 +127,7 @@ fn time(history: &History, moment: Moment, change: Option<u32>) -> String {
             || moment.to_string(),
             |refused| {
                 let (bytes, at) = (Bytes::new(refused.bytes), in_words(Duration::from_nanos(refused.time)));
-                format!("the refusal of {bytes}, after {at}")
+                format!("the rejected allocation of {bytes}, after {at}")
             },
         ),
     }

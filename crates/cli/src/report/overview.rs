@@ -172,7 +172,7 @@ pub(crate) struct Missing {
 
 /// Why a recording without an end has no lines.
 const NO_SYMBOLS: &str =
-    "the recording has no end, where its symbols are; those of a process that still records come when it ends";
+    "the recording has no end, which contains the symbols; a process that still records writes them when it ends";
 
 impl Missing {
     pub(crate) fn of(history: &History) -> Self {
@@ -238,7 +238,7 @@ impl Missing {
         let mut lines = self.lost_in_words();
         if self.has_only_peaks {
             lines.push(
-                "Only what was live at the peak of each device and at the end is in the recording (--only-peak)."
+                "The recording contains only the blocks that were live at the peak of each device and at the end (--only-peak)."
                     .to_owned(),
             );
         }
@@ -255,12 +255,12 @@ impl Missing {
         let mut lines = self.contradictions.clone();
         if let Some(why) = &self.incomplete {
             let symbols =
-                if self.symbols.is_some() { ", without lines and functions, which come with the end" } else { "" };
-            lines.push(format!("The file has no end: {why}. The report covers what comes before{symbols}."));
+                if self.symbols.is_some() { ", without lines and functions, which are written at the end" } else { "" };
+            lines.push(format!("The file has no end: {why}. The report covers the data before that{symbols}."));
         }
         if self.has_no_history {
             let why = "PyTorch keeps one after torch.cuda.memory._record_memory_history()";
-            lines.push(format!("The snapshot has no history, only what was live when it was made: {why}."));
+            lines.push(format!("The snapshot has no history, only the blocks that were live when it was made: {why}."));
         } else if let Some(after) = self.begins_after_event {
             let first = match after {
                 _ if self.has_only_pytorch => {
@@ -276,11 +276,11 @@ impl Missing {
         if let Some(seconds) = self.begins_after_seconds {
             let after = in_words(Duration::from_secs_f64(seconds.max(0.0)));
             lines.push(format!(
-                "The recording began when the process had run for {after}: what was allocated before is not in it."
+                "The recording started when the process had run for {after}: earlier allocations are not in it."
             ));
         }
         if self.not_intercepted {
-            lines.push("Allocations were not intercepted: what was allocated is not known.".to_owned());
+            lines.push("Allocations were not intercepted: the allocated memory is not known.".to_owned());
         }
         let counts = [
             (self.lost_events, "event was lost", "events were lost", "some numbers may be wrong"),

@@ -118,7 +118,7 @@ const MOST: usize = 40;
 
 pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let places = grouped(places(history));
-    let what = ": places, by what they have at the peak";
+    let what = ": places, by their memory at the peak";
     let file = shortened(&history.path.display().to_string(), paint.width().saturating_sub(what.len()));
     let title = format!("{file}{what}");
     writeln!(out, "{}", paint.on(Role::Heading, title))?;

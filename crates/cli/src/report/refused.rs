@@ -107,7 +107,7 @@ impl RefusedAllocation {
         let rest = self.rest_bytes.map(|rest| {
             let rest = Bytes::new(rest);
             format!(
-                " Besides these blocks, {rest} were in use: by the CUDA context and kernels, and by other processes."
+                " In addition to these blocks, {rest} were in use: by the CUDA context and kernels, and by other processes."
             )
         });
         Some(format!("{size}{}.{}", free.unwrap_or_default(), rest.unwrap_or_default()))
@@ -127,7 +127,7 @@ impl Refused {
                 .iter()
                 .map(|refused| RefusedAllocation::of(history, refused))
                 .collect(),
-            by: if history.definitions().process().cards.is_some() { "gpumem's card" } else { "the driver" },
+            by: if history.definitions().process().cards.is_some() { "gpumem" } else { "the driver" },
             is_live_known: history.is_whole_at(main.number),
         })
     }
@@ -140,12 +140,12 @@ impl Refused {
             let many = counted(*count, "allocation", "allocations");
             let most = if *count > 1 { format!(", {largest} at most") } else { String::new() };
             return vec![
-                format!("Memory was short: {by} refused {many}{most}; the last: {}.", main.in_words()),
+                format!("Memory was short: {by} rejected {many}{most}; the last: {}.", main.in_words()),
                 format!("Each time the same thread obtained as much within a second, {soon}."),
             ];
         }
         let mut lines = vec![format!(
-            "Out of memory: {by} refused {}. The thread did not obtain as much within a second.",
+            "Out of memory: {by} rejected {}. The thread did not obtain as much within a second.",
             main.in_words()
         )];
         lines.extend(main.device_in_words());
@@ -154,7 +154,7 @@ impl Refused {
                 0 => String::new(),
                 some => format!("; after {some} of them the same thread obtained as much within a second, {soon}"),
             };
-            lines.push(format!("In all, {count} allocations were refused, of {largest} at most{soon}."));
+            lines.push(format!("In total, {count} allocations were rejected, the largest of {largest}{soon}."));
         }
         lines
     }

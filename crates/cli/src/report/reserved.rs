@@ -229,14 +229,14 @@ impl AllocatorSums {
             + self.unused_in_private_pools_bytes
     }
 
-    /// Returns text such as `400 MiB from the driver: asked for 305 MiB (76 %), unused beside tensors 50 MiB (12 %),
+    /// Returns text such as `400 MiB from the driver: asked for 305 MiB (76 %), unused next to tensors 50 MiB (12 %),
     /// unused segments 45 MiB (11 %)`.
     pub(super) fn in_words(&self, requested: u64, unit: Amounts) -> String {
         let parts = [
             ("asked for", requested),
             ("rounding", self.rounding_bytes),
             ("freed, in use by another stream,", self.awaiting_bytes),
-            ("unused beside tensors", self.unused_beside_tensors_bytes),
+            ("unused next to tensors", self.unused_beside_tensors_bytes),
             ("unused segments", self.unused_segments_bytes),
             ("unused of other streams", self.unused_of_other_streams_bytes),
             ("unused in private pools of graphs", self.unused_in_private_pools_bytes),
@@ -287,7 +287,7 @@ impl AllocatorSums {
         }
         if self.partly_used >= MANY && self.unused_beside_tensors_bytes * MATTERS >= self.reserved_bytes {
             let advice =
-                "`gpumem what-if` with this file shows what PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would do";
+                "`gpumem what-if` with this file shows the effect of PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True";
             lines.push(("advice", advice.to_owned()));
         }
         lines

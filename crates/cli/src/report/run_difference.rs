@@ -298,7 +298,7 @@ impl RunDifference {
     fn about_worst(&self) -> String {
         let Some(RankDifference { named, .. }) = self.changed_most() else { return String::new() };
         let did = if named.change.bytes > 0 { "grew" } else { "shrank" };
-        format!("what {did} most: {}", named.name)
+        format!("the peak that {did} most: {}", named.name)
     }
 
     /// Writes Markdown tables for a comment on a pull request.

@@ -36,7 +36,7 @@ fn write_refused(refused: &Refused, overview: &Overview, out: &mut dyn Write, pa
     let mut alarm = |line: &str| writeln!(out, "{}", paint.on(Role::Alarm, line));
     refused.in_words().iter().try_for_each(|line| alarm(line))?;
     if refused.is_live_known {
-        alarm(&format!("What held the memory: `gpumem report --at oom {}`", overview.file))?;
+        alarm(&format!("The memory at that time: `gpumem report --at oom {}`", overview.file))?;
     }
     let mut lines = overview.torch.iter().flat_map(TensorsOverview::refusal_in_words);
     lines.try_for_each(|(name, text)| tensors::line(out, paint, name, &text))?;
@@ -87,7 +87,7 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
         // The driver blocks are only those that PyTorch's cache holds for the tensors.
         write_device(device, overview.missing.symbols.is_some(), has_tensors && holds_cache(device), out, paint)?;
         if torch.is_none() && holds_cache(device) {
-            let text = "PyTorch keeps what is freed in a cache: a line is where the cache grew. `gpumem run --modules` shows the tensors.";
+            let text = "PyTorch keeps freed memory in a cache: a line is where the cache grew. `gpumem run --modules` shows the tensors.";
             writeln!(out, "{text}")?;
         }
     }
@@ -108,7 +108,8 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     if overview.missing.has_only_pytorch {
         return Ok(());
     }
-    let not_seen = "Not seen: CUDA contexts and kernels, other processes, and what was allocated before the recording.";
+    let not_seen =
+        "Not seen: CUDA contexts and kernels, other processes, and memory that was allocated before the recording.";
     writeln!(out, "{}", paint.on(Role::Faint, not_seen))
 }
 
@@ -174,14 +175,14 @@ fn write_device(
     if let Some(share) =
         share(|sum| sum.library.is_none() && sum.line.as_deref().is_none_or(|line| line.ends_with(NO_STACK)))
     {
-        let why = "stacks are recorded of blocks of 1 MiB or more, and of none with --stacks none";
+        let why = "stacks are recorded for blocks of 1 MiB or more, and for none with --stacks none";
         line(out, "no line", &format!("{share} of the peak has no stack: {why}"))?;
     }
     let no_line = || share(|sum| sum.line.as_deref().is_some_and(|line| !is_exact(line)));
     // Without symbols, a sentence about the whole recording already explains this.
     if let Some(share) = no_line().filter(|_| !lacks_symbols) {
         let how = "build it with -g, or with Cargo's debug = \"line-tables-only\" and strip = false";
-        line(out, "no line", &format!("{share} of the peak is of code without debug information: {how}"))?;
+        line(out, "no line", &format!("{share} of the peak is from code without debug information: {how}"))?;
     }
     match &device.besides {
         None => line(out, "besides", "? (managed and pinned host memory at the peak is not in the recording)")?,

@@ -248,7 +248,7 @@ impl DeviceTensors {
             [tensors.peak_steps(), (!is_empty).then_some(tensors.steps.len())].map(|at| at.map(moment));
         let outside = [&peak, &at_end].into_iter().flatten().map(|moment| moment.sums.outside_segments_bytes).max();
         let outside = outside.filter(|bytes| *bytes > 0 && !is_known).map(|bytes| {
-            let what = format!("{} of the tensors lie in no segment, or over others", Bytes::new(bytes));
+            let what = format!("{} of the tensors are in no segment, or overlap others", Bytes::new(bytes));
             all.contradiction_in_words(about.device.ordinal, &what)
         });
         Self {

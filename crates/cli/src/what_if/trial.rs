@@ -130,7 +130,7 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
     let most = peaks.iter().max().copied();
     let enough = peaks.iter().map(|peak| peak + CONTEXT.get()).sum();
     let failed = match (is_success, most) {
-        (true, _) if refused > 0 => Some("memory was refused, and the program went on without it".to_owned()),
+        (true, _) if refused > 0 => Some("an allocation failed, and the program continued without it".to_owned()),
         (true, Some(_)) => None,
         (true, None) => Some("it allocated nothing on a GPU".to_owned()),
         (false, _) => {

@@ -392,7 +392,7 @@ fn runs_are_compared_rank_by_rank() {
     for part in [
         "before → after 4 peaks compared, of which 2 grew; their sum: +81 MiB (+4.6 %) ",
         " sum of 4 1748 1829 +81 device 0, all processes together 1748 1829 +81 rank 1, device 0 437 518 +81 rank 2, device 0 437 478 +40 rank 10, device 0 437 396 -40 ",
-        " what grew most: rank 1, device 0: before/train.rank1.gpu0.pid101.capture → after/train.rank1.gpu0.pid908.capture ",
+        " the peak that grew most: rank 1, device 0: before/train.rank1.gpu0.pid101.capture → after/train.rank1.gpu0.pid908.capture ",
         " src/adam.rs:30 200 240 +40 ",
     ] {
         assert!(words.contains(part), "{part:?} is not in\n{stdout}");
@@ -416,7 +416,7 @@ fn runs_are_compared_rank_by_rank() {
 
     // The test also compares in the other direction, and without a change.
     let fell = within(&folder, &["diff", "after/*rank[12].*", "before/*rank[12].*"]).stdout;
-    assert!(fell.contains("\nwhat shrank most: rank 1, device 0:\n") && !fell.contains("grew most"), "{fell}");
+    assert!(fell.contains("\nthe peak that shrank most: rank 1, device 0:\n") && !fell.contains("grew most"), "{fell}");
     let same = within(&folder, &["diff", "before", "before"]).stdout;
     assert_eq!(same, "before → before\n4 peaks compared, of which 0 grew; their sum: no change\n");
 
@@ -427,7 +427,7 @@ fn runs_are_compared_rank_by_rank() {
     assert!(alone.code == Some(0) && alone.stdout.contains(line), "{alone:?}");
     assert_eq!([limited("18%").code, limited("19%").code], [Some(1), Some(2)]);
     let why = limited("19%").stderr;
-    assert!(why.ends_with("with a peak of 437 MiB; record what is missing again\n"), "{why}");
+    assert!(why.ends_with("with a peak of 437 MiB; record the missing data again\n"), "{why}");
     // A loss in one recording leaves all unknown.
     let mut lost = Made::of_job("train", 10);
     lost.alloc(MIB, MemKind::Pool, 0);
@@ -557,7 +557,7 @@ fn a_baseline_is_a_file_for_reviews() {
     assert_eq!(grown.code, Some(1), "{grown:?}");
     let words = grown.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in [
-        "5 peaks grew by more than 2 % since peaks.json was written. If that is wanted, `gpumem baseline write` takes it over. ",
+        "5 peaks grew by more than 2 % since peaks.json was written. If this is intended, `gpumem baseline write` accepts it. ",
         " train, device 0 438 520 +82 train, device 0: src/adam.rs:30 200 240 +40 ",
     ] {
         assert!(words.contains(part), "{part:?} is not in\n{}", grown.stdout);
@@ -577,7 +577,7 @@ fn a_baseline_is_a_file_for_reviews() {
     assert!(
         less.code == Some(0)
             && less.stdout.starts_with(
-                "No peak of peaks.json grew by more than 2 %. `gpumem baseline write` takes over what changed.\n"
+                "No peak of peaks.json grew by more than 2 %. `gpumem baseline write` accepts the changes.\n"
             ),
         "{less:?}"
     );

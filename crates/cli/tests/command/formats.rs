@@ -544,7 +544,10 @@ fn perfetto_has_counters_of_tensors() {
 fn what_cannot_be_written_is_said_in_one_line() {
     let recording = training("refused.capture");
     for (arguments, why) in [
-        (&["--format", "parquet"][..], "--format parquet cannot be written: it is several files; give --output FOLDER"),
+        (
+            &["--format", "parquet"][..],
+            "--format parquet cannot be written: it consists of several files; give --output FOLDER",
+        ),
         (&["--format", "torch", "--at", "end"], "--at cannot be used with --format torch: the format has all moments"),
         (&["--format", "folded", "--output", "/no/such/folder/x"], "`/no/such/folder/x` cannot be written: "),
         (&["--format", "parquet", "--output", "/dev/null/x"], "the tables cannot be written to `/dev/null/x`: "),

@@ -295,7 +295,7 @@ fn a_page_of_many_ranks_has_the_events_of_a_few() {
     let out = file("ranks-none.html");
     let ran = ran(&["report", "--html", out.to_str().unwrap(), runs, "--rank", "65"]);
     assert!(
-        ran.code == Some(2) && ran.stderr.contains("--rank 65 cannot be shown: no recording is of this rank; "),
+        ran.code == Some(2) && ran.stderr.contains("--rank 65 cannot be shown: no recording has this rank; "),
         "{ran:?}"
     );
     let Some(all) = computed(&path) else { return };

@@ -162,7 +162,10 @@ fn formats_have_what_is_known() {
     assert!(counters(&perfetto(&newest)).contains(&(800 * MIB).cast_signed()));
     for format in ["folded", "pprof"] {
         let of = |moment| ran_to(format, &["--at", moment], &peaks);
-        assert!(of("250ms").is_some_and(|error| error.contains("what was live at 250 ms is not in the recording")));
+        assert!(
+            of("250ms")
+                .is_some_and(|error| error.contains("the blocks that were live at 250 ms are not in the recording"))
+        );
         assert_eq!((of("peak"), of("end")), (None, None), "{format}");
     }
     let stacks = printed(&["report", "--format", "folded", &peaks]);

@@ -182,8 +182,8 @@ fn a_moment_shows_what_was_live_then() {
     assert!(text.starts_with(words), "{text}");
     for (arguments, why) in [
         (&["--at", "soon"][..], "write start, peak, end, oom, or a time such as 12.5s"),
-        (&["--at", "oom"], "the driver refused no allocation"),
-        (&["--between", "start", "oom"], "the driver refused no allocation"),
+        (&["--at", "oom"], "the driver rejected no allocation"),
+        (&["--between", "start", "oom"], "the driver rejected no allocation"),
     ] {
         let ran = ran(&[&["report"], arguments, &[&file]].concat());
         assert!(ran.code == Some(2) && ran.stderr.contains(why), "{arguments:?}: {ran:?}");
@@ -288,7 +288,7 @@ fn what_has_no_stack_is_said() {
     made.close(scope);
     made.alloc(20 * MIB, MemKind::Pool, 0);
     let text = printed(&["report", &recorded("small.capture", made)]);
-    let line = "no line  17 % of the peak has no stack: stacks are recorded of blocks of 1 MiB or more, and of none with --stacks none\n";
+    let line = "no line  17 % of the peak has no stack: stacks are recorded for blocks of 1 MiB or more, and for none with --stacks none\n";
     assert!(text.contains(line) && text.contains("scope of src/main.rs:40"), "{text}");
     assert!(text.contains("library  the program 20 MiB (83 %), not known 4 MiB (17 %)\n"), "{text}");
 }
@@ -324,7 +324,7 @@ fn a_program_without_debug_information_is_said() {
     made.alloc(3 * MIB, MemKind::Pool, 49);
     made.alloc(MIB, MemKind::Pool, 0);
     let text = printed(&["report", &recorded("stripped.capture", made)]);
-    let line = "no line  75 % of the peak is of code without debug information: build it with -g, ";
+    let line = "no line  75 % of the peak is from code without debug information: build it with -g, ";
     assert!(text.contains(line) && text.contains("\n train (no symbols)    3  ████"), "{text}");
     assert!(text.contains("library  the program 4 MiB (100 %)\n"), "{text}");
 }
@@ -372,10 +372,10 @@ fn a_recording_without_an_end_has_no_symbols() {
         json["missing"]["symbols"].clone()
     };
     let why =
-        "the recording has no end, where its symbols are; those of a process that still records come when it ends";
+        "the recording has no end, which contains the symbols; a process that still records writes them when it ends";
     // Both streams say once what is missing.
     let Ran { stdout, stderr, .. } = ran(&["report", &cut]);
-    let text = ". The report covers what comes before, without lines and functions, which come with the end.\n";
+    let text = ". The report covers the data before that, without lines and functions, which are written at the end.\n";
     assert!(stdout.contains(text) && !stdout.contains("-g") && stderr.lines().count() == 1, "{stdout}{stderr}");
     assert_eq!(stdout.matches(" end").count(), 2, "{stdout}");
     assert_eq!(missing_symbols(&cut), why);
@@ -529,9 +529,9 @@ fn the_summary_begins_with_the_allocation_that_was_refused() {
     made.alloc(200 * MIB, MemKind::Device, 2);
     let without = recorded("short.capture", made);
     let text = printed(&["report", &without]);
-    let short = "Memory was short: the driver refused 1 allocation; the last: 200 MiB (device) after 3 µs, at src/model.rs:77, called \
+    let short = "Memory was short: the driver rejected 1 allocation; the last: 200 MiB (device) after 3 µs, at src/model.rs:77, called \
                  from src/main.rs:9, while the process had 400 MiB of device 0 in use.\nEach time the same thread obtained as much \
-                 within a second, as allocators with a cache do that empty it and try again.\nWhat held the memory: ";
+                 within a second, as allocators with a cache do that empty it and try again.\nThe memory at that time: ";
     assert!(text.starts_with(short), "{text}");
     let mut made = Made::new("oom");
     made.alloc(100 * MIB, MemKind::Device, 0);
@@ -547,7 +547,7 @@ fn the_summary_begins_with_the_allocation_that_was_refused() {
     let file = recorded("oom.capture", made);
     let text = printed(&["report", &file]);
     let lines: Vec<_> = text.lines().take(5).collect();
-    assert!(lines[0].starts_with("Out of memory: the driver refused 3 GiB (pool) after 5 µs, at "), "{text}");
+    assert!(lines[0].starts_with("Out of memory: the driver rejected 3 GiB (pool) after 5 µs, at "), "{text}");
     assert!(
         lines[0].ends_with(
             "while the process had 400 MiB of device 0 in use. The thread did not obtain as much within a second."
@@ -555,10 +555,13 @@ fn the_summary_begins_with_the_allocation_that_was_refused() {
         "{text}"
     );
     assert_eq!(lines[1], "Device 0 has 141 GiB.");
-    assert_eq!(lines[2], "In all, 2 allocations were refused, of 3 GiB at most.");
-    assert_eq!(lines[3..], [&format!("What held the memory: `gpumem report --at oom {file}`"), ""]);
+    assert_eq!(lines[2], "In total, 2 allocations were rejected, the largest of 3 GiB.");
+    assert_eq!(lines[3..], [&format!("The memory at that time: `gpumem report --at oom {file}`"), ""]);
     let at = printed(&["report", "--at", "oom", &file]);
-    assert!(at.starts_with("device 0 (NVIDIA H200): 400 MiB in use at the refusal of 3 GiB, after 5 µs\n"), "{at}");
+    assert!(
+        at.starts_with("device 0 (NVIDIA H200): 400 MiB in use at the rejected allocation of 3 GiB, after 5 µs\n"),
+        "{at}"
+    );
     let refused = &json(&["report", "--json", &file])["refused"];
     assert_eq!((&refused["count"], &refused["obtained_soon"]), (&2.into(), &0.into()), "{refused}");
     assert_eq!(refused["largest_bytes"], 3_u64 << 30);
@@ -568,5 +571,5 @@ fn the_summary_begins_with_the_allocation_that_was_refused() {
     let ranks = printed(&["report", &file, &without]);
     assert!(ranks.starts_with("oom: Out of memory: ") && ranks.contains("\nshort: Memory was short: "), "{ranks}");
     let (_, page) = page("oom", &[&file]);
-    assert!(page.contains("Out of memory: the driver refused 3 GiB"), "the page says so as well");
+    assert!(page.contains("Out of memory: the driver rejected 3 GiB"), "the page says so as well");
 }

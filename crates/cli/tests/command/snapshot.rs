@@ -116,7 +116,7 @@ fn one_segment(name: &str, [segment_mib, block_mib, requested_mib, allocated_mib
 fn a_snapshot_without_a_history_is_one_moment() {
     let file = without_history("no-history.pickle", 20, 4);
     let text = printed(&["report", &file]);
-    let why = "The snapshot has no history, only what was live when it was made: ";
+    let why = "The snapshot has no history, only the blocks that were live when it was made: ";
     assert!(text.contains(why) && !text.contains("max_entries") && !text.contains("left out"), "{text}");
     assert!(text.contains("\n before the history    4 "), "{text}");
     let same = printed(&["diff", &file, &file, "--fail-on-increase", "1%"]);

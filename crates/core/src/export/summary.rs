@@ -21,7 +21,7 @@ impl Show for Summary {
         }
         if self.scopes.is_empty() {
             f.write_str(match &self.not_intercepted {
-                Some(_) => "what was allocated is not known",
+                Some(_) => "the allocated memory is not known",
                 None if self.pools.is_empty() => "no scope was opened and nothing was allocated",
                 None => "no scope was opened, and the pools handed nothing out",
             })?;
@@ -248,7 +248,7 @@ used: still in use. at peak: its part of the peak of the whole process.
         assert!(text.contains("\n1 free of an unknown block, 2 lost events: some numbers may be wrong\n"), "{text}");
         let why = Some("there is no driver".to_owned());
         let text = Summary::of(Vec::new(), 0, 0, why).to_string();
-        assert_eq!(text, "allocations are not intercepted: there is no driver\nwhat was allocated is not known");
+        assert_eq!(text, "allocations are not intercepted: there is no driver\nthe allocated memory is not known");
         let text = Summary::of(Vec::new(), 0, 0, None).to_string();
         assert_eq!(text, "no scope was opened and nothing was allocated");
         let text = Summary::of(Vec::new(), 0, 2, None).to_string();

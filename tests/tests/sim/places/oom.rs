@@ -149,7 +149,7 @@ fn a_refusal_reports_which_scopes_hold_the_memory() {
 fn three_are_reported_and_the_hook_gets_each() {
     let said = passes("refused often", &[]);
     assert_eq!((reports(&said), said.answers()), (3, vec!["45"]), "{}", said.stderr);
-    assert!(said.stderr.ends_with("gpumem: further refused allocations are not reported\n"), "{}", said.stderr);
+    assert!(said.stderr.ends_with("gpumem: further failed allocations are not reported\n"), "{}", said.stderr);
     let silent = passes("refused often", &[("GPUMEM_REPORT", "off")]);
     assert_eq!((silent.stderr.as_str(), silent.answers()), ("", vec!["45"]));
 }

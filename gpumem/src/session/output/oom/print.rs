@@ -24,7 +24,7 @@ pub(super) fn print(session: &Session, pending: PendingReport) {
         session.print(Content::OutOfMemory(Box::new(pending.oom)));
     }
     if before + 1 == MAX_PRINTED {
-        session.print(Content::Notice("further refused allocations are not reported".to_owned()));
+        session.print(Content::Notice("further failed allocations are not reported".to_owned()));
     }
 }
 
