@@ -18,7 +18,7 @@ pub(crate) fn begin() -> Result<(), String> {
     let refused = |why: &dyn Display| format!("{mode} is not possible, and the program does not run without it: {why}");
     if let Some(segment) = shared {
         let refused =
-            |why| refused(&format_args!("it has no access to the account of the cards, which processes share: {why}"));
+            |why| refused(&format_args!("it cannot access the memory in which processes account for the GPUs: {why}"));
         dry::share(segment, devices()).map_err(refused)?;
     }
     dry::begin(mode).map_err(|why| refused(&why))

@@ -125,7 +125,7 @@ pub struct Process {
     /// How long the process had run when the recording started, if the recording did not start with the process. Earlier
     /// allocations are not known.
     pub ran_before: Option<Duration>,
-    /// How the GPUs that the process saw differ from the real ones, such as `dry run, card of 24 GiB`.
+    /// How the GPUs that the process saw differ from the real ones, such as `dry run, GPU of 24 GiB`.
     pub cards: Option<String>,
     /// The name of the machine or the container.
     pub host: Option<String>,

@@ -33,7 +33,7 @@ impl Session {
             let text = "the numbers are those of a simulated GPU (GPUMEM_SIM or SimGpu::install), not of a real one";
             self.notify(Notice::Simulated, &text);
         } else if let Some((cards, _)) = source::replaced_cards().filter(|_| !self.settings.is_foreign) {
-            self.notify(Notice::Simulated, &format_args!("the program does not have the real card: {cards}"));
+            self.notify(Notice::Simulated, &format_args!("the program does not see the real GPU: {cards}"));
         }
         Ok(devices)
     }

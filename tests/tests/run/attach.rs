@@ -167,7 +167,7 @@ fn other_programs_are_refused_with_a_reason() {
         let lines: Vec<_> = outcome.stderr.lines().filter(|line| line.starts_with("gpumem: ")).collect();
         assert!(lines.len() == 1 && parts.iter().all(|part| lines[0].contains(part)), "{parts:?}\n{outcome}");
     };
-    refused("sleep 5", &["it runs no Python, but `", dormant]);
+    refused("sleep 5", &["it runs `", dormant]);
     refused("GPUMEM_RUN_FILE=/a sleep 5", &["`gpumem run` records it already"]);
     refused("GPUMEM_RUN_FILE=/a GPUMEM_RUN_CONTROL=/b sleep 5", &["use `gpumem start "]);
     let old = interpreters().into_iter().find(|(version, _)| *version < (3, 14));
@@ -184,6 +184,6 @@ fn other_programs_are_refused_with_a_reason() {
     }
     let nobody =
         Command::new(&gpumem).args(["attach", "4294967295"]).env("XDG_RUNTIME_DIR", folder.0.path()).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&nobody.stderr), "gpumem: process 4294967295: it does not run\n");
+    assert_eq!(String::from_utf8_lossy(&nobody.stderr), "gpumem: process 4294967295: it is not running\n");
     assert_eq!(nobody.status.code(), Some(2));
 }

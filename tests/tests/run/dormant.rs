@@ -121,14 +121,14 @@ fn the_socket_and_its_connections_are_not_among_the_descriptors_of_the_program()
 #[test]
 fn other_processes_cannot_be_started() {
     let gpumem = built("gpumem-command");
-    for (pid, why) in [("4294967295", "it does not run"), ("self", "invalid value"), ("1", "")] {
+    for (pid, why) in [("4294967295", "it is not running"), ("self", "invalid value"), ("1", "")] {
         let outcome = machine().run_program(&gpumem, &["start", pid]);
         assert_eq!(outcome.exit(), "exit status: 2", "{outcome}");
         assert!(outcome.stderr.contains(why), "{outcome}");
     }
     let script = format!("sleep 300 & {} start $!; kill $!", gpumem.display());
     let outcome = machine().run_program("/bin/sh".as_ref(), &["-c", &script]);
-    assert!(outcome.stderr.contains("it has no library of gpumem that waits; start the program with"), "{outcome}");
+    assert!(outcome.stderr.contains("no library of gpumem waits in it; start the program with"), "{outcome}");
 }
 
 /// The library is for all users. The sockets are for this user alone.
@@ -153,6 +153,6 @@ fn a_program_that_is_stopped() {
     );
     let outcome = machine().run_program("/bin/sh".as_ref(), &["-c", &text]);
     let (code, pid) = outcome.stdout.trim_end().split_once(' ').unwrap_or_else(|| panic!("{outcome}"));
-    let text = format!("gpumem: process {pid}: it is stopped, and cannot answer; let it go on: kill -CONT {pid}\n");
+    let text = format!("gpumem: process {pid}: it is stopped, and cannot answer; continue it: kill -CONT {pid}\n");
     assert_eq!((code, &outcome.stderr), ("2", &text), "{outcome}");
 }

@@ -45,7 +45,7 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
         "freed": [[0, 0, 0, 1], 1_048_049],
     });
     assert_eq!(seen, expected);
-    assert!(report.contains("\ndry run, card of 1 TiB\n"), "{report}");
+    assert!(report.contains("\ndry run, GPU of 1 TiB\n"), "{report}");
     assert!(report.contains("gpumem rejected 683.59 GiB (device)"), "{report}");
     // The stand-in's `cuMemCreate` jumps to gpumem's function, as the stubs of older drivers do.
     assert!(!report.contains("libgpumem_inject"), "{report}");
@@ -102,7 +102,7 @@ fn a_dry_run_has_as_many_cards_as_it_is_asked_for() {
     });
     assert_eq!(seen, expected);
     for part in [
-        "dry run, 4 cards of 24 GiB",
+        "dry run, 4 GPUs of 24 GiB",
         "device 3 (Stand-in GPU 0): the peak was 19.53 GiB",
         "kind     pool 64 MiB (74 %), vmm 22 MiB (26 %)",
     ] {
@@ -150,7 +150,7 @@ fn a_limit_refuses_and_computes() {
     assert_eq!(seen["launch"], json!([[0, 1], [0, 1], [0, 1], [0, 1]]));
     assert_eq!(seen["read"], json!([[0, "abababab"], [0, "abababab"]]));
     assert_eq!(seen["freed"][1], json!(1521));
-    assert!(report.contains("\ncard limited to 2 GiB\n"), "{report}");
+    assert!(report.contains("\nGPU limited to 2 GiB\n"), "{report}");
 }
 
 /// A program that contains gpumem needs no `gpumem run`.
@@ -169,8 +169,8 @@ fn the_environment_asks_a_program_for_a_card() {
         }
     };
     let early = [&["new"][..], &context, &uses].concat();
-    for (variable, words) in [("GPUMEM_LIMIT", "card limited to 2 GiB"), ("GPUMEM_DRY", "dry run, card of 2 GiB")] {
-        let words = format!("gpumem: the program does not have the real card: {words}\n");
+    for (variable, words) in [("GPUMEM_LIMIT", "GPU limited to 2 GiB"), ("GPUMEM_DRY", "dry run, GPU of 2 GiB")] {
+        let words = format!("gpumem: the program does not see the real GPU: {words}\n");
         has(variable, "2GiB", [&early, &[]], [&words, "> mem_get_info 0: 1.49 GiB 2 GiB\n", "&second 104857600: 2\n"]);
     }
     let refused = "gpumem: cannot use GPUMEM_DRY: it has no unit; write a size such as 2GiB; gpumem measures nothing";
@@ -232,7 +232,7 @@ fn the_setting_that_needs_the_smallest_card_is_found() {
         "\n BATCH=60 ",
         "\n BATCH=x ",
         "  failed\n",
-        "\nNone of these needs a smaller card ",
+        "\nNone of these needs a smaller GPU ",
     ] {
         assert!(text.stdout.contains(part), "{part:?} is not in {text}");
     }
@@ -272,15 +272,15 @@ sys.exit(code)";
 #[test]
 fn the_largest_batch_that_fits_is_found() {
     let Some(outcome) = what_if(&["--card", "8GiB", "--largest", "BATCH"], NEEDS) else { return };
-    assert_eq!(outcome.stdout, "BATCH=76 is the largest that runs on a card of 8 GiB.\n", "{outcome}");
+    assert_eq!(outcome.stdout, "BATCH=76 is the largest that runs on a GPU of 8 GiB.\n", "{outcome}");
     let Some(outcome) = what_if(&["--card", "1GiB", "--largest", "BATCH"], NEEDS) else { return };
-    assert_eq!(outcome.stdout, "BATCH=4 is the largest that runs on a card of 1 GiB.\n", "{outcome}");
+    assert_eq!(outcome.stdout, "BATCH=4 is the largest that runs on a GPU of 1 GiB.\n", "{outcome}");
     // The program fails with larger values for another reason than memory.
     let few =
         format!("if int(__import__('os').environ['BATCH']) > 12: raise SystemExit('there are 12 inputs')\n{NEEDS}");
     let Some(outcome) = what_if(&["--card", "8GiB", "--largest", "BATCH"], &few) else { return };
-    let expected = "BATCH=12 is the largest of the values tried that runs on a card of 8 GiB.\n\
-        BATCH=13 fails for another reason than memory: it ended with exit status: 1: there are 12 inputs\n";
+    let expected = "BATCH=12 is the largest of the values tried that runs on a GPU of 8 GiB.\n\
+        BATCH=13 fails for a reason other than memory: it ended with exit status: 1: there are 12 inputs\n";
     assert_eq!((outcome.stdout.as_str(), outcome.exit()), (expected, "exit status: 0"), "{outcome}");
     let Some(outcome) = what_if(&["--card", "8GiB", "--largest", "BATCH", "--json"], &few) else { return };
     let answer: Value = serde_json::from_str(&outcome.stdout).unwrap();

@@ -71,7 +71,7 @@ fn a_program_without_cuda() {
     let outcome = run_probe(&machine().without(Library::Cuda), &file, &["try_count"]);
     one_line(&outcome, "nothing was recorded");
     one_line(&outcome, "libcuda");
-    one_line(&outcome, "`gpumem doctor` says what is missing");
+    one_line(&outcome, "`gpumem doctor` shows what is missing");
     assert_eq!(folder.names(), [""; 0]);
     // An earlier recording stays, and must not be taken for the one of this run.
     assert!(run_probe(&machine(), &file, &ALLOCATES).succeeded());
@@ -103,10 +103,12 @@ fn a_program_that_leaves_a_process_behind() {
     let recording = folder.file(&format!("a.pid{pid}.capture"));
     one_line(
         &outcome,
-        &format!("the recording `{recording}` is not finished: process {pid}, which the program started, runs on"),
+        &format!(
+            "the recording `{recording}` is not finished: process {pid}, which the program started, is still running"
+        ),
     );
     assert!(
-        outcome.stderr.ends_with(&format!("; `gpumem report a.pid{pid}.capture` shows what it has so far\n")),
+        outcome.stderr.ends_with(&format!("; `gpumem report a.pid{pid}.capture` shows its contents so far\n")),
         "{outcome}"
     );
     assert_eq!(recorded(&recording), of_allocates(), "{outcome}");
@@ -115,8 +117,9 @@ fn a_program_that_leaves_a_process_behind() {
     let steps = [&["await_file end"], &ALLOCATES[..]].concat();
     let (outcome, pid) = leaves_behind(&folder, &steps, "[ -e log ]");
     let recording = folder.file(&format!("a.pid{pid}.capture"));
-    let text =
-        format!(": process {pid}, which the program started, runs on; what it allocates will be in `{recording}`");
+    let text = format!(
+        ": process {pid}, which the program started, is still running; its allocations will be in `{recording}`"
+    );
     one_line(&outcome, &text);
     assert_eq!(recorded(&recording), of_allocates(), "{outcome}");
 }
@@ -227,7 +230,7 @@ fn a_disk_that_is_full_from_the_start() {
         let lines: Vec<_> = outcome.stderr.lines().filter(|line| line.contains(lost)).collect();
         let why = ": its process could not be recorded or was killed before, or the file was made shorter, replaced, moved or removed";
         let next = format!(
-            "`{why}; see what its process printed, or run it again with room on the disk or with another --output"
+            "`{why}; see the output of its process, or run it again with room on the disk or with another --output"
         );
         assert!(lines.iter().any(|line| line.ends_with(&next)), "{outcome}");
         let limit = format!(": its limits cannot be checked{why}");

@@ -83,7 +83,7 @@ pub(super) fn execute(arguments: WhatIfArguments) -> Result<Exit, Failure> {
             Some(argument) => {
                 let files = files::expand(std::slice::from_ref(&argument))?;
                 let [file] = files.as_slice() else {
-                    let what = format!("`{}` cannot be asked", argument.display());
+                    let what = format!("`{}` cannot be replayed", argument.display());
                     return Err(Failure::new(what, "it contains several recordings", "give one of them"));
                 };
                 let history = read(file)?;
@@ -97,10 +97,10 @@ pub(super) fn execute(arguments: WhatIfArguments) -> Result<Exit, Failure> {
     let found = working("running the program dry", || what_if::largest(&question, &name))?;
     let words = match found.value {
         Some(value) if found.other_failure.is_none() => {
-            format!("{name}={value} is the largest that runs on a card of {card}.")
+            format!("{name}={value} is the largest that runs on a GPU of {card}.")
         }
-        Some(value) => format!("{name}={value} is the largest of the values tried that runs on a card of {card}."),
-        None => format!("{name}=1 does not run on a card of {card}."),
+        Some(value) => format!("{name}={value} is the largest of the values tried that runs on a GPU of {card}."),
+        None => format!("{name}=1 does not run on a GPU of {card}."),
     };
     let (next, why) = found.other_failure.unzip();
     let value = serde_json::json!({
@@ -111,7 +111,7 @@ pub(super) fn execute(arguments: WhatIfArguments) -> Result<Exit, Failure> {
         writeln!(out, "{}", paint.on(Role::Heading, &words))?;
         match (next, &why) {
             (Some(next), Some(why)) => {
-                writeln!(out, "{name}={next} fails for another reason than memory: {}", one_line(why))
+                writeln!(out, "{name}={next} fails for a reason other than memory: {}", one_line(why))
             }
             _ => Ok(()),
         }

@@ -132,10 +132,10 @@ impl Target {
     /// Checks everything that can be known before the attempt.
     fn new(pid: u32) -> Result<Self, AttachError> {
         let proc = PathBuf::from(format!("/proc/{pid}"));
-        let Ok(known) = proc.metadata() else { return Err(AttachError::new("it does not run", "")) };
+        let Ok(known) = proc.metadata() else { return Err(AttachError::new("it is not running", "")) };
         let user = rustix::process::geteuid().as_raw();
         if user != 0 && known.uid() != user {
-            let cause = format!("it is of another user (number {})", known.uid());
+            let cause = format!("it belongs to another user (id {})", known.uid());
             return Err(AttachError::new(cause, "run gpumem as that user"));
         }
         for (kind, name) in [("pid", "it numbers processes"), ("mnt", "it sees files")] {
@@ -188,7 +188,7 @@ impl Target {
             return Ok(());
         }
         let text = String::from_utf8_lossy(&output.stderr);
-        let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it does not say why");
+        let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it printed no reason");
         let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
         Err(explain(last, scope.trim()))
     }
@@ -209,9 +209,10 @@ fn explain(error: &str, ptrace_scope: &str) -> AttachError {
             "the system lets only root change other processes (kernel.yama.ptrace_scope is 2)",
             format!("run gpumem as root, or {DORMANT}"),
         ),
-        "3" => {
-            AttachError::new("the system lets nobody change other processes (kernel.yama.ptrace_scope is 3)", DORMANT)
-        }
+        "3" => AttachError::new(
+            "the system does not let any process change another one (kernel.yama.ptrace_scope is 3)",
+            DORMANT,
+        ),
         _ => AttachError::new(
             format!("the system does not let gpumem change it ({error})"),
             format!("run gpumem as root, in a container with the capability SYS_PTRACE, or {DORMANT}"),
@@ -261,7 +262,7 @@ fn interpreter(executable: &Path, maps: &str) -> Result<PathBuf, AttachError> {
     let name = executable.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     if name.starts_with("python") {
         let version = version_of(executable).ok_or_else(|| {
-            let cause = format!("its interpreter `{}` does not say which version it is", executable.display());
+            let cause = format!("its interpreter `{}` does not report its version", executable.display());
             AttachError::new(cause, DORMANT)
         })?;
         return if version < OLDEST { Err(too_old(version)) } else { Ok(executable.to_owned()) };
@@ -274,13 +275,15 @@ fn interpreter(executable: &Path, maps: &str) -> Result<PathBuf, AttachError> {
         Some((digits(major)?, digits(minor)?))
     });
     match library {
-        None => Err(AttachError::new(format!("it runs no Python, but `{}`", executable.display()), DORMANT)),
+        None => Err(AttachError::new(format!("it runs `{}`, not Python", executable.display()), DORMANT)),
         Some(version) if version < OLDEST => Err(too_old(version)),
         Some((major, minor)) => {
             let name = format!("python{major}.{minor}");
             let path = env::var_os("PATH").unwrap_or_default();
             let mut found = env::split_paths(&path).map(|folder| folder.join(&name));
-            let none = || AttachError::new(format!("there is no `{name}` to ask the Python in it"), DORMANT);
+            let none = || {
+                AttachError::new(format!("there is no `{name}`, which gpumem needs to reach the Python in it"), DORMANT)
+            };
             found.find(|path| path.is_file()).ok_or_else(none)
         }
     }
@@ -327,9 +330,13 @@ mod tests {
     #[test]
     fn a_missing_permission_is_explained() {
         let error = "PermissionError: [Errno 1] Operation not permitted";
-        for (scope, part) in
-            [("1", "ptrace_scope is 1"), ("2", "only root"), ("3", "nobody"), ("0", "SYS_PTRACE"), ("", "SYS_PTRACE")]
-        {
+        for (scope, part) in [
+            ("1", "ptrace_scope is 1"),
+            ("2", "only root"),
+            ("3", "any process"),
+            ("0", "SYS_PTRACE"),
+            ("", "SYS_PTRACE"),
+        ] {
             let AttachError { cause, next } = explain(error, scope);
             assert!(format!("{cause}; {next}").contains(part), "{scope}: {cause}; {next}");
             assert!(next.contains("gpumem run --dormant"), "{next}");
@@ -346,7 +353,7 @@ mod tests {
             )
         };
         let cause = |name: &str| interpreter(Path::new("/opt/app/server"), &maps(name)).unwrap_err().cause;
-        assert_eq!(cause("/usr/lib/libm.so.6"), "it runs no Python, but `/opt/app/server`");
+        assert_eq!(cause("/usr/lib/libm.so.6"), "it runs `/opt/app/server`, not Python");
         assert!(cause("/usr/lib/libpython3.11.so.1.0").starts_with("its Python 3.11 runs no code on request"));
         assert!(cause("/usr/lib/libpython3.9d.so.1.0").starts_with("its Python 3.9 "));
         assert!(cause("/usr/lib/libpython9.99.so.1.0").starts_with("there is no `python9.99`"));

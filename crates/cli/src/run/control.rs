@@ -62,7 +62,7 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
 /// Explains why the system's data about a process cannot be read, and returns the next step.
 pub(super) fn unreadable(error: &io::Error) -> (String, &'static str) {
     match error.kind() {
-        io::ErrorKind::NotFound => ("it does not run".to_owned(), ""),
+        io::ErrorKind::NotFound => ("it is not running".to_owned(), ""),
         _ => (format!("it cannot be read: {error}"), "run gpumem as root"),
     }
 }
@@ -79,7 +79,7 @@ pub(crate) fn send(pid: u32, command: &str) -> Result<String, Failure> {
         return Err(Failure::new(
             process,
             "it is stopped, and cannot answer",
-            format_args!("let it go on: kill -CONT {pid}"),
+            format_args!("continue it: kill -CONT {pid}"),
         ));
     }
     let name = format!("{}=", variable::CONTROL);
@@ -90,12 +90,12 @@ pub(crate) fn send(pid: u32, command: &str) -> Result<String, Failure> {
         // `gpumem attach` loaded the library, which waits.
         None => match folder().map(|folder| self::socket(&folder, pid)) {
             Ok(socket) if socket.exists() => socket,
-            _ => return Err(Failure::new(process, "it has no library of gpumem that waits", next)),
+            _ => return Err(Failure::new(process, "no library of gpumem waits in it", next)),
         },
     };
     let mut stream = UnixStream::connect(&socket).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            let next = "it may be a parent or a child of the process that does, or call cuInit later";
+            let next = "it may be a parent or a child of the process that uses CUDA, or call cuInit later";
             Failure::new(&process, "it has not initialised CUDA", next)
         }
         _ => Failure::new(&process, error, ""),
@@ -121,6 +121,6 @@ mod tests {
     fn a_process_of_another_user_has_a_next_step() {
         let (cause, next) = unreadable(&io::Error::from_raw_os_error(13));
         assert_eq!((&*cause, next), ("it cannot be read: Permission denied (os error 13)", "run gpumem as root"));
-        assert_eq!(unreadable(&io::ErrorKind::NotFound.into()), ("it does not run".to_owned(), ""));
+        assert_eq!(unreadable(&io::ErrorKind::NotFound.into()), ("it is not running".to_owned(), ""));
     }
 }

@@ -18,7 +18,7 @@ static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libgpumem_inje
 /// Unpacks the library and returns its path. Its content is the same as in this command.
 pub(super) fn unpacked() -> io::Result<PathBuf> {
     if LIBRARY.is_empty() {
-        return Err(io::Error::other("this command was built without it: it is for Linux alone"));
+        return Err(io::Error::other("this command was built without it: it is for Linux only"));
     }
     let mut last = io::Error::other("there is no folder for it: set HOME or XDG_CACHE_HOME");
     let mut for_the_user = None;

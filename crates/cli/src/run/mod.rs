@@ -59,7 +59,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
         // The user wants a program that does not use the real GPU.
         Err(failure) if options.cards.are_replaced() => {
             terminal::error(&failure);
-            terminal::error(&"the program was not started, because it would have used the real card");
+            terminal::error(&"the program was not started, because it would have used the real GPU");
             return Ok(Exit::Failed);
         }
         Err(failure) => {
@@ -81,7 +81,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
         endings::tell(&finished.recordings);
         explain(&finished, &destination, options);
         for path in &finished.unfinished {
-            judge.unknown(path, &"its process runs on");
+            judge.unknown(path, &"its process is still running");
         }
         for (path, why) in &finished.lost {
             match why {
@@ -134,7 +134,7 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
     let is_counted = cards.count.is_some();
     if cards.are_replaced() {
         let put = nvml::put_before(program, &library, is_counted);
-        _ = put.inspect_err(|error| terminal::error(&Failure::new("NVML shows the real card", error, "")));
+        _ = put.inspect_err(|error| terminal::error(&Failure::new("NVML shows the real GPU", error, "")));
     }
     if cards.dry {
         let done = preload(program, &library, is_counted);
@@ -165,14 +165,16 @@ fn preload(program: &mut Program, library: &Path, is_counted: bool) -> io::Resul
 /// Reports the recordings that are unfinished or lost, and the reason if nothing was recorded.
 fn explain(finished: &Finished, destination: &Destination, options: &RunOptions) {
     let running = || destination.running();
-    let who = |pid: u32| format!("process {pid}, which the program started, runs on");
+    let who = |pid: u32| format!("process {pid}, which the program started, is still running");
     for path in &finished.unfinished {
         let of_path = |pid: &u32| path.to_string_lossy().split('.').any(|part| part == format!("pid{pid}"));
-        let cause =
-            running().into_iter().find(of_path).map_or("a process that the program started runs on".to_owned(), who);
+        let cause = running()
+            .into_iter()
+            .find(of_path)
+            .map_or("a process that the program started is still running".to_owned(), who);
         let what = format!("the recording `{}` is not finished", path.display());
         let next =
-            format!("`gpumem report {}` shows what it has so far", in_shell(&below_folder(path).to_string_lossy()));
+            format!("`gpumem report {}` shows its contents so far", in_shell(&below_folder(path).to_string_lossy()));
         terminal::error(&Failure::new(what, cause, next));
     }
     for (path, why) in &finished.lost {
@@ -183,7 +185,7 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
         let next = if options.recorded.only_peak {
             "--only-peak writes the recording each second: nothing is left of a process that is killed or aborts before"
         } else {
-            "see what its process printed, or run it again with room on the disk or with another --output"
+            "see the output of its process, or run it again with room on the disk or with another --output"
         };
         terminal::error(&Failure::new(format!("nothing is recorded in `{}`", path.display()), LOST, next));
     }
@@ -195,21 +197,21 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
     let failure = if options.dormant {
         Failure::new(what, "`gpumem start` was not called, or nothing was allocated after it", "")
     } else if let [pid, ..] = *running() {
-        let next = format!("what it allocates will be in `{}`", destination.of_process(pid).display());
+        let next = format!("its allocations will be in `{}`", destination.of_process(pid).display());
         Failure::new(what, who(pid), next)
     } else if env::var_os("GPUMEM_SIM").is_some_and(|devices| !devices.is_empty()) {
         let cause = "`gpumem run` records CUDA programs, and GPUMEM_SIM is set";
         Failure::new(what, cause, "a program with simulated devices records itself with GPUMEM_CAPTURE=FILE")
     } else if let Err(why) = cuda_devices() {
-        Failure::new(what, why, "`gpumem doctor` says what is missing")
+        Failure::new(what, why, "`gpumem doctor` shows what is missing")
     } else {
         let cause = "no process of the program asked for memory of a GPU, or it was started with another environment (`sudo`, `env -i`, a \
                      profiler: write `nsys profile gpumem run …`), or the driver could not load the library, or the recording was moved or \
                      removed";
         let next = if options.cards.count.is_some() {
-            "the CUDA runtime does not start with more cards than the machine has if it is linked into the program statically"
+            "the CUDA runtime does not start with more GPUs than the machine has if it is linked into the program statically"
         } else if options.cards.are_replaced() {
-            "if it used a GPU, it was the real card"
+            "if it used a GPU, it was the real one"
         } else {
             ""
         };

@@ -83,7 +83,7 @@ impl Cards {
         });
         // From here on, the shared memory is removed with the last process that holds it.
         let kept = shared.inspect(RingPages::discard);
-        kept.inspect_err(|why| terminal::error(&format_args!("each process has the cards for itself: {why}"))).ok()
+        kept.inspect_err(|why| terminal::error(&format_args!("each process has the GPUs to itself: {why}"))).ok()
     }
 
     /// Returns the GPUs that the program sees, or `None` if they are the real ones.

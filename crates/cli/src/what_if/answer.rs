@@ -119,7 +119,7 @@ impl Answer {
         writeln!(out, "{}", InPaint(&Rows(&self.rows, recorded.is_some()), paint))?;
         let unit = amounts_of(&self.rows);
         let in_words = |bytes: u64| unit.in_words(Bytes::new(bytes).signed());
-        let card = |row: &Row| row.smallest_card_bytes.map_or_else(|| "no card".to_owned(), in_words);
+        let card = |row: &Row| row.smallest_card_bytes.map_or_else(|| "no GPU".to_owned(), in_words);
         let row = |environment: &Option<String>| {
             environment.as_ref().and_then(|environment| self.rows.iter().find(|row| row.environment == *environment))
         };
@@ -129,13 +129,13 @@ impl Answer {
                 "No setting can be recommended, because the replay does not match the recording.".to_owned()
             }
             Some(best) => {
-                format!("Best: {}, for a card of {} instead of {}.", best.name(), card(best), card(&self.rows[0]))
+                format!("Best: {}, for a GPU of {} instead of {}.", best.name(), card(best), card(&self.rows[0]))
             }
             None if recorded.is_some_and(|recorded| recorded.older_bytes > 0) => {
-                "None of these needs a smaller card, but what was reserved before the history starts is in all of them."
+                "None of these needs a smaller GPU, but all of them include the memory that was reserved before the history starts."
                     .to_owned()
             }
-            None => "None of these needs a smaller card than the program as it is.".to_owned(),
+            None => "None of these needs a smaller GPU than the program as it is.".to_owned(),
         };
         writeln!(out, "{}", paint.on(Role::Heading, sentence))?;
         let most = |row: &Row| in_words(row.most_bytes.unwrap_or(0));
@@ -150,7 +150,9 @@ impl Answer {
         }
         let notes = match &self.by {
             By::DryRuns(count) => {
-                vec![format!("{count} dry runs. A card is all of its memory, with {CONTEXT} for the context.")]
+                vec![format!(
+                    "{count} dry runs. The size of a GPU is all of its memory, including {CONTEXT} for the context."
+                )]
             }
             By::Replay(recorded) => recorded.notes(),
         };
@@ -178,9 +180,9 @@ impl Show for Rows<'_> {
             if self.1 { ("as it was recorded", "most reserved") } else { ("the program as it is", "from the driver") };
         let mut table = Table::new().column("with", Fit::LeftCutFront).amounts(most, amounts);
         table = if self.1 {
-            table.amounts("unused", amounts).column("retries", Fit::Right).amounts("smallest card", amounts)
+            table.amounts("unused", amounts).column("retries", Fit::Right).amounts("smallest GPU", amounts)
         } else {
-            table.amounts("smallest card", amounts).column("", Fit::Left)
+            table.amounts("smallest GPU", amounts).column("", Fit::Left)
         };
         for row in self.0 {
             let [most, unused, card] =

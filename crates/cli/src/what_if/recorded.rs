@@ -61,7 +61,7 @@ impl Recorded {
         }
         if self.older_bytes > 0 {
             notes.push(format!(
-                "The history starts later than the program. Each row begins with the {} that were reserved then.",
+                "The history starts later than the program. Each row starts with the {} that were reserved then.",
                 bytes(self.older_bytes)
             ));
         }
@@ -72,7 +72,7 @@ impl Recorded {
         if self.refused > 0 {
             let requests = counted(self.refused, "request", "requests");
             notes.push(format!(
-                "The program never obtained {requests} that PyTorch refused. Each row has what it asked for."
+                "The program never obtained {requests} that PyTorch rejected. Each row includes the requested memory."
             ));
         }
         notes.push(
@@ -83,7 +83,7 @@ impl Recorded {
             0 => ", and nothing for other libraries, such as cuBLAS: the file has none".to_owned(),
             others => format!(" and {} for other libraries", bytes(others)),
         };
-        notes.push(format!("A card is all of its memory, with {CONTEXT} for the context{others}."));
+        notes.push(format!("The size of a GPU is all of its memory, including {CONTEXT} for the context{others}."));
         notes
     }
 }

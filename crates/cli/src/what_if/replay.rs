@@ -41,7 +41,7 @@ pub(crate) fn ask(history: &History, card: Bytes, jobs: usize) -> Result<Answer,
             .ok_or_else(|| cannot(tensors.missing.as_deref().unwrap_or("it has no requests of PyTorch"), again))?;
     let own = tensors.settings.clone().unwrap_or_default();
     if own.is_expandable && recorded.older_bytes > 0 {
-        let cause = "its history was cut, and does not say how its expandable segments lay then";
+        let cause = "its history was cut, and does not show the layout of its expandable segments at that time";
         return Err(cannot(cause, "record a shorter run"));
     }
     recorded.devices = tensors.devices.len();
@@ -69,7 +69,7 @@ pub(crate) fn ask(history: &History, card: Bytes, jobs: usize) -> Result<Answer,
 fn row(environment: &str, requests: &[Request], settings: &AllocatorSettings, limit: u64, fixed: u64) -> Row {
     let mut row = Row { environment: environment.to_owned(), ..Row::default() };
     let Some(Outcome { reserved, .. }) = replay(requests, settings, u64::MAX) else {
-        row.failed = Some("the requests are more than any card has".to_owned());
+        row.failed = Some("the requests exceed the memory of any GPU".to_owned());
         return row;
     };
     let fits = |limit: u64| Ok::<_, Failure>(replay(requests, settings, limit).is_some());

@@ -64,13 +64,13 @@ pub fn card(text: &str) -> Result<Bytes, String> {
             };
             let alike = names(&|name| plain(name).starts_with(&asked));
             if alike.is_empty() || asked.is_empty() {
-                format!("no such card is known; write a size such as 24GiB, or one of {}", names(&|_| true))
+                format!("no GPU of this name is known; write a size such as 24GiB, or one of {}", names(&|_| true))
             } else {
                 format!("this may be one of {alike}")
             }
         }
     })?;
-    if bytes < CONTEXT { Err(format!("a context alone takes {CONTEXT}")) } else { Ok(bytes) }
+    if bytes < CONTEXT { Err(format!("a CUDA context takes {CONTEXT}; write a larger size")) } else { Ok(bytes) }
 }
 
 #[cfg(test)]

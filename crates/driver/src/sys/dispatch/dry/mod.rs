@@ -67,7 +67,7 @@ pub fn share(segment: u64, devices: Vec<String>) -> std::io::Result<()> {
     state::share_by_uuid(devices);
     joined
         .map(|joined| _ = state::SHARED.set(joined))
-        .ok_or_else(|| std::io::Error::other("too many processes use the cards"))
+        .ok_or_else(|| std::io::Error::other("too many processes use the GPUs"))
 }
 
 /// Returns whether the process that took a slot is running.
@@ -88,7 +88,7 @@ pub fn begin(mode: Mode) -> Result<(), Error> {
     work::load();
     loader::pin().map_err(unusable)?;
     if MODE.set(mode).is_err() {
-        return Err(unusable("the cards of this process were replaced before"));
+        return Err(unusable("the GPUs of this process were replaced before"));
     }
     process::notice_forks();
     let replacements = replacements();

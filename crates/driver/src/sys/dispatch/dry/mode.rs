@@ -36,14 +36,14 @@ impl Mode {
 }
 
 impl fmt::Display for Mode {
-    /// Writes a text such as `dry run, card of 24 GiB` or `dry run, 8 cards of 24 GiB`.
+    /// Writes a text such as `dry run, GPU of 24 GiB` or `dry run, 8 GPUs of 24 GiB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Dry { card: None, cards: 0 | 1, .. } => f.write_str("dry run"),
-            Self::Dry { card: None, cards, .. } => write!(f, "dry run, {cards} cards"),
-            Self::Dry { card: Some(card), cards: 0 | 1, .. } => write!(f, "dry run, card of {card}"),
-            Self::Dry { card: Some(card), cards, .. } => write!(f, "dry run, {cards} cards of {card}"),
-            Self::Limit { card } => write!(f, "card limited to {card}"),
+            Self::Dry { card: None, cards, .. } => write!(f, "dry run, {cards} GPUs"),
+            Self::Dry { card: Some(card), cards: 0 | 1, .. } => write!(f, "dry run, GPU of {card}"),
+            Self::Dry { card: Some(card), cards, .. } => write!(f, "dry run, {cards} GPUs of {card}"),
+            Self::Limit { card } => write!(f, "GPU limited to {card}"),
         }
     }
 }

@@ -129,7 +129,7 @@ pub unsafe fn call(words: Arguments, name: &CStr) -> u32 {
     }
     if !cards::begin_runtime() {
         print::notice(
-            "the CUDA runtime does not start: the program has contexts on several cards of --cards, which it made with the driver's functions",
+            "the CUDA runtime does not start: the program has contexts on several GPUs of --cards, which it created with the driver's functions",
         );
         return CUDA_ERROR_NOT_INITIALIZED;
     }

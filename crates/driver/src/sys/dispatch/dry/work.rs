@@ -99,7 +99,7 @@ fn note_reading(bytes: u64) {
     let mut reading = READING.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(seconds) = reading.add(dry, Instant::now()) {
         print::notice(format_args!(
-            "dry run: in {seconds} s the program has allocated nothing large, and has read memory that is not there {} times, the \
+            "dry run: in {seconds} s the program has allocated nothing large, and has read memory that does not exist {} times, the \
              last time {}. It may wait for a value that a dry run does not compute. Ctrl-C ends it, and its recording is complete.",
             reading.count,
             Bytes::new(bytes)
