@@ -28,10 +28,10 @@ fn main() -> Result<()> {
     drop(layers.pop());
     println!("{} allocated, {} reserved", memory_allocated(None)?, memory_reserved(None)?);
     empty_cache()?;
-    println!("{} used on the card, by everybody", gpu_mem_get_used());
+    println!("{} used on the GPU, by all processes", gpu_mem_get_used());
 
     println!("\n{}\n", memory_summary(None)?);
     let freed = memory_stats(None)?.kinds.device.bytes.freed;
-    println!("freed of what cuMemAlloc gave: {freed}");
+    println!("freed, of the memory from cuMemAlloc: {freed}");
     Ok(())
 }

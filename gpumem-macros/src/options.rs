@@ -134,7 +134,7 @@ pub(crate) fn parse_comma(input: ParseStream<'_>) -> Result<()> {
 
 pub(crate) const AMOUNT: &str =
     r#"an amount of memory with its unit: "512 MB", "1.5 GiB", or a number of bytes without quotes"#;
-pub(crate) const ORDINAL: &str = "the number of a CUDA device: `device = 1`";
+pub(crate) const ORDINAL: &str = "the ordinal of a CUDA device: `device = 1`";
 pub(crate) const THREADS: &str =
     r#""all": `threads = "all"` counts every thread; without it a budget counts its own thread"#;
 const GAUGES: &str = r#""exact", "sampled" or "off""#;

@@ -76,7 +76,7 @@ mod functions {
         let over = |name: &str, was: &str| {
             format!(
                 "gpumem: `{name}` did not keep its GPU memory budget:\n  peak <= 30 MiB: it was {was} over\n  measured on \
-                 simulated device 0, exact, what its own thread allocated\n"
+                 simulated device 0, exact, the allocations of its own thread\n"
             )
         };
         let reported = panic_of(|| frugal(31));

@@ -124,7 +124,7 @@ impl<'a> Input<'a> {
     /// Reads the next `length` bytes.
     pub(super) fn part(&mut self, length: u64) -> Result<Self> {
         let length = usize::try_from(length).ok().filter(|length| *length <= self.bytes.len());
-        let (part, rest) = self.bytes.split_at(length.ok_or(Malformed("a length is above what there is"))?);
+        let (part, rest) = self.bytes.split_at(length.ok_or(Malformed("a length exceeds the remaining bytes"))?);
         self.bytes = rest;
         Ok(Self::new(part))
     }

@@ -232,7 +232,7 @@ impl<R: Read> Records<R> {
         let number = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let [stored, length] = [number(4), number(8)].map(|length| length as usize);
         if stored > LARGEST || length > LARGEST || is_bomb(stored, length) {
-            self.end = Some(self.damaged("its length is above what a record can have"));
+            self.end = Some(self.damaged("its length exceeds the limit of a record"));
             return Ok(false);
         }
         self.stored.resize(stored, 0);

@@ -108,7 +108,7 @@ plain! {
     u32: |number, to| put_number(to, (*number).into()), |from| from.small();
     u64: |number, to| put_number(to, *number), |from| from.number();
     usize: |number, to| put_number(to, *number as u64), |from| {
-        from.number()?.try_into().map_err(|_| Malformed("a number is above what this machine has"))
+        from.number()?.try_into().map_err(|_| Malformed("a number exceeds the range of this machine"))
     };
     bool: |truth, to| to.push((*truth).into()), |from| match from.byte()? {
         0 => Ok(false),

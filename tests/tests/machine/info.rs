@@ -82,7 +82,7 @@ fn a_figure_that_cannot_be_read_is_not_0() {
     ended(&mismatch, 2, &["CUDA's ordinals cannot be read: libcuda: cuInit failed with"]);
     assert!(mismatch.stderr.contains("the driver was updated while in use: reboot"), "{mismatch}");
     let without = gpumem(&Standin::new().set("figures_max=1"), &["info", "--json"]);
-    ended(&without, 2, &["the memory of GPU 0 cannot be read: NVML reports no memory figures for device 0"]);
+    ended(&without, 2, &["the memory of GPU 0 cannot be read: NVML reports no memory values for device 0"]);
     assert_eq!(json(&without)["gpus"][0]["total_bytes"], Value::Null);
     let old = gpumem(&Standin::new().without_symbol("nvmlDeviceGetMemoryInfo_v2"), &["info"]);
     ended(&old, 0, &[]);
@@ -138,7 +138,7 @@ fn the_memory_of_the_machine() {
     );
     for command in ["info", "doctor"] {
         let outcome = gpumem(&machine, &[command]);
-        assert!(outcome.stdout.contains("it has none of its own, and NVML has no figures"), "{outcome}");
+        assert!(outcome.stdout.contains("it has no separate memory, and NVML reports no values"), "{outcome}");
     }
     // The command does not show the memory of the machine for any other GPU.
     let outcome = gpumem(&Standin::new().fail("nvmlDeviceGetMemoryInfo_v2=3"), &["info"]);

@@ -93,7 +93,7 @@ fn guards_attributes_lines_and_budgets_read_it() {
     let broken = catch_unwind(|| with_budget(11)).unwrap_err();
     let message = broken.downcast_ref::<String>().unwrap();
     assert!(message.contains("peak <= 10 MiB: it was 11 MiB, 1 MiB over"), "{message}");
-    assert!(message.contains("measured on the program's gauge, sampled, what all threads allocated"), "{message}");
+    assert!(message.contains("measured on the program's gauge, sampled, the allocations of all threads"), "{message}");
     assert_gpu_mem!(used == "3 MiB", { allocate(3) });
     let status = gpumem::status();
     assert_eq!((status.gauge, status.source), (Gauge::Sampled, Source::Custom));
@@ -136,11 +136,11 @@ fn functions_that_fail() {
         let panics = ended.stderr.matches("the function's own panic").count();
         assert_eq!(panics, 1, "{}", ended.stderr);
         for words in [
-            "reports show ? while gauge 0 of the program cannot be read: the gauge `maybe` gave no number: its function returned None",
-            "a trace is off: the gauge `maybe` gave no number: its function returned None",
-            "a trace is off: the gauge `error` gave no number: it is too late",
-            "a trace is off: the gauge `huge` gave no number: its function returned",
-            "a trace is off: the gauge `panics` gave no number: its function has panicked, and is not called any more",
+            "reports show ? while gauge 0 of the program cannot be read: the gauge `maybe` returned no value: its function returned None",
+            "a trace is off: the gauge `maybe` returned no value: its function returned None",
+            "a trace is off: the gauge `error` returned no value: it is too late",
+            "a trace is off: the gauge `huge` returned no value: its function returned",
+            "a trace is off: the gauge `panics` returned no value: its function has panicked, and is not called any more",
         ] {
             assert_eq!(ended.stderr.matches(words).count(), 1, "{words} in\n{}", ended.stderr);
         }

@@ -71,19 +71,19 @@ fn a_pool_is_not_counted_so_the_result_is_not_known() {
         let ended = tested("pool", threads, &[]);
         ended.fails("of_a_test").fails("of_a_function").says(&[
             "whether `sim_threads::cases::pool::of_a_test` kept its GPU memory budget is not known: it counts its own thread, and \
-             other threads allocated on simulated device 0 meanwhile:",
+             other threads allocated on simulated device 0 at the same time:",
             "2 GiB in 8 blocks: a thread without a name (the system calls it `",
             "(4 of them), tests/sim_threads/cases.rs:",
             "with the option threads = \"all\" a budget counts every thread",
             "GpuMemTrace::handle",
-            "or, if they do not concern this function, say so with the option thread_local",
+            "or, if they do not concern this function, leave them out with the option thread_local",
         ]);
         // A test without a limit passes, and so does a budget that leaves other threads out.
         ended.passes("without_a_limit").passes("of_one_thread_only");
         // A limit that is certainly exceeded is reported.
         ended
             .fails("over_the_limit")
-            .says(&["peak <= 1 MiB: it was 2 MiB", "meanwhile other threads allocated (not counted)"]);
+            .says(&["peak <= 1 MiB: it was 2 MiB", "at the same time, other threads allocated (not counted)"]);
         // A panic of the test itself is not changed.
         ended.fails("that_panics").says(&["its own panic"]);
         assert!(!ended.text.contains("`sim_threads::cases::pool::that_panics` kept"), "{}", ended.text);
@@ -130,7 +130,7 @@ fn all_threads_are_counted_and_the_test_is_alone() {
     for threads in [1, 8] {
         let ended = tested("all", threads, &[]);
         ended.passes("kept").passes("of_an_assertion").passes("beside_a_trace").passes("waits").passes("nested");
-        ended.fails("broken").says(&["peak <= 100 MiB: it was 2 GiB, ", "exact, what all threads allocated"]);
+        ended.fails("broken").says(&["peak <= 100 MiB: it was 2 GiB, ", "exact, the allocations of all threads"]);
         ended.fails("leaks").says(&["leaks <= 0 blocks: it was 1 block, 1 block over"]);
         assert_eq!(ended.passed.values().filter(|passed| !**passed).count(), 2, "{}", ended.text);
     }
@@ -140,7 +140,7 @@ fn all_threads_are_counted_and_the_test_is_alone() {
 fn a_test_without_a_budget_disturbs_one_that_counts_all_threads() {
     let ended = tested("all_disturbed", 4, &[]);
     ended.passes("without_a_budget").fails("counts_all").says(&[
-        "it counts all threads, and other tests allocated or freed on simulated device 0 meanwhile:",
+        "it counts all threads, and other tests allocated or freed on simulated device 0 at the same time:",
         "3 MiB in 1 block, 3 MiB freed: test `cases::all_disturbed::without_a_budget`, tests/sim_threads/cases.rs:",
         "give these tests the attribute #[gpu_mem_test]",
     ]);

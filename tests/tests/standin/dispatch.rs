@@ -22,11 +22,11 @@ const UNTOUCHED: &str = "slot_is cuMemFree_v2 = driver; slot_is cuMemAllocAsync 
 
 /// Drivers that are refused, each because of one function, and the reason that gpumem gives.
 fn refused() -> [(Standin, &'static str, &'static str); 5] {
-    let unlike_known = "cuMemAlloc_v2 does not begin as in the drivers that are known";
+    let unlike_known = "cuMemAlloc_v2 does not start as in the known drivers";
     let misplaced = "the pointer of cuMemAlloc_v2 is not in the driver's writable data";
     let leads_out = "the pointer of cuMemAlloc_v2 leads out of the driver: another tool uses it";
     [
-        (Standin::new(), "does not begin as in the drivers that are known", ""),
+        (Standin::new(), "does not start as in the known drivers", ""),
         (machine().patch(Patch::Overwritten("cuMemAlloc_v2")), unlike_known, UNTOUCHED),
         (machine().patch(Patch::Relro("cuMemAlloc_v2")), misplaced, UNTOUCHED),
         (machine().bad_slot("cuMemAlloc_v2"), leads_out, UNTOUCHED),

@@ -89,7 +89,7 @@ fn unreadable() -> Vec<Case> {
         case(
             Standin::new().set("figures_max=1"),
             Existence,
-            &["NVML reports no memory figures for device 0", "virtual GPUs and WSL", "compare nvidia-smi"],
+            &["NVML reports no memory values for device 0", "virtual GPUs and WSL", "compare nvidia-smi"],
         ),
     ];
     // A function is missing.
@@ -278,8 +278,8 @@ fn figures_that_are_not_available() {
     let outcome = Standin::new().set("figures_max=1").run("context 0; get; try_get; new; report; data; build");
     ensure_clean(&outcome);
     ensure(outcome.answer("get") == ZEROS, "`get` is not zeros", &outcome);
-    ensure_error(&outcome, "try_get", ["reports no memory figures for device 0", "compare nvidia-smi"]);
-    ensure_error(&outcome, "build", ["reports no memory figures for device 0", "compare nvidia-smi"]);
+    ensure_error(&outcome, "try_get", ["reports no memory values for device 0", "compare nvidia-smi"]);
+    ensure_error(&outcome, "build", ["reports no memory values for device 0", "compare nvidia-smi"]);
     ensure(outcome.reports().is_empty(), "reported", &outcome);
     let outcome = Standin::new().set("processes=empty").run("context 0; try_get; build; data");
     ensure(outcome.answer("try_get") == "GPUMemory(total=16384, free=15242, used=527)", "no process list", &outcome);

@@ -34,12 +34,12 @@ fn the_figures_are_those_of_the_machine() {
             &outcome,
         );
     }
-    let says = "device 0 has no memory of its own: its numbers are those of the machine's memory";
+    let says = "device 0 has no separate memory: its values are those of the machine's memory";
     ensure(outcome.stdout.contains(says), "status says nothing", &outcome);
     // A card with memory of its own, such as under WSL, is asked only in a context.
     let outcome = without_figures(Standin::new()).run("try_get; status_text");
     ensure_error(&outcome, "try_get", ["NVML_ERROR_NOT_SUPPORTED (3)"]);
-    ensure(!outcome.stdout.contains("no memory of its own"), "takes it for another card", &outcome);
+    ensure(!outcome.stdout.contains("no separate memory"), "takes it for another card", &outcome);
 }
 
 /// It is the same memory.

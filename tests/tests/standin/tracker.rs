@@ -23,7 +23,7 @@ fn blocks_of_the_driver() {
     );
     let outcome = clean(Standin::new().cupti().env("GPUMEM_BACKTRACE", "0").run(&script));
     for unknown in ["label bias f16 2x2 a+1", "label bias f16 2x2 0"] {
-        assert!(outcome.answer(unknown).starts_with("error[unknown block] no known block begins at 0x"), "{outcome}");
+        assert!(outcome.answer(unknown).starts_with("error[unknown block] no known block starts at 0x"), "{outcome}");
     }
     let [first, second, third, last] = outcome.answers("track")[..] else { panic!("four answers\n{outcome}") };
     assert!(first.ends_with(" live=0 B"), "{outcome}");
@@ -106,7 +106,7 @@ fn across_unsubscribe_and_subscribe() {
     assert!(not.ends_with(" live=?, ?"), "{outcome}");
     assert!(again.ends_with(" live=8 MiB, +1 * 6291456 device, 1 lost"), "{outcome}");
     assert!(last.ends_with(" live=8 MiB"), "{outcome}");
-    assert!(printed(&outcome).contains("\n  1 event was missed: what follows may be wrong\n"), "{outcome}");
+    assert!(printed(&outcome).contains("\n  1 event was missed: later values may be wrong\n"), "{outcome}");
     assert!(outcome.stderr.contains("gpumem::intercept::unsubscribe() was called"), "{outcome}");
 }
 

@@ -658,7 +658,7 @@ function start() {
     };
     const entries = curves ? curves.groups.map(entry) : [];
     if (segments) {
-      const line = entry('what PyTorch has from the driver');
+      const line = entry('memory that PyTorch holds from the driver');
       line.firstChild.classList.add('line');
       entries.unshift(line);
     }
@@ -932,9 +932,9 @@ function start() {
     const of = bandsOf(data, curves.pool, changeAt(data, view[0]), changeAt(data, view[1]), MOST_BANDS);
     $('bands-note').textContent =
       `${of.left > 0 ? `The largest ${of.bands.length} ${what()}s` : `The ${what()}s`} of this time, ` +
-      'each from its allocation to its free, as high as it has bytes.' +
+      'each from its allocation to its free; its height is its size.' +
       (of.left > 0 ? ` ${countInWords(of.left, `smaller ${what()}`)} ${of.left === 1 ? 'is' : 'are'} left out.` : '') +
-      (data.about.hasOnlyPeaks ? ' Of others it is not known when they were there.' : '');
+      (data.about.hasOnlyPeaks ? ' The lifetimes of the others are not known.' : '');
     const scale = (height - 8) / Math.max(1, of.height);
     for (const { block, offset } of of.bands) {
       const begin = Math.max(MARGIN.left, x(data.time[data.born[block]], width));
@@ -962,7 +962,7 @@ function start() {
     $('map').hidden = map.length === 0;
     $('segments').style.height = `${rows.length * ROW + 8}px`;
     $('segments-note').textContent =
-      `Each row is a segment that PyTorch has from the driver, from its first address to its last; what is in no tensor is unused.` +
+      `Each row is a segment that PyTorch holds from the driver, from its first address to its last; memory outside of tensors is unused.` +
       (map.length > rows.length ? ` ${countInWords(map.length - rows.length, 'smaller segment')} left out.` : '');
     map = rows;
   }

@@ -24,8 +24,8 @@ use crate::{history::in_words, machine::Gpu};
 const HELP: &[(&str, &str)] = &[
     ("q, Ctrl-C", "end"),
     ("↑ ↓ j k, wheel, click", "select a process"),
-    ("Tab", "what is in use now, or what the peak consisted of"),
-    ("p, Space", "stop and go on"),
+    ("Tab", "memory in use now, or at the peak"),
+    ("p, Space", "pause and continue"),
     ("Ctrl-Z", "back to the shell, until fg"),
     ("?", "this help"),
 ];
@@ -92,7 +92,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, state: &mut State, looks: Looks) {
 fn header(frame: &mut Frame<'_>, area: Rect, state: &State, looks: Looks) {
     let mut spans = vec!["gpumem watch".bold()];
     if state.is_paused {
-        spans.push(Span::styled("  stopped: p goes on", looks.colour(Color::Yellow)));
+        spans.push(Span::styled("  paused: p continues", looks.colour(Color::Yellow)));
     } else {
         spans.push(Span::from(format!("  every {}", in_words(looks.every))).dim());
     }

@@ -35,7 +35,7 @@ impl fmt::Display for Kind {
             Self::NoDevice { ordinal, count, simulated } => no_device(f, *ordinal, *count, *simulated),
             Self::NoFigure { source, device } => write!(
                 f,
-                "{source} reports no memory figures for device {device}: virtual GPUs and WSL may not have them; compare \
+                "{source} reports no memory values for device {device}: virtual GPUs and WSL may not have them; compare \
                  nvidia-smi"
             ),
             Self::NoContext { ordinal, why } => write!(
@@ -78,7 +78,7 @@ impl fmt::Display for Kind {
             ),
             Self::UnknownBlock { address, why: None } => write!(
                 f,
-                "no known block begins at {address:#x}: gpumem knows the blocks that were allocated since the first trace \
+                "no known block starts at {address:#x}: gpumem knows the blocks that were allocated since the first trace \
                  or gpumem::intercept::subscribe(), by their first address"
             ),
             Self::UnknownBlock { address, why: Some(why) } => {
@@ -89,7 +89,7 @@ impl fmt::Display for Kind {
             Self::NoAnswer { within } => {
                 write!(f, "no answer within {within:?}; ask gpumem::breakdown() or nvidia-smi later")
             }
-            Self::CustomGauge { name, detail } => write!(f, "the gauge `{name}` gave no number: {detail}"),
+            Self::CustomGauge { name, detail } => write!(f, "the gauge `{name}` returned no value: {detail}"),
             Self::NoThread { detail } => {
                 write!(f, "cannot start a thread: {detail}; raise the limit on threads (ulimit -u)")
             }

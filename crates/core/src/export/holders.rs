@@ -39,7 +39,7 @@ impl Show for OutOfMemory {
                 breakdown.show(f, paint)?;
                 let trimmable = breakdown.trimmable();
                 if trimmable > Bytes::ZERO {
-                    write!(f, "\ngpumem::torch::empty_cache() would give back {trimmable}")?;
+                    write!(f, "\ngpumem::torch::empty_cache() would return {trimmable}")?;
                 }
             }
             Err(why) => write!(f, "\nwhere the memory is cannot be read: {}", one_line(&why.to_string()))?,
@@ -134,7 +134,7 @@ impl PeakHolders {
 impl Show for Leaks {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         if self.blocks == 0 {
-            f.write_str("all that was allocated is freed")?;
+            f.write_str("everything that was allocated has been freed")?;
         } else {
             let rows = self.rows();
             let were = if self.blocks == 1 { "was" } else { "were" };
@@ -144,7 +144,11 @@ impl Show for Leaks {
             table("place", &rows).show(f, paint)?;
         }
         if self.gone > 0 {
-            write!(f, "\n{} went with their CUDA context: nobody freed them", counted(self.gone, "block", "blocks"))?;
+            write!(
+                f,
+                "\n{} disappeared with their CUDA context, without a free",
+                counted(self.gone, "block", "blocks")
+            )?;
         }
         if !self.is_intercepted {
             let text = "allocations are not intercepted: there may be more";

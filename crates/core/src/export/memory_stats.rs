@@ -30,7 +30,7 @@ impl Show for MemorySummary {
         table(&self.stats).show(f, paint)?;
         f.write_str("\n")?;
         match reserved.map(|reserved| reserved.peak) {
-            None => f.write_str("?: the pool cannot be read; memory_reserved() says why"),
+            None => f.write_str("?: the pool cannot be read; memory_reserved() returns the reason"),
             Some(peak) => match peak.exact() {
                 Some(_) => f.write_str("-: the driver does not report it"),
                 None => {
@@ -208,7 +208,7 @@ GPU memory of this process, device 1: exact, counted for 12.3 s
             "GPU memory of this process, simulated device 1: not exact, counted for 12.3 s",
             "(intercepted by the simulated device; 1 untracked free, 3 lost events)",
             " Reserved memory              ?           ?           -           -",
-            "?: the pool cannot be read; memory_reserved() says why",
+            "?: the pool cannot be read; memory_reserved() returns the reason",
         ] {
             assert!(text.lines().any(|found| found == line), "no line {line}\n{text}");
         }

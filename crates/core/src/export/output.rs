@@ -78,8 +78,8 @@ mod tests {
         let leaks = Leaks { is_intercepted: false, gone: 2, ..Leaks::of(&[]) };
         assert_eq!(
             written(Content::Leaks(leaks), Paint::PLAIN),
-            "gpumem: process 7 ends, and all that was allocated is freed\n\
-             2 blocks went with their CUDA context: nobody freed them\n\
+            "gpumem: process 7 ends, and everything that was allocated has been freed\n\
+             2 blocks disappeared with their CUDA context, without a free\n\
              allocations are not intercepted: there may be more\n"
         );
         let peaks = Peaks::new(Vec::new(), false);

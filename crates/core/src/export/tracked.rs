@@ -38,7 +38,7 @@ impl Show for Tracked {
         }
         if self.lost > 0 {
             let missed = counted(self.lost, "event was missed", "events were missed");
-            write!(f, "\n  {}", paint.on(Role::Alarm, format_args!("{missed}: what follows may be wrong")))?;
+            write!(f, "\n  {}", paint.on(Role::Alarm, format_args!("{missed}: later values may be wrong")))?;
         }
         let changes = self.changes.as_deref().unwrap_or_default();
         if changes.is_empty() {
@@ -308,6 +308,6 @@ mod tests {
     #[test]
     fn what_may_be_wrong_is_reported() {
         let text = Tracked { lost: 3, ..tracked(vec![change(1, Bytes::mib(1))]) }.to_string();
-        assert!(text.contains("\n  3 events were missed: what follows may be wrong\n"), "{text}");
+        assert!(text.contains("\n  3 events were missed: later values may be wrong\n"), "{text}");
     }
 }

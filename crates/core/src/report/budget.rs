@@ -231,12 +231,12 @@ fn because_of_others(measured: &Measurement<'_>, others: &[OtherThread]) -> Stri
     let device = device(&measured.trace);
     let (why, next) = match measured.counted {
         Counted::AllThreads => (
-            format!("it counts all threads, and other tests allocated or freed on {device} meanwhile"),
+            format!("it counts all threads, and other tests allocated or freed on {device} at the same time"),
             "give these tests the attribute #[gpu_mem_test], so that one waits for the other, or run the tests one after the other \
              (--test-threads=1)",
         ),
         Counted::OwnThread | Counted::OwnThreadOnly => (
-            format!("it counts its own thread, and other threads allocated on {device} meanwhile"),
+            format!("it counts its own thread, and other threads allocated on {device} at the same time"),
             "let it count them: with the option threads = \"all\" a budget counts every thread, and its test runs alone; or let these \
              threads enter a scope of this thread (GpuMemTrace::handle)",
         ),
@@ -277,13 +277,13 @@ impl Display for Circumstances<'_> {
         let Measurement { trace, places, peak, .. } = self.measured;
         let places = places();
         let whose = match self.measured.counted {
-            Counted::AllThreads => "what all threads allocated",
-            Counted::OwnThread | Counted::OwnThreadOnly => "what its own thread allocated",
+            Counted::AllThreads => "the allocations of all threads",
+            Counted::OwnThread | Counted::OwnThreadOnly => "the allocations of its own thread",
         };
         write!(f, "\n  measured on {}, {}, {whose}", device(trace), trace.gauge)?;
         if !self.others.is_empty() {
             let not = if self.measured.counted == Counted::AllThreads { "other tests too" } else { "not counted" };
-            write!(f, "\n  meanwhile other threads allocated ({not}):{}", rows(self.others))?;
+            write!(f, "\n  at the same time, other threads allocated ({not}):{}", rows(self.others))?;
         }
         if trace.untracked > 0 {
             let freed =
@@ -363,7 +363,7 @@ mod tests {
         let Verdict::NotKnown(text) = judge("f", &limits, &disturbed) else { panic!("it is not known") };
         assert_eq!(
             text,
-            "it counts its own thread, and other threads allocated on device 0 meanwhile:\
+            "it counts its own thread, and other threads allocated on device 0 at the same time:\
              \n           2 GiB in 8 blocks: a thread without a name (8 of them), src/a.rs:1\
              \n  let it count them: with the option threads = \"all\" a budget counts every thread, and its test runs alone; or let \
              these threads enter a scope of this thread (GpuMemTrace::handle)"
@@ -380,7 +380,7 @@ mod tests {
         let broken = Measurement { others: &pool, ..measured(trace(0, 2 << 20)) };
         let Verdict::Broken(text) = judge("f", &limits, &broken) else { panic!("it is broken") };
         assert!(
-            text.contains("meanwhile other threads allocated (not counted):\n           2 GiB in 8 blocks"),
+            text.contains("at the same time, other threads allocated (not counted):\n           2 GiB in 8 blocks"),
             "{text}"
         );
         let many = || (0..12).map(|at| other(&format!("thread {at}"), None)).collect::<Vec<_>>();
@@ -453,7 +453,7 @@ mod tests {
                  \n  used == 0 B: it was -1025 B (-1.00 KiB), 1025 B (1.00 KiB) under\
                  \n  peak < 640 MiB (base.json): it was 640 MiB\
                  \n  leaks <= 0 blocks: it was 2 blocks, 2 blocks over\
-                 \n  measured on simulated device 0, exact, what its own thread allocated\
+                 \n  measured on simulated device 0, exact, the allocations of its own thread\
                  \n  the largest places:\
                  \n         600 MiB in 2 blocks of 300 MiB: src/model.rs:12"
                     .to_owned()

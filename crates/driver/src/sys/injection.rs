@@ -23,7 +23,7 @@ pub unsafe fn initialize_injection(library: &Path) -> Result<(), String> {
     let initialize = unsafe { function(library, "InitializeInjection") }.map_err(failed)?;
     // SAFETY: this is the type that NVIDIA documents for this name.
     let initialize = unsafe { transmute::<*mut c_void, extern "C" fn() -> c_int>(initialize.as_ptr()) };
-    if initialize() == 0 { Err(failed("it refused".to_owned())) } else { Ok(()) }
+    if initialize() == 0 { Err(failed("its initialization failed".to_owned())) } else { Ok(()) }
 }
 
 /// Returns a function of the library, which is never unloaded.

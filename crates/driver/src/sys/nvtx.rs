@@ -249,7 +249,7 @@ pub unsafe fn observe_extension(module: *const ExtensionModule, other: Option<&P
         let initialize = unsafe { transmute::<*const c_void, InitializeExtension>(initialize.as_ptr()) };
         // SAFETY: the function is called with NVTX's arguments, at the time when NVTX would have called it.
         if unsafe { initialize(module) } == 0 {
-            return Err(format!("{} refused an extension of NVTX, and gets no calls of it", other.display()));
+            return Err(format!("{} rejected an extension of NVTX, and gets no calls from it", other.display()));
         }
         Ok(true)
     });
@@ -323,7 +323,7 @@ fn chain(get_export_table: GetExportTable, other: &Path) -> Result<(), String> {
     // SAFETY: the function is called with NVTX's arguments, at the time when NVTX would have called it. The tool stores only functions of
     // the types that NVTX documents.
     if unsafe { initialize(get_export_table) } == 0 {
-        return Err(failed("it refused".to_owned()));
+        return Err(failed("its initialization failed".to_owned()));
     }
     Ok(())
 }

@@ -108,7 +108,7 @@ impl Drop for RecordingFile {
 
 fn lock(file: &File) -> io::Result<()> {
     if let Err(TryLockError::WouldBlock) = file.try_lock() {
-        let why = "another process records to it; with %p in the name, each process has a file of its own";
+        let why = "another process records to it; with %p in the name, each process has its own file";
         return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
     }
     Ok(())

@@ -153,7 +153,7 @@ impl Budget {
             } else if *HIDDEN.get().unwrap_or(&false) {
                 self.unmeasured(
                     "another test of this process uses the simulated device, so allocations on GPUs are not intercepted; \
-                     run each test in a process of its own (cargo nextest)",
+                     run each test in its own process (cargo nextest)",
                 );
                 return (builder.start_or_off(), None);
             }
@@ -256,7 +256,7 @@ impl Budget {
         let only = if self.strict || self.counted == Counted::AllThreads {
             ""
         } else {
-            "; or, if they do not concern this function, say so with the option thread_local"
+            "; or, if they do not concern this function, leave them out with the option thread_local"
         };
         self.panic(&format_args!(
             "whether `{name}` kept its GPU memory budget is not known: {reason}{only}; GPUMEM_BUDGETS=skip runs without it"

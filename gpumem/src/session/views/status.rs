@@ -149,10 +149,8 @@ impl NewTrace {
         }
         let request = session.settings().gauge()?;
         if request.is_none() && custom_devices().is_some() {
-            let why = Kind::NoGauge {
-                gauge: "exact",
-                why: "the program measures by a gauge of its own (gpumem::gauge::set_gauge)",
-            };
+            let why =
+                Kind::NoGauge { gauge: "exact", why: "the program uses its own gauge (gpumem::gauge::set_gauge)" };
             let live = session.devices().ok().and_then(Devices::subscribed);
             let intercepted_by = live.map(|live| live.library.to_owned());
             return Ok(Self {
@@ -241,7 +239,7 @@ impl fmt::Display for Status {
         for device in &self.integrated {
             write!(
                 f,
-                "\ndevice {device} has no memory of its own: its numbers are those of the machine's memory, and pinned and managed"
+                "\ndevice {device} has no separate memory: its values are those of the machine's memory, and pinned and managed"
             )?;
             f.write_str(" memory counts as device memory")?;
         }

@@ -57,7 +57,7 @@ fn ensure_report(said: &Ended) {
 fn what_was_not_freed_is_reported_at_the_end() {
     ensure_report(&passes("leaks", WANTED));
     let said = passes("no leaks", WANTED);
-    assert!(said.stderr.ends_with(" ends, and all that was allocated is freed\n"), "{}", said.stderr);
+    assert!(said.stderr.ends_with(" ends, and everything that was allocated has been freed\n"), "{}", said.stderr);
     for variables in [&[][..], &[("GPUMEM_LEAKS", "0")], &[("GPUMEM_LEAKS", "")]] {
         assert_eq!(passes("leaks", variables).stderr, "");
     }

@@ -124,7 +124,7 @@ fn a_refusal_reports_which_scopes_hold_the_memory() {
                 kept by the pool, unused   64          ▋\n   \
                 train                      48       1  ▌\n     \
                   forward                  48       1  ▌\n\
-             gpumem::torch::empty_cache() would give back 64 MiB\n\
+             gpumem::torch::empty_cache() would return 64 MiB\n\
              places that hold the most:\n"
     );
     let (head, places) = said.stderr.split_at(expected.len().min(said.stderr.len()));

@@ -35,9 +35,10 @@ pub(in crate::source) fn subscribe(wanted: Option<Source>) -> Result<Interceptio
     blocks::forget_first_block();
     graphs::forget();
     let not_exact = |why| Error::from(Kind::NoGauge { gauge: "exact", why });
-    let recorder = recorder::get().ok_or_else(|| not_exact("gpumem has not begun to count"))?;
+    let recorder = recorder::get().ok_or_else(|| not_exact("gpumem has not started to count"))?;
     choose(wanted, recorder.subscribe)?;
-    subscribed().ok_or_else(|| not_exact("gpumem::intercept::unsubscribe() was called on another thread meanwhile"))
+    subscribed()
+        .ok_or_else(|| not_exact("gpumem::intercept::unsubscribe() was called on another thread at the same time"))
 }
 
 /// Starts to send the calls that this source intercepts to `R`.

@@ -215,7 +215,7 @@ impl SimGpu {
                 free: Bytes::new(memory.free()).to_string(),
                 total: Bytes::new(memory.total()).to_string(),
             },
-            _ => Kind::SimulatedMisuse { device, detail: "an allocation of 0 bytes, which CUDA refuses; ask for more" },
+            _ => Kind::SimulatedMisuse { device, detail: "CUDA rejects an allocation of 0 bytes; request more" },
         }
         .into()
     }

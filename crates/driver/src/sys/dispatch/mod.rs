@@ -30,7 +30,7 @@ mod subscription {
     };
 
     pub(crate) fn check_available() -> Result<(), Error> {
-        let detail = "it is known on Linux on x86-64 and arm64 alone".to_owned();
+        let detail = "it is known only on Linux on x86-64 and arm64".to_owned();
         Err(Kind::NoDispatch { detail }.into())
     }
 

@@ -70,7 +70,7 @@ fn check(library: &impl Library, processor: Processor, name: &str, address: usiz
     let code = code_at(address).ok_or_else(|| format!("{name} is not in the driver's code"))?;
     let stub = processor.decode(&code, address).ok_or_else(|| {
         format!(
-            "{name} does not begin as in the drivers that are known (470 to 580): the driver is another one, or a tool \
+            "{name} does not start as in the known drivers (470 to 580): the driver is another one, or a tool \
              such as UCX patched the function"
         )
     })?;
@@ -125,7 +125,7 @@ fn check_location(jumps: &[Jump], name: &str, address: usize, stub: Stub) -> Res
         return Err(format!("{name} shares its pointer with another function"));
     };
     if !jumps.iter().any(|jump| jump.slot != stub.slot && jump.slot.abs_diff(stub.slot) <= MAX_SLOT_GAP) {
-        return Err(format!("the pointer of {name} is not beside those of other functions"));
+        return Err(format!("the pointer of {name} is not next to those of other functions"));
     }
     let between = own.at.min(stub.refusal)..own.at.max(stub.refusal);
     let is_of_another = jumps.iter().any(|jump| jump != own && between.contains(&jump.at));

@@ -128,13 +128,13 @@ fn the_error_names_the_reason() {
     };
     let theirs = Driver::new(form).stub(6);
     for (why, says) in [
-        (reason(&|driver| driver.code[0] = 0xe9), "does not begin as in the drivers that are known"),
+        (reason(&|driver| driver.code[0] = 0xe9), "does not start as in the known drivers"),
         (with(5, &|stub| stub.slot += 4), "is not in the driver's writable data"),
         (with(5, &|stub| stub.slot = CODE), "is not in the driver's writable data"),
         (with(5, &|stub| stub.slot = DATA_END), "is not in the driver's writable data"),
         (with(5, &|stub| stub.slot = FLAG + 8), "leads out of the driver: another tool uses it"),
         (with(5, &|stub| stub.slot = theirs.slot), "shares its pointer with another function"),
-        (with(5, &|stub| stub.slot = DATA), "is not beside those of other functions"),
+        (with(5, &|stub| stub.slot = DATA), "is not next to those of other functions"),
         (with(5, &|stub| stub.flag += 4), "checks another flag than that of"),
         (with(5, &|stub| stub.refusal = theirs.refusal), "leads elsewhere when the driver was shut down"),
         (with(5, &|stub| stub.refusal += 1), "does not check whether the driver was shut down"),
