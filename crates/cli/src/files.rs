@@ -143,7 +143,7 @@ fn recordings_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let is_hidden = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
     let files = entries.into_iter().filter(|entry| !is_hidden(entry)).map(|entry| entry.path());
     let files: Vec<_> = files.filter(is_meant).collect();
-    if files.is_empty() { Err(failed("no recording is in it".to_owned())) } else { Ok(files) }
+    if files.is_empty() { Err(failed("it contains no recording".to_owned())) } else { Ok(files) }
 }
 
 #[cfg(test)]
@@ -164,7 +164,7 @@ mod tests {
         let cause = |cause: &str, path: &Path| format!("`{}` cannot be read: {cause}; give ", path.display());
 
         let none = expanded(&[""]).unwrap_err();
-        assert!(none.starts_with(&cause("no recording is in it", &folder.join(""))), "{none}");
+        assert!(none.starts_with(&cause("it contains no recording", &folder.join(""))), "{none}");
         assert!(none.ends_with("/**/*.capture'"), "{none}");
 
         for name in ["b.capture", "c.recording", "host-1/d.capture", "b.capture.old", ".hidden.capture"] {

@@ -312,7 +312,7 @@ impl Step {
         } else if self.compute.is_some() && !self.parameters.is_only_stored() {
             "the type of the parameters is the one that is computed in; `compute` is for weights that are only stored in theirs"
         } else if self.compute.is_some_and(|dtype| !is_wide(dtype)) {
-            "products are made in f16, bf16 or f32"
+            "products are computed in f16, bf16 or f32"
         } else if self.parameters.is_only_stored() && self.quantized.is_some() {
             "`quantized` makes weights of 4 bits from parameters in f16, bf16 or f32"
         } else if self.parameters.is_only_stored() && self.data_parallel.is_some() {
@@ -330,7 +330,7 @@ impl Step {
         } else if is_training && self.decode.is_some() {
             "tokens are decoded in inference only, without an optimizer"
         } else if !is_training && self.master_weights {
-            "copies of the parameters in f32 are for the optimizer, which inference has not"
+            "copies of the parameters in f32 are for the optimizer, which inference does not have"
         } else if self.master_weights && matches!(self.parameters, Dtype::F32 | Dtype::F64) {
             "copies of the parameters in f32 are for parameters of a smaller type"
         } else if self.adapters.as_ref().is_some_and(|lora| lora.rank == 0) {
@@ -342,7 +342,7 @@ impl Step {
         } else if self.quantized.as_ref().is_some_and(|quantized| !is_wide(quantized.compute)) {
             "weights in 4 bits are multiplied as f16, bf16 or f32"
         } else if !is_training && self.checkpointing != Checkpointing::Off {
-            "checkpointing needs a backward pass, which inference has not"
+            "checkpointing needs a backward pass, which inference does not have"
         } else if let Some(wrong) = self.data_parallel.and_then(|parallel| self.wrong_parallel(parallel)) {
             wrong
         } else {
@@ -491,7 +491,7 @@ impl Step {
     ) -> Result<(), Error> {
         let invalid = |what: &str| Err(Kind::Invalid(what.to_owned()).into());
         if decode.tokens == 0 {
-            return invalid("decoding 0 tokens makes no sense");
+            return invalid("decoding needs at least 1 token");
         }
         let (true, Some((head, body))) = (model.loss == Loss::NextToken, layers.split_last()) else {
             return invalid("only a model that predicts the next token can decode");

@@ -247,7 +247,7 @@ the weights have 1.002 MiB
  ────────────────────────────────────────
  model.layers.0 … 1 (2×)  1.000  ████████
  norm.scale               0.002  ▏
-A row with × is the sum of so many equal layers.
+A row with × is the sum of that many equal layers.
 
 activations, gradients, caches and workspaces: unknown.
 A file of weights does not describe what a step computes.",

@@ -195,9 +195,9 @@ fn what_is_no_regular_file_and_what_is_too_long_is_refused() {
     {
         let long = folder.0.path().join(name);
         fs::File::create(&long).unwrap().set_len(length).unwrap();
-        let expected = format!("it has more than {} bytes, and no such file needs so many", length - 1);
+        let expected = format!("it has more than {} bytes, and no such file needs that many", length - 1);
         assert!(error(&long).ends_with(&expected), "{}", error(&long));
-        assert!(step(&long).ends_with("it has more than 65536 bytes, and no such file needs so many"));
+        assert!(step(&long).ends_with("it has more than 65536 bytes, and no such file needs that many"));
     }
     let wrong = folder.write("step.json", br#"{"bach": 8}"#);
     assert!(step(&wrong).contains("step.json: unknown field `bach`"), "{}", step(&wrong));

@@ -216,7 +216,7 @@ def finish():
             is_on = False
             write(sys.modules["torch"])
         elif getattr(sys.modules.get("torch.cuda"), "_initialized", False) and not os.path.exists(path + b".part"):
-            note(why="it initialised CUDA before gpumem could ask for its history")
+            note(why="it initialised CUDA before gpumem could request its history")
     except BaseException as error:
         note(why=words(error))
     try:

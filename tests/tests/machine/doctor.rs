@@ -64,7 +64,7 @@ fn each_failure_has_its_line() {
     has(&machine().fail("nvmlInit_v2=18"), "NVML", "problem", "the driver was updated while in use: reboot");
     has(&machine().fail("nvmlDeviceGetMemoryInfo_v2=4"), "GPU", "problem", "NVML_ERROR_NO_PERMISSION");
     has(&machine().devices(2).fail("nvmlDeviceGetHandleByIndex_v2[1]=15"), "GPU", "problem", "GPU 1: libnvidia-ml");
-    has(&machine().devices(0), "GPU", "problem", "the driver knows no GPU");
+    has(&machine().devices(0), "GPU", "problem", "the driver finds no GPU");
     has(&machine().env("CUDA_VISIBLE_DEVICES", ""), "CUDA", "problem", "change CUDA_VISIBLE_DEVICES");
     has(&machine().set("mig=1"), "MIG", "ok", "one slice");
     // The result depends on this machine.

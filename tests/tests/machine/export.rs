@@ -359,7 +359,7 @@ fn a_recording_that_cannot_be_followed_is_hidden_and_its_cause_is_said() {
     let (_, log) = outcome.stdout.split_once("== log\n").expect("there is one");
     let (log, summary) = log.split_once("== summary\n").expect("it is last");
     assert_eq!(log.lines().count(), 3, "{outcome}");
-    for cause in ["nothing new is in it; ", "it has become shorter; ", "it is damaged at byte "] {
+    for cause in ["it contains nothing new; ", "it has become shorter; ", "it is damaged at byte "] {
         assert_eq!(log.matches(&format!(" is not exported: {cause}")).count(), 1, "{cause}: {outcome}");
     }
     assert_eq!(summary.matches(", or the file was made shorter, replaced, moved or removed; ").count(), 1, "{outcome}");

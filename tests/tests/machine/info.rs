@@ -43,7 +43,7 @@ fn no_driver_is_one_line_with_the_next_step() {
         assert_eq!(outcome.stdout, "");
     }
     let outcome = gpumem(&Standin::new().devices(0), &["info"]);
-    ended(&outcome, 2, &["no GPU: the driver runs and knows no GPU; "]);
+    ended(&outcome, 2, &["no GPU: the driver is running, but finds no GPU; "]);
 }
 
 #[test]

@@ -140,7 +140,7 @@ fn functions_that_fail() {
             "a trace is off: the gauge `maybe` returned no value: its function returned None",
             "a trace is off: the gauge `error` returned no value: it is too late",
             "a trace is off: the gauge `huge` returned no value: its function returned",
-            "a trace is off: the gauge `panics` returned no value: its function has panicked, and is not called any more",
+            "a trace is off: the gauge `panics` returned no value: its function panicked, and is no longer called",
         ] {
             assert_eq!(ended.stderr.matches(words).count(), 1, "{words} in\n{}", ended.stderr);
         }

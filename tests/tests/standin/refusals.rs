@@ -244,7 +244,7 @@ fn a_slow_driver_does_not_block_the_program() {
     assert!(reported.starts_with("99999999999999 device, device 0, ") && reported.contains("within 50ms"), "{outcome}");
     assert!(outcome.stderr.contains("\n  in train\n") && outcome.stderr.contains(" in use, "), "{outcome}");
     // gpumem does not wait for a driver that never answers.
-    let says = "where the memory is cannot be read: no answer within 2s";
+    let says = "the holders of the memory cannot be read: no answer within 2s";
     assert!(of_stuck.stderr.contains(says), "{of_stuck}");
 }
 
@@ -283,7 +283,7 @@ fn a_report_without_figures_has_the_size_of_the_request() {
     let outcome = run(&machine, "scope train; print_refusals; call cuMemAlloc_v2 &a 99999999999999");
     let reported = outcome.answer("refused");
     assert!(reported.starts_with("99999999999999 device, device 0, [\"train\"]; "), "{outcome}");
-    assert!(outcome.stderr.contains("where the memory is cannot be read: "), "{outcome}");
+    assert!(outcome.stderr.contains("the holders of the memory cannot be read: "), "{outcome}");
     assert!(
         outcome.stderr.starts_with("gpumem: device 0 is out of memory: 90.95 TiB (device) were requested\n"),
         "{outcome}"

@@ -89,12 +89,12 @@ pub(super) fn execute(arguments: WhatIfArguments) -> Result<Exit, Failure> {
                 let history = read(file)?;
                 working("replaying the requests", || what_if::ask_recording(&history, card, question.jobs))?
             }
-            None => working("running the program dry", || what_if::ask(&question))?,
+            None => working("running dry runs of the program", || what_if::ask(&question))?,
         };
         terminal::answer(json, &answer, |out, paint| answer.write(out, paint))?;
         return Ok(if answer.has_any() { Exit::Done } else { Exit::LimitExceeded });
     };
-    let found = working("running the program dry", || what_if::largest(&question, &name))?;
+    let found = working("running dry runs of the program", || what_if::largest(&question, &name))?;
     let words = match found.value {
         Some(value) if found.other_failure.is_none() => {
             format!("{name}={value} is the largest that runs on a GPU of {card}.")

@@ -648,7 +648,7 @@ mod tests {
             assert!(of.news().is_some_and(|news| news.ends_with(" is exported again")));
             assert_eq!(of.news(), None);
             of.live.newest = Instant::now().checked_sub(2 * LONGEST_SILENCE).unwrap();
-            assert!(of.news().is_some_and(|news| news.contains(" is not exported: nothing new is in it; ")));
+            assert!(of.news().is_some_and(|news| news.contains(" is not exported: it contains nothing new; ")));
         }
         // A process that ended is not exported again.
         exporter.followed[0].ended = Some(Ended::now());

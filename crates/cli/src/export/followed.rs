@@ -205,7 +205,7 @@ fn recording_of(path: &Path, pid: u32) -> String {
 pub(super) fn hidden(path: &Path, pid: u32, error: Option<&str>) -> Failure {
     let (cause, next) = match error {
         Some(error) => (error, "if another program has changed it, record the program again"),
-        None => ("nothing new is in it", "the program has printed why, for example that the disk is full"),
+        None => ("it contains nothing new", "the program has printed the reason, for example a full disk"),
     };
     Failure::new(format!("{} is not exported", recording_of(path, pid)), cause, next)
 }

@@ -23,11 +23,11 @@ use crate::history::{History, Moment};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[allow(clippy::doc_markdown, reason = "the help of the command shows it as it is")]
 pub(crate) enum Format {
-    /// Stacks of what was live at a moment, one a line, for flamegraph.pl, inferno and speedscope.app
+    /// Stacks of the blocks that were live at a moment, one per line, for flamegraph.pl, inferno and speedscope.app
     Folded,
     /// Each event as a JSON object on its own line
     Json,
-    /// Stacks, live and in all, for `go tool pprof`
+    /// Stacks with their live and total memory, for `go tool pprof`
     Pprof,
     /// Memory over time by kind, PyTorch's tensors, and scopes, for ui.perfetto.dev
     Perfetto,

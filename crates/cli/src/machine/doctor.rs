@@ -222,7 +222,7 @@ impl Checks {
         }
         if machine.gpus.is_empty() {
             let next = "in a container, start it with --gpus all; else see `lspci` and dmesg";
-            self.add("GPU", Verdict::Problem, "the driver knows no GPU", next);
+            self.add("GPU", Verdict::Problem, "the driver finds no GPU", next);
         }
         for gpu in &machine.gpus {
             if let (Some(index), Some(name)) = (gpu.index, &gpu.name) {

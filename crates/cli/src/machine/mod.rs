@@ -37,5 +37,5 @@ pub(crate) fn exit_of(not_read: &[NotRead]) -> Exit {
 /// Creates the error for a driver that runs but finds no GPU.
 pub(crate) fn no_gpu() -> Failure {
     let next = "in a container, start it with --gpus all; else see `lspci` and dmesg";
-    Failure::new("no GPU", "the driver runs and knows no GPU", next)
+    Failure::new("no GPU", "the driver is running, but finds no GPU", next)
 }

@@ -191,7 +191,7 @@ impl Comparison {
         let shown = |mut lines: Vec<String>| {
             let more = lines.len().saturating_sub(MOST_ROWS);
             lines.truncate(MOST_ROWS);
-            lines.extend((more > 0).then(|| format!("({more} more; --json has all)")));
+            lines.extend((more > 0).then(|| format!("({more} more; --json lists all)")));
             lines
         };
         all.into_iter().flat_map(shown).collect()

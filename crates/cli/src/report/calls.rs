@@ -29,13 +29,13 @@ use crate::{
 /// The options that choose a part of the tree.
 #[derive(Debug, Args)]
 pub(crate) struct Part {
-    /// With --calls: begin at the functions, Python packages, libraries and scopes that have this in their names.
+    /// With --calls: start at the functions, Python packages, libraries and scopes that have this in their names.
     #[arg(long, value_name = "NAME", requires = "calls")]
     inside: Option<String>,
     /// With --calls: at most this many rows inside each other.
     #[arg(long, value_name = "ROWS", requires = "calls", conflicts_with = "json")]
     depth: Option<NonZeroUsize>,
-    /// With --calls: one row for all that have less than this, such as 1% of the total, or 100MiB. Without this option,
+    /// With --calls: combine all rows with less than this into one, such as 1% of the total, or 100MiB. Without this option,
     /// 40 rows.
     #[arg(long, value_name = "LIMIT", requires = "calls", conflicts_with = "json")]
     min: Option<Limit>,
@@ -55,7 +55,7 @@ impl Part {
             return Ok(());
         }
         let what = format!("`{}` cannot be shown inside `{inside}`", history.path.display());
-        let cause = "nothing that led to the peak has this in its name";
+        let cause = "no call that led to the peak contains this in its name";
         let known = all[0].frames.last().map(|innermost| names[*innermost].split(" (").next().unwrap_or_default());
         let next = format!("give a part of a name that --calls shows, such as `{}`", known.unwrap_or_default());
         Err(Failure::new(what, cause, next))

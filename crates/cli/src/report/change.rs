@@ -199,7 +199,7 @@ pub(super) fn write_rows(by: &str, all: &[Named], out: &mut dyn Write, paint: Pa
     }
     writeln!(out, "\n{}", InPaint(&Rows { by, rows: &changed[..changed.len().min(MOST_ROWS)] }, paint))?;
     if changed.len() > MOST_ROWS {
-        writeln!(out, "({} more; --json has all)", changed.len() - MOST_ROWS)?;
+        writeln!(out, "({} more; --json lists all)", changed.len() - MOST_ROWS)?;
     }
     Ok(())
 }

@@ -127,7 +127,7 @@ pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io:
     }
     writeln!(out, "{}", InPaint(&PlaceFiguresTable(&places[..places.len().min(MOST)]), paint))?;
     if places.len() > MOST {
-        writeln!(out, "({} more places; --json has all)", places.len() - MOST)?;
+        writeln!(out, "({} more places; --json lists all)", places.len() - MOST)?;
     }
     Ok(())
 }

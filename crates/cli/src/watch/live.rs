@@ -305,7 +305,7 @@ impl Live {
             }
             if let Some(open) = self.open.as_ref().filter(|_| !is_shorter) {
                 if self.follower.memory() > MOST_MEMORY {
-                    return Err(io::Error::other(format!("it takes more than {} of memory", Bytes::new(MOST_MEMORY))));
+                    return Err(io::Error::other(format!("it needs more than {} of memory", Bytes::new(MOST_MEMORY))));
                 }
                 let mut part = (&open.file).take(most);
                 let read = self.follower.read(&mut part);

@@ -283,7 +283,7 @@ fn lengths_beyond_the_positions_are_said() {
     assert!(!printed(&["estimate", &llama, "--length", "100"]).contains("positions"));
     // Its 32 blocks are equal.
     assert!(text.contains("\n   model.layers.0 … 31 (32×) "), "{text}");
-    assert!(text.contains("\nA row with × is the sum of so many equal layers.\n"), "{text}");
+    assert!(text.contains("\nA row with × is the sum of that many equal layers.\n"), "{text}");
     let json = json(&["estimate", &llama, "--length", "101", "--fit", "8GiB", "--json"]);
     assert_eq!((&json["notes"], &json["positions"]), (&Value::from(vec![said]), &100.into()));
     assert_eq!(json["fit"]["length_is_all_positions"], false);

@@ -42,7 +42,7 @@ impl Show for OutOfMemory {
                     write!(f, "\ngpumem::torch::empty_cache() would return {trimmable}")?;
                 }
             }
-            Err(why) => write!(f, "\nwhere the memory is cannot be read: {}", one_line(&why.to_string()))?,
+            Err(why) => write!(f, "\nthe holders of the memory cannot be read: {}", one_line(&why.to_string()))?,
         }
         // The breakdown already contains the scopes, without the blocks of libraries.
         let has_them =
@@ -354,7 +354,7 @@ device 0: the peak was 641 MiB over the start
 device 0 is out of memory: 75 GiB (device) were requested
   at src/a.rs:9:1
   in train
-where the memory is cannot be read: ";
+the holders of the memory cannot be read: ";
         assert!(text.starts_with(expected), "{text}");
         let places = "\
 places that hold the most:

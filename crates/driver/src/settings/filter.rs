@@ -179,7 +179,7 @@ fn directive(text: &str) -> Result<Directive, (&str, String)> {
         Some(("every", number)) => match number.parse() {
             Ok(every) => Ok(Directive { every: Some(every), ..plain }),
             Err(_) if number.is_empty() => Err((text, "a number is missing after `=`".to_owned())),
-            Err(_) => Err((number, "it is not a whole number from 1 on".to_owned())),
+            Err(_) => Err((number, "it is not a whole number of 1 or more".to_owned())),
         },
         Some(_) => Err((setting, FORMS.to_owned())),
         None => match setting {
@@ -272,8 +272,8 @@ mod tests {
                 "f>=",
                 "`f>=` at character 1: `` is not an amount of memory; write a number and a unit, such as 512MiB or 16GiB",
             ),
-            ("every=0", "`0` at character 7: it is not a whole number from 1 on"),
-            ("off,f=every=x", "`x` at character 13: it is not a whole number from 1 on"),
+            ("every=0", "`0` at character 7: it is not a whole number of 1 or more"),
+            ("off,f=every=x", "`x` at character 13: it is not a whole number of 1 or more"),
             ("every=", "`every=` at character 1: a number is missing after `=`"),
             ("=off", "`=off` at character 1: a name is missing before `=`"),
             ("line", &format!("`line` at character 1: {FORMS}")),

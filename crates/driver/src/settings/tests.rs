@@ -158,7 +158,7 @@ fn a_problem_has_its_reason_and_what_happens_instead() {
             "`0` is not a whole number of milliseconds from 1 to 4294967295; readings are 1 ms apart",
         ),
         ("GPUMEM_LEAKS", "maybe", "`maybe` is not one of 1 or 0; it counts as 1"),
-        ("GPUMEM_BUDGETS", "no", "`no` is not `skip`; budgets are held"),
+        ("GPUMEM_BUDGETS", "no", "`no` is not `skip`; budgets are enforced"),
         #[cfg(feature = "sim")]
         ("GPUMEM_SIM", "16", "16 B is less than a page of a GPU (2 MiB); write a unit, such as 16GiB; traces are off"),
         #[cfg(not(feature = "sim"))]

@@ -179,7 +179,7 @@ pub(super) const VARIABLES: &[Variable] = &[
         default: "it fails; a function whose budget cannot be measured prints one notice",
         read: |text, settings| {
             if lower(text) != "skip" {
-                return invalid(format!("{} is not `skip`", value(text)), "budgets are held");
+                return invalid(format!("{} is not `skip`", value(text)), "budgets are enforced");
             }
             settings.skip_budgets = true;
             Ok("skip".to_owned())

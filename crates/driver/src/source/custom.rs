@@ -96,19 +96,19 @@ fn bytes_in_use(ordinal: u32, state: &State) -> std::result::Result<Bytes, Strin
     let bytes = read.unwrap_or_else(|panic| {
         // Dropping the panic's value might panic as well.
         std::mem::forget(panic);
-        let why = "its function has panicked, and is not called any more";
+        let why = "its function panicked, and is no longer called";
         set_broken(ordinal, why);
         Err(why.to_owned())
     })?;
     if bytes.get() >= MOST_BYTES {
-        Err(format!("its function returned {bytes}, more than any device has"))
+        Err(format!("its function returned {bytes}, more than the memory of any device"))
     } else {
         Ok(bytes)
     }
 }
 
 fn nothing_else<T>() -> Result<T> {
-    let why = "a gauge of the program says how many bytes are in use, and nothing else";
+    let why = "a gauge of the program reports only the bytes in use";
     Err(Kind::NoGauge { gauge: "exact", why }.into())
 }
 

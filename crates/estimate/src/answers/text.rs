@@ -91,7 +91,7 @@ fn show_layers(f: &mut fmt::Formatter<'_>, paint: Paint, what: &str, tree: Tree,
     let rows = tree.rows(MOST_LAYERS);
     amounts_table_in(what, &rows, amounts).show(f, paint)?;
     if rows.iter().any(|row| row.name.ends_with("×)")) {
-        let what = "A row with × is the sum of so many equal layers.";
+        let what = "A row with × is the sum of that many equal layers.";
         write!(f, "\n{}", paint.on(Role::Faint, what))?;
     }
     Ok(())

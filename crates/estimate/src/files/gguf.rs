@@ -136,7 +136,7 @@ impl Gguf {
 /// Reads the tensors in the other files of a model: `name-00001-of-00003.gguf` is the first of three.
 fn other_parts(path: &Path, count: u64) -> Result<Vec<TensorInfo>, Error> {
     let wrong =
-        || refused(path, format!("the model has {count} files, and the name does not end with the number of one"));
+        || refused(path, format!("the model has {count} files, and the name does not end with the index of one"));
     let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(wrong)?;
     let stem = name.strip_suffix(&format!("-00001-of-{count:05}.gguf")).ok_or_else(wrong)?;
     if count > MOST_FILES {

@@ -22,7 +22,7 @@ pub(super) fn bytes(path: &Path, longest: u64) -> Result<Vec<u8>, Error> {
     // The file system may report a wrong length, as in /proc.
     file.take(longest + 1).read_to_end(&mut bytes).map_err(|error| refused(path, error))?;
     if bytes.len() as u64 > longest {
-        return Err(refused(path, format!("it has more than {longest} bytes, and no such file needs so many")));
+        return Err(refused(path, format!("it has more than {longest} bytes, and no such file needs that many")));
     }
     Ok(bytes)
 }

@@ -194,7 +194,7 @@ pub unsafe extern "C" fn gpumem_attach(
     let [folder, file, options] = [folder, file, options].map(bytes);
     let listen = || {
         if CALLED.swap(true, Relaxed) {
-            return Err("the library of gpumem is in it already".to_owned());
+            return Err("it already contains the library of gpumem".to_owned());
         }
         let options = Options::parse(&String::from_utf8_lossy(&options))?;
         let request = Request { file: OsStr::from_bytes(&file).into(), options, is_late: true };
@@ -203,6 +203,6 @@ pub unsafe extern "C" fn gpumem_attach(
     match catch_unwind(std::panic::AssertUnwindSafe(listen)).unwrap_or_else(|_| Err("gpumem panicked".to_owned())) {
         Ok(()) => ptr::null(),
         // The text is never released, because this function is called only once.
-        Err(why) => CString::new(why).map_or(c"it is not known why".as_ptr(), |why| why.into_raw().cast_const()),
+        Err(why) => CString::new(why).map_or(c"the reason is not known".as_ptr(), |why| why.into_raw().cast_const()),
     }
 }

@@ -387,7 +387,7 @@ fn rotated(fields: Fields<'_>, keys: [&str; 2], head_size: u64, default: f64) ->
     let factor = fields.fraction(keys[0], default)?;
     let factor = fields.inner("rope_parameters").fraction(keys[1], factor)?;
     if !(0.0..=1.0).contains(&factor) {
-        return Err(wrong(format!("`{}` is {factor} and not a part of 1", keys[0])));
+        return Err(wrong(format!("`{}` is {factor}, which is not between 0 and 1", keys[0])));
     }
     #[expect(
         clippy::cast_possible_truncation,
