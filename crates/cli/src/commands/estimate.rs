@@ -205,7 +205,7 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
             let weights = WeightsAnswer { by_dtype, by_module, estimate: None, weights: tensors.sum() };
             terminal::answer(as_json, &weights, |out, paint| writeln!(out, "{}", InPaint(&tensors, paint)))?;
             let next = "describe the model as JSON or TOML";
-            terminal::error(&Failure::new(format!("`{}` has no estimate", file.display()), why, next));
+            terminal::error(&Failure::new(format!("`{}` cannot be estimated", file.display()), why, next));
             return Ok(Exit::Failed);
         }
     };

@@ -171,8 +171,7 @@ pub(crate) struct Missing {
 }
 
 /// Why a recording without an end has no lines.
-const NO_SYMBOLS: &str =
-    "the recording has no end, which contains the symbols; a process that still records writes them when it ends";
+const NO_SYMBOLS: &str = "symbols are written at the end of the recording, which is missing; a process that still records writes them when it ends";
 
 impl Missing {
     pub(crate) fn of(history: &History) -> Self {
@@ -243,8 +242,7 @@ impl Missing {
             );
         }
         if self.has_only_pytorch {
-            let text =
-                "A snapshot of PyTorch has only the memory of its allocator: no other libraries, scopes or threads.";
+            let text = "A snapshot of PyTorch contains only the memory of its allocator: no other libraries, scopes or threads.";
             lines.push(text.to_owned());
         }
         lines

@@ -57,7 +57,7 @@ impl Recorded {
             }
         });
         if !self.has_settings {
-            notes.push("The recording does not have PyTorch's settings: the replay has the default ones.".to_owned());
+            notes.push("The recording does not contain PyTorch's settings: the replay uses the defaults.".to_owned());
         }
         if self.older_bytes > 0 {
             notes.push(format!(
@@ -67,7 +67,7 @@ impl Recorded {
         }
         if self.emptied > 0 {
             let times = counted(self.emptied, "time", "times");
-            notes.push(format!("The cache was emptied {times} in the recording, and is in each row."));
+            notes.push(format!("The cache was emptied {times} in the recording, and each row does the same."));
         }
         if self.refused > 0 {
             let requests = counted(self.refused, "request", "requests");

@@ -89,7 +89,7 @@ fn weights_alone_have_no_estimate() {
     let Ran { code, stdout, stderr } = ran(&["estimate", &weights]);
     assert_eq!(code, Some(2), "{stderr}");
     assert!(stdout.contains("activations, gradients, caches and workspaces: unknown."), "{stdout}");
-    assert!(stderr.contains("` has no estimate: ") && stderr.lines().count() == 1, "{stderr}");
+    assert!(stderr.contains("` cannot be estimated: ") && stderr.lines().count() == 1, "{stderr}");
     let Ran { stdout, .. } = ran(&["estimate", &weights, "--json"]);
     let json: Value = serde_json::from_str(&stdout).expect("it is JSON");
     assert_eq!((&json["weights"]["bytes"], &json["estimate"]), (&32.into(), &Value::Null));

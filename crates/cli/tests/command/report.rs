@@ -371,8 +371,7 @@ fn a_recording_without_an_end_has_no_symbols() {
         let json: Value = serde_json::from_str(&ran(&["report", "--json", file]).stdout).expect("it is JSON");
         json["missing"]["symbols"].clone()
     };
-    let why =
-        "the recording has no end, which contains the symbols; a process that still records writes them when it ends";
+    let why = "symbols are written at the end of the recording, which is missing; a process that still records writes them when it ends";
     // Both streams say once what is missing.
     let Ran { stdout, stderr, .. } = ran(&["report", &cut]);
     let text = ". The report covers the data before that, without lines and functions, which are written at the end.\n";
