@@ -111,7 +111,7 @@ fn header(frame: &mut Frame<'_>, area: Rect, state: &State, looks: Looks) {
 }
 
 fn footer(width: u16) -> Line<'static> {
-    let keys = ["q end", "↑↓ select", "Tab now/peak", "p stop", "? help"];
+    let keys = ["q end", "↑↓ select", "Tab now/peak", "p pause", "? help"];
     let mut text = String::new();
     for key in keys {
         if text.chars().count() + key.chars().count() + 2 <= usize::from(width) {

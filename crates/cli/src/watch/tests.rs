@@ -116,7 +116,7 @@ GPU 0  NVIDIA H200  126 GiB of 140 GiB (90 %)  most 126 GiB
     ] {
         assert!(lines.contains(text), "{text}\n{lines}");
     }
-    assert!(lines.ends_with("q end  ↑↓ select  Tab now/peak  p stop  ? help"), "{lines}");
+    assert!(lines.ends_with("q end  ↑↓ select  Tab now/peak  p pause  ? help"), "{lines}");
 }
 
 /// CUDA's ordinal in a program differs from NVML's index if the program sees other devices.
