@@ -1,4 +1,4 @@
-//! Tests budgets: code within them, the message when they are exceeded, and the error when they cannot be measured.
+//! Tests budgets: code that keeps them, the message when they are exceeded, and the error when they cannot be measured.
 #![deny(warnings, clippy::pedantic)]
 #![forbid(unsafe_code)]
 
@@ -21,7 +21,7 @@ fn take(mib: u64) -> SimBlock {
     gpumem::__private::simulated_gpu().alloc(Bytes::mib(mib)).expect("there is room")
 }
 
-/// Returns the message with which `run` panics.
+/// Returns the panic message of `run`.
 #[track_caller]
 fn panic_of<T>(run: impl FnOnce() -> T + std::panic::UnwindSafe) -> String {
     let text = |payload: Box<dyn Any + Send>| match payload.downcast::<String>() {
@@ -91,7 +91,7 @@ mod functions {
         assert!(places.contains(" 31 MiB in 1 block: ") && places.contains("frugal"), "{places}");
         let reported = panic_of(|| with_lines(21));
         assert!(reported.starts_with(&over("with_lines", "31 MiB, 1 MiB")), "{reported}");
-        // The peak is that of the whole body, not of its last statement. Two lines made it.
+        // The peak is that of the whole body and not only of its last statement. Two lines made it.
         assert!(reported.contains("\n          21 MiB: ") && reported.contains("\n          10 MiB: "), "{reported}");
         let reported = panic_of(|| block_on(asynchronous(40)));
         assert!(reported.starts_with(&over("asynchronous", "40 MiB, 10 MiB")), "{reported}");
@@ -214,14 +214,14 @@ mod tests {
         std::mem::forget(gpu.alloc(Bytes::mib(2)));
     }
 
-    /// A variable sets how much it allocates.
+    /// The environment variable `GROWS_MIB` sets the amount that this test allocates.
     #[gpu_mem_test(max_peak = "1 GB", fail_on_increase = "5%")]
     fn grows(gpu: &SimGpu) {
         let mib = std::env::var("GROWS_MIB").map_or(100, |mib| mib.parse().expect("a number"));
         drop(gpu.alloc(Bytes::mib(mib)));
     }
 
-    /// The attribute of another runtime may be below this one.
+    /// The test attribute of an async runtime may be below this attribute.
     #[gpu_mem_test(max_peak = "30 MB", max_used = 0)]
     #[pollster::test]
     async fn runs_a_future(gpu: &SimGpu) -> gpumem::Result<()> {
@@ -249,7 +249,7 @@ mod tests {
     }
 }
 
-/// True if the process has read the debug information of this program: the whole file is mapped then.
+/// Returns whether the process has read the debug information of this program. Reading it maps the whole file.
 fn has_read_debug_information() -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("a process may read it");
     let program = std::env::current_exe().expect("it has a path");
@@ -263,7 +263,7 @@ fn has_read_debug_information() -> bool {
     of_program.filter_map(length).any(|length| length >= size)
 }
 
-/// The test below runs this one alone, as nextest does.
+/// `a_budget_of_all_threads_that_is_kept_looks_up_no_lines` runs this test without any other test, as nextest does.
 #[test]
 fn workers_with_any_names_keep_a_budget() {
     let gpu = gpumem::__private::simulated_gpu();
@@ -283,7 +283,7 @@ fn counts_all_threads(gpu: &SimGpu) {
     drop(gpu.alloc(Bytes::mib(1)));
 }
 
-/// Runs tests of this file in a process of their own.
+/// Tests that run other tests of this file in separate processes.
 mod in_a_child {
     use std::fs;
 
@@ -315,7 +315,7 @@ mod in_a_child {
         passes(GROWS, &of("105"));
         passes(GROWS, &of("1"));
         fails(GROWS, &of("106"), "and 5 % of growth): it was 106 MiB, 1 MiB over");
-        // The panic is on the line of the user's test.
+        // The panic is reported at a line of the user's test and not at a line of gpumem.
         fails(GROWS, &of("106"), " panicked at tests/tests/sim_budgets.rs:");
         assert_eq!(fs::read_to_string(&file).expect("still there"), written, "only an update writes");
         // A failed test does not change the baseline.
@@ -343,7 +343,7 @@ mod in_a_child {
         );
     }
 
-    /// Reading debug information takes a second.
+    /// Reading debug information takes a second, so only a budget that is exceeded may read it.
     #[test]
     fn a_budget_of_all_threads_that_is_kept_looks_up_no_lines() {
         OwnProcess::new("workers_with_any_names_keep_a_budget").part("alone").passes();
@@ -374,7 +374,8 @@ mod in_a_child {
             &[off],
             "cannot be measured: traces are off (GPUMEM_GAUGE is off); GPUMEM_BUDGETS=skip runs without it",
         );
-        // A budget needs exact numbers, whatever the environment says.
+        // A budget always measures exactly, even if the environment requests another gauge, or a gauge or source that does not
+        // exist.
         for gauge in ["sampled", "nonsense"] {
             passes(TEST, &[("GPUMEM_GAUGE", gauge)]);
         }

@@ -1,6 +1,6 @@
-//! `#[gpu_mem_trace(lines)]`: each statement of a body, however the body is written and left.
+//! Tests `#[gpu_mem_trace(lines)]`: the rows of a body's statements, for all ways to write a body and to leave it.
 //!
-//! The attribute must be clean in the strictest crate, so this one is.
+//! The attribute must cause no warning in the strictest crate, so this crate denies all warnings and the pedantic lints.
 #![deny(warnings, clippy::pedantic)]
 #![forbid(unsafe_code)]
 
@@ -26,13 +26,13 @@ fn take(mib: u64) -> SimBlock {
     gpu().alloc(Bytes::mib(mib)).expect("there is room")
 }
 
-/// One test at a time: a trace counts the whole process.
+/// Lets only one test run at a time, because a trace also counts the threads that are in no scope.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns what this thread reported while `run` ran.
+/// Returns the reports of this thread while `run` ran.
 fn reports<T>(run: impl FnOnce() -> T) -> Vec<Report> {
     drop(take(1));
     reports_of(run)
@@ -47,7 +47,7 @@ fn rows(report: &Report) -> Vec<String> {
     report.lines.iter().map(row).collect()
 }
 
-/// `run` must report one table: this line, these rows.
+/// Checks that `run` reports one table with this line and these rows.
 #[track_caller]
 fn check<T>(run: impl FnOnce() -> T, line: &str, expected: &[&str]) {
     let reports = reports(run);
@@ -165,7 +165,7 @@ fn ends_with_a_loop() {
     };
 }
 
-/// This compiles only if the `allow` of the statement after the `return` is valid for its mark as well.
+/// This compiles only if the `allow` on the statement after the `return` also applies to the mark that the attribute adds.
 #[gpu_mem_trace(lines)]
 fn goes_on_after_a_return() -> u32 {
     let _held = take(3);
@@ -283,7 +283,8 @@ fn small_bodies() {
     check(|| on_one_line(1), "     0      0 (on_one_line: exit)", &["let b = a;: 0 0 0", "b + 1: 0 0 0"]);
 }
 
-/// The marks must not change borrows that end before the next statement, temporaries, inference and names.
+/// The marks between the statements must not change these: borrows that end before the next statement, temporaries, type
+/// inference, and names.
 #[gpu_mem_trace(lines)]
 #[expect(clippy::needless_late_init, reason = "a variable that a later statement sets")]
 fn borrows<'a, T: Copy + Into<u64>>(text: &'a mut String, sizes: &[T]) -> (&'a str, impl Fn(&str) -> usize + use<T>) {
@@ -518,7 +519,7 @@ fn each_call_has_its_own_table() {
     assert_eq!(rows(&reported[1])[1], "if n == 0 { held.bytes().mb() } else { recursive(n - 1) }: 0 1 2");
 }
 
-/// A thread that allocates without end.
+/// A thread that allocates until it is stopped or has 1,000 blocks.
 struct Noise {
     beats: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,

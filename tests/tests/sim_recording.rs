@@ -1,4 +1,4 @@
-//! Tests recordings that the program begins and ends.
+//! Tests recordings that the program starts and ends.
 
 use std::{fs, io::ErrorKind, path::Path};
 
@@ -8,7 +8,8 @@ use gpumem_driver::ring_memory::SharedMemory;
 use gpumem_recording::{Reader, Step, recover};
 use gpumem_tests::{OwnProcess, output_of, part};
 
-/// Returns the bytes of the allocations in a recording, in order, and whether the process may have allocated before it began.
+/// Returns the bytes of the allocations in a recording, in order, and whether the process may have allocated before the recording
+/// started.
 fn recorded(file: &Path) -> (Vec<u64>, bool) {
     let mut reader = Reader::new(fs::File::open(file).expect("it was written")).expect("it is a recording");
     let mut bytes = Vec::new();
@@ -45,8 +46,8 @@ fn a_program_records_parts_of_its_run() {
     assert_eq!(recorded(&second), (vec![4], true));
 }
 
-/// The test below runs this one in a process of its own. Between the scopes, the thread that writes the recording reads to the end of the
-/// ring.
+/// `a_killed_program_keeps_the_name_of_its_newest_scope` runs this test in a separate process. During the pause between the
+/// scopes, the thread that writes the recording reads to the end of the ring.
 #[test]
 fn child() {
     if part().is_none() {

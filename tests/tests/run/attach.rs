@@ -5,10 +5,11 @@ use gpumem_tests::{built, interpreters};
 
 use super::*;
 
-/// The code that Python runs on request, after the values that the command sets.
+/// The code that Python runs on request. The command writes assignments of values before it.
 const CODE: &str = include_str!("../../../crates/cli/src/run/attach.py");
 
-/// Allocates 64 MiB, waits for a file, allocates and frees 8 MiB, and waits for another file. `{request}` runs meanwhile.
+/// Allocates 64 MiB, runs the code in the file `request` if there is one, and waits for the file `begun`. Then it allocates and
+/// frees 8 MiB, waits for the file `stopped`, and allocates 1 MiB.
 const SERVER: &str = "\
 import ctypes, os, sys, time
 cuda = ctypes.CDLL('libcuda.so.1')
@@ -41,7 +42,7 @@ print('ended')
 
 const LATE: &str = "The recording started when the process had run for ";
 
-/// Returns the library as the command unpacks it.
+/// Returns the path of the library that the command has unpacked.
 fn library(folder: &Folder) -> String {
     let cache = folder.0.path().join("cache");
     let outcome = machine().env("XDG_CACHE_HOME", &cache).run_program(&built("gpumem-command"), &["run", "--", "true"]);
@@ -68,11 +69,11 @@ fn check(folder: &Folder, outcome: &Outcome) {
     assert!(report.stdout.contains("server.py:5, called from "), "{report}");
     let json = machine().run_program(&built("gpumem-command"), &["report", "--json", &recording]);
     assert!(json.stdout.contains("\"begins_after_seconds\": "), "{json}");
-    // Nothing is left beside the recording.
+    // No other file of the recording is left next to it.
     assert!(!folder.names().iter().any(|name| name.contains(".capture.")), "{:?}", folder.names());
 }
 
-/// An old Python runs the code directly, as a new one does on request.
+/// The oldest Python runs the code directly. Python 3.14 and later run the same code on request.
 #[test]
 fn the_code_that_python_runs_makes_the_library_wait() {
     let Some(python) = interpreters().into_values().next() else { return };
@@ -80,7 +81,7 @@ fn the_code_that_python_runs_makes_the_library_wait() {
     let names = ["server.py", "request.py", "answer", "a.capture", "loaded", "begun", "stopped"];
     let [server, request, answer, file, _, begun, stopped] = names.map(|name| folder.file(name));
     fs::write(&server, SERVER).unwrap();
-    // The folder is as the command would find it.
+    // The folder for sockets has the name and the rights that the command gives it.
     let sockets = folder.0.path().join("gpumem");
     fs::create_dir(&sockets).unwrap();
     fs::set_permissions(&sockets, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
@@ -113,7 +114,7 @@ fn the_code_that_python_runs_makes_the_library_wait() {
     check(&folder, &outcome);
 }
 
-/// This needs a Python that runs code on request.
+/// Only Python 3.14 and later run code on request.
 #[test]
 fn a_program_in_a_new_python_is_recorded_from_now_on() {
     let Some(python) = interpreters().remove(&(3, 14)) else {

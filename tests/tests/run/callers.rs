@@ -1,4 +1,4 @@
-//! Tests that each block has a library, however small it is.
+//! Tests that a library is known for each block, even for a small one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,7 +9,7 @@ use gpumem_core::model::library;
 
 use super::*;
 
-/// Returns the program. It is in a folder with its libraries, which are in C.
+/// Compiles the program and its libraries, which are in C, into the folder. Returns the path of the folder.
 fn compiled(folder: &Folder) -> String {
     let of = |source: &str, to: &str, options: &[&str]| {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run/callers").join(source);
@@ -27,7 +27,7 @@ fn compiled(folder: &Folder) -> String {
     folder.file("")
 }
 
-/// Returns the bytes of allocations by library, and the number of different stacks of blocks below 1 MiB.
+/// Returns the allocated bytes of each library, and the number of different stacks of blocks below 1 MiB.
 fn by_library(file: &str) -> (BTreeMap<String, u64>, usize) {
     let mut reader = Reader::new(File::open(file).expect("it is there")).expect("it can be read");
     let (mut blocks, mut sums) = (Vec::new(), BTreeMap::new());

@@ -12,7 +12,7 @@ fn each_rank_has_a_file_with_its_rank_and_device() {
     let folder = Folder::new();
     let file = folder.file("train.capture");
     let probe = probe();
-    // Rank 5 uses two devices. Rank 6 uses the second one, and memory of the host, which is on no device.
+    // Rank 5 uses both devices. Rank 6 uses the second device, and memory of the host, which is on no device.
     let second = in_shell(&["context 1", "call cuMemAlloc_v2 &other 512"]);
     let steps = in_shell(&ALLOCATES);
     let pinned = in_shell(&["context 1", "call cuMemAllocHost_v2 &pinned 4096", "call cuMemAlloc_v2 &block 512"]);
@@ -48,7 +48,7 @@ fn a_program_in_the_place_of_another_has_a_file_of_its_own() {
     let file = folder.file("a.capture");
     let probe = probe();
     let next = format!("exec {probe} & {}", ALLOCATES.join(" & "));
-    // The exit handlers of the first program do not run.
+    // The first program is replaced, so its exit handlers do not run.
     let outcome = run_probe(&machine(), &file, &[&ALLOCATES[..5], &[next.as_str()]].concat());
     assert!(outcome.is_clean(), "{outcome}");
     let names = folder.names();
@@ -59,7 +59,7 @@ fn a_program_in_the_place_of_another_has_a_file_of_its_own() {
     assert_eq!(recorded(&folder.file(first)), Recorded { bytes: vec![4 << 20, 32 << 20], frees: 0 });
 }
 
-/// CUDA does not work in the child of a process that uses it. It works in the child of a process that does not.
+/// CUDA does not work in the child of a process that uses CUDA, but works in the child of any other process.
 #[test]
 fn children_of_fork_are_recorded_if_cuda_works_there() {
     let folder = Folder::new();
@@ -80,7 +80,7 @@ fn a_process_that_runs_on_keeps_its_recording() {
     let go_on = folder.file("go_on");
     let steps = in_shell(&[&ALLOCATES[..], &[&format!("await_file {go_on}")]].concat());
     let log = folder.file("log");
-    // The program waits for at most a minute.
+    // The shell waits for at most a minute.
     let waits = format!("for _ in $(seq 6000); do grep -q freed: {log} && exit; sleep 0.01; done; exit 1");
     let script = format!("{}{steps} > {log} & {waits}", probe());
     let outcome = run(&machine(), &file, &["sh", "-c", &script]);

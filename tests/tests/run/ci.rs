@@ -28,7 +28,7 @@ fn recipes() -> [Vec<String>; 2] {
     recipes.collect::<Vec<_>>().try_into().expect("there is one for GitHub, and one for GitLab")
 }
 
-/// A checkout, on a runner that has `gpumem`, `python`, `torchrun` and `gh`.
+/// A checkout on a runner with the programs `gpumem`, `python`, `torchrun` and `gh`.
 struct Runner(Folder);
 
 impl Runner {
@@ -36,7 +36,7 @@ impl Runner {
         let folder = Folder::new();
         let bin = folder.0.path().join("bin");
         fs::create_dir_all(&bin).expect("it can be made");
-        // The program needs more if there is a file `grown`.
+        // The program needs more memory if the file `grown` exists.
         let train = |mib: u32| {
             let more = format!("call cuMemAlloc_v2 &more {}", mib << 20);
             format!("exec {}{}", probe(), in_shell(&[&ALLOCATES[..], &[&more]].concat()))
@@ -63,7 +63,7 @@ impl Runner {
         fs::read_to_string(self.0.file(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
     }
 
-    /// The next runs of the program need more.
+    /// Makes later runs of the program need more memory.
     fn grow(&self) {
         fs::write(self.0.file("grown"), "").expect("it can be written");
     }
@@ -117,7 +117,7 @@ fn the_recipe_for_gitlab() {
     }
 }
 
-/// Another recording in its place is not that of the process.
+/// If another recording is moved to the path of a process's recording, the process's own recording is lost.
 #[test]
 fn a_recording_that_another_one_replaced_is_a_loss() {
     let folder = Folder::new();
@@ -138,7 +138,7 @@ fn a_recording_that_another_one_replaced_is_a_loss() {
     assert!(outcome.stdout.contains("or the file was made shorter, replaced, moved or removed"), "{outcome}");
 }
 
-/// A recording that is not there any more is no recording in which nothing was lost.
+/// A recording that is missing must not pass as a recording without losses.
 #[test]
 fn a_recording_that_was_removed_is_a_loss() {
     for last in [&["await_file end"][..], &["await_file end", "until_killed 0 0"]] {

@@ -41,15 +41,15 @@ fn a_dormant_program_is_recorded_from_start_to_stop() {
     let mut recordings: Vec<_> = folder.names().into_iter().filter(|name| name.starts_with("a.pid")).collect();
     recordings.sort_by_key(String::len);
     assert_eq!(recordings.len(), 2, "{:?}\n{outcome}", folder.names());
-    // `gpumem start` and `gpumem stop` have printed these names.
+    // `gpumem start` and `gpumem stop` have printed the names of the recordings.
     let printed: Vec<_> = outcome.stdout.lines().filter(|line| line.ends_with(".capture")).collect();
     assert!(printed.len() == 3 && printed.iter().all(|name| Path::new(name).exists()), "{outcome}");
-    // The first block is older than the first recording, and the third one is older than the second recording.
+    // The first block is older than the first recording, and the third block is older than the second recording.
     assert_eq!(recorded(&folder.file(&recordings[0])), Recorded { bytes: vec![8 << 20], frees: 1 }, "{outcome}");
     assert_eq!(recorded(&folder.file(&recordings[1])), Recorded { bytes: vec![1024], frees: 1 }, "{outcome}");
 }
 
-/// Such a recording has no device, and its allocations were intercepted.
+/// Such a recording contains no device, but the report must still say that allocations were intercepted.
 #[test]
 fn a_program_that_allocates_nothing_is_recorded() {
     let folder = Folder::new();
@@ -80,12 +80,13 @@ fn a_program_that_is_never_started_is_not_recorded() {
     let machine = machine().env("XDG_RUNTIME_DIR", folder.0.path());
     let outcome = run_with(&machine, &["--dormant"], &file, &ALLOCATES);
     assert!(outcome.is_clean() && outcome.stderr.contains("nothing was recorded"), "{outcome}");
-    // No function of the driver was intercepted.
+    // There is only the folder for sockets, and no recording.
     let names = folder.names();
     assert_eq!(names, ["gpumem"]);
 }
 
-/// A program that closes its descriptors must not close that socket. A connection must not get a number that the program expects.
+/// A program that closes all its descriptors must not close gpumem's socket, and a connection must not take a number that the
+/// program expects for its own descriptor.
 #[test]
 fn the_socket_and_its_connections_are_not_among_the_descriptors_of_the_program() {
     let folder = Folder::new();
@@ -103,7 +104,7 @@ fn the_socket_and_its_connections_are_not_among_the_descriptors_of_the_program()
                     None => thread::sleep(Duration::from_millis(5)),
                 }
             };
-            // The program has accepted it soon after, and waits for a command.
+            // After this pause, the program has accepted the connection and waits for a command.
             thread::sleep(Duration::from_millis(100));
             fs::write(&connected, "").unwrap();
             thread::sleep(Duration::from_millis(300));
@@ -131,7 +132,7 @@ fn other_processes_cannot_be_started() {
     assert!(outcome.stderr.contains("no library of gpumem waits in it; start the program with"), "{outcome}");
 }
 
-/// The library is for all users. The sockets are for this user alone.
+/// All users may read the library, but only this user may use the sockets. Therefore they are in different folders.
 #[test]
 fn the_sockets_are_not_beside_the_library_in_the_folder_for_temporary_files() {
     let folder = Folder::new();

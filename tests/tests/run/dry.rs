@@ -1,15 +1,15 @@
-//! Tests `gpumem run --dry` and `--limit`: programs on cards that do not exist.
+//! Tests `gpumem run --dry`, which runs programs on GPUs that do not exist, and `--limit`, which gives a GPU less memory.
 
 use serde_json::{Value, json};
 
 use super::*;
 
-/// The program allocates a large block. Its argument is the number of MiB.
+/// A program that allocates a large block. Its argument is the size of the block in MiB.
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/dry.py");
 const CARDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/cards.py");
 const SHARED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/shared.py");
 
-/// Runs a program that prints what it sees. Returns this output, and the report of its recording.
+/// Runs a program that prints its observations. Returns them and the report of the recording, or `None` if there is no Python.
 fn seen(options: &[&str], program: &[&str]) -> Option<(Value, String)> {
     seen_on(&machine(), options, program)
 }
@@ -33,7 +33,7 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
     let Some((seen, report)) = seen(&["--dry", "--card", "1TiB"], &[PROGRAM, "700000"]) else { return };
     let expected = json!({
         "total": 1_048_576, "free": [1_048_049, 1_048_576], "large": 0, "after": [348_049, 1_048_576], "refused": 2,
-        // Memory that is not there reads as zeros. Real memory is read.
+        // Dry memory reads as zeros. The content of real memory is read.
         "read": [[0, "00000000"], [0, "abababab"]],
         "launch": [[0, 0], [0, 1], [0, 0], [0, 1]], "join": [[0, 1], [0, 0]],
         "collective": [0, 0], "copied": 0, "through a table": [0, 0],
@@ -47,11 +47,12 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
     assert_eq!(seen, expected);
     assert!(report.contains("\ndry run, GPU of 1 TiB\n"), "{report}");
     assert!(report.contains("gpumem rejected 683.59 GiB (device)"), "{report}");
-    // The stand-in's `cuMemCreate` jumps to gpumem's function, as the stubs of older drivers do.
+    // The stand-in's `cuMemCreate` jumps to gpumem's function, as the stubs of older drivers do. The report must not name
+    // gpumem's library even then.
     assert!(!report.contains("libgpumem_inject"), "{report}");
 }
 
-/// The program has mixed up addresses: gpumem uses none of them, and the program gets the driver's error.
+/// The program has mixed up addresses. gpumem must not use these addresses, and the program must get the driver's error.
 #[test]
 fn a_wrong_copy_is_an_error_of_the_driver() {
     const COPIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/copies.py");
@@ -94,7 +95,7 @@ fn a_dry_run_has_as_many_cards_as_it_is_asked_for() {
         "state": [[0, 0, 0, 0], [1, 1, 1, 1], true],
         "free": [24_049, 24_049, 24_049, 24_049],
         "refused": 2, "other card": 0, "after": [24_049, 4_049, 24_049, 4_047], "ordinals": [[0, 3], [0, 3]],
-        // The contexts of a card cannot use real memory of another card.
+        // A context of one GPU cannot use real memory of another GPU.
         "launch": [[0, 0], 0], "launch on its card": [0, 1],
         "peers": [[0, 1], [0, 0], 101], "enable": [0, 704, 0, 705],
         "create": [[0, 0], [101, 101]], "pools": [[0, 0], true], "pooled": 0, "of a pool": [24_049, 4_047, 23_963, 4_047],
@@ -110,7 +111,7 @@ fn a_dry_run_has_as_many_cards_as_it_is_asked_for() {
     }
 }
 
-/// Each process has a context. The memory of a killed process is free again.
+/// Each process has a context, which takes memory of the GPU. The memory of a killed process is free again.
 #[test]
 fn processes_share_the_card() {
     for options in [&["--dry", "--card", "2GiB"][..], &["--limit", "2GiB"]] {
@@ -132,7 +133,7 @@ fn processes_share_a_card_that_they_number_differently() {
     let Some((seen, _)) = seen_on(&machine().devices(2), &["--dry", "--card", "2GiB"], &[SHARED, "numbers"]) else {
         return;
     };
-    // The first two processes use the second card. The third one uses the first card, as this program does.
+    // The first two processes use the second GPU. The third process uses the first GPU, as this program does.
     assert_eq!(seen, json!([[[1521, 2048], 0, 1021], [[494, 2048], 2, 494], [[994, 2048], 0, 494], [494, 2048]]));
 }
 
@@ -142,7 +143,7 @@ fn a_dry_run_fills_what_it_is_asked_for() {
     assert_eq!(seen["read"], json!([[0, "01010101"], [0, "abababab"]]));
 }
 
-/// All memory is real, but there is less of it.
+/// Under a limit, all memory is real, but the GPU has less of it.
 #[test]
 fn a_limit_refuses_and_computes() {
     let Some((seen, report)) = seen(&["--limit", "2GiB"], &[PROGRAM, "1000"]) else { return };
@@ -153,7 +154,7 @@ fn a_limit_refuses_and_computes() {
     assert!(report.contains("\nGPU limited to 2 GiB\n"), "{report}");
 }
 
-/// A program that contains gpumem needs no `gpumem run`.
+/// A program that contains gpumem reads these settings itself, without `gpumem run`.
 #[test]
 fn the_environment_asks_a_program_for_a_card() {
     let seen = |variable: &str, card: &str, steps: &[&str]| {
@@ -180,7 +181,7 @@ fn the_environment_asks_a_program_for_a_card() {
     has("GPUMEM_LIMIT", "2GiB", [&context, &["new"]], [late, "a trace is off", "new: done"]);
 }
 
-/// The program must not use the real card instead.
+/// The program must not use the real GPU instead.
 #[test]
 fn a_dry_run_that_is_not_possible_does_not_run() {
     let folder = Folder::new();
@@ -188,14 +189,14 @@ fn a_dry_run_that_is_not_possible_does_not_run() {
     let outcome = run_with(&machine, &["--dry"], &folder.file("a.capture"), &ALLOCATES);
     assert!(outcome.stderr.contains("dry run is not possible, and the program does not run without it: "), "{outcome}");
     assert_eq!((outcome.exit(), outcome.stdout.as_str()), ("exit status: 2", ""), "{outcome}");
-    // The program is not started if it cannot be recorded.
+    // With these options, the program is not started if it cannot be recorded.
     for options in [["--limit", "1GiB"], ["--dry", "--torch"]] {
         let outcome = run_with(&super::machine(), &options, "/dev/null", &ALLOCATES);
         assert_eq!((outcome.exit(), outcome.stdout.as_str()), ("exit status: 2", ""), "{outcome}");
     }
 }
 
-/// The need of this program depends on its environment, as that of PyTorch does.
+/// The memory that this program needs depends on its environment, as that of a program with PyTorch does.
 const NEEDS: &str = "import ctypes, os, sys
 cuda = ctypes.CDLL('libcuda.so.1')
 context, address = ctypes.c_void_p(), ctypes.c_uint64()
@@ -238,7 +239,8 @@ fn the_setting_that_needs_the_smallest_card_is_found() {
     }
 }
 
-/// A program may catch the error and end well. Then it did not get all that it requested.
+/// A program may catch the error and succeed. Such a card is still too small, because the program did not get all the memory that
+/// it requested.
 #[test]
 fn a_refusal_that_a_program_survives_is_one() {
     let survives = NEEDS.replace("sys.exit(", "(");
@@ -253,7 +255,7 @@ fn a_refusal_that_a_program_survives_is_one() {
     );
 }
 
-/// A card must have the memory that all processes need at one time.
+/// A card must have enough memory for all processes that run at the same time.
 #[test]
 fn a_card_is_large_enough_for_all_processes() {
     let second = "if 'BATCH' not in os.environ:
@@ -275,7 +277,7 @@ fn the_largest_batch_that_fits_is_found() {
     assert_eq!(outcome.stdout, "BATCH=76 is the largest that runs on a GPU of 8 GiB.\n", "{outcome}");
     let Some(outcome) = what_if(&["--card", "1GiB", "--largest", "BATCH"], NEEDS) else { return };
     assert_eq!(outcome.stdout, "BATCH=4 is the largest that runs on a GPU of 1 GiB.\n", "{outcome}");
-    // The program fails with larger values for another reason than memory.
+    // With values above 12, the program fails for another reason than memory.
     let few =
         format!("if int(__import__('os').environ['BATCH']) > 12: raise SystemExit('there are 12 inputs')\n{NEEDS}");
     let Some(outcome) = what_if(&["--card", "8GiB", "--largest", "BATCH"], &few) else { return };
@@ -291,7 +293,7 @@ fn the_largest_batch_that_fits_is_found() {
         outcome.stderr.contains("cannot be tried with BATCH=1: it ended with exit status: 1: no data;"),
         "{outcome}"
     );
-    // A name that is none is rejected before a dry run.
+    // Text that is not the name of a variable is rejected before a dry run starts.
     for name in ["", " ", "BATCH=", "BATCH SIZE"] {
         let Some(outcome) = what_if(&["--largest", name], NEEDS) else { return };
         assert!(outcome.stderr.contains("write the name of one variable, such as BATCH"), "{outcome}");

@@ -1,10 +1,10 @@
-//! Tests failures of recording: the program runs on, and one line gives the reason.
+//! Tests failures of recording: the program continues, and one line gives the reason.
 
 use gpumem_tests::{Library, built};
 
 use super::*;
 
-/// Checks the lines on stderr.
+/// Checks that the program succeeded, and that stderr is one line of gpumem with this text.
 #[track_caller]
 fn one_line(outcome: &Outcome, text: &str) {
     assert!(outcome.succeeded(), "{outcome}");
@@ -44,7 +44,7 @@ fn a_file_that_cannot_be_written() {
     }
 }
 
-/// Only recordings are replaced.
+/// `gpumem run` replaces an existing file only if the file is a recording.
 #[test]
 fn what_is_no_recording_is_kept() {
     let folder = Folder::new();
@@ -73,7 +73,7 @@ fn a_program_without_cuda() {
     one_line(&outcome, "libcuda");
     one_line(&outcome, "`gpumem doctor` shows what is missing");
     assert_eq!(folder.names(), [""; 0]);
-    // An earlier recording stays, and must not be taken for the one of this run.
+    // An earlier recording stays, and must not be mistaken for the recording of this run.
     assert!(run_probe(&machine(), &file, &ALLOCATES).succeeded());
     let outcome = run(&machine(), &file, &["echo", "text"]);
     let line = format!("the file `{file}` is from before this run");
@@ -81,7 +81,8 @@ fn a_program_without_cuda() {
     assert_eq!(recorded(&file), of_allocates());
 }
 
-/// Runs a program that starts another one and ends when `when` is true in the shell. The other one ends afterwards.
+/// Runs a program that starts another program and ends when the shell command `when` succeeds. The other program ends later. Also
+/// returns its process id.
 fn leaves_behind(folder: &Folder, steps: &[&str], when: &str) -> (Outcome, String) {
     let [gpumem, probe] = ["gpumem-command", "probe"].map(|name| built(name).display().to_string());
     let text = format!(
@@ -112,7 +113,7 @@ fn a_program_that_leaves_a_process_behind() {
         "{outcome}"
     );
     assert_eq!(recorded(&recording), of_allocates(), "{outcome}");
-    // The other program has not called cuInit when the first one ends.
+    // The other program has not yet called `cuInit` when the first program ends.
     let folder = Folder::new();
     let steps = [&["await_file end"], &ALLOCATES[..]].concat();
     let (outcome, pid) = leaves_behind(&folder, &steps, "[ -e log ]");
@@ -136,7 +137,7 @@ fn a_name_that_is_not_text() {
     assert_eq!(recorded(&folder.file("n.capture")), of_allocates(), "{outcome}");
 }
 
-/// Another user has put the lock there, and holds it.
+/// Another process holds the lock for longer than gpumem waits.
 #[test]
 fn a_lock_that_another_process_holds() {
     let folder = Folder::new();
@@ -156,7 +157,7 @@ fn a_lock_that_another_process_holds() {
     {
         assert!(outcome.stderr.contains(part), "{part}\n{outcome}");
     }
-    // A link in the place of the other lock is not followed. Its target does not change.
+    // A symbolic link at the path of the other lock file is not followed, so its target is not created.
     let kept = folder.file("kept");
     std::os::unix::fs::symlink(&kept, folder.file(".b.capture.lock")).unwrap();
     let outcome = run_probe(&machine(), &folder.file("b.capture"), &ALLOCATES);
@@ -164,7 +165,7 @@ fn a_lock_that_another_process_holds() {
     assert!(!Path::new(&kept).exists());
 }
 
-/// gpumem does not know the dispatch table of this driver.
+/// gpumem cannot recognise the dispatch table of this driver, and there is no libcupti.
 #[test]
 fn a_driver_that_cannot_be_intercepted() {
     let folder = Folder::new();
@@ -181,12 +182,12 @@ fn a_driver_that_cannot_be_intercepted() {
     assert_eq!(folder.names(), ["cache"]);
 }
 
-/// No file may become longer than 8 KiB. The program sees this as a full disk.
+/// No file may become longer than 8 KiB, which has the same effect as a full disk.
 #[test]
 fn a_full_disk() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    // The first block is written before the disk is full, however slow the machine is.
+    // The program waits until the first block is in the file, which must happen before the disk is full, even on a slow machine.
     let first = format!("await_recorded {}", folder.0.path().display());
     let steps = in_shell(&[&ALLOCATES[..4], &[&first, "until_killed stderr"]].concat());
     let script = format!(
@@ -194,14 +195,14 @@ fn a_full_disk() {
         built("gpumem-command").display(),
         probe()
     );
-    // The injected library is unpacked while files may be long.
+    // The injected library is unpacked before the size of files is limited.
     let unpacks = machine().run_program(&built("gpumem-command"), &["run", "--", "/bin/true"]);
     assert_eq!(unpacks.exit(), "exit status: 0", "{unpacks}");
     let outcome = machine().run_program("/bin/bash".as_ref(), &["-c", &script]);
-    // The program ran until it was killed. That was after gpumem had printed its line.
+    // The program ran until it was killed, which happened after gpumem had printed its line.
     assert_eq!(outcome.exit(), "exit status: 137", "{outcome}");
     assert!(outcome.stderr.contains(": cannot write the recording "), "{outcome}");
-    // The data from before is in the recording.
+    // The recording contains the data from before the disk was full.
     let recorded = recorded(&file);
     let (kept, later) = recorded.bytes.split_first().expect("the first block is there");
     assert_eq!(*kept, 4 << 20);
@@ -210,14 +211,15 @@ fn a_full_disk() {
     assert_eq!(folder.names(), ["a.capture"]);
 }
 
-/// The disk is full before the second process begins. The program continues, and a limit without that process fails.
+/// The disk is full before the second process starts. The program continues, but a limit fails, because the memory of that
+/// process is not known.
 #[test]
 fn a_disk_that_is_full_from_the_start() {
     for (options, exit) in [(&[][..], 0), (&["--max-peak", "1GiB"], 1)] {
         let folder = Folder::new();
         let file = folder.file("a.capture");
         let (probe, steps) = (probe(), in_shell(&ALLOCATES));
-        // From then on files may not become longer, so stderr must not be a file.
+        // After `ulimit`, no file can become longer, so the stderr of the second process must not be a file.
         let script = format!(
             "{probe}{steps}; trap '' XFSZ; ulimit -f 0; RANK=1 {probe}{steps} 2>&1 | grep gpumem: >&2; exit ${{PIPESTATUS[0]}}"
         );

@@ -1,4 +1,4 @@
-//! Tests that changes of gpumem's files while a program runs do not change the end of the program.
+//! Tests that a program ends in the same way when gpumem's files are changed while the program runs.
 
 use std::{
     env,
@@ -15,10 +15,11 @@ use gpumem_tests::{Random, built};
 
 use super::*;
 
-/// How many programs are run. `.ci/run` uses the default, and takes at most a minute.
+/// The variable that sets the number of runs. Without it, as in `.ci/run`, there are at most 15 runs, and none starts after a
+/// minute.
 const RUNS: &str = "GPUMEM_TEST_RUNS";
 
-/// The changes of files, and how often each was made.
+/// The number of files that were truncated, removed and replaced.
 #[derive(Debug, Default)]
 struct Done {
     truncated: u64,
@@ -34,7 +35,7 @@ fn files_below(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Changes a file. It may be gone already.
+/// Truncates, removes or replaces a file. The file may already be gone.
 fn disturb(file: &Path, random: &mut Random, done: &mut Done) {
     let other = file.with_file_name("other");
     match random.below(8_u64) {
@@ -46,7 +47,7 @@ fn disturb(file: &Path, random: &mut Random, done: &mut Done) {
         }
         3..5 => done.removed += u64::from(fs::remove_file(file).is_ok()),
         kind => {
-            // The new file is a text, a link to nothing, or a pipe without a reader.
+            // The new file is a text, a link to a missing file, or a pipe without a reader.
             let made = match kind {
                 5 => fs::write(&other, "text"),
                 6 => symlink("nothing", &other),
@@ -57,7 +58,7 @@ fn disturb(file: &Path, random: &mut Random, done: &mut Done) {
     }
 }
 
-/// Makes the other threads end, even if this one panics.
+/// Makes the other threads end when it is dropped, even if this thread panics.
 struct EndsAtDrop<'a>(&'a AtomicBool);
 
 impl Drop for EndsAtDrop<'_> {
@@ -72,9 +73,9 @@ fn disturb_until(folder: &Path, ended: &AtomicBool, random: &mut Random) -> Done
     while !ended.load(Relaxed) {
         thread::sleep(Duration::from_micros(random.below(8_000_u64)));
         let files = files_below(folder);
-        // A program crashes if it loads an incomplete library, whatever library that is. So the library is changed only after it was loaded.
+        // An incomplete library crashes the program that loads it, and a pipe at its path would make the program wait. Therefore
+        // gpumem's library is changed only after it was loaded.
         let is_loaded = files.iter().any(|file| file.extension().is_some_and(|end| end == "capture" || end == "sock"));
-        // A pipe in its place would make the program wait.
         let is_library = |file: &Path| file.to_string_lossy().contains("libgpumem");
         let may_change = |file: &&PathBuf| file.is_file() && (is_loaded || !is_library(file));
         let files: Vec<_> = files.iter().filter(may_change).collect();
@@ -88,7 +89,7 @@ fn disturb_until(folder: &Path, ended: &AtomicBool, random: &mut Random) -> Done
 const DORMANT: u64 = 2;
 const KNOWS_GPUMEM: u64 = 3;
 
-/// Runs the probe, recorded in one of six ways.
+/// Runs the probe, and records it in one of five ways. Two of the six numbers mean the way without options.
 fn run_in(machine: &Standin, folder: &Folder, way: u64, steps: &[&str]) -> Outcome {
     let file = folder.file("a.capture");
     let options: &[&str] = match way {
@@ -101,7 +102,7 @@ fn run_in(machine: &Standin, folder: &Folder, way: u64, steps: &[&str]) -> Outco
     run_with(machine, options, &file, steps)
 }
 
-/// Does the same as `gpumem start`, as soon as a program waits for it.
+/// Starts the recording, like `gpumem start`, as soon as a program waits for that.
 fn start(sockets: &Path, ended: &AtomicBool) {
     while !ended.load(Relaxed) {
         let mut entries = fs::read_dir(sockets).into_iter().flatten().flatten();
@@ -133,7 +134,7 @@ fn a_program_ends_as_without_gpumem_whatever_happens_to_files() {
         let machine = Standin::new().dispatch().limit(Duration::from_secs(120));
         let machine =
             machine.env("XDG_CACHE_HOME", folder.0.path().join("cache")).env("XDG_RUNTIME_DIR", folder.0.path());
-        // If others cannot read that cache, the library is here.
+        // If other users cannot read the cache of root, the library is in this folder.
         let machine = machine.env("TMPDIR", folder.0.path());
         let ended = AtomicBool::new(false);
         let (outcome, done) = thread::scope(|threads| {

@@ -9,10 +9,10 @@ use gpumem_tests::{Random, built};
 
 use super::*;
 
-/// At 40 moments, calls that had returned when the program was killed are in the recording.
+/// Kills 40 programs. The calls of a program that had returned when it was killed must be in its recording.
 #[test]
 fn a_killed_program_loses_no_event() {
-    // Each thread waits for its programs most of the time.
+    // There are several threads, because each waits for its programs most of the time.
     let threads: [_; 4] =
         std::array::from_fn(|thread| thread::spawn(move || killed_programs(Random::new(20 + thread as u64), 10)));
     let returned: Vec<usize> =
@@ -21,19 +21,21 @@ fn a_killed_program_loses_no_event() {
     assert!(most > 1_000 && all > most, "{most} {all}");
 }
 
-/// Kills programs at random moments, and compares their output with their recordings. Returns the number of calls of each program.
+/// Kills programs at random moments, and compares their output with their recordings. Returns the number of calls that returned
+/// in each program.
 fn killed_programs(mut random: Random, rounds: u32) -> Vec<usize> {
     let folder = Folder::new();
     let file = folder.file("a.capture");
     let killed = |round| {
-        // A slow machine makes few calls before it is killed, so some rounds wait for many calls first.
+        // On a slow machine, a program makes few calls before it is killed. Therefore every second round first waits for a number
+        // of calls.
         let (micros, after) = if round % 2 == 0 { (3_000, 0) } else { (200_000, random.below(5_000_u64)) };
         let until = format!("until_killed {} {after}", random.below(micros));
         let outcome = run_probe(&machine(), &file, &[&ALLOCATES[..3], &[until.as_str()]].concat());
         assert_eq!(outcome.exit(), "exit status: 137", "{outcome}");
         let returned: usize = outcome.stdout.lines().filter_map(|line| line.parse().ok()).max().unwrap_or(0);
         if !Path::new(&file).exists() {
-            // Nothing is kept if the process allocated nothing.
+            // A process that allocated nothing leaves no recording.
             assert_eq!(returned, 0, "{outcome}");
             return returned;
         }
@@ -49,7 +51,7 @@ fn killed_programs(mut random: Random, rounds: u32) -> Vec<usize> {
     (0..rounds).map(killed).collect()
 }
 
-/// Returns the stacks that events of a recording have and that are not defined, and the number of events with a stack.
+/// Returns the stacks of allocations that the recording does not define completely, and the number of allocations with a stack.
 #[track_caller]
 fn stacks_without_frames(file: &str) -> (Vec<StackId>, usize) {
     let (items, _) = items_of(File::open(file).expect("it is there")).expect("it can be read");
@@ -80,7 +82,7 @@ fn stacks_without_frames(file: &str) -> (Vec<StackId>, usize) {
     (stacks.iter().filter(|stack| !defined.contains(stack)).copied().collect(), stacks.len())
 }
 
-/// The program uses a stack just before it is killed. The thread that writes the recording has not read it yet.
+/// The program uses new stacks until it is killed, so the thread that writes the recording has not read the last ones yet.
 #[test]
 fn a_killed_program_loses_no_stack() {
     let folder = Folder::new();
@@ -101,7 +103,8 @@ fn a_killed_program_loses_no_stack() {
     assert!(all > 0, "nothing was recorded");
 }
 
-/// A killed process had its memory until it was killed: another process had memory after its last event.
+/// A killed process counts as holding its memory until it was killed. Here another process allocates after the last event of that
+/// process.
 #[test]
 fn a_killed_program_had_its_memory_until_its_end() {
     let folder = Folder::new();
@@ -117,11 +120,12 @@ fn a_killed_program_had_its_memory_until_its_end() {
     );
     let outcome = machine().run_program("/bin/bash".as_ref(), &["-c", &text]);
     assert_eq!(outcome.exit(), "exit status: 1", "{outcome}");
-    // On a busy machine, it is killed before the UUID of its device is recorded, so they may have had it.
+    // If the process is killed before the UUID of its device is recorded, as on a busy machine, the line says `may have had`
+    // instead of `had`.
     assert!(outcome.stdout.contains("had 16 MiB at one time, 4 MiB above the limit of 12 MiB: "), "{outcome}");
 }
 
-/// Each call is on its own line. The last call is the one before the end.
+/// Each allocation is on its own line. The line after the last allocation kills the process.
 const KILLED_TRAIN: &str = "\
 import ctypes, os, sys
 cuda = ctypes.CDLL('libcuda.so.1')
@@ -159,13 +163,14 @@ fn a_killed_program_loses_no_line_of_python() {
     }
 }
 
-/// Kills `gpumem run`, and then the program while it allocates. Returns the recording and how many calls had returned.
+/// Kills `gpumem run`, and then the program while it allocates. Returns the path of the recording and the number of calls that
+/// had returned.
 fn both_killed(folder: &Folder) -> (String, usize) {
     let file = folder.file("a.capture");
     let steps = in_shell(&[&ALLOCATES[..3], &["until_killed 50000 1000"]].concat());
     let gpumem = built("gpumem-command");
     let pid = folder.file("pid");
-    // `kill` is not built into all shells, and the command must end before the program.
+    // `gpumem run` must be gone before the program ends, so the shell kills it before it becomes the program.
     let kill = format!("kill -9 $PPID; echo $$ > {pid}; exec {}{steps} > {}", probe(), folder.file("calls"));
     let until_gone = format!(
         "while ! read pid < {pid}; do sleep 0.01; done; \
@@ -187,12 +192,12 @@ fn both_killed(folder: &Folder) -> (String, usize) {
     (recording, returned)
 }
 
-/// Without the command, which would add it, the next report adds the content of the ring.
+/// `gpumem run` would add the content of the ring to the recording. If it was killed as well, the next report adds the content.
 #[test]
 fn a_report_has_what_a_killed_program_recorded_last() {
     let folder = Folder::new();
     let (recording, returned) = both_killed(&folder);
-    // Several reports run at the same time. One of them adds it.
+    // Several reports run at the same time, and one of them adds the content.
     let gpumem = built("gpumem-command");
     let reports = format!("for report in 1 2 3 4; do {} report {recording} & done; wait", gpumem.display());
     let report = machine().run_program("/bin/sh".as_ref(), &["-c", &reports]);
@@ -206,7 +211,7 @@ fn a_report_has_what_a_killed_program_recorded_last() {
     assert_eq!(report.stdout.matches(&said).count(), 4, "{report}");
 }
 
-/// Another process has removed the ring, or the machine was restarted.
+/// The ring is missing, because another process has removed it or the machine was restarted.
 #[test]
 fn a_report_says_if_what_was_recorded_last_is_lost() {
     let folder = Folder::new();
@@ -221,7 +226,7 @@ fn a_report_says_if_what_was_recorded_last_is_lost() {
     assert!(recorded.bytes.len() + recorded.frees <= returned);
 }
 
-/// A job removes old files, and the disk is full. Neither may end the program.
+/// If gpumem mapped a file, the program would be killed if another process truncated the file or if the disk was full.
 #[test]
 fn no_file_is_mapped_into_the_program() {
     let folder = Folder::new();

@@ -7,16 +7,16 @@ use gpumem_inject::{
 
 use super::*;
 
-/// Returns the library that `gpumem run` has put into this folder.
+/// Returns the path of the library that `gpumem run` has unpacked into this folder.
 fn unpacked(cache: &Path) -> PathBuf {
     let entries = fs::read_dir(cache.join("gpumem")).expect("it was unpacked").flatten();
     let is_library = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "so");
     entries.map(|entry| entry.path()).find(is_library).expect("it was unpacked")
 }
 
-/// The driver is inside `cuInit`, so calls of it may wait or fail. Later the library calls neither CUPTI nor NVML: a profiler may use the
-/// first, and a program that never initialises the second must not pay for it. The script has a refused allocation, because the library
-/// looks for the device's free memory then.
+/// The driver loads the library inside `cuInit`, where calls of the driver may wait or fail. Later, the library calls neither
+/// CUPTI, which a profiler may be using, nor NVML, because a program that never initialises NVML must not pay for it. The script
+/// has an allocation that fails, because the library then looks for the device's free memory.
 #[test]
 fn the_driver_is_not_called_while_it_initialises_itself_and_cupti_and_nvml_never() {
     let steps = [&ALLOCATES[..], &["call cuMemAlloc_v2 &refused 99999999999999"]].concat();
@@ -42,7 +42,7 @@ fn the_driver_is_not_called_while_it_initialises_itself_and_cupti_and_nvml_never
     }
 }
 
-/// Its hooks stay in the driver, so its code must stay in the process.
+/// The library's hooks stay in the driver, so its code must stay in the process.
 #[test]
 fn a_library_with_gpumem_in_it_is_closed() {
     let (folder, cache) = (Folder::new(), Folder::new());

@@ -33,7 +33,7 @@ use gpumem_recording::{End, Reader, Step};
 use gpumem_tests::{Library, Outcome, Standin, built, interpreters};
 use tempfile::TempDir;
 
-/// The probe allocates two blocks, and frees one of them. It has 36 MiB at most.
+/// The probe allocates two blocks, which are 36 MiB together, and frees one of them.
 const ALLOCATES: [&str; 6] = [
     "call cuInit 0",
     "call cuDevicePrimaryCtxRetain &context 0",
@@ -55,7 +55,7 @@ impl Folder {
         self.0.path().join(name).to_str().expect("the path is text").to_owned()
     }
 
-    /// Returns the names of all files, in order.
+    /// Returns the names of all files, sorted.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.0).expect("it is there").flatten();
         let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -64,13 +64,13 @@ impl Folder {
     }
 }
 
-/// A machine whose driver has a dispatch table.
+/// Returns a machine whose driver has a dispatch table.
 fn machine() -> Standin {
     Standin::new().dispatch().env("XDG_CACHE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"))
 }
 
-/// Compiles a program in C into a folder, and the library that it is linked with, which stands for one of NVIDIA's. `name` is the folder of
-/// their sources.
+/// Compiles a C program into a folder, and the library that it is linked with. The library stands in for one of NVIDIA's
+/// libraries. `name` is the folder of the sources. Returns the path of the program.
 fn compiled(folder: &Folder, name: &str, source: &str, library: &str, options: &[&str]) -> String {
     let to = |file: &str| folder.file(file);
     let cc = |words: &[&str]| {
@@ -88,7 +88,7 @@ fn probe() -> String {
     built("probe").to_str().expect("the path is text").to_owned()
 }
 
-/// Returns steps of the probe as words of a shell.
+/// Returns steps of the probe as quoted words of a shell.
 fn in_shell(steps: &[&str]) -> String {
     steps.iter().flat_map(|step| [" '", step, "'"]).collect()
 }
@@ -103,7 +103,7 @@ fn run_probe(machine: &Standin, file: &str, steps: &[&str]) -> Outcome {
     run_with(machine, &[], file, steps)
 }
 
-/// Does the same with these options.
+/// Like [`run_probe`], but with these options of `gpumem run`.
 fn run_with(machine: &Standin, options: &[&str], file: &str, steps: &[&str]) -> Outcome {
     let probe = probe();
     machine.run_program(&built("gpumem-command"), &[&["run"], options, &["-o", file, "--", &probe], steps].concat())
@@ -136,14 +136,15 @@ fn recorded(file: &str) -> Recorded {
     recorded
 }
 
-/// Returns whether the process of a recording still runs, or has not written all.
+/// Returns whether a recording has no end: its process still runs, or could not write everything.
 #[track_caller]
 fn lacks_end(file: &str) -> bool {
     let open = File::open(file).unwrap_or_else(|error| panic!("{file}: {error}"));
     Reader::new(open).unwrap_or_else(|error| panic!("{file}: {error}")).definitions().lacks_end()
 }
 
-/// Returns an interpreter whose lines are recorded. If there is none, it prints a line and returns `None`.
+/// Returns the path of the latest Python whose lines can be recorded. If there is none, this function prints that the test is
+/// skipped and returns `None`.
 fn python() -> Option<String> {
     let newest = interpreters().into_values().next_back();
     newest.map(|path| path.into_os_string().into_string().expect("the path is text"))

@@ -1,4 +1,4 @@
-//! Tests collectives of NCCL in dry runs. A library in C stands for NCCL.
+//! Tests collectives of NCCL in dry runs. A library in C stands in for NCCL.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn collectives_are_skipped_in_a_dry_run() {
     };
     let dry = with(&["--dry"], &[]);
     assert!(dry.succeeded(), "{dry}");
-    // A copy counts twice, because both of its buffers must exist.
+    // The stand-in driver counts each copy twice, because it checks both buffers.
     let expected = "reduce large 0: 0\nsend 0: 0\nreduce 0: 2\nreduce in place 0: 0\ngather 0: 6\nscatter 0: 2\nbroadcast 0: 2\nbroadcast of another 0: 0\n";
     assert_eq!(dry.stdout, expected, "{dry}");
     // Without a dry run, NCCL itself is called.
@@ -21,7 +21,8 @@ fn collectives_are_skipped_in_a_dry_run() {
         let real = with(options, &[]);
         assert_eq!(real.stdout, "NCCL is called\n", "{real}");
     }
-    // One process has several ranks, which NCCL refuses on one GPU. A process is a machine, because NCCL refuses ranks of one machine as well.
+    // One process has several ranks, which NCCL rejects on one GPU. gpumem makes each process a separate machine for NCCL,
+    // because NCCL also rejects several ranks of one machine on one GPU.
     let cards = with(&["--dry", "--cards", "3"], &["all"]);
     let expected = "communicators 0: rank 2 of 3, a machine of its own\nall gathers 0: 6\nend: 0 4\n";
     assert_eq!(cards.stdout, expected, "{cards}");

@@ -1,18 +1,19 @@
-//! Tests NVML in programs whose cards are not the real ones.
+//! Tests NVML in programs whose GPUs are not the real ones.
 
 use serde_json::json;
 
 use super::{dry::seen_on, *};
 
-/// The program allocates 1000 MiB on the device that its argument names.
+/// A program that allocates 1000 MiB on the device that its argument names.
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/nvml.py");
 
-/// NVML agrees with CUDA before and after the program initialises CUDA, and in processes without CUDA. A GPU that the program does not use
-/// is the real one.
+/// NVML agrees with CUDA before and after the program initialises CUDA, and in processes without CUDA. NVML shows the real values
+/// of a GPU that the program does not use.
 #[test]
 fn nvml_shows_the_card() {
     let machine = machine().devices(3).env("CUDA_VISIBLE_DEVICES", "2,0");
-    // The figures are all, reserved, free and used. The first version of the call does not have the reserved memory.
+    // The numbers are the total, reserved, free and used memory. The first version of the call does not return the reserved
+    // memory.
     let card = |used: u64| json!([[2048, 2048 - used, used], [2048, 0, 2048 - used, used]]);
     for options in
         [&["--dry", "--card", "2GiB"][..], &["--limit", "2GiB"], &["--dry", "--card", "2GiB", "--card-per-process"]]
@@ -32,7 +33,7 @@ fn nvml_shows_the_card() {
         assert_eq!(seen["others"][2], json!(["Stand-in GPU 2", 0]));
         assert_eq!((&seen["uninitialised"], &seen["error"]), (&json!([1, 1]), &json!(25)));
     }
-    // If the card is as large as the real one, only the used memory differs. A part of the real card is reserved.
+    // If the GPU keeps its real size, only the used memory differs. As on the real GPU, a part of the memory is reserved.
     for options in [&["--dry"][..], &["--limit", "1TiB"]] {
         let Some((seen, _)) = seen_on(&machine, options, &[PROGRAM, "1"]) else { return };
         let (first, second) = (&seen["after"][0][0], &seen["after"][0][1]);
@@ -53,7 +54,7 @@ fn nvml_shows_as_many_cards_as_cuda() {
     assert_eq!(seen["count"], json!(4));
     assert_eq!(seen["child"], json!([card(0), card(0), card(1527), card(0)]));
     assert_eq!(seen["cuda"], json!([24576 - 1527, 24576]));
-    // All other figures are those of the GPU.
+    // All other values are those of the real GPU.
     assert_eq!(
         seen["others"],
         json!([["Stand-in GPU 1", 0], ["Stand-in GPU 1", 0], ["Stand-in GPU 1", 0], ["Stand-in GPU 1", 0]])
@@ -79,7 +80,8 @@ assert cuda.cuInit(0) == 0";
     assert!(!errors.contains("NVML"), "{errors}");
 }
 
-/// Each machine of a test has its own driver, which is removed with it.
+/// Each run of a machine uses a new copy of the driver, which is removed when the run ends. The library in front of that driver
+/// is then useless.
 #[test]
 fn what_stood_before_a_driver_that_is_gone_is_removed() {
     let temporary = Folder::new();
@@ -103,7 +105,7 @@ fn what_stood_before_a_driver_that_is_gone_is_removed() {
     assert_eq!(of_nvml.count(), 1, "{all:?}");
 }
 
-/// Nothing is made for a single run, so a killed run leaves nothing.
+/// All runs share the library in front of NVML, so a run that is killed leaves nothing behind.
 #[test]
 fn what_stands_before_nvml_is_made_once() {
     let cache = Folder::new();
@@ -123,7 +125,7 @@ fn what_stands_before_nvml_is_made_once() {
     assert_eq!(made().len(), 1);
     let inner = fs::read_dir(cache.0.path().join("gpumem").join(&made()[0])).expect("it is a folder");
     assert_eq!(inner.count(), 1);
-    // Without other cards, no library is loaded in front of NVML.
+    // If the program uses the real GPUs, no library is loaded in front of NVML.
     let plain = Folder::new();
     assert!(run_probe(&machine.env("XDG_CACHE_HOME", plain.0.path()), &file, &ALLOCATES).succeeded());
     assert_eq!(fs::read_dir(plain.0.path().join("gpumem")).expect("it was unpacked").count(), 1);

@@ -1,4 +1,4 @@
-//! Tests that ranges of NVTX are scopes. The program and the other tool are in C, with NVIDIA's own headers.
+//! Tests that NVTX ranges are scopes. The program and the other tool are written in C, with NVIDIA's headers.
 
 use std::{
     collections::BTreeMap,
@@ -11,11 +11,11 @@ use gpumem_tests::{CONTEXT, skipped};
 
 use super::*;
 
-/// The package with the headers.
+/// The package that contains the headers.
 const HEADERS: &str = "nvidia-nvtx==13.5.25";
 
-/// Returns the compiled program, the compiled tool, and a program with its own recording. If they cannot be compiled, the test is skipped
-/// and the result is `None`.
+/// Returns the paths of the compiled program, of the compiled tool, and of a compiled library that contains a copy of NVTX. If
+/// they cannot be compiled, the test is skipped and the result is `None`.
 fn compiled() -> Option<[String; 3]> {
     static COMPILED: std::sync::OnceLock<Result<[String; 3], String>> = std::sync::OnceLock::new();
     COMPILED.get_or_init(compile).clone().map_err(|why| skipped(format_args!("no program with NVTX: {why}"))).ok()
@@ -48,7 +48,8 @@ fn compile() -> Result<[String; 3], String> {
     Ok([of("program.c", "program", &[])?, of("tool.c", "tool.so", &library)?, of("linked.c", "linked.so", &library)?])
 }
 
-/// Returns the MiB that were allocated in each scope itself, by name, and the names of all marks.
+/// Returns the MiB that were allocated in each scope, without the scopes inside it, by the name of the scope, and the names of
+/// all marks.
 fn by_scope(file: &str) -> (BTreeMap<String, u64>, Vec<String>) {
     let (items, end) = items_of(File::open(file).expect("it is there")).expect("it can be read");
     assert_eq!(end, End::Complete, "{file}");
@@ -80,7 +81,7 @@ fn by_scope(file: &str) -> (BTreeMap<String, u64>, Vec<String>) {
 }
 
 fn expected() -> (BTreeMap<String, u64>, Vec<String>) {
-    // `load` began before the driver was initialized.
+    // `load` started before the driver was initialized.
     let scopes = [("load", 65), ("layer é", 2), ("bad \u{fffd} name", 4), ("-", 8), ("worker", 16), ("(no name)", 32)];
     let sums = scopes.into_iter().chain([("libcudf:read", 128), ("libcudf:(no name)", 256)]);
     let marks = ["(no name)", "libcudf:(no name)", "libcudf:(no name) (end)", "started", "started (end)", "mark é"];
@@ -98,7 +99,7 @@ fn ranges_are_scopes() {
     assert_eq!(by_scope(&file), expected(), "{outcome}");
 }
 
-/// The cost of names and of ranges without an end is bounded.
+/// Names and ranges without an end have a bounded cost, and no allocation is lost.
 #[test]
 fn ranges_without_end_are_bounded() {
     let Some([program, ..]) = compiled() else { return };
@@ -131,12 +132,13 @@ fn another_tool_gets_every_call() {
     let outcome = run(&machine, &file, &[&program]);
     assert!(outcome.is_clean(), "{outcome}");
     assert_eq!(by_scope(&file), expected(), "{outcome}");
-    // The tool was initialized. It counted 7 pushes, 11 pops, and the begin and end of two ranges, and its own two ranges.
+    // The tool was initialized once, and counted 7 pushes and 11 pops of the program, 2 pushes and 2 pops of the tool itself, a
+    // string, a domain, the start and the end of two ranges, and a mark.
     let counted = fs::read_to_string(counted).expect("the tool has written it");
     assert_eq!(counted, "1 9 13 1 1 2 2 1\n", "{outcome}");
 }
 
-/// The program is in Rust and has a copy of NVTX.
+/// The program is in Rust, and a library in it contains a copy of NVTX.
 #[test]
 fn ranges_of_a_program_that_records_itself_are_scopes() {
     let Some([.., linked]) = compiled() else { return };

@@ -1,11 +1,11 @@
-//! Tests that pools which the program registers in its own gpumem are recorded with their parts.
+//! Tests that pools are recorded with their parts if the program registers them in its own gpumem.
 
 use gpumem_core::{derive::pools, model::Bytes, report::RegisteredPool};
 use gpumem_tests::{CONTEXT, built};
 
 use super::*;
 
-/// Returns the peak of the program's view, and the pools at the end.
+/// Returns the peak of the device, for which parts count instead of the blocks of pools, and the pools at the end.
 fn peak_and_pools(file: &str) -> (Bytes, Vec<RegisteredPool>) {
     let mut reader = Reader::new(File::open(file).expect("it is there")).expect("it can be read");
     while reader.step().expect("it can be read").is_some() {}
@@ -14,7 +14,7 @@ fn peak_and_pools(file: &str) -> (Bytes, Vec<RegisteredPool>) {
     (peak, pools(reader.ledger(), reader.definitions()))
 }
 
-/// Returns the program in C, linked with `libgpumem_c.so`.
+/// Compiles the program in C, which is linked with `libgpumem_c.so`, and returns its path.
 fn program(folder: &Folder) -> String {
     let (program, library) = (folder.file("program"), built("libgpumem_c.so"));
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -27,7 +27,7 @@ fn program(folder: &Folder) -> String {
     program
 }
 
-/// The program ends with a part in its block.
+/// When the program ends, its pool still has a live part.
 #[test]
 fn parts_of_a_program_in_c_are_recorded() {
     let folder = Folder::new();
@@ -63,7 +63,7 @@ fn parts_of_a_program_in_c_are_recorded() {
     assert!(lines.iter().all(|line| report.stdout.contains(line)), "{report}");
 }
 
-/// The report names mistakes of the program.
+/// The report names the program's mistakes with pools.
 #[test]
 fn what_goes_wrong_in_a_pool_is_reported() {
     let folder = Folder::new();
@@ -118,7 +118,7 @@ fn what_goes_wrong_in_a_pool_is_reported() {
     }
 }
 
-/// A recording with `--only-peak` does not have the event that decides the owner of a block.
+/// A recording with `--only-peak` does not contain the event that decides who owns a block.
 #[test]
 fn a_shortened_recording_knows_whose_a_block_is() {
     let folder = Folder::new();
@@ -130,7 +130,7 @@ fn a_shortened_recording_knows_whose_a_block_is() {
     }
 }
 
-/// The library already intercepts the program. A second copy of gpumem would use CUPTI, which costs more.
+/// The injected library already intercepts the program. The program's own gpumem would have to use CUPTI, which costs more.
 #[test]
 fn a_recorded_pool_needs_no_second_source() {
     let folder = Folder::new();
@@ -143,7 +143,7 @@ fn a_recorded_pool_needs_no_second_source() {
     assert!(matches!(of_pools[..], [line] if line.starts_with(why)), "{outcome}");
 }
 
-/// The unused memory of a pool must fit on the card, too.
+/// The unused memory of a pool must also fit on the GPU.
 #[test]
 fn a_limit_is_compared_with_the_drivers_blocks() {
     let folder = Folder::new();
@@ -162,8 +162,8 @@ fn a_limit_is_compared_with_the_drivers_blocks() {
     }
 }
 
-/// A program in Rust with the crate `gpumem` can only intercept allocations through CUPTI itself, because the library has the dispatch
-/// table.
+/// Because the injected library uses the dispatch table, a Rust program with the crate `gpumem` can intercept allocations only
+/// through CUPTI.
 #[test]
 fn parts_of_a_program_in_rust_are_recorded() {
     let steps = ["pool arena", "exact", "call cuMemAlloc_v2 &block 67108864", "reserved 67108864"];
@@ -179,12 +179,12 @@ fn parts_of_a_program_in_rust_are_recorded() {
         let (peak, pools) = peak_and_pools(&file);
         let [pool] = &pools[..] else { panic!("{pools:?}\n{outcome}") };
         let known = (peak, &*pool.name, pool.used, pool.reserved, pool.wrong_calls());
-        // At its end the program drops the pool.
+        // When the program ends, it drops the pool.
         assert_eq!(known, (Bytes::mib(32), "arena", Bytes::ZERO, Bytes::mib(64), 0), "{outcome}");
     }
 }
 
-/// The program registers pools again and again, more often than there are numbers.
+/// The program registers pools one after another, more of them than a process can have at the same time.
 #[test]
 fn a_pool_that_ends_leaves_its_place_to_another() {
     let folder = Folder::new();
@@ -198,7 +198,7 @@ fn a_pool_that_ends_leaves_its_place_to_another() {
     assert_eq!((peak, pools.len()), (Bytes::mib(1), 0), "{pools:?}\n{outcome}");
 }
 
-/// While nothing is recorded, the library leaves the dispatch table to the program, which measures the pool itself.
+/// While nothing is recorded, the injected library leaves the dispatch table to the program, which measures its pool itself.
 #[test]
 fn a_dormant_library_does_not_take_pools() {
     let folder = Folder::new();

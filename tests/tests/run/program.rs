@@ -26,7 +26,7 @@ fn the_program_is_recorded_and_prints_what_it_prints_alone() {
     ] {
         assert!(outcome.stderr.contains(part), "{part}\n{outcome}");
     }
-    // The lines of the program are in the recording, although it ended before they were looked up.
+    // The recording contains the source lines of the program, although the program ended before they were looked up.
     let mut reader = Reader::new(File::open(&file).unwrap()).unwrap();
     while reader.step().unwrap().is_some() {}
     let sources: Vec<_> = reader.definitions().interceptions().iter().map(|by| by.source.name()).collect();
@@ -36,7 +36,7 @@ fn the_program_is_recorded_and_prints_what_it_prints_alone() {
     assert!(live.len() == 1 && place.contains("raw.rs:"), "{live:#?}");
 }
 
-/// Most users run the command because memory ran out, so the summary begins with it.
+/// Most users run the command because memory ran out, so the summary starts with the allocation that failed.
 #[test]
 fn the_summary_begins_with_what_the_driver_refused() {
     let folder = Folder::new();
@@ -49,7 +49,7 @@ fn the_summary_begins_with_what_the_driver_refused() {
     let first = outcome.stderr.trim_start().lines().next().unwrap_or_default();
     assert!(first.starts_with("Out of memory: the driver rejected 90.95 TiB (device) after "), "{outcome}");
     assert!(first.contains("raw.rs:") && first.contains("while the process had 4 MiB of device 0 in use"), "{outcome}");
-    // The total is without the memory that the driver reserves. The context takes 527 MiB, and other processes 1 GiB.
+    // The total excludes the memory that the driver reserves. The context takes 527 MiB, and other processes take 1 GiB.
     let second = outcome.stderr.trim_start().lines().nth(1).unwrap_or_default();
     let says = "Device 0 has 15.40 GiB, of which 13.88 GiB were free shortly after. In addition to these blocks, 1.51 GiB were in use: by the CUDA context";
     assert!(second.starts_with(says), "{outcome}");
@@ -88,7 +88,7 @@ fn a_program_above_the_limit_of_its_peak_ends_with_1() {
         let above = "a.capture: the peak of device 0 was 2 MiB, 1 MiB above the limit of 1 MiB";
         assert_eq!(outcome.stderr.contains(above), exit == 1, "{outcome}");
     }
-    // A limit of an unknown place is an error of the command, and not one of the program.
+    // A limit for an unknown place is an error of the command, and not an error of the program.
     for (end, exit) in [("exit 0", 2), ("exit 7", 7)] {
         let script = format!("{}{}; {end}", probe(), in_shell(&steps));
         let command = ["run", "--max-peak", "nowhere.py:1=1TiB", "-o", &file, "--", "sh", "-c", &script];
@@ -96,7 +96,7 @@ fn a_program_above_the_limit_of_its_peak_ends_with_1() {
         assert_eq!(outcome.exit(), format!("exit status: {exit}"), "{outcome}");
         assert!(outcome.stderr.contains("--max-peak cannot be checked for `nowhere.py:1`: "), "{outcome}");
     }
-    // A program that fails ends with its own code. A program that is not recorded keeps no limit.
+    // A program that fails ends with its own code. A program that was not recorded does not pass a limit.
     for (script, exit) in [("exit 7", 7), ("exit 0", 1)] {
         let command = ["run", "--max-peak", "1MiB", "-o", &file, "--", "sh", "-c", script];
         let outcome = machine().run_program(&built("gpumem-command"), &command);
@@ -140,13 +140,13 @@ fn signals_reach_the_program() {
     }
 }
 
-/// The shell sees that the program has stopped, and continues it, as it does without `gpumem run`.
+/// `gpumem run` stops and continues together with its program, so a shell sees the same as without `gpumem run`.
 #[test]
 fn who_waits_sees_that_the_program_has_stopped() {
     let folder = Folder::new();
     let [file, pid] = ["a.capture", "pid"].map(|name| folder.file(name));
     let command = built("gpumem-command").display().to_string();
-    // The program is continued by its own number, or by that of `gpumem run`.
+    // The program is continued through its own process id, or through that of `gpumem run`.
     for continued in ["$program", "$gpumem"] {
         let script = format!(
             "stopped() {{ grep -q '^State:.T' /proc/$1/status; }}
@@ -194,7 +194,7 @@ fn the_program_reads_our_stdin() {
     assert_eq!(outcome.stdout, "some input\n", "{outcome}");
 }
 
-/// Calls the driver as a library does: code of others is between it and the lines of Python.
+/// Calls the driver as a library does: other code, here ctypes, is between the driver and the lines of Python.
 const TRAIN: &str = "\
 import ctypes
 cuda = ctypes.CDLL('libcuda.so.1')

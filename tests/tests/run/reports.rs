@@ -1,11 +1,12 @@
-//! Tests reports of a recording while its process runs, ends, or was killed. Several are made at the same time.
+//! Tests reports of a recording while its process runs, while it ends, or after it was killed. Several reports run at the same
+//! time.
 
 use gpumem_tests::built;
 
 use super::*;
 
-/// Records a program that runs on when `gpumem run` has ended, while loops of `gpumem report` read it. It allocates `second` before it
-/// ends, and nobody waits for it but a last report.
+/// Records a program that continues after `gpumem run` has ended, while several loops of `gpumem report` read its recording. The
+/// program allocates `second` before it ends. After its end, one last report runs.
 fn reports_beside(folder: &Folder, last: &[&str]) -> Outcome {
     let [gpumem, probe] = ["gpumem-command", "probe"].map(|name| built(name).display().to_string());
     let steps = in_shell(&[&ALLOCATES[..4], &["await_file end", "call cuMemAlloc_v2 &second 8388608"], last].concat());
@@ -23,7 +24,7 @@ fn reports_beside(folder: &Folder, last: &[&str]) -> Outcome {
     machine().run_program("/bin/bash".as_ref(), &["-c", &text])
 }
 
-/// The newest data of the process is there, whenever a report is made.
+/// The recording is complete in the end, no matter when the reports run.
 #[test]
 fn a_report_loses_nothing_of_a_process_that_ends() {
     for round in 0..6 {
@@ -41,7 +42,8 @@ fn a_report_loses_nothing_of_a_process_that_ends() {
     }
 }
 
-/// Pinned host memory is reported with its own peak, also if that comes after the peak of the device. Registered memory is pinned as well.
+/// Pinned host memory is reported with its own peak, even if that is later than the peak of the device. Registered memory is
+/// pinned as well.
 #[test]
 fn pinned_memory_after_the_peak_is_reported() {
     let device = "call cuMemAlloc_v2 &a 10485760";

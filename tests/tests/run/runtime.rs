@@ -1,4 +1,4 @@
-//! Tests `gpumem run --dry --cards` with a program of the CUDA runtime. A library in C stands for the runtime.
+//! Tests `gpumem run --dry --cards` with a program that uses the CUDA runtime. A library in C stands in for the runtime.
 
 use super::*;
 
@@ -13,10 +13,10 @@ fn run_on(machine: &Standin, options: &[&str], program: &str) -> Outcome {
 
 #[test]
 fn the_runtime_has_as_many_cards_as_are_asked_for() {
-    // The functions have a version, like those of the runtime.
+    // The functions have symbol versions, like those of the runtime.
     let folder = Folder::new();
     let program = compiled(&folder, "runtime", "cudart.c", "libcudart.so.13", &["-Wl,--version-script=cudart.map"]);
-    // Other devices of the machine do not matter.
+    // The number of the machine's real devices changes only what the driver itself reports.
     for devices in [1, 2] {
         let outcome = run_on(&machine().devices(devices), &["--dry", "--cards", "4", "--card", "24GiB"], &program);
         let expected = include_str!("runtime/expected.txt").replace("DEVICES", &devices.to_string());
@@ -29,7 +29,7 @@ fn the_runtime_has_as_many_cards_as_are_asked_for() {
 
 #[test]
 fn other_programs_see_the_machine() {
-    // The functions have a version, like those of the runtime.
+    // The functions have symbol versions, like those of the runtime.
     let folder = Folder::new();
     let program = compiled(&folder, "runtime", "cudart.c", "libcudart.so.13", &["-Wl,--version-script=cudart.map"]);
     for options in [&[][..], &["--dry"], &["--limit", "1GiB"]] {

@@ -1,8 +1,8 @@
-//! Tests programs that do what programs rarely do. They must run as without gpumem.
+//! Tests programs that behave in unusual ways. They must run as they do without gpumem.
 
 use super::*;
 
-/// Daemons do this before they begin.
+/// Daemons close all descriptors when they start.
 #[test]
 fn a_program_that_closes_all_descriptors() {
     for options in [&[][..], &["--dormant"]] {
@@ -12,7 +12,7 @@ fn a_program_that_closes_all_descriptors() {
         let steps = [&ALLOCATES[..5], &[&closes, "sleep 300", ALLOCATES[5], "sleep 300"]].concat();
         let outcome = run_with(&machine().env("XDG_RUNTIME_DIR", folder.0.path()), options, &file, &steps);
         assert!(outcome.is_clean(), "{outcome}");
-        // The log of the stand-in driver also gets such a number, and is text.
+        // The stand-in driver writes its log, which is text, to a descriptor of this file. gpumem must write nothing to the file.
         let own = String::from_utf8(fs::read(&own).unwrap()).unwrap_or_else(|error| panic!("{error}\n{outcome}"));
         assert!(own.lines().all(|line| line.starts_with("cu")), "{own}\n{outcome}");
         if options.is_empty() {
@@ -21,7 +21,7 @@ fn a_program_that_closes_all_descriptors() {
     }
 }
 
-/// The C library ends a process after its last thread. The threads of gpumem do not count.
+/// The C library ends a process when its last thread ends. The threads of gpumem must not keep the process alive.
 #[test]
 fn a_program_whose_main_thread_ends() {
     for options in [&[][..], &["--dormant"]] {
@@ -31,14 +31,14 @@ fn a_program_whose_main_thread_ends() {
         let outcome = run_with(&machine().env("XDG_RUNTIME_DIR", folder.0.path()), options, &file, &steps);
         assert!(outcome.is_clean(), "{outcome}");
         if options.is_empty() {
-            // The program cannot read `/proc/self/exe` any more.
+            // The program can no longer read `/proc/self/exe`.
             assert!(outcome.stderr.contains("raw.rs:"), "{outcome}");
             assert_eq!(recorded(&file), of_allocates(), "{outcome}");
         }
     }
 }
 
-/// A recording above the limit would end the program with SIGXFSZ.
+/// If the recording grew beyond the limit, SIGXFSZ would end the program.
 #[test]
 fn a_program_whose_files_are_limited() {
     let folder = Folder::new();
@@ -48,12 +48,13 @@ fn a_program_whose_files_are_limited() {
     assert_eq!(recorded(&file), of_allocates(), "{outcome}");
 }
 
-/// Without these rights, the command could not read the files unless it is root.
+/// In spite of its umask, the program must leave files that their owner can read. Otherwise the command could read them only as
+/// root.
 #[test]
 fn a_program_that_leaves_files_without_access() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    // The program waits, and its files are looked at. Only a name in the folder says that it may continue.
+    // The shell looks at the files while the program waits until the name `end` exists in the folder.
     let until = "until ls a.pid*.capture > log 2>&1; do sleep 0.01; done; stat -c '%A %n' a.*";
     let steps = in_shell(&[&ALLOCATES[..], &["await_file end"]].concat());
     let (folder_name, probe) = (folder.0.path().display(), probe());

@@ -4,7 +4,7 @@ use gpumem_tests::built;
 
 use super::*;
 
-/// Starts a run that waits, and then another one. The first run ends after the second one, or before it.
+/// Starts a run that waits, and then a second run. `ends_first` decides whether the first run ends before the second one.
 fn two_runs(folder: &Folder, options: &str, ends_first: bool) -> Outcome {
     let [gpumem, probe] = ["gpumem-command", "probe"].map(|name| built(name).display().to_string());
     let waits = in_shell(&[&ALLOCATES[..], &["await_file end"]].concat());

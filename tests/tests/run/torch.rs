@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::*;
 
-/// Trains: tensors of many sizes come and go, and the whole cache is returned once. Some steps have a private pool.
+/// A training program: it allocates and frees tensors of many sizes, and empties the cache once. Some steps use a private pool.
 const TRAIN: &str = "\
 import json, os, random, sys
 if 'cuda first' in sys.argv:
@@ -33,7 +33,8 @@ print(json.dumps(facts), flush=True)
 exec(os.environ.get('AT_THE_END', ''))
 ";
 
-/// Trains a network with two equal layers: a step has activations, temporary tensors, gradients, and states.
+/// A training program whose network has two equal layers and a head. Each step has activations, temporary tensors, gradients, and
+/// states of the optimizer.
 const MODULES: &str = "\
 import json
 import torch
@@ -133,7 +134,7 @@ impl Run {
 #[test]
 fn tensors_come_to_what_pytorch_says() {
     let first = [&[][..], &["cuda first"]];
-    // The newest Python runs both ways. The others run one of them.
+    // The latest Python runs the program both ways. The others run it only the first way.
     let ways = interpreters().into_values().rev().zip(1..).flat_map(|(python, number)| {
         first.iter().take(if number == 1 { 2 } else { 1 }).map(move |first| (python.clone(), *first))
     });
@@ -206,8 +207,8 @@ fn modules_and_classes_come_to_what_the_program_has() {
         let asked = |sum: &Value| sum["requested_bytes"].as_u64().unwrap();
         assert_eq!(peak["by_class"].as_array().unwrap().iter().map(asked).sum::<u64>(), peak["requested_bytes"]);
         let some = |name: &str| Some(name.to_owned());
-        // In the backward pass of the second step these are live: three weights and states, one gradient, the work of two layers, and the
-        // kept tensors of three.
+        // In the backward pass of the second step, these tensors are live: three weights and three states of the optimizer, one
+        // gradient, the temporary tensors of two layers, the activations of three layers, and the inputs.
         assert_eq!(
             sums(&peak["by_class"], "class"),
             [
@@ -240,7 +241,7 @@ fn modules_and_classes_come_to_what_the_program_has() {
     }
 }
 
-/// Autocast copies the weight of 32 bits for the rest of the pass. The other weight has 16 bits.
+/// Autocast copies the weight of 32 bits, and keeps the copy for the rest of the pass. The other weight has 16 bits.
 const AUTOCAST: &str = "\
 import torch
 from torch.cuda import empty
@@ -276,12 +277,12 @@ fn what_autocast_keeps_is_a_class_of_its_own() {
     let sums: Vec<_> = peak["by_class"].as_array().unwrap().iter().map(sum).collect();
     let expected = [("weights", 128), ("temporary (forward)", 64), ("weights cast by autocast", 32)];
     assert_eq!(sums, expected.map(|(class, mib)| (class.to_owned(), mib)), "{peak:#}");
-    // The path of the module has no mark of autocast.
+    // The path of the module does not mention autocast.
     let modules = peak["by_module"].as_array().unwrap();
     assert_eq!(modules[0]["module"], "Net.layers.0 … 1", "{peak:#}");
 }
 
-/// Tensors are variables of functions that have ended. Something keeps their frames.
+/// Most of these tensors are local variables of functions that have ended, but something keeps the frames of the functions.
 const ALIVE: &str = "\
 import concurrent.futures
 import sys
@@ -388,8 +389,8 @@ fn what_keeps_the_frame_of_a_function_alive_is_followed_to_a_name() {
     }
 }
 
-/// There are backward passes with an operation in C++ and one in Python, a pass inside of a pass, one that fails, two at once, and a
-/// checkpoint.
+/// The backward passes: one with an operation in C++ and an operation in Python, one inside another pass, one that fails, two at
+/// the same time, and one with a checkpoint.
 const BACKWARD: &str = "\
 import threading
 import torch
@@ -444,7 +445,7 @@ fn the_backward_pass_is_on_the_line_that_began_it() {
             places.iter().map(place).collect::<Vec<_>>(),
             [
                 (22, some("train.py:32 (backward pass)"), None),
-                // Either of two lines may have allocated.
+                // Two passes run at the same time, so either of two lines may have allocated this.
                 (20, None, None),
                 (18, some("train.py:19 (backward pass)"), None),
                 (16, some("train.py:16 (backward pass)"), some("train.py:17")),
@@ -457,7 +458,7 @@ fn the_backward_pass_is_on_the_line_that_began_it() {
     }
 }
 
-/// A `DataLoader` copies to pinned memory on a thread of its own.
+/// A `DataLoader` copies to pinned memory on a separate thread.
 const PINNING: &str = "\
 import threading
 import torch
@@ -488,7 +489,7 @@ fn modules_are_missing_for_a_reason() {
     assert_eq!(run.json(&[])["torch"]["devices"][0]["peak"]["by_module"], Value::Null);
 }
 
-/// The file is like those that `torch.compile` writes and runs.
+/// A file like those that `torch.compile` writes and runs.
 const COMPILED: &str = "\
 import ctypes
 driver = ctypes.CDLL('libcuda.so.1')
@@ -516,13 +517,13 @@ fn memory_of_a_compiled_kernel_has_the_name_of_the_kernel() {
     fs::write(&compiled, COMPILED).unwrap();
     let outcome = run(&machine(), &file, &[&python, &compiled]);
     assert!(outcome.is_clean(), "{outcome}");
-    // The reader of a recording does not have the file.
+    // The reader of a recording does not have the compiled file.
     fs::remove_dir_all(&cache).unwrap();
     let outcome = machine().run_program(&built("gpumem-command"), &["report", "--calls", &file]);
     assert!(outcome.stdout.contains("\n triton_poi_fused_gelu_0 (compiled: cabcdefg….py:8)   64 "), "{outcome}");
 }
 
-/// Prints what a reader of PyTorch's snapshots finds.
+/// Checks a snapshot as a reader of PyTorch's snapshots would, and prints its allocated and reserved bytes.
 const READ: &str = "\
 import json, pickle, sys
 snapshot = pickle.load(open(sys.argv[1], 'rb'))
@@ -541,7 +542,7 @@ print(json.dumps({'allocated': sum(b['size'] for b in blocks if b['state'] == 'a
                   'reserved': sum(s['total_size'] for s in snapshot['segments'])}))
 ";
 
-/// The file of `--format torch` has the tensors within the segments.
+/// Checks that the file of `--format torch` contains the tensors inside their segments.
 #[track_caller]
 fn check_snapshot(run: &Run) {
     let [file, snapshot] = ["a.capture", "a.pickle"].map(|name| run.folder.file(name));
@@ -558,7 +559,8 @@ fn check_snapshot(run: &Run) {
     fs::remove_file(&snapshot).unwrap();
 }
 
-/// The recorded requests are replayed in the model of PyTorch's allocator. They reserve what the stand-in for PyTorch reserved.
+/// Replays the recorded requests in the model of PyTorch's allocator. The model must reserve as much as the stand-in for PyTorch
+/// reserved.
 #[track_caller]
 fn check_replay(run: &Run, file: &str) {
     let outcome = machine().run_program(&built("gpumem-command"), &["what-if", "--json", &run.folder.file(file)]);
@@ -640,7 +642,7 @@ fn a_program_without_pytorch_is_recorded_as_ever() {
     assert_eq!(folder.names(), ["a.capture"]);
 }
 
-/// The recording begins and ends while PyTorch is in use.
+/// The recording starts and ends while PyTorch is in use.
 #[test]
 fn tensors_of_a_part_of_the_run_are_known_from_its_beginning_on() {
     let Some(python) = interpreters().into_values().next() else { return };
@@ -672,10 +674,11 @@ fn tensors_of_a_part_of_the_run_are_known_from_its_beginning_on() {
     let report = run.json(&[]);
     let device = &report["torch"]["devices"][0];
     assert!(device["known_from_seconds"].as_f64().is_some(), "{report:#}\n{}", run.outcome);
-    // The memory from before is known from the end. Tensors from after the recording are not in it.
+    // Tensors from before the recording are known, because they are live at its end. Tensors from after it are not in the
+    // recording.
     assert_eq!(device["at_end"]["allocated_bytes"], 50 << 20, "{report:#}");
     assert_eq!(device["at_end"]["reserved_bytes"], 60 << 20, "{report:#}");
-    // The recording has only the new one of the driver's blocks.
+    // Of the driver's blocks, the recording contains only the one that was allocated during it.
     assert_eq!(report["devices"][0]["peak_bytes"], 40 << 20);
     assert!(report["missing"]["begins_after_seconds"].as_f64().is_some());
 }

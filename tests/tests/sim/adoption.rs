@@ -1,5 +1,5 @@
-//! Threads without a scope whose allocations count for a scope of another thread. Adopted threads are those of all tests of a process, so
-//! each test has names of its own, or a process of its own.
+//! Tests threads without a scope whose allocations count for a scope of another thread. A scope can adopt any thread of the
+//! process. Therefore each test uses thread names that no other test uses, or runs in a separate process.
 
 use std::{
     sync::{Arc, mpsc},
@@ -18,12 +18,13 @@ fn take(gpu: &SimGpu, mib: u64) -> SimBlock {
     gpu.alloc(Bytes::mib(mib)).expect("the device has room")
 }
 
-/// Threads have device 0 until they choose another one.
+/// Returns the builder of a silent trace of the calling thread. The device is explicit, because the current device of a new
+/// thread is device 0.
 fn quiet(gpu: &SimGpu, ctx: &str) -> GpuMemTraceBuilder {
     GpuMemTrace::builder().ctx(ctx).device(gpu.ordinal()).silent(true).thread_local_only()
 }
 
-/// A thread that runs the work that it is sent, as the threads of a pool and the device thread of a framework do.
+/// A thread that runs the jobs sent to it, like a thread of a pool or the device thread of a framework.
 struct Worker {
     jobs: Option<mpsc::Sender<Box<dyn FnOnce() + Send>>>,
     thread: Option<JoinHandle<()>>,
@@ -80,14 +81,14 @@ fn the_device_thread_of_a_framework_counts_for_the_innermost_scope() {
     assert_eq!(used(&train), 47);
     device.run(move || drop(page));
     assert_eq!((used(&train), train.data().peaked.mb()), (7, 40));
-    // The scope ends, and the thread continues.
+    // The scope ends, but the device thread continues. From here its allocations count for no scope.
     drop(train);
     let next = quiet(&gpu, "next").start().unwrap();
     let _alone = device.take(&gpu, 3);
     assert_eq!(used(&next), 0);
 }
 
-/// A part of a pool asks for the name of its thread as an allocation of the driver does.
+/// For a part of a pool, gpumem looks up the name of the thread as it does for an allocation of the driver.
 #[test]
 fn parts_of_a_pool_on_an_adopted_thread_count() {
     let gpu = simulated_gpu();
@@ -121,7 +122,7 @@ fn two_threads_that_adopt_the_same_threads_say_so() {
     assert_eq!(reported_lines(), ["△Used Peaked MB:      1      0 (first: exit) [2 MiB by threads in no scope]"]);
 }
 
-/// A task waits for work on other threads. The code of that work is not changed.
+/// A task waits for work on tokio's blocking threads. The code of that work does not have to change.
 #[test]
 fn blocking_work_of_tokio_counts_for_the_task_that_waits_for_it() {
     let gpu = simulated_gpu();
@@ -151,7 +152,7 @@ fn step(gpu: &SimGpu, worker: &Worker) -> SimBlock {
     worker.take(gpu, 6)
 }
 
-/// The variable works for the attribute and for budgets as well.
+/// `GPUMEM_ADOPT` applies to the attribute and to budgets as well.
 #[test]
 fn the_variable_adopts_for_all_scopes() {
     let test = "adoption::the_variable_adopts_for_all_scopes";

@@ -1,5 +1,5 @@
-//! Tests the public types: each has a name, and can be sent to other threads unless something forbids it. The compiler does most of this
-//! test.
+//! Tests that users can name each public type and, with the exceptions below, send its values to other threads. The compiler
+//! makes most of these checks.
 
 use std::{fmt::Debug, future::Future};
 
@@ -33,7 +33,6 @@ fn types_go_from_thread_to_thread() {
     );
 }
 
-/// Estimates can be sent to other threads as well, and models are data.
 #[test]
 fn estimates_go_from_thread_to_thread() {
     use gpumem_estimate as e;
@@ -42,7 +41,7 @@ fn estimates_go_from_thread_to_thread() {
     each!(data: e::Model, e::Optimizer, e::Part, e::Savings, e::Shape, e::Step, e::Tensors);
 }
 
-/// A tracker writes to the output that the program gave it, so it is `Send` and not `Sync`. The thread that entered a scope has to leave
+/// A tracker writes to an output of the program, so it is `Send` but not `Sync`. A scope must be left by the thread that entered
 /// it.
 #[test]
 fn trackers_can_be_sent_and_entered_scopes_cannot() {
@@ -53,11 +52,11 @@ fn trackers_can_be_sent_and_entered_scopes_cannot() {
     stays::<scope::Entered>();
 }
 
-/// The futures of the library are as `Send`, `Sync` and `Unpin` as the futures in them, and have names.
+/// The library's futures are `Send`, `Sync` and `Unpin` if the futures inside them are, and users can name their types.
 #[test]
 fn wrapped_futures_stay_send_sync_and_unpin() {
     fn future<T: Future<Output = u8> + Send + Sync + Unpin>(_: &T) {}
-    // The devices of a process are chosen once, and another test here needs simulated ones.
+    // A process chooses its devices only once, and another test of this process needs simulated ones.
     sim::SimGpu::install(Bytes::gib(16)).expect("GPUMEM_SIM is not set");
     let inner = || std::future::ready(1_u8);
     let traced: scope::Traced<std::future::Ready<u8>> = GpuMemTrace::builder().wrap(inner());
@@ -67,7 +66,7 @@ fn wrapped_futures_stay_send_sync_and_unpin() {
     future(&handed);
 }
 
-/// The data in reports goes through `serde` and back. Enums are their names in small letters.
+/// Report data survives a round trip through `serde`. Variants of enums are written as their names in lower case.
 #[test]
 fn report_data_is_serialized() {
     fn check<T: serde::Serialize + serde::de::DeserializeOwned + PartialEq + Debug>(data: &T, contains: &str) {

@@ -1,4 +1,4 @@
-//! The part of `gpumem-burn` that needs no burn, with its unit tests. The crate itself is outside of the workspace.
+//! Runs the unit tests of those modules of `gpumem-burn` that do not depend on burn. The crate itself is outside the workspace.
 
 #![allow(dead_code, unreachable_pub, reason = "burn's devices are the users")]
 

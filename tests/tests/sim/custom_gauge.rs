@@ -1,4 +1,4 @@
-//! Tests gauges of the program. The newest gauge is that of the whole process, so each test runs in a process of its own.
+//! Tests gauges that the program defines. The latest gauge applies to the whole process, so each test runs in a separate process.
 
 use std::{
     panic::catch_unwind,
@@ -23,17 +23,17 @@ fn free(mib: u64) {
     IN_USE.fetch_sub(mib << 20, SeqCst);
 }
 
-/// Runs the test of this name in a process of its own. Returns `None` in that process.
+/// Runs the test of this name in a separate process. Returns `None` in that process.
 fn alone(test: &str, env: &[(&str, &str)]) -> Option<Ended> {
     if part().is_some() {
-        // From now on reports are kept.
+        // After this call, the reports of this thread are kept.
         drop(reports_of(|| ()));
         return None;
     }
     Some(OwnProcess::new(&format!("custom_gauge::{test}")).part("alone").envs(env).passes())
 }
 
-/// Waits until a reading has seen the change.
+/// Waits until `is_so` is true, that is, until a reading of the gauge has seen the change.
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let until = Instant::now() + Duration::from_secs(20);
     while !is_so() {
@@ -69,7 +69,7 @@ fn guards_attributes_lines_and_budgets_read_it() {
         return;
     }
     allocate(100);
-    // Traces are off before, because there is nothing to measure.
+    // Before a gauge is set, traces are off, because there is nothing to measure.
     assert_eq!(GpuMemTrace::new().data().gauge, Gauge::Off);
     set_gauge(Gauge::custom("pool", || IN_USE.load(SeqCst)));
     let trace = GpuMemTrace::builder().ctx("guard").on_exit_report(false).start().unwrap();
@@ -121,13 +121,13 @@ fn what_names_a_gauge_or_a_device_does_not_use_it() {
             assert_eq!((trace.data().source, trace.data().used.mb()), (Source::Simulation, 1));
         }
     }
-    // The thread's allocations elsewhere say nothing about the gauge.
+    // The thread's allocations on the simulated device say nothing about the gauge, so the report does not mention them.
     let trace = start().start().unwrap();
     let _block = gpu.alloc(Bytes::mib(1)).unwrap();
     assert!(!trace.to_string().contains('['), "{trace}");
 }
 
-/// A function that fails gives no figure, and does not end the program.
+/// A gauge whose function fails has no value, and the program continues.
 #[test]
 fn functions_that_fail() {
     static IS_KNOWN: AtomicU64 = AtomicU64::new(1);
@@ -156,7 +156,7 @@ fn functions_that_fail() {
     trace.report();
     assert_eq!(reported_lines(), ["△Used Peaked MB:      ?      ?"]);
     assert_eq!(start().data().gauge, Gauge::Off);
-    // The open trace of the same name continues with the new function.
+    // The open trace continues with the new function, because the gauge has the same name.
     set_gauge(Gauge::custom("maybe", || Bytes::mib(9)));
     assert!(!trace.data().stale && trace.data().used.mb() == 9);
     drop(trace);
@@ -170,7 +170,7 @@ fn functions_that_fail() {
     }
 }
 
-/// The function uses gpumem itself: both it and the trace that called it get an answer.
+/// The gauge's function uses gpumem itself. Both the function and the trace that calls it get a result.
 #[test]
 fn functions_that_call_gpumem() {
     static INNER: Mutex<Vec<Gauge>> = Mutex::new(Vec::new());
@@ -191,7 +191,7 @@ fn functions_that_call_gpumem() {
     assert_eq!(*INNER.lock().unwrap(), [Gauge::Off]);
 }
 
-/// The thread that drops a trace holds a lock. The function waits for that lock on the sampler's thread.
+/// The test holds a lock while it drops a trace. The gauge's function waits for the same lock on the sampler's thread.
 #[test]
 fn a_function_that_waits_for_the_thread_of_a_trace_is_no_deadlock() {
     if alone("a_function_that_waits_for_the_thread_of_a_trace_is_no_deadlock", &[]).is_some() {
@@ -209,7 +209,7 @@ fn a_function_that_waits_for_the_thread_of_a_trace_is_no_deadlock() {
     for _ in 0..10 {
         let trace = GpuMemTrace::builder().silent(true).start().unwrap();
         let held = of_program.lock().unwrap();
-        // Now the sampler's thread waits.
+        // This gives the sampler's thread the time to call the function, which waits for the lock.
         thread::sleep(Duration::from_millis(5));
         allocate(1);
         assert_eq!(trace.data().used.mb(), 1);

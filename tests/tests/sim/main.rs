@@ -1,4 +1,4 @@
-//! The tests on the simulated device. Each test has a device of its own, because tests run in parallel in one process.
+//! Tests on simulated devices. Each test has its own device, because the tests of a process run in parallel.
 
 mod adoption;
 mod api;

@@ -1,9 +1,9 @@
-//! Pools on the simulated device.
+//! Tests pools on the simulated device.
 
 use gpumem::{Bytes, pool::Pool};
 use gpumem_tests::{OwnProcess, part, simulated_gpu};
 
-/// The summary is that of the process, so the test has one of its own.
+/// The summary is about the whole process, so this test runs in a separate process.
 #[test]
 fn parts_that_overlap_are_lost_events_of_a_summary() {
     if part().is_none() {
@@ -23,7 +23,7 @@ fn parts_that_overlap_are_lost_events_of_a_summary() {
     let row = "\ncache of arena: not known, because parts overlap: 10 MiB count twice; wrong calls: 1 part that overlaps another one\n";
     let text = summary.to_string();
     assert!(text.contains(row) && text.contains(", 1 lost event: some numbers may be wrong\n"), "{text}");
-    // Only the live parts are known.
+    // Only live parts count as overlapping, and this one has been freed.
     pool.freed(mib(30));
     assert_eq!(gpumem::summary().lost, 0);
 }

@@ -1,4 +1,4 @@
-//! Tests the allocator's statistics under PyTorch's names. `gpu_exact` compares them with the sums of a random program.
+//! Tests the allocator's statistics under PyTorch's names. `gpu_exact` compares the statistics with the sums of a random program.
 
 use gpumem::{Bytes, GpuMemTrace, sim::SimGpu};
 
@@ -27,13 +27,13 @@ fn a_pool_that_cannot_be_read_is_reported() {
     assert_eq!(gpumem::torch::memory_allocated(id), Ok(Bytes::mib(3)));
     assert!(gpumem::torch::memory_reserved(id).is_err() && gpumem::torch::max_memory_reserved(id).is_err());
     assert_eq!(gpumem::torch::memory_stats(id).unwrap().reserved, None);
-    // If one peak cannot be reset, none is.
+    // If one of the peaks cannot be reset, none of them is reset.
     drop(block);
     assert!(gpumem::torch::reset_peak_memory_stats(id).is_err());
     assert_eq!(gpumem::torch::max_memory_allocated(id), Ok(Bytes::mib(3)));
 }
 
-/// The snapshot has each live block and no other, with its scope and line.
+/// The snapshot contains every live block with its scope, and no freed block.
 #[test]
 fn a_snapshot_has_every_live_block() {
     let gpu = SimGpu::install(Bytes::gib(1)).unwrap();

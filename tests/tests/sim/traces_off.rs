@@ -1,4 +1,4 @@
-//! Tests a guard while traces are off, in processes of their own: with a simulated device and without a device.
+//! Tests guards while traces are off. Each test runs in a separate process, with a simulated device or without a device.
 
 use allocation_counter::measure;
 use gpumem::{Bytes, Gauge, GpuMemTrace, gpu_mem_trace, sim::SimGpu};
@@ -14,7 +14,7 @@ fn guards() {
     traced();
 }
 
-/// The first guard finds out that traces are off. The other guards allocate nothing, so they copy no name.
+/// The first guard finds out that traces are off. After that, guards allocate no memory, so they copy no name.
 fn guards_cost_nothing() {
     guards();
     let allocated = measure(guards);
@@ -29,7 +29,7 @@ fn by_the_environment() {
         return;
     }
     guards_cost_nothing();
-    // A gauge that the program requests is used.
+    // A gauge that the program requests is used, although the environment turns traces off.
     let gpu = SimGpu::install(Bytes::gib(16)).unwrap();
     let trace = GpuMemTrace::builder().gauge(Gauge::Exact).ctx_unless_off(|| "exact").silent(true).start_or_off();
     let block = gpu.alloc(Bytes::mib(1)).unwrap();
@@ -65,7 +65,7 @@ fn without_a_device() {
     }
     guards_cost_nothing();
     assert!(GpuMemTrace::builder().start().is_err_and(|error| error.is_unavailable()));
-    // A simulated device may come at any time.
+    // The program can install a simulated device at any time.
     let _gpu = SimGpu::install(Bytes::gib(16)).unwrap();
     let trace = GpuMemTrace::builder().ctx_unless_off(|| "later").silent(true).start_or_off();
     assert_eq!(trace.data().gauge, Gauge::Exact);

@@ -1,4 +1,4 @@
-//! Tests the tracker, with its whole text.
+//! Tests the tracker and its complete output.
 
 use std::{
     fs::File,
@@ -20,7 +20,7 @@ use gpumem_tests::without_line_numbers;
 struct Page(Arc<Mutex<Vec<u8>>>);
 
 impl Page {
-    /// Returns what was written since the last call, without the line numbers of this file.
+    /// Returns the text written since the last call, without the line numbers of this file.
     fn take(&self) -> String {
         let text = String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap();
         without_line_numbers(&text)
@@ -52,12 +52,12 @@ fn gpu() -> (SimGpu, MemTracker, Page) {
     (gpu, tracker, page)
 }
 
-/// Allocates a block that is too small for a stack, so only its scopes are known.
+/// Allocates a block that is so small that gpumem records no stack for it, but only its scopes.
 fn kib(gpu: &SimGpu, kib: u64) -> SimBlock {
     gpu.alloc_async(Bytes::kib(kib)).unwrap()
 }
 
-/// Returns the lines below the line with the place.
+/// Returns the lines that list blocks, from the text written since the last call.
 fn changes(page: &Page) -> Vec<String> {
     let text = page.take();
     text.lines().filter(|line| line.starts_with(' ') && line.contains('×')).map(str::to_owned).collect()
@@ -138,7 +138,7 @@ fn each_tracker_sees_its_own_device() {
     let (one, mut tracker, page) = gpu();
     let (two, mut other, other_page) = gpu();
     let blocks = [kib(&one, 1), kib(&two, 1), kib(&two, 2)];
-    // As with CUDA, an address is in use once in a process.
+    // As with CUDA, two live blocks of a process never have the same address.
     assert_ne!(blocks[0].address(), blocks[1].address());
     blocks[0].label("of one", &[], "u8").unwrap();
     blocks[1].label("of two", &[], "u8").unwrap();

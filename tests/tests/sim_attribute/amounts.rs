@@ -1,4 +1,4 @@
-//! Tests that the compiler reads amounts in attributes by the rules of the library.
+//! Tests that the macros parse amounts in attributes by the same rules as the library.
 
 use amount::bytes;
 

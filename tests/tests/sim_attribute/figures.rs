@@ -1,4 +1,4 @@
-//! Tests what counts in a function's figures.
+//! Tests which memory counts in the numbers of a function.
 
 use super::*;
 
@@ -55,7 +55,7 @@ fn parameter_only(_input: SimBlock) {}
 
 #[test]
 fn are_those_of_the_function() {
-    // This test has its own device, so that no other test sees the memory between two of these reports.
+    // Only this test uses device 1, so no other test sees the memory that is kept between two of these reports.
     gpus()[1].make_current();
     let input = take(1, 10);
     assert_eq!(lines(|| forward(input)), ["△Used Peaked MB:     10    512 (forward: exit)"]);
@@ -64,7 +64,7 @@ fn are_those_of_the_function() {
     let input = take(1, 10);
     assert_eq!(lines(|| parameter_only(input)), ["△Used Peaked MB:      0      0 (parameter_only: exit)"]);
 
-    // An argument that the body does not move is dropped after the report, whether the body names it or not.
+    // An argument that the body does not move is dropped after the report, whether or not the body uses it.
     for future in [
         (|input| Box::pin(consumes(input)) as Pin<Box<dyn Future<Output = Bytes>>>) as fn(SimBlock) -> _,
         |input| Box::pin(names_nothing(input)),
@@ -73,7 +73,7 @@ fn are_those_of_the_function() {
         let input = take(1, 10);
         assert_eq!(reports(|| block_on(future(input)))[0].trace.used, 0);
     }
-    // Older memory that a task frees counts for it.
+    // The free of older memory counts for the task that frees it.
     let input = take(1, 10);
     assert_eq!(lines(|| block_on(moves(input))), ["△Used Peaked MB:    -10      0 (moves: exit)"]);
 

@@ -175,7 +175,7 @@ fn leave_all_names_to_the_user() {
     check(|| assert_eq!(hygienic(1, 2, 3), 7), ["hygienic"]);
 }
 
-/// Reports to the same lines when it is dropped.
+/// A value whose `drop` is traced, so that dropping the value adds a line to the reports.
 struct Says;
 
 impl Drop for Says {

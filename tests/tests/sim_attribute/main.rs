@@ -1,6 +1,6 @@
 //! Tests the items that `#[gpu_mem_trace]` accepts, and the output of each use.
 //!
-//! The attribute must be clean in the strictest crate, so this one is.
+//! The attribute must cause no warning in the strictest crate, so this crate denies all warnings and the pedantic lints.
 #![deny(warnings, clippy::pedantic)]
 #![forbid(unsafe_code)]
 
@@ -29,11 +29,13 @@ use pollster::block_on;
 fn gpus() -> &'static [SimGpu; 2] {
     static GPUS: OnceLock<[SimGpu; 2]> = OnceLock::new();
     let install = || [0, 1].map(|_| SimGpu::install(Bytes::gib(1)).expect("no GPUMEM_SIM in the environment"));
-    // The last one becomes the current device of a thread that installs it. It is device 0 for all tests.
+    // A device becomes the current one of the thread that installs it. The thread that does this here ends, so device 0 stays the
+    // current device of all tests.
     GPUS.get_or_init(|| std::thread::spawn(install).join().expect("it does not panic"))
 }
 
-/// Returns the reports of this thread while `run` ran. One test at a time: a trace counts the whole process.
+/// Returns the reports of this thread while `run` ran. Only one test runs at a time, because a trace also counts the threads that
+/// are in no scope.
 fn reports<T>(run: impl FnOnce() -> T) -> Vec<Report> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -45,13 +47,13 @@ fn lines<T>(run: impl FnOnce() -> T) -> Vec<String> {
     reports(run).iter().map(ToString::to_string).collect()
 }
 
-/// Nested traces are indented. Their contexts in this list are indented as well.
+/// Returns the line of a trace's exit. The lines of nested traces are indented, as their contexts are in this list.
 fn exit(ctx: &str) -> String {
     let name = ctx.trim_start();
     format!("△Used Peaked MB:      0      0{} ({name}: exit)", &ctx[..ctx.len() - name.len()])
 }
 
-/// `run` must print one line for each of `contexts`, in this order.
+/// Checks that `run` prints one line for each of `contexts`, in this order.
 #[track_caller]
 fn check<const N: usize, T>(run: impl FnOnce() -> T, contexts: [&str; N]) {
     assert_eq!(lines(run), contexts.map(exit));

@@ -1,4 +1,4 @@
-//! Tests methods, and functions of traits.
+//! Tests methods and functions of traits.
 
 #![allow(clippy::boxed_local, clippy::unused_self)]
 use super::*;

@@ -1,4 +1,4 @@
-//! Tests that the user's own `gpumem`, `core`, `Result` and others do not disturb the attribute.
+//! Tests that user items with names such as `gpumem`, `core` and `Result` do not disturb the attribute.
 
 #![allow(dead_code, unused_macros, non_camel_case_types, non_upper_case_globals)]
 use super::check;

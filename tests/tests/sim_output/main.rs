@@ -1,5 +1,5 @@
-//! A program of 1,000 steps with an attribute on each layer, and what it prints with filters: the files `*.txt` beside this one.
-//! `UPDATE=1` writes them.
+//! Tests the output of a program with filters. The program runs 1,000 steps and has the attribute on each layer. The expected
+//! output is in the files `*.txt` next to this one, which `UPDATE=1` writes.
 
 use std::{env, fs, path::Path};
 
@@ -8,7 +8,7 @@ use gpumem_tests::{OwnProcess, part};
 
 const STEPS: u64 = 1000;
 
-/// Allocates and frees.
+/// Allocates this amount of memory and frees it immediately.
 fn need(gpu: &SimGpu, mib: u64) {
     drop(gpu.alloc(Bytes::mib(mib)).expect("there is room"));
 }
@@ -21,7 +21,7 @@ mod model {
         need(gpu, 8);
     }
 
-    /// Each 250th sequence is long.
+    /// Every 250th sequence is long.
     #[gpu_mem_trace]
     pub(crate) fn attention(gpu: &SimGpu, step: u64) {
         need(gpu, if step % 250 == 249 { 512 } else { 64 });
@@ -45,7 +45,7 @@ fn train(gpu: &SimGpu) {
     (0..STEPS).for_each(|number| step(gpu, number));
 }
 
-/// The test below runs this one in processes of its own.
+/// `filters_leave_what_matters` runs this test in separate processes.
 #[test]
 fn program() {
     if part().is_some() {
@@ -58,7 +58,7 @@ fn printed(filter: &str) -> String {
     process.passes().stderr.lines().map(without_time).collect()
 }
 
-/// Removes the time of the worst call, which ends a row of statistics.
+/// Removes the time of the worst call at the end of a row of statistics.
 fn without_time(line: &str) -> String {
     match line.strip_suffix(" s").and_then(|line| line.rsplit_once(' ')) {
         Some((rest, _)) => format!("{rest} N s\n"),

@@ -1,4 +1,5 @@
-//! The tests that `main.rs` runs. In a usual run these do nothing: each belongs to a [`part`], which has the name of its module.
+//! Tests that `main.rs` runs in other processes, one module at a time. In a process that was not started for a [`part`], they do
+//! nothing.
 
 use std::sync::{Barrier, LazyLock, Mutex, mpsc};
 use std::thread;
@@ -11,10 +12,10 @@ fn take(mib: u64) -> SimBlock {
     gpumem::__private::simulated_gpu().alloc(Bytes::mib(mib)).expect("there is room")
 }
 
-/// Runs this if the process was started for a part of a test.
+/// Calls `run` only if the process was started for a part of a test.
 fn in_part(run: impl FnOnce()) {
     if part().is_some() {
-        // A budget of code needs a device when it begins.
+        // A budget of a block of code needs a device when it starts.
         gpumem::__private::simulated_gpu();
         run();
     }
@@ -22,7 +23,7 @@ fn in_part(run: impl FnOnce()) {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads without names, which take jobs, like those of rayon.
+/// Threads without names that take jobs, like those of rayon.
 struct Pool {
     jobs: Mutex<mpsc::Sender<Job>>,
 }
@@ -69,7 +70,7 @@ fn in_a_pool() {
         let block = take(256);
         FOUR.wait();
         drop(block);
-        // No thread takes another block before all have dropped this one.
+        // No thread allocates another block before all threads have dropped this one.
         FOUR.wait();
     });
 }
@@ -155,7 +156,7 @@ mod named {
     }
 }
 
-/// Two tests of a process wait here for each other.
+/// A barrier at which two tests of a process wait for each other.
 static BOTH: LazyLock<Barrier> = LazyLock::new(|| Barrier::new(2));
 
 mod beside {
@@ -242,7 +243,8 @@ mod traced_worker {
     }
 }
 
-/// The tests in it run at the same time, but each waits until it has the memory of the device to itself.
+/// The tests of this module run at the same time, but a test whose budget counts all threads waits until no other test with a
+/// budget runs.
 mod all {
     use super::*;
 
@@ -271,12 +273,12 @@ mod all {
                 in_a_pool();
                 thread::spawn(|| take(3)).join().expect("it runs")
             });
-            // A test that counts all threads would notice the free.
+            // The block is freed inside a budget, because another test that counts all threads would notice the free otherwise.
             assert_gpu_mem!(threads = "all", used == "-3 MiB", { drop(kept) });
         });
     }
 
-    /// A trace of another thread does not change what it counts.
+    /// A trace of another thread does not change the numbers of this budget.
     #[gpu_mem_test(max_peak = "1 GB", threads = "all")]
     fn beside_a_trace() {
         in_part(|| {
@@ -288,7 +290,7 @@ mod all {
         });
     }
 
-    /// It uses memory that another test would count.
+    /// The budget of this test makes it wait, because another test would count the memory that it uses.
     #[gpu_mem_test(max_peak = "512 MB", leaks = 0)]
     fn waits() {
         in_part(|| {
@@ -298,7 +300,7 @@ mod all {
         });
     }
 
-    /// Its own budget counts one thread. A part of it counts all threads.
+    /// The budget of the test counts one thread. The budget inside it counts all threads.
     #[gpu_mem_test(max_peak = "5 MB")]
     fn nested() {
         in_part(|| {

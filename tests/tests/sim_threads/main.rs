@@ -1,4 +1,5 @@
-//! Tests budgets beside other threads. Each test here starts this executable again, which then runs some of `cases` as `cargo test` does.
+//! Tests budgets while other threads allocate. Each test starts this executable again, which runs one module of `cases` as `cargo
+//! test` does.
 
 mod cases;
 
@@ -7,14 +8,15 @@ use std::process::Command;
 
 use gpumem_tests::{OwnProcess, output_of};
 
-/// How each test of a module of `cases` ended.
+/// The result of each test in a module of `cases`, and the output of all of them.
 struct Tested {
     passed: BTreeMap<String, bool>,
     text: String,
 }
 
 fn tested(module: &str, threads: usize, env: &[(&str, &str)]) -> Tested {
-    // The harness runs a module of tests, and not one test alone as `OwnProcess` does; only its environment is used.
+    // The harness must run a module of tests, but `OwnProcess` runs a single test. Therefore only its program and its environment
+    // are used.
     let own: Command = OwnProcess::new("unused").part(module).envs(env).command();
     let mut command = Command::new(own.get_program());
     command.arg(format!("cases::{module}::")).arg(format!("--test-threads={threads}")).arg("--nocapture");
@@ -27,7 +29,8 @@ fn tested(module: &str, threads: usize, env: &[(&str, &str)]) -> Tested {
     let output = output_of(&mut command);
     let text = format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let begin = format!("test cases::{module}::");
-    // With one thread, what a test prints stands between its name and its result.
+    // With one thread, the output of a test is between its name and its result. Therefore the failed tests are taken from the
+    // list at the end.
     let failed: Vec<&str> = text
         .lines()
         .filter_map(|line| line.trim().strip_prefix("cases::")?.strip_prefix(module)?.strip_prefix("::"))
@@ -78,7 +81,7 @@ fn a_pool_is_not_counted_so_the_result_is_not_known() {
             "GpuMemTrace::handle",
             "or, if they do not concern this function, leave them out with the option thread_local",
         ]);
-        // A test without a limit passes, and so does a budget that leaves other threads out.
+        // A test without a limit passes, and so does a budget that does not count other threads.
         ended.passes("without_a_limit").passes("of_one_thread_only");
         // A limit that is certainly exceeded is reported.
         ended
@@ -88,7 +91,7 @@ fn a_pool_is_not_counted_so_the_result_is_not_known() {
         ended.fails("that_panics").says(&["its own panic"]);
         assert!(!ended.text.contains("`sim_threads::cases::pool::that_panics` kept"), "{}", ended.text);
     }
-    // A budget that cannot be known is skipped like one that cannot be measured.
+    // A budget whose result is not known is skipped like one that cannot be measured.
     let skipped = tested("pool", 4, &[("GPUMEM_BUDGETS", "skip")]);
     skipped.passes("of_a_test").passes("of_a_function").says(&[
         "the GPU memory budget of `sim_threads::cases::pool::of_a_test` was skipped: it counts its own thread, and other threads",
@@ -102,7 +105,7 @@ fn a_thread_with_a_name_is_named() {
         "1 GiB in 1 block: thread `loader`, tests/sim_threads/cases.rs:",
         ", from tests/sim_threads/cases.rs:",
     ]);
-    // The thread began before the budget, so it is not known for whom it works.
+    // The thread started before the budget, so gpumem cannot know the code for which it works.
     ended.fails("a_framework").says(&["64 MiB in 1 block: thread `DSD-0-0`"]);
 }
 
@@ -111,14 +114,14 @@ fn tests_without_a_budget_do_not_disturb() {
     tested("beside", 4, &[]).all_pass(2);
 }
 
-/// The threads have the name of the test that used them first.
+/// The thread of the pool inherits the name of the test that created the pool.
 #[test]
 fn a_pool_that_another_test_began_is_not_taken_for_its_own() {
     let ended = tested("pool_of_another", 4, &[]);
     ended.passes("begins_the_pool").fails("uses_the_pool").says(&[": a thread without a name (the system calls it `"]);
 }
 
-/// The thread is in a scope, but not in that of the budget.
+/// The thread is in a scope, but not in the scope of the budget.
 #[test]
 fn a_worker_of_the_test_that_is_traced_by_itself_is_not_counted_either() {
     let ended = tested("traced_worker", 4, &[]);

@@ -1,6 +1,6 @@
-//! Tests exact figures through the dispatch table and through CUPTI: each way to allocate, to the byte.
+//! Tests exact numbers through the dispatch table and through CUPTI, to the byte, for each way to allocate.
 //!
-//! Each case is a machine and a script for the probe, with the answers behind the commands; see `gpumem_tests::check`.
+//! Each case is a machine and a script for the probe. The expected answers follow the commands; see `gpumem_tests::check`.
 
 use gpumem_tests::{CONTEXT, Machines, Outcome, Standin, each, ensure};
 
@@ -11,7 +11,7 @@ fn check(machines: &Machines, script: &str) -> Vec<Outcome> {
     machines.check(script)
 }
 
-/// Checks the same with a context and an exact trace of its device, and expects nothing on stderr.
+/// Like [`check`], but the script starts with a context and an exact trace of its device, and nothing may be printed to stderr.
 #[track_caller]
 fn check_exact(machines: &Machines, script: &str) {
     for outcome in check(machines, &format!("{CONTEXT}; exact = started; {script}")) {
@@ -25,9 +25,9 @@ fn every_way_to_allocate_is_counted_to_the_byte() {
         &[
             "call cuMemAlloc_v2 &a 1000; figures = 1000 0; call cuMemFree_v2 a; figures = 0 1000",
             "call cuMemAlloc_v2 &a 1; call cuMemAlloc_v2 &b 2097153; call cuMemFree_v2 a; figures = 2097153 1",
-            // Rows of a pitched block begin at multiples of 512.
+            // Rows of a pitched block start at multiples of 512.
             "call cuMemAllocPitch_v2 &a &pitch 1000 10 4; figures = 10240 0; call cuMemFree_v2 a; figures = 0 10240",
-            // The block is in the pool, and is given back in stream order or not.
+            // The block is in a pool, and is freed in stream order or not.
             "call cuMemAllocAsync &a 1000 0; figures = 1000 0; call cuMemFreeAsync a 0; figures = 0 1000",
             "call cuMemAllocAsync_ptsz &a 1000 0; figures = 1000 0; call cuMemFreeAsync_ptsz a 0; figures = 0 1000",
             "call cuMemAllocAsync &a 1000 0; call cuMemFree_v2 a; figures = 0 1000",
@@ -35,10 +35,11 @@ fn every_way_to_allocate_is_counted_to_the_byte() {
             "call cuStreamCreateWithPriority &s 1 0; call cuMemAllocAsync &a 7 s; call cuMemFreeAsync a 0; figures = 0 7",
             "call cuDeviceGetDefaultMemPool &p 0; call cuMemAllocFromPoolAsync &a 9 p 0; figures = 9 0; call cuMemFreeAsync a 0; figures = 0 9",
             "call cuMemPoolCreate &p on:0; call cuMemAllocFromPoolAsync_ptsz &a 9 p 0; figures = 9 0; call cuMemFreeAsync a 0; figures = 0 9",
-            // A pool that is destroyed keeps what is in it until that is freed; so does one that is made current.
+            // A destroyed pool keeps its blocks until they are freed. Blocks of a pool that was made the current one count as
+            // well.
             "call cuMemPoolCreate &p on:0; call cuMemAllocFromPoolAsync &a 9 p 0; call cuMemPoolDestroy p; figures = 9 0; call cuMemFreeAsync a 0; figures = 0 9",
             "call cuMemPoolCreate &p on:0; call cuDeviceSetMemPool 0 p; call cuMemAllocAsync &a 9 0; figures = 9 0; call cuMemFreeAsync a 0; figures = 0 9",
-            // Physical memory belongs to its handle, and is there until nobody refers to it and it is mapped nowhere.
+            // Physical memory exists until all its handles are released and it is mapped nowhere.
             "call cuMemCreate &h 2097152 on:0 0; figures = 2097152 0; call cuMemRelease h; figures = 0 2097152",
             "call cuMemCreate &h 2097152 on:0 0; call cuMemAddressReserve &v 4194304 0 0 0; call cuMemMap v 2097152 0 h 0; \
              call cuMemMap v+2097152 2097152 0 h 0; call cuMemRelease h; figures = 2097152 0; call cuMemUnmap v 2097152; \
@@ -48,7 +49,7 @@ fn every_way_to_allocate_is_counted_to_the_byte() {
             "call cuMemCreate &h 2097152 on:0 0; call cuMemAddressReserve &v 2097152 0 0 0; call cuMemMap v 2097152 0 h 0; \
              call cuMemRetainAllocationHandle &again v; call cuMemRelease h; call cuMemUnmap v 2097152; figures = 2097152 0; \
              call cuMemRelease again; figures = 0 2097152",
-            // Arrays are as large as their elements.
+            // An array has the size of its elements.
             "call cuArrayCreate_v2 &a array:10:0x20:4; figures = 160 0; call cuArrayDestroy a; figures = 0 160",
             "call cuArrayCreate_v2 &a array:10x3:0x10:2; figures = 120 0; call cuArrayDestroy a; figures = 0 120",
             "call cuArray3DCreate_v2 &a array3d:8x4x2:0x01:1; figures = 64 0; call cuArrayDestroy a; figures = 0 64",
@@ -58,10 +59,10 @@ fn every_way_to_allocate_is_counted_to_the_byte() {
             "call cuMemAllocHost_v2 &a 1000; call cuMemHostAlloc &b 1000 0; figures = 0 0; call cuMemFreeHost a; call cuMemFreeHost b; figures = 0 0",
             "let mine 0x10000; call cuMemHostRegister_v2 mine 1000 0; figures = 0 0; call cuMemHostUnregister mine; figures = 0 0",
             "call cuMemCreate &h 2097152 on:host 0; figures = 0 0; call cuMemRelease h; figures = 0 0",
-            // An address of one sort may be the number of another.
+            // A device address and a host address may be the same number.
             "call cuMemAlloc_v2 &a 1000; call cuMemHostRegister_v2 a 50 0; figures = 1000 0; call cuMemHostUnregister a; \
              figures = 1000 0; call cuMemFree_v2 a; figures = 0 1000",
-            // Addresses and handles that were given back are given out again.
+            // The driver reuses freed addresses and handles.
             "call cuMemAlloc_v2 &a 4096; call cuMemFree_v2 a; call cuMemAlloc_v2 &b 4000; figures = 4000 96; call cuMemFree_v2 a; figures = 0 4096",
             "call cuMemCreate &h 2097152 on:0 0; call cuMemRelease h; call cuMemCreate &h 4194304 on:0 0; call cuMemRelease h; figures = 0 4194304",
             "call cuArrayCreate_v2 &a array:10:0x01:1; call cuArrayDestroy a; call cuMipmappedArrayCreate &a array3d:20:0x01:1 1; figures = 20 0",
@@ -86,7 +87,7 @@ fn live_memory_is_listed_by_kind() {
     check_exact(&both_sources(), &format!("{allocated}{freed}"));
 }
 
-/// The result of a call is read first. After a failed call, its out-parameters may have any value.
+/// gpumem must read the result of a call first, because the out-parameters of a failed call may have any value.
 #[test]
 fn an_allocation_that_fails_counts_nothing() {
     let allocations = [
@@ -106,7 +107,7 @@ fn an_allocation_that_fails_counts_nothing() {
         ("cuMipmappedArrayCreate", "&a array3d:8x8x0:0x20:1 4"),
     ];
     each(&allocations, |(function, arguments)| {
-        // `a` is the address of a live block here, or an address that cannot be read.
+        // In the first call, `a` is the address of a live block. In the second call, the pointers to the out-parameters are null.
         let nowhere = arguments.replace("&a", "0").replace("&pitch", "0");
         let live = "gauge=exact source=SOURCE events=1 untracked=0 lost=0 device=1000/1 by=LIBRARY why=none";
         let script = format!(
@@ -114,9 +115,10 @@ fn an_allocation_that_fails_counts_nothing() {
              call {function} {arguments} = 2; call {function} {nowhere} = 2; figures = 1000 0; status = {live}; \
              call cuMemFree_v2 live; figures = 0 1000"
         );
-        // There was one call of each before: for `live`, and for a page with which gpumem asks for the number of a block.
+        // These two functions have been called once before: by the script for `live`, and by gpumem, which creates a page to
+        // learn the driver's latest block id.
         let from = if ["cuMemAlloc_v2", "cuMemCreate"].contains(function) { 2 } else { 1 };
-        // Another test checks the notice.
+        // Another test checks the notice, so reports are off.
         let machine = Standin::new()
             .fail(format!("{function}=2@{from}..{}", from + 2))
             .env("GPUMEM_REPORT", "off")
@@ -134,7 +136,6 @@ fn an_allocation_that_fails_counts_nothing() {
     );
 }
 
-/// A free that fails has no effect.
 #[test]
 fn a_free_that_fails_gives_nothing_back() {
     each(
@@ -153,9 +154,9 @@ fn a_free_that_fails_gives_nothing_back() {
                  figures = {bytes} 0; call {free} {arguments}; figures = 0 {bytes}; call {free} {arguments} = 999; \
                  figures = 0 {bytes}"
             );
-            // gpumem has released one page before, with which it asks for the number of a block.
+            // gpumem has already released one page, which it creates to learn the driver's latest block id.
             let from = if *free == "cuMemRelease" { 2 } else { 1 };
-            // The second fault counts only the calls that the first lets pass.
+            // The second fault counts only the calls that the first one does not fail.
             let fault = |calls: String| format!("{free}=999@{calls}");
             let machine = Standin::new()
                 .fail(fault(format!("{from}..{}", from + 2)))
@@ -164,7 +165,7 @@ fn a_free_that_fails_gives_nothing_back() {
             check_exact(&machine, &script);
         },
     );
-    // The block of another thread is not freed either.
+    // A free that fails on another thread has no effect either.
     let script = "of_thread; call cuMemAlloc_v2 &a 7; other_thread call cuCtxSetCurrent ctx | call cuMemFree_v2 a = 999; \
                   figures 0 = 7 0; figures 1 = 7 0";
     check_exact(&Standin::new().fail("cuMemFree_v2=999").with_each_source(), script);
@@ -233,7 +234,7 @@ fn a_second_subscription_has_no_effect() {
 fn while_the_process_ends() {
     each(
         &[
-            // The block is freed by a handler that runs after `main`, and by one that was set before gpumem's own.
+            // An exit handler frees the block. The code below sets this handler after gpumem's handler and before it.
             "call cuMemAlloc_v2 &a 1000; at_exit call cuMemFree_v2 a",
             "call cuMemAlloc_v2 &a 1000; at_exit call cuMemFree_v2 a | call cuMemAlloc_v2 &b 1000 | status",
             // The block is freed while a thread's locals are destroyed.
@@ -253,7 +254,7 @@ fn while_the_process_ends() {
 
 #[test]
 fn a_forked_process_counts_nothing_and_does_not_hang() {
-    // CUDA does not work in the child, whatever it calls.
+    // CUDA does not work in the child, no matter which function it calls.
     let child = "fork figures | status | new | call cuMemAlloc_v2 &b 1000 = 3 | call cuMemFree_v2 a = 3 | exact | drop";
     let script =
         format!("call cuMemAlloc_v2 &a 1000; {child}; figures 0 = 1000 0; call cuMemFree_v2 a = 0; figures 0 = 0 1000");
@@ -277,7 +278,8 @@ fn a_trace_that_was_open_at_a_fork_reports_in_the_parent_alone() {
     }
 }
 
-/// The threads of the parent may do anything at the fork, such as hold the lock of stderr. There are 300 children for each source.
+/// The threads of the parent may do anything at the fork, such as hold the lock of stderr. Each source is tested with 300
+/// children.
 #[test]
 fn no_child_of_a_fork_hangs_or_prints() {
     let machines = Standin::new().env("GPUMEM_LEAKS", "1").with_each_source();
@@ -296,17 +298,17 @@ fn events_are_of_the_right_device() {
         &[
             "call cuCtxSetCurrent c1; call cuMemAlloc_v2 &a 1000; figures 0 = 0 0; figures 1 = 1000 0; \
              call cuCtxSetCurrent c0; call cuMemFree_v2 a; figures 0 = 0 0; figures 1 = 0 1000",
-            // The device is that of the stream, whatever is current.
+            // The device is that of the stream, and not that of the current context.
             "call cuCtxSetCurrent c1; call cuStreamCreate &s 0; call cuCtxSetCurrent c0; call cuMemAllocAsync &a 1000 s; \
              figures 0 = 0 0; figures 1 = 1000 0; call cuMemFreeAsync a 0; figures 1 = 0 1000",
             "call cuCtxSetCurrent c0; call cuStreamCreate &s 0; call cuMemAllocAsync &a 7 s; call cuCtxSetCurrent c1; \
              call cuMemAllocAsync &b 20 s; call cuMemAllocAsync &d 300 0; figures 0 = 27 0; figures 1 = 300 0",
-            // A handle is given out again, on the other device.
+            // The driver reuses a handle on the other device.
             "call cuCtxSetCurrent c0; call cuStreamCreate &s 0; call cuMemAllocAsync &a 7 s; call cuStreamDestroy_v2 s; \
              call cuCtxSetCurrent c1; call cuStreamCreate &t 0; call cuMemAllocAsync &b 20 t; figures 0 = 7 0; figures 1 = 20 0",
             "call cuMemPoolCreate &p on:0; call cuMemPoolDestroy p; call cuMemPoolCreate &q on:1; call cuCtxSetCurrent c0; \
              call cuMemAllocFromPoolAsync &a 7 q 0; figures 0 = 0 0; figures 1 = 7 0",
-            // The device is that of the pool, whatever the stream's is.
+            // The device is that of the pool, and not that of the stream.
             "call cuDeviceGetDefaultMemPool &p 1; call cuCtxSetCurrent c0; call cuMemAllocFromPoolAsync &a 1000 p 0; \
              figures 0 = 0 0; figures 1 = 1000 0; call cuMemFreeAsync a 0; figures 1 = 0 1000",
             "call cuMemPoolCreate &p on:1; call cuCtxSetCurrent c0; call cuMemAllocFromPoolAsync &a 1000 p 0; \
@@ -315,11 +317,11 @@ fn events_are_of_the_right_device() {
              figures 0 = 0 0; figures 1 = 1000 0",
             "call cuCtxSetCurrent c1; call cuStreamCreateWithPriority &s 1 0; call cuCtxSetCurrent c0; \
              call cuMemAllocAsync_ptsz &a 1000 s; figures 0 = 0 0; figures 1 = 1000 0",
-            // The device is the one that the properties name, even without a context.
+            // The device is the one in the properties, even without a current context.
             "call cuMemCreate &h 2097152 on:1 0; figures 0 = 0 0; figures 1 = 2097152 0; call cuMemRelease h; figures 1 = 0 2097152",
             "call cuCtxCreate_v2 &x 0 1; call cuMemAlloc_v2 &a 7; call cuCtxSetCurrent c0; call cuMemAlloc_v2 &b 20; \
              call cuArrayCreate_v2 &d array:10:0x01:1; figures 0 = 30 0; figures 1 = 7 0",
-            // A context has the handle of an earlier one.
+            // A context gets the handle of an earlier context.
             "call cuCtxCreate_v2 &x 0 0; call cuMemAlloc_v2 &a 7; call cuMemFree_v2 a; call cuCtxDestroy_v2 x; \
              call cuCtxCreate_v3 &y 0 0 0 1; call cuMemAlloc_v2 &a 20; figures 1 = 20 0",
             "other_thread call cuCtxSetCurrent c1 | call cuMemAlloc_v2 &a 7; other_thread call cuCtxSetCurrent c0 | call cuMemAlloc_v2 &b 20; \
@@ -327,7 +329,7 @@ fn events_are_of_the_right_device() {
         ],
         |script| {
             let (machine, script) = (Standin::new().devices(2), format!("{TWO}; {trace}; {script}"));
-            // The order of CUDA differs from that of NVML.
+            // CUDA and NVML number the devices differently.
             let other = machine.clone().env("CUDA_VISIBLE_DEVICES", "1,0");
             for machine in [machine, other] {
                 check(&machine.with_each_source(), &script);
@@ -371,25 +373,26 @@ fn a_context_that_ends_gives_back_everything_but_pools() {
             // Physical memory belongs to no context.
             "call cuMemCreate &h 2097152 on:0 0; call cuMemAlloc_v2 &a 8; call cuDevicePrimaryCtxReset_v2 0; figures = 2097152 8"
                 .to_owned(),
-            // What the reset has freed cannot be freed again. A context that is only released keeps its blocks.
+            // A block that the reset has freed cannot be freed again. A release frees no blocks while the context is still
+            // retained.
             "call cuMemAlloc_v2 &a 8; call cuDevicePrimaryCtxReset_v2 0; call cuMemFree_v2 a = 1; figures = 0 8".to_owned(),
             "call cuDevicePrimaryCtxRetain &ctx 0; call cuMemAlloc_v2 &a 8; call cuDevicePrimaryCtxRelease_v2 0; figures = 8 0"
                 .to_owned(),
             "call cuMemAllocManaged &a 8 1; call cuDevicePrimaryCtxReset_v2 0; \
              status = gauge=exact source=SOURCE events=1 untracked=0 lost=0 by=LIBRARY why=none"
                 .to_owned(),
-            // The context has no blocks.
+            // The destroyed context has no blocks.
             "call cuMemAlloc_v2 &a 8; call cuCtxCreate_v2 &x 0 0; call cuCtxDestroy_v2 x; figures = 8 0".to_owned(),
         ],
         |script| check_exact(&both_sources(), script),
     );
-    // The other device is not changed.
+    // A reset of one device does not change the other device.
     let script = "call cuCtxSetCurrent c0; call cuMemAlloc_v2 &a 7; call cuCtxSetCurrent c1; call cuMemAlloc_v2 &b 20; \
                   call cuDevicePrimaryCtxReset_v2 1; figures 0 = 7 0; figures 1 = 0 20";
     check(&Standin::new().devices(2).with_each_source(), &format!("{TWO}; exact 0; exact 1; {script}"));
 }
 
-/// One of two contexts of a device ends: the figures are exact, or marked as possibly wrong. Pools belong to the device.
+/// One of two contexts of a device ends: the numbers are exact, or marked as possibly wrong. Pools belong to the device.
 #[test]
 fn one_context_of_two_ends() {
     let pool = "call cuMemPoolCreate &p on:0; call cuMemAllocFromPoolAsync &a 1000 p 0; call cuCtxCreate_v2 &x 0 0";
@@ -402,7 +405,7 @@ fn one_context_of_two_ends() {
     }
 }
 
-/// These are the calls of Rust programs.
+/// Programs in Rust usually call the driver through cudarc.
 #[test]
 fn allocations_of_cudarc_are_counted() {
     let mib = 1 << 20;
@@ -415,7 +418,7 @@ fn allocations_of_cudarc_are_counted() {
     for outcome in check(&both_sources(), &script) {
         ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
     }
-    // The card has no pools.
+    // This device has no pools.
     check(&Standin::new().set("pools=0").with_each_source(), &script);
     let script =
         format!("exact 0; exact 1; context 0; context 1; pooled 10; figures 0 = 0 0; figures 1 = {} 0", 10 * mib);
@@ -437,7 +440,7 @@ fn traces_of_one_thread() {
     ensure(outcome.answer("of_thread").starts_with("error[unavailable]"), "a sampled trace of one thread", &outcome);
 }
 
-/// Handlers that were set before gpumem's own run after gpumem has ended.
+/// Exit handlers that were set before gpumem's handler run after gpumem has ended.
 #[test]
 fn traces_while_the_process_ends() {
     let late = "at_exit new | call cuMemAlloc_v2 &b 1000 | figures | report | drop | status | try_get";
@@ -456,7 +459,7 @@ fn subscribing_again_and_again_under_load() {
     check(&both_sources(), script);
 }
 
-/// Interception does not break a capture, and a refused call in it does not count.
+/// Interception does not break a stream capture, and a call that fails during the capture does not count.
 #[test]
 fn while_a_stream_is_captured() {
     check(&both_sources(), "context 0; capture; new; figures = 0 0; report; status; drop; end_capture = whole");

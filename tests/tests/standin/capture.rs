@@ -1,4 +1,4 @@
-//! Tests `GPUMEM_CAPTURE` in programs, and the reading of their recordings.
+//! Tests `GPUMEM_CAPTURE` in programs, and reads their recordings.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use gpumem_recording::{End, Reader};
 use gpumem_tests::{CONTEXT, Library, Standin};
 use tempfile::TempDir;
 
-/// The file of a recording. It is removed with its folder.
+/// The file of a recording, which is removed with its folder.
 struct Recording(PathBuf, #[expect(dead_code, reason = "it is removed with its file")] TempDir);
 
 impl Recording {
@@ -49,16 +49,16 @@ fn a_recording_yields_the_reports_of_its_program() {
     }
 }
 
-/// Removes the numbers of threads. They count threads without events, too, which are not in a recording.
+/// Removes the ids of threads. The program also numbers threads without events, which are not in a recording.
 fn without_threads(reports: &str) -> String {
     reports.split("thread: ").map(|part| part.trim_start_matches(|sign: char| sign.is_ascii_digit())).collect()
 }
 
-/// The UUID is as `nvidia-smi -L` prints it, so that a reader can tell which card of a machine it was.
+/// The UUID has the form that `nvidia-smi -L` prints, so that a reader knows which GPU of a machine it was.
 #[test]
 fn devices_have_their_uuid() {
     let script = format!("{CONTEXT}; new; call cuMemAlloc_v2 &a 512; drop");
-    // The bytes of `stand-in gpu` or `stand-in mig`, and the number of the card.
+    // The UUID consists of the text `stand-in gpu` or `stand-in mig` and the index of the GPU.
     let [gpu, slice] = ["GPU-7374616e-642d-696e-2067-707500000000", "MIG-7374616e-642d-696e-206d-696700000000"];
     let machine = || Standin::new().dispatch();
     for (source, machine, uuid) in [
@@ -79,7 +79,7 @@ fn devices_have_their_uuid() {
     }
 }
 
-/// If a user sets `GPUMEM_CAPTURE` and no file is written, a notice says why.
+/// If a user sets `GPUMEM_CAPTURE` and no file is written, a notice gives the reason.
 #[test]
 fn a_program_that_is_not_recorded_says_why() {
     let machine = || Standin::new().dispatch();

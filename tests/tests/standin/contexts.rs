@@ -1,4 +1,4 @@
-//! Tests that no query creates a context, and that calls of the driver are balanced.
+//! Tests that no query creates a context, and that gpumem undoes each call of the driver that must be undone.
 
 use gpumem_tests::{Library, Standin, each, ensure, ensure_clean, ensure_error, ensure_unharmed};
 
@@ -41,7 +41,7 @@ fn the_driver_answers_for_nvml_where_there_is_a_context() {
     );
 }
 
-/// The driver, NVML and CUPTI set handlers when they begin, which may be after gpumem has.
+/// The driver, NVML and CUPTI set exit handlers when they start, which may be after gpumem has set its handler.
 #[test]
 fn nobody_calls_a_library_that_was_torn_down() {
     for (machine, script) in [
@@ -81,7 +81,8 @@ fn only_preload_creates_a_context() {
     ensure(outcome.answer("get_all").starts_with("[GPUMemory(total=16384, free=15242, used=527) "), "unread", &outcome);
 }
 
-/// Each call that retains or pushes a context also releases or pops it, and gpumem has looked up each function that it calls.
+/// Each call that retains or pushes a context has a call that releases or pops it. gpumem calls only functions that it looked up
+/// before.
 #[test]
 fn calls_are_balanced_and_were_asked_for() {
     let queries: Vec<&str> = QUERIES.iter().map(|(.., twin)| *twin).collect();
@@ -102,7 +103,8 @@ fn calls_are_balanced_and_were_asked_for() {
     }
 }
 
-/// `no_cache` waits, then trims. If that fails, its twin returns an error and the plain function returns zero.
+/// The `no_cache` functions wait for the device, then trim its pool. If that fails, the `try_` function returns an error and the
+/// other one returns zero.
 #[test]
 fn emptying_the_cache() {
     let pooled = "context 0; pooled 100; give_back; pooled 1; pooled 64";
@@ -126,7 +128,7 @@ fn emptying_the_cache() {
         ensure(outcome.answer("used_no_cache") == "0 B", "`used_no_cache`", &outcome);
         ensure(outcome.answer("current") == "0", "the context changed", &outcome);
     }
-    // The queries do not break a capture.
+    // The queries do not break a stream capture.
     let script =
         "context 0; capture; try_free_no_cache; free_no_cache; try_used_no_cache; try_used; new; data; end_capture";
     let outcome = Standin::new().run(script);

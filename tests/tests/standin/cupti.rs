@@ -1,18 +1,18 @@
-//! Tests exact figures through CUPTI: other subscribers, the search for libcupti, and the behaviour without it. `calls.rs`
-//! tests the counts.
+//! Tests exact numbers through CUPTI: other subscribers, the search for libcupti, and the behaviour without it. `calls.rs` tests
+//! the numbers themselves.
 
 use gpumem_tests::{CONTEXT, Standin, check, each, ensure};
 
 use super::{WITHOUT_EXACT_TRACES, with_cupti};
 
-/// Checks the same with a context and an exact trace of its device, and expects nothing on stderr.
+/// Like [`check`], but the script starts with a context and an exact trace of its device, and nothing may be printed to stderr.
 #[track_caller]
 fn check_exact(machine: &Standin, script: &str) {
     let outcome = check(machine, &format!("{CONTEXT}; exact = started; {script}"));
     ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
 }
 
-/// There is one notice, with the reason in it, and the trace is sampled. A trace that has to be exact is an error.
+/// Checks that traces are sampled, that there is one notice with the reason, and that a trace that must be exact is an error.
 #[track_caller]
 fn check_sampled(machine: &Standin, says: &[&str]) {
     let script = format!(
@@ -38,7 +38,7 @@ fn another_tool_holds_the_subscription() {
     check_sampled(&nsys, &["nsys holds the only subscription", "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"]);
     let outcome = check(&nsys, "exact");
     ensure(outcome.answer("exact").starts_with("error[busy]"), "is not busy", &outcome);
-    // gpumem may not get a handle of its own.
+    // With an older libcupti, gpumem cannot subscribe in addition to another tool.
     check_sampled(&nsys.clone().without_symbol("cuptiSubscribe_v2"), &["another profiler holds the only subscription"]);
     check_sampled(&nsys.clone().set("cupti=130001"), &["holds the only subscription"]);
     // If the tool allows other subscribers and CUPTI supports that, traces are exact.
@@ -71,16 +71,17 @@ fn a_subscription_that_fails() {
         check_sampled(&machine, &["libcupti: cuptiSubscribe", says]);
         let machine = with_cupti().fail(format!("cuptiEnableCallback={fault}@4"));
         check_sampled(&machine, &["libcupti: cuptiEnableCallback", says]);
-        // gpumem does not keep a part of the subscription: another tool can have it.
+        // gpumem keeps no part of a subscription that failed, so another tool can subscribe.
         check(&machine, &format!("{CONTEXT}; new; tool_subscribe libcupti.so.13 = 0"));
     }
-    // If the device of an event is not known, the event counts as lost. It is not guessed.
+    // If the device of an event is not known, the event counts as lost. gpumem does not guess the device.
     let lost = "call cuMemAlloc_v2 &a 1000; figures = 0 0, 1 lost; call cuMemFree_v2 a";
     check(&with_cupti().fail("cuptiGetDeviceId=3"), &format!("{CONTEXT}; exact; {lost}"));
     check(&with_cupti().fail("cuptiUnsubscribe=1"), &format!("{CONTEXT}; new; unsubscribe; drop"));
 }
 
-/// A libcupti that is older than some functions does not know their numbers. One that does not know the other functions is refused.
+/// A libcupti that is older than some functions of the driver does not know their ids, which gpumem accepts. A libcupti that does
+/// not know one of the other functions is rejected.
 #[test]
 fn a_libcupti_that_does_not_know_the_newest_functions() {
     let started = |call: u32| {
@@ -90,8 +91,8 @@ fn a_libcupti_that_does_not_know_the_newest_functions() {
     };
     let started: Vec<bool> = (1..70).map(started).collect();
     assert!(!started[0], "`cuMemAllocAsync` is not reported");
-    // These functions came after 11.2: three that add a node, two that instantiate, one that trims, two that capture into a graph, and
-    // multicast.
+    // These functions are newer than CUDA 11.2: three that add a node, two that instantiate a graph, one that trims, two that
+    // capture into a graph, and one for multicast.
     let last = started.iter().rposition(|started| !started).unwrap_or(0);
     assert_eq!(started[..last].iter().filter(|started| **started).count(), 9);
 }
@@ -105,7 +106,8 @@ fn two_tools_in_one_process() {
     let script = "tool_subscribe libcupti.so.13 = 0; new; drop; tool_unsubscribe libcupti.so.13 = 0; new; \
                   call cuMemAlloc_v2 &a 1000; figures 0 = 1000 0";
     check(&with_cupti(), &format!("{CONTEXT}; {script}"));
-    // The other tool comes later: `unsubscribe` makes room for it, and gpumem then continues with the blocks that it knew.
+    // The other tool comes later: `unsubscribe` makes room for it, and gpumem then continues with the blocks that it already
+    // knew.
     let script = "tool_subscribe libcupti.so.13 = 39; call cuMemAlloc_v2 &a 1000; call cuMemAlloc_v2 &b 50; unsubscribe; \
                   tool_subscribe libcupti.so.13 = 0; tool_unsubscribe libcupti.so.13 = 0; subscribe = done; \
                   call cuMemFree_v2 a; figures = 50 1000, 1 lost; exact; call cuMemFree_v2 b; figures 1 = -50 0";
@@ -153,7 +155,7 @@ fn libcupti_is_found() {
     let machine = with_cupti().env("GPUMEM_CUPTI", "/nowhere/libcupti.so.13");
     check_sampled(&machine, &["cannot load libcupti", "/nowhere/libcupti.so.13"]);
     check_sampled(&with_cupti().env("GPUMEM_CUPTI", "/etc/passwd"), &["cannot load libcupti", "/etc/passwd"]);
-    // The loader would wait until somebody writes to the pipe.
+    // The loader would wait until a process writes to the pipe.
     let folder = tempfile::tempdir().expect("a temporary folder");
     let pipe = folder.path().join("pipe");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("it is there").success());

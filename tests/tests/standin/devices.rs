@@ -1,4 +1,4 @@
-//! Tests which card a device number means.
+//! Tests which GPU a device number refers to.
 
 use gpumem_tests::{Standin, ensure, ensure_clean, ensure_error, ensure_unharmed};
 
@@ -18,10 +18,11 @@ fn unknown_devices() {
     ensure(outcome.answer("get 2") == ZEROS && outcome.answer("get 4294967295") == ZEROS, "not zeros", &outcome);
 }
 
-/// A device number is a CUDA ordinal, whatever NVML calls the card. The name and the figures are those of one card.
+/// A device number is a CUDA ordinal, and not the index of the GPU in NVML. The name and the memory must be those of the same
+/// GPU.
 #[test]
 fn the_right_card() {
-    /// The setting of the machine, the environment, and the cards that CUDA then sees, by NVML's numbers.
+    /// The setting of the machine, the environment, and NVML's indexes of the GPUs that CUDA then sees.
     type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a [u64]);
 
     let two = [("CUDA_VISIBLE_DEVICES", "1,0")];
@@ -51,7 +52,7 @@ fn the_right_card() {
         let all: Vec<String> = cards.iter().map(|card| memory(card, 0)).collect();
         let all = format!("[{}]", all.join(" "));
         let card = &cards[last];
-        // Each card has 1 GiB more than the one before.
+        // Each GPU has 1 GiB more than the previous one.
         let freest = (0..).zip(cards.iter()).max_by_key(|(_, card)| **card).map(|(ordinal, _): (u32, _)| ordinal);
         for (command, answer) in [
             (format!("name {last}"), format!("Stand-in GPU {card}")),
@@ -68,7 +69,7 @@ fn the_right_card() {
     }
 }
 
-/// On a card that is split into MIG slices the figures are the slice's and not the card's.
+/// On a GPU that is split into MIG slices, the numbers are those of the slice and not those of the GPU.
 #[test]
 fn mig_slices() {
     let slice = "MIG-7374616e-642d-696e-206d-696700000001";

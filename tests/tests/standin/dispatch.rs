@@ -1,4 +1,4 @@
-//! Tests the dispatch table: drivers with which it must not be used, and other tools that use it too.
+//! Tests the dispatch table: drivers for which gpumem must not use it, and other tools that also use it.
 
 #![cfg(target_arch = "x86_64")]
 
@@ -16,11 +16,11 @@ fn exact(machine: &Standin, script: &str) -> Outcome {
     check(machine, &format!("{CONTEXT}; exact = started; {script}"))
 }
 
-/// These slots hold the driver's functions.
+/// Checks that these slots hold the driver's own functions.
 const UNTOUCHED: &str = "slot_is cuMemFree_v2 = driver; slot_is cuMemAllocAsync = driver; slot_is cuMemCreate = driver; \
                          slot_is cuStreamDestroy_v2 = driver";
 
-/// Drivers that are refused, each because of one function, and the reason that gpumem gives.
+/// Returns drivers that gpumem rejects because of one function, each with the reason that gpumem gives and a check of the slots.
 fn refused() -> [(Standin, &'static str, &'static str); 5] {
     let unlike_known = "cuMemAlloc_v2 does not start as in the known drivers";
     let misplaced = "the pointer of cuMemAlloc_v2 is not in the driver's writable data";
@@ -46,7 +46,7 @@ fn a_driver_that_is_refused_is_left_alone() {
         ensure(outcome.answer("why_not_dispatch").contains(why), "does not say why", &outcome);
         ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
 
-        // The program or the environment asks for this source only.
+        // The environment requests the dispatch table only, or there is no libcupti.
         for (asked, no_cupti) in [(cupti.clone().env("GPUMEM_SOURCE", "dispatch"), false), (machine.clone(), true)] {
             let sampled = "new; call cuMemAlloc_v2 &a 20971520; sleep 2; figures = 20971520 0, sampled; status; \
                            why_not_dispatch = none; by_dispatch";
@@ -96,7 +96,7 @@ fn an_error_names_who_chose_the_gauge() {
         format!("error[invalid setting] cannot use {what}, and {reported}; leave one of them out")
     };
     let source = "source: `dispatch` gives exact numbers";
-    // The memory of one thread is counted exactly or not at all, whatever the environment says.
+    // The memory of one thread is counted exactly or not at all, even if the environment requests another gauge.
     let outcome =
         check(&machine().env("GPUMEM_GAUGE", "sampled"), "sampled_by_dispatch; by_dispatch; of_thread = started");
     let by_code = asked("the program requests the gauge `sampled`", source);
@@ -124,7 +124,7 @@ fn one_source_at_a_time() {
                   subscribe = done; by_dispatch = started; call cuMemFree_v2 a; figures = -1000 0; unsubscribe; drop; \
                   status";
     check(&both, &format!("{CONTEXT}; {script}"));
-    // A gauge that is not exact cannot have this source.
+    // The dispatch table cannot be combined with a gauge that is not exact.
     let outcome = check(&both, &format!("{CONTEXT}; sampled_by_dispatch"));
     let reported = outcome.answer("sampled_by_dispatch");
     let expected = "error[invalid setting] cannot use source: `dispatch` gives exact numbers, and the program requests the gauge `sampled`";
@@ -177,7 +177,8 @@ fn another_tool_was_first() {
     });
 }
 
-/// gpumem cannot know whether the other tool still calls its hooks. If it does, the figures are right, but marked as possibly wrong.
+/// gpumem cannot know whether the other tool still calls gpumem's hooks. If the tool does, the numbers are right, but marked as
+/// possibly wrong.
 #[test]
 fn another_tool_comes_later_and_goes_on_to_gpumem() {
     let script = "call cuMemAlloc_v2 &a 1000; slot_replace cuMemAlloc_v2; figures 0 = 1000 0, 1 lost; call cuMemAlloc_v2 &b 50; \
@@ -185,7 +186,7 @@ fn another_tool_comes_later_and_goes_on_to_gpumem() {
                   slot_replace cuMemFree_v2 cuMemAlloc_v2; call cuMemFree_v2 a; slot_calls cuMemFree_v2 = 1; \
                   figures 1 = -993 7, 2 lost; new; figures 2 = 0 0, 2 lost; slot_is cuMemAlloc_v2 = tool; slot_is cuMemAllocAsync = other";
     exact(&machine(), script);
-    // Each slot counts once, however many traces are started. It counts again if it was restored in between.
+    // Each slot counts once, no matter how many traces are started, and counts again if the tool restores and replaces it.
     exact(
         &machine(),
         "slot_replace cuMemAlloc_v2; new; drop; new; figures 1 = 0 0, 1 lost; reset; figures = 0 0, 1 lost; drop; \
@@ -210,9 +211,9 @@ fn another_tool_comes_later_and_goes_past_gpumem() {
                   slot_calls cuMemAlloc_v2 = 1; figures 0 = 0 0, 1 lost; call cuMemAllocAsync &b 50 0; figures = 50 0, 1 lost; \
                   call cuMemFree_v2 a; slot_restore cuMemAlloc_v2; call cuMemAlloc_v2 &c 1000";
     let outcome = check(&machine(), &format!("{CONTEXT}; {script}; slot_is cuMemAlloc_v2 = driver; status"));
-    // The block that was missed is looked up.
+    // When the missed block is freed, gpumem looks it up.
     ensure(outcome.answer("status").contains(" lost="), "no loss", &outcome);
-    // The tool writes back what the slot held before gpumem.
+    // The tool writes back the pointer that the slot held before gpumem replaced it.
     let script = "slot_note cuMemAlloc_v2 cuMemFree_v2; exact; call cuMemAlloc_v2 &a 1000; slot_write_back cuMemAlloc_v2 cuMemFree_v2; \
                   call cuMemAlloc_v2 &b 50; figures 0 = 1000 0, 2 lost; new; figures 1 = 0 0, 2 lost; unsubscribe; \
                   slot_is cuMemAlloc_v2 = driver; slot_is cuMemAllocAsync = driver; subscribe = done; exact; \
@@ -220,19 +221,19 @@ fn another_tool_comes_later_and_goes_past_gpumem() {
     check(&machine(), &format!("{CONTEXT}; {script}"));
 }
 
-/// gpumem cannot remove its hook, because the other tool calls it. The hook is called, and counts nothing.
+/// gpumem cannot remove its hook, because the other tool calls it. The tool still calls the hook, which counts nothing.
 #[test]
 fn another_tool_stays_when_gpumem_goes() {
     let script = "slot_replace cuMemAlloc_v2; unsubscribe; slot_is cuMemAlloc_v2 = tool; slot_is cuMemFree_v2 = driver; \
                   call cuMemAlloc_v2 &a 1000; slot_calls cuMemAlloc_v2 = 1; status 1";
     let outcome = exact(&machine(), &script.replace("; status 1", "; status"));
     ensure(outcome.answer("status").contains(" events=0 "), "counted something", &outcome);
-    // While the tool is there, gpumem does not use the table.
+    // While the tool's hook is in the slot, gpumem does not use the table.
     let outcome =
         exact(&machine(), "slot_replace cuMemAlloc_v2; unsubscribe; subscribe; slot_is cuMemFree_v2 = driver");
     let expected = "another tool has replaced the pointer of cuMemAlloc_v2";
     ensure(outcome.answer("subscribe").contains(expected), "subscribed", &outcome);
-    // The tool restores the slot, which held gpumem's hook before. So gpumem's hook is in the slot again.
+    // The tool writes gpumem's hook back to the slot, because the slot held that hook before.
     exact(
         &machine(),
         "slot_replace cuMemAlloc_v2; unsubscribe; slot_restore cuMemAlloc_v2; slot_is cuMemAlloc_v2 = other; \
@@ -260,12 +261,12 @@ fn a_context_that_is_detached() {
     let script = "call cuCtxCreate_v2 &x 0 0; call cuMemAlloc_v2 &a 1000; call cuCtxAttach &again 0; call cuCtxDetach x; \
                   figures; call cuCtxDetach x; figures 0";
     let outcome = exact(&machine(), script);
-    // CUPTI reports the end of a context. The dispatch table does not know how many references the context has.
+    // CUPTI reports the end of a context. With the dispatch table, gpumem does not know how many references the context has.
     ensure(outcome.answer("figures") == "1000 0, 1 lost", "the figures are wrong and not marked", &outcome);
     ensure(outcome.answer("figures 0") == "1000 0, 2 lost", "the figures are wrong and not marked", &outcome);
 }
 
-/// The new context is on another device, and has the same handle. Drivers before CUDA 12 do not number contexts.
+/// The new context is on another device and has the same handle. Drivers before CUDA 12 give contexts no ids.
 #[test]
 fn a_context_created_while_unsubscribed() {
     for machine in [machine().devices(2), machine().devices(2).without_symbol("cuCtxGetId")] {
@@ -300,8 +301,8 @@ fn a_hook_of_the_programs_that_panics() {
     ensure(outcome.answer("figures") == "1000 0", "not counted any more", &outcome);
 }
 
-/// The driver's functions may be points at which a thread is cancelled. Then the C library unwinds the stack, through the hook as well.
-/// Destructors of the program run meanwhile, and what they free counts.
+/// A thread can be cancelled inside a function of the driver. The C library then unwinds the stack, also through gpumem's hook.
+/// During that, the program's destructors run, and the memory that they free counts.
 #[test]
 fn a_thread_is_cancelled_in_a_call() {
     let block = 1 << 20;

@@ -1,7 +1,7 @@
 //! Tests gpumem with faults of the driver: it never panics, hangs or ends the program, it never reports 0 for a failed
 //! reading, it creates no context without a request, and its errors name the cause and the next step.
 //!
-//! Each case is a machine (the stand-in driver, with what is wrong with it) and what gpumem must report there.
+//! Each case is a machine, which is the stand-in driver with a fault, and the result that gpumem must report on it.
 
 use gpumem_tests::{Library, Standin, each, ensure, ensure_clean, ensure_error, ensure_unharmed};
 
@@ -22,20 +22,21 @@ pub(super) const ZEROS: &str = "GPUMemory(total=0, free=0, used=0)";
 #[derive(Clone, Copy)]
 pub(super) enum Answer {
     Text(&'static str),
-    /// There are zeros for each device that the driver counts.
+    /// Zeros for each device that the driver counts.
     AllZeros,
 }
 
-/// What is known of a card whose figures cannot be read.
+/// The facts that are known about a device whose memory cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Known {
-    /// Not even its existence is known.
+    /// Not even the existence of the device is known.
     Nothing,
-    /// Its existence is known.
+    /// The existence of the device is known.
     Existence,
 }
 
-/// A machine whose memory cannot be read, and what an error must name: the thing, the cause, the next step.
+/// A machine on which the memory of the device cannot be read, and the words that an error must contain: the object, the cause
+/// and the next step.
 struct Case {
     machine: Standin,
     known: Known,
@@ -56,7 +57,7 @@ pub(super) fn required_of_cuda() -> Vec<&'static str> {
     symbols
 }
 
-/// Returns machines on which nothing can be read as long as there is no context.
+/// Returns machines on which no memory can be read as long as there is no context.
 fn unreadable() -> Vec<Case> {
     use Known::{Existence, Nothing};
 
@@ -67,7 +68,7 @@ fn unreadable() -> Vec<Case> {
     let preload = "create the context first, for example with gpumem::preload()";
     let look_up = "look the name up in NVIDIA's documentation, and see dmesg and nvidia-smi";
     let mut cases = vec![
-        // A library is missing, or is no library.
+        // A library is missing, or is not a library.
         case(
             Standin::new().without(Library::Cuda).without(Library::Nvml),
             Nothing,
@@ -85,7 +86,7 @@ fn unreadable() -> Vec<Case> {
         ),
         case(Standin::new().without(Library::Nvml), Existence, &[context, "cannot load libnvidia-ml", preload]),
         case(Standin::new().damaged(Library::Nvml), Existence, &[context, "cannot load libnvidia-ml", preload]),
-        // NVML has no figures.
+        // NVML reports no memory.
         case(
             Standin::new().set("figures_max=1"),
             Existence,
@@ -168,7 +169,7 @@ fn queries_where_nothing_can_be_read() {
 #[test]
 fn traces_where_nothing_can_be_read() {
     let script = "new; report; data; reset; new; stop; data; drop; drop; build; build 0; sleep 5; threads";
-    // Without a device, a libcupti changes nothing.
+    // Without a device, the presence of libcupti changes nothing.
     let nothing = unreadable().into_iter().filter(|case| case.known == Known::Nothing);
     let with_cupti = nothing.map(|case| Case { machine: case.machine.cupti(), ..case });
     each(&unreadable().into_iter().chain(with_cupti).collect::<Vec<_>>(), |case| {
@@ -181,7 +182,7 @@ fn traces_where_nothing_can_be_read() {
         ensure(outcome.answer("threads") == "0", "left a thread", &outcome);
         let notices: Vec<_> = outcome.stderr.lines().collect();
         ensure(notices.len() == 1, "not one notice", &outcome);
-        // The notice is about one trace, because the next trace may succeed.
+        // If a later trace may succeed, the notice is about one trace only.
         let of_all = outcome.answer("build").starts_with("error[unavailable");
         let begins = if of_all { "gpumem: traces are off: " } else { "gpumem: a trace is off: " };
         ensure(notices[0].starts_with(begins), "the notice", &outcome);
@@ -189,7 +190,7 @@ fn traces_where_nothing_can_be_read() {
     });
 }
 
-/// Exact traces need no readings.
+/// Exact traces do not have to read the device.
 #[test]
 fn exact_traces_where_nothing_can_be_read() {
     let cases = unreadable().into_iter().filter(|case| case.known == Known::Existence);
@@ -213,7 +214,7 @@ fn preload_where_nothing_can_be_read() {
             ensure_unharmed(&outcome);
             return;
         }
-        // Without NVML, the device can be read after `preload`, if the driver gives figures.
+        // Without NVML, the device can be read after `preload` if the driver reports its memory.
         ensure(outcome.answer("try_preload") == "done", "could not preload", &outcome);
         ensure(outcome.contexts_created() == 1, "not one context", &outcome);
         if words(case).any(|word| word.contains("preload")) {
@@ -233,7 +234,7 @@ fn preload_where_nothing_can_be_read() {
     }
 }
 
-/// If the process sees no device, the answer "no device" is right, and the error says what hides the devices.
+/// If the process sees no device, the answer "no device" is right, and the error names the settings that may hide devices.
 #[test]
 fn no_device() {
     let script = "try_get; try_get 0; try_free; try_used_no_cache; handle; build; get; get_all; try_get_all; try_count; \
@@ -272,7 +273,7 @@ fn no_device() {
     );
 }
 
-/// If neither NVML nor the driver has figures, there are none.
+/// If neither NVML nor the driver reports memory, gpumem reports none.
 #[test]
 fn figures_that_are_not_available() {
     let outcome = Standin::new().set("figures_max=1").run("context 0; get; try_get; new; report; data; build");
@@ -286,7 +287,7 @@ fn figures_that_are_not_available() {
     ensure(outcome.answer("data").ends_with("gauge=sampled stale=false"), "no process list", &outcome);
 }
 
-/// Drivers older than 510 know only the first version, which counts the memory that the driver reserves as used.
+/// Drivers older than 510 know only the first version of the call, which counts the memory that the driver reserves as used.
 #[test]
 fn the_first_version_of_the_memory_call() {
     for machine in [
@@ -300,7 +301,6 @@ fn the_first_version_of_the_memory_call() {
     }
 }
 
-/// If nothing was counted, the answer is not zero.
 #[test]
 fn figures_that_were_not_counted_are_not_zero() {
     for (machine, script) in [

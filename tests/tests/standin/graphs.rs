@@ -1,17 +1,18 @@
 //! Tests stream capture, graphs whose nodes allocate, and memory of other processes, through the
 //! dispatch table and through CUPTI.
 //!
-//! Each case is a script for the probe, with the answers behind the commands; see `gpumem_tests::check`.
+//! Each case is a script for the probe. The expected answers follow the commands; see `gpumem_tests::check`.
 
 use gpumem_tests::{CONTEXT, Standin, each, ensure};
 
 use super::both_sources;
 
 const MIB: u64 = 1 << 20;
-/// The driver maps memory for graphs in this step.
+/// The driver maps memory for graphs in steps of this size.
 const STEP: u64 = 32 * MIB;
 
-/// Runs a script with a context, a stream `s` that can be captured, and an exact trace. At its end, nothing may be untracked or lost.
+/// Runs a script with a context, a stream `s` that can be captured, and an exact trace. At the end of the script, nothing may be
+/// untracked or lost.
 #[track_caller]
 fn check(script: &str) {
     let stream = "call cuStreamCreate &s 1";
@@ -22,7 +23,7 @@ fn check(script: &str) {
     }
 }
 
-/// Returns a capture of calls on `s`, which makes an executable graph `e`.
+/// Returns the script of a stream capture of these calls on `s`, which creates the executable graph `e`.
 fn captured(calls: &str) -> String {
     format!(
         "call cuStreamBeginCapture_v2 s 0; {calls}; call cuStreamEndCapture s &g; call cuGraphInstantiateWithFlags &e g 0"
@@ -66,17 +67,18 @@ fn a_capture_allocates_nothing() {
             // Allocations on other streams count.
             "call cuStreamCreate &t 1; call cuStreamBeginCapture_v2 s 2; call cuMemAllocAsync &x 1000 t; call cuMemAllocAsync &y 24 0; \
              call cuMemAlloc_v2 &z 6; call cuStreamEndCapture s &g; figures = 1030 0",
-            // A captured free of what no graph allocated is refused.
+            // The captured free of a block that no graph allocated fails.
             "call cuMemAllocAsync &x 1000 s; call cuStreamBeginCapture_v2 s 2; call cuMemFreeAsync x s = 1; figures = 1000 0; \
              call cuStreamEndCapture s &g; call cuMemFreeAsync x s; figures 0 = 0 1000",
-            // The captures do not end well: one is broken, one is destroyed with its stream, one is refused.
+            // These captures go wrong: the first is broken by a call, the second is destroyed with its stream, and the third
+            // cannot be started twice.
             "call cuStreamBeginCapture_v2 s 0; call cuMemAlloc_v2 &x 1000 = 900; call cuStreamEndCapture s &g = 901; \
              call cuMemAllocAsync &y 24 s; figures = 24 0",
             "call cuStreamBeginCapture_v2 s 0; call cuStreamDestroy_v2 s; call cuStreamCreate &s 1; call cuMemAllocAsync &y 24 s; \
              figures = 24 0",
             "call cuStreamEndCapture s &g = 1; call cuStreamBeginCapture_v2 s 0; call cuStreamBeginCapture_v2 s 0 = 900; \
              call cuMemAllocAsync &a 67108864 s; call cuStreamEndCapture s &g; figures = 0 0",
-            // Another thread allocates.
+            // Another thread allocates on the captured stream.
             "call cuStreamBeginCapture_v2 s 2; other_thread call cuCtxSetCurrent ctx | call cuMemAllocAsync &a 67108864 s; \
              call cuStreamEndCapture s &g; figures = 0 0",
         ],
@@ -84,7 +86,7 @@ fn a_capture_allocates_nothing() {
     );
 }
 
-/// If a capture began before the subscription, its allocations may have been counted.
+/// The allocations of a capture that started before the subscription may be counted.
 #[test]
 fn a_capture_older_than_the_subscription_is_reported() {
     let script = format!(
@@ -96,8 +98,8 @@ fn a_capture_older_than_the_subscription_is_reported() {
     }
 }
 
-/// Launches are not intercepted until a graph is known to allocate. A graph that was built before the subscription is noticed at the next
-/// reading, which reports lost events. From then on launches are intercepted.
+/// gpumem does not intercept launches until it knows a graph that allocates. If a graph was built before the subscription, gpumem
+/// notices it at the next reading and reports lost events. After that, gpumem intercepts launches.
 #[test]
 fn a_graph_older_than_the_subscription_is_reported_once() {
     let built = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
@@ -118,7 +120,8 @@ fn a_graph_older_than_the_subscription_is_reported_once() {
     }
 }
 
-/// A graph is launched again and again, with each way to free what it allocates. `used` is what the driver has mapped.
+/// A graph is launched many times, with each way to free the memory that it allocates. `used` is the memory that the driver has
+/// mapped.
 #[test]
 fn graphs_count_as_what_is_mapped() {
     let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
@@ -165,7 +168,7 @@ fn graphs_count_as_what_is_mapped() {
             ),
             // The memory is mapped before the graph is launched.
             format!("{both}; call cuGraphUpload e s; figures = {} 0; {LAUNCH}; figures 0 = {} 0", 2 * STEP, 2 * STEP),
-            // There is other memory, and an allocation is refused.
+            // There is other memory besides that of graphs.
             format!(
                 "call cuMemAlloc_v2 &x 1000; {both}; {LAUNCH}; call cuMemFree_v2 x; figures = {} 1000; call cuDeviceGraphMemTrim 0; \
                  figures 0 = 0 {}",
@@ -189,7 +192,8 @@ fn graphs_are_a_kind_of_their_own() {
     ));
 }
 
-/// The device is that of the nodes, whatever the stream's is. The trace of a thread has what the thread launched.
+/// The device is that of the nodes, and not that of the stream. The trace of a thread counts the graphs that this thread
+/// launched.
 #[test]
 fn graphs_of_several_devices_and_threads() {
     let script = format!(
@@ -210,7 +214,7 @@ fn graphs_of_several_devices_and_threads() {
     ));
 }
 
-/// The memory of graphs from before the subscription is older.
+/// Graph memory from before the subscription counts as older memory, whose release lowers `used`.
 #[test]
 fn graphs_older_than_the_subscription() {
     let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
@@ -239,7 +243,7 @@ fn graphs_older_than_the_subscription() {
     }
 }
 
-/// A figure that cannot be read is not 0.
+/// A value that cannot be read is reported as lost, and not as 0.
 #[test]
 fn a_figure_that_cannot_be_read_is_reported() {
     let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
@@ -280,7 +284,7 @@ fn memory_of_somebody_else_does_not_count() {
     );
 }
 
-/// A release that fails frees nothing. The next one that succeeds does.
+/// A release that fails frees nothing. The next release succeeds and frees the memory.
 #[test]
 fn a_release_of_somebody_elses_memory_that_fails() {
     for (free, script) in [
@@ -294,7 +298,7 @@ fn a_release_of_somebody_elses_memory_that_fails() {
         ),
     ] {
         let script = format!("{CONTEXT}; exact; {script}; status");
-        // gpumem has released one page before, with which it asks for the number of a block.
+        // gpumem has already released one page, which it creates to learn the driver's latest block id.
         let from = if free == "cuMemRelease" { 2 } else { 1 };
         for outcome in Standin::new().fail(format!("{free}=999@{from}..{}", from + 1)).with_each_source().check(&script)
         {
@@ -303,7 +307,8 @@ fn a_release_of_somebody_elses_memory_that_fails() {
     }
 }
 
-/// An unknown block is older than the subscription only if its number in the driver is lower than that of the first intercepted block.
+/// An unknown block is older than the subscription only if its id in the driver is lower than the id of the first intercepted
+/// block.
 #[test]
 fn frees_of_blocks_that_were_not_intercepted_lower_nothing() {
     for (script, figures) in [
@@ -328,7 +333,7 @@ fn frees_of_blocks_that_were_not_intercepted_lower_nothing() {
     ] {
         both_sources().check(&format!("{CONTEXT}; {script}; figures = {figures}"));
     }
-    // The driver does not count blocks.
+    // gpumem cannot create the page from which it learns the driver's latest block id.
     let script =
         format!("{CONTEXT}; call cuMemAlloc_v2 &a 1000; exact; call cuMemFree_v2 a; figures = 0 0, 1 untracked");
     Standin::new().fail("cuMemCreate=801").with_each_source().check(&script);

@@ -1,4 +1,4 @@
-//! Tests cards without memory of their own, such as GB10 and Jetson. NVML has no figures of their memory.
+//! Tests GPUs that share the memory of the machine, such as GB10 and Jetson. NVML does not report their memory.
 
 use gpumem_tests::{CONTEXT, Standin, check, ensure, ensure_clean, ensure_error};
 
@@ -18,7 +18,7 @@ fn memory_of_machine() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") / 1024
 }
 
-/// The figures need no context, and reading them creates none.
+/// The numbers need no context, and reading them creates none.
 #[test]
 fn the_figures_are_those_of_the_machine() {
     let outcome = integrated(Standin::new()).run("try_get; context 0; try_get; status_text");
@@ -36,13 +36,13 @@ fn the_figures_are_those_of_the_machine() {
     }
     let says = "device 0 has no separate memory: its values are those of the machine's memory";
     ensure(outcome.stdout.contains(says), "status says nothing", &outcome);
-    // A card with memory of its own, such as under WSL, is asked only in a context.
+    // If NVML does not report a GPU's separate memory, as under WSL, gpumem asks the driver, which needs a context.
     let outcome = without_figures(Standin::new()).run("try_get; status_text");
     ensure_error(&outcome, "try_get", ["NVML_ERROR_NOT_SUPPORTED (3)"]);
     ensure(!outcome.stdout.contains("no separate memory"), "takes it for another card", &outcome);
 }
 
-/// It is the same memory.
+/// On these GPUs, pinned and managed memory is the same memory as that of the device.
 #[test]
 fn pinned_and_managed_memory_counts() {
     let calls = "call cuMemAlloc_v2 &a 1000; figures = 1000 0; call cuMemAllocManaged &b 200 1; figures = 1200 0; \

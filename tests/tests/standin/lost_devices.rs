@@ -1,10 +1,10 @@
-//! Tests devices that are lost, and that come back.
+//! Tests devices that are lost, and devices that come back.
 
 use gpumem_tests::{Standin, ensure, ensure_clean, ensure_error, ensure_unharmed};
 
 use super::faults::ZEROS;
 
-/// The driver has lost the device as well. gpumem does not ask it, because it may hang.
+/// The driver has lost the device as well. gpumem does not ask the driver, because the call may hang.
 #[test]
 fn the_driver_is_not_asked_for_a_lost_device() {
     for fault in ["nvmlDeviceGetMemoryInfo_v2=15", "nvmlDeviceGetHandleByUUID=15", "nvmlDeviceGetMemoryInfo_v2=16"] {
@@ -38,7 +38,7 @@ fn a_device_that_is_lost_between_two_calls() {
     }
 }
 
-/// One card of two is lost. The other one still works.
+/// One GPU of two is lost, and the other one still works.
 #[test]
 fn one_lost_device_of_two() {
     let second = "GPUMemory(total=17408, free=16793, used=0)";
@@ -63,7 +63,7 @@ fn one_lost_device_of_two() {
     }
 }
 
-/// While the device cannot be read, a trace prints `?`, one notice says why, and the sampler continues.
+/// While the device cannot be read, a trace prints `?`, one notice gives the reason, and the sampler continues.
 #[test]
 fn a_device_that_is_lost_in_the_middle_of_a_trace() {
     let unknown = "\u{25b3}Used Peaked MB:      ?      ?";
@@ -97,7 +97,8 @@ fn a_device_that_comes_back_is_measured_again() {
     ensure(outcome.answer("data").ends_with("used=67108864 peaked=0 gauge=sampled stale=false"), "stale", &outcome);
 }
 
-/// If a reset could not be read, the use at that moment is not known later either: the difference since then is neither 64 nor 0 MiB.
+/// If the device cannot be read at a reset, the memory in use at that moment is never known. Therefore the trace must not report
+/// a difference since then, neither 64 nor 0 MiB.
 #[test]
 fn a_reset_that_could_not_be_read_is_no_start() {
     let outcome = Standin::new()

@@ -1,4 +1,4 @@
-//! Tests on the stand-in driver: a child process, `probe`, runs a script on it. `gpumem_tests::Standin` says more.
+//! Tests on the stand-in driver. A child process, `probe`, runs a script on it; see `gpumem_tests::Standin`.
 
 mod adoption;
 mod calls;
@@ -21,7 +21,7 @@ mod tracker;
 
 use gpumem_tests::{Machines, Standin};
 
-/// Programs that need no exact figures: `GPUMEM_GAUGE`, and a script. Nothing is intercepted in them.
+/// Programs that need no exact numbers, as values of `GPUMEM_GAUGE` and scripts. In these programs, nothing is intercepted.
 const WITHOUT_EXACT_TRACES: [(&str, &str); 4] = [
     ("", "get; get_all; used_no_cache; max_free; available; status; handle; fast"),
     ("", "sampled; drop"),
@@ -29,7 +29,7 @@ const WITHOUT_EXACT_TRACES: [(&str, &str); 4] = [
     ("off", "new; report; drop"),
 ];
 
-/// Returns a machine for each source.
+/// Returns one machine for each source of exact numbers.
 fn both_sources() -> Machines {
     Standin::new().with_each_source()
 }

@@ -1,4 +1,4 @@
-//! Tests a pool in C, with the functions of `gpumem.h`.
+//! Tests a pool in C that uses the functions of `gpumem.h`.
 
 use std::{fs::File, path::Path, process::Command};
 
@@ -6,7 +6,7 @@ use gpumem::Bytes;
 use gpumem_recording::Reader;
 use gpumem_tests::{Standin, built};
 
-/// The program is linked with the library that the tests are built with, so it needs no other library.
+/// Compiles the program and links it with the `libgpumem_c.so` that was built with the tests.
 fn compiled(program: &Path) {
     let library = built("libgpumem_c.so");
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -35,7 +35,8 @@ fn a_pool_in_c_is_measured() {
     while reader.step().expect("it can be read").is_some() {}
     let summary = reader.summary().expect("there is room for it");
     let whole = &summary.scopes[0];
-    // The program has the workspace and the live parts. At the peak it had the first part as well.
+    // At the end, the program has the workspace and the two live parts. At the peak, it had the workspace and the first two
+    // parts.
     assert_eq!((whole.used, whole.peak), (Bytes::mib(31), Bytes::mib(38)), "{summary}");
     let [pool] = &summary.pools[..] else { panic!("{summary}") };
     assert_eq!((pool.name.as_str(), pool.parts, pool.used), ("pool in C", 2, Bytes::mib(23)), "{summary}");

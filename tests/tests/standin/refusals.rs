@@ -1,4 +1,4 @@
-//! Tests the holders of memory on the stand-in driver: the reports of refused allocations, and a device's memory by
+//! Tests who holds memory on the stand-in driver: the reports of failed allocations, and the breakdown of a device's memory with
 //! NVML's list of processes.
 
 use std::thread;
@@ -8,10 +8,10 @@ use gpumem_tests::{CONTEXT, Library, Outcome, Standin, ensure_answer, ensure_cle
 
 use super::with_cupti;
 
-/// No stacks are recorded. Finding their lines takes most of the time of a report, since gpumem is not optimised here.
+/// Records no stacks, because finding their lines takes most of the time of a report in a build without optimisation.
 const NO_STACKS: (&str, &str) = ("GPUMEM_BACKTRACE", "0");
 
-/// Runs a script, in which nothing panics and no callback asks the driver anything.
+/// Runs a script, and checks that nothing panics and that no callback calls the driver.
 #[track_caller]
 fn run(machine: &Standin, script: &str) -> Outcome {
     let outcome = machine.run(&format!("{CONTEXT}; {script}"));
@@ -22,7 +22,7 @@ fn run(machine: &Standin, script: &str) -> Outcome {
     outcome
 }
 
-/// Runs the script where hooks ask the driver as well.
+/// Like [`run`], but gpumem may call the driver in its hooks.
 #[track_caller]
 fn run_any(machine: &Standin, script: &str) -> Outcome {
     let outcome = machine.run(&format!("{CONTEXT}; {script}"));
@@ -30,8 +30,8 @@ fn run_any(machine: &Standin, script: &str) -> Outcome {
     outcome
 }
 
-/// Runs the script again if the machine was so busy that the hook of `on_oom` got an incomplete report. No stack is resolved, which
-/// would take longer than the hook waits.
+/// Runs the script until the hook of `on_oom` gets a complete report. On a busy machine, the first reports may be incomplete. No
+/// stacks are recorded, because looking them up takes longer than the hook waits.
 #[track_caller]
 fn in_time(machine: &Standin, script: &str) -> Outcome {
     let machine = &machine.clone().env(NO_STACKS.0, NO_STACKS.1);
@@ -40,10 +40,10 @@ fn in_time(machine: &Standin, script: &str) -> Outcome {
     reported.expect("the stand-in driver answers soon")
 }
 
-/// Each call that may be refused, the bytes that it then requested, and their kind.
+/// Calls that may fail for lack of memory, with the requested bytes and the kind of memory.
 const CALLS: &[(&str, u64, &str)] = &[
     ("cuMemAlloc_v2 &a 500", 500, "device"),
-    // Rows of a pitched block may be longer than what was asked for.
+    // The rows of a pitched block may be longer than requested, but the report contains the requested bytes.
     ("cuMemAllocPitch_v2 &a &pitch 1000 10 4", 10_000, "device"),
     ("cuMemAllocManaged &a 600 1", 600, "managed"),
     ("cuMemAllocAsync &a 700 0", 700, "pool"),
@@ -57,7 +57,8 @@ const CALLS: &[(&str, u64, &str)] = &[
 fn a_refusal_is_reported_with_its_bytes_kind_and_device_and_counts_nothing() {
     for (call, bytes, kind) in CALLS {
         let function = call.split(' ').next().unwrap_or_default();
-        // There was one call of each before: for `live`, and for a page with which gpumem asks for the number of a block.
+        // These two functions have been called once before: by the script for `live`, and by gpumem, which creates a page to
+        // learn the driver's latest block id.
         let from = if ["cuMemAlloc_v2", "cuMemCreate"].contains(&function) { 2 } else { 1 };
         let script = format!(
             "subscribe; print_refusals; scope train; call cuDeviceGetDefaultMemPool &pool 0; call cuMemAlloc_v2 &live 1000; \
@@ -80,7 +81,7 @@ fn a_refusal_is_reported_with_its_bytes_kind_and_device_and_counts_nothing() {
                 .starts_with("gauge=exact source=cupti events=1 untracked=0 lost=0 device=1000/1 by="),
             "{outcome}"
         );
-        // The refusal is also reported.
+        // The failed allocation is also reported on stderr.
         let report: Vec<_> = outcome.stderr.lines().collect();
         let bytes = Bytes::new(*bytes);
         assert_eq!(
@@ -128,14 +129,14 @@ fn other_failures_are_not_reported() {
             assert!(outcome.answers("refused").is_empty() && outcome.stderr.is_empty(), "{outcome}");
         }
     }
-    // A refusal of host memory is not reported either, because gpumem knows nothing of that memory.
+    // Failed allocations of host memory are not reported either, because gpumem does not know who holds the memory of the host.
     for call in ["cuMemAllocHost_v2 &a 1000", "cuMemHostAlloc &a 1000 0", "cuMemCreate &a 2097152 on:host 0"] {
         let function = call.split(' ').next().unwrap_or_default();
         let outcome = run(&with_cupti().fail(format!("{function}=2")), &format!("print_refusals; exact; call {call}"));
         ensure_answer(&outcome, &format!("call {call}"), "2");
         assert!(outcome.answers("refused").is_empty() && outcome.stderr.is_empty(), "{outcome}");
     }
-    // The same holds for pools of the host, and for a pool whose device is not known because it is older than the subscription.
+    // The same is true for pools of the host, and for a pool whose device is not known because it is older than the subscription.
     let pools = ["exact; call cuMemPoolCreate &pool on:host", "call cuMemPoolCreate &pool on:0; exact"];
     for (call, pool) in ["cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"].into_iter().zip(pools) {
         let script = format!("print_refusals; {pool}; call {call} &a 800 pool 0; retry {call} &a 800 pool 0");
@@ -145,7 +146,8 @@ fn other_failures_are_not_reported() {
             assert!(outcome.answers("refused").is_empty() && outcome.stderr.is_empty(), "{outcome}");
         }
     }
-    // The same holds for frees, for refusals before the subscription, and for refusals without interception.
+    // The same is true for frees that fail, for allocations that fail before the subscription, and for allocations that fail
+    // without interception.
     let outcome = run(
         &with_cupti().fail("cuMemFree_v2=2@1..2"),
         "print_refusals; call cuMemAlloc_v2 &a 99999999999999; exact; call cuMemAlloc_v2 &a 1000; call cuMemFree_v2 a; figures",
@@ -183,7 +185,7 @@ fn a_refusal_is_of_the_device_that_was_asked() {
     assert!(outcome.stderr.ends_with("gpumem: further failed allocations are not reported\n"), "{outcome}");
 }
 
-/// Allocators with a cache do this: they are refused, empty the cache, and ask again.
+/// Allocators with a cache do this: when an allocation fails, they empty the cache and allocate again.
 #[test]
 fn what_is_obtained_soon_calls_the_hook_and_is_not_reported() {
     const CACHE: &str = "exact; print_refusals; call cuStreamCreate &s 0; call cuMemAllocAsync &x 512 s; \
@@ -204,7 +206,8 @@ fn what_is_obtained_soon_calls_the_hook_and_is_not_reported() {
         ),
         (1, 1, "call ALLOC 8589934592; call cuMemFree_v2 cache; call cuMemAllocHost_v2 &h 8589934592"),
     ] {
-        // If there is nothing to report, the end of the process does not wait for lines. So each way to allocate is tested in those cases.
+        // If there is nothing to report, the process does not wait for lines at its end. Therefore only these cases test each way
+        // to allocate.
         let ways = [("cuMemAlloc_v2 &a", ""), ("cuMemAllocAsync &a", " s"), ("cuMemCreate &a", " on:0 0")];
         for (alloc, stream) in &ways[..if reports == 0 { 3 } else { 1 }] {
             let sizes = ["8589934592", "9663676416", "6442450944"];
@@ -220,7 +223,7 @@ fn what_is_obtained_soon_calls_the_hook_and_is_not_reported() {
     }
 }
 
-/// The report is printed while the process runs, so it does not depend on how the process ends.
+/// The report is printed while the process runs, so it does not matter how the process ends.
 #[test]
 fn what_is_not_obtained_is_reported_after_a_while() {
     let outcome =
@@ -229,10 +232,10 @@ fn what_is_not_obtained_is_reported_after_a_while() {
     assert_eq!(outcome.stderr.matches("is out of memory").count(), 1, "{outcome}");
 }
 
-/// The refused thread continues, and the report waits for the driver.
+/// The thread whose allocation failed continues, while the report waits for the driver.
 #[test]
 fn a_slow_driver_does_not_block_the_program() {
-    // The end of the process waits for reports, but not longer than 5 s: stacks could not be resolved by then.
+    // At its end, the process waits for reports, but at most 5 s. Looking up stacks takes longer, so there are none.
     let machine = |slow| with_cupti().set(slow).env(NO_STACKS.0, NO_STACKS.1);
     let slow = || run(&machine("slow=1000"), "scope train; print_refusals; call cuMemAlloc_v2 &a 99999999999999");
     let stuck = || run(&machine("slow=20000"), "scope train; call cuMemAlloc_v2 &a 99999999999999");
@@ -243,14 +246,14 @@ fn a_slow_driver_does_not_block_the_program() {
     let reported = outcome.answer("refused");
     assert!(reported.starts_with("99999999999999 device, device 0, ") && reported.contains("within 50ms"), "{outcome}");
     assert!(outcome.stderr.contains("\n  in train\n") && outcome.stderr.contains(" in use, "), "{outcome}");
-    // gpumem does not wait for a driver that never answers.
+    // gpumem does not wait long for a driver that does not answer.
     let says = "the holders of the memory cannot be read: no answer within 2s";
     assert!(of_stuck.stderr.contains(says), "{of_stuck}");
 }
 
 #[test]
 fn a_second_try_after_the_pool_gave_back() {
-    // The card has 16 GiB. A context and the driver have about 1 GiB of them.
+    // The GPU has 16 GiB. A context and the driver use about 1 GiB of them.
     let keep = "call cuMemAllocAsync &p 10737418240 0; call cuMemFreeAsync p 0";
     let outcome = run(
         &with_cupti(),
@@ -262,14 +265,14 @@ fn a_second_try_after_the_pool_gave_back() {
     ensure_answer(&outcome, "retry cuMemAlloc_v2 &b 99999999999999", "2 2");
     ensure_answer(&outcome, "retry cuMemAlloc_v2 0 0", "1");
     assert_eq!(outcome.answers("refused").len(), 1, "{outcome}");
-    // If the pool cannot be trimmed, the second try is made all the same, and its refusal is reported.
+    // If the pool cannot be trimmed, the second try is made nevertheless, and its failure is reported.
     let outcome = run(
         &with_cupti().fail("cuMemPoolTrimTo=999").fail("cuCtxSynchronize=999"),
         "exact; print_refusals; retry cuMemAlloc_v2 &b 99999999999999",
     );
     ensure_answer(&outcome, "retry cuMemAlloc_v2 &b 99999999999999", "2 2");
     assert_eq!(outcome.answers("refused").len(), 1, "{outcome}");
-    // Without interception, any error counts as a refusal.
+    // Without interception, gpumem treats any error as a lack of memory.
     let outcome = run(&Standin::new(), "retry cuMemAlloc_v2 0 0");
     ensure_answer(&outcome, "retry cuMemAlloc_v2 0 0", "1 1");
 }
@@ -311,7 +314,7 @@ fn parts_add_up_whatever_nvml_knows_of_processes() {
             with_cupti().set("used=315MiB").set(one).set("graphics=4000000002:15MiB:Xorg"),
             format!("1 GiB, adds up: others `other processes` 315 MiB (2), {own}, {rest}, {of_driver} 9 MiB"),
         ),
-        // Processes without a figure in NVML, or not listed, are not separated.
+        // Processes that NVML does not list, or lists without their memory, are not shown separately.
         (with_cupti().set("processes=unavailable"), format!("709 MiB, adds up: {own}, {not_separated} 527 MiB")),
         (
             with_cupti().set("used=300MiB").set("compute=4000000001:na"),
@@ -321,14 +324,14 @@ fn parts_add_up_whatever_nvml_knows_of_processes() {
             with_cupti().set("processes=empty").set("used=300MiB"),
             format!("1009 MiB, adds up: {own}, {not_separated} 827 MiB"),
         ),
-        // In a container, the listed process may be this process under another number.
+        // In a container, the listed process may be this process under another process id.
         (
             with_cupti().set("processes=empty").set("used=300MiB").set(one),
             format!("1009 MiB, adds up: {own}, {not_separated} 827 MiB"),
         ),
         (with_cupti().fail(lists[0]).fail(lists[1]), format!("709 MiB, adds up: {own}, {not_separated} 527 MiB")),
         (with_cupti().without(Library::Nvml), format!("709 MiB, adds up: {own}, {not_separated} 527 MiB")),
-        // NVML lists more memory than there is in use, because its figures are of two moments. Only the part that is certain is shown.
+        // NVML lists more memory than is in use, because its values are from two moments. Only the part that is certain is shown.
         (
             with_cupti().set("compute=4000000001:20GiB:python").set(another),
             format!("709 MiB, adds up: others `other processes` 527 MiB (2), {own}"),
@@ -337,7 +340,7 @@ fn parts_add_up_whatever_nvml_knows_of_processes() {
         let outcome = run(&machine.env(NO_STACKS.0, NO_STACKS.1), script);
         ensure_answer(&outcome, "breakdown", &expected);
         ensure_answer(&outcome, "breakdown 0", &expected);
-        // Memory that may not be on the device is in no scope.
+        // Memory that may not be on the device is in no scope of the summary.
         ensure_answer(
             &outcome,
             "summary",

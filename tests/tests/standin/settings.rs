@@ -1,4 +1,4 @@
-//! Tests environment variables: values that cannot be used, and what `status()` lists.
+//! Tests environment variables: values that cannot be used, and the list that `status()` prints.
 
 use std::{
     os::unix::net::UnixDatagram,
@@ -9,14 +9,14 @@ use std::{
 
 use gpumem_tests::{Standin, ensure};
 
-/// Other processes and libraries write to stderr as well. Their text must not be in the middle of a line.
+/// Other processes and libraries also write to stderr. Their text must not appear in the middle of a line.
 #[test]
 fn each_notice_is_written_at_once() {
     let (ours, theirs) = UnixDatagram::pair().expect("a pair of sockets");
     ours.set_read_timeout(Some(Duration::from_millis(10))).expect("a socket has one");
     let is_over = AtomicBool::new(false);
     let written = thread::scope(|scope| {
-        // Each write is a message of its own.
+        // Each write arrives as a separate message.
         let reads = scope.spawn(|| {
             let (mut written, mut message) = (Vec::new(), vec![0; 1 << 16]);
             loop {
@@ -53,7 +53,7 @@ fn each_notice_is_written_at_once() {
     assert!(written.iter().all(whole), "in pieces: {written:?}");
 }
 
-/// Each variable is named once, with what happens instead, however often and by whatever it is used.
+/// One notice names each variable and says what gpumem does instead, no matter how often and where gpumem uses the variable.
 #[test]
 fn each_setting_that_cannot_be_used_has_one_notice() {
     const BAD: [&str; 6] =

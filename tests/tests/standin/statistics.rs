@@ -1,4 +1,4 @@
-//! Tests the allocator's statistics under PyTorch's names. `gpu_exact` compares them with the sums of a random program.
+//! Tests the allocator's statistics under PyTorch's names. `gpu_exact` compares the statistics with the sums of a random program.
 
 use gpumem_tests::{CONTEXT, Standin, check_answers};
 
@@ -53,7 +53,7 @@ const ALL: [&str; 7] = [
     "memory_snapshot",
 ];
 
-/// Allocations are not intercepted: every figure is an error that says why, and none is zero.
+/// If allocations are not intercepted, every value is an error with the reason, and none is zero.
 #[test]
 fn without_interception_every_figure_is_an_error() {
     for (machine, first, says) in [
@@ -73,14 +73,14 @@ fn without_interception_every_figure_is_an_error() {
         }
         assert!(outcome.is_clean(), "{outcome}");
     }
-    // `subscribe` makes the figures available, whatever the gauge of traces is.
+    // After `subscribe`, the values are available, no matter which gauge traces use.
     check_answers(
         &with_cupti().env("GPUMEM_GAUGE", "sampled"),
         &format!("subscribe = done; {CONTEXT}; call cuMemAlloc_v2 &a 10; memory_allocated = 10"),
     );
 }
 
-/// Blocks from before the subscription are not known. They do not count, and their frees change no figure.
+/// Blocks from before the subscription are not known. They do not count, and their frees change no value.
 #[test]
 fn counting_begins_with_the_first_call() {
     check_answers(

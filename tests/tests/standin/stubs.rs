@@ -15,12 +15,13 @@ fn matches(bytes: &str, pattern: &str) -> bool {
 fn stubs_are_those_of_drivers_470_to_580() {
     // cmp [rip+_], 0x321cba00; je 6; jmp [rip+_]; mov eax, 4; ret
     let jumping = "813d ________ 00ba1c32 7406 ff25 ________ b804000000 c3";
-    // push rbp; mov rbp, rsp; push r12; sub rsp, 8; cmp; je; call [rip+_]; the check of the result; the end; a place for a log; the return
-    // of 4
+    // push rbp; mov rbp, rsp; push r12; sub rsp, 8; cmp; je; call [rip+_]; the check of the result; the end; a place for a log;
+    // the return of 4
     let calling = "55 4889e5 4154 4883ec08 813d ________ 00ba1c32 0f84 ________ ff15 ________ \
                    4189c4 85c0 740f 3d58020000 7408 8d40fd 83f801 770a 4489e0 4c8b65f8 c9 c3 90 ____ \
                    41bc04000000 4489e0 4c8b65f8 c9 c3";
-    // The functions are from `cuda.rs` and `physical.rs` of the stand-in driver, whose stubs jump, and from `memory.rs`, whose stubs call.
+    // In the stand-in driver, the stubs of the functions in `cuda.rs` and `physical.rs` jump, and the stubs of those in
+    // `memory.rs` call.
     for (functions, pattern) in [
         ("cuInit cuCtxSetCurrent cuStreamDestroy_v2 cuMemGetInfo_v2 cuMemCreate cuMemMap", jumping),
         ("cuMemAlloc_v2 cuMemAllocManaged cuMemFree_v2 cuMemFreeAsync cuMemHostRegister cuArrayCreate_v2", calling),

@@ -1,4 +1,5 @@
-//! Tests PyTorch's names on the stand-in driver: the processes that NVML lists for a device, and queries about them.
+//! Tests functions with PyTorch's names on the stand-in driver: the processes that NVML lists for a device, and queries about
+//! devices.
 
 use gpumem_tests::{Library, Outcome, Standin, ensure_answer, ensure_clean};
 
@@ -14,7 +15,7 @@ fn ensure_error(outcome: &Outcome, command: &str, says: &[&str]) {
     ensure_clean(outcome);
 }
 
-/// No process of this machine has these numbers, so only NVML has a name for them.
+/// No process of this machine has these ids, so only NVML has names for them.
 const OTHER: u32 = 4_000_000_001;
 const DRAWS: u32 = 4_000_000_002;
 
@@ -37,7 +38,7 @@ fn processes_are_listed_with_what_they_hold() {
     assert!(own.ends_with(" uses      582.000 MB GPU memory") && before.ends_with(rest), "{outcome}");
 }
 
-/// The lists are empty, as in many containers, and figures are not available, as under WSL.
+/// The lists are empty, as in many containers, or the memory of a process is not available, as under WSL.
 #[test]
 fn what_is_not_known_is_not_zero() {
     let outcome = Standin::new().set("processes=empty").run("context 0; processes; list_processes");
@@ -73,7 +74,7 @@ fn names_that_nvml_does_not_know() {
     }
 }
 
-/// Drivers older than 510 have the second version of the lists, and none of MPS.
+/// Drivers older than 510 have the second version of the lists, and no list of MPS processes.
 #[test]
 fn older_drivers() {
     let mut machine = crowded();
@@ -110,7 +111,7 @@ fn lists_that_cannot_be_read() {
     ensure_error(&outcome, "processes", &["cannot load libnvidia-ml", "is the NVIDIA driver installed"]);
 }
 
-/// The process list is that of the card with this CUDA ordinal, whatever its number in NVML is.
+/// The process list is that of the GPU with this CUDA ordinal, which may have another index in NVML.
 #[test]
 fn the_device_is_the_one_that_cuda_means() {
     let outcome = Standin::new().devices(2).set("fastest=reversed").run("context 0; processes 0; processes 1");
@@ -118,7 +119,8 @@ fn the_device_is_the_one_that_cuda_means() {
     ensure(&outcome, "processes 1", "1: ");
 }
 
-/// These are the driver's own figures, without a context. The total is that of the driver, if it gives one.
+/// These are the values that the driver would return, but gpumem creates no context. The total excludes the memory that the
+/// driver keeps for itself.
 #[test]
 fn free_and_total() {
     let outcome = Standin::new().set("used=1GiB").run("mem_get_info; mem_get_info 0; mem_get_info 1");

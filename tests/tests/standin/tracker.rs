@@ -1,8 +1,8 @@
-//! Tests the tracker with everything that can go wrong.
+//! Tests the tracker with faults of the driver and of the program.
 
 use gpumem_tests::{CONTEXT, Library, Outcome, Standin, without_line_numbers};
 
-/// Returns what trackers printed on the stand-in driver.
+/// Returns the output of the trackers, without line numbers.
 fn printed(outcome: &Outcome) -> String {
     let reports: Vec<_> = outcome.reports();
     without_line_numbers(&reports.join("\n"))
@@ -42,7 +42,7 @@ fn blocks_of_the_driver() {
     assert!(outcome.stderr.is_empty(), "{outcome}");
 }
 
-/// A label of cudarc knows its type, and its size is that of the elements.
+/// A label for a slice of cudarc takes the type from the slice, and its shape must have as many elements as the slice.
 #[test]
 fn slices_of_cudarc() {
     let script = "tracker; context 0; labelled conv1.weight 64x3x3x3; labelled bias 64; pooled 1; track; mislabelled; mislabelled; \
@@ -58,7 +58,7 @@ fn slices_of_cudarc() {
     assert_eq!(outcome.stderr.matches("cannot use a label's shape").count(), 1, "said once\n{outcome}");
 }
 
-/// Without libcupti, the tracker has the total. It says once why it has no more.
+/// Without libcupti, the tracker reports only the total, and one notice gives the reason.
 #[test]
 fn without_interception() {
     let script =
@@ -83,7 +83,7 @@ fn without_interception() {
     assert!(outcome.answer("track").ends_with(" live=?, ?") && outcome.stderr.contains(why), "{outcome}");
 }
 
-/// gpumem does not know these blocks: they are in the total, and not in the differences.
+/// gpumem does not know these blocks. They count in the total, but not in the differences.
 #[test]
 fn blocks_that_are_older_than_the_tracker() {
     let script =

@@ -1,4 +1,4 @@
-//! Tests blocks that are in use, and the line that allocated each.
+//! Tests the list of live blocks, and the line that allocated each block.
 
 use std::{
     cell::Cell,
@@ -20,7 +20,7 @@ fn what_is_still_there_of_traces() {
     let inner = GpuMemTrace::with_ctx("inner");
     let (b, freed) = (take(&gpu, 20), take(&gpu, 30));
     let pooled = gpu.alloc_async(Bytes::new(25)).expect("there is room");
-    // The blocks of another thread are not in the scope, unless the thread has its handle.
+    // The blocks of another thread are in the scope only if that thread has entered it through a handle.
     let others = thread::scope(|threads| {
         let (gpu, handle) = (&gpu, inner.handle());
         let alone = threads.spawn(move || take(gpu, 40));
@@ -34,7 +34,7 @@ fn what_is_still_there_of_traces() {
     drop(inner);
     let after_inner = take(&gpu, 5);
     assert_eq!(sizes(&outer.live()), [50, 25, 20, 10, 5]);
-    // A stopped trace keeps the blocks that it had, as long as they exist.
+    // A stopped trace keeps the blocks that it had, until they are freed.
     outer.stop();
     let after = take(&gpu, 60);
     assert_eq!(sizes(&outer.live()), [50, 25, 20, 10, 5]);
@@ -58,7 +58,7 @@ fn the_same_path_at_the_same_time_on_three_threads() {
         gpu.make_current();
         [0, 10].map(|round| {
             let trace = GpuMemTrace::with_ctx("same");
-            // The block of the last round still exists, but is of another time.
+            // The block of the first round still exists in the second round, but it belongs to an earlier trace.
             mem::forget(take(&gpu, thread + round));
             all_in.wait();
             let live = sizes(&trace.live());
@@ -118,7 +118,7 @@ pub(super) fn blocks() {
     drop((large, small, pooled));
 }
 
-/// Allocates below many functions that are not the program's own. Some of them are written in C.
+/// Allocates below more than 60 other functions. Some of them, such as `qsort`, are written in C.
 #[inline(never)]
 fn asks_from_afar(gpu: &SimGpu) -> (SimBlock, u32) {
     thread_local! {
@@ -141,7 +141,7 @@ fn asks_from_afar(gpu: &SimGpu) -> (SimBlock, u32) {
     let (to, gpu) = (Rc::clone(&taken), gpu.clone());
     ASK.set(Some(Box::new(move || to.set(gpu.alloc_async(Bytes::mib(3)).ok()))));
     let mut numbers = [2_u64, 1];
-    // SAFETY: the numbers are as many and as large as it says, and `order` reads none of them.
+    // SAFETY: the array has 2 elements of 8 bytes each, and `order` does not read them.
     unsafe { qsort(numbers.as_mut_ptr().cast(), 2, 8, order) };
     (taken.take().expect("the device has room"), line!() - 1)
 }
@@ -149,7 +149,7 @@ fn asks_from_afar(gpu: &SimGpu) -> (SimBlock, u32) {
 pub(super) fn deep() {
     let gpu = simulated_gpu();
     let trace = GpuMemTrace::with_ctx("train");
-    // The stack of the second one is known already.
+    // The second block has the stack of the first block, which is already known.
     let blocks: Vec<_> = (0..2).map(|_| asks_from_afar(&gpu)).collect();
     for block in trace.live() {
         let count = |name: &str| block.backtrace.iter().filter(|frame| frame.contains(name)).count();
@@ -176,7 +176,7 @@ fn a_line_is_found_however_much_is_called_from_there() {
 
 #[test]
 fn the_line_that_asked_is_the_programs_own() {
-    // The blocks are one in the pool, a large one outside of it, and a small one.
+    // The blocks, the largest first: one in the pool, a large one outside it, and a small one.
     for (setting, known) in [
         ("", [true, true, false]),
         ("auto", [true, true, false]),

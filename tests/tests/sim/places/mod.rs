@@ -1,5 +1,5 @@
-//! Tests the holders of memory: scopes over threads and tasks, the summary, the breakdown, live blocks, the report when
-//! memory runs out. A test that changes the whole process runs in a process of its own.
+//! Tests who holds memory: scopes across threads and tasks, the summary, the breakdown, live blocks, and the report when memory
+//! runs out. A test that changes the whole process runs in a separate process.
 
 mod leaks;
 mod live;
@@ -43,7 +43,7 @@ fn scopes(gpu: &SimGpu) -> BTreeMap<String, ScopeSummary> {
     all.map(|scope| (scope.path.join("/"), scope)).collect()
 }
 
-/// Checks all allocations in each path of a device, including the scopes inside it, and the part that is in use.
+/// Checks the allocated bytes and the bytes in use of each path of a device. Both include the scopes inside the path.
 #[track_caller]
 fn check_scopes(gpu: &SimGpu, expected: &[(&str, u64, u64)]) {
     let reported: Vec<_> =
@@ -56,7 +56,7 @@ fn sizes(blocks: &[LiveBlock]) -> Vec<u64> {
     blocks.iter().map(|block| block.bytes.get()).collect()
 }
 
-/// Polls both in turns on one thread, as `join!` does.
+/// Polls both futures in turn on one thread, as `join!` does.
 async fn join<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
     let (mut a, mut b) = (pin!(a), pin!(b));
     let (mut of_a, mut of_b) = (Poll::Pending, Poll::Pending);
@@ -115,13 +115,13 @@ fn own_process(part: &str, variables: &[(&str, &str)]) -> OwnProcess {
     OwnProcess::new("places::child").part(part).envs(variables)
 }
 
-/// Runs a part of these files in a process of its own, with these variables.
+/// Runs one of [`CHILDREN`] in a separate process with these environment variables.
 #[track_caller]
 fn run(part: &str, variables: &[(&str, &str)]) -> Ended {
     own_process(part, variables).run()
 }
 
-/// Does the same. The process must end well.
+/// Like [`run`], but the process must succeed.
 #[track_caller]
 fn passes(part: &str, variables: &[(&str, &str)]) -> Ended {
     own_process(part, variables).passes()
@@ -131,7 +131,7 @@ fn passes(part: &str, variables: &[(&str, &str)]) -> Ended {
 #[test]
 fn child() {
     let Some(part) = part() else { return };
-    // The test runner has begun a line.
+    // The test runner has printed the start of a line.
     println!();
     let (_, run) = CHILDREN.iter().find(|(name, _)| *name == part).expect("it is on the list");
     run();
@@ -186,7 +186,7 @@ fn names_beyond_the_limit_share_one_row() {
     assert_eq!(rest, format!("{0} calls of 1 paths, {0} used", 20_000 - apart));
     assert_eq!(path, "(more names like step #)");
     assert_eq!(calls, "20000 calls");
-    // The names of a row had at least what is in use now, however little each of them had.
+    // The peak of a row that stands for many names is at least their memory in use now, although each name had only 1 byte.
     assert!(more.contains(" names like step #) 18.53 "), "{more}");
     assert!(first.starts_with("step # 1.00 1.00 1.00 "), "{first}");
 }

@@ -1,4 +1,4 @@
-//! Tests scopes that tasks, threads and handles take to other places.
+//! Tests scopes that tasks, threads and handles carry to other places of the program.
 
 use super::*;
 
@@ -73,7 +73,7 @@ fn a_task_that_moves_between_threads_stays_in_its_scope() {
             kept.push(take(&of_task, size));
             Yield::default().await;
         }
-        // The blocks are dropped in the scope as well.
+        // The blocks are dropped here, inside the scope.
     }));
     let mut kept = Vec::new();
     loop {
@@ -148,7 +148,7 @@ fn a_handle_that_outlives_its_trace() {
             let entered = handle.enter();
             before.wait();
             after.wait();
-            // The scope is closed now. This thread is in it until it leaves.
+            // The scope is closed, but this thread stays in it until it leaves.
             let inside = take(&gpu, 1);
             drop(entered);
             (inside, take(&gpu, 10))

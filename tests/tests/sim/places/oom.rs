@@ -1,8 +1,9 @@
-//! Tests the reports when memory runs out, and second tries.
+//! Tests the reports when memory runs out, and `retry_after_trim`.
 
 use super::*;
 
-/// Returns a device of 1 GiB. 712 MiB of it are in use; its pool keeps 64 MiB of them.
+/// Returns a device of 1 GiB of which 712 MiB are in use. Its pool keeps 64 MiB of these without using them. Also returns the
+/// live blocks.
 fn crowded() -> (SimGpu, Vec<SimBlock>) {
     let gpu = SimGpu::install(Bytes::gib(1)).expect("GPUMEM_SIM is not set");
     gpumem::intercept::subscribe().expect("simulated devices report their allocations");
@@ -29,11 +30,11 @@ pub(super) fn refused() {
     });
     let _train = GpuMemTrace::with_ctx("train");
     let _backward = GpuMemTrace::with_ctx("backward");
-    // The lines of live blocks are looked up before the refusal, because there is little time then.
+    // The lines of live blocks are looked up before the allocation fails, because there is little time after that.
     breakdown(gpu.ordinal()).expect("it can be read");
     assert!(gpu.alloc(Bytes::mib(900)).is_err_and(|error| error.is_out_of_memory()));
     println!("> {}", line!() - 1);
-    // An invalid request is not a refusal for lack of memory.
+    // An invalid request does not fail for lack of memory, so it is not reported.
     assert!(gpu.alloc(Bytes::ZERO).is_err());
 }
 
@@ -103,7 +104,7 @@ fn reports(said: &Ended) -> usize {
 
 #[test]
 fn a_refusal_reports_which_scopes_hold_the_memory() {
-    // On a busy machine the reading may take too long. Then the hook gets an incomplete report.
+    // On a busy machine, reading the device may take too long. The hook then gets an incomplete report.
     let said = (0..100).map(|_| passes("refused", &[])).find(|said| said.answers().len() == 4);
     let said = said.expect("a reading of a simulated device takes little time");
     let [reported, at, scopes, line] = said.answers()[..] else { panic!("{}", said.stdout) };
@@ -129,7 +130,7 @@ fn a_refusal_reports_which_scopes_hold_the_memory() {
     );
     let (head, places) = said.stderr.split_at(expected.len().min(said.stderr.len()));
     assert_eq!(head, expected);
-    // Both blocks were allocated on one line, called from two lines. The pool's unused memory is not among the places.
+    // Both blocks were allocated on one line, which was called from two lines. The pool's unused memory is not among the places.
     let places: Vec<_> = places.lines().skip(2).collect();
     let [large, large_from, small, small_from, peak, at_peak @ ..] = &places[..] else { panic!("{}", said.stderr) };
     assert!(large.starts_with(" tests/sim/places/mod.rs:") && large.ends_with("  600       1  ████████"), "{large}");
@@ -137,7 +138,7 @@ fn a_refusal_reports_which_scopes_hold_the_memory() {
     for caller in [large_from, small_from] {
         assert!(caller.starts_with("   from tests/sim/places/oom.rs:"), "{caller}");
     }
-    // The peak is higher than the use at the refusal.
+    // The peak is higher than the 648 MiB that are live when the allocation fails.
     assert_eq!(*peak, "simulated device 0: the peak was 712 MiB");
     for (scope, mib) in [(" load", 600), (" train", 112), ("   forward", 48)] {
         let row = |line: &&str| line.starts_with(&format!("{scope}  ")) && line.contains(&format!(" {mib}  "));
@@ -187,13 +188,13 @@ pub(super) fn retries() {
     println!("> {count} {}", block.is_ok());
     let (count, other) = tried(|| gpu.alloc(Bytes::ZERO));
     println!("> {count} {}", other.is_err_and(|error| !error.is_out_of_memory()));
-    // A refusal on another thread does not count for this one.
+    // A failed allocation on another thread does not cause a second try on this thread.
     let (count, elsewhere) = tried(|| {
         thread::scope(|threads| threads.spawn(|| assert!(ask(&gpu).is_err())).join().expect("it does not panic"));
         gpu.alloc(Bytes::ZERO)
     });
     println!("> {count} {}", elsewhere.is_err());
-    // One attempt is inside another one. Each succeeds at its second try.
+    // One attempt is inside another one. The inner one succeeds at its second try, so the outer one needs no second try.
     drop(gpu.alloc_async(Bytes::mib(64)));
     let (count, nested) = tried(|| tried(|| gpu.alloc(Bytes::mib(350))).1);
     println!("> {count} {}", nested.is_ok());
@@ -206,7 +207,7 @@ pub(super) fn retries_in_vain() {
     println!("> {count} {}", full.is_err_and(|error| error.is_out_of_memory()));
     let (count, full) = tried(|| tried(|| gpu.alloc(Bytes::mib(901))).1);
     println!("> {count} {}", full.is_err());
-    // After a panic in the hook, further refusals are still reported.
+    // After a panic in an attempt, failed allocations are still reported.
     let unwound = catch_unwind(AssertUnwindSafe(|| retry_after_trim(|| -> Result<(), Error> { panic_any(()) })));
     assert!(unwound.is_err() && gpu.alloc(Bytes::mib(902)).is_err());
 }

@@ -1,4 +1,4 @@
-//! Tests which allocations made a peak.
+//! Tests the allocations that made a peak.
 
 use gpumem::{Gauge, report::PeakHolders};
 
@@ -24,7 +24,7 @@ fn of_traces_that_overlap() {
     assert_eq!(reported(&outer.peak_holders().expect("asked for")), []);
     let a = take(&gpu, 10);
     drop(before);
-    // The peak of the outer trace is here. Then less is in use than before it.
+    // The outer trace has its first peak here. When `b` is dropped, less memory is in use than at the start of that trace.
     let b = GpuMemTrace::scope("inner", |_| take(&gpu, 1000));
     let mut inner = GpuMemTrace::builder().ctx("inner").at_peak(true).all_threads().start().expect("exact");
     drop(b);
@@ -38,7 +38,7 @@ fn of_traces_that_overlap() {
     let of_inner = expected(&[("outer/inner", 600 - 1000), ("other", 500)]);
     let of_inner: Vec<_> = of_inner.into_iter().rev().collect();
     assert_eq!(reported(&inner.peak_holders().expect("asked for")), of_inner);
-    // The same allocation makes a new peak of the outer trace.
+    // The allocation of `c` makes a new peak of the outer trace, too.
     let of_outer_now = expected(&[("outer/inner", 600), ("other", 500), ("outer", 10), ("before", -100)]);
     assert_ne!(of_outer, of_outer_now);
     assert_eq!(reported(&outer.peak_holders().expect("asked for")), of_outer_now);
@@ -90,7 +90,7 @@ fn of_a_device_in_the_summary() {
         drop(own);
     });
     drop(weights);
-    // The scope has more, but the process has less.
+    // This scope has more memory than `forward`, but the process has less than at its peak.
     GpuMemTrace::scope("check", |_| drop(take(&gpu, 1005)));
     let at_peak: Vec<_> = scopes(&gpu).into_iter().map(|(path, scope)| (path, scope.at_peak.get())).collect();
     let at_peak: Vec<_> = at_peak.iter().map(|(path, bytes)| (path.as_str(), *bytes)).collect();
@@ -107,7 +107,7 @@ pub(super) fn peak() {
     let held = take(&gpu, 20 * MIB);
     drop(take(&gpu, 2 * MIB));
     drop((held, step, train, before));
-    // The report is about the whole run.
+    // The report at the end is about the whole run, so this reset must not change it.
     gpumem::summary_n_reset();
     drop(take(&gpu, 24 * MIB));
 }
@@ -135,7 +135,8 @@ fn of_the_process_at_its_end() {
 
 #[test]
 fn is_reported_when_memory_runs_out_if_it_was_higher() {
-    // The end of the process waits 5 s for the report: a busy machine does not resolve stacks by then.
+    // At its end, the process waits at most 5 s for the report. On a busy machine, looking up stacks takes longer, so there are
+    // none.
     let said = passes("peak and refused", &[("GPUMEM_BACKTRACE", "0")]);
     assert!(
         said.stderr.contains("simulated device 0: the peak was 40 GiB\n") && said.stderr.contains("\n big  "),

@@ -1,4 +1,4 @@
-//! Tests the guard: its figures, its threads, and each example of fastai's documentation with its exact lines.
+//! Tests guards: their numbers, their threads, and each example of fastai's documentation with its exact lines.
 
 mod fastai;
 mod sampled;
@@ -218,7 +218,7 @@ fn what_a_simulated_device_has_can_be_allocated() {
     let gpu = SimGpu::install(Bytes::gib(1 << 20)).expect("GPUMEM_SIM is not set");
     let trace = quiet().start().expect("a simulated device");
     let (block, other) = (gpu.alloc(Bytes::gib(300 << 10)).expect("there is room"), simulated_gpu());
-    // Devices do not share addresses, however many devices follow.
+    // Devices never share addresses, no matter how many devices are installed later.
     let blocks: Vec<_> =
         (0..4).map(|_| (gpu.alloc(Bytes::gib(100 << 10)).expect("there is room"), mib(&other, 1))).collect();
     assert_eq!(trace.data().used.get(), 700 << 40);
@@ -230,7 +230,7 @@ fn what_a_simulated_device_has_can_be_allocated() {
     }
 }
 
-/// A loader has traces of its own on another thread, at times that differ from run to run. They change no row of the training.
+/// A loader on another thread has its own traces, at times that differ from run to run. They change no row of the training.
 #[test]
 fn six_runs_of_one_program_have_equal_rows() {
     let rows = ["a", "b", "c", "d", "e", "f"].map(|run| {

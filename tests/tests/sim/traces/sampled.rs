@@ -66,7 +66,7 @@ fn a_thousand_open_traces_are_one_thread_that_goes_when_the_last_is_closed() {
     assert!(traces.iter().all(|trace| trace.data().used.mb() == 2));
     drop(traces);
     eventually("the sampler leaves", || samplers() == 0);
-    // The sampler starts again.
+    // The sampler can start again.
     let trace = start(&gpu);
     eventually("the sampler is back", || samplers() == 1);
     drop(trace);
@@ -89,11 +89,11 @@ fn storms_of_starts_and_stops_on_many_threads() {
                         trace.start();
                     }
                     if round % 50 == 0 {
-                        // The sampler has time to pause, and once to end.
+                        // The sampler has time to pause, and in the first round it has time to end.
                         drop(trace);
                         thread::sleep(Duration::from_millis(if round == 0 { 300 } else { 3 }));
                     }
-                    // A sampler that ends is there for a moment beside the next one.
+                    // A sampler that ends may still exist for a moment after the next one has started.
                     eventually("there is one sampler", || samplers() <= 1);
                 }
             });
