@@ -1,5 +1,5 @@
-//! Measures the costs of gpumem, each beside its baseline in the same run. The first group uses the GPU; it is left out
-//! if there is none.
+//! Measures the costs of gpumem. Each measurement has its baseline in the same run. The group `device` needs a GPU; it is left
+//! out if there is none.
 //!
 //! `cargo bench -p gpumem-tests`
 
@@ -33,7 +33,7 @@ fn create_and_stop(gauge: Gauge) {
     black_box(trace.data());
 }
 
-/// Measures the queries against the bare call, and a sampled trace, which takes two readings.
+/// Compares the queries with the bare call of NVML, and measures a sampled trace, which takes two readings.
 fn device(criterion: &mut Criterion) {
     if !gpumem::is_available() {
         gpumem_tests::skipped("no GPU");
@@ -44,7 +44,7 @@ fn device(criterion: &mut Criterion) {
     let handle = GpuHandle::new(0).expect("device 0 is there");
     let mut group = criterion.benchmark_group("device");
     group.warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(2));
-    // The measurements alternate, because clocks drift by more than the difference.
+    // The measurements alternate, because clock frequencies drift by more than the difference between the measurements.
     for round in 1..=5 {
         group.bench_function(format!("baseline: nvmlDeviceGetMemoryInfo_v2, cached handle ({round})"), |bench| {
             bench.iter(|| bare.memory_info());
@@ -64,16 +64,16 @@ fn device(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Addresses that a program may have in use, to be freed and given out again in turn.
+/// Returns the addresses of 1024 blocks again and again, as if a program freed and allocated them in turn.
 fn addresses() -> impl Iterator<Item = u64> {
     (0..1024_u64).map(|block| 0x7f00_0000_0000 + block * 4096).cycle()
 }
 
-/// Measures the inbox and the ledger, against a map behind a lock that does nothing else.
+/// Compares the inbox and the ledger with a map behind a lock that does nothing else.
 fn events(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("events");
     let map = Mutex::new(HashMap::<u64, u64>::new());
-    // This is the simplest implementation.
+    // This is the simplest way to remember live blocks.
     let insert_and_remove = |address| {
         map.lock().unwrap().insert(address, 4096);
         map.lock().unwrap().remove(&address);
@@ -118,7 +118,7 @@ fn events(criterion: &mut Criterion) {
             inbox.close(1);
         });
     });
-    // Two threads use it: one works in the background as hard as it can.
+    // Two threads do the same work: one of them works in the background as fast as it can.
     for (name, work) in [
         ("baseline: Mutex<HashMap> insert+remove", &insert_and_remove as &(dyn Fn(u64) + Sync)),
         ("alloc+free", &alloc_and_free),
@@ -142,8 +142,8 @@ fn events(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Measures the cost of recording the allocations of a peak: events in a scope with this option, against events in one
-/// without it. Each event is in another scope than the last.
+/// Measures the cost of recording the allocations of a peak: compares events in a scope with this option and events in a scope
+/// without it. In each turn, a block is allocated in one of two inner scopes, and a block of the other inner scope is freed.
 fn peaks(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("peaks");
     let address = |turn: u64| 0x7f00_0000_0000 + turn * 4096;
@@ -195,13 +195,14 @@ fn walked() -> u32 {
 
 #[inline(never)]
 fn by_the_system() -> u32 {
-    // The number does not matter: what is measured is the walk.
+    // Any id will do, because only the walk is measured.
     source::uncached_stack(|addresses| StackId(u32::try_from(addresses.len()).unwrap_or(0))).0
 }
 
-/// Measures the stack of one block: a known one, a new one through known functions, and one by the unwinder of the system.
+/// Measures how long it takes to find the stack of one block: a remembered stack, a new stack through known functions, and a
+/// stack that the system's unwinder walks.
 fn stack(criterion: &mut Criterion) {
-    // Stacks have numbers once the session has begun.
+    // Stacks have ids only after the session has started.
     SimGpu::install(Bytes::gib(16)).expect("there is no other device");
     drop(trace(Gauge::Exact));
     let mut group = criterion.benchmark_group("stack");
@@ -219,8 +220,8 @@ fn stack(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Measures a part of a pool beside a block of the driver, each without a pool and with one. Two are allocated and freed in turn, or 500
-/// are live.
+/// Compares a part of a pool with a block of the driver without a pool: first while no other block or part is live, then while
+/// 500 are live. Then allocates and frees a million live parts, in order and at random.
 fn pools(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("pools");
     let (without, with) = (BareInbox::default(), BareInbox::default());
@@ -253,14 +254,14 @@ fn pools(criterion: &mut Criterion) {
     }
 }
 
-/// This many blocks go from one scope to the other at a time.
+/// The number of blocks that are allocated in one inner scope before the other inner scope is entered.
 const BATCH: u64 = 1024;
 
 #[gpu_mem_trace]
 fn traced() {}
 
-/// Measures a guard while traces are off. `GPUMEM_GAUGE=off cargo bench -p gpumem-tests --bench cost -- off`, or on a machine
-/// without a GPU: this benchmark comes first, because the others install simulated devices.
+/// Measures a guard while traces are off. Run `GPUMEM_GAUGE=off cargo bench -p gpumem-tests --bench cost -- off`, or run it on a
+/// machine without a GPU. This benchmark comes first, because the others install simulated devices.
 fn off(criterion: &mut Criterion) {
     if GpuMemTrace::new().data().gauge != Gauge::Off {
         gpumem_tests::skipped("traces are on");
@@ -277,8 +278,8 @@ fn off(criterion: &mut Criterion) {
 #[gpu_mem_trace(stats)]
 fn counted() {}
 
-/// Measures the end of a trace: silent, counted for statistics, and filtered out by its name. `GPUMEM=filtered=off
-/// cargo bench -p gpumem-tests --bench cost -- ends`.
+/// Measures a trace that is silent, one that is counted for statistics, and one that is filtered out by its name. The filtered
+/// trace needs `GPUMEM=filtered=off cargo bench -p gpumem-tests --bench cost -- ends`.
 fn ends(criterion: &mut Criterion) {
     SimGpu::install(Bytes::gib(16)).expect("there is no other device");
     let start = |ctx| GpuMemTrace::builder().ctx(ctx);

@@ -1,12 +1,13 @@
-//! What recording every allocation costs the calls that are recorded, on a real GPU. Prints one table, for `docs/VERIFIED.md`.
+//! Measures what it costs to record every allocation on a real GPU, and prints the results as tables for `docs/VERIFIED.md`.
 //!
-//! `cargo bench -p gpumem-tests --bench gpu`, or the binary alone; it needs no toolkit and no Rust. `-- --help` lists what can be
-//! chosen: `-- --rows async,launch --only dispatch1` takes half a minute, all of it about four.
+//! Run `cargo bench -p gpumem-tests --bench gpu`, or run only the binary, which needs neither a CUDA toolkit nor Rust.
+//! `-- --help` lists the options: `-- --rows async,launch --only dispatch1` takes half a minute, and the whole benchmark takes
+//! about four minutes.
 //!
-//! The baseline of every row is an untraced process: one in which gpumem intercepts nothing and CUPTI was never loaded. CUPTI
-//! makes the driver slower from the moment it is loaded, also without a subscriber, so a process in which it was loaded is no
-//! baseline. Each way to observe calls is a process of its own, which is this program once more. The first process uses no GPU: it
-//! only asks the others to measure, one at a time and in turns; the others wait meanwhile.
+//! The baseline of every row is an untraced process: gpumem intercepts nothing in it, and CUPTI was never loaded. CUPTI makes the
+//! driver slower from the moment it is loaded, even without a subscriber, so a process that has loaded CUPTI is not a baseline.
+//! Each way to observe calls has a separate process, which runs this same program. The first process does not use the GPU: it
+//! only asks the other processes to measure in turns. While one of them measures, the others wait.
 
 use std::{
     collections::BTreeMap,
@@ -65,7 +66,7 @@ fn main() {
         gpumem_tests::skipped("no GPU");
         return;
     }
-    // If a thread fails, the others would wait at their barrier. So the process ends.
+    // If one thread panicked, the other threads would wait at their barrier forever. Therefore a panic ends the process.
     let say = panic::take_hook();
     panic::set_hook(Box::new(move |failure| {
         say(failure);
@@ -92,7 +93,7 @@ fn control(options: &Options) {
     let mut times: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     let mut functions = BTreeMap::new();
     for generation in 0..options.generations {
-        // All processes start at the same time, because a driver takes seconds to begin.
+        // All processes start at the same time, because the driver takes seconds to start.
         let mut workers: Vec<_> = ways.iter().map(|way| Worker::start(way.name)).collect();
         let refused: Vec<_> = workers.iter_mut().map(|worker| worker.hello().err()).collect();
         for (way, why) in ways.iter().zip(&refused).filter_map(|(way, why)| Some((way, why.as_ref()?))) {
@@ -184,7 +185,7 @@ impl Table<'_> {
         }
         for ((name, way), functions) in self.functions {
             let (row, way) = (Row::named(name), Way::named(way));
-            // The same source without stacks, if that was measured too.
+            // The times of the same source without stacks, if they were measured too.
             let without = way.without_stacks.and_then(|without| self.times.get(&(row.name, without)));
             let added = without.map(|without| {
                 let with = &self.times[&(row.name, way.name)];
@@ -212,7 +213,7 @@ struct Row {
     name: &'static str,
     kind: Kind,
     threads: usize,
-    /// The number of pairs of each thread in each measurement.
+    /// The number of actions of each thread in each measurement.
     times: usize,
     /// The number of functions between the bench and the call.
     deeper: usize,
@@ -247,7 +248,8 @@ impl Row {
         options.rows.is_empty() || options.rows.iter().any(|word| self.name.contains(word.as_str()))
     }
 
-    /// Returns whether the row measures stacks, and not allocations with the stacks that they have by default.
+    /// Returns whether the row measures only stacks. The other rows measure allocations, with the stacks that they have by
+    /// default.
     fn is_of_stacks(&self) -> bool {
         self.has_stacks && matches!(self.kind, Kind::Async(_))
     }
@@ -296,7 +298,8 @@ impl Row {
         format!("{what}{}{}", with(threads, "threads"), with(self.deeper, "functions deeper"))
     }
 
-    /// Returns the least and the most bytes at one time that a trace must report. The threads of a row are in no scope.
+    /// Returns the lowest and the highest peak that a trace may report. The threads of a row may allocate at the same time or one
+    /// after the other.
     fn most(&self) -> (u64, u64) {
         match self.kind {
             Kind::Async(bytes) | Kind::Plain(bytes) => (bytes as u64, (bytes * self.threads) as u64),
@@ -319,9 +322,9 @@ impl Row {
 }
 
 const UNTRACED: &str = "untraced";
-/// The way in which a recording is written as well.
+/// The way that also writes a recording.
 const RECORDED: &str = "dispatch1-recorded";
-/// The way in which another thread has a trace open as well.
+/// The way that also keeps a trace open on another thread.
 const OVERLAPPED: &str = "dispatch1-overlapped";
 
 /// How allocations are observed in a process.
@@ -331,7 +334,7 @@ struct Way {
     observer: Observer,
     /// The number of open traces.
     traces: usize,
-    /// The way that is the same except for stacks. This one records all stacks.
+    /// The name of the same way without stacks, if this way records all stacks.
     without_stacks: Option<&'static str>,
 }
 
@@ -339,7 +342,7 @@ struct Way {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Observer {
     Nobody,
-    /// CUPTI is loaded and had a subscriber once.
+    /// CUPTI is loaded. Its subscriber has unsubscribed.
     Idle,
     Gpumem {
         source: &'static str,
@@ -381,7 +384,7 @@ impl Way {
         Self::ALL.iter().find(|way| way.name == name).unwrap_or_else(|| panic!("{name} is none of {:?}", names()))
     }
 
-    /// Only pairs are measured in this way, and no ratio is required of it.
+    /// Returns whether only pairs are measured in this way. No ratio is required of such a way.
     fn is_of_pairs(&self) -> bool {
         [RECORDED, OVERLAPPED].contains(&self.name)
     }
@@ -396,13 +399,13 @@ impl Way {
     }
 }
 
-/// Another process of this program. It has nothing on the GPU except what its way to observe calls needs.
+/// Another process of this program, which measures one way to observe calls.
 struct Worker {
     name: String,
     process: Child,
     questions: ChildStdin,
     answers: BufReader<ChildStdout>,
-    /// The file of its recording, if it writes one.
+    /// The file of the recording, if the process writes one.
     recording: Option<PathBuf>,
 }
 
@@ -417,7 +420,7 @@ impl Worker {
         command.env(Self::SWITCH, name).env_remove("CUDA_INJECTION64_PATH");
         if let Some(Way { observer, without_stacks, .. }) = Way::ALL.iter().find(|way| way.name == name) {
             let source = if let Observer::Gpumem { source } = observer { source } else { "cupti" };
-            // The rows of `cuMemAlloc` are about `auto`, which is the default.
+            // The rows of `cuMemAlloc` measure the stacks of `auto`, which is the default.
             let stacks = if without_stacks.is_some() { "1" } else { "auto" };
             command.env("GPUMEM_SOURCE", source).env("GPUMEM_BACKTRACE", stacks);
         }
@@ -432,7 +435,7 @@ impl Worker {
         Self { name: name.to_owned(), process, questions, answers, recording }
     }
 
-    /// Returns the first answer of a process that is needed for nothing else.
+    /// Starts a process only for its first answer. Returns this answer.
     fn hello_of(name: &str) -> Result<String, String> {
         let mut worker = Self::start(name);
         let hello = worker.hello();
@@ -458,7 +461,7 @@ impl Worker {
         answer.trim_end().to_owned()
     }
 
-    /// Closes the questions, so the process checks its libraries again and ends.
+    /// Closes the input of the process, so that it checks its libraries again and ends.
     fn end(self) {
         let Self { name, mut process, questions, recording, .. } = self;
         drop(questions);
@@ -520,7 +523,7 @@ fn answer(way: &Way) {
     check_libraries(way).expect("it has stayed so to the end");
 }
 
-/// Begins to observe calls. Returns the observer.
+/// Starts to observe calls. Returns the name of the observer.
 fn begin(way: &Way) -> Result<String, String> {
     if way.observer != Observer::Nobody {
         subscribe().map_err(|error| error.to_string())?;
@@ -567,19 +570,19 @@ struct Graph(sys::CUgraphExec);
 /// A kernel in a module that is never unloaded.
 struct Kernel(sys::CUfunction);
 
-// SAFETY: contexts and streams are handles that the driver takes from any thread.
+// SAFETY: contexts and streams are handles that the driver accepts from any thread.
 unsafe impl Sync for Gpu {}
 
-// SAFETY: as above: a function is such a handle.
+// SAFETY: a function is a handle that the driver accepts from any thread.
 unsafe impl Send for Kernel {}
 
-// SAFETY: as above.
+// SAFETY: a graph is a handle that the driver accepts from any thread.
 unsafe impl Send for Graph {}
 
-// SAFETY: as above; one thread at a time launches it.
+// SAFETY: the driver accepts the graph from any thread, and only one thread at a time launches it.
 unsafe impl Sync for Graph {}
 
-// SAFETY: as above.
+// SAFETY: a function is a handle that the driver accepts from any thread.
 unsafe impl Sync for Kernel {}
 
 impl Gpu {
@@ -598,7 +601,7 @@ impl Gpu {
             graph: OnceLock::new(),
         };
         let mut all = u64::MAX;
-        // SAFETY: the device came from the driver, and the attribute is 64 bits wide, as what is passed is.
+        // SAFETY: the device came from the driver, and both the attribute and the value are 64 bits wide.
         unsafe {
             let pool = result::device::get_default_mem_pool(device).expect("the device has a pool");
             let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
@@ -654,10 +657,10 @@ impl Gpu {
         })
     }
 
-    /// Runs the action this many times on one thread. Returns the median time of one, without waiting for the device.
+    /// Runs the action at least this often on one thread. Returns the median time of one action, without waiting for the device.
     fn run(&self, kind: Kind, stream: usize, times: usize) -> f64 {
-        /// A batch has fewer launches than the driver queues. The median of many short batches leaves out those in which the processor did
-        /// something else.
+        /// The number of actions in a batch. The driver can queue more launches than this. The median of many short batches
+        /// ignores the batches in which the processor did something else.
         const BATCH: usize = 100;
         pin(stream);
         let stream = self.streams[stream];
@@ -692,10 +695,10 @@ impl Gpu {
         let capture = || {
             let (stream, mode) = (self.streams[0], sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
             self.kernel();
-            // SAFETY: the stream is alive, and nothing else is done on it meanwhile.
+            // SAFETY: the stream is alive, and nothing else uses it during the capture.
             unsafe { result::stream::begin_capture(stream, mode) }.expect("the stream can be captured");
             self.launch(stream);
-            // SAFETY: as above; the graph came from the capture, and is never destroyed.
+            // SAFETY: the stream is alive; the graph came from the capture, and is never destroyed.
             let graph = unsafe { result::stream::end_capture(stream) }.expect("the capture ended whole");
             let mut executable = ptr::null_mut();
             // SAFETY: the out-parameter and the graph are live.
@@ -720,8 +723,8 @@ impl Gpu {
     }
 
     fn measure_by_gpumem(&self, row: &Row, way: &Way) -> f64 {
-        // All traces but one stay open as long as the process. If a hundred were opened and closed before each measurement, they would
-        // leave holes on the heap, and the driver would find its own blocks more slowly.
+        // All traces except one stay open until the process ends. If a hundred traces were opened and closed around each
+        // measurement, they would leave holes on the heap, and the driver's own allocations there would become slower.
         static OPEN: Mutex<Vec<GpuMemTrace>> = Mutex::new(Vec::new());
         let mut open = OPEN.lock().expect("nobody panicked");
         while open.len() + 1 < way.traces {
@@ -765,7 +768,7 @@ impl Gpu {
 fn functions(gpu: &Gpu, kind: Kind) -> f64 {
     let stream = gpu.streams[0];
     let mut at = 0;
-    // SAFETY: the out-parameter and the stream are live, and the block is given back once.
+    // SAFETY: the out-parameter and the stream are live, and the block is freed once.
     unsafe {
         match kind {
             Kind::Async(bytes) => sys::cuMemAllocAsync(&raw mut at, bytes, stream),
@@ -776,7 +779,7 @@ fn functions(gpu: &Gpu, kind: Kind) -> f64 {
         .expect("the device has room");
     }
     let blocks = memory_snapshot().expect("allocations are intercepted");
-    // SAFETY: as above.
+    // SAFETY: the stream is live, and the block is freed once.
     unsafe {
         match kind {
             Kind::Async(_) => sys::cuMemFreeAsync(at, stream),
@@ -788,13 +791,13 @@ fn functions(gpu: &Gpu, kind: Kind) -> f64 {
     count(blocks.iter().find(|block| block.id == at).expect("it was recorded").backtrace.len())
 }
 
-/// Keeps the calling thread on one processor, because the caches of another one are empty.
+/// Keeps the calling thread on one processor, because the caches of another processor are empty.
 fn pin(thread: usize) {
-    // The processors of the machine: a thread that is bound to one would count that one only.
-    // SAFETY: any name may be asked for.
+    // The number of processors of the machine. `available_parallelism` would return 1 for a thread that is bound to one of them.
+    // SAFETY: `sysconf` accepts any name.
     let processors = usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1).max(1);
-    // SAFETY: zeros are an empty set, the processor's number is below the size of the set, and 0 is the calling thread. Where
-    // that is not allowed, the thread stays where it is.
+    // SAFETY: a `cpu_set_t` of zeros is an empty set, the processor's number is below the size of the set, and 0 means the
+    // calling thread. If the call is not allowed, the thread stays where it is.
     unsafe {
         let mut set = std::mem::zeroed::<libc::cpu_set_t>();
         libc::CPU_SET(thread % processors.min(libc::CPU_SETSIZE as usize), &mut set);
@@ -804,7 +807,7 @@ fn pin(thread: usize) {
 
 fn pooled_pair(bytes: usize, stream: sys::CUstream) {
     let mut at = 0;
-    // SAFETY: the out-parameter and the stream are live, and the block is given back once.
+    // SAFETY: the out-parameter and the stream are live, and the block is freed once.
     unsafe {
         sys::cuMemAllocAsync(&raw mut at, bytes, stream).result().expect("the device has room");
         sys::cuMemFreeAsync(black_box(at), stream).result().expect("it was allocated");
@@ -813,7 +816,7 @@ fn pooled_pair(bytes: usize, stream: sys::CUstream) {
 
 fn plain_pair(bytes: usize) {
     let mut at = 0;
-    // SAFETY: the out-parameter is live, and the block is given back once.
+    // SAFETY: the out-parameter is live, and the block is freed once.
     unsafe {
         sys::cuMemAlloc_v2(&raw mut at, bytes).result().expect("the device has room");
         sys::cuMemFree_v2(black_box(at)).result().expect("it was allocated");

@@ -1,7 +1,8 @@
-//! Measures the growth of a process: with a million threads that end, a million scopes and requests with names of their own, 10^8
-//! events.
+//! Measures how much the memory of a process grows: with a million threads that end, a million scopes and a million requests with
+//! different names, 10^8 events, and a million live parts of a pool.
 //!
-//! `cargo bench -p gpumem-tests --bench growth`, with a word of one line's name to measure that one: `-- requests`.
+//! `cargo bench -p gpumem-tests --bench growth` runs all measurements. With an argument, such as `-- requests`, it runs only
+//! those whose names contain the argument.
 
 use std::{env, time::Instant};
 
@@ -10,7 +11,7 @@ use gpumem_tests::growth;
 
 fn main() {
     let gpu = SimGpu::install(Bytes::gib(16)).expect("there is none yet");
-    // Cargo adds an option of its own.
+    // Cargo adds its own option, `--bench`.
     let chosen = env::args().skip(1).find(|argument| !argument.starts_with("--")).unwrap_or_default();
     let timed = |what: &str, grows: &dyn Fn() -> u64| {
         if !what.contains(&chosen) {

@@ -37,7 +37,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Returns the blocks of code in the comments for the documentation, as Markdown.
+/// Returns the code blocks in the doc comments, as Markdown.
 fn examples_of(source: &str) -> String {
     let (mut examples, mut is_inside) = (String::new(), false);
     for line in source.lines() {

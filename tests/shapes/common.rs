@@ -1,5 +1,6 @@
-//! Every function is there twice, with and without `#[gpu_mem_trace]`, and must create, use and drop the same values in the same
-//! order: however its arguments are declared, whichever of them its body names, and however it ends. One source for all editions.
+//! Every function exists three times: without `#[gpu_mem_trace]`, with it, and with its option `lines`. All three must create,
+//! use and drop the same values in the same order, however the arguments are declared, whichever of them the body names, and
+//! however the function ends. All editions use this source.
 
 // The shapes are unusual on purpose, and the code is valid in edition 2018.
 #![allow(clippy::all, clippy::pedantic)]
@@ -25,7 +26,7 @@ fn log(text: impl Into<String>) {
     LOG.with(|log| log.borrow_mut().push(text.into()));
 }
 
-/// Chooses the way that a body takes.
+/// Returns which branch a body takes.
 fn flag() -> bool {
     FLAG.with(Cell::get)
 }
@@ -90,7 +91,7 @@ fn fallible(input: D) -> Out {
 type Run = fn();
 type Make = fn() -> Pin<Box<dyn Future<Output = Out>>>;
 
-/// One function, without the attribute, with it, and with its lines.
+/// One function in three versions: without the attribute, with it, and with its option `lines`.
 struct Shape {
     name: &'static str,
     runs: Runs,
@@ -109,12 +110,12 @@ fn end(out: Result<Out, Box<dyn std::any::Any + Send>>) {
     }
 }
 
-/// Traces the function as a whole.
+/// Runs the function, and logs how it ended.
 fn run(function: impl FnOnce() -> Out) {
     end(catch_unwind(AssertUnwindSafe(function)));
 }
 
-/// Polls a future this number of times, then drops it. Returns true if it ended before.
+/// Polls a future at most this number of times, then drops it. Returns whether the future ended.
 fn poll(make: Make, times: u32) -> bool {
     let mut future = make();
     let mut context = Context::from_waker(Waker::noop());
@@ -190,7 +191,7 @@ pub(crate) fn compare(edition: u32) {
     assert!(shapes.len() >= 200, "{} shapes", shapes.len());
 }
 
-/// Checks the report of each trace: the returned value and the arguments still exist then, and no temporary does.
+/// Checks the report of each trace: the returned value and the arguments still exist when it is made, and no temporary does.
 pub(crate) fn figures() {
     let figures = |run: Run| reports_of(run).iter().map(ToString::to_string).collect::<Vec<_>>();
     let line = |used: u64, peaked: u64| vec![format!("△Used Peaked MB: {:>6} {:>6} (step: exit)", used, peaked)];
@@ -254,7 +255,7 @@ async fn async_unnamed_arguments(_a: SimBlock, _: SimBlock) -> SimBlock {
     take(7)
 }
 
-/// Writes a function for each way to declare `$a` among the arguments.
+/// Defines a function for each way to declare `$a` among the arguments.
 macro_rules! with_arguments {
     ($kind:ident $shapes:ident $name:ident $a:ident $body:tt) => {
         $kind!($shapes, concat!(stringify!($kind), " two ", stringify!($name)),
@@ -269,7 +270,7 @@ macro_rules! with_arguments {
     };
 }
 
-/// Writes a function for each way to use `a` and to end.
+/// Defines a function for each way to use `a` and to end.
 macro_rules! with_bodies {
     ($kind:ident $shapes:ident) => {
         with_arguments!($kind $shapes names_nothing a { pause!(); Ok(D::new("r")) });
@@ -446,7 +447,7 @@ fn futures(shapes: &mut Vec<Shape>) {
     with_bodies!(future shapes);
 }
 
-/// Writes a method for each receiver, sync and async.
+/// Defines a method for each receiver, sync and async.
 macro_rules! with_receivers {
     ($shapes:ident $name:ident $this:ident $body:tt) => {
         method!($shapes, concat!("rc ", stringify!($name)), ($this: Rc<Self>), Rc::new, $body);

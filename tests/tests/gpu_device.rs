@@ -12,7 +12,7 @@ use gpumem::{
 use gpumem_examples::{Block, Gpu};
 use gpumem_tests::{OwnProcess, device, on_the_standin, part};
 
-/// This is longer than the time between some readings of the sampler.
+/// Waits until the sampler has read the device several times.
 fn hold() {
     thread::sleep(Duration::from_millis(50));
 }
@@ -34,8 +34,8 @@ fn start(gauge: Gauge) -> GpuMemTrace {
     GpuMemTrace::builder().gauge(gauge).on_exit_report(false).start().expect("the device can be read and intercepted")
 }
 
-/// An exact trace is right to the byte. The driver hands out pages of 2 MiB, so a sampled trace sees 15 MiB as 16; fastai's tests allowed
-/// the same 2 MB.
+/// Checks a trace. An exact trace is right to the byte. The driver hands out pages of 2 MiB, so a sampled trace sees 15 MiB as
+/// 16 MiB; fastai's tests allowed the same difference of 2 MB.
 fn check(trace: &GpuMemTrace, what: &str, used: i64, peaked: u64) {
     hold();
     let data = trace.data();
@@ -47,7 +47,7 @@ fn check(trace: &GpuMemTrace, what: &str, used: i64, peaked: u64) {
     assert!(data.peaked.mb().abs_diff(peaked) <= 2, "{what}");
 }
 
-/// The stand-in machine has no nvidia-smi.
+/// Leaves out one test, because the stand-in machine has no nvidia-smi.
 #[test]
 fn on_the_stand_in_driver() {
     on_the_standin(&["queries_agree_with_nvidia_smi"]);
@@ -151,13 +151,13 @@ fn a_capture_is_left_whole_by_traces_and_queries_and_refuses_no_cache() {
     let trace = GpuMemTrace::builder().silent(true).start().expect("traces are fine");
     trace.report();
     drop(trace);
-    // SAFETY: as above, and the capture was begun on this stream.
+    // SAFETY: the stream is alive, and the capture was started on this stream.
     let captured = unsafe { result::stream::end_capture(stream) };
     println!("the capture ended {}", if captured.is_ok() { "whole" } else { "broken" });
     assert!(captured.is_ok());
 }
 
-/// The tests below run this one in a process of its own.
+/// The tests below run this test in a separate process.
 #[test]
 fn child() {
     match part().as_deref() {

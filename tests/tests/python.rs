@@ -1,4 +1,5 @@
-//! Compares Python's functions on stacks with Python's own frames, in each Python from 3.11 to 3.14 that is found.
+//! Compares the Python functions that gpumem finds on stacks with Python's own frames, in each Python from 3.11 to 3.14 that is
+//! found.
 
 use std::{env, ffi::OsStr, process::Command};
 

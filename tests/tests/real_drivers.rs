@@ -1,5 +1,5 @@
-//! Tests the hooks in the real libcuda of four drivers, without a GPU. Debian's packages have them. If they cannot be downloaded, the
-//! test prints it.
+//! Tests the hooks in the real libcuda of four drivers, without a GPU. The drivers come from Debian's packages. A driver that
+//! cannot be downloaded is skipped, with a message.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -14,7 +14,7 @@ use std::{
 use gpumem_driver::source::trial::intercepted_functions;
 use gpumem_tests::{built, output_of, wait};
 
-/// The package of each driver, and the version of Debian that has it.
+/// The package of each driver, and the version of Debian that contains it.
 const PACKAGES: [(&str, &str, &str); 4] = [
     ("470", "libnvidia-tesla-470-cuda1", "bookworm"),
     ("525", "libnvidia-tesla-cuda1", "bookworm"),
@@ -22,7 +22,7 @@ const PACKAGES: [(&str, &str, &str); 4] = [
     ("550", "libcuda1", "trixie"),
 ];
 
-/// The time for all downloads. They are 14 MB.
+/// The time limit for all downloads together, which are 14 MB.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Each intercepted function returns the same code with hooks and without, and each slot holds a hook.
@@ -111,7 +111,7 @@ fn drivers_in(folder: &Path) -> Vec<(&'static str, Result<PathBuf, String>)> {
     drivers
 }
 
-/// Debian's package manager, with lists of its own.
+/// Debian's package manager, with separate package lists.
 struct Apt {
     folder: PathBuf,
     end: Instant,

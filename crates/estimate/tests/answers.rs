@@ -8,7 +8,7 @@ use gpumem_estimate::{
     AllocatorKind, Class, Dtype, Input, Layer, Loss, Model, Optimizer, Shape, Step, Tensors, models, numbered,
 };
 
-/// The weights have 1 MiB and 4 KiB, in two layers.
+/// The weights take 1 MiB and 4 KiB, in two layers.
 fn small() -> Model {
     let layers = vec![
         Layer::linear(512, 512).named("first"),
@@ -115,7 +115,7 @@ one change                    peak  change      %
     );
 }
 
-/// Adam has two moments, and in the update as much again.
+/// Adam keeps two moments. Its update temporarily takes half as much memory.
 #[test]
 fn the_parts_of_an_optimizer_are_told_apart() {
     let mib = |optimizer, parameters, master_weights| {
@@ -140,7 +140,7 @@ fn the_parts_of_an_optimizer_are_told_apart() {
     assert_eq!(mib(Optimizer::Sgd, Dtype::F32, false).0, None);
 }
 
-/// Each row is the estimate of its step, with the known savings.
+/// Each row of the savings is the estimate of its step.
 #[test]
 fn a_change_saves_what_its_step_needs_less() {
     let model = models::gpt2(512);
@@ -154,7 +154,7 @@ fn a_change_saves_what_its_step_needs_less() {
         assert_eq!(change.peak >= Some(savings.peak), change.why_not.is_some(), "{change:?}");
     }
     assert!(savings.changes.len() >= 8);
-    // If the limit is too low, the table still shows the needs.
+    // If the limit is too low, the table still shows what each change needs.
     let limited = Step { limit: Some(Bytes::mib(100)), ..step };
     assert!(limited.estimate(&model).unwrap_err().is_out_of_memory());
     assert_eq!(limited.savings(&model).unwrap(), savings);
@@ -163,7 +163,7 @@ fn a_change_saves_what_its_step_needs_less() {
     assert_eq!(changes, ["weights in 4 bits"]);
 }
 
-/// cuDNN's workspaces are a range: both ends are in the report.
+/// The workspaces of cuDNN are a range. Both of its ends are in the report.
 #[test]
 fn workspaces_of_convolutions_are_a_range() {
     let estimate = Step::training(32, Optimizer::Sgd).estimate(&models::resnet50()).unwrap();
@@ -184,7 +184,7 @@ fn workspaces_of_convolutions_are_a_range() {
     assert!(text.starts_with("the estimated peak is 1384 to 2184 MiB\n"), "{text}");
 }
 
-/// A model of many layers is a report of a page.
+/// The report of a model with many layers is a page long.
 #[test]
 fn a_deep_model_has_a_short_report() {
     let of = |sizes: &[u64]| {
@@ -222,7 +222,7 @@ fn the_longest_sequences_fit_and_longer_ones_do_not() {
     assert_eq!(unlimited, "the largest step depends on a limit, and the step has none");
 }
 
-/// The weights of a file are no estimate: the other needs of a step are unknown, and not 0.
+/// The weights of a file are not an estimate: the other needs of a step are unknown, and not 0.
 #[test]
 fn weights_without_a_model_are_no_estimate() {
     let header = r#"{"model.layers.0.up.weight":{"dtype":"BF16","shape":[512,512],"data_offsets":[0,524288]},

@@ -1,4 +1,4 @@
-//! Combines the choices of a step: each gives an estimate whose parts add up, or an error with the reason.
+//! Combines the choices of a step. Each combination gives an estimate whose parts add up, or an error with the reason.
 
 use gpumem_estimate::{
     Checkpointing, DataParallel, DataParallelKind, Decode, Dtype, KvCache, Lora, Model, Optimizer, Quantized, Step,
@@ -63,7 +63,7 @@ fn parts_add_up_or_an_error_says_why() {
         "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}"#;
     let model = Model::from_config(config, 16).unwrap();
     let (mut estimates, mut reasons) = (0, Vec::new());
-    // Every 11th step is tested. 11 is prime and divides no number of choices, so all choices meet.
+    // Every 11th step is tested. 11 is prime and divides no number of choices, so all choices are combined.
     for number in (0..ALL).step_by(11) {
         let step = step(number);
         let estimate = match step.estimate(&model) {
@@ -84,12 +84,12 @@ fn parts_add_up_or_an_error_says_why() {
     }
     reasons.sort();
     reasons.dedup();
-    // There are as many reasons as senseless pairs among these choices. No reason names a layer.
+    // There are at least as many reasons as senseless pairs of these choices. No reason names a layer.
     assert!(estimates > 60 && reasons.len() >= 14, "{estimates} estimates, {reasons:#?}");
     assert!(reasons.iter().all(|reason| !reason.starts_with("layer `")), "{reasons:#?}");
 }
 
-/// Steps that make no sense for GPT-2, each with a part of the reason. What `step` combines is not among them.
+/// Steps that make no sense for GPT-2, each with a part of the reason. They do not include the combinations of `step`.
 const SENSELESS: &[(&str, &str)] = &[
     (r#"{"batch": 0}"#, "the batch and the number of passes (`micro_batches`) are 1 or more"),
     (r#"{"optimizer": "sgd", "micro_batches": 0}"#, "are 1 or more"),

@@ -64,7 +64,7 @@ fn contradictions_are_errors() {
     assert!(Model::from_config(&llama(r#""quantization_config": null"#), 16).is_ok());
 }
 
-/// These are the most blocks that a file can ask for. Each differs from the one before.
+/// The model has as many blocks as a file can ask for. Each block differs from the one before it.
 #[test]
 fn the_most_blocks_are_estimated() {
     let types: Vec<_> = (0..1024).map(|at| if at % 2 == 0 { "full_attention" } else { "sliding_attention" }).collect();

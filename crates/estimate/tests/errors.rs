@@ -39,7 +39,7 @@ fn sizes_that_overflow_are_errors() {
     let large = "the sizes are too large: the sum does not fit into 62 bits";
     assert_eq!(message([Layer::linear(1 << 40, 1 << 40)], image()), format!("layer `0`: {large}"));
     assert_eq!(message([Layer::conv2d(u64::MAX, u64::MAX, 3, 1, 1)], image()), format!("layer `0`: {large}"));
-    // Each has 2^61 bytes.
+    // Each of the two layers has 2^61 bytes.
     let halves = [Layer::linear(1 << 30, 1 << 29), Layer::linear(1 << 29, 1 << 30)];
     assert_eq!(message(halves, image()), format!("layer `1`: {large}"));
     let huge = Input::Numbers(Shape::from([u64::MAX, u64::MAX]));
@@ -137,7 +137,7 @@ fn models_are_read_from_toml() {
     assert!(error("name = 1").starts_with("this is not a model: "));
 }
 
-/// The message has the layer, its field, and the allowed values.
+/// The message names the layer, its field, and the allowed values.
 #[test]
 fn a_wrong_layer_is_named_with_its_field() {
     let error = |layer: &str| {

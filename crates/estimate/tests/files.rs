@@ -109,7 +109,7 @@ fn a_folder_describes_a_model() {
     assert_eq!((both.model.as_ref(), &both.notes), (Ok(&model), &vec![]));
     assert_eq!(Described::read(&file, 16).unwrap(), both);
     assert!(Step::inference(1).estimate(&both.model.unwrap()).is_ok());
-    // A configuration of another model does not go unnoticed.
+    // A configuration of another model is noticed.
     folder.write("config.json", CONFIG.replace("50", "51").as_bytes());
     let other = Described::read(&folder.0, 16).unwrap();
     let elements = both.tensors.sum().elements;
@@ -117,7 +117,7 @@ fn a_folder_describes_a_model() {
     assert_eq!(other.notes, [expected]);
 }
 
-/// The parameters of an unknown architecture are known, and nothing else is.
+/// The parameters of an unknown architecture are known, but nothing else is.
 #[test]
 fn an_unknown_architecture_has_parameters_and_no_model() {
     let folder = Folder::new();
@@ -133,7 +133,7 @@ fn an_unknown_architecture_has_parameters_and_no_model() {
     assert_eq!(unknown.tensors.by_module(2).len(), 2);
     let why = unknown.model.unwrap_err().to_string();
     assert!(why.starts_with("config.json: the architecture `NewLM` is not supported; supported are Llama"), "{why}");
-    // The weights are found beside their configuration as well.
+    // The weights are also found next to their configuration.
     let beside = Described::read(folder.0.path().join("config.json"), 16).unwrap();
     assert_eq!(beside.tensors, unknown.tensors);
     assert_eq!(beside.model.unwrap_err().to_string(), why);
@@ -165,7 +165,7 @@ fn the_type_and_the_positions_are_those_of_the_files() {
     assert!(found.dtype.is_some() && found.positions.is_none());
 }
 
-/// A test waits for no file, and reads no file without end.
+/// The reader does not wait for a pipe, and does not read a file without end.
 #[test]
 fn what_is_no_regular_file_and_what_is_too_long_is_refused() {
     let folder = Folder::new();
@@ -181,7 +181,7 @@ fn what_is_no_regular_file_and_what_is_too_long_is_refused() {
             fs::remove_file(link).unwrap();
         }
     }
-    // The pipe is the second file of an index, and a step.
+    // The pipe is the second file of an index. Then `/dev/zero` is given as a step.
     folder.write("1.safetensors", &safetensors(FIRST, 32));
     std::os::unix::fs::symlink(&pipe, folder.0.path().join("2.safetensors")).unwrap();
     let map = r#"{"weight_map":{"model.a.weight":"1.safetensors","model.b.weight":"2.safetensors"}}"#;

@@ -1,5 +1,5 @@
-//! Tests GGUF files that the Python package `gguf` wrote. `measure/gguf_files.py` made the headers in `gguf/` and `files.jsonl`, which has
-//! the values that this package reads in them.
+//! Tests GGUF files that the Python package `gguf` wrote. `measure/gguf_files.py` made the headers in `gguf/`, and `files.jsonl`,
+//! which contains the values that this package reads in them.
 
 use std::{fs, path::PathBuf};
 
@@ -15,7 +15,7 @@ fn lines() -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Reads a file, which ends with its header.
+/// Reads a file that consists only of a header.
 fn header(line: &Value) -> Gguf {
     let name = line["name"].as_str().unwrap();
     Gguf::read(path(&format!("{name}.gguf"))).unwrap_or_else(|error| panic!("{name}: {error}"))
@@ -48,7 +48,7 @@ fn parameters_are_those_that_the_file_has() {
         let types: serde_json::Map<String, Value> =
             file.tensors().by_dtype().into_iter().map(|(dtype, sum)| (dtype, sum.elements.into())).collect();
         assert_eq!(Some(&types), line["types"].as_object(), "{name}");
-        // `model` refuses a file whose parameters are not those of the model, so this compares them as well.
+        // `model` rejects a file whose parameters are not those of the model, so this call compares them as well.
         let model = file.model(16).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(Some(model.name.as_str()), name.as_str());
         assert!(Step::inference(1).estimate(&model).unwrap().parameters.abs_diff(sum.elements) < 100, "{name}");

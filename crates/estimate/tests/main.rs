@@ -1,4 +1,4 @@
-//! Tests the public interface of the crate in one executable: none of these tests needs a process of its own.
+//! Tests the public interface of the crate in one executable, because none of these tests needs a separate process.
 
 mod answers;
 mod combinations;

@@ -1,5 +1,6 @@
-//! Compares estimates with figures that the programs in `measure/` measured on an H200 or counted with PyTorch. `docs/ESTIMATE.md` says
-//! how rows were chosen. `cargo test -p gpumem-estimate measured -- --nocapture` prints the estimates.
+//! Compares estimates with the values that the programs in `measure/` measured on an H200 or counted with PyTorch.
+//! `docs/ESTIMATE.md` describes how the rows were chosen. `cargo test -p gpumem-estimate measured -- --nocapture` prints the
+//! estimates.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ struct Row {
     error: f64,
 }
 
-/// Returns a row, and its estimate. The model has the measured parameters.
+/// Returns the estimate of a row. The model must have the measured number of parameters.
 fn estimated(row: &Value) -> Estimate {
     let name = text(row, "row");
     let (model, step) = rows::parse(name).expect("a row that `rows` knows");
@@ -34,7 +35,7 @@ fn number(row: &Value, key: &str) -> u64 {
     row[key].as_u64().expect("a number")
 }
 
-/// Returns the excess of an estimate over the measured value.
+/// Returns by how many percent an estimate exceeds the measured value.
 #[expect(clippy::cast_precision_loss, reason = "percentages need no more")]
 fn percent(estimated: u64, measured: u64) -> f64 {
     (estimated as f64 / measured as f64 - 1.0) * 100.0
@@ -57,8 +58,8 @@ fn workspace(estimate: &Estimate) -> u64 {
     of_libraries.map(|(_, bytes)| bytes.get()).sum()
 }
 
-/// Returns the difference between an estimate and the measured peak. For convolution models, both are without the workspaces
-/// of libraries.
+/// Returns the difference between an estimate and the measured peak. For convolution models, both values are without the
+/// workspaces of libraries.
 fn compared(row: &Value, estimate: &Estimate) -> Row {
     let (key, estimated) = if has_convolutions(row) {
         ("peak_without_workspace", estimate.peak.get() - workspace(estimate))
@@ -69,7 +70,8 @@ fn compared(row: &Value, estimate: &Estimate) -> Row {
     Row { name: text(row, "row").to_owned(), chosen: text(row, "chosen").to_owned(), error }
 }
 
-/// The largest workspace is inside its range. The peak is inside the range of peaks, up to 0.4 % for blocks that lie in other places.
+/// Checks that the largest workspace is inside its range, and that the peak is inside the range of peaks. The peak may be 0.4 %
+/// outside, because blocks may have other addresses.
 fn check_workspaces(row: &Value, estimate: &Estimate) {
     let name = text(row, "row");
     let range = estimate.convolutions.expect("the model has convolutions");
@@ -107,7 +109,7 @@ fn estimates_agree_with_an_h200() {
     }
 }
 
-/// Tests rows whose estimates were committed before they were measured: `blind_estimates.jsonl` has them.
+/// Tests rows whose estimates were committed before the rows were measured. `blind_estimates.jsonl` contains these estimates.
 #[test]
 fn estimates_agree_with_rows_that_were_measured_last() {
     let rows = read(include_str!("../measure/blind.jsonl"));
@@ -129,10 +131,10 @@ fn estimates_agree_with_rows_that_were_measured_last() {
     }
 }
 
-/// Tests steps that `measure/steps.py` measured. `docs/VERIFIED.md` has the table.
+/// Tests steps that `measure/steps.py` measured. `docs/VERIFIED.md` has the results.
 #[test]
 fn estimates_of_steps_agree_with_an_h200() {
-    // A row of several ranks has the peak of the one that needs most.
+    // A row of several ranks has the peak of the rank that needs most.
     let mut peaks: BTreeMap<String, (Value, Option<u64>)> = BTreeMap::new();
     for row in read(include_str!("../measure/steps.jsonl")) {
         let (name, peak) = (text(&row, "row").to_owned(), row["peak"].as_u64());
@@ -158,17 +160,18 @@ fn estimates_of_steps_agree_with_an_h200() {
     assert_eq!((peaks.len(), near, wrong), (32, 32, Vec::new()));
 }
 
-/// Tests architectures of `config.json` that `measure/architectures.py` measured. The estimates that were made before
-/// are in `measure/architectures_first.txt`.
+/// Tests architectures of `config.json` that `measure/architectures.py` measured. `measure/architectures_first.txt` contains the
+/// estimates that were made before the measurement.
 #[test]
 fn estimates_of_architectures_agree_with_an_h200() {
-    /// Returns the largest difference, in percent of the measured peak.
+    /// Returns the largest allowed difference, in percent of the measured peak.
     fn allowed(row: &str) -> f64 {
         match row {
-            // transformers 5.17, which measured these, does not cap the scores of Gemma 2. The estimate follows 5.23, which does.
+            // transformers 5.17, with which these rows were measured, does not cap the scores of Gemma 2. The estimate follows
+            // 5.23, which does.
             "gemma-2-6/adamw/f32" => 2.0,
             "gemma-2-6/adamw/bf16" => 4.5,
-            // The workspace of cuDNN's convolution is a range beside the estimate.
+            // The estimate gives the workspace of cuDNN's convolution separately, as a range.
             "clip-vit-base-patch32/inference/bf16" => 3.0,
             _ => 0.5,
         }
@@ -196,8 +199,8 @@ fn estimates_of_architectures_agree_with_an_h200() {
 /// Tests the models that `measure/bytes.py models` counted.
 #[test]
 fn steps_agree_with_pytorch_on_a_cpu() {
-    /// The allowed error of an estimate, in parts of a thousand: most differ by less than one, Adafactor's update by nine. A CPU has
-    /// other kernels than a GPU, which need other small tensors.
+    /// The allowed error of an estimate, in parts of a thousand. Most estimates differ by less than one, and Adafactor's update
+    /// by nine. A CPU has other kernels than a GPU, which need other small tensors.
     const THOUSANDTHS: u64 = 10;
     let mut wrong = Vec::new();
     for row in read(include_str!("../measure/bytes.jsonl")) {
@@ -236,7 +239,7 @@ fn contexts_have_the_measured_sizes() {
     assert_eq!(ContextSize::measured((8, 0)), None, "nothing is guessed");
 }
 
-/// `parameters.txt` has the figures of torchvision and transformers. `measure/parameters.py` wrote it.
+/// `parameters.txt` contains the numbers of torchvision and transformers. `measure/parameters.py` wrote it.
 #[test]
 fn parameters_are_those_of_torchvision_and_transformers() {
     let lines: Vec<_> = include_str!("parameters.txt").lines().filter(|line| !line.starts_with('#')).collect();

@@ -1,5 +1,6 @@
-//! Checks that models from configurations have the same modules as in transformers. `measure/modules.py` wrote
-//! `modules.jsonl`: the versions, then a configuration in each line, and the parameters of each module of the library's model.
+//! Checks that models from configurations have the same modules as in transformers. `measure/modules.py` wrote `modules.jsonl`:
+//! its first line has the versions, and each other line has a configuration and the parameters of each module of the library's
+//! model.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! Tests that the recording of an estimate, which is the stream of events of the step, has the same figures.
+//! Tests that the recording of an estimate has the same numbers as the estimate. The recording is the stream of events of the
+//! step.
 
 use std::{collections::BTreeMap, io::Cursor};
 

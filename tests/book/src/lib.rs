@@ -9,7 +9,7 @@ macro_rules! pages {
             mod $name {}
         )*
 
-        /// The files of the list.
+        /// The pages in the list.
         pub const PAGES: &[&str] = &[$($file),*];
     };
 }

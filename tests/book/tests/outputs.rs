@@ -9,7 +9,7 @@ use std::{
 use gpumem_book_tests::PAGES;
 
 const START: &str = "cargo run ";
-/// The example that is a program of this package, and needs no features.
+/// The example that this package builds as a program. `cargo run` would build all its dependencies again, with fewer features.
 const ESTIMATE: &str = "-p gpumem-estimate --example estimate";
 
 fn root() -> PathBuf {
@@ -43,12 +43,11 @@ fn shown(page: &str, text: &str) -> Vec<Shown> {
     blocks.filter_map(read).collect()
 }
 
-/// Removes the parts that differ between runs and machines: the time, the number of the process, and the line of the
-/// GPU itself.
+/// Removes the parts that differ between runs and machines: times, process ids, and the lines with the memory of the device.
 fn comparable(text: &str) -> String {
     let line = |line: &str| match line.split_once("gpumem: process ").and_then(|(_, rest)| rest.split_once(' ')) {
         Some((_, rest)) => format!("gpumem: process N {rest}\n"),
-        // The time of the worst call, in statistics.
+        // A row of statistics ends with the time of the worst call.
         None if line.ends_with(" s") => format!("{}\n", line.trim_end_matches(|c: char| " .s0123456789".contains(c))),
         None => format!("{}\n", without_value(&without_value(line, "\"time\":"), "\"pid\":")),
     };

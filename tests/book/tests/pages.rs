@@ -132,8 +132,8 @@ fn a_broken_link_is_found() {
     assert!(!found("nowhere.md") && !found("#nowhere") && !found("where.md#used-and-peaked"));
 }
 
-/// `rust` is compiled and run, and `rust,no_run` is compiled. `rs` is neither; it is only for code of frameworks that this
-/// project does not use.
+/// A code block marked `rust` is compiled and run, and one marked `rust,no_run` is only compiled. Code marked `rs` is not tested;
+/// only code of frameworks that this project does not use may be marked so.
 #[test]
 fn code_is_tested_unless_it_needs_another_framework() {
     for (name, text) in pages() {

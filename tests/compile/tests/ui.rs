@@ -1,11 +1,11 @@
-//! Tests the messages of wrong uses of the attribute, word for word, in `ui/fail`. After a change of words, run
-//! `TRYBUILD=overwrite cargo test -p gpumem-compile-tests`. The crates that the attribute must not disturb are in `ui/pass`; they
-//! are tests.
+//! Tests the error messages for wrong uses of the attribute, word for word. The uses are in `ui/fail`. After you change a
+//! message, run `TRYBUILD=overwrite cargo test -p gpumem-compile-tests`. The programs in `ui/pass` are correct uses; Cargo builds
+//! and runs each of them as a test.
 
 #[allow(unreachable_pub, reason = "in gpumem-tests it is public")]
 use std::process::Command;
 
-/// Compilers word their own part of a message differently, so one is chosen.
+/// The compiler with which messages are compared, because each version words its own part of a message differently.
 const WORDED_BY: &str = "rustc 1.95.";
 
 #[test]

@@ -1,7 +1,7 @@
 //! Tests the pattern of `docs/book/src/zero-cost.md`: without the feature, guards and attributes cost nothing.
 //!
-//! `tests/zero_cost` has a library that uses the pattern and an application that uses the library. Both are packages of a
-//! user: they are compiled by a Cargo of their own, in a copy under `target/tmp`.
+//! `tests/zero_cost` has a library that uses the pattern and an application that uses the library. Both stand for packages of a
+//! user: a separate Cargo compiles copies of them under `target/tmp`.
 
 use std::{
     env,
@@ -27,7 +27,8 @@ const FILES: [&str; 6] = [
     "application/src/main.rs",
 ];
 
-/// Copies the packages to a folder of this name. The lock file of this workspace says which versions are there without a network.
+/// Copies the packages to a folder of this name. The lock file of this workspace names the versions that are available without a
+/// network.
 fn copied(name: &str) -> PathBuf {
     let (from, to) = (Path::new(HERE).join("../zero_cost"), Path::new(COPY).join(name));
     let gpumem = Path::new(HERE).join("../../gpumem");
@@ -52,7 +53,7 @@ fn program(variable: &str, otherwise: &str) -> Command {
     command
 }
 
-/// Returns Cargo's stdout. Cargo has the compiled files of this workspace, and no network.
+/// Runs Cargo with the target folder of this workspace and without a network. Returns its stdout.
 #[track_caller]
 fn cargo(packages: &Path, arguments: &[&str]) -> String {
     let mut command = program("CARGO", "cargo");
@@ -98,7 +99,7 @@ fn without_the_feature_the_assembly_is_that_of_a_library_without_guards() {
     let [with_guards, without] = ["with_guards", "without"].map(copied);
     let file = without.join("library/src/lib.rs");
     let source = fs::read_to_string(&file).expect("it was written");
-    // The lines are left empty, since a panic names the number of its line.
+    // The lines are left empty instead of removed, because a panic message contains the number of its line.
     let ours = |line: &&str| ["gpumem", "gpu_mem", "#[macro_use]"].iter().any(|word| line.contains(word));
     let bare = source.lines().map(|line| if ours(&line) { "" } else { line }).collect::<Vec<_>>().join("\n");
     let removed = source.lines().filter(ours).count();
@@ -113,7 +114,7 @@ fn without_the_feature_the_assembly_is_that_of_a_library_without_guards() {
         fs::read_to_string(packages.join("assembly.s")).expect("rustc writes it")
     });
     for function in ["new", "train", "step", "shared", "later", "step_later"] {
-        // Returns a name as in a symbol: its length, then the name.
+        // A symbol contains the name of its function after the length of the name.
         let symbol = format!("{}{function}", function.len());
         assert!(without.contains(&symbol), "no function `{function}` was compiled");
     }

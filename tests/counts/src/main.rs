@@ -12,10 +12,10 @@ use gpumem_tracing::GpuMemLayer;
 use tracing::{Dispatch, dispatcher::with_default, info_span};
 use tracing_subscriber::{layer::SubscriberExt, registry};
 
-/// `.ci/counts` divides the sum by it.
+/// How often each case runs. `.ci/counts` divides the sum of instructions by the same number.
 const TIMES: u32 = 1000;
 
-/// The name of a case, and its function, which gets a folder where it may write.
+/// The name of a case, and its function, whose argument is a folder that it may write to.
 type Case = (&'static str, fn(&Path));
 
 const CASES: [Case; 8] = [
@@ -29,7 +29,7 @@ const CASES: [Case; 8] = [
     ("filtered_line", filtered_line),
 ];
 
-/// Without arguments it prints the names of the cases.
+/// Runs the named case. Without arguments, prints the names of all cases.
 fn main() {
     let mut arguments = env::args_os().skip(1);
     let (Some(name), Some(folder)) = (arguments.next(), arguments.next()) else {
@@ -43,13 +43,13 @@ fn main() {
     case(Path::new(&folder));
 }
 
-/// Callgrind counts in this function only, which it finds by its name.
+/// Runs the case. Callgrind finds this function by its name, and counts only the instructions in it.
 #[inline(never)]
 fn counted(case: &dyn Fn()) {
     (0..TIMES).for_each(|_| case());
 }
 
-/// The first turns fill tables and memories of names, so they are not counted.
+/// Runs the case twice as often as it is counted. The first runs fill tables and caches of names, so they are not counted.
 fn count(case: &dyn Fn()) {
     (0..TIMES).for_each(|_| case());
     counted(case);

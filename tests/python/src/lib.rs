@@ -20,7 +20,7 @@ use gpumem_driver::{
 
 static STACKS: LazyLock<StackTable> = LazyLock::new(StackTable::default);
 
-/// Numbers stacks, and records nothing.
+/// Gives ids to stacks, and records nothing.
 struct NumberStacks;
 
 impl RecordEvents for NumberStacks {
@@ -43,7 +43,7 @@ impl RecordEvents for NumberStacks {
     }
 }
 
-/// Returns the number of the stack that is recorded for a large block.
+/// Returns the id of the stack that is recorded for a large block.
 #[inline(never)]
 fn stack() -> u32 {
     source::current_stack().0
@@ -57,51 +57,51 @@ fn stack_lines() -> Vec<String> {
     source::frames(&stack).iter().map(Frame::with_function).collect()
 }
 
-/// Puts a text into a buffer of Python, cut to its room. Returns the length.
+/// Writes a text to a buffer of Python, cut to the size of the buffer. Returns the length.
 fn put(text: &str, at: *mut u8, room: usize) -> usize {
     let length = text.len().min(room);
-    // SAFETY: the program passes a buffer that has `room` bytes, and nobody else uses it during the call.
+    // SAFETY: the program passes a buffer of `room` bytes, and no other code uses it during the call.
     unsafe { slice::from_raw_parts_mut(at, length) }.copy_from_slice(&text.as_bytes()[..length]);
     length
 }
 
-/// The Python functions that the thread is in, innermost first, each as `file:line function`.
+/// Writes the Python functions that the thread is in, innermost first, each as `file:line function`. Returns the length.
 ///
 /// # Safety
-/// `at` has `room` bytes.
+/// `at` must be valid for writes of `room` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lines(at: *mut u8, room: usize) -> usize {
     put(&python_lines().join("\n"), at, room)
 }
 
-/// The lines of the stack that is recorded for a large block.
+/// Writes the lines of the stack that is recorded for a large block. Returns the length.
 ///
 /// # Safety
-/// The same as above.
+/// `at` must be valid for writes of `room` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recorded(at: *mut u8, room: usize) -> usize {
     put(&stack_lines().join("\n"), at, room)
 }
 
-/// Returns the number of the stack that is recorded for a large block.
+/// Returns the id of the stack that is recorded for a large block.
 #[unsafe(no_mangle)]
 pub extern "C" fn number() -> u32 {
     stack_lines();
     stack()
 }
 
-/// The line of an instruction, by the table of its code object; 0 if it has none.
+/// Returns the line of an instruction from the table of its code object, or 0 if the instruction has none.
 ///
 /// # Safety
-/// `table` has `length` bytes.
+/// `table` must be valid for reads of `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn line_at(table: *const u8, length: usize, first_line: i32, offset: isize) -> u32 {
-    // SAFETY: the program passes an object of bytes.
+    // SAFETY: required by this function's contract.
     let table = unsafe { slice::from_raw_parts(table, length) };
     python_line_at(table, first_line, offset).unwrap_or(0)
 }
 
-/// Returns the number of Python functions of a thread that Python does not know.
+/// Returns the number of Python functions that are found on a thread that Python does not know.
 #[unsafe(no_mangle)]
 pub extern "C" fn lines_of_another_thread() -> usize {
     thread::spawn(|| python_lines().len()).join().unwrap_or(usize::MAX)
@@ -114,10 +114,11 @@ pub extern "C" fn lines_later(milliseconds: u64) -> usize {
     python_lines().len()
 }
 
-/// The channels by which a waiting thread is told to read its stack, and returns the number of functions.
+/// The channels of a waiting thread: one tells the thread to read its stack, and the other returns the number of functions.
 static WAITING: Mutex<Option<(Sender<()>, Receiver<usize>)>> = Mutex::new(None);
 
-/// Waits without Python's lock until it is told to read the stack, and never returns: the state of this thread is deleted meanwhile.
+/// Waits without Python's lock until [`lines_of_waiting`] tells it to read the stack. Never returns, because the test deletes
+/// Python's state of this thread during the wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn lines_when_told() {
     let ((tell, told), (say, said)) = (channel(), channel());
@@ -154,11 +155,11 @@ pub extern "C" fn lines_for_ever() {
     }
 }
 
-/// Returns the nanoseconds of one recorded stack, the fastest of 20 rounds.
+/// Returns the number of nanoseconds for one recorded stack, in the fastest of 20 rounds.
 #[unsafe(no_mangle)]
 pub extern "C" fn nanoseconds() -> f64 {
     const TIMES: u32 = 1000;
-    // Stacks have numbers once the session has begun.
+    // Stacks have ids only after `stack_lines` has called `record_to`.
     stack_lines();
     let round = || {
         let began = Instant::now();

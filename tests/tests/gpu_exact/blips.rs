@@ -1,4 +1,4 @@
-//! Tests memory that is in use for a moment only: exact traces see it, sampled ones miss it.
+//! Tests memory that is in use only for a moment. Exact traces see it, and sampled traces may miss it.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Allocates in each way, by the driver's functions.
+//! Allocates memory in each way, through the driver's functions.
 
 use std::{
     collections::HashMap,
@@ -11,7 +11,7 @@ use gpumem_tests::driver::{done, put, try_put};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refused(i32);
 
-/// Returns what a call writes to its out-parameter.
+/// Calls a function of the driver. Returns the value that it writes to its out-parameter.
 fn given(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> Result<u64, Refused> {
     match try_put(function, arguments) {
         (0, out) => Ok(out),
@@ -30,19 +30,19 @@ pub(crate) enum Way {
     Plain,
     Pitched,
     Array,
-    /// It allocates on the null stream.
+    /// Allocates on the null stream.
     Async,
     Managed,
     Pinned,
-    /// It is created and mapped; unmapped and then released.
+    /// Creates memory and maps it. To free it, unmaps it and then releases it.
     Vmm,
-    /// It is created, mapped and released at once, so that only the mapping keeps it.
+    /// Creates memory, maps it and releases it at once, so that only the mapping keeps it.
     VmmReleasedEarly,
-    /// It allocates on this stream.
+    /// Allocates on this stream.
     On(Handle),
-    /// It allocates from this pool, on this stream.
+    /// Allocates from this pool, on this stream.
     FromPool(Handle, Handle),
-    /// It is created so that other processes can import it, and is not mapped.
+    /// Creates memory that other processes can import, and does not map it.
     Exportable,
 }
 
@@ -72,14 +72,14 @@ impl Way {
     }
 }
 
-/// A block. When it is dropped, it is forgotten and not freed, because its context may have ended before.
+/// A block. Dropping this value does not free the block, because the block's context may have ended before.
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(crate) way: Way,
     /// The address, the array or the handle.
     name: u64,
     bytes: usize,
-    /// The address at which it is mapped.
+    /// The address at which the memory is mapped; 0 if it is not mapped.
     mapped: u64,
 }
 
@@ -88,7 +88,7 @@ impl Block {
         self.name
     }
 
-    /// Returns the bytes that a trace counts for it.
+    /// Returns the bytes that a trace counts for the block.
     pub(crate) fn counted(&self) -> i64 {
         match self.way {
             Way::Managed | Way::Pinned => 0,
@@ -176,7 +176,7 @@ pub(crate) fn address<T: ?Sized>(of: &T) -> u64 {
     (&raw const *of).expose_provenance() as u64
 }
 
-/// Returns a `CUmemAllocationProp`, which is also the front of `CUmemPoolProps`: pinned memory on this device.
+/// Returns a `CUmemAllocationProp` for pinned memory on this device. A `CUmemPoolProps` starts with the same fields.
 pub(crate) fn properties_on(ordinal: u32) -> [u64; 18] {
     let mut properties = [0; 18];
     (properties[0], properties[1]) = (1, 1 | u64::from(ordinal) << 32);
@@ -216,7 +216,7 @@ pub(crate) fn keep_pool(ordinal: u32, bytes: u64) {
     done("cuMemPoolTrimTo", &[pool, 0]);
 }
 
-/// A `CUcontext`, as a number: it may be used by any thread.
+/// A `CUcontext`, as a number, because any thread may use it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Context(pub(crate) u64);
 
@@ -231,7 +231,7 @@ impl Context {
         })
     }
 
-    /// Creates a context beside the primary one, current on this thread.
+    /// Creates a context in addition to the primary one, and makes it current on this thread.
     pub(crate) fn create(ordinal: u32) -> Self {
         Self(put("cuCtxCreate_v2", |context| vec![context, 0, ordinal.into()]))
     }

@@ -1,4 +1,4 @@
-//! Compares the device that gpumem counts each block for with the driver.
+//! Compares the device for which gpumem counts each block with the device that the driver reports.
 
 use super::*;
 

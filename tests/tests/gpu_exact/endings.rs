@@ -29,7 +29,7 @@ impl Ending {
     }
 }
 
-/// The tests beside this one run it in a process of its own.
+/// The tests below run this test in a separate process.
 #[test]
 fn child() {
     match part().as_deref() {

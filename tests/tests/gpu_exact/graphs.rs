@@ -1,4 +1,4 @@
-//! Compares graphs and captures with the attributes that the driver keeps of them.
+//! Compares the memory of graphs and captures with the attributes that the driver keeps about it.
 
 use super::{random::import, *};
 
@@ -7,7 +7,7 @@ pub(super) const MIB: u64 = 1 << 20;
 pub(super) const USED_MEM_CURRENT: u64 = 0;
 pub(super) const USED_MEM_HIGH: u64 = 1;
 
-/// Returns an attribute of the memory of graphs from the driver.
+/// Returns the driver's value of an attribute of graph memory.
 pub(super) fn graph_memory(attribute: u64) -> u64 {
     put("cuDeviceGetGraphMemAttribute", |out| vec![0, attribute, out])
 }
@@ -29,14 +29,15 @@ pub(super) enum Capture {
 pub(super) struct Graph {
     name: u64,
     pub(super) executable: u64,
-    /// The blocks that it allocates and does not free.
+    /// The blocks that a launch allocates and the graph does not free.
     pub(super) own: Vec<u64>,
     /// True if a launch frees the blocks that the launch before it left.
     pub(super) frees: bool,
 }
 
 impl Graph {
-    /// Captures allocations on a stream: each size, and whether it is freed in the capture.
+    /// Captures allocations on a stream. For each block, `blocks` contains its size, and whether it is freed in the capture. The
+    /// function `meanwhile` runs during the capture.
     pub(super) fn capture(
         stream: u64,
         mode: Capture,
@@ -58,7 +59,7 @@ impl Graph {
         Self::of(graph, allocated, frees)
     }
 
-    /// Does the same by hand, one node after the other.
+    /// Builds the graph that [`capture`](Self::capture) would capture, one node after the other.
     pub(super) fn build(blocks: &[(u64, bool)], frees: bool) -> Self {
         let graph = put("cuGraphCreate", |out| vec![out, 0]);
         let mut last: Option<u64> = None;
@@ -125,7 +126,7 @@ pub(super) fn every_kind_of_call() {
     done("cuStreamDestroy_v2", &[stream]);
 }
 
-/// A trace and the driver, from one moment on.
+/// Compares a trace with the driver's attributes, both from the same moment on.
 struct Compared {
     trace: GpuMemTrace,
     began: u64,
@@ -142,7 +143,7 @@ impl Compared {
         Self { trace, began, steps: 0 }
     }
 
-    /// Used and peaked are the driver's attributes.
+    /// Checks that used and peaked equal the driver's attributes.
     #[track_caller]
     fn step(&mut self, what: &str) {
         let (used, high) = (graph_memory(USED_MEM_CURRENT), graph_memory(USED_MEM_HIGH));
@@ -156,7 +157,7 @@ impl Compared {
 
 const LAUNCHES: usize = 100;
 
-/// A way to free what a launch allocated, by its name.
+/// The name of a way to free the blocks that a launch allocated, and the function that does it.
 type Free<'a> = (&'a str, &'a dyn Fn(&Graph));
 
 #[test]
@@ -215,7 +216,7 @@ fn graphs_equal_the_drivers_attributes_at_every_step() {
             println!("a {kind} graph, freed {how}: {} steps equal the driver's attributes", compared.steps);
         }
     }
-    // The graph is mapped by an upload, launched on two streams, and refused while a block is live.
+    // This graph is mapped by an upload and launched on two streams. A launch fails while a block of the graph is live.
     let mut compared = Compared::begin();
     let graph = Graph::build(&[(48 * MIB, false)], false);
     done("cuGraphUpload", &[graph.executable, stream]);
@@ -237,7 +238,7 @@ fn graphs_equal_the_drivers_attributes_at_every_step() {
     }
 }
 
-/// Traces are begun and read, and what they ask the driver leaves the capture whole.
+/// Traces are started and read during a capture. Their calls of the driver do not break the capture.
 #[test]
 fn a_capture_stays_whole() {
     let Some(_one) = device() else { return };
@@ -260,7 +261,7 @@ fn a_capture_stays_whole() {
     done("cuStreamDestroy_v2", &[stream]);
 }
 
-/// The first trace of a process asks for the number of a block, also within a capture.
+/// The first trace after a subscription asks the driver for the id of a block, even during a capture.
 #[test]
 fn a_first_trace_leaves_a_capture_whole() {
     let Some(_one) = device() else { return };
@@ -274,7 +275,7 @@ fn a_first_trace_leaves_a_capture_whole() {
         };
         // If the capture were broken, this would panic.
         Graph::capture(stream, mode, &[(MIB, true)], false, first).destroy();
-        // A block from before the subscription is still known to be older, and one from after it is not.
+        // The free of a block that is older than the subscription still counts.
         unsubscribe();
         let older = put("cuMemAlloc_v2", |out| vec![out, MIB]);
         subscribe().expect("allocations can be intercepted");

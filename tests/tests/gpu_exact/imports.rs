@@ -1,4 +1,4 @@
-//! Memory that one process exports and another one imports.
+//! Tests memory that one process exports and another one imports.
 
 use cudarc::driver::sys;
 use gpumem_tests::{OwnProcess, part};
@@ -8,14 +8,14 @@ use super::{
     *,
 };
 
-/// Returns the same file for processes that this one starts.
+/// Duplicates a descriptor, so that the processes that this one starts inherit it.
 fn inherited(descriptor: u64) -> u64 {
     // SAFETY: duplicating a descriptor has no preconditions.
     let copy = unsafe { libc::dup(i32::try_from(descriptor).expect("it is an int")) };
     u64::try_from(copy).expect("it was duplicated")
 }
 
-/// Opens a block of another process, whose handle travels as a struct.
+/// Opens a block of another process, whose handle is passed as a struct.
 fn ipc_open(handle: [u64; 8]) -> u64 {
     #[repr(C)]
     struct Handle([u64; 8]);
@@ -32,7 +32,7 @@ fn ipc_open(handle: [u64; 8]) -> u64 {
     at
 }
 
-/// The parent exports a handle, a pool with a block and an IPC block; the child imports and releases all.
+/// The parent exports a handle, a pool with a block, and an IPC block. The child imports and releases all three.
 #[test]
 fn imports_in_two_processes() {
     let Some(_one) = device() else { return };
@@ -70,7 +70,7 @@ fn imports_in_two_processes() {
     done("cuStreamDestroy_v2", &[stream]);
 }
 
-/// This is the other process of `imports_in_two_processes`.
+/// This test is the importing process of `imports_in_two_processes`.
 #[test]
 fn importing() {
     let Some(words) = part() else { return };

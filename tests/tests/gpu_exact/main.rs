@@ -1,4 +1,4 @@
-//! Tests exact figures on a real GPU. `GPUMEM_DEVICE=1` switches them on; `docs/VERIFIED.md` has the results.
+//! Tests exact traces on a real GPU. `GPUMEM_DEVICE=1` switches the tests on; `docs/VERIFIED.md` has the results.
 //!
 //! `GPUMEM_DEVICE=1 cargo test --release -p gpumem-tests --test gpu_exact -- --nocapture --test-threads=1`
 
@@ -40,7 +40,7 @@ use crate::cu::{Block, Context, NULL_STREAM, Way, give};
 
 const MIB: usize = 1 << 20;
 
-/// Returns a device whose allocations are intercepted and that is current.
+/// Makes device 0 current and intercepts its allocations. Returns a lock that lets only one test run at a time.
 fn device() -> Option<MutexGuard<'static, ()>> {
     let one = gpumem_tests::device()?;
     Context::primary(0).make_current();
@@ -54,7 +54,7 @@ fn exact() -> GpuMemTrace {
 
 fn exact_on(ordinal: u32) -> GpuMemTrace {
     let builder = GpuMemTrace::builder().gauge(Gauge::Exact).device(ordinal);
-    // The log has the whole process.
+    // The trace is compared with the memory of the whole process.
     builder.all_threads().on_exit_report(false).start().expect("allocations can be intercepted")
 }
 
@@ -62,18 +62,18 @@ fn take(way: Way, bytes: usize) -> Block {
     cu::take(way, bytes).unwrap_or_else(|error| panic!("{bytes} bytes by {way:?}: {error:?}"))
 }
 
-/// Returns the driver's used memory of the device, including other processes.
+/// Returns the used memory of the device, as the driver reports it, including other processes.
 fn nvml(ordinal: u32) -> i64 {
     try_gpu_mem_get(ordinal).expect("the device can be read").used.get().cast_signed()
 }
 
-/// Returns a difference in MiB.
+/// Returns a number of bytes as text, in MiB if it is a whole number of MiB.
 fn mib(bytes: i64) -> String {
     let whole = bytes >> 20;
     if whole << 20 == bytes { format!("{whole} MiB") } else { format!("{bytes} B") }
 }
 
-/// Returns an error unless the figures are right to the byte and nothing was missed.
+/// Returns an error unless used and peaked are right to the byte and no event was missed.
 fn compare(trace: &GpuMemTrace, what: &str, used: i64, peaked: u64) -> Result<(), String> {
     let data = trace.data();
     let said = format!(
@@ -100,7 +100,8 @@ fn in_mib(count: i64) -> i64 {
     count << 20
 }
 
-/// The stand-in driver knows neither peers nor pinned memory from before, and two processes cannot share its memory.
+/// The stand-in driver knows neither peers nor pinned memory that is older than the subscription, and two processes cannot share
+/// its memory.
 #[test]
 fn on_the_stand_in_driver() {
     on_the_standin(&[
@@ -110,7 +111,7 @@ fn on_the_stand_in_driver() {
     ]);
 }
 
-/// The other runs have one source each.
+/// Each of the other runs on the stand-in driver uses one source, and this run uses both.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn on_the_stand_in_driver_with_both_sources() {
@@ -225,7 +226,7 @@ fn any_way(random: &mut Random) -> Way {
     Way::ALL[random.below(Way::ALL.len())]
 }
 
-/// Returns small and large sizes up to 8 MiB. Each power of two is as likely as the others.
+/// Returns a size of at most 6 MiB. Small and large sizes are equally likely: each power of two is as likely as the others.
 fn any_bytes(random: &mut Random) -> usize {
     let power = random.below(23);
     1 + random.below(1 << power) + (1 << power) / 2
@@ -254,12 +255,12 @@ fn blocks_older_than_the_subscription_are_looked_up() {
             older(way, bytes, &|counted, used, untracked| (used, untracked) == (-counted, 0));
         }
     }
-    // The driver may report the size after rounding up.
+    // The driver may round up the size that it reports.
     let rounded = |counted: i64, used: i64, _: u64| used <= -counted && used > -counted - in_mib(2);
     for way in [Way::Plain, Way::Async, Way::Pitched] {
         older(way, 1_000_003, &rounded);
     }
-    // The driver cannot be asked about these, and gpumem does not guess.
+    // The driver does not tell the size of these blocks, and gpumem does not guess it.
     for way in [Way::Array, Way::Vmm, Way::VmmReleasedEarly] {
         older(way, 4 * MIB, &|_, used, _| used == 0);
     }

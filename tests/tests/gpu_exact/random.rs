@@ -1,4 +1,4 @@
-//! Compares random programs with their own log.
+//! Compares the traces of random programs with the programs' own logs.
 
 use std::sync::PoisonError;
 
@@ -7,9 +7,10 @@ use super::{
     *,
 };
 
-/// Closes a file descriptor that the driver gave out.
+/// Closes a file descriptor that the driver returned.
 fn close(descriptor: u64) {
-    // SAFETY: it is the caller's own; the stand-in driver's are none, which is refused.
+    // SAFETY: the descriptor belongs to the caller. The stand-in driver's number is not an open descriptor, so `close` fails for
+    // it.
     unsafe { libc::close(i32::try_from(descriptor).expect("it is an int")) };
 }
 
@@ -21,7 +22,7 @@ pub(super) fn import(physical: &Block, random: &mut Random) {
         let imported = put("cuMemImportFromShareableHandle", |out| vec![out, exported, 1]);
         if random.below(2) == 0 {
             let at = put("cuMemAddressReserve", |out| vec![out, bytes, 0, 0, 0]);
-            // The stand-in driver knows only one size of what is imported.
+            // In the stand-in driver, all imported memory has one size, so mapping another size fails.
             if call("cuMemMap", &[at, bytes, 0, imported, 0]) == 0 {
                 done("cuMemUnmap", &[at, bytes]);
             }
@@ -30,7 +31,8 @@ pub(super) fn import(physical: &Block, random: &mut Random) {
         done("cuMemRelease", &[imported]);
         close(exported);
     } else {
-        // CUDA_EXTERNAL_MEMORY_HANDLE_DESC: a file descriptor, which is the driver's from then on; the size.
+        // CUDA_EXTERNAL_MEMORY_HANDLE_DESC: the type, which is a file descriptor; the descriptor, which the driver owns after the
+        // call; the size.
         let description = [1, exported, 0, bytes, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let external = put("cuImportExternalMemory", |out| vec![out, description.as_ptr() as u64]);
         let buffer = [0, bytes, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -40,12 +42,12 @@ pub(super) fn import(physical: &Block, random: &mut Random) {
     }
 }
 
-/// One lock protects everything, so that the order of the log is that of the events.
+/// The state of a random program. One lock protects all of it, so that the log has the order of the events.
 struct World {
     /// The bytes in use after each event.
     log: Vec<i64>,
     traces: Vec<(GpuMemTrace, usize)>,
-    /// The blocks, each with the number of the context with which it ends.
+    /// The blocks, each with the index of the context that it belongs to, if it ends with a context.
     blocks: Vec<(Block, Option<usize>)>,
     graphs: Vec<Graph>,
     /// The blocks that graphs allocated and that are not freed yet.
@@ -153,7 +155,8 @@ impl World {
                     self.graphs.push(Graph::build(&blocks, frees));
                     return;
                 }
-                // In a relaxed capture, a block is allocated that does not belong to the graph. It is freed before the capture ends.
+                // A relaxed capture also allocates a block that does not belong to the graph, and frees it before the capture
+                // ends.
                 let relaxed = random.below(2) == 0;
                 let mode = if relaxed { Capture::Relaxed } else { Capture::Global };
                 let mut blip = 0;
@@ -244,7 +247,7 @@ impl World {
         }
     }
 
-    /// Compares the trace and the log, unless the trace reports unknown frees or lost events.
+    /// Compares the trace with the log. Unknown frees and lost events are errors, too.
     fn compare(&mut self, at: usize) {
         let (trace, began) = &self.traces[at];
         let seen = &self.log[*began..];
@@ -313,8 +316,9 @@ fn random_programs_equal_their_own_log() {
                     }
                 })
             });
-            // The scope waits for what the threads do, and not for their end, at which the driver pops their contexts. The end of
-            // this program destroys a context that they may still have.
+            // `thread::scope` waits until the threads' closures have returned, but not until the threads have ended. The driver
+            // pops the contexts of a thread only when the thread ends, and the end of this program destroys a context that a
+            // thread may still have.
             for handle in handles.collect::<Vec<_>>() {
                 handle.join().expect("a step of the program panicked");
             }

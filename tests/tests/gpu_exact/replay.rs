@@ -1,4 +1,4 @@
-//! Compares the figures of random programs with the sums that the programs compute themselves.
+//! Compares the results for random programs with the sums that the programs compute themselves.
 
 use super::*;
 
@@ -63,7 +63,8 @@ fn the_statistics_equal_what_is_added_up() {
 
 const THREADS: usize = 16;
 
-/// Threads allocate and free at the same time. Returns an error if the figures differ from the sum of the blocks that the threads kept.
+/// Threads allocate and free at the same time. Returns an error if the results differ from the sum of the blocks that the threads
+/// kept.
 fn at_once(ways: &[Way]) -> Result<(), String> {
     let before = status();
     let trace = exact();
@@ -84,7 +85,7 @@ fn at_once(ways: &[Way]) -> Result<(), String> {
             }
             assert_eq!(nested.data().lost, 0, "thread {me}, step {step}");
         }
-        // Half of what is left is freed by others.
+        // Half of the remaining blocks are freed later, by the main thread.
         let half = own.split_off(own.len() / 2);
         kept.lock().expect("no thread panicked").extend(half);
         for block in own {

@@ -1,8 +1,9 @@
-//! Tests the breakdown and second tries on a real GPU. `GPUMEM_DEVICE=1` switches them on; `docs/VERIFIED.md` has the results.
+//! Tests the breakdown and retries of allocations on a real GPU. `GPUMEM_DEVICE=1` switches the tests on; `docs/VERIFIED.md` has
+//! the results.
 //!
 //! `GPUMEM_DEVICE=1 cargo test --release -p gpumem-tests --test gpu_memory -- --nocapture --test-threads=1`
 //!
-//! Each test is a process of its own.
+//! Each test runs in a separate process.
 
 mod parts;
 mod running_out;
@@ -33,7 +34,7 @@ fn on_the_stand_in_driver() {
     on_the_standin(&[]);
 }
 
-/// The tests below run this one in a process of its own.
+/// The tests below run this test in a separate process.
 #[test]
 fn child() {
     match part().as_deref() {
@@ -77,7 +78,7 @@ fn nvml_used() -> u64 {
     memory.expect("NVML reads the device").used
 }
 
-/// The breakdown adds up to what NVML reports before and after it.
+/// Returns the breakdown. Its sum must be what NVML reports before the breakdown or after it.
 fn checked_breakdown(when: &str, wrong: &mut Wrong) -> Breakdown {
     let before = nvml_used();
     let reported = breakdown(0).expect("the device can be read");

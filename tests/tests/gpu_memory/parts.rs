@@ -16,7 +16,7 @@ pub(super) fn parts() {
 
     let [inside, outside] = GpuMemTrace::scope("load", |_| {
         let plain = take(256 * MIB).expect("the device has room");
-        // SAFETY: the null stream is of the current context. The memory is never read.
+        // SAFETY: the null stream belongs to the current context. The memory is never read.
         let pooled = unsafe { result::malloc_async(stream, 64 * MIB + 1) }.expect("the device has room");
         let inside = GpuMemTrace::scope("step", |_| {
             let block = take(3 * MIB).expect("the device has room");
@@ -26,7 +26,7 @@ pub(super) fn parts() {
         });
         let outside = checked_breakdown("after the inner scope", &mut wrong);
         give(plain);
-        // SAFETY: it came from `malloc_async` and is given back once.
+        // SAFETY: the block came from `malloc_async` and is freed once.
         unsafe { result::free_async(pooled, stream) }.expect("it was allocated");
         [inside, outside]
     });

@@ -1,4 +1,4 @@
-//! Tests second tries after a device has run out of memory.
+//! Tests retries of allocations after a device has run out of memory.
 
 use super::*;
 
@@ -12,7 +12,7 @@ pub(super) fn take(bytes: usize) -> Result<u64, DriverError> {
 }
 
 pub(super) fn give(block: u64) {
-    // SAFETY: it came from `take` and is given back once.
+    // SAFETY: the block came from `take` and is freed once.
     unsafe { result::free_sync(block) }.expect("it was allocated");
 }
 
@@ -24,7 +24,7 @@ impl Pool {
     fn that_keeps() -> Self {
         let device = result::device::get(0).expect("there is a device");
         let mut all = u64::MAX;
-        // SAFETY: the device came from the driver, and the attribute is 64 bits wide, as what is passed is.
+        // SAFETY: the device came from the driver, and both the attribute and the value are 64 bits wide.
         unsafe {
             let pool = result::device::get_default_mem_pool(device).expect("the device has a pool");
             let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
@@ -35,7 +35,7 @@ impl Pool {
 
     fn reserved(&self) -> Bytes {
         let (mut bytes, attribute) = (0_u64, sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
-        // SAFETY: the pool is live, and the attribute is 64 bits wide, as the out-parameter is.
+        // SAFETY: the pool is live, and both the attribute and the out-parameter are 64 bits wide.
         unsafe { sys::cuMemPoolGetAttribute(self.0, attribute, (&raw mut bytes).cast()) }
             .result()
             .expect("it is known");
@@ -53,12 +53,12 @@ pub(super) fn retry() {
     });
     let (pool, mut wrong) = (Pool::that_keeps(), Wrong::default());
     let most = free_memory() / 10 * 8 / (2 * MIB) * (2 * MIB);
-    // SAFETY: the null stream is of the current context. The memory is never read.
+    // SAFETY: the null stream belongs to the current context. The memory is never read.
     let take_async = || unsafe { result::malloc_async(stream, most) }.expect("so much is free");
-    // SAFETY: each block came from `take_async` and is given back once.
+    // SAFETY: each block came from `take_async` and is freed once.
     let give_async = |block| unsafe { result::free_async(block, stream) }.expect("it was allocated");
 
-    // The driver's own behaviour differs from version to version, so it is measured first.
+    // The driver's behaviour without gpumem differs from version to version, so it is measured first.
     give_async(take_async());
     println!("the pool keeps {}, and {} are wanted", pool.reserved(), Bytes::from(most));
     let alone = take(most);
@@ -80,7 +80,7 @@ pub(super) fn retry() {
     wrong.unless(right, || format!("kept by the pool: {got:?} after {attempts} attempts"));
     got.into_iter().for_each(give);
 
-    // A cache that frees its block when memory runs out. The pool keeps the block until it is trimmed.
+    // This cache frees its block when memory runs out. The pool keeps the block until it is trimmed.
     let mut cache = Some(take_async());
     let (mut attempts, mut kept) = (0, Bytes::ZERO);
     let got = retry_after_trim(|| {

@@ -52,12 +52,12 @@ pub(crate) fn applied() -> Vec<Applied> {
     APPLIED.with(|applied| mem::take(&mut *applied.borrow_mut()))
 }
 
-/// The checker's primitives.
+/// The primitives of the model checker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Checked;
 
 lazy_static! {
-    // The numbers begin at 1 in each run.
+    // The ids start at 1 in each run.
     static ref NEXT_THREAD: AtomicU32 = AtomicU32::new(1);
     static ref RETURNED: shuttle::sync::Mutex<Vec<u32>> = shuttle::sync::Mutex::new(Vec::new());
 }
@@ -73,8 +73,8 @@ impl Primitives for Checked {
 
     gpumem_core::thread_state!(Checked);
 
-    /// A number of a thread is used again only in tests about that. In other tests each thread has its own number, by which its events are
-    /// found.
+    /// Thread ids are reused only in tests about reused ids. In all other tests each thread has a separate id, by which its
+    /// events are found.
     fn lend_number() -> (u32, bool) {
         let returned = if LENDS_AGAIN.get() { RETURNED.lock().unwrap().pop() } else { None };
         returned.map_or_else(|| (NEXT_THREAD.fetch_add(1, Relaxed), false), |number| (number, true))
@@ -112,13 +112,13 @@ impl<T> SpinLock<T> for CheckedLock<T> {
         Self(shuttle::sync::Mutex::new(value))
     }
 
-    /// An attempt is the only way to find out.
+    /// Always returns false, because only an attempt to lock shows whether the lock is taken.
     fn is_locked(&self) -> bool {
         false
     }
 
-    /// If it is not patient, a failed attempt lasts until the lock is released. So a thread that waits for itself is a deadlock, which the
-    /// checker reports, and not an endless loop.
+    /// Tries to take the lock. If attempts are not patient, a failed attempt lasts until the lock is released. A thread that
+    /// waits for itself is then a deadlock, which the checker reports, and not an endless loop.
     fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         if PATIENT.get() {
             return self.0.lock().ok();
@@ -163,7 +163,8 @@ impl Counter for CheckedCounter {
     }
 }
 
-// Variables of the real thread, on which all threads of a run take turns. Access to them is no step that other threads could see.
+// Variables of the real thread, on which all threads of a run take turns. Access to them is not a step that other threads could
+// observe.
 std::thread_local! {
     static APPLIED: RefCell<Vec<Applied>> = const { RefCell::new(Vec::new()) };
     static PATIENT: Cell<bool> = const { Cell::new(false) };
@@ -171,18 +172,18 @@ std::thread_local! {
     static TICKS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Sets whether an attempt to lock waits for the lock. Threads that try again have endlessly many orders, which differ only in
-/// how often they tried.
+/// Sets whether an attempt to lock waits for the lock. If it does not wait, threads that try again have infinitely many orders,
+/// which differ only in the number of attempts.
 pub(crate) fn set_patient(patient: bool) {
     PATIENT.set(patient);
 }
 
-/// Sets whether the number of a thread that has ended is given to another one.
+/// Sets whether the id of a thread that has ended is given to another thread.
 pub(crate) fn set_lends_again(lends_again: bool) {
     LENDS_AGAIN.set(lends_again);
 }
 
-/// Waits once, and can be interrupted there.
+/// Waits only once, and can be interrupted during the wait.
 pub(crate) struct Once;
 
 impl Wait for Once {
@@ -219,7 +220,7 @@ shuttle::thread_local! {
 }
 
 /// Runs `handler` in the middle of the next call of the calling thread to the inbox, as a signal handler or a global allocator
-/// would: where the call reads the clock, or waits.
+/// would. The handler runs where the call reads the clock, or waits.
 pub(crate) fn interrupt_with(handler: impl FnOnce() + 'static) {
     INTERRUPT.with(|interrupt| *interrupt.borrow_mut() = Some(Box::new(handler)));
 }

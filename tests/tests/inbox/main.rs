@@ -1,9 +1,9 @@
-//! The library's own inbox under a model checker: instead of hoping that threads meet at the wrong moment, it has them take
-//! every order of steps, or some thousand of them where there are too many.
+//! Tests the library's inbox under a model checker. With real threads, a test can only hope that they meet at the wrong moment.
+//! The checker runs the steps of the threads in every order, or in some thousand orders if there are too many.
 //!
-//! The inbox, the ledger and the model are those of the library. `checker.rs` has the locks, atomics and the clock that the inbox is
-//! built of here, and writes down which events the ledger applied. Atomics are sequentially consistent here: that `Relaxed` is enough
-//! has to be read.
+//! The inbox, the ledger and the model are those of the library. `checker.rs` contains the locks, the atomics and the clock that
+//! the inbox uses here, and notes which events the ledger applied. Atomics are sequentially consistent here, so these tests
+//! cannot show that `Relaxed` is enough. A reader of the code has to check that.
 
 mod checker;
 mod obvious;
@@ -72,7 +72,7 @@ fn in_every_order<T: Ord + Send + 'static>(run: impl Fn() -> T + Send + Sync + '
     outcomes
 }
 
-/// Returns the results of `run` in many orders: some random, some in which threads rarely change, at random moments.
+/// Returns the results of `run` in many orders: random orders, and orders in which threads change rarely, at random moments.
 fn in_many_orders<T: Ord + Send + 'static>(run: impl Fn() -> T + Clone + Send + Sync + 'static) -> BTreeSet<T> {
     let (mut all, _) = outcomes(RandomScheduler::new_from_seed(1, 1_000), false, run.clone());
     all.extend(outcomes(PctScheduler::new_from_seed(1, 3, 1_000), false, run).0);
@@ -88,7 +88,7 @@ fn outcomes<T: Ord + Send + 'static>(
     let seeing = Arc::clone(&seen);
     let mut config = Config::new();
     config.max_steps = MaxSteps::FailAfter(10_000);
-    // The warning says that atomics are sequentially consistent. The head of this file says so as well.
+    // The warning is that atomics are sequentially consistent, which the head of this file mentions.
     config.silence_warnings = true;
     let runs = Runner::new(scheduler, config).run(move || {
         applied();
@@ -101,7 +101,7 @@ fn outcomes<T: Ord + Send + 'static>(
 
 const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
-/// Posts as sources do: allocations and frees have functions of their own.
+/// Posts an event as sources do, which use separate functions for allocations and frees.
 fn post(inbox: &Inbox, event: &EventKind) -> Answer {
     match event {
         EventKind::Alloc { key, block } if block.kind == MemKind::Part => {
@@ -144,7 +144,8 @@ const SAMPLE: EventKind =
 
 const LOST: EventKind = EventKind::Lost { count: 1 };
 
-/// Returns the events that the ledger applied, after checking that their numbers have no gaps and that their times do not fall.
+/// Returns the events that the ledger applied, after checking that their numbers have no gaps and that their times do not
+/// decrease.
 fn checked_events() -> Vec<Applied> {
     let events = applied();
     assert!(events.iter().map(|event| event.number).eq(1..=events.len() as u64), "numbers have gaps: {events:?}");
@@ -161,14 +162,14 @@ fn used_and_peaked(trace: &Trace) -> (i64, u64) {
     (trace.used.get(), trace.peaked.get())
 }
 
-/// A driver that gives an address out again as soon as it is freed.
+/// A driver that uses an address again as soon as it is freed.
 #[derive(Default)]
 struct Driver(AtomicBool);
 
 impl Driver {
     const ADDRESS: u64 = 512;
 
-    /// Returns an address. `other` is an address that only the caller gets.
+    /// Returns the shared address, or `other`, which only the caller uses, if the shared address is in use.
     fn alloc(&self, other: u64) -> u64 {
         if self.0.swap(true, SeqCst) { other } else { Self::ADDRESS }
     }
@@ -199,8 +200,8 @@ impl Posted {
     }
 }
 
-/// Three threads allocate and free, in scopes of their own and in one around all. Returns the events that each posted, and the bytes that
-/// it still has.
+/// Three threads allocate and free, each in its own scopes, and all in one scope around them. Returns the events that each thread
+/// posted, and the bytes that it still has.
 fn churn(inbox: &Arc<Inbox>) -> Vec<(ThreadId, Posted, u64)> {
     let driver = Arc::new(Driver::default());
     let mut around = Posted::default();
@@ -270,7 +271,8 @@ fn each_trace_follows_from_the_order_of_events() {
     assert!(peaks.len() > 1, "the orders differ: {peaks:?}");
 }
 
-/// A thread frees an address and another one gets it. Returns the live bytes: 10 bytes are freed and 100 are not.
+/// One thread frees 10 bytes, and another thread allocates 100 bytes, possibly at the same address. Returns the live bytes, and
+/// the used bytes of a scope around both.
 fn handed_over(free_first: bool) -> BTreeSet<(u64, i64)> {
     in_every_order(move || {
         let (inbox, driver) = (Arc::new(Inbox::tapped(Recorder)), Arc::new(Driver::default()));
@@ -349,7 +351,7 @@ fn post_on_thread(inbox: &Arc<Inbox>, events: &[EventKind]) -> thread::JoinHandl
     thread::spawn(move || events.iter().for_each(|event| _ = post(&inbox, event)))
 }
 
-/// Used and peaked of both views, and the number of lost events.
+/// Used and peaked in both views, and the number of lost events.
 type BothViews = ((i64, u64), (i64, u64), u64);
 
 fn of_both_views(trace: &Trace) -> BothViews {
@@ -357,7 +359,8 @@ fn of_both_views(trace: &Trace) -> BothViews {
     (used_and_peaked(trace), (driver.used.get(), driver.peaked.get()), trace.lost)
 }
 
-/// Two threads let a pool grow. Returns the figures of both views, and the blocks that were counted for the program.
+/// Two threads let a pool grow. Returns the numbers in both views, and the number of blocks that were counted for the program
+/// because results were read too early.
 fn growths(has_lock: bool) -> BTreeSet<(BothViews, u64)> {
     in_every_order(move || {
         let inbox = with_pool();
@@ -406,7 +409,7 @@ fn parts_of_several_threads_are_counted_once() {
         post(&inbox, &part(1000, 1));
         let others = [
             post_on_thread(&inbox, &[part(1010, 2), unpart(1010), part(1010, 4)]),
-            // One part does not exist, whatever the order is.
+            // The freed part does not exist, whatever the order is.
             post_on_thread(&inbox, &[part(1020, 8), unpart(1030)]),
             post_on_thread(&inbox, &[EventKind::PoolReserved { pool: POOL, bytes: Bytes::new(100) }, part(1040, 16)]),
         ];
@@ -421,7 +424,7 @@ fn parts_of_several_threads_are_counted_once() {
     assert_eq!(seen, [(29, 1, 4, 29, 1)].into());
 }
 
-/// Returns the figures of a scope of one thread that adopts another thread, which allocates 10 bytes and then 100.
+/// Returns the used bytes of a scope of one thread that adopts another thread, which allocates 10 bytes and then 100 bytes.
 fn bytes_that_a_scope_adopts(threads: Threads) -> BTreeSet<i64> {
     in_many_orders(move || {
         let inbox = Arc::new(Inbox::tapped(Recorder));
@@ -468,7 +471,7 @@ fn a_scope_adopts_what_a_thread_allocates_from_then_on_until_it_is_closed() {
     assert_eq!(bytes_that_a_scope_adopts(Threads::named("other")), [0].into());
 }
 
-/// Returns the figures of a scope while another thread allocates 100 bytes and frees them.
+/// Returns used and peaked of a scope while another thread allocates 100 bytes and frees them.
 fn figures_beside_another_thread(counts: Counted) -> BTreeSet<(i64, u64)> {
     in_every_order(move || {
         let inbox = Arc::new(Inbox::tapped(Recorder));
@@ -488,7 +491,7 @@ fn figures_beside_another_thread(counts: Counted) -> BTreeSet<(i64, u64)> {
 }
 
 fn a_scope_counts_another_thread_in_each_possible_way_and_in_no_other() {
-    // The scope has seen nothing, or a block that stays; the free alone; both events; or the allocation alone.
+    // The scope has seen no event, or only a block that stayed live; only the free; both events; or only the allocation.
     assert_eq!(figures_beside_another_thread(Counted::OwnAndUnscoped), [(0, 0), (-100, 0), (0, 100), (100, 0)].into());
 }
 
@@ -496,7 +499,7 @@ fn a_scope_of_one_thread_does_not_count_another() {
     assert_eq!(figures_beside_another_thread(Counted::Own), [(0, 0)].into());
 }
 
-/// There are two threads, and the first may end before the second begins. Returns whether they had the same number.
+/// There are two threads, and the first may end before the second starts. The outcomes are whether both had the same id.
 fn a_scope_of_one_thread_does_not_count_a_thread_that_had_its_number() {
     let outcomes = in_many_orders(|| {
         set_lends_again(true);
@@ -544,8 +547,8 @@ fn no_event_comes_between_a_reading_and_its_query() {
     });
 }
 
-/// Threads are interrupted while they are in the inbox, or wait for it, and post from there. Returns the number of lost events in the scope
-/// around them.
+/// Threads are interrupted while they are in the inbox, or wait for it, and the interruption posts to the inbox. Returns the
+/// number of lost events in the scope around all threads.
 fn interrupted(threads: u64) -> u64 {
     let inbox = Arc::new(Inbox::tapped(Recorder));
     post(&inbox, &open(0));
@@ -600,7 +603,7 @@ fn a_scope_is_closed_once() {
 /// The actions of another thread on the subscription.
 type Other = fn(&Subscription, &Arc<Inbox>, &AtomicBool, bool);
 
-/// Other threads make these calls while a scope is opened as the session opens it, and its thread allocates. Returns whether the allocation
+/// Opens a scope as the session does, and allocates in it, while other threads make these calls. Returns whether the allocation
 /// was intercepted, and whether the scope reports lost events. `None` if the scope is not exact.
 fn unsubscribed(loss_first: bool, others: &'static [Other]) -> BTreeSet<Option<(bool, bool)>> {
     in_many_orders(move || {
@@ -651,7 +654,7 @@ fn give_up(subscription: &Subscription, inbox: &Arc<Inbox>, subscribed: &AtomicB
     }
 }
 
-/// Subscribes to a driver that always accepts. Returns whether allocations are intercepted.
+/// Subscribes to a driver that never rejects a subscription. Returns whether allocations are intercepted.
 fn begin(subscription: &Subscription, anew: bool, subscribed: &AtomicBool) -> bool {
     let subscribe = || {
         subscribed.store(true, SeqCst);
@@ -673,7 +676,8 @@ fn no_scope_misses_events_unreported_while_one_thread_subscribes_and_another_uns
 }
 
 fn a_thread_that_asks_does_not_wait_for_another_reading_which_is_left_out_if_it_is_older() {
-    // The library may be slow, and the function of a gauge of the program may wait for the thread that asks.
+    // A reading may take long: the driver's library may be slow, and the function of a custom gauge may wait for the thread that
+    // asks.
     for device in [DEVICE, Device { family: Family::Custom, ordinal: 0 }] {
         let recorded = in_many_orders(move || recorded_beside_a_sampler(device));
         assert!(recorded.contains(&5) && recorded.iter().any(|count| *count < 5), "{recorded:?}");
@@ -715,7 +719,7 @@ fn recorded_beside_a_sampler(device: Device) -> usize {
     let (mut recorded, mut at_close) = (Vec::new(), None);
     for event in checked_events() {
         match event.kind {
-            // The figure contains the times at which the reading began and ended.
+            // The used bytes contain the times at which the reading started and ended.
             EventKind::Sample { memory, .. } => {
                 recorded.push((memory.used.get() >> 32, memory.used.get() & 0xffff_ffff));
             }

@@ -1,15 +1,15 @@
 //! Tests that no file of a crate imports itself through others.
 //!
-//! An import is a path in the code of one file to something that another file of the crate defines: in a `use`, or anywhere
-//! else. Three things are no imports:
+//! An import is a path in the code of one file to something that another file of the crate defines: in a `use`, or anywhere else.
+//! Three things are not imports:
 //!
 //! - `mod child;`, and a path that names only a module;
 //! - a re-export (`pub use`). A path through a re-export is an import of the file that defines the item, so a parent can
 //!   re-export what its children define, and the children can import each other through the parent;
 //! - code for tests only (`#[cfg(test)]`).
 //!
-//! A child that uses what its parent's file defines imports the parent. So a parent either uses its children, or defines what
-//! they use, and not both.
+//! A child that uses what its parent's file defines imports the parent. Therefore a parent may either use its children, or define
+//! what they use, but not both.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -46,7 +46,7 @@ fn read(name: &str) -> Imports {
     imports_of(files.iter().map(|(name, text)| (name.as_str(), text.as_str())))
 }
 
-/// Returns the shortest way from one file to another, both included.
+/// Returns the shortest path from one file to another, both included.
 fn way(edges: &BTreeSet<(usize, usize)>, from: usize, to: usize) -> Option<Vec<usize>> {
     let mut before = BTreeMap::from([(from, from)]);
     let mut queue = VecDeque::from([from]);
@@ -69,7 +69,7 @@ fn way(edges: &BTreeSet<(usize, usize)>, from: usize, to: usize) -> Option<Vec<u
     None
 }
 
-/// Returns the cycles of the graph. Each has an import that is in no cycle before it.
+/// Returns the cycles of the graph. Each contains an import that no cycle before it contains.
 fn cycles(Imports { files, edges }: &Imports) -> Vec<String> {
     let mut found: Vec<Vec<usize>> = Vec::new();
     for (from, to) in edges {
@@ -107,19 +107,19 @@ fn a_path_imports_the_file_that_defines_its_target() {
     let c = ("c.rs", "pub mod inner { pub struct Inner; } make!(); pub use crate::b::*;");
     let imports_of_a = |a: &str| edges(&[lib, ("a.rs", a), b, deep, c]);
     for (a, expected) in [
-        // The import goes through a re-export, and past it.
+        // The import goes through a re-export, or does not need one.
         ("use crate::b::Deep;", "b/deep.rs"),
         ("use crate::b::{self, Shallow as Other};", "b/mod.rs"),
         ("fn f() { crate::b::deep::run(); }", "b/deep.rs"),
-        // It goes through an imported module, an alias, and all names of a module.
+        // The import goes through an imported module, through an alias, or through a glob.
         ("use crate::b::deep; fn f() { deep::run(); }", "b/deep.rs"),
         ("use crate::b as other; type D = other::Deep;", "b/deep.rs"),
         ("type D = crate::c::Deep;", "b/deep.rs"),
         ("mod nested { use super::super::b::Shallow; }", "b/mod.rs"),
-        // The path is in a macro, or is an argument of one.
+        // The path is in a macro, or in an argument of one.
         ("macro_rules! m { () => { $crate::b::deep::run() } }", "b/deep.rs"),
         ("fn f() { println!(\"{}\", crate::b::deep::run()); }", "b/deep.rs"),
-        // The name is in a module within a file, or a macro makes it.
+        // The name is in a module within a file, or a macro defines it.
         ("use crate::c::inner::Inner;", "c.rs"),
         ("use crate::c::Made;", "c.rs"),
     ] {
@@ -147,7 +147,7 @@ fn a_cycle_is_named_by_its_files() {
     let d = ("d.rs", "use crate::a::A; use crate::c::C;");
     assert_eq!(of(&[lib, a, ("b.rs", "pub struct B;"), c, d]), [""; 0]);
     assert_eq!(of(&[lib, a, ("b.rs", "use crate::c::C;"), c, d]), ["a.rs -> b.rs -> c.rs -> a.rs"]);
-    // A parent that uses a child which uses the parent.
+    // The parent uses a child that uses the parent.
     let child = ("a/child.rs", "use super::Parent;");
     let only_exports = ("a.rs", "mod child; pub use child::Child; pub struct Parent;");
     let uses_as_well = ("a.rs", "mod child; use child::Child; pub struct Parent;");

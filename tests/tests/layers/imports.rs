@@ -23,7 +23,7 @@ struct Module {
     definitions: BTreeSet<String>,
     /// The meaning of each name that the module imports or re-exports.
     aliases: BTreeMap<String, Vec<String>>,
-    /// The modules from which it imports all names.
+    /// The modules from which this module imports all names.
     globs: Vec<Vec<String>>,
 }
 
@@ -36,7 +36,7 @@ struct Reference {
 
 enum Target {
     Module(ModulePath),
-    /// Something that this file defines.
+    /// An item that this file defines.
     Item(usize),
 }
 
@@ -48,7 +48,7 @@ struct Crate<'a> {
     references: Vec<Reference>,
 }
 
-/// Reads a crate: the name of each file, relative to `lib.rs`, and its text. Modules for tests only are left out.
+/// Reads a crate from the name of each file, relative to `lib.rs`, and its text. Modules for tests only are left out.
 pub(crate) fn imports_of<'a>(sources: impl IntoIterator<Item = (&'a str, &'a str)>) -> Imports {
     let mut read = Crate { sources: sources.into_iter().collect(), ..Crate::default() };
     read.add_file(&ModulePath::new(), Some("lib.rs".to_owned()));
@@ -95,7 +95,7 @@ fn groups(tokens: TokenStream) -> Vec<Vec<TokenTree>> {
 }
 
 impl Crate<'_> {
-    /// `named` is the file that an attribute `#[path]` names, which must be beside `lib.rs`.
+    /// Adds the file of a module. `named` is the file that an attribute `#[path]` names, which must be in the folder of `lib.rs`.
     fn add_file(&mut self, module: &[String], named: Option<String>) {
         let path = module.join("/");
         let candidates = [named.unwrap_or_default(), format!("{path}.rs"), format!("{path}/mod.rs")];
@@ -183,7 +183,8 @@ impl Crate<'_> {
         }
     }
 
-    /// A re-export (`pub use`) is no import: a file that names something through it imports the file that defines it.
+    /// Adds the paths of a `use`. A re-export (`pub use`) is not an import: a file that uses an item through it imports the file
+    /// that defines the item.
     fn add_use(&mut self, file: usize, module: &[String], tree: &[TokenTree], is_public: bool) {
         for (path, alias) in leaves(&[], tree) {
             if alias == "*" {
@@ -241,14 +242,14 @@ impl Crate<'_> {
             if of_globs.is_some() {
                 return of_globs;
             }
-            // The first name of a path may be a crate, a variant or a parameter. A macro of the module may make other names.
+            // The first name of a path may be a crate, a variant or a parameter. A macro of the module may define other names.
             let is_unknown = at == 0 && is_relative || here.is_empty();
             return (!is_unknown).then_some(Target::Item(module.file));
         }
         Some(Target::Module(here))
     }
 
-    /// A name may be imported from a crate of the same name.
+    /// Resolves a name that a module imports. The name may be that of a crate, which is imported under its own name.
     fn resolve_alias(&self, module: &[String], name: &str, alias: &[String], depth: usize) -> Option<Target> {
         let is_itself = alias.len() == 1 && alias[0] == name;
         if is_itself { None } else { self.resolve(module, alias, depth + 1) }
@@ -284,7 +285,7 @@ fn leaves(before: &[String], tree: &[TokenTree]) -> Vec<(Vec<String>, String)> {
     path.last().cloned().map(|name| (path, name)).into_iter().collect()
 }
 
-/// Returns the names of the path that begins here, and the index after it.
+/// Returns the names of the path that starts here, and the index after it.
 fn path_at(tokens: &[TokenTree], at: usize) -> (Vec<String>, usize) {
     let (mut path, mut next) = (Vec::new(), at);
     while let Some(name) = word(tokens, next) {
@@ -335,7 +336,7 @@ fn path_attribute(attribute: Option<&TokenTree>) -> Option<String> {
     Some(value.trim().trim_matches('"').to_owned())
 }
 
-/// Returns the index after the item that begins here: after its `;` or its braces.
+/// Returns the index after the item that starts here: after its `;` or its braces.
 fn end_of_item(tokens: &[TokenTree], at: usize) -> usize {
     let is_end = |token: &TokenTree| match token {
         TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,

@@ -10,13 +10,13 @@ use std::{
 
 use crate::imports::named_below_root;
 
-/// The folders of the crates of the floors. Each names the modules of those before it as its own.
+/// The folders of the crates with floors. Each crate names the modules of the crates before it like its own modules.
 const CRATES: [&str; 3] = ["crates/core", "crates/driver", "gpumem"];
 
-/// The recordings are a crate without floors.
+/// The crate of recordings, which has no floors.
 const RECORDING: &str = "crates/recording";
 
-/// Returns each floor of `docs/ARCHITECTURE.md`, and what it may name besides itself.
+/// Returns each floor of `docs/ARCHITECTURE.md`, and the floors that it may name in addition to itself.
 fn floors() -> Vec<(String, Vec<String>)> {
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ARCHITECTURE.md")).unwrap();
     let (_, table) = text.split_once("| floor | may name |\n|---|---|\n").expect("there is a table of floors");
@@ -36,7 +36,7 @@ fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the files of the crate in this folder: for each, its path from `lib.rs` and its location.
+/// Returns the files of the crate in this folder: for each file, its path from `lib.rs` and its location.
 fn source_files(folder: &str) -> Vec<(PathBuf, PathBuf)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder).join("src");
     let mut files = Vec::new();
@@ -45,7 +45,7 @@ fn source_files(folder: &str) -> Vec<(PathBuf, PathBuf)> {
     files.into_iter().map(inside).collect()
 }
 
-/// Returns the files of the crates with floors: for each, its floor, its location and its text.
+/// Returns the files of the crates with floors: for each file, its floor, its location and its text.
 fn library() -> impl Iterator<Item = (String, PathBuf, String)> {
     CRATES.iter().flat_map(|name| source_files(name)).map(|(inside, path)| {
         let floor = inside.iter().next().expect("a file has a name").to_string_lossy();
@@ -71,7 +71,7 @@ fn each_floor_names_only_what_is_below_it() {
     }
 }
 
-/// Cargo builds no program for the tests of a library that has none. A test that is written there later would never run.
+/// With `test = false`, Cargo builds no tests of a library. A test that is added later would never run.
 #[test]
 fn a_library_without_tests_has_none() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -82,7 +82,7 @@ fn a_library_without_tests_has_none() {
     for member in members.split('"').skip(1).step_by(2) {
         let manifest = manifest(member);
         let library = manifest.split("[lib]\n").nth(1).and_then(|rest| rest.split("\n[").next()).unwrap_or_default();
-        // `tests/book` runs the examples of these.
+        // `tests/book` runs the examples of these crates.
         let has_others = CRATES.contains(&member) || member == RECORDING;
         for (setting, test) in [("test = false", "#[test]"), ("doctest = false", "/// ```")] {
             if has_others && setting == "doctest = false" {

@@ -10,7 +10,7 @@ fn machine() -> Standin {
     Standin::new().dispatch().env("XDG_CACHE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"))
 }
 
-/// Returns the checks with this name: their verdicts, what was found, and the next step.
+/// Returns the checks with this name: for each, its verdict, its finding and the next step.
 #[track_caller]
 fn checks(machine: &Standin, name: &str) -> Vec<(String, String)> {
     let outcome = gpumem(machine, &["doctor", "--json"]);
@@ -69,7 +69,7 @@ fn each_failure_has_its_line() {
     has(&machine().set("mig=1"), "MIG", "ok", "one slice");
     // The result depends on this machine.
     assert_eq!(checks(&machine().without(Library::Nvml), "/dev/nvidia*").len(), 1);
-    // The driver is too old. It is tested without and with CUPTI.
+    // This driver is too old for dispatch. The checks are made without and with CUPTI.
     let old = Standin::new();
     has(&old, "dispatch table", "problem", "`gpumem run` cannot record");
     has(&old, "traces", "warning", "gauge sampled, source sampling: ");
@@ -124,7 +124,7 @@ fn only_settings_that_are_set_are_listed_unless_all_are_wanted() {
     assert_eq!(listed(&gpumem(&machine(), &["doctor"])), [""; 0]);
 }
 
-/// The setting is for programs, not for the command.
+/// `GPUMEM_CAPTURE` is for programs, not for the command.
 #[test]
 fn a_recording_is_not_replaced() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");

@@ -1,4 +1,4 @@
-//! Tests `gpumem export`. Tests with Prometheus run if it is installed: on PATH, or by `.ci/run` in `target/prometheus`.
+//! Tests `gpumem export`. Tests with Prometheus run only if it is installed on PATH, or by `.ci/run` in `target/prometheus`.
 
 use std::{
     env,
@@ -19,8 +19,8 @@ use prost::Message;
 
 use super::*;
 
-/// The functions of the scripts. `program NAME` records a program that has 4 MiB. When the file `go` is there, the program has 1 GiB more
-/// for 5 ms, and is refused 1 TiB. The number of its process is in `NAME.pid`.
+/// The functions of the scripts. `program NAME` records a program that has 4 MiB. When the file `go` exists, the program has
+/// 1 GiB more for 5 ms, and then fails to allocate 1 TiB. The file `NAME.pid` contains its process id.
 const BEGIN: &str = r#"
 started() { until grep -q "$2" $1; do sleep 0.05; done; }
 program() {
@@ -95,7 +95,7 @@ fn each_scraper_gets_a_peak_between_two_scrapes_once() {
         is(section, "lost_total", Some(0.0));
     }
     is("again", "live_bytes", Some(MIB_4));
-    // An ended process has no live series, and each scraper gets its last figures once.
+    // An ended process has no live series, and each scraper gets its last values once.
     is("ended", "interval_peak_bytes", Some(MIB_4));
     is("ended", "live_bytes", None);
     is("gone", "peak_bytes", None);
@@ -105,13 +105,14 @@ fn each_scraper_gets_a_peak_between_two_scrapes_once() {
     }
 }
 
-/// The peaks that a scraper has to get, whatever happens to the process or to its recording. `slow` scrapes before and after all of it, and
-/// `fast` all the time.
+/// The peaks that a scraper has to get, whatever happens to the process or to its recording. `slow` scrapes before and after all
+/// of it, and `fast` all the time.
 ///
-/// - `killed` ends right after its peak, and `gpumem run` completes its recording.
-/// - `worker` does the same, while the program that started it runs on.
-/// - `restarted` has its peak after `gpumem stop` and `gpumem start`, and `removed` too, where its first recording is removed before.
-/// - `execed` becomes another program, which has the peak; the peak of `became` comes right before.
+/// - `killed` aborts right after its peak, and `gpumem run` completes its recording.
+/// - `worker` does the same, while the program that started it continues.
+/// - `restarted` has its peak after `gpumem stop` and `gpumem start`. So has `removed`, whose first recording is removed in
+///   between.
+/// - `execed` becomes another program, which has the peak. `became` has its peak right before it becomes another program.
 /// - The recording of `gone` is removed right after the peak.
 #[test]
 fn each_peak_is_in_a_scrape() {
@@ -186,7 +187,7 @@ fn each_peak_is_in_a_scrape() {
     assert_eq!(found, expected.map(|(_, bytes)| [bytes; 2]), "{expected:?}: {outcome}");
 }
 
-/// The exporter does not run while the program does, so only `gpumem run` can tell it about the recording.
+/// The exporter is stopped while the program runs, so only `gpumem run` can tell it about the recording.
 #[test]
 fn a_peak_of_a_program_that_no_look_has_found_is_in_a_scrape() {
     let outcome = exported(
@@ -215,7 +216,7 @@ fn a_peak_of_a_program_that_no_look_has_found_is_in_a_scrape() {
     assert_eq!(value(&outcome, "again", "gpumem_process_interval_peak_bytes", ""), None, "{outcome}");
 }
 
-/// With `gpumem run --live`, the file is begun again several times while it is scraped. No figure is lost.
+/// With `gpumem run --live`, the file starts over several times while the exporter reads it. No value is lost.
 #[test]
 fn figures_of_a_short_recording_are_right_and_do_not_fall() {
     let spikes = Spikes::new();
@@ -275,15 +276,15 @@ fn figures_of_a_short_recording_are_right_and_do_not_fall() {
     assert!(outcome.stdout.contains("events are not in the recording"), "{outcome}");
 }
 
-/// The recordings that an exporter hides, and those that it does not. They are in one test: the exporter counts the hidden recordings of the
-/// whole machine, and some are hidden only after ten seconds.
+/// The recordings that an exporter hides, and those that it does not hide. They are in one test, because the exporter counts the
+/// hidden recordings of the whole machine, and some are hidden only after ten seconds.
 ///
-/// - No file of `full` may become longer than 16 KiB, which it sees as a full disk. The recording ends there, and the program
-///   runs on. It has just forked a child, which still has the file open.
-/// - That of `shorter` becomes shorter.
-/// - Another program appends to that of `appended`.
-/// - `stopped` cannot write, and its figures are right.
-/// - `other` becomes a program that does not use the driver, and nothing of it is missing.
+/// - No file of `full` may become longer than 16 KiB, which is like a full disk for the program. The recording ends there, and
+///   the program continues. It has just forked a child, which still has the file open.
+/// - The recording of `shorter` becomes shorter.
+/// - Another program appends to the recording of `appended`.
+/// - `stopped` cannot write, and its values are right.
+/// - `other` becomes a program that does not use the driver, and nothing is missing from its recording.
 /// - `gpumem stop` has ended the recording of `ended`.
 #[test]
 fn a_recording_that_cannot_be_followed_is_hidden_and_its_cause_is_said() {
@@ -351,7 +352,7 @@ fn a_recording_that_cannot_be_followed_is_hidden_and_its_cause_is_said() {
     for section in ["full", "again", "shorter", "other", "damaged", "silent"] {
         assert_eq!(figure(section, "live"), None, "{section}: {outcome}");
     }
-    // The last figures of a recording that broke off are handed over.
+    // The last values of a recording that broke off are exported.
     assert!(figure("full", "peak") >= Some(MIB_4), "{outcome}");
     for section in ["again", "damaged", "silent"] {
         assert_eq!(figure(section, "peak"), None, "{section}: {outcome}");
@@ -393,7 +394,7 @@ fn what_the_driver_says() {
     is("gpumem_gpu_memory_reserved_bytes", "hw_id=\"0\"", Some(f64::from(615 << 20)));
     is("gpumem_process_usage_bytes", "process_pid=\"4000001\"", Some(f64::from(300 << 20)));
     is("gpumem_process_accounted_peak_bytes", "process_pid=\"4000001\"", Some(3.0 * gib));
-    // What the driver does not know is missing.
+    // A value that the driver does not know is left out.
     is("gpumem_process_usage_bytes", "process_pid=\"4000002\"", None);
     is("gpumem_exporter_hidden", "what=\"process\"", Some(4.0));
     assert!(outcome.stdout.contains("hw_parent=\"0\""), "{outcome}");
@@ -507,7 +508,7 @@ fn a_scrape_does_not_wait_for_connections_without_a_request() {
         ",
     );
     let numbers: Vec<u64> = outcome.stdout.lines().filter_map(|line| line.parse().ok()).collect();
-    // It takes 20 ms, and on a busy machine some seconds. The connections may wait for 10 s before they send their request.
+    // The scrape takes 20 ms, and some seconds on a busy machine. The connections may stay open for 10 s without a request.
     assert!(matches!(numbers[..], [1, micros] if micros < 6_000_000), "{outcome}");
 }
 
@@ -583,7 +584,7 @@ fn the_rules_and_the_queries_of_the_dashboard_are_right() {
     };
     let rules = file("dashboard-queries.yml", serde_json::json!({"groups": [{"name": "dashboard", "rules": rules}]}));
     run(&["check".as_ref(), "rules".as_ref(), rules.as_os_str()]);
-    // One process of a pod takes the place of another one. They never have the memory at the same time.
+    // One process of a pod replaces another one. The two processes never have the memory at the same time.
     let of_pods = queries.iter().find(|query| query.contains("k8s_pod_uid")).expect("a panel of pods");
     let process = |pid: u32, values: &str| {
         let of = format!("instance='node', gpu_uuid='GPU-1', k8s_pod_uid='a', process_pid='{pid}'");
@@ -607,7 +608,7 @@ fn the_rules_and_the_queries_of_the_dashboard_are_right() {
     run(&["test".as_ref(), "rules".as_ref(), test.as_os_str()]);
 }
 
-/// Starts a collector of OpenTelemetry, which hands over what was pushed.
+/// Starts a collector of OpenTelemetry. Returns its port, and a channel with the requests that were pushed to it.
 fn collector() -> (u16, mpsc::Receiver<ExportMetricsServiceRequest>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let port = listener.local_addr().expect("it has one").port();
@@ -690,7 +691,7 @@ fn a_collector_of_opentelemetry_gets_the_same() {
     let outcome = exported(machine, "otlp", &lines);
     let pid = outcome.stdout.lines().last().expect("a line").to_owned();
     let pushed: Vec<_> = pushed.try_iter().collect();
-    // Returns the largest value of the process in each push that has one.
+    // Returns the value of the process in each push. `None` if a push has none.
     let values = |name: &str| -> Vec<Option<f64>> {
         let of_push = |request| {
             let all = pushed_values(request, name).into_iter();
@@ -699,7 +700,7 @@ fn a_collector_of_opentelemetry_gets_the_same() {
         pushed.iter().map(of_push).collect()
     };
     let peaks = values("gpumem.process.interval.peak");
-    // On a busy machine the memory may be in use at two pushes. Later ones do not have it.
+    // On a busy machine, the memory may be in use at two pushes in a row. Later pushes do not have it.
     let mut is_high: Vec<_> = peaks.iter().flatten().map(|peak| *peak == GIB_1).collect();
     is_high.dedup();
     assert_eq!(is_high.iter().filter(|is_high| **is_high).count(), 1, "{peaks:?}");

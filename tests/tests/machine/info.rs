@@ -69,7 +69,8 @@ fn without_cuda_there_is_what_nvml_knows() {
 
 #[test]
 fn a_figure_that_cannot_be_read_is_not_0() {
-    // The cases are a lost device beside a sound one; no permission; no figures, as under WSL; a driver that is too old.
+    // The cases are: a lost device next to a working one; no permission; a driver that was updated while it was in use; no memory
+    // values, as under WSL; a driver that is too old.
     let lost = gpumem(&Standin::new().devices(2).fail("nvmlDeviceGetHandleByIndex_v2[1]=15"), &["info"]);
     ended(&lost, 2, &["GPU 1 cannot be read: libnvidia-ml: nvmlDeviceGetHandleByIndex_v2 for device 1 failed with"]);
     assert!(lost.stdout.contains("\n 1       -  -                   -     -      -         -\n"), "{lost}");
@@ -101,7 +102,7 @@ fn the_slices_of_a_gpu_in_mig_mode() {
     let slice = &gpu["mig_devices"][0];
     assert_eq!((&slice["cuda_ordinal"], &slice["total_bytes"]), (&0.into(), &(8 * GIB).into()));
     assert!(slice["uuid"].as_str().is_some_and(|uuid| uuid.starts_with("MIG-")), "{value}");
-    // The driver knows nothing of MIG.
+    // This driver is too old to know MIG.
     let old = json(&gpumem(&Standin::new().without_symbol("nvmlDeviceGetMigMode"), &["info", "--json"]));
     assert_eq!((&old["gpus"][0]["mig"], &old["gpus"][0]["mig_devices"]), (&false.into(), &Value::Array(Vec::new())));
 }
@@ -119,7 +120,7 @@ fn hidden_gpus_and_tools_for_other_programs() {
     assert!(outcome.stdout.contains("\n 0       0  Stand-in GPU 0"), "{outcome}");
 }
 
-/// NVML has no figures of a GPU without memory of its own.
+/// NVML has no memory values of a GPU that uses the memory of the machine.
 #[test]
 fn the_memory_of_the_machine() {
     let machine =

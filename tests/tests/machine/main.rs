@@ -25,7 +25,7 @@ fn json(outcome: &Outcome) -> Value {
     serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome}"))
 }
 
-/// Checks that the command ended with this code, and that stderr has one line for each of these texts, which contains it.
+/// Checks that the command ended with this code, and that stderr has one line for each of these texts, which contains the text.
 #[track_caller]
 fn ended(outcome: &Outcome, code: i32, lines: &[&str]) {
     assert_eq!(outcome.exit(), format!("exit status: {code}"), "{outcome}");
@@ -36,8 +36,8 @@ fn ended(outcome: &Outcome, code: i32, lines: &[&str]) {
     }
 }
 
-/// A script of the shell that has a machine whose driver has a dispatch table. `$gpumem` is the command, and `$probe` a program that
-/// allocates 4 MiB, and waits until the file `$end` is there.
+/// Runs a shell script on a machine whose driver has a dispatch table. In the script, `$gpumem` is the command and `$program` is
+/// the probe. The function `probe` runs the probe, which allocates 4 MiB and waits until the file `$end` exists.
 #[track_caller]
 fn script(machine: Standin, name: &str, script: &str) -> Outcome {
     let prefix = format!("machine-{name}-");
@@ -66,8 +66,8 @@ fn without_context(outcome: &Outcome) {
     assert!(!outcome.calls.iter().any(|call| call.contains("context_created") || call.contains("Retain")), "{outcome}");
 }
 
-/// A program for `gpumem run --live` whose peaks are short, the highest first. Before each one it makes thousands of events, and after it, it
-/// waits for a file with its bytes as the name.
+/// A program for `gpumem run --live` whose peaks are short, the highest first. Before each peak, the program makes thousands of
+/// events. After the peak, it waits for a file whose name is the number of bytes of the peak.
 struct Spikes {
     /// The arguments of `probe`, in a shell's quotes.
     steps: String,

@@ -1,5 +1,5 @@
-//! Tests hostile names of processes, files and commands, on a terminal and in JSON. `crates/cli/tests/command/names.rs` has those of
-//! recordings.
+//! Tests hostile names of processes, files and commands, on a terminal and in JSON. `crates/cli/tests/command/names.rs` tests
+//! hostile names in recordings.
 
 use std::path::Path;
 
@@ -45,7 +45,7 @@ fn programs_that_run_cannot_write_to_the_terminal_by_their_names() {
         part("ps.text").contains("x\\u{1b}[31m") && part("recorded.text").contains("\nMore: gpumem report "),
         "{outcome}"
     );
-    // Recorded and dormant processes are known without the driver's list. A line says that the list is missing.
+    // Recorded and dormant processes are known without the driver's list. A line reports that the list is missing.
     let dormant = part("dormant.pid").trim();
     let waits = format!(", is not recorded until gpumem start {dormant}\n");
     assert!(

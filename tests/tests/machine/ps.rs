@@ -12,7 +12,7 @@ fn without_others(outcome: &Outcome) -> String {
 
 #[test]
 fn processes_that_are_not_visible_here_are_not_taken_for_others() {
-    // This test runs here and does not use the driver: the driver means another process.
+    // The driver lists the process id of this test, which does not use the driver. The driver therefore means another process.
     let own = std::process::id();
     let machine = Standin::new()
         .set("used=4GiB")
@@ -99,14 +99,14 @@ fn recorded_and_dormant_processes_are_marked() {
     assert!(file.ends_with(&format!("/a.pid{pid}.capture")), "{outcome}");
     assert!(processes.iter().all(|process| process["is_visible"] == true && process["user"].is_string()), "{outcome}");
     assert!(processes[0]["command"].as_str().unwrap().contains("probe call cuInit 0"), "{outcome}");
-    // Other tests record other processes meanwhile.
+    // Other tests record other processes at the same time.
     let besides = value["recorded_besides"].as_array().expect("a list");
     let number: u64 = pid.parse().expect("a number");
     assert!(besides.iter().all(|recorded| recorded["pid"] != number), "{outcome}");
     // The driver of a container may list no process.
     let besides = format!("not in the driver's list, but recorded: process {pid}, ");
     assert!(text.contains(&besides) && text.contains(&format!("/a.pid{pid}.capture\n")), "{outcome}");
-    // Its command is long. The file is what the reader needs.
+    // The command is cut because it is long. The file is not cut, because the reader needs it.
     let line = text.lines().find(|line| line.starts_with(&besides)).expect("it is there");
     assert!(line.contains("…, to /"), "{line}");
     let dormant = text.lines().filter(|line| line.contains(", is not recorded until gpumem start "));

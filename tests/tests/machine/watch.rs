@@ -1,4 +1,4 @@
-//! Tests `gpumem watch` without a terminal. `crates/cli/src/watch/tests.rs` tests what it draws.
+//! Tests `gpumem watch`. `crates/cli/src/watch/tests.rs` tests its screen.
 
 use gpumem_tests::Library;
 
@@ -27,7 +27,8 @@ fn without_a_terminal_or_without_anything_to_show() {
     assert!(wrong.stderr.contains("it is not a time from 50ms to 3600s"), "{wrong}");
 }
 
-/// The command runs on a terminal of `script`. It draws there, and the terminal is as before at the end, also after a signal.
+/// The command runs on a terminal that `script` creates. It draws there, and the terminal has its old settings at the end, even
+/// after a signal.
 #[test]
 fn the_terminal_is_as_it_was() {
     for ends in ["$gpumem watch --count 2 --interval 50ms", "timeout --foreground -s TERM 5 $gpumem watch"] {
@@ -36,7 +37,7 @@ fn the_terminal_is_as_it_was() {
         assert_eq!(outcome.exit(), "exit status: 0", "{outcome}");
         let lines: Vec<_> = outcome.stdout.lines().collect();
         let settings = lines.first().expect("a line").trim();
-        // The last text on the second screen leaves it. All that follows is on the first screen.
+        // The command shows the cursor again after it has left the second screen. The text after that is on the first screen.
         let after = outcome.stdout.rsplit("\x1b[?25h").next().expect("it is one");
         assert_eq!(after.trim(), settings, "{outcome}");
         assert!(settings.contains(':'), "{outcome}");
@@ -45,7 +46,8 @@ fn the_terminal_is_as_it_was() {
     }
 }
 
-/// `script` has a terminal and a shell that controls jobs. Each input waits until something is drawn, for at most ten seconds.
+/// `script` creates a terminal with a shell that controls jobs. Each input waits until something is drawn, for at most ten
+/// seconds.
 #[test]
 fn the_shell_has_the_terminal_while_it_is_stopped() {
     for stops in [r"printf '\x1a'", "kill -TSTP $(cat pid)"] {
@@ -79,7 +81,7 @@ JOB
     }
 }
 
-/// The figures of a running program are those that its recording has at the end. The program itself is not asked.
+/// The values of a running program are those that its recording has at the end. The program itself is not asked.
 #[test]
 fn a_program_that_runs() {
     let outcome = script(
@@ -111,7 +113,7 @@ fn a_program_that_runs() {
     assert_eq!(device["now"][0]["bytes"], 4 << 20, "{outcome}");
     assert!(summary.contains("the peak was 4 MiB"), "{outcome}");
     let (_, line) = summary.split_once("\nline 1 ").unwrap_or_else(|| panic!("{outcome}"));
-    // Nothing happens in between, and the program's clock advances.
+    // No event happens between the two readings, but the program's clock advances.
     let later: f64 = line.trim().parse().unwrap_or_else(|_| panic!("{outcome}"));
     assert!(later > running["seconds"].as_f64().expect("a number") + 0.5, "{outcome}");
     // A file that the user names and that does not exist is reported.
@@ -139,7 +141,7 @@ fn recordings_can_be_watched_without_a_gpu() {
     let recordings = reading["recordings"].as_array().expect("a list");
     let named = recordings.iter().find(|of| of["file"] == "a.capture").expect("it is listed");
     assert_eq!(named["devices"][0]["peak_bytes"], 4 << 20, "{outcome}");
-    // Another test may record something that is shown. Then there is no error.
+    // Without NVML, the exit code is 2. Whether there is an error message depends on other tests, whose recordings may be shown.
     let nothing = gpumem(&Standin::new().without(Library::Nvml), &["watch", "--json", "--count", "1"]);
     assert_eq!(nothing.exit(), "exit status: 2", "{nothing}");
 }

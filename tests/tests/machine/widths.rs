@@ -14,7 +14,7 @@ fn no_line_is_longer_than_the_terminal_is_wide() {
         let outcome = gpumem(&machine().env("COLUMNS", "60"), &[command]);
         assert!(outcome.stdout.lines().count() > 3, "{outcome}");
         for line in outcome.stdout.lines() {
-            // A line with nothing but a path is not broken.
+            // A line that contains only a path is not broken.
             assert!(line.width() <= 60 || !line.trim().contains(' '), "{line}\n{outcome}");
         }
     }

@@ -1,5 +1,5 @@
-//! Pools on simulated devices. A query of another thread between a block and its first part makes the block the program's, so each of
-//! these tests is alone in the process.
+//! Tests pools on simulated devices. If another thread queries results between the allocation of a block and that of its first
+//! part, the block counts for the program. Therefore only one of these tests runs at a time.
 
 mod parts;
 mod tch;

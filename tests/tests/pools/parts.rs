@@ -1,4 +1,4 @@
-//! Tests what reports show of a pool of the program on a simulated device.
+//! Tests the reports of a program's pool on a simulated device.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -105,8 +105,8 @@ fn pools_of_one_name_have_different_rows() {
     drop((first, third, again, elsewhere));
 }
 
-/// One thread reads figures all the time while a pool grows on another one. The pool makes no mistake, and a peak is right unless its row
-/// says that it may be too high.
+/// One thread queries the summary all the time while a pool grows on another thread. No call of the pool counts as wrong, and a
+/// peak is right unless the pool's row says that the peak may be too high.
 #[test]
 fn a_thread_that_reads_figures_makes_no_call_wrong() {
     let _alone = crate::alone();

@@ -30,7 +30,7 @@ fn trace(gpu: &SimGpu) -> GpuMemTrace {
     GpuMemTrace::builder().device(gpu.ordinal()).silent(true).start().unwrap()
 }
 
-/// Returns the pool if it is listed. A pool that has nothing is not.
+/// Returns the pool if it is listed. An empty pool is not listed.
 fn listed(gpu: &SimGpu) -> Option<RegisteredPool> {
     summary().pools.into_iter().find(|pool| pool.device == gpu.ordinal())
 }
@@ -102,8 +102,8 @@ fn what_was_there_before_the_first_event_counts_once() {
     let held = [(Block, at(0), 4 * MIB), (Block, at(4), 4 * MIB), (Awaiting, at(8), 4 * MIB), (Block, at(12), 4 * MIB)];
     let held = [&segments[..], &held].concat();
     let tracker = tracker(&gpu, &held);
-    // Between the first event and the snapshot, one tensor is freed, one is freed and another one takes its place, and one comes that is
-    // freed after the snapshot.
+    // Between the first event and the snapshot, one tensor is freed, one is freed and replaced by another one, and one is
+    // allocated that is freed after the snapshot.
     tracker.event(FreeRequested, at(0), 4 * MIB);
     tracker.event(FreeRequested, at(4), 4 * MIB);
     tracker.event(FreeCompleted, at(4), 4 * MIB);
@@ -139,7 +139,7 @@ fn other_threads_allocate_while_the_tracker_begins() {
     let gpu = simulated_gpu();
     let trace = trace(&gpu);
     let tracker = Tracker::new(AllocatorSettings::default());
-    // Without `start()` it ignores events.
+    // Without `start()`, the tracker ignores events.
     tracker.event(Alloc, 1 << 40, MIB);
     tracker.start();
     let (first, second) = (gpu.alloc(Bytes::mib(20)).unwrap(), gpu.alloc(Bytes::mib(20)).unwrap());

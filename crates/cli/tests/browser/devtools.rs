@@ -1,6 +1,6 @@
-//! A client of Chromium's protocol `DevTools` with the parts that these tests need. `--remote-debugging-pipe` reads and writes JSON,
-//! each message with a 0 at its end, so it needs no socket. The crates that drive browsers bring at least 60 others, and a
-//! dev-dependency cannot be optional.
+//! A client of Chromium's protocol `DevTools`, with the parts that these tests need. With `--remote-debugging-pipe`, Chromium
+//! reads and writes messages of JSON, each with a 0 at its end, so the client needs no socket. The crates that drive browsers
+//! depend on at least 60 other crates, and a dev-dependency cannot be optional.
 
 use std::{
     env, fs,
@@ -16,17 +16,17 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A step that takes longer than this is broken.
+/// The longest time that a step may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome-stable", "google-chrome"];
 
-/// One page in a browser of its own.
+/// A browser with one page.
 pub(crate) struct Browser {
     process: Child,
     input: ChildStdin,
     messages: Receiver<Value>,
-    /// The events that the page reported meanwhile.
+    /// The events that the page reported since the last call of [`requests_and_errors`](Self::requests_and_errors).
     events: Vec<Value>,
     session: Option<String>,
     calls: u64,
@@ -169,7 +169,7 @@ impl Browser {
         assert_eq!(is_met, true, "{condition}");
     }
 
-    /// Scrolls to an element. Returns its place in the window: left, top, width, height.
+    /// Scrolls to an element. Returns its position in the window: left, top, width, height.
     #[track_caller]
     pub(crate) fn place(&mut self, selector: &str) -> [f64; 4] {
         let script = format!(
@@ -184,7 +184,7 @@ impl Browser {
         serde_json::from_value(place).expect("an element has a place")
     }
 
-    /// Moves the mouse to this place.
+    /// Moves the mouse to this position.
     pub(crate) fn hover(&mut self, at: [f64; 2]) {
         self.mouse("mouseMoved", at, json!({}));
     }

@@ -61,7 +61,7 @@ fn is_quiet(browser: &mut Browser) {
     assert!(errors.is_empty(), "{errors:?}");
 }
 
-/// The page is as wide as the window, so nothing has to be scrolled from side to side.
+/// Checks that the page is not wider than the window, so that it does not scroll from side to side.
 #[track_caller]
 fn fits(browser: &mut Browser) {
     let [width, window] =
@@ -74,7 +74,7 @@ fn fits(browser: &mut Browser) {
     assert_eq!(wide, json!([]));
 }
 
-/// Returns the sum of the table of the selected moment, if it has all places.
+/// Returns the heading of the selected moment: its memory and its time.
 fn moment(browser: &mut Browser) -> String {
     browser.text("#moment")
 }
@@ -87,7 +87,7 @@ fn choose(browser: &mut Browser, id: &str, value: &str) {
     browser.drawn();
 }
 
-/// The first screen says which rank differs, and in which place.
+/// The first screen shows which rank differs from the others, and at which place.
 #[test]
 fn many_ranks() {
     let (folder, page) = (file("ranks"), file("ranks.html"));
@@ -110,7 +110,7 @@ fn many_ranks() {
     is_quiet(&mut browser);
     fits(&mut browser);
 
-    // The highest peak has the first row, if rows are ordered by peaks. The last row is the rank that ran out of memory.
+    // If rows are ordered by peaks, the highest peak is in the first row.
     choose(&mut browser, "fleet-order", "peak");
     let [left, top, width, height] = browser.place("#fleet-map");
     browser.hover([left + width / 4.0, top + 1.0]);
@@ -157,12 +157,12 @@ fn a_training_run() {
             && summary.ends_with("src/adam.rs:30 in train > step, called from src/main.rs:9, holds 46 % of the peak."),
         "{summary}"
     );
-    // The table has each byte of the peak.
+    // The rows of the table add up to the peak.
     let rows =
         browser.evaluate("[...document.querySelectorAll('#places tbody tr')].map((row) => row.cells[2].innerText)");
     assert_eq!(rows, json!(["200 MiB", "100 MiB", "100 MiB", "32 MiB", "5 MiB"]));
     assert_eq!(reports[0]["devices"][0]["peak_bytes"], 437 * MIB);
-    // A frame can be looked at alone, and left again.
+    // A click on a frame shows only this frame. A click on the path shows all frames again.
     let frames = "document.querySelectorAll('.frame').length";
     let all = browser.number(frames);
     let [left, top, width, height] = browser.place(".frame");

@@ -8,7 +8,7 @@ use crate::{
     within,
 };
 
-/// Returns the blocks of the page that begin with a command, and their lines.
+/// Returns the blocks of the page that start with a command, and their lines.
 fn commands(page: &str) -> Vec<(String, String)> {
     let mut blocks = Vec::new();
     for block in page.split("```console\n").skip(1) {

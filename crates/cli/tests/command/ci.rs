@@ -16,7 +16,7 @@ use crate::{
     within,
 };
 
-/// Writes the recordings of a run with these ranks. Each rank has the sizes of its layers, in MiB.
+/// Writes the recordings of a run. `ranks` contains each rank, with the size of its layers in MiB.
 fn run(folder: &std::path::Path, name: &str, pid: u32, ranks: &[(u32, u64)]) {
     let run = folder.join(name);
     fs::create_dir_all(&run).expect("it can be made");
@@ -54,7 +54,7 @@ fn a_place_has_a_limit_of_its_own() {
         text.contains("failures=\"1\"") && text.contains("<failure message=\"--max-peak cannot be checked"),
         "{text}"
     );
-    // A report of tests replaces an earlier one, and no other file.
+    // A test report replaces an earlier test report, and no other file.
     assert_eq!(ran(&["report", "--max-peak", "1TiB", "--annotations", &junit, &file]).code, Some(0));
     let recording = fs::read(&file).expect("it is there");
     let over = ran(&["report", "--max-peak", "1TiB", "--annotations", &format!("junit={file}"), &file]);
@@ -62,7 +62,7 @@ fn a_place_has_a_limit_of_its_own() {
     assert!(fs::read(&file).is_ok_and(|after| after == recording));
     let (code, stderr) = of(&["1MiB", "nowhere=1TiB"]);
     assert!(code == Some(2) && stderr.starts_with("gpumem: FILE: the peak of device 0 was "), "{stderr}");
-    // One of several recordings has the place.
+    // Only one of several recordings contains the place.
     let other = recorded("ci-place-other.capture", {
         let mut made = Made::new("other");
         made.alloc(MIB, MemKind::Device, 4);
@@ -72,14 +72,14 @@ fn a_place_has_a_limit_of_its_own() {
     assert!(both.code == Some(1) && both.stderr.lines().count() == 1, "{both:?}");
 }
 
-/// A process that began at this second, in a container.
+/// A process in a container, which started at this second.
 fn in_container(pid: u32, second: u64) -> Made {
     let began = Duration::from_secs(1_790_000_000 + second);
     let host = Some(format!("container-{pid}"));
     Made::of(Process { pid, began, host, arguments: vec!["train".to_owned()], ..Process::default() }, true)
 }
 
-/// Writes the recording of such a process that had this memory for two seconds.
+/// Writes the recording of a process that had this memory for two seconds.
 fn process(file: &std::path::Path, pid: u32, second: u64, mib: u64) {
     let mut made = in_container(pid, second);
     let block = made.alloc(mib * MIB, MemKind::Device, 2);
@@ -99,7 +99,7 @@ fn processes_have_one_device_together() {
                  a.capture 4.88 GiB, b.capture 4.88 GiB\n";
     assert_eq!((above.code, &*above.stderr), (Some(1), words));
     assert_eq!(limited("10000MiB").code, Some(0));
-    // A place is in both.
+    // Both recordings contain the place.
     let place = limited("train=8GiB");
     let words = "gpumem: device 0: 2 processes had 9.77 GiB in `train` at one time, \
                  1.77 GiB above the limit of 8 GiB: a.capture 4.88 GiB, b.capture 4.88 GiB\n";
@@ -107,7 +107,7 @@ fn processes_have_one_device_together() {
     assert_eq!(limited("train=10000MiB").code, Some(0));
     // The recording of one process may be given twice.
     assert_eq!(within(&folder, &["report", "--max-peak", "8GiB", "a.capture", "./a.capture"]).code, Some(0));
-    // A copy is the same process.
+    // A copy of a recording is of the same process.
     let mut made = in_container(10, 0);
     made.item(&Item::Ring(RingDefinition { segment: None, recording: 7 }));
     made.alloc(5_000 * MIB, MemKind::Device, 2);
@@ -119,16 +119,16 @@ fn processes_have_one_device_together() {
     }
     assert_eq!(limited("8GiB").code, Some(0));
     process(&folder.join("a.capture"), 10, 0, 5_000);
-    // One process after the other.
+    // The second process starts after the first one has ended.
     process(&folder.join("b.capture"), 11, 3, 5_000);
     assert_eq!(limited("8GiB").code, Some(0));
     assert_eq!(limited("train=8GiB").code, Some(0));
-    // A process that was killed has freed nothing.
+    // A process that was killed has freed nothing. If its end is not known, its memory counts until its last event.
     let mut killed = in_container(12, 0);
     killed.alloc(5_000 * MIB, MemKind::Device, 2);
     fs::write(folder.join("a.capture"), killed.file()).unwrap();
     assert_eq!(limited("8GiB").code, Some(0));
-    // It had the memory until it ended.
+    // If the end of the process is known, the process had the memory until then.
     let ended = |latest, within| {
         let mut made = in_container(12, 0);
         made.alloc(5_000 * MIB, MemKind::Device, 2);
@@ -152,7 +152,7 @@ fn processes_have_one_device_together() {
     ] {
         assert_eq!(ended(latest, within).stderr, stderr, "{latest} {within}");
     }
-    // It is not known when the peaks were.
+    // In recordings of the peaks, the times of the peaks are not known.
     for (name, second) in [("a.capture", 0), ("b.capture", 1)] {
         let mut made = in_container(1, second);
         made.item(&Item::Part(PartDefinition { is_peaks: true, after: 0 }));
@@ -174,7 +174,7 @@ fn processes_have_one_device_together() {
         unknown.code == Some(2) && unknown.stderr.contains("do not show how much they had at one time"),
         "{unknown:?}"
     );
-    // Both were killed before the UUID of their device was recorded.
+    // Both processes were killed before the UUID of their device was recorded.
     for name in ["a.capture", "b.capture"] {
         let began = Duration::from_secs(1_790_000_000);
         let mut made = Made::of(Process { pid: 1, began, ..Process::default() }, true);
@@ -217,7 +217,7 @@ fn processes_that_begin_to_overlap_have_more() {
     let words = grew.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     let row = " all processes together, device 0 4.906 9.812 +4.906";
     assert!(grew.code == Some(1) && words.contains(row), "{grew:?}");
-    // With one process less, the baseline needs no line for all of them.
+    // Without one of the two processes, the baseline needs no line for all processes together.
     let (peaks, gone) = (folder.join("peaks.json"), folder.join("before").join("b.capture"));
     let mut json: Value = serde_json::from_slice(&fs::read(&peaks).unwrap()).unwrap();
     json["peaks"].as_object_mut().unwrap().retain(|name, _| !name.starts_with("b, "));
@@ -226,7 +226,7 @@ fn processes_that_begin_to_overlap_have_more() {
     assert_eq!(baseline("check", "before").code, Some(0));
 }
 
-/// Processes are told apart by their commands and peaks: their numbers differ in each run.
+/// Processes are told apart by their commands and peaks, because their ids differ in each run.
 #[test]
 fn a_baseline_has_each_process_of_a_name() {
     let folder = folder("ci-namesakes");
@@ -244,13 +244,13 @@ fn a_baseline_has_each_process_of_a_name() {
     assert!(grew.code == Some(1) && words.contains(" x #2, device 0 1000 3904 +2904 "), "{grew:?}");
     let gone = baseline("check", &files[1..]);
     assert!(gone.code == Some(1) && gone.stdout.contains("\nNo recording has x #2, device 0.\n"), "{gone:?}");
-    // A merge can leave two lines for one peak.
+    // A merge can leave two lines for the same peak.
     fs::write(folder.join("peaks.json"), text.replace("\"x, device 0\": ", "\"x #2, device 0\": ")).unwrap();
     let twice = baseline("check", &files);
     assert!(twice.code == Some(2) && twice.stderr.contains("`x #2, device 0` has two lines"), "{twice:?}");
 }
 
-/// A pool has 64 MiB in use, and keeps more.
+/// A pool has 64 MiB in use. In the second run, it keeps 39 GiB.
 #[test]
 fn what_a_pool_keeps_counts() {
     let folder = folder("ci-pool");
@@ -274,12 +274,13 @@ fn what_a_pool_keeps_counts() {
     assert_eq!(baseline("write", "before/train.capture").code, Some(0));
     let grew = baseline("check", "after/train.capture");
     assert!(grew.code == Some(1) && grew.stdout.contains("train, device 0, driver's blocks"), "{grew:?}");
-    // Its row is printed once.
+    // The row of the pool is printed once.
     let report = within(&folder, &["report", "before/train.capture"]).stdout;
     assert_eq!(report.matches("cache of ").count(), 1, "{report}");
 }
 
-/// Such a recording lacks the memory that was live between the peaks, and tensors stand for PyTorch's blocks.
+/// A recording of the peaks lacks the memory that was live between the peaks. In a recording with tensors, the place of a tensor
+/// can have a limit.
 #[test]
 fn a_limit_of_a_place_knows_what_is_in_a_recording() {
     let mut peaks = Made::new("train");
@@ -302,7 +303,7 @@ fn a_limit_of_a_place_knows_what_is_in_a_recording() {
     assert!(above.code == Some(1) && above.stderr.contains(&format!(": tensors of `{line}` had ")), "{above:?}");
 }
 
-/// The peak of the driver's blocks was at another time than that of the parts.
+/// The peak of the driver's blocks was at another time than the peak of the parts.
 #[test]
 fn a_recording_of_the_peaks_knows_that_of_the_drivers_blocks() {
     let (mut made, pool) = (Made::new("train"), PoolId(1));
@@ -336,7 +337,7 @@ fn what_was_lost_fails_if_that_is_asked() {
         assert_eq!(ran.code, Some(1), "{ran:?}");
         assert!(ran.stderr.contains(&format!("gpumem: {file}: {why}")), "{ran:?}");
     }
-    // A recording of the peaks contains all that its option keeps.
+    // A recording of the peaks contains everything that its option keeps, so nothing counts as lost.
     let mut peaks = Made::new("train");
     peaks.item(&Item::Part(PartDefinition { is_peaks: true, after: 0 }));
     let peaks = recorded("ci-lost-peaks.capture", peaks.training(1, 1, MIB));
@@ -345,7 +346,7 @@ fn what_was_lost_fails_if_that_is_asked() {
     assert_eq!(ran(&["report", "--fail-if", "lost", &empty]).code, Some(1), "nothing was measured");
 }
 
-/// A value that is not in a recording is not shown as 0 beside those of other ranks.
+/// A value that is not in a recording is not shown as 0 next to the values of other ranks.
 #[test]
 fn a_rank_that_is_not_known_has_no_figures() {
     let mut lost = Made::new("train");
@@ -414,13 +415,13 @@ fn runs_are_compared_rank_by_rank() {
     let json: Value = serde_json::from_str(&within(&folder, &["diff", "before", "after", "--json"]).stdout).unwrap();
     assert_eq!((&json["sum"]["change_bytes"], &json["peaks"][0]["rank"]), (&(81 * MIB).into(), &1.into()));
 
-    // The test also compares in the other direction, and without a change.
+    // The comparison also works in the other direction, and without a change.
     let fell = within(&folder, &["diff", "after/*rank[12].*", "before/*rank[12].*"]).stdout;
     assert!(fell.contains("\nthe peak that shrank most: rank 1, device 0:\n") && !fell.contains("grew most"), "{fell}");
     let same = within(&folder, &["diff", "before", "before"]).stdout;
     assert_eq!(same, "before → before\n4 peaks compared, of which 0 grew; their sum: no change\n");
 
-    // A rank without a partner is named. A limit is not known to be kept then.
+    // A rank that only one of the runs has is named. Whether a limit is kept is then not known.
     fs::remove_file(folder.join("after/train.rank0.gpu0.pid907.capture")).unwrap();
     let alone = within(&folder, &["diff", "before", "after"]);
     let line = "\nOnly in before: rank 0, device 0 (before/train.rank0.gpu0.pid100.capture), with a peak of 437 MiB.\n";
@@ -428,7 +429,7 @@ fn runs_are_compared_rank_by_rank() {
     assert_eq!([limited("18%").code, limited("19%").code], [Some(1), Some(2)]);
     let why = limited("19%").stderr;
     assert!(why.ends_with("with a peak of 437 MiB; record the missing data again\n"), "{why}");
-    // A loss in one recording leaves all unknown.
+    // If one recording has lost events, whether a limit is kept is not known either.
     let mut lost = Made::of_job("train", 10);
     lost.alloc(MIB, MemKind::Pool, 0);
     lost.event(EventKind::Lost { count: 3 });
@@ -440,7 +441,7 @@ fn runs_are_compared_rank_by_rank() {
     );
 }
 
-/// The program of the first one ended before it used a GPU, and that of the second one before it wrote anything.
+/// The program of the first recording ended before it used a GPU. The program of the second one ended before it wrote anything.
 #[test]
 fn an_empty_recording_hides_no_other() {
     let folder = folder("ci-empty");
@@ -503,7 +504,7 @@ fn an_empty_recording_hides_no_other() {
     }
 }
 
-/// The number of a process differs in each run, and the arguments of a rank may differ.
+/// The id of a process differs in each run, and the arguments of a rank may differ.
 #[test]
 fn processes_without_a_rank_are_matched_by_their_command() {
     let folder = folder("ci-commands");
@@ -570,7 +571,7 @@ fn a_baseline_is_a_file_for_reviews() {
     );
     let github = peaks(&["check", "--annotations", "github"]).stderr;
     assert!(github.contains("::error file=src/adam.rs,line=30,title=GPU memory::train, device 0: src/adam.rs:30: the peak was 200 MiB and is 240 MiB"), "{github}");
-    // Each change has to change one line, and nothing fails after it.
+    // After the new baseline is written, the check succeeds.
     assert_eq!([peaks(&["write"]).code, peaks(&["check"]).code], [Some(0), Some(0)]);
     training(10).unwrap();
     let less = peaks(&["check"]);
@@ -581,7 +582,7 @@ fn a_baseline_is_a_file_for_reviews() {
             ),
         "{less:?}"
     );
-    // A device that is not recorded any more is not compared. This is no success.
+    // A device that is not recorded any more cannot be compared, so the check does not succeed.
     fs::rename(folder.join("train.capture"), folder.join("other.capture")).unwrap();
     let gone = within(&folder, &["baseline", "check", "peaks.json", "other.capture"]);
     assert!(gone.code == Some(1) && gone.stdout.contains("\nNo recording has train, device 0.\n"), "{gone:?}");
@@ -599,7 +600,7 @@ fn a_baseline_is_a_file_for_reviews() {
     assert_eq!((same.code, same.stdout.as_str()), (Some(0), "The 6 peaks of peaks.json changed by 2 % at most.\n"));
 }
 
-/// The number of the process, its folder, and the name of its recording differ in each run.
+/// The id of the process, its folder, and the name of its recording differ in each run.
 #[test]
 fn a_baseline_has_the_same_names_in_each_run() {
     let folder = folder("ci-names");
@@ -642,7 +643,7 @@ fn a_baseline_has_the_same_names_in_each_run() {
     }
 }
 
-/// A recording that says too little makes no baseline.
+/// A recording whose peaks are not known cannot become a baseline.
 #[test]
 fn a_baseline_has_only_what_is_known() {
     let folder = folder("ci-baseline-unknown");

@@ -50,7 +50,7 @@ fn a_full_disk_is_an_error() {
     }
 }
 
-/// The kernel ends programs that write more than `ulimit -f` allows, unless they handle its signal.
+/// The kernel ends a program that writes more than `ulimit -f` allows, unless the program handles the signal.
 #[test]
 fn a_file_that_becomes_too_long_is_an_error() {
     let page = file("too-long.html");
@@ -72,7 +72,7 @@ fn completions_are_those_of_each_shell() {
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
         assert!(ran.stdout.contains("report"), "{shell}: {}", ran.stdout);
     }
-    // Bash reads its completions in this test.
+    // Bash parses the completions.
     let script = file("gpumem.bash");
     fs::write(&script, ran(&["completions", "bash"]).stdout).expect("it is written");
     if let Some(checked) = output_of("bash", &["-n", script.to_str().expect("the name is text")]) {
@@ -93,8 +93,8 @@ fn each_command_has_a_manual_page() {
     assert!(ran.stderr.starts_with("gpumem: manual pages cannot be written to `/dev/null/x`: "), "{}", ran.stderr);
 }
 
-/// A word that begins with a dash is a value if the option takes one that is no path, and the option reports an error
-/// about it.
+/// A word that starts with a dash is the value of the option before it, unless that value is a path. The option reports the error
+/// in the value.
 #[test]
 fn a_value_that_begins_with_a_dash() {
     for (arguments, why) in [
@@ -127,7 +127,7 @@ fn an_unknown_option_of_run_is_no_program() {
     assert!(help.stdout.contains("Usage: gpumem run [OPTIONS] <COMMAND>..."), "{help:?}");
 }
 
-/// `gpumem run` names what it cannot do, the cause and the next step. The program still runs.
+/// `gpumem run` names what it cannot do, the cause, and the next step. The program still runs.
 #[test]
 fn run_says_why_it_records_nothing() {
     let folder = folder("run-nothing");
@@ -146,7 +146,7 @@ fn run_says_why_it_records_nothing() {
     assert!(!run("x.capture", "").stderr.contains("GPUMEM_SIM"));
 }
 
-/// `-` is stdout, as elsewhere. A recording is no stream.
+/// `-` is stdout, as in other commands. A recording cannot be written to stdout, and the tables of Parquet are several files.
 #[test]
 fn a_dash_is_stdout() {
     let folder = folder("dash");

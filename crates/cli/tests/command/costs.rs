@@ -1,4 +1,5 @@
-//! Tests recordings that no session writes. Each is made to cost as much as it can, and reports of them take little time and memory.
+//! Tests recordings that no session writes. Each is made to cost as much as it can, and still its reports must take little time
+//! and memory.
 
 use std::{fs, time::Duration};
 
@@ -17,7 +18,7 @@ use crate::{
     made::{allocator_event, callsite},
 };
 
-/// A recording that is being made, with a number of items.
+/// A recording that is being made, with a limit on the number of its items.
 struct Costly {
     writer: Writer<Vec<u8>>,
     number: u64,
@@ -268,7 +269,7 @@ fn allocator(made: &mut Costly, step: impl Fn(u64) -> (AllocatorAction, u64, u64
     }
 }
 
-/// The views that take a recording apart in different ways.
+/// Views that process a recording in different ways.
 const VIEWS: [&[&str]; 5] = [
     &["report"],
     &["report", "--json", "--table"],
@@ -288,13 +289,13 @@ fn no_recording_costs_much() {
         let out = matches!(view.last(), Some(&"--html" | &"-o")).then_some(&*out);
         let arguments: Vec<_> = view.iter().copied().chain(out).chain([path]).collect();
         let spent = Limits::OF_A_RECORDING.run(&arguments).unwrap_or_else(|why| panic!("{}: {why}", case.0));
-        // Only scopes that stay open for so long are more than a file of its size may have.
+        // Only scopes that stay open for so long need more work than the size of their file allows.
         assert_eq!(spent.is_refused, case.0 == "overlapping scopes", "{}: {spent:?}", case.0);
         println!("{}: {spent:?}", case.0);
     }
 }
 
-/// A short file may ask for many layers, and a recording may have a refusal at each step.
+/// A short file may describe many layers, and in a recording every second step of the allocator may be a failed allocation.
 #[test]
 fn no_question_costs_much() {
     let layers = r#"{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64,
@@ -316,7 +317,7 @@ fn no_question_costs_much() {
     }
 }
 
-/// The names of scopes are long here: a slice of each call has one, and so has each row.
+/// The names of scopes are long in this recording, and each slice of a call and each row contains one.
 #[test]
 fn no_output_is_without_end() {
     let path = file("costs-scopes.capture");

@@ -1,5 +1,5 @@
-//! Tests that with damaged files each command ends with 0 or 2, and gives the reason in lines that begin with `gpumem: `. The mutations are
-//! the same each time. The tests of `gpumem-recording`, and `fuzz/`, damage recordings.
+//! Tests that `gpumem estimate` ends with 0 or 2 if a file is damaged, and gives the reason in lines that start with `gpumem: `.
+//! The mutations are the same in each run. The tests of `gpumem-recording`, and `fuzz/`, damage recordings.
 
 use std::{
     fs,
@@ -55,7 +55,7 @@ pub(crate) fn records(file: &[u8]) -> Vec<Vec<u8>> {
     records
 }
 
-/// Makes a recording of these records, with correct checksums. If it is `dense`, they are as short as a reader allows.
+/// Makes a recording of these records, with correct checksums. If `dense` is true, the records are as short as a reader allows.
 pub(crate) fn recording(begin: &[u8], records: &[Vec<u8>], dense: bool) -> Vec<u8> {
     let mut file = begin.to_vec();
     for items in records {
@@ -77,7 +77,7 @@ fn record(kind: [u8; 2], plain: usize, stored: &[u8]) -> Vec<u8> {
     [&*header, &sum.sum().to_le_bytes(), stored].concat()
 }
 
-/// A byte may expand to 64. Blocks without bytes lengthen data that would expand to more.
+/// Compresses items as much as a reader allows: a byte may expand to 64. Empty blocks lengthen data that would expand to more.
 fn compressed(items: &[u8]) -> Vec<u8> {
     let mut stored = DeflateEncoder::new(Vec::new(), Compression::best());
     stored.write_all(items).expect("memory takes all");
@@ -107,7 +107,7 @@ fn damaged_models() {
     for (name, whole, from) in [
         ("damaged/config.json", config.as_bytes(), 0),
         ("damaged/model.safetensors", &*safetensors, 0),
-        // Most of the file is names of tokens.
+        // The names of tokens take most of the file.
         ("damaged/model.gguf", &*gguf, gguf.len().saturating_sub(4000)),
     ] {
         let path = file(name);

@@ -53,7 +53,7 @@ fn the_device_of_an_estimate_stands_for_the_real_one() {
     assert!(back.contains("\ndevice 0: the peak was 12 MiB and is 10 MiB: -2 MiB (-16.7 %)\n"), "{back}");
 }
 
-/// The classes of a run are then those of the estimate: `rounding` is a class of its own.
+/// A run that is compared with an estimate has the classes of the estimate: `rounding` is a separate class.
 #[test]
 fn an_estimate_is_compared_with_the_classes_of_tensors() {
     let config = written("diff-estimate.json", br#"{"model_type": "gpt2", "n_layer": 2}"#);
@@ -109,7 +109,7 @@ fn a_line_that_moved_is_compared_with_itself() {
     assert!(printed(&["diff", "--markdown", &before, &after]).contains("model.py:32 (was :30)`"));
 }
 
-/// The memory of tensors is a part of the device's memory. So tensors are in separate rows.
+/// The memory of tensors is a part of the device's memory, so tensors are in separate rows.
 #[test]
 fn tensors_are_compared_if_both_recordings_have_them() {
     let made = |mib: u64, from| Made::new("train").tensors(3, 10, mib * MIB, from);
@@ -138,7 +138,7 @@ fn tensors_are_compared_if_both_recordings_have_them() {
     let places = tensors["by_place"].as_array().expect("it is a list");
     assert_eq!(places.iter().map(|place| place["change_bytes"].as_u64().unwrap()).sum::<u64>(), 41 * MIB);
 
-    // If one of them has no tensors, a sentence says so. If both have none, no sentence does.
+    // If only one of the recordings has tensors, a sentence reports that. If neither has tensors, there is no such sentence.
     let without = training("diff-no-tensors.capture");
     for files in [[&before, &without], [&without, &before]] {
         let text = printed(&["diff", files[0], files[1]]);

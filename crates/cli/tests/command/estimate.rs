@@ -34,7 +34,7 @@ fn the_peak_what_fits_and_what_would_save() {
     }
     let fit = "\nwith 8 GiB: the CUDA context and libraries take 1 GiB, and 2 % stay free\n  the largest batch is ";
     assert!(text.contains(fit), "{text}");
-    // The answer depends on the length, and on the batch.
+    // The largest batch depends on the length, and the longest inputs depend on the batch.
     let batch = text.split("\n  the largest batch is ").nth(1).and_then(|rest| rest.lines().next());
     assert!(batch.is_some_and(|batch| batch.ends_with(" inputs of 64 tokens")), "{text}");
     assert!(
@@ -61,11 +61,11 @@ fn json_has_the_same_figures() {
     let fit = |key: &str| json["fit"][key].as_u64();
     let left = fit("memory").zip(fit("context")).map(|(memory, context)| (memory - context) / 100 * 98);
     assert_eq!((&json["fit"]["least"], fit("left")), (&Value::Null, left), "a margin of 2 % is left out");
-    // The step in the output can be given again.
+    // The step in the output can be used as input.
     let step = written("estimate-step.json", json["step"].to_string().as_bytes());
     let again = super::report::json(&["estimate", &config, "--length", "64", "--json", "--step", &step]);
     assert_eq!(again["estimate"], json["estimate"]);
-    // GB are GiB.
+    // `16GB` means 16 GiB.
     let of_card = ["estimate", &config, "--length", "64", "--json", "--allocator", "cubecl=16GB"];
     assert_eq!(super::report::json(&of_card)["step"]["allocator"]["cubecl"]["card"], 1_u64 << 34);
 }
@@ -82,7 +82,7 @@ fn the_events_are_a_recording() {
     assert_eq!(ran(&["diff", recording, recording, "--fail-on-increase", "0%"]).code, Some(0));
 }
 
-/// Values that a file of weights does not have are not estimated: they are unknown, and the exit code says so.
+/// Values that a file of weights does not contain are not estimated. They are unknown, and the exit code is 2.
 #[test]
 fn weights_alone_have_no_estimate() {
     let weights = written("estimate.safetensors", &safetensors("F32"));
@@ -151,7 +151,7 @@ fn a_file_that_is_no_recording_is_kept() {
     }
 }
 
-/// What neither the file nor an option gives is named, with its default and where to set it.
+/// A value that neither the file nor an option gives is named, with its default and how to set it.
 #[test]
 fn what_is_assumed_is_said() {
     let llama = |more: &str| format!(r#"{{"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1{more}}}"#);
@@ -186,14 +186,14 @@ fn what_is_assumed_is_said() {
         (Some(2048), Some(768))
     );
     assert!(said[0].contains("text_config.intermediate_size = 2048, ") && said.len() == 1, "{said:?}");
-    // A model that is described has its own input.
+    // A model that is described by its layers also describes its input.
     let described = r#"{"name": "small", "input": {"tokens": 512}, "loss": "next_token", "layers": [
         {"name": "embedding", "type": "embedding", "rows": 100, "size": 8},
         {"name": "head", "type": "linear", "inputs": 8, "outputs": 100}]}"#;
     assert_eq!(lines(described, &[]).0, Vec::<String>::new());
 }
 
-/// If nothing fits, the exit code says so to a script, and stderr gives the reason to the user.
+/// If nothing fits, a script sees it from the exit code, and stderr gives the reason to the user.
 #[test]
 fn nothing_that_fits_is_exit_code_1() {
     let config = written("estimate-nothing.json", CONFIG);
@@ -218,7 +218,7 @@ fn nothing_that_fits_is_exit_code_1() {
     assert!(stderr.starts_with("gpumem: no input of this length fits: one needs "), "{stderr}");
 }
 
-/// The length that is assumed is not longer than the positions that the model has.
+/// The assumed length is not longer than the positions that the model has.
 #[test]
 fn the_default_length_fits_the_positions_of_the_model() {
     for (name, config, length) in [
@@ -271,7 +271,7 @@ fn types_say_where_they_come_from() {
     assert_eq!(peak("AdamW"), peak("adam"));
 }
 
-/// Llama 3 8B with more tokens than it was made for runs, and the report says so.
+/// A model with more tokens than it was made for still runs, and the report mentions it.
 #[test]
 fn lengths_beyond_the_positions_are_said() {
     let llama = br#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 32,
@@ -281,7 +281,7 @@ fn lengths_beyond_the_positions_are_said() {
     let text = printed(&["estimate", &llama, "--length", "101"]);
     assert!(text.contains(&format!("\n{said}\n")), "{text}");
     assert!(!printed(&["estimate", &llama, "--length", "100"]).contains("positions"));
-    // Its 32 blocks are equal.
+    // The 32 blocks of the model are equal.
     assert!(text.contains("\n   model.layers.0 … 31 (32×) "), "{text}");
     assert!(text.contains("\nA row with × is the sum of that many equal layers.\n"), "{text}");
     let json = json(&["estimate", &llama, "--length", "101", "--fit", "8GiB", "--json"]);

@@ -1,5 +1,5 @@
 //! Reads each file of `gpumem report --format` back, with the crate of its format if there is one. `tests/proof/formats.py` reads
-//! them with the tools that they are for.
+//! the files with the tools that they are made for.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,7 +30,7 @@ use crate::{
     report::{json, printed, recorded, training, written},
 };
 
-/// The figures are those in the tests of reports.
+/// The numbers are the same as in the tests of reports.
 const PEAK: u64 = 437 * MIB;
 const CUBLAS: u64 = 32 * MIB;
 
@@ -68,7 +68,7 @@ fn memory_of_the_host_stands_apart() {
     assert_eq!([host, device].map(|lines| sum(&lines.join("\n"))), [32 * MIB, 4 * MIB], "{text}");
 }
 
-/// Blocks were freed in part, frees were missed, and memory of the host was live.
+/// The recordings contain blocks that were freed in part, missed frees, and live memory of the host.
 #[test]
 fn the_blocks_of_a_table_add_up_to_the_peak() {
     for name in ["events.capture", "unfinished.capture", "snapshot-4.pickle"] {
@@ -86,7 +86,7 @@ fn the_blocks_of_a_table_add_up_to_the_peak() {
     }
 }
 
-/// Folding keeps all bytes, and each format of stacks folds.
+/// Folding keeps all bytes, and works in each format with stacks.
 #[test]
 fn folded_functions_add_up_to_the_same() {
     let recording = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt2.capture");
@@ -134,7 +134,7 @@ enum Wire {
     Bytes(Vec<u8>),
 }
 
-/// The fields of a message of protocol buffers, without a schema. The numbers in the tests are those of the `.proto` files.
+/// The fields of a message of protocol buffers, without a schema. The field numbers in the tests are those of the `.proto` files.
 #[derive(Clone, Debug)]
 pub(crate) struct Fields(Vec<(u64, Wire)>);
 
@@ -162,7 +162,7 @@ impl Fields {
         let all = self.0.iter().filter(|(number, _)| *number == field);
         all.flat_map(|(_, value)| match value {
             Wire::Number(number) => vec![*number],
-            // The numbers of the list follow each other in one field.
+            // The numbers of a list follow each other in one field.
             Wire::Bytes(bytes) => {
                 let mut bytes = bytes.as_slice();
                 std::iter::from_fn(|| (!bytes.is_empty()).then(|| varint(&mut bytes))).collect()
@@ -222,7 +222,7 @@ fn pprof_has_what_is_live_and_what_was_allocated() {
     let samples = profile.messages(2);
     let sum = |at: usize| samples.iter().map(|sample| sample.numbers(2)[at]).sum::<u64>();
     assert_eq!([sum(1), sum(2), sum(3)], [PEAK, 81, 782 * MIB]);
-    // Each number stands for one location or one function.
+    // Functions and locations have ids.
     let functions: BTreeMap<u64, (String, String)> = profile
         .messages(5)
         .iter()
@@ -266,7 +266,7 @@ pub(crate) fn counters(trace: &[u8]) -> Vec<i64> {
     events_of(trace, 4).iter().map(|event| event.number(30).expect("it has a value").cast_signed()).collect()
 }
 
-/// Returns the marks of single moments in a trace.
+/// Returns the names of the marks in a trace.
 pub(crate) fn instants(trace: &[u8]) -> Vec<String> {
     events_of(trace, 3).iter().map(|event| event.text(23).expect("it has a name")).collect()
 }
@@ -316,13 +316,13 @@ fn perfetto_has_counters_and_slices() {
 #[test]
 fn torch_reads_the_snapshot() {
     let mut made = Made::new("train").training(3, 100, 10 * MIB);
-    // The numbers have all lengths.
+    // These sizes need numbers of all lengths in the pickle.
     for bytes in [1, 255, 256, 65_536, (1 << 31) - 1, 1 << 31, 1 << 40] {
         made.alloc(bytes, MemKind::Pool, 1);
     }
     let pickle = bytes("torch", &recorded("torch.capture", made));
     let snapshot = unpickled(&pickle);
-    // If there is Python, it reads the same.
+    // If Python is installed, it reads the same data.
     let script = "import json, pickle, sys; json.dump(pickle.load(open(sys.argv[1], 'rb')), sys.stdout)";
     let file = file("snapshot.pickle");
     fs::write(&file, &pickle).unwrap();
@@ -349,7 +349,7 @@ fn torch_reads_the_snapshot() {
             "segment_alloc" | "segment_free" | "free_requested" => {}
             other => panic!("{other}"),
         }
-        // Numbers of all lengths follow.
+        // The last events are those of the blocks with sizes of all lengths.
         if at < trace.len() - 14 {
             most = most.max(live);
         }
@@ -359,7 +359,7 @@ fn torch_reads_the_snapshot() {
     assert_eq!(most, (PEAK - CUBLAS - 5 * MIB) * 10 + CUBLAS + 5 * MIB);
     let events = 100 + 1 + 3 * 200 + 100;
     assert_eq!(trace.len(), 2 * (events + 7) + 3 * (events - 1));
-    // Frames are written once.
+    // Each frame is written only once.
     assert!(pickle.len() < 70 * trace.len(), "{} bytes for {} events", pickle.len(), trace.len());
 }
 
@@ -405,15 +405,15 @@ fn the_tables_have_events_and_blocks() {
     let empty = recorded("no-events.capture", Made::new("train"));
     printed(&["report", "--format", "parquet", "--output", out, &empty]);
     assert_eq!(rows(&folder.join("no-events.blocks.parquet")).len(), 0);
-    // Nothing is written over the tables of another recording.
+    // The tables of another recording are not overwritten.
     let copy = crate::folder("copies").join("fleet-0.capture");
     fs::copy(&first, &copy).unwrap();
     let ran = ran(&["report", "--format", "parquet", "--output", out, &first, copy.to_str().unwrap()]);
     assert!(ran.code == Some(2) && ran.stderr.contains("another recording has the same name"), "{ran:?}");
 }
 
-/// Returns `python3` with `DuckDB`, which is installed beside the tests once. If it cannot be installed, it prints a line and
-/// returns `None`.
+/// Returns the output of a script of `python3` with `DuckDB`, which is installed once, next to the tests. If it cannot be
+/// installed, prints a line and returns `None`.
 fn duckdb(script: &str) -> Option<Output> {
     const PACKAGE: &str = "duckdb==2.0.0";
     let packages = file(PACKAGE);
@@ -459,14 +459,14 @@ fn the_query_of_the_book_finds_the_rank_that_differs() {
     assert_eq!(second[3], report(&second[0].to_string())["devices"][0]["peak_bytes"]);
 }
 
-/// The table of tensors agrees with the summary on their peak. The other tables have only the driver's blocks.
+/// The table of tensors has the same peak of tensors as the summary. The other tables have only the driver's blocks.
 #[test]
 fn the_table_of_tensors_has_the_peak_of_the_summary() {
     let folder = folder("tables-of-tensors");
     let out = folder.to_str().unwrap();
     let known_from = Some(Duration::from_micros(60));
     let mut made = Made::new("train").tensors(3, 10, 10 * MIB, known_from);
-    // It is allocated after the peak.
+    // This tensor is allocated after the peak.
     made.tensor(1, "Net.fc: Linear", TensorClass::Gradients, [512, 512]);
     let file = recorded("tensor-rows.capture", made);
     assert_eq!(printed(&["report", "--format", "parquet", "--output", out, &file]), "");
@@ -483,7 +483,7 @@ fn the_table_of_tensors_has_the_peak_of_the_summary() {
         at_peak.map(|row| (long(row, "bytes_at_peak").unwrap(), long(row, "requested_bytes").unwrap())).unzip();
     let sums = [bytes, requested].map(|all| all.into_iter().sum::<i64>().unsigned_abs());
     assert_eq!(sums, [205 * MIB; 2]);
-    // The time of tensors that are older than the history is not known.
+    // The allocation time of tensors that are older than the history is not known.
     let older: Vec<_> = tensors.iter().filter(|row| long(row, "allocated_ns").is_none()).collect();
     assert_eq!(older.len(), 10);
     assert!(older.iter().all(|row| long(row, "freed_ns").is_none()), "the weights stay");
@@ -493,7 +493,7 @@ fn the_table_of_tensors_has_the_peak_of_the_summary() {
     assert_eq!(without_line.filter(|row| *field(row, "place") == words).count(), 30 + 1);
     assert_eq!(rows(&folder.join("tensor-rows.blocks.parquet")).len(), 2);
     assert_eq!(rows(&folder.join("tensor-rows.events.parquet")).len(), 3);
-    // A recording of this name without tensors leaves none behind.
+    // If a later recording with the same name has no tensors, the old table of tensors is removed.
     recorded("tensor-rows.capture", Made::new("train").training(1, 2, MIB));
     printed(&["report", "--format", "parquet", "--output", out, &file]);
     assert!(!path.exists());

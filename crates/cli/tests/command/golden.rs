@@ -1,12 +1,14 @@
-//! Compares the reports of the recordings in `tests/data` with the text beside them: each `.txt` file has commands, and what they print.
+//! Compares the reports of the recordings in `tests/data` with the text next to them: each `.txt` file contains commands, and
+//! what they print.
 //!
-//! `training.capture` is a training run with PyTorch's tensors, `events.capture` has each kind of event on two devices, and
-//! `unfinished.capture` is a recording of the newest events whose process was killed: the newer part, the older part and PyTorch's
-//! history. `gpt2.capture`, `vit.capture` and `compiled.capture` are training steps with PyTorch 2.11 on an H200, the last one with
-//! `torch.compile`: `programs.txt` shows which functions are left out of their calls. `snapshot.txt` shows the snapshots of PyTorch in
-//! `snapshot.rs`. `resnet.capture` and `graph.capture` have the requests of PyTorch 2.11 on an H200, with image sizes that change and with
-//! a CUDA graph. PyTorch's default settings were added by hand, and also the pool of the graph, which is the one with which the replay
-//! agrees. `replay.txt` shows the effect of other settings of its allocator.
+//! `training.capture` is a training run with PyTorch's tensors, and `events.capture` has each kind of event on two devices.
+//! `unfinished.capture` is a recording of the latest events whose process was killed, with its newer part, its older part and
+//! PyTorch's history. `gpt2.capture`, `vit.capture` and `compiled.capture` are training steps with PyTorch 2.11 on an H200, the
+//! last one with `torch.compile`. `programs.txt` shows which functions are left out of their calls. `snapshot.txt` shows the
+//! snapshots of PyTorch that `snapshot.rs` describes. `resnet.capture` and `graph.capture` have the requests of PyTorch 2.11 on
+//! an H200, with image sizes that change and with a CUDA graph. PyTorch's default settings were added to both by hand, and also
+//! the pool of the graph: it is the pool with which the replay agrees. `replay.txt` shows the effect of other settings of
+//! PyTorch's allocator.
 
 use std::{fs, path::PathBuf};
 

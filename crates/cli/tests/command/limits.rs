@@ -1,4 +1,4 @@
-//! Runs the command with limits on memory and on time of the processor.
+//! Runs the command with limits on its memory and on its processor time.
 
 use std::{
     fs,
@@ -11,21 +11,21 @@ use std::{
 /// The limits of the command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// The memory that it may have at once.
+    /// The memory that the command may have at one time.
     megabytes: u64,
-    /// The time of a processor that it may use.
+    /// The processor time that the command may use.
     seconds: u64,
 }
 
-/// The resources that it used.
+/// The resources that the command used.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spent {
     pub(crate) megabytes: u64,
-    /// It ended with 2.
+    /// True if the command ended with 2.
     pub(crate) is_refused: bool,
 }
 
-/// Programs that are not optimised need several times as long.
+/// Programs that are not optimised take several times as long.
 const SECOND: u64 = if cfg!(debug_assertions) { 6 } else { 1 };
 
 impl Limits {
@@ -34,7 +34,8 @@ impl Limits {
 
     /// Runs the command. Returns an error if it took too much, panicked, or gave no reason for its error.
     pub(crate) fn run(self, arguments: &[&str]) -> Result<Spent, String> {
-        // Reserved addresses that are never used are no memory: there may be more of them, but not without a limit.
+        // `ulimit -v` also limits reserved addresses that are never used. These are not memory, so the limit is four times as
+        // high.
         let script = format!("ulimit -v {}; ulimit -t {}; exec \"$0\" \"$@\"", self.megabytes * 4_000, self.seconds);
         let mut command = Command::new("sh");
         command.args(["-c", &script, env!("CARGO_BIN_EXE_gpumem")]).args(arguments);

@@ -23,7 +23,7 @@ pub(crate) struct Made {
     thread: ThreadId,
     next_key: u64,
     next_scope: u64,
-    /// The number of the newest stack.
+    /// The id of the latest stack.
     last_stack: u32,
 }
 
@@ -37,7 +37,7 @@ const PLACES: [(&str, &str, u32, u32); 6] = [
     ("train::main", "/home/ada/train/src/main.rs", 9, 1),
 ];
 
-/// Makes an event of PyTorch that is in no module.
+/// Makes an event of PyTorch's allocator that belongs to no module.
 pub(crate) fn allocator_event(
     time: Duration,
     action: AllocatorAction,
@@ -60,13 +60,14 @@ impl Made {
         Self::begun(name, true, None)
     }
 
-    /// Returns the data that a program has written before its end. Its symbols come last.
+    /// Starts a recording without symbols, as a program leaves it before its end. A program writes its symbols last.
     pub(crate) fn without_symbols(name: &str) -> Self {
         Self::begun(name, false, None)
     }
 
-    /// Makes a rank of a run that trains 50 layers in Python, with about 2,000 events. Rank 17 keeps 6 GiB more than the others in the
-    /// forward pass of layer 30, and the driver refuses an allocation of rank 29, which ends before the others.
+    /// Makes the recording of a rank of a run that trains 50 layers in Python, with about 2,000 events. Rank 17 keeps 6 GiB more
+    /// than the others in the forward pass of layer 30. An allocation of rank 29 fails in the driver, and this rank ends before
+    /// the others.
     pub(crate) fn of_rank(rank: u64) -> Self {
         const LAYERS: u32 = 50;
         let mut made = Self::begun("train", true, Some(rank));
@@ -111,7 +112,7 @@ impl Made {
         made
     }
 
-    /// Begins the recording of a process of a job.
+    /// Starts the recording of a process of a job.
     pub(crate) fn of_job(name: &str, rank: u64) -> Self {
         Self::begun(name, true, Some(rank))
     }
@@ -133,7 +134,7 @@ impl Made {
         Self::of(process, has_symbols)
     }
 
-    /// Makes what a process has written at first.
+    /// Starts a recording with the items that a process writes first.
     pub(crate) fn of(process: Process, has_symbols: bool) -> Self {
         let writer = Writer::new(Vec::new()).expect("memory takes all");
         let mut made = Self {
@@ -215,13 +216,13 @@ impl Made {
     pub(crate) fn event(&mut self, kind: EventKind) {
         self.number += 1;
         self.micros += 1;
-        // As in a session, stream-ordered events have the time of an earlier event.
+        // As in a session, the clock is not read for each event. An event then has the time of an earlier event.
         let time = Duration::from_micros(self.micros / 100 * 100);
         let event = RecordedEvent { number: self.number, ticks: self.micros * 2000, time, thread: self.thread, kind };
         self.writer.write_event(&event).expect("memory takes all");
     }
 
-    /// Opens a scope with the callsite of this number, from 0 on: load, train, forward, backward, step.
+    /// Opens a scope with the callsite at this index, from 0 on: load, train, forward, backward, step.
     pub(crate) fn open(&mut self, callsite: u32) -> ScopeId {
         let scope = ScopeId(self.next_scope);
         self.next_scope += 1;
@@ -234,7 +235,7 @@ impl Made {
         self.event(EventKind::Close { scope });
     }
 
-    /// Allocates on the device of the tests, at a place of [`PLACES`], from 0 on.
+    /// Allocates on the device of the tests, at the place of [`PLACES`] with this index.
     pub(crate) fn alloc(&mut self, bytes: u64, kind: MemKind, place: u32) -> Key {
         self.alloc_on(DEVICE, bytes, kind, place)
     }
@@ -250,7 +251,7 @@ impl Made {
         self.event(EventKind::Alloc { key, block });
     }
 
-    /// Adds a refusal of an allocation by the driver, on the device of the tests.
+    /// Adds an allocation on the device of the tests that the driver rejected.
     pub(crate) fn refused(&mut self, bytes: u64, kind: MemKind, place: u32) {
         let (device, stack) = (Some(DEVICE), StackId(place + 1));
         self.event(EventKind::Refused { device, bytes: Bytes::new(bytes), kind, stack });
@@ -260,7 +261,7 @@ impl Made {
         self.event(EventKind::Free { key, block: None });
     }
 
-    /// Adds a stack of PyTorch below two lines of Python. It is a place after those of [`PLACES`].
+    /// Adds a stack of PyTorch below two lines of Python. Returns its index as a place, which comes after those of [`PLACES`].
     pub(crate) fn python(&mut self) -> u32 {
         let path = "/home/ada/venv/lib/python3.12/site-packages/torch/lib/libtorch_cuda.so".to_owned();
         self.item(&Item::Module(ModuleDefinition { id: 3, path, build_id: vec![4], base: 0 }));
@@ -272,8 +273,8 @@ impl Made {
         stack.0 - 1
     }
 
-    /// Adds a stack of these functions, the innermost first. Each has its module, which is 0 for Python, its name, its file and its
-    /// line.
+    /// Adds a stack of these functions, the innermost first. Each has its module, which is 0 for Python, its name, its file and
+    /// its line.
     pub(crate) fn stack(&mut self, frames: &[(u32, &str, &str, u32)]) -> StackId {
         self.last_stack += 1;
         let mut addresses = Vec::new();
@@ -291,7 +292,7 @@ impl Made {
         id
     }
 
-    /// Adds this text to the names of [`PLACES`] and of the scopes.
+    /// Adds allocations at other places and in other scopes than those of [`PLACES`]. Their names contain this text.
     pub(crate) fn long_names(&mut self, name: &str) {
         for at in 1..=u32::try_from(PLACES.len()).expect("there are few") {
             let address = CodeAddress { module: 1, offset: 0x10_0000 + u64::from(at) };
@@ -313,8 +314,10 @@ impl Made {
         }
     }
 
-    /// Adds this number of steps of a training run, each with `layers` blocks of activations of `bytes` each. The peak is in `step`
-    /// of the first step: weights, gradients and the state of the optimizer, which stay. One block of cuBLAS stays as well.
+    /// Adds this number of steps of a training run. Weights and gradients are `layers` blocks of `bytes` each, activations have
+    /// half of that, and the state of the optimizer has twice as much. With at least two steps, the peak is at the end of the
+    /// second backward pass: weights, gradients, the state of the optimizer and the last activation. One block of cuBLAS is never
+    /// freed.
     pub(crate) fn training(mut self, steps: u64, layers: u64, bytes: u64) -> Self {
         let load = self.open(0);
         let weights: Vec<Key> = (0..layers).map(|_| self.alloc(bytes, MemKind::Pool, 0)).collect();
@@ -350,10 +353,10 @@ impl Made {
         self
     }
 
-    /// Adds a training run of PyTorch with this number of steps, with `layers` tensors of `bytes` for weights and for gradients, and
-    /// half of it for activations. The peak is at the end of each backward pass: weights, gradients and the last activation. There
-    /// are two segments, and the second one is returned to the driver at the end. With `known_from`, the earlier events of PyTorch
-    /// are not known.
+    /// Adds a training run of PyTorch with this number of steps. Weights and gradients are `layers` tensors of `bytes` each, and
+    /// activations have half of that. The peak is at the end of each backward pass: weights, gradients and the last activation.
+    /// There are two segments, and the second one is returned to the driver at the end. With `known_from`, the events of PyTorch
+    /// before that time are not known.
     pub(crate) fn tensors(mut self, steps: u64, layers: u64, bytes: u64, known_from: Option<Duration>) -> Self {
         use AllocatorAction as Action;
         let python = self.python();
@@ -400,7 +403,7 @@ impl Made {
         for events in events.chunks(AllocatorEvents::MOST) {
             self.item(&Item::AllocatorEvents(AllocatorEvents { device: DEVICE, events: events.to_vec() }));
         }
-        // Segments and weights are there when the history begins.
+        // Segments and weights exist when the history starts.
         let older = if known_from.is_some() { 2 + layers } else { 0 };
         let [all, most] = [layers * bytes, 2 * layers * bytes + bytes / 2].map(Bytes::new);
         let [reserved, reserved_high] = [sizes[0], sizes[0] + sizes[1]].map(Bytes::new);
@@ -429,7 +432,7 @@ impl Made {
         self.allocator(AllocatorDevice { device: DEVICE, older: 0, known_from: None, said: None });
     }
 
-    /// Adds a tensor, which stays. Each needs a number of its own, from 1 on.
+    /// Adds a tensor that is never freed. Each tensor needs a separate group, from 1 on.
     pub(crate) fn tensor(&mut self, group: u32, module: &str, class: TensorClass, [bytes, requested]: [u64; 2]) {
         self.item(&Item::TensorGroup(TensorGroup { id: group, module: Some(module.to_owned()), class: Some(class) }));
         self.wait(1);
@@ -473,7 +476,7 @@ impl Made {
 
     /// Returns the bytes of the file.
     pub(crate) fn file(mut self) -> Vec<u8> {
-        // A pair of the clocks is later than the one before it.
+        // Adds a last pair of clock values, which is later than the one before it.
         self.wait(1);
         self.writer.finish().expect("memory takes all")
     }

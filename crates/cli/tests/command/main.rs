@@ -36,7 +36,7 @@ fn gpumem(arguments: &[&str]) -> Command {
     command
 }
 
-/// The output and the end of a command.
+/// Runs `gpumem` with these arguments. Returns its output and its exit code.
 fn ran(arguments: &[&str]) -> Ran {
     Ran::of(&gpumem(arguments).output().expect("the command starts"))
 }

@@ -1,8 +1,8 @@
-//! Hostile names in all that the command prints and writes: text shows them on one line, as escapes; JSON has them as they are, in
-//! escapes of its own; formats of other tools are data, which have them as they are and can be read.
+//! Tests hostile names in everything that the command prints and writes. Text shows them on one line, as escapes. JSON contains
+//! them unchanged, in JSON's own escapes. Formats of other tools are data: they contain the names unchanged, and can be read.
 //!
-//! The formats are those of the command's help: a new one fails a test until it is listed here. Names from the driver and from other
-//! processes are tested in `tests/tests/machine/names.rs`.
+//! The formats are those in the help of the command. A new format fails a test until it is listed here. Names from the driver and
+//! from other processes are tested in `tests/tests/machine/names.rs`.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -37,7 +37,7 @@ use crate::{
 const NAME: &str = "x\u{1b}[31m\u{7}\r\t\u{7f}\u{85}\u{9b}2J\u{200b}\u{200e}\u{2028}\u{2029}\u{202e}\u{2066}\u{61c}\u{feff}\u{e0041}\
                     |`;<script>\"'\\\nFORGED: y";
 
-/// The text is JSON that a terminal can show. If it has the name, a reader finds the name as it is.
+/// Checks that the text is JSON that a terminal can show. If the text contains the name, a reader must find the name unchanged.
 #[track_caller]
 fn assert_json(text: &str, has_name: bool) -> Value {
     assert_printable(text);
@@ -46,14 +46,14 @@ fn assert_json(text: &str, has_name: bool) -> Value {
     value
 }
 
-/// A folder whose name and whose files' names are hostile. They are no UTF-8, either.
+/// Returns the path of a file in a folder. The names of both are hostile, and they are not UTF-8 either.
 fn path(name: &str) -> PathBuf {
     let folder = file("names").join(OsString::from_vec([NAME.as_bytes(), b"\xff"].concat()));
     fs::create_dir_all(&folder).expect("Linux takes such names");
     folder.join(OsString::from_vec([NAME.as_bytes(), b"\xff", name.as_bytes()].concat()))
 }
 
-/// The output of the command, as a terminal of 60 columns shows it, or as a file has it.
+/// Runs the command. Returns its output for a terminal with this number of columns, or for a file.
 fn ran(arguments: &[&OsStr], columns: Option<&str>) -> Ran {
     let mut command = gpumem(&[]);
     command.args(arguments).env("GPUMEM_GAUGE", NAME).env("GPUMEM_CUPTI", NAME).env("CUDA_INJECTION64_PATH", NAME);
@@ -84,7 +84,8 @@ fn prints_json(arguments: &[&OsStr], has_name: bool) -> Value {
     assert_json(&stdout, has_name)
 }
 
-/// Stacks 50 and 51, of a function with a line that another one called, and of one of a library without a line.
+/// Defines stack 50, of a function with a line that another function called, and stack 51, of a function without a line in a
+/// library.
 fn define_stacks(made: &mut Made) {
     let name = || NAME.to_owned();
     made.item(&Item::Module(ModuleDefinition {
@@ -133,7 +134,7 @@ fn made() -> Made {
         module_path: Some(name()),
     }));
     let scope = made.open(48);
-    // The scope is the first event.
+    // The scope is event 1.
     for (number, place) in (2..).zip([49, 50, 90]) {
         let key = made.alloc(20 * MIB, MemKind::Pool, place);
         let label = Label { name: name(), shape: vec![2], dtype: name() };
@@ -145,9 +146,9 @@ fn made() -> Made {
     made
 }
 
-/// A recording with tensors, one with an allocator whose history is missing, and one with neither.
+/// Returns a recording with tensors, one with an allocator whose history is missing, and one with neither.
 fn recordings() -> [PathBuf; 3] {
-    // Tests that run at the same time read the same files.
+    // The files are written once, because tests that run at the same time read the same files.
     static FILES: OnceLock<[PathBuf; 3]> = OnceLock::new();
     FILES.get_or_init(written_recordings).clone()
 }
@@ -237,7 +238,7 @@ fn what_ci_reads() {
     let [before, after] = ["before", "after"].map(path);
     for (folder, bytes) in [(&before, MIB), (&after, 2 * MIB)] {
         fs::create_dir_all(folder).expect("it can be made");
-        // Nothing is missing in these recordings.
+        // Nothing is missing from these recordings.
         for file in ["0.capture", "1.capture"] {
             let mut made = Made::new("train");
             define_stacks(&mut made);

@@ -1,4 +1,4 @@
-//! Tests of `gpumem report --html`. If there is Node.js, the results of the page's script are compared with the report.
+//! Tests `gpumem report --html`. If Node.js is installed, the results of the page's script are compared with the report.
 
 use std::{fs, time::Duration};
 
@@ -115,7 +115,7 @@ fn varied() -> Made {
     made
 }
 
-/// Runs the script of the page in Node.js, which prints what it computes.
+/// Runs the script of the page in Node.js, and prints its results.
 const DRIVER: &str = r"
 const fs = require('fs');
 const vm = require('vm');
@@ -198,7 +198,7 @@ fn the_script_computes_what_the_report_says() {
                 assert_eq!(on_device["places"][0]["name"], "train > step: src/adam.rs:30, from src/main.rs:9");
                 assert_eq!((&on_device["bands"], &on_device["left"]), (&json!(50), &json!(31)));
             } else {
-                // Memory outside of the device comes after that on it.
+                // The memory outside of the device comes after the memory on it.
                 let besides = all.next().unwrap();
                 assert_eq!((&besides["isOnDevice"], &besides["wrong"]), (&json!(false), &json!(0)), "{besides}");
                 assert!(besides["peak"].as_u64() > Some(MIB), "{besides}");
@@ -208,7 +208,7 @@ fn the_script_computes_what_the_report_says() {
     assert!(all.next().is_none());
 }
 
-/// The tensors are a second list of blocks in the page. Its figures for them are those of the report.
+/// The tensors are a second list of blocks in the page. The page has the same numbers for them as the report.
 #[test]
 fn the_script_computes_what_the_report_says_of_tensors() {
     let known_from = Some(Duration::from_micros(60));
@@ -216,7 +216,7 @@ fn the_script_computes_what_the_report_says_of_tensors() {
         let name = format!("page-tensors-{}.capture", from.is_some());
         let mut made = Made::new("train");
         if from.is_none() {
-            // The peak is after 1.2348 s. Reports cut this number off.
+            // The peak is after 1.2348 s. Reports truncate this number instead of rounding it.
             made.wait(1_234_567);
         }
         recorded(&name, made.tensors(3, 10, 10 * MIB, from))
@@ -248,8 +248,8 @@ fn the_script_computes_what_the_report_says_of_tensors() {
     }
 }
 
-/// If there are many recordings, the page has all curves, the events of those at the extremes, and the events of those
-/// that a user asks for.
+/// If there are many recordings, the page has all curves. It has the events only of the recordings with the highest, the median
+/// and the lowest peak, of those that ran out of memory, and of those that a user asks for.
 #[test]
 fn a_page_of_many_ranks_has_the_events_of_a_few() {
     let folder = folder("page-ranks");
@@ -287,7 +287,7 @@ fn a_page_of_many_ranks_has_the_events_of_a_few() {
         let most = recording["curve"].as_array().unwrap().iter().filter_map(Value::as_u64).max();
         assert_eq!(most, Some(peak(at)));
     }
-    // Each has some kilobytes.
+    // Each recording takes some kilobytes of the page.
     assert!(text.len() < 1_000_000, "{}", text.len());
     let small = page("ranks-small", &[&training("page-rank.capture")]).1;
     assert!(!small.contains("\"fleet\":"), "{small}");

@@ -1,5 +1,5 @@
-//! Tests recordings of `--only-peak` and `--max-size`. A value that they lack is `?`, `null` or missing in each report and format, and
-//! never 0.
+//! Tests recordings of `--only-peak` and `--max-size`. A value that they lack is `?`, `null` or missing in each report and
+//! format, and never 0.
 
 use std::fs;
 
@@ -17,8 +17,8 @@ use crate::{
     report::{json, printed, written},
 };
 
-/// 500 MiB are live from 100 to 400 ms, 800 MiB at the peak after 600 ms, with 64 MiB of pinned host memory, and 10 MiB at the end, after
-/// a second.
+/// The program has 500 MiB live from 100 to 400 ms. At its peak after 600 ms it has 800 MiB, in addition to 64 MiB of pinned host
+/// memory. From 800 to 900 ms it has 210 MiB, and 10 MiB at the end, after a second.
 fn program() -> Made {
     let mut made = Made::new("train");
     let alloc = |made: &mut Made, millis: u64, bytes, kind, place| {
@@ -61,7 +61,7 @@ fn peaks(name: &str) -> String {
     written(name, &part_of(program(), Part::peaks(), usize::MAX))
 }
 
-/// Returns the recording of the newest events, from 500 ms on.
+/// Returns the recording of the latest events, from 500 ms on.
 fn newest(name: &str) -> String {
     written(name, &part_of(program(), Part::newest(), 2))
 }
@@ -78,7 +78,7 @@ fn the_summary_of_peaks_has_no_totals() {
     let device = &all["devices"][0];
     assert_eq!((&device["peak_bytes"], &device["besides"]), (&json!(800 * MIB), &Value::Null));
     assert_eq!((&device["live_at_end_bytes"], &all["not_freed"]["bytes"]), (&json!(10 * MIB), &json!(10 * MIB)));
-    // The recording of all events has them.
+    // A recording of all events has the totals.
     let whole = written("peaks-whole.capture", &program().file());
     let all = json(&["report", "--json", &whole]);
     assert_eq!((&all["allocations"], &all["frees"]), (&json!(5), &json!(4)));

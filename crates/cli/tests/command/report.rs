@@ -44,7 +44,7 @@ pub(crate) fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&printed(arguments)).expect("it is JSON")
 }
 
-/// The program resets its summary. The report is about the whole recording all the same.
+/// The program resets its summary, but the report is about the whole recording.
 #[test]
 fn a_reset_summary_lowers_no_peak_of_the_report() {
     let mut made = Made::new("epochs");
@@ -103,7 +103,7 @@ fn a_peak_above_the_limit_ends_with_1() {
     let above = "gpumem: FILE: the peak of device 0 was 437 MiB, 1 MiB above the limit of 436 MiB\n";
     assert_eq!(compared("436MiB", &file), (Some(1), above.to_owned()));
     assert_eq!(ran(&["report", "--json", "--max-peak", "436MiB", &file]).code, Some(1));
-    // A value that is not measured keeps no limit.
+    // A value that was not measured does not keep a limit.
     let bytes = fs::read(&file).expect("it is there");
     let cut = written("limit-cut.capture", &bytes[..bytes.len() - 10]);
     let (code, stderr) = compared("1TiB", &cut);
@@ -128,8 +128,8 @@ fn a_recording_is_not_replaced_by_its_page() {
     }
 }
 
-/// The arguments are the most useful part of a command line, and the folder of an interpreter the least. The program lasts longer than
-/// its events.
+/// The arguments are the most useful part of a command line, and the folder of an interpreter the least. The program lasts longer
+/// than its events.
 #[test]
 fn a_command_line_keeps_its_arguments() {
     let mut made = Made::new("long");
@@ -200,7 +200,7 @@ fn between_two_moments_is_what_came_and_went() {
     assert_eq!(difference("start", "end")["blocks"], 1);
     let text = printed(&["report", "--between", "peak", "end", &file]);
     assert!(text.starts_with("device 0 (NVIDIA H200): -405 MiB (less) between the peak, after "), "{text}");
-    // From a later moment to an earlier one, the sign is the other one.
+    // From a later moment to an earlier one, the sign is reversed.
     let text = printed(&["report", "--between", "peak", "start", &file]);
     let words = "device 0 (NVIDIA H200): -437 MiB (less) between the peak, after 202 µs and the start\n";
     assert!(text.starts_with(words), "{text}");
@@ -282,7 +282,7 @@ fn what_has_no_stack_is_said() {
     let mut made = Made::new("small");
     let scope = made.open(2);
     for _ in 0..8 {
-        // There is no stack of this number.
+        // No stack has this id.
         made.alloc(MIB / 2, MemKind::Pool, 90);
     }
     made.close(scope);
@@ -329,7 +329,8 @@ fn a_program_without_debug_information_is_said() {
     assert!(text.contains("library  the program 4 MiB (100 %)\n"), "{text}");
 }
 
-/// 22 requests overlap: together they have more at the peak of the process than each had at its own.
+/// The memory of 22 requests is live at the same time: together they have more at the peak of the process than each of them had
+/// at its own peak.
 #[test]
 fn names_that_differ_in_numbers_are_one_in_each_report() {
     let mut made = Made::new("serve");
@@ -353,12 +354,12 @@ fn names_that_differ_in_numbers_are_one_in_each_report() {
         let text = printed(several);
         assert!(text.contains("request #") && !text.contains("request 2"), "{text}");
     }
-    // What a row had at the peak is never above its own peak.
+    // The memory of a row at the peak is never above the row's own peak.
     let tree = printed(&["report", "--tree", &file]);
     let words = tree.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words.contains(" request # 253 253 253 253 22 22 "), "{tree}");
     assert!(tree.ends_with("#: names that differ only in numbers; their peak is at least this.\n"), "{tree}");
-    // The data keep each name.
+    // JSON contains each name.
     assert_eq!(json(&["report", "--json", "--tree", &file])["scopes"].as_array().unwrap().len(), 23);
 }
 
@@ -372,13 +373,13 @@ fn a_recording_without_an_end_has_no_symbols() {
         json["missing"]["symbols"].clone()
     };
     let why = "symbols are written at the end of the recording, which is missing; a process that still records writes them when it ends";
-    // Both streams say once what is missing.
+    // Stdout and stderr each report only once what is missing.
     let Ran { stdout, stderr, .. } = ran(&["report", &cut]);
     let text = ". The report covers the data before that, without lines and functions, which are written at the end.\n";
     assert!(stdout.contains(text) && !stdout.contains("-g") && stderr.lines().count() == 1, "{stdout}{stderr}");
     assert_eq!(stdout.matches(" end").count(), 2, "{stdout}");
     assert_eq!(missing_symbols(&cut), why);
-    // A place without a name is no new place.
+    // A place without a name does not count as a new place.
     let whole = training("endless-whole.capture");
     assert_eq!(missing_symbols(&whole), Value::Null);
     for [before, after] in [[&cut, &whole], [&whole, &cut]] {
@@ -414,7 +415,7 @@ fn pinned_memory_of_pytorch_says_what_it_was_rounded_from() {
     let python = made.python();
     let first = made.alloc(1024 * MIB, MemKind::PinnedHost, python);
     made.alloc(512 * MIB, MemKind::PinnedHost, python);
-    // These are not PyTorch's, and not rounded.
+    // The next block is not PyTorch's, and the one after it is not rounded.
     made.alloc(64 * MIB, MemKind::PinnedHost, 0);
     made.alloc(3 * MIB, MemKind::PinnedHost, python);
     made.free(first);
@@ -456,7 +457,7 @@ fn what_is_no_recording_is_refused() {
     }
 }
 
-/// Nobody writes into the pipe, `/dev/zero` has no end, and `/proc/kmsg` is a regular file that has nothing to read for hours.
+/// No process writes to the pipe, `/dev/zero` has no end, and `/proc/kmsg` is a regular file that has nothing to read for hours.
 #[test]
 fn what_is_not_a_file_with_a_size_is_not_waited_for() {
     let pipe = |name: &str| {
@@ -484,7 +485,7 @@ fn what_is_not_a_file_with_a_size_is_not_waited_for() {
         let ran = ran(&["report", wrong]);
         assert!(ran.stderr.starts_with(&format!("gpumem: `{wrong}` cannot be read: ")), "{}", ran.stderr);
     }
-    // The same holds for files beside a recording.
+    // The same applies to files next to a recording.
     let beside = [pipe("beside.capture.old"), written("beside.capture.torch", b"")];
     let ran = ran(&["report", &recording]);
     for file in beside {
@@ -535,7 +536,7 @@ fn the_summary_begins_with_the_allocation_that_was_refused() {
     let mut made = Made::new("oom");
     made.alloc(100 * MIB, MemKind::Device, 0);
     made.refused(200 * MIB, MemKind::Device, 2);
-    // An allocation of another thread, of another size, or too late is not the refused one.
+    // An allocation by another thread, of another size, or too late is not a second try of the failed one.
     made.on_thread(2);
     made.alloc(200 * MIB, MemKind::Device, 1);
     made.on_thread(1);

@@ -1,6 +1,6 @@
-//! Tests snapshots of PyTorch as input. `tests/data/snapshot-2.pickle` to `snapshot-5.pickle` are one snapshot in each protocol of
-//! Python's pickle, with an allocation that was refused, an expandable segment, and blocks that are older than the first event.
-//! `snapshot-h200.pickle` is the end of one that PyTorch 2.11 wrote on an H200. `golden.rs` compares the reports.
+//! Tests snapshots of PyTorch as input. `tests/data/snapshot-2.pickle` to `snapshot-5.pickle` are one snapshot in each protocol
+//! of Python's pickle, with an allocation that failed, an expandable segment, and blocks that are older than the first event.
+//! `snapshot-h200.pickle` is the end of a snapshot that PyTorch 2.11 wrote on an H200. `golden.rs` compares the reports.
 
 use std::{fs, path::Path};
 
@@ -36,7 +36,7 @@ fn all_protocols_say_the_same() {
     assert!(others.iter().all(|other| *other == first));
 }
 
-/// gpumem reads the file again that it writes for PyTorch's viewer.
+/// gpumem can read the files that it writes for PyTorch's viewer.
 #[test]
 fn a_recording_survives_the_way_through_a_snapshot() {
     let recording = recorded("through.capture", Made::new("train").tensors(3, 4, MIB, None));
@@ -48,7 +48,7 @@ fn a_recording_survives_the_way_through_a_snapshot() {
         let overview = overview(file);
         let device = overview["devices"][0]["peak_bytes"].clone();
         let peak = &overview["torch"]["devices"][0]["peak"];
-        // Files are named from the folder that the program ran in, which a snapshot does not have.
+        // File names are relative to the folder in which the program ran, and a snapshot does not contain this folder.
         let line = |line: &Value| line.as_str().map(|line| line.trim_start_matches("/home/ada/train/").to_owned());
         let place = |place: &Value| {
             let [bytes, blocks] = ["bytes", "blocks"].map(|name| place[name].as_i64());
@@ -86,14 +86,14 @@ fn snapshot(name: &str, segments: &[Vec<u8>], trace: &[Vec<u8>]) -> String {
     written(name, &[b"\x80\x04", &*all, b"."].concat())
 }
 
-/// The snapshot has no history, but one segment of a private pool, with one block at its beginning.
+/// Writes a snapshot that has no history, but one segment of a private pool, with one block at its start.
 fn without_history(name: &str, segment_mib: u64, block_mib: u64) -> String {
     let requested_mib = block_mib.min(5);
     one_segment(name, [segment_mib, block_mib, requested_mib, block_mib, block_mib])
 }
 
-/// The numbers are the sizes of the segment and its block, what was requested of it, and the sums of allocated blocks and of
-/// blocks in use, as the segment has them.
+/// Writes a snapshot of one segment. The numbers are the sizes of the segment and of its block, the size that was requested of
+/// the block, and the segment's own sums of allocated blocks and of blocks in use.
 fn one_segment(name: &str, [segment_mib, block_mib, requested_mib, allocated_mib, active_mib]: [u64; 5]) -> String {
     let mib = |mib: u64| number(mib * MIB);
     let block =
@@ -121,7 +121,7 @@ fn a_snapshot_without_a_history_is_one_moment() {
     assert!(text.contains("\n before the history    4 "), "{text}");
     let same = printed(&["diff", &file, &file, "--fail-on-increase", "1%"]);
     assert!(same.contains("device 0: the peak was 20 MiB and is 20 MiB: no change\n"), "{same}");
-    // The peak may have been higher than that of a recording from the start.
+    // The peak may have been higher than the peak of a recording from the start.
     let whole = crate::report::training("no-history-before.capture");
     let unknown = ran(&["diff", &whole, &file, "--fail-on-increase", "1%"]);
     assert!(unknown.code == Some(2) && unknown.stderr.contains(why), "{unknown:?}");
@@ -150,7 +150,7 @@ fn a_snapshot_without_a_history_is_one_moment() {
         let text = printed(&["report", &one_segment("sizes.pickle", sizes)]);
         assert_eq!(text.matches(&format!("contradicts itself on device 0: {what}")).count(), 1, "{text}");
     }
-    // Its peak is not known.
+    // The peak of the contradictory snapshot is not known.
     let file = file_of("contradictory.pickle");
     for arguments in [&["report", "--max-peak", "30MiB", &file][..], &["diff", &file, &file]] {
         let ran = ran(arguments);
@@ -158,7 +158,7 @@ fn a_snapshot_without_a_history_is_one_moment() {
     }
 }
 
-/// A name is in each frame. The names of the file have 400 KB.
+/// Each frame contains a name. The names of a file have up to 400 KB.
 #[test]
 fn long_names_cost_little() {
     let long = |name: &str, length: usize| text(&format!("/{}{name}", name.repeat(length / name.len())));
@@ -194,7 +194,7 @@ fn the_pools_of_a_snapshot_are_known() {
     assert_eq!(torch["reserved_bytes"], reserved);
 }
 
-/// The history of a snapshot often begins late. Its data is compared all the same.
+/// The history of a snapshot often starts late, but the snapshot is still compared.
 #[test]
 fn snapshots_are_compared_as_recordings_are() {
     let file = data("snapshot-4.pickle");

@@ -75,7 +75,7 @@ fn names_keep_their_end_and_figures_stay() {
     assert!(wide.contains(&format!(" {name}: {name}.rs:6  device ")) && wide.contains('█'), "{wide}");
 }
 
-/// Output to a file is 80 columns wide, and sentences are not broken. A width that is no number is ignored.
+/// Output to a file is 80 columns wide, and its sentences are not broken. A width that is not a number is ignored.
 #[test]
 fn a_file_has_80_columns() {
     let file = long_names();

@@ -36,19 +36,19 @@ fn experts() -> Experts {
     }
 }
 
-/// There are 10 tokens, and each passes through 2 of 3 experts. This makes 20 rows.
+/// There are 10 tokens, and each passes through 2 of 3 experts, which makes 20 rows.
 #[test]
 fn experts_keep_what_grouped_products_need() {
     let weights = 4 * (3 * 8 + 3 * 8 * 8 + 3 * 8 * 4);
     let (input, scores, choice) = (10 * 8 * 4, 10 * 2 * 4, 10 * 2 * 8);
-    // The choice of experts has the sorted choice and the order of the rows; the rows; their scores.
+    // The choice of experts consists of the sorted choice, the order of the rows, the rows, and their scores.
     let chosen = 2 * 20 * 8 + 20 * 8 * 4 + 20 * 4;
-    // At the end these are live: the outputs of the experts, the outputs times the scores, the reverse order, and the same rows in that
-    // order.
+    // These are live at the end: the outputs of the experts, the outputs times the scores, the reverse order, and the same rows
+    // in that order.
     let last = 3 * 20 * 8 * 4 + 20 * 8;
     let found = peak([Layer::Experts(experts())], tokens(), Step::inference(2));
     assert_eq!(found, weights + input + scores + choice + chosen + last);
-    // All experts get all tokens: their size does not depend on how many are chosen.
+    // All experts get all tokens, so their size does not depend on how many of them are chosen.
     let all = |per_token| {
         let experts = Experts { per_token, shared: 4, run: RunExperts::All, ..experts() };
         peak([Layer::Experts(experts)], tokens(), Step::inference(2))

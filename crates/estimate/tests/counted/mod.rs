@@ -30,12 +30,12 @@ fn highest(estimate: &Estimate) -> [u64; 3] {
     ["forward", "backward", "update"].map(|name| phases(estimate, name)[0])
 }
 
-/// Layers for vectors of this size, with the loss of classes.
+/// Returns a model of layers for vectors of this size, with a loss for classes.
 fn classifier(size: u64, layers: Vec<Named>) -> Model {
     Model { name: "test".to_owned(), input: Input::Numbers(Shape::from([size])), layers, loss: Loss::CrossEntropy }
 }
 
-/// Two linear layers of 100 × 50 and 50 × 50 with biases.
+/// Returns two linear layers of 100 × 50 and 50 × 50 with biases.
 fn small() -> Model {
     let layers =
         vec![Layer::linear(100, 50).named("fc1"), Layer::relu(false).named("relu"), Layer::linear(50, 50).named("fc2")];

@@ -25,20 +25,20 @@ fn last(estimate: &Estimate, name: &str) -> u64 {
 #[test]
 fn adafactor_keeps_rows_and_columns() {
     let states = (50 + 100) + 50 + (50 + 50) + 50;
-    // While the first vector is handled, the tensors for the matrix before it are still there: the means of 50 rows and 100 columns
+    // While the first vector is updated, the tensors for the matrix before it still exist: the means of 50 rows and 100 columns,
     // and the update of 5000 elements. The vector's squares and its update are added.
     let temporary = (50 + 100 + 5000) + 50 + 50;
     assert_eq!(update(Optimizer::Adafactor), (states + temporary) * 4);
-    // A convolution of the shape (64, 3, 3, 3) is nine columns and nine rows for each of its 64 × 3 matrices: `row_var` has the shape
-    // (64, 3, 3, 1) and `col_var` the shape (64, 3, 1, 3). Its bias has 64.
+    // A convolution of the shape (64, 3, 3, 3) has three columns and three rows for each of its 64 × 3 matrices: `row_var` has
+    // the shape (64, 3, 3, 1), and `col_var` the shape (64, 3, 1, 3). The bias has 64 elements.
     let conv = Layer::conv2d(3, 64, 3, 1, 1);
     let layers = numbered([conv, Layer::Flatten, Layer::linear(64 * 16, 10)]);
     let input = Input::Numbers(Shape::from([3, 4, 4]));
     let model = Model { name: "conv".to_owned(), input, layers, loss: Loss::CrossEntropy };
     let estimate = training(Optimizer::Adafactor).estimate(&model).unwrap();
     let states = 64 * 3 * 3 + 64 * 3 * 3 + 64 + (10 + 1024) + 10;
-    // At the highest moment these are live: the means and the update of the last layer's weight, the squares of the bias before it, and its
-    // update, to which one name still refers; then the mean of all rows, which is a number.
+    // These are live at the highest moment: the means and the update of the last layer's weight; the squares of the bias before
+    // it, and its update, to which one name still refers; then the mean of all rows, which is a number.
     let temporary = (10 + 1024 + 10_240) + (64 + 64) + 1;
     let elements = 64 * 27 + 64 + 10 * 1024 + 10;
     let constant = 2 * elements * 4 + 8 * 48 * 4 + 8 * 8 + 4;
@@ -47,12 +47,12 @@ fn adafactor_keeps_rows_and_columns() {
 
 #[test]
 fn eight_bits_have_scales() {
-    // The weight of 5000 elements has two bytes for each, and two scales for each of 20 blocks. All others have less than 4096 elements.
-    // Two tables of 256 numbers say what a byte stands for.
+    // The weight of 5000 elements has two bytes for each element, and two scales for each of 20 blocks. All other parameters have
+    // less than 4096 elements. Two tables of 256 numbers give the value of each byte.
     let states = 2 * 5000 + 2 * 20 * 4 + 2 * (50 + 2500 + 50) * 4 + 2 * 256 * 4;
     assert_eq!(update(Optimizer::Adam8bit), states);
-    // VGG19 needs a quarter of Adam's state and a little more. It has 143,667,240 parameters; the weight of the first convolution and the
-    // biases of all layers but two are small.
+    // VGG19 needs a quarter of Adam's state and a little more. It has 143,667,240 parameters. The weight of the first convolution
+    // and the biases of all layers except two are small.
     let model = models::vgg19();
     let of_optimizer = |optimizer| {
         let estimate = training(optimizer).estimate(&model).unwrap();

@@ -1,4 +1,4 @@
-//! Tests several GPUs. The live bytes on one of them are counted by hand.
+//! Tests steps on several GPUs. The live bytes on one of the GPUs are counted by hand.
 
 use gpumem_estimate::{
     AllocatorKind, Checkpointing, Class, DataParallel, DataParallelKind, Input, Layer, Loss, Model, Optimizer, Shape,
@@ -8,14 +8,14 @@ use gpumem_estimate::{
 use super::{classifier, exact, highest, linear, of, phases};
 
 const BATCH: u64 = 4;
-/// The weight of a block, and that of the last layer.
+/// The bytes of the weight of a block. `HEAD` is those of the last layer.
 const WEIGHT: u64 = 64 * 64 * 4;
 const HEAD: u64 = 10 * 64 * 4;
 /// The output of a block. The input has the same size.
 const OUTPUT: u64 = BATCH * 64 * 4;
 const LABELS: u64 = BATCH * 8;
 
-/// Two blocks and a layer outside of them.
+/// Returns a model of two blocks, and a layer outside of them.
 fn blocks() -> Model {
     let block = || Layer::Block { layers: numbered([linear(64, 64)]) };
     let layers = numbered([block(), block(), linear(64, 10)]);
@@ -38,14 +38,14 @@ fn shards_are_gathered_block_by_block() {
     let estimate = training(Optimizer::Sgd, parallel(DataParallelKind::Zero3, 2)).estimate(&blocks()).unwrap();
     assert_eq!(estimate.parameters, 2 * 64 * 64 + 640);
     let expected = [
-        // The peak in the second block has the last layer's weight, which is not in a block; the second block's weight and the buffer
-        // in which it was gathered; the outputs of both blocks.
+        // At the peak in the second block, these are live: the last layer's weight, which is not in a block; the second block's
+        // weight, and the buffer in which it was gathered; the outputs of both blocks.
         CONSTANT + HEAD + 2 * WEIGHT + 2 * OUTPUT,
-        // The peak in the first block has the last layer's weight and its gradient; the block's weight and its gradient; the gradients
-        // of the second block, which are being added up, and the half that is their sum; the gradient of the output; the loss and its
-        // gradient.
+        // At the peak in the first block, these are live: the last layer's weight and its gradient; the block's weight and its
+        // gradient; the gradients of the second block, which are being added up, and the half that is their sum; the gradient of
+        // the output; the loss and its gradient.
         CONSTANT + 2 * HEAD + 3 * WEIGHT + WEIGHT / 2 + OUTPUT + 8,
-        // The update has half of all gradients.
+        // In the update, half of all gradients is live.
         CONSTANT + WEIGHT + HEAD / 2 + 4,
     ];
     assert_eq!(highest(&estimate), expected);
@@ -53,7 +53,7 @@ fn shards_are_gathered_block_by_block() {
 
 #[test]
 fn shards_are_rounded_up() {
-    // 10 rows of 64 are three rows for each of 4 ranks. 64 rows are 22 for each of 3 ranks.
+    // With 4 ranks, each has three of 10 rows at most. With 3 ranks, each has 22 of 64 rows at most.
     for (ranks, rows, of_head) in [(4, 16, 3), (3, 22, 4), (100, 1, 1)] {
         let estimate = training(Optimizer::Sgd, parallel(DataParallelKind::Zero3, ranks)).estimate(&blocks()).unwrap();
         let shards = (2 * rows * 64 + of_head * 64) * 4;
@@ -70,11 +70,11 @@ fn replicas_have_buckets() {
     let gradients = 2 * WEIGHT + HEAD;
     assert_eq!(highest(&replicas), highest(&alone).map(|bytes| bytes + gradients));
     assert_eq!(of(&replicas, Class::Communication), gradients);
-    // `measure/bytes.py` counts this.
+    // `measure/bytes.py` counts the same numbers.
     assert_eq!(highest(&replicas), [74_088, 108_072, 107_044]);
-    // With blocks of 512 bytes, the rounding depends on the number of buckets. In the reverse order of VGG19's parameters, the last
-    // layer has 16 MB and fills the first bucket, the layer before has 64 MB, the one before that 392 MB; each of the others fills one
-    // or shares it.
+    // With blocks of 512 bytes, the rounding depends on the number of buckets. In the reverse order of VGG19's parameters, the
+    // last layer has 16 MB and fills the first bucket, the layer before it has 64 MB, and the one before that has 392 MB. Each of
+    // the other layers fills a bucket or shares one.
     let model = models::vgg19();
     let step =
         Step { allocator: AllocatorKind::PyTorch, ..training(Optimizer::Sgd, parallel(DataParallelKind::Replicas, 8)) };
@@ -94,7 +94,8 @@ fn the_state_is_shared_out_by_parameters() {
     let saved = |kept: u64| (7600 - kept) * 3 * 4;
     assert_eq!(all - update(DataParallelKind::Zero1, 2), saved(5000));
     assert_eq!(all - update(DataParallelKind::Zero1, 1000), saved(5000));
-    // `measure/bytes.py` counts this in two steps, without the counters of two parameters, which are not on the device.
+    // `measure/bytes.py` counts the same numbers in two steps, without the counters of two parameters, which are not on the
+    // device.
     let zero1 = training(Optimizer::Adam, parallel(DataParallelKind::Zero1, 2)).estimate(&blocks()).unwrap();
     let peaks: Vec<_> = zero1.phases.iter().map(|phase| phase.peak.get()).collect();
     let second = [111_984, 145_968, 163_884].map(|bytes| bytes - 2 * 4);
@@ -115,9 +116,9 @@ fn gradients_of_shards_are_added_up() {
     assert_eq!(highest(&once)[2], highest(&twice)[2]);
     let backward = phases(&twice, "backward");
     assert_eq!(backward[0], highest(&once)[1]);
-    // The peak in the second block has the halves of all gradients of the first pass; the last layer's weight and its gradient; the
-    // block's weight and its gradient; the buffer of the first block; the outputs of the first block, two gradients; the loss and its
-    // gradient.
+    // At the peak in the second block, these are live: the halves of all gradients of the first pass; the last layer's weight and
+    // its gradient; the block's weight and its gradient; the buffer of the first block; the outputs of the first block, and two
+    // gradients; the loss and its gradient.
     let in_second_block = 2 * HEAD + 3 * WEIGHT + 3 * OUTPUT + 8;
     assert_eq!(backward[1], CONSTANT + WEIGHT + HEAD / 2 + in_second_block);
 }
@@ -130,7 +131,7 @@ fn checkpointed_blocks_are_gathered_once_more_only() {
     let (all, checkpointed) = (step.estimate(&model).unwrap(), checkpointed.estimate(&model).unwrap());
     assert!(highest(&checkpointed)[0] < highest(&all)[0]);
     assert_eq!(highest(&checkpointed)[2], highest(&all)[2]);
-    // Nothing stays gathered: the step has the same half of the parameters and gradients as without checkpointing, and the next step
-    // begins alike.
+    // Nothing stays gathered: the step has the same half of the parameters and gradients as without checkpointing, and the next
+    // step starts in the same way.
     assert_eq!(checkpointed.phases[0].peak, checkpointed.phases[3].peak);
 }

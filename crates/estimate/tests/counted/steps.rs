@@ -1,4 +1,4 @@
-//! Tests the live memory of steps at the peak, with the changes of checkpointing, autocast and optimizers.
+//! Tests the live memory of steps at the peak, with autocast, with limits, and with quantized weights.
 
 use gpumem_core::model::Bytes;
 use gpumem_estimate::{Class, Dtype, Input, Layer, Loss, Model, Optimizer, Quantized, Shape, Step, models, numbered};
@@ -11,18 +11,18 @@ fn a_small_step_byte_by_byte() {
     let (batch, weights) = (8, (100 * 50 + 50 + 50 * 50 + 50) * 4);
     let (input, output) = (batch * 100 * 4, batch * 50 * 4);
     let inference = exact(Step::inference(batch)).estimate(&small()).unwrap();
-    // Two outputs are live: that of a layer and that of the layer before.
+    // Two outputs are live: that of a layer, and that of the layer before it.
     assert_eq!(inference.peak.get(), weights + input + 2 * output);
     assert_eq!(inference.reserved, inference.peak);
     let training = exact(Step::training(batch, Optimizer::Sgd)).estimate(&small()).unwrap();
     let labels = batch * 8;
     let [forward, backward, update] = highest(&training);
     let constant = weights + input + labels;
-    // These are live: the output of `relu`, the logits, the logarithms of the probabilities; the loss and its total weight. `relu` keeps
-    // its output, so its input is free.
+    // These are live: the output of `relu`, the logits, the logarithms of the probabilities; the loss and its total weight.
+    // `relu` keeps its output, so its input is free.
     assert_eq!(forward, constant + 3 * output + 2 * 4);
-    // These are live: all gradients, and the gradient that the first layer's were made of; the loss and its gradient. The input needs no
-    // gradient.
+    // These are live: all gradients, and the gradient that those of the first layer were made from; the loss and its gradient.
+    // The input needs no gradient.
     assert_eq!(backward, constant + weights + output + 8);
     assert_eq!(update, constant + weights + 4);
 }
@@ -36,7 +36,8 @@ fn autocast_halves_activations_and_copies_weights() {
     assert!(of(&narrow, Class::Activations) < of(&wide, Class::Activations));
     assert_eq!(of(&narrow, Class::Weights), of(&wide, Class::Weights));
     let inference = Step { autocast: Some(Dtype::Bf16), ..exact(Step::inference(8)) }.estimate(&model).unwrap();
-    // Autocast copies the weights of all linear layers, tied with the embedding or not, and their biases, in two bytes; keys and values.
+    // Autocast makes copies of two bytes: the weights of all linear layers, tied with the embedding or not, and their biases. The
+    // cache also has the keys and values.
     let copies = 2 * (50_257 * 768 + 12 * (12 * 768 * 768 + 9 * 768));
     let keys_and_values = 12 * 2 * 8 * 256 * 768 * 2;
     assert_eq!(of(&inference, Class::Cache), copies + keys_and_values);
@@ -61,7 +62,7 @@ fn the_largest_batch_fits_and_the_next_one_does_not() {
     assert_eq!(error.to_string(), "the largest step depends on a limit, and the step has none");
 }
 
-/// Deep models need no deep stack, and no time that grows faster than the model.
+/// Deep models need no deep stack, and their time does not grow faster than the model.
 #[test]
 fn a_model_of_20_000_layers() {
     let layers = (0..10_000).flat_map(|_| [Layer::linear(4, 4), Layer::relu(false)]);
@@ -72,8 +73,8 @@ fn a_model_of_20_000_layers() {
     assert!(estimate.peak > Bytes::new(10_000 * 20 * 4 * 2));
 }
 
-/// The figures of Llama 3 8B with 8,192 tokens are computed by hand: a cache of keys and values of 8 heads of 128 elements in 32 blocks,
-/// and logits.
+/// The bytes of Llama 3 8B with 8,192 tokens are computed by hand: the weights, and a cache of keys and values of 8 heads of 128
+/// elements in 32 blocks.
 #[test]
 fn weights_alone_are_quantized() {
     let config = r#"{
@@ -87,20 +88,20 @@ fn weights_alone_are_quantized() {
     let wide = estimate(with("bf16"));
     assert_eq!(wide.parameter_bytes.get(), 2 * elements);
     assert_eq!(of(&wide, Class::Cache), 1024 << 20);
-    // Returns the bytes of a number of elements.
+    // Each type takes this number of bytes for this number of elements.
     for (name, [bytes, of_elements]) in
         [("q4_0", [18, 32]), ("q4_k", [144, 256]), ("q8_0", [34, 32]), ("f8", [1, 1]), ("nf4", [36, 64])]
     {
         let narrow = estimate(with(name));
         let weights = (elements - of_norms) / of_elements * bytes + of_norms * 2;
         assert_eq!((narrow.parameters, narrow.parameter_bytes.get()), (elements, weights), "{name}");
-        // All else is as in bf16: the cache has 1,024 MiB, and the peak is smaller by the savings of the weights.
+        // Everything else is as in bf16: the cache has 1,024 MiB, and the peak is smaller by the savings of the weights.
         for (class, bytes) in wide.classes().into_iter().filter(|(class, _)| *class != Class::Weights) {
             assert_eq!(of(&narrow, class), bytes.get(), "{name}: {class:?}");
         }
         assert_eq!(wide.peak.get() - narrow.peak.get(), 2 * elements - weights, "{name}");
     }
-    // `load_in_8bit` of bitsandbytes has the embedding and the head in bf16.
+    // `load_in_8bit` of bitsandbytes keeps the embedding and the head in bf16.
     let narrow = estimate(with("int8"));
     let linear = elements - of_norms - 2 * 128_256 * 4096;
     assert_eq!((narrow.parameters, narrow.parameter_bytes.get()), (elements, 2 * elements - linear));
@@ -110,7 +111,7 @@ fn weights_alone_are_quantized() {
     let with_autocast = Step { autocast: Some(Dtype::F16), ..with("q4_0") };
     assert_eq!(with_autocast.computes_in(), Dtype::F16);
     assert_eq!(of(&estimate(with_autocast), Class::Cache), 1024 << 20);
-    // bitsandbytes has the embedding and the head in bf16, and makes each weight in bf16 for its product.
+    // bitsandbytes keeps the embedding and the head in bf16, and widens each weight to bf16 for its product.
     let quantized = Some(Quantized { double: false, ..Quantized::default() });
     let narrow = estimate(Step { quantized, ..with("bf16") });
     assert_eq!(of(&narrow, Class::Cache), 1024 << 20);

@@ -5,7 +5,7 @@ const fn answer() -> u32 {
     42
 }
 
-// The function still exists, so this is no second error.
+// The function still exists, so this line is not a second error.
 const ANSWER: u32 = answer();
 
 fn main() {

@@ -1,6 +1,6 @@
 #![forbid(unsafe_code, clippy::all, clippy::pedantic, unused, nonstandard_style, future_incompatible)]
 #![deny(warnings, missing_docs, rust_2018_idioms, unused_qualifications, unreachable_pub, let_underscore_drop)]
-//! The guard needs no `#[allow]`, which a `forbid` would refuse.
+//! The guard needs no `#[allow]`, which a `forbid` would reject.
 
 use gpumem::gpu_mem_trace;
 

@@ -1,4 +1,4 @@
-//! Drop logs with and without the attribute, in a crate of edition 2021.
+//! Compares the order of drops with and without the attribute, in a crate of edition 2021.
 
 #![cfg(test)]
 

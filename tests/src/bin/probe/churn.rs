@@ -1,5 +1,5 @@
-//! Many threads allocate and free while the subscription or the process begins or ends. `tests/gpu_exact/replay.rs`, which runs on the
-//! stand-in driver too, compares the figures of many threads with their sum.
+//! Many threads allocate and free while the subscription or the process starts or ends. `tests/gpu_exact/replay.rs`, which also
+//! runs on the stand-in driver, compares the results of many threads with their sum.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};

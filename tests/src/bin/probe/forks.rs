@@ -11,7 +11,7 @@ use gpumem_tests::Random;
 use crate::Trouble;
 use crate::raw::{self, Names, invoke};
 
-/// A child needs a few milliseconds.
+/// The longest time that a child may take. A child needs a few milliseconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The traces that the main thread had before the fork.

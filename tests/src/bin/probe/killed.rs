@@ -16,11 +16,12 @@ use gpumem_recording::{Reader, Step};
 use crate::Trouble;
 use crate::raw::{self, invoke};
 
-/// Allocates blocks until it is killed. The first block has 512 bytes, each further block has 512 bytes more, and every second block is
-/// freed at once. When a call has returned, its number is written to stdout.
+/// Allocates blocks until the process is killed. The first block has 512 bytes, each further block has 512 bytes more, and every
+/// second block is freed at once. When a call has returned, its number is written to stdout.
 ///
-/// If `when` is `stderr`, the process is killed as soon as something was written to stderr, which is a file. Otherwise `when` contains a
-/// number of microseconds, and a number of calls: the time starts after these calls have returned, however slow the machine is.
+/// If `when` is `stderr`, the process is killed as soon as something was written to stderr, which is a file. Otherwise `when`
+/// contains a number of microseconds, and a number of calls: the time starts after these calls have returned, however slow the
+/// machine is.
 pub(crate) fn allocate_until_killed(when: &str) -> Result<String, Trouble> {
     let (micros, after) = if when == "stderr" {
         (None, 0)
@@ -46,7 +47,7 @@ pub(crate) fn allocate_until_killed(when: &str) -> Result<String, Trouble> {
     let mut calls = 0_u64;
     for number in 1.. {
         if calls >= after {
-            // The other thread waits until this is dropped.
+            // The other thread waits until the sender is dropped.
             begin = None;
         }
         let mut address = 0_u64;
@@ -61,14 +62,14 @@ pub(crate) fn allocate_until_killed(when: &str) -> Result<String, Trouble> {
             writeln!(out, "{calls}")?;
         }
     }
-    // There is no memory left.
+    // The device has no memory left.
     drop(begin);
     thread::park();
     Err("it was not killed".into())
 }
 
-/// Allocates blocks of 1 MiB until it is killed after this many microseconds. Each block has a new stack. When a call has returned, its
-/// number is written to stdout.
+/// Allocates blocks of 1 MiB until the process is killed after this many microseconds. Each block has a new stack. When a call
+/// has returned, its number is written to stdout.
 pub(crate) fn allocate_on_new_stacks(micros: u64) -> Result<String, Trouble> {
     thread::spawn(move || {
         thread::sleep(Duration::from_micros(micros));

@@ -1,18 +1,19 @@
 //! A program that measures memory. The tests run it on machines with faults in the driver.
 //!
-//! Each argument is a command. The probe prints its answer as a line `> command: answer` on stdout. The answer of a command that fails is
-//! `error[…]`, with the predicates of the error between the brackets, followed by its message. All other output is from gpumem.
+//! Each argument is a command. The probe prints its answer as a line `> command: answer` on stdout. The answer of a command that
+//! fails is `error[…]`, with the predicates of the error between the brackets, followed by its message. All other output is from
+//! gpumem.
 //!
-//! - `get [device]`, `get_all`, `free`, `free_no_cache`, `used`, `used_no_cache`, `max_free`, `preload`, `count`, and each of them
-//!   after `try_`; `available`, `current`, `name [device]`: the queries with these names;
-//! - `mem_get_info [device]`, `empty_cache`, `get_device_name [device]`; `processes [device]`: the known facts about each process;
-//!   `list_processes [device]`: the text, with `|` between its lines;
+//! - `get [device]`, `get_all`, `free`, `free_no_cache`, `used`, `used_no_cache`, `max_free`, `preload`, `count`, and each of
+//!   them after `try_`; `available`, `current`, `name [device]`: the queries with these names;
+//! - `mem_get_info [device]`, `empty_cache`, `get_device_name [device]`; `processes [device]`: the known facts about each
+//!   process; `list_processes [device]`: the text, with `|` between its lines;
 //! - `handle [device]`: looks a device up; `fast`, `try_fast`: the used memory through this handle;
-//! - `memory_allocated`, `max_memory_allocated`, `memory_reserved`, `max_memory_reserved`, `reset_peaks`, `memory_stats`, each with
-//!   `[device]`: bytes; `memory_stats` leaves out zeros; `memory_snapshot`: the live blocks, the largest first;
+//! - `memory_allocated`, `max_memory_allocated`, `memory_reserved`, `max_memory_reserved`, `reset_peaks`, `memory_stats`, each
+//!   with `[device]`: bytes; `memory_stats` leaves out zeros; `memory_snapshot`: the live blocks, the largest first;
 //! - `new`, `build [device]`: start a trace; `report`, `reset`, `data`, `stop`, `drop`, `forget`: act on the latest trace;
-//! - `context device`: creates a context; `pooled MiB`: allocates in the latest context, through cudarc; `give_back`: frees all of it;
-//!   `capture`: captures a stream until `end_capture`, whose answer is whether the capture is whole;
+//! - `context device`: creates a context; `pooled MiB`: allocates in the latest context, through cudarc; `give_back`: frees all
+//!   of it; `capture`: captures a stream until `end_capture`, whose answer is whether the capture is whole;
 //! - `exact [device]`, `of_thread [device]`, `sampled [device]`: start a trace with that gauge, or of this thread only;
 //!   `figures [n]`: the used and peaked bytes of the latest trace, or of the n-th, and why they may be wrong; `status`;
 //!   `status_text`: its text, with `|` between its lines; `intercepted_by`, `why_not_dispatch`: these fields of the status;
@@ -20,34 +21,35 @@
 //! - `subscribe`, `unsubscribe`: start and end interception; `tool_subscribe library`, `tool_unsubscribe library`: the same with
 //!   CUPTI, as another tool in this process;
 //! - `scope name`: starts an exact trace that prints nothing; `breakdown [device]`, `summary`: these reports, in one line;
-//!   `all_reports`: what a recording has too: the whole summary, the statistics and the live blocks;
-//!   `print_refusals`: from now on, each refusal is an answer `refused`; `on_refusal function argument…`: each refusal makes this
-//!   call; `panic_on_refusal`: each refusal panics; `retry function argument…`: makes a call with a second try;
+//!   `all_reports`: the reports that a recording also has: the whole summary, the statistics and the live blocks;
+//!   `print_refusals`: prints each later allocation that fails as an answer `refused`; `on_refusal function argument…`: each such
+//!   allocation makes this call; `panic_on_refusal`: each such allocation panics; `retry function argument…`: makes a call with a
+//!   second try;
 //! - `pool name`: registers a pool on the current device; `part address bytes`, `part_freed address`, `reserved bytes`,
 //!   `pool_dropped`: the reports of the pool;
 //! - `call function argument…`: calls the driver, see `raw.rs`; `cancelled function argument…`: the same on a thread that is
 //!   cancelled in the call; `let name value`: names a value for arguments; `value name`: the value that a call returned;
 //! - `toggling threads rounds`, `rush threads`, `go_on threads`: see `churn.rs`; `forks children`: see `forks.rs`;
-//! - `until_killed when`, `killed_on_new_stacks micros`, `busy milliseconds`: see `killed.rs`; `await_file path`: waits for a file;
-//!   `await_recorded folder`: waits until a recording in the folder has an allocation; `exec program & argument & …`: runs another
-//!   program in this process;
+//! - `until_killed when`, `killed_on_new_stacks micros`, `busy milliseconds`: see `killed.rs`; `await_file path`: waits for a
+//!   file; `await_recorded folder`: waits until a recording in the folder has an allocation; `exec program & argument & …`: runs
+//!   another program in this process;
 //! - `load_and_close path`: loads a tool as the driver does, and closes it; `inject`: loads the tool that the environment names;
 //! - `slot_note function…`, `slot_write_back function…`: another tool notes the content of slots, and writes it back;
 //!   `slot_replace function…`, `slot_restore function…`: another tool intercepts functions, or removes its latest hook of each;
-//!   `slot_replace_past function…`: intercepts them with hooks that call the noted functions; `slot_calls function`: the calls that
-//!   its hooks saw; `slot_is function`: whether the slot has a function of the `driver`, of the `tool` or an`other` one;
+//!   `slot_replace_past function…`: intercepts them with hooks that call the noted functions; `slot_calls function`: the number
+//!   of calls that its hooks saw; `slot_is function`: the owner of the function in the slot: `driver`, `tool` or `other`;
 //!   `stub_bytes function count`: the bytes of a stub now;
-//! - `other_thread command | command…`: runs the commands on another thread; one command gives its answer; `at_exit …`: when the process
-//!   exits; `at_thread_exit …`: while another thread's locals are destroyed; `fork …`: in a child of this process;
-//! - `await stale`, `await fresh`: wait until the latest trace is stale or fresh; `await readable`: until the current device can be read;
-//!   `await a_thread`, `await no_threads`: until gpumem has that many threads; `await stderr`: until something was written to
-//!   stderr, which is a file;
+//! - `other_thread command | command…`: runs the commands on another thread; one command gives its answer; `at_exit …`: when the
+//!   process exits; `at_thread_exit …`: while another thread's locals are destroyed; `fork …`: in a child of this process;
+//! - `await stale`, `await fresh`: wait until the latest trace is stale or fresh; `await readable`: until the current device can
+//!   be read; `await a_thread`, `await no_threads`: until gpumem has that many threads; `await stderr`: until something was
+//!   written to stderr, which is a file;
 //! - `tracker`, `track`, `label …` and other commands about trackers: see `track.rs`;
 //! - `by_dispatch [device]`, `by_cupti [device]`, `sampled_by_dispatch [device]`: start a trace with that source;
-//! - `sockets`: the number of sockets among the descriptors; `close_descriptors path`: closes all but the first three, and lets this
-//!   file take their numbers; `limit_files bytes`: limits the size of files; `end_main_thread`: ends only this thread;
-//! - `abort`: ends the process like a crash; `sleep ms`; `maps name`: whether a file with this text in its name is mapped; `threads`: the
-//!   number of gpumem's threads.
+//! - `sockets`: the number of sockets among the descriptors; `close_descriptors path`: closes all but the first three, and lets
+//!   this file take their numbers; `limit_files bytes`: limits the size of files; `end_main_thread`: ends only this thread;
+//! - `abort`: ends the process like a crash; `sleep ms`; `maps name`: whether a file with this text in its name is mapped;
+//!   `threads`: the number of gpumem's threads.
 
 use std::cell::RefCell;
 use std::fmt::Display;

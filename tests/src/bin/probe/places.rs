@@ -12,7 +12,7 @@ pub(crate) fn scope(name: &str) -> gpumem::Result<GpuMemTrace> {
     GpuMemTrace::builder().ctx(name).silent(true).start()
 }
 
-/// Makes each refusal an answer: `> refused: bytes kind, device, path; bytes in use, bytes in parts`.
+/// Prints each failed allocation as an answer: `> refused: bytes kind, device, path; bytes in use, bytes in parts`.
 pub(crate) fn print_refusals() {
     gpumem::oom::on_oom(|oom| {
         let reported = oom.breakdown.as_ref().map_or_else(ToString::to_string, |reported| {
@@ -22,7 +22,7 @@ pub(crate) fn print_refusals() {
     });
 }
 
-/// Makes each refusal call `function argument…`, whose result is an answer `on_refusal`.
+/// Makes each failed allocation call `function argument…`, whose result is printed as an answer `on_refusal`.
 pub(crate) fn on_refusal(names: &Names, call: &str) {
     let (names, call) = (names.clone(), call.to_owned());
     gpumem::oom::on_oom(move |_| match names.call(&call) {
@@ -31,7 +31,7 @@ pub(crate) fn on_refusal(names: &Names, call: &str) {
     });
 }
 
-/// Makes each refusal panic.
+/// Makes each failed allocation panic.
 pub(crate) fn panic_on_refusal() {
     gpumem::oom::on_oom(|_| panic!("the hook's own"));
 }
@@ -61,8 +61,8 @@ pub(crate) fn breakdown(device: Option<u32>) -> gpumem::Result<String> {
     Ok(format!("{}, {adds_up}: {}", reported.memory.used, parts.join(", ")))
 }
 
-/// Returns `path calls used peak total allocations` for each scope with a path, and `all` for the process. If there is no scope, it returns
-/// the text of the summary.
+/// Returns `path calls used peak total allocations` for each scope with a path, and `all` for the process. If there is no scope,
+/// returns the text of the summary.
 pub(crate) fn summary() -> String {
     let scopes = gpumem::summary().scopes.into_iter().map(|scope| {
         let path = if scope.path.is_empty() { "all".to_owned() } else { scope.path.join("/") };
@@ -80,7 +80,7 @@ pub(crate) fn all_reports() -> gpumem::Result<String> {
     Ok(format!("{:?} {:?} {live:?}", gpumem::summary().to_string(), (stats.all, stats.kinds)))
 }
 
-/// Calls `function argument…`, and tries again if it is refused. Returns the results of all attempts.
+/// Calls `function argument…`, and tries again if the call fails. Returns the results of all attempts.
 pub(crate) fn retry(names: &Names, call: &str) -> Result<String, Trouble> {
     let mut results = Vec::new();
     let tried = gpumem::oom::retry_after_trim(|| match names.call(call) {

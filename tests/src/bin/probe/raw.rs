@@ -44,7 +44,7 @@ impl Names {
         Ok(format!("{value:#x}"))
     }
 
-    /// Returns the value of a name. It is 0 if the name was never set.
+    /// Returns the value of a name, or 0 if the name was never set.
     pub(crate) fn get(&self, name: &str) -> u64 {
         self.lock().get(name).copied().unwrap_or(0)
     }
@@ -142,8 +142,8 @@ impl Argument {
     }
 }
 
-/// The type of a function of the driver: six integers. The calling conventions of x86-64 and aarch64 pass integers and pointers in
-/// registers, and a function with fewer arguments reads fewer registers.
+/// The type of a function of the driver: six integers. The calling conventions of x86-64 and aarch64 pass integers and pointers
+/// in registers, and a function with fewer arguments reads fewer registers.
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> c_int;
 
 /// Calls a function of the driver.
@@ -151,8 +151,8 @@ pub(crate) fn invoke(function: &str, registers: [u64; 6]) -> Result<c_int, Troub
     // SAFETY: loading the driver has no preconditions, and all programs here have loaded it already or can.
     let library = unsafe { sys::culib() };
     let name = CString::new(function)?;
-    // SAFETY: the symbol exists only in the stand-in driver, where the function has this type. The driver keeps the pointer until the next
-    // call.
+    // SAFETY: the symbol exists only in the stand-in driver, where the function has this type. The driver keeps the pointer until
+    // the next call.
     let calls =
         unsafe { library.get::<unsafe extern "C" fn(*const c_char) -> *const c_char>(b"standin_program_calls") };
     // SAFETY: the names that are passed are null, or live until the next is passed.
@@ -161,16 +161,16 @@ pub(crate) fn invoke(function: &str, registers: [u64; 6]) -> Result<c_int, Troub
     let function = unsafe { library.get::<Function>(function.as_bytes()) }?;
     let [first, second, third, fourth, fifth, sixth] = registers;
     let before = mark(name.as_ptr());
-    // SAFETY: pointers are the script's own (which the stand-in driver rejects if they are wrong) or those of arguments that live until the
-    // call has returned and are as large as the function writes or reads.
+    // SAFETY: pointers are the script's own (which the stand-in driver rejects if they are wrong) or those of arguments that live
+    // until the call has returned and are as large as the function writes or reads.
     let code = unsafe { function(first, second, third, fourth, fifth, sixth) };
     mark(before);
     Ok(code)
 }
 
 impl Names {
-    /// Like [`call`](Self::call), but on a thread that is cancelled in the function. The objects on its stack are destroyed while it
-    /// unwinds, like those of C++: the block `own` of the context `ctx` is freed.
+    /// Like [`call`](Self::call), but on a thread that is cancelled in the function. The objects on its stack are destroyed while
+    /// it unwinds, like those of C++: the block `own` of the context `ctx` is freed.
     pub(crate) fn cancelled(&self, line: &str) -> Result<&'static str, Trouble> {
         type UnwindingFunction = unsafe extern "C-unwind" fn(u64, u64, u64, u64, u64, u64) -> c_int;
 
@@ -226,7 +226,7 @@ impl Names {
         let function = *unsafe { library.get::<UnwindingFunction>(name.as_bytes()) }?;
         let mut thread = Thread { function, registers, context: self.get("ctx"), own: self.get("own") };
         let (mut id, mut result) = (0, ptr::null_mut());
-        // SAFETY: the thread uses its arguments until it is joined. It is cancelled and joined once.
+        // SAFETY: the thread uses its arguments until it is joined, and it is cancelled and joined once.
         unsafe {
             if pthread_create(&raw mut id, ptr::null(), start, (&raw mut thread).cast()) != 0 {
                 return Err("no thread".into());
@@ -347,7 +347,8 @@ impl Tool {
         type Subscribe =
             unsafe extern "C" fn(*mut u64, extern "C" fn(*mut c_void, u32, u32, *const c_void), *mut c_void) -> c_int;
         let mut subscriber = 0;
-        // SAFETY: the library is the stand-in's, whose function has this type; all pointers live for the call, and the callback forever.
+        // SAFETY: the library is the stand-in's, whose function has this type; all pointers live for the call, and the callback
+        // forever.
         let code =
             unsafe { load::<Subscribe>(library, "cuptiSubscribe")?(&raw mut subscriber, callback, ptr::null_mut()) };
         self.0 = Some(subscriber).filter(|_| code == 0);
@@ -362,7 +363,8 @@ impl Tool {
     }
 }
 
-/// Loads the library that `CUDA_INJECTION64_PATH` names and calls its function, as the driver does in `cuInit` on a machine with a GPU.
+/// Loads the library that `CUDA_INJECTION64_PATH` names and calls its function, as the driver does in `cuInit` on a machine with
+/// a GPU.
 pub(crate) fn inject() -> Result<c_int, Trouble> {
     let path = std::env::var("CUDA_INJECTION64_PATH")?;
     // SAFETY: the function has this type: that is the driver's contract with tools.
@@ -375,7 +377,7 @@ pub(crate) fn load_and_close(path: &str) -> Result<c_int, Trouble> {
     let library = unsafe { libloading::Library::new(path) }?;
     // SAFETY: the function has this type, which is the driver's contract with tools.
     let begin = unsafe { library.get::<unsafe extern "C" fn() -> c_int>(b"InitializeInjection") }?;
-    // SAFETY: it has no preconditions. The test checks that the library may be closed afterwards.
+    // SAFETY: the function has no preconditions. The test checks that the library may be closed afterwards.
     let code = unsafe { begin() };
     library.close()?;
     Ok(code)

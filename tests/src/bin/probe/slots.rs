@@ -1,4 +1,4 @@
-//! Acts as another tool in this process. It intercepts the driver as gpumem does, through the slots of the stubs.
+//! Acts as another tool in this process, which intercepts the driver as gpumem does, through the slots of the stubs.
 
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
@@ -25,7 +25,7 @@ static HOOKS: [Hook; MOST] = [const { Hook { next: Slot::new(ptr::null_mut()), c
 
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> c_int;
 
-/// Replaces a function of the driver. It passes on six integers, as many as any of the functions takes.
+/// Replaces a function of the driver. The hook passes on six integers, because no function takes more.
 ///
 /// # Safety
 /// The caller must follow the contract of the replaced function.
@@ -43,7 +43,8 @@ const ENTRIES: [Function; MOST] = [
     hook::<10>, hook::<11>, hook::<12>, hook::<13>, hook::<14>, hook::<15>,
 ];
 
-/// The functions of the hooks, in the order of the hooks. A hook is used once, because a thread may still call it after it was removed.
+/// The functions of the hooks, in the order of the hooks. A hook is used once, because a thread may still call it after it was
+/// removed.
 static USED: Mutex<Vec<Use>> = Mutex::new(Vec::new());
 
 struct Use {
@@ -62,7 +63,7 @@ fn take(function: &str) -> Result<usize, Trouble> {
     Ok(used.len() - 1)
 }
 
-/// Points the slot of a function at a hook, which calls the function that was there. This may be repeated.
+/// Points the slot of a function at a hook, which calls the function that was there. A slot can be replaced several times.
 fn replace(function: &str) -> Result<(), Trouble> {
     let (slot, number) = (slot(function)?, take(function)?);
     HOOKS[number].next.store(slot.load(Ordering::Acquire), Ordering::Release);
@@ -81,7 +82,7 @@ fn restore(function: &str) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// The content of slots at the time when a tool noted it, with their functions.
+/// The functions whose slots a tool noted, each with the content of its slot at that time.
 static NOTED: Mutex<Vec<(String, usize)>> = Mutex::new(Vec::new());
 
 /// Notes the content of a slot, as a tool does.
@@ -143,7 +144,7 @@ fn slot(function: &str) -> Result<&'static Slot, Trouble> {
     if !slot.is_aligned() {
         return Err("the slot is not aligned".into());
     }
-    // SAFETY: a stub of the driver reads it, and the driver stays loaded. All code here writes to it atomically.
+    // SAFETY: a stub of the driver reads the slot, and the driver stays loaded. All code here writes to the slot atomically.
     unsafe { slot.as_ref() }.ok_or_else(|| "the slot is null".into())
 }
 
@@ -157,7 +158,7 @@ fn module_of(address: *const ()) -> Option<String> {
     if !is_found || name.is_null() {
         return None;
     }
-    // SAFETY: the name of a loaded module, which ends with a zero.
+    // SAFETY: the name of a loaded module ends with a zero.
     Some(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
 }
 

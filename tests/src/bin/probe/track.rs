@@ -1,10 +1,10 @@
 //! Commands about trackers.
 //!
-//! - `tracker [device]`: starts a tracker; `new_tracker`: starts one that may be off; `track`: the latest tracker prints, and the answer
-//!   contains the same as data;
-//! - `label name dtype shape address`: labels a block. The shape is such as `2x3`, and the address is one as in `call`;
-//! - `labelled name shape`: allocates `f32` in the latest context, through cudarc; `mislabelled`: labels it again with another shape;
-//!   `drop_labelled`: frees all of these.
+//! - `tracker [device]`: starts a tracker; `new_tracker`: starts one that may be off; `track`: the latest tracker prints its
+//!   change, and the answer contains the same change as data;
+//! - `label name dtype shape address`: labels a block. A shape is written like `2x3`, and an address like an argument of `call`;
+//! - `labelled name shape`: allocates `f32` in the latest context, through cudarc; `mislabelled`: labels it again with another
+//!   shape; `drop_labelled`: frees all of these.
 
 use gpumem::{
     cudarc::{AllocLabelledExt, LabelExt},

@@ -1,6 +1,6 @@
 //! A library with guards and attributes in each form that `docs/book/src/zero-cost.md` describes.
 //!
-//! The test removes each line that has `gpumem` or `gpu_mem` in it, so such a line must be a whole statement, field or attribute.
+//! The test removes each line that contains `gpumem` or `gpu_mem`, so such a line must be a whole statement, field or attribute.
 
 #[macro_use]
 mod gpu_mem;
@@ -53,7 +53,7 @@ pub fn step(input: &[u64]) -> Option<u64> {
     Some(sum + shared(input) + last)
 }
 
-/// A thread works for the guard of its parent.
+/// Starts a thread that works for the guard of its parent.
 #[inline(never)]
 pub fn shared(input: &[u64]) -> u64 {
     gpu_mem! { let shared_mem = GpuMemTrace::with_ctx("shared"); }
