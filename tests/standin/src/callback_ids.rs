@@ -1,5 +1,5 @@
-//! CUPTI's callback id of each function that gpumem intercepts, and a check that our arguments have the layout of NVIDIA's header. Nothing
-//! listens to the other functions.
+//! CUPTI's callback ids of the functions that gpumem intercepts and of a few others. A function without an id here makes no callback. For
+//! the functions that cudarc declares, the layout of our arguments is compared with that of NVIDIA's header.
 
 use std::ffi::c_uint;
 use std::mem::offset_of;
@@ -21,12 +21,12 @@ macro_rules! callback_ids {
 }
 
 /// Functions whose arguments cudarc does not declare, because not every version has them.
-const OTHERS: &[(&str, c_uint)] = &[("cuStreamBeginCaptureToGraph", 720), ("cuMulticastCreate", 706)];
+const NOT_IN_CUDARC: &[(&str, c_uint)] = &[("cuStreamBeginCaptureToGraph", 720), ("cuMulticastCreate", 706)];
 
 /// Returns the id of a function, if it has one.
 pub(crate) const fn id(function: &str) -> Option<c_uint> {
     match find(IDS, function) {
-        None => find(OTHERS, function),
+        None => find(NOT_IN_CUDARC, function),
         found => found,
     }
 }

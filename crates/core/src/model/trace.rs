@@ -35,8 +35,8 @@ pub struct Trace {
     pub peaked: Bytes,
     /// The number of samples of the device. `None` unless the gauge is [`Gauge::Sampled`].
     pub sampling: Option<Sampling>,
-    /// True if the device could not be read now, or at the start. The numbers are from the last readings that succeeded.
-    /// Reports print `?`.
+    /// True if the device could not be read now, or at the start; then the numbers are from the last readings that succeeded. Also
+    /// true if the scope itself could not be read, as in the child of a fork; then they are 0. Reports print `?`.
     pub stale: bool,
     /// The memory that threads in no scope allocated or freed while traces of several threads were open, in bytes, and such memory
     /// from before the trace that was freed in it. This memory counts in each of these traces, unless the thread is
@@ -150,7 +150,7 @@ impl Trace {
         }
     }
 
-    /// Returns a trace whose device could not be read.
+    /// Returns a trace whose scope could not be read, for example in the child of a fork.
     #[doc(hidden)]
     pub fn stale(device: u32, gauge: Gauge) -> Self {
         Self { stale: true, gauge, ..Self::off(device) }

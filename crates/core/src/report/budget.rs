@@ -130,7 +130,8 @@ pub fn judge(name: &str, limits: &[Limit], measured: &Measurement<'_>) -> Verdic
 fn unmeasured(trace: &Trace) -> Option<String> {
     match trace.gauge {
         Gauge::Off => Some("traces are off".to_owned()),
-        Gauge::Exact if trace.stale => Some(format!("device {} could not be read", trace.device)),
+        // The thread is inside gpumem already, or this is the child of a fork.
+        Gauge::Exact if trace.stale => Some("its trace could not be read".to_owned()),
         Gauge::Exact if trace.allocated_on.is_some() => Some(format!(
             "it is for device {}, and its thread allocated on device {} only: name that device (`device = {1}`, which \
              `#[gpu_mem_test]` and `#[gpu_mem_trace]` take), or make it current before",
@@ -471,7 +472,7 @@ mod tests {
         assert_eq!(unmeasured(&leaks, trace(0, 0)), "for `leaks`, which blocks are still live is not known");
         assert_eq!(unmeasured(&[], Trace::off(0)), "traces are off");
         assert_eq!(unmeasured(&[], Trace { lost: 1, ..trace(0, 0) }), "1 allocation or free was missed");
-        assert_eq!(unmeasured(&[], Trace { stale: true, ..trace(0, 0) }), "device 0 could not be read");
+        assert_eq!(unmeasured(&[], Trace { stale: true, ..trace(0, 0) }), "its trace could not be read");
         let sampled = Trace { gauge: Gauge::Sampled, ..trace(0, 0) };
         assert_eq!(unmeasured(&[], sampled), "its numbers are sampled, not exact");
         // A limit that is certainly broken counts as broken.

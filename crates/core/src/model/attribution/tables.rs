@@ -102,6 +102,7 @@ pub(super) const LIBRARIES: &[(&str, &str)] = &[
     ("libggml*", "GGML"),
     ("libcudf", "cuDF"),
     ("librmm", "RMM"),
+    ("libxgboost", "XGBoost"),
 ];
 
 /// Python packages and the names of their libraries, for files that are not in [`LIBRARIES`].

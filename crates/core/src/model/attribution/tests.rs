@@ -223,12 +223,16 @@ fn libraries_have_their_usual_names() {
         ("libcusolverMg.so.12", "cuSOLVER"),
         ("libcurand-1a2b3c4d.so.10", "cuRAND"),
         ("libnvrtc.so.13", "NVRTC"),
+        ("libnvinfer.so.10", "TensorRT"),
         ("libnvinfer_plugin.so.10", "TensorRT"),
         ("libtorch_cuda.so", "PyTorch"),
         ("libc10_cuda.so", "PyTorch"),
         ("xla_cuda_plugin.so", "XLA"),
         ("libonnxruntime_providers_cuda.so", "ONNX Runtime"),
         ("onnxruntime_pybind11_state.cpython-312-x86_64-linux-gnu.so", "ONNX Runtime"),
+        ("libtensorflow_framework.so.2", "TensorFlow"),
+        ("/usr/lib/x86_64-linux-gnu/libxgboost.so.2.0.2", "XGBoost"),
+        ("/v/site-packages/xgboost/lib/libxgboost.so", "XGBoost"),
         ("/opt/libmine.so.2", "libmine.so.2"),
         ("/usr/bin/python3.12", "python3.12"),
         ("/v/lib/python3.12/site-packages/cupy_backends/cuda/api/runtime.cpython-312-x86_64-linux-gnu.so", "CuPy"),
@@ -249,6 +253,15 @@ fn libraries_have_their_usual_names() {
     for driver in ["libcupti.so.13", "libcuda.so.1", "libcuda.so.580.159.01", "libcudart-d0da41ae.so.11.0"] {
         check(&format!("/lib/{driver} | cudaMalloc | -"), None, None);
     }
+}
+
+#[test]
+fn a_line_in_a_framework_is_not_the_users() {
+    let text = "/lib/libcuda.so.1 | cuMemAlloc_v2 | -
+         /opt/xgboost/lib/libxgboost.so | xgboost::tree::GPUHistMaker::Update | -
+         /opt/xgboost/lib/libxgboost.so | XGBoosterUpdateOneIter | /src/xgboost/src/c_api/c_api.cc:1000
+         /app/train | fit | src/fit.cpp:12";
+    check(text, Some("XGBoost"), Some("src/fit.cpp:12"));
 }
 
 #[test]

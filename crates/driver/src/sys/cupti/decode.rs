@@ -13,8 +13,18 @@ use crate::sys::{
     process,
 };
 
-/// A number above all of CUPTI's numbers in [`CALLS`].
-const NUMBERS: usize = 768;
+/// One more than the largest of CUPTI's numbers in [`CALLS`].
+const NUMBERS: usize = {
+    let mut largest = 0;
+    let mut at = 0;
+    while at < CALLS.len() {
+        if CALLS[at].0 > largest {
+            largest = CALLS[at].0;
+        }
+        at += 1;
+    }
+    largest as usize + 1
+};
 
 /// The shape of each call, by CUPTI's number.
 const SHAPES: [Option<Shape>; NUMBERS] = {

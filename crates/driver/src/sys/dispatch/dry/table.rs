@@ -350,3 +350,31 @@ macro_rules! table {
 
 /// The name and the shape of each function.
 pub(super) const FUNCTIONS: &[(&str, Shape)] = with_functions!(table);
+
+#[cfg(test)]
+mod tests {
+    use super::FUNCTIONS;
+    use crate::sys::calls::{CALLS, IdKind, Memory, Shape};
+
+    /// A call that is counted and not replaced would allocate real memory, which a dry run does not count.
+    #[test]
+    fn each_call_that_allocates_memory_of_a_device_is_replaced() {
+        let allocates = |shape| {
+            matches!(
+                shape,
+                Shape::Alloc(Memory::Device | Memory::Managed)
+                    | Shape::AllocPitch
+                    | Shape::AllocOnStream(_)
+                    | Shape::AllocFromPool(_)
+                    | Shape::Free(IdKind::Address)
+                    | Shape::Create
+                    | Shape::Release
+                    | Shape::Map
+                    | Shape::Unmap
+            )
+        };
+        for (_, name, _) in CALLS.iter().filter(|(_, name, shape)| allocates(*shape) && *name != "cuMemFreeHost") {
+            assert!(FUNCTIONS.iter().any(|(replaced, _)| replaced == name), "{name} needs a row in this table");
+        }
+    }
+}
