@@ -544,7 +544,7 @@ mod tests {
         let (all, _) = reserved(false, &steps);
         let [.., (_, kept), (name, advice)] = &*all.reasons(false, mib()) else { panic!() };
         assert_eq!(kept, "a.py:1 (weights, Net.a) holds 1 MiB in each of 4 segments: 76 MiB cannot be returned");
-        assert!(*name == "advice" && advice.contains(" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "));
+        assert!(*name == "advice" && advice.contains(" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"));
         assert_eq!(reserved(false, &steps[..6]).0.reasons(false, mib()).len(), 2, "three are not many");
         // In that case, they are one segment, with gaps of up to 20 MiB between the tensors.
         let (all, _) = reserved(true, &steps);
