@@ -106,7 +106,6 @@ pub fn get_device_name(id: impl Into<Option<u32>>) -> Result<String> {
 ///
 /// `Display` is PyTorch's text: only processes that compute, and `N/A` for unknown amounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct GpuProcesses {
     /// The device's CUDA ordinal.

@@ -26,6 +26,7 @@ mod tree;
 pub use self::{
     amounts::Amounts,
     breakdown::{part_table, table_in as amounts_table_in},
+    json::json_line,
     json_escapes::JsonEscapes,
     paint::{InPaint, Paint, Painted, Role, Show},
     pools::pool_in_words,
@@ -51,7 +52,7 @@ impl Form {
     pub fn write(self, output: &Output, paint: Paint) -> String {
         let mut text = match self {
             Self::Text => output::text(output, paint),
-            Self::Json => json::json_line(output),
+            Self::Json => json_line(output),
         };
         text.push('\n');
         text

@@ -11,7 +11,6 @@ use super::{Bytes, Device, Family, StackId};
 /// assert!(!MemKind::PinnedHost.is_on_device());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum MemKind {
     /// Device memory: `cuMemAlloc`, arrays.

@@ -9,7 +9,6 @@ use std::time::Duration;
 /// assert_eq!(Gauge::Exact.to_string(), "exact");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Gauge {
     // The discriminants are the values in recordings.
@@ -61,7 +60,6 @@ named!(Gauge from Exact, Sampled, Off else ParseGaugeError);
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Sampling {
     /// The requested time between two samples (`GPUMEM_SAMPLE_MS`, 1 ms by default).

@@ -15,7 +15,6 @@ use super::Bytes;
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct GpuMemory {
     /// The total memory of the device.

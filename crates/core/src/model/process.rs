@@ -6,7 +6,6 @@ use super::Bytes;
 ///
 /// Example: see `gpumem::torch::list_gpu_processes`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct GpuProcess {
     /// The process id that the driver reports. In a container this may be the id outside the container.
@@ -33,7 +32,6 @@ impl GpuProcess {
 /// assert_eq!(gpumem::report::ProcessKind::Compute.to_string(), "C");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum ProcessKind {
     /// The process computes: `C`.

@@ -18,7 +18,6 @@ use super::{ByteDelta, Bytes, Gauge, Sampling, Source};
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Trace {
     /// The CUDA ordinal of the device.
@@ -62,7 +61,6 @@ pub struct Trace {
 /// The numbers for only the driver's blocks, on a device with a registered pool. The fields have the same meaning as in
 /// [`Trace`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct DriverFigures {
     /// The change since the start.

@@ -8,7 +8,6 @@ use crate::model::{Bytes, MemKind};
 ///
 /// Example: see `gpumem::GpuMemTrace::live`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LiveBlock {
     /// The unique id of the block among the live blocks of the process: its address, or a value above all addresses for arrays,

@@ -9,7 +9,6 @@ use crate::model::{Bytes, Device, Family, GpuMemory, GpuProcess, PoolUsage};
 /// The parts always add up to the used memory of the driver's report: memory that cannot be attributed is a separate part with
 /// its own name. `Display` is a table of at most 80 columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Breakdown {
     /// The CUDA ordinal of the device.
@@ -39,7 +38,6 @@ pub struct Breakdown {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Part {
     /// The kind of the part's holder.
@@ -66,7 +64,6 @@ pub struct Part {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum PartKind {
     /// Other processes.

@@ -9,7 +9,6 @@ use crate::model::Bytes;
 ///
 /// Example: see `gpumem::sink::Content`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Leaks {
     /// The number of blocks.

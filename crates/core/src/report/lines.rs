@@ -15,7 +15,6 @@ use crate::model::{ByteDelta, Trace};
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SourceLine {
     file: Cow<'static, str>,
     line: u32,
@@ -89,7 +88,6 @@ impl fmt::Display for SourceLine {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Line {
     /// The line on which the statement starts; the last line of the function for the drops at its end.

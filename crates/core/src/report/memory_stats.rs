@@ -8,7 +8,6 @@ use crate::model::{Bytes, PoolUsage};
 ///
 /// Example: see `gpumem::torch::memory_stats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Tally<T> {
     /// The current value.
@@ -23,7 +22,6 @@ pub struct Tally<T> {
 
 /// The allocations of one kind of memory, in requested bytes: without the driver's rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct AllocStats {
     /// The bytes.
@@ -34,7 +32,6 @@ pub struct AllocStats {
 
 /// [`AllocStats`] of each kind of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct KindStats {
     /// Device memory: `cuMemAlloc`, arrays.
@@ -56,7 +53,6 @@ pub struct KindStats {
 ///
 /// `Display` writes PyTorch's names, one per line: `allocated_bytes.all.current: 335544320`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MemoryStats {
     /// The device's CUDA ordinal.
@@ -108,7 +104,6 @@ impl MemoryStats {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ReservedStats {
     /// The current value.
@@ -140,7 +135,6 @@ impl ReservedStats {
 ///
 /// Example: see `gpumem::torch::max_memory_reserved`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PeakBounds {
     /// The peak was not less than this.
@@ -169,7 +163,6 @@ impl fmt::Display for PeakBounds {
 ///
 /// `Display` has PyTorch's layout, within 80 columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MemorySummary {
     /// The statistics in the table.

@@ -53,7 +53,6 @@ use crate::model::Trace;
 ///
 /// Example: see `gpumem::sink::Output::report`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Report {
     /// The numbers.

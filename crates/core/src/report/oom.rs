@@ -54,7 +54,6 @@ pub struct OutOfMemory {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Place {
     /// The line, the library or the path of scopes, as text.

@@ -192,7 +192,6 @@ impl Output {
 ///
 /// Example: see [`Content`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Peaks {
     /// The peaks by the ordinal of their device.

@@ -9,7 +9,6 @@ use crate::model::{ByteDelta, Bytes};
 ///
 /// `Display` is a table of at most 80 columns that adds up to the peak.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PeakHolders {
     /// The CUDA ordinal of the device.
@@ -33,7 +32,6 @@ pub struct PeakHolders {
 
 /// The allocations of one scope and line that were in use at a peak.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PeakHolder {
     /// The path of scopes, the outermost first. Empty outside all scopes.

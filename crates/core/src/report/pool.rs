@@ -6,7 +6,6 @@ use crate::model::Bytes;
 ///
 /// `Display` is the line of [`Summary`](super::Summary) about the unused memory of the pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct RegisteredPool {
     /// The name that the program gave to the pool; followed by ` #2` if another pool of the device has the same name.
@@ -50,7 +49,6 @@ pub struct RegisteredPool {
 ///
 /// `Display` is the line about its unused memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PoolAtPeak {
     /// Its name, as in [`RegisteredPool::name`].

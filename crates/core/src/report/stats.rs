@@ -9,7 +9,6 @@ use crate::model::{ByteDelta, Bytes};
 ///
 /// `Display` is a table of at most 80 columns, with the largest needs first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Stats {
     /// The statistics by device, then by the need of the worst call.
@@ -18,7 +17,6 @@ pub struct Stats {
 
 /// The calls of one name on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct NameStats {
     /// The name. A `#` stands for numbers if more than 16 names differ only in them.
@@ -44,7 +42,6 @@ pub struct NameStats {
 
 /// The results of the calls of one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct CallFigures {
     /// The values of [`Trace::used`](crate::model::Trace::used).
@@ -63,7 +60,6 @@ pub struct CallFigures {
 ///
 /// Example: see `gpumem::stats`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Spread<T> {
     /// The minimum.
@@ -78,7 +74,6 @@ pub struct Spread<T> {
 
 /// The call with the highest [`Trace::peak_over_start`](crate::model::Trace::peak_over_start), the first one of a tie.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct WorstCall {
     /// The index of the call among the calls of the row, starting at 1.

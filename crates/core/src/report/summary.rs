@@ -9,7 +9,6 @@ use crate::model::Bytes;
 ///
 /// `Display` is a tree of at most 80 columns, the highest peaks first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Summary {
     /// The statistics of each path on each device. A scope comes after its outer scope; scopes in the same scope are ordered by
@@ -29,7 +28,6 @@ pub struct Summary {
 
 /// The statistics of one path of nested scopes, over all its openings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ScopeSummary {
     /// The names of the scopes, the outermost first. A scope without a name is shown as the place where it was opened. Empty for

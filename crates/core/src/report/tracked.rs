@@ -14,7 +14,6 @@ use crate::model::{ByteDelta, Bytes, Device, Family, Label, MemKind, ShortNames}
 ///
 /// `Display` is the text that the tracker prints, with at most 80 columns unless a single name is longer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Tracked {
     /// The time of the call.
@@ -55,7 +54,6 @@ pub struct Tracked {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Change {
     /// The increase in the number of blocks; negative if there are fewer.

@@ -5,14 +5,15 @@ mod object;
 mod output;
 mod reports;
 
-use self::object::{AsJson, Json};
+use serde_core::Serialize;
+
 use super::JsonEscapes;
 
 /// Returns the value as one line of JSON, without a line break.
-pub(super) fn json_line(value: &impl Json) -> String {
+pub fn json_line(value: &(impl Serialize + ?Sized)) -> String {
     let mut text = Vec::new();
-    // Cannot fail: each type here has a JSON form, and writing to memory succeeds.
-    _ = serde_json::to_writer(JsonEscapes(&mut text), &AsJson(value));
+    // Cannot fail: no value has a map whose keys are not texts or numbers, and writing to memory succeeds.
+    _ = serde_json::to_writer(JsonEscapes(&mut text), value);
     String::from_utf8(text).unwrap_or_default()
 }
 

@@ -1,61 +1,46 @@
-//! The entries of a report as a JSON object. `Serialize` is not used: the feature `serde` derives it with other names, and its
-//! derive macro would add two crates to every program.
+//! The entries of a report as a JSON object. Every program with gpumem builds this, so there are no derive macros.
 
 use std::time::Duration;
 
-use serde_core::{Serialize, Serializer, ser::SerializeMap};
+use serde_core::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::model::{ByteDelta, Bytes, MemKind};
-
-/// A value that can be written as JSON.
-pub(in crate::export) trait Json {
-    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error>;
-}
-
-/// A value that is an object.
-pub(super) trait Object {
-    /// Writes the entries of the object, in order.
-    fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
-}
-
-/// Passes a value to a serializer.
-pub(super) struct AsJson<'a, T: ?Sized>(pub(super) &'a T);
-
-impl<T: Json + ?Sized> Serialize for AsJson<'_, T> {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        self.0.write(to)
-    }
-}
+use crate::{
+    model::{ByteDelta, Bytes, Gauge, MemKind, Source},
+    report::PartKind,
+};
 
 /// Defines the entries of an object: `name` for a field, `name: expression` for another value. The last entry may be `; unless_empty
-/// name: list`, which is left out if the list is empty, or `; flatten value`, which adds the entries of `value`.
+/// name`, which is left out if the list is empty. Before it may come `; flatten value`, which adds the entries of `value`.
 macro_rules! object {
     (
         $type:ty as $value:ident $(for any $parameter:ident)? {
             $($name:ident $(: $entry:expr)?),* $(,)?
-            $(; unless_empty $list_name:ident: $list:expr)?
             $(; flatten $inner:expr)?
+            $(; unless_empty $list:ident)?
         }
     ) => {
-        impl $(<$parameter: $crate::export::json::object::Json>)? $crate::export::json::object::Object for $type {
-            fn entries<M: serde_core::ser::SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
-                use $crate::export::json::object::{AsJson, entry};
+        impl $(<$parameter: serde_core::Serialize>)? $type {
+            /// Writes the entries of the object, in order.
+            pub(in crate::export::json) fn entries<M: serde_core::ser::SerializeMap>(
+                &self,
+                map: &mut M,
+            ) -> Result<(), M::Error> {
+                use $crate::export::json::object::entry;
                 let $value = self;
-                $(map.serialize_entry(stringify!($name), &AsJson(&entry!($value, $name $(, $entry)?)))?;)*
-                $(if !$list.is_empty() {
-                    map.serialize_entry(stringify!($list_name), &AsJson(&$list))?;
+                $(map.serialize_entry(stringify!($name), &entry!($value, $name $(, $entry)?))?;)*
+                $($inner.entries(map)?;)?
+                $(if !$value.$list.is_empty() {
+                    map.serialize_entry(stringify!($list), &$value.$list)?;
                 })?
-                $($crate::export::json::object::Object::entries(&$inner, map)?;)?
                 Ok(())
             }
         }
 
-        impl $(<$parameter: $crate::export::json::object::Json>)? $crate::export::json::object::Json for $type {
-            fn write<S: serde_core::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-                use serde_core::ser::SerializeMap;
+        impl $(<$parameter: serde_core::Serialize>)? serde_core::Serialize for $type {
+            fn serialize<S: serde_core::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
                 let mut map = to.serialize_map(None)?;
-                $crate::export::json::object::Object::entries(self, &mut map)?;
-                map.end()
+                self.entries(&mut map)?;
+                serde_core::ser::SerializeMap::end(map)
             }
         }
     };
@@ -72,11 +57,16 @@ macro_rules! entry {
 }
 pub(super) use entry;
 
+/// Returns the time for an entry `…_us`. `Duration` itself would be written as seconds and nanoseconds.
+pub(super) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
 /// Values that are one number or one string.
 macro_rules! plain {
     ($($type:ty as $value:ident => $written:expr;)*) => {$(
-        impl Json for $type {
-            fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
                 let $value = self;
                 $written.serialize(to)
             }
@@ -85,34 +75,25 @@ macro_rules! plain {
 }
 
 plain! {
-    bool as truth => truth;
-    i64 as number => number;
-    u32 as number => number;
-    u64 as number => number;
-    usize as number => number;
-    str as text => text;
-    String as text => text;
     Bytes as bytes => bytes.get();
     ByteDelta as bytes => bytes.get();
+    Gauge as gauge => gauge.name();
     MemKind as kind => kind.name();
-    Duration as time => u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    Source as source => source.name();
+    PartKind as kind => match kind {
+        PartKind::Others => "others",
+        PartKind::Scope => "scope",
+        PartKind::Library => "library",
+        PartKind::PoolCache => "pool_cache",
+        PartKind::RegisteredPool => "registered_pool",
+        PartKind::Driver => "driver",
+        PartKind::Unknown => "unknown",
+    };
 }
 
-impl<T: Json + ?Sized> Json for &T {
-    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        (**self).write(to)
-    }
-}
-
-/// Writes an unknown value as `null`.
-impl<T: Json> Json for Option<T> {
-    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        self.as_ref().map(AsJson).serialize(to)
-    }
-}
-
-impl<T: Json> Json for Vec<T> {
-    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(self.iter().map(AsJson))
+/// Settings that are read from JSON contain amounts, such as the limit of an estimate.
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        u64::deserialize(from).map(Self::new)
     }
 }

@@ -4,10 +4,10 @@ use serde_core::ser::SerializeMap;
 
 use super::{
     super::time::rfc3339,
-    object::{Object, object},
+    object::{micros, object},
 };
 use crate::{
-    model::{Sampling, Trace},
+    model::{GpuMemory, Sampling, Trace},
     report::{Content, Line, Output, Report, SourceLine},
 };
 
@@ -16,14 +16,13 @@ object!(Output as output {
     type: output.content.name(),
     level: output.level.name(),
     time: rfc3339(output.time),
-    pid, thread, thread_name, device,
-    module: output.module.as_deref(),
+    pid, thread, thread_name, device, module,
     file: output.at.as_ref().map(SourceLine::file),
     line: output.at.as_ref().map(SourceLine::line);
     flatten output.content
 });
 
-impl Object for Content {
+impl Content {
     fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         match self {
             Self::Trace(report) => report.entries(map),
@@ -43,31 +42,42 @@ fn measured<T>(trace: &Trace, figure: T) -> Option<T> {
 }
 
 object!(Report as report {
-    outer, ctx, subctx,
-    simulated: report.trace.simulated,
-    gauge: report.trace.gauge.name(),
-    source: report.trace.source.name(),
-    used: measured(&report.trace, report.trace.used),
-    peaked: measured(&report.trace, report.trace.peaked),
-    peak_over_start: measured(&report.trace, report.trace.peak_over_start()),
-    sampling: report.trace.sampling,
-    untracked_frees: report.trace.untracked,
-    lost_events: report.trace.lost,
-    shared: report.trace.shared,
-    allocated_on: report.trace.allocated_on;
-    unless_empty lines: report.lines
+    outer, ctx, subctx;
+    flatten Figures(&report.trace);
+    unless_empty lines
+});
+
+object!(Trace as trace { device; flatten Figures(trace) });
+
+/// A trace in a report, whose line has the device among its first entries.
+struct Figures<'a>(&'a Trace);
+
+object!(Figures<'_> as figures {
+    simulated: figures.0.simulated,
+    gauge: figures.0.gauge,
+    source: figures.0.source,
+    used: measured(figures.0, figures.0.used),
+    peaked: measured(figures.0, figures.0.peaked),
+    peak_over_start: measured(figures.0, figures.0.peak_over_start()),
+    sampling: figures.0.sampling,
+    untracked_frees: figures.0.untracked,
+    lost_events: figures.0.lost,
+    shared: figures.0.shared,
+    allocated_on: figures.0.allocated_on,
 });
 
 object!(Line as line {
     line: line.number,
-    source: &*line.source,
+    source,
     used: measured(&line.trace, line.trace.used),
     peaked: measured(&line.trace, line.trace.peaked),
     total: measured(&line.trace, line.total),
 });
 
 object!(Sampling as sampling {
-    every_us: sampling.every,
+    every_us: micros(sampling.every),
     readings,
-    longest_gap_us: sampling.longest_gap,
+    longest_gap_us: micros(sampling.longest_gap),
 });
+
+object!(GpuMemory as memory { total, free, used, reserved });

@@ -5,12 +5,11 @@ use serde_core::{Serialize, Serializer};
 
 use super::{
     json_line,
-    object::{AsJson, Json, object},
+    object::{micros, object},
 };
 use crate::report::{
-    Breakdown, Change, Leaks, LiveBlock, MemoryStats, NameStats, OutOfMemory, Part, PartKind, PeakHolder, PeakHolders,
-    Peaks, Place, PoolAtPeak, RegisteredPool, ReservedStats, ScopeSummary, Spread, Stats, Summary, Tally, Tracked,
-    WorstCall,
+    Breakdown, Change, Leaks, LiveBlock, MemoryStats, NameStats, OutOfMemory, Part, PeakHolder, PeakHolders, Peaks,
+    Place, PoolAtPeak, RegisteredPool, ReservedStats, ScopeSummary, Spread, Stats, Summary, Tally, Tracked, WorstCall,
 };
 
 object!(OutOfMemory as oom {
@@ -82,7 +81,7 @@ object!(Spread<T> as spread for any T { min, median, p99, max });
 
 object!(WorstCall as worst {
     call, name,
-    time_us: worst.time,
+    time_us: micros(worst.time),
     needed,
 });
 
@@ -100,21 +99,6 @@ object!(Breakdown as breakdown {
 });
 
 object!(Part as part { kind, name, bytes, count });
-
-impl Json for PartKind {
-    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let name = match self {
-            Self::Others => "others",
-            Self::Scope => "scope",
-            Self::Library => "library",
-            Self::PoolCache => "pool_cache",
-            Self::RegisteredPool => "registered_pool",
-            Self::Driver => "driver",
-            Self::Unknown => "unknown",
-        };
-        name.serialize(to)
-    }
-}
 
 impl Summary {
     /// Returns a JSON object on one line: `{"scopes":[{"path":["train","forward"], …`, in exact bytes. The scope with
@@ -166,7 +150,7 @@ impl Breakdown {
 // The names are those of PyTorch's `memory_stats_as_nested_dict`.
 object!(MemoryStats as stats {
     device, simulated, intercepted_by,
-    since_us: stats.since,
+    since_us: micros(stats.since),
     untracked_frees: stats.untracked,
     lost_events: stats.lost,
     allocated_bytes: ByKind(stats.named().map(|(kind, stats)| (kind, stats.bytes))),
@@ -177,9 +161,9 @@ object!(MemoryStats as stats {
 /// The statistics of all memory and of each kind.
 struct ByKind<T>([(&'static str, Tally<T>); 7]);
 
-impl<T: Json> Json for ByKind<T> {
-    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_map(self.0.iter().map(|(kind, tally)| (kind, AsJson(tally))))
+impl<T: Serialize> Serialize for ByKind<T> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0.iter().map(|(kind, tally)| (kind, tally)))
     }
 }
 
@@ -193,7 +177,7 @@ object!(ReservedStats as reserved {
 
 object!(LiveBlock as block {
     id, bytes, device, simulated, kind, path, scope_place, line, caller, library, backtrace, thread,
-    time_us: block.time,
+    time_us: micros(block.time),
 });
 
 impl MemoryStats {
@@ -241,15 +225,16 @@ object!(Change as change {
     count,
     bytes_each: change.each,
     bytes: change.total(),
-    kind, dtype, shape, names,
+    kind, dtype, shape,
+    names: change.names.iter().map(|(name, count)| Named { name, count: *count }).collect::<Vec<_>>(),
     scopes: change.dtype.is_none().then_some(&change.path),
     line, library,
 });
 
 /// A label's name, and the number of its blocks.
-type Named = (String, u64);
+struct Named<'a> {
+    name: &'a str,
+    count: u64,
+}
 
-object!(Named as named {
-    name: named.0,
-    count: named.1,
-});
+object!(Named<'_> as named { name, count });

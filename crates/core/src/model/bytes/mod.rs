@@ -19,7 +19,6 @@ const TIB: u64 = 1 << 40;
 /// assert_eq!(Bytes::new(161 * 1024 * 1024 + 5).mb(), 161);
 /// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 pub struct Bytes(u64);
 
 impl Bytes {
@@ -126,7 +125,6 @@ impl Bytes {
 /// assert_eq!((freed.mb(), freed.to_string()), (-10, "-10 MiB".to_string()));
 /// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 pub struct ByteDelta(i64);
 
 impl ByteDelta {
