@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use gpumem_core::export::JsonEscapes;
+use gpumem_core::export::json_line;
 use serde::Serialize;
 use serde_json::to_writer;
 
@@ -36,17 +36,16 @@ struct OfEvent<'a> {
 
 /// Returns the fields as JSON, without the braces. This is done once for each origin, because names are long and there
 /// are many events.
-fn fields(of: &impl Serialize) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    to_writer(JsonEscapes(&mut text), of)?;
-    Ok(text[1..text.len() - 1].to_vec())
+fn fields(of: &impl Serialize) -> String {
+    let json = json_line(of);
+    json[1..json.len() - 1].to_owned()
 }
 
 pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     let place = |origin: &Origin| {
         fields(&OfOrigin { scope: &origin.path, place: origin.place(), library: origin.library.as_deref() })
     };
-    let places = history.origins.iter().map(place).collect::<io::Result<Vec<_>>>()?;
+    let places: Vec<String> = history.origins.iter().map(place).collect();
     check_texts(history, |origin| places[origin as usize].len())?;
     let mut live = vec![0_u64; history.devices.len()];
     let whole_from = history.whole_from();
@@ -77,10 +76,10 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
         // The fields of the origin follow, so the closing brace is removed.
         event.pop();
         event.push(b',');
-        event.extend_from_slice(&places[block_life.origin as usize]);
+        event.extend_from_slice(places[block_life.origin as usize].as_bytes());
         if let Some(label) = history.labels.get(&block).filter(|_| kind == ChangeKind::Allocated) {
             event.extend_from_slice(b",\"label\":");
-            to_writer(JsonEscapes(&mut event), label)?;
+            event.extend_from_slice(json_line(label).as_bytes());
         }
         event.extend_from_slice(b"}\n");
         out.write_all(&event)?;

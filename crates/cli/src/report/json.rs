@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gpumem_core::export::JsonEscapes;
+use gpumem_core::export::{JsonEscapes, json_line};
 use serde::{Serialize, Serializer};
 
 /// Writes a report as one indented object.
@@ -16,8 +16,7 @@ pub(crate) fn write(report: &impl Serialize, out: &mut dyn Write) -> io::Result<
 
 /// Writes a value on one line.
 pub(crate) fn write_line(value: &impl Serialize, out: &mut dyn Write) -> io::Result<()> {
-    serde_json::to_writer(JsonEscapes(&mut *out), value)?;
-    writeln!(out)
+    writeln!(out, "{}", json_line(value))
 }
 
 /// Writes a path. JSON must be UTF-8, so other bytes are replaced.
