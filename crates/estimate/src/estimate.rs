@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::{class::Class, memory::AtPeak};
 
 /// The predicted memory of a step. `Display` is a report of at most 80 columns. Serialized amounts are in bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Estimate {
     /// The number of elements of all parameters. Tied weights are counted once.

@@ -17,7 +17,7 @@ use gpumem_estimate::{
     AllocatorKind, ContextSize, Described, Dtype, Error, Estimate, Input, Model, Optimizer, Quantized, Savings, Shape,
     Step, TensorSum,
 };
-use serde::{Serialize, Serializer, de::DeserializeOwned};
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::{
@@ -132,17 +132,11 @@ struct Answer<'a> {
     assumed: BTreeMap<String, u64>,
     /// Remarks about a step that is unusual but can be estimated.
     notes: Vec<String>,
-    #[serde(serialize_with = "with_sizes")]
     estimate: Estimate,
     #[serde(skip_serializing_if = "Option::is_none")]
     savings: Option<Savings>,
     #[serde(skip_serializing_if = "Option::is_none")]
     fit: Option<Fit>,
-}
-
-/// Writes the JSON of `Estimate::to_json`, which contains more than the fields of an estimate.
-fn with_sizes<S: Serializer>(estimate: &Estimate, to: S) -> Result<S::Ok, S::Error> {
-    serde_json::from_str::<Value>(&estimate.to_json()).unwrap_or_default().serialize(to)
 }
 
 /// The printed result for a file whose model is not known.

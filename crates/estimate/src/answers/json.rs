@@ -1,19 +1,33 @@
 //! Writes results as JSON.
 
-use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use crate::estimate::Estimate;
 
 impl Estimate {
     /// Returns the estimate as a JSON object. Amounts are in bytes.
     pub fn to_json(&self) -> String {
-        let mut object = match serde_json::to_value(self) {
-            Ok(Value::Object(object)) => object,
-            // All fields are numbers, texts and lists of these, so this cannot fail.
-            _ => Map::new(),
-        };
-        let classes = self.classes().into_iter().map(|(class, bytes)| (class.name().to_owned(), json!(bytes)));
-        object.insert("classes".to_owned(), Value::Object(classes.collect()));
-        Value::Object(object).to_string()
+        // The conversion sorts the keys by name.
+        serde_json::to_value(self).unwrap_or_default().to_string()
+    }
+}
+
+/// This is not derived, because the peak by class is no field.
+impl Serialize for Estimate {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let Self { parameters, parameter_bytes, peak, parts, reserved, phases, optimizer, convolutions } = self;
+        let mut map = to.serialize_map(None)?;
+        map.serialize_entry("parameters", parameters)?;
+        map.serialize_entry("parameter_bytes", parameter_bytes)?;
+        map.serialize_entry("peak", peak)?;
+        map.serialize_entry("classes", &BTreeMap::from_iter(self.classes()))?;
+        map.serialize_entry("parts", parts)?;
+        map.serialize_entry("reserved", reserved)?;
+        map.serialize_entry("phases", phases)?;
+        map.serialize_entry("optimizer", optimizer)?;
+        map.serialize_entry("convolutions", convolutions)?;
+        map.end()
     }
 }

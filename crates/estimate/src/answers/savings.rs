@@ -3,7 +3,7 @@
 use std::{cmp::Reverse, collections::BTreeMap};
 
 use gpumem_core::model::{ByteDelta, Bytes};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::{
     class::Class,
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The memory that some changes of a step would save, each by itself. `Display` is a table.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Savings {
     /// The peak of the unchanged step.
@@ -27,7 +27,7 @@ pub struct Savings {
 }
 
 /// A change of a step.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Saving {
     /// The name of the change, such as `AdamW with 8 bits`.
