@@ -19,7 +19,7 @@ pub(crate) fn expand(input: TokenStream) -> TokenStream {
     let gpumem = library(path.as_ref());
     let (in_code, counted) = (in_code(), counted(all_threads));
     let limits =
-        conditions.iter().map(|Condition { figure, relation, amount }| limit(&gpumem, figure, relation, amount));
+        conditions.iter().map(|Condition { quantity, relation, amount }| limit(&gpumem, quantity, relation, amount));
     // The guard is a temporary that lives as long as a variable would, so it needs no name.
     let guard = quote_spanned! {here=>
         let _ = &#gpumem::__private::TraceSpec::new(
@@ -49,8 +49,8 @@ struct Assertion {
 
 /// A condition such as `peak < "2 GiB"`.
 struct Condition {
-    /// A variant of `gpumem::__private::Figure`.
-    figure: &'static str,
+    /// A variant of `gpumem::__private::Quantity`.
+    quantity: &'static str,
     /// A variant of `gpumem::__private::Relation`.
     relation: &'static str,
     amount: TokenStream,
@@ -99,19 +99,19 @@ fn is_threads(input: ParseStream<'_>) -> bool {
 
 impl Parse for Condition {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
-        const FIGURES: &str = "a condition starts with `peak`, `used` or `leaks`";
-        let word: Ident = input.parse().map_err(|error| Error::new(error.span(), FIGURES))?;
-        let figure = match word.to_string().as_str() {
+        const EXPECTED: &str = "a condition starts with `peak`, `used` or `leaks`";
+        let word: Ident = input.parse().map_err(|error| Error::new(error.span(), EXPECTED))?;
+        let quantity = match word.to_string().as_str() {
             "peak" => "Peak",
             "used" => "Used",
             "leaks" => "Leaks",
-            _ => return Err(Error::new(word.span(), FIGURES)),
+            _ => return Err(Error::new(word.span(), EXPECTED)),
         };
         let relation = parse_relation(input)?;
         let expr: Expr = input.parse()?;
         let amount = match &expr {
             Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => {
-                let is_number_of_blocks = figure == "Leaks";
+                let is_number_of_blocks = quantity == "Leaks";
                 let bytes = amount::bytes(&text.value()).filter(|_| !is_number_of_blocks);
                 let expected = if is_number_of_blocks { "a number of blocks" } else { AMOUNT };
                 let wrong = || Error::new(text.span(), format!("`{word}` is compared to {expected}"));
@@ -119,7 +119,7 @@ impl Parse for Condition {
             }
             expr => expr.to_token_stream(),
         };
-        Ok(Self { figure, relation, amount })
+        Ok(Self { quantity, relation, amount })
     }
 }
 

@@ -323,11 +323,11 @@ pub(crate) fn guarded_block(guards: &TokenStream, brace: Brace, stmts: &TokenStr
     quote_spanned!(here=> { #guards #block })
 }
 
-/// Returns a method call on a budget, such as `.limit(Figure::Peak, Relation::AtMost, 1024)`.
-pub(crate) fn limit(gpumem: &TokenStream, figure: &str, relation: &str, amount: &TokenStream) -> TokenStream {
-    let (figure, relation) = (format_ident!("{figure}"), format_ident!("{relation}"));
+/// Returns a method call on a budget, such as `.limit(Quantity::Peak, Relation::AtMost, 1024)`.
+pub(crate) fn limit(gpumem: &TokenStream, quantity: &str, relation: &str, amount: &TokenStream) -> TokenStream {
+    let (quantity, relation) = (format_ident!("{quantity}"), format_ident!("{relation}"));
     quote_spanned! {Span::mixed_site()=>
-        .limit(#gpumem::__private::Figure::#figure, #gpumem::__private::Relation::#relation, #amount)
+        .limit(#gpumem::__private::Quantity::#quantity, #gpumem::__private::Relation::#relation, #amount)
     }
 }
 

@@ -123,12 +123,12 @@ fn trace(function: &Function, options: &TestOptions, gpumem: &TokenStream, is_si
     };
     budget.extend(counted(options.all_threads));
     let bytes = |bytes: Option<i128>| bytes.map(|bytes| bytes.to_token_stream());
-    for (figure, most) in [
+    for (quantity, most) in [
         ("Peak", bytes(options.max_peak)),
         ("Used", bytes(options.max_used)),
         ("Leaks", options.leaks.map(|blocks| blocks.to_token_stream())),
     ] {
-        budget.extend(most.map(|most| limit(gpumem, figure, "AtMost", &most)));
+        budget.extend(most.map(|most| limit(gpumem, quantity, "AtMost", &most)));
     }
     let mut builder = builder_in_function(gpumem);
     if let Some(device) = options.device {

@@ -27,7 +27,7 @@ pub(crate) use gpumem_driver::{descriptor, print, process, recorded_pools, setti
 pub use gpumem_core::error::{Error, Result};
 #[cfg(feature = "macros")]
 pub use gpumem_macros::{assert_gpu_mem, gpu_mem_test, gpu_mem_trace};
-pub use model::{ByteDelta, Bytes, DriverFigures, Gauge, GpuMemory, Trace};
+pub use model::{ByteDelta, Bytes, DriverUsage, Gauge, GpuMemory, Trace};
 pub use query::{
     GpuHandle, b2mb, gpu_mem_get, gpu_mem_get_all, gpu_mem_get_free, gpu_mem_get_free_no_cache, gpu_mem_get_used,
     gpu_mem_get_used_fast, gpu_mem_get_used_no_cache, gpu_with_max_free_mem, is_available, preload, try_gpu_mem_get,
@@ -79,7 +79,7 @@ pub mod scope {
 ///
 /// let gpu = SimGpu::install(Bytes::gib(16))?;
 /// let file = std::env::temp_dir().join(format!("step-{}.gpumem", std::process::id()));
-/// recording::begin(&file, recording::Keep::All)?;
+/// recording::start(&file, recording::Keep::All)?;
 /// drop(gpu.alloc(Bytes::mib(64))?);
 /// recording::end(); // `gpumem report step-….gpumem`
 /// # assert!(std::fs::metadata(&file)?.len() > 100);
@@ -90,7 +90,7 @@ pub mod scope {
 pub mod recording {
     #[cfg(all(feature = "cuda", target_os = "linux"))]
     pub use crate::session::NVTX_OBSERVER;
-    pub use crate::session::{Keep, begin, begin_at_start, end, mark, serve_foreign_program};
+    pub use crate::session::{Keep, end, mark, serve_foreign_program, start, start_at_launch};
 }
 
 #[cfg(feature = "sim")]

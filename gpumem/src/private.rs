@@ -8,7 +8,7 @@ pub use crate::session::simulated_gpu;
 pub use crate::{
     model::Gauge,
     print::notice,
-    session::{BodyGuard, Budget, End, Figure, GpuMemTrace, GpuMemTraceBuilder, Lines, Relation, TraceSpec, Traced},
+    session::{BodyGuard, Budget, End, GpuMemTrace, GpuMemTraceBuilder, Lines, Quantity, Relation, TraceSpec, Traced},
 };
 
 use crate::model::short_name;

@@ -5,7 +5,7 @@ pub(crate) use gpumem_core::report::*;
 pub use gpumem_core::{
     model::{GpuProcess, MemKind, ProcessKind, Sampling},
     report::{
-        AllocStats, Breakdown, CallFigures, Change, Group, KindStats, Leaks, Line, LiveBlock, MemoryStats,
+        AllocStats, Breakdown, Change, Group, KindStats, Leaks, Line, LiveBlock, MeasuredCalls, MemoryStats,
         MemorySummary, NameStats, OutOfMemory, Part, PartKind, PeakBounds, PeakHolder, PeakHolders, Peaks, Place,
         PoolAtPeak, RegisteredPool, Report, ReservedStats, ScopeSummary, SourceLine, Spread, Stats, Summary, Tally,
         Tracked, WorstCall,

@@ -20,7 +20,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use gpumem::{Bytes, Gauge, GpuHandle, GpuMemTrace, gpu_mem_get, gpu_mem_get_used_fast, gpu_mem_trace, sim::SimGpu};
 use gpumem_core::model::StackId;
 use gpumem_driver::source;
-use gpumem_tests::{bare_inbox::BareInbox, deeper};
+use gpumem_tests::{bare_inbox::BareInbox, with_nested_calls};
 use nvml_wrapper::Nvml;
 
 fn trace(gauge: Gauge) -> GpuMemTrace {
@@ -213,7 +213,7 @@ fn stack(criterion: &mut Criterion) {
             ("remembered", remembered),
         ] {
             group.bench_function(format!("{name}, {depth} calls deep"), |bench| {
-                deeper(depth, &mut || bench.iter(way));
+                with_nested_calls(depth, &mut || bench.iter(way));
             });
         }
     }
@@ -245,9 +245,9 @@ fn pools(criterion: &mut Criterion) {
     inbox.register_pool(1 << 40);
     for (what, order) in [("in order", 1), ("at random", 7_368_787)] {
         let timed = |each: &dyn Fn(u64)| {
-            let begin = Instant::now();
+            let start = Instant::now();
             (0..parts).for_each(|part| each((1 << 40) + part * order % parts * 512));
-            begin.elapsed().as_nanos() / u128::from(parts)
+            start.elapsed().as_nanos() / u128::from(parts)
         };
         let (grow, shrink) = (timed(&|at| inbox.part(at, 512)), timed(&|at| inbox.unpart(at)));
         println!("a million live parts, {what}: {grow} ns to allocate one, {shrink} ns to free it");

@@ -34,7 +34,7 @@ use gpumem::{
     torch::memory_snapshot,
 };
 use gpumem_recording::{Reader, Step};
-use gpumem_tests::deeper;
+use gpumem_tests::with_nested_calls;
 
 const THREADS: usize = 16;
 const MIB: usize = 1 << 20;
@@ -85,22 +85,22 @@ fn control(options: &Options) {
         gpumem_tests::skipped("no GPU");
         return;
     };
-    let rows: Vec<_> = Row::ALL.iter().filter(|row| row.is_wanted(options)).collect();
-    assert!(!rows.is_empty(), "no row is called {:?}; there are {:?}", options.rows, Row::ALL.map(|row| row.name));
+    let rows: Vec<_> = BenchRow::ALL.iter().filter(|row| row.is_selected(options)).collect();
+    assert!(!rows.is_empty(), "no row is called {:?}; there are {:?}", options.rows, BenchRow::ALL.map(|row| row.name));
     let hello = Worker::hello_of("cupti1").unwrap_or_default();
     println!("{about}\nCUPTI: {}", hello.strip_prefix("cupti ").map_or("not found", file_name));
-    let mut ways = Way::ALL.iter().filter(|way| way.is_wanted(options, &rows)).collect::<Vec<_>>();
+    let mut ways = Way::ALL.iter().filter(|way| way.is_selected(options, &rows)).collect::<Vec<_>>();
     let mut times: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     let mut functions = BTreeMap::new();
     for generation in 0..options.generations {
         // All processes start at the same time, because the driver takes seconds to start.
         let mut workers: Vec<_> = ways.iter().map(|way| Worker::start(way.name)).collect();
-        let refused: Vec<_> = workers.iter_mut().map(|worker| worker.hello().err()).collect();
-        for (way, why) in ways.iter().zip(&refused).filter_map(|(way, why)| Some((way, why.as_ref()?))) {
+        let rejected: Vec<_> = workers.iter_mut().map(|worker| worker.hello().err()).collect();
+        for (way, why) in ways.iter().zip(&rejected).filter_map(|(way, why)| Some((way, why.as_ref()?))) {
             assert_eq!(generation, 0, "{} worked before: {why}", way.name);
             println!("{}: not measured: {why}", way.name);
         }
-        let works = |name: &str| ways.iter().zip(&refused).any(|(way, why)| way.name == name && why.is_none());
+        let works = |name: &str| ways.iter().zip(&rejected).any(|(way, why)| way.name == name && why.is_none());
         let (useful, useless): (Vec<_>, Vec<_>) = workers.into_iter().partition(|worker| works(&worker.name));
         useless.into_iter().for_each(Worker::end);
         let mut workers = useful;
@@ -134,7 +134,7 @@ fn control(options: &Options) {
 /// All measured times.
 struct Table<'a> {
     options: &'a Options,
-    rows: &'a [&'a Row],
+    rows: &'a [&'a BenchRow],
     ways: &'a [&'a Way],
     /// The times by row and way, in the order of the rounds.
     times: &'a BTreeMap<(&'a str, &'a str), Vec<f64>>,
@@ -184,7 +184,7 @@ impl Table<'_> {
             println!("\n| what | observed by | functions known of a stack | the stack adds, ns |\n|---|---|---:|---:|");
         }
         for ((name, way), functions) in self.functions {
-            let (row, way) = (Row::named(name), Way::named(way));
+            let (row, way) = (BenchRow::named(name), Way::named(way));
             // The times of the same source without stacks, if they were measured too.
             let without = way.without_stacks.and_then(|without| self.times.get(&(row.name, without)));
             let added = without.map(|without| {
@@ -209,7 +209,7 @@ enum Kind {
     Trace,
 }
 
-struct Row {
+struct BenchRow {
     name: &'static str,
     kind: Kind,
     threads: usize,
@@ -221,7 +221,7 @@ struct Row {
     has_stacks: bool,
 }
 
-impl Row {
+impl BenchRow {
     const ALL: [Self; 11] = [
         Self::of("async-4KiB-alone", Kind::Async(4096), 1, 10_000),
         Self::of("async-1MiB-alone", Kind::Async(MIB), 1, 10_000),
@@ -244,7 +244,7 @@ impl Row {
         Self::ALL.iter().find(|row| row.name == name).unwrap_or_else(|| panic!("no row is called {name}"))
     }
 
-    fn is_wanted(&self, options: &Options) -> bool {
+    fn is_selected(&self, options: &Options) -> bool {
         options.rows.is_empty() || options.rows.iter().any(|word| self.name.contains(word.as_str()))
     }
 
@@ -393,7 +393,7 @@ impl Way {
         matches!(self.observer, Observer::Gpumem { .. })
     }
 
-    fn is_wanted(&self, options: &Options, rows: &[&Row]) -> bool {
+    fn is_selected(&self, options: &Options, rows: &[&BenchRow]) -> bool {
         let is_chosen = options.only.is_empty() || options.only.iter().any(|name| name == self.name);
         (is_chosen || self.name == UNTRACED) && rows.iter().any(|row| row.is_for(self))
     }
@@ -503,16 +503,16 @@ fn about() {
 /// Answers questions with measurements.
 fn answer(way: &Way) {
     let gpu = Gpu::open();
-    match begin(way) {
+    match start_observer(way) {
         Ok(hello) => println!("{hello}"),
         Err(why) => return println!("cannot {why}"),
     }
     for question in stdin().lines() {
         let question = question.expect("it can be read");
         let (what, row) = question.split_once(' ').expect("two words");
-        let row = Row::named(row);
+        let row = BenchRow::named(row);
         let mut answer = 0.0;
-        deeper(row.deeper, &mut || {
+        with_nested_calls(row.deeper, &mut || {
             answer = match what {
                 "measure" => gpu.measure_by(row, way),
                 _ => functions(&gpu, row.kind),
@@ -524,7 +524,7 @@ fn answer(way: &Way) {
 }
 
 /// Starts to observe calls. Returns the name of the observer.
-fn begin(way: &Way) -> Result<String, String> {
+fn start_observer(way: &Way) -> Result<String, String> {
     if way.observer != Observer::Nobody {
         subscribe().map_err(|error| error.to_string())?;
     }
@@ -546,8 +546,8 @@ fn begin(way: &Way) -> Result<String, String> {
 fn check_libraries(way: &Way) -> Result<(), String> {
     let maps = fs::read_to_string("/proc/self/maps").map_err(|error| error.to_string())?;
     let is_there = maps.lines().any(|line| line.rsplit('/').next().is_some_and(|file| file.starts_with("libcupti")));
-    let is_wanted = !matches!(way.observer, Observer::Nobody | DISPATCH);
-    match (is_there, is_wanted) {
+    let is_intercepted = !matches!(way.observer, Observer::Nobody | DISPATCH);
+    match (is_there, is_intercepted) {
         (true, false) => Err(format!("{} without CUPTI: libcupti is loaded", way.name)),
         (false, true) => Err(format!("{} with CUPTI: libcupti is not loaded", way.name)),
         _ => Ok(()),
@@ -626,7 +626,7 @@ impl Gpu {
     }
 
     /// Makes one measurement. Returns the nanoseconds of wall time for one action of each thread.
-    fn measure(&self, row: &Row) -> f64 {
+    fn measure(&self, row: &BenchRow) -> f64 {
         match row.kind {
             Kind::Launch => drop(self.kernel()),
             Kind::Graph => drop(self.graph()),
@@ -646,9 +646,9 @@ impl Gpu {
                     self.run(row.kind, stream, row.warm_up());
                     barrier.wait();
                     // The first thread that passes the barrier starts the clock for all.
-                    let begin = *clock.lock().expect("nobody panicked").get_or_insert_with(Instant::now);
+                    let start = *clock.lock().expect("nobody panicked").get_or_insert_with(Instant::now);
                     self.run(row.kind, stream, row.times);
-                    begin.elapsed()
+                    start.elapsed()
                 }
             };
             let running: Vec<_> = (0..row.threads).map(|stream| threads.spawn(of_thread(stream))).collect();
@@ -666,7 +666,7 @@ impl Gpu {
         let stream = self.streams[stream];
         let mut spent = Vec::new();
         for _ in 0..times.div_ceil(BATCH) {
-            let begin = Instant::now();
+            let start = Instant::now();
             for _ in 0..BATCH {
                 match kind {
                     Kind::Async(bytes) => pooled_pair(bytes, stream),
@@ -676,7 +676,7 @@ impl Gpu {
                     Kind::Trace => drop(black_box(exact().data())),
                 }
             }
-            spent.push(nanoseconds(begin.elapsed()) / count(BATCH));
+            spent.push(nanoseconds(start.elapsed()) / count(BATCH));
             // SAFETY: the stream is alive.
             unsafe { result::stream::synchronize(stream) }.expect("nothing failed on the stream");
         }
@@ -715,14 +715,14 @@ impl Gpu {
     }
 
     /// Makes one measurement, and checks that each call was observed.
-    fn measure_by(&self, row: &Row, way: &Way) -> f64 {
+    fn measure_by(&self, row: &BenchRow, way: &Way) -> f64 {
         match way.observer {
             Observer::Nobody | Observer::Idle => self.measure(row),
             Observer::Gpumem { .. } => self.measure_by_gpumem(row, way),
         }
     }
 
-    fn measure_by_gpumem(&self, row: &Row, way: &Way) -> f64 {
+    fn measure_by_gpumem(&self, row: &BenchRow, way: &Way) -> f64 {
         // All traces except one stay open until the process ends. If a hundred traces were opened and closed around each
         // measurement, they would leave holes on the heap, and the driver's own allocations there would become slower.
         static OPEN: Mutex<Vec<GpuMemTrace>> = Mutex::new(Vec::new());
@@ -752,11 +752,11 @@ impl Gpu {
         let after = status();
         assert_eq!(after.events - before.events, row.events(), "every call was recorded once");
         assert_eq!((after.lost, after.untracked, after.live.len()), (0, 0, 0), "nothing was missed, nothing is left");
-        let Some(newest) = trace.map(|trace| trace.data()) else { return measured };
+        let Some(latest) = trace.map(|trace| trace.data()) else { return measured };
         let (least, most) = row.most();
-        let peaked = newest.peaked.get();
+        let peaked = latest.peaked.get();
         assert!((least..=most).contains(&peaked), "{peaked} B is not from {least} to {most}");
-        for data in open.iter().map(GpuMemTrace::data).chain([newest]) {
+        for data in open.iter().map(GpuMemTrace::data).chain([latest]) {
             assert_eq!((data.used.get(), data.lost, data.untracked), (0, 0, 0), "all was recorded");
             assert!(data.peaked.get() >= peaked, "what was open was open for longer");
         }

@@ -17,9 +17,9 @@ fn main() {
         if !what.contains(&chosen) {
             return;
         }
-        let began = Instant::now();
+        let started = Instant::now();
         let grown = grows();
-        println!("{what}: {grown} B more resident, {:.2} s", began.elapsed().as_secs_f64());
+        println!("{what}: {grown} B more resident, {:.2} s", started.elapsed().as_secs_f64());
         assert!(grown <= 4 << 20, "{what} leave something behind");
     };
     if "parts".contains(&chosen) {

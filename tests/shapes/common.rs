@@ -92,7 +92,7 @@ type Run = fn();
 type Make = fn() -> Pin<Box<dyn Future<Output = Out>>>;
 
 /// One function in three versions: without the attribute, with it, and with its option `lines`.
-struct Shape {
+struct Variant {
     name: &'static str,
     runs: Runs,
 }
@@ -154,7 +154,7 @@ pub(crate) fn compare(edition: u32) {
     futures(&mut shapes);
     methods(&mut shapes);
     let mut different = Vec::new();
-    let mut check = |shape: &Shape, which: &str, logs: [Vec<String>; 3]| {
+    let mut check = |shape: &Variant, which: &str, logs: [Vec<String>; 3]| {
         assert!(logs[0].len() > 1, "{} has no drop log", shape.name);
         for (variant, log) in ["the attribute", "lines"].iter().zip(&logs[1..]) {
             if *log != logs[0] {
@@ -192,8 +192,8 @@ pub(crate) fn compare(edition: u32) {
 }
 
 /// Checks the report of each trace: the returned value and the arguments still exist when it is made, and no temporary does.
-pub(crate) fn figures() {
-    let figures = |run: Run| reports_of(run).iter().map(ToString::to_string).collect::<Vec<_>>();
+pub(crate) fn results() {
+    let results = |run: Run| reports_of(run).iter().map(ToString::to_string).collect::<Vec<_>>();
     let line = |used: u64, peaked: u64| vec![format!("△Used Peaked MB: {:>6} {:>6} (step: exit)", used, peaked)];
     let temporaries: [Run; 3] = [
         || drop(last_temporary()),
@@ -201,7 +201,7 @@ pub(crate) fn figures() {
         || drop(block_on(future_last_temporary())),
     ];
     for run in &temporaries {
-        assert_eq!(figures(*run), line(7, 505));
+        assert_eq!(results(*run), line(7, 505));
     }
     let with_arguments: [Run; 3] = [
         || drop(arguments(take(9), take(9))),
@@ -209,7 +209,7 @@ pub(crate) fn figures() {
         || drop(block_on(async_unnamed_arguments(take(9), take(9)))),
     ];
     for run in &with_arguments {
-        assert_eq!(figures(*run), line(7, 0));
+        assert_eq!(results(*run), line(7, 0));
     }
     let asserted = assert_gpu_mem!(used == "7 MB", peak == "512 MB", { keep(&take(505)) });
     drop(asserted);
@@ -384,7 +384,7 @@ macro_rules! function {
         #[gpu_mem_trace(silent, lines)]
         fn with_lines($($arguments)*) -> Out $body
         let runs: [Run; 3] = [|| run(|| plain $values), || run(|| traced $values), || run(|| with_lines $values)];
-        $shapes.push(Shape { name: $name, runs: Runs::Sync(runs) });
+        $shapes.push(Variant { name: $name, runs: Runs::Sync(runs) });
     }};
 }
 
@@ -397,7 +397,7 @@ macro_rules! async_function {
         async fn with_lines($($arguments)*) -> Out $body
         let runs: [Make; 3] =
             [|| Box::pin(plain $values), || Box::pin(traced $values), || Box::pin(with_lines $values)];
-        $shapes.push(Shape { name: $name, runs: Runs::Async(runs) });
+        $shapes.push(Variant { name: $name, runs: Runs::Async(runs) });
     }};
 }
 
@@ -415,12 +415,12 @@ macro_rules! future {
             async move $body
         }
         let runs: [Make; 3] = [|| plain $values, || traced $values, || Box::pin(with_lines $values)];
-        $shapes.push(Shape { name: $name, runs: Runs::Async(runs) });
+        $shapes.push(Variant { name: $name, runs: Runs::Async(runs) });
     }};
 }
 
 #[allow(unused_variables, unused_mut, clippy::all)]
-fn functions(shapes: &mut Vec<Shape>) {
+fn functions(shapes: &mut Vec<Variant>) {
     macro_rules! pause {
         () => {};
     }
@@ -428,7 +428,7 @@ fn functions(shapes: &mut Vec<Shape>) {
 }
 
 #[allow(unused_variables, unused_mut, clippy::all)]
-fn async_functions(shapes: &mut Vec<Shape>) {
+fn async_functions(shapes: &mut Vec<Variant>) {
     macro_rules! pause {
         () => {
             Yield::default().await
@@ -438,7 +438,7 @@ fn async_functions(shapes: &mut Vec<Shape>) {
 }
 
 #[allow(unused_variables, unused_mut, clippy::all)]
-fn futures(shapes: &mut Vec<Shape>) {
+fn futures(shapes: &mut Vec<Variant>) {
     macro_rules! pause {
         () => {
             Yield::default().await
@@ -499,18 +499,18 @@ macro_rules! method {
             || run(|| $wrap(This::new()).traced(D::new("b"), D::new("c"))),
             || run(|| $wrap(This::new()).with_lines(D::new("b"), D::new("c"))),
         ];
-        $shapes.push(Shape { name: $name, runs: Runs::Sync(runs) });
+        $shapes.push(Variant { name: $name, runs: Runs::Sync(runs) });
         let runs: [Make; 3] = [
             || Box::pin($wrap(This::new()).async_plain(D::new("b"), D::new("c"))),
             || Box::pin($wrap(This::new()).async_traced(D::new("b"), D::new("c"))),
             || Box::pin($wrap(This::new()).async_with_lines(D::new("b"), D::new("c"))),
         ];
-        $shapes.push(Shape { name: $name, runs: Runs::Async(runs) });
+        $shapes.push(Variant { name: $name, runs: Runs::Async(runs) });
     }};
 }
 
 #[allow(dead_code, unused_braces, unused_variables, unused_mut, clippy::all)]
-fn methods(shapes: &mut Vec<Shape>) {
+fn methods(shapes: &mut Vec<Variant>) {
     with_receivers!(shapes names_nothing self { Ok(D::new("r")) });
     with_receivers!(shapes last_temporary self {
         let _x = D::new("x");

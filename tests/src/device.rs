@@ -8,7 +8,7 @@ use std::{
 };
 
 use gpumem::intercept::{subscribe, unsubscribe};
-use gpumem_driver::source::trial::calls_of_both_sources;
+use gpumem_driver::source::compare_sources::calls_of_both_sources;
 
 use crate::Standin;
 

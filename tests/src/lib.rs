@@ -4,12 +4,12 @@
 //! The child is `probe`, which takes its commands from its arguments; `src/bin/probe/main.rs` lists them.
 
 pub mod bare_inbox;
-mod deeper;
 mod device;
 pub mod driver;
 pub mod growth;
 mod install;
 mod machines;
+mod nested_calls;
 mod outcome;
 mod own_process;
 mod patch;
@@ -27,9 +27,9 @@ mod text;
 pub use gpumem_core::testing::skipped;
 
 pub use self::{
-    deeper::deeper,
     device::{Wrong, device, on_the_standin, on_the_standin_with_both_sources, reported_by_both},
     machines::Machines,
+    nested_calls::with_nested_calls,
     outcome::Outcome,
     own_process::{Ended, OwnProcess, Running, output_of, part},
     patch::Patch,

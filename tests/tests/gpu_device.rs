@@ -117,7 +117,7 @@ fn queries_agree_with_nvidia_smi_and_with_the_driver() {
     let ours = [nvml.used, nvml.free, nvml.total].map(Bytes::mb);
     println!("nvidia-smi used, free, total: {smi}\ngpu_mem_get used, free, total: {ours:?}");
     if env::var_os("CUDA_VISIBLE_DEVICES").is_none() && device::count() == Ok(1) {
-        for (smi, ours) in smi.split(", ").map(|figure| figure.parse::<u64>().expect("whole MiB")).zip(ours) {
+        for (smi, ours) in smi.split(", ").map(|value| value.parse::<u64>().expect("whole MiB")).zip(ours) {
             assert!(smi.abs_diff(ours) <= 1, "nvidia-smi rounds up, fastai's MB down");
         }
     }
@@ -138,15 +138,15 @@ fn no_cache_gives_the_pool_back() {
 }
 
 #[test]
-fn a_capture_is_left_whole_by_traces_and_queries_and_refuses_no_cache() {
+fn a_capture_is_left_whole_by_traces_and_queries_and_rejects_no_cache() {
     let Some(_one) = device() else { return };
     let Gpu::Cuda(_context) = gpu() else { return };
     let stream = result::stream::create(result::stream::StreamKind::Default).expect("a stream");
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
     // SAFETY: the stream is alive until the end of this test, and its context is current.
     unsafe { result::stream::begin_capture(stream, mode) }.expect("a capture begins");
-    let refused = try_gpu_mem_get_free_no_cache().expect_err("a stream is being captured");
-    println!("no_cache while a stream is captured: {refused}");
+    let rejected = try_gpu_mem_get_free_no_cache().expect_err("a stream is being captured");
+    println!("no_cache while a stream is captured: {rejected}");
     assert!(try_gpu_mem_get_free().is_ok(), "plain queries are fine");
     let trace = GpuMemTrace::builder().silent(true).start().expect("traces are fine");
     trace.report();

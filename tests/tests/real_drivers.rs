@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpumem_driver::source::trial::intercepted_functions;
+use gpumem_driver::source::compare_sources::intercepted_functions;
 use gpumem_tests::{built, output_of, wait};
 
 /// The package of each driver, and the version of Debian that contains it.

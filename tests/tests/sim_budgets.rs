@@ -80,8 +80,8 @@ mod functions {
             )
         };
         let reported = panic_of(|| frugal(31));
-        let (figures, places) = reported.split_at(reported.find("  the peak of ").expect("what made it"));
-        assert_eq!(figures, over("frugal", "31 MiB, 1 MiB"));
+        let (values, places) = reported.split_at(reported.find("  the peak of ").expect("what made it"));
+        assert_eq!(values, over("frugal", "31 MiB, 1 MiB"));
         let (peak, places) = places.split_at(places.find("  the largest places:\n").expect("where it is"));
         assert!(
             peak.starts_with("  the peak of 31 MiB was made of:\n          31 MiB: tests/sim_budgets.rs:"),

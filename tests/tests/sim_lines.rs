@@ -112,7 +112,7 @@ fn early(how: &str) -> Result<SimBlock, std::num::ParseIntError> {
 fn a_body_may_be_left_anywhere() {
     const LOCAL: &str = "let _local = take(10);: 10 0 10";
     let _alone = alone();
-    let condition = |figures: &str| format!("if how == \"return\" {{ … }}: {figures}");
+    let condition = |values: &str| format!("if how == \"return\" {{ … }}: {values}");
     check(|| early("return"), "     1     40 (early: exit)", &[LOCAL, &condition("1 30 11"), "}: -10 0 1"]);
     let question = "let amount: u64 = how.parse()?;: 0 0 10";
     check(|| early("x"), "     0     10 (early: exit)", &[LOCAL, &condition("0 0 10"), question, "}: -10 0 0"]);

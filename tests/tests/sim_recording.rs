@@ -31,14 +31,14 @@ fn a_program_records_parts_of_its_run() {
     let alloc = |bytes| drop(gpu.alloc(Bytes::new(bytes)).expect("there is room"));
 
     alloc(1);
-    recording::begin(&none, Keep::All).expect_err("there is no such folder");
-    recording::begin(&first, Keep::All).expect("it can be written");
+    recording::start(&none, Keep::All).expect_err("there is no such folder");
+    recording::start(&first, Keep::All).expect("it can be written");
     alloc(2);
-    let twice = recording::begin(&second, Keep::All).expect_err("a process has one recording at a time");
+    let twice = recording::start(&second, Keep::All).expect_err("a process has one recording at a time");
     assert_eq!((twice.kind(), second.exists()), (ErrorKind::AlreadyExists, false));
     recording::end();
     alloc(3);
-    recording::begin(&second, Keep::All).expect("it can be written");
+    recording::start(&second, Keep::All).expect("it can be written");
     alloc(4);
     recording::end();
 
@@ -46,7 +46,7 @@ fn a_program_records_parts_of_its_run() {
     assert_eq!(recorded(&second), (vec![4], true));
 }
 
-/// `a_killed_program_keeps_the_name_of_its_newest_scope` runs this test in a separate process. During the pause between the
+/// `a_killed_program_keeps_the_name_of_its_latest_scope` runs this test in a separate process. During the pause between the
 /// scopes, the thread that writes the recording reads to the end of the ring.
 #[test]
 fn child() {
@@ -65,7 +65,7 @@ fn child() {
 }
 
 #[test]
-fn a_killed_program_keeps_the_name_of_its_newest_scope() {
+fn a_killed_program_keeps_the_name_of_its_latest_scope() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("a.capture");
     let mut command = OwnProcess::new("child").part("killed").command();

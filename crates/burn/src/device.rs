@@ -93,7 +93,7 @@ fn add(reading: &mut Reading, pool: &MemoryPoolReport) {
 ///
 /// On CUDA, the pages that cubecl allocates from the driver during this time count for the scope with this name in `gpumem::summary()`.
 pub fn scope<R>(device: &Device, name: &str, code: impl FnOnce() -> R) -> R {
-    let Some(open) = Cube::new(device).and_then(|cube| OpenScope::begin(cube, name)) else { return code() };
+    let Some(open) = Cube::new(device).and_then(|cube| OpenScope::start(cube, name)) else { return code() };
     let result = code();
     open.end();
     result
@@ -107,7 +107,7 @@ struct OpenScope<'a> {
 }
 
 impl<'a> OpenScope<'a> {
-    fn begin(cube: Cube<'a>, name: &str) -> Option<Self> {
+    fn start(cube: Cube<'a>, name: &str) -> Option<Self> {
         if !lock(&cube.scopes).is_free() {
             return None;
         }
@@ -119,7 +119,7 @@ impl<'a> OpenScope<'a> {
         let adopting =
             |ordinal| GpuMemTrace::builder().ctx(name).device(ordinal).adopt(Threads::named("DSD-")).silent(true);
         let trace = cube.cuda.map(adopting).and_then(|builder: GpuMemTraceBuilder| builder.start().ok());
-        lock(&cube.scopes).begin(name, reading, &reserved);
+        lock(&cube.scopes).start(name, reading, &reserved);
         Some(Self { cube, trace, pages: reading.pages, is_over: false })
     }
 

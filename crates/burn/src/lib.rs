@@ -25,4 +25,4 @@ mod summary;
 pub use device::{scope, summary};
 pub use reservations::layer;
 pub use scopes::Peak;
-pub use summary::{Calls, Figures, Row, Summary};
+pub use summary::{CallMemory, Calls, Row, Summary};

@@ -10,7 +10,7 @@ use std::thread::{self, ThreadId};
 
 use super::{
     reservations::Reserved,
-    summary::{Calls, Figures, Row, Summary},
+    summary::{CallMemory, Calls, Row, Summary},
 };
 
 /// The memory of a device at a point, as cubecl reports it.
@@ -138,7 +138,7 @@ impl Scopes {
         self.last = reading;
     }
 
-    pub(crate) fn begin(&mut self, name: &str, reading: Reading, reserved: &Reserved) {
+    pub(crate) fn start(&mut self, name: &str, reading: Reading, reserved: &Reserved) {
         self.point(reading, reserved);
         self.thread = Some(thread::current().id());
         let parent = self.open.last().map(|open| open.row);
@@ -158,7 +158,7 @@ impl Scopes {
         let used = signed(reading.in_use()) - signed(open.start.in_use());
         let Reserved { count, unsized_count, bytes, largest, .. } = open.reserved;
         let peak = open.peak.limited_to(pages_at_most);
-        self.nodes[open.row].calls.add(Figures {
+        self.nodes[open.row].calls.add(CallMemory {
             used,
             peak,
             reservations: count,
@@ -217,27 +217,33 @@ mod tests {
         Peak { at_least, at_most }
     }
 
-    fn last(scopes: &Scopes, row: usize) -> Figures {
+    fn last(scopes: &Scopes, row: usize) -> CallMemory {
         *scopes.nodes[row].calls.last().unwrap()
     }
 
     #[test]
     fn a_scope_that_frees_nothing_has_an_exact_peak() {
         let mut scopes = Scopes::default();
-        scopes.begin("load", reading(10), &reserved(&[10]));
+        scopes.start("load", reading(10), &reserved(&[10]));
         scopes.end(reading(60), &reserved(&[20, 30]), None);
-        let figures =
-            Figures { used: 50, peak: Peak::exactly(60), reservations: 2, without_size: 0, reserved: 50, largest: 30 };
-        assert_eq!(last(&scopes, 0), figures);
+        let call = CallMemory {
+            used: 50,
+            peak: Peak::exactly(60),
+            reservations: 2,
+            without_size: 0,
+            reserved: 50,
+            largest: 30,
+        };
+        assert_eq!(last(&scopes, 0), call);
     }
 
     #[test]
     fn a_scope_that_frees_has_two_bounds_and_its_parent_the_highest_of_its_stretches() {
         let mut scopes = Scopes::default();
-        scopes.begin("step", reading(100), &reserved(&[100]));
-        scopes.begin("forward", reading(100), &reserved(&[]));
+        scopes.start("step", reading(100), &reserved(&[100]));
+        scopes.start("forward", reading(100), &reserved(&[]));
         scopes.end(reading(160), &reserved(&[60]), None);
-        scopes.begin("backward", reading(160), &reserved(&[]));
+        scopes.start("backward", reading(160), &reserved(&[]));
         scopes.end(reading(120), &reserved(&[40, 40]), None);
         scopes.end(reading(100), &reserved(&[]), None);
         assert_eq!(last(&scopes, 1).peak, Peak::exactly(160));
@@ -249,10 +255,10 @@ mod tests {
     #[test]
     fn the_pages_of_the_driver_are_a_bound_too() {
         let mut scopes = Scopes::default();
-        scopes.begin("step", reading(100), &reserved(&[100]));
+        scopes.start("step", reading(100), &reserved(&[100]));
         scopes.end(reading(100), &reserved(&[900]), Some(512));
         assert_eq!(last(&scopes, 0).peak, peak(100, Some(512)));
-        scopes.begin("step", reading(100), &reserved(&[]));
+        scopes.start("step", reading(100), &reserved(&[]));
         scopes.end(reading(100), &reserved(&[30]), Some(512));
         assert_eq!(last(&scopes, 0).peak, peak(100, Some(130)));
         assert_eq!(scopes.nodes[0].calls.peak(), Some(peak(100, Some(512))));
@@ -276,11 +282,11 @@ mod tests {
     #[test]
     fn there_is_no_upper_bound_without_the_layer() {
         let mut scopes = Scopes::default();
-        scopes.begin("load", reading(0), &reserved(&[]));
+        scopes.start("load", reading(0), &reserved(&[]));
         scopes.end(reading(0), &reserved(&[]), None);
         assert_eq!(last(&scopes, 0).peak, peak(0, None));
         // No reservation explains this memory.
-        scopes.begin("load", reading(10), &reserved(&[10]));
+        scopes.start("load", reading(10), &reserved(&[10]));
         scopes.end(reading(30), &reserved(&[5]), None);
         assert_eq!(last(&scopes, 0).peak, peak(30, None));
     }
@@ -289,7 +295,7 @@ mod tests {
     fn scopes_of_a_second_thread_are_not_measured_while_one_is_open() {
         let mut scopes = Scopes::default();
         assert!(scopes.is_free());
-        scopes.begin("step", reading(0), &reserved(&[]));
+        scopes.start("step", reading(0), &reserved(&[]));
         assert!(scopes.is_free(), "a scope inside of it");
         let mut scopes = std::thread::spawn(move || {
             assert!(!scopes.is_free());
@@ -311,8 +317,8 @@ mod tests {
     #[test]
     fn a_panic_leaves_the_outer_scope_as_it_is() {
         let mut scopes = Scopes::default();
-        scopes.begin("step", reading(0), &reserved(&[1]));
-        scopes.begin("forward", reading(0), &reserved(&[]));
+        scopes.start("step", reading(0), &reserved(&[1]));
+        scopes.start("forward", reading(0), &reserved(&[]));
         scopes.abandon();
         scopes.end(reading(5), &reserved(&[5]), None);
         let summary = scopes.summary(reading(5));
@@ -333,10 +339,10 @@ mod tests {
         for _ in 0..10_000 {
             let mut live: Vec<u64> = (0..next(4)).map(|_| next(100)).collect();
             let mut scopes = Scopes::default();
-            scopes.begin("one", reading(live.iter().sum()), &reserved(&live));
+            scopes.start("one", reading(live.iter().sum()), &reserved(&live));
             let mut true_peak: u64 = live.iter().sum();
             for _ in 0..next(4) {
-                scopes.begin("inner", reading(live.iter().sum()), &reserved(&[]));
+                scopes.start("inner", reading(live.iter().sum()), &reserved(&[]));
                 let mut sizes = Vec::new();
                 for _ in 0..next(6) {
                     if next(2) == 0 && !live.is_empty() {

@@ -9,7 +9,7 @@ use super::Peak;
 /// The values of one call of a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Figures {
+pub struct CallMemory {
     /// The exact change of the bytes in use from the start to the end of the call.
     pub used: i64,
     /// The highest memory in use on the device.
@@ -24,7 +24,7 @@ pub struct Figures {
     pub largest: u64,
 }
 
-impl Figures {
+impl CallMemory {
     /// Formats a sum or maximum of the known sizes: with `≥` if some sizes are not known, and as `?` if no size is known.
     fn known(&self, bytes: u64) -> String {
         match self.without_size {
@@ -39,13 +39,13 @@ impl Figures {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
     count: u64,
-    last: Option<Figures>,
+    last: Option<CallMemory>,
     peak: Option<Peak>,
     used: i64,
 }
 
 impl Calls {
-    pub(crate) fn add(&mut self, call: Figures) {
+    pub(crate) fn add(&mut self, call: CallMemory) {
         self.count += 1;
         self.used += call.used;
         self.peak = Some(self.peak.map_or(call.peak, |peak| peak.max(call.peak)));
@@ -58,7 +58,7 @@ impl Calls {
     }
 
     /// Returns the last call.
-    pub fn last(&self) -> Option<&Figures> {
+    pub fn last(&self) -> Option<&CallMemory> {
         self.last.as_ref()
     }
 
@@ -67,7 +67,7 @@ impl Calls {
         self.peak
     }
 
-    /// Returns the sum of [`Figures::used`] of all calls.
+    /// Returns the sum of [`CallMemory::used`] of all calls.
     pub fn used(&self) -> i64 {
         self.used
     }

@@ -149,7 +149,7 @@ fn recordings_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::made::Made;
+    use crate::recording_builder::RecordingBuilder;
 
     #[test]
     fn folders_and_patterns_stand_for_recordings() {
@@ -157,7 +157,7 @@ mod tests {
         let folder = folder.path();
         let inner = folder.join("host-1");
         fs::create_dir_all(&inner).unwrap();
-        let recording = Made::new("train").training(1, 1, 1).file();
+        let recording = RecordingBuilder::new("train").training(1, 1, 1).file();
         let put = |name: &str, bytes: &[u8]| fs::write(folder.join(name), bytes).unwrap();
         let in_folder = |names: &[&str]| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>();
         let expanded = |names: &[&str]| expand(&in_folder(names)).map_err(|error| error.to_string());

@@ -16,13 +16,13 @@ mod files;
 mod formats;
 mod history;
 mod machine;
-#[cfg(test)]
-#[path = "../tests/command/made.rs"]
-#[allow(dead_code, reason = "the tests of the command use the rest")]
-mod made;
 mod page;
 mod progress;
 mod recording;
+#[cfg(test)]
+#[path = "../tests/command/recording_builder.rs"]
+#[allow(dead_code, reason = "the tests of the command use the rest")]
+mod recording_builder;
 mod report;
 mod run;
 mod terminal;

@@ -39,18 +39,18 @@ pub(crate) struct Progress {
     name: String,
     length: u64,
     done: u64,
-    began: Instant,
+    started: Instant,
     bar: Option<ProgressBar>,
 }
 
 impl Progress {
     pub(crate) fn new(name: &str, length: u64) -> Self {
-        Self { name: name.to_owned(), length, done: 0, began: Instant::now(), bar: None }
+        Self { name: name.to_owned(), length, done: 0, started: Instant::now(), bar: None }
     }
 
     pub(crate) fn advance(&mut self, by: u64) {
         self.done += by;
-        if self.bar.is_none() && self.began.elapsed() > FIRST_SECOND && io::stderr().is_terminal() {
+        if self.bar.is_none() && self.started.elapsed() > FIRST_SECOND && io::stderr().is_terminal() {
             let style = ProgressStyle::with_template("{msg} {bar:30} {percent} %");
             let bar = ProgressBar::new(self.length).with_message(self.name.clone());
             self.bar = Some(style.map(|style| bar.clone().with_style(style)).unwrap_or(bar));

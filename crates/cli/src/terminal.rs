@@ -135,6 +135,6 @@ pub(crate) fn has_colours() -> bool {
 
 /// Returns colours if the output is a terminal and `NO_COLOR` is not set.
 fn paint_for(to: &impl IsTerminal) -> Paint {
-    let is_wanted = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    if is_wanted && to.is_terminal() { Paint::ANSI } else { Paint::PLAIN }
+    let is_allowed = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    if is_allowed && to.is_terminal() { Paint::ANSI } else { Paint::PLAIN }
 }

@@ -41,8 +41,8 @@ pub struct Baseline {
 
 /// Reads the peaks. Returns an error if a name has two lines, for example after a merge, because it is unclear which of the two to compare.
 fn one_line_each<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<BTreeMap<String, Peak>, D::Error> {
-    struct Lines;
-    impl<'de> Visitor<'de> for Lines {
+    struct PeaksVisitor;
+    impl<'de> Visitor<'de> for PeaksVisitor {
         type Value = BTreeMap<String, Peak>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -60,7 +60,7 @@ fn one_line_each<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Res
             Ok(peaks)
         }
     }
-    deserializer.deserialize_map(Lines)
+    deserializer.deserialize_map(PeaksVisitor)
 }
 
 /// A peak. In the file it is a number of bytes, or a text such as `650 MiB` if it is a whole number of MiB.

@@ -39,6 +39,6 @@ pub mod python {
     };
 }
 
-pub use self::sys::{beside, cgroup, clock, descriptor, lock_file, print, process, recorded_pools};
+pub use self::sys::{cgroup, clock, descriptor, lock_file, own_threads, print, process, recorded_pools};
 #[cfg(feature = "capture")]
 pub use self::sys::{recording_file, ring_memory};

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 mod rows;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let (options, wanted): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|argument| argument.starts_with("--"));
+    let (options, requested): (Vec<_>, Vec<_>) =
+        std::env::args().skip(1).partition(|argument| argument.starts_with("--"));
     let names: Vec<String> = if options.iter().any(|option| option == "--blind") {
         include_str!("../measure/blind.txt").lines().map(str::to_owned).collect()
     } else {
@@ -18,7 +19,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         });
         rows.collect::<Result<_, _>>()?
     };
-    for name in names.iter().filter(|name| wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str())))
+    for name in
+        names.iter().filter(|name| requested.is_empty() || requested.iter().any(|part| name.contains(part.as_str())))
     {
         let (model, step) = rows::parse(name).ok_or_else(|| format!("there is no row {name}"))?;
         let estimate = step.estimate(&model)?;

@@ -18,7 +18,7 @@ pub struct Estimate {
     /// The highest sum of allocated bytes, as `torch.cuda.max_memory_allocated()` returns it.
     pub peak: Bytes,
     /// The parts of the peak, the largest first. They add up to the peak.
-    pub parts: Vec<Part>,
+    pub parts: Vec<PeakPart>,
     /// The most memory that the allocator held from the driver, as `torch.cuda.max_memory_reserved()` returns it.
     pub reserved: Bytes,
     /// The phases of both steps, in order, each with its highest sum of allocated bytes.
@@ -58,7 +58,7 @@ pub struct OptimizerParts {
 /// A part of a peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Part {
+pub struct PeakPart {
     /// The phase that allocated it: `model`, `input`, `forward`, `backward`, `update`, `prefill` or `decode`.
     pub phase: String,
     /// The path of the layer, such as `features.0`; empty outside of all layers.
@@ -128,7 +128,7 @@ impl Estimate {
 }
 
 /// Returns the parts of a peak, the largest first. Parts of the same size are sorted by layer and class.
-fn parts(paths: &[AtPeak]) -> Vec<Part> {
+fn parts(paths: &[AtPeak]) -> Vec<PeakPart> {
     // In a deep model, many parts have the same size. Therefore the names of layers are sorted only once. Then the
     // parts are compared by the position of their layer's name.
     let layer = |AtPeak { path, .. }: &AtPeak| path.get(1..).unwrap_or_default().join(".");
@@ -146,7 +146,7 @@ fn parts(paths: &[AtPeak]) -> Vec<Part> {
     let part = |(Reverse(bytes), _, class, at): (Reverse<u64>, usize, Class, usize)| {
         let (layer, AtPeak { path, .. }) = &layers[at];
         let phase = path.first().map(ToString::to_string).unwrap_or_default();
-        Part { phase, layer: layer.clone(), class, bytes: Bytes::new(bytes) }
+        PeakPart { phase, layer: layer.clone(), class, bytes: Bytes::new(bytes) }
     };
     order.into_iter().map(part).collect()
 }

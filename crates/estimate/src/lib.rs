@@ -50,7 +50,7 @@ pub use self::{
     dtype::{Blocks, Dtype},
     eager::Optimizer,
     error::Error,
-    estimate::{ConvolutionWorkspace, Estimate, OptimizerParts, Part, PhasePeak},
+    estimate::{ConvolutionWorkspace, Estimate, OptimizerParts, PeakPart, PhasePeak},
     files::{Described, Gguf},
     layer::{
         Attention, AttentionNames, Conv, Embeddings, Experts, Function, HeadNorm, Layer, Linear, Named, Pool,

@@ -33,7 +33,7 @@ const MOST: u64 = 1 << 62;
 
 /// The memory of a step. Each allocation is recorded with its class and the layer that makes it.
 #[derive(Debug)]
-pub(crate) struct Memory(RefCell<State>);
+pub(crate) struct StepMemory(RefCell<State>);
 
 #[derive(Debug)]
 struct State {
@@ -49,7 +49,7 @@ struct State {
     /// The limit of the allocator.
     limit: u64,
     open: Vec<OpenScope>,
-    /// The result of [`Memory::layers`] for these open scopes.
+    /// The result of [`StepMemory::layers`] for these open scopes.
     layers: Option<Rc<[CallsiteId]>>,
     scopes: u64,
     /// The names of scopes. The first ones belong to the ledger itself.
@@ -139,14 +139,14 @@ pub(crate) struct AtPeak {
 /// The bytes of one block of memory, which are freed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Storage {
-    memory: Rc<Memory>,
+    memory: Rc<StepMemory>,
     /// The block. `None` if there are no bytes.
     block: Cell<Option<Placement>>,
 }
 
 impl Storage {
     /// Creates a storage that has no bytes yet.
-    pub(crate) fn without_bytes(memory: &Rc<Memory>) -> Self {
+    pub(crate) fn without_bytes(memory: &Rc<StepMemory>) -> Self {
         Self { memory: Rc::clone(memory), block: Cell::new(None) }
     }
 
@@ -172,7 +172,7 @@ impl Drop for Storage {
     }
 }
 
-impl Memory {
+impl StepMemory {
     pub(crate) fn new(kind: AllocatorKind, limit: u64) -> Self {
         Self::with(kind, limit, Some(Inbox::new()))
     }
@@ -424,12 +424,12 @@ fn unsigned(bytes: i64) -> u64 {
 mod tests {
     use std::rc::Rc;
 
-    use super::Memory;
+    use super::StepMemory;
     use crate::allocator::AllocatorKind;
 
     #[test]
     fn scopes_move_by_the_shortest_way() {
-        let memory = Rc::new(Memory::new(AllocatorKind::Exact, u64::MAX));
+        let memory = Rc::new(StepMemory::new(AllocatorKind::Exact, u64::MAX));
         memory.open("forward");
         memory.open("a");
         memory.open("b");

@@ -14,7 +14,7 @@ use crate::{
     estimate::{ConvolutionWorkspace, Estimate, PhasePeak},
     files,
     layer::{Built, build, run_all, run_model},
-    memory::Memory,
+    memory::StepMemory,
     model::{Loss, Model},
     settings::{Checkpointing, DataParallel, DataParallelKind, Decode, Lora, Quantized},
     shape::Shape,
@@ -156,7 +156,7 @@ impl Step {
     /// Returns an error if the file cannot be read, is too long, or is not a step. The error names the file.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, Error> {
         let text = files::text(path.as_ref(), LONGEST_STEP)?;
-        serde_json::from_str(&text).map_err(|error| files::refused(path.as_ref(), error))
+        serde_json::from_str(&text).map_err(|error| files::file_error(path.as_ref(), error))
     }
 
     /// Runs the step with a model, without values.
@@ -169,7 +169,7 @@ impl Step {
 
     /// Returns the peak of [`estimate`](Self::estimate), without its parts.
     pub(crate) fn peak(&self, model: &Model) -> Result<Peak, Error> {
-        let memory = Rc::new(Memory::without_parts(self.allocator, self.most()));
+        let memory = Rc::new(StepMemory::without_parts(self.allocator, self.most()));
         let (estimate, _) = self.run_in(&memory, false, model)?;
         Ok(Peak { bytes: estimate.peak.get(), events: memory.events() })
     }
@@ -177,7 +177,7 @@ impl Step {
     /// Returns the peak and the allocator's memory if each convolution takes the largest workspace. If a workspace does
     /// not fit, PyTorch chooses another algorithm, so the result is the limit.
     fn with_workspaces(&self, high: u64, model: &Model) -> Result<ConvolutionWorkspace, Error> {
-        let memory = Rc::new(Memory::without_parts(self.allocator, self.most()));
+        let memory = Rc::new(StepMemory::without_parts(self.allocator, self.most()));
         let high = Bytes::new(high);
         match self.run_in(&memory, true, model) {
             Ok((with, _)) => Ok(ConvolutionWorkspace { high, peak: with.peak, reserved: with.reserved }),
@@ -188,7 +188,7 @@ impl Step {
         }
     }
 
-    fn estimate_in(&self, memory: &Rc<Memory>, model: &Model) -> Result<Estimate, Error> {
+    fn estimate_in(&self, memory: &Rc<StepMemory>, model: &Model) -> Result<Estimate, Error> {
         let (mut estimate, largest_workspace) = self.run_in(memory, false, model)?;
         if largest_workspace > 0 {
             let with = self.with_workspaces(largest_workspace, model)?;
@@ -227,8 +227,8 @@ impl Step {
         }
     }
 
-    fn memory(&self) -> Memory {
-        Memory::new(self.allocator, self.most())
+    fn memory(&self) -> StepMemory {
+        StepMemory::new(self.allocator, self.most())
     }
 
     /// Returns the allocator's limit.
@@ -239,7 +239,7 @@ impl Step {
     /// Returns an estimate, and the largest workspace of a convolution.
     fn run_in(
         &self,
-        memory: &Rc<Memory>,
+        memory: &Rc<StepMemory>,
         convolutions_take_most: bool,
         model: &Model,
     ) -> Result<(Estimate, u64), Error> {
@@ -420,8 +420,8 @@ impl Step {
         eager.zero_grad(state);
         let mut output = None;
         for _ in 0..self.micro_batches.clamp(1, MICRO_BATCHES) {
-            eager.begin_graph();
-            eager.begin_pass();
+            eager.start_graph();
+            eager.start_pass();
             eager.memory.open("forward");
             let result = eager.with_grad(self.optimizer.is_some(), || {
                 eager.with_autocast(self.autocast, || {
@@ -507,7 +507,7 @@ impl Step {
                 }
                 eager.memory.open(name);
                 for _ in 0..count {
-                    eager.begin_pass();
+                    eager.start_pass();
                     new = next_token(eager, body, head, (&ids, &new))?;
                     ids = eager.concatenate(&[&ids, &new], 1)?;
                 }

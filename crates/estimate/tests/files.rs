@@ -167,7 +167,7 @@ fn the_type_and_the_positions_are_those_of_the_files() {
 
 /// The reader does not wait for a pipe, and does not read a file without end.
 #[test]
-fn what_is_no_regular_file_and_what_is_too_long_is_refused() {
+fn what_is_no_regular_file_and_what_is_too_long_is_rejected() {
     let folder = Folder::new();
     let error = |path: &std::path::Path| Described::read(path, 16).unwrap_err().to_string();
     let pipe = folder.0.path().join("pipe.json");

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 #[path = "../measure/rows.rs"]
 mod rows;
 
-struct Row {
+struct MeasuredRow {
     name: String,
     chosen: String,
     /// The allowed error in percent of the measured peak.
@@ -60,14 +60,14 @@ fn workspace(estimate: &Estimate) -> u64 {
 
 /// Returns the difference between an estimate and the measured peak. For convolution models, both values are without the
 /// workspaces of libraries.
-fn compared(row: &Value, estimate: &Estimate) -> Row {
+fn compared(row: &Value, estimate: &Estimate) -> MeasuredRow {
     let (key, estimated) = if has_convolutions(row) {
         ("peak_without_workspace", estimate.peak.get() - workspace(estimate))
     } else {
         ("peak", estimate.peak.get())
     };
     let error = percent(estimated, number(row, key));
-    Row { name: text(row, "row").to_owned(), chosen: text(row, "chosen").to_owned(), error }
+    MeasuredRow { name: text(row, "row").to_owned(), chosen: text(row, "chosen").to_owned(), error }
 }
 
 /// Checks that the largest workspace is inside its range, and that the peak is inside the range of peaks. The peak may be 0.4 %
@@ -120,7 +120,7 @@ fn estimates_agree_with_rows_that_were_measured_last() {
         if has_convolutions(row) {
             check_workspaces(row, &estimate);
         }
-        let Row { name, error, .. } = compared(row, &estimate);
+        let MeasuredRow { name, error, .. } = compared(row, &estimate);
         assert!(error.abs() <= 3.0, "{name}: {error:+.2} %");
         let before = committed.iter().find(|line| text(line, "row") == name).expect("it was estimated before");
         let moved = number(before, "peak").abs_diff(estimate.peak.get());

@@ -43,7 +43,7 @@ fn check(step: &Step, model: &Model) -> Estimate {
 }
 
 #[test]
-fn a_recording_has_the_figures_of_the_estimate() {
+fn a_recording_has_the_numbers_of_the_estimate() {
     let training = Step::training(4, Optimizer::Adam);
     let estimate = check(&training, &models::vgg19());
     assert!(estimate.parts.iter().any(|part| part.class.name() == "rounding"));

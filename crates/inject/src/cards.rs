@@ -12,16 +12,16 @@ use crate::{
 };
 
 /// Replaces the GPUs, if the environment requests it.
-pub(crate) fn begin() -> Result<(), String> {
+pub(crate) fn start() -> Result<(), String> {
     let Some(Cards { mode, shared }) = options()?.and_then(|options| options.cards) else { return Ok(()) };
     let mode = mode_of(mode);
-    let refused = |why: &dyn Display| format!("{mode} is not possible, and the program does not run without it: {why}");
+    let message = |why: &dyn Display| format!("{mode} is not possible, and the program does not run without it: {why}");
     if let Some(segment) = shared {
-        let refused =
-            |why| refused(&format_args!("it cannot access the memory in which processes account for the GPUs: {why}"));
-        dry::share(segment, devices()).map_err(refused)?;
+        let message =
+            |why| message(&format_args!("it cannot access the memory in which processes account for the GPUs: {why}"));
+        dry::share(segment, devices()).map_err(message)?;
     }
-    dry::begin(mode).map_err(|why| refused(&why))
+    dry::start(mode).map_err(|why| message(&why))
 }
 
 /// Returns the UUIDs of the devices that the command sees. Empty if it did not find NVML.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use gpumem::recording;
-use gpumem_driver::{beside, process::exit_without_program};
+use gpumem_driver::{own_threads, process::exit_without_program};
 
 use crate::{
     recordings,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Starts the recording, or waits for a command to start it, as the environment requests.
-pub(crate) fn begin() -> Result<(), String> {
+pub(crate) fn start() -> Result<(), String> {
     let request = Request::of_environment()?;
     match env::var_os(variable::CONTROL).filter(|folder| !folder.is_empty()) {
         None => request.record().map(drop),
@@ -33,7 +33,7 @@ pub(crate) fn begin() -> Result<(), String> {
 pub(crate) fn listen(folder: &Path, request: Request) -> Result<(), String> {
     let socket = folder.join(format!("{}.sock", process::id()));
     commands(&socket)
-        .and_then(|received| beside::run("gpumem-switch", move || obey(&received, &request)))
+        .and_then(|received| own_threads::run("gpumem-switch", move || obey(&received, &request)))
         .map_err(|why| format!("cannot listen to `gpumem start` at {}: {why}", socket.display()))
 }
 
@@ -58,7 +58,7 @@ fn answer_to(command: &str, request: &Request, recording: &mut Option<PathBuf>) 
             *recording = Some(known);
             Err(text)
         }
-        (variable::START, None) => request.record().inspect(|begun| *recording = Some(begun.clone())),
+        (variable::START, None) => request.record().inspect(|started| *recording = Some(started.clone())),
         (variable::STOP, Some(known)) => {
             if request.has_torch() {
                 torch::end(&known);

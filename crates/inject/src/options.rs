@@ -24,7 +24,7 @@ pub enum Keep {
     /// All events.
     All,
     /// The latest events, in about this many bytes.
-    Newest(u64),
+    Latest(u64),
     /// Only the peaks.
     Peaks,
 }
@@ -91,7 +91,7 @@ mod tests {
         let dry = CardMode::Dry { card: Some(24 << 30), cards: 8, fill: 1 };
         let all = Options {
             backtrace: "python".to_owned(),
-            keep: Keep::Newest(1 << 24),
+            keep: Keep::Latest(1 << 24),
             torch: Some(Torch { events: 500_000, modules: true }),
             cards: Some(Cards { mode: dry, shared: Some(7) }),
         };

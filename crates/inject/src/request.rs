@@ -48,16 +48,16 @@ impl Request {
         // The command checks at the end whether the recording exists. The name is noted first, because the file may be removed while the
         // recording starts. There may be no command: see `gpumem attach`.
         _ = note(&lock_file(base, "lock"), &file);
-        let begin = if *is_late { recording::begin } else { recording::begin_at_start };
+        let start = if *is_late { recording::start } else { recording::start_at_launch };
         let keep = match *keep {
             options::Keep::All => Keep::All,
-            options::Keep::Newest(bytes) => Keep::Newest(bytes),
+            options::Keep::Latest(bytes) => Keep::Latest(bytes),
             options::Keep::Peaks => Keep::Peaks,
         };
-        begin(&file, keep).map_err(|why| format!("cannot record to {}: {why}", file.display()))?;
+        start(&file, keep).map_err(|why| format!("cannot record to {}: {why}", file.display()))?;
         recordings::change();
         if let Some(torch) = torch {
-            torch::begin(&file, *torch);
+            torch::start(&file, *torch);
         }
         Ok(file)
     }

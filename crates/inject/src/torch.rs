@@ -21,7 +21,7 @@ const MODULES: &str = include_str!("modules.py");
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Makes PyTorch keep the events of each device, as soon as the program has imported PyTorch and initialised CUDA.
-pub(crate) fn begin(recording: &Path, Torch { events, modules }: Torch) {
+pub(crate) fn start(recording: &Path, Torch { events, modules }: Torch) {
     let modules = if modules { MODULES } else { "" };
     let path = variable::python_bytes(variable::torch_file(recording).as_os_str().as_bytes());
     let again = format!("begin({path}, {events})\n");

@@ -21,7 +21,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr, clippy::dbg_macro)]
 
 #[cfg(any(feature = "metrics", feature = "opentelemetry"))]
-mod figures;
+mod data_points;
 #[cfg(feature = "metrics")]
 mod metrics;
 #[cfg(feature = "opentelemetry")]

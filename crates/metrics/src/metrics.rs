@@ -7,7 +7,7 @@ use metrics::{Label, counter, gauge};
 
 use crate::{
     LARGEST,
-    figures::{Figure, collect, collectors, to_float},
+    data_points::{DataPoint, collect, collectors, to_float},
     schema::{Kind, Metric, OTHER, label},
 };
 
@@ -55,12 +55,12 @@ impl Reporter {
     /// Sets all metrics and starts the next interval. A series that is no longer among the largest is set to 0, and its bytes are added to
     /// `other`. Once ten times [`largest`](Self::largest) names have had their own series, new names are added to `other` as well.
     pub fn report(&mut self) {
-        let figures = collect(&mut self.collectors, self.largest);
-        if figures.is_empty() {
+        let points = collect(&mut self.collectors, self.largest);
+        if points.is_empty() {
             return;
         }
         let mut now: HashMap<Series, u64> = HashMap::new();
-        for Figure { metric, labels, value } in figures {
+        for DataPoint { metric, labels, value } in points {
             let labels: Vec<_> = labels.into_iter().map(|(name, value)| Label::new(label(name), value)).collect();
             if metric.kind == Kind::Counter {
                 counter!(metric.prometheus_name(), labels.iter()).absolute(value);

@@ -15,7 +15,7 @@ use opentelemetry::{
 
 use crate::{
     LARGEST,
-    figures::{Figure, collect, collectors, to_float},
+    data_points::{DataPoint, collect, collectors, to_float},
     schema::{INTERVAL_PEAK, Kind, Metric, OF_PROGRAMS, Unit},
     windows::Windows,
 };
@@ -110,11 +110,11 @@ type Labels = Vec<(&'static str, String)>;
 struct Reader {
     thread: ThreadId,
     number: u32,
-    figures: Vec<Figure>,
+    points: Vec<DataPoint>,
     /// The metrics whose values this reader has already taken.
     taken: HashSet<Metric>,
     /// The time of the last request.
-    asked: Instant,
+    collected_at: Instant,
 }
 
 impl Shared {
@@ -124,25 +124,31 @@ impl Shared {
             self.readers.remove(at)
         } else {
             self.made += 1;
-            Reader { thread, number: self.made, figures: Vec::new(), taken: HashSet::new(), asked: Instant::now() }
+            Reader {
+                thread,
+                number: self.made,
+                points: Vec::new(),
+                taken: HashSet::new(),
+                collected_at: Instant::now(),
+            }
         };
         // If a metric is requested again, this is the start of the next collection.
         if reader.taken.is_empty() || !reader.taken.insert(metric) {
-            reader.figures = self.collect(reader.number);
+            reader.points = self.collect(reader.number);
             reader.taken = HashSet::from([metric]);
         }
-        reader.asked = Instant::now();
-        let of_others = |figure: &Figure| {
-            let others = self.readers.iter().filter(|other| other.asked.elapsed() < AT_ONCE);
-            let same = others.flat_map(|other| &other.figures).filter(|other| other.labels == figure.labels);
+        reader.collected_at = Instant::now();
+        let of_others = |point: &DataPoint| {
+            let others = self.readers.iter().filter(|other| other.collected_at.elapsed() < AT_ONCE);
+            let same = others.flat_map(|other| &other.points).filter(|other| other.labels == point.labels);
             same.filter(|other| other.metric == metric).map(|other| other.value).max().unwrap_or(0)
         };
         let value =
-            |figure: &Figure| if metric == INTERVAL_PEAK { figure.value.max(of_others(figure)) } else { figure.value };
+            |point: &DataPoint| if metric == INTERVAL_PEAK { point.value.max(of_others(point)) } else { point.value };
         let labels =
-            |figure: &Figure| figure.labels.iter().map(|(name, value)| KeyValue::new(*name, value.clone())).collect();
-        let figures = reader.figures.iter().filter(|figure| figure.metric == metric);
-        let values = figures.map(|figure| (to_float(value(figure)), labels(figure))).collect();
+            |point: &DataPoint| point.labels.iter().map(|(name, value)| KeyValue::new(*name, value.clone())).collect();
+        let points = reader.points.iter().filter(|point| point.metric == metric);
+        let values = points.map(|point| (to_float(value(point)), labels(point))).collect();
         self.readers.push(reader);
         if self.readers.len() > MOST_READERS {
             let forgotten = self.readers.remove(0).number;
@@ -152,15 +158,15 @@ impl Shared {
     }
 
     /// Collects the values for this reader.
-    fn collect(&mut self, reader: u32) -> Vec<Figure> {
-        let mut figures = collect(&mut self.collectors, LARGEST);
-        for figure in figures.iter_mut().filter(|figure| figure.metric == INTERVAL_PEAK) {
-            let windows = self.intervals.entry(figure.labels.clone()).or_default();
-            windows.note(figure.value);
+    fn collect(&mut self, reader: u32) -> Vec<DataPoint> {
+        let mut points = collect(&mut self.collectors, LARGEST);
+        for point in points.iter_mut().filter(|point| point.metric == INTERVAL_PEAK) {
+            let windows = self.intervals.entry(point.labels.clone()).or_default();
+            windows.note(point.value);
             // The collector's next interval starts with the memory that is in use now.
-            figure.value = windows.collect(reader, 0);
+            point.value = windows.collect(reader, 0);
             windows.confirm(reader);
         }
-        figures
+        points
     }
 }

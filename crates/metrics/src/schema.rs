@@ -103,7 +103,7 @@ pub const SCOPE: Metric = Metric::bytes("gpumem.process.live.scope", "Memory tha
 pub const PLACE: Metric =
     Metric::bytes("gpumem.process.live.place", "Memory that a process has allocated, by line and scope.");
 /// The allocations that failed because the driver was out of memory.
-pub const REFUSED: Metric =
+pub const REJECTED: Metric =
     Metric::events("gpumem.process.refused", "Allocations that the driver rejected: out of memory.");
 /// The events that were lost.
 pub const LOST: Metric =
@@ -111,7 +111,7 @@ pub const LOST: Metric =
 
 /// The metrics that this crate publishes.
 #[cfg(any(test, feature = "opentelemetry"))]
-pub(crate) const OF_PROGRAMS: [Metric; 8] = [PEAK, INTERVAL_PEAK, LIVE, LIBRARY, SCOPE, PLACE, REFUSED, LOST];
+pub(crate) const OF_PROGRAMS: [Metric; 8] = [PEAK, INTERVAL_PEAK, LIVE, LIBRARY, SCOPE, PLACE, REJECTED, LOST];
 
 /// The label for the sum of everything that is not among the largest.
 pub const OTHER: &str = "other";

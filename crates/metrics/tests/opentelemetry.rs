@@ -8,7 +8,7 @@ use opentelemetry_sdk::metrics::{
 };
 
 #[test]
-fn figures_of_each_collection() {
+fn numbers_of_each_collection() {
     let gpu = SimGpu::install(Bytes::gib(16)).expect("nothing else is installed");
     let exporter = InMemoryMetricExporter::default();
     let provider = SdkMeterProvider::builder().with_reader(PeriodicReader::builder(exporter.clone()).build()).build();
@@ -19,7 +19,7 @@ fn figures_of_each_collection() {
         provider.force_flush().expect("it is exported");
         let all = exporter.get_finished_metrics().expect("there are some");
         let metrics = all.iter().flat_map(ResourceMetrics::scope_metrics).flat_map(ScopeMetrics::metrics);
-        let mut figures: Vec<_> = metrics
+        let mut lines: Vec<_> = metrics
             .flat_map(|metric| {
                 let points: Vec<_> = match metric.data() {
                     AggregatedMetrics::U64(MetricData::Gauge(gauge)) => gauge
@@ -38,13 +38,13 @@ fn figures_of_each_collection() {
                 })
             })
             .collect();
-        figures.sort();
-        figures
+        lines.sort();
+        lines
     };
     let kept = gpu.alloc(Bytes::new(1_000)).expect("there is room");
     drop(gpu.alloc(Bytes::new(500)).expect("there is room"));
     let first = collect();
-    for figure in [
+    for line in [
         "gpumem.process.interval.peak By cuda.ordinal=0 1500",
         "gpumem.process.live By cuda.ordinal=0,kind=device 1000",
         "gpumem.process.live.library By cuda.ordinal=0,library=program 1000",
@@ -53,26 +53,25 @@ fn figures_of_each_collection() {
         "gpumem.process.peak By cuda.ordinal=0 1500",
         "gpumem.process.refused {event}  0",
     ] {
-        assert!(first.contains(&figure.to_owned()), "{figure}\n{first:#?}");
+        assert!(first.contains(&line.to_owned()), "{line}\n{first:#?}");
     }
     drop(gpu.alloc(Bytes::new(200)).expect("there is room"));
     gpu.alloc(Bytes::gib(20)).expect_err("the device is smaller");
     let second = collect();
-    for figure in [
+    for line in [
         "gpumem.process.interval.peak By cuda.ordinal=0 1200",
         "gpumem.process.peak By cuda.ordinal=0 1500",
         "gpumem.process.refused {event}  1",
     ] {
-        assert!(second.contains(&figure.to_owned()), "{figure}\n{second:#?}");
+        assert!(second.contains(&line.to_owned()), "{line}\n{second:#?}");
     }
     drop(kept);
     // A name without memory is no longer reported.
     for number in 0..30 {
         let request = GpuMemTrace::builder().ctx(format!("request {number}")).silent(true).start_or_off();
         let kept = gpu.alloc(Bytes::new(700)).expect("there is room");
-        let figures = collect();
-        let of_scopes: Vec<_> =
-            figures.iter().filter(|figure| figure.starts_with("gpumem.process.live.scope ")).collect();
+        let lines = collect();
+        let of_scopes: Vec<_> = lines.iter().filter(|line| line.starts_with("gpumem.process.live.scope ")).collect();
         assert_eq!(of_scopes, [&format!("gpumem.process.live.scope By cuda.ordinal=0,scope=request {number} 700")]);
         drop((kept, request));
     }

@@ -62,12 +62,12 @@ pub struct AllocatorDevice {
     /// The time when the history starts, if the allocator was used before.
     pub known_from: Option<Time>,
     /// The statistics of the allocator at the end.
-    pub said: Option<AllocatorFigures>,
+    pub reported: Option<AllocatorStats>,
 }
 
 /// The statistics of an allocator. The highest values are those since their last reset by the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AllocatorFigures {
+pub struct AllocatorStats {
     /// The bytes in blocks that the program holds.
     pub allocated: Bytes,
     /// Its highest value.
@@ -227,8 +227,8 @@ codes!(TensorClass {
 fields!(TensorGroup { id, module, class });
 fields!(TensorHolder { device, address, holder });
 fields!(AllocatorSettings { is_expandable, max_split, divisions });
-fields!(AllocatorDevice { device, older, known_from, said });
-fields!(AllocatorFigures { allocated, allocated_high, reserved, reserved_high });
+fields!(AllocatorDevice { device, older, known_from, reported });
+fields!(AllocatorStats { allocated, allocated_high, reserved, reserved_high });
 
 fields!(AllocatorDefinition { name, missing, devices, missing_modules, settings, contradictions });
 fields!(AllocatorContradiction { device, words });

@@ -96,7 +96,7 @@ impl Budget {
     }
 
     /// Credits memory that is no longer needed.
-    pub(super) fn give_back(&mut self, bytes: u64) {
+    pub(super) fn release(&mut self, bytes: u64) {
         self.memory = self.memory.saturating_sub(bytes);
     }
 

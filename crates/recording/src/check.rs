@@ -50,7 +50,7 @@ const SCOPE: u64 = 64;
 /// The additional bytes while a scope is open.
 const OPEN_SCOPE: u64 = 640;
 /// The bytes for each rejected allocation.
-const REFUSAL: u64 = 96;
+const REJECTION: u64 = 96;
 /// The bytes for each mark.
 const MARK: u64 = 48;
 /// The bytes for each event of a caching allocator.
@@ -276,7 +276,7 @@ impl Checks {
                 self.displaced = now;
             }
             // The request may have any size, because nothing adds it up.
-            EventKind::Refused { device, stack, .. } => {
+            EventKind::Rejected { device, stack, .. } => {
                 device.map_or(Ok(()), check_device)?;
                 limit(stack.0 < MOST_STACKS)?;
             }
@@ -390,7 +390,7 @@ impl Checks {
         self.number
     }
 
-    /// Pays for an event. Memory that the event frees is [returned](Self::given_back) after the event was applied.
+    /// Pays for an event. Memory that the event frees is [returned](Self::released) after the event was applied.
     pub(super) fn spend(&self, event: &RecordedEvent, budget: &mut Budget) -> std::result::Result<(), Exceeded> {
         let depth = || u64::from(self.depths.get(&event.thread).copied().unwrap_or(0));
         let (memory, work) = match event.kind {
@@ -407,7 +407,7 @@ impl Checks {
             EventKind::Open { .. } => (SCOPE + OPEN_SCOPE, SCOPE_EVENT),
             EventKind::Enter { .. } => (0, SCOPE_EVENT),
             EventKind::Leave { .. } | EventKind::Close { .. } => (0, SCOPE_EVENT + 8 * depth()),
-            EventKind::Refused { .. } => (REFUSAL, EVENT),
+            EventKind::Rejected { .. } => (REJECTION, EVENT),
             // Adopting affects all threads.
             EventKind::Adopt { .. } => (0, SCOPE_EVENT + u64::from(self.threads)),
             EventKind::Mark { .. } => (MARK, EVENT),
@@ -420,7 +420,7 @@ impl Checks {
     /// Returns the memory that is no longer needed after an event that was paid for: the memory of removed blocks and closed
     /// scopes, and of a block or scope that was not added because the event was rejected. `before` is the earlier result of
     /// [`count`](Self::count).
-    pub(super) fn given_back(&self, event: &RecordedEvent, before: (u64, usize)) -> u64 {
+    pub(super) fn released(&self, event: &RecordedEvent, before: (u64, usize)) -> u64 {
         let new_block = matches!(event.kind, EventKind::Alloc { .. } | EventKind::FreeFailed);
         let new_scope = matches!(event.kind, EventKind::Open { .. });
         let blocks = (before.0 + u64::from(new_block)).saturating_sub(self.blocks);
@@ -474,7 +474,7 @@ mod tests {
                 EventKind::Free { key, .. } => _ = live.remove(&key),
                 _ => {}
             }
-            budget.give_back(checks.given_back(&event, before));
+            budget.release(checks.released(&event, before));
         }
         unreachable!("the budget has an end")
     }

@@ -168,7 +168,7 @@ impl Definitions {
     }
 
     /// Prepares for a new file of the same recording, which repeats its definitions.
-    pub(super) fn begin_file(&mut self) {
+    pub(super) fn start_file(&mut self) {
         self.clocks.clear();
         self.interceptions.clear();
         self.part = None;

@@ -90,7 +90,7 @@ pub(super) struct EventReader {
 
 impl EventWriter {
     /// Starts a record with the next event.
-    pub(super) fn begin_record(&mut self) {
+    pub(super) fn start_record(&mut self) {
         self.before = Before::default();
         self.sorts.clear();
     }
@@ -185,7 +185,7 @@ impl EventWriter {
 }
 
 impl EventReader {
-    pub(super) fn begin_record(&mut self) {
+    pub(super) fn start_record(&mut self) {
         self.before = Before::default();
         self.sorts.clear();
     }
@@ -310,7 +310,7 @@ events! {
     ResetPeaks = 18 { device: Device }
     Lost = 19 { count: u64 }
     Displaced = 20 { now: u64, more: u64 }
-    Refused = 22 { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId }
+    Rejected = 22 { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId }
     Mark = 23 { callsite: CallsiteId }
     Adopt = 25 { scope: ScopeId, threads: Threads }
     Named = 26 { name: ThreadName }

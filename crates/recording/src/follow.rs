@@ -64,7 +64,7 @@ impl Growing {
 /// The definitions of an event are in the file before it, so nothing is read twice. An exception are the functions at the addresses of
 /// stacks, which are added after the program has ended.
 ///
-/// A recording of the latest events continues in a new file when the file is full: see [`go_on_in`](Self::go_on_in).
+/// A recording of the latest events continues in a new file when the file is full: see [`continue_in`](Self::continue_in).
 #[derive(Debug)]
 pub struct Follower {
     reader: Reader<Growing>,
@@ -110,7 +110,7 @@ impl Follower {
                 Step::Event(event) => self.tally.add(&event, &self.changes),
                 Step::Totals(totals) => {
                     self.lost_before = totals.lost.saturating_sub(self.reader.ledger().counts().lost);
-                    self.tally.go_on_from(*totals);
+                    self.tally.continue_from(*totals);
                 }
                 Step::Label(_) | Step::Allocator(_) => continue,
             }
@@ -138,31 +138,31 @@ impl Follower {
 
     /// Discards the bytes after the last complete record. The caller must read the file again from [`offset`](Self::offset), because the
     /// program may replace incomplete or damaged bytes.
-    pub fn go_back(&mut self) {
-        *self.reader.items.go_back() = Growing { has_header: self.offset() > 0, ..Growing::default() };
+    pub fn rewind(&mut self) {
+        *self.reader.items.rewind() = Growing { has_header: self.offset() > 0, ..Growing::default() };
     }
 
     /// Continues with a new file after the end of the previous one. Returns true if all events before its start were read. Otherwise
     /// nothing changes, and only a new follower can read the new file.
-    pub fn go_on_in(&mut self, next: &Beginning) -> bool {
-        let is_next = next.is_same(&self.beginning()) && !next.is_peaks && next.after <= self.reader.newest();
+    pub fn continue_in(&mut self, next: &FileStart) -> bool {
+        let is_next = next.is_same(&self.file_start()) && !next.is_peaks && next.after <= self.reader.latest();
         if is_next {
-            *self.reader.items.go_back() = Growing::default();
+            *self.reader.items.rewind() = Growing::default();
             self.bytes_before = self.reader.items.bytes() - FILE_HEADER as u64;
-            self.reader.begin_file();
+            self.reader.start_file();
         }
         is_next
     }
 
     /// Returns the start of the current file.
-    pub fn beginning(&self) -> Beginning {
+    pub fn file_start(&self) -> FileStart {
         let definitions = self.reader.definitions();
-        Beginning::of(definitions.part(), definitions.ring(), definitions.process().pid)
+        FileStart::of(definitions.part(), definitions.ring(), definitions.process().pid)
     }
 
     /// Returns the number of events between the last one that was read and the first one after the start of a file.
-    pub fn events_before(&self, next: &Beginning) -> u64 {
-        next.after.saturating_sub(self.reader.newest())
+    pub fn events_before(&self, next: &FileStart) -> u64 {
+        next.after.saturating_sub(self.reader.latest())
     }
 
     /// Adds the functions at an address, which a recording contains only after its program has ended.
@@ -215,7 +215,7 @@ impl Follower {
 
 /// The start of a file of a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Beginning {
+pub struct FileStart {
     /// The unique id of the recording. Only recordings of processes have one.
     pub recording: Option<u64>,
     /// The id of the process that writes the recording, in the process's own pid namespace; 0 if the recording does not contain it.
@@ -226,7 +226,7 @@ pub struct Beginning {
     pub is_peaks: bool,
 }
 
-impl Beginning {
+impl FileStart {
     fn of(part: Option<PartDefinition>, ring: Option<RingDefinition>, pid: u32) -> Self {
         let (after, is_peaks) = part.map_or((0, false), |part| (part.after, part.is_peaks));
         Self { recording: ring.map(|ring| ring.recording), pid, after, is_peaks }
@@ -348,9 +348,9 @@ mod tests {
             follower.read(&file[..file.len() / 2]).unwrap();
             let complete = usize::try_from(follower.offset()).unwrap();
             assert!(complete > FILE_HEADER && complete < file.len() / 2, "{complete}");
-            follower.go_back();
+            follower.rewind();
             assert_eq!(follower.read(garbage).is_err(), garbage.len() == 16);
-            follower.go_back();
+            follower.rewind();
             assert_eq!(follower.offset(), complete as u64);
             follower.read(&file[complete..]).unwrap();
             assert_eq!((follower.offset(), follower.time()), (file.len() as u64, Duration::from_millis(60)));
@@ -402,7 +402,7 @@ mod tests {
                     continue;
                 }
                 5 if random(8) == 0 => EventKind::Lost { count: 2 },
-                6 if random(4) == 0 => EventKind::Refused {
+                6 if random(4) == 0 => EventKind::Rejected {
                     device: Some(DEVICE),
                     bytes: Bytes::new(1 + random(1_000)),
                     kind: MemKind::Device,
@@ -445,7 +445,7 @@ mod tests {
     }
 
     /// Returns the totals, and the live blocks with their scopes.
-    fn figures(follower: &Follower) -> (Totals, Vec<(u64, Bytes, Vec<CallsiteId>)>) {
+    fn results(follower: &Follower) -> (Totals, Vec<(u64, Bytes, Vec<CallsiteId>)>) {
         let (nodes, blocks) = (follower.ledger().nodes(), follower.ledger().blocks(None));
         let path = |node: NodeId| {
             let above = |node: &NodeId| Some(nodes[node.0 as usize].1.parent).filter(|parent| *parent != NodeId::NONE);
@@ -464,33 +464,33 @@ mod tests {
         for seed in 0..30 {
             let items = program(seed);
             let cuts = [0, 150 + usize::try_from(seed).unwrap(), 400, items.len()];
-            let (mut part, mut whole, mut follower) = (Part::newest(), Follower::default(), Follower::default());
+            let (mut part, mut whole, mut follower) = (Part::latest(), Follower::default(), Follower::default());
             whole.read(&file([])[..]).unwrap();
             for (at, cut) in cuts.windows(2).enumerate() {
-                let begin =
+                let start =
                     if at == 0 { Vec::new() } else { [vec![Item::Part(part.definition())], part.items()].concat() };
-                let this = file(begin.into_iter().chain(items[cut[0]..cut[1]].iter().cloned()));
+                let this = file(start.into_iter().chain(items[cut[0]..cut[1]].iter().cloned()));
                 if at > 0 {
-                    assert!(follower.go_on_in(&Beginning::read(&this[..]).unwrap()));
+                    assert!(follower.continue_in(&FileStart::read(&this[..]).unwrap()));
                 }
                 let mut late = Follower::default();
                 late.read(&this[..]).unwrap();
                 follower.read(&this[..]).unwrap();
                 let more = file(items[cut[0]..cut[1]].iter().cloned());
                 whole.read(&more[FILE_HEADER..]).unwrap();
-                let expected = figures(&whole);
-                assert_eq!(figures(&follower), expected, "seed {seed}, file {at}");
-                assert_eq!(figures(&late), expected, "seed {seed}, file {at}, begun late");
+                let expected = results(&whole);
+                assert_eq!(results(&follower), expected, "seed {seed}, file {at}");
+                assert_eq!(results(&late), expected, "seed {seed}, file {at}, begun late");
                 for item in &items[cut[0]..cut[1]] {
                     match item {
                         Item::Event(event) => part.apply(event),
-                        Item::ThreadReused(thread) => part.begin_thread(*thread),
+                        Item::ThreadReused(thread) => part.start_thread(*thread),
                         _ => {}
                     }
                 }
             }
-            assert!(!follower.go_on_in(&Beginning { after: 1_000, ..follower.beginning() }), "events are missing");
-            assert_eq!(follower.events_before(&Beginning { after: 1_000, ..follower.beginning() }), 400);
+            assert!(!follower.continue_in(&FileStart { after: 1_000, ..follower.file_start() }), "events are missing");
+            assert_eq!(follower.events_before(&FileStart { after: 1_000, ..follower.file_start() }), 400);
         }
     }
 }

@@ -119,7 +119,7 @@ pub struct Process {
     /// The file name of the module that contains gpumem, which is shown as part of the program.
     pub own_module: Option<String>,
     /// The time when the session started, since 1970.
-    pub began: Duration,
+    pub started: Duration,
     /// The version of gpumem.
     pub version: String,
     /// How long the process had run when the recording started, if the recording did not start with the process. Earlier
@@ -298,7 +298,7 @@ impl Wire for Finished {
     }
 }
 
-fields!(Process { pid, executable, arguments, folder, own_module, began, version, ran_before, cards, host, rank });
+fields!(Process { pid, executable, arguments, folder, own_module, started, version, ran_before, cards, host, rank });
 fields!(PartDefinition { is_peaks, after });
 fields!(RingDefinition { segment, recording });
 fields!(ProcessEnd { latest, within });

@@ -63,7 +63,7 @@ impl<R: Read> Items<R> {
                     return Ok(None);
                 }
                 self.at = 0;
-                self.events.begin_record();
+                self.events.start_record();
                 continue;
             }
             if let Err(limit) = self.budget.item() {
@@ -71,15 +71,15 @@ impl<R: Read> Items<R> {
                 return Ok(None);
             }
             let first = self.plain[self.at];
-            let begin = self.at + usize::from(is_short(first));
-            let mut input = Input::new(&self.plain[begin..]);
+            let start = self.at + usize::from(is_short(first));
+            let mut input = Input::new(&self.plain[start..]);
             let next = if is_short(first) {
                 self.events.get_short(first, &mut input).map(|event| Some(Next::Event(event)))
             } else {
                 item::get(&mut self.events, &mut input).map(|item| {
                     Some(match item? {
                         Item::Event(event) => Next::Event(event),
-                        item => Next::Other(Box::new(item), (self.plain.len() - begin - input.len()) as u64),
+                        item => Next::Other(Box::new(item), (self.plain.len() - start - input.len()) as u64),
                     })
                 })
             };
@@ -110,9 +110,9 @@ impl<R: Read> Items<R> {
         self.records.underlying()
     }
 
-    /// See [`Records::go_back`].
-    pub(super) fn go_back(&mut self) -> &mut R {
-        self.records.go_back()
+    /// See [`Records::rewind`].
+    pub(super) fn rewind(&mut self) -> &mut R {
+        self.records.rewind()
     }
 
     /// Returns the number of bytes up to the end of the last complete record.

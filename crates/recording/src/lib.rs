@@ -34,11 +34,11 @@ mod writer;
 pub use self::{
     allocator::{
         AllocatorAction, AllocatorContradiction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents,
-        AllocatorFigures, AllocatorSettings, TensorClass, TensorGroup, TensorHolder,
+        AllocatorSettings, AllocatorStats, TensorClass, TensorGroup, TensorHolder,
     },
     definitions::Definitions,
     event::RecordedEvent,
-    follow::{Beginning, Follower, Growing},
+    follow::{FileStart, Follower, Growing},
     item::{
         BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, Finished,
         Interception, Item, ModuleDefinition, PartDefinition, PoolBlock, PoolDefinition, Process, ProcessEnd,

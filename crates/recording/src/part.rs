@@ -17,7 +17,7 @@ use gpumem_core::{
 const MOST_WARNINGS: usize = 1 << 10;
 
 /// The largest number of kept rejected allocations.
-const MOST_REFUSALS: usize = 1 << 14;
+const MOST_REJECTIONS: usize = 1 << 14;
 
 /// The kept events of a program.
 #[derive(Debug)]
@@ -39,11 +39,11 @@ pub struct Part {
     /// The events that report that events were lost or not understood.
     warnings: Vec<RecordedEvent>,
     /// The rejected allocations.
-    refusals: Vec<RecordedEvent>,
+    rejections: Vec<RecordedEvent>,
     /// The registered pools, and the last report of each.
     pools: HashMap<PoolId, RecordedEvent>,
     reserved: HashMap<PoolId, RecordedEvent>,
-    newest: u64,
+    latest: u64,
 }
 
 /// An event that allocated a block, or ended one.
@@ -86,7 +86,7 @@ struct Peak {
 
 impl Part {
     /// Keeps the live blocks.
-    pub fn newest() -> Self {
+    pub fn latest() -> Self {
         Self::new(None)
     }
 
@@ -107,16 +107,16 @@ impl Part {
             freed_last,
             peaks,
             warnings: Vec::new(),
-            refusals: Vec::new(),
+            rejections: Vec::new(),
             pools: HashMap::new(),
             reserved: HashMap::new(),
-            newest: 0,
+            latest: 0,
         }
     }
 
     /// Applies an event. Events must come in the order of their numbers.
     pub fn apply(&mut self, event: &RecordedEvent) {
-        self.newest = event.number;
+        self.latest = event.number;
         let RecordedEvent { number, time, thread, ref kind, .. } = *event;
         match kind {
             EventKind::Lost { .. } | EventKind::Displaced { .. } | EventKind::Untracked
@@ -130,7 +130,7 @@ impl Part {
             }
             EventKind::PoolReserved { pool, .. } => _ = self.reserved.insert(*pool, *event),
             EventKind::PoolEmptied { pool } => _ = self.reserved.remove(pool),
-            EventKind::Refused { .. } if self.refusals.len() < MOST_REFUSALS => self.refusals.push(*event),
+            EventKind::Rejected { .. } if self.rejections.len() < MOST_REJECTIONS => self.rejections.push(*event),
             _ => {}
         }
         self.scopes.apply(event);
@@ -162,9 +162,9 @@ impl Part {
     }
 
     /// Notes that a thread reuses the id of an ended thread.
-    pub fn begin_thread(&mut self, thread: ThreadId) {
-        self.ledger.begin_thread(thread);
-        self.scopes.begin_thread(thread, self.newest);
+    pub fn start_thread(&mut self, thread: ThreadId) {
+        self.ledger.start_thread(thread);
+        self.scopes.start_thread(thread, self.latest);
     }
 
     /// Notes the number of missing events.
@@ -298,7 +298,7 @@ impl Part {
         for Kept { event, pool, .. } in since.chain(self.live.values()) {
             events.entry(event.number).or_insert((*event, *pool));
         }
-        let others = self.warnings.iter().chain(&self.refusals);
+        let others = self.warnings.iter().chain(&self.rejections);
         for event in others.chain(self.pools.values()).chain(self.reserved.values()) {
             events.entry(event.number).or_insert((*event, PoolId::NONE));
         }
@@ -356,7 +356,7 @@ impl Part {
 
     /// Returns the definition for a recording that starts with these events.
     pub fn definition(&self) -> PartDefinition {
-        PartDefinition { is_peaks: self.peaks.is_some(), after: self.newest }
+        PartDefinition { is_peaks: self.peaks.is_some(), after: self.latest }
     }
 }
 
@@ -387,10 +387,10 @@ impl OpenScopes {
         }
     }
 
-    fn begin_thread(&mut self, thread: ThreadId, newest: u64) {
+    fn start_thread(&mut self, thread: ThreadId, latest: u64) {
         self.entered.remove(&thread);
         self.named.remove(&thread);
-        self.reused.insert(thread, newest);
+        self.reused.insert(thread, latest);
     }
 
     /// Returns the events that the reader needs, including those of closed scopes that threads are still in.
@@ -414,15 +414,15 @@ mod tests {
     };
 
     /// The peak of each device, the live blocks, and the pools.
-    type Figures = (Vec<(Device, u64)>, Vec<(Key, Bytes)>, Vec<KnownPool>);
+    type LedgerState = (Vec<(Device, u64)>, Vec<(Key, Bytes)>, Vec<KnownPool>);
 
     /// Returns the state of a ledger after these events.
-    fn figures(events: &[RecordedEvent]) -> Figures {
-        figures_of(&events.iter().map(|event| (*event, None)).collect::<Vec<_>>())
+    fn ledger_state(events: &[RecordedEvent]) -> LedgerState {
+        ledger_state_of(&events.iter().map(|event| (*event, None)).collect::<Vec<_>>())
     }
 
-    /// Like `figures`, for kept events with their pools.
-    fn figures_of(events: &[(RecordedEvent, Option<PoolId>)]) -> Figures {
+    /// Like `ledger_state`, for kept events with their pools.
+    fn ledger_state_of(events: &[(RecordedEvent, Option<PoolId>)]) -> LedgerState {
         let mut ledger = Ledger::default();
         for (RecordedEvent { number, time, thread, kind, .. }, pool) in events {
             ledger.apply(&Event { number: *number, time: *time, thread: *thread, kind });
@@ -501,18 +501,22 @@ mod tests {
     fn the_peak_of_the_programs_view_is_kept_and_what_pools_have() {
         for seed in 1..=300 {
             let events = program_with_pool(seed);
-            let (mut peaks, mut newest) = (Part::peaks(), Part::newest());
+            let (mut peaks, mut latest) = (Part::peaks(), Part::latest());
             for event in &events {
                 peaks.apply(event);
-                newest.apply(event);
+                latest.apply(event);
             }
-            let expected = figures(&events);
-            let totals = [&peaks, &newest].map(|part| part.totals().clone());
-            let [peaks, newest] = [peaks, newest]
+            let expected = ledger_state(&events);
+            let totals = [&peaks, &latest].map(|part| part.totals().clone());
+            let [peaks, latest] = [peaks, latest]
                 .map(|part| part.events().into_iter().map(|(event, pool)| (event, Some(pool))).collect::<Vec<_>>());
-            assert_eq!(figures_of(&peaks), expected, "seed {seed}");
-            assert_eq!((figures_of(&newest).1, figures_of(&newest).2), (expected.1, expected.2), "seed {seed}");
-            assert!(peaks.len() < events.len() && newest.len() < events.len());
+            assert_eq!(ledger_state_of(&peaks), expected, "seed {seed}");
+            assert_eq!(
+                (ledger_state_of(&latest).1, ledger_state_of(&latest).2),
+                (expected.1, expected.2),
+                "seed {seed}"
+            );
+            assert!(peaks.len() < events.len() && latest.len() < events.len());
             // The driver's blocks have their own peak, at another time. Each block has 100 bytes.
             let (mut now, mut most) = (0_u64, 0);
             for RecordedEvent { kind, .. } in &events {
@@ -535,9 +539,9 @@ mod tests {
         let mut next = 0;
         for number in 1..=400 {
             // First there are more allocations than frees, then fewer.
-            let wanted = if number < 250 { 6 } else { 3 };
+            let requested = if number < 250 { 6 } else { 3 };
             let kind = match random(10) {
-                chance if chance < wanted || live.is_empty() => {
+                chance if chance < requested || live.is_empty() => {
                     next += 1;
                     let bytes = 1 + random(1_000);
                     live.push((next, bytes));
@@ -582,19 +586,19 @@ mod tests {
     fn the_peaks_and_what_is_live_are_those_of_all_events() {
         for seed in 0..200 {
             let events = program(seed);
-            let expected = figures(&events);
-            let (mut peaks, mut newest) = (Part::peaks(), Part::newest());
+            let expected = ledger_state(&events);
+            let (mut peaks, mut latest) = (Part::peaks(), Part::latest());
             for event in &events {
                 peaks.apply(event);
-                newest.apply(event);
+                latest.apply(event);
             }
             let kept = without_pools(&peaks);
-            assert_eq!(figures(&kept), expected, "seed {seed}");
+            assert_eq!(ledger_state(&kept), expected, "seed {seed}");
             assert!(kept.len() < events.len() && kept.is_sorted_by_key(|event| event.number));
-            let live = without_pools(&newest);
-            assert_eq!(figures(&live).1, expected.1, "seed {seed}");
+            let live = without_pools(&latest);
+            assert_eq!(ledger_state(&live).1, expected.1, "seed {seed}");
             assert!(live.iter().all(|event| matches!(event.kind, EventKind::Alloc { .. })));
-            let definitions = [peaks.definition(), newest.definition()];
+            let definitions = [peaks.definition(), latest.definition()];
             assert_eq!(
                 definitions.map(|part| (part.is_peaks, part.after)),
                 [true, false].map(|is| (is, events.last().unwrap().number))

@@ -37,7 +37,7 @@ pub struct Reader<R> {
     /// The approximate bytes of the added definitions.
     defined: u64,
     /// The number of the last event.
-    newest: u64,
+    latest: u64,
     /// True while the start of a new file repeats events of the previous file.
     skips: bool,
 }
@@ -88,9 +88,9 @@ impl<R: io::Read + Seek> Reader<R> {
     /// Returns an error if reading fails, and one of the kind [`InvalidData`](io::ErrorKind::InvalidData) if this is not a recording,
     /// or its version is too new.
     pub fn new(mut from: R) -> io::Result<Self> {
-        let begin = from.stream_position()?;
-        let length = from.seek(SeekFrom::End(0))?.saturating_sub(begin);
-        from.seek(SeekFrom::Start(begin))?;
+        let start = from.stream_position()?;
+        let length = from.seek(SeekFrom::End(0))?.saturating_sub(start);
+        from.seek(SeekFrom::Start(start))?;
         Self::of_size(from, length)
     }
 
@@ -100,7 +100,7 @@ impl<R: io::Read + Seek> Reader<R> {
     /// # Errors
     /// Returns the errors of [`new`](Self::new).
     pub fn of_size(mut from: R, length: u64) -> io::Result<Self> {
-        let begin = from.stream_position()?;
+        let start = from.stream_position()?;
         let mut definitions = Definitions::default();
         let mut items = Items::of(Records::new(&mut from)?, Budget::new(length, 0));
         while let Some(next) = items.next()? {
@@ -109,7 +109,7 @@ impl<R: io::Read + Seek> Reader<R> {
             }
         }
         let budget = Budget::new(length, items.budget.memory());
-        from.seek(SeekFrom::Start(begin))?;
+        from.seek(SeekFrom::Start(start))?;
         Ok(Self::of(Items::of(Records::new(from)?, budget), definitions, false))
     }
 }
@@ -129,7 +129,7 @@ impl<R: io::Read> Reader<R> {
             skipped,
             defines,
             defined: 0,
-            newest: 0,
+            latest: 0,
             skips: false,
         }
     }
@@ -162,9 +162,9 @@ impl<R: io::Read> Reader<R> {
     pub fn step_observed(&mut self, observer: &mut impl Observer) -> io::Result<Option<Step>> {
         while let Some(next) = self.items.next()? {
             let step = match next {
-                Next::Event(event) if self.skips && event.number <= self.newest => Ok(None),
+                Next::Event(event) if self.skips && event.number <= self.latest => Ok(None),
                 Next::Event(event) => {
-                    self.newest = event.number;
+                    self.latest = event.number;
                     self.skips = false;
                     let applied = self.state.apply(&event, &mut self.items.budget, observer);
                     applied.map(|()| Some(Step::Event(event)))
@@ -236,14 +236,14 @@ impl<R: io::Read> Reader<R> {
     }
 
     /// Continues with a new file of the recording, whose bytes come next.
-    pub(super) fn begin_file(&mut self) {
+    pub(super) fn start_file(&mut self) {
         self.skips = true;
-        self.state.definitions.begin_file();
+        self.state.definitions.start_file();
     }
 
     /// Returns the number of the last event that was read.
-    pub(super) fn newest(&self) -> u64 {
-        self.newest
+    pub(super) fn latest(&self) -> u64 {
+        self.latest
     }
 
     /// Returns how reading ended, after the last step.

@@ -194,7 +194,7 @@ impl<R: Read> Records<R> {
     }
 
     /// Allows the incomplete or damaged record to be read again. Returns the source of the bytes.
-    pub(super) fn go_back(&mut self) -> &mut R {
+    pub(super) fn rewind(&mut self) -> &mut R {
         self.end.take_if(|end| !matches!(end, End::AboveLimit { .. }));
         &mut self.from
     }
@@ -373,13 +373,13 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_refused_with_a_reason() {
-        let refused = |file: &[u8]| Records::new(file).unwrap_err().to_string();
-        assert!(refused(b"").contains("not a recording"));
-        assert!(refused(b"\x89gpumem\n\x01").contains("cut"));
-        assert!(refused(b"PK\x03\x04 something else entirely").contains("not a recording"));
+    fn other_files_are_rejected_with_a_reason() {
+        let error_of = |file: &[u8]| Records::new(file).unwrap_err().to_string();
+        assert!(error_of(b"").contains("not a recording"));
+        assert!(error_of(b"\x89gpumem\n\x01").contains("cut"));
+        assert!(error_of(b"PK\x03\x04 something else entirely").contains("not a recording"));
         let mut newer = file(&[]);
         newer[8] = 9;
-        assert!(refused(&newer).contains("version 9"));
+        assert!(error_of(&newer).contains("version 9"));
     }
 }

@@ -104,7 +104,7 @@ pub fn has_ring(file: &File, segments: &dyn Segments) -> bool {
 }
 
 /// Returns the data that a process left in its ring, as a file that continues the recording: see
-/// [`Follower::go_on_in`](super::Follower::go_on_in). The process must have stopped writing its recording. Changes nothing. `None` if there
+/// [`Follower::continue_in`](super::Follower::continue_in). The process must have stopped writing its recording. Changes nothing. `None` if there
 /// is no ring.
 ///
 /// # Errors
@@ -199,11 +199,11 @@ fn missing(mut file: &File, recorded: u64, items: impl Iterator<Item = Item>) ->
     let recorded = recorded.min(file.metadata()?.len());
     file.seek(SeekFrom::Start(recorded))?;
     let mut rest = Items::of(Records::after_header(io::BufReader::new(file)), Budget::default());
-    let (mut newest, mut after_it) = (None, Vec::new());
+    let (mut latest, mut after_it) = (None, Vec::new());
     while let Some(next) = rest.next()? {
         match next {
             Next::Event(event) => {
-                newest = Some(event.number);
+                latest = Some(event.number);
                 after_it.clear();
             }
             // An idle process writes a clock each second. No ring contains clocks.
@@ -216,8 +216,8 @@ fn missing(mut file: &File, recorded: u64, items: impl Iterator<Item = Item>) ->
         _ => rest.bytes(),
     };
     let mut items: Vec<Item> = items.collect();
-    let is_newest = |item: &Item| matches!(item, Item::Event(event) if Some(event.number) == newest);
-    let mut written = items.iter().rposition(is_newest).map_or(0, |at| at + 1);
+    let is_latest = |item: &Item| matches!(item, Item::Event(event) if Some(event.number) == latest);
+    let mut written = items.iter().rposition(is_latest).map_or(0, |at| at + 1);
     for item in &after_it {
         written += usize::from(items.get(written) == Some(item));
     }
@@ -250,7 +250,7 @@ struct Head {
     /// The process id.
     pid: Option<u32>,
     /// The time when the session started, since 1970.
-    began: Option<Duration>,
+    started: Option<Duration>,
     ring: Option<RingDefinition>,
 }
 
@@ -262,7 +262,7 @@ impl Head {
         let Ok(mut items) = records.map(|records| Items::of(records, Budget::default())) else { return head };
         while let Ok(Some(next)) = items.next() {
             match next.into() {
-                Item::Process(process) => (head.pid, head.began) = (Some(process.pid), Some(process.began)),
+                Item::Process(process) => (head.pid, head.started) = (Some(process.pid), Some(process.started)),
                 Item::Ring(ring) => head.ring = Some(ring),
                 Item::Event(_) => break,
                 _ => {}
@@ -279,7 +279,7 @@ impl Head {
             (None, Some(detached)) => (detached.saturating_add(SECOND), SECOND),
             (None, None) => return None,
         };
-        Some(ProcessEnd { latest: latest.saturating_sub(self.began?), within })
+        Some(ProcessEnd { latest: latest.saturating_sub(self.started?), within })
     }
 }
 
@@ -411,7 +411,7 @@ mod tests {
         // A reader that read the file while the process ran can continue.
         let (mut reader, mut from) = (Follower::default(), File::open(&files.0).unwrap());
         reader.read(&from).unwrap();
-        reader.go_back();
+        reader.rewind();
         assert_eq!(added(&files, &shared), Some(4));
         from.seek(SeekFrom::Start(reader.offset())).unwrap();
         reader.read(from).unwrap();

@@ -138,7 +138,7 @@ impl<M: RingMemory> Ring<M> {
         &self.line(line::TAIL)[0]
     }
 
-    fn newest_state(&self) -> &AtomicU64 {
+    fn latest_state(&self) -> &AtomicU64 {
         &self.line(line::ABOUT)[2]
     }
 
@@ -236,7 +236,7 @@ impl<M: RingMemory> RingDefinitions<M> {
     pub fn add(&mut self, items: &[Item]) -> bool {
         self.bytes.clear();
         for item in items {
-            self.events.begin_record();
+            self.events.start_record();
             item::put(item, &mut self.events, &mut self.scratch, &mut self.bytes);
         }
         let mut free = self.ring.definitions().skip(self.written);
@@ -368,7 +368,7 @@ impl<M: RingMemory> RingWriter<M> {
     #[cold]
     pub fn item(&mut self, item: &Item) {
         self.bytes.clear();
-        self.events.begin_record();
+        self.events.start_record();
         item::put(item, &mut self.events, &mut self.scratch, &mut self.bytes);
         let slots = (8 + self.bytes.len()).div_ceil(BYTES) as u64;
         if !self.make_room(slots) {
@@ -417,12 +417,12 @@ impl<M: RingMemory> RingReader<M> {
     /// Notes that the recording now has `recorded` bytes and contains all items of released slots. [`WHOLE_FILE`] means all bytes
     /// of any file.
     pub fn set_recorded(&mut self, recorded: u64) {
-        let other = 1 - self.ring.newest_state().load(Relaxed) % 2;
+        let other = 1 - self.ring.latest_state().load(Relaxed) % 2;
         let [length, slots, ..] = self.ring.line(line::STATES[usize::from(other == 1)]);
         length.store(recorded, Relaxed);
         slots.store(self.tail, Relaxed);
         // One store replaces both length and slots, because the program may be killed at any moment.
-        self.ring.newest_state().store(other, Release);
+        self.ring.latest_state().store(other, Release);
     }
 
     /// Returns an item of `length` bytes, and the number of its slots.
@@ -436,7 +436,7 @@ impl<M: RingMemory> RingReader<M> {
         let length = usize::try_from(length).unwrap_or(0);
         let words = (self.next..self.next + slots).flat_map(|at| self.ring.slot(at)).skip(1);
         self.bytes.extend(words.flat_map(|word| word.load(Relaxed).to_le_bytes()).take(length));
-        self.events.begin_record();
+        self.events.start_record();
         let item = item::get(&mut self.events, &mut Input::new(&self.bytes));
         // This version wrote the item. If it cannot be read, the memory is damaged, and it counts as one missed item.
         (item.ok().flatten().unwrap_or(Item::Missed(1)), slots)
@@ -485,11 +485,11 @@ impl Found {
         let slots = slots_of(bytes.len() / BYTES)?;
         let memory = bytes.chunks_exact(BYTES).take(lines).map(line).collect();
         let ring = Ring { memory, mask: slots as u64 - 1 };
-        let [magic, version, newest, recording, ..] = ring.line(line::ABOUT).each_ref().map(|word| word.load(Relaxed));
+        let [magic, version, latest, recording, ..] = ring.line(line::ABOUT).each_ref().map(|word| word.load(Relaxed));
         if magic != MAGIC || version != VERSION {
             return None;
         }
-        let state = ring.line(line::STATES[usize::from(newest % 2 == 1)]);
+        let state = ring.line(line::STATES[usize::from(latest % 2 == 1)]);
         let [recorded, tail] = [0, 1].map(|at| state[at].load(Relaxed));
         let head = ring.head().load(Relaxed);
         (head.checked_sub(tail)? <= slots as u64).then_some(Self { ring, recording, recorded, tail, head })
@@ -728,7 +728,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_ring_are_refused_and_damaged_ones_do_not_panic() {
+    fn bytes_that_are_no_ring_are_rejected_and_damaged_ones_do_not_panic() {
         let (mut writer, reader) = ring(16);
         (0..15).for_each(|number| put(&mut writer, number));
         assert!(writer.definitions().add(&[stack(1), stack(2)]));

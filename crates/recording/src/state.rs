@@ -78,7 +78,7 @@ impl State {
         self.checks.spend(event, budget)?;
         let before = self.checks.count();
         let applied = self.apply_paid(event, inside.as_deref(), observer);
-        budget.give_back(self.checks.given_back(event, before));
+        budget.release(self.checks.released(event, before));
         applied
     }
 

@@ -26,7 +26,7 @@ pub struct Totals {
     /// The number of blocks that ended.
     pub frees: u64,
     /// The number of allocations that were rejected because there was not enough memory.
-    pub refused: u64,
+    pub rejected: u64,
     /// The number of rejected allocations after which the same thread obtained as much memory within a second.
     pub obtained: u64,
     /// The number of lost events.
@@ -50,7 +50,7 @@ pub struct DevicePeak {
     pub time: Time,
 }
 
-fields!(Totals { allocations, frees, refused, obtained, lost, peaks, waiting, driver_peaks });
+fields!(Totals { allocations, frees, rejected, obtained, lost, peaks, waiting, driver_peaks });
 fields!(Waiting { thread, device, bytes, kind, since });
 fields!(DevicePeak { device, bytes, time });
 
@@ -106,8 +106,8 @@ impl Tally {
         }
         match event.kind {
             EventKind::Alloc { block, .. } if !self.totals.waiting.is_empty() => self.obtained(thread, &block, time),
-            EventKind::Refused { device, bytes, kind, .. } => {
-                self.totals.refused = self.totals.refused.saturating_add(1);
+            EventKind::Rejected { device, bytes, kind, .. } => {
+                self.totals.rejected = self.totals.rejected.saturating_add(1);
                 let waiting = &mut self.totals.waiting;
                 waiting.retain(|waiting| time.saturating_sub(waiting.since) <= SOON);
                 if waiting.len() < MOST_WAITING {
@@ -191,7 +191,7 @@ impl Tally {
     }
 
     /// Continues from these totals, after the initial live blocks.
-    pub(super) fn go_on_from(&mut self, totals: Totals) {
+    pub(super) fn continue_from(&mut self, totals: Totals) {
         self.totals = totals;
         // A file from an unknown source may have any number of them.
         self.totals.peaks.truncate(MOST_PEAKS);

@@ -115,7 +115,7 @@ impl<W: Write> Writer<W> {
         }
         record::pack(&self.plain, mem::take(&mut self.waiting), &mut self.packed);
         self.plain.clear();
-        self.events.begin_record();
+        self.events.start_record();
         // The record is written in one call, so another process usually reads whole records.
         self.to.write_all(&self.packed)?;
         self.written.records += 1;

@@ -26,7 +26,7 @@ pub(crate) fn observe() -> Result<()> {
         }
     };
     trackers.iter().for_each(Tracker::start);
-    let result = attach(&mut is_attached).and_then(|()| begin(trackers));
+    let result = attach(&mut is_attached).and_then(|()| settle(trackers));
     result.inspect_err(|_| trackers.iter().for_each(Tracker::stop))
 }
 
@@ -52,7 +52,7 @@ fn new_trackers() -> Result<Vec<Tracker>> {
 }
 
 /// Starts the trackers so that no tensor is lost or counted twice: later tensors have an event, and the trackers add the others.
-fn begin(trackers: &[Tracker]) -> Result<()> {
+fn settle(trackers: &[Tracker]) -> Result<()> {
     let mut is_late = false;
     loop {
         let segment_events: Vec<_> = trackers.iter().map(Tracker::segment_events).collect();

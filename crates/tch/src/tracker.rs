@@ -58,12 +58,12 @@ struct State {
     /// The start addresses of the blocks of the large pool.
     large: BTreeSet<u64>,
     /// The current step of the start. `None` after all blocks that existed before the first event are known.
-    beginning: Option<Beginning>,
+    initial: Option<InitialState>,
 }
 
 /// A step of the start. It notes the blocks that occur in events: their state comes from the events, and not from the snapshot.
 #[derive(Default)]
-struct Beginning {
+struct InitialState {
     /// The blocks that occurred in events, and whether a tensor uses them.
     named: HashMap<u64, bool>,
     /// The number of events about segments.
@@ -80,7 +80,7 @@ impl Tracker {
     pub(crate) fn start(&self) {
         let state = &mut *self.state();
         if state.pool.is_none() {
-            *state = State { beginning: Some(Beginning::default()), ..State::default() };
+            *state = State { initial: Some(InitialState::default()), ..State::default() };
         }
     }
 
@@ -92,7 +92,7 @@ impl Tracker {
     /// Handles an event. PyTorch holds the lock of the device, so the events of one device arrive one after the other.
     pub(crate) fn event(&self, event: Event, address: u64, bytes: u64) {
         let state = &mut *self.state();
-        if state.pool.is_none() && state.beginning.is_none() {
+        if state.pool.is_none() && state.initial.is_none() {
             return;
         }
         let is_large = bytes > AllocatorSettings::SMALL;
@@ -102,16 +102,16 @@ impl Tracker {
                 if is_large {
                     state.large.insert(address);
                 }
-                if let Some(beginning) = &mut state.beginning {
-                    beginning.named.insert(address, true);
+                if let Some(initial) = &mut state.initial {
+                    initial.named.insert(address, true);
                 }
                 if let Some(pool) = &state.pool {
                     pool.allocated(address, Bytes::new(size));
                 }
             }
             Event::FreeRequested => {
-                let is_known = match &mut state.beginning {
-                    Some(beginning) => beginning.named.insert(address, false) == Some(true),
+                let is_known = match &mut state.initial {
+                    Some(initial) => initial.named.insert(address, false) == Some(true),
                     None => true,
                 };
                 if is_large {
@@ -123,8 +123,8 @@ impl Tracker {
             }
             Event::FreeCompleted => {
                 state.large.remove(&address);
-                if let Some(beginning) = &mut state.beginning {
-                    beginning.named.insert(address, false);
+                if let Some(initial) = &mut state.initial {
+                    initial.named.insert(address, false);
                 }
             }
             Event::SegmentAlloc | Event::SegmentMap => {
@@ -144,7 +144,7 @@ impl Tracker {
 
     /// Returns the number of segment events since the last step of the start, for [`settle`](Self::settle). `None` if no step is left.
     pub(crate) fn segment_events(&self) -> Option<u64> {
-        self.state().beginning.as_ref().map(|beginning| beginning.segment_events)
+        self.state().initial.as_ref().map(|initial| initial.segment_events)
     }
 
     /// Takes the next step of the start. `held` is the memory of the allocator, read after `segment_events` was called. Blocks that
@@ -160,8 +160,8 @@ impl Tracker {
         register: impl FnOnce() -> Result<Pool, E>,
     ) -> Result<(), E> {
         let state = &mut *self.state();
-        let Some(Beginning { named, .. }) =
-            state.beginning.take_if(|beginning| beginning.segment_events == segment_events)
+        let Some(InitialState { named, .. }) =
+            state.initial.take_if(|initial| initial.segment_events == segment_events)
         else {
             return Ok(());
         };
@@ -186,7 +186,7 @@ impl Tracker {
                 pool.allocated(*segment, Bytes::ZERO);
                 pool.freed(*segment);
             }
-            (state.pool, state.beginning) = (Some(pool), Some(Beginning::default()));
+            (state.pool, state.initial) = (Some(pool), Some(InitialState::default()));
         }
         Ok(())
     }
@@ -199,8 +199,8 @@ impl Tracker {
 impl State {
     fn reserve(&mut self, bytes: u64) {
         self.reserved = bytes;
-        if let Some(beginning) = &mut self.beginning {
-            beginning.segment_events += 1;
+        if let Some(initial) = &mut self.initial {
+            initial.segment_events += 1;
         }
         if let Some(pool) = &self.pool {
             pool.set_reserved(Bytes::new(bytes));
@@ -228,7 +228,7 @@ impl State {
             return rounded();
         }
         let segment = self.segments.range(..=address).next_back();
-        let Some(end) = segment.map(|(begin, bytes)| begin + bytes).filter(|end| address < *end) else {
+        let Some(end) = segment.map(|(start, bytes)| start + bytes).filter(|end| address < *end) else {
             return rounded();
         };
         let end = self.large.range(address + 1..end).next().copied().unwrap_or(end);

@@ -77,16 +77,16 @@ impl GpuMemLayer {
     }
 
     fn write(&self, span: &Id, metadata: &'static Metadata<'static>, trace: &Trace) {
-        let figures = trace.is_measured().then_some((trace.used.get(), trace.peaked.get()));
+        let values = trace.is_measured().then_some((trace.used.get(), trace.peaked.get()));
         // The values do not include memory on other devices. In that case there is a note about it.
         let is_elsewhere = trace.allocated_on.is_some();
-        let event_level = self.event_level.filter(|_| figures.is_some_and(|figures| is_elsewhere || figures != (0, 0)));
+        let event_level = self.event_level.filter(|_| values.is_some_and(|values| is_elsewhere || values != (0, 0)));
         if metadata.fields().is_empty() && event_level.is_none() {
             return;
         }
         let Some(dispatch) = self.dispatch.get().and_then(WeakDispatch::upgrade) else { return };
         let note = note(trace);
-        let (used, peaked) = figures.unzip();
+        let (used, peaked) = values.unzip();
         let record = |name, value: &dyn Value| record(&dispatch, span, metadata, name, value);
         let has_used = used.is_some_and(|used| record("gpu_used", &used));
         let has_peaked = peaked.is_some_and(|peaked| record("gpu_peaked", &peaked));

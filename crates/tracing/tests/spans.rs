@@ -53,7 +53,7 @@ fn measured(closings: &Closings) -> Dispatch {
 }
 
 /// Returns a closed span with these values, which are given in MiB.
-fn figures(name: &'static str, number: u64, used: i64, peaked: u64) -> Closed {
+fn closed_with(name: &'static str, number: u64, used: i64, peaked: u64) -> Closed {
     Closed { name, number, used: Some(used << 20), peaked: Some(peaked << 20), note: None }
 }
 
@@ -71,7 +71,7 @@ impl Log {
     }
 
     fn closed(self, name: &'static str, number: u64) -> Closed {
-        figures(name, number, self.in_use, (self.peak - self.in_use.max(0)).unsigned_abs())
+        closed_with(name, number, self.in_use, (self.peak - self.in_use.max(0)).unsigned_abs())
     }
 }
 
@@ -130,7 +130,7 @@ async fn request(number: u64) -> (Vec<Closed>, Vec<SimBlock>) {
 }
 
 #[test]
-fn each_of_many_concurrent_tasks_has_its_own_figures() {
+fn each_of_many_concurrent_tasks_has_its_own_numbers() {
     let closings = Closings::default();
     let dispatch = measured(&closings);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -187,7 +187,7 @@ macro_rules! formatter {
 }
 
 #[test]
-fn a_formatter_that_is_added_after_the_layer_prints_the_figures() {
+fn a_formatter_that_is_added_after_the_layer_prints_the_numbers() {
     let run = |dispatch: &Dispatch| {
         with_default(dispatch, || {
             let _weights = span!("load").in_scope(|| {
@@ -211,7 +211,7 @@ fn a_formatter_that_is_added_after_the_layer_prints_the_figures() {
 
 /// The exporter gets a span when it closes, with the attributes that it has at that time.
 #[test]
-fn exported_spans_have_the_figures() {
+fn exported_spans_have_the_numbers() {
     let exporter = InMemorySpanExporter::default();
     let provider = SdkTracerProvider::builder().with_simple_exporter(exporter.clone()).build();
     let otel = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
@@ -223,9 +223,9 @@ fn exported_spans_have_the_figures() {
     });
     let spans = exporter.get_finished_spans().unwrap();
     let attributes = spans[0].attributes.iter().map(|pair| (pair.key.as_str(), pair.value.as_str().into_owned()));
-    let figures: Vec<_> = attributes.filter(|(name, _)| name.starts_with("gpu_")).collect();
+    let values: Vec<_> = attributes.filter(|(name, _)| name.starts_with("gpu_")).collect();
     let expected = [("gpu_used", "20971520"), ("gpu_peaked", "0")].map(|(name, value)| (name, value.to_owned()));
-    assert_eq!((spans.len(), &*spans[0].name, &figures[..]), (1, "load", &expected[..]));
+    assert_eq!((spans.len(), &*spans[0].name, &values[..]), (1, "load", &expected[..]));
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn a_span_is_opened_in_its_explicit_parent() {
     closed.sort();
     // The thread was in `one` during all spans except `elsewhere`, which ran on another thread with `one` as its parent.
     let expected = [("elsewhere", 8), ("of none", 16), ("of other", 1), ("one", 16), ("other", 1)];
-    assert_eq!(closed, expected.map(|(name, peaked)| figures(name, 0, 0, peaked)));
+    assert_eq!(closed, expected.map(|(name, peaked)| closed_with(name, 0, 0, peaked)));
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn a_span_is_entered_again_and_closed_on_another_thread() {
     })
     .join()
     .unwrap();
-    assert_eq!(closings.take(), [figures("job", 0, 8, 6)]);
+    assert_eq!(closings.take(), [closed_with("job", 0, 8, 6)]);
 }
 
 /// The spans of both subscribers have the same ids.
@@ -297,7 +297,10 @@ fn two_subscribers_on_one_thread_do_not_mix_their_spans() {
     drop(in_second);
     let none = alloc(4);
     drop((of_first, of_second, both, second, none));
-    assert_eq!(all.map(|closings| closings.take()), [[figures("first", 0, 1, 0)], [figures("second", 0, 3, 0)]]);
+    assert_eq!(
+        all.map(|closings| closings.take()),
+        [[closed_with("first", 0, 1, 0)], [closed_with("second", 0, 3, 0)]]
+    );
 }
 
 /// The span is opened before the task that it is entered in, on this thread or on another one. It is also entered inside another span.
@@ -313,7 +316,7 @@ fn a_span_that_was_opened_elsewhere_counts_for_the_task_around_it_as_well() {
     let dispatch = measured(&closings);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
     let task = || GpuMemTrace::builder().silent(true).entered(false).start().unwrap();
-    let figures_of = |trace: &GpuMemTrace| (trace.data().used.mb(), trace.data().peaked.mb(), trace.live().len());
+    let values_of = |trace: &GpuMemTrace| (trace.data().used.mb(), trace.data().peaked.mb(), trace.live().len());
     with_default(&dispatch, || {
         let elsewhere =
             || thread::scope(|threads| threads.spawn(|| with_default(&dispatch, || span!("s"))).join().unwrap());
@@ -324,11 +327,11 @@ fn a_span_that_was_opened_elsewhere_counts_for_the_task_around_it_as_well() {
                 let run = run.with_subscriber(dispatch.clone());
                 let kept =
                     if is_spawned { runtime.block_on(runtime.spawn(run)).unwrap() } else { runtime.block_on(run) };
-                assert_eq!(figures_of(&inner), (2, 8, 1), "{at}, spawned: {is_spawned}");
+                assert_eq!(values_of(&inner), (2, 8, 1), "{at}, spawned: {is_spawned}");
                 drop((span, outer));
                 assert_eq!(
                     closings.take(),
-                    [figures("s", 0, 2, 8), figures("s", 0, 2, 8)],
+                    [closed_with("s", 0, 2, 8), closed_with("s", 0, 2, 8)],
                     "{at}, spawned: {is_spawned}"
                 );
                 drop(kept);
@@ -361,7 +364,7 @@ fn a_span_that_allocates_on_another_device_has_a_note() {
     let [elsewhere, plain, here] = &closings.take()[..] else { panic!("there are three") };
     let note = elsewhere.note.as_deref().expect("it has a note");
     assert!(note.starts_with("of device 0; allocated on device "), "{note}");
-    assert_eq!((plain.note.as_deref(), here), (None, &figures("here", 0, 0, 4)));
+    assert_eq!((plain.note.as_deref(), here), (None, &closed_with("here", 0, 0, 4)));
     assert!(
         text.read().contains(&format!("GPU memory gpu_used=0 gpu_peaked=0 gpu_note=\"{note}\"")),
         "{}",
@@ -386,7 +389,7 @@ fn a_span_of_two_layers_is_measured_once() {
     assert_eq!(calls(Dispatch::new(both), "both", || span!("both")), 1);
     let filtered = registry().with(layer().with_filter(LevelFilter::WARN)).with(layer()).with(closings.clone());
     assert_eq!(calls(Dispatch::new(filtered), "second", || span!("second")), 1);
-    assert_eq!(closings.take(), [figures("both", 0, 0, 1), figures("second", 0, 0, 1)]);
+    assert_eq!(closings.take(), [closed_with("both", 0, 0, 1), closed_with("second", 0, 0, 1)]);
 }
 
 #[test]
@@ -400,7 +403,7 @@ fn spans_that_a_filter_leaves_out_are_no_scopes() {
         });
     });
     let inner = Closed { name: "inner", number: 0, used: None, peaked: None, note: None };
-    assert_eq!(closings.take(), [inner, figures("outer", 0, 0, 5)]);
+    assert_eq!(closings.take(), [inner, closed_with("outer", 0, 0, 5)]);
 }
 
 /// The inner trace counts all threads, and other tests allocate on the shared device. Therefore this test uses its own device.
@@ -453,5 +456,5 @@ fn a_thread_may_end_in_a_span() {
     })
     .join()
     .unwrap();
-    assert_eq!(closings.take(), [figures("first", 0, 0, 0)]);
+    assert_eq!(closings.take(), [closed_with("first", 0, 0, 0)]);
 }

@@ -1,6 +1,5 @@
 //! The session: everything that a run of gpumem owns.
 
-mod begin;
 mod budgets;
 mod events;
 mod exit;
@@ -13,6 +12,7 @@ mod ranges;
 mod recorded;
 #[cfg(feature = "capture")]
 mod recorder;
+mod start;
 mod state;
 #[cfg(all(test, feature = "sim"))]
 mod testing;
@@ -45,10 +45,10 @@ pub(crate) use self::{
 };
 #[cfg(feature = "capture")]
 pub use self::{
-    recorded::{begin, begin_at_start, end, mark, serve_foreign_program},
+    recorded::{end, mark, serve_foreign_program, start, start_at_launch},
     recorder::Keep,
 };
-pub use gpumem_core::report::{Figure, Relation};
+pub use gpumem_core::report::{Quantity, Relation};
 
 #[cfg(all(test, feature = "sim", feature = "macros"))]
 mod tests;

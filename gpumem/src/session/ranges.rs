@@ -92,7 +92,7 @@ fn marked(name: &str, is_end: bool) {
 
 /// Notes that the recording has started. The ranges of a thread become scopes before its next range or allocation, and not now: the driver
 /// is being initialized, and a scope would fail to get the current device.
-pub(super) fn begun() {
+pub(super) fn recording_started() {
     set_observer(&NVTX_OBSERVER);
     call_before_allocations(|| {
         if ARE_AWAITED.replace(false) {
@@ -103,7 +103,7 @@ pub(super) fn begun() {
 }
 
 /// Notes that the recording has ended.
-pub(super) fn ended() {
+pub(super) fn recording_ended() {
     IS_RECORDED.store(false, Relaxed);
 }
 

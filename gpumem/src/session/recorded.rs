@@ -19,16 +19,16 @@ use crate::settings::{self, Settings};
 /// # Errors
 /// Returns an error if the file cannot be written, if it exists and is not a recording, if the process is already being recorded, or if
 /// allocations cannot be intercepted: without a GPU, or for a reason that [`status`](crate::status) also shows. Nothing is recorded then.
-pub fn begin(file: &Path, keep: Keep) -> io::Result<()> {
+pub fn start(file: &Path, keep: Keep) -> io::Result<()> {
     of_process().recorder.set_late();
-    begin_at_start(file, keep)
+    start_at_launch(file, keep)
 }
 
-/// Like [`begin`], but called before the program has allocated anything. The recording does not warn that older blocks may be missing.
+/// Like [`start`], but called before the program has allocated anything. The recording does not warn that older blocks may be missing.
 ///
 /// # Errors
-/// Returns the same errors as [`begin`].
-pub fn begin_at_start(file: &Path, keep: Keep) -> io::Result<()> {
+/// Returns the same errors as [`start`].
+pub fn start_at_launch(file: &Path, keep: Keep) -> io::Result<()> {
     let session = of_process();
     if session.is_recorded() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "this process is recorded already"));
@@ -40,11 +40,11 @@ pub fn begin_at_start(file: &Path, keep: Keep) -> io::Result<()> {
         io::Error::other(why)
     })?;
     #[cfg(all(feature = "cuda", target_os = "linux"))]
-    ranges::begun();
+    ranges::recording_started();
     Ok(())
 }
 
-/// Ends the recording, so that the file is complete. Nothing is intercepted afterwards, until [`begin`],
+/// Ends the recording, so that the file is complete. Nothing is intercepted afterwards, until [`start`],
 /// [`subscribe`](crate::intercept::subscribe) or [`preload`](crate::preload) is called.
 pub fn end() {
     // The recording ends first: events lost at the end of the interception are not missing in this recording.

@@ -14,7 +14,7 @@ use once_cell::{race::OnceBox, sync::OnceCell};
 use super::recorder::{EventTap, Recorder};
 use super::{
     events::{CallsiteTable, Sampler},
-    output::{Notices, Refusals, SinkState, StatsTable},
+    output::{Notices, Rejections, SinkState, StatsTable},
     pools::PoolTable,
 };
 use crate::{
@@ -61,7 +61,7 @@ pub(crate) struct Session {
     pub(super) sink: SinkState,
     pub(super) stats: StatsTable,
     pub(super) notices: Notices,
-    pub(super) refusals: Refusals,
+    pub(super) rejections: Rejections,
     pub(super) sampler: Sampler,
     pub(super) readings: Readings,
     /// The next id for a scope or a kept peak.
@@ -74,7 +74,7 @@ pub(crate) struct Session {
     /// True if `displaced` is not 0.
     pub(super) is_displaced: AtomicBool,
     /// Set when the sources record into the session.
-    pub(super) begun: OnceCell<()>,
+    pub(super) started: OnceCell<()>,
     /// The session's own devices, only in tests. Other sessions use the process's devices.
     pub(super) devices: OnceCell<&'static dyn Devices>,
 }
@@ -96,7 +96,7 @@ impl Session {
             sink: SinkState::default(),
             stats: StatsTable::default(),
             notices: Notices::default(),
-            refusals: Refusals::default(),
+            rejections: Rejections::default(),
             sampler: Sampler::default(),
             readings: Readings::new(),
             scopes: AtomicU64::new(0),
@@ -104,14 +104,14 @@ impl Session {
             was_cupti_used: AtomicBool::new(false),
             displaced: Mutex::new(0),
             is_displaced: AtomicBool::new(false),
-            begun: OnceCell::new(),
+            started: OnceCell::new(),
             devices: OnceCell::new(),
         }
     }
 
     /// Returns whether the sources record into the session.
-    pub(super) fn is_begun(&self) -> bool {
-        self.begun.get().is_some()
+    pub(super) fn is_started(&self) -> bool {
+        self.started.get().is_some()
     }
 
     /// Returns the id of the calling thread's stack.
@@ -129,7 +129,7 @@ impl Session {
 
     /// Returns the id of the stack whose allocation was rejected. Without stacks, nothing is walked, and no debug information is
     /// read.
-    pub(super) fn stack_of_refusal(&self) -> StackId {
+    pub(super) fn rejection_stack(&self) -> StackId {
         if source::min_bytes_of(self.settings) == u64::MAX { StackId::NONE } else { self.stack_here() }
     }
 

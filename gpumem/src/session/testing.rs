@@ -64,7 +64,7 @@ impl TestSession {
 
 impl RecordSimulated for Session {
     fn record(&self, event: &EventKind) {
-        if self.is_begun() {
+        if self.is_started() {
             self.inbox.post(event);
         }
     }
@@ -73,9 +73,9 @@ impl RecordSimulated for Session {
         if bytes < source::min_bytes_of(self.settings) { StackId::NONE } else { self.stack_here() }
     }
 
-    fn refused(&'static self, device: Device, bytes: Bytes, kind: MemKind) {
-        if self.is_begun() {
-            oom::refused(self, Some(device), bytes, kind);
+    fn rejected(&'static self, device: Device, bytes: Bytes, kind: MemKind) {
+        if self.is_started() {
+            oom::rejected(self, Some(device), bytes, kind);
         }
     }
 

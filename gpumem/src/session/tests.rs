@@ -50,15 +50,15 @@ impl<T: Copy> Wrap<T> {
 }
 
 /// The line of each report, and the module that printed it.
-type Lines = Arc<Mutex<Vec<(String, Option<String>)>>>;
+type ReportedLines = Arc<Mutex<Vec<(String, Option<String>)>>>;
 
 /// Returns a session with one device, and the lines and modules of its traces.
-fn session() -> (TestSession, SimGpu, Lines) {
+fn session() -> (TestSession, SimGpu, ReportedLines) {
     session_with(&[])
 }
 
 /// Creates a session with these environment variables.
-fn session_with(variables: &[(&str, &str)]) -> (TestSession, SimGpu, Lines) {
+fn session_with(variables: &[(&str, &str)]) -> (TestSession, SimGpu, ReportedLines) {
     let session = TestSession::new(variables).unwrap();
     let gpu = session.add(Bytes::gib(1)).unwrap();
     let lines = Arc::new(Mutex::new(Vec::new()));

@@ -84,7 +84,7 @@ fn pair_traced(_: &Path) {
 
 fn pair_recorded(folder: &Path) {
     let file = folder.join("recording.gpumem");
-    recording::begin(&file, Keep::All).expect("the file can be written");
+    recording::start(&file, Keep::All).expect("the file can be written");
     count(&pair);
     recording::end();
     assert!(fs::metadata(&file).is_ok_and(|file| file.len() > u64::from(TIMES)), "the pairs are recorded");

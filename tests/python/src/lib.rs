@@ -162,11 +162,11 @@ pub extern "C" fn nanoseconds() -> f64 {
     // Stacks have ids only after `stack_lines` has called `record_to`.
     stack_lines();
     let round = || {
-        let began = Instant::now();
+        let started = Instant::now();
         for _ in 0..TIMES {
             black_box(stack());
         }
-        began.elapsed().as_secs_f64() * 1e9 / f64::from(TIMES)
+        started.elapsed().as_secs_f64() * 1e9 / f64::from(TIMES)
     };
     (0..20).map(|_| round()).fold(f64::INFINITY, f64::min)
 }

@@ -223,7 +223,7 @@ impl Memory {
 
     /// Frees all blocks of a context that ends.
     pub(crate) fn end(&mut self, owner: usize) {
-        let ending = self.owners.iter().filter(|(_, whose)| **whose == owner).map(|(address, _)| *address);
+        let ending = self.owners.iter().filter(|(_, block_owner)| **block_owner == owner).map(|(address, _)| *address);
         for address in ending.collect::<Vec<_>>() {
             // Each block is live, because other blocks have no owner.
             _ = self.free(address);
@@ -232,8 +232,8 @@ impl Memory {
     }
 
     /// Returns NVML's values for the slice, or for the whole GPU.
-    pub(crate) fn figures(&self, slice: bool) -> Figures {
-        let of = |model: &DeviceModel| Figures {
+    pub(crate) fn memory_info(&self, slice: bool) -> MemoryInfo {
+        let of = |model: &DeviceModel| MemoryInfo {
             total: model.total(),
             free: model.free(),
             used: model.used(),
@@ -243,14 +243,14 @@ impl Memory {
         match &self.slice {
             Some(model) if slice => of(model),
             // The memory that the slice uses also counts as used on the GPU.
-            Some(model) => Figures { used: whole.used + model.used(), free: whole.free - model.used(), ..whole },
+            Some(model) => MemoryInfo { used: whole.used + model.used(), free: whole.free - model.used(), ..whole },
             None => whole,
         }
     }
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Figures {
+pub(crate) struct MemoryInfo {
     pub(crate) total: u64,
     pub(crate) free: u64,
     pub(crate) used: u64,

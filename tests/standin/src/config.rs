@@ -163,31 +163,31 @@ impl Config {
         let mut common = Card { total: 16 * GIB, reserved: 615 * MIB, used: 0 };
         let mut single = Vec::new();
         for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
-            let refuse = |why: &str| format!("GPUMEM_STANDIN: `{entry}`: {why}");
-            let (key, value) = entry.split_once('=').ok_or_else(|| refuse("not of the form key=value"))?;
+            let invalid = |why: &str| format!("GPUMEM_STANDIN: `{entry}`: {why}");
+            let (key, value) = entry.split_once('=').ok_or_else(|| invalid("not of the form key=value"))?;
             let flag = || match value {
                 "0" => Ok(false),
                 "1" => Ok(true),
-                _ => Err(refuse("neither 0 nor 1")),
+                _ => Err(invalid("neither 0 nor 1")),
             };
             match key {
                 "devices" => {
-                    devices = value.parse().ok().filter(|count| *count <= 64).ok_or_else(|| refuse("0 to 64"))?;
+                    devices = value.parse().ok().filter(|count| *count <= 64).ok_or_else(|| invalid("0 to 64"))?;
                 }
                 "context" => {
-                    config.context = size(value).ok_or_else(|| refuse("no size, such as 527MiB"))?;
+                    config.context = size(value).ok_or_else(|| invalid("no size, such as 527MiB"))?;
                 }
                 "mig" => config.mig = flag()?,
                 "pools" => config.pools = flag()?,
-                "cupti" => config.cupti.version = value.parse().map_err(|_| refuse("no version, such as 130202"))?,
+                "cupti" => config.cupti.version = value.parse().map_err(|_| invalid("no version, such as 130202"))?,
                 "subscriber" => config.cupti.subscriber = Some(value.to_owned()),
                 "yields" => config.yields = flag()?,
                 "teardown" => config.teardown = flag()?,
                 "slow" => {
-                    config.slow = Duration::from_millis(value.parse().map_err(|_| refuse("no milliseconds"))?);
+                    config.slow = Duration::from_millis(value.parse().map_err(|_| invalid("no milliseconds"))?);
                 }
                 "nested" => config.nested = flag()?,
-                "accounted" => config.accounted = Some(size(value).ok_or_else(|| refuse("no size, such as 1GiB"))?),
+                "accounted" => config.accounted = Some(size(value).ok_or_else(|| invalid("no size, such as 1GiB"))?),
                 "integrated" => config.integrated = flag()?,
                 "figures_max" => config.figures_max = flag()?,
                 "blocks" => config.blocks = Some(value.to_owned()),
@@ -199,7 +199,7 @@ impl Config {
                         "own" => Processes::Own,
                         "empty" => Processes::Empty,
                         "unavailable" => Processes::Unavailable,
-                        _ => return Err(refuse("own, empty or unavailable")),
+                        _ => return Err(invalid("own, empty or unavailable")),
                     }
                 }
                 "compute" | "graphics" | "mps" => {
@@ -208,23 +208,23 @@ impl Config {
                         "graphics" => List::Graphics,
                         _ => List::Mps,
                     };
-                    let other = other(list, value).ok_or_else(|| refuse("no process, such as 4242:300MiB:python"))?;
+                    let other = other(list, value).ok_or_else(|| invalid("no process, such as 4242:300MiB:python"))?;
                     config.others.push(other);
                 }
                 "fastest" => {
                     config.reversed = match value {
                         "pci" => false,
                         "reversed" => true,
-                        _ => return Err(refuse("pci or reversed")),
+                        _ => return Err(invalid("pci or reversed")),
                     }
                 }
                 _ => {
-                    let (name, card) = indexed(key).ok_or_else(|| refuse("a bad index"))?;
-                    let bytes = size(value).ok_or_else(|| refuse("no such key, or no size, such as 16GiB"))?;
+                    let (name, card) = indexed(key).ok_or_else(|| invalid("a bad index"))?;
+                    let bytes = size(value).ok_or_else(|| invalid("no such key, or no size, such as 16GiB"))?;
                     match card {
                         Some(card) => single.push((entry, card, name, bytes)),
                         None => {
-                            *figure(&mut common, name).ok_or_else(|| refuse("no such key"))? = bytes;
+                            *bytes_of(&mut common, name).ok_or_else(|| invalid("no such key"))? = bytes;
                         }
                     }
                 }
@@ -232,14 +232,14 @@ impl Config {
         }
         config.cards = (0..devices).map(|card| Card { total: common.total + card * GIB, ..common }).collect();
         for (entry, card, name, bytes) in single {
-            let figure = config.cards.get_mut(card).and_then(|card| figure(card, name));
-            *figure.ok_or_else(|| format!("GPUMEM_STANDIN: `{entry}`: no such card or key"))? = bytes;
+            let field = config.cards.get_mut(card).and_then(|card| bytes_of(card, name));
+            *field.ok_or_else(|| format!("GPUMEM_STANDIN: `{entry}`: no such card or key"))? = bytes;
         }
         Ok(config)
     }
 }
 
-fn figure<'card>(card: &'card mut Card, name: &str) -> Option<&'card mut u64> {
+fn bytes_of<'card>(card: &'card mut Card, name: &str) -> Option<&'card mut u64> {
     match name {
         "total" => Some(&mut card.total),
         "reserved" => Some(&mut card.reserved),
@@ -310,15 +310,15 @@ fn read_faults(text: &str, functions: &[&str]) -> Result<Vec<Fault>, String> {
     let entries = text.split(';').map(str::trim).filter(|entry| !entry.is_empty());
     entries
         .map(|entry| {
-            let refuse = |why: &str| format!("GPUMEM_STANDIN_FAIL: `{entry}`: {why}");
+            let invalid = |why: &str| format!("GPUMEM_STANDIN_FAIL: `{entry}`: {why}");
             let form =
-                || refuse("not of the form function=code, function[card]=code or either with @call or @call..call");
+                || invalid("not of the form function=code, function[card]=code or either with @call or @call..call");
             let (place, what) = entry.split_once('=').ok_or_else(form)?;
             let (function, card) = indexed(place).ok_or_else(form)?;
             let (code, calls) = what.split_once('@').unwrap_or((what, "1"));
             let (from, to) = calls.split_once("..").map_or((calls, None), |(from, to)| (from, Some(to)));
             if !functions.contains(&function) {
-                return Err(refuse("the stand-in driver has no such function"));
+                return Err(invalid("the stand-in driver has no such function"));
             }
             Ok(Fault {
                 function: function.to_owned(),

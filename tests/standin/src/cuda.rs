@@ -18,25 +18,25 @@ use crate::objects::{Capture, Objects, Stream, free_handle};
 use gpumem_core::device_model::{DeviceModel, ModelError};
 
 /// A `CUresult` other than success.
-pub(crate) struct Refusal(c_int);
+pub(crate) struct ErrorCode(c_int);
 
-pub(crate) const INVALID_VALUE: Refusal = Refusal(1);
-pub(crate) const OUT_OF_MEMORY: Refusal = Refusal(2);
-pub(crate) const NOT_INITIALIZED: Refusal = Refusal(3);
-pub(crate) const NO_DEVICE: Refusal = Refusal(100);
-pub(crate) const INVALID_DEVICE: Refusal = Refusal(101);
-pub(crate) const INVALID_CONTEXT: Refusal = Refusal(201);
-const PEER_ACCESS_UNSUPPORTED: Refusal = Refusal(217);
-pub(crate) const INVALID_HANDLE: Refusal = Refusal(400);
-pub(crate) const CONTEXT_IS_DESTROYED: Refusal = Refusal(709);
-pub(crate) const NOT_SUPPORTED: Refusal = Refusal(801);
-pub(crate) const STREAM_CAPTURE_UNSUPPORTED: Refusal = Refusal(900);
-pub(crate) const STREAM_CAPTURE_INVALIDATED: Refusal = Refusal(901);
-pub(crate) const STREAM_CAPTURE_IMPLICIT: Refusal = Refusal(906);
+pub(crate) const INVALID_VALUE: ErrorCode = ErrorCode(1);
+pub(crate) const OUT_OF_MEMORY: ErrorCode = ErrorCode(2);
+pub(crate) const NOT_INITIALIZED: ErrorCode = ErrorCode(3);
+pub(crate) const NO_DEVICE: ErrorCode = ErrorCode(100);
+pub(crate) const INVALID_DEVICE: ErrorCode = ErrorCode(101);
+pub(crate) const INVALID_CONTEXT: ErrorCode = ErrorCode(201);
+const PEER_ACCESS_UNSUPPORTED: ErrorCode = ErrorCode(217);
+pub(crate) const INVALID_HANDLE: ErrorCode = ErrorCode(400);
+pub(crate) const CONTEXT_IS_DESTROYED: ErrorCode = ErrorCode(709);
+pub(crate) const NOT_SUPPORTED: ErrorCode = ErrorCode(801);
+pub(crate) const STREAM_CAPTURE_UNSUPPORTED: ErrorCode = ErrorCode(900);
+pub(crate) const STREAM_CAPTURE_INVALIDATED: ErrorCode = ErrorCode(901);
+pub(crate) const STREAM_CAPTURE_IMPLICIT: ErrorCode = ErrorCode(906);
 
-refusals!(INVALID_VALUE);
+error_codes!(INVALID_VALUE);
 
-impl From<ModelError> for Refusal {
+impl From<ModelError> for ErrorCode {
     fn from(error: ModelError) -> Self {
         match error {
             ModelError::OutOfMemory => OUT_OF_MEMORY,
@@ -77,12 +77,12 @@ fn card_of(handle: Handle, kind: Handle, call: &Call) -> Option<usize> {
     handle.checked_sub(kind).filter(|card| *card < call.driver.gpus.len())
 }
 
-pub(crate) fn ready(call: &Call) -> Result<(), Refusal> {
+pub(crate) fn ready(call: &Call) -> Result<(), ErrorCode> {
     if call.is_initialised() { Ok(()) } else { Err(NOT_INITIALIZED) }
 }
 
 /// Returns the GPU of an ordinal.
-pub(crate) fn device(call: &Call, device: Device) -> Result<(usize, &'static Gpu), Refusal> {
+pub(crate) fn device(call: &Call, device: Device) -> Result<(usize, &'static Gpu), ErrorCode> {
     ready(call)?;
     let ordinal = usize::try_from(device).map_err(|_| INVALID_DEVICE)?;
     let card = *call.driver.visible.get(ordinal).ok_or(INVALID_DEVICE)?;
@@ -90,7 +90,7 @@ pub(crate) fn device(call: &Call, device: Device) -> Result<(usize, &'static Gpu
 }
 
 /// Returns the calling thread's current context, and its GPU.
-pub(crate) fn context(call: &Call) -> Result<(Handle, usize, &'static Gpu), Refusal> {
+pub(crate) fn context(call: &Call) -> Result<(Handle, usize, &'static Gpu), ErrorCode> {
     ready(call)?;
     let context = stack(|stack| stack.last().copied()).ok_or(INVALID_CONTEXT)?;
     let card = call.driver.context_card(context).ok_or(CONTEXT_IS_DESTROYED)?;
@@ -102,12 +102,12 @@ pub(crate) fn context(call: &Call) -> Result<(Handle, usize, &'static Gpu), Refu
 }
 
 /// Returns the GPU of the calling thread's current context.
-pub(crate) fn current(call: &Call) -> Result<(usize, &'static Gpu), Refusal> {
+pub(crate) fn current(call: &Call) -> Result<(usize, &'static Gpu), ErrorCode> {
     context(call).map(|(_, card, gpu)| (card, gpu))
 }
 
 /// Creates a context, with its memory and its id.
-fn begin_context(call: &Call, gpu: &Gpu, name: impl FnOnce(&mut Objects) -> Handle) -> Result<Handle, Refusal> {
+fn start_context(call: &Call, gpu: &Gpu, name: impl FnOnce(&mut Objects) -> Handle) -> Result<Handle, ErrorCode> {
     gpu.memory().cuda().hold(call.driver.config.context)?;
     let uid = call.driver.contexts_created.fetch_add(1, Ordering::Relaxed) + 1;
     call.log("context_created", 0);
@@ -124,12 +124,12 @@ fn empty_context(call: &Call, gpu: &Gpu, context: Handle) {
     let mut objects = lock(&call.driver.objects);
     objects.streams.retain(|_, stream| stream.context != context);
     objects.arrays.retain(|_, array| array.context != context);
-    objects.managed.retain(|_, (_, whose)| *whose != context);
+    objects.managed.retain(|_, (_, owner)| *owner != context);
 }
 
-fn create_context(call: &Call, created: Out<Handle>, of: Device) -> Result<(), Refusal> {
+fn create_context(call: &Call, created: Out<Handle>, of: Device) -> Result<(), ErrorCode> {
     let (card, gpu) = device(call, of)?;
-    let context = begin_context(call, gpu, |objects| {
+    let context = start_context(call, gpu, |objects| {
         let context = free_handle(CREATED_CONTEXTS, |taken| objects.contexts.contains_key(taken));
         objects.contexts.insert(context, card);
         context
@@ -138,7 +138,7 @@ fn create_context(call: &Call, created: Out<Handle>, of: Device) -> Result<(), R
     Ok(created.put(context)?)
 }
 
-fn destroy_context(call: &Call, destroyed: Handle) -> Result<(), Refusal> {
+fn destroy_context(call: &Call, destroyed: Handle) -> Result<(), ErrorCode> {
     ready(call)?;
     let card = lock(&call.driver.objects).contexts.get(&destroyed).copied().ok_or(INVALID_CONTEXT)?;
     let gpu = call.on(card)?;
@@ -152,7 +152,7 @@ fn destroy_context(call: &Call, destroyed: Handle) -> Result<(), Refusal> {
 }
 
 /// Returns the GPU of a stream. For the streams that every context has, this is the GPU of the current context.
-pub(crate) fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'static Gpu), Refusal> {
+pub(crate) fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'static Gpu), ErrorCode> {
     if stream <= 2 {
         return current(call);
     }
@@ -162,7 +162,7 @@ pub(crate) fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'stati
 }
 
 /// Returns the GPU of a pool, and the pool's number on it.
-pub(crate) fn pool(call: &Call, pool: Handle) -> Result<(usize, u64, &'static Gpu), Refusal> {
+pub(crate) fn pool(call: &Call, pool: Handle) -> Result<(usize, u64, &'static Gpu), ErrorCode> {
     ready(call)?;
     let default = card_of(pool, POOLS, call).map(|card| (card, 0));
     let created = || lock(&call.driver.objects).pools.get(&pool).copied();
@@ -175,7 +175,7 @@ pub(crate) fn current_pool(call: &Call, card: usize) -> Handle {
     lock(&call.driver.objects).current_pools.get(&card).copied().unwrap_or(POOLS + card)
 }
 
-fn event(call: &Call, event: Handle) -> Result<(), Refusal> {
+fn event(call: &Call, event: Handle) -> Result<(), ErrorCode> {
     ready(call)?;
     if lock(&call.driver.objects).events.contains(&event) { Ok(()) } else { Err(INVALID_HANDLE) }
 }
@@ -189,18 +189,18 @@ pub(crate) fn address_out(card: usize, address: Address) -> Address {
 }
 
 /// Returns the GPU of an address, and the address in the GPU's model.
-pub(crate) fn address_in(call: &Call, address: Address) -> Result<(&'static Gpu, Address), Refusal> {
+pub(crate) fn address_in(call: &Call, address: Address) -> Result<(&'static Gpu, Address), ErrorCode> {
     let card = address.checked_sub(FIRST_ADDRESS).ok_or(INVALID_VALUE)? / CARD_ADDRESSES;
     let gpu = usize::try_from(card).ok().and_then(|card| call.driver.gpus.get(card)).ok_or(INVALID_VALUE)?;
     Ok((gpu, address - card * CARD_ADDRESSES))
 }
 
-fn figure(call: &Call, bytes: u64) -> u64 {
+fn reported(call: &Call, bytes: u64) -> u64 {
     if call.driver.config.figures_max { u64::MAX } else { bytes }
 }
 
-fn figure_usize(call: &Call, bytes: u64) -> usize {
-    usize::try_from(figure(call, bytes)).unwrap_or(usize::MAX)
+fn reported_usize(call: &Call, bytes: u64) -> usize {
+    usize::try_from(reported(call, bytes)).unwrap_or(usize::MAX)
 }
 
 fn count(number: usize) -> c_int {
@@ -220,7 +220,7 @@ pub(crate) fn bus_id(card: usize) -> String {
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
 
-fn new_stream(call: &Call, created: Out<Handle>, flags: c_uint) -> Result<(), Refusal> {
+fn new_stream(call: &Call, created: Out<Handle>, flags: c_uint) -> Result<(), ErrorCode> {
     let (context, card, _) = context(call)?;
     let mut objects = lock(&call.driver.objects);
     let handle = free_handle(STREAMS, |taken| objects.streams.contains_key(taken));
@@ -229,14 +229,14 @@ fn new_stream(call: &Call, created: Out<Handle>, flags: c_uint) -> Result<(), Re
     Ok(created.put(handle)?)
 }
 
-fn synchronize(call: &Call, card: usize, gpu: &Gpu) -> Result<(), Refusal> {
+fn synchronize(call: &Call, card: usize, gpu: &Gpu) -> Result<(), ErrorCode> {
     not_capturing(call, card)?;
     gpu.memory().synchronize();
     Ok(())
 }
 
 /// Returns the GPU of a device, if it supports pools.
-fn pooling(call: &Call, of: Device) -> Result<usize, Refusal> {
+fn pooling(call: &Call, of: Device) -> Result<usize, ErrorCode> {
     let (card, _) = device(call, of)?;
     if call.driver.config.pools { Ok(card) } else { Err(NOT_SUPPORTED) }
 }
@@ -345,7 +345,7 @@ dispatched! { jumps;
     fn cuDevicePrimaryCtxRetain(context: Out<Handle>, of: Device) |call| {
         let (card, gpu) = device(call, of)?;
         if gpu.memory().retained == 0 {
-            begin_context(call, gpu, |_| CONTEXTS + card)?;
+            start_context(call, gpu, |_| CONTEXTS + card)?;
         }
         gpu.memory().retained += 1;
         Ok(context.put(CONTEXTS + card)?)
@@ -371,7 +371,7 @@ dispatched! { jumps;
         if gpu.memory().retained > 0 {
             empty_context(call, gpu, CONTEXTS + card);
             gpu.memory().cuda().release(call.driver.config.context);
-            begin_context(call, gpu, |_| CONTEXTS + card)?;
+            start_context(call, gpu, |_| CONTEXTS + card)?;
         }
         Ok(())
     }
@@ -471,8 +471,8 @@ dispatched! { jumps;
     fn cuMemGetInfo_v2(free: Out<usize>, all: Out<usize>) |call| {
         let (_, gpu) = current(call)?;
         let mut memory = gpu.memory();
-        free.put(figure_usize(call, memory.cuda().free()))?;
-        Ok(all.put(figure_usize(call, total(memory.cuda())))?)
+        free.put(reported_usize(call, memory.cuda().free()))?;
+        Ok(all.put(reported_usize(call, total(memory.cuda())))?)
     }
 
     fn cuDeviceGetMemPool(found: Out<Handle>, of: Device) |call| {
@@ -508,7 +508,7 @@ dispatched! { jumps;
             USED_MEM_HIGH => model.pool_used_high(),
             _ => return Err(INVALID_VALUE),
         };
-        Ok(value.cast().put(figure(call, bytes))?)
+        Ok(value.cast().put(reported(call, bytes))?)
     }
 
     fn cuMemPoolSetAttribute(of: Handle, attribute: c_int, value: Out<c_void>) |call| {
@@ -516,13 +516,13 @@ dispatched! { jumps;
         not_capturing(call, card)?;
         let mut memory = gpu.memory();
         let model = memory.pool(number).ok_or(INVALID_VALUE)?;
-        let wanted = if (1..=3).contains(&attribute) { 0 } else { value.cast::<u64>().get()? };
+        let requested = if (1..=3).contains(&attribute) { 0 } else { value.cast::<u64>().get()? };
         match attribute {
             1..=3 => (),
-            RELEASE_THRESHOLD => model.set_pool_release_threshold(wanted),
+            RELEASE_THRESHOLD => model.set_pool_release_threshold(requested),
             // The highest values can only be reset.
-            RESERVED_MEM_HIGH if wanted == 0 => model.reset_pool_reserved_high(),
-            USED_MEM_HIGH if wanted == 0 => model.reset_pool_used_high(),
+            RESERVED_MEM_HIGH if requested == 0 => model.reset_pool_reserved_high(),
+            USED_MEM_HIGH if requested == 0 => model.reset_pool_used_high(),
             _ => return Err(INVALID_VALUE),
         }
         Ok(())
@@ -627,7 +627,7 @@ const ERRORS: &[(c_int, &std::ffi::CStr, &std::ffi::CStr)] = &[
     (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];
 
-fn error(code: c_int) -> Result<(*const c_char, *const c_char), Refusal> {
+fn error(code: c_int) -> Result<(*const c_char, *const c_char), ErrorCode> {
     let (_, name, words) = ERRORS.iter().find(|(known, ..)| *known == code).ok_or(INVALID_VALUE)?;
     Ok((name.as_ptr(), words.as_ptr()))
 }

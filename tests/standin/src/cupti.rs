@@ -12,13 +12,13 @@ use crate::driver::{Call, driver, lock, root};
 use crate::ffi::{Callback, Listener, Out, Text};
 
 /// A `CUptiResult` other than success.
-struct Refusal(c_int);
+struct ErrorCode(c_int);
 
-const INVALID_PARAMETER: Refusal = Refusal(1);
-const INVALID_CONTEXT: Refusal = Refusal(3);
-const MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED: Refusal = Refusal(39);
+const INVALID_PARAMETER: ErrorCode = ErrorCode(1);
+const INVALID_CONTEXT: ErrorCode = ErrorCode(3);
+const MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED: ErrorCode = ErrorCode(39);
 
-refusals!(INVALID_PARAMETER);
+error_codes!(INVALID_PARAMETER);
 
 // The layout in cupti_callbacks.h, which is the same in every version from 11.4 to 13.4.
 const _: () = {
@@ -68,7 +68,7 @@ struct Subscriber {
 }
 
 impl Subscriptions {
-    fn get(&mut self, handle: usize) -> Result<&mut Subscriber, Refusal> {
+    fn get(&mut self, handle: usize) -> Result<&mut Subscriber, ErrorCode> {
         self.live.iter_mut().find(|subscriber| subscriber.handle == handle).ok_or(INVALID_PARAMETER)
     }
 }
@@ -100,7 +100,7 @@ fn subscribe(
     callback: Option<Callback>,
     userdata: Out<c_void>,
     params: Option<Out<SubscriberParams>>,
-) -> Result<(), Refusal> {
+) -> Result<(), ErrorCode> {
     let callback = callback.ok_or(INVALID_PARAMETER)?;
     let cupti = &call.driver.config.cupti;
     let (mut name, mut shares, mut old) = ("another".to_owned(), false, None);
@@ -280,5 +280,5 @@ extern "C" fn cuptiGetResultString(code: c_int, text: Out<*const c_char>) -> c_i
         999 => c"CUPTI_ERROR_UNKNOWN",
         _ => return INVALID_PARAMETER.into(),
     };
-    crate::ffi::code_of(text.put(words.as_ptr()).map_err(Refusal::from))
+    crate::ffi::code_of(text.put(words.as_ptr()).map_err(ErrorCode::from))
 }

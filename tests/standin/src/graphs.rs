@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use std::thread;
 
 use crate::cuda::{
-    Address, Device, Handle, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Refusal,
+    Address, Device, ErrorCode, Handle, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY,
     STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_INVALIDATED, STREAM_CAPTURE_UNSUPPORTED, device, ready, stream_card,
 };
 use crate::driver::{Call, lock};
@@ -58,7 +58,7 @@ struct AllocNode {
 const _: () = assert!(size_of::<AllocNode>() == 120);
 
 /// Rejects a call that is not allowed while a stream of the GPU is being captured, and invalidates the capture, as CUDA does.
-pub(crate) fn not_capturing(call: &Call, card: usize) -> Result<(), Refusal> {
+pub(crate) fn not_capturing(call: &Call, card: usize) -> Result<(), ErrorCode> {
     if MODE.get() == RELAXED {
         return Ok(());
     }
@@ -77,7 +77,7 @@ pub(crate) fn not_capturing(call: &Call, card: usize) -> Result<(), Refusal> {
 }
 
 /// Returns the graph to which calls on a stream are added as nodes, if the stream is being captured.
-pub(crate) fn captured(call: &Call, stream: Handle) -> Result<Option<Handle>, Refusal> {
+pub(crate) fn captured(call: &Call, stream: Handle) -> Result<Option<Handle>, ErrorCode> {
     match lock(&call.driver.objects).streams.get(&stream).and_then(|stream| stream.capture) {
         Some(Capture { broken: true, .. }) => Err(STREAM_CAPTURE_INVALIDATED),
         capture => Ok(capture.map(|capture| capture.graph)),
@@ -85,7 +85,7 @@ pub(crate) fn captured(call: &Call, stream: Handle) -> Result<Option<Handle>, Re
 }
 
 /// Adds a node that allocates a block, at an address that no other node has.
-pub(crate) fn add_alloc(call: &Call, graph: Handle, card: usize, bytes: u64) -> Result<(Handle, Address), Refusal> {
+pub(crate) fn add_alloc(call: &Call, graph: Handle, card: usize, bytes: u64) -> Result<(Handle, Address), ErrorCode> {
     let mut objects = lock(&call.driver.objects);
     if bytes == 0 {
         return Err(INVALID_VALUE);
@@ -111,7 +111,7 @@ pub(crate) fn add_alloc(call: &Call, graph: Handle, card: usize, bytes: u64) -> 
 }
 
 /// Adds a node that frees the block of another node.
-pub(crate) fn add_free(call: &Call, graph: Handle, address: Address) -> Result<Handle, Refusal> {
+pub(crate) fn add_free(call: &Call, graph: Handle, address: Address) -> Result<Handle, ErrorCode> {
     let mut objects = lock(&call.driver.objects);
     let own = |node: &&Node| matches!(node, Node::Alloc { address: own, .. } if *own == address);
     let is_known =
@@ -129,7 +129,7 @@ pub(crate) fn free_block(call: &Call, address: Address) -> Option<()> {
     lock(&call.driver.objects).graph_blocks.remove(&address).map(drop)
 }
 
-fn begin(call: &Call, stream: Handle, mode: c_int, graph: Option<Handle>) -> Result<(), Refusal> {
+fn start(call: &Call, stream: Handle, mode: c_int, graph: Option<Handle>) -> Result<(), ErrorCode> {
     ready(call)?;
     let mut objects = lock(&call.driver.objects);
     if objects.streams.get(&stream).is_none_or(|stream| stream.capture.is_some()) {
@@ -159,7 +159,7 @@ fn new_graph(objects: &mut Objects) -> Handle {
     graph
 }
 
-fn instantiate(call: &Call, created: Out<Handle>, graph: Handle, flags: u64) -> Result<(), Refusal> {
+fn instantiate(call: &Call, created: Out<Handle>, graph: Handle, flags: u64) -> Result<(), ErrorCode> {
     ready(call)?;
     let mut objects = lock(&call.driver.objects);
     let nodes = objects.graphs.get(&graph).ok_or(INVALID_VALUE)?.clone();
@@ -173,7 +173,7 @@ fn instantiate(call: &Call, created: Out<Handle>, graph: Handle, flags: u64) -> 
 }
 
 /// Maps the memory of a launch. With `works`, also runs the nodes of the graph immediately.
-fn launch(call: &Call, executable: Handle, stream: Handle, works: bool) -> Result<(), Refusal> {
+fn launch(call: &Call, executable: Handle, stream: Handle, works: bool) -> Result<(), ErrorCode> {
     stream_card(call, stream)?;
     let mut objects = lock(&call.driver.objects);
     let Executable { nodes, frees, .. } = objects.executables.get(&executable).ok_or(INVALID_VALUE)?.clone();
@@ -215,15 +215,15 @@ fn launch(call: &Call, executable: Handle, stream: Handle, works: bool) -> Resul
 
 dispatched! { calls;
     fn cuStreamBeginCapture(stream: Handle) |call| {
-        begin(call, stream, GLOBAL, None)
+        start(call, stream, GLOBAL, None)
     }
 
     fn cuStreamBeginCapture_v2 | cuStreamBeginCapture_v2_ptsz(stream: Handle, mode: c_int) |call| {
-        begin(call, stream, mode, None)
+        start(call, stream, mode, None)
     }
 
     fn cuStreamBeginCaptureToGraph(stream: Handle, graph: Handle, _nodes: Out<c_void>, _edges: Out<c_void>, _count: usize, mode: c_int) |call| {
-        begin(call, stream, mode, Some(graph))
+        start(call, stream, mode, Some(graph))
     }
 
     fn cuStreamEndCapture | cuStreamEndCapture_ptsz(stream: Handle, graph: Out<Handle>) |call| {
@@ -254,11 +254,11 @@ dispatched! { calls;
     }
 
     fn cuThreadExchangeStreamCaptureMode(mode: Out<c_int>) |_call| {
-        let wanted = mode.get()?;
-        if !(GLOBAL..=RELAXED).contains(&wanted) {
+        let requested = mode.get()?;
+        if !(GLOBAL..=RELAXED).contains(&requested) {
             return Err(INVALID_VALUE);
         }
-        Ok(mode.put(MODE.replace(wanted))?)
+        Ok(mode.put(MODE.replace(requested))?)
     }
 
     fn cuGraphCreate(created: Out<Handle>, flags: c_int) |call| {

@@ -3,7 +3,7 @@
 
 use std::ffi::{c_int, c_uint};
 
-use crate::cuda::{Address, Handle, INVALID_VALUE, Refusal, context, ready, stream_card};
+use crate::cuda::{Address, ErrorCode, Handle, INVALID_VALUE, context, ready, stream_card};
 use crate::driver::{Call, lock};
 use crate::ffi::Out;
 use crate::objects::{Imported, Objects};
@@ -26,7 +26,7 @@ fn import(objects: &mut Objects, pool: Handle, context: Handle) -> Address {
     end
 }
 
-fn opened(call: &Call, address: Out<Address>) -> Result<(), Refusal> {
+fn opened(call: &Call, address: Out<Address>) -> Result<(), ErrorCode> {
     let (context, _, _) = context(call)?;
     Ok(address.put(import(&mut lock(&call.driver.objects), 0, context))?)
 }

@@ -15,7 +15,7 @@ use std::sync::{
 use std::thread::{self, ThreadId};
 
 use crate::{
-    cuda::{NOT_INITIALIZED, Refusal},
+    cuda::{ErrorCode, NOT_INITIALIZED},
     driver::Call,
 };
 
@@ -27,7 +27,7 @@ static LOADS: Mutex<Option<ThreadId>> = Mutex::new(None);
 
 /// Loads the tool. Returns an error if the tool has called `cuInit` in the meantime: driver 580 then fails in both calls, and the program
 /// has no GPU.
-pub(crate) fn load(call: &Call) -> Result<(), Refusal> {
+pub(crate) fn load(call: &Call) -> Result<(), ErrorCode> {
     let loads = || LOADS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut is_nested = loads();
     if *is_nested == Some(thread::current().id()) {
@@ -41,12 +41,12 @@ pub(crate) fn load(call: &Call) -> Result<(), Refusal> {
     }
     call.log("injection_begins", 0);
     *loads() = Some(thread::current().id());
-    let code = begin(&path).unwrap_or(-1);
+    let code = initialize(&path).unwrap_or(-1);
     call.log("injection_ends", code);
     loads().take().map(drop).ok_or(NOT_INITIALIZED)
 }
 
-fn begin(path: &OsStr) -> Option<c_int> {
+fn initialize(path: &OsStr) -> Option<c_int> {
     let path = CString::new(path.as_bytes()).ok()?;
     // SAFETY: the function is the C library's, and the string ends with a zero. Loading runs the library's initialisers. Those of a tool
     // have no preconditions, because the real driver loads it in the same way.
@@ -55,10 +55,10 @@ fn begin(path: &OsStr) -> Option<c_int> {
         return None;
     }
     // SAFETY: the library is loaded, and the string ends with a zero.
-    let begin = unsafe { libc::dlsym(library, c"InitializeInjection".as_ptr()) };
-    if begin.is_null() {
+    let initialize = unsafe { libc::dlsym(library, c"InitializeInjection".as_ptr()) };
+    if initialize.is_null() {
         return None;
     }
     // SAFETY: the symbol with this name is a function of this type, by the driver's contract with tools. The library is never unloaded.
-    Some(unsafe { mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(begin)() })
+    Some(unsafe { mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(initialize)() })
 }

@@ -7,7 +7,7 @@
 // This crate provides a C ABI, and its functions keep NVIDIA's names.
 #![allow(unsafe_code, non_snake_case)]
 
-/// Exports NVIDIA's functions under their names. Each body runs as a `Call`, whose name it chooses, and returns the file's `Refusal`.
+/// Exports NVIDIA's functions under their names. Each body runs as a `Call`, whose name it chooses, and returns the file's `ErrorCode`.
 /// CUPTI's subscribers are called back before and after functions that have a callback id.
 macro_rules! exports {
     ($($functions:tt)*) => { functions! { , unsafe(no_mangle); $($functions)* } };
@@ -57,28 +57,28 @@ macro_rules! function {
             crate::driver::block(stringify!($name));
             let params = params::$name { $($argument),* };
             crate::cupti::announce(ID, concat!(stringify!($name), "\0"), &params, || {
-                crate::driver::Call::run(stringify!($name), |$call| -> Result<(), Refusal> { $body })
+                crate::driver::Call::run(stringify!($name), |$call| -> Result<(), ErrorCode> { $body })
             })
         }
     };
 }
 
 /// Converts the results of a library other than success: from and to the C code, and from a null pointer, which has the code `$null`.
-macro_rules! refusals {
+macro_rules! error_codes {
     ($null:ident) => {
-        impl From<::std::ffi::c_int> for Refusal {
+        impl From<::std::ffi::c_int> for ErrorCode {
             fn from(code: ::std::ffi::c_int) -> Self {
                 Self(code)
             }
         }
 
-        impl From<Refusal> for ::std::ffi::c_int {
-            fn from(refusal: Refusal) -> Self {
-                refusal.0
+        impl From<ErrorCode> for ::std::ffi::c_int {
+            fn from(error: ErrorCode) -> Self {
+                error.0
             }
         }
 
-        impl From<$crate::ffi::NullPointer> for Refusal {
+        impl From<$crate::ffi::NullPointer> for ErrorCode {
             fn from(_: $crate::ffi::NullPointer) -> Self {
                 $null
             }

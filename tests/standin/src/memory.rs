@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use crate::card::{Gpu, Memory};
 use crate::cuda::{
-    Address, CONTEXTS, Device, Handle, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, POOLS, Refusal,
+    Address, CONTEXTS, Device, ErrorCode, Handle, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, POOLS,
     address_in, address_out, context, current, current_pool, device, pool, ready, stream_card,
 };
 use crate::driver::{Call, lock};
@@ -14,11 +14,11 @@ use crate::imports;
 use crate::objects::{Array, Imported, free_handle};
 use crate::physical::{GRANULARITY, Location, ON_DEVICE};
 
-fn already_registered() -> Refusal {
+fn already_registered() -> ErrorCode {
     712.into()
 }
 
-fn not_registered() -> Refusal {
+fn not_registered() -> ErrorCode {
     713.into()
 }
 
@@ -74,7 +74,7 @@ const _: () = {
 };
 
 /// Returns the bytes of one element of a `CUarray_format`.
-fn format_bytes(format: c_uint) -> Result<u64, Refusal> {
+fn format_bytes(format: c_uint) -> Result<u64, ErrorCode> {
     match format {
         0x01 | 0x08 => Ok(1),
         0x02 | 0x09 | 0x10 => Ok(2),
@@ -85,7 +85,7 @@ fn format_bytes(format: c_uint) -> Result<u64, Refusal> {
 
 impl SolidShape {
     /// Returns the bytes of this level of a mipmapped array. Level 0 is the array itself.
-    fn bytes(&self, level: u32) -> Result<u64, Refusal> {
+    fn bytes(&self, level: u32) -> Result<u64, ErrorCode> {
         if self.width == 0 || !matches!(self.channels, 1 | 2 | 4) {
             return Err(INVALID_VALUE);
         }
@@ -98,11 +98,11 @@ impl SolidShape {
 }
 
 /// Converts the code of another driver function that was called here.
-fn succeeded(code: c_int) -> Result<(), Refusal> {
+fn succeeded(code: c_int) -> Result<(), ErrorCode> {
     if code == 0 { Ok(()) } else { Err(code.into()) }
 }
 
-fn alloc(call: &Call, address: Out<Address>, bytes: u64) -> Result<(), Refusal> {
+fn alloc(call: &Call, address: Out<Address>, bytes: u64) -> Result<(), ErrorCode> {
     let (context, card, gpu) = context(call)?;
     not_capturing(call, card)?;
     if address.is_null() {
@@ -119,7 +119,7 @@ fn alloc_in_pool(
     address: Out<Address>,
     bytes: usize,
     (card, number, gpu): (usize, u64, &Gpu),
-) -> Result<(), Refusal> {
+) -> Result<(), ErrorCode> {
     if !call.driver.config.pools {
         return Err(NOT_SUPPORTED);
     }
@@ -132,7 +132,7 @@ fn alloc_in_pool(
     Ok(address.put(address_out(card, block))?)
 }
 
-fn new_array(call: &Call, created: Out<Handle>, bytes: u64, mipmapped: bool) -> Result<(), Refusal> {
+fn new_array(call: &Call, created: Out<Handle>, bytes: u64, mipmapped: bool) -> Result<(), ErrorCode> {
     let (context, card, gpu) = context(call)?;
     not_capturing(call, card)?;
     if created.is_null() {
@@ -145,7 +145,7 @@ fn new_array(call: &Call, created: Out<Handle>, bytes: u64, mipmapped: bool) -> 
     Ok(created.put(handle)?)
 }
 
-fn destroy_array(call: &Call, destroyed: Handle, mipmapped: bool) -> Result<(), Refusal> {
+fn destroy_array(call: &Call, destroyed: Handle, mipmapped: bool) -> Result<(), ErrorCode> {
     ready(call)?;
     let array = {
         let mut objects = lock(&call.driver.objects);
@@ -157,7 +157,7 @@ fn destroy_array(call: &Call, destroyed: Handle, mipmapped: bool) -> Result<(), 
     Ok(call.on(array.card)?.memory().free(array.block)?)
 }
 
-fn pin(call: &Call, address: Out<usize>, bytes: usize) -> Result<(), Refusal> {
+fn pin(call: &Call, address: Out<usize>, bytes: usize) -> Result<(), ErrorCode> {
     let (card, _) = current(call)?;
     not_capturing(call, card)?;
     if bytes == 0 || address.is_null() {
@@ -183,7 +183,7 @@ struct About {
     pool: Handle,
 }
 
-fn about(call: &Call, address: Address) -> Result<About, Refusal> {
+fn about(call: &Call, address: Address) -> Result<About, ErrorCode> {
     const HOST: c_uint = 1;
     const DEVICE: c_uint = 2;
     let nothing = About { card: 0, kind: DEVICE, managed: false, context: 0, pool: 0 };
@@ -383,13 +383,13 @@ dispatched! { calls;
         Ok(())
     }
 
-    fn cuDeviceSetMemPool(of: Device, wanted: Handle) |call| {
+    fn cuDeviceSetMemPool(of: Device, requested: Handle) |call| {
         let (card, _) = device(call, of)?;
-        let (home, _, _) = pool(call, wanted)?;
+        let (home, _, _) = pool(call, requested)?;
         if home != card {
             return Err(INVALID_VALUE);
         }
-        lock(&call.driver.objects).current_pools.insert(card, wanted);
+        lock(&call.driver.objects).current_pools.insert(card, requested);
         Ok(())
     }
 
@@ -435,7 +435,7 @@ dispatched! { calls;
 
     fn cuMipmappedArrayCreate(created: Out<Handle>, shape: Out<SolidShape>, levels: c_uint) |call| {
         let shape = shape.get()?;
-        let bytes = (0..levels.clamp(1, 32)).try_fold(0, |sum, level| Ok::<u64, Refusal>(sum + shape.bytes(level)?))?;
+        let bytes = (0..levels.clamp(1, 32)).try_fold(0, |sum, level| Ok::<u64, ErrorCode>(sum + shape.bytes(level)?))?;
         new_array(call, created, bytes, true)
     }
 

@@ -4,22 +4,22 @@ use std::ffi::{c_char, c_int, c_uint};
 use std::process;
 use std::sync::atomic::Ordering;
 
-use crate::card::{Figures, Gpu};
+use crate::card::{Gpu, MemoryInfo};
 use crate::config::{List, Processes};
 use crate::cuda::bus_id;
 use crate::driver::Call;
 use crate::ffi::{Out, Text};
 
 /// An `nvmlReturn_t` other than success.
-struct Refusal(c_int);
+struct ErrorCode(c_int);
 
-const UNINITIALIZED: Refusal = Refusal(1);
-const INVALID_ARGUMENT: Refusal = Refusal(2);
-const NOT_FOUND: Refusal = Refusal(6);
-const INSUFFICIENT_SIZE: Refusal = Refusal(7);
-const ARGUMENT_VERSION_MISMATCH: Refusal = Refusal(25);
+const UNINITIALIZED: ErrorCode = ErrorCode(1);
+const INVALID_ARGUMENT: ErrorCode = ErrorCode(2);
+const NOT_FOUND: ErrorCode = ErrorCode(6);
+const INSUFFICIENT_SIZE: ErrorCode = ErrorCode(7);
+const ARGUMENT_VERSION_MISMATCH: ErrorCode = ErrorCode(25);
 
-refusals!(INVALID_ARGUMENT);
+error_codes!(INVALID_ARGUMENT);
 
 /// An `nvmlDevice_t`: 16 times the GPU's index plus one, and one more for the GPU's slice.
 type Handle = usize;
@@ -28,7 +28,7 @@ fn handle(card: usize, slice: bool) -> Handle {
     (card + 1) * 16 + usize::from(slice)
 }
 
-fn ready(call: &Call) -> Result<(), Refusal> {
+fn ready(call: &Call) -> Result<(), ErrorCode> {
     match call.driver.nvml_users.load(Ordering::Relaxed) {
         0 => Err(UNINITIALIZED),
         _ => Ok(()),
@@ -36,7 +36,7 @@ fn ready(call: &Call) -> Result<(), Refusal> {
 }
 
 /// Returns the GPU of a handle, and whether the handle is that of its slice.
-fn device(call: &Call, device: Handle) -> Result<(&'static Gpu, bool), Refusal> {
+fn device(call: &Call, device: Handle) -> Result<(&'static Gpu, bool), ErrorCode> {
     ready(call)?;
     let card = (device / 16).checked_sub(1).filter(|card| *card < call.driver.gpus.len()).ok_or(INVALID_ARGUMENT)?;
     let gpu = call.on(card)?;
@@ -47,12 +47,12 @@ fn device(call: &Call, device: Handle) -> Result<(&'static Gpu, bool), Refusal> 
     }
 }
 
-fn figures(call: &Call, of: Handle) -> Result<Figures, Refusal> {
+fn memory_info(call: &Call, of: Handle) -> Result<MemoryInfo, ErrorCode> {
     let (gpu, slice) = device(call, of)?;
     std::thread::sleep(call.driver.config.slow);
-    let figures = gpu.memory().figures(slice);
-    let max = Figures { total: u64::MAX, free: u64::MAX, used: u64::MAX, reserved: u64::MAX };
-    Ok(if call.driver.config.figures_max { max } else { figures })
+    let info = gpu.memory().memory_info(slice);
+    let max = MemoryInfo { total: u64::MAX, free: u64::MAX, used: u64::MAX, reserved: u64::MAX };
+    Ok(if call.driver.config.figures_max { max } else { info })
 }
 
 #[derive(Clone, Copy)]
@@ -121,7 +121,7 @@ const NOT_AVAILABLE: u64 = u64::MAX;
 const UNSEEN_OF_CONTEXT: u64 = 9 << 20;
 
 /// Returns the processes on one of the lists. This process is on the list of compute processes, once it has a context.
-fn processes(call: &Call, of: Handle, list: List) -> Result<Vec<ProcessInfo>, Refusal> {
+fn processes(call: &Call, of: Handle, list: List) -> Result<Vec<ProcessInfo>, ErrorCode> {
     let (gpu, _) = device(call, of)?;
     let config = &call.driver.config;
     let mut memory = gpu.memory();
@@ -139,7 +139,7 @@ fn processes(call: &Call, of: Handle, list: List) -> Result<Vec<ProcessInfo>, Re
 }
 
 /// Writes a list if the caller has room for it. Otherwise, returns an error and writes the number of entries.
-fn put_processes(processes: &[ProcessInfo], count: Out<c_uint>, list: Out<ProcessInfo>) -> Result<(), Refusal> {
+fn put_processes(processes: &[ProcessInfo], count: Out<c_uint>, list: Out<ProcessInfo>) -> Result<(), ErrorCode> {
     let room = count.get()?;
     let needed = c_uint::try_from(processes.len()).unwrap_or(c_uint::MAX);
     count.put(needed)?;
@@ -194,9 +194,9 @@ exports! {
 
     fn nvmlDeviceGetHandleByUUID(uuid: Text, found: Out<Handle>) |call| {
         ready(call)?;
-        let wanted = uuid.get()?;
-        let whole = |gpu: &Gpu| gpu.uuid.spelled("GPU-") == wanted;
-        let slice = |gpu: &Gpu| gpu.mig.is_some_and(|mig| mig.spelled("MIG-") == wanted);
+        let requested = uuid.get()?;
+        let whole = |gpu: &Gpu| gpu.uuid.spelled("GPU-") == requested;
+        let slice = |gpu: &Gpu| gpu.mig.is_some_and(|mig| mig.spelled("MIG-") == requested);
         let card = call.driver.gpus.iter().position(|gpu| whole(gpu) || slice(gpu)).ok_or(NOT_FOUND)?;
         let gpu = call.on(card)?;
         Ok(found.put(handle(card, slice(gpu)))?)
@@ -205,8 +205,8 @@ exports! {
     // The domain has eight digits in NVML's own texts.
     fn nvmlDeviceGetHandleByPciBusId_v2(text: Text, found: Out<Handle>) |call| {
         ready(call)?;
-        let wanted = text.get()?;
-        let is_of = |card: &usize| [bus_id(*card), format!("0000{}", bus_id(*card))].contains(&wanted);
+        let requested = text.get()?;
+        let is_of = |card: &usize| [bus_id(*card), format!("0000{}", bus_id(*card))].contains(&requested);
         let card = (0..call.driver.gpus.len()).find(is_of).ok_or(NOT_FOUND)?;
         Ok(found.put(handle(card, false))?)
     }
@@ -246,13 +246,13 @@ exports! {
     }
 
     fn nvmlDeviceGetMemoryInfo(of: Handle, memory: Out<MemoryV1>) |call| {
-        let Figures { total, free, used, reserved } = figures(call, of)?;
+        let MemoryInfo { total, free, used, reserved } = memory_info(call, of)?;
         // The first version does not have `reserved` and counts it as used.
         Ok(memory.put(MemoryV1 { total, free, used: used.saturating_add(reserved) })?)
     }
 
     fn nvmlDeviceGetMemoryInfo_v2(of: Handle, memory: Out<MemoryV2>) |call| {
-        let Figures { total, free, used, reserved } = figures(call, of)?;
+        let MemoryInfo { total, free, used, reserved } = memory_info(call, of)?;
         if memory.get()?.version != MEMORY_V2 {
             return Err(ARGUMENT_VERSION_MISMATCH);
         }

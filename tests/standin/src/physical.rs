@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::cuda::{Address, Handle, INVALID_VALUE, Refusal, device, ready};
+use crate::cuda::{Address, ErrorCode, Handle, INVALID_VALUE, device, ready};
 use crate::driver::{Call, lock};
 use crate::ffi::Out;
 use crate::objects::{Objects, Physical};
@@ -43,7 +43,7 @@ const _: () = {
 };
 
 /// Frees physical memory that is neither referenced nor mapped.
-fn settle(call: &Call, handle: Handle) -> Result<(), Refusal> {
+fn settle(call: &Call, handle: Handle) -> Result<(), ErrorCode> {
     let mut objects = lock(&call.driver.objects);
     let over = |physical: &&Physical| physical.references == 0 && physical.mappings == 0;
     let Some((card, bytes)) = objects.physical.get(&handle).filter(over).map(|gone| (gone.card, gone.bytes)) else {
@@ -57,13 +57,13 @@ fn settle(call: &Call, handle: Handle) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn physical(objects: &mut Objects, handle: u64) -> Result<(Handle, &mut Physical), Refusal> {
+fn physical(objects: &mut Objects, handle: u64) -> Result<(Handle, &mut Physical), ErrorCode> {
     let handle = usize::try_from(handle).map_err(|_| INVALID_VALUE)?;
     let physical = objects.physical.get_mut(&handle).filter(|physical| physical.references > 0).ok_or(INVALID_VALUE)?;
     Ok((handle, physical))
 }
 
-fn whole_pages(bytes: usize) -> Result<u64, Refusal> {
+fn whole_pages(bytes: usize) -> Result<u64, ErrorCode> {
     let bytes = bytes as u64;
     if bytes > 0 && bytes.is_multiple_of(GRANULARITY) { Ok(bytes) } else { Err(INVALID_VALUE) }
 }
@@ -114,7 +114,7 @@ dispatched! { jumps;
         settle(call, handle)
     }
 
-    fn cuMemAddressReserve(start: Out<Address>, bytes: usize, _alignment: usize, _wanted: Address, flags: u64) |call| {
+    fn cuMemAddressReserve(start: Out<Address>, bytes: usize, _alignment: usize, _requested: Address, flags: u64) |call| {
         ready(call)?;
         let bytes = whole_pages(bytes)?;
         if flags != 0 {

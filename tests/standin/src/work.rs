@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-use crate::cuda::{Address, Handle, INVALID_VALUE, Refusal, address_in, current, ready};
+use crate::cuda::{Address, ErrorCode, Handle, INVALID_VALUE, address_in, current, ready};
 use crate::driver::Call;
 use crate::ffi::Out;
 
@@ -27,7 +27,7 @@ extern "C" fn standin_executed() -> c_int {
 }
 
 /// Copies bytes from or to a block, which must contain all of them.
-fn copied(call: &Call, address: Address, bytes: usize) -> Result<(), Refusal> {
+fn copied(call: &Call, address: Address, bytes: usize) -> Result<(), ErrorCode> {
     let (gpu, at) = address_in(call, address)?;
     let (start, length) = gpu.memory().block_at(at).ok_or(INVALID_VALUE)?;
     if at - start + bytes as u64 > length {
@@ -38,7 +38,7 @@ fn copied(call: &Call, address: Address, bytes: usize) -> Result<(), Refusal> {
 }
 
 /// Counts a copy without checking its source and destination. gpumem checks them in dry runs.
-fn unseen(call: &Call) -> Result<(), Refusal> {
+fn unseen(call: &Call) -> Result<(), ErrorCode> {
     current(call)?;
     EXECUTED.fetch_add(1, Relaxed);
     Ok(())

@@ -15,8 +15,8 @@ fn blips_are_seen_by_exact_traces() {
     println!("|---|---|---|---|---|---|---|");
     let mut missed = Wrong::default();
     for way in [Way::Plain, Way::Async, Way::Vmm] {
-        for (bytes, asked) in [(512 * MIB, "512 MiB"), (4096, "4 KiB")] {
-            give(take(way, bytes));
+        for (bytes, requested) in [(512 * MIB, "512 MiB"), (4096, "4 KiB")] {
+            free_block(take(way, bytes));
             for held in [0, 1, 20].map(Duration::from_millis) {
                 let (mut right, mut seen, mut highest, mut size) = (0, 0, Bytes::ZERO, Bytes::ZERO);
                 for _ in 0..BLIPS {
@@ -27,7 +27,7 @@ fn blips_are_seen_by_exact_traces() {
                     if !held.is_zero() {
                         thread::sleep(held);
                     }
-                    give(block);
+                    free_block(block);
                     let (intercepted, polled) = (trace.data(), sampled.data());
                     let exact = intercepted.used == 0
                         && intercepted.peaked == size
@@ -38,12 +38,12 @@ fn blips_are_seen_by_exact_traces() {
                     highest = highest.max(polled.peak_over_start());
                 }
                 println!(
-                    "| {} | {asked} | {size} | {} ms | {right} of {BLIPS} | {seen} of {BLIPS} | {highest} |",
+                    "| {} | {requested} | {size} | {} ms | {right} of {BLIPS} | {seen} of {BLIPS} | {highest} |",
                     way.call(),
                     held.as_millis(),
                 );
                 if right != BLIPS {
-                    missed.note(Err(format!("{way:?} {asked} {held:?}: {right} of {BLIPS}")));
+                    missed.note(Err(format!("{way:?} {requested} {held:?}: {right} of {BLIPS}")));
                 }
             }
         }

@@ -9,13 +9,13 @@ use gpumem_tests::driver::{done, put, try_put};
 
 /// The `CUresult` of a call that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Refused(i32);
+pub(crate) struct CudaError(i32);
 
 /// Calls a function of the driver. Returns the value that it writes to its out-parameter.
-fn given(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> Result<u64, Refused> {
+fn output_of(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> Result<u64, CudaError> {
     match try_put(function, arguments) {
         (0, out) => Ok(out),
-        (code, _) => Err(Refused(code)),
+        (code, _) => Err(CudaError(code)),
     }
 }
 
@@ -97,18 +97,18 @@ impl Block {
     }
 }
 
-pub(crate) fn take(way: Way, bytes: usize) -> Result<Block, Refused> {
+pub(crate) fn take(way: Way, bytes: usize) -> Result<Block, CudaError> {
     let block = |name, bytes| Ok(Block { way, name, bytes, mapped: 0 });
     let size = bytes as u64;
     match way {
-        Way::Plain => block(given("cuMemAlloc_v2", |at| vec![at, size])?, bytes),
+        Way::Plain => block(output_of("cuMemAlloc_v2", |at| vec![at, size])?, bytes),
         Way::Pitched => {
             let width = bytes.clamp(1, 1000);
             let height = bytes.div_ceil(width);
             let mut pitch = 0_u64;
             let pitch_at = (&raw mut pitch).expose_provenance() as u64;
             let arguments = |at| vec![at, pitch_at, width as u64, height as u64, 4];
-            let at = given("cuMemAllocPitch_v2", arguments)?;
+            let at = output_of("cuMemAllocPitch_v2", arguments)?;
             block(at, usize::try_from(pitch).expect("64 bits") * height)
         }
         Way::Array => {
@@ -118,29 +118,29 @@ pub(crate) fn take(way: Way, bytes: usize) -> Result<Block, Refused> {
             let height = floats.div_ceil(width);
             // This is a `CUDA_ARRAY_DESCRIPTOR`: width, height, format and one channel.
             let descriptor = [width as u64, height as u64, FLOAT | 1 << 32];
-            block(given("cuArrayCreate_v2", |array| vec![array, address(&descriptor)])?, width * height * 4)
+            block(output_of("cuArrayCreate_v2", |array| vec![array, address(&descriptor)])?, width * height * 4)
         }
-        Way::Async => block(given("cuMemAllocAsync", |at| vec![at, size, NULL_STREAM])?, bytes),
-        Way::On(stream) => block(given("cuMemAllocAsync", |at| vec![at, size, stream])?, bytes),
+        Way::Async => block(output_of("cuMemAllocAsync", |at| vec![at, size, NULL_STREAM])?, bytes),
+        Way::On(stream) => block(output_of("cuMemAllocAsync", |at| vec![at, size, stream])?, bytes),
         Way::FromPool(pool, stream) => {
-            block(given("cuMemAllocFromPoolAsync", |at| vec![at, size, pool, stream])?, bytes)
+            block(output_of("cuMemAllocFromPoolAsync", |at| vec![at, size, pool, stream])?, bytes)
         }
         Way::Exportable => {
             const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: u64 = 1 << 32;
             let bytes = bytes.next_multiple_of(usize::try_from(granularity(0)).expect("64 bits"));
             let mut properties = properties_on(0);
             properties[0] |= CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-            block(given("cuMemCreate", |handle| vec![handle, bytes as u64, address(&properties), 0])?, bytes)
+            block(output_of("cuMemCreate", |handle| vec![handle, bytes as u64, address(&properties), 0])?, bytes)
         }
         Way::Managed => {
             const CU_MEM_ATTACH_GLOBAL: u64 = 1;
-            block(given("cuMemAllocManaged", |at| vec![at, size, CU_MEM_ATTACH_GLOBAL])?, bytes)
+            block(output_of("cuMemAllocManaged", |at| vec![at, size, CU_MEM_ATTACH_GLOBAL])?, bytes)
         }
-        Way::Pinned => block(given("cuMemAllocHost_v2", |host| vec![host, size])?, bytes),
+        Way::Pinned => block(output_of("cuMemAllocHost_v2", |host| vec![host, size])?, bytes),
         Way::Vmm | Way::VmmReleasedEarly => {
             let bytes = bytes.next_multiple_of(usize::try_from(granularity(0)).expect("64 bits"));
             let (size, properties, access) = (bytes as u64, properties_on(0), access_of(0));
-            let name = given("cuMemCreate", |handle| vec![handle, size, address(&properties), 0])?;
+            let name = output_of("cuMemCreate", |handle| vec![handle, size, address(&properties), 0])?;
             let mapped = put("cuMemAddressReserve", |at| vec![at, size, 0, 0, 0]);
             done("cuMemMap", &[mapped, size, 0, name, 0]);
             done("cuMemSetAccess", &[mapped, size, address(&access), 1]);
@@ -153,7 +153,7 @@ pub(crate) fn take(way: Way, bytes: usize) -> Result<Block, Refused> {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "a block is given back once")]
-pub(crate) fn give(block: Block) {
+pub(crate) fn free_block(block: Block) {
     let Block { way, name, bytes, mapped } = block;
     match way {
         Way::Plain | Way::Pitched | Way::Managed => done("cuMemFree_v2", &[name]),

@@ -12,10 +12,10 @@ struct Two {
 
 impl Two {
     /// Notes where the driver put the block and where gpumem counts it.
-    fn allocated(&mut self, what: &str, wanted: usize, bytes: i64, at: Option<u64>) {
+    fn allocated(&mut self, what: &str, expected: usize, bytes: i64, at: Option<u64>) {
         const DEVICE_ORDINAL: u64 = 9;
         let driver = at.map(|at| put("cuPointerGetAttribute", |ordinal| vec![ordinal, DEVICE_ORDINAL, at]).to_string());
-        self.changed(&format!("{what} (the driver says device {})", driver.unwrap_or("?".to_owned())), wanted, bytes);
+        self.changed(&format!("{what} (the driver says device {})", driver.unwrap_or("?".to_owned())), expected, bytes);
     }
 
     fn changed(&mut self, what: &str, on: usize, by: i64) {
@@ -53,7 +53,7 @@ fn two_devices_are_counted_separately() {
     let stream_one = cu::stream();
     let pooled = take(Way::Async, size(3));
     two.allocated("cuMemAllocAsync with 1 current, null stream", 1, in_mib(3), Some(pooled.name()));
-    give(pooled);
+    free_block(pooled);
     two.changed("freed", 1, in_mib(-3));
 
     two.contexts[0].make_current();
@@ -107,9 +107,9 @@ fn two_devices_are_counted_separately() {
     let [from, to] = two.contexts.map(|context| context.0);
     done("cuMemcpyPeer", &[one.name(), to, zero.name(), from, size(10) as u64]);
     two.changed("cuMemcpyPeer", 1, 0);
-    give(one);
+    free_block(one);
     two.changed("cuMemFree of 1's with 0 current", 1, in_mib(-20));
-    give(zero);
+    free_block(zero);
     two.changed("cuMemFree of 0's", 0, in_mib(-10));
     for (context, stream) in two.contexts.into_iter().zip([stream_zero, stream_one]) {
         context.make_current();

@@ -11,7 +11,7 @@ struct Ending {
 }
 
 impl Ending {
-    fn begin() -> Self {
+    fn start() -> Self {
         subscribe().expect("allocations can be intercepted");
         Self { trace: exact(), nvml: nvml(0) }
     }
@@ -35,7 +35,7 @@ fn child() {
     match part().as_deref() {
         Some("context alone") => {
             done("cuInit", &[0]);
-            let ending = Ending::begin();
+            let ending = Ending::start();
             let context = Context::create(0);
             ending.say("a context was created");
             take(Way::Plain, 64 * MIB);
@@ -48,7 +48,7 @@ fn child() {
         Some("context beside") => {
             let primary = Context::primary(0);
             primary.make_current();
-            let ending = Ending::begin();
+            let ending = Ending::start();
             let kept = take(Way::Plain, 32 * MIB);
             let context = Context::create(0);
             take(Way::Plain, 64 * MIB);
@@ -57,13 +57,13 @@ fn child() {
             let data = ending.say("the other was destroyed with its block");
             assert_eq!((data.used.get(), data.lost), (in_mib(32), 0));
             primary.make_current();
-            give(kept);
+            free_block(kept);
             ending.say("the primary context's block was freed");
         }
         Some(which @ ("primary released" | "primary reset")) => {
             let context = Context::primary(0);
             context.make_current();
-            let ending = Ending::begin();
+            let ending = Ending::start();
             take(Way::Plain, 64 * MIB);
             take(Way::Managed, 8 * MIB);
             let pool = in_mib(48);

@@ -122,25 +122,25 @@ pub(super) fn every_kind_of_call() {
     for seed in 0..8 {
         import(&physical, &mut Random::new(seed));
     }
-    give(physical);
+    free_block(physical);
     done("cuStreamDestroy_v2", &[stream]);
 }
 
 /// Compares a trace with the driver's attributes, both from the same moment on.
 struct Compared {
     trace: GpuMemTrace,
-    began: u64,
+    started: u64,
     steps: usize,
 }
 
 impl Compared {
-    fn begin() -> Self {
+    fn start() -> Self {
         synchronize();
         done("cuDeviceGraphMemTrim", &[0]);
         let mut zero = 0_u64;
         done("cuDeviceSetGraphMemAttribute", &[0, USED_MEM_HIGH, &raw mut zero as u64]);
-        let (began, trace) = (graph_memory(USED_MEM_CURRENT), exact());
-        Self { trace, began, steps: 0 }
+        let (started, trace) = (graph_memory(USED_MEM_CURRENT), exact());
+        Self { trace, started, steps: 0 }
     }
 
     /// Checks that used and peaked equal the driver's attributes.
@@ -148,7 +148,7 @@ impl Compared {
     fn step(&mut self, what: &str) {
         let (used, high) = (graph_memory(USED_MEM_CURRENT), graph_memory(USED_MEM_HIGH));
         let data = self.trace.data();
-        let expected = (used.cast_signed() - self.began.cast_signed(), high - self.began.max(used), 0, 0);
+        let expected = (used.cast_signed() - self.started.cast_signed(), high - self.started.max(used), 0, 0);
         let found = (data.used.get(), data.peaked.get(), data.untracked, data.lost);
         assert_eq!(found, expected, "(used, peaked, untracked, lost) after step {}: {what}", self.steps);
         self.steps += 1;
@@ -189,7 +189,7 @@ fn graphs_equal_the_drivers_attributes_at_every_step() {
         for by_hand in [false, true] {
             let (inside, at_launch) = (how == "in the graph", how == "at the next launch");
             let blocks = [(64 * MIB, inside), (1000, inside), (3 * MIB, true)];
-            let mut compared = Compared::begin();
+            let mut compared = Compared::start();
             let graph = if by_hand {
                 Graph::build(&blocks, at_launch)
             } else {
@@ -217,7 +217,7 @@ fn graphs_equal_the_drivers_attributes_at_every_step() {
         }
     }
     // This graph is mapped by an upload and launched on two streams. A launch fails while a block of the graph is live.
-    let mut compared = Compared::begin();
+    let mut compared = Compared::start();
     let graph = Graph::build(&[(48 * MIB, false)], false);
     done("cuGraphUpload", &[graph.executable, stream]);
     compared.step("uploaded");

@@ -36,7 +36,7 @@ use gpumem_tests::{
     on_the_standin, on_the_standin_with_both_sources, reported_by_both,
 };
 
-use crate::cu::{Block, Context, NULL_STREAM, Way, give};
+use crate::cu::{Block, Context, NULL_STREAM, Way, free_block};
 
 const MIB: usize = 1 << 20;
 
@@ -141,7 +141,7 @@ fn both_sources_report_the_same() {
     for kind in [
         "Allocated",
         "Pooled",
-        "Refused",
+        "Rejected",
         "NotCreated",
         "Freeing",
         "Freed",
@@ -157,7 +157,7 @@ fn both_sources_report_the_same() {
         "id_kind: Registered",
         "memory: Managed",
         "pool: Some",
-        "CaptureBegun",
+        "CaptureStarted",
         "CaptureEnded",
         "succeeded: false",
         "Graphs",
@@ -172,11 +172,11 @@ fn both_sources_report_the_same() {
 fn every_kind_of_call() {
     for way in Way::ALL {
         let [kept, freed] = [10 * MIB, 3 * MIB].map(|bytes| take(way, bytes));
-        give(freed);
-        give(kept);
+        free_block(freed);
+        free_block(kept);
     }
-    for refused in [cu::take(Way::Plain, 1 << 50), cu::take(Way::Async, 1 << 50), cu::take(Way::Vmm, 1 << 50)] {
-        assert!(refused.is_err(), "{refused:?} is more than a device has");
+    for rejected in [cu::take(Way::Plain, 1 << 50), cu::take(Way::Async, 1 << 50), cu::take(Way::Vmm, 1 << 50)] {
+        assert!(rejected.is_err(), "{rejected:?} is more than a device has");
     }
     assert_ne!(call("cuMemFree_v2", &[0x1234]), 0, "that is no block");
     assert_ne!(call("cuMemFreeAsync", &[0x1234, NULL_STREAM]), 0, "that is no block");
@@ -215,7 +215,7 @@ fn every_way_to_allocate_to_the_byte() {
             let counted = block.counted();
             assert!(counted == 0 || counted >= i64::try_from(bytes).expect("small"), "{block:?}");
             wrong.note(compare(&trace, &format!("{way:?}: {bytes} bytes asked for"), counted, 0));
-            give(block);
+            free_block(block);
             wrong.note(compare(&trace, &format!("{way:?}: freed"), 0, counted.unsigned_abs()));
         }
     }
@@ -242,7 +242,7 @@ fn blocks_older_than_the_subscription_are_looked_up() {
         subscribe().expect("nobody else is subscribed");
         let trace = exact();
         let counted = block.counted();
-        give(block);
+        free_block(block);
         let data = trace.data();
         let (used, untracked) = (data.used.get(), data.untracked);
         let said = format!("{way:?} of {counted} counted bytes, older: used {used}, untracked {untracked}");
@@ -282,16 +282,16 @@ fn what_fails_is_not_counted() {
     assert_ne!(inside, 0, "the middle of a block is none");
     wrong.note(compare(&trace, &format!("cuMemFree of the middle of a block: {inside}"), size, 0));
     let name = block.name();
-    give(block);
+    free_block(block);
     for (what, function, arguments) in [
         ("what was freed", "cuMemFree_v2", &[name][..]),
         ("no address", "cuMemFree_v2", &[0xdead_0000]),
         ("no address", "cuMemFreeAsync", &[0xdead_0000, NULL_STREAM]),
         ("no address", "cuMemFreeHost", &[0xdead_0000]),
     ] {
-        let refused = call(function, arguments);
-        wrong.note(compare(&trace, &format!("{function} of {what}: {refused}"), 0, 1 << 20));
-        assert_ne!(refused, 0, "{function} of {what}");
+        let rejected = call(function, arguments);
+        wrong.note(compare(&trace, &format!("{function} of {what}: {rejected}"), 0, 1 << 20));
+        assert_ne!(rejected, 0, "{function} of {what}");
     }
     done("cuMemFree_v2", &[0]);
     wrong.note(compare(&trace, "cuMemFree_v2 of 0", 0, 1 << 20));
@@ -306,16 +306,16 @@ fn unsubscribing_in_the_middle_keeps_what_is_known() {
     let virtually = take(Way::Vmm, 6 * MIB);
     unsubscribe();
     assert!(status().intercepted_by.is_none());
-    let refused = GpuMemTrace::builder().gauge(Gauge::Exact).device(0).start();
-    println!("an exact trace while unsubscribed: {}", refused.expect_err("nothing is intercepted"));
+    let rejected = GpuMemTrace::builder().gauge(Gauge::Exact).device(0).start();
+    println!("an exact trace while unsubscribed: {}", rejected.expect_err("nothing is intercepted"));
     let without_cupti = take(Way::Plain, 40 * MIB);
     subscribe().expect("nobody else is subscribed");
     let trace = exact();
-    give(plain);
-    give(pooled);
-    give(virtually);
+    free_block(plain);
+    free_block(pooled);
+    free_block(virtually);
     check(&trace, "known before, freed after", in_mib(-36), 0);
-    give(without_cupti);
+    free_block(without_cupti);
     check(&trace, "not known, looked up", in_mib(-76), 0);
     let data = spanning.data();
     println!("the trace that spans it: used {}, lost {}", mib(data.used.get()), data.lost);

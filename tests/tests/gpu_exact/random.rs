@@ -61,7 +61,7 @@ struct World {
 }
 
 impl World {
-    fn begin(random: &mut Random) -> Self {
+    fn start(random: &mut Random) -> Self {
         let mut contexts = vec![Context::primary(0).0];
         if random.below(10) == 0 {
             contexts.push(Context::create(0).0);
@@ -140,7 +140,7 @@ impl World {
             // Each of these functions frees memory of a pool, on any stream.
             Way::On(_) | Way::FromPool(..) if random.below(4) == 0 => done("cuMemFree_v2", &[block.name()]),
             Way::On(_) | Way::FromPool(..) => done("cuMemFreeAsync", &[block.name(), self.stream(random)]),
-            _ => give(block),
+            _ => free_block(block),
         }
     }
 
@@ -173,10 +173,10 @@ impl World {
             }
             2..5 if !self.graphs.is_empty() => {
                 let graph = &self.graphs[random.below(self.graphs.len())];
-                let is_refused = !graph.frees && graph.own.iter().any(|at| self.live.contains(at));
+                let is_rejected = !graph.frees && graph.own.iter().any(|at| self.live.contains(at));
                 let code = graph.launch(stream);
-                assert_eq!(code != 0, is_refused, "a launch came to {code}");
-                if !is_refused {
+                assert_eq!(code != 0, is_rejected, "a launch came to {code}");
+                if !is_rejected {
                     let new: Vec<_> = graph.own.iter().filter(|at| !self.live.contains(at)).copied().collect();
                     self.live.extend(new);
                 }
@@ -241,16 +241,16 @@ impl World {
             drop(self.traces.swap_remove(at));
         } else {
             let now = self.log.len() - 1;
-            let (trace, began) = &mut self.traces[at];
+            let (trace, started) = &mut self.traces[at];
             trace.reset();
-            *began = now;
+            *started = now;
         }
     }
 
     /// Compares the trace with the log. Unknown frees and lost events are errors, too.
     fn compare(&mut self, at: usize) {
-        let (trace, began) = &self.traces[at];
-        let seen = &self.log[*began..];
+        let (trace, started) = &self.traces[at];
+        let seen = &self.log[*started..];
         let (start, end) = (seen[0], seen[seen.len() - 1]);
         let most = seen.iter().max().copied().unwrap_or(start);
         let expected = (end - start, most - start.max(end));
@@ -305,7 +305,7 @@ fn random_programs_equal_their_own_log() {
     let (mut readings, mut wrong) = (0, Vec::new());
     for program in 0..programs {
         let mut random = Random::new(program);
-        let world = Mutex::new(World::begin(&mut random));
+        let world = Mutex::new(World::start(&mut random));
         thread::scope(|threads| {
             let handles = (1..=THREADS).map(|thread| {
                 let (world, seed) = (&world, program * 1000 + thread);

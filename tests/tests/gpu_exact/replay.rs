@@ -20,7 +20,7 @@ fn the_statistics_equal_what_is_added_up() {
         if random.below(9) < 4 && !blocks.is_empty() {
             let block: Block = blocks.swap_remove(random.below(blocks.len()));
             current -= block.counted().unsigned_abs();
-            give(block);
+            free_block(block);
         } else {
             let block = take(any_way(&mut random), any_bytes(&mut random));
             current += block.counted().unsigned_abs();
@@ -46,9 +46,9 @@ fn the_statistics_equal_what_is_added_up() {
     }
     assert_eq!(trace.data().peak_over_start().get(), most - start, "a reset of these peaks is no trace's");
     println!("2000 steps: {current} B allocated, {allocated} B in all, {} wrong", wrong.count());
-    blocks.into_iter().for_each(give);
+    blocks.into_iter().for_each(free_block);
     let pooled = take(Way::Async, 40 * MIB);
-    give(pooled);
+    free_block(pooled);
     let high = max_memory_reserved(0).expect("the pool can be read");
     empty_cache().expect("nothing is captured");
     reset_peak_memory_stats(0).expect("it is intercepted, and the pool can be reset");
@@ -81,7 +81,7 @@ fn at_once(ways: &[Way]) -> Result<(), String> {
                 ever.fetch_add(block.counted(), Relaxed);
                 own.push(block);
             } else {
-                give(own.swap_remove(random.below(own.len())));
+                free_block(own.swap_remove(random.below(own.len())));
             }
             assert_eq!(nested.data().lost, 0, "thread {me}, step {step}");
         }
@@ -89,7 +89,7 @@ fn at_once(ways: &[Way]) -> Result<(), String> {
         let half = own.split_off(own.len() / 2);
         kept.lock().expect("no thread panicked").extend(half);
         for block in own {
-            give(block);
+            free_block(block);
         }
     };
     thread::scope(|threads| {
@@ -102,7 +102,7 @@ fn at_once(ways: &[Way]) -> Result<(), String> {
     let expected: i64 = kept.iter().map(Block::counted).sum();
     let data = trace.data();
     let events = status().events - before.events;
-    kept.into_iter().for_each(give);
+    kept.into_iter().for_each(free_block);
     let end = trace.data();
     let said = format!(
         "16 threads at once by {ways:?}: {events} events, used {} where {expected} B were kept, {} when all was freed, \

@@ -1,7 +1,7 @@
 //! Tests that the parts of the breakdown add up to what the device has in use.
 
 use super::{
-    running_out::{give, take},
+    running_out::{free_block, take},
     *,
 };
 
@@ -21,11 +21,11 @@ pub(super) fn parts() {
         let inside = GpuMemTrace::scope("step", |_| {
             let block = take(3 * MIB).expect("the device has room");
             let inside = checked_breakdown("inside both scopes", &mut wrong);
-            give(block);
+            free_block(block);
             inside
         });
         let outside = checked_breakdown("after the inner scope", &mut wrong);
-        give(plain);
+        free_block(plain);
         // SAFETY: the block came from `malloc_async` and is freed once.
         unsafe { result::free_async(pooled, stream) }.expect("it was allocated");
         [inside, outside]

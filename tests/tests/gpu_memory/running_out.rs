@@ -11,15 +11,15 @@ pub(super) fn take(bytes: usize) -> Result<u64, DriverError> {
     unsafe { result::malloc_sync(bytes) }
 }
 
-pub(super) fn give(block: u64) {
+pub(super) fn free_block(block: u64) {
     // SAFETY: the block came from `take` and is freed once.
     unsafe { result::free_sync(block) }.expect("it was allocated");
 }
 
 /// The default pool of device 0.
-struct Pool(sys::CUmemoryPool);
+struct KeepingPool(sys::CUmemoryPool);
 
-impl Pool {
+impl KeepingPool {
     /// Makes the pool keep its memory, as the pool of a busy program does.
     fn that_keeps() -> Self {
         let device = result::device::get(0).expect("there is a device");
@@ -51,24 +51,24 @@ pub(super) fn retry() {
     on_oom(|_| {
         REPORTED.fetch_add(1, Relaxed);
     });
-    let (pool, mut wrong) = (Pool::that_keeps(), Wrong::default());
+    let (pool, mut wrong) = (KeepingPool::that_keeps(), Wrong::default());
     let most = free_memory() / 10 * 8 / (2 * MIB) * (2 * MIB);
     // SAFETY: the null stream belongs to the current context. The memory is never read.
     let take_async = || unsafe { result::malloc_async(stream, most) }.expect("so much is free");
     // SAFETY: each block came from `take_async` and is freed once.
-    let give_async = |block| unsafe { result::free_async(block, stream) }.expect("it was allocated");
+    let free_block_async = |block| unsafe { result::free_async(block, stream) }.expect("it was allocated");
 
     // The driver's behaviour without gpumem differs from version to version, so it is measured first.
-    give_async(take_async());
+    free_block_async(take_async());
     println!("the pool keeps {}, and {} are wanted", pool.reserved(), Bytes::from(most));
     let alone = take(most);
     println!("without us: {alone:?}; the pool keeps {}", pool.reserved());
-    let is_refused = alone.is_err();
-    alone.into_iter().for_each(give);
+    let is_rejected = alone.is_err();
+    alone.into_iter().for_each(free_block);
     let reported = REPORTED.load(Relaxed);
-    wrong.unless(reported == usize::from(is_refused), || format!("{reported} refusals are reported"));
+    wrong.unless(reported == usize::from(is_rejected), || format!("{reported} refusals are reported"));
 
-    give_async(take_async());
+    free_block_async(take_async());
     let mut attempts = 0;
     let got = retry_after_trim(|| {
         attempts += 1;
@@ -76,9 +76,9 @@ pub(super) fn retry() {
         take(most)
     });
     println!("kept by the pool: {got:?} after {attempts} attempts");
-    let right = got.is_ok() && attempts == 1 + usize::from(is_refused);
+    let right = got.is_ok() && attempts == 1 + usize::from(is_rejected);
     wrong.unless(right, || format!("kept by the pool: {got:?} after {attempts} attempts"));
-    got.into_iter().for_each(give);
+    got.into_iter().for_each(free_block);
 
     // This cache frees its block when memory runs out. The pool keeps the block until it is trimmed.
     let mut cache = Some(take_async());
@@ -87,12 +87,12 @@ pub(super) fn retry() {
         attempts += 1;
         kept = pool.reserved();
         println!("attempt {attempts}: the pool keeps {kept}");
-        take(most).inspect_err(|_| cache.take().into_iter().for_each(give_async))
+        take(most).inspect_err(|_| cache.take().into_iter().for_each(free_block_async))
     });
     println!("in a cache: {got:?} after {attempts} attempts");
     let right = got.is_ok() && attempts == 2 && kept < Bytes::mib(64);
     wrong.unless(right, || format!("in a cache: {got:?} after {attempts} attempts, with {kept} in the pool"));
-    got.into_iter().for_each(give);
+    got.into_iter().for_each(free_block);
     wrong.unless(REPORTED.load(Relaxed) == reported, || "the first failure of a retry is reported".to_owned());
     wrong.end();
 }

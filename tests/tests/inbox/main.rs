@@ -6,7 +6,7 @@
 //! cannot show that `Relaxed` is enough. A reader of the code has to check that.
 
 mod checker;
-mod obvious;
+mod reference;
 
 use std::{
     collections::BTreeSet,
@@ -259,7 +259,7 @@ fn each_event_is_applied_once_and_in_the_order_of_its_thread() {
 fn each_trace_follows_from_the_order_of_events() {
     let peaks = in_many_orders(|| {
         let all = churn(&Arc::new(Inbox::tapped(Recorder)));
-        let expected = obvious::traces(&checked_events());
+        let expected = reference::traces(&checked_events());
         let closed = all.iter().flat_map(|(_, posted, _)| &posted.closed);
         let closed = closed.map(|(scope, trace)| {
             assert_eq!((trace.lost, trace.untracked), (0, 0));
@@ -472,7 +472,7 @@ fn a_scope_adopts_what_a_thread_allocates_from_then_on_until_it_is_closed() {
 }
 
 /// Returns used and peaked of a scope while another thread allocates 100 bytes and frees them.
-fn figures_beside_another_thread(counts: Counted) -> BTreeSet<(i64, u64)> {
+fn results_next_to_another_thread(counts: Counted) -> BTreeSet<(i64, u64)> {
     in_every_order(move || {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let other = thread::spawn({
@@ -492,11 +492,11 @@ fn figures_beside_another_thread(counts: Counted) -> BTreeSet<(i64, u64)> {
 
 fn a_scope_counts_another_thread_in_each_possible_way_and_in_no_other() {
     // The scope has seen no event, or only a block that stayed live; only the free; both events; or only the allocation.
-    assert_eq!(figures_beside_another_thread(Counted::OwnAndUnscoped), [(0, 0), (-100, 0), (0, 100), (100, 0)].into());
+    assert_eq!(results_next_to_another_thread(Counted::OwnAndUnscoped), [(0, 0), (-100, 0), (0, 100), (100, 0)].into());
 }
 
 fn a_scope_of_one_thread_does_not_count_another() {
-    assert_eq!(figures_beside_another_thread(Counted::Own), [(0, 0)].into());
+    assert_eq!(results_next_to_another_thread(Counted::Own), [(0, 0)].into());
 }
 
 /// There are two threads, and the first may end before the second starts. The outcomes are whether both had the same id.
@@ -618,7 +618,7 @@ fn unsubscribed(loss_first: bool, others: &'static [Other]) -> BTreeSet<Option<(
             })
             .collect();
         let before = subscription.interruptions();
-        let outcome = begin(&subscription, false, &subscribed).then(|| {
+        let outcome = start(&subscription, false, &subscribed).then(|| {
             post(&inbox, &open(0));
             if subscription.interruptions() != before {
                 post(&inbox, &LOST);
@@ -655,23 +655,23 @@ fn give_up(subscription: &Subscription, inbox: &Arc<Inbox>, subscribed: &AtomicB
 }
 
 /// Subscribes to a driver that never rejects a subscription. Returns whether allocations are intercepted.
-fn begin(subscription: &Subscription, anew: bool, subscribed: &AtomicBool) -> bool {
+fn start(subscription: &Subscription, anew: bool, subscribed: &AtomicBool) -> bool {
     let subscribe = || {
         subscribed.store(true, SeqCst);
         Ok(())
     };
-    subscription.begin(anew, || "given up", subscribe).is_ok()
+    subscription.start(anew, || "given up", subscribe).is_ok()
 }
 
-fn begin_anew(subscription: &Subscription, _: &Arc<Inbox>, subscribed: &AtomicBool, _: bool) {
-    assert!(begin(subscription, true, subscribed));
+fn restart(subscription: &Subscription, _: &Arc<Inbox>, subscribed: &AtomicBool, _: bool) {
+    assert!(start(subscription, true, subscribed));
 }
 
 fn no_scope_misses_events_unreported_while_one_thread_subscribes_and_another_unsubscribes() {
-    let outcomes = unsubscribed(true, &[give_up, begin_anew]);
+    let outcomes = unsubscribed(true, &[give_up, restart]);
     assert!(!outcomes.contains(&Some((false, false))), "{outcomes:?}");
     assert!(outcomes.contains(&None) && outcomes.contains(&Some((true, false))), "{outcomes:?}");
-    let outcomes = unsubscribed(true, &[give_up, begin_anew, give_up]);
+    let outcomes = unsubscribed(true, &[give_up, restart, give_up]);
     assert!(!outcomes.contains(&Some((false, false))), "{outcomes:?}");
 }
 
@@ -689,8 +689,8 @@ fn recorded_beside_a_sampler(device: Device) -> usize {
     let inbox = Arc::new(Inbox::tapped(Recorder));
     let (readings, count) = (Arc::new(Readings::new()), Arc::new(AtomicU64::new(0)));
     let of_program = Arc::new(shuttle::sync::Mutex::new(()));
-    let read = move |began: u64, count: &AtomicU64| {
-        let used = Bytes::new(began << 32 | count.fetch_add(1, SeqCst));
+    let read = move |started: u64, count: &AtomicU64| {
+        let used = Bytes::new(started << 32 | count.fetch_add(1, SeqCst));
         EventKind::Sample { device, memory: GpuMemory::new(used, Bytes::ZERO, used, None) }
     };
     let sampler = thread::spawn({
@@ -698,9 +698,9 @@ fn recorded_beside_a_sampler(device: Device) -> usize {
             (Arc::clone(&inbox), Arc::clone(&readings), Arc::clone(&count), Arc::clone(&of_program));
         move || {
             for _ in 0..3 {
-                let began = count.fetch_add(1, SeqCst);
+                let started = count.fetch_add(1, SeqCst);
                 readings.post(&inbox, device, || {
-                    let sample = read(began, &count);
+                    let sample = read(started, &count);
                     drop(of_program.lock().unwrap());
                     sample
                 });
@@ -710,8 +710,8 @@ fn recorded_beside_a_sampler(device: Device) -> usize {
     let spec = ScopeSpec { gauge: Gauge::Sampled, ..ScopeSpec::exact(device) };
     let open = EventKind::Open { scope: ScopeId(0), spec };
     let held = of_program.lock().unwrap();
-    let began = count.fetch_add(1, SeqCst);
-    let Ok(_) = readings.ask::<Infallible>(&inbox, device, || Ok(read(began, &count)), &open);
+    let started = count.fetch_add(1, SeqCst);
+    let Ok(_) = readings.ask::<Infallible>(&inbox, device, || Ok(read(started, &count)), &open);
     let before = count.fetch_add(1, SeqCst);
     let Ok(_) = readings.ask::<Infallible>(&inbox, device, || Ok(read(before, &count)), &close(0));
     drop(held);

@@ -21,7 +21,7 @@ use super::*;
 
 /// The functions of the scripts. `program NAME` records a program that has 4 MiB. When the file `go` exists, the program has
 /// 1 GiB more for 5 ms, and then fails to allocate 1 TiB. The file `NAME.pid` contains its process id.
-const BEGIN: &str = r#"
+const SETUP: &str = r#"
 started() { until grep -q "$2" $1; do sleep 0.05; done; }
 program() {
     $gpumem run -o $1.capture -- bash -c "echo \$\$ > $1.pid; exec PROBE 'call cuInit 0' 'call cuDevicePrimaryCtxRetain &context 0' \
@@ -41,15 +41,15 @@ of() { scrape $2 | grep -a "process_pid=\"$(cat $1.pid)\""; }
 "#;
 
 fn exported(machine: Standin, name: &str, lines: &str) -> Outcome {
-    let begin = BEGIN.replace("PROBE", &built("probe").display().to_string());
-    script(machine, &format!("export-{name}"), &format!("{begin}\n{lines}\nkill $exporter; wait"))
+    let setup = SETUP.replace("PROBE", &built("probe").display().to_string());
+    script(machine, &format!("export-{name}"), &format!("{setup}\n{lines}\nkill $exporter; wait"))
 }
 
 /// Returns the value of a metric in a section of the output.
 #[track_caller]
 fn value(outcome: &Outcome, section: &str, metric: &str, label: &str) -> Option<f64> {
-    let begin = format!("== {section}\n");
-    let (_, text) = outcome.stdout.split_once(&begin).unwrap_or_else(|| panic!("no {section}: {outcome}"));
+    let heading = format!("== {section}\n");
+    let (_, text) = outcome.stdout.split_once(&heading).unwrap_or_else(|| panic!("no {section}: {outcome}"));
     let text = text.split("== ").next().unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with(&format!("{metric}{{")) && line.contains(label))?;
     line.rsplit(' ').next()?.parse().ok()
@@ -218,7 +218,7 @@ fn a_peak_of_a_program_that_no_look_has_found_is_in_a_scrape() {
 
 /// With `gpumem run --live`, the file starts over several times while the exporter reads it. No value is lost.
 #[test]
-fn figures_of_a_short_recording_are_right_and_do_not_fall() {
+fn numbers_of_a_short_recording_are_right_and_do_not_fall() {
     let spikes = Spikes::new();
     let outcome = exported(
         Standin::new(),
@@ -346,16 +346,16 @@ fn a_recording_that_cannot_be_followed_is_hidden_and_its_cause_is_said() {
         "#,
     );
     assert!(!outcome.stdout.contains("in vain: "), "{outcome}");
-    let figure = |section, metric| value(&outcome, section, &format!("gpumem_process_{metric}_bytes"), "");
-    assert_eq!(figure("before", "live"), Some(MIB_4), "{outcome}");
-    assert_eq!(figure("appended", "interval_peak"), Some(GIB_1), "{outcome}");
+    let value_of = |section, metric| value(&outcome, section, &format!("gpumem_process_{metric}_bytes"), "");
+    assert_eq!(value_of("before", "live"), Some(MIB_4), "{outcome}");
+    assert_eq!(value_of("appended", "interval_peak"), Some(GIB_1), "{outcome}");
     for section in ["full", "again", "shorter", "other", "damaged", "silent"] {
-        assert_eq!(figure(section, "live"), None, "{section}: {outcome}");
+        assert_eq!(value_of(section, "live"), None, "{section}: {outcome}");
     }
     // The last values of a recording that broke off are exported.
-    assert!(figure("full", "peak") >= Some(MIB_4), "{outcome}");
+    assert!(value_of("full", "peak") >= Some(MIB_4), "{outcome}");
     for section in ["again", "damaged", "silent"] {
-        assert_eq!(figure(section, "peak"), None, "{section}: {outcome}");
+        assert_eq!(value_of(section, "peak"), None, "{section}: {outcome}");
     }
     let (_, log) = outcome.stdout.split_once("== log\n").expect("there is one");
     let (log, summary) = log.split_once("== summary\n").expect("it is last");
@@ -450,8 +450,8 @@ fn others_need_a_token_or_the_socket() {
         curl -s --unix-socket socket http://x/metrics | grep -c '^hw_gpu_memory_limit_bytes'
         "#,
     );
-    let (refused, stderr) = (outcome.stdout.matches("code 2\n").count(), &outcome.stderr);
-    assert_eq!(refused, 10, "{outcome}");
+    let (rejected, stderr) = (outcome.stdout.matches("code 2\n").count(), &outcome.stderr);
+    assert_eq!(rejected, 10, "{outcome}");
     for text in [
         "gpumem: `pipe` cannot be used: it is not a regular file; give a file with a token",
         "gpumem: cannot listen on 0.0.0.0:0: other machines can reach it, and there is no token; give --token-file FILE, or --unix SOCKET",
@@ -635,12 +635,12 @@ fn answered(mut stream: TcpStream) -> Vec<u8> {
         let Some((head, _)) = text.split_once("\r\n\r\n") else { continue };
         assert!(head.starts_with("post /v1/metrics "), "{head}");
         let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).expect("it has a length");
-        let begin = head.len() + 4;
-        if read.len() >= begin + length.trim().parse::<usize>().expect("a number") {
+        let content_at = head.len() + 4;
+        if read.len() >= content_at + length.trim().parse::<usize>().expect("a number") {
             stream
                 .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
                 .expect("it can be written");
-            return read.split_off(begin);
+            return read.split_off(content_at);
         }
     }
 }
@@ -710,28 +710,28 @@ fn a_collector_of_opentelemetry_gets_the_same() {
         ("gpumem.process.peak", "gpumem_process_peak_bytes"),
         ("gpumem.process.refused", "gpumem_process_refused_total"),
     ] {
-        let newest = values(name).into_iter().flatten().last();
-        assert_eq!(newest, value(&outcome, "all", prometheus, ""), "{name}: {outcome}");
+        let latest = values(name).into_iter().flatten().last();
+        assert_eq!(latest, value(&outcome, "all", prometheus, ""), "{name}: {outcome}");
     }
     // An ended process is not pushed any more.
     assert_eq!(values("gpumem.process.live").last(), Some(&None), "{outcome}");
-    let newest = pushed.last().expect("some were pushed");
-    let limits = pushed_values(newest, "hw.gpu.memory.limit");
+    let latest = pushed.last().expect("some were pushed");
+    let limits = pushed_values(latest, "hw.gpu.memory.limit");
     assert_eq!((limits.len(), limits[0].1), (1, 16.0 * f64::from(1 << 30)));
     assert_eq!(text_of(&limits[0].0, "hw.id").as_deref(), Some("0"));
-    let resource = newest.resource_metrics[0].resource.as_ref().expect("there is one");
+    let resource = latest.resource_metrics[0].resource.as_ref().expect("there is one");
     assert_eq!(text_of(&resource.attributes, "service.name").as_deref(), Some("gpumem-export"));
     assert!(outcome.stdout.len() > 100 && !outcome.stderr.contains("cannot be pushed"), "{outcome}");
-    let refused = exported(
+    let rejected = exported(
         Standin::new(),
         "otlp-wrong",
         "$gpumem export --listen 127.0.0.1:0 --otlp https://x; exporter=1000000000",
     );
     assert!(
-        refused.stderr.contains(
+        rejected.stderr.contains(
             "cannot push to `https://x`: it does not start with http://, and there is no TLS; give http://localhost:4318"
         ),
-        "{refused}"
+        "{rejected}"
     );
-    assert!(!refused.stdout.contains("serving"), "{refused}");
+    assert!(!rejected.stdout.contains("serving"), "{rejected}");
 }

@@ -68,17 +68,17 @@ fn without_cuda_there_is_what_nvml_knows() {
 }
 
 #[test]
-fn a_figure_that_cannot_be_read_is_not_0() {
+fn a_number_that_cannot_be_read_is_not_0() {
     // The cases are: a lost device next to a working one; no permission; a driver that was updated while it was in use; no memory
     // values, as under WSL; a driver that is too old.
     let lost = gpumem(&Standin::new().devices(2).fail("nvmlDeviceGetHandleByIndex_v2[1]=15"), &["info"]);
     ended(&lost, 2, &["GPU 1 cannot be read: libnvidia-ml: nvmlDeviceGetHandleByIndex_v2 for device 1 failed with"]);
     assert!(lost.stdout.contains("\n 1       -  -                   -     -      -         -\n"), "{lost}");
     assert!(lost.stdout.contains("\n 0       0  Stand-in GPU 0     16"), "{lost}");
-    let refused = gpumem(&Standin::new().fail("nvmlDeviceGetMemoryInfo_v2=4"), &["info", "--json"]);
-    ended(&refused, 2, &["the memory of GPU 0 cannot be read: "]);
-    assert!(refused.stderr.contains("NVML_ERROR_NO_PERMISSION (4); this user may not access the GPU"), "{refused}");
-    assert_eq!(json(&refused)["gpus"][0]["free_bytes"], Value::Null);
+    let rejected = gpumem(&Standin::new().fail("nvmlDeviceGetMemoryInfo_v2=4"), &["info", "--json"]);
+    ended(&rejected, 2, &["the memory of GPU 0 cannot be read: "]);
+    assert!(rejected.stderr.contains("NVML_ERROR_NO_PERMISSION (4); this user may not access the GPU"), "{rejected}");
+    assert_eq!(json(&rejected)["gpus"][0]["free_bytes"], Value::Null);
     let mismatch = gpumem(&Standin::new().fail("cuInit=803"), &["info"]);
     ended(&mismatch, 2, &["CUDA's ordinals cannot be read: libcuda: cuInit failed with"]);
     assert!(mismatch.stderr.contains("the driver was updated while in use: reboot"), "{mismatch}");

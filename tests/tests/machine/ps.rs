@@ -62,9 +62,9 @@ fn lists_that_cannot_be_read() {
     let outcome = gpumem(&Standin::new().without(Library::Nvml), &["ps"]);
     ended(&outcome, 2, &["processes cannot be read: cannot load libnvidia-ml: "]);
     ended(&gpumem(&Standin::new().devices(0), &["ps"]), 2, &["no GPU: "]);
-    let refused =
+    let rejected =
         Standin::new().devices(2).set("compute=4000001:1MiB").fail("nvmlDeviceGetComputeRunningProcesses_v3[0]=4");
-    let outcome = gpumem(&refused, &["ps"]);
+    let outcome = gpumem(&rejected, &["ps"]);
     ended(&outcome, 2, &["the processes on GPU 0 cannot be read: "]);
     assert!(outcome.stdout.contains("\n   1  4000001"), "{outcome}");
     let outcome = gpumem(&Standin::new().devices(2).fail("nvmlDeviceGetHandleByIndex_v2[1]=15"), &["ps"]);

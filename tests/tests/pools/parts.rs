@@ -108,7 +108,7 @@ fn pools_of_one_name_have_different_rows() {
 /// One thread queries the summary all the time while a pool grows on another thread. No call of the pool counts as wrong, and a
 /// peak is right unless the pool's row says that the peak may be too high.
 #[test]
-fn a_thread_that_reads_figures_makes_no_call_wrong() {
+fn a_thread_that_reads_numbers_makes_no_call_wrong() {
     let _alone = crate::alone();
     let gpu = simulated_gpu();
     let trace = GpuMemTrace::builder().ctx("grow").device(gpu.ordinal()).silent(true).start().unwrap();

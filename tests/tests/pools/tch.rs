@@ -134,7 +134,7 @@ fn what_was_there_before_the_first_event_counts_once() {
 }
 
 #[test]
-fn other_threads_allocate_while_the_tracker_begins() {
+fn other_threads_allocate_while_the_tracker_starts() {
     let _alone = crate::alone();
     let gpu = simulated_gpu();
     let trace = trace(&gpu);

@@ -63,7 +63,7 @@ fn check(folder: &Folder, outcome: &Outcome) {
     let recordings: Vec<_> = folder.names().into_iter().filter(|name| name.ends_with(".capture")).collect();
     assert_eq!(recordings.len(), 1, "{:?}\n{outcome}", folder.names());
     let recording = folder.file(&recordings[0]);
-    assert_eq!(recorded(&recording), Recorded { bytes: vec![8 << 20], frees: 1 }, "{outcome}");
+    assert_eq!(recorded(&recording), RecordingContent { bytes: vec![8 << 20], frees: 1 }, "{outcome}");
     let report = machine().run_program(&built("gpumem-command"), &["report", &recording]);
     assert!(report.is_clean() && report.stdout.contains(LATE), "{report}");
     assert!(report.stdout.contains("server.py:5, called from "), "{report}");
@@ -79,7 +79,7 @@ fn the_code_that_python_runs_makes_the_library_wait() {
     let Some(python) = interpreters().into_values().next() else { return };
     let folder = Folder::new();
     let names = ["server.py", "request.py", "answer", "a.capture", "loaded", "begun", "stopped"];
-    let [server, request, answer, file, _, begun, stopped] = names.map(|name| folder.file(name));
+    let [server, request, answer, file, _, started, stopped] = names.map(|name| folder.file(name));
     fs::write(&server, SERVER).unwrap();
     // The folder for sockets has the name and the rights that the command gives it.
     let sockets = folder.0.path().join("gpumem");
@@ -99,7 +99,7 @@ fn the_code_that_python_runs_makes_the_library_wait() {
     .unwrap();
     let gpumem = built("gpumem-command").display().to_string();
     let script = format!(
-        "{} {server} {} {request} & pid=$!; {} {gpumem} start $pid; echo > {begun}; {} {gpumem} stop --json $pid; \
+        "{} {server} {} {request} & pid=$!; {} {gpumem} start $pid; echo > {started}; {} {gpumem} stop --json $pid; \
          echo > {stopped}; wait $pid",
         python.display(),
         folder.0.path().display(),
@@ -123,13 +123,13 @@ fn a_program_in_a_new_python_is_recorded_from_now_on() {
     };
     for ends_by_itself in [false, true] {
         let folder = Folder::new();
-        let [server, file, begun, stopped] =
+        let [server, file, started, stopped] =
             ["server.py", "a.capture", "begun", "stopped"].map(|name| folder.file(name));
         fs::write(&server, SERVER).unwrap();
         let gpumem = built("gpumem-command").display().to_string();
         let stop = if ends_by_itself { "true".to_owned() } else { format!("{gpumem} stop $pid") };
         let script = format!(
-            "{} {server} {} '' & pid=$!; {} {gpumem} attach -o {file} $pid; {gpumem} attach -o {file} $pid; echo > {begun}; {} \
+            "{} {server} {} '' & pid=$!; {} {gpumem} attach -o {file} $pid; {gpumem} attach -o {file} $pid; echo > {started}; {} \
              {stop}; echo > {stopped}; wait $pid",
             python.display(),
             folder.0.path().display(),
@@ -156,32 +156,32 @@ fn recording(folder: &Folder) -> String {
 }
 
 #[test]
-fn other_programs_are_refused_with_a_reason() {
+fn other_programs_are_rejected_with_a_reason() {
     let gpumem = built("gpumem-command").display().to_string();
     let folder = Folder::new();
     let machine = machine().env("XDG_RUNTIME_DIR", folder.0.path());
     let dormant = "start the program with `gpumem run --dormant`, then `gpumem start`";
-    let refused = |program: &str, parts: &[&str]| {
+    let rejected = |program: &str, parts: &[&str]| {
         let script = format!("{program} & pid=$!; sleep 0.2; {gpumem} attach $pid; code=$?; kill $pid; exit $code");
         let outcome = machine.run_program("/bin/sh".as_ref(), &["-c", &script]);
         assert_eq!(outcome.exit(), "exit status: 2", "{outcome}");
         let lines: Vec<_> = outcome.stderr.lines().filter(|line| line.starts_with("gpumem: ")).collect();
         assert!(lines.len() == 1 && parts.iter().all(|part| lines[0].contains(part)), "{parts:?}\n{outcome}");
     };
-    refused("sleep 5", &["it runs `", dormant]);
-    refused("GPUMEM_RUN_FILE=/a sleep 5", &["`gpumem run` records it already"]);
-    refused("GPUMEM_RUN_FILE=/a GPUMEM_RUN_CONTROL=/b sleep 5", &["use `gpumem start "]);
+    rejected("sleep 5", &["it runs `", dormant]);
+    rejected("GPUMEM_RUN_FILE=/a sleep 5", &["`gpumem run` records it already"]);
+    rejected("GPUMEM_RUN_FILE=/a GPUMEM_RUN_CONTROL=/b sleep 5", &["use `gpumem start "]);
     let old = interpreters().into_iter().find(|(version, _)| *version < (3, 14));
     if let Some(((major, minor), python)) = old {
         let program = format!("{} -c 'import time; time.sleep(5)'", python.display());
         let cause = format!("its Python {major}.{minor} runs no code on request: 3.14 and later do");
-        refused(&program, &[&cause, dormant]);
+        rejected(&program, &[&cause, dormant]);
     }
     if let Some(python) = interpreters().remove(&(3, 14)) {
         let program = format!("{} -X disable-remote-debug -c 'import time; time.sleep(5)'", python.display());
-        refused(&program, &["-X disable-remote-debug forbids", dormant]);
+        rejected(&program, &["-X disable-remote-debug forbids", dormant]);
         let program = format!("PYTHON_DISABLE_REMOTE_DEBUG=1 {} -c 'import time; time.sleep(5)'", python.display());
-        refused(&program, &["PYTHON_DISABLE_REMOTE_DEBUG forbids", dormant]);
+        rejected(&program, &["PYTHON_DISABLE_REMOTE_DEBUG forbids", dormant]);
     }
     let nobody =
         Command::new(&gpumem).args(["attach", "4294967295"]).env("XDG_RUNTIME_DIR", folder.0.path()).output().unwrap();

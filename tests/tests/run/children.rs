@@ -34,7 +34,7 @@ fn each_rank_has_a_file_with_its_rank_and_device() {
         let expected = of_allocates();
         let recorded = recorded(&folder.file(name));
         if rank == 6 {
-            assert_eq!(recorded, Recorded { bytes: vec![4096, 512], frees: 0 });
+            assert_eq!(recorded, RecordingContent { bytes: vec![4096, 512], frees: 0 });
             continue;
         }
         assert_eq!((&recorded.bytes[..2], recorded.frees), (&expected.bytes[..], 1), "{name}");
@@ -56,7 +56,7 @@ fn a_program_in_the_place_of_another_has_a_file_of_its_own() {
     let second = names.iter().find(|name| name.ends_with(".2.capture")).expect("it has the same number");
     assert_eq!(recorded(&folder.file(second)), of_allocates());
     let first = names.iter().find(|name| *name != second).unwrap();
-    assert_eq!(recorded(&folder.file(first)), Recorded { bytes: vec![4 << 20, 32 << 20], frees: 0 });
+    assert_eq!(recorded(&folder.file(first)), RecordingContent { bytes: vec![4 << 20, 32 << 20], frees: 0 });
 }
 
 /// CUDA does not work in the child of a process that uses CUDA, but works in the child of any other process.

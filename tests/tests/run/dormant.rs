@@ -13,9 +13,9 @@ use super::*;
 #[test]
 fn a_dormant_program_is_recorded_from_start_to_stop() {
     let folder = Folder::new();
-    let [file, began, ended, again] = ["a.capture", "began", "ended", "again"].map(|name| folder.file(name));
+    let [file, started, ended, again] = ["a.capture", "began", "ended", "again"].map(|name| folder.file(name));
     let gpumem = built("gpumem-command").display().to_string();
-    let until = [&began, &ended, &again].map(|file| format!("await_file {file}"));
+    let until = [&started, &ended, &again].map(|file| format!("await_file {file}"));
     let steps = [
         &ALLOCATES[..4],
         &[&until[0], "call cuMemAlloc_v2 &second 8388608", "call cuMemFree_v2 kept", &until[1]],
@@ -27,7 +27,7 @@ fn a_dormant_program_is_recorded_from_start_to_stop() {
     let script = format!(
         "{gpumem} run --dormant -o {file} -- sh -c 'echo $$ > {log}.pid; exec \"$@\"' sh {}{} > {log} & \
          while ! grep -q '&kept' {log}; do sleep 0.01; done; pid=$(cat {log}.pid); \
-         {gpumem} stop $pid; {gpumem} start $pid; {gpumem} start $pid; echo > {began}; \
+         {gpumem} stop $pid; {gpumem} start $pid; {gpumem} start $pid; echo > {started}; \
          while ! grep -q 'v2 kept:' {log}; do sleep 0.01; done; {gpumem} stop $pid; echo > {ended}; \
          while ! grep -q '&third' {log}; do sleep 0.01; done; {gpumem} start $pid; echo > {again}; wait; echo all",
         probe(),
@@ -45,8 +45,12 @@ fn a_dormant_program_is_recorded_from_start_to_stop() {
     let printed: Vec<_> = outcome.stdout.lines().filter(|line| line.ends_with(".capture")).collect();
     assert!(printed.len() == 3 && printed.iter().all(|name| Path::new(name).exists()), "{outcome}");
     // The first block is older than the first recording, and the third block is older than the second recording.
-    assert_eq!(recorded(&folder.file(&recordings[0])), Recorded { bytes: vec![8 << 20], frees: 1 }, "{outcome}");
-    assert_eq!(recorded(&folder.file(&recordings[1])), Recorded { bytes: vec![1024], frees: 1 }, "{outcome}");
+    assert_eq!(
+        recorded(&folder.file(&recordings[0])),
+        RecordingContent { bytes: vec![8 << 20], frees: 1 },
+        "{outcome}"
+    );
+    assert_eq!(recorded(&folder.file(&recordings[1])), RecordingContent { bytes: vec![1024], frees: 1 }, "{outcome}");
 }
 
 /// Such a recording contains no device, but the report must still say that allocations were intercepted.

@@ -145,7 +145,7 @@ fn a_dry_run_fills_what_it_is_asked_for() {
 
 /// Under a limit, all memory is real, but the GPU has less of it.
 #[test]
-fn a_limit_refuses_and_computes() {
+fn a_limit_rejects_and_computes() {
     let Some((seen, report)) = seen(&["--limit", "2GiB"], &[PROGRAM, "1000"]) else { return };
     assert_eq!((&seen["total"], &seen["free"], &seen["refused"]), (&json!(2048), &json!([1521, 2048]), &json!(2)));
     assert_eq!(seen["launch"], json!([[0, 1], [0, 1], [0, 1], [0, 1]]));
@@ -174,8 +174,8 @@ fn the_environment_asks_a_program_for_a_card() {
         let words = format!("gpumem: the program does not see the real GPU: {words}\n");
         has(variable, "2GiB", [&early, &[]], [&words, "> mem_get_info 0: 1.49 GiB 2 GiB\n", "&second 104857600: 2\n"]);
     }
-    let refused = "gpumem: cannot use GPUMEM_DRY: it has no unit; write a size such as 2GiB; gpumem measures nothing";
-    has("GPUMEM_DRY", "2", [&early, &[]], [refused, "new: done", "&second 104857600: 0\n"]);
+    let rejected = "gpumem: cannot use GPUMEM_DRY: it has no unit; write a size such as 2GiB; gpumem measures nothing";
+    has("GPUMEM_DRY", "2", [&early, &[]], [rejected, "new: done", "&second 104857600: 0\n"]);
     let late =
         "cannot use GPUMEM_LIMIT: the program has a CUDA context already; call gpumem::intercept::subscribe(), in C";
     has("GPUMEM_LIMIT", "2GiB", [&context, &["new"]], [late, "a trace is off", "new: done"]);
@@ -242,7 +242,7 @@ fn the_setting_that_needs_the_smallest_card_is_found() {
 /// A program may catch the error and succeed. Such a card is still too small, because the program did not get all the memory that
 /// it requested.
 #[test]
-fn a_refusal_that_a_program_survives_is_one() {
+fn a_rejection_that_a_program_survives_is_one() {
     let survives = NEEDS.replace("sys.exit(", "(");
     let Some(outcome) = what_if(&["--json", "--try", "X=1"], &survives) else { return };
     let answer: Value = serde_json::from_str(&outcome.stdout).unwrap();

@@ -116,20 +116,20 @@ fn start(sockets: &Path, ended: &AtomicBool) {
 
 #[test]
 fn a_program_ends_as_without_gpumem_whatever_happens_to_files() {
-    let asked = env::var(RUNS).ok().map(|runs| runs.parse::<u64>().expect("it is a number"));
+    let requested = env::var(RUNS).ok().map(|runs| runs.parse::<u64>().expect("it is a number"));
     let until = Instant::now() + Duration::from_secs(60);
     let mut random = Random::new(23);
     let mut all = Done::default();
     let mut runs = 0;
-    while runs < asked.unwrap_or(15) && (asked.is_some() || Instant::now() < until) {
+    while runs < requested.unwrap_or(15) && (requested.is_some() || Instant::now() < until) {
         runs += 1;
         let seed = random.below(u64::MAX);
         let mut random = Random::new(seed);
         let folder = Folder::new();
         let busy = format!("busy {}", random.below(400_u64));
         let way = random.below(6_u64);
-        let begin: &[&str] = if way == KNOWS_GPUMEM { &["subscribe"] } else { &[] };
-        let steps = [begin, &ALLOCATES, &[&busy, "call cuMemAlloc_v2 &last 512"]].concat();
+        let setup: &[&str] = if way == KNOWS_GPUMEM { &["subscribe"] } else { &[] };
+        let steps = [setup, &ALLOCATES, &[&busy, "call cuMemAlloc_v2 &last 512"]].concat();
         let plain = Standin::new().dispatch().run(&steps.join("; "));
         let machine = Standin::new().dispatch().limit(Duration::from_secs(120));
         let machine =

@@ -18,9 +18,9 @@ mod pools;
 mod program;
 mod reports;
 mod runtime;
-mod strange;
 mod together;
 mod torch;
+mod unusual_programs;
 
 use std::{
     fs::{self, File},
@@ -111,17 +111,17 @@ fn run_with(machine: &Standin, options: &[&str], file: &str, steps: &[&str]) -> 
 
 /// The content of a recording.
 #[derive(Debug, PartialEq, Eq)]
-struct Recorded {
+struct RecordingContent {
     /// The bytes of the allocations, in order.
     bytes: Vec<u64>,
     frees: usize,
 }
 
 #[track_caller]
-fn recorded(file: &str) -> Recorded {
+fn recorded(file: &str) -> RecordingContent {
     let open = File::open(file).unwrap_or_else(|error| panic!("{file}: {error}"));
     let mut reader = Reader::new(open).unwrap_or_else(|error| panic!("{file}: {error}"));
-    let mut recorded = Recorded { bytes: Vec::new(), frees: 0 };
+    let mut recorded = RecordingContent { bytes: Vec::new(), frees: 0 };
     while let Some(step) = reader.step().expect("it can be read") {
         if let Step::Event(event) = step {
             match event.kind {
@@ -146,11 +146,11 @@ fn lacks_end(file: &str) -> bool {
 /// Returns the path of the latest Python whose lines can be recorded. If there is none, this function prints that the test is
 /// skipped and returns `None`.
 fn python() -> Option<String> {
-    let newest = interpreters().into_values().next_back();
-    newest.map(|path| path.into_os_string().into_string().expect("the path is text"))
+    let latest = interpreters().into_values().next_back();
+    latest.map(|path| path.into_os_string().into_string().expect("the path is text"))
 }
 
 /// Returns the content of a recording of [`ALLOCATES`].
-fn of_allocates() -> Recorded {
-    Recorded { bytes: vec![4 << 20, 32 << 20], frees: 1 }
+fn of_allocates() -> RecordingContent {
+    RecordingContent { bytes: vec![4 << 20, 32 << 20], frees: 1 }
 }

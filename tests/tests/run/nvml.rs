@@ -37,8 +37,8 @@ fn nvml_shows_the_card() {
     for options in [&["--dry"][..], &["--limit", "1TiB"]] {
         let Some((seen, _)) = seen_on(&machine, options, &[PROGRAM, "1"]) else { return };
         let (first, second) = (&seen["after"][0][0], &seen["after"][0][1]);
-        let figures: Vec<u64> = serde_json::from_value(second.clone()).unwrap();
-        let [total, reserved, free, used] = figures[..] else { panic!("{seen}") };
+        let values: Vec<u64> = serde_json::from_value(second.clone()).unwrap();
+        let [total, reserved, free, used] = values[..] else { panic!("{seen}") };
         assert_eq!((total, used, free + used + reserved), (18 << 10, 1527, total), "{seen}");
         assert_eq!(first, &json!([total, free, used + reserved]));
         assert_eq!(seen["cuda"], json!([free, total - reserved]));

@@ -25,7 +25,7 @@ fn expected_live(calls: u64) -> Vec<u64> {
 }
 
 #[test]
-fn the_newest_part_is_kept_and_what_is_live_is_known() {
+fn the_latest_part_is_kept_and_what_is_live_is_known() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
     let mut random = Random::new(3);
@@ -70,7 +70,7 @@ fn only_the_peak_is_kept() {
     let steps = [&ALLOCATES[..4], &churn, &ALLOCATES[4..], &churn, &["call cuMemAlloc_v2 &late 2097152"]].concat();
     let outcome = run_with(&machine(), &["--only-peak"], &file, &steps);
     assert!(outcome.is_clean(), "{outcome}");
-    assert_eq!(recorded(&file), Recorded { bytes: vec![4 << 20, 32 << 20, 2 << 20], frees: 1 }, "{outcome}");
+    assert_eq!(recorded(&file), RecordingContent { bytes: vec![4 << 20, 32 << 20, 2 << 20], frees: 1 }, "{outcome}");
     for part in ["the peak was 36 MiB", "2 blocks (6 MiB) were not freed", "(--only-peak)"] {
         assert!(outcome.stderr.contains(part), "{part}\n{outcome}");
     }

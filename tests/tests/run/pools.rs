@@ -168,14 +168,14 @@ fn a_limit_is_compared_with_the_drivers_blocks() {
 fn parts_of_a_program_in_rust_are_recorded() {
     let steps = ["pool arena", "exact", "call cuMemAlloc_v2 &block 67108864", "reserved 67108864"];
     let steps = [&steps[..], &["part block 33554432", "part_freed block", "part block+4194304 8388608"]].concat();
-    for (machine, figures) in [(machine(), None), (machine().cupti(), Some("8388608 25165824"))] {
+    for (machine, values) in [(machine(), None), (machine().cupti(), Some("8388608 25165824"))] {
         let folder = Folder::new();
         let file = folder.file("a.capture");
         let context: Vec<_> = CONTEXT.split("; ").collect();
-        let ends = if figures.is_some() { &["figures"][..] } else { &[] };
+        let ends = if values.is_some() { &["figures"][..] } else { &[] };
         let outcome = run_probe(&machine, &file, &[&context[..], &steps, ends].concat());
         assert!(outcome.succeeded() && outcome.answer("pool arena") == "registered", "{outcome}");
-        assert_eq!(figures.map(|_| outcome.answer("figures")), figures, "{outcome}");
+        assert_eq!(values.map(|_| outcome.answer("figures")), values, "{outcome}");
         let (peak, pools) = peak_and_pools(&file);
         let [pool] = &pools[..] else { panic!("{pools:?}\n{outcome}") };
         let known = (peak, &*pool.name, pool.used, pool.reserved, pool.wrong_calls());

@@ -38,7 +38,7 @@ fn the_program_is_recorded_and_prints_what_it_prints_alone() {
 
 /// Most users run the command because memory ran out, so the summary starts with the allocation that failed.
 #[test]
-fn the_summary_begins_with_what_the_driver_refused() {
+fn the_summary_starts_with_what_the_driver_rejected() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
     let steps = [&ALLOCATES[..], &["call cuMemAlloc_v2 &none 99999999999999", "sleep 100"]].concat();

@@ -204,8 +204,8 @@ fn modules_and_classes_come_to_what_the_program_has() {
             let sum = |sum: &Value| (sum[name].as_str().map(str::to_owned), sum["bytes"].as_u64().unwrap() >> 20);
             of.as_array().unwrap_or_else(|| panic!("{of:#}")).iter().map(sum).collect::<Vec<_>>()
         };
-        let asked = |sum: &Value| sum["requested_bytes"].as_u64().unwrap();
-        assert_eq!(peak["by_class"].as_array().unwrap().iter().map(asked).sum::<u64>(), peak["requested_bytes"]);
+        let requested = |sum: &Value| sum["requested_bytes"].as_u64().unwrap();
+        assert_eq!(peak["by_class"].as_array().unwrap().iter().map(requested).sum::<u64>(), peak["requested_bytes"]);
         let some = |name: &str| Some(name.to_owned());
         // In the backward pass of the second step, these tensors are live: three weights and three states of the optimizer, one
         // gradient, the temporary tensors of two layers, the activations of three layers, and the inputs.
@@ -430,7 +430,7 @@ backward([checkpoint(block)])
 ";
 
 #[test]
-fn the_backward_pass_is_on_the_line_that_began_it() {
+fn the_backward_pass_is_on_the_line_that_started_it() {
     for (python, option) in
         interpreters().into_values().flat_map(|python| [(python.clone(), "--torch"), (python, "--modules")])
     {
@@ -568,8 +568,8 @@ fn check_replay(run: &Run, file: &str) {
     let answer: Value = serde_json::from_str(&outcome.stdout).expect("it is JSON");
     let modelled = &answer["modelled"];
     assert_eq!(modelled["has_settings"], true);
-    for figure in [&modelled["reserved_bytes"], &modelled["replayed_bytes"], &answer["rows"][0]["most_bytes"]] {
-        assert_eq!(*figure, run.said("reserved"), "{answer:#}");
+    for key in [&modelled["reserved_bytes"], &modelled["replayed_bytes"], &answer["rows"][0]["most_bytes"]] {
+        assert_eq!(*key, run.said("reserved"), "{answer:#}");
     }
 }
 
@@ -590,14 +590,14 @@ pickle.dump(torch.cuda.memory._snapshot(), open(sys.argv[0].replace('train.py', 
     check_replay(&run, "own.pickle");
     for moment in ["peak", "at_end"] {
         let [own, recorded] = [&own, &run.json(&[])].map(|report| report["torch"]["devices"][0][moment].clone());
-        for figure in ["tensors", "allocated_bytes", "requested_bytes", "reserved_bytes", "unused_segments_bytes"] {
-            assert_eq!(own[figure], recorded[figure], "{moment}: {figure}");
+        for key in ["tensors", "allocated_bytes", "requested_bytes", "reserved_bytes", "unused_segments_bytes"] {
+            assert_eq!(own[key], recorded[key], "{moment}: {key}");
         }
     }
 }
 
 #[test]
-fn an_old_history_that_is_full_is_known_from_its_beginning_on() {
+fn an_old_history_that_is_full_is_known_from_its_start_on() {
     let Some(run) = Run::of(&["--torch", "--torch-events", "1000"], &machine().env("AT_THE_END", LONG), &[]) else {
         return;
     };
@@ -644,15 +644,15 @@ fn a_program_without_pytorch_is_recorded_as_ever() {
 
 /// The recording starts and ends while PyTorch is in use.
 #[test]
-fn tensors_of_a_part_of_the_run_are_known_from_its_beginning_on() {
+fn tensors_of_a_part_of_the_run_are_known_from_its_start_on() {
     let Some(python) = interpreters().into_values().next() else { return };
     let folder = Folder::new();
-    let [file, script, ready, begun, done, stopped] =
+    let [file, script, ready, started, done, stopped] =
         ["a.capture", "serve.py", "ready", "begun", "done", "stopped"].map(|name| folder.file(name));
     let wait = "def wait(path):\n    while not os.path.exists(path):\n        time.sleep(0.01)\n";
     let program = format!(
         "import os, time\nimport torch\n{wait}older = torch.cuda.empty(3 << 20)\nopen('{ready}', 'w').write(str(os.getpid()))\n\
-         wait('{begun}')\ntime.sleep(0.05)\nkept = torch.cuda.empty(7 << 20)\nbig = torch.cuda.empty(40 << 20)\nopen('{done}', 'w')\n\
+         wait('{started}')\ntime.sleep(0.05)\nkept = torch.cuda.empty(7 << 20)\nbig = torch.cuda.empty(40 << 20)\nopen('{done}', 'w')\n\
          wait('{stopped}')\nlater = torch.cuda.empty(90 << 20)\nprint('ended')\n"
     );
     fs::write(&script, program).unwrap();
@@ -661,7 +661,7 @@ fn tensors_of_a_part_of_the_run_are_known_from_its_beginning_on() {
     let exists = |file: &str| format!("while [ ! -e {file} ]; do sleep 0.01; done");
     let script = format!(
         "{gpumem} run --dormant --torch -o {file} -- {} {script} & {}; pid=$(cat {ready}); {gpumem} start $pid; \
-         echo > {begun}; {}; {gpumem} stop $pid; echo > {stopped}; wait",
+         echo > {started}; {}; {gpumem} stop $pid; echo > {stopped}; wait",
         python.display(),
         until(&ready),
         exists(&done),

@@ -143,7 +143,7 @@ fn blocking_work_of_tokio_counts_for_the_task_that_waits_for_it() {
     assert_eq!((load.used.mb(), load.allocations), (30, 2));
     let stats = gpumem::stats().names;
     let row = stats.iter().find(|row| row.device == gpu.ordinal()).expect("the trace has ended");
-    assert_eq!(row.figures.as_ref().expect("it was measured").used.max.mb(), 30);
+    assert_eq!(row.measured.as_ref().expect("it was measured").used.max.mb(), 30);
     drop(blocks);
 }
 

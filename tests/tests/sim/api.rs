@@ -24,7 +24,7 @@ fn types_go_from_thread_to_thread() {
     each!(data: gauge::CustomGauge, scope::Threads);
     each!(data: sink::Content, sink::Level, sink::Output, torch::GpuProcesses);
     each!(data:
-        report::AllocStats, report::Breakdown, report::CallFigures, report::Change, report::GpuProcess, report::KindStats, report::Leaks,
+        report::AllocStats, report::Breakdown, report::MeasuredCalls, report::Change, report::GpuProcess, report::KindStats, report::Leaks,
         report::Line, report::LiveBlock, report::MemKind, report::MemoryStats, report::MemorySummary, report::NameStats,
         report::OutOfMemory, report::Part, report::PartKind, report::PeakBounds, report::PeakHolder,
         report::PeakHolders, report::Peaks, report::Place, report::ProcessKind, report::Report,
@@ -38,7 +38,7 @@ fn estimates_go_from_thread_to_thread() {
     use gpumem_estimate as e;
 
     each!(data: e::AllocatorKind, e::Class, e::Dtype, e::Error, e::Estimate, e::Layer);
-    each!(data: e::Model, e::Optimizer, e::Part, e::Savings, e::Shape, e::Step, e::Tensors);
+    each!(data: e::Model, e::Optimizer, e::PeakPart, e::Savings, e::Shape, e::Step, e::Tensors);
 }
 
 /// A tracker writes to an output of the program, so it is `Send` but not `Sync`. A scope must be left by the thread that entered

@@ -216,12 +216,12 @@ fn a_function_that_waits_for_the_thread_of_a_trace_is_no_deadlock() {
         drop(trace);
         drop(held);
     }
-    let began = Instant::now();
+    let started = Instant::now();
     let trace = GpuMemTrace::builder().silent(true).start().unwrap();
     thread::sleep(Duration::from_millis(100));
     let readings = trace.data().sampling.unwrap().readings;
     assert!(
-        readings >= 3 && Duration::from_millis(20) * u32::try_from(readings - 3).unwrap() < began.elapsed(),
+        readings >= 3 && Duration::from_millis(20) * u32::try_from(readings - 3).unwrap() < started.elapsed(),
         "{readings}"
     );
 }

@@ -5,12 +5,12 @@
 #![forbid(unsafe_code)]
 
 mod amounts;
-mod figures;
 mod functions;
 mod futures;
 mod impl_blocks;
 mod methods;
 mod options;
+mod results;
 mod shadowed;
 
 use std::cell::RefCell;

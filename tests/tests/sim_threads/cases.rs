@@ -24,11 +24,11 @@ fn in_part(run: impl FnOnce()) {
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads without names that take jobs, like those of rayon.
-struct Pool {
+struct ThreadPool {
     jobs: Mutex<mpsc::Sender<Job>>,
 }
 
-impl Pool {
+impl ThreadPool {
     fn new(threads: usize) -> Self {
         let (jobs, taken) = mpsc::channel::<Job>();
         let taken = std::sync::Arc::new(Mutex::new(taken));
@@ -66,7 +66,7 @@ fn in_a_pool() {
     static FOUR: LazyLock<Barrier> = LazyLock::new(|| Barrier::new(4));
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    Pool::new(4).run(8, || {
+    ThreadPool::new(4).run(8, || {
         let block = take(256);
         FOUR.wait();
         drop(block);
@@ -198,7 +198,7 @@ mod beside {
 mod pool_of_another {
     use super::*;
 
-    static POOL: LazyLock<Pool> = LazyLock::new(|| Pool::new(1));
+    static POOL: LazyLock<ThreadPool> = LazyLock::new(|| ThreadPool::new(1));
 
     fn work() {
         drop(take(64));

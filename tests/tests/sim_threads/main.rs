@@ -28,14 +28,14 @@ fn tested(module: &str, threads: usize, env: &[(&str, &str)]) -> Tested {
     }
     let output = output_of(&mut command);
     let text = format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let begin = format!("test cases::{module}::");
+    let prefix = format!("test cases::{module}::");
     // With one thread, the output of a test is between its name and its result. Therefore the failed tests are taken from the
     // list at the end.
     let failed: Vec<&str> = text
         .lines()
         .filter_map(|line| line.trim().strip_prefix("cases::")?.strip_prefix(module)?.strip_prefix("::"))
         .collect();
-    let named = text.lines().filter_map(|line| line.strip_prefix(&begin)?.split(' ').next());
+    let named = text.lines().filter_map(|line| line.strip_prefix(&prefix)?.split(' ').next());
     let passed = named.map(|name| (name.to_owned(), !failed.contains(&name))).collect();
     Tested { passed, text }
 }
@@ -116,7 +116,7 @@ fn tests_without_a_budget_do_not_disturb() {
 
 /// The thread of the pool inherits the name of the test that created the pool.
 #[test]
-fn a_pool_that_another_test_began_is_not_taken_for_its_own() {
+fn a_pool_that_another_test_started_is_not_taken_for_its_own() {
     let ended = tested("pool_of_another", 4, &[]);
     ended.passes("begins_the_pool").fails("uses_the_pool").says(&[": a thread without a name (the system calls it `"]);
 }

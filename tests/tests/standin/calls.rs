@@ -194,9 +194,9 @@ fn frees_of_unknown_blocks() {
             ("cuArrayCreate_v2 &a array:10:0x20:4", "cuArrayDestroy a", "0 0, 1 untracked"),
             ("cuMemCreate &a 2097152 on:0 0", "cuMemRelease a", "0 0, 1 untracked"),
         ],
-        |(alloc, free, figures)| {
+        |(alloc, free, values)| {
             let script =
-                format!("{CONTEXT}; call {alloc}; exact; call {free}; figures = {figures}; figures 0 = {figures}");
+                format!("{CONTEXT}; call {alloc}; exact; call {free}; figures = {values}; figures 0 = {values}");
             check(&both_sources(), &script);
             // A free that fails has no effect.
             let function = free.split(' ').next().unwrap_or_default();
@@ -399,8 +399,8 @@ fn one_context_of_two_ends() {
     for made in ["call cuMemAlloc_v2 &a 1000; call cuCtxCreate_v4 &x 0 0 0", pool] {
         let script = format!("{made}; call cuMemAlloc_v2 &b 20; call cuCtxDestroy_v2 x; figures");
         for outcome in check(&both_sources(), &format!("{CONTEXT}; exact; {script}")) {
-            let figures = outcome.answer("figures");
-            ensure(figures == "1000 20" || figures.ends_with("lost"), "the figures are wrong and not marked", &outcome);
+            let values = outcome.answer("figures");
+            ensure(values == "1000 20" || values.ends_with("lost"), "the figures are wrong and not marked", &outcome);
         }
     }
 }

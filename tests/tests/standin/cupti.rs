@@ -83,7 +83,7 @@ fn a_subscription_that_fails() {
 /// A libcupti that is older than some functions of the driver does not know their ids, which gpumem accepts. A libcupti that does
 /// not know one of the other functions is rejected.
 #[test]
-fn a_libcupti_that_does_not_know_the_newest_functions() {
+fn a_libcupti_that_does_not_know_the_latest_functions() {
     let started = |call: u32| {
         let fault = format!("cuptiEnableCallback=1@{call}..{}", call + 1);
         let outcome = with_cupti().fail(fault).env("GPUMEM_SOURCE", "cupti").run("exact");

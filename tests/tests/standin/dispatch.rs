@@ -21,7 +21,7 @@ const UNTOUCHED: &str = "slot_is cuMemFree_v2 = driver; slot_is cuMemAllocAsync 
                          slot_is cuStreamDestroy_v2 = driver";
 
 /// Returns drivers that gpumem rejects because of one function, each with the reason that gpumem gives and a check of the slots.
-fn refused() -> [(Standin, &'static str, &'static str); 5] {
+fn rejected() -> [(Standin, &'static str, &'static str); 5] {
     let unlike_known = "cuMemAlloc_v2 does not start as in the known drivers";
     let misplaced = "the pointer of cuMemAlloc_v2 is not in the driver's writable data";
     let leads_out = "the pointer of cuMemAlloc_v2 leads out of the driver: another tool uses it";
@@ -35,8 +35,8 @@ fn refused() -> [(Standin, &'static str, &'static str); 5] {
 }
 
 #[test]
-fn a_driver_that_is_refused_is_left_alone() {
-    each(&refused(), |(machine, why, untouched)| {
+fn a_driver_that_is_rejected_is_left_alone() {
+    each(&rejected(), |(machine, why, untouched)| {
         let cupti = machine.clone().cupti();
         let counted = "call cuMemAlloc_v2 &a 1000; figures = 1000 0";
         let outcome = exact(&cupti, &format!("{counted}; status; why_not_dispatch; {untouched}"));
@@ -47,10 +47,11 @@ fn a_driver_that_is_refused_is_left_alone() {
         ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
 
         // The environment requests the dispatch table only, or there is no libcupti.
-        for (asked, no_cupti) in [(cupti.clone().env("GPUMEM_SOURCE", "dispatch"), false), (machine.clone(), true)] {
+        for (requested, no_cupti) in [(cupti.clone().env("GPUMEM_SOURCE", "dispatch"), false), (machine.clone(), true)]
+        {
             let sampled = "new; call cuMemAlloc_v2 &a 20971520; sleep 2; figures = 20971520 0, sampled; status; \
                            why_not_dispatch = none; by_dispatch";
-            let outcome = check(&asked, &format!("{CONTEXT}; {sampled}; {untouched}"));
+            let outcome = check(&requested, &format!("{CONTEXT}; {sampled}; {untouched}"));
             let status = outcome.answer("status");
             ensure(status.starts_with("gauge=sampled source=sampling events=0 "), "not sampled", &outcome);
             let error = outcome.answer("by_dispatch");
@@ -73,8 +74,8 @@ fn libcupti_is_not_loaded_where_the_table_is_used() {
          subscribe = done; maps libcupti = no; slot_is cuMemAlloc_v2 = other; slot_is cuCtxDetach = other",
     );
     ensure(outcome.answer("intercepted_by").ends_with("/libcuda.so.1"), "names another library", &outcome);
-    let asked = machine().cupti().env("GPUMEM_SOURCE", "cupti");
-    exact(&asked, &format!("maps libcupti = yes; call cuMemAlloc_v2 &a 1000; figures = 1000 0; {UNTOUCHED}"));
+    let requested = machine().cupti().env("GPUMEM_SOURCE", "cupti");
+    exact(&requested, &format!("maps libcupti = yes; call cuMemAlloc_v2 &a 1000; figures = 1000 0; {UNTOUCHED}"));
     // gpumem uses the dispatch table unless CUPTI is requested.
     let status = "status = gauge=exact source=cupti events=0 untracked=0 lost=0 by=libcupti.so.13 why=none";
     check(&machine().cupti(), &format!("{CONTEXT}; by_cupti = started; new; {status}; {UNTOUCHED}; figures 1 = 0 0"));
@@ -92,25 +93,25 @@ fn without_exact_traces_no_slot_is_replaced() {
 
 #[test]
 fn an_error_names_who_chose_the_gauge() {
-    let asked = |reported: &str, what: &str| {
+    let requested = |reported: &str, what: &str| {
         format!("error[invalid setting] cannot use {what}, and {reported}; leave one of them out")
     };
     let source = "source: `dispatch` gives exact numbers";
     // The memory of one thread is counted exactly or not at all, even if the environment requests another gauge.
     let outcome =
         check(&machine().env("GPUMEM_GAUGE", "sampled"), "sampled_by_dispatch; by_dispatch; of_thread = started");
-    let by_code = asked("the program requests the gauge `sampled`", source);
+    let by_code = requested("the program requests the gauge `sampled`", source);
     ensure(outcome.answer("sampled_by_dispatch") == by_code, "another error", &outcome);
-    let by_environment = asked("GPUMEM_GAUGE is sampled", source);
+    let by_environment = requested("GPUMEM_GAUGE is sampled", source);
     ensure(outcome.answer("by_dispatch") == by_environment, "another error", &outcome);
 }
 
 #[test]
 fn one_source_at_a_time() {
-    let using = |asked: &str, using: &str| {
+    let using = |requested: &str, using: &str| {
         format!(
-            "error[unavailable] cannot use the source `{asked}`: allocations are already intercepted through `{using}`; leave \
-             the source out, or start the program with GPUMEM_SOURCE={asked}"
+            "error[unavailable] cannot use the source `{requested}`: allocations are already intercepted through `{using}`; leave \
+             the source out, or start the program with GPUMEM_SOURCE={requested}"
         )
     };
     let both = machine().cupti();

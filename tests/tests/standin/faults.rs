@@ -184,8 +184,8 @@ fn traces_where_nothing_can_be_read() {
         ensure(notices.len() == 1, "not one notice", &outcome);
         // If a later trace may succeed, the notice is about one trace only.
         let of_all = outcome.answer("build").starts_with("error[unavailable");
-        let begins = if of_all { "gpumem: traces are off: " } else { "gpumem: a trace is off: " };
-        ensure(notices[0].starts_with(begins), "the notice", &outcome);
+        let prefix = if of_all { "gpumem: traces are off: " } else { "gpumem: a trace is off: " };
+        ensure(notices[0].starts_with(prefix), "the notice", &outcome);
         ensure(case.says.iter().all(|word| notices[0].contains(word)), "the notice lacks the reason", &outcome);
     });
 }
@@ -275,7 +275,7 @@ fn no_device() {
 
 /// If neither NVML nor the driver reports memory, gpumem reports none.
 #[test]
-fn figures_that_are_not_available() {
+fn numbers_that_are_not_available() {
     let outcome = Standin::new().set("figures_max=1").run("context 0; get; try_get; new; report; data; build");
     ensure_clean(&outcome);
     ensure(outcome.answer("get") == ZEROS, "`get` is not zeros", &outcome);
@@ -302,7 +302,7 @@ fn the_first_version_of_the_memory_call() {
 }
 
 #[test]
-fn figures_that_were_not_counted_are_not_zero() {
+fn numbers_that_were_not_counted_are_not_zero() {
     for (machine, script) in [
         (Standin::new().cupti().env("GPUMEM_GAUGE", "off"), "new; summary"),
         (Standin::new().cupti().env("GPUMEM_GAUGE", "off").env("GPUMEM_SIM", "16GiB"), "new; summary"),

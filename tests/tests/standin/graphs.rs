@@ -34,7 +34,7 @@ const LAUNCH: &str = "call cuGraphLaunch e s";
 
 #[test]
 fn a_capture_allocates_nothing() {
-    for begin in [
+    for start in [
         "cuStreamBeginCapture_v2 s 0",
         "cuStreamBeginCapture_v2 s 2",
         "cuStreamBeginCapture s",
@@ -47,7 +47,7 @@ fn a_capture_allocates_nothing() {
             "cuMemAllocFromPoolAsync_ptsz &a 67108864 p s",
         ] {
             check(&format!(
-                "call cuDeviceGetDefaultMemPool &p 0; call {begin}; call {alloc}; figures = 0 0; call cuMemFreeAsync a s; \
+                "call cuDeviceGetDefaultMemPool &p 0; call {start}; call {alloc}; figures = 0 0; call cuMemFreeAsync a s; \
                  figures 0 = 0 0; call cuStreamEndCapture s &g; figures 0 = 0 0"
             ));
         }
@@ -111,7 +111,7 @@ fn a_graph_older_than_the_subscription_is_reported_once() {
         for outcome in both_sources().check(&script) {
             let older = outcome.answers("figures 0");
             ensure(
-                older.iter().all(|figures| figures.ends_with(", 1 lost")),
+                older.iter().all(|values| values.ends_with(", 1 lost")),
                 "the figures are wrong and not marked",
                 &outcome,
             );
@@ -219,7 +219,7 @@ fn graphs_of_several_devices_and_threads() {
 fn graphs_older_than_the_subscription() {
     let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
     let alone = captured("call cuMemAllocAsync &b 1000 s");
-    for (script, figures) in [
+    for (script, values) in [
         (
             format!("{both}; {LAUNCH}; exact; {LAUNCH}; figures = 0 0; call cuDeviceGraphMemTrim 0; figures 0"),
             "-67108864 0",
@@ -239,13 +239,13 @@ fn graphs_older_than_the_subscription() {
             "67108864 0",
         ),
     ] {
-        both_sources().check(&format!("{CONTEXT}; call cuStreamCreate &s 1; {script} = {figures}"));
+        both_sources().check(&format!("{CONTEXT}; call cuStreamCreate &s 1; {script} = {values}"));
     }
 }
 
 /// A value that cannot be read is reported as lost, and not as 0.
 #[test]
-fn a_figure_that_cannot_be_read_is_reported() {
+fn a_number_that_cannot_be_read_is_reported() {
     let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
     let script = format!("{CONTEXT}; exact; call cuStreamCreate &s 1; {both}; {LAUNCH}; figures");
     for outcome in Standin::new().fail("cuDeviceGetGraphMemAttribute=999@2..3").with_each_source().check(&script) {
@@ -311,7 +311,7 @@ fn a_release_of_somebody_elses_memory_that_fails() {
 /// block.
 #[test]
 fn frees_of_blocks_that_were_not_intercepted_lower_nothing() {
-    for (script, figures) in [
+    for (script, values) in [
         ("exact; call standin_alloc &a 1000; call cuMemFree_v2 a", "0 0, 1 untracked"),
         ("exact; call cuMemAlloc_v2 &b 24; call standin_alloc &a 1000; call cuMemFree_v2 a", "24 0, 1 untracked"),
         (
@@ -331,7 +331,7 @@ fn frees_of_blocks_that_were_not_intercepted_lower_nothing() {
             "0 0, 1 untracked",
         ),
     ] {
-        both_sources().check(&format!("{CONTEXT}; {script}; figures = {figures}"));
+        both_sources().check(&format!("{CONTEXT}; {script}; figures = {values}"));
     }
     // gpumem cannot create the page from which it learns the driver's latest block id.
     let script =

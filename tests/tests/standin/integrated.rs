@@ -3,12 +3,12 @@
 use gpumem_tests::{CONTEXT, Standin, check, ensure, ensure_clean, ensure_error};
 
 /// NVML returns `NVML_ERROR_NOT_SUPPORTED` for both forms of the query.
-fn without_figures(machine: Standin) -> Standin {
+fn without_memory_info(machine: Standin) -> Standin {
     machine.fail("nvmlDeviceGetMemoryInfo_v2=3").fail("nvmlDeviceGetMemoryInfo=3")
 }
 
 fn integrated(machine: Standin) -> Standin {
-    without_figures(machine.set("integrated=1"))
+    without_memory_info(machine.set("integrated=1"))
 }
 
 /// Returns the memory of the machine in MiB.
@@ -20,14 +20,14 @@ fn memory_of_machine() -> u64 {
 
 /// The numbers need no context, and reading them creates none.
 #[test]
-fn the_figures_are_those_of_the_machine() {
+fn the_numbers_are_those_of_the_machine() {
     let outcome = integrated(Standin::new()).run("try_get; context 0; try_get; status_text");
     ensure_clean(&outcome);
     ensure(outcome.contexts_created() == 1, "created a context", &outcome);
     for answer in outcome.answers("try_get") {
-        let figures: Vec<u64> =
+        let values: Vec<u64> =
             answer.split(|sign: char| !sign.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect();
-        let [total, free, used] = figures[..] else { panic!("{answer}\n{outcome}") };
+        let [total, free, used] = values[..] else { panic!("{answer}\n{outcome}") };
         ensure(
             total == memory_of_machine() && free <= total && used.abs_diff(total - free) <= 1,
             "other figures",
@@ -37,7 +37,7 @@ fn the_figures_are_those_of_the_machine() {
     let says = "device 0 has no separate memory: its values are those of the machine's memory";
     ensure(outcome.stdout.contains(says), "status says nothing", &outcome);
     // If NVML does not report a GPU's separate memory, as under WSL, gpumem asks the driver, which needs a context.
-    let outcome = without_figures(Standin::new()).run("try_get; status_text");
+    let outcome = without_memory_info(Standin::new()).run("try_get; status_text");
     ensure_error(&outcome, "try_get", ["NVML_ERROR_NOT_SUPPORTED (3)"]);
     ensure(!outcome.stdout.contains("no separate memory"), "takes it for another card", &outcome);
 }
@@ -52,6 +52,6 @@ fn pinned_and_managed_memory_counts() {
     let own = "call cuMemAllocManaged &b 200 1; call cuMemHostAlloc &c 30 0; figures = 0 0";
     for machine in [Standin::new().dispatch(), Standin::new().cupti()] {
         check(&integrated(machine.clone()), &format!("{CONTEXT}; exact = started; {calls}"));
-        check(&without_figures(machine), &format!("{CONTEXT}; exact = started; {own}"));
+        check(&without_memory_info(machine), &format!("{CONTEXT}; exact = started; {own}"));
     }
 }

@@ -12,7 +12,7 @@ mod graphs;
 mod integrated;
 mod lost_devices;
 mod pools;
-mod refusals;
+mod rejections;
 mod settings;
 mod statistics;
 mod stubs;

@@ -73,8 +73,8 @@ fn each_setting_that_cannot_be_used_has_one_notice() {
         let named: Vec<_> = outcome.stderr.lines().collect();
         ensure(outcome.is_clean() && named.len() == BAD.len(), "not one notice", &outcome);
         for (line, name) in named.iter().zip(BAD) {
-            let begins = format!("gpumem: cannot use {name}: `nonsense` is not ");
-            ensure(line.starts_with(&begins) && line.contains("; "), "the notice", &outcome);
+            let prefix = format!("gpumem: cannot use {name}: `nonsense` is not ");
+            ensure(line.starts_with(&prefix) && line.contains("; "), "the notice", &outcome);
         }
         let silent = machine.clone().env("GPUMEM_REPORT", "off").run(script);
         ensure(silent.stderr.is_empty(), "said something on stderr", &silent);

@@ -55,7 +55,7 @@ const ALL: [&str; 7] = [
 
 /// If allocations are not intercepted, every value is an error with the reason, and none is zero.
 #[test]
-fn without_interception_every_figure_is_an_error() {
+fn without_interception_every_number_is_an_error() {
     for (machine, first, says) in [
         (Standin::new(), "count", "cannot load libcupti"),
         (with_cupti().env("GPUMEM_GAUGE", "sampled"), "count", "GPUMEM_GAUGE is sampled"),
@@ -82,7 +82,7 @@ fn without_interception_every_figure_is_an_error() {
 
 /// Blocks from before the subscription are not known. They do not count, and their frees change no value.
 #[test]
-fn counting_begins_with_the_first_call() {
+fn counting_starts_with_the_first_call() {
     check_answers(
         &with_cupti(),
         &format!(

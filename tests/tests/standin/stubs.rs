@@ -7,7 +7,7 @@ use gpumem_tests::Standin;
 /// Compares bytes in hexadecimal with a pattern, in which `_` is any digit.
 fn matches(bytes: &str, pattern: &str) -> bool {
     let pattern: String = pattern.split_whitespace().collect();
-    let same = bytes.chars().zip(pattern.chars()).all(|(digit, wanted)| wanted == '_' || digit == wanted);
+    let same = bytes.chars().zip(pattern.chars()).all(|(digit, expected)| expected == '_' || digit == expected);
     same && bytes.len() == pattern.len()
 }
 

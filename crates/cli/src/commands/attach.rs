@@ -9,7 +9,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     report::json,
-    run::{Recorded, attach},
+    run::{RecordingOptions, attach},
     terminal,
     values::recording,
 };
@@ -35,7 +35,7 @@ pub(crate) struct AttachArguments {
     #[arg(short, long, value_name = "FILE", value_parser = recording())]
     output: Option<PathBuf>,
     #[command(flatten)]
-    recorded: Recorded,
+    recorded: RecordingOptions,
     /// Print JSON.
     #[arg(long)]
     json: bool,

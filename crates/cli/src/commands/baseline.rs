@@ -13,7 +13,7 @@ use crate::{
     report::{
         annotations::{Annotations, Check, Finding},
         baseline::{Comparison, is_of_recording, repository_of},
-        baseline_lines::{Lines, Processes},
+        baseline_lines::{LinePeaks, Processes},
         change::Limit,
         overview::Overview,
     },
@@ -86,8 +86,8 @@ pub(super) fn execute(arguments: &BaselineArguments) -> Result<Exit, Failure> {
                 baseline.peaks.retain(|name, _| !is_of_recording(name));
                 baseline.peaks.extend(written);
             };
-            Baseline::update(&of.file, change).map_err(|error| refused("kept", error))?;
-            Ok(exit(Annotations::tell(None, &empty)?))
+            Baseline::update(&of.file, change).map_err(|error| failure("kept", error))?;
+            Ok(exit(Annotations::publish(None, &empty)?))
         }
         What::Check(arguments) => check(arguments),
     }
@@ -96,7 +96,7 @@ pub(super) fn execute(arguments: &BaselineArguments) -> Result<Exit, Failure> {
 fn check(arguments: &CheckArguments) -> Result<Exit, Failure> {
     let CheckArguments { of, fail_on_increase, annotations, markdown, json } = arguments;
     let (lines, empty) = lines(of)?;
-    let baseline = Baseline::read(&of.file).map_err(|error| refused("compared", error))?.ok_or_else(|| {
+    let baseline = Baseline::read(&of.file).map_err(|error| failure("compared", error))?.ok_or_else(|| {
         let file = of.file.display();
         Failure::new(
             format!("`{file}` cannot be read"),
@@ -118,7 +118,7 @@ fn check(arguments: &CheckArguments) -> Result<Exit, Failure> {
     let has_empty = !empty.is_empty();
     let mut checks = if annotations.is_some() { comparison.checks() } else { Vec::new() };
     checks.extend(empty);
-    Annotations::tell(annotations.as_ref(), &checks)?;
+    Annotations::publish(annotations.as_ref(), &checks)?;
     Ok(if comparison.is_exceeded() { Exit::LimitExceeded } else { exit(has_empty) })
 }
 
@@ -128,12 +128,12 @@ fn exit(has_empty: bool) -> Exit {
 }
 
 /// Creates a failure from the library's error, which contains the fault of the file and the next step.
-fn refused(what: &str, error: gpumem_core::error::Error) -> Failure {
+fn failure(what: &str, error: gpumem_core::error::Error) -> Failure {
     Failure::new(format!("the peaks cannot be {what}"), error, "")
 }
 
 /// Returns the lines of the recordings, and a check for each empty recording.
-fn lines(of: &Of) -> Result<(Lines, Vec<Check>), Failure> {
+fn lines(of: &Of) -> Result<(LinePeaks, Vec<Check>), Failure> {
     let mut processes = Processes::default();
     let Recordings { files, empty } = Recordings::of(&of.recordings)?;
     let root = repository_of(&of.file);
@@ -154,7 +154,7 @@ fn lines(of: &Of) -> Result<(Lines, Vec<Check>), Failure> {
     let lines = processes.lines()?;
     if lines.is_empty() {
         let next = "record a program that uses a GPU";
-        Annotations::tell(None, &empty)?;
+        Annotations::publish(None, &empty)?;
         return Err(Failure::new("no peaks are known", "nothing was measured", next));
     }
     Ok((lines, empty))

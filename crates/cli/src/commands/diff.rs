@@ -112,7 +112,7 @@ fn exit(
     checks: &[Check],
 ) -> Result<Exit, Failure> {
     if arguments.annotations.is_some() {
-        Annotations::tell(arguments.annotations.as_ref(), checks)?;
+        Annotations::publish(arguments.annotations.as_ref(), checks)?;
     }
     if let Some(why) = why_not.first() {
         terminal::error(&Failure::new(

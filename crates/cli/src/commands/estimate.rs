@@ -110,7 +110,7 @@ struct Fit {
 
 /// A step, and the source of its compute type.
 #[derive(Serialize)]
-struct Asked {
+struct StepRequest {
     step: Step,
     dtype_from: &'static str,
     /// The type that the file names, if gpumem does not know it.
@@ -124,7 +124,7 @@ struct Answer<'a> {
     model: &'a str,
     input: &'a Input,
     #[serde(flatten)]
-    asked: &'a Asked,
+    request: &'a StepRequest,
     computes_in: Dtype,
     /// The longest sequences that the model supports, if that is known.
     positions: Option<u64>,
@@ -204,8 +204,8 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
         }
     };
     let failed = |error: Error| Failure::new(format!("`{}` cannot be estimated", file.display()), error, "");
-    let asked = Asked { unknown_dtype, ..asked(arguments, dtype)? };
-    let step = &asked.step;
+    let request = StepRequest { unknown_dtype, ..request(arguments, dtype)? };
+    let step = &request.step;
     let (estimate, recording) = working("estimating", || match &arguments.record {
         None => Ok((step.estimate(&model).map_err(failed)?, None)),
         Some(to) => {
@@ -229,8 +229,18 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
         assumed.insert("length".to_owned(), length);
     }
     let (name, input, computes_in) = (&*model.name, &model.input, step.computes_in());
-    let answer =
-        Answer { model: name, input, asked: &asked, computes_in, positions, assumed, notes, estimate, savings, fit };
+    let answer = Answer {
+        model: name,
+        input,
+        request: &request,
+        computes_in,
+        positions,
+        assumed,
+        notes,
+        estimate,
+        savings,
+        fit,
+    };
     // The conversion sorts the keys by name.
     let json = serde_json::to_value(&answer).unwrap_or_default();
     terminal::answer(arguments.json, &json, |out, paint| answer.as_text(out, paint))?;
@@ -250,14 +260,14 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
 }
 
 /// Returns the step that the options or the file describe. `stored` is the type of the parameters in the files.
-fn asked(arguments: &EstimateArguments, stored: Option<Dtype>) -> Result<Asked, Failure> {
+fn request(arguments: &EstimateArguments, stored: Option<Dtype>) -> Result<StepRequest, Failure> {
     if let Some(file) = &arguments.step {
         let own = format!("{}: ", file.display());
         let step = Step::read(file).map_err(|error| {
             let why = error.to_string();
             Failure::new(format!("`{}` is not a step", file.display()), why.strip_prefix(&own).unwrap_or(&why), "")
         })?;
-        return Ok(Asked { step, dtype_from: "step", unknown_dtype: None });
+        return Ok(StepRequest { step, dtype_from: "step", unknown_dtype: None });
     }
     let step = Step {
         batch: arguments.batch,
@@ -274,7 +284,7 @@ fn asked(arguments: &EstimateArguments, stored: Option<Dtype>) -> Result<Asked, 
             (None, Some(_)) => "file",
             (None, None) => "default",
         };
-        return Ok(Asked { step: Step { parameters, ..step }, dtype_from, unknown_dtype: None });
+        return Ok(StepRequest { step: Step { parameters, ..step }, dtype_from, unknown_dtype: None });
     }
     // Only weights have such a type. Everything else has the other type of the files.
     let wide = stored.filter(|dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16));
@@ -291,7 +301,7 @@ fn asked(arguments: &EstimateArguments, stored: Option<Dtype>) -> Result<Asked, 
         }
         None => Step { parameters, compute: Some(compute), ..step },
     };
-    Ok(Asked { step, dtype_from, unknown_dtype: None })
+    Ok(StepRequest { step, dtype_from, unknown_dtype: None })
 }
 
 /// Returns the remark about sequences that are longer than the model supports.
@@ -363,7 +373,7 @@ fn inputs(count: u64, input: &Input) -> String {
     }
 }
 
-impl Asked {
+impl StepRequest {
     /// Returns the types of the step, and why it computes in that type.
     fn types(&self) -> String {
         let Self { step, dtype_from, unknown_dtype } = self;
@@ -390,19 +400,19 @@ impl Asked {
 
 impl Answer<'_> {
     fn as_text(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-        let Self { model, input, asked, notes, estimate, savings, fit, .. } = self;
+        let Self { model, input, request, notes, estimate, savings, fit, .. } = self;
         let estimate = InPaint(estimate, paint).to_string();
         // The first line is the peak. The step is inserted after it, followed by the parts of the peak.
         let (peak, parts) = estimate.split_once('\n').unwrap_or((&estimate, ""));
-        let what = if asked.step.optimizer.is_some() { "training" } else { "inference" };
-        let (name, inputs) = (one_line(model), inputs(asked.step.batch, input));
+        let what = if request.step.optimizer.is_some() { "training" } else { "inference" };
+        let (name, inputs) = (one_line(model), inputs(request.step.batch, input));
         writeln!(out, "{peak}\n{name}: {what}, {inputs}")?;
         if let Some(length) = self.assumed.get("length") {
             let positions = self.positions.filter(|positions| positions > length);
             let positions = positions.map(|positions| format!(" (the model was made for up to {positions})"));
             writeln!(out, "--length was not given: {length} tokens are assumed{}", positions.unwrap_or_default())?;
         }
-        writeln!(out, "{}", asked.types())?;
+        writeln!(out, "{}", request.types())?;
         for note in notes {
             writeln!(out, "{note}")?;
         }
@@ -418,7 +428,7 @@ impl Answer<'_> {
 
     fn fit_as_text(&self, out: &mut dyn Write, fit: &Fit) -> io::Result<()> {
         let Fit { memory, context, limit, batch, least, length, is_longest, .. } = fit;
-        let of_batch = self.asked.step.batch;
+        let of_batch = self.request.step.batch;
         writeln!(out, "\nwith {memory}: the CUDA context and libraries take {context}, and {MARGIN} % stay free")?;
         match least {
             Some(least) => {

@@ -63,7 +63,7 @@ impl Show for Machine {
             };
             self.gpus.iter().flat_map(of_gpu)
         };
-        let bytes = |figure: fn(Memory) -> Option<u64>| memories().filter_map(figure).map(u64::cast_signed);
+        let bytes = |value: fn(Memory) -> Option<u64>| memories().filter_map(value).map(u64::cast_signed);
         let total = Amounts::of(bytes(|memory| memory.total_bytes));
         let used = total.for_others(bytes(|memory| memory.used_bytes).chain(bytes(|memory| memory.free_bytes)));
         let reserved = total.for_others(bytes(|memory| memory.reserved_bytes));
@@ -71,7 +71,7 @@ impl Show for Machine {
             bytes.map_or_else(|| NOT_READ.to_owned(), |bytes| amounts.show(bytes.cast_signed()))
         };
         let number = |number: Option<u32>| number.map_or_else(|| NOT_READ.to_owned(), |number| number.to_string());
-        let figures = |memory: Memory| {
+        let row_cells = |memory: Memory| {
             let bar = memory.used_bytes.zip(memory.total_bytes);
             let cells = [
                 show(total, memory.total_bytes),
@@ -95,7 +95,7 @@ impl Show for Machine {
         for gpu in &self.gpus {
             let name = gpu.name.as_deref().unwrap_or(NOT_READ);
             let first = [Cell::from(number(gpu.index)), number(gpu.cuda_ordinal).into(), name.into()];
-            table.row(first.into_iter().chain(figures(gpu.memory)));
+            table.row(first.into_iter().chain(row_cells(gpu.memory)));
             let mode = if gpu.mig == Some(true) { ", in MIG mode" } else { "" };
             if let Some(uuid) = &gpu.uuid {
                 table.note(1, &format!("{uuid}{mode}"));
@@ -103,7 +103,7 @@ impl Show for Machine {
             for slice in &gpu.mig_devices {
                 let name = slice.name.as_deref().unwrap_or(NOT_READ);
                 let first = [Cell::nested(1, "MIG"), number(slice.cuda_ordinal).into(), name.into()];
-                table.row(first.into_iter().chain(figures(slice.memory)));
+                table.row(first.into_iter().chain(row_cells(slice.memory)));
                 table.note(2, &slice.uuid);
             }
         }

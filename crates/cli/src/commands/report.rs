@@ -58,7 +58,7 @@ pub(crate) struct ReportArguments {
     #[command(flatten)]
     view: View,
     #[command(flatten)]
-    part: calls::Part,
+    part: calls::CallTreeOptions,
     /// Write one self-contained page: memory over time, blocks, and a flame graph of any moment. - is stdout.
     #[arg(long, value_name = "OUT", conflicts_with_all = ["View", "json", "format", "limits"])]
     html: Option<PathBuf>,
@@ -112,7 +112,7 @@ struct View {
 #[derive(Clone, Copy)]
 enum Choice<'a> {
     Tree,
-    Calls(&'a calls::Part),
+    Calls(&'a calls::CallTreeOptions),
     Table,
     Leaks,
     At(Moment),
@@ -154,7 +154,7 @@ impl Choice<'_> {
 
 impl View {
     /// Returns the report that is shown instead of the summary, if there is one.
-    fn choice<'a>(&self, part: &'a calls::Part) -> Option<Choice<'a>> {
+    fn choice<'a>(&self, part: &'a calls::CallTreeOptions) -> Option<Choice<'a>> {
         let Self { tree, calls, table, leaks, at, between } = self;
         let between = between.as_deref().and_then(|moments| moments.try_into().ok());
         let choices = [
@@ -405,7 +405,7 @@ fn check_moments(history: &History, moments: &[Moment]) -> Result<(), Failure> {
     let what = format!("`{file}` cannot be shown at `oom`");
     match history.oom() {
         None => Err(Failure::new(what, "the driver rejected no allocation", "give another moment, such as peak")),
-        Some(refused) if !history.is_whole_at(refused.number) => {
+        Some(rejected) if !history.is_whole_at(rejected.number) => {
             let cause = "the recording contains only a part of the events, without the blocks that were live then";
             Err(Failure::new(what, cause, "record without --only-peak, or with a larger --max-size"))
         }
@@ -456,18 +456,18 @@ struct Object {
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Report {
-    Scopes(Option<Vec<ScopeFigures>>),
+    Scopes(Option<Vec<ScopeStats>>),
     Calls(calls::AllCalls),
     NotFreed(NotFreed),
     Devices(Vec<moment::DeviceMoment>),
-    Places(Vec<places::PlaceFigures>),
+    Places(Vec<places::PlaceStats>),
 }
 
 fn object(history: &mut History, choice: Choice<'_>) -> Object {
     let report = match choice {
         Choice::Tree => {
             let scopes = if history.has_only_peaks() { None } else { history.reader().summary() };
-            Report::Scopes(scopes.map(|summary| summary.scopes.into_iter().map(ScopeFigures::of).collect()))
+            Report::Scopes(scopes.map(|summary| summary.scopes.into_iter().map(ScopeStats::of).collect()))
         }
         Choice::Calls(part) => Report::Calls(part.of(history)),
         Choice::Table => Report::Places(places::places(history)),
@@ -487,7 +487,7 @@ fn object(history: &mut History, choice: Choice<'_>) -> Object {
 
 /// The values of a scope. The field names are those in JSON.
 #[derive(Serialize)]
-struct ScopeFigures {
+struct ScopeStats {
     scope: Vec<String>,
     opened_at: Option<String>,
     device: u32,
@@ -501,7 +501,7 @@ struct ScopeFigures {
     allocations: u64,
 }
 
-impl ScopeFigures {
+impl ScopeStats {
     fn of(scope: gpumem_core::report::ScopeSummary) -> Self {
         Self {
             scope: scope.path,

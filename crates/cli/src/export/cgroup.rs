@@ -40,8 +40,8 @@ fn pod_uid(part: &str) -> Option<String> {
     let (before, uid) = part.rsplit_once("pod")?;
     let is_uid =
         matches!(uid.len(), 32 | 36) && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || b"-_".contains(&byte));
-    let is_begin = before.is_empty() || before.contains("kubepods") && before.ends_with('-');
-    (is_uid && is_begin).then(|| uid.replace('_', "-"))
+    let is_start = before.is_empty() || before.contains("kubepods") && before.ends_with('-');
+    (is_uid && is_start).then(|| uid.replace('_', "-"))
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use super::{
     sample::{Counts, GpuId, GpuSample, Hidden, ProcessId, RecordingSample, Sample, UsageSample},
 };
 use crate::{
-    machine::{self, Found, Known, Machine, Process, Recorded, Recording, Usage},
+    machine::{self, Found, Known, Machine, Process, RecordedProcess, Recording, Usage},
     run::endings::Ending,
     terminal,
 };
@@ -71,10 +71,10 @@ pub(super) struct Exporter {
 struct Broken {
     path: PathBuf,
     pid: u32,
-    began: Option<u64>,
+    started: Option<u64>,
     since: Instant,
     error: Option<String>,
-    is_said: bool,
+    is_warned: bool,
 }
 
 impl Broken {
@@ -134,7 +134,7 @@ impl Exporter {
     fn take_up_endings(&mut self) {
         self.past.retain(|_, since| since.elapsed() < KEPT_AFTER_END);
         for Ending { path, recording, pid } in mem::take(&mut self.endings) {
-            let is_known = |of: &Followed| of.live.follower().beginning().recording == Some(recording);
+            let is_known = |of: &Followed| of.live.follower().file_start().recording == Some(recording);
             if self.past.contains_key(&recording)
                 || self.followed.iter().any(is_known)
                 || self.followed.len() == MOST_RECORDINGS
@@ -142,7 +142,7 @@ impl Exporter {
                 continue;
             }
             // `gpumem run` has renamed the file before it could be opened.
-            self.followed.retain(|of| of.pid != pid || of.live.follower().beginning().recording.is_some());
+            self.followed.retain(|of| of.pid != pid || of.live.follower().file_start().recording.is_some());
             let mut followed = Followed::new(path, pid, ProcessId::default());
             followed.read(MOST_BYTES);
             followed.ended = Some(Ended { has_all: followed.live.is_read(), ..Ended::now() });
@@ -158,20 +158,21 @@ impl Exporter {
         }
     }
 
-    fn follow_all(&mut self, recorded: &[Recorded]) {
-        let wanted = recorded.iter().flat_map(|of| of.files.iter().take(MOST_OF_PROCESS).map(|file| (of.pid, file)));
-        let mut wanted: Vec<(u32, PathBuf)> = wanted.map(|(pid, file)| (pid, self.known_path(pid, file))).collect();
+    fn follow_all(&mut self, recorded: &[RecordedProcess]) {
+        let requested = recorded.iter().flat_map(|of| of.files.iter().take(MOST_OF_PROCESS).map(|file| (of.pid, file)));
+        let mut requested: Vec<(u32, PathBuf)> =
+            requested.map(|(pid, file)| (pid, self.known_path(pid, file))).collect();
         let mut paths = HashSet::new();
-        wanted.retain(|(_, file)| paths.insert(file.clone()));
+        requested.retain(|(_, file)| paths.insert(file.clone()));
         for of in &mut self.followed {
-            if of.live.is_past() || !wanted.iter().any(|(pid, file)| of.is_of(*pid, file)) {
+            if of.live.is_past() || !requested.iter().any(|(pid, file)| of.is_of(*pid, file)) {
                 of.ended.get_or_insert_with(Ended::now);
             } else {
                 of.ended = None;
             }
         }
         self.not_followed = 0;
-        for (pid, file) in &wanted {
+        for (pid, file) in &requested {
             if self.followed.iter().any(|of| of.is_of(*pid, file) && !of.live.is_past()) {
                 continue;
             }
@@ -191,7 +192,7 @@ impl Exporter {
         };
         for over in self.followed.extract_if(.., |of| of.ended.as_ref().is_some_and(is_over)) {
             self.counted.entry(over.process.clone()).or_default().add(over.counts());
-            self.past.extend(over.live.follower().beginning().recording.map(|recording| (recording, Instant::now())));
+            self.past.extend(over.live.follower().file_start().recording.map(|recording| (recording, Instant::now())));
         }
         let most = (MOST_BYTES / self.followed.len().max(1) as u64).max(LEAST_BYTES);
         for of in &mut self.followed {
@@ -203,9 +204,9 @@ impl Exporter {
             }
         }
         self.take_up_endings();
-        let recorded: Vec<u32> = wanted.iter().map(|(pid, _)| *pid).collect();
+        let recorded: Vec<u32> = requested.iter().map(|(pid, _)| *pid).collect();
         self.find_broken(&recorded);
-        self.processes.retain(|pid, (began, _)| machine::began(*pid) == Some(*began));
+        self.processes.retain(|pid, (started, _)| machine::start_time(*pid) == Some(*started));
         let (followed, processes) = (&self.followed, &self.processes);
         let is_known = |process: &ProcessId| {
             followed.iter().any(|of| of.process == *process) || processes.values().any(|(_, known)| known == process)
@@ -231,21 +232,21 @@ impl Exporter {
                 None if !of.live.is_finished() => self.broken.push(Broken {
                     path: of.live.path().to_owned(),
                     pid: of.pid,
-                    began: of.began,
+                    started: of.started,
                     since: Instant::now(),
                     error: of.live.error().map(str::to_owned),
-                    is_said: of.is_said,
+                    is_warned: of.is_warned,
                 }),
                 _ => {}
             }
         }
         self.broken.retain(|of| {
-            let runs_on = of.began.is_some() && machine::began(of.pid) == of.began;
+            let runs_on = of.started.is_some() && machine::start_time(of.pid) == of.started;
             // A process that was killed, or that executed another program, no longer uses the driver.
             runs_on && !recorded.contains(&of.pid) && machine::uses_driver(of.pid) != Some(false)
         });
         for of in self.broken.iter_mut().filter(|of| of.since.elapsed() > LONGEST_SILENCE) {
-            if !mem::replace(&mut of.is_said, true) {
+            if !mem::replace(&mut of.is_warned, true) {
                 terminal::error(&hidden(&of.path, of.pid, of.error.as_deref()));
             }
         }
@@ -253,9 +254,11 @@ impl Exporter {
 
     /// Returns the labels of a process.
     fn process(&mut self, pid: u32) -> ProcessId {
-        let Some(began) = machine::began(pid) else { return ProcessId { pid: Some(pid), ..ProcessId::default() } };
+        let Some(started) = machine::start_time(pid) else {
+            return ProcessId { pid: Some(pid), ..ProcessId::default() };
+        };
         if let Some((known, process)) = self.processes.get(&pid)
-            && *known == began
+            && *known == started
         {
             return process.clone();
         }
@@ -267,7 +270,7 @@ impl Exporter {
             container: container.id,
             pod: container.pod,
         };
-        self.processes.insert(pid, (began, process.clone()));
+        self.processes.insert(pid, (started, process.clone()));
         process
     }
 
@@ -433,7 +436,7 @@ mod tests {
     use gpumem_core::model::{Block, Bytes, EventKind, Key, MemKind, PoolId, StackId};
     use gpumem_recording::{Item, PoolDefinition};
 
-    use gpumem_metrics::schema::{INTERVAL_PEAK, LIVE, REFUSED};
+    use gpumem_metrics::schema::{INTERVAL_PEAK, LIVE, REJECTED};
 
     use super::*;
     use crate::{
@@ -441,7 +444,7 @@ mod tests {
             metrics::{METRICS, Points},
             sample::PoolSample,
         },
-        made::{DEVICE, MIB, Made},
+        recording_builder::{DEVICE, MIB, RecordingBuilder},
     };
 
     /// A recording that this process writes.
@@ -454,8 +457,8 @@ mod tests {
             Self(path)
         }
 
-        fn recorded(&self) -> Vec<Recorded> {
-            vec![Recorded { pid: process::id(), command: None, files: vec![self.0.clone()] }]
+        fn recorded(&self) -> Vec<RecordedProcess> {
+            vec![RecordedProcess { pid: process::id(), command: None, files: vec![self.0.clone()] }]
         }
     }
 
@@ -474,7 +477,7 @@ mod tests {
 
     #[test]
     fn a_process_has_a_bounded_number_of_series() {
-        let mut made = Made::new("train");
+        let mut made = RecordingBuilder::new("train");
         for number in 0..500 {
             let stack = made.stack(&[(1, "f", &format!("/home/ada/train/src/file{number}.rs"), number)]);
             made.alloc(MIB * u64::from(number + 1), MemKind::Pool, stack.0 - 1);
@@ -497,7 +500,7 @@ mod tests {
     /// stack is printed.
     #[test]
     fn long_stacks_keep_their_names() {
-        let mut made = Made::new("train");
+        let mut made = RecordingBuilder::new("train");
         let function = "core::ops::function::FnOnce::call_once".repeat(10);
         for number in 1..=3 {
             let file = format!("/home/ada/train/src/file{number}.rs");
@@ -519,27 +522,28 @@ mod tests {
     /// The counts of a process continue in its next recording, which starts at 0.
     #[test]
     fn the_next_recording_of_a_process_goes_on() {
-        let refused = |count: u64, mib: u64| {
-            let mut made = Made::new("train");
+        let rejected = |count: u64, mib: u64| {
+            let mut made = RecordingBuilder::new("train");
             for _ in 0..count {
                 let (device, bytes, kind) = (Some(DEVICE), Bytes::new(MIB), MemKind::Device);
-                made.event(EventKind::Refused { device, bytes, kind, stack: StackId::NONE });
+                made.event(EventKind::Rejected { device, bytes, kind, stack: StackId::NONE });
             }
             let key = Key::from_raw(512);
             made.event(EventKind::Alloc { key, block: Block::new(DEVICE, Bytes::new(mib * MIB), MemKind::Device) });
             made.event(EventKind::Free { key, block: None });
             made.file()
         };
-        let (first, second) = (File::new("first", &refused(3, 10)), File::new("second", &refused(1, 50)));
+        let (first, second) = (File::new("first", &rejected(3, 10)), File::new("second", &rejected(1, 50)));
         let mut exporter = Exporter::new(10);
         exporter.follow_all(&first.recorded());
-        let values = |exporter: &mut Exporter, recorded: &[Recorded]| {
+        let values = |exporter: &mut Exporter, recorded: &[RecordedProcess]| {
             exporter.follow_all(recorded);
             let collector = exporter.collector("a");
             let (recordings, _) = exporter.recordings(collector, &[]);
             exporter.confirm(collector);
             let points = Points::of(&Sample { recordings, ..Sample::default() });
-            [INTERVAL_PEAK, REFUSED].map(|metric| points.of_metric(&metric).map(|(_, value)| value).collect::<Vec<_>>())
+            [INTERVAL_PEAK, REJECTED]
+                .map(|metric| points.of_metric(&metric).map(|(_, value)| value).collect::<Vec<_>>())
         };
         let mib = |mib: u32| f64::from(mib << 20);
         assert_eq!(values(&mut exporter, &first.recorded()), [[mib(10)], [3.0]]);
@@ -553,7 +557,7 @@ mod tests {
 
     #[test]
     fn a_process_without_live_memory_has_a_series_with_0() {
-        let mut made = Made::new("train");
+        let mut made = RecordingBuilder::new("train");
         made.event(EventKind::Alloc {
             key: Key::from_raw(512),
             block: Block::new(DEVICE, Bytes::new(MIB), MemKind::Pool),
@@ -575,7 +579,7 @@ mod tests {
 
     #[test]
     fn a_recording_that_is_found_again_has_not_ended() {
-        let file = File::new("again", &Made::new("train").training(3, 10, 10 * MIB).file());
+        let file = File::new("again", &RecordingBuilder::new("train").training(3, 10, 10 * MIB).file());
         let mut exporter = Exporter::new(10);
         for (recorded, has_ended) in [(file.recorded(), false), (Vec::new(), true), (file.recorded(), false)] {
             exporter.follow_all(&recorded);
@@ -585,7 +589,7 @@ mod tests {
 
     #[test]
     fn a_recording_that_ended_before_it_was_found_is_handed_over_once() {
-        let file = File::new("unseen", &Made::new("train").training(3, 10, 10 * MIB).file());
+        let file = File::new("unseen", &RecordingBuilder::new("train").training(3, 10, 10 * MIB).file());
         let mut exporter = Exporter::new(10);
         let look = |exporter: &mut Exporter| {
             exporter.take_up(vec![(process::id(), file.0.clone())]);
@@ -603,7 +607,7 @@ mod tests {
 
     #[test]
     fn a_file_is_read_in_parts_and_a_wrong_one_is_not_there() {
-        let whole = Made::new("train").varied(20_000).file();
+        let whole = RecordingBuilder::new("train").varied(20_000).file();
         let file = File::new("parts", &whole);
         let mut exporter = Exporter::new(10);
         let mut followed = Followed::new(file.0.clone(), process::id(), ProcessId::default());
@@ -633,21 +637,21 @@ mod tests {
     }
 
     #[test]
-    fn figures_that_stopped_are_hidden() {
-        let file = File::new("silent", &Made::new("train").training(3, 10, 10 * MIB).file());
+    fn numbers_that_stopped_are_hidden() {
+        let file = File::new("silent", &RecordingBuilder::new("train").training(3, 10, 10 * MIB).file());
         let mut exporter = Exporter::new(10);
         exporter.follow_all(&file.recorded());
         assert!(exporter.followed[0].is_seen());
-        exporter.followed[0].live.newest = Instant::now().checked_sub(2 * LONGEST_SILENCE).unwrap();
+        exporter.followed[0].live.latest = Instant::now().checked_sub(2 * LONGEST_SILENCE).unwrap();
         exporter.follow_all(&file.recorded());
-        assert!(!exporter.followed[0].is_seen() && exporter.followed[0].is_said);
+        assert!(!exporter.followed[0].is_seen() && exporter.followed[0].is_warned);
         assert_eq!(exporter.followed[0].news(), None);
         for _ in 0..2 {
             let of = &mut exporter.followed[0];
-            of.live.newest = Instant::now();
+            of.live.latest = Instant::now();
             assert!(of.news().is_some_and(|news| news.ends_with(" is exported again")));
             assert_eq!(of.news(), None);
-            of.live.newest = Instant::now().checked_sub(2 * LONGEST_SILENCE).unwrap();
+            of.live.latest = Instant::now().checked_sub(2 * LONGEST_SILENCE).unwrap();
             assert!(of.news().is_some_and(|news| news.contains(" is not exported: it contains nothing new; ")));
         }
         // A process that ended is not exported again.
@@ -658,7 +662,7 @@ mod tests {
     #[test]
     fn the_largest_hole_of_a_pool() {
         let pool = PoolId(1);
-        let mut made = Made::new("train");
+        let mut made = RecordingBuilder::new("train");
         made.item(&Item::Pool(PoolDefinition { pool, name: "arena".to_owned() }));
         made.event(EventKind::PoolRegistered { pool, device: DEVICE });
         let block = |kind, context, bytes| Block {

@@ -12,7 +12,7 @@ use gpumem_metrics::windows::Windows;
 use gpumem_recording::Totals;
 
 use super::{
-    lives::{WIDEST, lives},
+    live_memory::{WIDEST, live_memory},
     sample::{Counts, DeviceSample, GpuId, GpuSample, ProcessId, RecordingSample},
 };
 use crate::{failure::Failure, machine, run::control::is_stopped, watch::Live};
@@ -30,7 +30,7 @@ pub(super) const LONGEST_SILENCE: Duration = Duration::from_secs(10);
 pub(super) struct Followed {
     pub(super) live: Live,
     pub(super) pid: u32,
-    pub(super) began: Option<u64>,
+    pub(super) started: Option<u64>,
     pub(super) process: ProcessId,
     pub(super) windows: Vec<(Device, Windows)>,
     /// `None` while its process writes it.
@@ -40,7 +40,7 @@ pub(super) struct Followed {
     /// True if lines are looked up for addresses. This is done only in files named by a process of the same user.
     looks_up: bool,
     /// True if the user has been told why this recording is not exported.
-    pub(super) is_said: bool,
+    pub(super) is_warned: bool,
 }
 
 /// The end of a recording: its process has ended, or no longer writes it.
@@ -86,19 +86,19 @@ impl Followed {
         Self {
             live: Live::of_recording(file),
             pid,
-            began: machine::began(pid),
+            started: machine::start_time(pid),
             process,
             windows: Vec::new(),
             ended: None,
             sees_ring: machine::shares_memory(pid),
             looks_up: machine::uid(pid) == Some(own),
-            is_said: false,
+            is_warned: false,
         }
     }
 
     /// Returns whether the process runs, but nothing new could be read for too long.
     pub(super) fn is_silent(&self) -> bool {
-        self.ended.is_none() && self.live.newest.elapsed() > LONGEST_SILENCE
+        self.ended.is_none() && self.live.latest.elapsed() > LONGEST_SILENCE
     }
 
     pub(super) fn is_seen(&self) -> bool {
@@ -108,12 +108,12 @@ impl Followed {
     /// Returns a message with the reason when the recording is no longer exported, and another when it is exported
     /// again.
     pub(super) fn news(&mut self) -> Option<String> {
-        if !self.is_said && self.is_silent() {
-            self.is_said = true;
+        if !self.is_warned && self.is_silent() {
+            self.is_warned = true;
             return Some(hidden(self.live.path(), self.pid, self.live.error()).to_string());
         }
-        let is_again = self.is_said && self.ended.is_none() && self.is_seen();
-        self.is_said &= !is_again;
+        let is_again = self.is_warned && self.ended.is_none() && self.is_seen();
+        self.is_warned &= !is_again;
         is_again.then(|| format!("{} is exported again", recording_of(self.live.path(), self.pid)))
     }
 
@@ -133,8 +133,8 @@ impl Followed {
             }
         }
         // A stopped process cannot write, and its values are right.
-        if self.live.newest.elapsed() > LONGEST_SILENCE / 2 && is_stopped(self.pid) {
-            self.live.newest = Instant::now();
+        if self.live.latest.elapsed() > LONGEST_SILENCE / 2 && is_stopped(self.pid) {
+            self.live.latest = Instant::now();
         }
         let devices = self.live.follower().ledger().stats();
         let peaks = self.live.totals().peaks;
@@ -173,8 +173,8 @@ impl Followed {
         let peak_of = |device| totals.peaks.iter().find(|peak| peak.device == device).map(|peak| peak.bytes);
         devices.sort_by_key(|stats| Reverse(peak_of(stats.device)));
         devices.truncate(MOST_DEVICES);
-        let mut lives = if is_running { lives(self.live.follower(), places, most_text) } else { HashMap::new() };
-        let has_only_peaks = self.live.follower().beginning().is_peaks;
+        let mut lives = if is_running { live_memory(self.live.follower(), places, most_text) } else { HashMap::new() };
+        let has_only_peaks = self.live.follower().file_start().is_peaks;
         let devices = devices.into_iter().map(|stats| {
             let device = stats.device;
             let interval_peak = self.windows_of(device).collect(collector.0, stats.on_device.bytes.current);
@@ -191,8 +191,8 @@ impl Followed {
     }
 
     pub(super) fn counts(&self) -> Counts {
-        let Totals { refused, obtained, lost, .. } = self.live.totals();
-        Counts { refused, retried: obtained, lost: lost + self.live.unread() }
+        let Totals { rejected, obtained, lost, .. } = self.live.totals();
+        Counts { rejected, retried: obtained, lost: lost + self.live.unread() }
     }
 }
 

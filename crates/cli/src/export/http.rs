@@ -107,7 +107,7 @@ pub(super) fn serve(listener: Listener, server: Server) -> io::Result<Infallible
         // Open connections, oldest first, each with a flag for "request received".
         let mut open: VecDeque<(AbortHandle, Arc<AtomicBool>)> = VecDeque::new();
         loop {
-            open.retain(|(task, is_asked)| !task.is_finished() && !is_asked.load(Ordering::Relaxed));
+            open.retain(|(task, has_request)| !task.is_finished() && !has_request.load(Ordering::Relaxed));
             if places.available_permits() == 0
                 && let Some((oldest, _)) = open.pop_front()
             {
@@ -119,13 +119,13 @@ pub(super) fn serve(listener: Listener, server: Server) -> io::Result<Infallible
                 time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
-            let (server, is_asked) = (Arc::clone(&server), Arc::new(AtomicBool::new(false)));
-            let has_come = Arc::clone(&is_asked);
+            let (server, has_request) = (Arc::clone(&server), Arc::new(AtomicBool::new(false)));
+            let has_come = Arc::clone(&has_request);
             let task = tokio::spawn(async move {
                 _ = time::timeout(LONGEST, connection(stream, from, server, &has_come)).await;
                 drop(place);
             });
-            open.push_back((task.abort_handle(), is_asked));
+            open.push_back((task.abort_handle(), has_request));
             // The task can read its request now, if it has arrived. A connection with a request is not closed to make
             // room for a new one.
             task::yield_now().await;
@@ -162,10 +162,10 @@ impl Socket {
 }
 
 /// Answers one request.
-async fn connection(stream: Box<dyn Stream>, from: Option<IpAddr>, server: Arc<Server>, is_asked: &AtomicBool) {
+async fn connection(stream: Box<dyn Stream>, from: Option<IpAddr>, server: Arc<Server>, has_request: &AtomicBool) {
     let collected = Mutex::new(None);
     let answer = service_fn(|request| {
-        is_asked.store(true, Ordering::Relaxed);
+        has_request.store(true, Ordering::Relaxed);
         answer(request, from, &server, &collected)
     });
     let mut http = http1::Builder::new();
@@ -193,9 +193,9 @@ async fn answer(
     if let Some(token) = &server.token
         && !is_authorised(&request, token)
     {
-        let mut refused = plain(StatusCode::UNAUTHORIZED, "a token is needed: Authorization: Bearer TOKEN");
-        refused.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        return Ok(refused);
+        let mut rejected = plain(StatusCode::UNAUTHORIZED, "a token is needed: Authorization: Bearer TOKEN");
+        rejected.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        return Ok(rejected);
     }
     match (request.uri().path(), request.method()) {
         ("/metrics", &Method::GET) => {}

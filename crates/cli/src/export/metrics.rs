@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gpumem_core::model::MemKind;
-use gpumem_metrics::schema::{INTERVAL_PEAK, Kind, LIBRARY, LIVE, LOST, Metric, PEAK, PLACE, REFUSED, SCOPE, Unit};
+use gpumem_metrics::schema::{INTERVAL_PEAK, Kind, LIBRARY, LIVE, LOST, Metric, PEAK, PLACE, REJECTED, SCOPE, Unit};
 
 use super::sample::{
     Counts, DeviceSample, GpuId, GpuSample, LiveSample, PoolSample, ProcessId, RecordingSample, Sample, UsageSample,
@@ -52,7 +52,7 @@ pub(super) const METRICS: &[Metric] = &[
     POOL_USED,
     POOL_RESERVED,
     LARGEST_HOLE,
-    REFUSED,
+    REJECTED,
     RETRIED,
     LOST,
     HIDDEN,
@@ -138,8 +138,8 @@ impl Points {
 
     fn recording(&mut self, of: &RecordingSample) {
         let process = process_attributes(&of.process);
-        let Counts { refused, retried, lost } = of.counts;
-        for (metric, value) in [(REFUSED, refused), (RETRIED, retried), (LOST, lost)] {
+        let Counts { rejected, retried, lost } = of.counts;
+        for (metric, value) in [(REJECTED, rejected), (RETRIED, retried), (LOST, lost)] {
             self.add(metric, process.clone(), Some(value));
         }
         for DeviceSample { gpu, peak, interval_peak, live } in &of.devices {

@@ -8,7 +8,7 @@ mod exporter;
 mod followed;
 mod host;
 mod http;
-mod lives;
+mod live_memory;
 mod metrics;
 mod otlp;
 mod prometheus;
@@ -80,15 +80,15 @@ pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
     if let Some(push) = push {
         push(Arc::clone(&exporter))?;
     }
-    let told = Arc::clone(&exporter);
+    let listening = Arc::clone(&exporter);
     // If this fails, the exporter misses only recordings that start and end between two looks.
-    _ = endings::listen(move |ending| lock(&told).endings.push(ending));
+    _ = endings::listen(move |ending| lock(&listening).endings.push(ending));
     let followed = Arc::clone(&exporter);
     let follow = move || {
         loop {
-            let began = Instant::now();
+            let started = Instant::now();
             lock(&followed).follow();
-            thread::sleep(EVERY.max(began.elapsed() * PART_OF_TIME));
+            thread::sleep(EVERY.max(started.elapsed() * PART_OF_TIME));
         }
     };
     let failed = |error: io::Error| Failure::new("metrics cannot be served", error, "");

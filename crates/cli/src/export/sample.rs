@@ -62,14 +62,14 @@ pub(super) struct RecordingSample {
 /// Event counts. They never fall.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
-    pub(super) refused: u64,
+    pub(super) rejected: u64,
     pub(super) retried: u64,
     pub(super) lost: u64,
 }
 
 impl Counts {
     pub(super) fn add(&mut self, other: Self) {
-        self.refused += other.refused;
+        self.rejected += other.rejected;
         self.retried += other.retried;
         self.lost += other.lost;
     }

@@ -59,7 +59,7 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
             *live = live.saturating_add_signed(delta);
         }
         let is_known = whole_from.map_or(*peak_at == Some(at), |first| first <= at as usize);
-        let figures = OfEvent {
+        let event_values = OfEvent {
             number,
             time_ns: time,
             action: kind.name(),
@@ -72,7 +72,7 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
             thread,
         };
         event.clear();
-        to_writer(&mut event, &figures)?;
+        to_writer(&mut event, &event_values)?;
         // The fields of the origin follow, so the closing brace is removed.
         event.pop();
         event.push(b',');

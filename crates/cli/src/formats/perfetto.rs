@@ -14,7 +14,7 @@ use gpumem_core::{
 use prost::Message;
 
 use super::texts::check_scopes;
-use crate::history::{Change, History, Mark, ScopeLife};
+use crate::history::{Change, History, MarkedMoment, ScopeLife};
 
 #[derive(Clone, PartialEq, Message)]
 struct Packet {
@@ -40,7 +40,7 @@ struct TrackEvent {
     counter: Option<i64>,
 }
 
-const SLICE_BEGIN: i32 = 1;
+const SLICE_START: i32 = 1;
 const SLICE_END: i32 = 2;
 const INSTANT: i32 = 3;
 const COUNTER: i32 = 4;
@@ -231,7 +231,7 @@ fn write_tensors(history: &History, packets: &mut Packets<'_>, parent: u64) -> i
 /// Writes the scopes and the marks of each thread. Scopes that do not nest, such as those of tasks, get separate
 /// tracks.
 fn write_scopes(history: &History, packets: &mut Packets<'_>, pid: i32) -> io::Result<()> {
-    let mut threads: BTreeMap<u16, (Vec<&ScopeLife>, Vec<&Mark>)> = BTreeMap::new();
+    let mut threads: BTreeMap<u16, (Vec<&ScopeLife>, Vec<&MarkedMoment>)> = BTreeMap::new();
     for scope in &history.scopes {
         threads.entry(scope.thread).or_default().0.push(scope);
     }
@@ -254,7 +254,7 @@ fn write_scopes(history: &History, packets: &mut Packets<'_>, pid: i32) -> io::R
         if !marks.is_empty() {
             let name = Some(format!("{name}, marks"));
             let track = Some(packets.track(Track { name, parent: Some(first), ..Track::default() })?);
-            for Mark { callsite, time, .. } in marks {
+            for MarkedMoment { callsite, time, .. } in marks {
                 let name = names.get(callsite).cloned();
                 let event = TrackEvent { r#type: Some(INSTANT), track, name, counter: None };
                 packets.write(Some(*time), Some(event), None)?;
@@ -275,11 +275,11 @@ fn write_scopes(history: &History, packets: &mut Packets<'_>, pid: i32) -> io::R
                 }
                 Ok(())
             };
-            for (begin, end, scope) in lane {
-                close(packets, begin, &mut open)?;
+            for (start, end, scope) in lane {
+                close(packets, start, &mut open)?;
                 let name = names.get(&scope.callsite).cloned();
-                let event = TrackEvent { r#type: Some(SLICE_BEGIN), track: Some(track), name, counter: None };
-                packets.write(Some(begin), Some(event), None)?;
+                let event = TrackEvent { r#type: Some(SLICE_START), track: Some(track), name, counter: None };
+                packets.write(Some(start), Some(event), None)?;
                 open.push(end);
             }
             close(packets, u64::MAX, &mut open)?;
@@ -297,9 +297,9 @@ type Lane<'a> = Vec<(u64, u64, &'a ScopeLife)>;
 fn lanes<'a>(scopes: &[&'a ScopeLife], last: u64) -> Vec<Lane<'a>> {
     let mut lanes: Vec<(Lane<'a>, Vec<u64>)> = Vec::new();
     for scope in scopes {
-        let (begin, end) = (scope.opened, scope.closed.unwrap_or(last));
+        let (start, end) = (scope.opened, scope.closed.unwrap_or(last));
         let fits = |(_, open): &mut (Lane<'a>, Vec<u64>)| {
-            while open.pop_if(|outer| *outer <= begin).is_some() {}
+            while open.pop_if(|outer| *outer <= start).is_some() {}
             open.last().is_none_or(|outer| end <= *outer)
         };
         let first = lanes.len().saturating_sub(TRIED);
@@ -308,7 +308,7 @@ fn lanes<'a>(scopes: &[&'a ScopeLife], last: u64) -> Vec<Lane<'a>> {
             lanes.len() - 1
         });
         let (lane, open) = &mut lanes[at];
-        lane.push((begin, end, scope));
+        lane.push((start, end, scope));
         open.push(end);
     }
     lanes.into_iter().map(|(lane, _)| lane).collect()
@@ -327,7 +327,7 @@ mod tests {
             [scope(0, Some(100)), scope(10, Some(50)), scope(40, Some(60)), scope(60, Some(100)), scope(70, None)];
         let lanes = lanes(&scopes.iter().collect::<Vec<_>>(), 200);
         let times: Vec<Vec<_>> =
-            lanes.iter().map(|lane| lane.iter().map(|(begin, end, _)| (*begin, *end)).collect()).collect();
+            lanes.iter().map(|lane| lane.iter().map(|(start, end, _)| (*start, *end)).collect()).collect();
         assert_eq!(times, [vec![(0, 100), (10, 50), (60, 100)], vec![(40, 60), (70, 200)]]);
     }
 }

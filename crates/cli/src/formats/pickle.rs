@@ -92,12 +92,12 @@ impl<'a> Pickle<'a> {
     }
 
     /// Starts a dictionary. Write its names and values in turn, and then call [`set`](Self::set) to add them.
-    pub(super) fn begin_dictionary(&mut self) -> io::Result<()> {
+    pub(super) fn start_dictionary(&mut self) -> io::Result<()> {
         self.put(b"}(")
     }
 
     /// Starts a list. Write its values, and then call [`append`](Self::append) to add them.
-    pub(super) fn begin_list(&mut self) -> io::Result<()> {
+    pub(super) fn start_list(&mut self) -> io::Result<()> {
         self.put(b"](")
     }
 

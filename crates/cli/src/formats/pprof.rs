@@ -153,7 +153,7 @@ pub(super) fn write(history: &History, moment: Moment, is_folded: bool, out: &mu
         sample: samples,
         location,
         function,
-        time_nanos: nanos(process.began),
+        time_nanos: nanos(process.started),
         duration_nanos: nanos(history.end),
         comment: vec![strings.of(&format!("gpumem: live at {moment} of {}", history.path.display()))],
         default_sample_type: strings.of("inuse_space"),

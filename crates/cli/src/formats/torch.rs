@@ -22,7 +22,7 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
         of_allocator: segments_of_allocator(history),
         has_tensors: has_tensors(history),
     };
-    snapshot.pickle.begin_dictionary()?;
+    snapshot.pickle.start_dictionary()?;
     snapshot.pickle.text("segments")?;
     snapshot.segments()?;
     snapshot.pickle.text("device_traces")?;
@@ -84,7 +84,7 @@ impl Snapshot<'_> {
     /// Writes the blocks that are live at the end.
     fn segments(&mut self) -> io::Result<()> {
         let history = self.history;
-        self.pickle.begin_list()?;
+        self.pickle.start_list()?;
         let mut written = 0;
         let last = history.last_change();
         for number in last.into_iter().flat_map(|last| history.blocks_after(last)) {
@@ -118,18 +118,18 @@ impl Snapshot<'_> {
     fn segment(
         &mut self,
         (device, stream): (u32, u64),
-        (begin, bytes): (u64, u64),
+        (start, bytes): (u64, u64),
         from: EventOrigin,
         parts: &[SegmentPart],
     ) -> io::Result<()> {
-        let sum = |state: &[&str], figure: fn(&SegmentPart) -> u64| {
-            parts.iter().filter(|part| state.contains(&part.state)).map(figure).sum::<u64>()
+        let sum = |state: &[&str], value: fn(&SegmentPart) -> u64| {
+            parts.iter().filter(|part| state.contains(&part.state)).map(value).sum::<u64>()
         };
         let in_use = ["active_allocated", "active_awaiting_free"];
-        self.pickle.begin_dictionary()?;
+        self.pickle.start_dictionary()?;
         for (name, value) in [
             ("device", device.into()),
-            ("address", begin),
+            ("address", start),
             ("total_size", bytes),
             ("allocated_size", sum(&in_use[..1], |part| part.bytes)),
             ("active_size", sum(&in_use, |part| part.bytes)),
@@ -142,10 +142,10 @@ impl Snapshot<'_> {
         self.pickle.word("large")?;
         self.frames(from)?;
         self.pickle.word("blocks")?;
-        self.pickle.begin_list()?;
+        self.pickle.start_list()?;
         for (written, part) in parts.iter().enumerate() {
             self.pickle.append_part(written)?;
-            self.pickle.begin_dictionary()?;
+            self.pickle.start_dictionary()?;
             let SegmentPart { address, bytes, requested, state, from } = *part;
             for (name, value) in [("address", address), ("size", bytes), ("requested_size", requested)] {
                 self.entry(name, value)?;
@@ -162,7 +162,7 @@ impl Snapshot<'_> {
     /// Writes the events of each device.
     fn traces(&mut self) -> io::Result<()> {
         let devices = self.history.devices.iter().map(|device| device.device.ordinal + 1).max().unwrap_or(0);
-        self.pickle.begin_list()?;
+        self.pickle.start_list()?;
         let history = self.history;
         let mut changes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         // The viewer derives the blocks that are live when the events start from those at the end, as for PyTorch's
@@ -178,7 +178,7 @@ impl Snapshot<'_> {
 
     fn trace(&mut self, device: u32, changes: &[u32]) -> io::Result<()> {
         let history = self.history;
-        self.pickle.begin_list()?;
+        self.pickle.start_list()?;
         let tensors = history.tensors.iter().flat_map(|tensors| &tensors.devices);
         let tensors = tensors.filter(|tensors| tensors.about.device.ordinal == device);
         // The first steps are the blocks that are live when the history starts. The viewer derives them from those at
@@ -248,13 +248,14 @@ impl Snapshot<'_> {
         written: &mut usize,
     ) -> io::Result<()> {
         // The time is in microseconds since 1970, as in PyTorch.
-        let began = u64::try_from(self.history.definitions().process().began.as_micros()).unwrap_or(0);
+        let started = u64::try_from(self.history.definitions().process().started.as_micros()).unwrap_or(0);
         self.pickle.append_part(*written)?;
         *written += 1;
-        self.pickle.begin_dictionary()?;
+        self.pickle.start_dictionary()?;
         self.pickle.word("action")?;
         self.pickle.word(action)?;
-        for (name, value) in [("addr", address), ("size", bytes), ("stream", stream), ("time_us", began + nanos / 1000)]
+        for (name, value) in
+            [("addr", address), ("size", bytes), ("stream", stream), ("time_us", started + nanos / 1000)]
         {
             self.entry(name, value)?;
         }
@@ -282,13 +283,13 @@ impl Snapshot<'_> {
             }
             EventOrigin::Nowhere => None,
         };
-        self.pickle.begin_list()?;
+        self.pickle.start_list()?;
         let scopes = known.into_iter().flat_map(|known| known.path.iter().rev());
         let scopes = scopes.map(|scope| (scope.clone(), "scope".to_owned(), 0));
         let functions = known.map(|known| functions(self.history, known)).unwrap_or_default();
         let functions = functions.into_iter().map(|frame| (frame.function, frame.file, frame.line));
         for (name, file, line) in functions.chain(scopes) {
-            self.pickle.begin_dictionary()?;
+            self.pickle.start_dictionary()?;
             self.pickle.word("name")?;
             self.pickle.text(&name)?;
             self.pickle.word("filename")?;

@@ -6,8 +6,8 @@ use gpumem_recording::{AllocatorAction as Action, AllocatorDevice};
 
 use super::{
     device::DeviceHistory,
-    held::{OriginSum, Sums},
     names::Origin,
+    origin_sums::{OriginSum, Sums},
     time::nanos,
 };
 use crate::recording::remove_range;
@@ -131,7 +131,7 @@ impl AllocatorState {
         for (address, (bytes, of)) in &self.segments {
             let is_inside = || {
                 let before = self.tensors.range(..address).next_back();
-                before.is_some_and(|(begin, tensor)| begin.saturating_add(tensor.bytes) > *address)
+                before.is_some_and(|(start, tensor)| start.saturating_add(tensor.bytes) > *address)
             };
             let is_same = |last: SegmentUse| last.stream == of.stream && last.is_private() == of.is_private();
             match segments.last_mut() {
@@ -187,18 +187,18 @@ impl TensorHistory {
 
     /// Returns the number of steps up to the request that the allocator rejected. `time` is when the driver rejected
     /// it. PyTorch empties its cache after that, and uses another clock.
-    pub(crate) fn steps_at_refusal(&self, time: u64) -> usize {
+    pub(crate) fn steps_at_rejection(&self, time: u64) -> usize {
         const SOON: u64 = 1_000_000_000;
-        let refused = (0..).zip(&self.steps).filter(|(_, step)| step.action == Action::OutOfMemory);
-        let nearest = refused.map(|(at, step)| (step.time.abs_diff(time), at)).min();
+        let rejected = (0..).zip(&self.steps).filter(|(_, step)| step.action == Action::OutOfMemory);
+        let nearest = rejected.map(|(at, step)| (step.time.abs_diff(time), at)).min();
         nearest.filter(|(apart, _)| *apart <= SOON).map_or_else(|| self.steps_until(time), |(_, at): (_, usize)| at + 1)
     }
 
     /// Returns the stream of the latest request after this many steps.
     pub(crate) fn request_stream(&self, steps: usize, state: &AllocatorState) -> u64 {
-        let mut newest = self.steps[..steps.min(self.steps.len())].iter().rev();
+        let mut latest = self.steps[..steps.min(self.steps.len())].iter().rev();
         let is_request = |step: &&AllocatorStep| matches!(step.action, Action::Alloc | Action::OutOfMemory);
-        let Some(request) = newest.find(is_request) else { return 0 };
+        let Some(request) = latest.find(is_request) else { return 0 };
         // If a block is older than the history, only the stream of its segment is known.
         let before = state.segments.range(..=request.address).next_back();
         let segment = before.filter(|(address, (bytes, _))| request.address - **address < *bytes);

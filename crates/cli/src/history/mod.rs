@@ -5,13 +5,13 @@
 //! which stores them in [`lives`].
 
 mod allocator;
+mod block_lives;
 mod bytes;
 mod device;
-mod held;
 #[cfg(test)]
 mod hostile;
-mod lives;
 mod names;
+mod origin_sums;
 mod overlaps;
 mod read;
 mod recorded;
@@ -27,10 +27,10 @@ pub(crate) use gpumem_core::ledger::BlockChangeKind as ChangeKind;
 #[cfg(feature = "export")]
 pub(crate) use self::names::pay;
 pub(crate) use self::{
+    block_lives::{BlockLife, Change, Lives},
     device::DeviceHistory,
-    held::{OriginSum, Sum, sums_by},
-    lives::{BlockLife, Change, Lives},
     names::{Origin, library_or_program},
-    recorded::{History, Mark, Refusal, ScopeLife},
+    origin_sums::{OriginSum, Sum, sums_by},
+    recorded::{History, MarkedMoment, RejectedRequest, ScopeLife},
     time::{Moment, in_words, nanos},
 };

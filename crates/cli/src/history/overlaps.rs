@@ -72,7 +72,7 @@ impl OverlapFinder {
     }
 
     /// Starts a pool. An earlier one with the same id is closed.
-    pub(super) fn begin(&mut self, pool: PoolId) {
+    pub(super) fn start(&mut self, pool: PoolId) {
         self.found.of_pool.remove(&pool);
     }
 

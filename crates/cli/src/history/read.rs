@@ -14,12 +14,12 @@ use gpumem_core::{
 use gpumem_recording::{Definitions, Reader, RecordedEvent, Step};
 
 use super::{
+    block_lives::{BlockLife, LIVE, Lives, NewBlock, When},
     bytes::RecordingBytes,
     device::DeviceHistory,
-    lives::{BlockLife, LIVE, Lives, NewBlock, When},
     names::Origins,
     overlaps::OverlapFinder,
-    recorded::{History, Mark, Refusal, ScopeLife},
+    recorded::{History, MarkedMoment, RejectedRequest, ScopeLife},
     tensors,
     time::nanos,
 };
@@ -122,9 +122,9 @@ struct HistoryReading {
     /// The index of each device in the history.
     devices: HashMap<Device, u16>,
     /// Failed allocations whose thread may still get the memory, by the number of bytes.
-    pending: HashMap<(u16, Wanted), BTreeSet<(u64, usize)>>,
+    pending: HashMap<(u16, RequestTarget), BTreeSet<(u64, usize)>>,
     /// The time of the latest failed allocation.
-    refused: u64,
+    rejected: u64,
     /// Failed allocations after which their device has not been read yet, by device.
     unread: HashMap<u16, Vec<usize>>,
     has_clock: bool,
@@ -135,13 +135,13 @@ struct HistoryReading {
     /// The number of events that are missing so far.
     missed: u64,
     /// The latest event.
-    newest: When,
+    latest: When,
     tensors: tensors::TensorReading,
 }
 
 /// Where a thread requests memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Wanted {
+enum RequestTarget {
     /// On the device with this index in the history.
     On(u16),
     /// Memory of this kind, on an unknown device.
@@ -154,9 +154,9 @@ struct HistoryParts {
     lives: Lives,
     labels: HashMap<u32, Box<str>>,
     scopes: Vec<ScopeLife>,
-    marks: Vec<Mark>,
+    marks: Vec<MarkedMoment>,
     devices: Vec<DeviceHistory>,
-    refusals: Vec<Refusal>,
+    rejections: Vec<RejectedRequest>,
 }
 
 impl HistoryReading {
@@ -171,14 +171,14 @@ impl HistoryReading {
             open: HashMap::new(),
             devices: HashMap::new(),
             pending: HashMap::new(),
-            refused: 0,
+            rejected: 0,
             unread: HashMap::new(),
             has_clock,
             has_pools: false,
             overlaps: OverlapFinder::default(),
             undecided: HashMap::new(),
             missed: 0,
-            newest: When { time: 0, number: 0, thread: 0 },
+            latest: When { time: 0, number: 0, thread: 0 },
             tensors: tensors::TensorReading::default(),
         }
     }
@@ -200,11 +200,11 @@ impl HistoryReading {
     /// event's own processor counter is more exact: threads read it shortly before or after their event is numbered.
     fn time_of(&self, event: &RecordedEvent) -> u64 {
         let time = if self.has_clock { self.reader.definitions().time(event.ticks) } else { None };
-        nanos(time.unwrap_or(event.time)).max(self.newest.time)
+        nanos(time.unwrap_or(event.time)).max(self.latest.time)
     }
 
     fn event(&mut self, event: &RecordedEvent, changes: &mut Vec<BlockChange>) {
-        self.newest = When { time: self.time_of(event), number: event.number, thread: thread(event) };
+        self.latest = When { time: self.time_of(event), number: event.number, thread: thread(event) };
         let missed = self.reader.skipped().missed;
         if std::mem::replace(&mut self.missed, missed) < missed {
             self.overlaps.lose();
@@ -217,11 +217,11 @@ impl HistoryReading {
             }
             EventKind::Alloc { block, .. } if !self.pending.is_empty() => self.obtained(event, &block),
             EventKind::Sample { device, memory } => {
-                let (time, device) = (self.newest.time, self.device(device));
-                let refusals = &mut self.history.refusals;
+                let (time, device) = (self.latest.time, self.device(device));
+                let rejections = &mut self.history.rejections;
                 for at in self.unread.remove(&device).unwrap_or_default() {
-                    let refused = &mut refusals[at];
-                    refused.memory = (time - refused.time <= SOON).then_some(memory);
+                    let rejected = &mut rejections[at];
+                    rejected.memory = (time - rejected.time <= SOON).then_some(memory);
                 }
                 let device = &mut self.history.devices[usize::from(device)];
                 device.samples += 1;
@@ -236,26 +236,26 @@ impl HistoryReading {
                 self.history.scopes.push(ScopeLife {
                     callsite: spec.callsite,
                     thread: thread(event),
-                    opened: self.newest.time,
+                    opened: self.latest.time,
                     closed: None,
                 });
             }
-            EventKind::Refused { device, bytes, kind, stack } => {
+            EventKind::Rejected { device, bytes, kind, stack } => {
                 let device = device.map(|device| self.device(device));
                 let history = &mut self.history;
                 let live = device.map(|device| history.devices[usize::from(device)].driver_live());
                 let pools = if self.has_pools { self.reader.ledger().pools() } else { Vec::new() };
                 // If the cost is too high, the reader stops after this event.
                 self.reader.spend((pools.len() * size_of::<KnownPool>()) as u64, 100 * pools.len() as u64);
-                let wanted = device.map_or(Wanted::Of(kind), Wanted::On);
-                let pending = self.pending.entry((thread(event), wanted)).or_default();
-                pending.insert((bytes.get(), history.refusals.len()));
-                self.refused = self.newest.time;
+                let target = device.map_or(RequestTarget::Of(kind), RequestTarget::On);
+                let pending = self.pending.entry((thread(event), target)).or_default();
+                pending.insert((bytes.get(), history.rejections.len()));
+                self.rejected = self.latest.time;
                 if let Some(device) = device {
-                    self.unread.entry(device).or_default().push(history.refusals.len());
+                    self.unread.entry(device).or_default().push(history.rejections.len());
                 }
-                history.refusals.push(Refusal {
-                    time: self.newest.time,
+                history.rejections.push(RejectedRequest {
+                    time: self.latest.time,
                     number: event.number,
                     bytes: bytes.get(),
                     kind,
@@ -271,16 +271,16 @@ impl HistoryReading {
             EventKind::PoolRegistered { pool, device } => {
                 // The device is reported, even if the pool never hands out a part.
                 self.device(device);
-                self.overlaps.begin(pool);
+                self.overlaps.start(pool);
                 self.has_pools = true;
             }
             EventKind::Mark { callsite } => {
-                self.history.marks.push(Mark { callsite, thread: thread(event), time: self.newest.time });
+                self.history.marks.push(MarkedMoment { callsite, thread: thread(event), time: self.latest.time });
             }
             EventKind::Lost { .. } | EventKind::Displaced { .. } => self.overlaps.lose(),
             EventKind::Close { scope } => {
                 if let Some(at) = self.open.remove(&scope) {
-                    self.history.scopes[at].closed = Some(self.newest.time);
+                    self.history.scopes[at].closed = Some(self.latest.time);
                 }
             }
             _ => {}
@@ -297,7 +297,7 @@ impl HistoryReading {
             let device = self.device(device);
             self.history.devices[usize::from(device)].count_driver(before.get(), after.get());
         }
-        let mut when = self.newest;
+        let mut when = self.latest;
         if let Some(thread) = self.undecided.remove(&number) {
             // The event that decides who owns the block may come from another thread.
             when.thread = thread;
@@ -329,16 +329,16 @@ impl HistoryReading {
                 origin,
                 device,
             };
-            let (block, at) = self.history.lives.begin(when, block, kind);
+            let (block, at) = self.history.lives.start(when, block, kind);
             self.live.insert(number, block);
             (at, device)
         } else if kind == BlockChangeKind::Shrunk {
             let Some(block) = self.live.get(&number).copied() else { return };
-            let at = self.history.lives.shrink(self.newest, block, after.get());
+            let at = self.history.lives.shrink(self.latest, block, after.get());
             (at, self.history.lives.block(block).device)
         } else {
             let Some(block) = self.live.remove(&number) else { return };
-            let at = self.history.lives.end(self.newest, block, kind);
+            let at = self.history.lives.end(self.latest, block, kind);
             (at, self.history.lives.block(block).device)
         };
         if !group.kind.is_on_device() {
@@ -354,23 +354,23 @@ impl HistoryReading {
     /// Checks whether a thread has now got memory after an earlier request for it failed.
     #[cold]
     fn obtained(&mut self, event: &RecordedEvent, block: &Block) {
-        if self.newest.time - self.refused > SOON {
+        if self.latest.time - self.rejected > SOON {
             return self.pending.clear();
         }
-        let on_device = (block.kind != MemKind::PinnedHost).then(|| Wanted::On(self.device(block.device)));
-        for wanted in on_device.into_iter().chain([Wanted::Of(block.kind)]) {
-            let Some(pending) = self.pending.get_mut(&(thread(event), wanted)) else { continue };
+        let on_device = (block.kind != MemKind::PinnedHost).then(|| RequestTarget::On(self.device(block.device)));
+        for target in on_device.into_iter().chain([RequestTarget::Of(block.kind)]) {
+            let Some(pending) = self.pending.get_mut(&(thread(event), target)) else { continue };
             let larger = pending.split_off(&(block.bytes.get() + 1, 0));
             for (_, at) in std::mem::replace(pending, larger) {
-                let refused = &mut self.history.refusals[at];
-                refused.was_obtained = self.newest.time - refused.time <= SOON;
+                let rejected = &mut self.history.rejections[at];
+                rejected.was_obtained = self.latest.time - rejected.time <= SOON;
             }
         }
     }
 
     fn finish(self, path: &Path, bytes: u64) -> History {
-        let Self { mut reader, history, origins, newest, tensors, overlaps, .. } = self;
-        let HistoryParts { lives, labels, scopes, marks, devices, refusals } = history;
+        let Self { mut reader, history, origins, latest, tensors, overlaps, .. } = self;
+        let HistoryParts { lives, labels, scopes, marks, devices, rejections } = history;
         let allocated = || {
             let allocations = lives.changes().filter(|change| change.kind == BlockChangeKind::Allocated);
             allocations.map(|change| {
@@ -397,8 +397,8 @@ impl HistoryReading {
             scopes,
             marks,
             devices,
-            refusals,
-            end: end_of(reader.definitions(), Duration::from_nanos(newest.time)),
+            rejections,
+            end: end_of(reader.definitions(), Duration::from_nanos(latest.time)),
             tensors,
             overlapping_parts: overlaps.finish(),
             is_snapshot: false,

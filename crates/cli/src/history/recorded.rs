@@ -11,9 +11,9 @@ use gpumem_core::{
 use gpumem_recording::{Definitions, End, Reader, Skipped};
 
 use super::{
+    block_lives::{BlockLife, LIVE, Lives},
     bytes::RecordingBytes,
     device::DeviceHistory,
-    lives::{BlockLife, LIVE, Lives},
     names::Origin,
     overlaps::OverlappingParts,
     tensors::Tensors,
@@ -35,11 +35,11 @@ pub(crate) struct History {
     /// When scopes were open, in the order of their start.
     pub(crate) scopes: Vec<ScopeLife>,
     /// The moments that the program marked, in order.
-    pub(crate) marks: Vec<Mark>,
+    pub(crate) marks: Vec<MarkedMoment>,
     /// The devices on which something happened. Other parts of the history refer to them by their index in this list.
     pub(crate) devices: Vec<DeviceHistory>,
     /// Allocations that the driver rejected, in order.
-    pub(crate) refusals: Vec<Refusal>,
+    pub(crate) rejections: Vec<RejectedRequest>,
     /// The last moment at which the program is known to have run, since the recording started. The program may have run
     /// longer without an event.
     pub(crate) end: Duration,
@@ -57,7 +57,7 @@ pub(crate) struct History {
 
 /// An allocation that the driver rejected because there was not enough memory.
 #[derive(Clone, Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct RejectedRequest {
     /// Nanoseconds since the recording started.
     pub(crate) time: u64,
     /// The number of the event.
@@ -92,7 +92,7 @@ pub(crate) struct ScopeLife {
 
 /// A moment that the program marked.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Mark {
+pub(crate) struct MarkedMoment {
     /// The callsite that contains the name.
     pub(crate) callsite: CallsiteId,
     pub(crate) thread: u16,
@@ -224,9 +224,9 @@ impl History {
 
     /// Returns the main failed allocation: the last one after which the thread did not get the memory, else the last
     /// one.
-    pub(crate) fn oom(&self) -> Option<&Refusal> {
-        let not_obtained = self.refusals.iter().rev().find(|refused| !refused.was_obtained);
-        not_obtained.or(self.refusals.last())
+    pub(crate) fn oom(&self) -> Option<&RejectedRequest> {
+        let not_obtained = self.rejections.iter().rev().find(|rejected| !rejected.was_obtained);
+        not_obtained.or(self.rejections.last())
     }
 
     /// Returns the parts of these pools that overlap others now, or did so before they were freed.
@@ -247,8 +247,8 @@ impl History {
             Moment::End => Some(of_device(self.reader.ledger().pools())),
             Moment::Oom => self
                 .oom()
-                .filter(|refused| self.is_whole_at(refused.number))
-                .map(|refused| of_device(refused.pools.clone())),
+                .filter(|rejected| self.is_whole_at(rejected.number))
+                .map(|rejected| of_device(rejected.pools.clone())),
             Moment::Time(_) => None,
         }
     }
@@ -288,7 +288,7 @@ impl History {
         match moment {
             Moment::Start => self.definitions().process().ran_before.is_none(),
             Moment::Peak | Moment::End => true,
-            Moment::Oom => self.oom().is_none_or(|refused| self.is_whole_at(refused.number)),
+            Moment::Oom => self.oom().is_none_or(|rejected| self.is_whole_at(rejected.number)),
             Moment::Time(time) if time >= self.end => true,
             Moment::Time(_) => match self.change_at(moment) {
                 Some(change) => self.is_known_after(change) && !self.has_only_peaks(),

@@ -6,9 +6,9 @@ use gpumem_core::model::MemKind;
 
 use super::{
     ChangeKind,
-    held::{OriginSum, Sum, Sums},
-    lives::BlockLife,
+    block_lives::BlockLife,
     names::Origin,
+    origin_sums::{OriginSum, Sum, Sums},
     recorded::History,
     time::Moment,
 };

@@ -10,8 +10,8 @@ use gpumem_recording::AllocatorAction as Action;
 use super::{
     ChangeKind,
     allocator::{AllocatorStep, TensorHistory},
+    block_lives::{Lives, NewBlock, When},
     device::DeviceHistory,
-    lives::{Lives, NewBlock, When},
 };
 use crate::recording::remove_range;
 
@@ -96,7 +96,7 @@ impl TensorBlocks {
     ) -> (u32, u32) {
         let (key, bytes) = place;
         self.steps.push(at);
-        self.lives.begin(when(step.time), NewBlock { key, bytes, origin, device }, ChangeKind::Allocated)
+        self.lives.start(when(step.time), NewBlock { key, bytes, origin, device }, ChangeKind::Allocated)
     }
 
     /// Ends a tensor, if there was one at the address.
@@ -121,10 +121,10 @@ impl TensorBlocks {
             self.lives.end(when(step.1.time), *block, ChangeKind::Freed);
         }
         let rests = [segments.range(..address).next_back(), segments.get_key_value(&address.saturating_add(bytes))];
-        let rests = rests.map(|rest| rest.map(|(begin, (length, block))| (*begin, *length, *block)));
-        for (begin, length, _) in rests.into_iter().flatten().filter(|(_, _, block)| ended.contains(block)) {
-            let (block, _) = self.alloc(step, (begin, length), device, self.segment_origin);
-            segments.insert(begin, (length, block));
+        let rests = rests.map(|rest| rest.map(|(start, (length, block))| (*start, *length, *block)));
+        for (start, length, _) in rests.into_iter().flatten().filter(|(_, _, block)| ended.contains(block)) {
+            let (block, _) = self.alloc(step, (start, length), device, self.segment_origin);
+            segments.insert(start, (length, block));
         }
     }
 }
@@ -154,7 +154,7 @@ mod tests {
             origin: 0,
             pool: 0,
         };
-        let about = AllocatorDevice { device: DEVICE, older, known_from: None, said: None };
+        let about = AllocatorDevice { device: DEVICE, older, known_from: None, reported: None };
         let mut all = [TensorHistory::new(about, steps.iter().map(step).collect(), false)];
         let lives = TensorBlocks::of(&mut all, 1).lives;
         let [history] = all;
@@ -190,12 +190,12 @@ mod tests {
 
     /// PyTorch's clock differs from the driver's.
     #[test]
-    fn the_moment_of_a_refusal_is_the_nearest_one() {
+    fn the_moment_of_a_rejection_is_the_nearest_one() {
         let second = 1_000_000_000;
         let steps = [(5, Action::Alloc, 8, 10), (20, Action::OutOfMemory, 0, 0), (30, Action::FreeRequested, 8, 0)];
         let tensors = tensors(0, &[&steps[..], &[(3 * second, Action::OutOfMemory, 0, 0)]].concat());
         let at = [10, 2 * second - 40, 2 * second + 40, 9 * second];
-        assert_eq!(at.map(|time| tensors.0.steps_at_refusal(time)), [2, 3, 4, 4]);
+        assert_eq!(at.map(|time| tensors.0.steps_at_rejection(time)), [2, 3, 4, 4]);
     }
 
     #[test]

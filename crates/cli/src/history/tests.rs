@@ -14,13 +14,13 @@ use gpumem_core::{
 use super::{History, Moment, sums_by};
 use crate::{
     formats::frames::stack,
-    made::{DEVICE, MIB, Made},
+    recording_builder::{DEVICE, MIB, RecordingBuilder},
     report::overview::Overview,
 };
 
 const SECOND: Device = Device { family: Family::Cuda, ordinal: 1 };
 
-fn history(made: Made) -> History {
+fn history(made: RecordingBuilder) -> History {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(&file, made.file()).unwrap();
     History::read(file.path()).unwrap()
@@ -28,9 +28,9 @@ fn history(made: Made) -> History {
 
 /// Makes a recording with allocations and frees on two devices and several threads. Some frees fail, some are missed,
 /// contexts end, and parts are freed.
-fn random(seed: u64) -> Made {
+fn random(seed: u64) -> RecordingBuilder {
     let mut random = Rng::with_seed(seed);
-    let mut made = Made::new("random");
+    let mut made = RecordingBuilder::new("random");
     // The blocks that were allocated since the last lost event.
     let mut live = BTreeSet::new();
     for _ in 0..2_000 {
@@ -77,7 +77,7 @@ fn random(seed: u64) -> Made {
 
 #[test]
 fn a_block_has_the_thread_that_allocated_it_whichever_thread_decides() {
-    let mut made = Made::new("undecided");
+    let mut made = RecordingBuilder::new("undecided");
     made.event(EventKind::PoolRegistered { pool: PoolId(1), device: DEVICE });
     made.on_thread(1);
     made.alloc(MIB, MemKind::Device, 0);
@@ -93,7 +93,7 @@ fn a_block_has_the_thread_that_allocated_it_whichever_thread_decides() {
 #[test]
 fn each_part_that_overlaps_a_live_one_is_found() {
     for seed in 0..100 {
-        let (mut random, mut made) = (Rng::with_seed(seed), Made::new("overlaps"));
+        let (mut random, mut made) = (Rng::with_seed(seed), RecordingBuilder::new("overlaps"));
         let pools = [1, 2].map(PoolId);
         for pool in pools {
             made.event(EventKind::PoolRegistered { pool, device: DEVICE });
@@ -184,7 +184,7 @@ fn the_peak_is_that_of_the_ledger_and_its_moment_has_it() {
 #[test]
 fn times_are_those_of_the_counter_of_the_processor() {
     // For stream-ordered memory, the ledger uses the time of an earlier event.
-    let mut made = Made::new("times");
+    let mut made = RecordingBuilder::new("times");
     let key = made.alloc(MIB, MemKind::Pool, 0);
     made.wait(90);
     made.free(key);
@@ -193,8 +193,8 @@ fn times_are_those_of_the_counter_of_the_processor() {
 }
 
 #[test]
-fn driver_blocks_of_a_backward_pass_are_on_the_line_that_began_it() {
-    let mut made = Made::new("train");
+fn driver_blocks_of_a_backward_pass_are_on_the_line_that_started_it() {
+    let mut made = RecordingBuilder::new("train");
     made.python();
     let [mm, add] = ["MmBackward0", "AddBackward0"].map(|operation| {
         let apply = format!("torch::autograd::generated::{operation}::apply(std::vector<at::Tensor>&&)");

@@ -19,8 +19,8 @@ pub(crate) use self::{
 };
 #[cfg(feature = "export")]
 pub(crate) use self::{
-    processes::{Found, Recorded},
-    system::{began, cgroups, command, shares_memory, uid, user, uses_driver},
+    processes::{Found, RecordedProcess},
+    system::{cgroups, command, shares_memory, start_time, uid, user, uses_driver},
 };
 use crate::{exit::Exit, failure::Failure, terminal};
 

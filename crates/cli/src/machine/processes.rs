@@ -55,7 +55,7 @@ pub(crate) enum Recording {
 
 /// A process that is recorded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Recorded {
+pub(crate) struct RecordedProcess {
     pub(crate) pid: u32,
     pub(crate) command: Option<String>,
     #[serde(serialize_with = "json::paths")]
@@ -88,13 +88,13 @@ pub(crate) struct Usage {
     pub(crate) processes: Vec<Process>,
     pub(crate) gpus: Vec<GpuUse>,
     /// Recorded processes that the driver does not list.
-    pub(crate) recorded_besides: Vec<Recorded>,
+    pub(crate) recorded_besides: Vec<RecordedProcess>,
     /// Processes that wait for `gpumem start` and that the driver does not list.
     pub(crate) dormant_besides: Vec<Dormant>,
     pub(crate) not_read: Vec<NotRead>,
     /// All processes that are recorded.
     #[serde(skip)]
-    pub(crate) recorded: Vec<Recorded>,
+    pub(crate) recorded: Vec<RecordedProcess>,
     #[cfg(feature = "export")]
     #[serde(skip)]
     pub(crate) found: Found,
@@ -171,7 +171,7 @@ impl Usage {
 /// The system's data about a process.
 #[derive(Debug)]
 struct OfSystem {
-    began: u64,
+    started: u64,
     user: Option<String>,
     command: Option<String>,
     uses_driver: Option<bool>,
@@ -188,14 +188,14 @@ impl Known {
     fn update(&mut self, pids: HashSet<u32>) {
         let mut known = mem::take(&mut self.processes);
         let process = |pid| {
-            let began = system::began(pid)?;
+            let started = system::start_time(pid)?;
             let new = || OfSystem {
-                began,
+                started,
                 user: system::user(pid),
                 command: system::command(pid),
                 uses_driver: system::uses_driver(pid),
             };
-            Some((pid, known.remove(&pid).filter(|known| known.began == began).unwrap_or_else(new)))
+            Some((pid, known.remove(&pid).filter(|known| known.started == started).unwrap_or_else(new)))
         };
         self.processes = pids.into_iter().filter_map(process).collect();
     }
@@ -236,10 +236,10 @@ impl Found {
     }
 
     /// Returns all processes that are recorded.
-    pub(crate) fn recorded(&self) -> Vec<Recorded> {
+    pub(crate) fn recorded(&self) -> Vec<RecordedProcess> {
         let recorded = self.recordings.iter().filter_map(|(pid, recording)| match recording {
             Recording::Recorded { files } => {
-                Some(Recorded { pid: *pid, command: system::command(*pid), files: files.clone() })
+                Some(RecordedProcess { pid: *pid, command: system::command(*pid), files: files.clone() })
             }
             _ => None,
         });

@@ -13,7 +13,7 @@ use std::{
 #[cfg(feature = "export")]
 use gpumem_driver::process::rank_of;
 use gpumem_inject::variable;
-use gpumem_recording::{Beginning, new_path};
+use gpumem_recording::{FileStart, new_path};
 
 use crate::{
     files::{is_recording, open_to_read},
@@ -80,7 +80,7 @@ fn name_of(uid: u32, users: &str) -> Option<String> {
 }
 
 /// Returns the start time of a process, in the system's own unit. Another process may get the same id later.
-pub(crate) fn began(pid: u32) -> Option<u64> {
+pub(crate) fn start_time(pid: u32) -> Option<u64> {
     let stat = read(pid, "stat")?;
     let (_, after_name) = stat.rsplit_once(')')?;
     after_name.split_whitespace().nth(19)?.parse().ok()
@@ -140,7 +140,7 @@ fn recording_at(pid: u32, link: &Path, path: PathBuf) -> Option<PathBuf> {
 /// Returns whether this process is the recorded one. A forked child also has its parent's files open, and `gpumem run`
 /// has the recordings open that it completes.
 fn is_writer(pid: u32, recording: &Path) -> bool {
-    let writer = open_to_read(recording).and_then(Beginning::read).map_or(0, |beginning| beginning.pid);
+    let writer = open_to_read(recording).and_then(FileStart::read).map_or(0, |file_start| file_start.pid);
     writer == 0 || own_number(pid).is_none_or(|own| own == writer)
 }
 
@@ -201,9 +201,9 @@ mod tests {
         fs::write("/proc/self/comm", b"gpumem\xff").unwrap();
         assert!(pids().contains(&own));
         assert!(command(own).is_some_and(|line| line.contains("gpumem")), "{:?}", command(own));
-        assert!(began(own).is_some() && user(own).is_some());
+        assert!(start_time(own).is_some() && user(own).is_some());
         assert_eq!(
-            (command(u32::MAX), user(u32::MAX), began(u32::MAX), uses_driver(u32::MAX)),
+            (command(u32::MAX), user(u32::MAX), start_time(u32::MAX), uses_driver(u32::MAX)),
             (None, None, None, None)
         );
     }
@@ -217,7 +217,7 @@ mod tests {
 
     #[cfg(feature = "export")]
     #[test]
-    fn the_recording_that_a_process_has_left_is_the_newest_one_of_its_name() {
+    fn the_recording_that_a_process_has_left_is_the_latest_one_of_its_name() {
         let (own, folder) = (process::id(), tempfile::tempdir().unwrap());
         let file = |name: &str| folder.path().join(name);
         let environment = format!("PATH=/bin\0{}={}\0PMI_RANK=3\0", variable::FILE, file("a.capture").display());
@@ -225,14 +225,14 @@ mod tests {
         assert_eq!((left(&environment), left("PATH=/bin\0")), (None, None));
         let [first, second] =
             [format!("a.rank3.pid{own}.capture"), format!("a.rank3.pid{own}.2.capture")].map(|name| file(&name));
-        for newest in [&first, &second] {
-            fs::write(newest, crate::made::Made::new("train").file()).unwrap();
-            assert_eq!(left(&environment).as_ref(), Some(newest));
+        for latest in [&first, &second] {
+            fs::write(latest, crate::recording_builder::RecordingBuilder::new("train").file()).unwrap();
+            assert_eq!(left(&environment).as_ref(), Some(latest));
         }
     }
 
     #[test]
-    fn only_what_is_written_and_begins_as_a_recording_is_one() {
+    fn only_what_is_written_and_starts_as_a_recording_is_one() {
         let folder = tempfile::tempdir().unwrap();
         let names = ["a.capture", "b.capture", "c.capture", "b.capture.new", "d.new", "inherited.capture"];
         let [recording, read, other, new, named_new, inherited] = names.map(|name| folder.path().join(name));

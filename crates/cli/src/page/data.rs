@@ -79,7 +79,8 @@ struct About<'a> {
     missing: Vec<String>,
     not_freed: AboutNotFreed,
     pid: Option<u32>,
-    refused: Option<AboutRefused>,
+    #[serde(rename = "refused")]
+    rejected: Option<AboutRejected>,
 }
 
 #[derive(Serialize)]
@@ -106,7 +107,7 @@ struct AboutNotFreed {
 /// The times at which the driver rejected allocations, and the text about them in the summary.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct AboutRefused {
+struct AboutRejected {
     /// `None` if nothing was live before, or if the recording does not contain it.
     after: Option<u32>,
     after_time: Option<u64>,
@@ -225,17 +226,17 @@ impl Columns {
     }
 }
 
-fn refused(history: &History, overview: &Overview) -> Option<AboutRefused> {
-    let refused = overview.refused.as_ref()?;
-    let newest = &history.refusals[history.refusals.len().saturating_sub(refused.newest.len())..];
-    let reserved = overview.torch.iter().flat_map(TensorsOverview::refusal_in_words);
+fn rejected(history: &History, overview: &Overview) -> Option<AboutRejected> {
+    let rejected = overview.rejected.as_ref()?;
+    let latest = &history.rejections[history.rejections.len().saturating_sub(rejected.latest.len())..];
+    let reserved = overview.torch.iter().flat_map(TensorsOverview::rejection_in_words);
     let reserved = reserved.map(|(name, text)| format!("{name}: {text}"));
-    let after = history.oom().and_then(|main| main.after).filter(|_| refused.is_live_known);
-    Some(AboutRefused {
+    let after = history.oom().and_then(|main| main.after).filter(|_| rejected.is_live_known);
+    Some(AboutRejected {
         after,
         after_time: after.map(|after| history.time_of(after)),
-        times: newest.iter().map(|refused| refused.time).collect(),
-        words: refused.in_words().into_iter().chain(reserved).collect(),
+        times: latest.iter().map(|rejected| rejected.time).collect(),
+        words: rejected.in_words().into_iter().chain(reserved).collect(),
     })
 }
 
@@ -303,7 +304,7 @@ impl Recording {
             missing: overview.missing_in_words(),
             not_freed: AboutNotFreed { blocks: overview.not_freed.blocks, bytes: overview.not_freed.bytes },
             pid: overview.pid,
-            refused: refused(history, overview),
+            rejected: rejected(history, overview),
         };
         let mut json = Vec::new();
         about.serialize(&mut Serializer::with_formatter(&mut json, InScript))?;

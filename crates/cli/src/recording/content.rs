@@ -15,7 +15,7 @@ pub(crate) struct Content {
     /// The id of its process.
     pub(crate) pid: Option<u32>,
     /// When its session started, since 1970.
-    pub(super) began: Option<Duration>,
+    pub(super) started: Option<Duration>,
     pub(super) modules: HashMap<u32, ModuleDefinition>,
     /// Addresses in its stacks for which no function is recorded yet.
     pub(super) addresses: BTreeSet<CodeAddress>,
@@ -50,7 +50,7 @@ impl Content {
         match item {
             Item::Process(process) => {
                 self.pid.get_or_insert(process.pid);
-                self.began.get_or_insert(process.began);
+                self.started.get_or_insert(process.started);
             }
             Item::Module(module) => _ = self.modules.insert(module.id, module),
             Item::Stack(stack) => {
@@ -70,7 +70,7 @@ impl Content {
                     self.devices.insert(block.device.ordinal);
                 }
             }
-            Item::Event(RecordedEvent { kind: EventKind::Refused { .. }, .. }) => self.has_requests = true,
+            Item::Event(RecordedEvent { kind: EventKind::Rejected { .. }, .. }) => self.has_requests = true,
             _ => {}
         }
     }

@@ -37,18 +37,18 @@ pub(crate) fn remove_range<T: AddressRange>(
     mut removed: impl FnMut(T, u64),
 ) {
     let end = address.saturating_add(bytes);
-    while let Some((begin, part)) = parts.range(..end).next_back().map(|(begin, part)| (*begin, *part)) {
-        let last = begin.saturating_add(part.length());
+    while let Some((start, part)) = parts.range(..end).next_back().map(|(start, part)| (*start, *part)) {
+        let last = start.saturating_add(part.length());
         if last <= address {
             break;
         }
-        parts.remove(&begin);
-        removed(part, last.min(end) - begin.max(address));
+        parts.remove(&start);
+        removed(part, last.min(end) - start.max(address));
         if last > end {
             parts.insert(end, part.with_length(last - end));
         }
-        if begin < address {
-            parts.insert(begin, part.with_length(address - begin));
+        if start < address {
+            parts.insert(start, part.with_length(address - start));
             break;
         }
     }

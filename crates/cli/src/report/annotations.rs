@@ -84,16 +84,16 @@ pub(super) fn position(place: &str) -> Option<(&str, u32, Option<u32>)> {
 
 impl Annotations {
     /// Prints exceeded limits on stderr, and writes the requested file. Returns whether a limit was exceeded.
-    pub(crate) fn tell(asked: Option<&Self>, checks: &[Check]) -> Result<bool, Failure> {
+    pub(crate) fn publish(requested: Option<&Self>, checks: &[Check]) -> Result<bool, Failure> {
         let found = || checks.iter().flat_map(|check| &check.found);
         for finding in found() {
-            match asked {
+            match requested {
                 // If stderr is closed, the error cannot be reported anywhere else.
                 Some(Self::Github) => _ = writeln!(io::stderr(), "{}", finding.as_github()),
                 _ => terminal::error(&finding.text),
             }
         }
-        if let Some(Self::Junit(file)) = asked {
+        if let Some(Self::Junit(file)) = requested {
             if is_another(file) {
                 let what = format!("`{}` cannot be written", file.display());
                 let cause = "it is not a report of tests, and would be lost";

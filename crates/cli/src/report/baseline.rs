@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::{
     annotations::{Check, Finding},
-    baseline_lines::{DRIVER, Line, Lines, TOGETHER, rounded},
+    baseline_lines::{DRIVER, Line, LinePeaks, TOGETHER, rounded},
     change::{Change, Limit, MARKDOWN_TITLE, MOST_ROWS, Named, escaped, signed, write_markdown_rows, write_rows},
     moved::moved,
 };
@@ -75,7 +75,7 @@ struct New {
 }
 
 impl Comparison {
-    pub(crate) fn of(file: &Path, before: &BTreeMap<String, Peak>, now: &Lines, limit: Limit) -> Self {
+    pub(crate) fn of(file: &Path, before: &BTreeMap<String, Peak>, now: &LinePeaks, limit: Limit) -> Self {
         let before: BTreeMap<&str, u64> = before
             .iter()
             .filter(|(name, _)| is_of_recording(name))
@@ -270,7 +270,7 @@ mod tests {
         let before = before.iter().map(|(name, mib)| ((*name).to_owned(), Peak(Bytes::mib(*mib)))).collect();
         let line =
             |(name, mib, least): &(&str, u64, u64)| ((*name).to_owned(), Line { bytes: mib * MIB, least: least * MIB });
-        let now = Lines { all: now.iter().map(line).collect(), ..Lines::default() };
+        let now = LinePeaks { all: now.iter().map(line).collect(), ..LinePeaks::default() };
         Comparison::of(Path::new("b.json"), &before, &now, Limit::Percent(2.0))
     }
 

@@ -28,7 +28,7 @@ pub(super) const TOGETHER: &str = "all processes together";
 
 /// The peaks of some recordings, by line name.
 #[derive(Debug, Default)]
-pub(crate) struct Lines {
+pub(crate) struct LinePeaks {
     pub(super) all: BTreeMap<String, Line>,
     /// The lines for all processes of a device whose recordings do not show how much they had at one time.
     pub(super) not_known: BTreeSet<String>,
@@ -110,14 +110,14 @@ impl Processes {
 
     /// Returns the lines. If processes have the same name, the second one becomes `train #2`. They are ordered by their commands, and those
     /// with the same command by their peaks, the highest first. A device that several processes have used has a separate line.
-    pub(crate) fn lines(self) -> Result<Lines, Failure> {
+    pub(crate) fn lines(self) -> Result<LinePeaks, Failure> {
         let Self { all: mut processes, together } = self;
         let order = |a: &Process, b: &Process| {
             (&a.name, &a.command).cmp(&(&b.name, &b.command)).then_with(|| b.peaks.cmp(&a.peaks))
         };
         processes.sort_by(order);
         let mut taken: BTreeSet<String> = processes.iter().map(|process| process.name.clone()).collect();
-        let (mut lines, mut before) = (Lines::default(), None);
+        let (mut lines, mut before) = (LinePeaks::default(), None);
         for Process { name, lines: of_process, .. } in processes {
             let own = if before.as_ref() == Some(&name) {
                 let numbered = (2..).map(|number: u64| format!("{name} #{number}"));
@@ -149,7 +149,7 @@ impl Processes {
     }
 }
 
-impl Lines {
+impl LinePeaks {
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }

@@ -28,7 +28,7 @@ use crate::{
 
 /// The options that choose a part of the tree.
 #[derive(Debug, Args)]
-pub(crate) struct Part {
+pub(crate) struct CallTreeOptions {
     /// With --calls: start at the functions, Python packages, libraries and scopes that have this in their names.
     #[arg(long, value_name = "NAME", requires = "calls")]
     inside: Option<String>,
@@ -41,7 +41,7 @@ pub(crate) struct Part {
     min: Option<Limit>,
 }
 
-impl Part {
+impl CallTreeOptions {
     /// Returns the JSON of the report.
     pub(crate) fn of(&self, history: &History) -> AllCalls {
         calls(history, self.inside.as_deref())
@@ -87,7 +87,7 @@ struct Calls {
 impl Serialize for AllCalls {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
-        struct Row<'a> {
+        struct CallRow<'a> {
             device: u32,
             bytes: i64,
             blocks: i64,
@@ -95,7 +95,7 @@ impl Serialize for AllCalls {
         }
         to.collect_seq(self.all.iter().map(|Calls { device, bytes, blocks, frames, .. }| {
             let frames = frames.iter().map(|frame| self.names[*frame].as_str()).collect();
-            Row { device: *device, bytes: *bytes, blocks: *blocks, frames }
+            CallRow { device: *device, bytes: *bytes, blocks: *blocks, frames }
         }))
     }
 }
@@ -107,10 +107,10 @@ fn calls(history: &History, inside: Option<&str>) -> AllCalls {
     let mut stacks = Numbers::<(u16, Vec<usize>)>::default();
     for held in held_at(history, Moment::Peak).iter().filter(|held| held.origin.kind.is_on_device()) {
         let stack = stack(history, held.origin, true);
-        let Some(begin) = stack.iter().position(|frame| inside.is_none_or(|inside| frame.is_named(inside))) else {
+        let Some(start) = stack.iter().position(|frame| inside.is_none_or(|inside| frame.is_named(inside))) else {
             continue;
         };
-        let frames: Vec<_> = stack[begin..].iter().map(|frame| names.of(&frame.in_words(folder))).collect();
+        let frames: Vec<_> = stack[start..].iter().map(|frame| names.of(&frame.in_words(folder))).collect();
         let at = stacks.of(&(held.device, frames));
         if at == all.len() {
             let device = history.devices[usize::from(held.device)].device.ordinal;
@@ -119,7 +119,7 @@ fn calls(history: &History, inside: Option<&str>) -> AllCalls {
                 bytes: 0,
                 blocks: 0,
                 frames: Vec::new(),
-                scopes: held.origin.path.len().saturating_sub(begin),
+                scopes: held.origin.path.len().saturating_sub(start),
                 number: held.device,
             });
         }
@@ -136,7 +136,7 @@ fn calls(history: &History, inside: Option<&str>) -> AllCalls {
 /// Without `--min`, at most this many rows are printed; JSON contains all.
 const MOST: usize = 40;
 
-pub(crate) fn write(history: &History, part: &Part, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+pub(crate) fn write(history: &History, part: &CallTreeOptions, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let inside = part.inside.as_deref();
     let AllCalls { all, names } = part.of(history);
     for (number, device) in (0_u16..).zip(&history.devices).filter(|(_, device)| device.peak_at.is_some()) {

@@ -30,13 +30,13 @@ impl FromStr for Limit {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let refused = || "write a share such as 5%, or an amount such as 100MiB".to_owned();
+        let message = || "write a share such as 5%, or an amount such as 100MiB".to_owned();
         if let Some(percent) = text.trim().strip_suffix('%') {
-            let percent: f64 = percent.trim().parse().map_err(|_| refused())?;
-            return if percent.is_finite() && percent >= 0.0 { Ok(Self::Percent(percent)) } else { Err(refused()) };
+            let percent: f64 = percent.trim().parse().map_err(|_| message())?;
+            return if percent.is_finite() && percent >= 0.0 { Ok(Self::Percent(percent)) } else { Err(message()) };
         }
         // `5` is not a size. It most likely means 5 %.
-        size(text).map(Self::Bytes).map_err(|_| refused())
+        size(text).map(Self::Bytes).map_err(|_| message())
     }
 }
 
@@ -246,15 +246,15 @@ struct Rows<'a> {
 
 impl Show for Rows<'_> {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        let figures = |named: &&Named| [named.change.before, named.change.after, named.change.bytes];
-        let amounts = Amounts::of(self.rows.iter().flat_map(figures));
+        let values = |named: &&Named| [named.change.before, named.change.after, named.change.bytes];
+        let amounts = Amounts::of(self.rows.iter().flat_map(values));
         let mut table = Table::new()
             .column(self.by, Fit::LeftCutFront)
             .amounts("before", amounts)
             .amounts("after", amounts)
             .amounts("change", amounts);
         for named in self.rows {
-            let [before, after, change] = figures(named);
+            let [before, after, change] = values(named);
             let (sign, role) = if change > 0 { ("+", Role::Less) } else { ("", Role::More) };
             let change = Cell::from(format!("{sign}{}", amounts.show(change))).role(role);
             table.row([Cell::from(named.words()), amounts.show(before).into(), amounts.show(after).into(), change]);

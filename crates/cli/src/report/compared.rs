@@ -104,12 +104,12 @@ impl Comparison {
             });
             *places.entry(number).or_default() += sum.bytes;
         }
-        let refused = overview.refused.as_ref().filter(|refused| refused.count > refused.obtained_soon);
+        let rejected = overview.rejected.as_ref().filter(|rejected| rejected.count > rejected.obtained_soon);
         self.recordings.push(Compared {
             file: overview.file.clone(),
             rank: overview.rank,
             peak: busiest.and_then(|device| device.peak_bytes),
-            out_of_memory: refused.map(|refused| refused.main.seconds),
+            out_of_memory: rejected.map(|rejected| rejected.main.seconds),
             places: places.into_iter().collect(),
         });
     }

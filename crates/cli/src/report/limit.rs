@@ -164,7 +164,7 @@ impl<'a> Judge<'a> {
             let failure = Failure::new(what, "no recording has such a place", next);
             self.push("", format!("`{place}` is a place"), vec![Finding::new(failure.to_string())]);
         }
-        let is_exceeded = Annotations::tell(self.limits.annotations.as_ref(), &self.checks)?;
+        let is_exceeded = Annotations::publish(self.limits.annotations.as_ref(), &self.checks)?;
         Ok(match is_exceeded {
             _ if !misspelt.is_empty() => Exit::Failed,
             true => Exit::LimitExceeded,
@@ -221,13 +221,13 @@ fn nearest(places: &BTreeSet<String>, place: &str) -> String {
     const MOST_COMPARED: usize = 1_000;
     const LETTERS: usize = 100;
     let end = |name: &str| name.chars().rev().take(LETTERS).collect::<String>();
-    let wanted = end(place);
+    let requested = end(place);
     let same = |a: &str, b: &str| a.chars().zip(b.chars()).take_while(|(a, b)| a == b).count();
     let mut near: Vec<_> = places.iter().map(|name| (name, end(name))).collect();
-    near.sort_by_cached_key(|(name, end)| Reverse(same(end, &wanted).max(same(name, place).min(LETTERS))));
+    near.sort_by_cached_key(|(name, end)| Reverse(same(end, &requested).max(same(name, place).min(LETTERS))));
     near.truncate(MOST_COMPARED);
     let similar = |(name, end): (&'_ String, String)| {
-        (strsim::normalized_damerau_levenshtein(&end, &wanted), shortened(name, LETTERS))
+        (strsim::normalized_damerau_levenshtein(&end, &requested), shortened(name, LETTERS))
     };
     let mut near: Vec<_> = near.into_iter().map(similar).collect();
     near.sort_by(|(a, _), (b, _)| b.total_cmp(a));

@@ -16,7 +16,7 @@ pub(crate) mod overview;
 mod place_peaks;
 pub(crate) mod places;
 pub(crate) mod ranks;
-pub(crate) mod refused;
+pub(crate) mod rejected;
 mod reserved;
 pub(crate) mod run_difference;
 pub(crate) mod summary;

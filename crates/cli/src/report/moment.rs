@@ -81,8 +81,8 @@ fn pools_at(history: &History, moment: Moment, device: &DeviceHistory) -> Option
     Some(pools.filter(|pool| !pool.is_empty()).map(|pool| PoolOverview::of(pool, false)).collect())
 }
 
-fn figures(history: &History, held: &AllHeld<'_>, moment: Option<Moment>) -> Vec<DeviceMoment> {
-    let figures = held.iter().zip(&history.devices).map(|(held, device)| {
+fn device_moments(history: &History, held: &AllHeld<'_>, moment: Option<Moment>) -> Vec<DeviceMoment> {
+    let device_moments = held.iter().zip(&history.devices).map(|(held, device)| {
         let besides = held.as_ref().map(|held| &*held.besides);
         let held = held.as_ref().map(|held| &*held.on_device);
         let kinds = |held| sums_by(held, |origin| origin.kind.name().to_owned());
@@ -100,15 +100,15 @@ fn figures(history: &History, held: &AllHeld<'_>, moment: Option<Moment>) -> Vec
             pools: moment.and_then(|moment| pools_at(history, moment, device)),
         }
     });
-    figures.collect()
+    device_moments.collect()
 }
 
 pub(crate) fn at(history: &History, moment: Moment) -> Vec<DeviceMoment> {
-    figures(history, &held_at(history, moment), Some(moment))
+    device_moments(history, &held_at(history, moment), Some(moment))
 }
 
 pub(crate) fn between(history: &History, from: Moment, to: Moment) -> Vec<DeviceMoment> {
-    figures(history, &held_between(history, from, to), None)
+    device_moments(history, &held_between(history, from, to), None)
 }
 
 /// Returns the time of a moment as text. It is the time for the first device that was used.
@@ -125,8 +125,8 @@ fn time(history: &History, moment: Moment, change: Option<u32>) -> String {
         Moment::End => format!("the end, after {}", in_words(history.end)),
         Moment::Oom => history.oom().map_or_else(
             || moment.to_string(),
-            |refused| {
-                let (bytes, at) = (Bytes::new(refused.bytes), in_words(Duration::from_nanos(refused.time)));
+            |rejected| {
+                let (bytes, at) = (Bytes::new(rejected.bytes), in_words(Duration::from_nanos(rejected.time)));
                 format!("the rejected allocation of {bytes}, after {at}")
             },
         ),

@@ -13,7 +13,7 @@ use gpumem_core::{
 use serde::Serialize;
 
 use super::{
-    refused::Refused,
+    rejected::Rejections,
     sums::{PlaceSum, place_sums, shared_sums},
     tensors::{TensorMoment, TensorsOverview},
     text::percent,
@@ -44,7 +44,8 @@ pub(crate) struct Overview {
     pub(crate) frees: Option<u64>,
     pub(crate) sources: Vec<SourceOverview>,
     /// `None` if the driver rejected no allocation.
-    pub(crate) refused: Option<Refused>,
+    #[serde(rename = "refused")]
+    pub(crate) rejected: Option<Rejections>,
     pub(crate) devices: Vec<DeviceOverview>,
     /// PyTorch's tensors, if `--torch` was given.
     pub(crate) torch: Option<TensorsOverview>,
@@ -335,7 +336,7 @@ impl Overview {
                 .into_iter()
                 .map(|(source, library)| SourceOverview { source: source.name(), library: library.to_owned() })
                 .collect(),
-            refused: Refused::of(history),
+            rejected: Rejections::of(history),
             devices,
             torch: TensorsOverview::of(history),
             not_freed: NotFreed::of(&leaks, history.has_only_peaks()),

@@ -17,7 +17,7 @@ use crate::history::{History, Moment, OriginSum};
 
 /// One place, over the whole recording.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct PlaceFigures {
+pub(crate) struct PlaceStats {
     pub(crate) scope: Vec<String>,
     #[serde(rename = "place")]
     pub(crate) name: String,
@@ -35,15 +35,15 @@ pub(crate) struct PlaceFigures {
 }
 
 /// Returns the places of a recording, those with the most at the peak first.
-pub(crate) fn places<'a>(history: &'a History) -> Vec<PlaceFigures> {
-    let mut places: Vec<PlaceFigures> = Vec::new();
+pub(crate) fn places<'a>(history: &'a History) -> Vec<PlaceStats> {
+    let mut places: Vec<PlaceStats> = Vec::new();
     let mut known = HashMap::new();
     let is_whole = !history.has_only_peaks();
-    let mut of = |held: &OriginSum<'a>, add: &dyn Fn(&mut PlaceFigures)| {
+    let mut of = |held: &OriginSum<'a>, add: &dyn Fn(&mut PlaceStats)| {
         let origin = held.origin;
         let key = (held.device, &origin.path, origin.place(), &origin.caller, origin.kind);
         let at = *known.entry(key).or_insert_with(|| {
-            places.push(PlaceFigures {
+            places.push(PlaceStats {
                 scope: origin.path.clone(),
                 name: origin.place(),
                 caller: origin.caller.clone(),
@@ -54,7 +54,7 @@ pub(crate) fn places<'a>(history: &'a History) -> Vec<PlaceFigures> {
                 at_peak_blocks: history.has_kind_at(origin.kind, Moment::Peak).then_some(0),
                 allocated_bytes: is_whole.then_some(0),
                 allocations: is_whole.then_some(0),
-                ..PlaceFigures::default()
+                ..PlaceStats::default()
             });
             places.len() - 1
         });
@@ -76,7 +76,7 @@ pub(crate) fn places<'a>(history: &'a History) -> Vec<PlaceFigures> {
         of(held, &|place| place.live_at_end_bytes += held.bytes);
     }
     places.sort_by(|a, b| {
-        let order = |place: &PlaceFigures| (Reverse(place.at_peak_bytes), Reverse(place.allocated_bytes));
+        let order = |place: &PlaceStats| (Reverse(place.at_peak_bytes), Reverse(place.allocated_bytes));
         order(a).cmp(&order(b)).then_with(|| (&a.scope, &a.name).cmp(&(&b.scope, &b.name)))
     });
     places
@@ -87,18 +87,18 @@ fn add_to(sum: &mut Option<i64>, more: i64) {
 }
 
 /// Adds up the places of scopes whose names differ only in numbers, if there are many.
-fn grouped(places: Vec<PlaceFigures>) -> Vec<PlaceFigures> {
+fn grouped(places: Vec<PlaceStats>) -> Vec<PlaceStats> {
     let names = SharedNames::of(places.iter().map(|place| &*place.scope));
     if !names.has_any() {
         return places;
     }
-    let (mut rows, mut known) = (Vec::<PlaceFigures>::new(), HashMap::new());
+    let (mut rows, mut known) = (Vec::<PlaceStats>::new(), HashMap::new());
     for place in &places {
         let scope = names.path(&place.scope).into_owned();
         let key = (place.device, scope.clone(), &place.name, &place.caller, place.kind);
         let at = *known.entry(key).or_insert(rows.len());
         let Some(row) = rows.get_mut(at) else {
-            rows.push(PlaceFigures { scope, ..place.clone() });
+            rows.push(PlaceStats { scope, ..place.clone() });
             continue;
         };
         // If a value of one place is not known, the sum is not known either.
@@ -125,23 +125,23 @@ pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io:
     if places.is_empty() {
         return writeln!(out, "nothing was allocated");
     }
-    writeln!(out, "{}", InPaint(&PlaceFiguresTable(&places[..places.len().min(MOST)]), paint))?;
+    writeln!(out, "{}", InPaint(&PlaceStatsTable(&places[..places.len().min(MOST)]), paint))?;
     if places.len() > MOST {
         writeln!(out, "({} more places; --json lists all)", places.len() - MOST)?;
     }
     Ok(())
 }
 
-struct PlaceFiguresTable<'a>(&'a [PlaceFigures]);
+struct PlaceStatsTable<'a>(&'a [PlaceStats]);
 
-impl Show for PlaceFiguresTable<'_> {
+impl Show for PlaceStatsTable<'_> {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let in_use = Amounts::of(
             self.0.iter().flat_map(|place| place.at_peak_bytes.into_iter().chain([place.live_at_end_bytes])),
         );
         let total = in_use.for_others(self.0.iter().filter_map(|place| place.allocated_bytes));
         let highest = self.0.iter().filter_map(|place| place.at_peak_bytes).max().unwrap_or(0);
-        let known = |figure: Option<i64>, show: &dyn Fn(i64) -> String| figure.map_or_else(|| "?".to_owned(), show);
+        let known = |value: Option<i64>, show: &dyn Fn(i64) -> String| value.map_or_else(|| "?".to_owned(), show);
         let mut table = Table::new()
             .column("scope: place", Fit::LeftCutFront)
             .column("kind", Fit::Left)

@@ -15,7 +15,7 @@ use super::{
     change::signed,
     compared::{ComparedPlace, Comparison, headings, most},
     overview::{DeviceOverview, Overview},
-    refused::Refused,
+    rejected::Rejections,
 };
 use crate::history::in_words;
 
@@ -28,11 +28,11 @@ pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -
     let comparison = Comparison::of(overviews);
     let names = comparison.names();
     for (overview, name) in overviews.iter().zip(&names) {
-        for line in overview.refused.iter().flat_map(Refused::in_words) {
+        for line in overview.rejected.iter().flat_map(Rejections::in_words) {
             writeln!(out, "{}", paint.on(Role::Alarm, format!("{name}: {line}")))?;
         }
     }
-    if overviews.iter().any(|overview| overview.refused.is_some()) {
+    if overviews.iter().any(|overview| overview.rejected.is_some()) {
         writeln!(out)?;
     }
     writeln!(out, "{}", paint.on(Role::Heading, format!("{} recordings, the peak of each", overviews.len())))?;
@@ -88,13 +88,13 @@ impl Show for Peaks<'_> {
                 used.into_iter().map(move |device| (name, overview, device))
             })
             .collect();
-        let figures =
+        let values =
             |device: &&DeviceOverview| [signed(device.peak_bytes.unwrap_or(0)), signed(device.live_at_end_bytes)];
         let tensors = |overview: &Overview, device: &DeviceOverview| overview.tensors_peak(device.device);
         let has_tensors =
             rows.iter().any(|(_, overview, device)| device.is_some_and(|device| tensors(overview, device).is_some()));
-        let amounts = Amounts::of(rows.iter().filter_map(|(_, _, device)| device.as_ref()).flat_map(figures));
-        let highest = rows.iter().filter_map(|(_, _, device)| device.as_ref()).map(|device| figures(device)[0]).max();
+        let amounts = Amounts::of(rows.iter().filter_map(|(_, _, device)| device.as_ref()).flat_map(values));
+        let highest = rows.iter().filter_map(|(_, _, device)| device.as_ref()).map(|device| values(device)[0]).max();
         let mut table = Table::new()
             .column("recording", Fit::LeftCutFront)
             .column("device", Fit::Right)
@@ -111,7 +111,7 @@ impl Show for Peaks<'_> {
                 table.note(1, if is_unknown(overview) { "the peak is not known" } else { "nothing was allocated" });
                 continue;
             };
-            let [peak, end] = figures(device);
+            let [peak, end] = values(device);
             let at = in_words(Duration::from_secs_f64(device.peak_seconds.unwrap_or(0.0)));
             let ordinal = device.device.to_string();
             let cells = [(*name).clone(), ordinal, amounts.show(peak), at, amounts.show(end)].map(Cell::from);
@@ -140,8 +140,8 @@ impl Show for RankPlaces<'_> {
                 table = table.amounts(&name, amounts);
             }
             for place in self.places {
-                let figures = place.bytes.iter().map(|bytes| Cell::from(amounts.show(*bytes)));
-                table.row([Cell::from(&place.name)].into_iter().chain(figures));
+                let values = place.bytes.iter().map(|bytes| Cell::from(amounts.show(*bytes)));
+                table.row([Cell::from(&place.name)].into_iter().chain(values));
             }
         } else {
             let names = headings(self.names, 20);

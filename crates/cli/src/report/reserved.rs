@@ -67,7 +67,7 @@ pub(crate) struct AllocatorSums {
     /// The lines whose tensors keep partly unused segments, the most bytes first.
     pub(crate) kept_by: Vec<Keeper>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) segments: Option<Vec<SegmentFigures>>,
+    pub(crate) segments: Option<Vec<SegmentContent>>,
     /// The number of segments that contain both tensors and unused room, outside of private pools.
     #[serde(skip)]
     partly_used: u64,
@@ -97,7 +97,7 @@ pub(crate) struct Keeper {
 
 /// A segment at one moment, for JSON.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct SegmentFigures {
+pub(crate) struct SegmentContent {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) stream: u64,
@@ -105,12 +105,12 @@ pub(crate) struct SegmentFigures {
     /// not known.
     pub(crate) pool: Option<u16>,
     pub(crate) used_bytes: u64,
-    pub(crate) blocks: Vec<BlockFigures>,
+    pub(crate) blocks: Vec<SegmentBlock>,
 }
 
 /// A tensor in a segment. The room between two of them is unused.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct BlockFigures {
+pub(crate) struct SegmentBlock {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) requested_bytes: u64,
@@ -174,7 +174,7 @@ impl AllocatorSums {
                 keep(&mut keepers, tensors, &pieces, segment.bytes - used);
             }
             if has_segments {
-                listed.push(SegmentFigures::of(tensors, &segment, &pieces, used));
+                listed.push(SegmentContent::of(tensors, &segment, &pieces, used));
             }
         }
         for tensor in state.tensors.values() {
@@ -295,7 +295,7 @@ impl AllocatorSums {
 
     /// Draws the largest segments with unused room.
     pub(super) fn write_segments(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-        let has_room = |segment: &&SegmentFigures| segment.used_bytes < segment.bytes;
+        let has_room = |segment: &&SegmentContent| segment.used_bytes < segment.bytes;
         let mut largest: Vec<_> = self.segments.iter().flatten().filter(has_room).collect();
         largest.sort_by_key(|segment| Reverse(segment.bytes));
         let count = largest.len();
@@ -379,12 +379,12 @@ impl Keeper {
     }
 }
 
-impl SegmentFigures {
+impl SegmentContent {
     fn of(tensors: &Tensors, segment: &Segment, pieces: &[Piece<'_>], used_bytes: u64) -> Self {
         let block = |piece: &Piece<'_>| {
             let tensor = piece.tensor?;
             let (origin, class) = known(tensors, tensor);
-            Some(BlockFigures {
+            Some(SegmentBlock {
                 address: piece.address,
                 bytes: piece.bytes,
                 requested_bytes: tensor.requested,
@@ -451,7 +451,7 @@ mod tests {
             pool: of,
         };
         let device = Device { family: Family::Cuda, ordinal: 0 };
-        let about = AllocatorDevice { device, older: 0, known_from: None, said: None };
+        let about = AllocatorDevice { device, older: 0, known_from: None, reported: None };
         let steps = steps.iter().map(step).collect();
         let history = TensorHistory::new(about, steps, is_expandable);
         let origin = |line: &str, module: &str| {
@@ -524,9 +524,9 @@ mod tests {
             ]
         );
         let reasons = all.reasons(false, mib());
-        let begins =
+        let prefixes =
             ["a request of at most 30 MiB without a new segment: 65 MiB are unused, in 6 pieces", "30 MiB of it may"];
-        assert!(begins.iter().zip(&reasons).all(|(begin, (_, text))| text.starts_with(begin)), "{reasons:?}");
+        assert!(prefixes.iter().zip(&reasons).all(|(prefix, (_, text))| text.starts_with(prefix)), "{reasons:?}");
         assert_eq!(reasons.len(), 4, "three segments are not many: {reasons:?}");
         // A request of another stream gets other memory.
         let (other, _) = reserved(false, &[&steps[..14], &[(OutOfMemory, 0, 0, 7, 0)]].concat());

@@ -124,11 +124,11 @@ impl RankPeak {
     fn words(&self) -> String {
         const MOST: usize = 40;
         let simulated = if self.simulated { "simulated " } else { "" };
-        let whose = match self.rank {
+        let process = match self.rank {
             Some(rank) => format!("rank {rank}"),
             None => shortened_command(&self.command.join(" "), MOST),
         };
-        format!("{whose}, {simulated}device {}", self.device)
+        format!("{process}, {simulated}device {}", self.device)
     }
 
     /// Returns whether this is the same peak in another run, where the process has another id.

@@ -16,7 +16,7 @@ use gpumem_core::{
 use super::{
     overview::{DeviceOverview, Overview},
     ranks,
-    refused::Refused,
+    rejected::Rejections,
     sums::PlaceSum,
     tensors::{self, TensorsOverview},
     text::{percent, shares, unit_of},
@@ -32,20 +32,20 @@ pub(crate) fn write_all(overviews: &[Overview], out: &mut dyn Write, paint: Pain
 }
 
 /// Writes about failed allocations. Most users run the command because memory ran out, so this part comes first.
-fn write_refused(refused: &Refused, overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+fn write_rejected(rejected: &Rejections, overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let mut alarm = |line: &str| writeln!(out, "{}", paint.on(Role::Alarm, line));
-    refused.in_words().iter().try_for_each(|line| alarm(line))?;
-    if refused.is_live_known {
+    rejected.in_words().iter().try_for_each(|line| alarm(line))?;
+    if rejected.is_live_known {
         alarm(&format!("The memory at that time: `gpumem report --at oom {}`", overview.file))?;
     }
-    let mut lines = overview.torch.iter().flat_map(TensorsOverview::refusal_in_words);
+    let mut lines = overview.torch.iter().flat_map(TensorsOverview::rejection_in_words);
     lines.try_for_each(|(name, text)| tensors::line(out, paint, name, &text))?;
     writeln!(out)
 }
 
 fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    if let Some(refused) = &overview.refused {
-        write_refused(refused, overview, out, paint)?;
+    if let Some(rejected) = &overview.rejected {
+        write_rejected(rejected, overview, out, paint)?;
     }
     let Overview { file, command, pid, seconds, cards, allocations, frees, sources, devices, torch, leaks, .. } =
         overview;

@@ -20,7 +20,7 @@ use super::{
     text::{Bars, unit_of},
 };
 use crate::history::{
-    History, Moment, Refusal, in_words,
+    History, Moment, RejectedRequest, in_words,
     tensors::{AllocatorState, TensorHistory, Tensors},
 };
 
@@ -53,9 +53,11 @@ pub(crate) struct DeviceTensors {
     pub(crate) at_device_peak: Option<TensorMoment>,
     pub(crate) at_end: Option<TensorMoment>,
     /// The moment of the main failed allocation.
-    pub(crate) at_refusal: Option<TensorMoment>,
+    #[serde(rename = "at_refusal")]
+    pub(crate) at_rejection: Option<TensorMoment>,
     /// The statistics of the allocator at the end.
-    pub(crate) said: Option<Said>,
+    #[serde(rename = "said")]
+    pub(crate) reported: Option<ReportedMemory>,
     /// The sentence about tensors that are in no segment, unless other contradictions are known.
     #[serde(skip)]
     outside: Option<String>,
@@ -63,7 +65,7 @@ pub(crate) struct DeviceTensors {
 
 /// The values of `torch.cuda.memory_allocated()` and similar functions, in bytes.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Said {
+pub(crate) struct ReportedMemory {
     pub(crate) memory_allocated: u64,
     pub(crate) max_memory_allocated: u64,
     pub(crate) memory_reserved: u64,
@@ -161,14 +163,14 @@ impl TensorsOverview {
         };
         let missing = [not_recorded("tensors", missing), not_recorded("modules", missing_modules)];
         let mut lines: Vec<_> = missing.into_iter().flatten().collect();
-        for DeviceTensors { device, known_from_seconds, peak, at_end, said, outside, .. } in devices {
+        for DeviceTensors { device, known_from_seconds, peak, at_end, reported, outside, .. } in devices {
             lines.extend(outside.clone());
-            let Some(said) = said else { continue };
+            let Some(reported) = reported else { continue };
             let [most, end] = [peak, at_end].map(|moment| moment.as_ref().map_or(0, |moment| moment.allocated_bytes));
             if let Some(from) = known_from_seconds {
                 let from = in_words(Duration::from_secs_f64(*from));
-                let before = if said.max_memory_allocated > most {
-                    format!(" Before, they had {}.", Bytes::new(said.max_memory_allocated))
+                let before = if reported.max_memory_allocated > most {
+                    format!(" Before, they had {}.", Bytes::new(reported.max_memory_allocated))
                 } else {
                     String::new()
                 };
@@ -177,11 +179,12 @@ impl TensorsOverview {
                 ));
             }
             // The program may have reset PyTorch's own maximum, but it cannot reset this one.
-            if end != said.memory_allocated || known_from_seconds.is_none() && most < said.max_memory_allocated {
+            if end != reported.memory_allocated || known_from_seconds.is_none() && most < reported.max_memory_allocated
+            {
                 lines.push(format!(
                     "PyTorch contradicts its history on device {device}: tensors {} at the end and {} at most, by the history {} and {}. Numbers may be wrong.",
-                    Bytes::new(said.memory_allocated),
-                    Bytes::new(said.max_memory_allocated),
+                    Bytes::new(reported.memory_allocated),
+                    Bytes::new(reported.max_memory_allocated),
                     Bytes::new(end),
                     Bytes::new(most)
                 ));
@@ -192,8 +195,8 @@ impl TensorsOverview {
 
     /// Describes PyTorch's memory at the moment when the driver rejected an allocation, and why a part of it was
     /// unused. Each line has a name.
-    pub(crate) fn refusal_in_words(&self) -> Vec<(&'static str, String)> {
-        let moments = self.devices.iter().filter_map(|device| device.at_refusal.as_ref());
+    pub(crate) fn rejection_in_words(&self) -> Vec<(&'static str, String)> {
+        let moments = self.devices.iter().filter_map(|device| device.at_rejection.as_ref());
         let lines = moments.flat_map(|moment| {
             let sum = format!("{} had {}", self.allocator, moment.segments_in_words());
             [("reserved", sum)].into_iter().chain(moment.reasons())
@@ -228,7 +231,7 @@ impl TensorsOverview {
             line(out, paint, "at peak", &format!("of the device, after {at}: {}", most.segments_in_words()))?;
         }
         // The report of the failed allocation comes first and has already shown this.
-        if of_device.at_refusal.is_none() {
+        if of_device.at_rejection.is_none() {
             most.write_reasons(out, paint)?;
         }
         Ok(true)
@@ -258,12 +261,13 @@ impl DeviceTensors {
             peak,
             at_device_peak: window.map(|(from, to)| moment(tensors.most_between(from, to))),
             at_end,
-            at_refusal: refusal_on(history, tensors).map(|refusal| moment(tensors.steps_at_refusal(refusal.time))),
-            said: about.said.map(|said| Said {
-                memory_allocated: said.allocated.get(),
-                max_memory_allocated: said.allocated_high.get(),
-                memory_reserved: said.reserved.get(),
-                max_memory_reserved: said.reserved_high.get(),
+            at_rejection: rejection_on(history, tensors)
+                .map(|rejection| moment(tensors.steps_at_rejection(rejection.time))),
+            reported: about.reported.map(|reported| ReportedMemory {
+                memory_allocated: reported.allocated.get(),
+                max_memory_allocated: reported.allocated_high.get(),
+                memory_reserved: reported.reserved.get(),
+                max_memory_reserved: reported.reserved_high.get(),
             }),
             outside,
         }
@@ -271,11 +275,11 @@ impl DeviceTensors {
 }
 
 /// Returns the main failed allocation, if it was on this device and the allocator's memory at that moment is known.
-fn refusal_on<'a>(history: &'a History, tensors: &TensorHistory) -> Option<&'a Refusal> {
-    let refusal = history.oom().filter(|refusal| !refusal.was_obtained)?;
-    let device = history.devices.get(usize::from(refusal.device?))?.device;
-    let is_known = tensors.known_from().is_none_or(|from| from <= refusal.time);
-    (device == tensors.about.device && is_known && !tensors.steps.is_empty()).then_some(refusal)
+fn rejection_on<'a>(history: &'a History, tensors: &TensorHistory) -> Option<&'a RejectedRequest> {
+    let rejection = history.oom().filter(|rejection| !rejection.was_obtained)?;
+    let device = history.devices.get(usize::from(rejection.device?))?.device;
+    let is_known = tensors.known_from().is_none_or(|from| from <= rejection.time);
+    (device == tensors.about.device && is_known && !tensors.steps.is_empty()).then_some(rejection)
 }
 
 /// Returns the objects that refer to tensors at the end, the largest tensor first.
@@ -284,8 +288,8 @@ fn held(history: &History, tensors: &TensorHistory, state: &AllocatorState) -> V
     let mut held: Vec<_> = holders
         .filter(|holder| holder.device == tensors.about.device)
         .filter_map(|holder| {
-            let (begin, tensor) = state.tensors.range(..=holder.address).next_back()?;
-            let is_inside = holder.address - begin < tensor.bytes;
+            let (start, tensor) = state.tensors.range(..=holder.address).next_back()?;
+            let is_inside = holder.address - start < tensor.bytes;
             is_inside.then(|| HeldTensor { bytes: tensor.bytes, by: holder.holder.clone() })
         })
         .collect();
@@ -329,7 +333,7 @@ pub(crate) fn at(history: &History, moment: Moment, has_segments: bool) -> Optio
             Moment::Time(time) => [time.as_nanos().try_into().unwrap_or(u64::MAX); 2].into(),
         };
         let steps = match moment {
-            Moment::Oom => refusal_on(history, tensors).map(|refusal| tensors.steps_at_refusal(refusal.time)),
+            Moment::Oom => rejection_on(history, tensors).map(|rejection| tensors.steps_at_rejection(rejection.time)),
             _ => None,
         };
         let steps = steps.unwrap_or_else(|| tensors.most_between(window.0, window.1));

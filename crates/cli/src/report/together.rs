@@ -261,14 +261,14 @@ impl Highest {
 /// have ended, in nanoseconds since 1970.
 fn steps_of(number: usize, process: &Process, of: Of<'_>, steps: &mut Vec<Step>) -> Result<Range<u64>, Failure> {
     let history = History::read(&process.file)?;
-    let began = nanos(history.definitions().process().began);
+    let started = nanos(history.definitions().process().started);
     let mut step = |time: u64, delta| {
-        let time = began.saturating_add(time);
+        let time = started.saturating_add(time);
         steps.push(Step { time, delta, process: number });
     };
     let end = history.end_nanos();
     let within = history.definitions().ended().map_or(0, |ended| nanos(ended.within));
-    let ends = began.saturating_add(end.saturating_sub(within))..began.saturating_add(end);
+    let ends = started.saturating_add(end.saturating_sub(within))..started.saturating_add(end);
     if process.is_timeless(of) {
         let highest = signed(process.highest(of));
         step(0, highest);

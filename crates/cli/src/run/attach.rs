@@ -16,7 +16,7 @@ use std::{
 
 use gpumem_inject::variable;
 
-use super::{Recorded, control, destination, library};
+use super::{RecordingOptions, control, destination, library};
 use crate::{failure::Failure, recording, terminal};
 
 /// The code for the interpreter that reaches the program.
@@ -33,13 +33,13 @@ const DORMANT: &str =
 const OLDEST: (u32, u32) = (3, 14);
 
 /// Starts to record a process. Returns the file of the recording. Without `output`, it is in the current folder.
-pub(crate) fn attach(pid: u32, output: Option<PathBuf>, recorded: &Recorded) -> Result<String, Failure> {
+pub(crate) fn attach(pid: u32, output: Option<PathBuf>, recorded: &RecordingOptions) -> Result<String, Failure> {
     let what = format!("process {pid}");
     let failed = |error: io::Error| Failure::new(&what, error, "");
     let folder = control::folder().map_err(failed)?;
     // The library is already loaded in the process and waits.
     if control::socket(&folder, pid).exists() {
-        return begin(pid);
+        return start(pid);
     }
     let process = Target::new(pid).map_err(|AttachError { cause, next }| Failure::new(&what, cause, next))?;
     let library = library::unpacked().map_err(|error| Failure::new("the library", error, ""))?;
@@ -78,10 +78,10 @@ pub(crate) fn attach(pid: u32, output: Option<PathBuf>, recorded: &Recorded) -> 
     if !text.is_empty() {
         return Err(Failure::new(what, text, ""));
     }
-    begin(pid)
+    start(pid)
 }
 
-fn begin(pid: u32) -> Result<String, Failure> {
+fn start(pid: u32) -> Result<String, Failure> {
     let file = control::send(pid, variable::START)?;
     // No command waits for the end of the program, so the next report completes the recording.
     _ = fs::File::create(recording::unattended_marker(Path::new(&file)));
@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn who_lets_nobody_attach_is_named() {
         let cause = |environment: &[&str], arguments: &[&str]| {
-            check_switches(&texts(environment), &texts(arguments)).err().map(|refusal| refusal.cause)
+            check_switches(&texts(environment), &texts(arguments)).err().map(|error| error.cause)
         };
         assert_eq!(cause(&["A=b", "PYTHON_DISABLE_REMOTE_DEBUG="], &["python3", "x.py"]), None);
         let by_variable = cause(&["PYTHON_DISABLE_REMOTE_DEBUG=1"], &[]).unwrap();

@@ -39,28 +39,28 @@ impl Destination {
         program: &OsStr,
         arguments: &[OsString],
     ) -> Result<Self, (PathBuf, io::Error)> {
-        let asked = output.map(Path::to_owned);
-        let names: &mut dyn Iterator<Item = PathBuf> = match &asked {
-            Some(asked) => &mut [asked.clone(), with_number(asked, &process::id().to_string())].into_iter(),
+        let requested = output.map(Path::to_owned);
+        let names: &mut dyn Iterator<Item = PathBuf> = match &requested {
+            Some(requested) => &mut [requested.clone(), with_number(requested, &process::id().to_string())].into_iter(),
             None => &mut free_names(program, arguments),
         };
         for (at, name) in names.enumerate() {
             let file = env::current_dir().map(|folder| folder.join(&name)).map_err(|error| (name, error))?;
-            let refused =
+            let rejected =
                 why_not_replaceable(&file).map(|why| io::Error::other(format!("{why}; give another --output")));
             let lock = || LockFile::try_new(&lock_file(&file, "lock")).map_err(|error| of_folder(&file, error));
-            let claim = refused.map_or_else(lock, Err);
+            let claim = rejected.map_or_else(lock, Err);
             let Some(claim) = claim.map_err(|error| (file.clone(), error))? else { continue };
             // Another run, which has ended in the meantime, used the name.
-            if asked.is_none() && file.exists() {
+            if requested.is_none() && file.exists() {
                 continue;
             }
-            let instead_of = asked.filter(|_| at > 0);
+            let instead_of = requested.filter(|_| at > 0);
             let mut destination = Self { file, older: Vec::new(), instead_of, claim: Some(claim) };
             destination.older = destination.of_processes();
             return Ok(destination);
         }
-        let file = asked.unwrap_or_else(|| env::current_dir().unwrap_or_default());
+        let file = requested.unwrap_or_else(|| env::current_dir().unwrap_or_default());
         Err((file, io::Error::other("no name is free; give another --output")))
     }
 

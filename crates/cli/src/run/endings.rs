@@ -16,7 +16,7 @@ const LATEST: Duration = Duration::from_secs(60);
 
 /// Tells all exporters about the recordings of a run that has ended. An exporter that does not accept the message at
 /// once does not get it.
-pub(super) fn tell(recordings: &[PathBuf]) {
+pub(super) fn notify(recordings: &[PathBuf]) {
     let is_new = |path: &&PathBuf| {
         // Some file systems do not know when a file was created.
         let created = path.metadata().and_then(|known| known.created().or_else(|_| known.modified()));
@@ -29,7 +29,7 @@ pub(super) fn tell(recordings: &[PathBuf]) {
     let message = paths.join(&0);
     for name in exporters() {
         // The exporter may have ended since, or be stopped.
-        _ = tell_one(&name, &message);
+        _ = notify_one(&name, &message);
     }
 }
 
@@ -44,7 +44,7 @@ fn exporters() -> Vec<String> {
     names
 }
 
-fn tell_one(name: &str, message: &[u8]) -> io::Result<()> {
+fn notify_one(name: &str, message: &[u8]) -> io::Result<()> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
@@ -69,7 +69,7 @@ mod listen {
         time::Instant,
     };
 
-    use gpumem_recording::Beginning;
+    use gpumem_recording::FileStart;
 
     use super::{Duration, NAME, OsStrExt, PathBuf, io};
     use crate::{files::open_to_read, machine};
@@ -92,7 +92,7 @@ mod listen {
     pub(crate) fn listen(take: impl Fn(Ending) + Send + 'static) -> io::Result<()> {
         let own = process::id();
         // Containers may share the network and have processes of the same id.
-        let name = format!("{NAME}{own}-{}", machine::began(own).unwrap_or_default());
+        let name = format!("{NAME}{own}-{}", machine::start_time(own).unwrap_or_default());
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
         let serve = move || {
             for stream in listener.incoming().flatten() {
@@ -112,7 +112,7 @@ mod listen {
         // No user can make an exporter of root read a file of another user.
         let ending = |path: &Path| {
             let file = open_to_read(path).ok()?;
-            let Beginning { recording, pid, .. } = Beginning::read(&file)
+            let FileStart { recording, pid, .. } = FileStart::read(&file)
                 .ok()
                 .filter(|_| from.is_root() || file.metadata().is_ok_and(|of| of.uid() == from.as_raw()))?;
             Some(Ending { path: path.to_owned(), recording: recording?, pid })

@@ -7,10 +7,10 @@ pub(crate) mod control;
 mod destination;
 pub(crate) mod endings;
 mod finish;
+mod forwarding_library;
 mod library;
 mod nvml;
 mod options;
-mod passing;
 mod program;
 mod runtime;
 
@@ -26,7 +26,7 @@ use gpumem_core::export::Role;
 use gpumem_driver::{ring_memory::RingPages, source::machine::cuda_devices};
 use gpumem_inject::variable;
 
-pub(crate) use self::options::{Recorded, RunOptions};
+pub(crate) use self::options::{RecordingOptions, RunOptions};
 use self::{
     closings::Closings,
     destination::Destination,
@@ -78,7 +78,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
     let mut judge = Judge::new(&options.limits);
     if let Some(destination) = destination.filter(|_| ended.has_started) {
         let finished = working("completing the recordings", || finish(&destination, closings.as_deref(), is_dormant));
-        endings::tell(&finished.recordings);
+        endings::notify(&finished.recordings);
         explain(&finished, &destination, options);
         for path in &finished.unfinished {
             judge.unknown(path, &"its process is still running");
@@ -114,9 +114,9 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
     let runs_on = if cards.are_replaced() { "" } else { runs_on };
     let destination = Destination::new(output.as_deref(), &command[0], &command[1..])
         .map_err(|(path, error)| Failure::new(format_args!("cannot record to `{}`", path.display()), error, runs_on))?;
-    if let Some(asked) = &destination.instead_of {
-        let (asked, file) = (asked.display(), destination.file().display());
-        terminal::error(&format_args!("another `gpumem run` records to `{asked}`; this one records to `{file}`"));
+    if let Some(requested) = &destination.instead_of {
+        let (requested, file) = (requested.display(), destination.file().display());
+        terminal::error(&format_args!("another `gpumem run` records to `{requested}`; this one records to `{file}`"));
     }
     let library = library::unpacked().map_err(|error| Failure::new("the injected library", error, runs_on))?;
     if *dormant {

@@ -17,7 +17,7 @@ use gpumem_driver::source::machine::{cuda_devices, nvml_file};
 use gpumem_inject::variable;
 use object::{Object, ObjectSymbol};
 
-use super::{library, passing::Passing, program::Program};
+use super::{forwarding_library::ForwardingLibrary, library, program::Program};
 
 const NAME: &str = "libnvidia-ml.so.1";
 
@@ -45,7 +45,7 @@ fn folder(injected: &Path, real: &Path, all: bool) -> io::Result<PathBuf> {
     let defined = file.dynamic_symbols().filter(ObjectSymbol::is_definition);
     let names: Vec<_> = defined.filter_map(|symbol| symbol.name().ok()).filter(is_replaced).collect();
     let real = real.as_os_str().as_bytes();
-    let library = Passing {
+    let library = ForwardingLibrary {
         name: NAME,
         needed: &[injected.as_os_str().as_bytes(), real],
         functions: &names.iter().map(|name| (*name, [name.as_bytes(), b" ", real].concat())).collect::<Vec<_>>(),

@@ -21,7 +21,7 @@ pub(crate) struct RunOptions {
     #[arg(short, long, value_name = "FILE", value_parser = recording())]
     pub(super) output: Option<PathBuf>,
     #[command(flatten)]
-    pub(super) recorded: Recorded,
+    pub(super) recorded: RecordingOptions,
     /// Record nothing until `gpumem start PID`.
     #[arg(long, conflicts_with = "limits")]
     pub(super) dormant: bool,
@@ -107,7 +107,7 @@ const LIVE: Bytes = Bytes::mib(16);
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("tensors").args(["torch", "modules"]).multiple(true)))]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
-pub(crate) struct Recorded {
+pub(crate) struct RecordingOptions {
     /// The stacks that are recorded for allocations of 1 MiB or more. For smaller ones, only the library is recorded.
     #[arg(long, value_enum, default_value_t = Stacks::Python)]
     stacks: Stacks,
@@ -136,7 +136,7 @@ pub(crate) struct Recorded {
     torch_events: u64,
 }
 
-impl Recorded {
+impl RecordingOptions {
     /// Returns whether PyTorch's tensors are recorded.
     pub(super) fn has_torch(&self) -> bool {
         self.torch || self.modules
@@ -146,7 +146,7 @@ impl Recorded {
     pub(super) fn options(&self, cards: Option<options::Cards>) -> Options {
         let keep = match self.max_size.or_else(|| self.live.then_some(LIVE)) {
             _ if self.only_peak => Keep::Peaks,
-            Some(size) => Keep::Newest(size.get()),
+            Some(size) => Keep::Latest(size.get()),
             None => Keep::All,
         };
         let torch = self.has_torch().then_some(Torch { events: self.torch_events, modules: self.modules });

@@ -122,9 +122,9 @@ impl Forwarder {
     fn new() -> Self {
         // The program must ignore the signals that this process ignores (`nohup`). A handler here would prevent that.
         let ignored = ignored_signals();
-        let wanted = SIGNALS.iter().filter(|signal| ignored & (1 << (**signal - 1)) == 0);
+        let requested = SIGNALS.iter().filter(|signal| ignored & (1 << (**signal - 1)) == 0);
         // Without handlers, a signal ends this process while the program continues.
-        Self { signals: SignalsInfo::<WithOrigin>::new(wanted).ok() }
+        Self { signals: SignalsInfo::<WithOrigin>::new(requested).ok() }
     }
 
     fn wait(self, mut child: Child) -> io::Result<Ended> {
@@ -213,9 +213,9 @@ fn script(program: &OsStr) -> Option<PathBuf> {
             |path: &PathBuf| path.metadata().is_ok_and(|known| known.is_file() && known.mode() & 0o111 != 0);
         env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(program)).find(is_program)?
     };
-    let mut begin = Vec::new();
-    files::open_to_read(&path).ok()?.take(4096).read_to_end(&mut begin).ok()?;
-    let is_text = begin.split(|byte| *byte == b'\n').next().is_some_and(|line| !line.contains(&0));
+    let mut header = Vec::new();
+    files::open_to_read(&path).ok()?.take(4096).read_to_end(&mut header).ok()?;
+    let is_text = header.split(|byte| *byte == b'\n').next().is_some_and(|line| !line.contains(&0));
     // The shell would take a name that starts with a dash for an option.
     let path = if path.as_os_str().as_bytes().starts_with(b"-") { Path::new(".").join(path) } else { path };
     is_text.then_some(path)

@@ -11,11 +11,11 @@ use std::{
 use gpumem_driver::dry::runtime;
 use gpumem_inject::variable;
 
-use super::{library, passing::Passing};
+use super::{forwarding_library::ForwardingLibrary, library};
 
 /// Unpacks the library and returns its path.
 pub(super) fn unpacked(injected: &Path) -> io::Result<PathBuf> {
-    let library = Passing {
+    let library = ForwardingLibrary {
         name: variable::RUNTIME,
         needed: &[injected.as_os_str().as_bytes()],
         functions: &runtime::names().map(|name| (name, name.into())).collect::<Vec<_>>(),

@@ -17,7 +17,7 @@ use ratatui::{
 
 use super::{
     live::{DeviceView, RecordingView},
-    state::{Row, Shows, State, index_of},
+    state::{ProcessRow, Shows, State, index_of},
 };
 use crate::{history::in_words, machine::Gpu};
 
@@ -61,9 +61,9 @@ pub(crate) fn draw(frame: &mut Frame<'_>, state: &mut State, looks: Looks) {
         None => (0, 4),
     };
     let shown = gpus.len().min(height.saturating_sub(of_recording + of_rows).max(1));
-    let wanted = rows.len().clamp(1, 8) + 1 + if state.recording().is_some() { 8 } else { 0 };
+    let needed = rows.len().clamp(1, 8) + 1 + if state.recording().is_some() { 8 } else { 0 };
     let graph =
-        height.saturating_sub(wanted).checked_div(shown).unwrap_or(0).saturating_sub(1).min((height / 8).max(6));
+        height.saturating_sub(needed).checked_div(shown).unwrap_or(0).saturating_sub(1).min((height / 8).max(6));
     let of_gpus = u16::try_from(shown * (1 + graph)).unwrap_or(u16::MAX);
     let rest = middle.height.saturating_sub(of_gpus);
     let of_list = match state.recording() {
@@ -133,15 +133,15 @@ fn draw_gpu(frame: &mut Frame<'_>, area: Rect, gpu: &Gpu, state: &State, looks: 
     let index = gpu.index.map_or_else(|| "-".to_owned(), |index| index.to_string());
     let mut spans = vec![format!("GPU {index}  ").bold()];
     let percent = used.zip(total).map(|(used, total)| format!(" ({} %)", used * 100 / total.max(1)));
-    let figures = format!("{} of {}{}", amount(used), amount(total), percent.unwrap_or_default());
+    let usage = format!("{} of {}{}", amount(used), amount(total), percent.unwrap_or_default());
     let most = format!("  most {}", amount((!readings.used.iter().all(Option::is_none)).then_some(readings.most)));
-    let room = usize::from(area.width).saturating_sub(spans[0].width() + figures.chars().count());
+    let room = usize::from(area.width).saturating_sub(spans[0].width() + usage.chars().count());
     let name = one_line(gpu.name.as_deref().unwrap_or("not known"));
     if room >= name.chars().count() + 2 + most.chars().count() {
         spans.push(Span::from(format!("{name}  ")));
     }
     let is_full = used.zip(total).is_some_and(|(used, total)| used * 10 >= total * 9);
-    spans.push(Span::styled(figures, if is_full { looks.colour(Color::Red).bold() } else { Style::new() }));
+    spans.push(Span::styled(usage, if is_full { looks.colour(Color::Red).bold() } else { Style::new() }));
     if room >= most.chars().count() {
         spans.push(Span::from(most).dim());
     }
@@ -151,14 +151,14 @@ fn draw_gpu(frame: &mut Frame<'_>, area: Rect, gpu: &Gpu, state: &State, looks: 
         // The latest reading is on the right.
         let width = usize::from(graph.width);
         let known = readings.used.len().min(width);
-        let newest = readings.used.iter().skip(readings.used.len() - known).copied();
-        let data = std::iter::repeat_n(None, width - known).chain(newest);
+        let latest = readings.used.iter().skip(readings.used.len() - known).copied();
+        let data = std::iter::repeat_n(None, width - known).chain(latest);
         let line = Sparkline::default().data(data).max(total.unwrap_or(readings.most).max(1));
         frame.render_widget(line.style(looks.colour(if is_full { Color::Red } else { Color::Cyan })), graph);
     }
 }
 
-fn draw_list(frame: &mut Frame<'_>, area: Rect, rows: &[Row], state: &mut State, looks: Looks) {
+fn draw_list(frame: &mut Frame<'_>, area: Rect, rows: &[ProcessRow], state: &mut State, looks: Looks) {
     if area.height == 0 {
         return;
     }
@@ -182,9 +182,9 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, rows: &[Row], state: &mut State,
         let used = format!("{least}{}", amount(row.used));
         let command = row.command.as_deref().unwrap_or("-");
         let note = match row {
-            Row { recording: Some(_), .. } => "● ",
-            Row { is_dormant: true, .. } => "○ ",
-            Row { is_visible: false, .. } => "(not visible here) ",
+            ProcessRow { recording: Some(_), .. } => "● ",
+            ProcessRow { is_dormant: true, .. } => "○ ",
+            ProcessRow { is_visible: false, .. } => "(not visible here) ",
             _ => "",
         };
         let before = if is_wide {
@@ -272,7 +272,7 @@ fn device_lines(device: &DeviceView, gpu: &str, shows: Shows, width: usize, look
     // The places below use the same unit.
     let unit = Amounts::of([Bytes::new(device.peak_bytes.max(device.used_bytes)).signed()]);
     let in_words = |bytes: u64| unit.in_words(Bytes::new(bytes).signed());
-    let figures = format!(
+    let usage = format!(
         "{gpu}{simulated}device {}: {} in use, peak {}",
         device.device,
         in_words(device.used_bytes),
@@ -282,8 +282,8 @@ fn device_lines(device: &DeviceView, gpu: &str, shows: Shows, width: usize, look
         Shows::Now => ("in use now", &device.now, device.used_bytes),
         Shows::Peak => ("at the peak", &device.at_peak, device.peak_bytes),
     };
-    let title = if figures.chars().count() + title.len() + 4 <= width { format!(" · {title}") } else { String::new() };
-    let mut lines = vec![Line::from(vec![Span::from(figures), Span::from(title).dim()])];
+    let title = if usage.chars().count() + title.len() + 4 <= width { format!(" · {title}") } else { String::new() };
+    let mut lines = vec![Line::from(vec![Span::from(usage), Span::from(title).dim()])];
     if places.is_empty() && whole > 0 {
         lines.push(Line::from("its places are not in the recording any more").dim());
     }

@@ -22,7 +22,7 @@ use gpumem_core::{
 use gpumem_driver::ring_memory::SharedMemory;
 #[cfg(feature = "export")]
 use gpumem_recording::left_in_ring;
-use gpumem_recording::{Beginning, CodeAddress, Follower, ModuleDefinition, SymbolsDefinition, Totals, old_path};
+use gpumem_recording::{CodeAddress, FileStart, Follower, ModuleDefinition, SymbolsDefinition, Totals, old_path};
 use serde::Serialize;
 
 use crate::{files, history::Origin, recording::of_module, report::json};
@@ -47,13 +47,14 @@ pub(crate) struct RecordingView {
     pub(crate) seconds: Option<f64>,
     /// When the recording started, in seconds since 1970.
     #[serde(skip)]
-    pub(crate) began: Option<f64>,
+    pub(crate) started: Option<f64>,
     /// The number of allocations and frees since the recording started.
     pub(crate) allocations: Option<u64>,
     pub(crate) frees: Option<u64>,
     /// The number of allocations that the driver rejected, and of those after which the same thread got the memory
     /// within a second.
-    pub(crate) refused: Option<u64>,
+    #[serde(rename = "refused")]
+    pub(crate) rejected: Option<u64>,
     pub(crate) obtained_soon: Option<u64>,
     /// The number of lost events. If it is not 0, values may be wrong.
     pub(crate) lost_events: Option<u64>,
@@ -99,7 +100,7 @@ pub(crate) struct Live {
     /// The file that is being read.
     open: Option<Opened>,
     follower: Follower,
-    lines: Lines,
+    lines: LineLookup,
     unread: u64,
     /// The totals at the end of the previous file. Those of the next file may be lower while it is being written.
     before: Totals,
@@ -107,7 +108,7 @@ pub(crate) struct Live {
     is_caught_up: bool,
     error: Option<String>,
     /// When a reading last found a complete record and no error.
-    pub(crate) newest: Instant,
+    pub(crate) latest: Instant,
     /// The peaks of the previous file of this recording that were not taken yet, if its end and the start of this file
     /// do not meet.
     recent: HashMap<Device, u64>,
@@ -136,7 +137,7 @@ const MOST_MEMORY: u64 = 512 << 20;
 struct Opened {
     file: File,
     identity: (u64, u64),
-    beginning: Beginning,
+    file_start: FileStart,
 }
 
 /// The error for a file that lost data which had already been read.
@@ -148,9 +149,9 @@ impl Opened {
     fn at(path: &Path) -> io::Result<Self> {
         let mut file = files::open_to_read(path)?;
         let known = file.metadata()?;
-        let beginning = Beginning::read(&file)?;
+        let file_start = FileStart::read(&file)?;
         file.rewind()?;
-        Ok(Self { file, identity: (known.dev(), known.ino()), beginning })
+        Ok(Self { file, identity: (known.dev(), known.ino()), file_start })
     }
 }
 
@@ -183,8 +184,9 @@ impl Live {
 
     /// Reads the data that was left in the ring, after the end of the file.
     pub(crate) fn read_ring(&mut self, left: &[u8]) {
-        let read = Beginning::read(left)
-            .and_then(|beginning| if self.follower.go_on_in(&beginning) { self.follower.read(left) } else { Ok(()) });
+        let read = FileStart::read(left).and_then(|file_start| {
+            if self.follower.continue_in(&file_start) { self.follower.read(left) } else { Ok(()) }
+        });
         // Whatever the process left, nothing more will follow.
         self.follows = Follows::Nothing;
         self.error = read.err().map(|error| error.to_string());
@@ -207,7 +209,7 @@ impl Live {
 
     /// Returns whether the program has written the end of the recording.
     pub(crate) fn is_finished(&self) -> bool {
-        self.follower.beginning().recording.is_some() && !self.follower.definitions().lacks_end()
+        self.follower.file_start().recording.is_some() && !self.follower.definitions().lacks_end()
     }
 }
 
@@ -217,12 +219,12 @@ impl Live {
             path,
             open: None,
             follower: Follower::default(),
-            lines: Lines::default(),
+            lines: LineLookup::default(),
             unread: 0,
             before: Totals::default(),
             is_caught_up: false,
             error: None,
-            newest: Instant::now(),
+            latest: Instant::now(),
             recent: HashMap::new(),
             follows: Follows::Path,
         }
@@ -252,7 +254,7 @@ impl Live {
         Totals {
             allocations: now.allocations.max(before.allocations),
             frees: now.frees.max(before.frees),
-            refused: now.refused.max(before.refused),
+            rejected: now.rejected.max(before.rejected),
             obtained: now.obtained.max(before.obtained),
             lost: now.lost.max(before.lost),
             peaks,
@@ -271,7 +273,7 @@ impl Live {
         let before = place(self);
         self.error = self.read_on(most).err().map(|error| error.to_string());
         if self.error.is_none() && place(self) != before {
-            self.newest = Instant::now();
+            self.latest = Instant::now();
         }
     }
 
@@ -283,12 +285,12 @@ impl Live {
                 None => false,
             };
             // Open the new file first: if it has replaced the one being read, the old one can no longer grow.
-            let mut newest = match Opened::at(&self.path) {
+            let mut latest = match Opened::at(&self.path) {
                 // The file or its container is gone, but the open file can still be read.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && self.open.is_some() => None,
-                Ok(newest) if self.is_another(&newest) => {
+                Ok(latest) if self.is_another(&latest) => {
                     self.follows = Follows::Recording { is_replaced: true };
-                    if self.open.as_ref().is_some_and(|open| open.identity == newest.identity) {
+                    if self.open.as_ref().is_some_and(|open| open.identity == latest.identity) {
                         // The file was overwritten, so nothing more can be read.
                         self.is_caught_up = true;
                         return Ok(());
@@ -298,9 +300,9 @@ impl Live {
                 Err(_) if is_shorter => return Err(shorter()),
                 // A file that cannot be opened is at the path now.
                 Err(_) if self.open.is_some() && self.follows != Follows::Path => None,
-                newest => Some(newest?),
+                latest => Some(latest?),
             };
-            if is_shorter && newest.as_ref().is_none_or(|newest| self.is_truncated(newest)) {
+            if is_shorter && latest.as_ref().is_none_or(|latest| self.is_truncated(latest)) {
                 return Err(shorter());
             }
             if let Some(open) = self.open.as_ref().filter(|_| !is_shorter) {
@@ -313,33 +315,33 @@ impl Live {
                 if let (0, Ok(())) = (most, &read) {
                     return Ok(());
                 }
-                self.follower.go_back();
+                self.follower.rewind();
                 (&open.file).seek(SeekFrom::Start(self.follower.offset()))?;
                 if let Err(error) = read {
                     // The file that has replaced it may be readable.
-                    let next = newest.filter(|newest| newest.identity != open.identity).ok_or(error)?;
-                    self.begin_anew(next);
+                    let next = latest.filter(|latest| latest.identity != open.identity).ok_or(error)?;
+                    self.restart(next);
                     continue;
                 }
-                if newest.as_ref().is_none_or(|newest| newest.identity == open.identity) {
+                if latest.as_ref().is_none_or(|latest| latest.identity == open.identity) {
                     self.is_caught_up = true;
                     return Ok(());
                 }
                 // The previous file is needed if this one starts after events that have not been read.
-                let after = self.follower.beginning().after;
+                let after = self.follower.file_start().after;
                 let older = Opened::at(&old_path(&self.path)).ok();
-                let older = older.filter(|older| older.identity != open.identity && older.beginning.after > after);
-                if let Some(next) = newest.take_if(|newest| self.follower.go_on_in(&newest.beginning)) {
+                let older = older.filter(|older| older.identity != open.identity && older.file_start.after > after);
+                if let Some(next) = latest.take_if(|latest| self.follower.continue_in(&latest.file_start)) {
                     self.open = Some(next);
                     continue;
                 }
-                if let Some(older) = older.filter(|older| self.follower.go_on_in(&older.beginning)) {
+                if let Some(older) = older.filter(|older| self.follower.continue_in(&older.file_start)) {
                     self.open = Some(older);
                     continue;
                 }
             }
-            match newest {
-                Some(newest) => self.begin_anew(newest),
+            match latest {
+                Some(latest) => self.restart(latest),
                 None => break,
             }
         }
@@ -347,28 +349,28 @@ impl Live {
     }
 
     /// Returns whether this is a different recording from the one to follow.
-    fn is_another(&self, newest: &Opened) -> bool {
-        let known = self.follower.beginning().recording;
-        let is_other = newest.beginning.recording.is_some() && newest.beginning.recording != known;
+    fn is_another(&self, latest: &Opened) -> bool {
+        let known = self.follower.file_start().recording;
+        let is_other = latest.file_start.recording.is_some() && latest.file_start.recording != known;
         matches!(self.follows, Follows::Recording { .. }) && known.is_some() && is_other
     }
 
     /// Returns whether this is the open file, but shorter. Otherwise its program has started another recording.
-    fn is_truncated(&self, newest: &Opened) -> bool {
-        let known = self.follower.beginning().recording;
-        let is_open = self.open.as_ref().is_some_and(|open| open.identity == newest.identity);
-        is_open && known.is_some() && newest.beginning.recording.is_none_or(|newest| known == Some(newest))
+    fn is_truncated(&self, latest: &Opened) -> bool {
+        let known = self.follower.file_start().recording;
+        let is_open = self.open.as_ref().is_some_and(|open| open.identity == latest.identity);
+        is_open && known.is_some() && latest.file_start.recording.is_none_or(|latest| known == Some(latest))
     }
 
     /// Reads a file from its start.
-    fn begin_anew(&mut self, file: Opened) {
-        let is_same = file.beginning.is_same(&self.follower.beginning()) && !file.beginning.is_peaks;
-        self.unread = if is_same { self.unread + self.follower.events_before(&file.beginning) } else { 0 };
+    fn restart(&mut self, file: Opened) {
+        let is_same = file.file_start.is_same(&self.follower.file_start()) && !file.file_start.is_peaks;
+        self.unread = if is_same { self.unread + self.follower.events_before(&file.file_start) } else { 0 };
         self.before = if is_same { self.totals() } else { Totals::default() };
         let devices = if is_same { self.follower.ledger().stats() } else { Vec::new() };
         self.recent = devices.iter().map(|of| (of.device, self.take_recent_peak(of.device))).collect();
         self.follower = Follower::default();
-        self.lines = Lines::default();
+        self.lines = LineLookup::default();
         self.open = Some(file);
     }
 
@@ -382,7 +384,7 @@ impl Live {
         let mut devices: Vec<_> = self.follower.ledger().stats();
         devices.sort_by_key(|stats| stats.device.ordinal);
         let totals = self.totals();
-        let is_peaks = self.follower.beginning().is_peaks;
+        let is_peaks = self.follower.file_start().is_peaks;
         let devices = devices.into_iter().map(|stats| {
             let device = stats.device;
             let peak = totals.peaks.iter().find(|peak| peak.device == device);
@@ -410,10 +412,10 @@ impl Live {
             command,
             is_running: false,
             seconds: is_known.then(|| self.follower.time().as_secs_f64()),
-            began: (!process.began.is_zero()).then_some(process.began.as_secs_f64()),
+            started: (!process.started.is_zero()).then_some(process.started.as_secs_f64()),
             allocations: known(totals.allocations),
             frees: known(totals.frees),
-            refused: known(totals.refused),
+            rejected: known(totals.rejected),
             obtained_soon: known(totals.obtained),
             lost_events: known(totals.lost),
             unread_events: known(self.unread),
@@ -449,7 +451,7 @@ impl Live {
 /// The lines at the addresses of stacks. A separate thread looks them up, because reading the debug information of
 /// large libraries takes seconds. Until then, lines are not known.
 #[derive(Debug, Default)]
-struct Lines {
+struct LineLookup {
     /// The addresses that were looked up or are being looked up.
     known: HashSet<CodeAddress>,
     found: Option<mpsc::Receiver<Vec<SymbolsDefinition>>>,
@@ -459,7 +461,7 @@ struct Lines {
 const MOST_GROUPS: usize = 1_000;
 const MOST_AT_ONCE: usize = 64;
 
-impl Lines {
+impl LineLookup {
     fn look_up(&mut self, follower: &mut Follower) {
         if let Some(found) = &self.found {
             loop {
@@ -474,13 +476,13 @@ impl Lines {
         let mut groups = follower.ledger().groups();
         groups.sort_by_key(|of| Reverse(of.bytes));
         let definitions = follower.definitions();
-        let mut wanted: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+        let mut needed: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
         let mut new_groups = 0;
         for of in groups.iter().take(MOST_GROUPS) {
             let known = self.known.len();
             for address in definitions.addresses(of.group.stack) {
                 if self.known.insert(*address) {
-                    wanted.entry(address.module).or_default().push(address.offset);
+                    needed.entry(address.module).or_default().push(address.offset);
                 }
             }
             new_groups += usize::from(self.known.len() > known);
@@ -490,13 +492,13 @@ impl Lines {
         }
         let modules: HashMap<u32, ModuleDefinition> =
             definitions.modules().map(|module| (module.id, module.clone())).collect();
-        wanted.retain(|module, _| modules.contains_key(module));
-        if wanted.is_empty() {
+        needed.retain(|module, _| modules.contains_key(module));
+        if needed.is_empty() {
             return;
         }
         let (to, found) = mpsc::channel();
         let work = move || {
-            for (module, offsets) in wanted {
+            for (module, offsets) in needed {
                 if to.send(of_module(&modules[&module], offsets.into_iter())).is_err() {
                     break;
                 }
@@ -546,7 +548,7 @@ mod tests {
     use super::*;
     use crate::{
         history::History,
-        made::{MIB, Made},
+        recording_builder::{MIB, RecordingBuilder},
         report::overview::Overview,
     };
 
@@ -587,23 +589,23 @@ mod tests {
 
     /// With `--max-size`, a fast reader sees each peak, and a slow one reports how many events it missed.
     #[test]
-    fn a_recording_that_is_begun_again_is_read_on() {
+    fn a_recording_that_is_started_again_is_read_on() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         let path = folder.join("a.capture");
         // The highest peak is in the middle of the first file.
         let all = events((0..50).map(|number| if number == 4 { 1_000 } else { number }));
         let file = |number: usize| {
-            let mut part = Part::newest();
+            let mut part = Part::latest();
             for item in &all[..10 * number] {
                 let Item::Event(event) = item else { unreachable!("they are events") };
                 part.apply(event);
             }
-            let begin =
+            let start =
                 if number == 0 { Vec::new() } else { [vec![Item::Part(part.definition())], part.items()].concat() };
             let mut writer = Writer::new(Vec::new()).unwrap();
             let ring = Item::Ring(RingDefinition { segment: None, recording: 7 });
-            let items = [ring].into_iter().chain(begin).chain(all[10 * number..][..10].iter().cloned());
+            let items = [ring].into_iter().chain(start).chain(all[10 * number..][..10].iter().cloned());
             items.for_each(|item| writer.write(&item).unwrap());
             writer.finish().unwrap()
         };
@@ -649,7 +651,7 @@ mod tests {
     fn a_recording_that_grows_is_read_on_and_one_that_is_replaced_from_the_start() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
-        let (path, whole) = (folder.join("a.capture"), Made::new("train").training(3, 10, 10 * MIB).file());
+        let (path, whole) = (folder.join("a.capture"), RecordingBuilder::new("train").training(3, 10, 10 * MIB).file());
         let mut live = Live::new(path.clone());
         live.read(u64::MAX);
         let unknown = live.view();
@@ -677,7 +679,7 @@ mod tests {
             live.read(u64::MAX);
             assert!(live.view().error.is_some_and(|error| error.starts_with("it is damaged")));
         }
-        let smaller = Made::new("train").training(1, 1, MIB).file();
+        let smaller = RecordingBuilder::new("train").training(1, 1, MIB).file();
         fs::write(folder.join("new"), smaller).unwrap();
         fs::rename(folder.join("new"), &path).unwrap();
         live.read(u64::MAX);

@@ -46,12 +46,12 @@ pub(crate) fn show(mut sampler: Sampler, every: Duration, count: Option<u64>, ha
     let ended = Arc::clone(&is_over);
     thread::spawn(move || {
         while !ended.load(Relaxed) {
-            let began = Instant::now();
+            let started = Instant::now();
             if to.send(sampler.sample()).is_err() {
                 break;
             }
             // Readings take at most half the time of a processor, even if a reading is slow.
-            thread::sleep(every.saturating_sub(began.elapsed()).max(began.elapsed()));
+            thread::sleep(every.saturating_sub(started.elapsed()).max(started.elapsed()));
         }
     });
     let looks = Looks { has_colours, every };

@@ -49,11 +49,11 @@ impl Sampler {
 
     fn recordings(&mut self, usage: &Usage, now: f64) -> Vec<RecordingView> {
         let running = || usage.recorded.iter().flat_map(|of| of.files.iter().map(move |file| (file, of)));
-        let wanted: Vec<&PathBuf> = running().map(|(file, _)| file).chain(&self.named).collect();
+        let requested: Vec<&PathBuf> = running().map(|(file, _)| file).chain(&self.named).collect();
         let mut kept: HashSet<PathBuf> = HashSet::new();
-        self.lives.retain(|live| wanted.contains(&&live.path().to_owned()));
+        self.lives.retain(|live| requested.contains(&&live.path().to_owned()));
         kept.extend(self.lives.iter().map(|live| live.path().to_owned()));
-        for file in wanted {
+        for file in requested {
             if kept.insert(file.clone()) {
                 self.lives.push(Live::new(file.clone()));
             }
@@ -64,8 +64,8 @@ impl Sampler {
             let writer = running().find(|(file, _)| **file == view.file).map(|(_, of)| of);
             view.is_running = writer.is_some();
             // The program continues even without an event.
-            if let Some(began) = view.began.filter(|_| view.is_running) {
-                view.seconds = Some(view.seconds.unwrap_or_default().max(now - began));
+            if let Some(started) = view.started.filter(|_| view.is_running) {
+                view.seconds = Some(view.seconds.unwrap_or_default().max(now - started));
             }
             // In a container, the process has another id.
             view.pid = writer.map(|of| of.pid).or(view.pid);

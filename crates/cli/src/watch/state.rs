@@ -55,7 +55,7 @@ pub(crate) enum Shows {
 
 /// A row of the list: a process on a GPU, another recorded process on one of its devices, or another dormant one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Row {
+pub(crate) struct ProcessRow {
     pub(crate) pid: Option<u32>,
     pub(crate) gpu: Option<u32>,
     pub(crate) user: Option<String>,
@@ -155,7 +155,7 @@ impl State {
     }
 
     /// Returns the processes by memory, then the recordings of other processes.
-    pub(crate) fn rows(&self) -> Vec<Row> {
+    pub(crate) fn rows(&self) -> Vec<ProcessRow> {
         let Some(sample) = &self.sample else { return Vec::new() };
         let of_pid = |pid: u32| sample.recordings.iter().position(|recording| recording.pid == Some(pid));
         let gpus = &sample.machine.gpus;
@@ -164,13 +164,13 @@ impl State {
             let devices = &sample.recordings.get(recording?)?.devices;
             devices.iter().find(|device| index_of(device, gpus) == Some(gpu)).map(|device| device.used_bytes)
         };
-        let mut rows: Vec<Row> = sample
+        let mut rows: Vec<ProcessRow> = sample
             .usage
             .processes
             .iter()
             .map(|process| {
                 let recording = of_pid(process.pid).filter(|_| process.is_visible != Some(false));
-                Row {
+                ProcessRow {
                     pid: Some(process.pid),
                     gpu: Some(process.gpu),
                     user: process.user.clone(),
@@ -188,25 +188,28 @@ impl State {
             if rows.iter().any(|row| row.recording == Some(at)) {
                 continue;
             }
-            let row = Row {
+            let row = ProcessRow {
                 pid: recording.pid,
                 command: recording.command.clone(),
                 is_of_recording: true,
                 is_visible: true,
                 recording: Some(at),
-                ..Row::default()
+                ..ProcessRow::default()
             };
-            let on =
-                |device: &DeviceView| Row { gpu: index_of(device, gpus), used: Some(device.used_bytes), ..row.clone() };
+            let on = |device: &DeviceView| ProcessRow {
+                gpu: index_of(device, gpus),
+                used: Some(device.used_bytes),
+                ..row.clone()
+            };
             let devices: Vec<_> = recording.devices.iter().filter(|device| device.peak_bytes > 0).map(on).collect();
             rows.extend(if devices.is_empty() { vec![row] } else { devices });
         }
-        rows.extend(sample.usage.dormant_besides.iter().map(|dormant| Row {
+        rows.extend(sample.usage.dormant_besides.iter().map(|dormant| ProcessRow {
             pid: Some(dormant.pid),
             command: dormant.command.clone(),
             is_visible: true,
             is_dormant: true,
-            ..Row::default()
+            ..ProcessRow::default()
         }));
         rows
     }

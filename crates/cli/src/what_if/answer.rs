@@ -12,7 +12,7 @@ use gpumem_core::{
 use gpumem_driver::settings::CONTEXT;
 use serde::Serialize;
 
-use super::{recorded::Recorded, search::PRECISION};
+use super::{recorded::ReplayedRecording, search::PRECISION};
 
 /// The environment variable for PyTorch's allocator.
 pub(super) const ALLOCATOR: &str = "PYTORCH_CUDA_ALLOC_CONF";
@@ -28,7 +28,7 @@ pub(super) const SETTINGS: [&str; 6] = [
 
 /// The memory that the program needs with one environment. The field names are those in JSON.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct AnswerRow {
     /// The variables that were set. Empty for the unchanged program.
     pub(crate) environment: String,
     /// The highest value that the driver handed out to a process, or to PyTorch's allocator in a replay. `None` if the
@@ -42,7 +42,8 @@ pub(crate) struct Row {
     pub(crate) retries: Option<u64>,
     /// The number of requests that failed for good. A request that succeeds after the allocator has emptied its cache
     /// does not count.
-    pub(crate) refused: u64,
+    #[serde(rename = "refused")]
+    pub(crate) rejected: u64,
     /// The memory of the smallest card on which the program succeeds and gets everything it requests. It is up to 2 %
     /// too large. `None` if the program failed.
     pub(crate) smallest_card_bytes: Option<u64>,
@@ -50,7 +51,7 @@ pub(crate) struct Row {
     pub(crate) failed: Option<String>,
 }
 
-impl Row {
+impl AnswerRow {
     /// Returns the settings as the user would write them.
     fn name(&self) -> String {
         match self.environment.strip_suffix('=') {
@@ -62,7 +63,7 @@ impl Row {
 
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Answer {
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Vec<AnswerRow>,
     /// The environment that needs the smallest card, if it is not the unchanged program's.
     pub(crate) best: Option<String>,
     /// The environment in which PyTorch's cache holds the least driver memory, if it is not the unchanged program's.
@@ -80,12 +81,12 @@ pub(crate) enum By {
     DryRuns(usize),
     /// From replays of a recording in a model of PyTorch's allocator.
     #[serde(rename = "modelled")]
-    Replay(Recorded),
+    Replay(ReplayedRecording),
 }
 
 impl Answer {
-    pub(super) fn of(rows: Vec<Row>, by: By) -> Self {
-        let rank = |row: &&Row| (row.smallest_card_bytes.unwrap_or(u64::MAX), row.most_bytes.unwrap_or(u64::MAX));
+    pub(super) fn of(rows: Vec<AnswerRow>, by: By) -> Self {
+        let rank = |row: &&AnswerRow| (row.smallest_card_bytes.unwrap_or(u64::MAX), row.most_bytes.unwrap_or(u64::MAX));
         let best = rows.iter().min_by_key(rank).filter(|best| {
             let [own, best] = [&rows[0], *best].map(|row| row.smallest_card_bytes.unwrap_or(u64::MAX));
             // Differences below the error of the search are ignored. Replays have no such error, but a gain of less
@@ -119,7 +120,7 @@ impl Answer {
         writeln!(out, "{}", InPaint(&Rows(&self.rows, recorded.is_some()), paint))?;
         let unit = amounts_of(&self.rows);
         let in_words = |bytes: u64| unit.in_words(Bytes::new(bytes).signed());
-        let card = |row: &Row| row.smallest_card_bytes.map_or_else(|| "no GPU".to_owned(), in_words);
+        let card = |row: &AnswerRow| row.smallest_card_bytes.map_or_else(|| "no GPU".to_owned(), in_words);
         let row = |environment: &Option<String>| {
             environment.as_ref().and_then(|environment| self.rows.iter().find(|row| row.environment == *environment))
         };
@@ -138,7 +139,7 @@ impl Answer {
             None => "None of these needs a smaller GPU than the program as it is.".to_owned(),
         };
         writeln!(out, "{}", paint.on(Role::Heading, sentence))?;
-        let most = |row: &Row| in_words(row.most_bytes.unwrap_or(0));
+        let most = |row: &AnswerRow| in_words(row.most_bytes.unwrap_or(0));
         if let Some(least) = row(&self.least).filter(|_| self.least != self.best) {
             writeln!(
                 out,
@@ -161,16 +162,16 @@ impl Answer {
 }
 
 /// The rows, and whether they come from a replay.
-struct Rows<'a>(&'a [Row], bool);
+struct Rows<'a>(&'a [AnswerRow], bool);
 
-fn figures(row: &Row) -> [Option<i64>; 3] {
+fn values(row: &AnswerRow) -> [Option<i64>; 3] {
     let amount = |bytes: Option<u64>| bytes.and_then(|bytes| i64::try_from(bytes).ok());
     [row.most_bytes, row.unused_bytes, row.smallest_card_bytes].map(amount)
 }
 
 /// Returns the format of the table. The sentences below it use the same unit.
-fn amounts_of(rows: &[Row]) -> Amounts {
-    Amounts::of(rows.iter().flat_map(figures).flatten())
+fn amounts_of(rows: &[AnswerRow]) -> Amounts {
+    Amounts::of(rows.iter().flat_map(values).flatten())
 }
 
 impl Show for Rows<'_> {
@@ -186,7 +187,7 @@ impl Show for Rows<'_> {
         };
         for row in self.0 {
             let [most, unused, card] =
-                figures(row).map(|bytes| bytes.map_or_else(|| "?".to_owned(), |bytes| amounts.show(bytes)));
+                values(row).map(|bytes| bytes.map_or_else(|| "?".to_owned(), |bytes| amounts.show(bytes)));
             // All rows of a replay set the same variable.
             let variable = row.environment.strip_prefix(ALLOCATOR).filter(|_| self.1);
             let name = match variable.and_then(|setting| setting.strip_prefix('=')) {
@@ -195,7 +196,7 @@ impl Show for Rows<'_> {
                 Some(setting) => setting,
                 None => &row.environment,
             };
-            let note = match (&row.failed, row.refused) {
+            let note = match (&row.failed, row.rejected) {
                 (Some(_), 0) => "failed",
                 (Some(_), _) => "out of memory",
                 (None, _) => "",

@@ -6,9 +6,9 @@ use gpumem_core::model::Bytes;
 use gpumem_driver::settings::CONTEXT;
 
 use super::{
-    answer::{ALLOCATOR, Answer, By, Row, SETTINGS},
+    answer::{ALLOCATOR, Answer, AnswerRow, By, SETTINGS},
+    dry_run::{Outcome, Trials},
     search::{PRECISION, in_parallel, smallest},
-    trial::{Outcome, Trials},
 };
 use crate::failure::Failure;
 
@@ -35,7 +35,7 @@ pub(crate) fn ask(question: &Question) -> Result<Answer, Failure> {
     }
     // If the unchanged program fails, the results of other settings mean nothing.
     let own = trials.run("", question.card)?;
-    if let (Outcome { failed: Some(why), refused: 0, .. }, true) = (&own, question.tries.is_empty()) {
+    if let (Outcome { failed: Some(why), rejected: 0, .. }, true) = (&own, question.tries.is_empty()) {
         return Err(Failure::new(
             "the program cannot be tried",
             why,
@@ -63,9 +63,9 @@ pub(crate) fn largest(question: &Question, name: &str) -> Result<Largest, Failur
     let trials = Trials::new(&question.command)?;
     let other_failures = RefCell::new(BTreeMap::new());
     let fits = |value: u64| {
-        let Outcome { failed, refused, .. } = trials.run(&format!("{name}={value}"), question.card)?;
+        let Outcome { failed, rejected, .. } = trials.run(&format!("{name}={value}"), question.card)?;
         let is_fitting = failed.is_none();
-        if let Some(why) = failed.filter(|_| refused == 0) {
+        if let Some(why) = failed.filter(|_| rejected == 0) {
             other_failures.borrow_mut().insert(value, why);
         }
         Ok(is_fitting)
@@ -94,10 +94,11 @@ pub(crate) fn largest(question: &Question, name: &str) -> Result<Largest, Failur
 
 impl Trials {
     /// Returns what the program needs, with the smallest card on which it succeeds.
-    fn row(&self, environment: &str, outcome: Outcome) -> Result<Row, Failure> {
-        let Outcome { most, enough, refused, failed } = outcome;
+    fn row(&self, environment: &str, outcome: Outcome) -> Result<AnswerRow, Failure> {
+        let Outcome { most, enough, rejected, failed } = outcome;
         let most_bytes = failed.is_none().then_some(most);
-        let mut row = Row { environment: environment.to_owned(), most_bytes, refused, failed, ..Row::default() };
+        let mut row =
+            AnswerRow { environment: environment.to_owned(), most_bytes, rejected, failed, ..AnswerRow::default() };
         if row.failed.is_some() {
             return Ok(row);
         }

@@ -3,11 +3,11 @@
 
 mod answer;
 mod dry;
+mod dry_run;
 mod recorded;
 mod replay;
 mod requests;
 mod search;
-mod trial;
 
 pub(crate) use self::{
     dry::{Question, ask, largest},

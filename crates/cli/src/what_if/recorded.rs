@@ -6,7 +6,7 @@ use serde::Serialize;
 
 /// The data of the replayed recording. The field names are those in JSON.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Recorded {
+pub(crate) struct ReplayedRecording {
     pub(crate) device: u32,
     /// The number of devices that PyTorch used. The one with the most reserved memory is replayed.
     pub(crate) devices: usize,
@@ -21,12 +21,13 @@ pub(crate) struct Recorded {
     /// The number of times that the program emptied its cache. Each replay empties it at the same requests.
     pub(crate) emptied: u64,
     /// The number of rejected requests whose memory the program never got. Each replay includes them.
-    pub(crate) refused: u64,
+    #[serde(rename = "refused")]
+    pub(crate) rejected: u64,
     /// The other driver memory of the process at its peak.
     pub(crate) others_bytes: u64,
 }
 
-impl Recorded {
+impl ReplayedRecording {
     /// Returns the title of the table.
     pub(super) fn title(&self) -> String {
         let of = if self.devices > 1 {
@@ -69,8 +70,8 @@ impl Recorded {
             let times = counted(self.emptied, "time", "times");
             notes.push(format!("The cache was emptied {times} in the recording, and each row does the same."));
         }
-        if self.refused > 0 {
-            let requests = counted(self.refused, "request", "requests");
+        if self.rejected > 0 {
+            let requests = counted(self.rejected, "request", "requests");
             notes.push(format!(
                 "The program never obtained {requests} that PyTorch rejected. Each row includes the requested memory."
             ));

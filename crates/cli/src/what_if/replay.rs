@@ -7,7 +7,7 @@ use gpumem_estimate::replay::{Outcome, Request, replay};
 use gpumem_recording::AllocatorSettings;
 
 use super::{
-    answer::{ALLOCATOR, Answer, By, Row, SETTINGS},
+    answer::{ALLOCATOR, Answer, AnswerRow, By, SETTINGS},
     requests::Requests,
     search::{in_parallel, smallest},
 };
@@ -48,8 +48,8 @@ pub(crate) fn ask(history: &History, card: Bytes, jobs: usize) -> Result<Answer,
     recorded.has_settings = tensors.settings.is_some();
     let used = history.devices.iter().find(|used| used.device == device.about.device);
     recorded.others_bytes = used.map_or(0, |used| used.peak).saturating_sub(recorded.reserved_bytes);
-    let is_refused = |request: &Request| matches!(request, Request::Refused(..));
-    let obtained: Vec<_> = requests.iter().filter(|request| !is_refused(request)).cloned().collect();
+    let is_rejected = |request: &Request| matches!(request, Request::Rejected(..));
+    let obtained: Vec<_> = requests.iter().filter(|request| !is_rejected(request)).cloned().collect();
     recorded.replayed_bytes = replay(&obtained, &own, u64::MAX).map(|outcome| outcome.reserved);
     let mut rows = vec![(String::new(), own)];
     if rows[0].1 != AllocatorSettings::default() {
@@ -66,8 +66,8 @@ pub(crate) fn ask(history: &History, card: Bytes, jobs: usize) -> Result<Answer,
 
 /// Returns what the requests need with one setting. `limit` is the part of the card's memory that PyTorch may use, and
 /// `fixed` is the rest.
-fn row(environment: &str, requests: &[Request], settings: &AllocatorSettings, limit: u64, fixed: u64) -> Row {
-    let mut row = Row { environment: environment.to_owned(), ..Row::default() };
+fn row(environment: &str, requests: &[Request], settings: &AllocatorSettings, limit: u64, fixed: u64) -> AnswerRow {
+    let mut row = AnswerRow { environment: environment.to_owned(), ..AnswerRow::default() };
     let Some(Outcome { reserved, .. }) = replay(requests, settings, u64::MAX) else {
         row.failed = Some("the requests exceed the memory of any GPU".to_owned());
         return row;
@@ -81,7 +81,7 @@ fn row(environment: &str, requests: &[Request], settings: &AllocatorSettings, li
         row.unused_bytes = Some(outcome.unused);
         row.retries = Some(outcome.retries);
     } else {
-        row.refused = 1;
+        row.rejected = 1;
         row.failed = Some("out of memory".to_owned());
     }
     row

@@ -5,13 +5,13 @@ use std::{collections::HashMap, hash::Hash, mem};
 use gpumem_estimate::replay::{Request, Sharing};
 use gpumem_recording::AllocatorAction as Action;
 
-use super::recorded::Recorded;
+use super::recorded::ReplayedRecording;
 use crate::history::tensors::{AllocatorState, AllocatorStep, Segment, TensorHistory};
 
 /// The requests of one device.
 pub(super) struct Requests {
     pub(super) requests: Vec<Request>,
-    pub(super) recorded: Recorded,
+    pub(super) recorded: ReplayedRecording,
 }
 
 impl Requests {
@@ -19,10 +19,10 @@ impl Requests {
         let (older, steps) = history.steps.split_at(history.older_count());
         let mut making = Making::default();
         let device = history.about.device;
-        let mut refused = never_obtained(steps);
-        let mut recorded = Recorded { device: device.ordinal, ..Recorded::default() };
+        let mut rejected = never_obtained(steps);
+        let mut recorded = ReplayedRecording { device: device.ordinal, ..ReplayedRecording::default() };
         recorded.older_bytes = making.add_older(older, history.is_expandable);
-        recorded.refused = refused.len() as u64;
+        recorded.rejected = rejected.len() as u64;
         let (mut reserved, mut most) = (recorded.older_bytes, recorded.older_bytes);
         while let Some(step) = steps.get(making.at) {
             let at = making.at;
@@ -32,8 +32,8 @@ impl Requests {
                 _ => reserved,
             };
             most = most.max(reserved);
-            let is_refused = refused.pop_if(|next| *next == at).is_some();
-            let is_pair = making.add(step, steps.get(at + 1), is_refused);
+            let is_rejected = rejected.pop_if(|next| *next == at).is_some();
+            let is_pair = making.add(step, steps.get(at + 1), is_rejected);
             making.at += 1 + usize::from(is_pair);
         }
         recorded.reserved_bytes = most;
@@ -44,15 +44,15 @@ impl Requests {
 
 /// Returns the steps of the rejected requests after which the program never got as much, the last one first.
 fn never_obtained(steps: &[AllocatorStep]) -> Vec<usize> {
-    let (mut obtained, mut refused) = (0, Vec::new());
+    let (mut obtained, mut rejected) = (0, Vec::new());
     for (at, step) in steps.iter().enumerate().rev() {
         match step.action {
             Action::Alloc => obtained = obtained.max(step.requested),
-            Action::OutOfMemory if step.requested > obtained => refused.push(at),
+            Action::OutOfMemory if step.requested > obtained => rejected.push(at),
             _ => {}
         }
     }
-    refused
+    rejected
 }
 
 /// Returns the id of a value. Ids are in the order of first use.
@@ -85,7 +85,7 @@ struct Making {
 impl Making {
     fn sharing(&mut self, address: u64, stream: u64) -> Sharing {
         let segment = self.state.segments.range(..=address).next_back();
-        let around = segment.filter(|(begin, (bytes, _))| address - *begin < *bytes).map(|(_, (_, of))| *of);
+        let around = segment.filter(|(start, (bytes, _))| address - *start < *bytes).map(|(_, (_, of))| *of);
         let private = around.filter(|of| of.is_private()).map(|of| number(&mut self.pools, of.pool) + 1);
         Sharing { stream: number(&mut self.streams, stream), pool: private.unwrap_or(0) }
     }
@@ -106,30 +106,30 @@ impl Making {
             let sharing = self.sharing(address, of.stream);
             let (mut blocks, mut free) = (Vec::new(), address);
             let mut awaiting = Vec::new();
-            for (begin, tensor) in tensors.range(address..address.saturating_add(bytes)) {
-                let begin = *begin;
-                let end = begin.saturating_add(tensor.bytes);
-                if tensor.bytes == 0 || begin < free || end > address.saturating_add(bytes) {
+            for (start, tensor) in tensors.range(address..address.saturating_add(bytes)) {
+                let start = *start;
+                let end = start.saturating_add(tensor.bytes);
+                if tensor.bytes == 0 || start < free || end > address.saturating_add(bytes) {
                     continue;
                 }
-                blocks.push((begin, tensor.bytes));
+                blocks.push((start, tensor.bytes));
                 free = end;
-                self.new_block(begin);
+                self.new_block(start);
                 if tensor.is_awaiting {
-                    awaiting.push(begin);
+                    awaiting.push(start);
                 }
             }
             sum = sum.saturating_add(bytes);
             self.requests.push(Request::Old { segment: (address, bytes), sharing, blocks });
-            for begin in awaiting {
-                self.request_free(begin);
+            for start in awaiting {
+                self.request_free(start);
             }
         }
         sum
     }
 
     /// Adds a step. Returns whether this step includes the next one.
-    fn add(&mut self, step: &AllocatorStep, next: Option<&AllocatorStep>, is_refused: bool) -> bool {
+    fn add(&mut self, step: &AllocatorStep, next: Option<&AllocatorStep>, is_rejected: bool) -> bool {
         let AllocatorStep { action, address, bytes, requested, stream, .. } = *step;
         if matches!(action, Action::SegmentAlloc | Action::SegmentFree) {
             self.state.apply(step);
@@ -160,9 +160,9 @@ impl Making {
                 return true;
             }
             Action::FreeCompleted => self.complete_free(address),
-            Action::OutOfMemory if is_refused => {
+            Action::OutOfMemory if is_rejected => {
                 let sharing = self.sharing(0, stream);
-                self.requests.push(Request::Refused(requested, sharing));
+                self.requests.push(Request::Rejected(requested, sharing));
             }
             Action::OutOfMemory => {}
         }

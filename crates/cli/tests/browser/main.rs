@@ -8,9 +8,9 @@
 //! They leave pictures in `target/browser`.
 
 mod devtools;
-#[path = "../command/made.rs"]
+#[path = "../command/recording_builder.rs"]
 #[allow(dead_code, reason = "the tests of the command use the rest")]
-mod made;
+mod recording_builder;
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 use self::{
     devtools::Browser,
-    made::{MIB, Made},
+    recording_builder::{MIB, RecordingBuilder},
 };
 
 fn file(name: &str) -> PathBuf {
@@ -37,7 +37,7 @@ fn gpumem(arguments: &[&str]) -> String {
 }
 
 /// Returns the page of some recordings, and the report of each.
-fn page(name: &str, recordings: Vec<(&str, Made)>) -> (PathBuf, Vec<Value>) {
+fn page(name: &str, recordings: Vec<(&str, RecordingBuilder)>) -> (PathBuf, Vec<Value>) {
     let page = file(&format!("{name}.html"));
     let mut files = Vec::new();
     for (name, made) in recordings {
@@ -94,7 +94,7 @@ fn many_ranks() {
     fs::create_dir_all(&folder).expect("the folder can be created");
     for rank in 0..100 {
         let recording = folder.join(format!("train.rank{rank}.gpu0.pid{rank}.capture"));
-        fs::write(recording, Made::of_rank(rank).file()).expect("the recording can be written");
+        fs::write(recording, RecordingBuilder::of_rank(rank).file()).expect("the recording can be written");
     }
     let [out, folder] = [&page, &folder].map(|path| path.to_str().expect("the name is text"));
     gpumem(&["report", "--html", out, folder]);
@@ -131,11 +131,11 @@ fn many_ranks() {
 
 #[test]
 fn a_million_events() {
-    let (page, _) = page("million", vec![("million.capture", Made::new("train").varied(1_000_000))]);
+    let (page, _) = page("million", vec![("million.capture", RecordingBuilder::new("train").varied(1_000_000))]);
     let mut browser = Browser::start();
-    let began = Instant::now();
+    let started = Instant::now();
     browser.open(&page);
-    println!("the page of a million events was drawn after {:.1} s", began.elapsed().as_secs_f64());
+    println!("the page of a million events was drawn after {:.1} s", started.elapsed().as_secs_f64());
     assert_eq!(moment(&mut browser), "80.7 GiB live after 8.068 s, the peak");
     browser.picture("million-1280");
     browser.size(400, 800);
@@ -147,7 +147,8 @@ fn a_million_events() {
 
 #[test]
 fn a_training_run() {
-    let (page, reports) = page("training", vec![("train.capture", Made::new("train").training(12, 10, 10 * MIB))]);
+    let (page, reports) =
+        page("training", vec![("train.capture", RecordingBuilder::new("train").training(12, 10, 10 * MIB))]);
     let mut browser = Browser::start();
     browser.open(&page);
     assert_eq!(browser.text("#title"), "train: 437 MiB at most");
@@ -188,7 +189,7 @@ fn a_training_run() {
 #[test]
 fn tensors_are_shown_in_place_of_the_memory_from_the_driver() {
     let known_from = Duration::from_micros(60);
-    let made = Made::new("train").tensors(6, 10, 10 * MIB, Some(known_from));
+    let made = RecordingBuilder::new("train").tensors(6, 10, 10 * MIB, Some(known_from));
     let (page, reports) = page("tensors", vec![("tensors.capture", made)]);
     let peak = &reports[0]["torch"]["devices"][0]["peak"];
     assert_eq!(peak["allocated_bytes"], 205 * MIB);
@@ -226,7 +227,7 @@ fn names_are_text() {
         "</script><script>document.title='hacked'</script><img src=x onerror=alert(1)>{}",
         "very_long_name::".repeat(40)
     );
-    let mut made = Made::new(&name);
+    let mut made = RecordingBuilder::new(&name);
     made.long_names(&name);
     let (page, _) = page("names", vec![("names.capture", made.training(3, 4, MIB))]);
     let mut browser = Browser::start();

@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::{
     Ran, folder, linked,
-    made::{MIB, Made},
+    recording_builder::{MIB, RecordingBuilder},
     within,
 };
 
@@ -24,7 +24,7 @@ fn commands(page: &str) -> Vec<(String, String)> {
 #[test]
 fn the_outputs_in_the_book_are_what_the_command_prints() {
     let folder = folder("book");
-    let training = |mib: u64| Made::new("train").training(3, 10, mib * MIB).file();
+    let training = |mib: u64| RecordingBuilder::new("train").training(3, 10, mib * MIB).file();
     let recordings = [("train", 10), ("before", 10), ("after", 12), ("rank-0", 10), ("rank-1", 11), ("rank-2", 12)];
     for (name, mib) in recordings {
         fs::write(folder.join(format!("{name}.capture")), training(mib)).unwrap();

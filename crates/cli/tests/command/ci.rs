@@ -9,9 +9,8 @@ use gpumem_recording::{
 use serde_json::Value;
 
 use crate::{
-    Ran, folder, golden,
-    made::{DEVICE, MIB, Made},
-    ran,
+    Ran, folder, golden, ran,
+    recording_builder::{DEVICE, MIB, RecordingBuilder},
     report::{json, recorded, training, written},
     within,
 };
@@ -22,7 +21,7 @@ fn run(folder: &std::path::Path, name: &str, pid: u32, ranks: &[(u32, u64)]) {
     fs::create_dir_all(&run).expect("it can be made");
     for (rank, mib) in ranks {
         let file = run.join(format!("train.rank{rank}.gpu0.pid{}.capture", pid + rank));
-        let made = Made::of_job("train", (*rank).into()).training(3, 10, mib * MIB);
+        let made = RecordingBuilder::of_job("train", (*rank).into()).training(3, 10, mib * MIB);
         fs::write(file, made.file()).expect("it can be written");
     }
 }
@@ -64,7 +63,7 @@ fn a_place_has_a_limit_of_its_own() {
     assert!(code == Some(2) && stderr.starts_with("gpumem: FILE: the peak of device 0 was "), "{stderr}");
     // Only one of several recordings contains the place.
     let other = recorded("ci-place-other.capture", {
-        let mut made = Made::new("other");
+        let mut made = RecordingBuilder::new("other");
         made.alloc(MIB, MemKind::Device, 4);
         made
     });
@@ -73,10 +72,13 @@ fn a_place_has_a_limit_of_its_own() {
 }
 
 /// A process in a container, which started at this second.
-fn in_container(pid: u32, second: u64) -> Made {
-    let began = Duration::from_secs(1_790_000_000 + second);
+fn in_container(pid: u32, second: u64) -> RecordingBuilder {
+    let started = Duration::from_secs(1_790_000_000 + second);
     let host = Some(format!("container-{pid}"));
-    Made::of(Process { pid, began, host, arguments: vec!["train".to_owned()], ..Process::default() }, true)
+    RecordingBuilder::of(
+        Process { pid, started, host, arguments: vec!["train".to_owned()], ..Process::default() },
+        true,
+    )
 }
 
 /// Writes the recording of a process that had this memory for two seconds.
@@ -176,8 +178,8 @@ fn processes_have_one_device_together() {
     );
     // Both processes were killed before the UUID of their device was recorded.
     for name in ["a.capture", "b.capture"] {
-        let began = Duration::from_secs(1_790_000_000);
-        let mut made = Made::of(Process { pid: 1, began, ..Process::default() }, true);
+        let started = Duration::from_secs(1_790_000_000);
+        let mut made = RecordingBuilder::of(Process { pid: 1, started, ..Process::default() }, true);
         made.alloc_on(Device { family: Family::Cuda, ordinal: 5 }, 5_000 * MIB, MemKind::Device, 2);
         made.wait(2_000_000);
         fs::write(folder.join(name), made.file()).unwrap();
@@ -195,7 +197,7 @@ fn processes_have_one_device_together() {
 
 /// Two processes that ran one after the other now run at the same time.
 #[test]
-fn processes_that_begin_to_overlap_have_more() {
+fn processes_that_start_to_overlap_have_more() {
     let folder = folder("ci-overlap");
     for (run, second) in [("before", 3), ("after", 1)] {
         fs::create_dir(folder.join(run)).unwrap();
@@ -256,7 +258,7 @@ fn what_a_pool_keeps_counts() {
     let folder = folder("ci-pool");
     let pool = PoolId(1);
     for (name, reserved) in [("before", 64), ("after", 39 << 10)] {
-        let mut made = Made::new("train");
+        let mut made = RecordingBuilder::new("train");
         made.event(EventKind::PoolRegistered { pool, device: DEVICE });
         let part = Key::of_part(pool, made.alloc(reserved * MIB, MemKind::Device, 2).get());
         let (bytes, kind, stack) = (Bytes::mib(64), MemKind::Part, StackId(2));
@@ -283,7 +285,7 @@ fn what_a_pool_keeps_counts() {
 /// can have a limit.
 #[test]
 fn a_limit_of_a_place_knows_what_is_in_a_recording() {
-    let mut peaks = Made::new("train");
+    let mut peaks = RecordingBuilder::new("train");
     peaks.item(&Item::Part(PartDefinition { is_peaks: true, after: 0 }));
     let peaks = recorded("ci-peaks.capture", peaks.training(1, 1, 10 * MIB));
     let ran_of = |limit: &str, file: &str| ran(&["report", "--max-peak", limit, file]);
@@ -293,7 +295,7 @@ fn a_limit_of_a_place_knows_what_is_in_a_recording() {
         doubtful.stderr.contains("may have been above the limit of 1 GiB. ") && doubtful.stderr.contains("--only-peak")
     );
 
-    let mut made = Made::new("train").tensors(0, 1, 4 * MIB, None);
+    let mut made = RecordingBuilder::new("train").tensors(0, 1, 4 * MIB, None);
     made.tensor(1, "Net.fc: Linear", TensorClass::Weights, [10 * MIB, 10 * MIB]);
     let tensors = recorded("ci-tensors.capture", made);
     let table = json(&["report", "--json", &tensors]);
@@ -306,7 +308,7 @@ fn a_limit_of_a_place_knows_what_is_in_a_recording() {
 /// The peak of the driver's blocks was at another time than the peak of the parts.
 #[test]
 fn a_recording_of_the_peaks_knows_that_of_the_drivers_blocks() {
-    let (mut made, pool) = (Made::new("train"), PoolId(1));
+    let (mut made, pool) = (RecordingBuilder::new("train"), PoolId(1));
     made.item(&Item::Part(PartDefinition { is_peaks: true, after: 0 }));
     made.event(EventKind::PoolRegistered { pool, device: DEVICE });
     made.alloc(64 * MIB, MemKind::Device, 2);
@@ -325,7 +327,7 @@ fn a_recording_of_the_peaks_knows_that_of_the_drivers_blocks() {
 fn what_was_lost_fails_if_that_is_asked() {
     let whole = training("ci-whole.capture");
     assert_eq!(ran(&["report", "--fail-if", "lost", &whole]).code, Some(0));
-    let mut lost = Made::new("train");
+    let mut lost = RecordingBuilder::new("train");
     lost.alloc(MIB, MemKind::Pool, 0);
     lost.event(EventKind::Lost { count: 3 });
     let lost = recorded("ci-lost.capture", lost);
@@ -338,18 +340,18 @@ fn what_was_lost_fails_if_that_is_asked() {
         assert!(ran.stderr.contains(&format!("gpumem: {file}: {why}")), "{ran:?}");
     }
     // A recording of the peaks contains everything that its option keeps, so nothing counts as lost.
-    let mut peaks = Made::new("train");
+    let mut peaks = RecordingBuilder::new("train");
     peaks.item(&Item::Part(PartDefinition { is_peaks: true, after: 0 }));
     let peaks = recorded("ci-lost-peaks.capture", peaks.training(1, 1, MIB));
     assert_eq!(ran(&["report", "--fail-if", "lost", &peaks]).code, Some(0));
-    let empty = recorded("ci-lost-nothing.capture", Made::new("idle"));
+    let empty = recorded("ci-lost-nothing.capture", RecordingBuilder::new("idle"));
     assert_eq!(ran(&["report", "--fail-if", "lost", &empty]).code, Some(1), "nothing was measured");
 }
 
 /// A value that is not in a recording is not shown as 0 next to the values of other ranks.
 #[test]
-fn a_rank_that_is_not_known_has_no_figures() {
-    let mut lost = Made::new("train");
+fn a_rank_that_is_not_known_has_no_numbers() {
+    let mut lost = RecordingBuilder::new("train");
     lost.event(EventKind::Lost { count: 3 });
     let (whole, lost) = (training("ci-rank0.capture"), recorded("ci-rank1.capture", lost));
     let Ran { code, stdout, stderr } = ran(&["report", &whole, &lost]);
@@ -430,7 +432,7 @@ fn runs_are_compared_rank_by_rank() {
     let why = limited("19%").stderr;
     assert!(why.ends_with("with a peak of 437 MiB; record the missing data again\n"), "{why}");
     // If one recording has lost events, whether a limit is kept is not known either.
-    let mut lost = Made::of_job("train", 10);
+    let mut lost = RecordingBuilder::of_job("train", 10);
     lost.alloc(MIB, MemKind::Pool, 0);
     lost.event(EventKind::Lost { count: 3 });
     fs::write(folder.join("after/train.rank10.gpu0.pid917.capture"), lost.file()).unwrap();
@@ -513,7 +515,7 @@ fn processes_without_a_rank_are_matched_by_their_command() {
         fs::create_dir_all(&run).unwrap();
         for (number, program) in [(0, "eval"), (1, "train")] {
             let file = run.join(format!("x.gpu0.pid{}.capture", pid + (number + u32::from(mib == 12)) % 2));
-            fs::write(file, Made::new(program).training(1, 1, mib * MIB).file()).unwrap();
+            fs::write(file, RecordingBuilder::new(program).training(1, 1, mib * MIB).file()).unwrap();
         }
     }
     let json: Value = serde_json::from_str(&within(&folder, &["diff", "before", "after", "--json"]).stdout).unwrap();
@@ -528,8 +530,9 @@ fn processes_without_a_rank_are_matched_by_their_command() {
 #[test]
 fn a_baseline_is_a_file_for_reviews() {
     let folder = folder("ci-baseline");
-    let training =
-        |mib: u64| fs::write(folder.join("train.capture"), Made::new("train").training(3, 10, mib * MIB).file());
+    let training = |mib: u64| {
+        fs::write(folder.join("train.capture"), RecordingBuilder::new("train").training(3, 10, mib * MIB).file())
+    };
     training(10).unwrap();
     let peaks =
         |arguments: &[&str]| within(&folder, &[&["baseline"], arguments, &["peaks.json", "train.capture"]].concat());
@@ -610,7 +613,7 @@ fn a_baseline_has_the_same_names_in_each_run() {
     let recording = |name: &str, pid, rank, runs_in: &str| {
         let (folder_of_process, arguments) = (runs_in.to_owned(), vec!["/usr/bin/train".to_owned()]);
         let process = Process { pid, rank, folder: folder_of_process, arguments, ..Process::default() };
-        let mut made = Made::of(process, true);
+        let mut made = RecordingBuilder::of(process, true);
         for file in [format!("{root}/src/model.py"), "/opt/library/layers.py".to_owned(), "generated.py".to_owned()] {
             let stack = made.stack(&[(0, "forward", &file, 12)]);
             made.alloc(MIB, MemKind::Device, stack.0 - 1);
@@ -647,18 +650,18 @@ fn a_baseline_has_the_same_names_in_each_run() {
 #[test]
 fn a_baseline_has_only_what_is_known() {
     let folder = folder("ci-baseline-unknown");
-    let mut peaks = Made::new("train");
+    let mut peaks = RecordingBuilder::new("train");
     peaks.item(&Item::Part(PartDefinition { is_peaks: true, after: 0 }));
-    let mut lost = Made::new("train");
+    let mut lost = RecordingBuilder::new("train");
     lost.alloc(MIB, MemKind::Pool, 0);
     lost.event(EventKind::Lost { count: 3 });
-    let mut newest = Made::new("train");
-    newest.item(&Item::Part(PartDefinition { is_peaks: false, after: 7 }));
+    let mut latest = RecordingBuilder::new("train");
+    latest.item(&Item::Part(PartDefinition { is_peaks: false, after: 7 }));
     for (name, made, why) in [
-        ("newest.capture", newest.training(1, 1, MIB), "record the program without --max-size"),
+        ("newest.capture", latest.training(1, 1, MIB), "record the program without --max-size"),
         ("peaks.capture", peaks.training(1, 1, MIB), "record the program without --only-peak"),
         ("lost.capture", lost, "3 events were lost"),
-        ("idle.capture", Made::new("idle"), "nothing was measured"),
+        ("idle.capture", RecordingBuilder::new("idle"), "nothing was measured"),
     ] {
         fs::write(folder.join(name), made.file()).unwrap();
         let ran = within(&folder, &["baseline", "write", "peaks.json", name]);

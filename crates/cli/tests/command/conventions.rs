@@ -96,7 +96,7 @@ fn each_command_has_a_manual_page() {
 /// A word that starts with a dash is the value of the option before it, unless that value is a path. The option reports the error
 /// in the value.
 #[test]
-fn a_value_that_begins_with_a_dash() {
+fn a_value_that_starts_with_a_dash() {
     for (arguments, why) in [
         (&["report", "--at", "-5s", "x"][..], "invalid value '-5s' for '--at <MOMENT>': write start, peak, end, oom"),
         (&["estimate", "--batch", "-1", "x"], "invalid value '-1' for '--batch <N>'"),

@@ -15,7 +15,7 @@ use crate::{
     damaged::{HEADER, recording, records},
     file,
     limits::Limits,
-    made::{allocator_event, callsite},
+    recording_builder::{allocator_event, callsite},
 };
 
 /// A recording that is being made, with a limit on the number of its items.
@@ -141,7 +141,7 @@ const CASES: [Case; 16] = [
     ("refusals", |made| {
         for _ in 0..20_000 {
             let (bytes, kind, stack) = (Bytes::new(1 << 40), MemKind::Device, StackId(1));
-            made.event(EventKind::Refused { device: Some(device(0)), bytes, kind, stack });
+            made.event(EventKind::Rejected { device: Some(device(0)), bytes, kind, stack });
         }
         while made.has_room() {
             made.alloc(1 << 21, 1 << 20, 0);
@@ -256,7 +256,7 @@ fn allocator_events(made: &mut Costly, ordinal: u32, first: u64, step: Step<'_>)
 }
 
 fn allocator(made: &mut Costly, step: impl Fn(u64) -> (AllocatorAction, u64, u64)) {
-    let devices = vec![AllocatorDevice { device: device(0), older: 0, known_from: None, said: None }];
+    let devices = vec![AllocatorDevice { device: device(0), older: 0, known_from: None, reported: None }];
     made.item(&Item::Allocator(AllocatorDefinition {
         name: "PyTorch".to_owned(),
         devices,
@@ -290,7 +290,7 @@ fn no_recording_costs_much() {
         let arguments: Vec<_> = view.iter().copied().chain(out).chain([path]).collect();
         let spent = Limits::OF_A_RECORDING.run(&arguments).unwrap_or_else(|why| panic!("{}: {why}", case.0));
         // Only scopes that stay open for so long need more work than the size of their file allows.
-        assert_eq!(spent.is_refused, case.0 == "overlapping scopes", "{}: {spent:?}", case.0);
+        assert_eq!(spent.is_rejected, case.0 == "overlapping scopes", "{}: {spent:?}", case.0);
         println!("{}: {spent:?}", case.0);
     }
 }
@@ -302,14 +302,14 @@ fn no_question_costs_much() {
         "num_hidden_layers": 400, "vocab_size": 256}"#;
     let model = file("costs-layers.json");
     fs::write(&model, layers).expect("the file can be written");
-    let refusals: Case = ("refusals of the allocator", |made| {
+    let rejections: Case = ("refusals of the allocator", |made| {
         allocator(made, |at| match at % 2 {
             0 => (AllocatorAction::Alloc, at * 512, 512),
             _ => (AllocatorAction::OutOfMemory, 0, 1 << 30),
         });
     });
     let recording = file("costs-refusals.capture");
-    fs::write(&recording, made(&refusals, 400_000)).expect("the file can be written");
+    fs::write(&recording, made(&rejections, 400_000)).expect("the file can be written");
     let [model, recording] = [&model, &recording].map(|path| path.to_str().expect("the name is text"));
     for question in [&["estimate", model, "--train", "adam", "--fit", "80GiB"][..], &["what-if", recording]] {
         let spent = Limits::OF_A_RECORDING.run(question).unwrap_or_else(|why| panic!("{why}"));
@@ -327,7 +327,7 @@ fn no_output_is_without_end() {
     for format in ["perfetto", "parquet"] {
         let out = file(&format!("costs-scopes.{format}"));
         let spent = Limits::OF_A_RECORDING.run(&["report", "--format", format, "-o", out.to_str().unwrap(), path]);
-        assert!(spent.as_ref().is_ok_and(|spent| spent.is_refused), "{format}: {spent:?}");
+        assert!(spent.as_ref().is_ok_and(|spent| spent.is_rejected), "{format}: {spent:?}");
         let written = fs::metadata(&out).map_or(0, |file| file.len());
         assert!(written < 300_000_000, "{format}: {written} bytes");
     }

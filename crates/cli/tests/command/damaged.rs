@@ -56,8 +56,8 @@ pub(crate) fn records(file: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// Makes a recording of these records, with correct checksums. If `dense` is true, the records are as short as a reader allows.
-pub(crate) fn recording(begin: &[u8], records: &[Vec<u8>], dense: bool) -> Vec<u8> {
-    let mut file = begin.to_vec();
+pub(crate) fn recording(start: &[u8], records: &[Vec<u8>], dense: bool) -> Vec<u8> {
+    let mut file = start.to_vec();
     for items in records {
         match dense.then(|| compressed(items)).filter(|stored| stored.len() < items.len()) {
             Some(stored) => file.extend(record([1, 1], items.len(), &stored)),
@@ -103,7 +103,7 @@ fn damaged_models() {
     let gguf = fs::read(linked("llama-3.2-1b.gguf")).expect("the file is there");
     fs::create_dir_all(file("damaged")).expect("the folder can be made");
     let mut random = Rng::with_seed(2);
-    let mut refused = 0;
+    let mut rejected = 0;
     for (name, whole, from) in [
         ("damaged/config.json", config.as_bytes(), 0),
         ("damaged/model.safetensors", &*safetensors, 0),
@@ -119,8 +119,8 @@ fn damaged_models() {
             bytes.append(&mut part);
             fs::write(&path, bytes).expect("the file can be written");
             let spent = Limits::OF_A_RECORDING.run(&question).unwrap_or_else(|why| panic!("{why}"));
-            refused += usize::from(spent.is_refused);
+            rejected += usize::from(spent.is_rejected);
         }
     }
-    assert!(refused > 25, "{refused}: most damage is noticed");
+    assert!(rejected > 25, "{rejected}: most damage is noticed");
 }

@@ -5,14 +5,15 @@ use gpumem_recording::{Item, PartDefinition, TensorClass};
 use serde_json::Value;
 
 use crate::{
-    Ran, file,
-    made::{MIB, Made},
-    ran,
+    Ran, file, ran,
+    recording_builder::{MIB, RecordingBuilder},
     report::{json, printed, recorded, training, written},
 };
 
 fn two(name: &str) -> [String; 2] {
-    [10, 12].map(|mib| recorded(&format!("{name}-{mib}.capture"), Made::new("train").training(3, 10, mib * MIB)))
+    [10, 12].map(|mib| {
+        recorded(&format!("{name}-{mib}.capture"), RecordingBuilder::new("train").training(3, 10, mib * MIB))
+    })
 }
 
 #[test]
@@ -42,9 +43,9 @@ fn the_difference_is_shown_by_scope_place_library_and_kind() {
 
 #[test]
 fn the_device_of_an_estimate_stands_for_the_real_one() {
-    let mut measured = Made::new("measured");
+    let mut measured = RecordingBuilder::new("measured");
     measured.alloc(10 * MIB, MemKind::Pool, 0);
-    let mut estimated = Made::new("estimated");
+    let mut estimated = RecordingBuilder::new("estimated");
     estimated.alloc_on(Device { family: Family::Simulated, ordinal: 0 }, 12 * MIB, MemKind::Pool, 0);
     let files = [recorded("measured.capture", measured), recorded("estimated.capture", estimated)];
     let text = printed(&["diff", &files[0], &files[1]]);
@@ -59,7 +60,7 @@ fn an_estimate_is_compared_with_the_classes_of_tensors() {
     let config = written("diff-estimate.json", br#"{"model_type": "gpt2", "n_layer": 2}"#);
     let estimated = file("diff-estimate.capture").display().to_string();
     printed(&["estimate", &config, "--train", "adam", "--record", &estimated]);
-    let mut made = Made::new("train").tensors(0, 1, 4 * MIB, None);
+    let mut made = RecordingBuilder::new("train").tensors(0, 1, 4 * MIB, None);
     let classes =
         [TensorClass::Weights, TensorClass::Activations, TensorClass::BackwardTemporary, TensorClass::Weights];
     for (group, class) in (1..).zip(classes) {
@@ -74,7 +75,7 @@ fn an_estimate_is_compared_with_the_classes_of_tensors() {
     assert!(!words.contains("not compared") && !words.contains(" library "), "{text}");
 
     // Two runs are compared by class and by module.
-    let mut made = Made::new("train").tensors(0, 1, 4 * MIB, None);
+    let mut made = RecordingBuilder::new("train").tensors(0, 1, 4 * MIB, None);
     made.tensor(1, "Net.fc: Linear", TensorClass::ForwardTemporary, [50 * MIB, 50 * MIB]);
     let text = printed(&["diff", "--markdown", &run, &recorded("diff-run.capture", made)]);
     for row in
@@ -88,7 +89,7 @@ fn an_estimate_is_compared_with_the_classes_of_tensors() {
 #[test]
 fn a_line_that_moved_is_compared_with_itself() {
     let made = |by: u32, mib: u64| {
-        let mut made = Made::new("train");
+        let mut made = RecordingBuilder::new("train");
         for (line, mib) in [(10, 100), (20, 50), (30, mib), (31, 40)] {
             let stack = made.stack(&[(0, "forward", "/home/ada/train/model.py", line + by)]);
             made.alloc(mib * MIB, MemKind::Device, stack.0 - 1);
@@ -112,7 +113,7 @@ fn a_line_that_moved_is_compared_with_itself() {
 /// The memory of tensors is a part of the device's memory, so tensors are in separate rows.
 #[test]
 fn tensors_are_compared_if_both_recordings_have_them() {
-    let made = |mib: u64, from| Made::new("train").tensors(3, 10, mib * MIB, from);
+    let made = |mib: u64, from| RecordingBuilder::new("train").tensors(3, 10, mib * MIB, from);
     let [before, after] = [10, 12].map(|mib| recorded(&format!("diff-tensors-{mib}.capture"), made(mib, None)));
     let text = printed(&["diff", &before, &after]);
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -164,7 +165,7 @@ fn a_limit_decides_the_exit_code() {
     assert_eq!(code("0%", &after, &before), Some(0));
     // The limit is about the device, not about tensors: here tensors need more, and the device does not.
     let tensors = [10, 12].map(|layers| {
-        let mut made = Made::new("train");
+        let mut made = RecordingBuilder::new("train");
         made.alloc(1000 * MIB - 3 * layers * 10 * MIB, MemKind::Device, 5);
         recorded(&format!("limit-tensors-{layers}.capture"), made.tensors(2, layers, 10 * MIB, None))
     });
@@ -177,16 +178,16 @@ fn a_limit_decides_the_exit_code() {
 #[test]
 fn what_is_not_known_is_no_success() {
     let before = training("known.capture");
-    let bytes = Made::new("train").training(3, 10, MIB).file();
+    let bytes = RecordingBuilder::new("train").training(3, 10, MIB).file();
     let cut = written("diff-cut.capture", &bytes[..bytes.len() - 1]);
-    let mut lost = Made::new("train");
+    let mut lost = RecordingBuilder::new("train");
     lost.alloc(MIB, MemKind::Pool, 0);
     lost.event(EventKind::Lost { count: 3 });
     let lost = recorded("lost.capture", lost);
-    let mut part = Made::new("train");
+    let mut part = RecordingBuilder::new("train");
     part.item(&Item::Part(PartDefinition { is_peaks: false, after: 7 }));
     let part = recorded("part.capture", part.training(3, 10, MIB));
-    let empty = recorded("nothing.capture", Made::new("train"));
+    let empty = recorded("nothing.capture", RecordingBuilder::new("train"));
     for (file, why) in [
         (&cut, "has no end"),
         (&lost, "3 events were lost"),

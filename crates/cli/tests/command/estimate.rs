@@ -47,7 +47,7 @@ fn the_peak_what_fits_and_what_would_save() {
 }
 
 #[test]
-fn json_has_the_same_figures() {
+fn json_has_the_same_numbers() {
     let config = written("estimate-json.json", CONFIG);
     let arguments = ["estimate", &config, "--length", "64", "--json", "--fit", "8GiB", "--savings"];
     let json = json(&arguments);

@@ -22,11 +22,10 @@ use gpumem_core::testing::skipped;
 use crate::{
     file, folder,
     golden::data,
-    gpumem, linked,
-    made::{MIB, Made},
-    output_of,
+    gpumem, linked, output_of,
     pickled::unpickled,
     ran,
+    recording_builder::{MIB, RecordingBuilder},
     report::{json, printed, recorded, training, written},
 };
 
@@ -58,7 +57,7 @@ fn folded_stacks_add_up_to_the_peak() {
 /// Memory of the host is not part of the device's peak.
 #[test]
 fn memory_of_the_host_stands_apart() {
-    let mut made = Made::new("train");
+    let mut made = RecordingBuilder::new("train");
     for (mib, kind) in [(32, MemKind::PinnedHost), (4, MemKind::Device)] {
         made.alloc(mib * MIB, kind, 1);
     }
@@ -110,9 +109,9 @@ fn folded_functions_add_up_to_the_same() {
             assert!(folded.contains(line), "{folded}");
         }
     }
-    let refused = ran(&["report", "--format", "json", "--fold", recording]);
+    let rejected = ran(&["report", "--format", "json", "--fold", recording]);
     let why = "gpumem: --fold cannot be used with --format json: the format has no stacks to fold; leave --fold out\n";
-    assert_eq!((refused.code, refused.stderr.as_str()), (Some(2), why));
+    assert_eq!((rejected.code, rejected.stderr.as_str()), (Some(2), why));
 }
 
 #[test]
@@ -315,7 +314,7 @@ fn perfetto_has_counters_and_slices() {
 
 #[test]
 fn torch_reads_the_snapshot() {
-    let mut made = Made::new("train").training(3, 100, 10 * MIB);
+    let mut made = RecordingBuilder::new("train").training(3, 100, 10 * MIB);
     // These sizes need numbers of all lengths in the pickle.
     for bytes in [1, 255, 256, 65_536, (1 << 31) - 1, 1 << 31, 1 << 40] {
         made.alloc(bytes, MemKind::Pool, 1);
@@ -402,7 +401,7 @@ fn the_tables_have_events_and_blocks() {
         assert_eq!(*field(live[0], "line"), Field::Null);
     }
     // A recording without allocations has tables without rows.
-    let empty = recorded("no-events.capture", Made::new("train"));
+    let empty = recorded("no-events.capture", RecordingBuilder::new("train"));
     printed(&["report", "--format", "parquet", "--output", out, &empty]);
     assert_eq!(rows(&folder.join("no-events.blocks.parquet")).len(), 0);
     // The tables of another recording are not overwritten.
@@ -435,7 +434,7 @@ fn duckdb(script: &str) -> Option<Output> {
 fn the_query_of_the_book_finds_the_rank_that_differs() {
     let [runs, folder] = ["runs-of-a-fleet", "fleet"].map(folder);
     for rank in 0..20 {
-        fs::write(runs.join(format!("rank-{rank}.capture")), Made::of_rank(rank).file()).unwrap();
+        fs::write(runs.join(format!("rank-{rank}.capture")), RecordingBuilder::of_rank(rank).file()).unwrap();
     }
     let [runs, folder] = [&runs, &folder].map(|path| path.to_str().unwrap());
     assert_eq!(printed(&["report", "--format", "parquet", "--output", folder, runs]), "");
@@ -465,7 +464,7 @@ fn the_table_of_tensors_has_the_peak_of_the_summary() {
     let folder = folder("tables-of-tensors");
     let out = folder.to_str().unwrap();
     let known_from = Some(Duration::from_micros(60));
-    let mut made = Made::new("train").tensors(3, 10, 10 * MIB, known_from);
+    let mut made = RecordingBuilder::new("train").tensors(3, 10, 10 * MIB, known_from);
     // This tensor is allocated after the peak.
     made.tensor(1, "Net.fc: Linear", TensorClass::Gradients, [512, 512]);
     let file = recorded("tensor-rows.capture", made);
@@ -494,14 +493,14 @@ fn the_table_of_tensors_has_the_peak_of_the_summary() {
     assert_eq!(rows(&folder.join("tensor-rows.blocks.parquet")).len(), 2);
     assert_eq!(rows(&folder.join("tensor-rows.events.parquet")).len(), 3);
     // If a later recording with the same name has no tensors, the old table of tensors is removed.
-    recorded("tensor-rows.capture", Made::new("train").training(1, 2, MIB));
+    recorded("tensor-rows.capture", RecordingBuilder::new("train").training(1, 2, MIB));
     printed(&["report", "--format", "parquet", "--output", out, &file]);
     assert!(!path.exists());
 }
 
 #[test]
 fn perfetto_has_marks() {
-    let mut made = Made::new("train");
+    let mut made = RecordingBuilder::new("train");
     made.event(EventKind::Mark { callsite: CallsiteId(3) });
     made.on_thread(9);
     made.event(EventKind::Mark { callsite: CallsiteId(99) });
@@ -515,7 +514,7 @@ fn perfetto_has_marks() {
 #[test]
 fn perfetto_has_counters_of_tensors() {
     let most_and_end = |from| {
-        let made = Made::new("train").tensors(3, 10, 10 * MIB, from);
+        let made = RecordingBuilder::new("train").tensors(3, 10, 10 * MIB, from);
         let trace = Fields::of(&bytes("perfetto", &recorded("perfetto-tensors.capture", made)));
         let packets = trace.messages(1);
         let mut names = BTreeMap::new();

@@ -22,7 +22,7 @@ pub(crate) struct Limits {
 pub(crate) struct Spent {
     pub(crate) megabytes: u64,
     /// True if the command ended with 2.
-    pub(crate) is_refused: bool,
+    pub(crate) is_rejected: bool,
 }
 
 /// Programs that are not optimised take several times as long.
@@ -55,14 +55,14 @@ impl Limits {
             thread::sleep(Duration::from_millis(2));
         };
         let errors = errors.join().expect("it does not panic").map_err(|error| error.to_string())?;
-        spent.is_refused = status.code() == Some(2);
+        spent.is_rejected = status.code() == Some(2);
         let what = |why: &str| format!("gpumem {} {why} ({status}, {spent:?}): {errors}", arguments.join(" "));
-        let is_said = errors.lines().all(|line| line.starts_with("gpumem: "));
+        let is_reported = errors.lines().all(|line| line.starts_with("gpumem: "));
         match status.code() {
             None => Err(what("was killed")),
             _ if spent.megabytes > self.megabytes => Err(what("took too much memory")),
             Some(0) if errors.is_empty() => Ok(spent),
-            Some(2) if is_said && !errors.is_empty() => Ok(spent),
+            Some(2) if is_reported && !errors.is_empty() => Ok(spent),
             _ => Err(what("ended otherwise than with 0, or with 2 and a reason")),
         }
     }

@@ -10,12 +10,12 @@ mod estimate;
 mod formats;
 mod golden;
 mod limits;
-#[allow(dead_code, reason = "the tests of the library use the rest")]
-mod made;
 mod names;
 mod page;
 mod parts;
 mod pickled;
+#[allow(dead_code, reason = "the tests of the library use the rest")]
+mod recording_builder;
 mod report;
 #[allow(unreachable_pub, reason = "in gpumem-tests it is public")]
 mod snapshot;

@@ -17,7 +17,7 @@ use std::{
 use gpumem_core::model::{Bytes, CallsiteId, Label, MemKind, Source, StackId, ThreadId};
 use gpumem_core::testing::{assert_printable, has};
 use gpumem_recording::{
-    AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvents, AllocatorFigures, BlockLabel,
+    AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvents, AllocatorStats, BlockLabel,
     CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process, StackDefinition,
     Symbol, SymbolsDefinition, ThreadDefinition,
 };
@@ -27,8 +27,8 @@ use crate::{
     Ran, file,
     formats::{Fields, rows},
     gpumem,
-    made::{DEVICE, MIB, Made, allocator_event},
     pickled::unpickled,
+    recording_builder::{DEVICE, MIB, RecordingBuilder, allocator_event},
     report::written,
 };
 
@@ -86,7 +86,7 @@ fn prints_json(arguments: &[&OsStr], has_name: bool) -> Value {
 
 /// Defines stack 50, of a function with a line that another function called, and stack 51, of a function without a line in a
 /// library.
-fn define_stacks(made: &mut Made) {
+fn define_stacks(made: &mut RecordingBuilder) {
     let name = || NAME.to_owned();
     made.item(&Item::Module(ModuleDefinition {
         id: 9,
@@ -104,9 +104,9 @@ fn define_stacks(made: &mut Made) {
 }
 
 /// Makes a recording in which all names are hostile.
-fn made() -> Made {
+fn made() -> RecordingBuilder {
     let name = || NAME.to_owned();
-    let mut made = Made::new(NAME);
+    let mut made = RecordingBuilder::new(NAME);
     made.item(&Item::Process(Process {
         pid: 4711,
         executable: format!("/{NAME}/{NAME}"),
@@ -142,7 +142,7 @@ fn made() -> Made {
     }
     made.close(scope);
     made.alloc(8 * MIB, MemKind::PinnedHost, 49);
-    made.refused(1 << 40, MemKind::Device, 49);
+    made.rejected(1 << 40, MemKind::Device, 49);
     made
 }
 
@@ -158,7 +158,7 @@ fn written_recordings() -> [PathBuf; 3] {
         device: DEVICE,
         older: 0,
         known_from: None,
-        said: Some(AllocatorFigures { allocated: Bytes::new(said), ..AllocatorFigures::default() }),
+        reported: Some(AllocatorStats { allocated: Bytes::new(said), ..AllocatorStats::default() }),
     };
     let mut tensors = made();
     let address = 0x7e00_0000_0000;
@@ -213,7 +213,7 @@ fn reports() {
 #[test]
 fn differences() {
     let [tensors, missing, plain] = recordings();
-    let other = written("names-other.capture", &Made::new("train").training(2, 4, MIB).file());
+    let other = written("names-other.capture", &RecordingBuilder::new("train").training(2, 4, MIB).file());
     let other = Path::new(&other);
     for files in [[&*tensors, &tensors], [&tensors, other], [other, &missing], [&plain, &tensors], [&missing, &plain]] {
         prints_text(&words("diff --fail-on-increase 5%", files.as_slice()));
@@ -240,7 +240,7 @@ fn what_ci_reads() {
         fs::create_dir_all(folder).expect("it can be made");
         // Nothing is missing from these recordings.
         for file in ["0.capture", "1.capture"] {
-            let mut made = Made::new("train");
+            let mut made = RecordingBuilder::new("train");
             define_stacks(&mut made);
             made.alloc(bytes, MemKind::Pool, 49);
             fs::write(folder.join(file), made.file()).expect("it can be written");

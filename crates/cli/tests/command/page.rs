@@ -8,9 +8,8 @@ use gpumem_recording::{Item, PoolDefinition};
 use serde_json::{Value, json};
 
 use crate::{
-    file, folder,
-    made::{DEVICE, MIB, Made},
-    output_of, ran,
+    file, folder, output_of, ran,
+    recording_builder::{DEVICE, MIB, RecordingBuilder},
     report::{json, printed, recorded, training},
 };
 
@@ -34,7 +33,7 @@ fn a_page_loads_nothing() {
 
 #[test]
 fn a_page_has_the_marks() {
-    let mut made = Made::new("train");
+    let mut made = RecordingBuilder::new("train");
     for callsite in [3, 4, 3] {
         made.event(EventKind::Mark { callsite: CallsiteId(callsite) });
     }
@@ -46,19 +45,19 @@ fn a_page_has_the_marks() {
 /// The row is in the report, in its JSON and on the page.
 #[test]
 fn what_a_pool_keeps_unused_has_a_row() {
-    let (mut made, pool) = (Made::new("train"), PoolId(1));
+    let (mut made, pool) = (RecordingBuilder::new("train"), PoolId(1));
     made.item(&Item::Pool(PoolDefinition { pool, name: "arena".to_owned() }));
     made.event(EventKind::PoolRegistered { pool, device: DEVICE });
-    let begin = made.alloc(64 * MIB, MemKind::Device, 2).get();
+    let start = made.alloc(64 * MIB, MemKind::Device, 2).get();
     made.event(EventKind::PoolReserved { pool, bytes: Bytes::mib(64) });
-    let [first, second, unknown] = [0, 20, 50].map(|mib| Key::of_part(pool, begin + mib * MIB));
+    let [first, second, unknown] = [0, 20, 50].map(|mib| Key::of_part(pool, start + mib * MIB));
     for (key, mib) in [(first, 20), (second, 16)] {
         let (kind, stack) = (MemKind::Part, StackId(2));
         made.alloc_at(key, Block { device: DEVICE, bytes: Bytes::mib(mib), kind, context: pool.0, stack });
     }
     made.free(second);
     made.free(unknown);
-    made.refused(MIB << 20, MemKind::Device, 2);
+    made.rejected(MIB << 20, MemKind::Device, 2);
     let file = recorded("pool.capture", made);
     let row = "cache of arena: 28 MiB of 64 MiB; wrong calls: 1 free of an unknown part";
     let report = printed(&["report", &file]);
@@ -86,8 +85,8 @@ fn what_a_pool_keeps_unused_has_a_row() {
 
 /// The recording has two devices, several kinds, parts that are freed, frees that fail or are missed, and contexts that
 /// end.
-fn varied() -> Made {
-    let mut made = Made::new("varied").training(4, 10, 3 * MIB);
+fn varied() -> RecordingBuilder {
+    let mut made = RecordingBuilder::new("varied").training(4, 10, 3 * MIB);
     let second = Device { family: Family::Cuda, ordinal: 1 };
     made.device(second, "NVIDIA H200");
     let mut random = Rng::with_seed(1);
@@ -214,7 +213,7 @@ fn the_script_computes_what_the_report_says_of_tensors() {
     let known_from = Some(Duration::from_micros(60));
     let files = [None, known_from].map(|from| {
         let name = format!("page-tensors-{}.capture", from.is_some());
-        let mut made = Made::new("train");
+        let mut made = RecordingBuilder::new("train");
         if from.is_none() {
             // The peak is after 1.2348 s. Reports truncate this number instead of rounding it.
             made.wait(1_234_567);
@@ -254,7 +253,11 @@ fn the_script_computes_what_the_report_says_of_tensors() {
 fn a_page_of_many_ranks_has_the_events_of_a_few() {
     let folder = folder("page-ranks");
     for rank in 0..65 {
-        fs::write(folder.join(format!("train.rank{rank}.gpu0.pid{rank}.capture")), Made::of_rank(rank).file()).unwrap();
+        fs::write(
+            folder.join(format!("train.rank{rank}.gpu0.pid{rank}.capture")),
+            RecordingBuilder::of_rank(rank).file(),
+        )
+        .unwrap();
     }
     let runs = folder.to_str().unwrap();
     let (path, text) = page("ranks", &[runs, "--rank", "40"]);
@@ -304,9 +307,9 @@ fn a_page_of_many_ranks_has_the_events_of_a_few() {
 
 #[test]
 fn a_page_of_nothing_and_a_page_of_a_cut_file() {
-    let (path, _) = page("nothing", &[&recorded("page-nothing.capture", Made::new("train"))]);
+    let (path, _) = page("nothing", &[&recorded("page-nothing.capture", RecordingBuilder::new("train"))]);
     assert_eq!(computed(&path).unwrap_or_else(|| json!([])), json!([]));
-    let bytes = Made::new("train").training(200, 100, MIB).file();
+    let bytes = RecordingBuilder::new("train").training(200, 100, MIB).file();
     let cut = crate::report::written("page-cut.capture", &bytes[..bytes.len() / 2]);
     let out = file("cut.html");
     let ran = ran(&["report", "--html", out.to_str().unwrap(), &cut]);

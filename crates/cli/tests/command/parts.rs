@@ -11,17 +11,17 @@ use serde_json::{Value, json};
 use crate::{
     file,
     formats::{counters, field, instants, rows},
-    made::{MIB, Made},
     page::computed,
     ran,
+    recording_builder::{MIB, RecordingBuilder},
     report::{json, printed, written},
 };
 
 /// The program has 500 MiB live from 100 to 400 ms. At its peak after 600 ms it has 800 MiB, in addition to 64 MiB of pinned host
 /// memory. From 800 to 900 ms it has 210 MiB, and 10 MiB at the end, after a second.
-fn program() -> Made {
-    let mut made = Made::new("train");
-    let alloc = |made: &mut Made, millis: u64, bytes, kind, place| {
+fn program() -> RecordingBuilder {
+    let mut made = RecordingBuilder::new("train");
+    let alloc = |made: &mut RecordingBuilder, millis: u64, bytes, kind, place| {
         made.wait_until(millis * 1000);
         made.alloc(bytes * MIB, kind, place)
     };
@@ -41,7 +41,7 @@ fn program() -> Made {
 }
 
 /// Returns a partial recording: the blocks that were live after `after` events, or at the peaks, and then the other events.
-fn part_of(made: Made, mut part: Part, after: usize) -> Vec<u8> {
+fn part_of(made: RecordingBuilder, mut part: Part, after: usize) -> Vec<u8> {
     let (items, _) = items_of(&*made.file()).expect("it is a recording");
     let (events, others): (Vec<_>, Vec<_>) = items.into_iter().partition(|item| matches!(item, Item::Event(_)));
     for item in events.iter().take(after) {
@@ -62,8 +62,8 @@ fn peaks(name: &str) -> String {
 }
 
 /// Returns the recording of the latest events, from 500 ms on.
-fn newest(name: &str) -> String {
-    written(name, &part_of(program(), Part::newest(), 2))
+fn latest(name: &str) -> String {
+    written(name, &part_of(program(), Part::latest(), 2))
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn the_summary_of_peaks_has_no_totals() {
 
 #[test]
 fn other_moments_are_not_known() {
-    let (peaks, newest) = (peaks("peaks-at.capture"), newest("newest-at.capture"));
+    let (peaks, latest) = (peaks("peaks-at.capture"), latest("newest-at.capture"));
     for (file, moment, bytes) in [
         (&peaks, "250ms", None),
         (&peaks, "850ms", None),
@@ -95,10 +95,10 @@ fn other_moments_are_not_known() {
         (&peaks, "peak", Some(800)),
         (&peaks, "end", Some(10)),
         (&peaks, "2s", Some(10)),
-        (&newest, "250ms", None),
-        (&newest, "650ms", Some(800)),
-        (&newest, "850ms", Some(210)),
-        (&newest, "end", Some(10)),
+        (&latest, "250ms", None),
+        (&latest, "650ms", Some(800)),
+        (&latest, "850ms", Some(210)),
+        (&latest, "end", Some(10)),
     ] {
         let text = printed(&["report", "--at", moment, file]);
         let words = bytes.map_or("? in use at ".to_owned(), |bytes| {
@@ -139,7 +139,7 @@ fn tables_have_no_totals() {
 
 #[test]
 fn formats_have_what_is_known() {
-    let (peaks, newest) = (peaks("peaks-formats.capture"), newest("newest-formats.capture"));
+    let (peaks, latest) = (peaks("peaks-formats.capture"), latest("newest-formats.capture"));
     let live = |file: &str| -> Vec<Value> {
         let lines = printed(&["report", "--format", "json", file]);
         lines
@@ -149,7 +149,7 @@ fn formats_have_what_is_known() {
     };
     assert_eq!(live(&peaks), [Value::Null, json!(800 * MIB), Value::Null]);
     let expected = [0, 790, 800, 10, 10, 210, 10].map(|bytes| json!(bytes * MIB));
-    assert_eq!(live(&newest), expected);
+    assert_eq!(live(&latest), expected);
     // Perfetto gets no counter where it would be wrong.
     let out = file("peaks.pftrace").into_os_string().into_string().unwrap();
     let perfetto = |recording: &str| {
@@ -159,7 +159,7 @@ fn formats_have_what_is_known() {
     let bytes = perfetto(&peaks);
     assert_eq!(counters(&bytes), Vec::<i64>::new());
     assert_eq!(instants(&bytes), ["device 0: the peak was 800 MiB"]);
-    assert!(counters(&perfetto(&newest)).contains(&(800 * MIB).cast_signed()));
+    assert!(counters(&perfetto(&latest)).contains(&(800 * MIB).cast_signed()));
     for format in ["folded", "pprof"] {
         let of = |moment| ran_to(format, &["--at", moment], &peaks);
         assert!(
@@ -188,7 +188,7 @@ fn ran_to(format: &str, more: &[&str], recording: &str) -> Option<String> {
 
 #[test]
 fn the_page_draws_what_is_known() {
-    let files = [peaks("peaks-page.capture"), newest("newest-page.capture")];
+    let files = [peaks("peaks-page.capture"), latest("newest-page.capture")];
     let out = file("parts.html").into_os_string().into_string().unwrap();
     printed(&["report", "--html", &out, &files[0], &files[1]]);
     let text = fs::read_to_string(&out).expect("the page is there");

@@ -8,13 +8,13 @@ use serde_json::Value;
 
 use crate::{
     Ran, file,
-    made::{MIB, Made, callsite},
     page::page,
     ran,
+    recording_builder::{MIB, RecordingBuilder, callsite},
 };
 
 /// Writes a recording to a file of this name.
-pub(crate) fn recorded(name: &str, made: Made) -> String {
+pub(crate) fn recorded(name: &str, made: RecordingBuilder) -> String {
     written(name, &made.file())
 }
 
@@ -29,7 +29,7 @@ fn text(file: PathBuf) -> String {
 }
 
 pub(crate) fn training(name: &str) -> String {
-    recorded(name, Made::new("train").training(3, 10, 10 * MIB))
+    recorded(name, RecordingBuilder::new("train").training(3, 10, 10 * MIB))
 }
 
 #[track_caller]
@@ -47,7 +47,7 @@ pub(crate) fn json(arguments: &[&str]) -> Value {
 /// The program resets its summary, but the report is about the whole recording.
 #[test]
 fn a_reset_summary_lowers_no_peak_of_the_report() {
-    let mut made = Made::new("epochs");
+    let mut made = RecordingBuilder::new("epochs");
     let scope = made.open(3);
     for mib in [100, 10] {
         let block = made.alloc(mib * MIB, MemKind::Device, 2);
@@ -114,7 +114,10 @@ fn a_peak_above_the_limit_ends_with_1() {
         "{stderr}"
     );
     let nothing = "gpumem: nothing was measured, so nothing is known of the limit of 1 TiB\n";
-    assert_eq!(compared("1TiB", &recorded("limit-idle.capture", Made::new("idle"))), (Some(1), nothing.to_owned()));
+    assert_eq!(
+        compared("1TiB", &recorded("limit-idle.capture", RecordingBuilder::new("idle"))),
+        (Some(1), nothing.to_owned())
+    );
 }
 
 #[test]
@@ -132,7 +135,7 @@ fn a_recording_is_not_replaced_by_its_page() {
 /// than its events.
 #[test]
 fn a_command_line_keeps_its_arguments() {
-    let mut made = Made::new("long");
+    let mut made = RecordingBuilder::new("long");
     made.item(&Item::Process(Process {
         pid: 4711,
         arguments: ["/opt/conda/envs/train-with-a-long-name/bin/python3.12", "train.py", "--epochs", "3"]
@@ -147,7 +150,7 @@ fn a_command_line_keeps_its_arguments() {
 }
 
 #[test]
-fn json_has_the_exact_figures() {
+fn json_has_the_exact_numbers() {
     let overview = json(&["report", "--json", &training("json.capture")]);
     let device = &overview["devices"][0];
     assert_eq!(device["peak_bytes"], PEAK);
@@ -228,7 +231,9 @@ fn tree_table_and_leaks_are_those_of_the_library() {
 #[test]
 fn ranks_stand_side_by_side() {
     let files: Vec<String> = (0..6_u64)
-        .map(|rank| recorded(&format!("rank-{rank}.capture"), Made::new("train").training(2, 10, (10 + rank) * MIB)))
+        .map(|rank| {
+            recorded(&format!("rank-{rank}.capture"), RecordingBuilder::new("train").training(2, 10, (10 + rank) * MIB))
+        })
         .collect();
     let files: Vec<&str> = files.iter().map(String::as_str).collect();
     let text = printed(&[&["report"][..], &files[..2]].concat());
@@ -248,7 +253,7 @@ fn ranks_stand_side_by_side() {
 
 #[test]
 fn a_line_of_python_stands_before_its_library() {
-    let mut made = Made::new("python");
+    let mut made = RecordingBuilder::new("python");
     let place = made.python();
     made.alloc(6 * MIB, MemKind::Device, place);
     made.alloc(4 * MIB, MemKind::Device, 4);
@@ -279,7 +284,7 @@ fn a_line_of_python_stands_before_its_library() {
 
 #[test]
 fn what_has_no_stack_is_said() {
-    let mut made = Made::new("small");
+    let mut made = RecordingBuilder::new("small");
     let scope = made.open(2);
     for _ in 0..8 {
         // No stack has this id.
@@ -295,7 +300,7 @@ fn what_has_no_stack_is_said() {
 
 #[test]
 fn blocks_without_a_stack_have_a_library() {
-    let mut made = Made::new("files");
+    let mut made = RecordingBuilder::new("files");
     let path = "/venv/lib/python3.12/site-packages/cupy/cuda/memory.cpython-312-x86_64-linux-gnu.so".to_owned();
     made.item(&Item::Module(ModuleDefinition { id: 9, path, build_id: vec![4], base: 0 }));
     for (id, module) in [(60, 1), (61, 9)] {
@@ -318,7 +323,7 @@ fn blocks_without_a_stack_have_a_library() {
 
 #[test]
 fn a_program_without_debug_information_is_said() {
-    let mut made = Made::new("stripped");
+    let mut made = RecordingBuilder::new("stripped");
     let addresses = vec![CodeAddress { module: 1, offset: 0x9999 }];
     made.item(&Item::Stack(StackDefinition { id: StackId(50), addresses }));
     made.alloc(3 * MIB, MemKind::Pool, 49);
@@ -333,7 +338,7 @@ fn a_program_without_debug_information_is_said() {
 /// at its own peak.
 #[test]
 fn names_that_differ_in_numbers_are_one_in_each_report() {
-    let mut made = Made::new("serve");
+    let mut made = RecordingBuilder::new("serve");
     let requests: u32 = 22;
     for request in 0..requests {
         made.item(&Item::Callsite(callsite(10 + request, &format!("request {request}"), "src/serve.rs", 7)));
@@ -342,7 +347,7 @@ fn names_that_differ_in_numbers_are_one_in_each_report() {
         made.close(scope);
     }
     let file = recorded("requests.capture", made);
-    let other = recorded("requests-other.capture", Made::new("serve").training(1, 1, MIB));
+    let other = recorded("requests-other.capture", RecordingBuilder::new("serve").training(1, 1, MIB));
     for view in [&[][..], &["--tree"], &["--leaks"], &["--table"], &["--at", "peak"], &["--between", "start", "peak"]] {
         let text = printed(&[&["report"], view, &[&*file]].concat());
         assert!(text.contains("request #") && !text.contains("request 2"), "{view:?}: {text}");
@@ -366,7 +371,7 @@ fn names_that_differ_in_numbers_are_one_in_each_report() {
 /// The symbols of a program come at the end of its recording.
 #[test]
 fn a_recording_without_an_end_has_no_symbols() {
-    let bytes = Made::without_symbols("endless").training(200, 100, MIB).file();
+    let bytes = RecordingBuilder::without_symbols("endless").training(200, 100, MIB).file();
     let cut = written("endless.capture", &bytes[..bytes.len() * 2 / 3]);
     let missing_symbols = |file: &str| {
         let json: Value = serde_json::from_str(&ran(&["report", "--json", file]).stdout).expect("it is JSON");
@@ -391,7 +396,7 @@ fn a_recording_without_an_end_has_no_symbols() {
 
 #[test]
 fn each_device_has_its_peak() {
-    let mut made = Made::new("two");
+    let mut made = RecordingBuilder::new("two");
     let second = Device { family: Family::Cuda, ordinal: 1 };
     made.device(second, "NVIDIA H200");
     let key = made.alloc_on(second, 3 * MIB, MemKind::Pool, 0);
@@ -411,7 +416,7 @@ fn each_device_has_its_peak() {
 
 #[test]
 fn pinned_memory_of_pytorch_says_what_it_was_rounded_from() {
-    let mut made = Made::new("pinned");
+    let mut made = RecordingBuilder::new("pinned");
     let python = made.python();
     let first = made.alloc(1024 * MIB, MemKind::PinnedHost, python);
     made.alloc(512 * MIB, MemKind::PinnedHost, python);
@@ -432,7 +437,7 @@ fn pinned_memory_of_pytorch_says_what_it_was_rounded_from() {
 }
 
 #[test]
-fn what_is_no_recording_is_refused() {
+fn what_is_no_recording_is_rejected() {
     for (name, bytes, why) in [
         ("empty", &b""[..], "the file is empty: "),
         (
@@ -466,7 +471,7 @@ fn what_is_not_a_file_with_a_size_is_not_waited_for() {
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo starts").success());
         pipe.to_str().expect("UTF-8").to_owned()
     };
-    let (recording, unread) = (written("beside.capture", &Made::new("train").file()), pipe("pipe"));
+    let (recording, unread) = (written("beside.capture", &RecordingBuilder::new("train").file()), pipe("pipe"));
     for wrong in ["/no/such/file", "/", &unread, "/dev/zero", "/proc/kmsg"] {
         for command in [
             &["report", wrong][..],
@@ -497,7 +502,7 @@ fn what_is_not_a_file_with_a_size_is_not_waited_for() {
 #[test]
 fn a_cut_file_is_reported_up_to_its_last_record() {
     // The recording has several records: each has some 64 KiB before compression.
-    let bytes = Made::new("train").training(200, 100, MIB).file();
+    let bytes = RecordingBuilder::new("train").training(200, 100, MIB).file();
     let cut = written("cut.capture", &bytes[..bytes.len() * 2 / 3]);
     let Ran { code, stdout, stderr } = ran(&["report", &cut]);
     assert_eq!(code, Some(2));
@@ -519,12 +524,12 @@ fn a_cut_file_is_reported_up_to_its_last_record() {
 }
 
 #[test]
-fn the_summary_begins_with_the_allocation_that_was_refused() {
-    let mut made = Made::new("oom");
+fn the_summary_starts_with_the_allocation_that_was_rejected() {
+    let mut made = RecordingBuilder::new("oom");
     made.alloc(100 * MIB, MemKind::Device, 0);
     // The thread empties its cache and tries again.
     let cache = made.alloc(300 * MIB, MemKind::Device, 1);
-    made.refused(200 * MIB, MemKind::Device, 2);
+    made.rejected(200 * MIB, MemKind::Device, 2);
     made.free(cache);
     made.alloc(200 * MIB, MemKind::Device, 2);
     let without = recorded("short.capture", made);
@@ -533,15 +538,15 @@ fn the_summary_begins_with_the_allocation_that_was_refused() {
                  from src/main.rs:9, while the process had 400 MiB of device 0 in use.\nEach time the same thread obtained as much \
                  within a second, as allocators with a cache do that empty it and try again.\nThe memory at that time: ";
     assert!(text.starts_with(short), "{text}");
-    let mut made = Made::new("oom");
+    let mut made = RecordingBuilder::new("oom");
     made.alloc(100 * MIB, MemKind::Device, 0);
-    made.refused(200 * MIB, MemKind::Device, 2);
+    made.rejected(200 * MIB, MemKind::Device, 2);
     // An allocation by another thread, of another size, or too late is not a second try of the failed one.
     made.on_thread(2);
     made.alloc(200 * MIB, MemKind::Device, 1);
     made.on_thread(1);
     made.alloc(100 * MIB, MemKind::Device, 1);
-    made.refused(3 << 30, MemKind::Pool, 2);
+    made.rejected(3 << 30, MemKind::Pool, 2);
     made.wait(1_100_000);
     made.alloc(4 << 30, MemKind::Pool, 2);
     let file = recorded("oom.capture", made);
@@ -562,11 +567,11 @@ fn the_summary_begins_with_the_allocation_that_was_refused() {
         at.starts_with("device 0 (NVIDIA H200): 400 MiB in use at the rejected allocation of 3 GiB, after 5 µs\n"),
         "{at}"
     );
-    let refused = &json(&["report", "--json", &file])["refused"];
-    assert_eq!((&refused["count"], &refused["obtained_soon"]), (&2.into(), &0.into()), "{refused}");
-    assert_eq!(refused["largest_bytes"], 3_u64 << 30);
-    assert_eq!(refused["main"]["live_bytes"], 400 * MIB);
-    assert_eq!((&refused["main"]["kind"], &refused["newest"][0]["bytes"]), (&"pool".into(), &(200 * MIB).into()));
+    let rejected = &json(&["report", "--json", &file])["refused"];
+    assert_eq!((&rejected["count"], &rejected["obtained_soon"]), (&2.into(), &0.into()), "{rejected}");
+    assert_eq!(rejected["largest_bytes"], 3_u64 << 30);
+    assert_eq!(rejected["main"]["live_bytes"], 400 * MIB);
+    assert_eq!((&rejected["main"]["kind"], &rejected["newest"][0]["bytes"]), (&"pool".into(), &(200 * MIB).into()));
     // Each of several recordings has a line.
     let ranks = printed(&["report", &file, &without]);
     assert!(ranks.starts_with("oom: Out of memory: ") && ranks.contains("\nshort: Memory was short: "), "{ranks}");

@@ -10,8 +10,8 @@ use crate::{
     file,
     golden::data,
     limits::Limits,
-    made::{MIB, Made},
     ran,
+    recording_builder::{MIB, RecordingBuilder},
     report::{json, printed, recorded, written},
 };
 
@@ -39,7 +39,7 @@ fn all_protocols_say_the_same() {
 /// gpumem can read the files that it writes for PyTorch's viewer.
 #[test]
 fn a_recording_survives_the_way_through_a_snapshot() {
-    let recording = recorded("through.capture", Made::new("train").tensors(3, 4, MIB, None));
+    let recording = recorded("through.capture", RecordingBuilder::new("train").tensors(3, 4, MIB, None));
     let [first, second] = ["through-1.pickle", "through-2.pickle"].map(|name| file(name).display().to_string());
     for (from, to) in [(&recording, &first), (&first, &second)] {
         printed(&["report", "--format", "torch", "-o", to, from]);
@@ -216,14 +216,14 @@ fn a_snapshot_has_a_page_and_tables() {
 }
 
 #[test]
-fn a_pickle_that_runs_code_is_refused() {
+fn a_pickle_that_runs_code_is_rejected() {
     let (pickle, ran_it) = (file("code.pickle"), file("code-ran"));
     _ = fs::remove_file(&ran_it);
     let command = format!("touch {}", ran_it.display());
     let length = u8::try_from(command.len()).expect("the path is short");
     fs::write(&pickle, [b"\x80\x04cos\nsystem\n\x8c", &[length][..], command.as_bytes(), b"\x85R."].concat()).unwrap();
-    let refused = ran(&["report", pickle.to_str().unwrap()]);
+    let rejected = ran(&["report", pickle.to_str().unwrap()]);
     let said = "the opcode GLOBAL would run `os.system`. gpumem reads data only, and has run nothing; give a file that";
-    assert!(refused.code == Some(2) && refused.stderr.contains(said), "{refused:?}");
+    assert!(rejected.code == Some(2) && rejected.stderr.contains(said), "{rejected:?}");
     assert!(!Path::new(&ran_it).exists());
 }

@@ -7,7 +7,7 @@ use unicode_width::UnicodeWidthStr;
 
 use crate::{
     Ran, gpumem,
-    made::{MIB, Made},
+    recording_builder::{MIB, RecordingBuilder},
     report::{recorded, training},
 };
 
@@ -36,7 +36,7 @@ fn long_names() -> String {
 }
 
 fn write_long_names() -> String {
-    let mut made = Made::new("train").training(2, 10, 10 * MIB);
+    let mut made = RecordingBuilder::new("train").training(2, 10, 10 * MIB);
     made.long_names("llama/modeling_llama_with_rotary");
     made.alloc(3 * MIB, MemKind::PinnedHost, 6);
     made.alloc(300 * MIB, MemKind::Device, 7);
@@ -65,7 +65,7 @@ fn no_line_is_longer_than_the_terminal_is_wide() {
 }
 
 #[test]
-fn names_keep_their_end_and_figures_stay() {
+fn names_keep_their_end_and_numbers_stay() {
     let file = long_names();
     let narrow = in_columns("60", &["report", "--table", &file]);
     assert!(narrow.contains("_rotary.rs:6"), "{narrow}");

@@ -10,7 +10,7 @@ mod names;
 mod paths;
 mod peaks;
 mod pools;
-mod refusal;
+mod rejection;
 mod snapshot;
 mod statistics;
 mod tracker;
@@ -25,7 +25,7 @@ pub use self::{
     paths::{Paths, outer_names, short_names, summary},
     peaks::KeptPeak,
     pools::{Overlaps, pools, registered_pool},
-    refusal::Refusal,
+    rejection::Rejection,
     snapshot::Snapshot,
     statistics::{memory_stats, of_device},
     tracker::tracked_groups,

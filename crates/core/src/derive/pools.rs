@@ -138,8 +138,8 @@ mod tests {
                 let in_part =
                     |byte: u64| parts().filter(|((_, at), bytes)| (*at..at + **bytes).contains(&byte)).count();
                 let twice = (0..112).map(|byte| in_part(byte).saturating_sub(1) as u64).sum::<u64>();
-                let begins_inside = parts().filter(|((_, address), _)| in_part(*address) > 1).count() as u64;
-                let expected = (twice > 0).then_some((begins_inside, twice));
+                let starts_inside = parts().filter(|((_, address), _)| in_part(*address) > 1).count() as u64;
+                let expected = (twice > 0).then_some((starts_inside, twice));
                 assert_eq!(overlaps.0.get(&PoolId(pool)).copied(), expected, "seed {seed}, pool {pool}");
             }
         }

@@ -12,7 +12,7 @@ mod units;
 pub use self::units::ModelError;
 use self::{
     blocks::{Blocks, addresses},
-    pool::Pool,
+    pool::StreamPool,
     units::{LARGEST, PAGE, POOL_STEP, add, packed, round_up},
 };
 
@@ -27,7 +27,7 @@ pub struct DeviceModel {
     large_backing: u64,
     /// The sum of all smaller blocks. They share pages, packed without gaps.
     small_bytes: u64,
-    pool: Pool,
+    pool: StreamPool,
 }
 
 impl DeviceModel {
@@ -44,7 +44,7 @@ impl DeviceModel {
             blocks: Blocks::within(blocks),
             large_backing: 0,
             small_bytes: 0,
-            pool: Pool::within(pooled),
+            pool: StreamPool::within(pooled),
         }
     }
 

@@ -9,7 +9,7 @@ use super::{
 
 /// The device's stream-ordered pool.
 #[derive(Debug, Clone)]
-pub(super) struct Pool {
+pub(super) struct StreamPool {
     pub(super) blocks: Blocks,
     pub(super) used: u64,
     /// The memory that was freed in stream order since the last synchronization. It is not in use, but cannot be
@@ -21,7 +21,7 @@ pub(super) struct Pool {
     pub(super) release_threshold: u64,
 }
 
-impl Pool {
+impl StreamPool {
     pub(super) fn within(addresses: Range<u64>) -> Self {
         Self {
             blocks: Blocks::within(addresses),

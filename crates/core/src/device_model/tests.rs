@@ -21,7 +21,7 @@ fn check(script: &str) {
             Some(bytes) => bytes.parse().unwrap(),
             None => words[at].parse::<u64>().unwrap() * MIB,
         };
-        let before = figures(&device);
+        let before = values(&device);
         let outcome = match verb {
             "alloc" => device.alloc(size(1)),
             "async" => device.alloc_async(size(1)),
@@ -42,8 +42,8 @@ fn check(script: &str) {
             ("reset_high", _) => device.reset_pool_used_high(),
             ("clear", _) => device.clear(),
             ("same", _) => assert_eq!(addresses[words[0]], addresses[words[1]], "`{step}` in `{script}`"),
-            (figure, _) => {
-                let (_, value) = before.iter().find(|(name, _)| *name == figure).expect(figure);
+            (key, _) => {
+                let (_, value) = before.iter().find(|(name, _)| *name == key).expect(key);
                 assert_eq!(*value, size(0), "`{step}` in `{script}`");
             }
         }
@@ -56,13 +56,13 @@ fn check(script: &str) {
         };
         assert_eq!(outcome.err(), expected, "`{step}` in `{script}`");
         if failure.is_some() {
-            assert_eq!(figures(&device), before, "`{step}` in `{script}` failed but changed a figure");
+            assert_eq!(values(&device), before, "`{step}` in `{script}` failed but changed a figure");
         }
         assert_eq!(device.total(), device.free() + device.used() + device.reserved(), "`{step}` in `{script}`");
     }
 }
 
-fn figures(device: &DeviceModel) -> [(&'static str, u64); 6] {
+fn values(device: &DeviceModel) -> [(&'static str, u64); 6] {
     [
         ("used", device.used()),
         ("left", device.free()),

@@ -33,7 +33,7 @@ impl fmt::Display for Kind {
                 write!(f, " failed with {name} ({code}); {}", next_step(name))
             }
             Self::NoDevice { ordinal, count, simulated } => no_device(f, *ordinal, *count, *simulated),
-            Self::NoFigure { source, device } => write!(
+            Self::NoMemoryInfo { source, device } => write!(
                 f,
                 "{source} reports no memory values for device {device}: virtual GPUs and WSL may not have them; compare \
                  nvidia-smi"

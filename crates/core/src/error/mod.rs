@@ -69,7 +69,7 @@ pub enum Kind {
     /// There is no device with this ordinal.
     NoDevice { ordinal: u32, count: u32, simulated: bool },
     /// The driver's answer did not contain the value.
-    NoFigure { source: &'static str, device: u32 },
+    NoMemoryInfo { source: &'static str, device: u32 },
     /// A reading would have to create a CUDA context.
     NoContext { ordinal: u32, why: Box<Error> },
     /// This build has no way to reach a GPU.
@@ -116,7 +116,7 @@ impl Error {
             Kind::NoLibrary { .. }
             | Kind::NoSymbol { .. }
             | Kind::NotBuilt { .. }
-            | Kind::NoFigure { .. }
+            | Kind::NoMemoryInfo { .. }
             | Kind::NoContext { .. }
             | Kind::NoGauge { .. }
             | Kind::NoDispatch { .. }

@@ -50,7 +50,7 @@ fn kinds() -> Vec<(Kind, Vec<&'static str>)> {
         (call("CUDA_ERROR_OUT_OF_MEMORY", false), vec!["out of memory"]),
         (no_device(2), vec!["unknown device"]),
         (no_device(0), vec!["unavailable", "unknown device"]),
-        (Kind::NoFigure { source: "NVML", device: 0 }, vec!["unavailable"]),
+        (Kind::NoMemoryInfo { source: "NVML", device: 0 }, vec!["unavailable"]),
         (Kind::NoContext { ordinal: 0, why: Box::new(no_library().into()) }, vec!["unavailable", "missing library"]),
         (Kind::NotBuilt { feature: "nvml" }, vec!["unavailable"]),
         (Kind::NoGauge { gauge: "pool", why: "no pools" }, vec!["unavailable"]),

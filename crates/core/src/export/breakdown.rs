@@ -18,10 +18,10 @@ impl Show for Breakdown {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let Self { device, name, memory, .. } = self;
         let (used, total, free) = (memory.used, memory.total, memory.free);
-        let figures = format!(": {used} of {total} in use, {free} free");
-        let room = paint.width().saturating_sub(format!("device {device} ()").len() + figures.len());
+        let text = format!(": {used} of {total} in use, {free} free");
+        let room = paint.width().saturating_sub(format!("device {device} ()").len() + text.len());
         let name = name.as_ref().map(|name| format!(" ({})", shortened(name, room.max(8)))).unwrap_or_default();
-        write!(f, "{}", paint.on(Role::Heading, format_args!("device {device}{name}{figures}")))?;
+        write!(f, "{}", paint.on(Role::Heading, format_args!("device {device}{name}{text}")))?;
         let rows = self.rows();
         if rows.is_empty() {
             return Ok(());

@@ -282,7 +282,7 @@ device 0: the peak was 641 MiB over the start
             .lines()
             .filter(|line| line.starts_with(" scope") || line.starts_with(" ("))
             .map(|line| line.trim_end_matches(|c: char| !c.is_ascii_digit()).rsplit(' ').next().unwrap())
-            .map(|figure| figure.parse::<i64>().unwrap())
+            .map(|value| value.parse::<i64>().unwrap())
             .sum();
         assert_eq!(sum, 5050, "{text}");
     }

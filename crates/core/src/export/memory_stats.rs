@@ -46,30 +46,30 @@ fn table(stats: &MemoryStats) -> Table {
     for name in ["Cur Usage", "Peak Usage", "Tot Alloc", "Tot Freed"] {
         table = table.column(name, Fit::Right);
     }
-    let mut row = |name: &str, figures: [String; 4]| {
+    let mut row = |name: &str, values: [String; 4]| {
         let nested = name.trim_start();
         let name = Cell::nested((name.len() - nested.len()) / 2, nested);
-        table.row([name].into_iter().chain(figures.map(Cell::from)));
+        table.row([name].into_iter().chain(values.map(Cell::from)));
     };
     let KindStats { device, pool, vmm, graph, managed, pinned_host } = &stats.kinds;
     let on_device = [("  device", device), ("  pool", pool), ("  vmm", vmm), ("  graph", graph)];
-    row("Allocated memory", figures(&stats.all.bytes));
+    row("Allocated memory", values(&stats.all.bytes));
     for (name, kind) in on_device {
-        row(name, figures(&kind.bytes));
+        row(name, values(&kind.bytes));
     }
     row("Reserved memory", reserved(stats.reserved.as_ref()));
-    row("Allocations", figures(&stats.all.blocks));
+    row("Allocations", values(&stats.all.blocks));
     for (name, kind) in on_device {
-        row(name, figures(&kind.blocks));
+        row(name, values(&kind.blocks));
     }
     for (name, kind) in [("Managed memory", managed), ("Pinned host memory", pinned_host)] {
-        row(name, figures(&kind.bytes));
-        row("  allocations", figures(&kind.blocks));
+        row(name, values(&kind.bytes));
+        row("  allocations", values(&kind.blocks));
     }
     table
 }
 
-fn figures<T: Display>(tally: &Tally<T>) -> [String; 4] {
+fn values<T: Display>(tally: &Tally<T>) -> [String; 4] {
     let Tally { current, peak, allocated, freed } = tally;
     [current, peak, allocated, freed].map(T::to_string)
 }
@@ -91,8 +91,8 @@ impl fmt::Display for MemoryStats {
         let named = self.named();
         let mut lines: Vec<String> = Vec::new();
         let mut tally = |metric: &str, name: &str, [current, peak, allocated, freed]: [u64; 4]| {
-            for (figure, value) in [("current", current), ("peak", peak), ("allocated", allocated), ("freed", freed)] {
-                lines.push(format!("{metric}.{name}.{figure}: {value}"));
+            for (field, value) in [("current", current), ("peak", peak), ("allocated", allocated), ("freed", freed)] {
+                lines.push(format!("{metric}.{name}.{field}: {value}"));
             }
         };
         for (name, stats) in named {

@@ -7,7 +7,7 @@ use crate::{
     error::Kind,
     model::{ByteDelta, Bytes, Device, Family, Gauge, GpuMemory, MemKind, Sampling, Source, Trace},
     report::{
-        Breakdown, CallFigures, Change, Content, Leaks, Lines, LiveBlock, NameStats, OutOfMemory, Part, PartKind,
+        Breakdown, Change, Content, Leaks, Lines, LiveBlock, MeasuredCalls, NameStats, OutOfMemory, Part, PartKind,
         PeakHolder, PeakHolders, Peaks, Place, PoolAtPeak, RegisteredPool, Report, ScopeSummary, SourceLine, Spread,
         Stats, Summary, Tracked, WorstCall,
     },
@@ -184,9 +184,9 @@ fn after(content: Option<&Content>, name: &'static str) -> Option<Content> {
             let used = Spread::new(-1, 0, 1, 3).map(|mib| ByteDelta::new(mib << 20));
             let peaked = Spread::new(63, 64, 500, 512).map(Bytes::mib);
             let worst = WorstCall::new(250, Some(named()), Duration::from_millis(12_340), Bytes::mib(515));
-            let figures = Some(CallFigures::new(used, ByteDelta::new(-5 << 30), peaked, worst));
+            let measured = Some(MeasuredCalls::new(used, ByteDelta::new(-5 << 30), peaked, worst));
             let unread = NameStats { calls: 1, unmeasured: 1, ..NameStats::new(named(), 0, true) };
-            let measured = NameStats { calls: 9, figures, sampled: 7, doubtful: 2, shared: 3, ..unread.clone() };
+            let measured = NameStats { calls: 9, measured, sampled: 7, doubtful: 2, shared: 3, ..unread.clone() };
             Content::Stats(Stats::of(vec![unread, measured]))
         }
         Some(Content::Stats(_)) => {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     model::{ByteDelta, Bytes},
-    report::{CallFigures, NameStats, Stats},
+    report::{MeasuredCalls, NameStats, Stats},
 };
 
 /// Writes a table for each device, with two lines for each name: the used and the peaked amounts of its calls.
@@ -34,7 +34,7 @@ impl Show for Stats {
 }
 
 /// Returns the amounts of a name: min, median, 99 %, max and sum of `used`, and the same for `peaked` without the sum.
-fn amounts_of(CallFigures { used, sum, peaked, .. }: &CallFigures) -> ([i64; 5], [i64; 4]) {
+fn amounts_of(MeasuredCalls { used, sum, peaked, .. }: &MeasuredCalls) -> ([i64; 5], [i64; 4]) {
     (
         [used.min, used.median, used.p99, used.max, *sum].map(ByteDelta::get),
         [peaked.min, peaked.median, peaked.p99, peaked.max].map(Bytes::signed),
@@ -42,7 +42,7 @@ fn amounts_of(CallFigures { used, sum, peaked, .. }: &CallFigures) -> ([i64; 5],
 }
 
 fn table(names: &[NameStats]) -> Table {
-    let all = || names.iter().filter_map(|name| name.figures.as_ref()).map(amounts_of);
+    let all = || names.iter().filter_map(|name| name.measured.as_ref()).map(amounts_of);
     let amounts = Amounts::of(all().flat_map(|(used, peaked)| [&used[..4], &peaked[..]].concat()));
     // The sum of all calls may be far larger, so it has its own decimals.
     let sums = amounts.for_others(all().map(|(used, _)| used[4]));
@@ -51,22 +51,22 @@ fn table(names: &[NameStats]) -> Table {
         table = table.amounts(name, amounts);
     }
     table = table.amounts("sum", sums).column("worst", Fit::Right).column("after", Fit::Right);
-    for NameStats { name, calls, figures, .. } in names {
+    for NameStats { name, calls, measured, .. } in names {
         let cells = |line: &str, amounts: Vec<String>, last: [String; 2]| {
             let amounts = amounts.into_iter().chain(last).map(Cell::from);
             [Cell::from(line)].into_iter().chain(amounts).collect::<Vec<_>>()
         };
-        let (used, peaked) = match figures {
+        let (used, peaked) = match measured {
             None => (vec!["?".to_owned(); 5], vec!["?".to_owned(); 4]),
-            Some(figures) => {
-                let (used, peaked) = amounts_of(figures);
+            Some(measured) => {
+                let (used, peaked) = amounts_of(measured);
                 let mut shown: Vec<_> = used[..4].iter().map(|bytes| amounts.show(*bytes)).collect();
                 shown.push(sums.show(used[4]));
                 (shown, peaked.iter().map(|bytes| amounts.show(*bytes)).collect())
             }
         };
         let peaked = peaked.into_iter().chain([String::new()]).collect();
-        let worst = figures.as_ref().map(|figures| &figures.worst);
+        let worst = measured.as_ref().map(|measured| &measured.worst);
         let worst = worst.map_or_else(Default::default, |worst| [format!("#{}", worst.call), seconds(worst.time)]);
         let first = [Cell::from(name), Cell::from(calls.to_string())];
         table.row(first.into_iter().chain(cells("used", used, Default::default())));
@@ -90,7 +90,7 @@ mod tests {
     fn stats() -> Stats {
         let of = |name: &str, mib: u64| NameStats {
             calls: 1000,
-            figures: Some(CallFigures {
+            measured: Some(MeasuredCalls {
                 used: Spread::new(-1, 0, 0, 3).map(|mib| ByteDelta::new(mib << 20)),
                 sum: ByteDelta::new(-5 << 30),
                 peaked: Spread::new(64, 64, mib, mib).map(Bytes::mib),

@@ -58,23 +58,23 @@ impl Show for Summary {
     }
 }
 
-type Figure = (&'static str, fn(&ScopeSummary) -> Bytes);
-const IN_USE: [Figure; 3] =
+type AmountColumn = (&'static str, fn(&ScopeSummary) -> Bytes);
+const IN_USE: [AmountColumn; 3] =
     [("peak", |scope| scope.peak), ("at peak", |scope| scope.at_peak), ("used", |scope| scope.used)];
 
 /// Returns the format of the memory in use. Its unit is used in the whole table and in the lines below it.
 fn in_use<'a>(scopes: impl IntoIterator<Item = &'a ScopeSummary>) -> Amounts {
-    Amounts::of(scopes.into_iter().flat_map(|scope| IN_USE.map(|(_, figure)| figure(scope).signed())))
+    Amounts::of(scopes.into_iter().flat_map(|scope| IN_USE.map(|(_, column)| column(scope).signed())))
 }
 
 fn table(scopes: &[ScopeSummary]) -> Table {
     let amounts = in_use(scopes);
-    let total: Figure = ("total", |scope| scope.allocated);
+    let total: AmountColumn = ("total", |scope| scope.allocated);
     // The sum of all allocations may be far larger, so it has its own decimals.
     let totals = amounts.for_others(scopes.iter().map(|scope| scope.allocated.signed()));
-    let figures: Vec<_> = IN_USE.map(|figure| (figure, amounts)).into_iter().chain([(total, totals)]).collect();
+    let columns: Vec<_> = IN_USE.map(|column| (column, amounts)).into_iter().chain([(total, totals)]).collect();
     let mut table = Table::new().column("scope", Fit::LeftCutFront);
-    for ((name, _), amounts) in &figures {
+    for ((name, _), amounts) in &columns {
         table = table.amounts(name, *amounts);
     }
     table = table.column("allocs", Fit::Right).column("calls", Fit::Right).column("", Fit::Left);
@@ -92,7 +92,7 @@ fn table(scopes: &[ScopeSummary]) -> Table {
         let calls = if is_whole { String::new() } else { scope.calls.to_string() };
         let row = [Cell::nested(around.len(), &name)]
             .into_iter()
-            .chain(figures.iter().map(|((_, figure), amounts)| amounts.show(figure(scope).signed()).into()))
+            .chain(columns.iter().map(|((_, column), amounts)| amounts.show(column(scope).signed()).into()))
             .chain([scope.allocations.to_string().into(), calls.into(), Cell::bar(scope.peak.signed(), highest)]);
         table.row(row);
         around.push(&scope.path);
@@ -107,8 +107,8 @@ mod tests {
     use super::*;
     use crate::{export::samples, report::Path};
 
-    fn scope(path: &[&str], parent: Option<usize>, figures: [u64; 6]) -> Path {
-        let [calls, used, peak, at_peak, allocated, allocations] = figures;
+    fn scope(path: &[&str], parent: Option<usize>, columns: [u64; 6]) -> Path {
+        let [calls, used, peak, at_peak, allocated, allocations] = columns;
         let own = ScopeSummary {
             path: path.iter().map(|name| (*name).to_owned()).collect(),
             place: None,
@@ -192,7 +192,7 @@ used: still in use. at peak: its part of the peak of the whole process.
     }
 
     #[test]
-    fn figures_are_not_cut_off() {
+    fn numbers_are_not_cut_off() {
         let many = [1_000_000_000, 19_999, 99_999, 99_999, 99_999, 9_999_999_999];
         let text = Summary::of(vec![scope(&["a name of 20 columns"], None, many)], 0, 0, None).to_string();
         // The name takes the space of the bar.

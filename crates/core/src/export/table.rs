@@ -259,8 +259,8 @@ pub fn shortened(name: &str, most: usize) -> String {
     let end = fitting(name.char_indices().rev(), most).last().map_or(name.len(), |(at, _)| at);
     let kept = &name[end..];
     let is_end_of_name = |at: &usize| !kept[..*at].contains(char::is_whitespace) && kept[*at..].width() * 2 > most;
-    let begin = kept.find('/').filter(is_end_of_name).unwrap_or(0);
-    format!("…{}", &kept[begin..])
+    let start = kept.find('/').filter(is_end_of_name).unwrap_or(0);
+    format!("…{}", &kept[start..])
 }
 
 /// Truncates a command line to this number of columns. Folders are removed first, from the left, because the interpreter's folder
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_nested_and_lose_their_beginning() {
+    fn names_are_nested_and_lose_their_start() {
         let amounts = Amounts::of([1 << 20, 3 << 19]);
         let mut table = Table::new().column("scope", Fit::LeftCutFront).amounts("used", amounts).column("", Fit::Left);
         for (depth, name, bytes) in [(0, "train", 3 << 19), (1, &*"a long name ".repeat(9), 1 << 20)] {
@@ -356,21 +356,21 @@ mod tests {
     /// The column of the first letter of each row is the same.
     #[test]
     fn all_rows_of_a_tree_have_one_indentation() {
-        let begins = |rows: &[(usize, &str)], columns: usize| {
+        let column_starts = |rows: &[(usize, &str)], columns: usize| {
             let mut table = Table::new().column("scope", Fit::LeftCutFront).column("n", Fit::Right);
             for (depth, name) in rows {
                 table.row([Cell::nested(*depth, name), "1".into()]);
                 table.note(depth + 1, "note");
             }
             let text = Shown(&table, Paint::PLAIN.in_columns(columns)).to_string();
-            let begin = |line: &str| line.chars().take_while(|c| *c == ' ').count();
-            text.lines().skip(2).map(begin).collect::<Vec<_>>()
+            let start = |line: &str| line.chars().take_while(|c| *c == ' ').count();
+            text.lines().skip(2).map(start).collect::<Vec<_>>()
         };
         // The column is as wide as the longest name.
-        assert_eq!(begins(&[(0, "whole process"), (1, "train"), (2, "step")], 80), [1, 3, 3, 5, 5, 7]);
+        assert_eq!(column_starts(&[(0, "whole process"), (1, "train"), (2, "step")], 80), [1, 3, 3, 5, 5, 7]);
         // A long name does not fit with its indentation, so all rows are indented less.
         let long = "a_very_long_name_of_a_function_in_a_scope";
-        assert_eq!(begins(&[(0, "main"), (1, "step"), (8, long), (2, "x")], 28), [1, 2, 2, 3, 9, 10, 3, 4]);
+        assert_eq!(column_starts(&[(0, "main"), (1, "step"), (8, long), (2, "x")], 28), [1, 2, 2, 3, 9, 10, 3, 4]);
     }
 
     #[test]

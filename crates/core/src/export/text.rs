@@ -26,8 +26,8 @@ impl Show for Report {
 
 /// Returns one row for each statement, in the order of the source. The bars compare the peaks of statements.
 fn statements(lines: &[Line]) -> Table {
-    type Figure = (&'static str, fn(&Line) -> i64);
-    let figures: [Figure; 3] = [
+    type AmountColumn = (&'static str, fn(&Line) -> i64);
+    let columns: [AmountColumn; 3] = [
         ("used", |line| line.trace.used.get()),
         ("peaked", |line| line.trace.peaked.signed()),
         ("total", |line| line.total.get()),
@@ -35,21 +35,21 @@ fn statements(lines: &[Line]) -> Table {
     let is_measured = |line: &&Line| line.trace.is_measured();
     // All amounts have the unit of the line above, for comparison.
     let all: Vec<_> =
-        lines.iter().filter(is_measured).flat_map(|line| figures.map(|(_, figure)| figure(line))).collect();
+        lines.iter().filter(is_measured).flat_map(|line| columns.map(|(_, column)| column(line))).collect();
     let amounts = Amounts::in_mib(all);
     let mut table = Table::new().column("line", Fit::Right);
-    for (name, _) in figures {
+    for (name, _) in columns {
         table = table.amounts(name, amounts);
     }
     table = table.column("", Fit::Left).column("statement", Fit::LeftCutEnd);
     let needed = |line: &Line| -> i64 { line.trace.peak_over_start().signed() };
     let most = lines.iter().filter(is_measured).map(needed).max().unwrap_or(0);
     for line in lines {
-        let figures = figures.map(|(_, figure)| {
-            Cell::from(if line.trace.is_measured() { amounts.show(figure(line)) } else { "?".to_owned() })
+        let columns = columns.map(|(_, column)| {
+            Cell::from(if line.trace.is_measured() { amounts.show(column(line)) } else { "?".to_owned() })
         });
         let bar = if line.trace.is_measured() { Cell::bar(needed(line), most) } else { Cell::default() };
-        table.row([line.number.to_string().into()].into_iter().chain(figures).chain([bar, Cell::from(&*line.source)]));
+        table.row([line.number.to_string().into()].into_iter().chain(columns).chain([bar, Cell::from(&*line.source)]));
     }
     table
 }

@@ -41,7 +41,7 @@ use crate::{
 #[repr(C, align(128))]
 pub struct Inbox<T: Tap = NoTap, P: Primitives = Std> {
     state: P::SpinLock<InboxState<T>>,
-    began: P::Instant,
+    started: P::Instant,
     watches: P::Lock<Watches>,
 }
 
@@ -105,7 +105,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         let mut ledger = Ledger::default();
         ledger.is_tapped = is_tapped;
         let state = InboxState { number: 0, ledger, time: Time::ZERO, tap };
-        Self { state: P::SpinLock::new(state), began: P::Instant::now(), watches: P::Lock::new(Watches::default()) }
+        Self { state: P::SpinLock::new(state), started: P::Instant::now(), watches: P::Lock::new(Watches::default()) }
     }
 
     /// Records an allocation of a kind that needs no time (see `EventKind::needs_time`). Must not be called in the child of a
@@ -114,7 +114,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     pub fn alloc(&self, key: Key, bytes: Bytes, tag: Tag) {
         self.enter_alive(1, |state, thread| {
             self.prepare(state, false);
-            if !state.ledger.alloc_like_newest(key, bytes, tag, state.number, thread) {
+            if !state.ledger.alloc_like_latest(key, bytes, tag, state.number, thread) {
                 self.alloc_rare(state, thread, move |ledger, number| ledger.alloc(key, bytes, tag, number, thread));
             }
             if T::IS_USED && state.ledger.is_tapped {
@@ -128,7 +128,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     pub fn part(&self, key: Key, bytes: Bytes, tag: Tag) {
         self.enter_alive(1, |state, thread| {
             self.prepare(state, false);
-            if !state.ledger.part_like_newest(key, bytes, tag, state.number, thread) {
+            if !state.ledger.part_like_latest(key, bytes, tag, state.number, thread) {
                 self.alloc_rare(state, thread, move |ledger, number| ledger.part(key, bytes, tag, number, thread));
             }
             if T::IS_USED && state.ledger.is_tapped {
@@ -154,7 +154,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     pub fn free(&self, key: Key) -> Answer {
         let free = |state: &mut InboxState<T>, thread| {
             self.prepare(state, false);
-            let answer = if state.ledger.free_like_newest(key, thread) {
+            let answer = if state.ledger.free_like_latest(key, thread) {
                 Answer::Applied
             } else {
                 let ledger = &mut state.ledger;
@@ -251,7 +251,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         // Reading the clock costs more than the rest of an allocation. Events that need no exact time get the time of the last
         // event that needed one.
         if needs_time {
-            state.time = self.began.elapsed();
+            state.time = self.started.elapsed();
             state.ledger.set_time(state.time);
         }
         state.number += 1;
@@ -285,7 +285,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
 
     /// Applies the start of a thread in a recording. The thread reuses the number of a thread that has ended.
     pub fn replay_thread(&self, thread: ThreadId) {
-        self.enter(0, |state, _| state.ledger.begin_thread(thread));
+        self.enter(0, |state, _| state.ledger.start_thread(thread));
     }
 
     /// Records an event that concerns many blocks, and applies it to them in parts. Other threads get their turn in between.
@@ -319,7 +319,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
             run_rare::<P, _>(|| self.post(&EventKind::Lost { count: count.into() }));
         }
         if let Some(noticed) = noticed {
-            self.tell(&noticed);
+            self.notify(&noticed);
         }
     }
 
@@ -351,7 +351,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
             P::with_thread(|thread| thread.lose(events));
             return None;
         };
-        let number = if number == 0 { self.begin_thread() } else { number };
+        let number = if number == 0 { self.start_thread() } else { number };
         let on_panic = LeaveOnPanic::<P>(std::marker::PhantomData);
         let result = inside(&mut self.lock(), ThreadId(number));
         mem::forget(on_panic);
@@ -364,17 +364,17 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     /// Gives the thread a number, until it ends.
     #[cold]
     #[inline(never)]
-    fn begin_thread(&self) -> u32 {
+    fn start_thread(&self) -> u32 {
         let (number, was_anothers) = P::lend_number();
         P::with_thread(|thread| thread.set_number(number));
         P::return_at_thread_end(number);
         if was_anothers || T::NEEDS_THREADS {
             let mut state = self.lock();
             if was_anothers {
-                state.ledger.begin_thread(ThreadId(number));
+                state.ledger.start_thread(ThreadId(number));
             }
             if state.ledger.is_tapped {
-                state.tap.begin_thread(ThreadId(number), was_anothers);
+                state.tap.start_thread(ThreadId(number), was_anothers);
             }
         }
         number
@@ -460,7 +460,7 @@ impl<T: Tap, P: Primitives> Drop for Inbox<T, P> {
 
 impl<T: Tap, P: Primitives> fmt::Debug for Inbox<T, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inbox").field("began", &self.began).finish_non_exhaustive()
+        f.debug_struct("Inbox").field("began", &self.started).finish_non_exhaustive()
     }
 }
 

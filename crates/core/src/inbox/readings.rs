@@ -13,7 +13,7 @@ pub struct Readings<P: Primitives = Std>(P::Lock<Numbered>);
 /// The readings, numbered when they start.
 #[derive(Debug, Default)]
 struct Numbered {
-    begun: u64,
+    started: u64,
     /// The number of the latest recorded reading of each device.
     recorded: HashMap<Device, u64>,
 }
@@ -32,7 +32,7 @@ impl<P: Primitives> Readings<P> {
 
     /// Reads a device and records the reading.
     pub fn post(&self, inbox: &Inbox<impl Tap, P>, device: Device, read: impl FnOnce() -> EventKind) {
-        self.newest(device, read, |reading| {
+        self.read_in_order(device, read, |reading| {
             reading.map(|reading| inbox.post(&reading));
         });
     }
@@ -48,15 +48,15 @@ impl<P: Primitives> Readings<P> {
         read: impl FnOnce() -> Result<EventKind, E>,
         query: &EventKind,
     ) -> Result<Option<Trace>, E> {
-        self.newest(device, read, |reading| Ok(inbox.ask(reading.transpose()?.as_ref(), query)))
+        self.read_in_order(device, read, |reading| Ok(inbox.ask(reading.transpose()?.as_ref(), query)))
     }
 
     /// Reads without a lock, then calls `record` with the reading, or without it if a later reading is already recorded.
-    fn newest<R, T>(&self, device: Device, read: impl FnOnce() -> R, record: impl FnOnce(Option<R>) -> T) -> T {
+    fn read_in_order<R, T>(&self, device: Device, read: impl FnOnce() -> R, record: impl FnOnce(Option<R>) -> T) -> T {
         let number = {
             let mut readings = self.0.lock();
-            readings.begun += 1;
-            readings.begun
+            readings.started += 1;
+            readings.started
         };
         let reading = read();
         let mut readings = self.0.lock();

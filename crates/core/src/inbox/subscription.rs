@@ -15,7 +15,7 @@ struct SubscriptionState<E> {
     /// True if interception was stopped on request. Interception then does not restart automatically.
     is_stopped: bool,
     /// The reason why the last attempt to start failed.
-    refused: Option<E>,
+    error: Option<E>,
 }
 
 impl<E: Clone, P: Primitives> Default for Subscription<E, P> {
@@ -27,7 +27,7 @@ impl<E: Clone, P: Primitives> Default for Subscription<E, P> {
 impl<E: Clone, P: Primitives> Subscription<E, P> {
     /// Creates the state in which allocations are not intercepted, and nothing was tried.
     pub fn new() -> Self {
-        let state = SubscriptionState { is_stopped: false, refused: None };
+        let state = SubscriptionState { is_stopped: false, error: None };
         Self { state: P::Lock::new(state), interruptions: P::Counter::new(0) }
     }
 
@@ -35,7 +35,7 @@ impl<E: Clone, P: Primitives> Subscription<E, P> {
     ///
     /// # Errors
     /// Returns `stopped`, or the error of `subscribe`.
-    pub fn begin<T>(
+    pub fn start<T>(
         &self,
         again: bool,
         stopped: impl FnOnce() -> E,
@@ -47,7 +47,7 @@ impl<E: Clone, P: Primitives> Subscription<E, P> {
             return Err(stopped());
         }
         let subscribed = subscribe();
-        state.refused = subscribed.as_ref().err().cloned();
+        state.error = subscribed.as_ref().err().cloned();
         subscribed
     }
 
@@ -75,7 +75,7 @@ impl<E: Clone, P: Primitives> Subscription<E, P> {
     /// nor stopped.
     pub fn why_not(&self, stopped: impl FnOnce() -> E) -> Option<E> {
         let state = self.lock();
-        if state.is_stopped { Some(stopped()) } else { state.refused.clone() }
+        if state.is_stopped { Some(stopped()) } else { state.error.clone() }
     }
 
     fn lock(&self) -> <P::Lock<SubscriptionState<E>> as Lock<SubscriptionState<E>>>::Guard<'_> {

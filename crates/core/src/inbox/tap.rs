@@ -7,7 +7,7 @@ pub trait Tap: Default {
     /// If `false`, the code that calls the tap is not compiled.
     const IS_USED: bool = true;
 
-    /// If `false`, [`begin_thread`](Self::begin_thread) is not called.
+    /// If `false`, [`start_thread`](Self::start_thread) is not called.
     const NEEDS_THREADS: bool = Self::IS_USED;
 
     /// Receives an event that was applied.
@@ -15,7 +15,7 @@ pub trait Tap: Default {
 
     /// Notes that the calling thread starts, under this number. `is_reused` is true if a thread that has ended had the number
     /// before.
-    fn begin_thread(&mut self, _thread: ThreadId, _is_reused: bool) {}
+    fn start_thread(&mut self, _thread: ThreadId, _is_reused: bool) {}
 }
 
 /// A tap that is never called.

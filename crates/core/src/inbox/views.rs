@@ -135,7 +135,7 @@ where
 impl<T: Tap, P: Primitives> Inbox<T, P> {
     /// Returns the time since the inbox was created.
     pub fn age(&self) -> Duration {
-        self.began.elapsed()
+        self.started.elapsed()
     }
 
     /// Decides who owns the driver's blocks, as each query does; see `ledger/undecided.rs`. The decision is an event, so that a
@@ -156,9 +156,9 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(0, |_, thread| thread).unwrap_or_default()
     }
 
-    /// See [`Ledger::begin_interval`](crate::ledger::Ledger::begin_interval). `None` if the thread is inside the inbox already.
-    pub fn begin_interval(&self, device: Device) -> Option<PeakInterval> {
-        self.enter(0, |state, _| state.ledger.begin_interval(device))
+    /// See [`Ledger::start_interval`](crate::ledger::Ledger::start_interval). `None` if the thread is inside the inbox already.
+    pub fn start_interval(&self, device: Device) -> Option<PeakInterval> {
+        self.enter(0, |state, _| state.ledger.start_interval(device))
     }
 
     /// See [`Ledger::next_interval`](crate::ledger::Ledger::next_interval).

@@ -38,7 +38,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
 
     /// Tells the watches what this thread did.
     #[cold]
-    pub(super) fn tell(&self, noticed: &Noticed) {
+    pub(super) fn notify(&self, noticed: &Noticed) {
         // An allocator that allocates GPU memory must not recurse into this.
         let is_inside = |inside| P::with_thread(|thread| thread.set_inside(inside));
         is_inside(true);

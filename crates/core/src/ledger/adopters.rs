@@ -38,7 +38,7 @@ impl Adopters {
     }
 
     /// Returns all adopting scopes, the latest first.
-    pub(super) fn newest_first(&self) -> impl Iterator<Item = (ScopeId, Threads)> {
+    pub(super) fn latest_first(&self) -> impl Iterator<Item = (ScopeId, Threads)> {
         self.scopes.iter().rev().map(|(scope, threads)| (*scope, *threads))
     }
 }

@@ -18,7 +18,7 @@ impl Ledger {
             return;
         }
         if self.adopters.is_empty() {
-            self.threads.iter_mut().filter(|thread| thread.entered.is_empty()).for_each(Thread::forget_newest);
+            self.threads.iter_mut().filter(|thread| thread.entered.is_empty()).for_each(Thread::forget_latest);
         }
         self.adopters.add(scope, threads);
         self.look_up_again();
@@ -42,7 +42,7 @@ impl Ledger {
     pub(super) fn name_thread(&mut self, thread: ThreadId, name: ThreadName) {
         let record = self.thread(thread);
         record.name = Some(name);
-        record.forget_newest();
+        record.forget_latest();
     }
 
     /// Makes threads in no scope look up again who adopts their next allocations: the adopting scopes have changed, or a thread
@@ -52,7 +52,7 @@ impl Ledger {
         for thread in adopters.looked_up.drain(..) {
             let thread = &mut threads[thread.0 as usize];
             thread.is_looked_up = false;
-            thread.forget_newest();
+            thread.forget_latest();
         }
     }
 
@@ -84,7 +84,7 @@ impl Ledger {
     /// Returns the scopes that adopt this thread, the latest first. The thread is in no scope.
     fn adopters_of(&self, thread: ThreadId) -> impl Iterator<Item = ScopeId> {
         let name = self.threads.get(thread.0 as usize).and_then(|thread| thread.name);
-        let adopters = self.adopters.newest_first().take(MOST);
+        let adopters = self.adopters.latest_first().take(MOST);
         adopters.filter(move |(_, threads)| threads.include(name.as_ref())).map(|(scope, _)| scope)
     }
 

@@ -23,17 +23,17 @@ impl Ledger {
     /// and cannot panic.
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
-    pub fn alloc_like_newest(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
+    pub fn alloc_like_latest(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
         !self.is_special && self.alloc_in_front(key, bytes, tag, number, thread)
     }
 
     #[allow(clippy::inline_always, reason = "as above")]
     #[inline(always)]
     pub(super) fn alloc_in_front(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
-        let Some(Thread { newest: (newest, attribution), .. }) = self.threads.get(thread.0 as usize) else {
+        let Some(Thread { latest: (latest, attribution), .. }) = self.threads.get(thread.0 as usize) else {
             return false;
         };
-        if *newest != tag || !self.pending.is_of(*attribution) {
+        if *latest != tag || !self.pending.is_of(*attribution) {
             return false;
         }
         if !self.live.insert_in_front(key, Entry::new(bytes, number, self.tenths, *attribution)) {
@@ -44,17 +44,17 @@ impl Ledger {
         true
     }
 
-    /// Like [`alloc_like_newest`](Self::alloc_like_newest), for the free of a block that is in the front cache.
+    /// Like [`alloc_like_latest`](Self::alloc_like_latest), for the free of a block that is in the front cache.
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
-    pub fn free_like_newest(&mut self, key: Key, thread: ThreadId) -> bool {
+    pub fn free_like_latest(&mut self, key: Key, thread: ThreadId) -> bool {
         let is_special = if key.is_part() { self.is_watched || self.has_undecided() } else { self.is_special };
         let Some(record) = self.threads.get_mut(thread.0 as usize) else { return false };
         if is_special {
             return false;
         }
         let Self { pending, accounts, live, .. } = self;
-        let (tag, attribution) = record.newest;
+        let (tag, attribution) = record.latest;
         // With open accounts, the thread must still be where it allocated the block.
         let is_in_scope = record.node != NodeId::NONE;
         let is_alike = |entry: &Entry| {
@@ -97,7 +97,7 @@ impl Ledger {
         if self.has_pools && self.groups.get(entry.group()).pool == UNDECIDED {
             return self.add_undecided(key, &entry, thread, observer);
         }
-        self.tell(BlockChangeKind::Allocated, key, &entry, observer);
+        self.notify(BlockChangeKind::Allocated, key, &entry, observer);
         self.pending.allocated(bytes.get());
         if self.is_watched {
             self.notice(&entry, false, thread);
@@ -109,26 +109,26 @@ impl Ledger {
         if let Some((key, missed)) = self.live.insert(key, entry) {
             self.block_is_gone(key);
             self.remove_without_free(&missed);
-            self.tell(BlockChangeKind::FreeMissed, key, &missed, observer);
+            self.notify(BlockChangeKind::FreeMissed, key, &missed, observer);
         }
     }
 
     /// Tells the observer what happened to a block.
     #[inline]
-    pub(super) fn tell<O: Observer>(&self, kind: BlockChangeKind, key: Key, entry: &Entry, observer: &mut O) {
+    pub(super) fn notify<O: Observer>(&self, kind: BlockChangeKind, key: Key, entry: &Entry, observer: &mut O) {
         if O::OBSERVES {
             let sizes = if kind.blocks() > 0 { (Bytes::ZERO, entry.bytes) } else { (entry.bytes, Bytes::ZERO) };
-            self.tell_change(kind, key, entry, sizes, observer);
+            self.notify_change(kind, key, entry, sizes, observer);
         }
     }
 
     /// Tells the observer of an allocation like the last one.
-    pub(super) fn tell_newest<O: Observer>(&self, key: Key, bytes: Bytes, number: u64, observer: &mut O) {
+    pub(super) fn notify_latest<O: Observer>(&self, key: Key, bytes: Bytes, number: u64, observer: &mut O) {
         let entry = Entry::new(bytes, number, self.tenths, Attribution::new(OwnerThread(0), self.pending.group));
-        self.tell(BlockChangeKind::Allocated, key, &entry, observer);
+        self.notify(BlockChangeKind::Allocated, key, &entry, observer);
     }
 
-    fn tell_change<O: Observer>(
+    fn notify_change<O: Observer>(
         &self,
         kind: BlockChangeKind,
         key: Key,
@@ -276,8 +276,8 @@ impl Ledger {
 
     /// Returns the owner thread and the group of an allocation.
     fn attribution(&mut self, tag: Tag, bytes: Bytes, number: u64, thread: ThreadId) -> Attribution {
-        let (newest, attribution) = self.thread(thread).newest;
-        if newest == tag { attribution } else { self.find_attribution(tag, bytes, number, thread) }
+        let (latest, attribution) = self.thread(thread).latest;
+        if latest == tag { attribution } else { self.find_attribution(tag, bytes, number, thread) }
     }
 
     #[cold]
@@ -300,7 +300,7 @@ impl Ledger {
         let group = AllocGroup { node, stack: tag.stack(), meter, kind, context, pool };
         let attribution = Attribution::new(owner, self.group_number(group));
         // The next allocation is noted as well, if scopes of several threads adopt the thread.
-        self.thread(thread).newest = (if is_shared { Tag::NONE } else { tag }, attribution);
+        self.thread(thread).latest = (if is_shared { Tag::NONE } else { tag }, attribution);
         attribution
     }
 
@@ -308,12 +308,12 @@ impl Ledger {
     pub(super) fn group_number(&mut self, group: AllocGroup) -> GroupId {
         let Self { threads, accounts, meters, groups, .. } = self;
         let in_use = || {
-            let newest = threads.iter().map(|thread| thread.newest.1.group());
+            let latest = threads.iter().map(|thread| thread.latest.1.group());
             let freed = threads.iter().filter_map(|thread| match &thread.freed {
                 Freed::Block(_, entry) => Some(entry.group()),
                 _ => None,
             });
-            newest.chain(freed).chain(accounts.needed_groups()).collect()
+            latest.chain(freed).chain(accounts.needed_groups()).collect()
         };
         let is_needed = |state: &GroupState| state.history.is_needed(&meters.0[usize::from(state.group.meter)].peaks);
         groups.number(group, in_use, is_needed)
@@ -367,7 +367,7 @@ impl Ledger {
         if self.is_watched {
             self.notice(&entry, true, thread);
         }
-        self.tell(BlockChangeKind::Freed, key, &entry, observer);
+        self.notify(BlockChangeKind::Freed, key, &entry, observer);
         Answer::Applied
     }
 
@@ -408,7 +408,7 @@ impl Ledger {
                 let by = self.place_of_free(thread);
                 self.add_block_again(&entry, by);
                 self.block_is_back(key, &entry);
-                return self.tell(BlockChangeKind::FreeFailed, key, &entry, observer);
+                return self.notify(BlockChangeKind::FreeFailed, key, &entry, observer);
             }
             Freed::Older(device, bytes) => self.change_older(device, signed(bytes), thread),
             Freed::Uncounted => {}
@@ -435,7 +435,7 @@ impl Ledger {
             self.add_block_again(&now, by);
             self.block_is_resized(key, bytes);
             if O::OBSERVES {
-                self.tell_change(BlockChangeKind::Shrunk, key, &now, (before.bytes, bytes), observer);
+                self.notify_change(BlockChangeKind::Shrunk, key, &now, (before.bytes, bytes), observer);
             }
         }
     }
@@ -454,7 +454,7 @@ impl Ledger {
             self.counts.removed_with_context += 1;
             self.block_is_gone(key);
             self.remove_without_free(&entry);
-            self.tell(BlockChangeKind::RemovedWithContext, key, &entry, observer);
+            self.notify(BlockChangeKind::RemovedWithContext, key, &entry, observer);
         }
     }
 }

@@ -30,18 +30,18 @@ impl Ledger {
                     self.part_observed(*key, bytes, tag, event.number, event.thread, observer);
                     return Answer::Applied;
                 }
-                if !self.alloc_like_newest(*key, bytes, tag, event.number, event.thread) {
+                if !self.alloc_like_latest(*key, bytes, tag, event.number, event.thread) {
                     self.alloc_observed(*key, bytes, tag, event.number, event.thread, observer);
                 } else if O::OBSERVES {
-                    self.tell_newest(*key, bytes, event.number, observer);
+                    self.notify_latest(*key, bytes, event.number, observer);
                 }
                 Answer::Applied
             }
-            EventKind::Free { key, .. } if self.free_like_newest(*key, event.thread) => {
+            EventKind::Free { key, .. } if self.free_like_latest(*key, event.thread) => {
                 if O::OBSERVES
                     && let Freed::Block(key, entry) = self.thread(event.thread).freed
                 {
-                    self.tell(BlockChangeKind::Freed, key, &entry, observer);
+                    self.notify(BlockChangeKind::Freed, key, &entry, observer);
                 }
                 Answer::Applied
             }
@@ -76,7 +76,7 @@ impl Ledger {
             EventKind::Alloc { .. }
             | EventKind::Free { .. }
             // These events change nothing.
-            | EventKind::Refused { .. }
+            | EventKind::Rejected { .. }
             | EventKind::Mark { .. }
             // All undecided blocks were decided before.
             | EventKind::PoolsQueried => {}
@@ -141,7 +141,7 @@ impl Ledger {
         for (key, missed) in self.live.frees_missed_until(until) {
             self.block_is_gone(key);
             self.remove_without_free(&missed);
-            self.tell(BlockChangeKind::FreeMissed, key, &missed, observer);
+            self.notify(BlockChangeKind::FreeMissed, key, &missed, observer);
         }
     }
 

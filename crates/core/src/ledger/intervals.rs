@@ -21,7 +21,7 @@ pub struct PeakInterval {
 
 impl Ledger {
     /// Starts an interval.
-    pub fn begin_interval(&mut self, device: Device) -> PeakInterval {
+    pub fn start_interval(&mut self, device: Device) -> PeakInterval {
         self.flush_pending();
         let meter = self.meters.index(device, Gauge::Exact);
         let level = &mut self.meters.0[usize::from(meter)].level;
@@ -66,8 +66,8 @@ mod tests {
         };
         let free = |key| EventKind::Free { key: Key::from_raw(key), block: None };
         apply(&mut ledger, alloc(512, 10));
-        let mut often = ledger.begin_interval(device);
-        let mut rarely = ledger.begin_interval(device);
+        let mut often = ledger.start_interval(device);
+        let mut rarely = ledger.start_interval(device);
         for (high, expected) in [(100, 110), (5, 15), (30, 40)] {
             apply(&mut ledger, alloc(1024, high));
             apply(&mut ledger, free(1024));

@@ -41,7 +41,7 @@ pub(super) struct UsageLevel {
 #[derive(Debug, Default)]
 pub(super) struct Samples {
     pub(super) count: u64,
-    pub(super) newest: Option<Time>,
+    pub(super) latest: Option<Time>,
     pub(super) gaps: Watermark<Duration>,
     /// True if the last reading failed.
     pub(super) failed: bool,
@@ -120,7 +120,7 @@ impl Meter {
     pub(super) fn apply_sample(&mut self, time: Time, memory: &GpuMemory) {
         let is_custom = self.device.family == Family::Custom;
         self.level.set(if is_custom { signed(memory.used) } else { -signed(memory.free) });
-        if let Some(before) = self.samples.newest.replace(time) {
+        if let Some(before) = self.samples.latest.replace(time) {
             self.samples.gaps.raise(time.saturating_sub(before));
         }
         self.samples.count += 1;

@@ -12,9 +12,9 @@ pub(super) const UNDECIDED: PoolId = PoolId(u8::MAX);
 #[derive(Debug, Default)]
 pub(super) struct Pools {
     /// The range in which the last part was found.
-    pub(super) newest: Range,
+    pub(super) latest: Range,
     /// All pools, indexed by pool number. Number 0 is not a pool.
-    pub(super) all: Vec<Pool>,
+    pub(super) all: Vec<PoolState>,
     /// The driver's blocks, by their start address.
     pub(super) ranges: BTreeMap<u64, Range>,
     /// The ranges of pools' blocks that were freed, by their start address. Parts may still be live there: a pool may report
@@ -38,7 +38,7 @@ pub(super) struct Range {
 
 /// One pool.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Pool {
+pub(super) struct PoolState {
     pub(super) device: Option<Device>,
     /// The number of the event that registered it.
     pub(super) since: u64,
@@ -125,14 +125,14 @@ impl AllocGroup {
 }
 
 impl Pools {
-    pub(super) fn get_mut(&mut self, pool: PoolId) -> Option<&mut Pool> {
+    pub(super) fn get_mut(&mut self, pool: PoolId) -> Option<&mut PoolState> {
         self.all.get_mut(usize::from(pool.0)).filter(|pool| pool.device.is_some())
     }
 
     /// Returns whether the part is in the block in which the last part was found.
     #[inline]
-    pub(super) fn is_in_newest(&self, address: u64, bytes: Bytes, pool: PoolId) -> bool {
-        let Range { start, end, pool: of, .. } = self.newest;
+    pub(super) fn is_in_latest(&self, address: u64, bytes: Bytes, pool: PoolId) -> bool {
+        let Range { start, end, pool: of, .. } = self.latest;
         start <= address && bytes.get() <= end.wrapping_sub(address) && address < end && of == pool
     }
 
@@ -151,7 +151,7 @@ impl Pools {
     pub(super) fn remove_range(&mut self, key: Key) {
         if key.is_address() {
             let removed = self.ranges.remove(&key.get());
-            self.newest = Range::default();
+            self.latest = Range::default();
             if let Some(range) = removed.filter(|range| range.start < range.end)
                 && self.get_mut(range.pool).is_some_and(|pool| pool.parts > 0)
             {

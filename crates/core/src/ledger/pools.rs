@@ -14,7 +14,7 @@ use super::{
     live::{BLOCK_PARTS, Entry},
     meters::Meter,
     observer::{BlockChangeKind, Observer},
-    pool_table::{KnownPool, Pool, Range, UNDECIDED, WrongCalls},
+    pool_table::{KnownPool, PoolState, Range, UNDECIDED, WrongCalls},
     scope::ScopeStart,
     thread::Thread,
 };
@@ -33,12 +33,13 @@ impl Ledger {
         self.flush_pending();
         let at = usize::from(pool.0);
         if at >= self.pools.all.len() {
-            self.pools.all.resize(at + 1, Pool::default());
+            self.pools.all.resize(at + 1, PoolState::default());
         }
         // The id of a pool is reused after its last block was freed. If that free was missed, the block still counts for the id.
-        let Pool { parts, part_bytes, block_bytes, .. } = self.pools.all[at];
+        let PoolState { parts, part_bytes, block_bytes, .. } = self.pools.all[at];
         let since = number;
-        self.pools.all[at] = Pool { device: Some(device), since, parts, part_bytes, block_bytes, ..Pool::default() };
+        self.pools.all[at] =
+            PoolState { device: Some(device), since, parts, part_bytes, block_bytes, ..PoolState::default() };
         self.has_pools = true;
         self.update_is_special();
         let index = self.meters.index(device, Gauge::Exact);
@@ -56,7 +57,7 @@ impl Ledger {
             *driver = Some(view);
         }
         // The next allocation of each thread finds out that there is a pool.
-        self.threads.iter_mut().for_each(Thread::forget_newest);
+        self.threads.iter_mut().for_each(Thread::forget_latest);
     }
 
     /// Stores the address ranges of the driver's blocks, for one part of the blocks, of [`BLOCK_PARTS`]. No
@@ -89,7 +90,7 @@ impl Ledger {
         let is_part = |group: &AllocGroup| group.pool == pool && group.kind == MemKind::Part;
         for (key, entry) in self.live.drain(part, |entry| is_part(groups.get(entry.group()))) {
             self.remove_without_free(&entry);
-            self.tell(BlockChangeKind::Freed, key, &entry, observer);
+            self.notify(BlockChangeKind::Freed, key, &entry, observer);
         }
     }
 
@@ -97,10 +98,10 @@ impl Ledger {
     /// in its key and size. If it differs in anything else, this returns `false` and changes nothing, and the caller calls
     /// [`part`](Self::part).
     #[inline]
-    pub fn part_like_newest(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
+    pub fn part_like_latest(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
         !self.is_watched
             && !self.has_undecided()
-            && self.pools.is_in_newest(key.address(), bytes, PoolId(tag.context()))
+            && self.pools.is_in_latest(key.address(), bytes, PoolId(tag.context()))
             && self.live.has_room_in_front(key)
             && !self.live.is_in_shard(key)
             && self.alloc_in_front(key, bytes, tag, number, thread)
@@ -135,7 +136,7 @@ impl Ledger {
         if let Some(before) = self.live.remove(key) {
             self.wrong_call(pool, before.number(), |wrong| &mut wrong.doubled);
             self.remove_without_free(&before);
-            self.tell(BlockChangeKind::FreeMissed, key, &before, observer);
+            self.notify(BlockChangeKind::FreeMissed, key, &before, observer);
         }
         self.alloc_observed(key, bytes, tag, number, thread, observer);
     }
@@ -164,7 +165,7 @@ impl Ledger {
             self.live.remove(key);
             self.wrong_call(range.pool, before.number(), |wrong| &mut wrong.doubled);
             self.remove_without_free(&before);
-            self.tell(BlockChangeKind::FreeMissed, key, &before, observer);
+            self.notify(BlockChangeKind::FreeMissed, key, &before, observer);
         }
     }
 
@@ -195,14 +196,14 @@ impl Ledger {
     /// Finds the block that contains a new part. If the block does not belong to a pool yet, it now belongs to this pool.
     fn find_block_of<O: Observer>(&mut self, key: Key, bytes: Bytes, pool: PoolId, number: u64, observer: &mut O) {
         let address = key.address();
-        if self.pools.is_in_newest(address, bytes, pool) {
+        if self.pools.is_in_latest(address, bytes, pool) {
             return;
         }
         let found = self.pools.ranges.range(..=address).next_back().map(|(_, range)| *range);
         let inside = found.filter(|range| address < range.end && bytes.get() <= range.end - address);
         let Some(of) = self.pools.get_mut(pool) else { return };
         match inside {
-            Some(range) if range.pool == pool => self.pools.newest = range,
+            Some(range) if range.pool == pool => self.pools.latest = range,
             Some(range) if range.pool == PoolId::NONE || range.pool == UNDECIDED => {
                 let block = Key::from_raw(range.start);
                 let since = of.since;
@@ -214,7 +215,7 @@ impl Ledger {
                     self.wrong_call(pool, since, |wrong| &mut wrong.late);
                 }
                 self.decide(block, pool, observer);
-                self.pools.newest = Range { pool, ..range };
+                self.pools.latest = Range { pool, ..range };
             }
             _ if of.has_handles => {}
             // The block may be older than the pool.
@@ -248,15 +249,15 @@ impl Ledger {
             && let Some(range) = self.pools.ranges.get_mut(&key.get())
         {
             range.end = range.start.saturating_add(bytes.get());
-            self.pools.newest = Range::default();
+            self.pools.latest = Range::default();
         }
     }
 
     /// Returns all registered pools, and closed pools that still have blocks.
     pub fn pools(&mut self) -> Vec<KnownPool> {
         self.flush_pending();
-        let known = |(number, pool): (u8, &Pool)| {
-            let Pool { device, parts, part_bytes, block_bytes, reserved, wrong, read_early, .. } = *pool;
+        let known = |(number, pool): (u8, &PoolState)| {
+            let PoolState { device, parts, part_bytes, block_bytes, reserved, wrong, read_early, .. } = *pool;
             let (pool, device) = (PoolId(number), device?);
             let [part_bytes, block_bytes] = [part_bytes, block_bytes].map(Bytes::new);
             let reported = reserved.unwrap_or(block_bytes);

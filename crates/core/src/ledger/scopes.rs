@@ -13,8 +13,8 @@ use super::{
     watermark::Mark,
 };
 use crate::model::{
-    ByteDelta, Bytes, CallsiteId, Counted, DriverFigures, Event, EventKind, Family, Gauge, Sampling, ScopeId,
-    ScopeSpec, Trace,
+    ByteDelta, Bytes, CallsiteId, Counted, DriverUsage, Event, EventKind, Family, Gauge, Sampling, ScopeId, ScopeSpec,
+    Trace,
 };
 
 impl Ledger {
@@ -101,7 +101,7 @@ impl Ledger {
             start: ScopeStart::default(),
             watched: None,
         });
-        open.start = self.begin(&open, event.number);
+        open.start = self.start_scope(&open, event.number);
         self.watch_peak(&mut open);
         self.scopes.insert(scope, open);
         if spec.counts != Counted::Task {
@@ -118,7 +118,7 @@ impl Ledger {
     }
 
     /// Returns the values with which a scope starts now.
-    fn begin(&mut self, scope: &Scope, number: u64) -> ScopeStart {
+    fn start_scope(&mut self, scope: &Scope, number: u64) -> ScopeStart {
         let exact = &mut self.meters.0[usize::from(scope.exact_meter)].level;
         let (device_in_use, device_peak) = (exact.in_use, exact.peaks.open(exact.in_use));
         let driver = self.meters.0[usize::from(scope.exact_meter)].driver.as_mut();
@@ -141,11 +141,11 @@ impl Ledger {
         if let Some(account) = open.account {
             self.accounts.reset(account, open.start.number, number);
         }
-        open.start = self.begin(&open, number);
+        open.start = self.start_scope(&open, number);
         if !keep_peak {
             // Threads in a task need not look up their next allocation.
             open.devices_since = if open.is_task() { open.devices_since } else { number };
-            self.thread(open.opener).forget_newest();
+            self.thread(open.opener).forget_latest();
             self.unwatch_peak(&mut open);
             self.watch_peak(&mut open);
         }
@@ -247,18 +247,18 @@ impl Ledger {
                     // Samples are readings of the device and do not depend on intercepted calls.
                     Gauge::Sampled | Gauge::Off => 0,
                 },
-            driver: if *gauge == Gauge::Exact { self.driver_figures(scope) } else { None },
+            driver: if *gauge == Gauge::Exact { self.driver_usage(scope) } else { None },
         }
     }
 }
 
 impl Ledger {
     /// Returns the values of the driver's view since a scope started.
-    fn driver_figures(&self, scope: &Scope) -> Option<DriverFigures> {
+    fn driver_usage(&self, scope: &Scope) -> Option<DriverUsage> {
         let level = self.meters.0[usize::from(scope.exact_meter)].driver.as_ref()?;
         let (start, mark) = scope.start.driver?;
         let peaked = peak_above(level.peaks.max_since(mark), start.max(level.in_use))?;
-        Some(DriverFigures::new(ByteDelta::new(level.in_use - start), Bytes::new(peaked)))
+        Some(DriverUsage::new(ByteDelta::new(level.in_use - start), Bytes::new(peaked)))
     }
 
     /// Returns the device on which a scope's thread allocated since the scope started, if it allocated nothing on the scope's

@@ -15,7 +15,7 @@ use crate::model::{Bytes, Device, Key, OwnerThread, ScopeId, Tag, ThreadName};
 pub(super) struct Thread {
     /// The tag of the thread's last allocation, and the attribution that was found for it. The next allocation is likely to have
     /// the same.
-    pub(super) newest: (Tag, Attribution),
+    pub(super) latest: (Tag, Attribution),
     /// The block that the thread's last free removed, in case that free fails.
     pub(super) freed: Freed,
     /// The scope path that the thread is in.
@@ -68,7 +68,7 @@ pub(super) enum Freed {
 impl Thread {
     pub(super) fn new(own: OwnerThread) -> Self {
         Self {
-            newest: (Tag::NONE, Attribution::default()),
+            latest: (Tag::NONE, Attribution::default()),
             freed: Freed::Nothing,
             node: NodeId::NONE,
             owner: own,
@@ -87,8 +87,8 @@ impl Thread {
     }
 
     /// Makes the next allocation look up its attribution again.
-    pub(super) fn forget_newest(&mut self) {
-        self.newest.0 = Tag::NONE;
+    pub(super) fn forget_latest(&mut self) {
+        self.latest.0 = Tag::NONE;
     }
 
     pub(super) fn enter(&mut self, entered: Entered) {
@@ -126,6 +126,6 @@ impl Thread {
     pub(super) fn update_scope(&mut self) {
         (self.node, self.owner) =
             self.entered.back().map_or((NodeId::NONE, self.own), |Entered { node, owner, .. }| (*node, *owner));
-        self.forget_newest();
+        self.forget_latest();
     }
 }

@@ -35,7 +35,7 @@ impl Ledger {
 
     /// Starts a thread that reuses the id of an ended thread. The new thread gets its own owner thread, so that it does not own the
     /// blocks of the ended one.
-    pub fn begin_thread(&mut self, thread: ThreadId) {
+    pub fn start_thread(&mut self, thread: ThreadId) {
         let own = next_owner(&mut self.owner_threads);
         if let Some(ended) = self.threads.get_mut(thread.0 as usize) {
             // The list contains the thread id, so the new thread is in it as well.
@@ -145,8 +145,8 @@ impl Ledger {
             let freed =
                 if let Freed::Block(_, entry) = &thread.freed { Some(entry.attribution().owner()) } else { None };
             // The owner thread of an adopting scope is in no `entered`, but the thread's next allocation may have it.
-            let newest = [thread.newest.1.owner()];
-            thread.entered.iter().map(|entered| entered.owner).chain(newest).chain(freed)
+            let latest = [thread.latest.1.owner()];
+            thread.entered.iter().map(|entered| entered.owner).chain(latest).chain(freed)
         });
         let (scan, is_new) = guests.scan();
         if is_new {

@@ -82,11 +82,11 @@ impl Ledger {
         // Until the block is decided, it is not counted as an allocation, which lowers the number of events by two. This adds
         // them.
         self.counts.events = self.counts.events.wrapping_add(2);
-        self.tell(BlockChangeKind::Allocated, key, entry, observer);
+        self.notify(BlockChangeKind::Allocated, key, entry, observer);
         self.end_left_parts(key, entry.bytes, observer);
         self.pools.insert_range(key, entry.bytes, UNDECIDED);
         self.pools.undecided.push(Undecided { thread, key, device: self.device_of(entry) });
-        self.thread(thread).forget_newest();
+        self.thread(thread).forget_latest();
     }
 
     /// Decides blocks before this thread allocates or frees a block with this key on this device: the undecided blocks of other
@@ -162,7 +162,7 @@ impl Ledger {
             range.pool = pool;
         }
         let kind = if pool == PoolId::NONE { BlockChangeKind::GivenToProgram } else { BlockChangeKind::TakenByPool };
-        self.tell(kind, key, &now, observer);
+        self.notify(kind, key, &now, observer);
     }
 
     /// Decides the block of an event from a shortened recording, which may lack the next event of the thread. If the event

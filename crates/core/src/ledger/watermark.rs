@@ -73,15 +73,15 @@ impl<T: Copy + Ord> Watermark<T> {
             return;
         }
         self.empty += 1;
-        while self.segments.pop_if(|newest| newest.open == 0).is_some() {
+        while self.segments.pop_if(|latest| latest.open == 0).is_some() {
             self.empty -= 1;
         }
         if self.empty * 2 > self.segments.len() {
             self.segments.retain(|segment| segment.open > 0);
             self.empty = 0;
         }
-        if let Some(newest) = self.segments.last() {
-            self.top = newest.max;
+        if let Some(latest) = self.segments.last() {
+            self.top = latest.max;
         }
     }
 
@@ -106,8 +106,8 @@ impl<T: Copy + Ord> Watermark<T> {
 
     /// Stores `top` in the latest segment.
     pub(super) fn store_top(&mut self) {
-        if let Some(newest) = self.segments.last_mut() {
-            newest.max = self.top;
+        if let Some(latest) = self.segments.last_mut() {
+            latest.max = self.top;
         }
     }
 
@@ -117,10 +117,10 @@ impl<T: Copy + Ord> Watermark<T> {
 
     /// Merges segments until the maxima fall, after the latest segment was raised or added.
     fn merge(&mut self) {
-        while let [.., older, newest] = self.segments.as_mut_slice()
+        while let [.., older, latest] = self.segments.as_mut_slice()
             && older.max <= self.top
         {
-            newest.open += older.open;
+            latest.open += older.open;
             self.empty -= usize::from(older.open == 0);
             let older = self.segments.len() - 2;
             self.segments.swap_remove(older);

@@ -87,7 +87,7 @@ pub enum EventKind {
     Displaced { now: u64, more: u64 },
     /// The driver rejected an allocation because there was not enough memory. This is posted only while a recording is made. The
     /// device is not known for some pools, and for memory of the host.
-    Refused { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId },
+    Rejected { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId },
     /// The program marked this moment. The callsite has the name of the mark. This is posted only while a recording is
     /// made.
     Mark { callsite: CallsiteId },
@@ -132,7 +132,7 @@ impl EventKind {
             Self::Alloc { block, .. } | Self::Free { block: Some(block), .. } | Self::LateLookup { block } => {
                 Some(block.stack)
             }
-            Self::Refused { stack, .. } => Some(*stack),
+            Self::Rejected { stack, .. } => Some(*stack),
             _ => None,
         }
     }

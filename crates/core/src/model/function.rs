@@ -169,8 +169,8 @@ fn without_arguments(segment: &str) -> &str {
     segment.split('<').next().unwrap_or(segment)
 }
 
-/// Returns the last position of `wanted` outside all brackets. The `>` of an arrow is not a bracket.
-fn rfind_outside(text: &str, wanted: &str) -> Option<usize> {
+/// Returns the last position of `pattern` outside all brackets. The `>` of an arrow is not a bracket.
+fn rfind_outside(text: &str, pattern: &str) -> Option<usize> {
     let text = text.as_bytes();
     let mut depth = 0_usize;
     for at in (0..text.len()).rev() {
@@ -178,7 +178,7 @@ fn rfind_outside(text: &str, wanted: &str) -> Option<usize> {
             b'>' if text[..at].ends_with(b"-") => {}
             b'>' | b')' | b']' => depth += 1,
             b'<' | b'(' | b'[' => depth = depth.saturating_sub(1),
-            _ if depth == 0 && text[at..].starts_with(wanted.as_bytes()) => return Some(at),
+            _ if depth == 0 && text[at..].starts_with(pattern.as_bytes()) => return Some(at),
             _ => {}
         }
     }

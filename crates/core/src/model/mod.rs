@@ -80,4 +80,4 @@ pub use printable::{bounded, is_printable, one_line, quoted};
 pub use process::{GpuProcess, ProcessKind};
 pub use source::{ParseSourceError, Source};
 pub use threads::{ThreadName, Threads};
-pub use trace::{DriverFigures, Trace};
+pub use trace::{DriverUsage, Trace};

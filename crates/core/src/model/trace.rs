@@ -55,21 +55,21 @@ pub struct Trace {
     pub lost: u64,
     /// The numbers for the driver's blocks of the whole process on the device, if a pool was registered there (`gpumem::pool`).
     /// The other numbers count the parts of the pool instead of its blocks.
-    pub driver: Option<DriverFigures>,
+    pub driver: Option<DriverUsage>,
 }
 
 /// The numbers for only the driver's blocks, on a device with a registered pool. The fields have the same meaning as in
 /// [`Trace`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct DriverFigures {
+pub struct DriverUsage {
     /// The change since the start.
     pub used: ByteDelta,
     /// The memory that was needed at the peak above the memory in use at the start or now, whichever is larger.
     pub peaked: Bytes,
 }
 
-impl DriverFigures {
+impl DriverUsage {
     #[doc(hidden)]
     pub const fn new(used: ByteDelta, peaked: Bytes) -> Self {
         Self { used, peaked }
@@ -126,7 +126,7 @@ impl Trace {
             let [first, next] = [&self, &next]
                 .map(|trace| trace.driver.map_or((trace.used, trace.peaked), |driver| (driver.used, driver.peaked)));
             let (used, peaked) = joined(first, next);
-            DriverFigures { used, peaked }
+            DriverUsage { used, peaked }
         });
         let sampling = self.sampling.zip(next.sampling).map(|(first, second)| Sampling {
             every: first.every,

@@ -198,12 +198,12 @@ impl Breakdown {
 fn own_parts(live: &[Group], pool: Option<&PoolUsage>) -> Vec<Part> {
     let mut sums: BTreeMap<(PartKind, String, Vec<String>), (Bytes, u64)> = BTreeMap::new();
     for group in live {
-        let whose = match &group.library {
+        let owner = match &group.library {
             Some(pool) if group.is_cache => (PartKind::RegisteredPool, pool.clone(), Vec::new()),
             Some(library) => (PartKind::Library, library.clone(), Vec::new()),
             None => (PartKind::Scope, path_in_words(&group.path), group.path.clone()),
         };
-        let (bytes, blocks) = sums.entry(whose).or_default();
+        let (bytes, blocks) = sums.entry(owner).or_default();
         *bytes = *bytes + group.bytes;
         *blocks += group.blocks;
     }

@@ -7,7 +7,7 @@ use crate::model::{ByteDelta, Gauge, Source, Trace, one_line};
 
 /// The quantities that a budget can limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Figure {
+pub enum Quantity {
     /// The peak above the memory in use at the start.
     Peak,
     /// The increase of the memory in use from the start to the end.
@@ -37,7 +37,7 @@ pub enum Relation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// The quantity that is limited.
-    pub figure: Figure,
+    pub quantity: Quantity,
     /// The relation that must hold between the measured value and `amount`.
     pub relation: Relation,
     /// The limit in bytes, or in blocks.
@@ -100,12 +100,12 @@ pub fn judge(name: &str, limits: &[Limit], measured: &Measurement<'_>) -> Verdic
     let mut broken = String::new();
     let mut is_peak_broken = false;
     for limit in limits {
-        match figure(limit.figure, measured) {
+        match value_of(limit.quantity, measured) {
             None => unknown = Some(limit),
-            Some(figure) if limit.relation.holds(figure, limit.amount) => {}
-            Some(figure) => {
-                is_peak_broken |= limit.figure == Figure::Peak;
-                let _ = write!(broken, "\n  {}", Complaint { limit, figure });
+            Some(value) if limit.relation.holds(value, limit.amount) => {}
+            Some(value) => {
+                is_peak_broken |= limit.quantity == Quantity::Peak;
+                let _ = write!(broken, "\n  {}", Complaint { limit, value });
             }
         }
     }
@@ -121,7 +121,9 @@ pub fn judge(name: &str, limits: &[Limit], measured: &Measurement<'_>) -> Verdic
         return Verdict::NotKnown(because_of_others(measured, &others));
     }
     match unknown {
-        Some(limit) => Verdict::Unmeasured(format!("for `{}`, which blocks are still live is not known", limit.figure)),
+        Some(limit) => {
+            Verdict::Unmeasured(format!("for `{}`, which blocks are still live is not known", limit.quantity))
+        }
         None => Verdict::Kept,
     }
 }
@@ -150,28 +152,28 @@ fn unmeasured(trace: &Trace) -> Option<String> {
     }
 }
 
-fn figure(figure: Figure, measured: &Measurement<'_>) -> Option<i128> {
-    match figure {
-        Figure::Peak => Some(measured.trace.peak_over_start().get().into()),
-        Figure::Used => Some(measured.trace.used.get().into()),
-        Figure::Leaks => measured.live.map(Into::into),
+fn value_of(quantity: Quantity, measured: &Measurement<'_>) -> Option<i128> {
+    match quantity {
+        Quantity::Peak => Some(measured.trace.peak_over_start().get().into()),
+        Quantity::Used => Some(measured.trace.used.get().into()),
+        Quantity::Leaks => measured.live.map(Into::into),
     }
 }
 
 impl Relation {
-    fn holds(self, figure: i128, amount: i128) -> bool {
+    fn holds(self, value: i128, amount: i128) -> bool {
         match self {
-            Self::Less => figure < amount,
-            Self::AtMost => figure <= amount,
-            Self::Equal => figure == amount,
-            Self::Unequal => figure != amount,
-            Self::AtLeast => figure >= amount,
-            Self::More => figure > amount,
+            Self::Less => value < amount,
+            Self::AtMost => value <= amount,
+            Self::Equal => value == amount,
+            Self::Unequal => value != amount,
+            Self::AtLeast => value >= amount,
+            Self::More => value > amount,
         }
     }
 }
 
-impl Display for Figure {
+impl Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Peak => "peak",
@@ -197,22 +199,22 @@ impl Display for Relation {
 /// A text such as `peak <= 512 MiB: it was 640 MiB, 128 MiB over`.
 struct Complaint<'a> {
     limit: &'a Limit,
-    figure: i128,
+    value: i128,
 }
 
 impl Display for Complaint<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { limit: Limit { figure: name, relation, amount, origin }, figure } = self;
+        let Self { limit: Limit { quantity: name, relation, amount, origin }, value } = self;
         let shown = |amount: i128| match name {
-            Figure::Leaks => counted(amount, "block", "blocks"),
-            Figure::Peak | Figure::Used => exactly(amount),
+            Quantity::Leaks => counted(amount, "block", "blocks"),
+            Quantity::Peak | Quantity::Used => exactly(amount),
         };
         write!(f, "{name} {relation} {}", shown(*amount))?;
         if let Some(origin) = origin {
             write!(f, " ({})", one_line(origin))?;
         }
-        write!(f, ": it was {}", shown(*figure))?;
-        match figure.saturating_sub(*amount) {
+        write!(f, ": it was {}", shown(*value))?;
+        match value.saturating_sub(*amount) {
             0 => Ok(()),
             over @ 1.. => write!(f, ", {} over", shown(over)),
             under => write!(f, ", {} under", shown(-under)),
@@ -277,11 +279,11 @@ impl Display for Circumstances<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Measurement { trace, places, peak, .. } = self.measured;
         let places = places();
-        let whose = match self.measured.counted {
+        let what = match self.measured.counted {
             Counted::AllThreads => "the allocations of all threads",
             Counted::OwnThread | Counted::OwnThreadOnly => "the allocations of its own thread",
         };
-        write!(f, "\n  measured on {}, {}, {whose}", device(trace), trace.gauge)?;
+        write!(f, "\n  measured on {}, {}, {what}", device(trace), trace.gauge)?;
         if !self.others.is_empty() {
             let not = if self.measured.counted == Counted::AllThreads { "other tests too" } else { "not counted" };
             write!(f, "\n  at the same time, other threads allocated ({not}):{}", rows(self.others))?;
@@ -338,8 +340,8 @@ mod tests {
     use super::*;
     use crate::model::Bytes;
 
-    fn limit(figure: Figure, relation: Relation, amount: i128) -> Limit {
-        Limit { figure, relation, amount, origin: None }
+    fn limit(quantity: Quantity, relation: Relation, amount: i128) -> Limit {
+        Limit { quantity, relation, amount, origin: None }
     }
 
     fn trace(used: i64, peaked: u64) -> Trace {
@@ -358,7 +360,7 @@ mod tests {
 
     #[test]
     fn a_budget_that_other_threads_disturbed_is_not_known_to_be_kept() {
-        let limits = [limit(Figure::Peak, Relation::AtMost, 1 << 20)];
+        let limits = [limit(Quantity::Peak, Relation::AtMost, 1 << 20)];
         let pool = || vec![other("a thread without a name", Some("src/a.rs:1")); 8];
         let disturbed = Measurement { others: &pool, ..measured(trace(0, 0)) };
         let Verdict::NotKnown(text) = judge("f", &limits, &disturbed) else { panic!("it is not known") };
@@ -393,7 +395,7 @@ mod tests {
 
     #[test]
     fn a_budget_of_another_device_is_not_measured() {
-        let limits = [limit(Figure::Peak, Relation::AtMost, 1 << 20)];
+        let limits = [limit(Quantity::Peak, Relation::AtMost, 1 << 20)];
         let elsewhere = Trace { allocated_on: Some(2), ..trace(0, 0) };
         let Verdict::Unmeasured(text) = judge("f", &limits, &measured(elsewhere)) else { panic!("it is not measured") };
         assert!(
@@ -414,7 +416,7 @@ mod tests {
             (More, false, false, true),
         ] {
             for (used, kept) in [(-21, below), (-20, at), (-19, above)] {
-                let verdict = judge("f", &[limit(Figure::Used, relation, -20)], &measured(trace(used, 0)));
+                let verdict = judge("f", &[limit(Quantity::Used, relation, -20)], &measured(trace(used, 0)));
                 assert_eq!(verdict == Verdict::Kept, kept, "{used} {relation} -20: {verdict:?}");
             }
         }
@@ -422,14 +424,14 @@ mod tests {
 
     #[test]
     fn peak_is_over_the_start() {
-        let limits = [limit(Figure::Peak, Relation::AtMost, 30)];
+        let limits = [limit(Quantity::Peak, Relation::AtMost, 30)];
         assert_eq!(judge("f", &limits, &measured(trace(10, 20))), Verdict::Kept);
         assert_eq!(judge("f", &limits, &measured(trace(-10, 30))), Verdict::Kept);
         assert!(matches!(judge("f", &limits, &measured(trace(10, 21))), Verdict::Broken(_)));
     }
 
     #[test]
-    fn a_broken_budget_is_reported_with_its_figures() {
+    fn a_broken_budget_is_reported_with_its_numbers() {
         let place = || Place {
             name: "src/model.rs:12".to_owned(),
             caller: None,
@@ -438,11 +440,11 @@ mod tests {
             each: Some(Bytes::mib(300)),
         };
         let limits = [
-            limit(Figure::Peak, Relation::AtMost, 512 << 20),
-            limit(Figure::Used, Relation::Equal, 0),
-            limit(Figure::Used, Relation::Less, 1 << 40),
-            Limit { origin: Some("base.json".to_owned()), ..limit(Figure::Peak, Relation::Less, 640 << 20) },
-            limit(Figure::Leaks, Relation::AtMost, 0),
+            limit(Quantity::Peak, Relation::AtMost, 512 << 20),
+            limit(Quantity::Used, Relation::Equal, 0),
+            limit(Quantity::Used, Relation::Less, 1 << 40),
+            Limit { origin: Some("base.json".to_owned()), ..limit(Quantity::Peak, Relation::Less, 640 << 20) },
+            limit(Quantity::Leaks, Relation::AtMost, 0),
         ];
         let trace = Trace { simulated: true, ..trace(-1025, 640 << 20) };
         let measured = Measurement { live: Some(2), places: &|| Some(vec![place()]), ..measured(trace) };
@@ -468,7 +470,7 @@ mod tests {
             Verdict::Unmeasured(reason) => reason,
             other => panic!("{other:?}"),
         };
-        let leaks = [limit(Figure::Leaks, Relation::AtMost, 0)];
+        let leaks = [limit(Quantity::Leaks, Relation::AtMost, 0)];
         assert_eq!(unmeasured(&leaks, trace(0, 0)), "for `leaks`, which blocks are still live is not known");
         assert_eq!(unmeasured(&[], Trace::off(0)), "traces are off");
         assert_eq!(unmeasured(&[], Trace { lost: 1, ..trace(0, 0) }), "1 allocation or free was missed");
@@ -476,7 +478,7 @@ mod tests {
         let sampled = Trace { gauge: Gauge::Sampled, ..trace(0, 0) };
         assert_eq!(unmeasured(&[], sampled), "its numbers are sampled, not exact");
         // A limit that is certainly broken counts as broken.
-        let both = [leaks[0].clone(), limit(Figure::Used, Relation::Less, 1)];
+        let both = [leaks[0].clone(), limit(Quantity::Used, Relation::Less, 1)];
         assert!(matches!(judge("f", &both, &measured(trace(1, 0))), Verdict::Broken(_)));
     }
 }

@@ -21,7 +21,7 @@ pub(crate) use self::block::missing_in_words;
 pub use self::{
     block::LiveBlock,
     breakdown::{Breakdown, Part, PartKind},
-    budget::{Figure, Relation},
+    budget::{Quantity, Relation},
     leaks::Leaks,
     lines::{Line, SourceLine},
     memory_stats::{AllocStats, KindStats, MemoryStats, MemorySummary, PeakBounds, ReservedStats, Tally},
@@ -29,7 +29,7 @@ pub use self::{
     output::{Content, Level, Output, Peaks},
     peak::{PeakHolder, PeakHolders},
     pool::{PoolAtPeak, RegisteredPool},
-    stats::{CallFigures, NameStats, Spread, Stats, WorstCall},
+    stats::{MeasuredCalls, NameStats, Spread, Stats, WorstCall},
     summary::{ScopeSummary, Summary},
     tracked::{Change, Tracked},
 };

@@ -83,8 +83,8 @@ fn cut_off(name: &str) -> &str {
 fn closure_of(function: &str) -> Option<&str> {
     let end = ["::{{closure}}", "::{closure#"].iter().filter_map(|mark| function.find(mark)).min()?;
     let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
-    let begin = function[..end].char_indices().rev().take_while(|(_, c)| is_path(*c)).last()?.0;
-    let (its_crate, path) = function[begin..end].split_once("::")?;
+    let start = function[..end].char_indices().rev().take_while(|(_, c)| is_path(*c)).last()?.0;
+    let (its_crate, path) = function[start..end].split_once("::")?;
     (!its_crate.is_empty()).then_some(path)
 }
 
@@ -181,8 +181,8 @@ mod tests {
     fn a_thread_without_a_name_runs_code_of_the_test_that_started_it() {
         let of = |system_name, functions: &[&str]| facts(None, system_name, functions).belongs_to(&own());
         let other = BelongsTo::OtherTest("tests::forward_in_parallel".to_owned());
-        let begins = "std::sys::backtrace::__rust_begin_short_backtrace";
-        let generic = format!("{begins}::<krate::tests::forward_in_parallel::{{closure#0}}, ()>");
+        let prefix = "std::sys::backtrace::__rust_begin_short_backtrace";
+        let generic = format!("{prefix}::<krate::tests::forward_in_parallel::{{closure#0}}, ()>");
         assert_eq!(of("tests::forward_", &["krate::tests::forward_in_parallel::{{closure}}::{{closure}}"]), other);
         assert_eq!(of("tests::forward_", &["krate::tests::forward_in_parallel::{closure#0}"]), other);
         assert_eq!(of("tests::forward_", &[&generic]), other);

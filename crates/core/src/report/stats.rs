@@ -28,7 +28,7 @@ pub struct NameStats {
     /// The number of traces that ended.
     pub calls: u64,
     /// The results of the measured calls. `None` if there are none.
-    pub figures: Option<CallFigures>,
+    pub measured: Option<MeasuredCalls>,
     /// The number of calls that could not be measured. The results exclude them.
     pub unmeasured: u64,
     /// The number of calls that were sampled: they may have peaked higher.
@@ -43,7 +43,7 @@ pub struct NameStats {
 /// The results of the calls of one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct CallFigures {
+pub struct MeasuredCalls {
     /// The values of [`Trace::used`](crate::model::Trace::used).
     pub used: Spread<ByteDelta>,
     /// The sum of `used`.
@@ -101,7 +101,7 @@ impl<T> Spread<T> {
     }
 }
 
-impl CallFigures {
+impl MeasuredCalls {
     /// Creates the results from these values.
     #[doc(hidden)]
     pub fn new(used: Spread<ByteDelta>, sum: ByteDelta, peaked: Spread<Bytes>, worst: WorstCall) -> Self {
@@ -121,7 +121,7 @@ impl NameStats {
     /// Creates the row of a name without calls.
     #[doc(hidden)]
     pub fn new(name: String, device: u32, simulated: bool) -> Self {
-        Self { name, device, simulated, calls: 0, figures: None, unmeasured: 0, sampled: 0, doubtful: 0, shared: 0 }
+        Self { name, device, simulated, calls: 0, measured: None, unmeasured: 0, sampled: 0, doubtful: 0, shared: 0 }
     }
 
     /// Returns the reasons why the results of some calls may be wrong or are missing.
@@ -141,7 +141,7 @@ impl Stats {
     /// Creates statistics with these rows, sorted.
     #[doc(hidden)]
     pub fn of(mut names: Vec<NameStats>) -> Self {
-        let needed = |name: &NameStats| name.figures.as_ref().map(|figures| figures.worst.needed);
+        let needed = |name: &NameStats| name.measured.as_ref().map(|measured| measured.worst.needed);
         names.sort_by(|a, b| (a.device, needed(b), &a.name).cmp(&(b.device, needed(a), &b.name)));
         Self { names }
     }

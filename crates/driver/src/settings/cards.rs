@@ -49,21 +49,21 @@ const CARDS: &[(&str, u64)] = &[
 /// The error explains what is wrong with the text.
 pub fn card(text: &str) -> Result<Bytes, String> {
     let plain = |name: &str| name.to_lowercase().replace([' ', '-', '_'], "");
-    let asked = plain(text);
-    let is_asked = |card: &&(&str, u64)| plain(card.0) == asked || plain(card.0) == format!("rtx{asked}");
-    if let Some((_, mib)) = CARDS.iter().find(is_asked) {
+    let requested = plain(text);
+    let is_requested = |card: &&(&str, u64)| plain(card.0) == requested || plain(card.0) == format!("rtx{requested}");
+    if let Some((_, mib)) = CARDS.iter().find(is_requested) {
         return Ok(Bytes::mib(*mib));
     }
     let bytes = size(text).map_err(|why| {
-        if text.contains(char::is_numeric) && !asked.starts_with(char::is_alphabetic) {
+        if text.contains(char::is_numeric) && !requested.starts_with(char::is_alphabetic) {
             why
         } else {
             let names = |is_meant: &dyn Fn(&str) -> bool| {
                 let names: Vec<_> = CARDS.iter().map(|(name, _)| *name).filter(|name| is_meant(name)).collect();
                 names.join(", ")
             };
-            let alike = names(&|name| plain(name).starts_with(&asked));
-            if alike.is_empty() || asked.is_empty() {
+            let alike = names(&|name| plain(name).starts_with(&requested));
+            if alike.is_empty() || requested.is_empty() {
                 format!("no GPU of this name is known; write a size such as 24GiB, or one of {}", names(&|_| true))
             } else {
                 format!("this may be one of {alike}")

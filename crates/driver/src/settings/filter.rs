@@ -97,7 +97,7 @@ impl Filter {
         let mut rule = Rule { what: is_choice.then_some(What::Off), ..Rule::default() };
         let segments = segments(module, name);
         for directive in &self.0 {
-            if directive.name.as_deref().is_none_or(|wanted| is_part(wanted, &segments)) {
+            if directive.name.as_deref().is_none_or(|pattern| is_part(pattern, &segments)) {
                 rule.what = directive.what.or(rule.what);
                 rule.at_least = directive.at_least.unwrap_or(rule.at_least);
                 rule.every = directive.every.or(rule.every);
@@ -110,14 +110,14 @@ impl Filter {
     /// names of all traces.
     pub fn unmatched<'a>(&'a self, names: &'a [(Option<&str>, String)]) -> Vec<(&'a str, Option<&'a str>)> {
         let segments: Vec<Vec<&str>> = names.iter().map(|(module, name)| segments(*module, name)).collect();
-        let wanted = self.0.iter().filter_map(|directive| directive.name.as_deref());
-        let unmatched = wanted.filter(|wanted| !segments.iter().any(|segments| is_part(wanted, segments)));
-        let near = |wanted: &str| {
+        let pattern = self.0.iter().filter_map(|directive| directive.name.as_deref());
+        let unmatched = pattern.filter(|pattern| !segments.iter().any(|segments| is_part(pattern, segments)));
+        let near = |pattern: &str| {
             let known = names.iter().map(|(_, name)| name.as_str()).chain(segments.iter().flatten().copied());
-            let near = known.filter(|known| !known.is_empty()).min_by_key(|known| (distance(wanted, known), *known));
-            near.filter(|near| distance(wanted, near) <= wanted.chars().count() / 3)
+            let near = known.filter(|known| !known.is_empty()).min_by_key(|known| (distance(pattern, known), *known));
+            near.filter(|near| distance(pattern, near) <= pattern.chars().count() / 3)
         };
-        unmatched.map(|wanted| (wanted, near(wanted))).collect()
+        unmatched.map(|pattern| (pattern, near(pattern))).collect()
     }
 }
 
@@ -140,10 +140,10 @@ fn distance(one: &str, other: &str) -> usize {
 }
 
 /// Returns whether the name contains these segments in sequence. A `#` matches any number.
-fn is_part(wanted: &str, segments: &[&str]) -> bool {
-    let wanted: Vec<_> = wanted.split("::").collect();
-    let is_same = |(wanted, segment): (&&str, &&str)| wanted == segment || **wanted == *alike(segment);
-    segments.windows(wanted.len()).any(|part| wanted.iter().zip(part).all(is_same))
+fn is_part(pattern: &str, segments: &[&str]) -> bool {
+    let pattern: Vec<_> = pattern.split("::").collect();
+    let is_same = |(pattern, segment): (&&str, &&str)| pattern == segment || **pattern == *alike(segment);
+    segments.windows(pattern.len()).any(|part| pattern.iter().zip(part).all(is_same))
 }
 
 /// Returns whether this word can be the name of traces. A misspelt setting or another word of `RUST_LOG` cannot.

@@ -71,7 +71,7 @@ impl Devices for Cuda {
         let device = device(ordinal)?;
         let by_nvml = if cards::replaced_cards().is_some() {
             // NVML knows only the real GPU.
-            Err(Kind::NoFigure { source: "NVML", device: ordinal }.into())
+            Err(Kind::NoMemoryInfo { source: "NVML", device: ordinal }.into())
         } else {
             by_nvml(device)
         };
@@ -102,12 +102,12 @@ impl Devices for Cuda {
         device(ordinal)?.preload()
     }
 
-    fn subscribe(&self, wanted: Option<Source>) -> Result<Interception> {
-        driver::subscribe(wanted)
+    fn subscribe(&self, requested: Option<Source>) -> Result<Interception> {
+        driver::subscribe(requested)
     }
 
-    fn can_subscribe(&self, wanted: Option<Source>) -> Result<Source> {
-        driver::can_subscribe(wanted)
+    fn can_subscribe(&self, requested: Option<Source>) -> Result<Source> {
+        driver::can_subscribe(requested)
     }
 
     fn unsubscribe(&self) {
@@ -141,10 +141,10 @@ fn by_nvml(device: CudaDevice) -> Result<GpuMemory> {
 
 /// Reads the memory of the device behind this NVML handle. Errors name the device by `number`.
 pub(super) fn read_by_nvml(handle: &nvml::Handle, number: u32) -> Result<GpuMemory> {
-    let nvml::Figures { total, free, used, reserved } = handle.memory(number)?;
+    let nvml::NvmlMemory { total, free, used, reserved } = handle.memory(number)?;
     // If a value is not available, NVML returns u64::MAX, or 0 for the total.
     if total == 0 || total == u64::MAX || free > total || used > total {
-        return Err(Kind::NoFigure { source: "NVML", device: number }.into());
+        return Err(Kind::NoMemoryInfo { source: "NVML", device: number }.into());
     }
     Ok(GpuMemory::new(Bytes::new(total), Bytes::new(free), Bytes::new(used), reserved.map(Bytes::new)))
 }
@@ -168,7 +168,7 @@ fn by_driver(device: CudaDevice, why: Error) -> Result<GpuMemory> {
         return Err(Kind::NoContext { ordinal, why: Box::new(why) }.into());
     };
     if total == 0 || total == u64::MAX || free > total {
-        return Err(Kind::NoFigure { source: "cuMemGetInfo", device: ordinal }.into());
+        return Err(Kind::NoMemoryInfo { source: "cuMemGetInfo", device: ordinal }.into());
     }
     let (total, free) = (Bytes::new(total), Bytes::new(free));
     Ok(GpuMemory::new(total, free, total.checked_sub(free).unwrap_or_default(), None))
@@ -184,11 +184,11 @@ pub(super) fn machine_memory() -> Option<GpuMemory> {
 
 /// Parses the text of `/proc/meminfo`, which has lines such as `MemTotal: 16384 kB`.
 fn memory_of(text: &str) -> Option<GpuMemory> {
-    let figure = |name: &str| {
+    let value = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
         line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
     };
-    let (total, free) = (figure("MemTotal")?, figure("MemAvailable")?);
+    let (total, free) = (value("MemTotal")?, value("MemAvailable")?);
     let used = total.checked_sub(free).filter(|_| total > 0)?;
     Some(GpuMemory::new(Bytes::new(total), Bytes::new(free), Bytes::new(used), None))
 }

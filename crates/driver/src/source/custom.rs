@@ -17,13 +17,13 @@ use crate::{
 const MOST_BYTES: u64 = 1 << 46;
 
 /// All gauges of the process, by ordinal. An ordinal is never reused, because open traces refer to it.
-static GAUGES: RwLock<Gauges> = RwLock::new(Gauges { all: Vec::new(), newest: None });
+static GAUGES: RwLock<Gauges> = RwLock::new(Gauges { all: Vec::new(), latest: None });
 
 #[derive(Debug)]
 struct Gauges {
     all: Vec<State>,
     /// The gauge that was set last.
-    newest: Option<usize>,
+    latest: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -53,10 +53,10 @@ pub fn set_gauge(gauge: CustomGauge) {
     let state = State { gauge, broken: None };
     // The old gauge is dropped after the lock is released, because dropping its function runs code of the program.
     let _replaced = if let Some(at) = at {
-        gauges.newest = Some(at);
+        gauges.latest = Some(at);
         Some(std::mem::replace(&mut gauges.all[at], state))
     } else {
-        gauges.newest = Some(gauges.all.len());
+        gauges.latest = Some(gauges.all.len());
         gauges.all.push(state);
         None
     };
@@ -66,7 +66,7 @@ pub fn set_gauge(gauge: CustomGauge) {
 /// Returns the program's gauges, or `None` if it has set none.
 pub fn custom_devices() -> Option<&'static dyn Devices> {
     let gauges = GAUGES.read().unwrap_or_else(PoisonError::into_inner);
-    gauges.newest.map(|_| &CustomDevices as &dyn Devices)
+    gauges.latest.map(|_| &CustomDevices as &dyn Devices)
 }
 
 fn state(ordinal: u32) -> Result<State> {
@@ -124,8 +124,8 @@ impl Devices for CustomDevices {
 
     /// Returns the gauge that was set last, on whichever thread.
     fn current(&self) -> Result<u32> {
-        let newest = GAUGES.read().unwrap_or_else(PoisonError::into_inner).newest;
-        Ok(newest.and_then(|newest| u32::try_from(newest).ok()).unwrap_or(0))
+        let latest = GAUGES.read().unwrap_or_else(PoisonError::into_inner).latest;
+        Ok(latest.and_then(|latest| u32::try_from(latest).ok()).unwrap_or(0))
     }
 
     fn check(&self, ordinal: u32) -> Result<()> {

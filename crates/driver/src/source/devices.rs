@@ -69,10 +69,10 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
 
     /// Starts to intercept every allocation on the devices, through the requested source or else the best one. Does nothing if allocations
     /// are intercepted already.
-    fn subscribe(&self, wanted: Option<Source>) -> Result<Interception>;
+    fn subscribe(&self, requested: Option<Source>) -> Result<Interception>;
 
     /// Returns the source that [`subscribe`](Self::subscribe) would use.
-    fn can_subscribe(&self, wanted: Option<Source>) -> Result<Source>;
+    fn can_subscribe(&self, requested: Option<Source>) -> Result<Source>;
 
     /// Stops intercepting.
     fn unsubscribe(&self);

@@ -3,6 +3,8 @@
 
 mod cards;
 #[cfg(feature = "cuda")]
+pub mod compare_sources;
+#[cfg(feature = "cuda")]
 mod cuda;
 mod custom;
 mod devices;
@@ -11,7 +13,6 @@ mod driver;
 mod files;
 #[cfg(feature = "cuda")]
 pub mod machine;
-mod off;
 #[cfg(feature = "cuda")]
 mod processes;
 #[cfg(feature = "backtrace")]
@@ -19,13 +20,12 @@ pub(crate) mod python;
 #[cfg_attr(not(any(feature = "cuda", feature = "sim")), allow(dead_code, reason = "there is no source that records"))]
 mod recorder;
 #[cfg_attr(not(any(feature = "cuda", feature = "sim")), allow(dead_code, reason = "there is no source that records"))]
-mod refusals;
+mod rejections;
 #[cfg(feature = "sim")]
 pub mod sim;
 #[cfg_attr(not(any(feature = "cuda", feature = "sim")), allow(dead_code, reason = "there is no source that records"))]
 mod stacks;
-#[cfg(feature = "cuda")]
-pub mod trial;
+mod traces_off;
 #[cfg_attr(not(feature = "backtrace"), path = "no_walks.rs")]
 mod walks;
 
@@ -34,10 +34,10 @@ pub use self::{
     custom::{custom_devices, set_gauge},
     devices::{Devices, Interception},
     files::own_module,
-    off::{ask_for_each_trace, traces_are_off, turn_traces_off},
     recorder::{LabelBlock, RecordEvents, call_before_allocations, label_with},
-    refusals::{RefusalHandler, handle_refusals, is_watched, watch_allocations},
+    rejections::{RejectionHandler, handle_rejections, is_watched, watch_allocations},
     stacks::{StackTable, min_bytes_of},
+    traces_off::{ask_for_each_trace, traces_are_off, turn_traces_off},
     walks::{
         addresses_here, current_file, current_stack, forget_stacks, frames, modules, python_frame, uncached_stack,
     },
@@ -95,5 +95,5 @@ pub fn record_to<R: RecordEvents>(settings: &Settings) {
         #[cfg(feature = "cuda")]
         subscribe: driver::subscribe_to::<R>,
     });
-    stacks::begin(settings);
+    stacks::start(settings);
 }

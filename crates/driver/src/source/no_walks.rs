@@ -2,7 +2,7 @@
 
 use crate::model::{Frame, StackId};
 
-pub(super) fn begin(_: bool) {}
+pub(super) fn start(_: bool) {}
 
 /// Returns no stack.
 #[inline]

@@ -61,8 +61,8 @@ mod tests {
     #[test]
     fn lists_are_joined_by_pid() {
         /// The type (`G` or `C`), the pid, the used memory if it is known, and the slice.
-        type Row = (char, u32, Option<u64>, u32);
-        let cases: &[(&[Row], &str)] = &[
+        type ProcessEntry = (char, u32, Option<u64>, u32);
+        let cases: &[(&[ProcessEntry], &str)] = &[
             (&[], ""),
             (&[('C', 7, Some(5), 0), ('C', 3, None, 0)], "3 C None, 7 C Some(5)"),
             // The process is in two lists. MPS has a compute list.

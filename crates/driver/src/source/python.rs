@@ -34,12 +34,12 @@ const HASHED: usize = 8;
 
 /// The lines of Python that occur on stacks. They belong to the process, like its code objects.
 #[derive(Default)]
-struct Lines {
+struct PythonLines {
     numbers: HashMap<(FrameKey, CodeParts), usize, NumberHashBuilder>,
     lines: Vec<Arc<PythonLine>>,
 }
 
-static LINES: Mutex<Option<Lines>> = Mutex::new(None);
+static LINES: Mutex<Option<PythonLines>> = Mutex::new(None);
 
 /// A stack with Python's functions, and its id.
 struct CachedStack {
@@ -60,7 +60,7 @@ thread_local! {
 }
 
 /// Starts to add Python's functions to stacks, if this process runs Python.
-pub(super) fn begin() {
+pub(super) fn start() {
     Interpreter::find();
 }
 
@@ -127,7 +127,7 @@ struct NewStack {
 impl NewStack {
     fn of(frames: Frames<'_>) -> Self {
         let mut locked = lines();
-        let Lines { numbers, lines } = locked.get_or_insert_default();
+        let PythonLines { numbers, lines } = locked.get_or_insert_default();
         let number_of = |(frame, known): (Frame<'_>, &(FrameKey, CodeParts))| {
             let next = lines.len();
             let number = *numbers.entry(*known).or_insert(next);
@@ -154,7 +154,7 @@ fn number_of(native: StackId, interpreter: &Interpreter, lines: &[usize]) -> Sta
     recorder::number_stack(&stack)
 }
 
-fn lines() -> MutexGuard<'static, Option<Lines>> {
+fn lines() -> MutexGuard<'static, Option<PythonLines>> {
     LINES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

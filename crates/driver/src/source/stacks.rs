@@ -22,15 +22,15 @@ const LARGE: u64 = 1 << 20;
 /// The maximum number of different stacks that are kept. Further stacks get no id.
 const CAPACITY: usize = 1 << 16;
 
-/// The size from which on the stack of a block is recorded. Before [`begin`], no block is that large.
+/// The size from which on the stack of a block is recorded. Before [`start`], no block is that large.
 static MIN_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// True if the caller's file is recorded for smaller blocks.
 static HAS_FILES: AtomicBool = AtomicBool::new(false);
 
-/// Which blocks get their stack or file recorded. Does not change after [`begin`].
+/// Which blocks get their stack or file recorded. Does not change after [`start`].
 #[derive(Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct StackFilter {
     min_bytes: u64,
     has_files: bool,
 }
@@ -58,10 +58,10 @@ impl StackTable {
         self.lock().numbers.get(addresses).copied()
     }
 
-    /// Calls `begin`, and returns all stacks that had an id at that time.
-    pub fn all_before(&self, begin: impl FnOnce()) -> Vec<(StackId, Arc<[usize]>)> {
+    /// Calls `start`, and returns all stacks that had an id at that time.
+    pub fn all_before(&self, start: impl FnOnce()) -> Vec<(StackId, Arc<[usize]>)> {
         let stacks = self.lock();
-        begin();
+        start();
         (1..).map(StackId).zip(stacks.stacks.iter().cloned()).collect()
     }
 
@@ -76,8 +76,8 @@ impl StackTable {
 }
 
 /// Starts to record the stacks of the process's blocks, as the settings request.
-pub(super) fn begin(settings: &Settings) {
-    walks::begin(settings.stacks == settings::Stacks::Python);
+pub(super) fn start(settings: &Settings) {
+    walks::start(settings.stacks == settings::Stacks::Python);
     let min_bytes = min_bytes_of(settings);
     MIN_BYTES.store(min_bytes, Relaxed);
     // A program that uses gpumem itself may contain its code. The end of that code is then not known.
@@ -93,7 +93,7 @@ pub fn min_bytes_of(settings: &Settings) -> u64 {
     }
 }
 
-impl Wanted {
+impl StackFilter {
     /// Records no stacks.
     #[cfg(feature = "cuda")]
     pub(super) const NONE: Self = Self { min_bytes: u64::MAX, has_files: false };
@@ -115,10 +115,10 @@ impl Wanted {
     }
 }
 
-/// Like [`Wanted::stack_for`], with the current settings.
+/// Like [`StackFilter::stack_for`], with the current settings.
 #[inline]
 pub(super) fn stack_for(bytes: u64) -> StackId {
-    Wanted::now().stack_for(bytes)
+    StackFilter::now().stack_for(bytes)
 }
 
 impl NumberedStacks {

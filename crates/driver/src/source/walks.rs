@@ -14,9 +14,9 @@ use crate::{
 static IS_PYTHON_RECORDED: AtomicBool = AtomicBool::new(false);
 
 /// Sets whether stacks include Python's functions.
-pub(super) fn begin(is_python_recorded: bool) {
+pub(super) fn start(is_python_recorded: bool) {
     if is_python_recorded {
-        python::begin();
+        python::start();
     }
     IS_PYTHON_RECORDED.store(is_python_recorded, Relaxed);
 }

@@ -84,17 +84,17 @@ pub fn open_at_end(path: &Path) -> io::Result<File> {
 }
 
 #[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "files of other systems have no such flags"))]
-fn not_waiting(options: &mut OpenOptions, refuses_links: bool) {
+fn not_waiting(options: &mut OpenOptions, rejects_links: bool) {
     #[cfg(target_os = "linux")]
     {
         use std::os::unix::fs::OpenOptionsExt;
-        options.custom_flags(libc::O_NONBLOCK | if refuses_links { libc::O_NOFOLLOW } else { 0 });
+        options.custom_flags(libc::O_NONBLOCK | if rejects_links { libc::O_NOFOLLOW } else { 0 });
     }
 }
 
-fn open_with(path: &Path, options: &mut OpenOptions, refuses_links: bool) -> io::Result<File> {
-    not_waiting(options, refuses_links);
-    let known = if refuses_links { path.symlink_metadata() } else { path.metadata() };
+fn open_with(path: &Path, options: &mut OpenOptions, rejects_links: bool) -> io::Result<File> {
+    not_waiting(options, rejects_links);
+    let known = if rejects_links { path.symlink_metadata() } else { path.metadata() };
     let is_other = known.is_ok_and(|known| !known.is_file());
     let file = options.open(path).map_err(|error| if is_other { no_file() } else { error })?;
     if !is_other && file.metadata()?.is_file() { Ok(file) } else { Err(no_file()) }
@@ -144,7 +144,7 @@ pub(super) unsafe fn leave_table_of_program() -> bool {
 }
 
 /// Makes a newly created file readable and writable for its owner, whatever the program's umask.
-pub fn give_owner_access(file: &File) {
+pub fn grant_owner_access(file: &File) {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;

@@ -106,11 +106,11 @@ pub(super) fn cupti_paths() -> Vec<PathBuf> {
     paths
 }
 
-/// Returns the entries of a folder whose names start with `beginning`, the latest version first.
-fn matching(folder: &Path, beginning: &str) -> Vec<PathBuf> {
+/// Returns the entries of a folder whose names start with `prefix`, the latest version first.
+fn matching(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with(beginning))
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
         .map(|entry| entry.path())
         .collect();
     found.sort_by_key(|path| {

@@ -116,9 +116,9 @@ mod linux {
         0
     }
 
-    /// Returns the loaded files whose names start with `beginning`, in the order in which they were loaded.
+    /// Returns the loaded files whose names start with `prefix`, in the order in which they were loaded.
     #[cfg(feature = "dry")]
-    pub(in super::super) fn loaded_as(beginning: &str) -> Vec<std::path::PathBuf> {
+    pub(in super::super) fn loaded_as(prefix: &str) -> Vec<std::path::PathBuf> {
         use std::path::{Path, PathBuf};
 
         unsafe extern "C" fn add(info: *mut dl_phdr_info, _: usize, paths: *mut c_void) -> c_int {
@@ -135,7 +135,7 @@ mod linux {
         // SAFETY: `add` is called only before this returns, with this pointer, and only by this thread.
         unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut paths).cast()) };
         let has_name =
-            |path: &Path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(beginning.as_bytes()));
+            |path: &Path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(prefix.as_bytes()));
         paths.retain(|path| has_name(path));
         paths
     }

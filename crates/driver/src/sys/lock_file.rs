@@ -80,13 +80,13 @@ impl LockFile {
     /// # Errors
     /// Returns the same errors as [`try_new`](Self::try_new), and an error if another process holds the lock the whole time.
     pub fn wait(path: &Path, patience: Duration, waits: impl FnOnce()) -> io::Result<Self> {
-        let began = Instant::now();
+        let started = Instant::now();
         let mut waits = Some(waits);
         loop {
             if let Some(lock) = Self::try_new(path)? {
                 return Ok(lock);
             }
-            if began.elapsed() >= patience {
+            if started.elapsed() >= patience {
                 let why = format!(
                     "another process has locked `{}` for {} s; remove that file if no gpumem runs",
                     path.display(),
@@ -94,7 +94,7 @@ impl LockFile {
                 );
                 return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
             }
-            if began.elapsed() >= patience / 4
+            if started.elapsed() >= patience / 4
                 && let Some(waits) = waits.take()
             {
                 waits();

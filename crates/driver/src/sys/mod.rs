@@ -1,7 +1,6 @@
 //! The only unsafe code. This folder finds and loads NVIDIA's libraries at run time, and offers safe functions that return numbers. The
 //! names in this folder are NVIDIA's own.
 
-pub mod beside;
 #[cfg(feature = "cuda")]
 pub(crate) mod calls;
 pub mod cgroup;
@@ -29,6 +28,7 @@ pub(crate) mod nvml;
 pub mod nvtx;
 #[cfg(target_os = "linux")]
 pub mod own_file;
+pub mod own_threads;
 pub mod print;
 pub mod process;
 #[cfg(feature = "backtrace")]

@@ -24,7 +24,7 @@ const NAMES: &[&str] = if cfg!(windows) { &["nvml.dll"] } else { &["libnvidia-ml
 
 /// NVML's numbers about a device's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Figures {
+pub(crate) struct NvmlMemory {
     pub(crate) total: u64,
     pub(crate) free: u64,
     pub(crate) used: u64,
@@ -167,10 +167,10 @@ impl Handle {
 
     /// Reads the device's memory.
     #[doc(alias = "nvmlDeviceGetMemoryInfo_v2")]
-    pub(crate) fn memory(&self, ordinal: u32) -> Result<Figures, Error> {
+    pub(crate) fn memory(&self, ordinal: u32) -> Result<NvmlMemory, Error> {
         match self.device.memory_info() {
             Ok(info) => {
-                Ok(Figures { total: info.total, free: info.free, used: info.used, reserved: Some(info.reserved) })
+                Ok(NvmlMemory { total: info.total, free: info.free, used: info.used, reserved: Some(info.reserved) })
             }
             Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
                 self.memory_v1().map_err(failed("nvmlDeviceGetMemoryInfo", Some(ordinal)))
@@ -227,7 +227,7 @@ impl Handle {
     }
 
     /// Calls the function of drivers older than 510, which `nvml-wrapper` no longer wraps.
-    fn memory_v1(&self) -> Result<Figures, NvmlError> {
+    fn memory_v1(&self) -> Result<NvmlMemory, NvmlError> {
         let call = match &self.device.nvml().lib().nvmlDeviceGetMemoryInfo {
             Ok(call) => call,
             Err(error) => return Err(NvmlError::FailedToLoadSymbol(error.to_string())),
@@ -240,7 +240,7 @@ impl Handle {
             nvml_try(call(self.device.handle(), info.as_mut_ptr()))?;
             info.assume_init()
         };
-        Ok(Figures { total: info.total, free: info.free, used: info.used, reserved: None })
+        Ok(NvmlMemory { total: info.total, free: info.free, used: info.used, reserved: None })
     }
 }
 

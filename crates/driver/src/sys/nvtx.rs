@@ -240,7 +240,7 @@ pub unsafe fn observe_extension(module: *const ExtensionModule, other: Option<&P
     let slots = segment.map(slots_of);
     // SAFETY: as below.
     let before = slots.as_ref().map(|slots| unsafe { functions_of(slots) });
-    let asked = other.map_or(Ok(false), |other| {
+    let forwarded = other.map_or(Ok(false), |other| {
         // SAFETY: the user named the tool for NVTX, which calls this.
         let initialize = unsafe { injection::function(other, "InitializeInjectionNvtxExtension") };
         // Tools of older versions do not know extensions.
@@ -253,10 +253,10 @@ pub unsafe fn observe_extension(module: *const ExtensionModule, other: Option<&P
         }
         Ok(true)
     });
-    let Some((slots, before)) = slots.zip(before) else { return asked };
+    let Some((slots, before)) = slots.zip(before) else { return forwarded };
     // SAFETY: NVTX lets its tool write the slots during the initialization.
-    unsafe { replace(PAYLOADS, &slots, (asked == Ok(true)).then_some(&before)) };
-    asked.map(|_| true)
+    unsafe { replace(PAYLOADS, &slots, (forwarded == Ok(true)).then_some(&before)) };
+    forwarded.map(|_| true)
 }
 
 /// Returns the functions that a copy of NVTX currently calls.
@@ -330,23 +330,23 @@ fn chain(get_export_table: GetExportTable, other: &Path) -> Result<(), String> {
 
 /// Calls the observer. NVTX calls that the observer makes itself are not observed. Neither are calls in a process that was forked from a
 /// recorded process.
-fn tell(what: impl FnOnce(&RangeObserver)) {
+fn notify(what: impl FnOnce(&RangeObserver)) {
     thread_local! {
-        static IS_TOLD: Cell<bool> = const { Cell::new(false) };
+        static IS_NOTIFYING: Cell<bool> = const { Cell::new(false) };
     }
     // SAFETY: it is null, or a reference that lives as long as the process.
     let Some(observer) = (unsafe { OBSERVER.load(Relaxed).as_ref() }).filter(|_| !process::is_forked()) else { return };
     // While a thread ends, its thread-local variables may be gone.
-    let is_first = IS_TOLD.try_with(|is_told| !is_told.replace(true)).unwrap_or(false);
+    let is_first = IS_NOTIFYING.try_with(|is_notifying| !is_notifying.replace(true)).unwrap_or(false);
     if is_first {
         // A panic must not unwind into the program.
         _ = catch_unwind(std::panic::AssertUnwindSafe(|| what(observer)));
-        _ = IS_TOLD.try_with(|is_told| is_told.set(false));
+        _ = IS_NOTIFYING.try_with(|is_notifying| is_notifying.set(false));
     }
 }
 
 fn push(domain: usize, name: &str) {
-    tell(|observer| (observer.pushed)(domain, &with_domain(domain, name)));
+    notify(|observer| (observer.pushed)(domain, &with_domain(domain, name)));
 }
 
 /// Returns the name in the form that NVIDIA's tools use.
@@ -355,7 +355,7 @@ fn with_domain(domain: usize, name: &str) -> Cow<'_, str> {
 }
 
 fn mark(domain: usize, name: &str) {
-    tell(|observer| (observer.marked)(&with_domain(domain, name), false));
+    notify(|observer| (observer.marked)(&with_domain(domain, name), false));
 }
 
 /// Starts a range. Returns its id, which is that of the other tool, or else a new one.
@@ -369,12 +369,12 @@ fn start(domain: usize, name: &str, of_other: Option<usize>) -> usize {
 fn end(id: usize) {
     let name = STARTED.lock().remove(&id);
     if let Some(name) = name {
-        tell(|observer| (observer.marked)(&name, true));
+        notify(|observer| (observer.marked)(&name, true));
     }
 }
 
 fn pop(domain: usize) {
-    tell(|observer| (observer.popped)(domain));
+    notify(|observer| (observer.popped)(domain));
 }
 
 /// Assigns this name to the other tool's handle, or else to a new one. Returns the handle.

@@ -29,7 +29,7 @@ pub unsafe fn leave() -> io::Result<()> {
 
 /// A private, readable mapping of a file.
 struct Mapping<'a> {
-    begin: usize,
+    start: usize,
     end: usize,
     access: c_int,
     /// The device and the inode, in the form of `/proc/self/maps`.
@@ -39,20 +39,20 @@ struct Mapping<'a> {
 impl<'a> Mapping<'a> {
     /// Returns the mapping that contains this address.
     fn with(address: usize, maps: &'a str) -> Option<Self> {
-        maps.lines().filter_map(Self::of).find(|mapping| (mapping.begin..mapping.end).contains(&address))
+        maps.lines().filter_map(Self::of).find(|mapping| (mapping.start..mapping.end).contains(&address))
     }
 
     /// Reads a line such as `7f00-7f01 r-xp 00001000 08:01 123 /path`.
     fn of(line: &'a str) -> Option<Self> {
         let mut fields = line.split_ascii_whitespace();
-        let (begin, end) = fields.next()?.split_once('-')?;
+        let (start, end) = fields.next()?.split_once('-')?;
         let access = fields.next()?.as_bytes();
         let (_, device, inode) = (fields.next()?, fields.next()?, fields.next()?);
-        let [begin, end] = [begin, end].map(|address| usize::from_str_radix(address, 16).ok());
+        let [start, end] = [start, end].map(|address| usize::from_str_radix(address, 16).ok());
         let flag = |at: usize, letter: u8, flag| if access.get(at) == Some(&letter) { flag } else { 0 };
         let is_one = access.starts_with(b"r") && access.ends_with(b"p") && inode != "0";
         is_one.then_some(Self {
-            begin: begin?,
+            start: start?,
             end: end?,
             access: libc::PROT_READ | flag(1, b'w', libc::PROT_WRITE) | flag(2, b'x', libc::PROT_EXEC),
             file: (device, inode),
@@ -63,8 +63,8 @@ impl<'a> Mapping<'a> {
 /// # Safety
 /// The mapping must be of this library, and no other thread may write to it during the call.
 unsafe fn replace(mapping: &Mapping<'_>) -> io::Result<()> {
-    let length = mapping.end - mapping.begin;
-    let at = ptr::with_exposed_provenance_mut::<libc::c_void>(mapping.begin);
+    let length = mapping.end - mapping.start;
+    let at = ptr::with_exposed_provenance_mut::<libc::c_void>(mapping.start);
     // SAFETY: a new mapping, wherever the kernel has room, so it overlaps nothing.
     let copy = unsafe {
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -101,7 +101,7 @@ mod tests {
     fn the_program_itself_is_not_copied() {
         let code = || {
             let maps = fs::read_to_string("/proc/self/maps").expect("a process may read it");
-            Mapping::with(leave as unsafe fn() -> io::Result<()> as usize, &maps).map(|own| (own.begin, own.end))
+            Mapping::with(leave as unsafe fn() -> io::Result<()> as usize, &maps).map(|own| (own.start, own.end))
         };
         let before = code();
         // SAFETY: the program itself is not changed.
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn private_mappings_of_files_are_known() {
-        let of = |line| Mapping::of(line).map(|known| (known.begin, known.end, known.access, known.file));
+        let of = |line| Mapping::of(line).map(|known| (known.start, known.end, known.access, known.file));
         let (r, w, x) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
         let file = ("08:01", "123");
         assert_eq!(of("7f00-7f10 r--p 00000000 08:01 123   /a b"), Some((0x7f00, 0x7f10, r, file)));

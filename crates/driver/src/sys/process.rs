@@ -130,9 +130,9 @@ pub fn name_of_thread() -> ThreadName {
     std::thread::current().name().map_or_else(ThreadName::default, |name| ThreadName::new(name.as_bytes()))
 }
 
-/// Runs `begin_thread`, with all signals blocked in the threads that it starts. Signals that the program handles are then delivered to the
+/// Runs `start_thread`, with all signals blocked in the threads that it starts. Signals that the program handles are then delivered to the
 /// program's own threads.
-pub fn with_signals_blocked<R>(begin_thread: impl FnOnce() -> R) -> R {
+pub fn with_signals_blocked<R>(start_thread: impl FnOnce() -> R) -> R {
     #[cfg(target_os = "linux")]
     {
         use std::{mem::MaybeUninit, ptr};
@@ -144,15 +144,15 @@ pub fn with_signals_blocked<R>(begin_thread: impl FnOnce() -> R) -> R {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr()) == 0
         };
-        let begun = begin_thread();
+        let result = start_thread();
         if is_blocked {
             // SAFETY: `before` was filled, because the call succeeded.
             unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
         }
-        begun
+        result
     }
     #[cfg(not(target_os = "linux"))]
-    begin_thread()
+    start_thread()
 }
 
 /// The prefix of the names of all gpumem threads.
@@ -197,16 +197,16 @@ fn is_without_program() -> bool {
 }
 
 /// Returns the start time of this process from `/proc`, or 0 if it is not known. Another process that gets the same id started later.
-pub fn began() -> u64 {
-    began_in("/proc/self").unwrap_or(0)
+pub fn start_time() -> u64 {
+    start_time_in("/proc/self").unwrap_or(0)
 }
 
 /// Returns the start time of the process with this id, or `None` if no such process runs.
-pub fn began_of(pid: u32) -> Option<u64> {
-    began_in(&format!("/proc/{pid}"))
+pub fn start_time_of(pid: u32) -> Option<u64> {
+    start_time_in(&format!("/proc/{pid}"))
 }
 
-fn began_in(folder: &str) -> Option<u64> {
+fn start_time_in(folder: &str) -> Option<u64> {
     let stat = std::fs::read(format!("{folder}/stat")).ok()?;
     // The name of the program is in brackets and may contain any bytes, even if they are not UTF-8.
     let stat = String::from_utf8_lossy(&stat);
@@ -226,8 +226,8 @@ pub fn age() -> Option<std::time::Duration> {
         let per_second = u32::try_from(per_second).ok().filter(|per_second| *per_second > 0)?;
         let uptime = std::fs::read_to_string("/proc/uptime").ok()?;
         let uptime: f64 = uptime.split_whitespace().next()?.parse().ok()?;
-        let began = std::time::Duration::from_millis(began().checked_mul(1000)? / u64::from(per_second));
-        Some(std::time::Duration::try_from_secs_f64(uptime).ok()?.saturating_sub(began))
+        let started = std::time::Duration::from_millis(start_time().checked_mul(1000)? / u64::from(per_second));
+        Some(std::time::Duration::try_from_secs_f64(uptime).ok()?.saturating_sub(started))
     }
     #[cfg(not(target_os = "linux"))]
     None
@@ -302,10 +302,10 @@ pub(crate) fn ends_in_child(code: fn()) -> bool {
 mod tests {
     #[test]
     fn the_name_of_the_process_does_not_matter() {
-        let began = super::began();
+        let started = super::start_time();
         // Linux truncates long names at a byte, which may split a character.
         std::fs::write("/proc/self/comm", b"a) gpumem\xff").unwrap();
-        assert_eq!(super::began(), began);
-        assert_ne!(began, 0);
+        assert_eq!(super::start_time(), started);
+        assert_ne!(started, 0);
     }
 }

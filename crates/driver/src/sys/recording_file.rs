@@ -42,7 +42,7 @@ impl RecordingFile {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is not a recording"));
         }
         file.set_len(0)?;
-        descriptor::give_owner_access(&file);
+        descriptor::grant_owner_access(&file);
         let file = descriptor::with_high_number(file);
         let identity = descriptor::identity(&file);
         // The program may change its working directory.

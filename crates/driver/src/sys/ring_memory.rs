@@ -276,8 +276,8 @@ mod linux {
             list.lines().skip(1).filter_map(|line| forgotten(line, bytes, user)).collect();
         forgotten.sort_unstable_by(|a, b| b.cmp(a));
         for (_, number) in forgotten.into_iter().skip(MOST_FORGOTTEN - 1) {
-            let begin = content(number, size_of::<Line>()).ok().flatten();
-            if begin.is_some_and(|begin| !begin.is_in_use && begin.bytes.starts_with(b"gpumring")) {
+            let header = content(number, size_of::<Line>()).ok().flatten();
+            if header.is_some_and(|header| !header.is_in_use && header.bytes.starts_with(b"gpumring")) {
                 remove(number);
             }
         }

@@ -63,7 +63,7 @@ struct Block {
 }
 
 #[derive(Debug, Default)]
-struct Pool {
+struct FreeBlocks {
     /// The free blocks, ordered by stream, size and address.
     free: BTreeSet<(u32, u64, u64, BlockId)>,
     /// The ranges without memory, ordered by stream and address.
@@ -72,7 +72,7 @@ struct Pool {
 
 /// A request for a new block.
 #[derive(Clone, Copy, Debug)]
-struct Wanted {
+struct BlockRequest {
     size: u64,
     is_small: bool,
     sharing: Sharing,
@@ -87,7 +87,7 @@ pub(crate) struct Caching {
     /// Ids in `blocks` that are not in use.
     unused: Vec<BlockId>,
     /// The pools of large and of small blocks. The first pair is not private.
-    pools: Vec<[Pool; 2]>,
+    pools: Vec<[FreeBlocks; 2]>,
     /// The blocks whose free was requested while work on other streams may still use them.
     awaiting: BTreeSet<BlockId>,
     segments_end: u64,
@@ -108,7 +108,7 @@ pub(crate) struct Caching {
 
 impl Caching {
     pub(super) fn new(settings: AllocatorSettings, limit: u64) -> Self {
-        Self { settings, limit, pools: vec![<[Pool; 2]>::default()], ..Self::default() }
+        Self { settings, limit, pools: vec![<[FreeBlocks; 2]>::default()], ..Self::default() }
     }
 
     pub(super) fn alloc(&mut self, bytes: u64) -> Option<Placement> {
@@ -120,16 +120,16 @@ impl Caching {
     /// only the driver knows where it puts segments.
     pub(super) fn alloc_for(&mut self, bytes: u64, sharing: Sharing, segment: Option<(u64, u64)>) -> Option<Placement> {
         let size = self.settings.rounded(bytes)?;
-        let wanted = Wanted { size, is_small: size <= AllocatorSettings::SMALL, sharing, segment };
+        let request = BlockRequest { size, is_small: size <= AllocatorSettings::SMALL, sharing, segment };
         let peak = self.reserved_peak;
-        let mut block = self.best_fit(wanted).or_else(|| self.add_memory(wanted));
-        if block.is_none() && self.return_oversize(wanted) {
-            block = self.add_memory(wanted);
+        let mut block = self.best_fit(request).or_else(|| self.add_memory(request));
+        if block.is_none() && self.return_oversize(request) {
+            block = self.add_memory(request);
         }
         if block.is_none() {
             self.empty_cache();
             self.retries += 1;
-            block = self.add_memory(wanted);
+            block = self.add_memory(request);
         }
         let block = block?;
         self.remove(block);
@@ -163,9 +163,9 @@ impl Caching {
         self.reserve(bytes)?;
         let mut rest = self.new_block(address, bytes, (sharing, bytes == SMALL_SEGMENT), false, State::Free);
         let mut placements = Vec::new();
-        for (begin, length) in blocks {
+        for (start, length) in blocks {
             self.remove(rest);
-            if let Some(before) = begin.checked_sub(self.at(rest).address).filter(|bytes| *bytes > 0) {
+            if let Some(before) = start.checked_sub(self.at(rest).address).filter(|bytes| *bytes > 0) {
                 let block = self.split(rest, before);
                 self.insert(rest, State::Free);
                 rest = block;
@@ -201,8 +201,8 @@ impl Caching {
 
     /// Returns the smallest free block that is large enough (`get_free_block`). For a block that can grow, its largest
     /// size is used.
-    fn best_fit(&self, wanted: Wanted) -> Option<BlockId> {
-        let Wanted { size, is_small, sharing: Sharing { stream, pool }, .. } = wanted;
+    fn best_fit(&self, request: BlockRequest) -> Option<BlockId> {
+        let BlockRequest { size, is_small, sharing: Sharing { stream, pool }, .. } = request;
         let pool = &self.pools.get(pool as usize)?[usize::from(is_small)];
         let mut fitting = pool.free.range((stream, size, 0, 0)..(stream + 1, 0, 0, 0)).map(|(.., block)| *block);
         let mut found = fitting.next()?;
@@ -222,12 +222,12 @@ impl Caching {
 
     /// Returns a free block of this size or more, with memory from the driver (`alloc_block`). `None` if the driver
     /// does not have enough.
-    fn add_memory(&mut self, wanted: Wanted) -> Option<BlockId> {
-        if self.settings.is_expandable { self.expand(wanted) } else { self.add_segment(wanted) }
+    fn add_memory(&mut self, request: BlockRequest) -> Option<BlockId> {
+        if self.settings.is_expandable { self.expand(request) } else { self.add_segment(request) }
     }
 
-    fn add_segment(&mut self, wanted: Wanted) -> Option<BlockId> {
-        let Wanted { size, is_small, sharing, segment } = wanted;
+    fn add_segment(&mut self, request: BlockRequest) -> Option<BlockId> {
+        let BlockRequest { size, is_small, sharing, segment } = request;
         let bytes = if is_small {
             SMALL_SEGMENT
         } else if size < OWN_SEGMENT {
@@ -249,8 +249,8 @@ impl Caching {
     }
 
     /// Maps memory at the lowest addresses with room for the size, in free and unmapped blocks (`try_allocate_expandable_block`).
-    fn expand(&mut self, wanted: Wanted) -> Option<BlockId> {
-        let Wanted { size, is_small, sharing, .. } = wanted;
+    fn expand(&mut self, request: BlockRequest) -> Option<BlockId> {
+        let BlockRequest { size, is_small, sharing, .. } = request;
         let stream = sharing.stream;
         let unmapped = &self.pool(sharing, is_small).unmapped;
         let unmapped: Vec<_> = unmapped.range((stream, 0, 0)..(stream + 1, 0, 0)).map(|(.., block)| *block).collect();
@@ -271,7 +271,7 @@ impl Caching {
         let first = with_free_before.find(has_room);
         let mut block = match first {
             Some(block) => block,
-            None => self.add_addresses(wanted)?,
+            None => self.add_addresses(request)?,
         };
         if self.at(block).state == State::Unmapped {
             self.map(block, size)?;
@@ -287,8 +287,8 @@ impl Caching {
     }
 
     /// Creates an expandable segment without mapped memory.
-    fn add_addresses(&mut self, wanted: Wanted) -> Option<BlockId> {
-        let Wanted { size, is_small, sharing, .. } = wanted;
+    fn add_addresses(&mut self, request: BlockRequest) -> Option<BlockId> {
+        let BlockRequest { size, is_small, sharing, .. } = request;
         let addresses = self.limit.saturating_add(self.limit / 8).min(MOST_ADDRESSES);
         let addresses = addresses.checked_next_multiple_of(Self::granule(is_small)).filter(|bytes| *bytes >= size)?;
         let address = self.segments_end.max(FIRST_ADDRESS).checked_next_multiple_of(Self::granule(is_small))?;
@@ -323,8 +323,8 @@ impl Caching {
 
     /// Releases a block that is too large to be split and large enough for the request, or several such blocks that are
     /// large enough together (`release_available_cached_blocks`). Returns false if there are not enough of them.
-    fn return_oversize(&mut self, wanted: Wanted) -> bool {
-        let Wanted { size, is_small, sharing, .. } = wanted;
+    fn return_oversize(&mut self, request: BlockRequest) -> bool {
+        let BlockRequest { size, is_small, sharing, .. } = request;
         let (stream, least) = (sharing.stream, self.settings.max_split);
         let size = size.max(least);
         let free = &self.pool(sharing, is_small).free;
@@ -376,8 +376,8 @@ impl Caching {
                 continue;
             }
             let (granule, end) = (Self::granule(is_small), address + bytes);
-            let (begin_unmapped, end_unmapped) = (address.next_multiple_of(granule), end - end % granule);
-            if begin_unmapped >= end_unmapped {
+            let (start_unmapped, end_unmapped) = (address.next_multiple_of(granule), end - end % granule);
+            if start_unmapped >= end_unmapped {
                 continue;
             }
             self.remove(block);
@@ -385,14 +385,14 @@ impl Caching {
                 let rest = self.split(block, end_unmapped - address);
                 self.insert(rest, State::Free);
             }
-            let unmapped = if address < begin_unmapped {
-                let unmapped = self.split(block, begin_unmapped - address);
+            let unmapped = if address < start_unmapped {
+                let unmapped = self.split(block, start_unmapped - address);
                 self.insert(block, State::Free);
                 unmapped
             } else {
                 block
             };
-            self.reserved -= end_unmapped - begin_unmapped;
+            self.reserved -= end_unmapped - start_unmapped;
             self.join(unmapped, State::Unmapped);
         }
     }
@@ -497,7 +497,7 @@ impl Caching {
         &mut self.blocks[block as usize]
     }
 
-    fn pool(&mut self, sharing: Sharing, is_small: bool) -> &mut Pool {
+    fn pool(&mut self, sharing: Sharing, is_small: bool) -> &mut FreeBlocks {
         let pool = sharing.pool as usize;
         if self.pools.len() <= pool {
             self.pools.resize_with(pool + 1, Default::default);
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_2_to_the_64_is_refused() {
+    fn a_request_of_2_to_the_64_is_rejected() {
         for mut caching in [plain(u64::MAX), expandable(u64::MAX)] {
             assert_eq!(caching.alloc(u64::MAX), None);
             assert_eq!(caching.alloc(u64::MAX - 1023), None);

@@ -18,7 +18,7 @@ const ADDRESSES: u64 = 1 << 52;
 
 /// Pages of one size.
 #[derive(Debug)]
-struct Pool {
+struct PagePool {
     page: u64,
     /// Larger slices are accepted only if they fill most of a page.
     most: u64,
@@ -35,7 +35,7 @@ struct Page {
 #[derive(Debug)]
 pub(crate) struct Cubecl {
     /// The pools, those with the smallest pages first.
-    pools: Vec<Pool>,
+    pools: Vec<PagePool>,
     limit: u64,
     reserved: u64,
 }
@@ -52,11 +52,11 @@ impl Cubecl {
                 break;
             }
             page = aligned(page / 4);
-            pools.push(Pool { page, most: page >> number, pages: Vec::new() });
+            pools.push(PagePool { page, most: page >> number, pages: Vec::new() });
         }
         pools.reverse();
         let largest = largest / ALIGNMENT * ALIGNMENT;
-        pools.push(Pool { page: largest, most: largest, pages: Vec::new() });
+        pools.push(PagePool { page: largest, most: largest, pages: Vec::new() });
         Self { pools, limit, reserved: 0 }
     }
 
@@ -96,7 +96,7 @@ impl Cubecl {
     }
 }
 
-impl Pool {
+impl PagePool {
     fn accepts(&self, bytes: u64) -> bool {
         // A slice may leave less than 20 % of a page unused.
         bytes <= self.most || self.page.checked_sub(bytes).is_some_and(|rest| rest.saturating_mul(5) < self.page)

@@ -38,7 +38,7 @@ pub enum Request {
     EmptyCache,
     /// A request that was rejected, with the bytes that the program requested. In the model, it is allocated and freed
     /// at once.
-    Refused(u64, Sharing),
+    Rejected(u64, Sharing),
 }
 
 /// The memory that the requests need.
@@ -78,7 +78,7 @@ pub fn replay(requests: &[Request], settings: &AllocatorSettings, limit: u64) ->
                 }
             }
             Request::EmptyCache => caching.empty_cache(),
-            Request::Refused(bytes, sharing) => {
+            Request::Rejected(bytes, sharing) => {
                 let block = caching.alloc_for(bytes, sharing, None)?.block;
                 caching.free(block);
             }
@@ -123,7 +123,7 @@ mod tests {
             ("o", old) => {
                 let (segment, blocks) = old.trim_start_matches("ld").split_once(':').unwrap();
                 let block =
-                    |text: &str| text.split_once('-').map(|(begin, end)| (bytes(begin), bytes(end) - bytes(begin)));
+                    |text: &str| text.split_once('-').map(|(start, end)| (bytes(start), bytes(end) - bytes(start)));
                 let blocks = blocks.split(',').filter_map(block).collect();
                 Request::Old { segment: (0, bytes(segment)), sharing: Sharing::default(), blocks }
             }
@@ -131,7 +131,7 @@ mod tests {
                 let (bytes, sharing) = of(size);
                 Request::Alloc { bytes, sharing, segment: None }
             }
-            ("x", size) => Request::Refused(of(size).0, Sharing::default()),
+            ("x", size) => Request::Rejected(of(size).0, Sharing::default()),
             ("-", block) => Request::Free(block.parse().unwrap()),
             ("?", block) => Request::RequestFree(block.parse().unwrap()),
             ("!", block) => Request::CompleteFree(block.parse().unwrap()),

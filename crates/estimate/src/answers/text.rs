@@ -14,7 +14,7 @@ use gpumem_core::{
 use super::{Saving, Savings};
 use crate::{
     class::Class,
-    estimate::{ConvolutionWorkspace, Estimate, OptimizerParts, Part},
+    estimate::{ConvolutionWorkspace, Estimate, OptimizerParts, PeakPart},
     tensors::{TensorSum, Tensors},
 };
 
@@ -156,9 +156,9 @@ impl Run {
 }
 
 /// Returns a tree of phases and layers. A layer includes the layers inside it, see [`shown`].
-fn layers(parts: &[Part]) -> Tree {
+fn layers(parts: &[PeakPart]) -> Tree {
     let mut phases: Vec<(&str, HashMap<&str, OfLayer>)> = Vec::new();
-    for Part { phase, layer, bytes, class } in parts {
+    for PeakPart { phase, layer, bytes, class } in parts {
         let at = phases.iter().position(|(known, _)| known == phase).unwrap_or_else(|| {
             phases.push((phase, HashMap::new()));
             phases.len() - 1

@@ -16,7 +16,7 @@ impl Eager {
     }
 
     /// Starts a pass over the next tokens. Its layers find the keys and values of earlier passes.
-    pub(crate) fn begin_pass(&self) {
+    pub(crate) fn start_pass(&self) {
         self.cache.next.set(0);
         self.free_shared();
     }
@@ -125,6 +125,6 @@ impl Eager {
     pub(crate) fn free_cache(&self) {
         let freed = std::mem::take(&mut *self.cache.layers.borrow_mut());
         drop(freed);
-        self.begin_pass();
+        self.start_pass();
     }
 }

@@ -38,7 +38,7 @@ use crate::{
     class::Class,
     dtype::Dtype,
     error::{Error, Kind},
-    memory::{Memory, Storage},
+    memory::{StepMemory, Storage},
     settings::{DataParallel, KvCache, Lora, Quantized},
     shape::Shape,
 };
@@ -49,7 +49,7 @@ type SharedKey = (&'static str, u64, Shape, Dtype);
 /// The engine that runs operations. Contains all data of a model except its layers.
 #[derive(Debug)]
 pub(crate) struct Eager {
-    pub(crate) memory: Rc<Memory>,
+    pub(crate) memory: Rc<StepMemory>,
     /// True if operations are recorded for the backward pass.
     grad_enabled: Cell<bool>,
     /// True if dropout and batch norm are in training mode.
@@ -263,7 +263,7 @@ struct Workspaces {
 }
 
 impl Eager {
-    pub(crate) fn new(memory: Rc<Memory>, libraries: Libraries) -> Self {
+    pub(crate) fn new(memory: Rc<StepMemory>, libraries: Libraries) -> Self {
         Self {
             memory,
             grad_enabled: Cell::new(false),

@@ -121,7 +121,7 @@ impl Eager {
     }
 
     /// Starts a new backward graph.
-    pub(crate) fn begin_graph(&self) {
+    pub(crate) fn start_graph(&self) {
         for parameter in &mut *self.parameters.borrow_mut() {
             parameter.edge = None;
         }

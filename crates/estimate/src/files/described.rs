@@ -8,9 +8,8 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Gguf,
+    Gguf, file_error,
     input::{LONGEST_TEXT, text},
-    refused,
 };
 use crate::{
     dtype::Dtype,
@@ -127,7 +126,7 @@ impl Described {
                         let weights_beside = weights_in(path.parent().unwrap_or(Path::new("")));
                         let named = || {
                             let why = why.to_string();
-                            refused(path, why.strip_prefix("config.json: ").unwrap_or(&why))
+                            file_error(path, why.strip_prefix("config.json: ").unwrap_or(&why))
                         };
                         weights(&weights_beside.ok_or_else(named)?, path, length)
                     }
@@ -166,7 +165,7 @@ fn folder(path: &Path, length: Length) -> Result<Described, Error> {
     if config.is_file() {
         return Described::read_with(&config, length);
     }
-    Err(refused(path, "the folder has no `config.json` and no weights in safetensors files"))
+    Err(file_error(path, "the folder has no `config.json` and no weights in safetensors files"))
 }
 
 fn weights(path: &Path, config: &Path, length: Length) -> Result<Described, Error> {

@@ -10,7 +10,7 @@ use std::{
 
 use gpumem_core::{model::Bytes, report::counted};
 
-use super::{input, refused};
+use super::{file_error, input};
 use crate::{
     dtype::Dtype,
     error::Error,
@@ -83,16 +83,16 @@ impl Gguf {
         let tensors = &mut first.tensors.all;
         tensors.sort_by(|a, b| a.name.cmp(&b.name));
         if let Some(pair) = tensors.windows(2).find(|pair| pair[0].name == pair[1].name) {
-            return Err(refused(path, format!("the tensor `{}` occurs twice", pair[0].name)));
+            return Err(file_error(path, format!("the tensor `{}` occurs twice", pair[0].name)));
         }
         if let Some(Value::Number(expected)) = first.metadata.get("split.tensors.count")
             && *expected != tensors.len() as u64
         {
             let found = counted(tensors.len() as u64, "tensor", "tensors");
-            return Err(refused(path, format!("the files have {found} and not {expected}")));
+            return Err(file_error(path, format!("the files have {found} and not {expected}")));
         }
         let sum = tensors.iter().try_fold(0_u64, |sum, tensor| sum.checked_add(tensor.bytes.get()));
-        sum.filter(|sum| *sum < 1 << 62).ok_or_else(|| refused(path, "the tensors have more than 2^62 bytes"))?;
+        sum.filter(|sum| *sum < 1 << 62).ok_or_else(|| file_error(path, "the tensors have more than 2^62 bytes"))?;
         Ok(first)
     }
 
@@ -101,7 +101,7 @@ impl Gguf {
     /// # Errors
     /// Returns an error if reading fails, or if the header is damaged.
     pub fn from_header(read: impl Read) -> Result<Self, Error> {
-        let mut header = header(read).map_err(|what| refused(Path::new("GGUF"), what))?;
+        let mut header = header(read).map_err(|what| file_error(Path::new("GGUF"), what))?;
         header.tensors.all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(header)
     }
@@ -136,11 +136,11 @@ impl Gguf {
 /// Reads the tensors in the other files of a model: `name-00001-of-00003.gguf` is the first of three.
 fn other_parts(path: &Path, count: u64) -> Result<Vec<TensorInfo>, Error> {
     let wrong =
-        || refused(path, format!("the model has {count} files, and the name does not end with the index of one"));
+        || file_error(path, format!("the model has {count} files, and the name does not end with the index of one"));
     let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(wrong)?;
     let stem = name.strip_suffix(&format!("-00001-of-{count:05}.gguf")).ok_or_else(wrong)?;
     if count > MOST_FILES {
-        return Err(refused(path, format!("the model has {count} files; at most {MOST_FILES} are allowed")));
+        return Err(file_error(path, format!("the model has {count} files; at most {MOST_FILES} are allowed")));
     }
     let mut tensors = Vec::new();
     for number in 2..=count {
@@ -150,7 +150,7 @@ fn other_parts(path: &Path, count: u64) -> Result<Vec<TensorInfo>, Error> {
 }
 
 fn one_file(path: &Path) -> Result<Gguf, Error> {
-    header(BufReader::new(input::open(path)?)).map_err(|what| refused(path, what))
+    header(BufReader::new(input::open(path)?)).map_err(|what| file_error(path, what))
 }
 
 /// The description of an error in a header.

@@ -12,7 +12,7 @@ pub(crate) const LONGEST_TEXT: u64 = 4_000_000;
 
 /// Opens a regular file.
 pub(super) fn open(path: &Path) -> Result<File, Error> {
-    regular_file::open_to_read(path).map_err(|error| refused(path, error))
+    regular_file::open_to_read(path).map_err(|error| file_error(path, error))
 }
 
 /// Reads a file that has at most `longest` bytes.
@@ -20,19 +20,19 @@ pub(super) fn bytes(path: &Path, longest: u64) -> Result<Vec<u8>, Error> {
     let file = open(path)?;
     let mut bytes = Vec::new();
     // The file system may report a wrong length, as in /proc.
-    file.take(longest + 1).read_to_end(&mut bytes).map_err(|error| refused(path, error))?;
+    file.take(longest + 1).read_to_end(&mut bytes).map_err(|error| file_error(path, error))?;
     if bytes.len() as u64 > longest {
-        return Err(refused(path, format!("it has more than {longest} bytes, and no such file needs that many")));
+        return Err(file_error(path, format!("it has more than {longest} bytes, and no such file needs that many")));
     }
     Ok(bytes)
 }
 
 /// Reads a text that has at most `longest` bytes.
 pub(crate) fn text(path: &Path, longest: u64) -> Result<String, Error> {
-    String::from_utf8(bytes(path, longest)?).map_err(|_| refused(path, "it is not text in UTF-8"))
+    String::from_utf8(bytes(path, longest)?).map_err(|_| file_error(path, "it is not text in UTF-8"))
 }
 
 /// Returns an error that names the file.
-pub(crate) fn refused(path: &Path, what: impl std::fmt::Display) -> Error {
+pub(crate) fn file_error(path: &Path, what: impl std::fmt::Display) -> Error {
     Kind::Syntax(format!("{}: {what}", path.display())).into()
 }

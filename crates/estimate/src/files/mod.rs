@@ -7,5 +7,5 @@ mod gguf_model;
 mod input;
 mod safetensors;
 
-pub(crate) use self::input::{refused, text};
+pub(crate) use self::input::{file_error, text};
 pub use self::{described::Described, gguf::Gguf};

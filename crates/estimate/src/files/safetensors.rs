@@ -14,7 +14,7 @@ use serde::{
     de::{Error as _, IgnoredAny, MapAccess, Visitor},
 };
 
-use super::{input, refused};
+use super::{file_error, input};
 use crate::{
     dtype::{Dtype, PLAIN},
     error::Error,
@@ -89,22 +89,22 @@ fn read(path: &Path) -> Result<Vec<TensorInfo>, Error> {
         if path.extension().is_some_and(|extension| extension == "json") { all_files(path)? } else { one_file(path)? };
     // The sum over many files could still be too large for the ledger.
     let sum = tensors.iter().try_fold(0_u64, |sum, tensor| sum.checked_add(tensor.bytes.get()));
-    sum.filter(|sum| *sum < 1 << 62).ok_or_else(|| refused(path, "the tensors have more than 2^62 bytes"))?;
+    sum.filter(|sum| *sum < 1 << 62).ok_or_else(|| file_error(path, "the tensors have more than 2^62 bytes"))?;
     Ok(tensors)
 }
 
 fn one_file(path: &Path) -> Result<Vec<TensorInfo>, Error> {
-    let cut = || refused(path, "the file ends inside its header");
+    let cut = || file_error(path, "the file ends inside its header");
     let failed = |error: std::io::Error| match error.kind() {
         ErrorKind::UnexpectedEof => cut(),
-        _ => refused(path, error),
+        _ => file_error(path, error),
     };
     let mut file = input::open(path)?;
     let mut length = [0; 8];
     file.read_exact(&mut length).map_err(failed)?;
     let length = u64::from_le_bytes(length);
     if length > LONGEST_HEADER {
-        return Err(refused(path, format!("a header of {length} bytes; at most {LONGEST_HEADER} are allowed")));
+        return Err(file_error(path, format!("a header of {length} bytes; at most {LONGEST_HEADER} are allowed")));
     }
     // Grows with what is read, so that a short file needs little memory whatever its length says.
     let mut header = Vec::new();
@@ -112,7 +112,7 @@ fn one_file(path: &Path) -> Result<Vec<TensorInfo>, Error> {
     if (header.len() as u64) < length {
         return Err(cut());
     }
-    tensors(&header).map_err(|what| refused(path, what))
+    tensors(&header).map_err(|what| file_error(path, what))
 }
 
 /// Returns the tensors in a header.
@@ -140,13 +140,13 @@ fn tensors(header: &[u8]) -> Result<Vec<TensorInfo>, String> {
 fn all_files(index: &Path) -> Result<Vec<TensorInfo>, Error> {
     let text = input::bytes(index, LONGEST_INDEX)?;
     let Index { weight_map } =
-        serde_json::from_slice(&text).map_err(|error| refused(index, format!("this is not an index: {error}")))?;
+        serde_json::from_slice(&text).map_err(|error| file_error(index, format!("this is not an index: {error}")))?;
     let files: BTreeSet<&String> = weight_map.values().collect();
     let mut tensors = Vec::new();
     for name in files {
         let mut parts = Path::new(name).components();
         if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
-            return Err(refused(index, format!("`{name}` is not the name of a file next to the index")));
+            return Err(file_error(index, format!("`{name}` is not the name of a file next to the index")));
         }
         let found = one_file(&index.with_file_name(name))?;
         // A file may contain tensors that the index takes from another file.
@@ -157,7 +157,7 @@ fn all_files(index: &Path) -> Result<Vec<TensorInfo>, Error> {
     }
     let found: BTreeSet<_> = tensors.iter().map(|tensor| &tensor.name).collect();
     let missing = weight_map.keys().find(|name| !found.contains(name));
-    Err(refused(index, format!("the files do not have the tensor `{}`", missing.map_or("", |name| name))))
+    Err(file_error(index, format!("the files do not have the tensor `{}`", missing.map_or("", |name| name))))
 }
 
 /// Returns the type with this name. safetensors uses the names of `Dtype` in capitals, and has several formats of small

@@ -79,15 +79,15 @@ fn name_host() {
 #[unsafe(no_mangle)]
 pub extern "C" fn InitializeInjection() -> c_int {
     if !CALLED.swap(true, Relaxed) {
-        let replaced = catch_unwind(cards::begin).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
+        let replaced = catch_unwind(cards::start).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
         if replaced.is_err() {
             say("", replaced);
             // The user asked for a program that does not use the real GPU.
             std::process::exit(EXIT_WITHOUT_CARDS);
         }
         // A panic must not unwind into C. The panic hook has already printed it.
-        let begun = catch_unwind(control::begin).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
-        say(" is not recorded", begun);
+        let result = catch_unwind(control::start).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
+        say(" is not recorded", result);
         if let Some(tool) = other_tool(variable::OTHER_INJECTION) {
             // SAFETY: the driver calls this function during `cuInit`, and the user named the tool for that purpose.
             say("", unsafe { initialize_injection(&tool) });

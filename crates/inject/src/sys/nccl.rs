@@ -79,16 +79,16 @@ functions! {
                 // SAFETY: the caller passes arrays with this many elements; the devices may be null.
                 unsafe {
                     let device = if devices == 0 { rank } else { (devices as *const c_int).add(rank).read().unsigned_abs() as usize };
-                    (comms as *mut usize).add(rank).write(begin(Joint { rank, count, device }));
+                    (comms as *mut usize).add(rank).write(register(Joint { rank, count, device }));
                 }
             }
             SUCCESS
         })
     }
-    ncclCommCount(comm, out) { told(comm, out, |joint| joint.count) }
-    ncclCommUserRank(comm, out) { told(comm, out, |joint| joint.rank) }
-    ncclCommCuDevice(comm, out) { told(comm, out, |joint| joint.device) }
-    ncclCommGetAsyncError(comm, out) { told(comm, out, |_| SUCCESS as usize) }
+    ncclCommCount(comm, out) { write_value(comm, out, |joint| joint.count) }
+    ncclCommUserRank(comm, out) { write_value(comm, out, |joint| joint.rank) }
+    ncclCommCuDevice(comm, out) { write_value(comm, out, |joint| joint.device) }
+    ncclCommGetAsyncError(comm, out) { write_value(comm, out, |_| SUCCESS as usize) }
     ncclCommFinalize(comm) { joint(comm).map(|_| SUCCESS) }
     ncclCommDestroy(comm) { joints().remove(&comm).map(|_| SUCCESS) }
     ncclCommAbort(comm) { joints().remove(&comm).map(|_| SUCCESS) }
@@ -115,14 +115,14 @@ fn joint(comm: usize) -> Option<Joint> {
 }
 
 /// Registers a rank and returns its handle. The handle is an address that no other memory has, because it is never released.
-fn begin(joint: Joint) -> usize {
+fn register(joint: Joint) -> usize {
     let handle = Box::leak(Box::new([0_u64; 8])).as_ptr() as usize;
     joints().insert(handle, joint);
     handle
 }
 
 /// Writes a value of a communicator that this process created to `out`. Returns `None` for a communicator of NCCL.
-fn told(comm: usize, out: usize, what: impl FnOnce(Joint) -> usize) -> Option<c_int> {
+fn write_value(comm: usize, out: usize, what: impl FnOnce(Joint) -> usize) -> Option<c_int> {
     let value = what(joint(comm)?);
     if out == 0 {
         return Some(INVALID_ARGUMENT);
@@ -137,35 +137,35 @@ collectives! {
         copy(from, to, bytes(count, kind), stream);
     }
     ncclReduce(from, to, count, kind, _operation, root, comm, stream) {
-        if asked("ncclCommUserRank", comm) == int(root) {
+        if query("ncclCommUserRank", comm) == int(root) {
             copy(from, to, bytes(count, kind), stream);
         }
     }
     ncclBroadcast(from, to, count, kind, root, comm, stream) {
-        if asked("ncclCommUserRank", comm) == int(root) {
+        if query("ncclCommUserRank", comm) == int(root) {
             copy(from, to, bytes(count, kind), stream);
         }
     }
     ncclBcast(_buffer, _count, _kind, _root, _comm, _stream) {}
     ncclReduceScatter(from, to, count, kind, _operation, comm, stream) {
         let bytes = bytes(count, kind);
-        copy(from + asked("ncclCommUserRank", comm) * bytes, to, bytes, stream);
+        copy(from + query("ncclCommUserRank", comm) * bytes, to, bytes, stream);
     }
     ncclAllGather(from, to, count, kind, comm, stream) {
         let bytes = bytes(count, kind);
-        (0..asked("ncclCommCount", comm)).for_each(|rank| copy(from, to + rank * bytes, bytes, stream));
+        (0..query("ncclCommCount", comm)).for_each(|rank| copy(from, to + rank * bytes, bytes, stream));
     }
     ncclAlltoAll(from, to, count, kind, comm, stream) {
-        copy(from, to, asked("ncclCommCount", comm) * bytes(count, kind), stream);
+        copy(from, to, query("ncclCommCount", comm) * bytes(count, kind), stream);
     }
     ncclGather(from, to, count, kind, root, comm, stream) {
         let bytes = bytes(count, kind);
-        if asked("ncclCommUserRank", comm) == int(root) {
-            (0..asked("ncclCommCount", comm)).for_each(|rank| copy(from, to + rank * bytes, bytes, stream));
+        if query("ncclCommUserRank", comm) == int(root) {
+            (0..query("ncclCommCount", comm)).for_each(|rank| copy(from, to + rank * bytes, bytes, stream));
         }
     }
     ncclScatter(from, to, count, kind, root, comm, stream) {
-        let (bytes, rank) = (bytes(count, kind), asked("ncclCommUserRank", comm));
+        let (bytes, rank) = (bytes(count, kind), query("ncclCommUserRank", comm));
         if rank == int(root) {
             copy(from + rank * bytes, to, bytes, stream);
         }
@@ -188,7 +188,7 @@ fn bytes(count: usize, kind: usize) -> usize {
 
 /// Returns the number of ranks of a communicator, or the rank of the caller in it. `question` is the name of NCCL's function for that. It
 /// is called unless this process created the communicator. Returns 0 if NCCL returns an error.
-fn asked(question: &str, comm: usize) -> usize {
+fn query(question: &str, comm: usize) -> usize {
     if let Some(joint) = joint(comm) {
         return if question == "ncclCommCount" { joint.count } else { joint.rank };
     }

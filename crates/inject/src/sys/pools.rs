@@ -14,7 +14,7 @@ use gpumem_driver::recorded_pools::{PoolFunctions, VERSION};
 use crate::recordings;
 
 /// A pool of the program.
-struct Recorded {
+struct ProgramPool {
     pool: Pool,
     /// The id of the recording that knows the pool. Other recordings do not know it.
     recording: u32,
@@ -35,7 +35,7 @@ unsafe extern "C" fn register(name: *const u8, length: usize, device: u32) -> *m
     // SAFETY: the caller passes a name of this length.
     let name = String::from_utf8_lossy(unsafe { slice::from_raw_parts(name, length) }).into_owned();
     match catch_unwind(|| Pool::register(name, device)) {
-        Ok(Ok(pool)) => Box::into_raw(Box::new(Recorded { pool, recording })).cast(),
+        Ok(Ok(pool)) => Box::into_raw(Box::new(ProgramPool { pool, recording })).cast(),
         Ok(Err(why)) => {
             super::say(" is recorded without the parts of a pool", Err(why.to_string()));
             ptr::null_mut()
@@ -62,7 +62,7 @@ unsafe extern "C" fn set_reserved(pool: *const c_void, bytes: u64) {
 
 unsafe extern "C" fn close(pool: *mut c_void) {
     // SAFETY: `register` created the pointer, and it is not used again.
-    let pool = unsafe { Box::from_raw(pool.cast::<Recorded>()) };
+    let pool = unsafe { Box::from_raw(pool.cast::<ProgramPool>()) };
     _ = catch_unwind(AssertUnwindSafe(|| drop(pool)));
 }
 
@@ -73,7 +73,7 @@ unsafe extern "C" fn close(pool: *mut c_void) {
 #[inline]
 unsafe fn with(pool: *const c_void, call: impl FnOnce(&Pool)) {
     // SAFETY: required by this function's contract.
-    let Recorded { pool, recording } = unsafe { &*pool.cast::<Recorded>() };
+    let ProgramPool { pool, recording } = unsafe { &*pool.cast::<ProgramPool>() };
     if Some(*recording) == recordings::current() {
         _ = catch_unwind(AssertUnwindSafe(|| call(pool)));
     }

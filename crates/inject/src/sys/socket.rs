@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use gpumem_driver::{beside::run_with_own_descriptors, descriptor};
+use gpumem_driver::{descriptor, own_threads::run_with_own_descriptors};
 
 /// The maximum wait for a process that connects but sends nothing.
 const PATIENCE: Duration = Duration::from_secs(5);

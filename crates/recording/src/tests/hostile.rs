@@ -116,10 +116,10 @@ fn check(what: &str, items: &[Item], is_left_out: impl Fn(Skipped) -> bool) {
 fn what_a_session_writes_is_never_left_out() {
     let (scope, key, device, pool) = (ScopeId(9), Key::from_raw(512), DEVICE, PoolId(1));
     let (older, stack, bytes) = (Key::from_raw(1024), StackId(3), Bytes::new(4));
-    let Item::Event(RecordedEvent { kind: begin, .. }) = open(1, scope.0) else { unreachable!() };
+    let Item::Event(RecordedEvent { kind: start, .. }) = open(1, scope.0) else { unreachable!() };
     let memory = GpuMemory::new(Bytes::mib(3), Bytes::mib(2), Bytes::mib(1), None);
     let kinds = [
-        begin,
+        start,
         EventKind::Adopt { scope, threads: Threads::Unscoped },
         EventKind::Named { name: ThreadName::new(b"worker") },
         EventKind::Alloc { key, block: block(8) },
@@ -135,7 +135,7 @@ fn what_a_session_writes_is_never_left_out() {
         EventKind::Mark { callsite: CallsiteId(2) },
         EventKind::Sample { device, memory },
         EventKind::ReadFailed { device, gauge: Gauge::Sampled },
-        EventKind::Refused { device: None, bytes, kind: MemKind::Pool, stack },
+        EventKind::Rejected { device: None, bytes, kind: MemKind::Pool, stack },
         EventKind::ResetPeaks { device },
         EventKind::PoolRegistered { pool, device },
         EventKind::PoolReserved { pool, bytes },

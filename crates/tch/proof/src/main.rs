@@ -51,15 +51,15 @@ fn reset_peak() {
 }
 
 /// The memory of a tensor.
-struct Memory {
+struct TensorMemory {
     pointer: *mut c_void,
     bytes: usize,
 }
 
 // SAFETY: PyTorch's memory may be freed on any thread.
-unsafe impl Send for Memory {}
+unsafe impl Send for TensorMemory {}
 
-impl Memory {
+impl TensorMemory {
     fn new(bytes: usize, on_other_stream: bool) -> Self {
         // SAFETY: any size may be requested.
         Self { pointer: unsafe { proof_alloc(bytes, on_other_stream) }, bytes }
@@ -71,7 +71,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for TensorMemory {
     fn drop(&mut self) {
         // SAFETY: `proof_alloc` returned the pointer, and it is freed once.
         unsafe { proof_free(self.pointer) }
@@ -142,7 +142,7 @@ impl Verdict {
 }
 
 /// Allocates and frees memory of all sizes.
-fn play(random: &mut Random, held: &mut Vec<Memory>, steps: usize, has_streams: bool) {
+fn play(random: &mut Random, held: &mut Vec<TensorMemory>, steps: usize, has_streams: bool) {
     for _ in 0..steps {
         if held.len() > 40 || (!held.is_empty() && random.below(2) == 0) {
             let at = random.below(held.len() as u64) as usize;
@@ -151,7 +151,7 @@ fn play(random: &mut Random, held: &mut Vec<Memory>, steps: usize, has_streams: 
                 memory.use_elsewhere();
             }
         } else {
-            held.push(Memory::new(random.size(), has_streams && random.below(3) == 0));
+            held.push(TensorMemory::new(random.size(), has_streams && random.below(3) == 0));
         }
         if random.below(500) == 0 {
             gpumem_tch::empty_cache().expect("the cache is emptied");
@@ -208,7 +208,7 @@ fn pools(verdict: &mut Verdict) {
             // SAFETY: `proof_end_pool` and `proof_release_pool` are called for this pool below.
             unsafe { proof_begin_pool(0, number) };
             for _ in 0..30 {
-                held.push(Memory::new(random.size(), false));
+                held.push(TensorMemory::new(random.size(), false));
                 if random.below(2) == 0 {
                     held.swap_remove(random.below(held.len() as u64) as usize);
                 }
@@ -278,13 +278,13 @@ fn cost() -> (f64, f64) {
     let time = |code: &mut dyn FnMut()| {
         let mut best = f64::MAX;
         for _ in 0..20 {
-            let began = Instant::now();
+            let started = Instant::now();
             (0..10_000).for_each(|_| code());
-            best = best.min(began.elapsed().as_nanos() as f64 / 10_000.0);
+            best = best.min(started.elapsed().as_nanos() as f64 / 10_000.0);
         }
         best
     };
-    let memory = time(&mut || drop(Memory::new(4 * MIB, false)));
+    let memory = time(&mut || drop(TensorMemory::new(4 * MIB, false)));
     let tensor = time(&mut || drop(Tensor::empty([MIB as i64], (Kind::Float, Device::Cuda(0)))));
     (memory, tensor)
 }
@@ -308,7 +308,7 @@ fn main() -> ExitCode {
         }
         "too-late" => {
             init();
-            let memory = Memory::new(64 * MIB, false);
+            let memory = TensorMemory::new(64 * MIB, false);
             info = format!("{:?}", gpumem_tch::observe());
             verdict.equal("too late", i64::from(info.contains("before the first tensor")), 1);
             drop(memory);

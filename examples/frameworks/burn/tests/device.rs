@@ -14,7 +14,7 @@ use burn::{
     tensor::{Distribution, MemoryPoolUsage},
 };
 use gpumem::{GpuMemTrace, intercept::LiveMemory, scope::Threads};
-use gpumem_burn::{Figures, Summary, scope, summary};
+use gpumem_burn::{CallMemory, Summary, scope, summary};
 use tracing_subscriber::prelude::*;
 
 /// Lets one test run at a time, because the values are those of the whole device. Dropped tensors are freed when the thread of the test
@@ -25,7 +25,7 @@ struct Test {
 }
 
 impl Test {
-    fn begin() -> Self {
+    fn start() -> Self {
         static ONE: Mutex<()> = Mutex::new(());
         static INIT: Once = Once::new();
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -56,7 +56,7 @@ fn now(device: &Device) -> Summary {
     summary(device).unwrap()
 }
 
-fn last(device: &Device, name: &str) -> Figures {
+fn last(device: &Device, name: &str) -> CallMemory {
     *now(device).rows.iter().find(|row| row.path.last().unwrap() == name).unwrap().calls.last().unwrap()
 }
 
@@ -77,7 +77,7 @@ fn matmuls(device: &Device, size: usize) -> Tensor<2> {
 
 #[test]
 fn used_is_what_burn_says_and_all_adds_up() {
-    let test = Test::begin();
+    let test = Test::start();
     let device = test.device.clone();
     let mut kept = Vec::new();
     for size in [64, 256, 300, 64] {
@@ -111,15 +111,15 @@ fn used_is_what_burn_says_and_all_adds_up() {
 
 #[test]
 fn a_peak_is_exact_if_nothing_is_freed_and_between_its_bounds_otherwise() {
-    let test = Test::begin();
+    let test = Test::start();
     let device = test.device.clone();
     let start = usage(&device).bytes_in_use;
     let kept = scope(&device, "keeps", || [tensor(&device, 3), tensor(&device, 5)]);
-    let figures = last(&device, "keeps");
-    assert_eq!(figures.used, 8 << 20);
-    assert_eq!(figures.peak.at_least, start + (8 << 20));
-    println!("keeps: {figures:?}");
-    assert_eq!(figures.largest, 5 << 20);
+    let call = last(&device, "keeps");
+    assert_eq!(call.used, 8 << 20);
+    assert_eq!(call.peak.at_least, start + (8 << 20));
+    println!("keeps: {call:?}");
+    assert_eq!(call.largest, 5 << 20);
     drop(kept);
 
     let start = usage(&device).bytes_in_use;
@@ -131,18 +131,18 @@ fn a_peak_is_exact_if_nothing_is_freed_and_between_its_bounds_otherwise() {
         let _second = tensor(&device, 4);
         device.sync().unwrap();
     });
-    let figures = last(&device, "frees");
-    println!("frees: {figures:?}");
-    assert_eq!(figures.used, 0);
-    let most = figures.peak.at_most.expect("the layer is installed");
-    assert!((start + (8 << 20)..=start + (12 << 20) + (1 << 16)).contains(&most), "{start} {figures:?}");
-    assert_eq!(figures.peak.at_least, start);
+    let call = last(&device, "frees");
+    println!("frees: {call:?}");
+    assert_eq!(call.used, 0);
+    let most = call.peak.at_most.expect("the layer is installed");
+    assert!((start + (8 << 20)..=start + (12 << 20) + (1 << 16)).contains(&most), "{start} {call:?}");
+    assert_eq!(call.peak.at_least, start);
 }
 
 /// Autotune tries several kernels, and allocates its own memory for that.
 #[test]
 fn no_reading_is_above_the_bound() {
-    let test = Test::begin();
+    let test = Test::start();
     let device = test.device.clone();
     let is_over = AtomicBool::new(false);
     let highest = thread::scope(|threads| {
@@ -158,15 +158,15 @@ fn no_reading_is_above_the_bound() {
         is_over.store(true, Ordering::Relaxed);
         reader.join().unwrap()
     });
-    let figures = last(&device, "tuned");
-    println!("tuned: read {highest}, {figures:?}");
-    assert!(figures.reservations > 4, "{figures:?}");
-    assert!(figures.peak.at_most.is_some_and(|most| highest <= most), "{highest} {figures:?}");
+    let call = last(&device, "tuned");
+    println!("tuned: read {highest}, {call:?}");
+    assert!(call.reservations > 4, "{call:?}");
+    assert!(call.peak.at_most.is_some_and(|most| highest <= most), "{highest} {call:?}");
 }
 
 #[test]
 fn a_second_thread_is_not_measured_while_the_first_has_a_scope() {
-    let test = Test::begin();
+    let test = Test::start();
     let device = test.device.clone();
     let unmeasured = now(&device).unmeasured;
     let kept = scope(&device, "first", || {
@@ -187,7 +187,7 @@ fn a_second_thread_is_not_measured_while_the_first_has_a_scope() {
 
 #[test]
 fn pages_of_the_driver_count_for_the_scope() {
-    let test = Test::begin();
+    let test = Test::start();
     let device = test.device.clone();
     if !is_on_cuda() {
         println!("skipped: wgpu's pages are not seen");

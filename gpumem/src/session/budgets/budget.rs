@@ -5,11 +5,11 @@ use std::{fmt::Display, path::PathBuf, thread};
 #[cfg(feature = "sim")]
 use once_cell::sync::OnceCell;
 
-use super::{baseline, others::Others, turns::Turn};
+use super::{baseline, exclusive_tests::Turn, other_threads::Others};
 use crate::{
     model::{Gauge, Trace, one_line},
     process,
-    report::{Content, Counted, Figure, Limit, LiveBlock, Measurement, Place, Relation, Verdict, by_place, judge},
+    report::{Content, Counted, Limit, LiveBlock, Measurement, Place, Quantity, Relation, Verdict, by_place, judge},
     session::{GpuMemTrace, GpuMemTraceBuilder, Notice, current},
 };
 
@@ -46,7 +46,7 @@ pub struct Budget {
     real_if_any: bool,
     baseline: Option<BaselineLimit>,
     counted: Counted,
-    whose: Whose,
+    owner: BudgetOwner,
     /// The watch of other threads, while it runs.
     others: Option<Others>,
     /// The turn, while it runs. It is dropped last.
@@ -55,7 +55,7 @@ pub struct Budget {
 
 /// The owner of a budget.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Whose {
+enum BudgetOwner {
     Test,
     /// The code is compiled only for tests.
     TestCode,
@@ -81,7 +81,7 @@ impl Budget {
             real_if_any: false,
             baseline: None,
             counted: Counted::OwnThread,
-            whose: Whose::Program,
+            owner: BudgetOwner::Program,
             others: None,
             turn: None,
         }
@@ -108,14 +108,14 @@ impl Budget {
         let file = file.map(PathBuf::from).or_else(|| current().settings().baseline.clone());
         let key = binary.map_or_else(|| name.clone(), |binary| format!("{name} (bin {binary})"));
         let baseline = file.map(|file| BaselineLimit { file, key, growth });
-        Self { baseline, real_if_any: !simulated, whose: Whose::Test, ..Self::of_assertion(name, fail) }
+        Self { baseline, real_if_any: !simulated, owner: BudgetOwner::Test, ..Self::of_assertion(name, fail) }
     }
 
     /// `is_test` is true if the code is compiled for tests (`cfg!(test)`), so that other tests may run at the same time.
     #[must_use]
     pub fn in_code(mut self, is_test: bool) -> Self {
-        if is_test && self.whose == Whose::Program {
-            self.whose = Whose::TestCode;
+        if is_test && self.owner == BudgetOwner::Program {
+            self.owner = BudgetOwner::TestCode;
         }
         self
     }
@@ -129,9 +129,9 @@ impl Budget {
 
     /// Adds a condition.
     #[must_use]
-    pub fn limit(mut self, figure: Figure, relation: Relation, amount: impl TryInto<i128>) -> Self {
+    pub fn limit(mut self, quantity: Quantity, relation: Relation, amount: impl TryInto<i128>) -> Self {
         let amount = amount.try_into().unwrap_or(i128::MAX);
-        self.limits.push(Limit { figure, relation, amount, origin: None });
+        self.limits.push(Limit { quantity, relation, amount, origin: None });
         self
     }
 
@@ -143,8 +143,8 @@ impl Budget {
             // A custom gauge measures the whole process.
             self.counted = Counted::AllThreads;
         }
-        if self.whose != Whose::Program {
-            self.turn = Turn::wait(self.whose == Whose::Test, self.counted == Counted::AllThreads);
+        if self.owner != BudgetOwner::Program {
+            self.turn = Turn::wait(self.owner == BudgetOwner::Test, self.counted == Counted::AllThreads);
         }
         #[cfg(feature = "sim")]
         if self.real_if_any && !is_custom {
@@ -158,7 +158,8 @@ impl Budget {
                 return (builder.start_or_off(), None);
             }
         }
-        let is_peak_limited = self.baseline.is_some() || self.limits.iter().any(|limit| limit.figure == Figure::Peak);
+        let is_peak_limited =
+            self.baseline.is_some() || self.limits.iter().any(|limit| limit.quantity == Quantity::Peak);
         // The program may have requested `at_peak` itself.
         if self.counted == Counted::OwnThread && builder.counts_own_thread() {
             self.counted = Counted::OwnThreadOnly;
@@ -187,7 +188,7 @@ impl Budget {
     }
 
     /// Panics if the budget was exceeded, unless the thread is already panicking.
-    pub(in crate::session) fn check(mut self, figures: Trace, trace: &GpuMemTrace) {
+    pub(in crate::session) fn check(mut self, result: Trace, trace: &GpuMemTrace) {
         if thread::panicking() {
             return;
         }
@@ -196,13 +197,13 @@ impl Budget {
             Some(baseline) => self.apply_baseline(baseline),
             None => false,
         };
-        let is_counted = self.limits.iter().any(|limit| limit.figure == Figure::Leaks);
+        let is_counted = self.limits.iter().any(|limit| limit.quantity == Quantity::Leaks);
         let counted = self.counted;
         let live = if is_counted { live_inside(trace, counted) } else { None };
         let measured = Measurement {
             counted,
             others: &|| self.others.as_ref().map(Others::found).unwrap_or_default(),
-            trace: figures,
+            trace: result,
             live,
             places: &|| places(trace, counted),
             peak: &|| trace.peak_holders(),
@@ -213,7 +214,7 @@ impl Budget {
             Verdict::NotKnown(reason) => self.not_known(&reason),
             Verdict::Kept => {
                 if let (true, Some(BaselineLimit { file, key, .. })) = (updated, &baseline) {
-                    let peak = figures.peak_over_start().get();
+                    let peak = result.peak_over_start().get();
                     baseline::write(file, key, peak).unwrap_or_else(|error| self.panic(&error));
                 }
             }
@@ -238,7 +239,7 @@ impl Budget {
         let percent = f64::from(*growth) / 100.0;
         let origin = Some(format!("{}, and {percent} % of growth", file.display()));
         let amount = i128::try_from(allowed).unwrap_or(i128::MAX);
-        self.limits.push(Limit { figure: Figure::Peak, relation: Relation::AtMost, amount, origin });
+        self.limits.push(Limit { quantity: Quantity::Peak, relation: Relation::AtMost, amount, origin });
         false
     }
 

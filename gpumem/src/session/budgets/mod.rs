@@ -2,9 +2,9 @@
 
 mod baseline;
 mod budget;
-mod facts;
-mod others;
-mod turns;
+mod exclusive_tests;
+mod other_threads;
+mod thread_facts;
 
 pub use self::budget::Budget;
 #[cfg(feature = "sim")]

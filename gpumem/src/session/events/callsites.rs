@@ -55,7 +55,7 @@ struct Callsites {
     /// A name is one callsite wherever it is opened, because reports show only the name.
     by_name: HashMap<Box<str>, CallsiteId>,
     by_location: HashMap<CodeLine, LocationNames>,
-    newest: NewestByAddress,
+    latest: LatestByAddress,
     /// Group ids, by name with `#` for numbers, or by location.
     alike: HashMap<Box<str>, u32>,
 }
@@ -63,15 +63,15 @@ struct Callsites {
 /// The callsites that were looked up last, by the address of their name, or by the address of the file name and the line. Hashing an
 /// address is faster than hashing a name. Two callsites may share a slot, and the address may later contain another name, so the names are
 /// compared.
-struct NewestByAddress([CallsiteId; 256]);
+struct LatestByAddress([CallsiteId; 256]);
 
-impl Default for NewestByAddress {
+impl Default for LatestByAddress {
     fn default() -> Self {
         Self([CallsiteId::NONE; 256])
     }
 }
 
-impl NewestByAddress {
+impl LatestByAddress {
     fn slot(ctx: Option<&str>, location: CodeLine) -> usize {
         let (address, more) = match ctx {
             Some(ctx) => (ctx.as_ptr().addr(), ctx.len()),
@@ -199,16 +199,16 @@ impl Callsites {
         filter: &Filter,
     ) -> CallsiteId {
         let ctx = ctx.filter(|ctx| !ctx.is_empty());
-        let slot = NewestByAddress::slot(ctx, location);
-        let newest = self.newest.0[slot];
+        let slot = LatestByAddress::slot(ctx, location);
+        let latest = self.latest.0[slot];
         if self
-            .get_mut(newest)
+            .get_mut(latest)
             .is_some_and(|known| known.name.as_deref() == ctx && (ctx.is_some() || known.location == location))
         {
-            return newest;
+            return latest;
         }
         let number = self.find_or_add(ctx, location, module, filter);
-        self.newest.0[slot] = number;
+        self.latest.0[slot] = number;
         number
     }
 

@@ -44,7 +44,7 @@ pub fn label(name: impl Into<String>, shape: &[usize], dtype: impl Into<String>,
 pub(in crate::session) fn label_block(key: Key, label: &Label, address: u64) -> Result<()> {
     alive()?;
     let session = current();
-    if session.is_begun() {
+    if session.is_started() {
         let labelled = session.labels().set(&session.inbox, key, label.clone());
         #[cfg(feature = "capture")]
         if let Some(block) = &labelled {

@@ -12,12 +12,12 @@ use crate::{
 /// Makes the sources record into the session of the process, with the stacks that these settings request.
 pub(in crate::session) fn record(settings: &Settings) {
     source::record_to::<ToSession>(settings);
-    source::handle_refusals(source::RefusalHandler { refused, obtained });
+    source::handle_rejections(source::RejectionHandler { rejected, obtained });
     source::label_with(label_block);
 }
 
-fn refused(device: Option<Device>, bytes: Bytes, kind: MemKind) {
-    oom::refused(of_process(), device, bytes, kind);
+fn rejected(device: Option<Device>, bytes: Bytes, kind: MemKind) {
+    oom::rejected(of_process(), device, bytes, kind);
 }
 
 fn obtained(device: Device, bytes: Bytes) {

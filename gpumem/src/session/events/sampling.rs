@@ -79,13 +79,13 @@ fn run(session: &'static Session, woken: &Receiver<()>) {
                 }
             }
             Err(RecvTimeoutError::Timeout) => {
-                let began = Instant::now();
+                let started = Instant::now();
                 for PolledDevice { device, devices, .. } in targets {
                     session.readings.post(&session.inbox, device, || reading(session, device, devices));
                 }
                 // If a reading takes longer than the interval, the missed readings are skipped. A slow library is not called back to
                 // back: it may hold a lock, and other threads would never get it.
-                due = (due + session.settings.sample_every).max(Instant::now() + began.elapsed() / 10);
+                due = (due + session.settings.sample_every).max(Instant::now() + started.elapsed() / 10);
             }
         }
     }

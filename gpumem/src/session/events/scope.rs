@@ -137,7 +137,7 @@ impl OpenScope {
         };
         let device = devices.device(request.device)?;
         let ordinal = device.ordinal;
-        session.begun();
+        session.ensure_started();
         let requested_by = |gauge: Gauge| match request.gauge {
             Some(_) => format!("the program requests the gauge `{gauge}`"),
             None => format!("GPUMEM_GAUGE is {gauge}"),

@@ -32,7 +32,7 @@ use crate::{
 #[doc(alias = "cuptiSubscribe")]
 pub fn subscribe() -> Result<()> {
     let session = current();
-    session.begin(session.devices()?, None, false, true).map(|_| ())
+    session.start(session.devices()?, None, false, true).map(|_| ())
 }
 
 /// Stops the interception of allocations until [`subscribe`] is called: the driver's own pointers are put back into its dispatch
@@ -53,7 +53,7 @@ pub fn unsubscribe() {
     if devices.family() == Family::Simulated {
         return;
     }
-    let session = session.begun();
+    let session = session.ensure_started();
     let record_loss = || _ = session.inbox.post(&EventKind::Lost { count: 1 });
     let unsubscribe = || {
         devices.unsubscribe();
@@ -69,27 +69,27 @@ impl Session {
     pub(in crate::session) fn subscribe(
         &'static self,
         devices: &dyn Devices,
-        wanted: Option<Source>,
+        requested: Option<Source>,
         is_needed: bool,
     ) -> Result<Source> {
-        self.begin(devices, wanted, is_needed, false)
+        self.start(devices, requested, is_needed, false)
     }
 
     /// Like `subscribe`. With `after_unsubscribe`, this also starts after [`unsubscribe`].
-    fn begin(
+    fn start(
         &'static self,
         devices: &dyn Devices,
-        wanted: Option<Source>,
+        requested: Option<Source>,
         is_needed: bool,
         after_unsubscribe: bool,
     ) -> Result<Source> {
-        let subscribed = self.begun().subscription.begin(after_unsubscribe, unsubscribed_error, || {
+        let subscribed = self.ensure_started().subscription.start(after_unsubscribe, unsubscribed_error, || {
             // Without a request, the source in use stays.
-            if let (None, Some(live)) = (wanted, devices.subscribed()) {
+            if let (None, Some(live)) = (requested, devices.subscribed()) {
                 return Ok(live);
             }
-            let wanted = wanted.map_or_else(|| self.settings().source(), |wanted| Ok(Some(wanted)));
-            let subscribed = devices.subscribe(unless_needed(wanted, is_needed)?)?;
+            let requested = requested.map_or_else(|| self.settings().source(), |requested| Ok(Some(requested)));
+            let subscribed = devices.subscribe(unless_needed(requested, is_needed)?)?;
             if subscribed.source == Source::Cupti && !self.was_cupti_used.swap(true, Relaxed) {
                 // libcupti is loaded now. Its subscription must end before its own exit handler runs.
                 process::at_exit(exit::at_exit);

@@ -115,15 +115,15 @@ impl Drop for BodyGuard {
         // A budget needs the blocks.
         let keep_period = self.budget.is_some() || trace.guard.as_ref().is_some_and(|guard| guard.prints_lines());
         trace.close(keep_period);
-        let (figures, lines) = match lines {
+        let (result, lines) = match lines {
             None => (trace.data(), Vec::new()),
             Some((lines, end)) => lines.finish(end, trace.data()),
         };
         if self.report {
-            trace.print_report(Some(&"exit"), figures, lines, true);
+            trace.print_report(Some(&"exit"), result, lines, true);
         }
         if let Some(budget) = self.budget.take() {
-            budget.check(figures, &trace);
+            budget.check(result, &trace);
         }
     }
 }

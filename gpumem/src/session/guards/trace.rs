@@ -424,8 +424,8 @@ impl GpuMemTraceBuilder {
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
     /// # use gpumem::GpuMemTrace;
-    /// let refused = GpuMemTrace::builder().device(99).start().unwrap_err();
-    /// assert!(refused.is_unknown_device());
+    /// let error = GpuMemTrace::builder().device(99).start().unwrap_err();
+    /// assert!(error.is_unknown_device());
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     ///

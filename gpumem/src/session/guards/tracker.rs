@@ -214,8 +214,8 @@ impl MemTrackerBuilder {
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
     /// # use gpumem::tracker::MemTracker;
-    /// let refused = MemTracker::builder().device(99).start().unwrap_err();
-    /// assert!(refused.is_unknown_device());
+    /// let error = MemTracker::builder().device(99).start().unwrap_err();
+    /// assert!(error.is_unknown_device());
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     ///
@@ -254,7 +254,7 @@ impl MemTracker {
         device: Option<(Device, &'static dyn Devices)>,
         to: Option<Box<dyn Write + Send>>,
     ) -> Self {
-        let counts = device.map(|_| session.begun().inbox.counts()).unwrap_or_default();
+        let counts = device.map(|_| session.ensure_started().inbox.counts()).unwrap_or_default();
         Self { session, device, to, groups: Groups::new(), counts, is_first: true }
     }
 }

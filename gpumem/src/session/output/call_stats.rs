@@ -26,8 +26,8 @@ use crate::{
 /// }
 /// let stats = gpumem::stats();
 /// let step = &stats.names[0];
-/// let figures = step.figures.as_ref().unwrap();
-/// assert_eq!((step.calls, figures.peaked.max.mb(), figures.worst.call), (100, 100, 100));
+/// let measured = step.measured.as_ref().unwrap();
+/// assert_eq!((step.calls, measured.peaked.max.mb(), measured.worst.call), (100, 100, 100));
 /// println!("{stats}");
 /// # Ok::<(), gpumem::Error>(())
 /// ```
@@ -126,17 +126,17 @@ mod tests {
             call(&gpu, "load", 100);
             assert_eq!((names().len(), names()[0].clone()), (MOST_ALIKE + 1, ("load".to_owned(), 1)));
             assert_eq!(names()[1..3], [("request 0".to_owned(), 1), ("request 1".to_owned(), 1)]);
-            assert_eq!(stats().names[1].figures.as_ref().unwrap().worst.name, None);
+            assert_eq!(stats().names[1].measured.as_ref().unwrap().worst.name, None);
             (100..2000).for_each(|number| call(&gpu, &format!("request {number}"), 1));
             let all = u64::try_from(MOST_ALIKE).unwrap() + 1 + 1900;
             assert_eq!(names(), [("load".to_owned(), 1), ("request #".to_owned(), all)]);
-            let figures = stats().names[1].figures.clone().unwrap();
-            assert_eq!((figures.worst.call, figures.worst.name.as_deref()), (1, Some("request 0")));
+            let measured = stats().names[1].measured.clone().unwrap();
+            assert_eq!((measured.worst.call, measured.worst.name.as_deref()), (1, Some("request 0")));
             call(&gpu, "request 5000", 50);
-            let figures = stats_n_reset().names[1].figures.clone().unwrap();
-            assert_eq!((figures.worst.call, figures.worst.name.as_deref()), (all + 1, Some("request 5000")));
-            assert_eq!((figures.peaked.min, figures.peaked.max), (Bytes::mib(1), Bytes::mib(50)));
-            assert_eq!((figures.peaked.median, figures.peaked.p99), (Bytes::mib(1), Bytes::mib(1)));
+            let measured = stats_n_reset().names[1].measured.clone().unwrap();
+            assert_eq!((measured.worst.call, measured.worst.name.as_deref()), (all + 1, Some("request 5000")));
+            assert_eq!((measured.peaked.min, measured.peaked.max), (Bytes::mib(1), Bytes::mib(50)));
+            assert_eq!((measured.peaked.median, measured.peaked.p99), (Bytes::mib(1), Bytes::mib(1)));
             assert_eq!(stats(), Stats::default());
             // The row has the same name after a reset, although this name came after too many others.
             call(&gpu, "request 6000", 1);
@@ -153,7 +153,7 @@ mod tests {
             call(&gpu, "two", 1000);
             let stats = stats().names;
             let peaked =
-                |at: usize| stats[at].figures.as_ref().map(|figures| (figures.peaked.median, figures.peaked.p99));
+                |at: usize| stats[at].measured.as_ref().map(|measured| (measured.peaked.median, measured.peaked.p99));
             assert_eq!(peaked(0), Some((Bytes::mib(500), Bytes::mib(1000))));
             assert_eq!(peaked(1), Some((Bytes::mib(10), Bytes::mib(1000))));
         });
@@ -178,8 +178,8 @@ mod tests {
             drop(freed);
             let step = stats().names.remove(0);
             assert_eq!((step.calls, step.sampled, step.doubtful, step.unmeasured), (3, 1, 1, 0));
-            let figures = step.figures.unwrap();
-            assert_eq!((figures.used.min, figures.sum), (ByteDelta::new(-3 << 20), ByteDelta::new(-3 << 20)));
+            let measured = step.measured.unwrap();
+            assert_eq!((measured.used.min, measured.sum), (ByteDelta::new(-3 << 20), ByteDelta::new(-3 << 20)));
         });
     }
 

@@ -5,7 +5,7 @@ use crate::{derive, report::Content};
 
 /// Prints the blocks that were not freed.
 pub(in crate::session) fn print_leaks(session: &'static Session) {
-    if !session.settings.leaks || !session.is_begun() {
+    if !session.settings.leaks || !session.is_started() {
         return;
     }
     let is_intercepted = NewTrace::find(session).is_intercepted(session);
@@ -14,7 +14,7 @@ pub(in crate::session) fn print_leaks(session: &'static Session) {
 
 /// Prints the allocations that made the peak of each device.
 pub(in crate::session) fn print_peaks(session: &'static Session) {
-    if !session.settings.peak || !session.is_begun() {
+    if !session.settings.peak || !session.is_started() {
         return;
     }
     let is_intercepted = NewTrace::find(session).is_intercepted(session);

@@ -16,4 +16,4 @@ pub use self::{
     oom::{on_oom, retry_after_trim},
     sink::set_sink,
 };
-pub(super) use self::{notices::Notices, oom::Refusals, sink_state::SinkState, stats_table::StatsTable};
+pub(super) use self::{notices::Notices, oom::Rejections, sink_state::SinkState, stats_table::StatsTable};

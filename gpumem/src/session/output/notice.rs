@@ -62,7 +62,7 @@ impl Session {
     /// Returns the first words of a notice that traces are off, for a requested recording that has not started. Otherwise empty.
     fn unrecorded(&self) -> String {
         #[cfg(feature = "capture")]
-        if let Some(path) = self.settings.recording().filter(|_| !self.is_begun()) {
+        if let Some(path) = self.settings.recording().filter(|_| !self.is_started()) {
             return format!("nothing is recorded to {}: ", path.display());
         }
         #[cfg(not(feature = "capture"))]
@@ -86,16 +86,16 @@ impl Session {
             return;
         }
         let (merged, unmatched): (Vec<_>, Vec<_>) =
-            unmatched.into_iter().partition(|(wanted, _)| self.callsites.merges(wanted));
-        let in_words = |(wanted, near): &(&str, Option<&str>)| match near {
-            Some(near) => format!("{} (near: `{near}`)", quoted(wanted)),
-            None => quoted(wanted),
+            unmatched.into_iter().partition(|(name, _)| self.callsites.merges(name));
+        let in_words = |(name, near): &(&str, Option<&str>)| match near {
+            Some(near) => format!("{} (near: `{near}`)", quoted(name)),
+            None => quoted(name),
         };
         let unmatched = unmatched.iter().map(in_words).collect::<Vec<_>>().join(", ");
         let unmatched = (!unmatched.is_empty()).then(|| format!("no trace was named {unmatched}"));
-        let of_merged = |(wanted, _): (&str, _)| {
-            let [wanted, like] = [wanted, &*alike(wanted)].map(quoted);
-            format!("{wanted} has no effect: after 1,024 names of one line, names are not kept apart; use {like}")
+        let of_merged = |(name, _): (&str, _)| {
+            let [name, like] = [name, &*alike(name)].map(quoted);
+            format!("{name} has no effect: after 1,024 names of one line, names are not kept apart; use {like}")
         };
         let text = unmatched.into_iter().chain(merged.into_iter().map(of_merged)).collect::<Vec<_>>().join("; ");
         self.notify(Notice::Filter, &format_args!("GPUMEM: {text}"));

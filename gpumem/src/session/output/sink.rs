@@ -84,7 +84,7 @@ impl Session {
     /// Adds the time, the process and the calling thread to this content.
     pub(in crate::session) fn output(&self, content: Content) -> Output {
         let mut output = Output::new(content, SystemTime::now(), std_process::id());
-        if self.is_begun() {
+        if self.is_started() {
             output.thread = Some(self.inbox.this_thread().0).filter(|number| *number > 0);
         }
         output.thread_name = thread::current().name().map(str::to_owned);

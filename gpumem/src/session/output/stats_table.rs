@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     model::{ByteDelta, Bytes, CallsiteId, NumberHashBuilder, Trace},
-    report::{CallFigures, Distribution, MOST_ALIKE, NameStats, WorstCall},
+    report::{Distribution, MOST_ALIKE, MeasuredCalls, NameStats, WorstCall},
     session::events::Numbered,
 };
 
@@ -25,19 +25,19 @@ type Table = HashMap<(u32, u32), Alike, NumberHashBuilder>;
 struct Alike {
     /// The calls of all of them.
     calls: u64,
-    rows: Vec<Row>,
+    rows: Vec<StatsRow>,
     /// True if there were too many names, so that one row counts them all.
     is_together: bool,
 }
 
-struct Row {
+struct StatsRow {
     callsite: CallsiteId,
     /// The counts, and the worst call without its values.
     counts: NameStats,
-    figures: Option<Figures>,
+    measured: Option<Measurements>,
 }
 
-struct Figures {
+struct Measurements {
     used: Distribution,
     sum: i64,
     peaked: Distribution,
@@ -77,13 +77,13 @@ impl StatsTable {
         let Alike { calls, rows, is_together } = table.entry((alike, trace.device)).or_default();
         *calls += 1;
         if !*is_together && rows.len() == MOST_ALIKE && !rows.iter().any(|row| row.callsite == id) {
-            let first = rows.drain(..).reduce(Row::merged);
+            let first = rows.drain(..).reduce(StatsRow::merged);
             rows.extend(first);
             *is_together = true;
         }
         let at = if *is_together { Some(0) } else { rows.iter().position(|row| row.callsite == id) };
         let at = at.unwrap_or_else(|| {
-            rows.push(Row::new(id, trace));
+            rows.push(StatsRow::new(id, trace));
             rows.len() - 1
         });
         rows[at].count(trace, *calls, now);
@@ -94,19 +94,19 @@ impl Alike {
     fn rows(&self) -> impl Iterator<Item = UnnamedRow> {
         self.rows.iter().map(|row| {
             let mut shown = row.counts.clone();
-            shown.figures = row.figures.as_ref().map(Figures::shown);
-            if let Some(figures) = shown.figures.as_mut().filter(|_| !self.is_together) {
-                figures.worst.name = None;
+            shown.measured = row.measured.as_ref().map(Measurements::shown);
+            if let Some(measured) = shown.measured.as_mut().filter(|_| !self.is_together) {
+                measured.worst.name = None;
             }
             UnnamedRow { callsite: row.callsite, is_together: self.is_together, row: shown }
         })
     }
 }
 
-impl Row {
+impl StatsRow {
     fn new(callsite: CallsiteId, trace: &Trace) -> Self {
         let counts = NameStats::new(String::new(), trace.device, trace.simulated);
-        Self { callsite, counts, figures: None }
+        Self { callsite, counts, measured: None }
     }
 
     /// Counts a call. `now` returns the name of the trace and the time.
@@ -126,18 +126,19 @@ impl Row {
             let (name, time) = now();
             WorstCall::new(call, name, time, needed)
         };
-        match &mut self.figures {
+        match &mut self.measured {
             None => {
                 let (used_in, peaked) = (Distribution::of(used), Distribution::of(peaked));
                 let worst = worst(counts.calls);
-                self.figures = Some(Figures { used: used_in, sum: used, peaked, worst, worst_of_alike: of_alike });
+                self.measured =
+                    Some(Measurements { used: used_in, sum: used, peaked, worst, worst_of_alike: of_alike });
             }
-            Some(figures) => {
-                figures.used.add(used);
-                figures.peaked.add(peaked);
-                figures.sum = figures.sum.saturating_add(used);
-                if needed > figures.worst.needed {
-                    (figures.worst, figures.worst_of_alike) = (worst(counts.calls), of_alike);
+            Some(measured) => {
+                measured.used.add(used);
+                measured.peaked.add(peaked);
+                measured.sum = measured.sum.saturating_add(used);
+                if needed > measured.worst.needed {
+                    (measured.worst, measured.worst_of_alike) = (worst(counts.calls), of_alike);
                 }
             }
         }
@@ -151,31 +152,31 @@ impl Row {
         counts.sampled += more.sampled;
         counts.doubtful += more.doubtful;
         counts.shared += more.shared;
-        self.figures = match (self.figures, other.figures) {
+        self.measured = match (self.measured, other.measured) {
             (Some(one), Some(other)) => Some(one.merged(other)),
             (one, other) => one.or(other),
         };
-        if let Some(figures) = &mut self.figures {
-            figures.worst.call = figures.worst_of_alike;
+        if let Some(measured) = &mut self.measured {
+            measured.worst.call = measured.worst_of_alike;
         }
         self
     }
 }
 
-impl Figures {
+impl Measurements {
     fn merged(mut self, other: Self) -> Self {
         self.used.merge(&other.used);
         self.peaked.merge(&other.peaked);
         self.sum = self.sum.saturating_add(other.sum);
-        let order = |figures: &Self| (figures.worst.needed, std::cmp::Reverse(figures.worst_of_alike));
+        let order = |measured: &Self| (measured.worst.needed, std::cmp::Reverse(measured.worst_of_alike));
         if order(&other) > order(&self) {
             (self.worst, self.worst_of_alike) = (other.worst, other.worst_of_alike);
         }
         self
     }
 
-    fn shown(&self) -> CallFigures {
+    fn shown(&self) -> MeasuredCalls {
         let peaked = self.peaked.spread().map(|bytes| Bytes::new(bytes.max(0).unsigned_abs()));
-        CallFigures::new(self.used.spread().map(ByteDelta::new), ByteDelta::new(self.sum), peaked, self.worst.clone())
+        MeasuredCalls::new(self.used.spread().map(ByteDelta::new), ByteDelta::new(self.sum), peaked, self.worst.clone())
     }
 }

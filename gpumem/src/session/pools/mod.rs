@@ -45,8 +45,8 @@ impl Pool {
         let name = Some(name.into()).filter(|name| !name.is_empty()).unwrap_or_else(|| "pool".to_owned());
         let id = session.number_pool(&name, device)?;
         // That library itself calls this function.
-        let is_asked = device.family == Family::Cuda && !session.settings.is_foreign;
-        let recorded = is_asked.then(|| RecordedPool::register(&name, device.ordinal)).flatten();
+        let is_recordable = device.family == Family::Cuda && !session.settings.is_foreign;
+        let recorded = is_recordable.then(|| RecordedPool::register(&name, device.ordinal)).flatten();
         if recorded.is_none() {
             session.subscribe_for_pool(devices).inspect_err(|_| session.pools.close(id))?;
         } else if devices.subscribed().is_none() {
@@ -108,7 +108,7 @@ impl Pool {
 impl Session {
     /// Returns an id for a new pool. If another pool of the device has the same name, the new one is named like `arena #2`.
     fn number_pool(&'static self, name: &str, device: Device) -> Result<PoolId> {
-        self.begun();
+        self.ensure_started();
         let mut pools = self.pools.lock();
         // The id of a closed pool is reused after all its blocks are freed.
         let live: Vec<_> =

@@ -10,11 +10,11 @@ pub(super) fn in_notes(mut notes: &[u8]) -> Option<&[u8]> {
         let [name, content] = [number(notes, 0, 4), number(notes, 4, 4)].map(|length| usize::try_from(length).ok());
         let kind = number(notes, 8, 4);
         let padded = |length: usize| length.checked_next_multiple_of(4);
-        let begin = 12_usize.checked_add(padded(name?)?)?;
+        let start = 12_usize.checked_add(padded(name?)?)?;
         if kind == BUILD_ID && notes.get(12..16) == Some(b"GNU\0") {
-            return notes.get(begin..begin.checked_add(content?)?);
+            return notes.get(start..start.checked_add(content?)?);
         }
-        notes = notes.get(begin.checked_add(padded(content?)?)?..)?;
+        notes = notes.get(start.checked_add(padded(content?)?)?..)?;
     }
     None
 }

@@ -89,7 +89,7 @@ impl Definer {
             arguments: arguments.collect(),
             folder: views::folder().to_owned(),
             own_module: if self.session.recorder.is_injected() { program_name() } else { source::own_module() },
-            began: since.saturating_sub(self.session.inbox.age()),
+            started: since.saturating_sub(self.session.inbox.age()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ran_before: self.session.recorder.ran_before(),
             cards: source::replaced_cards().map(|(words, _)| words),
@@ -106,7 +106,7 @@ impl Definer {
                 EventKind::Alloc { block, .. }
                 | EventKind::Free { block: Some(block), .. }
                 | EventKind::LateLookup { block } => self.block(&block, write),
-                EventKind::Refused { device, stack, .. } => {
+                EventKind::Rejected { device, stack, .. } => {
                     device.map_or(Ok(()), |device| self.device(device, write))?;
                     self.stack(stack, write)
                 }

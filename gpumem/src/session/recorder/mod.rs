@@ -58,12 +58,12 @@ const AT_THE_END: Duration = Duration::from_secs(10);
 
 impl Session {
     /// Starts the recording that `GPUMEM_CAPTURE` requests, before the first event.
-    pub(super) fn begin_recording(&'static self) {
+    pub(super) fn start_recording(&'static self) {
         let Some(path) = self.settings.recording() else { return };
         match self.try_record(&path, Keep::All) {
             Ok(()) => {
                 #[cfg(all(feature = "cuda", target_os = "linux"))]
-                ranges::begun();
+                ranges::recording_started();
             }
             Err(why) => {
                 let text = format_args!("cannot record to {}: {why}; the program is not recorded", path.display());
@@ -118,7 +118,7 @@ impl Session {
         let running = self.recorder.running.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Running { stop, thread, is_done }) = running else { return };
         #[cfg(all(feature = "cuda", target_os = "linux"))]
-        ranges::ended();
+        ranges::recording_ended();
         self.post_displaced();
         self.stop_tap();
         stop.store(true, Relaxed);
@@ -185,10 +185,10 @@ impl Session {
     }
 
     /// Records a rejected allocation of the calling thread.
-    pub(super) fn record_refused(&self, device: Option<Device>, bytes: Bytes, kind: MemKind) {
+    pub(super) fn record_rejected(&self, device: Option<Device>, bytes: Bytes, kind: MemKind) {
         if self.recorder.is_on.load(Relaxed) && !process::is_forked() {
-            let stack = self.stack_of_refusal();
-            self.inbox.post(&EventKind::Refused { device, bytes, kind, stack });
+            let stack = self.rejection_stack();
+            self.inbox.post(&EventKind::Rejected { device, bytes, kind, stack });
         }
     }
 

@@ -38,7 +38,7 @@ impl Tap for EventTap {
         }
     }
 
-    fn begin_thread(&mut self, thread: ThreadId, is_reused: bool) {
+    fn start_thread(&mut self, thread: ThreadId, is_reused: bool) {
         if let Some(ring) = &mut self.0 {
             if is_reused {
                 ring.item(&Item::ThreadReused(thread));

@@ -44,7 +44,7 @@ pub enum Keep {
     /// The recording keeps all events.
     All,
     /// The recording keeps only the latest events. The value is the approximate largest size in bytes.
-    Newest(u64),
+    Latest(u64),
     /// The recording keeps the blocks that were live at the peak of each device and at the end.
     Peaks,
 }
@@ -69,12 +69,12 @@ pub(super) fn run(
         keep,
         part: match keep {
             Keep::All => None,
-            Keep::Newest(_) => Some(Part::newest()),
+            Keep::Latest(_) => Some(Part::latest()),
             Keep::Peaks => Some(Part::peaks()),
         },
         threads: HashMap::new(),
         first_clock: None,
-        began_with: 0,
+        started_with: 0,
     };
     let is_written = recorder.run(stop);
     // All items of the ring are now in the recording, or cannot be written.
@@ -113,7 +113,7 @@ struct Recorder {
     threads: HashMap<ThreadId, Item>,
     first_clock: Option<ClockPair>,
     /// The size of the file after the kept part of earlier events was written.
-    began_with: u64,
+    started_with: u64,
 }
 
 impl Recorder {
@@ -180,7 +180,7 @@ impl Recorder {
                 match &item {
                     Item::Event(event) => part.apply(event),
                     Item::Thread(thread) => _ = self.threads.insert(thread.thread, item.clone()),
-                    Item::ThreadReused(thread) => part.begin_thread(*thread),
+                    Item::ThreadReused(thread) => part.start_thread(*thread),
                     Item::Missed(count) => part.miss(*count),
                     _ => {}
                 }
@@ -219,8 +219,8 @@ impl Recorder {
         self.ring.release(self.writer.written().bytes);
         match self.keep {
             // Leave space for events even if live blocks take much of the file.
-            Keep::Newest(limit) if self.writer.written().bytes > (limit / 2).max(self.began_with + limit / 4) => {
-                self.begin_again()
+            Keep::Latest(limit) if self.writer.written().bytes > (limit / 2).max(self.started_with + limit / 4) => {
+                self.restart()
             }
             _ => Ok(()),
         }
@@ -228,7 +228,7 @@ impl Recorder {
 
     /// Makes the file the older part of the recording, replacing the previous one, and starts a new file with the live blocks.
     #[cold]
-    fn begin_again(&mut self) -> io::Result<()> {
+    fn restart(&mut self) -> io::Result<()> {
         self.clock()?;
         self.writer.flush()?;
         let path = self.path.clone();
@@ -283,7 +283,7 @@ impl Recorder {
         }
         self.has_defined = false;
         self.writer.flush()?;
-        self.began_with = self.writer.written().bytes;
+        self.started_with = self.writer.written().bytes;
         Ok(())
     }
 

@@ -49,7 +49,7 @@ pub struct Collected {
     /// The peak since the last call, or since the collector was created.
     pub interval_peak: Bytes,
     /// The number of allocations on all devices that were rejected because there was not enough memory.
-    pub refused: u64,
+    pub rejected: u64,
     /// The number of lost events on all devices. If this is not 0, the numbers may be wrong.
     pub lost: u64,
 }
@@ -61,7 +61,7 @@ impl Collector {
     /// Returns an error if there is no such device, or if allocations cannot be intercepted.
     pub fn new(device: impl Into<Option<u32>>) -> Result<Self> {
         let of = InterceptedDevice::on(device.into())?;
-        let interval = of.session.inbox.begin_interval(of.device).ok_or(Kind::Forked)?;
+        let interval = of.session.inbox.start_interval(of.device).ok_or(Kind::Forked)?;
         Ok(Self { of, interval })
     }
 
@@ -109,7 +109,7 @@ impl Collector {
             groups,
             peak: Bytes::new(peaks.ever),
             interval_peak: Bytes::new(peaks.interval),
-            refused: session.refusals.count.load(Relaxed),
+            rejected: session.rejections.count.load(Relaxed),
             lost: session.inbox.counts().lost,
         })
     }

@@ -46,7 +46,7 @@ pub fn summary() -> Summary {
     let session = current();
     let now = NewTrace::find(session);
     let not_intercepted = if now.is_intercepted(session) { None } else { now.why_not_exact.map(|why| why.to_string()) };
-    if !session.is_begun() {
+    if !session.is_started() {
         return Summary::of(Vec::new(), 0, 0, not_intercepted);
     }
     derive::summary(&session.inbox, session, session.next_scope(), not_intercepted)
@@ -68,7 +68,7 @@ pub fn summary() -> Summary {
 /// ```
 pub fn summary_n_reset() -> Summary {
     let (summary, session) = (summary(), current());
-    if session.is_begun() {
+    if session.is_started() {
         session.inbox.post(&EventKind::ResetSummary);
     }
     summary

@@ -63,7 +63,7 @@ impl InterceptedDevice {
 fn intercept(session: &'static Session, devices: &dyn Devices) -> Result<()> {
     if let Some(why) = not_exact_by_setting(session.settings().gauge()?) {
         // The program may have called `subscribe`.
-        return if session.is_begun() && devices.subscribed().is_some() { Ok(()) } else { Err(why) };
+        return if session.is_started() && devices.subscribed().is_some() { Ok(()) } else { Err(why) };
     }
     session.subscribe(devices, None, false).map(|_| ())
 }

@@ -99,7 +99,7 @@ pub fn status() -> Status {
         why_not_exact,
         why_not_dispatch,
         intercepted_by,
-        since: if session.is_begun() { session.inbox.age() } else { Duration::ZERO },
+        since: if session.is_started() { session.inbox.age() } else { Duration::ZERO },
         events: counts.events,
         untracked: counts.untracked,
         lost: counts.lost,
@@ -140,7 +140,7 @@ impl NewTrace {
     /// Returns whether allocations are intercepted and counted, or will be once the next trace starts. Simulated devices report their
     /// allocations even before the session counts them.
     pub(in crate::session) fn is_intercepted(&self, session: &Session) -> bool {
-        self.gauge == Gauge::Exact || self.intercepted_by.is_some() && session.is_begun()
+        self.gauge == Gauge::Exact || self.intercepted_by.is_some() && session.is_started()
     }
 
     fn of_devices(session: &'static Session) -> Result<Self> {

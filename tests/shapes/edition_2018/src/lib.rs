@@ -8,5 +8,5 @@ mod common;
 #[test]
 fn the_attribute_changes_no_drop() {
     common::compare(2018);
-    common::figures();
+    common::results();
 }

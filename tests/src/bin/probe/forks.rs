@@ -137,12 +137,12 @@ fn one_child(own: &mut Own, seed: u64, said: &PipeWriter) -> Result<(), Trouble>
         raw::end(i32::from(outcome.is_err()), seed.is_multiple_of(2));
     };
     drop(step);
-    let began = Instant::now();
+    let started = Instant::now();
     let status = loop {
         if let Some(status) = raw::ended(child)? {
             break status;
         }
-        if began.elapsed() > PATIENCE {
+        if started.elapsed() > PATIENCE {
             raw::kill(child);
             return Err(format!("child {seed} hung in {}", last(&mut steps)?).into());
         }

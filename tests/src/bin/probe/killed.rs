@@ -29,9 +29,9 @@ pub(crate) fn allocate_until_killed(when: &str) -> Result<String, Trouble> {
         let (micros, after) = when.split_once(' ').unwrap_or((when, "0"));
         (Some(Duration::from_micros(micros.parse()?)), after.parse()?)
     };
-    let (begin, may_begin) = mpsc::channel::<()>();
+    let (start, may_start) = mpsc::channel::<()>();
     thread::spawn(move || {
-        _ = may_begin.recv();
+        _ = may_start.recv();
         match micros {
             Some(micros) => thread::sleep(micros),
             None => {
@@ -42,13 +42,13 @@ pub(crate) fn allocate_until_killed(when: &str) -> Result<String, Trouble> {
         }
         raw::kill(process::id().cast_signed());
     });
-    let mut begin = Some(begin);
+    let mut start = Some(start);
     let mut out = io::stdout().lock();
     let mut calls = 0_u64;
     for number in 1.. {
         if calls >= after {
             // The other thread waits until the sender is dropped.
-            begin = None;
+            start = None;
         }
         let mut address = 0_u64;
         if invoke("cuMemAlloc_v2", [&raw mut address as u64, 512 * number, 0, 0, 0, 0])? != 0 {
@@ -63,7 +63,7 @@ pub(crate) fn allocate_until_killed(when: &str) -> Result<String, Trouble> {
         }
     }
     // The device has no memory left.
-    drop(begin);
+    drop(start);
     thread::park();
     Err("it was not killed".into())
 }

@@ -449,8 +449,8 @@ impl Probe {
 
 /// Waits until the condition is true.
 fn await_or_fail(is_so: impl Fn() -> Result<bool, Trouble>) -> Result<String, Trouble> {
-    let began = Instant::now();
-    while began.elapsed() < PATIENCE {
+    let started = Instant::now();
+    while started.elapsed() < PATIENCE {
         if is_so()? {
             return Ok("so".to_owned());
         }

@@ -231,9 +231,9 @@ impl Names {
             if pthread_create(&raw mut id, ptr::null(), start, (&raw mut thread).cast()) != 0 {
                 return Err("no thread".into());
             }
-            let began = Instant::now();
+            let started = Instant::now();
             while !is_blocked() {
-                if began.elapsed() > PATIENCE {
+                if started.elapsed() > PATIENCE {
                     return Err("the function has returned".into());
                 }
                 thread::yield_now();
@@ -376,9 +376,9 @@ pub(crate) fn load_and_close(path: &str) -> Result<c_int, Trouble> {
     // SAFETY: the library is gpumem's, whose initialisers have no preconditions.
     let library = unsafe { libloading::Library::new(path) }?;
     // SAFETY: the function has this type, which is the driver's contract with tools.
-    let begin = unsafe { library.get::<unsafe extern "C" fn() -> c_int>(b"InitializeInjection") }?;
+    let initialize = unsafe { library.get::<unsafe extern "C" fn() -> c_int>(b"InitializeInjection") }?;
     // SAFETY: the function has no preconditions. The test checks that the library may be closed afterwards.
-    let code = unsafe { begin() };
+    let code = unsafe { initialize() };
     library.close()?;
     Ok(code)
 }

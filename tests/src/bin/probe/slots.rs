@@ -75,8 +75,8 @@ fn replace(function: &str) -> Result<(), Trouble> {
 fn restore(function: &str) -> Result<(), Trouble> {
     let slot = slot(function)?;
     let mut used = USED.lock().map_err(|_| "a command panicked")?;
-    let newest = used.iter().rposition(|hook| hook.function == function && hook.is_in_slot);
-    let number = newest.ok_or("there is no such hook")?;
+    let latest = used.iter().rposition(|hook| hook.function == function && hook.is_in_slot);
+    let number = latest.ok_or("there is no such hook")?;
     used[number].is_in_slot = false;
     slot.store(HOOKS[number].next.load(Ordering::Acquire), Ordering::Release);
     Ok(())

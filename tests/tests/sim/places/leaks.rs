@@ -4,7 +4,7 @@ use std::fs::File;
 
 use super::*;
 
-const WANTED: &[(&str, &str)] = &[("GPUMEM_LEAKS", "1")];
+const SETTINGS: &[(&str, &str)] = &[("GPUMEM_LEAKS", "1")];
 
 pub(super) fn leaks() {
     let gpu = simulated_gpu();
@@ -55,22 +55,22 @@ fn ensure_report(said: &Ended) {
 
 #[test]
 fn what_was_not_freed_is_reported_at_the_end() {
-    ensure_report(&passes("leaks", WANTED));
-    let said = passes("no leaks", WANTED);
+    ensure_report(&passes("leaks", SETTINGS));
+    let said = passes("no leaks", SETTINGS);
     assert!(said.stderr.ends_with(" ends, and everything that was allocated has been freed\n"), "{}", said.stderr);
     for variables in [&[][..], &[("GPUMEM_LEAKS", "0")], &[("GPUMEM_LEAKS", "")]] {
         assert_eq!(passes("leaks", variables).stderr, "");
     }
     // Nothing was intercepted, so nothing is reported.
-    assert_eq!(passes("no trace", WANTED).stderr, "");
+    assert_eq!(passes("no trace", SETTINGS).stderr, "");
 }
 
 #[test]
 fn however_the_process_ends() {
-    let said = run("leaks and panics", WANTED);
+    let said = run("leaks and panics", SETTINGS);
     assert_eq!(said.code, Some(101), "{}", said.stderr);
     ensure_report(&said);
-    let said = run("leaks and exits", WANTED);
+    let said = run("leaks and exits", SETTINGS);
     assert_eq!(said.code, Some(7), "{}", said.stderr);
     ensure_report(&said);
 }
@@ -79,9 +79,9 @@ fn however_the_process_ends() {
 fn a_stderr_that_cannot_be_written_to_does_no_harm() {
     let full = || Stdio::from(File::options().write(true).open("/dev/full").expect("it is there"));
     for (what, code) in [("leaks", 0), ("leaks and exits", 7)] {
-        let output = own_process(what, WANTED).command().stderr(full()).output().expect("it can be run");
+        let output = own_process(what, SETTINGS).command().stderr(full()).output().expect("it can be run");
         assert_eq!(Ended::of(output).code, Some(code));
-        let child = own_process(what, WANTED).command();
+        let child = own_process(what, SETTINGS).command();
         let mut closed = Command::new("sh");
         closed.args(["-c", "exec \"$0\" \"$@\" 2>&-"]).arg(child.get_program()).args(child.get_args());
         for (name, value) in child.get_envs() {

@@ -6,7 +6,7 @@ use std::{
     rc::Rc,
 };
 
-use gpumem_tests::deeper;
+use gpumem_tests::with_nested_calls;
 
 use super::*;
 
@@ -125,7 +125,7 @@ fn asks_from_afar(gpu: &SimGpu) -> (SimBlock, u32) {
         static ASK: Cell<Option<Box<dyn FnOnce()>>> = const { Cell::new(None) };
     }
     extern "C" fn order(_: *const c_void, _: *const c_void) -> c_int {
-        deeper(60, &mut || ASK.take().into_iter().for_each(|ask| ask()));
+        with_nested_calls(60, &mut || ASK.take().into_iter().for_each(|ask| ask()));
         0
     }
     unsafe extern "C" {
@@ -156,7 +156,7 @@ pub(super) fn deep() {
         let outermost = block.backtrace.iter().rposition(|frame| frame.contains("asks_from_afar"));
         let outermost = outermost.expect("its function is on the stack");
         let is_there = block.backtrace[outermost].contains(&format!("tests/sim/places/live.rs:{}:", blocks[0].1));
-        println!("> {} {outermost} {is_there}", count("deeper::deeper"));
+        println!("> {} {outermost} {is_there}", count("nested_calls::with_nested_calls"));
     }
     drop(blocks);
 }

@@ -81,8 +81,8 @@ fn a_scope_on_a_device_that_it_was_not_opened_for() {
     let trace = GpuMemTrace::with_ctx("here");
     let block = take(&other, 5);
     let reported = &scopes(&other)["here"];
-    let figures = [reported.calls, reported.used.get(), reported.peak.get(), reported.device_peak.get()];
-    assert_eq!(figures, [0, 5, 5, 5], "no less in use on the device than in the scope");
+    let values = [reported.calls, reported.used.get(), reported.peak.get(), reported.device_peak.get()];
+    assert_eq!(values, [0, 5, 5, 5], "no less in use on the device than in the scope");
     assert_eq!(scopes(&gpu)["here"].device_peak, Bytes::ZERO);
     assert_eq!(sizes(&trace.live()), [5]);
     drop(block);
@@ -147,9 +147,9 @@ const CHILDREN: &[(&str, fn())] = &[
     ("leaks and exits", leaks::leaks_and_exits),
     ("no trace", leaks::no_trace),
     ("peak", peaks::peak),
-    ("peak and refused", peaks::peak_and_refused),
-    ("refused", oom::refused),
-    ("refused often", oom::refused_often),
+    ("peak and refused", peaks::peak_and_rejected),
+    ("refused", oom::rejected),
+    ("refused often", oom::rejected_often),
     ("hook that panics", oom::hook_that_panics),
     ("hook that allocates", oom::hook_that_allocates),
     ("hook that sets another", oom::hook_that_sets_another),

@@ -56,10 +56,10 @@ fn a_trace_of_a_task_counts_its_own_polls() {
     let (small, (large, medium)) = pollster::block_on(join(task(1), join(task(100), task(10))));
     drop((small, large, medium));
     let row = gpumem::stats().names.into_iter().find(|row| row.device == gpu.ordinal()).unwrap();
-    let figures = row.figures.unwrap();
-    assert_eq!((row.calls, row.shared, figures.sum.get()), (3, 0, 111));
-    assert_eq!((figures.used.min.get(), figures.used.max.get()), (1, 100));
-    assert_eq!((figures.peaked.min.get(), figures.peaked.max.get()), (10, 1000));
+    let measured = row.measured.unwrap();
+    assert_eq!((row.calls, row.shared, measured.sum.get()), (3, 0, 111));
+    assert_eq!((measured.used.min.get(), measured.used.max.get()), (1, 100));
+    assert_eq!((measured.peaked.min.get(), measured.peaked.max.get()), (10, 1000));
 }
 
 #[test]

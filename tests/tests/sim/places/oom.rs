@@ -20,7 +20,7 @@ fn ask(gpu: &SimGpu) -> Result<SimBlock, Error> {
     gpu.alloc(Bytes::mib(900))
 }
 
-pub(super) fn refused() {
+pub(super) fn rejected() {
     let (gpu, _kept) = crowded();
     on_oom(|oom: &OutOfMemory| {
         let free = oom.breakdown.as_ref().map(|breakdown| breakdown.memory.free).expect("it can be read");
@@ -38,7 +38,7 @@ pub(super) fn refused() {
     assert!(gpu.alloc(Bytes::ZERO).is_err());
 }
 
-pub(super) fn refused_often() {
+pub(super) fn rejected_often() {
     static CALLED: AtomicU64 = AtomicU64::new(0);
     let (gpu, _kept) = crowded();
     on_oom(|_| _ = CALLED.fetch_add(1, Relaxed));
@@ -103,7 +103,7 @@ fn reports(said: &Ended) -> usize {
 }
 
 #[test]
-fn a_refusal_reports_which_scopes_hold_the_memory() {
+fn a_rejection_reports_which_scopes_hold_the_memory() {
     // On a busy machine, reading the device may take too long. The hook then gets an incomplete report.
     let said = (0..100).map(|_| passes("refused", &[])).find(|said| said.answers().len() == 4);
     let said = said.expect("a reading of a simulated device takes little time");

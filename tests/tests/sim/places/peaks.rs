@@ -145,7 +145,7 @@ fn is_reported_when_memory_runs_out_if_it_was_higher() {
     );
 }
 
-pub(super) fn peak_and_refused() {
+pub(super) fn peak_and_rejected() {
     let gpu = simulated_gpu();
     GpuMemTrace::scope("big", |_| drop(take(&gpu, 40 << 30)));
     let _held = take(&gpu, 30 << 30);

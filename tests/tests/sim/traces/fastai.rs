@@ -136,7 +136,7 @@ fn printing_a_trace() {
 }
 
 #[test]
-fn figures_outlive_the_block() {
+fn numbers_outlive_the_block() {
     let gpu = simulated_gpu();
     let (data, kept) = GpuMemTrace::scope("", |mtrace| {
         let kept = mib(&gpu, 8);

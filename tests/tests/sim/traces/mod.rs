@@ -57,7 +57,7 @@ fn report_n_reset_takes_one_reading() {
 }
 
 #[test]
-fn figures_are_to_the_byte_and_pools_count_what_is_in_them() {
+fn numbers_are_to_the_byte_and_pools_count_what_is_in_them() {
     let gpu = simulated_gpu();
     let trace = quiet().start().unwrap();
     let kept = gpu.alloc_async(Bytes::new(1)).unwrap();
@@ -93,7 +93,7 @@ fn a_stopped_trace_starts_anew() {
 }
 
 #[test]
-fn a_stopped_trace_reports_its_frozen_figures_on_exit() {
+fn a_stopped_trace_reports_its_frozen_numbers_on_exit() {
     let gpu = simulated_gpu();
     let mut trace = GpuMemTrace::with_ctx("t");
     let a = mib(&gpu, 5);
@@ -137,8 +137,8 @@ fn the_device_is_fixed_when_the_trace_starts() {
 #[test]
 fn a_device_that_is_not_there_is_an_error_or_an_idle_trace() {
     let _gpu = simulated_gpu();
-    let refused = quiet().device(9999).start().expect_err("there are fewer");
-    assert!(refused.is_unknown_device() && !refused.is_unavailable(), "{refused}");
+    let rejected = quiet().device(9999).start().expect_err("there are fewer");
+    assert!(rejected.is_unknown_device() && !rejected.is_unavailable(), "{rejected}");
     let mut off = GpuMemTrace::builder().device(9999).start_or_off();
     assert_eq!((off.data().gauge, off.data().used.get(), off.data().device), (Gauge::Off, 0, 9999));
     off.report();
@@ -225,8 +225,8 @@ fn what_a_simulated_device_has_can_be_allocated() {
     drop((block, blocks));
     assert_eq!((trace.data().used.get(), trace.data().lost, trace.data().untracked), (0, 0, 0));
     for bytes in [Bytes::new(u64::MAX), Bytes::gib((1 << 24) + 1)] {
-        let refused = SimGpu::install(bytes).unwrap_err().to_string();
-        assert!(refused.contains("memory without an address") && refused.contains("16384 TiB"), "{refused}");
+        let rejected = SimGpu::install(bytes).unwrap_err().to_string();
+        assert!(rejected.contains("memory without an address") && rejected.contains("16384 TiB"), "{rejected}");
     }
 }
 
@@ -237,7 +237,7 @@ fn six_runs_of_one_program_have_equal_rows() {
         let gpu = simulated_gpu();
         let named =
             |name: &str| GpuMemTrace::builder().device(gpu.ordinal()).ctx(format!("{name} of run {run}")).stats();
-        let (begun, is_trained) = (Barrier::new(2), AtomicBool::new(false));
+        let (started, is_trained) = (Barrier::new(2), AtomicBool::new(false));
         thread::scope(|threads| {
             threads.spawn(|| {
                 let mut batches = VecDeque::new();
@@ -247,11 +247,11 @@ fn six_runs_of_one_program_have_equal_rows() {
                     drop(mib(&gpu, 17));
                     batches.truncate(3);
                     if batches.len() == 1 {
-                        begun.wait();
+                        started.wait();
                     }
                 }
             });
-            begun.wait();
+            started.wait();
             let mut kept = Vec::new();
             for step in 0..50 {
                 let activations = {
@@ -273,7 +273,7 @@ fn six_runs_of_one_program_have_equal_rows() {
             let rows = gpumem::stats().names.into_iter().filter(|row| row.name == named);
             let [mut row]: [NameStats; 1] = rows.collect::<Vec<_>>().try_into().expect("there is one");
             (row.name, row.device) = (name.to_owned(), 0);
-            row.figures.as_mut().expect("calls were measured").worst.time = Duration::ZERO;
+            row.measured.as_mut().expect("calls were measured").worst.time = Duration::ZERO;
             row
         })
     });

@@ -79,14 +79,14 @@ impl DeviceHistory {
                             }
                         }
                         let in_segment =
-                            segments.range(..=address).next_back().is_some_and(|(begin, (length, about))| {
-                                let at = address - begin;
+                            segments.range(..=address).next_back().is_some_and(|(start, (length, about))| {
+                                let at = address - start;
                                 at < *length && (about.is_expandable || bytes <= length - at)
                             });
                         wrong.check(in_segment, bytes, "of a tensor are in no segment");
                         let before = blocks.range(..address).next_back();
                         let is_beside = before
-                            .is_none_or(|(begin, block)| begin.saturating_add(block.requested) <= address)
+                            .is_none_or(|(start, block)| start.saturating_add(block.requested) <= address)
                             && blocks.range(address..address.saturating_add(bytes)).next().is_none();
                         wrong.check(is_beside, bytes, "of a tensor overlap another one");
                     }
@@ -118,7 +118,7 @@ impl DeviceHistory {
 /// Returns whether a part of a range belongs to a segment.
 fn overlaps(segments: &Segments, address: u64, bytes: u64) -> bool {
     let before = segments.range(..address.saturating_add(bytes)).next_back();
-    before.is_some_and(|(begin, (length, _))| begin.saturating_add(*length) > address)
+    before.is_some_and(|(start, (length, _))| start.saturating_add(*length) > address)
 }
 
 /// Notes a contradiction if there is a block in a range that must be empty.
@@ -184,9 +184,9 @@ active_allocated 100 8";
     #[test]
     fn a_history_leads_to_the_memory_at_its_end() {
         assert_eq!(contradiction(RIGHT), None);
-        for begins in 0..10 {
-            let later: Vec<_> = RIGHT.lines().skip(begins).collect();
-            assert_eq!(contradiction(&later.join("\n")), None, "from {begins}");
+        for skipped in 0..10 {
+            let later: Vec<_> = RIGHT.lines().skip(skipped).collect();
+            assert_eq!(contradiction(&later.join("\n")), None, "from {skipped}");
         }
         let end = "segment 100 20\nactive_allocated 100 8";
         for (line, by, what) in [

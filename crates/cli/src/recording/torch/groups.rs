@@ -13,7 +13,7 @@ use gpumem_recording::{AllocatorAction as Action, Symbol, TensorClass, TensorGro
 
 use super::{
     calls::{Call, Calls},
-    history::{DeviceHistory, LiveBlock, LoggedEvent, Mark, MarkedTensor, TorchHistory},
+    history::{DeviceHistory, LiveBlock, LoggedEvent, MarkedTensor, ModuleMark, TorchHistory},
 };
 
 /// cuBLAS uses a workspace of this size for each handle and stream (`getChosenWorkspaceSize` in PyTorch's
@@ -101,7 +101,7 @@ impl TorchHistory {
         if self.marks.is_empty() && self.modules.is_empty() {
             return Ok(Vec::new());
         }
-        let mut marks: Vec<(u64, &Mark)> =
+        let mut marks: Vec<(u64, &ModuleMark)> =
             self.marks.iter().flat_map(|mark| mark.times.iter().map(move |time| (*time, mark))).collect();
         marks.sort_by_key(|(time, _)| *time);
         let mut marks = marks.into_iter().peekable();
@@ -176,12 +176,12 @@ struct GroupReading<'a> {
 
 impl<'a> GroupReading<'a> {
     /// Sets the classes of live tensors.
-    fn note(&mut self, open: &mut BTreeMap<u64, Open>, mark: &'a Mark, device: u32) {
+    fn note(&mut self, open: &mut BTreeMap<u64, Open>, mark: &'a ModuleMark, device: u32) {
         for MarkedTensor { class, address, module, is_cast_by_autocast, .. } in
             mark.tensors.iter().filter(|tensor| tensor.device == device)
         {
-            if let Some((begin, tensor)) = open.range_mut(..=*address).next_back()
-                && *address - *begin < tensor.requested.max(1)
+            if let Some((start, tensor)) = open.range_mut(..=*address).next_back()
+                && *address - *start < tensor.requested.max(1)
             {
                 if *is_cast_by_autocast && tensor.marked.is_none() {
                     *self.casts.entry((module, tensor.requested / 2)).or_default() += 1;

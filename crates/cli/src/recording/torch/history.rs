@@ -11,7 +11,7 @@ use std::{
 };
 
 use gpumem_core::model::Bytes;
-use gpumem_recording::{AllocatorAction as Action, AllocatorFigures, AllocatorSettings, Symbol, TensorClass};
+use gpumem_recording::{AllocatorAction as Action, AllocatorSettings, AllocatorStats, Symbol, TensorClass};
 use serde_json::Value;
 
 use super::{contradictions::Contradictions, passes::BackwardPass};
@@ -40,14 +40,14 @@ pub(super) struct TorchHistory {
     /// The paths of modules. Events refer to them by number, starting at 1.
     pub(super) modules: Vec<String>,
     /// The tensors that were seen with a class at some times.
-    pub(super) marks: Vec<Mark>,
+    pub(super) marks: Vec<ModuleMark>,
     /// For each tensor, its device, an address in it, and the objects that refer to it at the end.
     pub(super) holders: Vec<(u32, u64, String)>,
 }
 
 /// A tensor that `modules.py` found, perhaps several times.
 #[derive(Debug)]
-pub(super) struct Mark {
+pub(super) struct ModuleMark {
     /// The times in microseconds, ascending.
     pub(super) times: Vec<u64>,
     pub(super) tensors: Vec<MarkedTensor>,
@@ -69,7 +69,7 @@ pub(super) struct MarkedTensor {
 #[derive(Debug, Default)]
 pub(super) struct DeviceHistory {
     pub(super) ordinal: u32,
-    pub(super) said: Option<AllocatorFigures>,
+    pub(super) reported: Option<AllocatorStats>,
     pub(super) trace: Trace,
     /// The segments that the allocator held at the end.
     pub(super) segments: Segments,
@@ -293,11 +293,11 @@ impl TorchHistory {
             if length == 0 {
                 break;
             }
-            let (begin, line) = (at, line.trim_end());
+            let (start, line) = (at, line.trim_end());
             at += length as u64;
             if let Some((action, numbers)) = event(line) {
                 let device = history.devices.last_mut().ok_or_else(|| malformed(number_of_line))?;
-                device.event(begin, action, &numbers).ok_or_else(|| malformed(number_of_line))?;
+                device.event(start, action, &numbers).ok_or_else(|| malformed(number_of_line))?;
                 continue;
             }
             let Ok(value) = serde_json::from_str::<Value>(line) else {
@@ -351,23 +351,23 @@ impl TorchHistory {
         } else if value.get("mark").is_some() {
             let times = value["mark"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
             let tensors = value["tensors"].as_array().into_iter().flatten().filter_map(MarkedTensor::of).collect();
-            self.marks.push(Mark { times, tensors });
+            self.marks.push(ModuleMark { times, tensors });
         } else if let Some(address) = value["held"].as_u64() {
             self.holders.push((number(&value["on"]), address, text(&value["by"]).unwrap_or_default()));
         } else if let Some(settings) = value.get("settings") {
             self.settings = settings.get("max_split_size").map(|_| settings_of(settings));
         } else if value.get("device").is_some() {
-            let figure = |at: usize| value["said"][at].as_u64().map(Bytes::new);
-            let said = || {
-                Some(AllocatorFigures {
-                    allocated: figure(0)?,
-                    allocated_high: figure(1)?,
-                    reserved: figure(2)?,
-                    reserved_high: figure(3)?,
+            let bytes_at = |at: usize| value["said"][at].as_u64().map(Bytes::new);
+            let reported = || {
+                Some(AllocatorStats {
+                    allocated: bytes_at(0)?,
+                    allocated_high: bytes_at(1)?,
+                    reserved: bytes_at(2)?,
+                    reserved_high: bytes_at(3)?,
                 })
             };
             let ordinal = number(&value["device"]);
-            self.devices.push(DeviceHistory { ordinal, said: said(), ..DeviceHistory::default() });
+            self.devices.push(DeviceHistory { ordinal, reported: reported(), ..DeviceHistory::default() });
         } else if let (Some(segment), Some(device)) = (value["segment"].as_u64(), self.devices.last_mut()) {
             let bytes = value["bytes"].as_u64().unwrap_or(0);
             // Old versions of PyTorch do not number pools.

@@ -88,8 +88,8 @@ fn write(
     content: &Content,
     writer: &mut Writer<impl Write>,
 ) -> io::Result<()> {
-    let began = content.began.unwrap_or_default();
-    let time = |micros: u64| Duration::from_micros(micros).saturating_sub(began);
+    let started = content.started.unwrap_or_default();
+    let time = |micros: u64| Duration::from_micros(micros).saturating_sub(started);
     let first = content.last_stack.saturating_add(1);
     let stack = |number: u32| if number == 0 { StackId::NONE } else { StackId(first.saturating_add(number - 1)) };
     for (id, path) in (1..).zip(&history.libraries) {
@@ -121,7 +121,7 @@ fn write(
         let is_full = history.most > 0 && of_device.trace.count() >= history.most;
         let known_from = of_device.trace.first().filter(|_| is_full || older > 0).map(time);
         contradictions.extend(wrong.in_words().map(|words| AllocatorContradiction { device, words }));
-        devices.push(AllocatorDevice { device, older, known_from, said: of_device.said });
+        devices.push(AllocatorDevice { device, older, known_from, reported: of_device.reported });
     }
     stacks.made().try_for_each(|(number, frames)| writer.write(&definition((number, &frames))))?;
     for (ordinal, address, holder) in &history.holders {

@@ -9,9 +9,9 @@ pub(super) const LIBRARIES: [&str; 2] = ["libc10_cuda.so", "libtorch.so"];
 /// Returns whether a C or C++ function is found on every stack: it belongs to the interpreter, starts a thread or the
 /// program, or reads the stack.
 pub(super) fn is_everywhere(name: &str) -> bool {
-    const BEGINNINGS: [&str; 7] =
+    const PREFIXES: [&str; 7] =
         ["Py", "_Py", "_start", "__libc_", "__clone", "torch::unwind::", "torch::CapturedTraceback::"];
-    BEGINNINGS.iter().any(|beginning| name.starts_with(beginning)) || name.ends_with("gather_with_cpp()")
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || name.ends_with("gather_with_cpp()")
 }
 
 fn ends_with(path: &str, end: &str) -> bool {
@@ -36,9 +36,9 @@ pub(super) fn held(text: &str) -> Cow<'_, str> {
         return text.into();
     }
     let is_boundary = |at: &usize| text.is_char_boundary(*at);
-    let begin = (0..=HALF_OF_NAME).rev().find(is_boundary).unwrap_or(0);
+    let start = (0..=HALF_OF_NAME).rev().find(is_boundary).unwrap_or(0);
     let end = (text.len() - HALF_OF_NAME..text.len()).find(is_boundary).unwrap_or(text.len());
-    format!("{}…{}", &text[..begin], &text[end..]).into()
+    format!("{}…{}", &text[..start], &text[end..]).into()
 }
 
 /// Returns whether a field of any other dictionary is needed. The divisions in `roundup_power2_divisions` have numbers

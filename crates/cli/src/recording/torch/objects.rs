@@ -286,11 +286,11 @@ impl Objects {
         if let Some(Value::Text(action)) = fields.get("action") {
             let Some((action, is_part)) = action_of(self.known_text(action)) else { return Ok(Some(Object::Ignored)) };
             // A rejected request may be of any size.
-            let is_refused = action == AllocatorAction::OutOfMemory;
-            if !is_refused {
+            let is_rejected = action == AllocatorAction::OutOfMemory;
+            if !is_rejected {
                 fields.check()?;
             }
-            let (address, bytes) = if is_refused {
+            let (address, bytes) = if is_rejected {
                 (0, fields.number("size").min(MOST_BYTES))
             } else {
                 let address = fields.required("addr", "the `addr` of an event is not a whole number")?;

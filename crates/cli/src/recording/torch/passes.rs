@@ -43,15 +43,15 @@ impl<'a> Stacks<'a> {
         };
         let is_of_pytorch = std::iter::once(true).chain(frames.iter().map(is_of_pytorch)).collect();
         let ends = |pass: &BackwardPass| {
-            let (begin, end) = pass.times;
-            [(begin, true, pass.stack), (end.max(begin).saturating_add(1), false, pass.stack)]
+            let (start, end) = pass.times;
+            [(start, true, pass.stack), (end.max(start).saturating_add(1), false, pass.stack)]
         };
         let mut changes: Vec<_> = passes.iter().flat_map(ends).collect();
         changes.sort_unstable();
         let mut running: BTreeMap<u32, u64> = BTreeMap::new();
-        let passes = changes.into_iter().map(|(time, begins, stack)| {
+        let passes = changes.into_iter().map(|(time, is_start, stack)| {
             let count = running.entry(stack).or_default();
-            *count = if begins { *count + 1 } else { count.saturating_sub(1) };
+            *count = if is_start { *count + 1 } else { count.saturating_sub(1) };
             if *count == 0 {
                 running.remove(&stack);
             }
@@ -67,17 +67,18 @@ impl<'a> Stacks<'a> {
             return stack;
         }
         let after = self.passes.partition_point(|(time, _)| *time <= micros);
-        let Some((_, Some(begun_by))) = after.checked_sub(1).map(|at| self.passes[at]) else { return stack };
+        let Some((_, Some(started_by))) = after.checked_sub(1).map(|at| self.passes[at]) else { return stack };
         let next = u32::try_from(self.frames.len() + self.made.len() + 1).unwrap_or(u32::MAX);
-        *self.made.entry((stack, begun_by)).or_insert(next)
+        *self.made.entry((stack, started_by)).or_insert(next)
     }
 
     /// Returns the joined stacks with their ids.
     pub(super) fn made(&self) -> impl Iterator<Item = (u32, Vec<u32>)> {
         let frames =
             |stack: u32| stack.checked_sub(1).and_then(|at| self.frames.get(at as usize)).into_iter().flatten();
-        let both = move |inside, begun_by| frames(inside).chain(frames(begun_by)).copied().take(MOST_FRAMES).collect();
-        self.made.iter().map(move |((inside, begun_by), number)| (*number, both(*inside, *begun_by)))
+        let both =
+            move |inside, started_by| frames(inside).chain(frames(started_by)).copied().take(MOST_FRAMES).collect();
+        self.made.iter().map(move |((inside, started_by), number)| (*number, both(*inside, *started_by)))
     }
 }
 
@@ -90,11 +91,11 @@ mod tests {
     }
 
     #[test]
-    fn stacks_of_pytorch_go_on_where_one_pass_began() {
+    fn stacks_of_pytorch_go_on_where_one_pass_started() {
         let frames = ["<module>", "_bootstrap", "backward", "train"].map(symbol);
         // The first two stacks start passes, the third is in a pass, and the last is elsewhere.
         let stacks = [vec![3, 0], vec![3, 1], vec![2], vec![2, 0]];
-        let pass = |begin, end, stack| BackwardPass { times: (begin, end), stack };
+        let pass = |start, end, stack| BackwardPass { times: (start, end), stack };
         let passes =
             [pass(10, 20, 1), pass(15, 17, 1), pass(30, 40, 1), pass(35, 50, 2), pass(60, 60, 2), pass(70, 80, 0)];
         let mut known = Stacks::new(&frames, &stacks, &passes);

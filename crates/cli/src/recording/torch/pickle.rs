@@ -37,7 +37,7 @@ pub(super) fn is_pickle(head: [u8; 2]) -> bool {
 /// pickle, or if it contains code.
 pub(super) fn read(from: impl BufRead, length: u64, objects: &mut Objects) -> io::Result<Value> {
     let (stack, marks, memo, text) = Default::default();
-    let mut pickle = Pickle { from, length, at: 0, begin: 0, objects, stack, marks, memo, text };
+    let mut pickle = Pickle { from, length, at: 0, start: 0, objects, stack, marks, memo, text };
     loop {
         if let Some(value) = pickle.step()? {
             return Ok(value);
@@ -51,7 +51,7 @@ struct Pickle<'a, R> {
     /// The number of bytes read so far.
     at: u64,
     /// The offset in the file at which the current opcode starts.
-    begin: u64,
+    start: u64,
     objects: &'a mut Objects,
     stack: Vec<Value>,
     /// The height of the stack at each mark.
@@ -64,7 +64,7 @@ struct Pickle<'a, R> {
 impl<R: BufRead> Pickle<'_, R> {
     /// Runs the next opcode. Returns the value of the pickle if that was the last one.
     fn step(&mut self) -> io::Result<Option<Value>> {
-        self.begin = self.at;
+        self.start = self.at;
         let [opcode] = self.bytes()?;
         match opcode {
             b'.' => return self.last(1).map(|at| Some(self.stack[at])),
@@ -109,14 +109,14 @@ impl<R: BufRead> Pickle<'_, R> {
             b'r' => self.length::<4>().and_then(|number| self.memoize(number)),
             b'h' => self.length::<1>().and_then(|number| self.get(number)),
             b'j' => self.length::<4>().and_then(|number| self.get(number)),
-            opcode => self.refuse(opcode),
+            opcode => self.reject(opcode),
         }?;
         Ok(None)
     }
 
     /// Rejects an opcode that pickles of data do not need.
     #[cold]
-    fn refuse<T>(&mut self, opcode: u8) -> io::Result<T> {
+    fn reject<T>(&mut self, opcode: u8) -> io::Result<T> {
         let name = match opcode {
             b'c' => "GLOBAL",
             b'i' => "INST",
@@ -148,7 +148,7 @@ impl<R: BufRead> Pickle<'_, R> {
     /// Returns the error for a pickle that cannot be read at this opcode.
     #[cold]
     fn damaged<T>(&self, why: &str) -> io::Result<T> {
-        Err(invalid(format!("byte {} of the pickle: {why}", self.begin)))
+        Err(invalid(format!("byte {} of the pickle: {why}", self.start)))
     }
 
     fn bytes<const N: usize>(&mut self) -> io::Result<[u8; N]> {

@@ -104,9 +104,9 @@ fn size(
     address: u64,
     requested: u64,
 ) -> u64 {
-    let segment = segments.range(..=address).next_back().filter(|(begin, (length, _))| address - **begin < *length);
-    let Some((begin, (length, about))) = segment else { return settings.rounded(requested).unwrap_or(requested) };
-    let end = begin + length;
+    let segment = segments.range(..=address).next_back().filter(|(start, (length, _))| address - **start < *length);
+    let Some((start, (length, about))) = segment else { return settings.rounded(requested).unwrap_or(requested) };
+    let end = start + length;
     let next = occupied.range(address + 1..).next().map_or(end, |(next, _)| end.min(*next));
     settings.size_in(next - address, requested, about.is_expandable)
 }

@@ -48,11 +48,11 @@ pub(crate) fn recording_of(from: impl BufRead, length: u64) -> io::Result<Vec<u8
     let snapshot = pickle::read(from, length, &mut objects)?;
     let history = objects.history(snapshot)?;
     let first = history.devices.iter().filter_map(|device| device.trace.first()).min().unwrap_or(0);
-    let began = Duration::from_micros(first);
+    let started = Duration::from_micros(first);
     let mut writer = Writer::new(Vec::new())?;
     let version = env!("CARGO_PKG_VERSION").to_owned();
-    writer.write(&Item::Process(Process { began, version, ..Process::default() }))?;
-    let content = Content { began: Some(began), ..Content::default() };
+    writer.write(&Item::Process(Process { started, version, ..Process::default() }))?;
+    let content = Content { started: Some(started), ..Content::default() };
     super::write(&history, &mut io::empty(), &content, &mut writer)?;
     write_driver(&history, first, &mut writer)?;
     writer.finish()
@@ -60,7 +60,7 @@ pub(crate) fn recording_of(from: impl BufRead, length: u64) -> io::Result<Vec<u8
 
 /// Returns the calls that PyTorch's allocator made to the driver, with their times in microseconds since the recording
 /// started. The memory that the allocator held before comes first.
-fn driver_events(history: &TorchHistory, began: u64) -> io::Result<Vec<(u64, Device, LoggedEvent)>> {
+fn driver_events(history: &TorchHistory, started: u64) -> io::Result<Vec<(u64, Device, LoggedEvent)>> {
     let mut events = Vec::new();
     for of_device in &history.devices {
         let device = Device { family: Family::Cuda, ordinal: of_device.ordinal };
@@ -68,7 +68,7 @@ fn driver_events(history: &TorchHistory, began: u64) -> io::Result<Vec<(u64, Dev
         let mut time = 0;
         for piece in of_device.trace.pieces(&mut io::empty()) {
             for event in piece? {
-                time = event.micros.saturating_sub(began).max(time);
+                time = event.micros.saturating_sub(started).max(time);
                 if matches!(event.action, Action::SegmentAlloc | Action::SegmentFree | Action::OutOfMemory) {
                     events.push((time, device, event));
                 }
@@ -80,7 +80,7 @@ fn driver_events(history: &TorchHistory, began: u64) -> io::Result<Vec<(u64, Dev
 }
 
 /// Writes the calls that PyTorch's allocator made to the driver.
-fn write_driver(history: &TorchHistory, began: u64, writer: &mut Writer<Vec<u8>>) -> io::Result<()> {
+fn write_driver(history: &TorchHistory, started: u64, writer: &mut Writer<Vec<u8>>) -> io::Result<()> {
     let mut driver =
         Driver { history, writer, number: 0, stacks: BTreeSet::new(), parts: HashMap::new(), left: HashMap::new() };
     let mut is_part_missing = false;
@@ -95,11 +95,11 @@ fn write_driver(history: &TorchHistory, began: u64, writer: &mut Writer<Vec<u8>>
     if is_part_missing {
         driver.writer.write(&Item::Part(PartDefinition { is_peaks: false, after: driver.number }))?;
     }
-    for (time, device, event) in driver_events(history, began)? {
+    for (time, device, event) in driver_events(history, started)? {
         driver.event(time, device, &event)?;
     }
     let ends = history.devices.iter().filter_map(|device| device.trace.last());
-    let end = ends.max().unwrap_or(began).saturating_sub(began);
+    let end = ends.max().unwrap_or(started).saturating_sub(started);
     // A snapshot without a history is a single moment.
     [0].into_iter().chain((end > 0).then_some(end)).try_for_each(|micros| {
         let time = Duration::from_micros(micros);
@@ -134,7 +134,7 @@ impl Driver<'_> {
             Action::SegmentFree => self.free(time, device, address, bytes),
             _ => {
                 let (bytes, stack) = (Bytes::new(bytes), self.stack(stack)?);
-                self.put(time, EventKind::Refused { device: Some(device), bytes, kind: MemKind::Device, stack })
+                self.put(time, EventKind::Rejected { device: Some(device), bytes, kind: MemKind::Device, stack })
             }
         }
     }
@@ -208,17 +208,17 @@ mod tests {
 
     /// Returns why a pickle is rejected.
     #[track_caller]
-    fn refused(pickle: &[u8]) -> String {
+    fn error_of(pickle: &[u8]) -> String {
         let error = recording_of(pickle, pickle.len() as u64).expect_err("it is refused");
         assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
         error.to_string()
     }
 
     #[test]
-    fn a_snapshot_that_is_cut_is_refused() {
+    fn a_snapshot_that_is_cut_is_rejected() {
         assert!(recording_of(SNAPSHOT, SNAPSHOT.len() as u64).is_ok());
         for length in 0..SNAPSHOT.len() {
-            refused(&SNAPSHOT[..length]);
+            error_of(&SNAPSHOT[..length]);
         }
     }
 
@@ -244,18 +244,18 @@ mod tests {
             (b"NQ.", "BINPERSID would run code."),
             (b"\x8f.", "no snapshot has the opcode 0x8f"),
         ] {
-            let why = refused(&[b"\x80\x04", opcodes].concat());
+            let why = error_of(&[b"\x80\x04", opcodes].concat());
             assert!(why.contains(said), "{why}");
         }
     }
 
     #[test]
-    fn pickles_that_no_writer_makes_are_refused() {
+    fn pickles_that_no_writer_makes_are_rejected() {
         let refs = |count: usize| b"h\0".repeat(count);
         let event = b"}(\x8c\x06action\x8c\x05alloc\x8c\x04addrK\x01\x8c\x04sizeK\x01u";
         let traces = |traces: &[&[u8]]| {
-            let begin: &[u8] = b"}(\x8c\x08segments]\x8c\x0ddevice_traces](";
-            [begin, &traces.concat(), b"eu."].concat()
+            let start: &[u8] = b"}(\x8c\x08segments]\x8c\x0ddevice_traces](";
+            [start, &traces.concat(), b"eu."].concat()
         };
         let trace = [b"](", &event[..], b"e\x94"].concat();
         let segment = |bytes: &[u8], device: &[u8], address: &[u8]| {
@@ -295,15 +295,15 @@ mod tests {
             (segment(b"K\x01", b"K\0", b"N"), "the `address` of a segment is not"),
             (segment(b"N", b"K\0", b"K\x01"), "the `total_size` of a segment is not"),
         ] {
-            let why = refused(&[b"\x80\x04", &opcodes[..]].concat());
+            let why = error_of(&[b"\x80\x04", &opcodes[..]].concat());
             assert!(why.contains(said), "{said}: {why}");
         }
         // `None`, a text, a float, -1, a boolean and 128.
         for device in [&b"N"[..], b"\x8c\x011", b"G\x3f\xf0\0\0\0\0\0\0", b"J\xff\xff\xff\xff", b"\x88", b"K\x80"] {
-            let why = refused(&[b"\x80\x04", &segment(b"K\x01", device, b"K\x01")[..]].concat());
+            let why = error_of(&[b"\x80\x04", &segment(b"K\x01", device, b"K\x01")[..]].concat());
             assert!(why.contains("the `device` of a segment is not the number of a device"), "{why}");
         }
-        assert!(refused(b"\x80\x04}(\x8c\x0atotal_sizeK\x01u").contains("the `device` of a segment"));
+        assert!(error_of(b"\x80\x04}(\x8c\x0atotal_sizeK\x01u").contains("the `device` of a segment"));
     }
 
     /// Changed bytes lead to a recording or to an error, never to a panic.

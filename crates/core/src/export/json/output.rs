@@ -37,8 +37,8 @@ impl Content {
 }
 
 /// Returns the value, or `None` if the trace was not measured.
-fn measured<T>(trace: &Trace, figure: T) -> Option<T> {
-    trace.is_measured().then_some(figure)
+fn measured<T>(trace: &Trace, value: T) -> Option<T> {
+    trace.is_measured().then_some(value)
 }
 
 object!(Report as report {
@@ -52,18 +52,18 @@ object!(Trace as trace { device; flatten Figures(trace) });
 /// A trace in a report, whose line has the device among its first entries.
 struct Figures<'a>(&'a Trace);
 
-object!(Figures<'_> as figures {
-    simulated: figures.0.simulated,
-    gauge: figures.0.gauge,
-    source: figures.0.source,
-    used: measured(figures.0, figures.0.used),
-    peaked: measured(figures.0, figures.0.peaked),
-    peak_over_start: measured(figures.0, figures.0.peak_over_start()),
-    sampling: figures.0.sampling,
-    untracked_frees: figures.0.untracked,
-    lost_events: figures.0.lost,
-    shared: figures.0.shared,
-    allocated_on: figures.0.allocated_on,
+object!(Figures<'_> as values {
+    simulated: values.0.simulated,
+    gauge: values.0.gauge,
+    source: values.0.source,
+    used: measured(values.0, values.0.used),
+    peaked: measured(values.0, values.0.peaked),
+    peak_over_start: measured(values.0, values.0.peak_over_start()),
+    sampling: values.0.sampling,
+    untracked_frees: values.0.untracked,
+    lost_events: values.0.lost,
+    shared: values.0.shared,
+    allocated_on: values.0.allocated_on,
 });
 
 object!(Line as line {

@@ -70,10 +70,10 @@ object!(Stats as stats { names });
 
 object!(NameStats as name {
     name, device, simulated, calls,
-    used: name.figures.as_ref().map(|figures| figures.used),
-    used_sum: name.figures.as_ref().map(|figures| figures.sum),
-    peaked: name.figures.as_ref().map(|figures| figures.peaked),
-    worst: name.figures.as_ref().map(|figures| &figures.worst),
+    used: name.measured.as_ref().map(|measured| measured.used),
+    used_sum: name.measured.as_ref().map(|measured| measured.sum),
+    peaked: name.measured.as_ref().map(|measured| measured.peaked),
+    worst: name.measured.as_ref().map(|measured| &measured.worst),
     unmeasured, sampled, doubtful, shared,
 });
 

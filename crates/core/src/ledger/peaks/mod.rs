@@ -35,12 +35,12 @@ pub(super) struct Peak {
 #[repr(C)]
 pub(super) struct PeakHistory {
     /// The latest needed moment.
-    newest: Moment,
+    latest: Moment,
     /// A level above this is a new peak.
     highest: i64,
     /// The oldest needed moment.
     oldest: Moment,
-    /// No moment between this one and `newest` is needed.
+    /// No moment between this one and `latest` is needed.
     second: Moment,
     /// The last number given to a moment.
     last: Moment,
@@ -131,7 +131,7 @@ impl PeakHistory {
     /// Creates the peaks of an account.
     pub(super) fn of_account() -> Self {
         Self {
-            newest: 0,
+            latest: 0,
             highest: i64::MAX,
             oldest: Moment::MAX,
             second: 0,
@@ -199,7 +199,7 @@ impl PeakHistory {
             }
         }
         if self.needs_record_only() {
-            (self.newest, self.oldest, self.second, self.highest) = (moment, moment, moment, in_use);
+            (self.latest, self.oldest, self.second, self.highest) = (moment, moment, moment, in_use);
         } else {
             self.add_watched_peak(Peak { bytes: in_use, moment });
         }
@@ -250,29 +250,29 @@ impl PeakHistory {
     fn update_bounds(&mut self) {
         self.watched.store_top();
         self.highest = self.record.bytes.saturating_add(self.older.bytes);
-        (self.oldest, self.newest) = (Moment::MAX, 0);
+        (self.oldest, self.latest) = (Moment::MAX, 0);
         if self.record.moment > 0 {
-            (self.oldest, self.newest) = (self.record.moment, self.record.moment);
+            (self.oldest, self.latest) = (self.record.moment, self.record.moment);
         }
-        if let Some((oldest, newest)) = self.watched.ends().filter(|_| self.scopes > 0) {
-            self.highest = self.highest.min(newest.bytes);
+        if let Some((oldest, latest)) = self.watched.ends().filter(|_| self.scopes > 0) {
+            self.highest = self.highest.min(latest.bytes);
             self.oldest = self.oldest.min(oldest.moment);
-            self.newest = self.newest.max(newest.moment);
+            self.latest = self.latest.max(latest.moment);
         }
-        if let (Some(oldest), Some(newest)) = (self.kept.front(), self.kept.back()) {
+        if let (Some(oldest), Some(latest)) = (self.kept.front(), self.kept.back()) {
             self.oldest = self.oldest.min(*oldest);
-            self.newest = self.newest.max(*newest);
+            self.latest = self.latest.max(*latest);
         }
         // Usually one scope is watched, and `second` is found immediately. With several scopes, a search would cost more than it
         // saves.
         self.second = match self.kept.back() {
             Some(kept)
                 if self.watched.len() == 1
-                    && self.watched.ends().is_some_and(|(peak, _)| peak.moment == self.newest) =>
+                    && self.watched.ends().is_some_and(|(peak, _)| peak.moment == self.latest) =>
             {
-                if self.record.moment == self.newest { *kept } else { self.record.moment.max(*kept) }
+                if self.record.moment == self.latest { *kept } else { self.record.moment.max(*kept) }
             }
-            _ => self.newest,
+            _ => self.latest,
         };
     }
 
@@ -347,7 +347,7 @@ impl PeakHistory {
 
     /// Returns whether no moment is needed.
     pub(super) fn is_idle(&self) -> bool {
-        self.newest == 0
+        self.latest == 0
     }
 }
 

@@ -10,7 +10,7 @@ impl GroupHistory {
     /// Returns whether the group must be saved before it changes.
     #[inline]
     pub(in super::super) fn must_save(&self, peaks: &PeakHistory) -> bool {
-        self.moment < peaks.newest
+        self.moment < peaks.latest
     }
 
     /// Saves the group, which has `bytes` and is about to change.
@@ -26,13 +26,13 @@ impl GroupHistory {
         if (self.moment >= peaks.oldest || self.earlier.is_some()) && !self.has_earlier_until(peaks.second) {
             self.keep_earlier(peaks);
         }
-        (self.moment, self.bytes) = (peaks.newest, bytes);
+        (self.moment, self.bytes) = (peaks.latest, bytes);
     }
 
     /// Returns whether `earlier` contains the bytes of the group at this moment, and therefore those of all earlier moments.
     fn has_earlier_until(&self, moment: Moment) -> bool {
-        let newest = self.earlier.as_ref().and_then(|earlier| earlier.last());
-        moment > 0 && newest.is_some_and(|(newest, _)| *newest >= moment)
+        let latest = self.earlier.as_ref().and_then(|earlier| earlier.last());
+        moment > 0 && latest.is_some_and(|(latest, _)| *latest >= moment)
     }
 
     /// Moves the last saved bytes to `earlier`, if they are still needed. Removes bytes from `earlier` that are no longer needed.

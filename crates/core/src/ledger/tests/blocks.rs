@@ -11,7 +11,7 @@ fn a_late_lookup_after_an_untracked_free() {
 
 /// The driver frees the block after the lookup, so the block is live when the scope opens.
 #[test]
-fn a_scope_that_opens_during_a_late_lookup_begins_before_the_free() {
+fn a_scope_that_opens_during_a_late_lookup_starts_before_the_free() {
     check("free x; open t; found 10; free y; untracked; close t = -10 0 untracked=1");
     check("free x; open t; untracked; close t = 0 0 untracked=1");
     check("free x; open t %2; free_failed; free y; untracked; close t = 0 0 untracked=1");
@@ -124,16 +124,16 @@ fn statistics_are_those_of_an_allocator() {
     let mut ledger =
         check("alloc a 4; alloc b 8 pool; free a; alloc c 2; alloc d 16 managed; reset-peaks; free b; alloc e 1 pool");
     let [stats] = ledger.stats()[..] else { panic!("one device") };
-    let figures = |stat: Stat| {
+    let stat_values = |stat: Stat| {
         let of = |count: Count, unit: u64| {
             (count.current / unit, count.peak / unit, count.allocated / unit, count.freed() / unit)
         };
         (of(stat.bytes, 1 << 20), of(stat.blocks, 1))
     };
-    assert_eq!(figures(stats.on_device), ((3, 10, 15, 12), (2, 2, 4, 2)));
-    assert_eq!(figures(stats.kinds[MemKind::Device as usize]), ((2, 2, 6, 4), (1, 1, 2, 1)));
-    assert_eq!(figures(stats.kinds[MemKind::Pool as usize]), ((1, 8, 9, 8), (1, 1, 2, 1)));
-    assert_eq!(figures(stats.kinds[MemKind::Managed as usize]), ((16, 16, 16, 0), (1, 1, 1, 0)));
+    assert_eq!(stat_values(stats.on_device), ((3, 10, 15, 12), (2, 2, 4, 2)));
+    assert_eq!(stat_values(stats.kinds[MemKind::Device as usize]), ((2, 2, 6, 4), (1, 1, 2, 1)));
+    assert_eq!(stat_values(stats.kinds[MemKind::Pool as usize]), ((1, 8, 9, 8), (1, 1, 2, 1)));
+    assert_eq!(stat_values(stats.kinds[MemKind::Managed as usize]), ((16, 16, 16, 0), (1, 1, 1, 0)));
 }
 
 /// A loss makes insertions slower only while blocks from before it are live. Displaced functions make them slower as long as

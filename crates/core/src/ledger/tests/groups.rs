@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_group_with_live_blocks_is_kept_even_if_it_is_the_newest() {
+fn a_group_with_live_blocks_is_kept_even_if_it_is_the_latest() {
     let mut ledger = Ledger::default();
     let device = Device { family: Family::Cuda, ordinal: 0 };
     for number in 1..5000 {
@@ -31,7 +31,7 @@ fn groups_without_live_blocks_are_forgotten() {
 
 /// A thread reuses the group of its latest allocation without a lookup.
 #[test]
-fn the_newest_group_of_a_thread_is_not_forgotten() {
+fn the_latest_group_of_a_thread_is_not_forgotten() {
     let mut ledger = Ledger::default();
     let device = Device { family: Family::Cuda, ordinal: 0 };
     let alloc = |ledger: &mut Ledger, name: u64, stack: u32, thread: u32| {
@@ -41,8 +41,8 @@ fn the_newest_group_of_a_thread_is_not_forgotten() {
         key
     };
     // The group of the block that thread 2 freed last is kept as well, so it must be in another group.
-    let (other, newest) = (alloc(&mut ledger, 1, 2, 2), alloc(&mut ledger, 2, 1, 2));
-    ledger.free(newest, None, ThreadId(2));
+    let (other, latest) = (alloc(&mut ledger, 1, 2, 2), alloc(&mut ledger, 2, 1, 2));
+    ledger.free(latest, None, ThreadId(2));
     ledger.free(other, None, ThreadId(2));
     for stack in 3..20_000 {
         let key = alloc(&mut ledger, 3, stack, 1);

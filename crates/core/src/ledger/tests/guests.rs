@@ -127,7 +127,7 @@ fn a_task_without_a_number_of_its_own_counts_the_process() {
 /// Two threads may open scopes in an order other than that of their ids, so that a scan may already have passed the id of a new
 /// one.
 #[test]
-fn a_task_that_begins_during_a_scan_keeps_its_hosts() {
+fn a_task_that_starts_during_a_scan_keeps_its_hosts() {
     let mut runner = Runner::default();
     runner.lines("open o of task; enter o");
     for round in 0..3000 {

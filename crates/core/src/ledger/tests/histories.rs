@@ -326,8 +326,8 @@ impl History {
         let open = self.scopes.get_mut(&scope).unwrap();
         let missed = self.untracked.iter().filter(|number| **number > open.number).count() as u64;
         let expected = (open.in_use, open.peak.abs_diff(open.in_use.max(0)), missed, open.shared);
-        let figures = (trace.used.get(), trace.peaked.get(), trace.untracked, trace.shared.get());
-        assert_eq!(figures, expected, "scope {scope}");
+        let result = (trace.used.get(), trace.peaked.get(), trace.untracked, trace.shared.get());
+        assert_eq!(result, expected, "scope {scope}");
         if how == 1 || how == 2 {
             (open.number, open.in_use, open.peak, open.shared) = (number, 0, 0, 0);
         } else if how > 2 {
@@ -532,7 +532,7 @@ impl History {
 
 /// Four threads have nested traces of all kinds.
 #[test]
-fn all_figures_agree_with_the_simple_way() {
+fn all_numbers_agree_with_the_simple_way() {
     let (mut fast, mut events, mut compared) = (0, 0, 0);
     for seed in 1..=10_000_u64 {
         let mut numbers = numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));

@@ -141,9 +141,9 @@ impl Runner {
         let is_fast = match *kind {
             EventKind::Alloc { key, block } if block.tag().is_of_driver() => {
                 self.ledger.set_time(time);
-                self.ledger.alloc_like_newest(key, block.bytes, block.tag(), number, thread)
+                self.ledger.alloc_like_latest(key, block.bytes, block.tag(), number, thread)
             }
-            EventKind::Free { key, .. } => self.ledger.free_like_newest(key, thread),
+            EventKind::Free { key, .. } => self.ledger.free_like_latest(key, thread),
             _ => false,
         };
         let (event, mut trace) = (Event { number, time, thread, kind }, None);
@@ -205,16 +205,16 @@ impl Runner {
                 let known = pools.iter().find(|known| known.pool == pool_of(pool)).expect(line);
                 let WrongCalls { unknown, doubled, outside, late, below } = known.wrong;
                 let unused = known.unused().map_or("?".to_owned(), |unused| unused.mb().to_string());
-                let mut figures = format!("{} {} {unused}", known.parts, known.part_bytes.mb());
+                let mut values = format!("{} {} {unused}", known.parts, known.part_bytes.mb());
                 let not_believed = if known.reported == known.reserved { 0 } else { known.reported.mb() };
                 let mut counts = vec![("unknown", unknown), ("doubled", doubled), ("outside", outside), ("late", late)];
                 counts.extend([("below", below), ("early", known.read_early), ("reported", not_believed)]);
                 for (name, count) in counts {
                     if count > 0 {
-                        _ = write!(figures, " {name}={count}");
+                        _ = write!(values, " {name}={count}");
                     }
                 }
-                assert_eq!(Some(figures.as_str()), expected, "{line}");
+                assert_eq!(Some(values.as_str()), expected, "{line}");
                 return;
             }
             ["reserved", pool, size] => EventKind::PoolReserved { pool: pool_of(pool), bytes: mib(size) },
@@ -264,7 +264,7 @@ impl Runner {
                 return;
             }
             ["ended"] => {
-                self.ledger.begin_thread(thread);
+                self.ledger.start_thread(thread);
                 return;
             }
             ["needs_name"] => {
@@ -311,12 +311,12 @@ impl Runner {
         match (trace, expected) {
             (None, None) => {}
             (Some(trace), Some(expected)) => {
-                let figures = figures(&trace);
+                let values = trace_values(&trace);
                 for word in expected.split_whitespace() {
-                    assert!(figures.split_whitespace().any(|figure| figure == word), "{line}\ngives: {figures}");
+                    assert!(values.split_whitespace().any(|value| value == word), "{line}\ngives: {values}");
                 }
                 assert!(
-                    figures.starts_with(&expected.split_whitespace().take(2).collect::<Vec<_>>().join(" ")),
+                    values.starts_with(&expected.split_whitespace().take(2).collect::<Vec<_>>().join(" ")),
                     "{line}"
                 );
                 let peak = trace.peak_over_start().get().cast_signed();
@@ -349,7 +349,7 @@ impl Ledger {
     }
 }
 
-fn figures(trace: &Trace) -> String {
+fn trace_values(trace: &Trace) -> String {
     let peaked = trace.peaked.get().cast_signed();
     assert_eq!((trace.used.get() % MIB, peaked % MIB), (0, 0));
     let mut text = format!("{} {} lost={} untracked={}", trace.used.mb(), peaked / MIB, trace.lost, trace.untracked);

@@ -58,11 +58,11 @@ fn the_block_of_a_thread_that_does_nothing_more_is_in_the_peaks_of_other_threads
          unpart 1 1010 %2; close a = 9 20 lost=0; pool 1 = 1 2 30",
     );
     // The pool already had memory.
-    let begin = "pool 1; alloc y 32 at 1000 %2; part 1 1000 5 %2; open a; alloc x 7 at 0";
-    check(&format!("{begin}; part 1 1010 20 %2; unpart 1 1010 %2; close a = 7 20 lost=0"));
-    check(&format!("{begin}; unpart 1 1000 %2; close a = 2 5 lost=0"));
-    check(&format!("{begin}; empty 1 %2; close a = 2 5 lost=0"));
-    check(&format!("{begin}; alloc z 20 at 1 %2; free at 1 %2; close a = 7 20 lost=0"));
+    let setup = "pool 1; alloc y 32 at 1000 %2; part 1 1000 5 %2; open a; alloc x 7 at 0";
+    check(&format!("{setup}; part 1 1010 20 %2; unpart 1 1010 %2; close a = 7 20 lost=0"));
+    check(&format!("{setup}; unpart 1 1000 %2; close a = 2 5 lost=0"));
+    check(&format!("{setup}; empty 1 %2; close a = 2 5 lost=0"));
+    check(&format!("{setup}; alloc z 20 at 1 %2; free at 1 %2; close a = 7 20 lost=0"));
 }
 
 #[test]
@@ -155,13 +155,13 @@ fn wrong_calls_are_counted_and_lost() {
 /// A pool may report after the free of its block that its parts are freed, but not after the driver has reused the addresses.
 #[test]
 fn parts_end_with_the_addresses_of_their_block() {
-    let begin = "pool 1; open a; alloc x 100 at 1000; part 1 1000 10; part 1 1050 5; alloc y 50 at 2000; part 1 2000 3";
-    check(&format!("{begin}; free at 1000; unpart 1 1000; unpart 1 1050; alloc z 100 at 1000; close a = 103 0 lost=0"));
-    check(&format!("{begin}; free at 1000; empty 1; alloc z 100 at 1000; close a = 100 0 lost=0"));
+    let setup = "pool 1; open a; alloc x 100 at 1000; part 1 1000 10; part 1 1050 5; alloc y 50 at 2000; part 1 2000 3";
+    check(&format!("{setup}; free at 1000; unpart 1 1000; unpart 1 1050; alloc z 100 at 1000; close a = 103 0 lost=0"));
+    check(&format!("{setup}; free at 1000; empty 1; alloc z 100 at 1000; close a = 100 0 lost=0"));
     check(&format!(
-        "{begin}; free at 1000; free_failed; part 1 1020 2; read a = 20 0; free at 2000; close a = 20 0 lost=0"
+        "{setup}; free at 1000; free_failed; part 1 1020 2; read a = 20 0; free at 2000; close a = 20 0 lost=0"
     ));
-    let freed = format!("{begin}; free at 1000; read a = 18 0 lost=0");
+    let freed = format!("{setup}; free at 1000; read a = 18 0 lost=0");
     for (script, used, lost) in [
         // The new block belongs to the program, the pool or another pool, or overlaps a part of the freed block.
         ("alloc z 100 at 1000", 103, 2),
@@ -181,7 +181,7 @@ fn parts_end_with_the_addresses_of_their_block() {
     check(&format!(
         "{freed}; free at 2000; alloc z 10 at 2000; read a = 25 0 lost=1; alloc w 1 at 1000; read a = 11 14 lost=3"
     ));
-    check(&format!("{begin}; free at 1000; lost 1; alloc z 100 at 1000; read a = 103 0 lost=1; pool 1 = 1 3 47"));
+    check(&format!("{setup}; free at 1000; lost 1; alloc z 100 at 1000; read a = 103 0 lost=1; pool 1 = 1 3 47"));
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn a_budget_notices_parts_and_blocks_of_no_pool() {
 
 /// The owner of a driver block.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Whose {
+enum BlockOwner {
     Program,
     Pool(u8),
     Undecided(u32),
@@ -345,7 +345,7 @@ struct PlainBlock {
     device: usize,
     bytes: i64,
     number: u64,
-    whose: Whose,
+    owner: BlockOwner,
     is_handle: bool,
     was_early: bool,
 }
@@ -384,7 +384,7 @@ impl Plain {
         let mut now = Levels::default();
         for (_, block) in &self.blocks {
             now[block.device][1] += block.bytes;
-            if block.whose == Whose::Program {
+            if block.owner == BlockOwner::Program {
                 now[block.device][0] += block.bytes;
             }
         }
@@ -400,10 +400,10 @@ impl Plain {
 
     fn program_gets(&mut self, is_decided: impl Fn(u32, u64) -> bool) {
         for at in 0..self.blocks.len() {
-            if let (address, PlainBlock { whose: Whose::Undecided(by), .. }) = self.blocks[at]
+            if let (address, PlainBlock { owner: BlockOwner::Undecided(by), .. }) = self.blocks[at]
                 && is_decided(by, address)
             {
-                self.blocks[at].1.whose = Whose::Program;
+                self.blocks[at].1.owner = BlockOwner::Program;
                 self.changed();
             }
         }
@@ -413,10 +413,10 @@ impl Plain {
     fn others_get(&mut self, thread: u32, device: Option<usize>) {
         for at in 0..self.blocks.len() {
             let block = &mut self.blocks[at].1;
-            let is_others = matches!(block.whose, Whose::Undecided(by) if by != thread);
+            let is_others = matches!(block.owner, BlockOwner::Undecided(by) if by != thread);
             if is_others && device.is_none_or(|device| block.device == device) {
                 block.was_early = !block.is_handle;
-                block.whose = Whose::Program;
+                block.owner = BlockOwner::Program;
                 self.changed();
             }
         }
@@ -432,18 +432,22 @@ impl Plain {
     }
 
     fn block_bytes(&self, pool: u8) -> i64 {
-        self.blocks.iter().filter(|(_, block)| block.whose == Whose::Pool(pool)).map(|(_, block)| block.bytes).sum()
+        self.blocks
+            .iter()
+            .filter(|(_, block)| block.owner == BlockOwner::Pool(pool))
+            .map(|(_, block)| block.bytes)
+            .sum()
     }
 
     fn alloc(&mut self, address: u64, block: PlainBlock, thread: u32) {
-        let undecided = |(_, block): &&(u64, PlainBlock)| matches!(block.whose, Whose::Undecided(_));
+        let undecided = |(_, block): &&(u64, PlainBlock)| matches!(block.owner, BlockOwner::Undecided(_));
         if self.blocks.iter().filter(undecided).count() >= 16 {
             self.program_gets(|by, _| by == thread);
         }
         self.others_get(thread, Some(block.device));
         let has_pool = self.pools.values().any(|pool| pool.device == block.device);
-        let whose = if has_pool { Whose::Undecided(thread) } else { Whose::Program };
-        self.blocks.push((address, PlainBlock { whose, ..block }));
+        let owner = if has_pool { BlockOwner::Undecided(thread) } else { BlockOwner::Program };
+        self.blocks.push((address, PlainBlock { owner, ..block }));
         self.changed();
         if has_pool && !block.is_handle {
             self.end_left_parts(address, address + block.bytes.unsigned_abs());
@@ -454,7 +458,7 @@ impl Plain {
     fn free(&mut self, at: usize) {
         let (address, block) = self.blocks.remove(at);
         self.changed();
-        if let Whose::Pool(pool) = block.whose
+        if let BlockOwner::Pool(pool) = block.owner
             && !block.is_handle
             && block.bytes > 0
             && self.parts.keys().any(|(of, _)| *of == pool)
@@ -495,12 +499,12 @@ impl Plain {
         let mut is_wrong = None;
         match self.blocks.iter_mut().find(inside).filter(|(start, block)| address < start + block.bytes.unsigned_abs())
         {
-            Some((_, block)) if block.whose == Whose::Pool(pool) => {}
-            Some((_, block)) if !matches!(block.whose, Whose::Pool(_)) => {
-                if block.whose == Whose::Program && block.number > since {
+            Some((_, block)) if block.owner == BlockOwner::Pool(pool) => {}
+            Some((_, block)) if !matches!(block.owner, BlockOwner::Pool(_)) => {
+                if block.owner == BlockOwner::Program && block.number > since {
                     is_wrong = Some(if block.was_early { "early" } else { "late" });
                 }
-                block.whose = Whose::Pool(pool);
+                block.owner = BlockOwner::Pool(pool);
             }
             _ if has_handles => {}
             _ => is_wrong = Some("outside"),
@@ -537,7 +541,7 @@ impl Plain {
         }
         let mine = |at: &usize| {
             let block = self.blocks[*at].1;
-            block.whose == Whose::Undecided(thread) && block.device == device
+            block.owner == BlockOwner::Undecided(thread) && block.device == device
         };
         let mine: Vec<_> = (0..self.blocks.len()).rev().filter(mine).collect();
         let rows = || (0..mine.len()).flat_map(|from| (from + 1..=mine.len()).map(move |to| from..to));
@@ -546,7 +550,7 @@ impl Plain {
         let Some(exact) = exactly(self.block_bytes(pool)).or_else(|| exactly(before?)) else { return };
         for at in exact.iter().copied() {
             let block = &mut self.blocks[at].1;
-            block.whose = Whose::Pool(pool);
+            block.owner = BlockOwner::Pool(pool);
             self.pools.get_mut(&pool).unwrap().has_handles |= block.is_handle;
             self.changed();
         }
@@ -606,7 +610,7 @@ fn both_views_agree_with_the_simple_way() {
                         device,
                         bytes: bytes.cast_signed(),
                         number,
-                        whose: Whose::Program,
+                        owner: BlockOwner::Program,
                         is_handle,
                         was_early: false,
                     };
@@ -709,16 +713,16 @@ fn both_views_agree_with_the_simple_way() {
             ledger.apply_observed(&Event { number, time, thread: ThreadId(by), kind: &kind }, &mut sums);
             let now = *plain.history.last().unwrap();
             ledger.flush_pending();
-            for (id, (device, began, lost)) in &scopes {
+            for (id, (device, started, lost)) in &scopes {
                 let scope = ledger.trace(&ledger.scopes[&ScopeId(*id)]);
                 let of = |view: usize| {
-                    let levels = plain.history[*began..].iter().map(|levels| levels[*device][view]);
-                    let start = plain.history[*began][*device][view];
+                    let levels = plain.history[*started..].iter().map(|levels| levels[*device][view]);
+                    let start = plain.history[*started][*device][view];
                     let end = now[*device][view];
                     (end - start, levels.max().unwrap() - start.max(end))
                 };
-                let figures = (scope.used.get(), scope.peaked.get().cast_signed());
-                assert_eq!(figures, of(0), "seed {seed}, event {number}: {kind:?}");
+                let result = (scope.used.get(), scope.peaked.get().cast_signed());
+                assert_eq!(result, of(0), "seed {seed}, event {number}: {kind:?}");
                 let has_pool = plain.pools.values().any(|pool| pool.device == *device);
                 let driver = scope.driver.map(|driver| (driver.used.get(), driver.peaked.get().cast_signed()));
                 assert_eq!(driver, has_pool.then(|| of(1)), "seed {seed}, event {number}: {kind:?}");
@@ -729,10 +733,10 @@ fn both_views_agree_with_the_simple_way() {
         for GroupUsage { device, bytes, .. } in ledger.groups() {
             by_groups[device.ordinal as usize] += bytes.get().cast_signed();
         }
-        let mut told = [0; 2];
-        sums.live.values().for_each(|(device, bytes)| told[*device as usize] += bytes);
+        let mut counted = [0; 2];
+        sums.live.values().for_each(|(device, bytes)| counted[*device as usize] += bytes);
         let now = plain.history.last().unwrap().map(|[program, _]| program);
-        assert_eq!((by_groups, told), (now, now), "seed {seed}");
+        assert_eq!((by_groups, counted), (now, now), "seed {seed}");
         for known in ledger.pools() {
             let KnownPool { pool, parts, part_bytes, reserved, reported, block_bytes, wrong, read_early, .. } = known;
             let of = plain.pools[&pool.0];

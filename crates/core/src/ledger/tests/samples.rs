@@ -28,7 +28,7 @@ fn each_sampled_scope_has_its_own_gaps_and_readings() {
 }
 
 #[test]
-fn a_failed_reading_keeps_the_last_good_figures_and_is_reported() {
+fn a_failed_reading_keeps_the_last_good_numbers_and_is_reported() {
     check("sample 10; open t sampled; sample 40; unread; read t = 30 0 stale; sample 20; close t = 10 20");
     check("sample 10; open t sampled; unread; close t = 0 0 stale readings=1");
 }

@@ -26,13 +26,13 @@ fn nested_and_overlapping_scopes_each_keep_their_own_peak() {
 }
 
 #[test]
-fn a_reset_begins_anew_and_misses_nothing() {
+fn a_reset_starts_anew_and_misses_nothing() {
     check("open t; alloc a 5; reset t = 5 0; alloc b 7; reset t = 7 0; free a; free b; close t = -12 0");
     check("open o; open t; alloc a 9; free a; reset t = 0 9; read t = 0 0; close o = 0 9");
 }
 
 #[test]
-fn a_closed_or_unknown_scope_has_no_figures() {
+fn a_closed_or_unknown_scope_has_no_numbers() {
     check("open t; close t = 0 0; close t; read t; reset t; alloc a 1");
 }
 
@@ -280,11 +280,11 @@ fn the_traces_of_one_thread_count_the_process() {
         let mut runner = Runner::default();
         let script = format!("alloc o 7 %4; open w of all; open a; {script}");
         runner.lines(&script);
-        let figures = ["w", "a"].map(|scope| {
+        let result = ["w", "a"].map(|scope| {
             let scope = ScopeId(runner.id(scope));
             runner.post(&EventKind::Read { scope }, ThreadId(1)).map(|trace| (trace.used, trace.peaked))
         });
-        assert_eq!(figures[0], figures[1], "{script}");
+        assert_eq!(result[0], result[1], "{script}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::*;
 
 #[test]
-fn each_scope_path_has_its_own_figures() {
+fn each_scope_path_has_its_own_numbers() {
     check(
         "open a; alloc x 10; open b; alloc y 20; free y; alloc z 5; close b = 5 15; tree /a/b = 1 5 20 30 25 2
          close a = 15 15; tree /a = 1 15 30 30 10 1; tree / = 0 15 30 0 0 0; free x; free z; tree /a = 1 0 30 30 10 1",
@@ -85,7 +85,7 @@ fn a_reset_of_the_summary_keeps_what_is_in_use() {
 #[derive(Default)]
 struct SimpleTree {
     /// The calls, the bytes in use and their peak; the bytes and the allocations of only this path.
-    figures: HashMap<String, [i64; 5]>,
+    values: HashMap<String, [i64; 5]>,
     /// The scopes that each thread is in.
     threads: [Vec<Inside>; 3],
     /// The path of each open scope.
@@ -107,18 +107,18 @@ fn parent(path: &str) -> &str {
 impl SimpleTree {
     fn change(&mut self, path: &str, by: i64) {
         for end in path.match_indices('/').map(|(at, _)| at).chain([path.len()]).filter(|end| *end > 0) {
-            let [_, sum, most, ..] = self.figures.entry(path[..end].to_owned()).or_default();
+            let [_, sum, most, ..] = self.values.entry(path[..end].to_owned()).or_default();
             *sum += by;
             *most = (*most).max(*sum);
         }
     }
 
     fn call(&mut self, path: &str, by: i64) {
-        self.figures.entry(path.to_owned()).or_default()[0] += by;
+        self.values.entry(path.to_owned()).or_default()[0] += by;
     }
 
     fn reset(&mut self) {
-        for [calls, sum, most, allocated, allocations] in self.figures.values_mut() {
+        for [calls, sum, most, allocated, allocations] in self.values.values_mut() {
             (*calls, *most, *allocated, *allocations) = (0, *sum, 0, 0);
         }
         for path in self.open.values().cloned().collect::<Vec<_>>() {
@@ -182,14 +182,14 @@ fn the_tree_agrees_with_the_simple_way() {
                     tree.threads[thread].push(Inside { scope, path, is_own: false });
                 }
                 3 | 4 if !tree.threads[thread].is_empty() => {
-                    let newest = tree.threads[thread].len() - 1;
-                    let at = if random(3) == 0 { random(newest + 1) } else { newest };
+                    let latest = tree.threads[thread].len() - 1;
+                    let at = if random(3) == 0 { random(latest + 1) } else { latest };
                     let Inside { scope, is_own, .. } = tree.threads[thread][at].clone();
                     if is_own {
                         let closed = EventKind::Close { scope: ScopeId(runner.id(&scope)) };
                         runner.post(&closed, ThreadId(number));
                         tree.close(thread, at);
-                    } else if at == newest {
+                    } else if at == latest {
                         runner.line(&format!("leave {scope} %{number}"));
                         tree.threads[thread].pop();
                     }
@@ -207,18 +207,18 @@ fn the_tree_agrees_with_the_simple_way() {
                     let size = i64::try_from(random(50)).unwrap();
                     runner.line(&format!("alloc {step} {size} %{number}"));
                     tree.change(&path, size);
-                    let [.., allocated, allocations] = tree.figures.entry(path.clone()).or_default();
+                    let [.., allocated, allocations] = tree.values.entry(path.clone()).or_default();
                     (*allocated, *allocations) = (*allocated + size, *allocations + 1);
                     blocks.push((step.to_string(), path, size));
                 }
             }
         }
-        for (path, figures) in tree.figures.iter().filter(|(path, _)| !path.is_empty()) {
+        for (path, values) in tree.values.iter().filter(|(path, _)| !path.is_empty()) {
             let text = runner.tree(path, 0).expect(path);
             let mut words: Vec<i64> = text.split(' ').map(|word| word.parse().unwrap()).collect();
             // Scripts check the peak of the device.
             words.remove(3);
-            assert_eq!(words, figures, "seed {seed}, {path}");
+            assert_eq!(words, values, "seed {seed}, {path}");
         }
     }
 }

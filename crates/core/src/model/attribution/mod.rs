@@ -178,13 +178,14 @@ fn fits(module: &str, pattern: &str) -> bool {
     let file = file_name(module);
     pattern.strip_suffix('*').map_or_else(
         || file.strip_prefix(pattern).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '-'])),
-        |beginning| file.starts_with(beginning),
+        |prefix| file.starts_with(prefix),
     )
 }
 
 fn is_of_framework(name: &str) -> bool {
-    let begins = |known: &&str| name.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
-    FRAMEWORKS.iter().any(begins)
+    let is_framework =
+        |known: &&str| name.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
+    FRAMEWORKS.iter().any(is_framework)
 }
 
 /// Returns whether a source file is in the folder `src` of a crate, in a registry, a git checkout or a workspace:

@@ -22,8 +22,8 @@ fn amounts_are_read() {
 #[test]
 fn the_error_contains_the_text() {
     for text in ["", "MiB", "-1", "1.", ".5GiB", "1.2.3", "12 parsecs", "16777216TiB", "1e9", "0x10", "٣"] {
-        let refused = text.parse::<Bytes>().expect_err(text);
-        assert!(refused.to_string().contains(&format!("`{text}`")), "{refused}");
+        let error = text.parse::<Bytes>().expect_err(text);
+        assert!(error.to_string().contains(&format!("`{text}`")), "{error}");
     }
 }
 

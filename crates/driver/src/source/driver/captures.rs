@@ -20,8 +20,8 @@ pub(super) fn is_captured(stream: u64) -> Option<bool> {
     is_captured
 }
 
-pub(super) fn capture_begun(stream: u64) {
-    state().begin_capture(stream);
+pub(super) fn capture_started(stream: u64) {
+    state().start_capture(stream);
 }
 
 /// Notes that a call that ends a capture has returned. Even if the call failed, the capture may have ended.

@@ -1,10 +1,10 @@
 //! Creates the events of driver calls.
 
-use super::super::{recorder::record, refusals, stacks};
+use super::super::{recorder::record, rejections, stacks};
 use crate::{
     model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, Space},
     sys::{
-        calls::{IdKind, Memory},
+        calls::{IdKind, MemoryKind},
         cuda,
     },
 };
@@ -15,7 +15,7 @@ pub(super) fn record_allocation(key: Key, ordinal: u32, bytes: u64, kind: MemKin
     let kind = kind_on(ordinal, kind);
     let block = Block { context, stack, ..Block::new(cuda_device(ordinal), Bytes::new(bytes), kind) };
     record(&EventKind::Alloc { key, block });
-    refusals::allocated(&block);
+    rejections::allocated(&block);
 }
 
 /// Records that memory was allocated or freed that cannot be counted. Reports show the number of such losses.
@@ -34,11 +34,11 @@ pub(super) fn kind_on(ordinal: u32, kind: MemKind) -> MemKind {
     if !kind.is_on_device() && cuda::is_integrated(ordinal) { MemKind::Device } else { kind }
 }
 
-pub(super) fn kind_of(memory: Memory) -> MemKind {
+pub(super) fn kind_of(memory: MemoryKind) -> MemKind {
     match memory {
-        Memory::Device => MemKind::Device,
-        Memory::Managed => MemKind::Managed,
-        Memory::PinnedHost => MemKind::PinnedHost,
+        MemoryKind::Device => MemKind::Device,
+        MemoryKind::Managed => MemKind::Managed,
+        MemoryKind::PinnedHost => MemKind::PinnedHost,
     }
 }
 

@@ -14,7 +14,7 @@ mod handles;
 mod observer;
 mod owners;
 mod record;
-mod refusals;
+mod rejections;
 mod state;
 mod subscription;
 

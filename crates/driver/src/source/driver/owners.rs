@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    super::{refusals, stacks::Wanted},
+    super::{rejections, stacks::StackFilter},
     contexts::Owner,
     state::{CU_STREAM_LEGACY, GENERATION, is_capture_active, state},
 };
@@ -32,7 +32,7 @@ pub(super) struct LastStream {
     /// The value of [`GENERATION`] for which this is valid; 0 if there is no stream.
     pub(super) generation: u32,
     pub(super) device: u32,
-    pub(super) stacks: Wanted,
+    pub(super) stacks: StackFilter,
 }
 
 thread_local! {
@@ -41,7 +41,7 @@ thread_local! {
         Cell::new(LastContext { context: Context { handle: 0, uid: 0 }, generation: 0, owner })
     };
     pub(super) static LAST_STREAM: Cell<LastStream> =
-        const { Cell::new(LastStream { handle: 0, generation: 0, device: 0, stacks: Wanted::NONE }) };
+        const { Cell::new(LastStream { handle: 0, generation: 0, device: 0, stacks: StackFilter::NONE }) };
 }
 
 /// Where stream-ordered memory is.
@@ -108,8 +108,8 @@ pub(super) fn device_of_stream(caller: &Caller, stream: u64, address: u64) -> Po
     }
     // A thread that remembers its stream skips two checks: whether the stream is captured, and whether a retried allocation succeeded after
     // it had failed. While one of these checks is needed, the thread does not remember the stream.
-    if !is_capture_active() && !refusals::is_watched() {
-        LAST_STREAM.set(LastStream { handle: stream, generation, device, stacks: Wanted::now() });
+    if !is_capture_active() && !rejections::is_watched() {
+        LAST_STREAM.set(LastStream { handle: stream, generation, device, stacks: StackFilter::now() });
     }
     PoolLocation::Device(device)
 }

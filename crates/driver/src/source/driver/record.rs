@@ -5,16 +5,16 @@ use std::sync::atomic::Ordering::SeqCst;
 use super::{
     super::{
         recorder::{before_allocation, record},
-        refusals, stacks,
+        rejections, stacks,
     },
     blocks::note_block,
-    captures::{capture_begun, capture_ended, is_captured},
+    captures::{capture_ended, capture_started, is_captured},
     contexts::Owner,
     events::{block_key, cuda_device, kind_of, kind_on, record_allocation, record_lost},
     frees::{context_gone, freed, freeing, releasing, unmapping},
     graphs,
     owners::{PoolLocation, device_of_pool, device_of_stream, owner_of},
-    refusals::{call_refused, report_refusal},
+    rejections::{call_rejected, report_rejection},
     state::{GENERATION, state},
 };
 use crate::{
@@ -37,8 +37,8 @@ pub(super) fn record_call(caller: &Caller, call: &Call) {
         },
         Call::Pooled { address, bytes, stream, pool } => record_pooled(caller, address, bytes, stream, pool),
         Call::Uncounted => record_lost(),
-        Call::Refused { bytes, memory, pool, stream } => call_refused(caller, bytes, memory, pool, stream),
-        Call::NotCreated { bytes, device } => report_refusal(Some(device), bytes, MemKind::Vmm),
+        Call::Rejected { bytes, memory, pool, stream } => call_rejected(caller, bytes, memory, pool, stream),
+        Call::NotCreated { bytes, device } => report_rejection(Some(device), bytes, MemKind::Vmm),
         Call::Freeing { id_kind, id } => freeing(id_kind, id),
         Call::Releasing { handle } => releasing(handle),
         Call::Unmapping { at, bytes } => unmapping(at, bytes),
@@ -50,7 +50,7 @@ pub(super) fn record_call(caller: &Caller, call: &Call) {
         Call::Foreign { id_kind, id } => {
             state().imported.insert(block_key(id_kind, id));
         }
-        Call::CaptureBegun { stream } => capture_begun(stream),
+        Call::CaptureStarted { stream } => capture_started(stream),
         Call::CaptureEnded { stream, succeeded } => capture_ended(stream, succeeded),
         Call::GraphNode => _ = calls::record_graph_launches(),
         Call::Graphs { done } => graphs::launched(owner_of(caller).map(|owner| owner.device), done),
@@ -98,5 +98,5 @@ fn record_handle(handle: u64, bytes: u64, device: Option<u32>) {
     let block = Block { stack, ..Block::new(cuda_device(device.unwrap_or(0)), Bytes::new(bytes), kind) };
     state().handles.create(handle, block);
     record(&EventKind::Alloc { key: Key::new(Space::Handle, handle), block });
-    refusals::allocated(&block);
+    rejections::allocated(&block);
 }

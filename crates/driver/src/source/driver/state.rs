@@ -77,7 +77,7 @@ impl DriverState {
         GENERATION.fetch_add(1, SeqCst);
     }
 
-    pub(super) fn begin_capture(&mut self, stream: u64) {
+    pub(super) fn start_capture(&mut self, stream: u64) {
         self.captures.push(stream);
         CAPTURES.store(self.captures.len(), SeqCst);
         GENERATION.fetch_add(1, SeqCst);

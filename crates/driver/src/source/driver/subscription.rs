@@ -19,12 +19,12 @@ use crate::{
 
 /// Starts to intercept every allocation, through the requested source, or else the dispatch table, or else CUPTI. Does nothing if
 /// allocations are intercepted already.
-pub(in crate::source) fn subscribe(wanted: Option<Source>) -> Result<Interception> {
+pub(in crate::source) fn subscribe(requested: Option<Source>) -> Result<Interception> {
     // Two threads must not choose two sources, because each allocation would be counted twice.
     static CHOICE: Mutex<()> = Mutex::new(());
     let _choice = CHOICE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(live) = subscribed() {
-        return match wanted {
+        return match requested {
             Some(requested) if requested != live.source => {
                 Err(Kind::OtherSource { requested: requested.name(), using: live.source.name() }.into())
             }
@@ -36,7 +36,7 @@ pub(in crate::source) fn subscribe(wanted: Option<Source>) -> Result<Interceptio
     graphs::forget();
     let not_exact = |why| Error::from(Kind::NoGauge { gauge: "exact", why });
     let recorder = recorder::get().ok_or_else(|| not_exact("gpumem has not started to count"))?;
-    choose(wanted, recorder.subscribe)?;
+    choose(requested, recorder.subscribe)?;
     subscribed()
         .ok_or_else(|| not_exact("gpumem::intercept::unsubscribe() was called on another thread at the same time"))
 }
@@ -52,8 +52,8 @@ pub(in crate::source) fn subscribe_to<R: RecordEvents>(source: Source) -> Result
 }
 
 /// Returns the source that [`subscribe`] would use.
-pub(in crate::source) fn can_subscribe(wanted: Option<Source>) -> Result<Source> {
-    choose(wanted, |source| {
+pub(in crate::source) fn can_subscribe(requested: Option<Source>) -> Result<Source> {
+    choose(requested, |source| {
         if source == Source::Dispatch {
             return dispatch::check_available();
         }
@@ -63,11 +63,11 @@ pub(in crate::source) fn can_subscribe(wanted: Option<Source>) -> Result<Source>
 }
 
 /// Returns the source for which `attempt` succeeds: the requested one, or else the dispatch table, or else CUPTI.
-fn choose(wanted: Option<Source>, attempt: impl Fn(Source) -> Result<()>) -> Result<Source> {
+fn choose(requested: Option<Source>, attempt: impl Fn(Source) -> Result<()>) -> Result<Source> {
     // Without a driver, all sources fail for the same reason.
     cuda::load_for_hooks()?;
-    if let Some(wanted) = wanted {
-        return attempt(wanted).map(|()| wanted);
+    if let Some(requested) = requested {
+        return attempt(requested).map(|()| requested);
     }
     let Err(dispatch) = attempt(Source::Dispatch) else { return Ok(Source::Dispatch) };
     match attempt(Source::Cupti) {

@@ -62,14 +62,14 @@ impl SimDevices {
         ask_for_each_trace();
         let mut gpus = self.gpus.write().unwrap_or_else(PoisonError::into_inner);
         let ordinal = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-        let refused = |detail| Err(Kind::SimulatedMisuse { device: ordinal, detail }.into());
+        let misuse = |detail| Err(Kind::SimulatedMisuse { device: ordinal, detail }.into());
         if total.get() > DeviceModel::LARGEST {
-            return refused("it would have memory without an address; a simulated device may have up to 16384 TiB");
+            return misuse("it would have memory without an address; a simulated device may have up to 16384 TiB");
         }
         let memory = DeviceModel::new(total.get());
         let piece = gpus.last().map_or(0, |last| last.piece + pieces_of(&last.state().memory));
         if piece + pieces_of(&memory) > PIECES {
-            return refused(
+            return misuse(
                 "there are no addresses left for it: a process can have 512 simulated devices of up to 36 TiB, or fewer large ones",
             );
         }

@@ -9,7 +9,7 @@ use std::{
 
 use super::super::{
     recorder::{self, record},
-    refusals, stacks,
+    rejections, stacks,
 };
 use crate::{
     device_model::{DeviceModel, ModelError},
@@ -53,7 +53,7 @@ pub trait RecordSimulated: Send + Sync + RefUnwindSafe {
     fn stack_for(&self, bytes: u64) -> StackId;
 
     /// Reports that an allocation failed.
-    fn refused(&'static self, device: Device, bytes: Bytes, kind: MemKind);
+    fn rejected(&'static self, device: Device, bytes: Bytes, kind: MemKind);
 
     /// Reports that a block was allocated.
     fn allocated(&self, block: &Block);
@@ -113,8 +113,8 @@ impl SimGpu {
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
     /// # use gpumem::Bytes;
     /// let block = gpu.alloc(Bytes::mib(256))?;
-    /// let refused = gpu.alloc(Bytes::gib(16)).unwrap_err();
-    /// assert!(refused.is_out_of_memory());
+    /// error = gpu.alloc(Bytes::gib(16)).unwrap_err();
+    /// assert!(error.is_out_of_memory());
     /// drop(block); // frees it
     /// # Ok::<(), gpumem::Error>(())
     /// ```
@@ -190,8 +190,8 @@ impl SimGpu {
         let address = allocated.inspect_err(|error| {
             if error.is_out_of_memory() {
                 match self.to {
-                    None => refusals::refused(Some(device), bytes, kind),
-                    Some(to) => to.refused(device, bytes, kind),
+                    None => rejections::rejected(Some(device), bytes, kind),
+                    Some(to) => to.rejected(device, bytes, kind),
                 }
             }
         })?;
@@ -200,7 +200,7 @@ impl SimGpu {
         let block = Block { stack, ..Block::new(device, bytes, kind) };
         self.record(&EventKind::Alloc { key, block });
         match self.to {
-            None => refusals::allocated(&block),
+            None => rejections::allocated(&block),
             Some(to) => to.allocated(&block),
         }
         Ok(SimBlock { gpu: self.clone(), address, key, block })

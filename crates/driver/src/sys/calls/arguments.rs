@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use super::call::{Call, IdKind, Memory};
+use super::call::{Call, IdKind, MemoryKind};
 
 /// The arguments of one call: as many 64-bit words as the call's row in [`CALLS`](super::CALLS) has.
 #[derive(Clone, Copy)]
@@ -107,5 +107,5 @@ pub(super) fn allocated_array(
     };
     let elements = (0..levels.min(64)).map(level).fold(0, u64::saturating_add);
     let bytes = elements.saturating_mul(element).saturating_mul(channels.into());
-    Call::Allocated { id_kind: IdKind::Array, id, bytes, memory: Memory::Device }
+    Call::Allocated { id_kind: IdKind::Array, id, bytes, memory: MemoryKind::Device }
 }

@@ -2,7 +2,7 @@
 
 /// The kind of memory that a call allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Memory {
+pub(crate) enum MemoryKind {
     Device,
     Managed,
     PinnedHost,
@@ -42,7 +42,7 @@ pub(crate) enum Call {
         id_kind: IdKind,
         id: u64,
         bytes: u64,
-        memory: Memory,
+        memory: MemoryKind,
     },
     /// Stream-ordered memory was allocated: on the device of the pool, or else of the stream, or else of the context.
     Pooled {
@@ -53,9 +53,9 @@ pub(crate) enum Call {
     },
     /// An allocation failed because there was not enough memory. With `memory`, it was on the device of the context. Without it, the
     /// allocation was stream-ordered.
-    Refused {
+    Rejected {
         bytes: u64,
-        memory: Option<Memory>,
+        memory: Option<MemoryKind>,
         pool: Option<u64>,
         stream: u64,
     },
@@ -85,7 +85,7 @@ pub(crate) enum Call {
         handle: u64,
     },
     /// A capture started. Until it ends, stream-ordered calls on this stream, and on streams that join it, become nodes of a graph.
-    CaptureBegun {
+    CaptureStarted {
         stream: u64,
     },
     /// A call that ends a capture has returned.

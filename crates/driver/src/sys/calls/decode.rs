@@ -4,10 +4,10 @@ use std::ffi::c_int;
 
 use super::{
     arguments::{Arguments, Array3DDescriptor, ArrayDescriptor, allocated_array, device_of_properties},
-    call::{Call, IdKind, Memory},
+    call::{Call, IdKind, MemoryKind},
     graph_launches,
     observer::{CallRecorder, Observe},
-    shape::Shape,
+    shape::CallShape,
 };
 
 const CUDA_ERROR_OUT_OF_MEMORY: u32 = 2;
@@ -19,20 +19,20 @@ const CUDA_ERROR_OUT_OF_MEMORY: u32 = 2;
 /// `arguments` must be those of a call of this shape.
 #[allow(clippy::inline_always, reason = "the shape is a constant in each hook, so the compiler removes most of this")]
 #[inline(always)]
-pub(in crate::sys) unsafe fn record_entry(shape: Shape, arguments: Arguments, to: &CallRecorder<impl Observe>) {
+pub(in crate::sys) unsafe fn record_entry(shape: CallShape, arguments: Arguments, to: &CallRecorder<impl Observe>) {
     // SAFETY: the words are those of this shape.
     let word = |at: usize| unsafe { arguments.word(at) };
     match shape {
-        Shape::Free(IdKind::Address) => to.freeing(word(0)),
-        Shape::Free(id_kind) => to.record(&Call::Freeing { id_kind, id: word(0) }),
-        Shape::Release => to.record(&Call::Releasing { handle: word(0) }),
-        Shape::Unmap => to.record(&Call::Unmapping { at: word(0), bytes: word(1) }),
+        CallShape::Free(IdKind::Address) => to.freeing(word(0)),
+        CallShape::Free(id_kind) => to.record(&Call::Freeing { id_kind, id: word(0) }),
+        CallShape::Release => to.record(&Call::Releasing { handle: word(0) }),
+        CallShape::Unmap => to.record(&Call::Unmapping { at: word(0), bytes: word(1) }),
         // There is a second reason to record this before the call: the driver may return an error of earlier work and still destroy the
         // context.
         #[expect(clippy::cast_possible_truncation, reason = "a pointer is as wide as `usize`")]
-        Shape::ContextDestroy => to.record(&Call::ContextGone { handle: word(0) as usize }),
-        Shape::GraphLaunch if !graph_launches::launched() => {}
-        Shape::GraphLaunch | Shape::Graphs => to.record(&Call::Graphs { done: false }),
+        CallShape::ContextDestroy => to.record(&Call::ContextGone { handle: word(0) as usize }),
+        CallShape::GraphLaunch if !graph_launches::launched() => {}
+        CallShape::GraphLaunch | CallShape::Graphs => to.record(&Call::Graphs { done: false }),
         _ => {}
     }
 }
@@ -45,19 +45,19 @@ pub(in crate::sys) unsafe fn record_entry(shape: Shape, arguments: Arguments, to
 #[allow(clippy::inline_always, reason = "the shape is a constant in each hook, so the compiler removes most of this")]
 #[inline(always)]
 pub(in crate::sys) unsafe fn record_exit(
-    shape: Shape,
+    shape: CallShape,
     result: u32,
     arguments: Arguments,
     to: &CallRecorder<impl Observe>,
 ) {
     match (shape, result) {
-        (Shape::Free(_), 0) => {}
-        (Shape::AllocOnStream(default), 0) => {
+        (CallShape::Free(_), 0) => {}
+        (CallShape::AllocOnStream(default), 0) => {
             // SAFETY: the call succeeded, its first argument is where it writes the address, and it has three arguments.
             let (address, bytes, stream) = unsafe { (arguments.out(), arguments.word(1), arguments.word(2)) };
             to.pooled(address, bytes, default.resolve(stream));
         }
-        (Shape::GraphLaunch, _) if !graph_launches::launched() => {}
+        (CallShape::GraphLaunch, _) if !graph_launches::launched() => {}
         // SAFETY: the arguments are those of a call of this shape, which succeeded.
         (shape, 0) => unsafe { record_success(shape, arguments, to) },
         (shape, result) => {
@@ -74,29 +74,29 @@ pub(in crate::sys) unsafe fn record_exit(
 /// # Safety
 /// `arguments` must be those of a call of this shape that succeeded.
 #[inline(never)]
-unsafe fn record_success(shape: Shape, arguments: Arguments, to: &CallRecorder<impl Observe>) {
+unsafe fn record_success(shape: CallShape, arguments: Arguments, to: &CallRecorder<impl Observe>) {
     // SAFETY: the words are those of this shape.
     let word = |at: usize| unsafe { arguments.word(at) };
     // SAFETY: the call succeeded, and this is used only for shapes that start with `*out`.
     let out = || unsafe { arguments.out() };
     to.record(&match shape {
-        Shape::Alloc(memory) => Call::Allocated { id_kind: IdKind::Address, id: out(), bytes: word(1), memory },
-        Shape::AllocPitch => {
+        CallShape::Alloc(memory) => Call::Allocated { id_kind: IdKind::Address, id: out(), bytes: word(1), memory },
+        CallShape::AllocPitch => {
             // SAFETY: as for `out`; the second argument is the address of the pitch.
             let pitch = unsafe { (word(1) as *const u64).read() };
             let bytes = pitch.saturating_mul(word(3));
-            Call::Allocated { id_kind: IdKind::Address, id: out(), bytes, memory: Memory::Device }
+            Call::Allocated { id_kind: IdKind::Address, id: out(), bytes, memory: MemoryKind::Device }
         }
-        Shape::AllocFromPool(default) => {
+        CallShape::AllocFromPool(default) => {
             Call::Pooled { address: out(), bytes: word(1), stream: default.resolve(word(3)), pool: Some(word(2)) }
         }
-        Shape::Array => {
+        CallShape::Array => {
             // SAFETY: the second argument of a call that succeeded points to a descriptor.
             let ArrayDescriptor { width, height, format, channels } =
                 unsafe { (word(1) as *const ArrayDescriptor).read() };
             allocated_array(out(), [width, height, 1], format, channels, 1)
         }
-        Shape::Array3D { levels } => {
+        CallShape::Array3D { levels } => {
             // SAFETY: as above.
             let Array3DDescriptor { width, height, depth, format, channels, .. } =
                 unsafe { (word(1) as *const Array3DDescriptor).read() };
@@ -104,32 +104,32 @@ unsafe fn record_success(shape: Shape, arguments: Arguments, to: &CallRecorder<i
             let levels = if levels { word(2) as u32 } else { 1 };
             allocated_array(out(), [width, height, depth], format, channels, levels)
         }
-        Shape::Register => {
+        CallShape::Register => {
             let (id, bytes) = (word(0), word(1));
-            Call::Allocated { id_kind: IdKind::Registered, id, bytes, memory: Memory::PinnedHost }
+            Call::Allocated { id_kind: IdKind::Registered, id, bytes, memory: MemoryKind::PinnedHost }
         }
-        Shape::Create => {
+        CallShape::Create => {
             // SAFETY: the third argument of a call that succeeded points to the properties.
             let device = unsafe { device_of_properties(word(2)) };
             Call::Created { handle: out(), bytes: word(1), device }
         }
-        Shape::Retain => Call::Retained { handle: out() },
-        Shape::Map => Call::Mapped { at: word(0), handle: word(3) },
-        Shape::PoolCreate => {
+        CallShape::Retain => Call::Retained { handle: out() },
+        CallShape::Map => Call::Mapped { at: word(0), handle: word(3) },
+        CallShape::PoolCreate => {
             // SAFETY: the second argument of a call that succeeded points to the properties.
             let device = unsafe { device_of_properties(word(1)) };
             Call::Pool { pool: out(), device }
         }
         #[expect(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
-        Shape::PoolOfDevice => Call::Pool { pool: out(), device: Some(word(1) as u32) },
-        Shape::StreamCreate => Call::StreamCreated { stream: out() },
-        Shape::StreamDestroy => Call::StreamDestroyed { stream: word(0) },
-        Shape::Release | Shape::Unmap => Call::Freed { succeeded: true },
-        Shape::ForeignHandle => Call::ForeignHandle { handle: out() },
-        Shape::Foreign(id_kind) => Call::Foreign { id_kind, id: out() },
-        Shape::CaptureBegin(default) => Call::CaptureBegun { stream: default.resolve(word(0)) },
-        Shape::CaptureEnd(default) => Call::CaptureEnded { stream: default.resolve(word(0)), succeeded: true },
-        Shape::GraphNode { parameters } => {
+        CallShape::PoolOfDevice => Call::Pool { pool: out(), device: Some(word(1) as u32) },
+        CallShape::StreamCreate => Call::StreamCreated { stream: out() },
+        CallShape::StreamDestroy => Call::StreamDestroyed { stream: word(0) },
+        CallShape::Release | CallShape::Unmap => Call::Freed { succeeded: true },
+        CallShape::ForeignHandle => Call::ForeignHandle { handle: out() },
+        CallShape::Foreign(id_kind) => Call::Foreign { id_kind, id: out() },
+        CallShape::CaptureStart(default) => Call::CaptureStarted { stream: default.resolve(word(0)) },
+        CallShape::CaptureEnd(default) => Call::CaptureEnded { stream: default.resolve(word(0)), succeeded: true },
+        CallShape::GraphNode { parameters } => {
             /// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`
             const MEM_ALLOC: c_int = 10;
             // SAFETY: the call succeeded, and the first field of the node's parameters is its kind.
@@ -139,15 +139,15 @@ unsafe fn record_success(shape: Shape, arguments: Arguments, to: &CallRecorder<i
             }
             Call::GraphNode
         }
-        Shape::GraphLaunch | Shape::Graphs => Call::Graphs { done: true },
+        CallShape::GraphLaunch | CallShape::Graphs => Call::Graphs { done: true },
         // Whether the context still exists depends on references that are not known.
-        Shape::ContextDetach => Call::Uncounted,
+        CallShape::ContextDetach => Call::Uncounted,
         // `record_entry` and `record_exit` record the first three; the dispatch table's hook records primary contexts.
-        Shape::AllocOnStream(_)
-        | Shape::Free(_)
-        | Shape::ContextDestroy
-        | Shape::PrimaryRelease
-        | Shape::PrimaryReset => {
+        CallShape::AllocOnStream(_)
+        | CallShape::Free(_)
+        | CallShape::ContextDestroy
+        | CallShape::PrimaryRelease
+        | CallShape::PrimaryReset => {
             return;
         }
     });
@@ -158,35 +158,35 @@ unsafe fn record_success(shape: Shape, arguments: Arguments, to: &CallRecorder<i
 /// # Safety
 /// `arguments` must be those of a call of this shape.
 #[cold]
-unsafe fn decode_failure(shape: Shape, result: u32, arguments: Arguments) -> Option<Call> {
+unsafe fn decode_failure(shape: CallShape, result: u32, arguments: Arguments) -> Option<Call> {
     // SAFETY: the words are those of this shape.
     let word = |at: usize| unsafe { arguments.word(at) };
     match shape {
-        Shape::Free(_) | Shape::Release | Shape::Unmap => {
+        CallShape::Free(_) | CallShape::Release | CallShape::Unmap => {
             return Some(Call::Freed { succeeded: false });
         }
         // The capture may have ended even though the call failed.
-        Shape::CaptureEnd(default) => {
+        CallShape::CaptureEnd(default) => {
             return Some(Call::CaptureEnded { stream: default.resolve(word(0)), succeeded: false });
         }
         // The driver may return an error of earlier work and still launch the graph.
-        Shape::GraphLaunch | Shape::Graphs => return Some(Call::Graphs { done: true }),
+        CallShape::GraphLaunch | CallShape::Graphs => return Some(Call::Graphs { done: true }),
         _ => {}
     }
     if result != CUDA_ERROR_OUT_OF_MEMORY {
         return None;
     }
-    let of_context = |bytes, memory| Call::Refused { bytes, memory: Some(memory), pool: None, stream: 0 };
+    let of_context = |bytes, memory| Call::Rejected { bytes, memory: Some(memory), pool: None, stream: 0 };
     Some(match shape {
-        Shape::Alloc(memory) => of_context(word(1), memory),
-        Shape::AllocPitch => of_context(word(2).saturating_mul(word(3)), Memory::Device),
-        Shape::AllocOnStream(default) => {
-            Call::Refused { bytes: word(1), memory: None, pool: None, stream: default.resolve(word(2)) }
+        CallShape::Alloc(memory) => of_context(word(1), memory),
+        CallShape::AllocPitch => of_context(word(2).saturating_mul(word(3)), MemoryKind::Device),
+        CallShape::AllocOnStream(default) => {
+            Call::Rejected { bytes: word(1), memory: None, pool: None, stream: default.resolve(word(2)) }
         }
-        Shape::AllocFromPool(default) => {
-            Call::Refused { bytes: word(1), memory: None, pool: Some(word(2)), stream: default.resolve(word(3)) }
+        CallShape::AllocFromPool(default) => {
+            Call::Rejected { bytes: word(1), memory: None, pool: Some(word(2)), stream: default.resolve(word(3)) }
         }
-        Shape::Create => {
+        CallShape::Create => {
             // SAFETY: a call that ran out of memory has already read its third argument, the properties.
             let device = unsafe { device_of_properties(word(2)) }?;
             Call::NotCreated { bytes: word(1), device }

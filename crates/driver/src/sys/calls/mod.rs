@@ -17,12 +17,12 @@ pub(super) use self::{
     arguments::Arguments,
     decode::{record_entry, record_exit},
     observer::{CallRecorder, Uncounted},
-    shape::Shape,
+    shape::CallShape,
     table::CALLS,
     thread_state::{STATE, ThreadState, as_library},
 };
 pub(crate) use self::{
-    call::{Call, Caller, Context, IdKind, Memory},
+    call::{Call, Caller, Context, IdKind, MemoryKind},
     graph_launches::{has_unrecorded_launches, record_graph_launches, take_unrecorded_launches},
     observer::Observe,
     thread_state::{as_observer, as_observer_cold, as_program},

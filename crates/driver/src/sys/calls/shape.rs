@@ -1,12 +1,12 @@
 //! The shapes of driver calls: the effect of a call on memory, and the arguments that it concerns.
 
-use super::call::{IdKind, Memory};
+use super::call::{IdKind, MemoryKind};
 
 /// The effect of a driver call on memory, and the arguments that it concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::sys) enum Shape {
+pub(in crate::sys) enum CallShape {
     /// `(T *out, size_t bytes, …)`
-    Alloc(Memory),
+    Alloc(MemoryKind),
     /// `(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, …)`
     AllocPitch,
     /// `(CUdeviceptr *out, size_t bytes, CUstream stream)`
@@ -52,7 +52,7 @@ pub(in crate::sys) enum Shape {
     /// `(id *out, …)`: imported memory.
     Foreign(IdKind),
     /// `(CUstream stream, …)`
-    CaptureBegin(DefaultStream),
+    CaptureStart(DefaultStream),
     /// `(CUstream stream, CUgraph *out)`
     CaptureEnd(DefaultStream),
     /// `(CUgraphNode *out, …, [CUgraphNodeParams *])`: may add a node that allocates. `parameters` is the index of the

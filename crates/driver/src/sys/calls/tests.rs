@@ -1,5 +1,5 @@
 //! Tests calls inside the observer, and what the stand-in driver does not have. The other calls are tested in `tests/standin/calls.rs`,
-//! `graphs.rs` and `refusals.rs`.
+//! `graphs.rs` and `rejections.rs`.
 
 use std::{cell::Cell, ptr};
 
@@ -13,10 +13,10 @@ fn an_array_of_an_unknown_format_is_uncounted() {
 #[test]
 fn stream_0_is_the_thread_s_own_in_calls_with_that_suffix() {
     for (_, name, shape) in CALLS {
-        let (Shape::AllocOnStream(default)
-        | Shape::AllocFromPool(default)
-        | Shape::CaptureBegin(default)
-        | Shape::CaptureEnd(default)) = shape
+        let (CallShape::AllocOnStream(default)
+        | CallShape::AllocFromPool(default)
+        | CallShape::CaptureStart(default)
+        | CallShape::CaptureEnd(default)) = shape
         else {
             continue;
         };
@@ -42,7 +42,7 @@ fn the_end_of_a_capture_is_recorded_if_it_fails() {
     let (words, last) = ([9, 0], CallRecorder::<Last>::new(Caller::Dispatch));
     // SAFETY: the call has two arguments, and nothing is read at the second one of a call that failed.
     unsafe {
-        record_exit(Shape::CaptureEnd(DefaultStream::Legacy), 901, Arguments::new(words.as_ptr()), &last);
+        record_exit(CallShape::CaptureEnd(DefaultStream::Legacy), 901, Arguments::new(words.as_ptr()), &last);
     }
     assert_eq!(LAST.get(), Some(Call::CaptureEnded { stream: 9, succeeded: false }));
 }

@@ -56,8 +56,8 @@ pub(crate) fn identify_context() -> Option<(u32, u64)> {
 pub(crate) fn has_primary_context(device: sys::CUdevice) -> bool {
     let (mut flags, mut active) = (0, 0);
     // SAFETY: the driver accepts any number, and both out-parameters are live.
-    let asked = unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) };
-    asked.result().is_ok() && active != 0
+    let answer = unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) };
+    answer.result().is_ok() && active != 0
 }
 
 /// Returns the device's primary context, if it exists.

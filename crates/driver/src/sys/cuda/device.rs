@@ -122,7 +122,7 @@ impl CudaDevice {
     #[doc(alias("cuCtxSynchronize", "cuMemPoolTrimTo"))]
     pub(crate) fn trim(self) -> Result<(), Error> {
         let trimmed = self.in_context(|| {
-            refuse_capture().map_err(self.failed("cuStreamIsCapturing"))?;
+            reject_capture().map_err(self.failed("cuStreamIsCapturing"))?;
             result::ctx::synchronize().map_err(self.failed("cuCtxSynchronize"))?;
             // SAFETY: the device came from the driver, which is initialized.
             let pools = unsafe {
@@ -209,7 +209,7 @@ impl Drop for PushedContext {
 
 /// Returns an error if a stream of the current context is being captured, as far as CUDA can tell without breaking the capture. A
 /// synchronization would invalidate the capture.
-fn refuse_capture() -> Result<(), DriverError> {
+fn reject_capture() -> Result<(), DriverError> {
     // SAFETY: the null stream exists in every context, and a context is current.
     let status = unsafe { result::stream::is_capturing(result::stream::null()) }?;
     if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {

@@ -16,7 +16,7 @@ impl CudaDevice {
     /// marks are read first, so that they exclude everything after the usage is read.
     #[doc(alias("cuMemPoolGetAttribute", "CU_MEMPOOL_ATTR_USED_MEM_HIGH", "CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH"))]
     pub(crate) fn read_pool(self) -> Result<Option<PoolUsage>, Error> {
-        self.current_pool()?.map(|pool| relaxed(|| self.read_figures(pool))).transpose()
+        self.current_pool()?.map(|pool| relaxed(|| self.read_usage(pool))).transpose()
     }
 
     /// Resets the high-water mark of the current pool's reserved memory to its current value. Does nothing on a device without pools.
@@ -25,7 +25,7 @@ impl CudaDevice {
         let Some(pool) = self.current_pool()? else { return Ok(()) };
         let (mark, mut zero) = (Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0_u64);
         // SAFETY: the attribute is `cuuint64_t`, as `zero` is, and 0 is the only value that it can be set to. The pool is alive: see
-        // `read_figures`.
+        // `read_usage`.
         relaxed(|| unsafe { result::mem_pool::set_attribute(pool, mark, (&raw mut zero).cast()) })
             .map_err(self.failed("cuMemPoolSetAttribute"))
     }
@@ -40,8 +40,8 @@ impl CudaDevice {
         }
     }
 
-    fn read_figures(self, pool: sys::CUmemoryPool) -> Result<PoolUsage, Error> {
-        let figure = |attribute| {
+    fn read_usage(self, pool: sys::CUmemoryPool) -> Result<PoolUsage, Error> {
+        let value = |attribute| {
             let mut bytes = 0_u64;
             // SAFETY: the four attributes below are `cuuint64_t`, as the live out-parameter is. The pool is alive: the driver has
             // just returned it as the device's current pool. A program that destroys its current pool while other threads may
@@ -50,10 +50,10 @@ impl CudaDevice {
                 .map_err(self.failed("cuMemPoolGetAttribute"))?;
             Ok::<_, Error>(Bytes::new(bytes))
         };
-        let reserved_high = figure(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?;
-        let used_high = figure(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?;
-        let used = figure(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
-        let reserved = figure(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        let reserved_high = value(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?;
+        let used_high = value(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?;
+        let used = value(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+        let reserved = value(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
         Ok(PoolUsage { pool: pool.addr() as u64, used, used_high, reserved, reserved_high })
     }
 }

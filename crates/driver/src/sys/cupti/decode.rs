@@ -7,7 +7,7 @@ use super::abi::{
 };
 use crate::sys::{
     calls::{
-        Arguments, CALLS, Call, CallRecorder, Caller, Context, Observe, STATE, Shape, ThreadState, Uncounted,
+        Arguments, CALLS, Call, CallRecorder, CallShape, Caller, Context, Observe, STATE, ThreadState, Uncounted,
         record_entry, record_exit,
     },
     process,
@@ -27,7 +27,7 @@ const NUMBERS: usize = {
 };
 
 /// The shape of each call, by CUPTI's number.
-const SHAPES: [Option<Shape>; NUMBERS] = {
+const SHAPES: [Option<CallShape>; NUMBERS] = {
     let mut shapes = [None; NUMBERS];
     let mut at = 0;
     while at < CALLS.len() {
@@ -86,7 +86,7 @@ unsafe fn record_call<O: Observe>(number: u32, data: &CallbackData) {
 /// # Safety
 /// `data` and `arguments` must be those of a call of this shape.
 #[inline]
-unsafe fn record_side(shape: Shape, data: &CallbackData, arguments: Arguments, to: &CallRecorder<impl Observe>) {
+unsafe fn record_side(shape: CallShape, data: &CallbackData, arguments: Arguments, to: &CallRecorder<impl Observe>) {
     if data.side == API_ENTER {
         // SAFETY: the arguments are those of a call of this shape.
         unsafe { record_entry(shape, arguments, to) };

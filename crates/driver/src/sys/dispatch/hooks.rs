@@ -12,7 +12,7 @@ use std::{
 
 use crate::sys::{
     calls::{
-        Arguments, CALLS, Call, CallRecorder, Caller, DefaultStream, IdKind, Memory, Observe, STATE, Shape,
+        Arguments, CALLS, Call, CallRecorder, CallShape, Caller, DefaultStream, IdKind, MemoryKind, Observe, STATE,
         ThreadState, Uncounted, in_state, record_entry, record_exit, with_calls,
     },
     cuda,
@@ -83,7 +83,7 @@ with_calls!(hooks);
 #[inline(always)]
 unsafe fn intercept<O: Observe, const N: usize>(
     row: usize,
-    shape: Shape,
+    shape: CallShape,
     words: &[u64; N],
     call: impl FnOnce(usize) -> u32,
 ) -> u32 {
@@ -121,13 +121,13 @@ unsafe fn intercept<O: Observe, const N: usize>(
 #[allow(clippy::inline_always, reason = "as above")]
 #[inline(always)]
 unsafe fn around(
-    shape: Shape,
+    shape: CallShape,
     first: u64,
     arguments: Arguments,
     call: impl FnOnce() -> u32,
     to: &CallRecorder<impl Observe>,
 ) -> u32 {
-    if let Shape::PrimaryRelease | Shape::PrimaryReset = shape {
+    if let CallShape::PrimaryRelease | CallShape::PrimaryReset = shape {
         return change_primary_context(shape, first, call, to);
     }
     // SAFETY: the arguments are those of a call of this shape.
@@ -142,7 +142,7 @@ unsafe fn around(
 /// last one.
 #[cold]
 fn change_primary_context(
-    shape: Shape,
+    shape: CallShape,
     device: u64,
     call: impl FnOnce() -> u32,
     to: &CallRecorder<impl Observe>,
@@ -155,12 +155,12 @@ fn change_primary_context(
             to.record(&Call::ContextGone { handle });
         }
     };
-    if shape == Shape::PrimaryReset {
+    if shape == CallShape::PrimaryReset {
         record_end();
     }
     let result = in_state(ThreadState::Driver, call);
     let exists = || in_state(ThreadState::Driver, || cuda::has_primary_context(device));
-    if shape == Shape::PrimaryRelease && !without_cancellation(exists) {
+    if shape == CallShape::PrimaryRelease && !without_cancellation(exists) {
         record_end();
     }
     result

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_may_begin_as_another_one() {
+    fn a_way_may_start_as_another_one() {
         let cache = cache(&[(0x7100, &[10, 30]), (0x7100, &[10, 20, 31]), (0x7100, &[10, 20, 32])], 7);
         for (words, expected) in [(&[10, 30][..], Some(7)), (&[10, 20, 31], Some(7)), (&[10, 20, 33], None)] {
             assert_eq!(find(&cache, 0x7200, words), expected, "{words:?}");

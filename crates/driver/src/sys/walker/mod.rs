@@ -262,7 +262,7 @@ impl Walker {
     ) -> Option<u32> {
         let modules = self.loaded_now(is_skipped)?;
         let Self { bounds, cache, unwinder, .. } = self;
-        let mut walk = cache.begin(sp);
+        let mut walk = cache.start(sp);
         let mut read = reader(bounds, sp, |address, value| cache.add_word(&mut walk, address, value));
         let pc = read(record)?;
         let mut functions = Functions { addresses: [0; MAX_FUNCTIONS], count: 0, has_skipped: false };

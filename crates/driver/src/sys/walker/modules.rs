@@ -36,7 +36,7 @@ pub(super) struct Modules {
 }
 
 /// The latest list, shared by all threads.
-static NEWEST: Mutex<Option<Arc<Modules>>> = Mutex::new(None);
+static LATEST: Mutex<Option<Arc<Modules>>> = Mutex::new(None);
 
 impl Modules {
     /// Returns the list of loaded files; `known` is the list that the caller has. Returns `None` if the loader has no counters that show
@@ -49,15 +49,15 @@ impl Modules {
             return Some(Arc::clone(known));
         }
         // In the child process of a fork, `lock` could wait forever for a thread that does not exist there.
-        let mut newest = match NEWEST.try_lock() {
-            Ok(newest) => newest,
-            Err(TryLockError::Poisoned(newest)) => newest.into_inner(),
+        let mut latest = match LATEST.try_lock() {
+            Ok(latest) => latest,
+            Err(TryLockError::Poisoned(latest)) => latest.into_inner(),
             Err(TryLockError::WouldBlock) => return Some(Arc::new(Self::read(is_skipped))),
         };
-        if newest.as_ref().is_none_or(|newest| newest.generation != generation) {
-            *newest = Some(Arc::new(Self::read(is_skipped)));
+        if latest.as_ref().is_none_or(|latest| latest.generation != generation) {
+            *latest = Some(Arc::new(Self::read(is_skipped)));
         }
-        newest.clone()
+        latest.clone()
     }
 
     fn read(is_skipped: fn(&[u8]) -> bool) -> Self {

@@ -284,8 +284,8 @@ fn a_library_has_its_own_functions_where_another_one_was() {
     let function_of = |library: &LoadedCopy| stack::resolve(library.function().addr() + 1).pop()?.function;
     // SAFETY: the memory is new, and nothing uses it.
     let take = |address: usize, bytes| unsafe {
-        let wanted = ptr::without_provenance_mut(address);
-        libc::mmap(wanted, bytes, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+        let requested = ptr::without_provenance_mut(address);
+        libc::mmap(requested, bytes, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     };
     // Unloads a library, and maps a page over the end of its address range. The loader maps the next library one page lower.
     let leave = |library: LoadedCopy| {

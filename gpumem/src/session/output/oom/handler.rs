@@ -14,7 +14,7 @@ use crossbeam_channel as channel;
 use super::{
     pending::PendingReport,
     print::MAX_PRINTED,
-    refusal::{REFUSED_THREAD_WAIT, Refusal, Stage},
+    rejection::{REJECTED_THREAD_WAIT, Stage, ThreadRejection},
     reporter::investigate,
 };
 #[cfg(feature = "capture")]
@@ -33,15 +33,15 @@ thread_local! {
     /// True if `retry_after_trim` will retry rejected allocations of this thread.
     pub(super) static IS_RETRIED: Cell<bool> = const { Cell::new(false) };
     /// The number of rejected allocations of this thread.
-    pub(super) static REFUSED_COUNT: Cell<u64> = const { Cell::new(0) };
+    pub(super) static REJECTED_COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Handles a rejected allocation. Rejected host memory, and pools whose device is not known, are only counted and recorded.
-pub(in crate::session) fn refused(session: &'static Session, device: Option<Device>, bytes: Bytes, kind: MemKind) {
-    REFUSED_COUNT.set(REFUSED_COUNT.get() + 1);
-    session.refusals.count.fetch_add(1, Relaxed);
+pub(in crate::session) fn rejected(session: &'static Session, device: Option<Device>, bytes: Bytes, kind: MemKind) {
+    REJECTED_COUNT.set(REJECTED_COUNT.get() + 1);
+    session.rejections.count.fetch_add(1, Relaxed);
     #[cfg(feature = "capture")]
-    session.record_refused(device, bytes, kind);
+    session.record_rejected(device, bytes, kind);
     let Some(device) = device.filter(|_| kind != MemKind::PinnedHost) else { return };
     if process::is_forked() || IS_RETRIED.get() || IS_HANDLED.replace(true) {
         return;
@@ -55,12 +55,12 @@ pub(in crate::session) fn refused(session: &'static Session, device: Option<Devi
 /// Removes the calling thread's pending reports about requests of at most this size, because it has now allocated this many bytes.
 pub(in crate::session) fn obtained(session: &Session, device: Device, bytes: Bytes) {
     let thread = thread::current().id();
-    let mut reporter = session.refusals.reporter();
+    let mut reporter = session.rejections.reporter();
     reporter.pending.retain(|pending| {
-        let PendingReport { refusal, .. } = pending;
-        (refusal.thread, refusal.of.device) != (thread, device) || refusal.of.requested > bytes
+        let PendingReport { rejection, .. } = pending;
+        (rejection.thread, rejection.of.device) != (thread, device) || rejection.of.requested > bytes
     });
-    source::watch_allocations(reporter.pending.iter().any(|pending| pending.refusal.thread == thread));
+    source::watch_allocations(reporter.pending.iter().any(|pending| pending.rejection.thread == thread));
 }
 
 /// Records a reading of the device, so that readers of the recording know the free memory and that of other processes. Runs on a separate
@@ -71,7 +71,7 @@ fn record_reading(session: &'static Session, device: Device) {
     if !session.is_recorded() {
         return;
     }
-    let threads = &session.refusals.driver_threads;
+    let threads = &session.rejections.driver_threads;
     let is_alone = threads.fetch_add(1, Relaxed) == 0;
     let read = move || {
         let known = session.devices().and_then(|devices| devices.read(device.ordinal));
@@ -87,20 +87,20 @@ fn record_reading(session: &'static Session, device: Device) {
 }
 
 fn handle(session: &'static Session, device: Device, requested: Bytes, kind: MemKind) {
-    let hook = session.refusals.hook.read().unwrap_or_else(PoisonError::into_inner).clone();
-    let is_printed = !session.is_silent() && session.refusals.printed.load(Relaxed) < MAX_PRINTED;
-    if !session.is_begun() || hook.is_none() && !is_printed {
+    let hook = session.rejections.hook.read().unwrap_or_else(PoisonError::into_inner).clone();
+    let is_printed = !session.is_silent() && session.rejections.printed.load(Relaxed) < MAX_PRINTED;
+    if !session.is_started() || hook.is_none() && !is_printed {
         #[cfg(feature = "capture")]
         record_reading(session, device);
         return;
     }
-    let deadline = Instant::now() + REFUSED_THREAD_WAIT;
-    let stack = session.stack_of_refusal();
-    let of = derive::Refusal { device, requested, kind, stack, path: views::path_of_this_thread(session) };
-    let refusal = Refusal { thread: thread::current().id(), of };
-    let mut oom = refusal.report();
+    let deadline = Instant::now() + REJECTED_THREAD_WAIT;
+    let stack = session.rejection_stack();
+    let of = derive::Rejection { device, requested, kind, stack, path: views::path_of_this_thread(session) };
+    let rejection = ThreadRejection { thread: thread::current().id(), of };
+    let mut oom = rejection.report();
     let (sender, updates) = channel::unbounded();
-    if let Err(error) = investigate(session, refusal, is_printed, sender) {
+    if let Err(error) = investigate(session, rejection, is_printed, sender) {
         oom.breakdown = Err(error);
     }
     // Without a function, the thread waits until the driver has been read, because it may free memory when it handles the error.

@@ -34,7 +34,7 @@ pub fn on_oom(hook: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
         return;
     }
     let hook: Hook = Arc::new(hook);
-    let replaced = current().refusals.hook.write().unwrap_or_else(PoisonError::into_inner).replace(hook);
+    let replaced = current().rejections.hook.write().unwrap_or_else(PoisonError::into_inner).replace(hook);
     // Dropped after the lock is released: the drop of a captured value may call `on_oom`.
     drop(replaced);
 }

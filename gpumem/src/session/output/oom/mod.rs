@@ -4,15 +4,15 @@ mod handler;
 mod hook;
 mod pending;
 mod print;
-mod refusal;
+mod rejection;
 mod reporter;
 mod retry;
 
 #[cfg(feature = "capture")]
 pub(in crate::session) use self::print::print_none;
 pub(in crate::session) use self::{
-    handler::{obtained, refused},
-    pending::Refusals,
+    handler::{obtained, rejected},
+    pending::Rejections,
     print::print_pending,
 };
 pub use self::{hook::on_oom, retry::retry_after_trim};

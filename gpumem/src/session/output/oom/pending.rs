@@ -10,7 +10,7 @@ use std::{
 
 use crossbeam_channel::Sender;
 
-use super::refusal::{Observation, OomUpdate, Refusal};
+use super::rejection::{Observation, OomUpdate, ThreadRejection};
 use crate::report::OutOfMemory;
 
 /// The time that a report waits. The report is removed if the thread obtains the memory within this time: allocators with a cache
@@ -25,7 +25,7 @@ pub(super) type Hook = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 
 /// The rejected allocations of a session: the program's function, and the reports.
 #[derive(Default)]
-pub(in crate::session) struct Refusals {
+pub(in crate::session) struct Rejections {
     pub(super) hook: RwLock<Option<Hook>>,
     /// The number of rejected allocations.
     pub(in crate::session) count: AtomicU64,
@@ -38,7 +38,7 @@ pub(in crate::session) struct Refusals {
     pub(super) driver_threads: AtomicUsize,
 }
 
-impl Refusals {
+impl Rejections {
     pub(super) fn reporter(&self) -> MutexGuard<'_, Reporter> {
         self.reporter.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -47,7 +47,7 @@ impl Refusals {
 /// A rejected allocation whose report is not printed yet.
 pub(super) struct PendingReport {
     pub(super) number: u64,
-    pub(super) refusal: Refusal,
+    pub(super) rejection: ThreadRejection,
     /// The channel to the thread that made the call.
     pub(super) updates: Sender<OomUpdate>,
     /// The report, as far as it is known.
@@ -86,10 +86,10 @@ impl Reporter {
 
     /// Returns the time at which to print the report. If a report of the same request is pending, removes it and returns its
     /// time: a retried request is reported once, with the state after the last attempt, when caches are empty.
-    pub(super) fn due_time(&mut self, refusal: &Refusal, is_printed: bool) -> Option<Instant> {
+    pub(super) fn due_time(&mut self, rejection: &ThreadRejection, is_printed: bool) -> Option<Instant> {
         let is_same = |pending: &PendingReport| {
-            let key = |refusal: &Refusal| (refusal.thread, refusal.of.device, refusal.of.requested);
-            pending.due.is_some() && key(&pending.refusal) == key(refusal)
+            let key = |rejection: &ThreadRejection| (rejection.thread, rejection.of.device, rejection.of.requested);
+            pending.due.is_some() && key(&pending.rejection) == key(rejection)
         };
         if let Some(at) = self.pending.iter().position(is_same) {
             return self.pending.remove(at).due;
@@ -99,14 +99,14 @@ impl Reporter {
 
     /// Returns the next report whose stacks can be resolved: the driver has answered, or its time is over. Marks it as
     /// resolved.
-    pub(super) fn next_to_resolve(&mut self) -> Option<(u64, Refusal, Option<Observation>)> {
+    pub(super) fn next_to_resolve(&mut self) -> Option<(u64, ThreadRejection, Option<Observation>)> {
         let now = Instant::now();
         let is_ready = |pending: &&mut PendingReport| {
             !pending.is_resolved && (pending.observation.is_some() || pending.driver_deadline <= now)
         };
         let pending = self.pending.iter_mut().find(is_ready)?;
         pending.is_resolved = true;
-        Some((pending.number, pending.refusal.clone(), pending.observation.take()))
+        Some((pending.number, pending.rejection.clone(), pending.observation.take()))
     }
 
     /// Removes and returns the next report that is due.

@@ -19,7 +19,7 @@ pub(super) fn print(session: &Session, pending: PendingReport) {
     if session.is_silent() {
         return;
     }
-    let before = session.refusals.printed.fetch_add(1, Relaxed);
+    let before = session.rejections.printed.fetch_add(1, Relaxed);
     if before < MAX_PRINTED {
         session.print(Content::OutOfMemory(Box::new(pending.oom)));
     }
@@ -31,13 +31,13 @@ pub(super) fn print(session: &Session, pending: PendingReport) {
 /// Turns the reports off.
 #[cfg(feature = "capture")]
 pub(in crate::session) fn print_none(session: &Session) {
-    session.refusals.printed.store(MAX_PRINTED, Relaxed);
+    session.rejections.printed.store(MAX_PRINTED, Relaxed);
 }
 
 /// Prints the pending reports at exit, because no thread can obtain memory any more.
 pub(in crate::session) fn print_pending(session: &Session) {
-    let changed = &session.refusals.changed;
-    let mut reporter = session.refusals.reporter();
+    let changed = &session.rejections.changed;
+    let mut reporter = session.rejections.reporter();
     reporter.is_exiting = true;
     changed.notify_all();
     let will_print = |reporter: &mut Reporter| reporter.will_print();

@@ -10,9 +10,9 @@ use std::{
 use crossbeam_channel::Sender;
 
 use super::{
-    pending::{PendingReport, Refusals},
+    pending::{PendingReport, Rejections},
     print::print,
-    refusal::{DRIVER_WAIT, Observation, OomUpdate, Refusal, Stage, no_answer},
+    rejection::{DRIVER_WAIT, Observation, OomUpdate, Stage, ThreadRejection, no_answer},
 };
 use crate::{
     derive::{KeptPeak, Names, Snapshot, Stack},
@@ -29,7 +29,7 @@ const MAX_DRIVER_THREADS: usize = 4;
 /// it may be in a callback, where calls to the driver and the loader can deadlock.
 pub(super) fn investigate(
     session: &'static Session,
-    refusal: Refusal,
+    rejection: ThreadRejection,
     is_printed: bool,
     updates: Sender<OomUpdate>,
 ) -> Result<()> {
@@ -37,14 +37,14 @@ pub(super) fn investigate(
         let thread = thread::Builder::new().name("gpumem-oom".to_owned());
         thread.spawn(body).map_err(|error| Error::from(Kind::NoThread { detail: error.to_string() }).because(error))
     };
-    let Refusals { driver_threads, changed, .. } = &session.refusals;
-    let mut reporter = session.refusals.reporter();
+    let Rejections { driver_threads, changed, .. } = &session.rejections;
+    let mut reporter = session.rejections.reporter();
     let mut started = Ok(());
     if !reporter.is_running {
         started = spawn(Box::new(move || run(session))).map(|_| ());
         reporter.is_running = started.is_ok();
     }
-    let due = reporter.due_time(&refusal, is_printed);
+    let due = reporter.due_time(&rejection, is_printed);
     if due.is_some() {
         source::watch_allocations(true);
     }
@@ -54,9 +54,9 @@ pub(super) fn investigate(
     let mut driver_deadline = Instant::now();
     let may_read = driver_threads.fetch_add(1, Relaxed) < MAX_DRIVER_THREADS;
     let read = {
-        let (refusal, updates) = (refusal.clone(), updates.clone());
+        let (rejection, updates) = (rejection.clone(), updates.clone());
         move || {
-            let _ = catch_unwind(AssertUnwindSafe(|| observe(session, number, &refusal, &updates)));
+            let _ = catch_unwind(AssertUnwindSafe(|| observe(session, number, &rejection, &updates)));
             driver_threads.fetch_sub(1, Relaxed);
         }
     };
@@ -67,10 +67,10 @@ pub(super) fn investigate(
     }
     // If the thread did not start, the report waits for the next one that does, or for the exit of the process.
     if started.is_ok() || due.is_some() {
-        let oom = refusal.report();
+        let oom = rejection.report();
         reporter.pending.push(PendingReport {
             number,
-            refusal,
+            rejection,
             updates,
             oom,
             observation: None,
@@ -85,43 +85,43 @@ pub(super) fn investigate(
 
 /// Reads the live memory, then the driver, and sends an update after each. Reads no files. Runs on a separate thread, because
 /// the driver may never answer.
-fn observe(session: &'static Session, number: u64, refusal: &Refusal, updates: &Sender<OomUpdate>) {
-    let (snapshot, peak) = live_now(session, refusal);
+fn observe(session: &'static Session, number: u64, rejection: &ThreadRejection, updates: &Sender<OomUpdate>) {
+    let (snapshot, peak) = live_now(session, rejection);
     let has_texts = snapshot.stacks().all(|stack| session.is_resolved(stack));
     let groups = snapshot.groups(|stack| if has_texts { session.stack(stack) } else { Stack::default() });
-    let mut early = refusal.report().with_holders(&groups);
+    let mut early = rejection.report().with_holders(&groups);
     if !has_texts {
         early.places.clear();
     }
     let send = |early: &OutOfMemory, stage| {
-        if let Some(pending) = session.refusals.reporter().unresolved(number) {
+        if let Some(pending) = session.rejections.reporter().unresolved(number) {
             pending.oom = early.clone();
         }
         let _ = updates.send(OomUpdate { oom: early.clone(), stage });
     };
     send(&early, Stage::Scopes);
-    let reading = session.devices().and_then(|devices| views::read(devices, refusal.of.device));
+    let reading = session.devices().and_then(|devices| views::read(devices, rejection.of.device));
     // The breakdown has a part for each library, which only resolved stacks name.
     if has_texts {
         early.breakdown = reading.clone().map(|reading| Breakdown::of(&reading, std::process::id(), &groups));
     }
     send(&early, Stage::Device);
-    if let Some(pending) = session.refusals.reporter().unresolved(number) {
+    if let Some(pending) = session.rejections.reporter().unresolved(number) {
         pending.observation = Some(Observation { snapshot, peak, reading });
-        session.refusals.changed.notify_all();
+        session.rejections.changed.notify_all();
     }
 }
 
 /// Resolves and prints reports until none is pending.
 fn run(session: &'static Session) {
-    let (refusals, changed) = (&session.refusals, &session.refusals.changed);
-    let mut reporter = refusals.reporter();
+    let (rejections, changed) = (&session.rejections, &session.rejections.changed);
+    let mut reporter = rejections.reporter();
     loop {
-        if let Some((number, refusal, observation)) = reporter.next_to_resolve() {
+        if let Some((number, rejection, observation)) = reporter.next_to_resolve() {
             drop(reporter);
-            let observation = observation.unwrap_or_else(|| Observation::without_driver(session, &refusal));
-            let resolved = catch_unwind(AssertUnwindSafe(|| observation.resolve(session, &refusal))).ok();
-            reporter = refusals.reporter();
+            let observation = observation.unwrap_or_else(|| Observation::without_driver(session, &rejection));
+            let resolved = catch_unwind(AssertUnwindSafe(|| observation.resolve(session, &rejection))).ok();
+            reporter = rejections.reporter();
             if let (Some(pending), Some(oom)) = (reporter.find(number), resolved) {
                 pending.oom = oom.clone();
                 let _ = pending.updates.send(OomUpdate { oom, stage: Stage::Complete });
@@ -131,7 +131,7 @@ fn run(session: &'static Session) {
             reporter.is_printing = true;
             drop(reporter);
             print(session, pending);
-            reporter = refusals.reporter();
+            reporter = rejections.reporter();
             reporter.is_printing = false;
             changed.notify_all();
         } else if let Some(moment) = reporter.next_moment() {
@@ -146,21 +146,21 @@ fn run(session: &'static Session) {
 
 impl Observation {
     /// Returns an observation with the current live memory, for a driver that did not answer in time.
-    fn without_driver(session: &'static Session, refusal: &Refusal) -> Self {
-        let (snapshot, peak) = live_now(session, refusal);
+    fn without_driver(session: &'static Session, rejection: &ThreadRejection) -> Self {
+        let (snapshot, peak) = live_now(session, rejection);
         Self { snapshot, peak, reading: Err(no_answer(DRIVER_WAIT)) }
     }
 
     /// Returns the complete report. Reads the files with debug information, unless they were read before.
-    fn resolve(self, session: &Session, refusal: &Refusal) -> OutOfMemory {
+    fn resolve(self, session: &Session, rejection: &ThreadRejection) -> OutOfMemory {
         let peak = self.peak.and_then(|peak| peak.holders(session));
-        refusal.of.resolved(&self.snapshot, peak, self.reading, std::process::id(), session)
+        rejection.of.resolved(&self.snapshot, peak, self.reading, std::process::id(), session)
     }
 }
 
 /// Returns the live memory, and the allocations that made the device's peak.
-fn live_now(session: &'static Session, refusal: &Refusal) -> (Snapshot, Option<KeptPeak<'static>>) {
-    let snapshot = Snapshot::now(&session.inbox, session, refusal.of.device);
-    let peak = KeptPeak::of_device(&session.inbox, refusal.of.device, session.next_scope());
+fn live_now(session: &'static Session, rejection: &ThreadRejection) -> (Snapshot, Option<KeptPeak<'static>>) {
+    let snapshot = Snapshot::now(&session.inbox, session, rejection.of.device);
+    let peak = KeptPeak::of_device(&session.inbox, rejection.of.device, session.next_scope());
     (snapshot, peak)
 }

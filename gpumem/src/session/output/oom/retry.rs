@@ -1,6 +1,6 @@
 //! A second attempt after trimming the stream-ordered pools.
 
-use super::handler::{IS_RETRIED, REFUSED_COUNT};
+use super::handler::{IS_RETRIED, REJECTED_COUNT};
 use crate::{session::current, source::Devices};
 
 /// Runs `attempt`. If memory ran out, frees the unused memory of the stream-ordered pools and runs it again. The first failure
@@ -26,12 +26,12 @@ pub fn retry_after_trim<T, E>(mut attempt: impl FnMut() -> std::result::Result<T
     let Ok(devices) = session.devices() else { return attempt() };
     session.prepare(devices);
     let is_intercepted = devices.subscribed().is_some();
-    let before = REFUSED_COUNT.get();
+    let before = REJECTED_COUNT.get();
     let outer = IS_RETRIED.replace(true);
     let _restore = RestoreRetried(outer);
     let first = attempt();
     IS_RETRIED.set(outer);
-    if first.is_ok() || is_intercepted && REFUSED_COUNT.get() == before {
+    if first.is_ok() || is_intercepted && REJECTED_COUNT.get() == before {
         return first;
     }
     trim(devices);

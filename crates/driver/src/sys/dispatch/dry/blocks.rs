@@ -38,7 +38,7 @@ pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, stream: u64,
         Ok(grant) => grant,
         Err(error) => return code_of(error),
     };
-    let begun = if is_real(bytes) {
+    let result = if is_real(bytes) {
         match real() {
             // SAFETY: the call succeeded, so it wrote the address.
             SUCCESS => Ok((unsafe { get(out) }, Backing::Real)),
@@ -47,7 +47,7 @@ pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, stream: u64,
     } else {
         reserve(bytes).map(|address| (address, Backing::Dry)).ok_or(CUDA_ERROR_OUT_OF_MEMORY)
     };
-    match begun {
+    match result {
         Ok((address, backing)) => {
             memory().insert(address, bytes, backing, context, device, Some(grant));
             if backing == Backing::Dry || cards::are_apart() {
@@ -120,16 +120,16 @@ fn end_context(context: u64) {
     cards::forget(context);
     let dry = memory().remove_all(|block| block.context == context);
     for (address, block) in dry {
-        give_back(address, block);
+        release_block(address, block);
     }
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
-fn give_back(address: u64, block: Block) {
+fn release_block(address: u64, block: Block) {
     let bytes = block.bytes.next_multiple_of(PAGE) as usize;
     // SAFETY: the range was reserved for this block, which no longer exists.
     let _ = inside(|| unsafe { sys::cuMemAddressFree(address, bytes) }).result();
-    memory().places.give_back(address, bytes as u64);
+    memory().places.release(address, bytes as u64);
 }
 
 pub(super) fn free(address: u64, real: Real<'_>) -> u32 {
@@ -141,7 +141,7 @@ pub(super) fn free(address: u64, real: Real<'_>) -> u32 {
             if removed.is_none() {
                 return CUDA_ERROR_INVALID_VALUE;
             }
-            give_back(address, block);
+            release_block(address, block);
             SUCCESS
         }
         Some(_) => {
@@ -149,7 +149,7 @@ pub(super) fn free(address: u64, real: Real<'_>) -> u32 {
             let result = real();
             let mut memory = memory();
             match (removed, result) {
-                (Some(block), SUCCESS) => memory.give_back(block),
+                (Some(block), SUCCESS) => memory.withdraw_block(block),
                 // The block still exists.
                 (Some(block), _) => _ = memory.blocks.insert(address, block),
                 (None, _) => {}

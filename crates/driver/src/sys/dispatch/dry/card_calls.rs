@@ -50,7 +50,7 @@ pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: 
         let shift = |ordinal: u64| if cards::is_of_machine(ordinal) { 0 } else { ordinal as u32 };
         match call {
             C::Plain => real(),
-            C::Refuse => CUDA_ERROR_NOT_SUPPORTED,
+            C::Reject => CUDA_ERROR_NOT_SUPPORTED,
             C::Count => {
                 cards::look_for_runtime();
                 after(real(), || {
@@ -126,8 +126,8 @@ pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: 
             }),
             C::StreamDevice => after(real(), || {
                 let mut context = std::ptr::null_mut();
-                let asked = inside(|| sys::cuStreamGetCtx(word(0) as *mut _, &raw mut context));
-                if let Some(card) = asked.result().ok().and_then(|()| of_context(context as u64)) {
+                let answer = inside(|| sys::cuStreamGetCtx(word(0) as *mut _, &raw mut context));
+                if let Some(card) = answer.result().ok().and_then(|()| of_context(context as u64)) {
                     put_int(word(1), card);
                 }
             }),

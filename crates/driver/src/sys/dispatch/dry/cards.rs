@@ -68,7 +68,7 @@ pub(super) fn cards() -> MutexGuard<'static, Cards> {
 }
 
 /// Sets the number of simulated GPUs.
-pub(super) fn begin(count: u32) {
+pub(super) fn start(count: u32) {
     COUNT.store(count, Relaxed);
 }
 
@@ -109,7 +109,7 @@ pub(super) fn are_of_runtime() -> bool {
 
 /// Lets the program use the simulated GPUs through the CUDA runtime. Returns whether this is possible: it is not once a simulated GPU has
 /// its own context.
-pub(super) fn begin_runtime() -> bool {
+pub(super) fn start_runtime() -> bool {
     let is_possible = OF_RUNTIME.load(Relaxed) || {
         let cards = cards();
         cards.contexts.is_empty() && cards.primary.values().all(|primary| primary.references == 0)
@@ -121,7 +121,7 @@ pub(super) fn begin_runtime() -> bool {
 /// Checks whether the program has loaded the CUDA runtime, because it then uses it.
 pub(super) fn look_for_runtime() {
     if !OF_RUNTIME.load(Relaxed) && !loader::loaded_as(RUNTIME).is_empty() {
-        begin_runtime();
+        start_runtime();
     }
 }
 
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn the_driver_gets_its_own_device() {
-        begin(4);
+        start(4);
         let (location, host) = (3 << 32 | 1, 1_u64 << 32 | 2);
         let properties = [1, location, 0, 0];
         let descriptors = [[1_u32, 2, 3], [1, 3, 1], [2, 1, 3]];
@@ -273,6 +273,6 @@ mod tests {
             [2, u64::from(u32::MAX), 4].map(|device| unsafe { with_drivers_device(&names, &words(device), &call) });
         assert_eq!(made, [0, 0xff, CUDA_ERROR_INVALID_DEVICE]);
         assert_eq!(location_on_driver(host), Ok(host));
-        begin(0);
+        start(0);
     }
 }

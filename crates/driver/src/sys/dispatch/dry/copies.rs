@@ -91,8 +91,8 @@ const CU_MEMORYTYPE_DEVICE: u32 = 2;
 fn attribute(address: u64, attribute: sys::CUpointer_attribute) -> Option<u32> {
     let mut value = 0_u32;
     // SAFETY: the out-parameter is live, and at least as wide as these attributes.
-    let asked = inside(|| unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) });
-    asked.result().ok().map(|()| value)
+    let answer = inside(|| unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) });
+    answer.result().ok().map(|()| value)
 }
 
 /// Executes a copy that does not consist of rows, or skips it and fills memory of the host.

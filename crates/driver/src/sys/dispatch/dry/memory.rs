@@ -64,7 +64,7 @@ pub(super) struct Mapping {
 
 /// All memory of the process.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct ProcessMemory {
     /// The total memory of each GPU.
     card: u64,
     cards: BTreeMap<u32, DeviceModel>,
@@ -86,7 +86,7 @@ pub(super) struct Grant {
     is_pooled: bool,
 }
 
-impl Memory {
+impl ProcessMemory {
     pub(super) fn new(card: u64, shared: Option<Shared>) -> Self {
         let (cards, blocks, physical, mapped) = Default::default();
         Self { card, cards, shared, blocks, physical, mapped, places: Places::new(), dry: 0 }
@@ -135,7 +135,7 @@ impl Memory {
         &mut self,
         device: u32,
         take: impl Fn(&mut DeviceModel) -> Result<T, ModelError>,
-        give_back: impl Fn(&mut DeviceModel, T),
+        release: impl Fn(&mut DeviceModel, T),
     ) -> Result<T, ModelError> {
         let attempt = |memory: &mut Self| {
             let others = memory.others(device);
@@ -152,7 +152,7 @@ impl Memory {
             if is_left || memory.others(device) == others {
                 return Ok(taken);
             }
-            memory.on_card(device, |card| give_back(card, taken));
+            memory.on_card(device, |card| release(card, taken));
             Err(ModelError::OutOfMemory)
         };
         match attempt(self) {
@@ -187,18 +187,18 @@ impl Memory {
         let (model, is_pooled) = (grant.map(|grant| grant.model), grant.is_some_and(|grant| grant.is_pooled));
         let block = Block { bytes, backing, device, context, number: self.dry, model, is_pooled };
         if let Some(older) = self.blocks.insert(address, block) {
-            self.give_back(older);
+            self.withdraw_block(older);
         }
     }
 
     /// Removes a block. Returns `None` if it is not known.
     pub(super) fn remove(&mut self, address: u64) -> Option<Block> {
         let block = self.blocks.remove(&address)?;
-        self.give_back(block);
+        self.withdraw_block(block);
         Some(block)
     }
 
-    pub(super) fn give_back(&mut self, Block { device, model, is_pooled, .. }: Block) {
+    pub(super) fn withdraw_block(&mut self, Block { device, model, is_pooled, .. }: Block) {
         if let Some(model) = model {
             self.withdraw(Grant { device, model, is_pooled });
         }
@@ -386,7 +386,7 @@ mod tests {
 
     use super::{super::shared::SHARED_WORDS, *};
 
-    impl Memory {
+    impl ProcessMemory {
         fn free(&mut self) -> u64 {
             self.free_and_total(0).0
         }
@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn physical_memory_lives_while_it_is_mapped_or_referred_to() {
-        let mut memory = Memory::new(1024 * MIB, None);
+        let mut memory = ProcessMemory::new(1024 * MIB, None);
         let handle = memory.dry_handle();
         assert!(memory.hold(0, 20 * MIB) && !memory.hold(0, 1024 * MIB));
         memory.create(handle, 20 * MIB, 0, true, [0; 4]);
@@ -422,7 +422,7 @@ mod tests {
     fn processes_share_a_card() {
         let words = (0..SHARED_WORDS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak();
         // The process with the number 3 has ended.
-        let process = |number| Memory::new(2048 * MIB, Shared::join(words, number, |owner| owner != 3));
+        let process = |number| ProcessMemory::new(2048 * MIB, Shared::join(words, number, |owner| owner != 3));
         let (mut one, mut other, mut ended) = (process(2), process(4), process(3));
         // Each has a context.
         assert_eq!([one.free(), other.free(), one.free()], [1521 * MIB, 994 * MIB, 994 * MIB]);

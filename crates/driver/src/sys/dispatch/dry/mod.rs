@@ -54,7 +54,7 @@ use crate::{
 
 /// Shares the account of the GPUs with other processes, through the segment of shared memory with this id, which has [`SHARED_WORDS`].
 /// `devices` are UUIDs, without `GPU-` or `MIG-`, in an order that all these processes share, because they may number the devices
-/// differently. Must be called before [`begin`].
+/// differently. Must be called before [`start`].
 ///
 /// # Errors
 /// Returns an error if this process cannot use the segment, or if too many processes use it.
@@ -62,7 +62,7 @@ use crate::{
 pub fn share(segment: u64, devices: Vec<String>) -> std::io::Result<()> {
     let words = crate::sys::ring_memory::words_of(segment, SHARED_WORDS)?;
     // Another process that gets the same id starts later.
-    let own = u64::from(std::process::id()) | process::began() << 32;
+    let own = u64::from(std::process::id()) | process::start_time() << 32;
     let joined = shared::Shared::join(words, own, is_running);
     state::share_by_uuid(devices);
     joined
@@ -74,14 +74,14 @@ pub fn share(segment: u64, devices: Vec<String>) -> std::io::Result<()> {
 #[cfg(feature = "capture")]
 fn is_running(owner: u64) -> bool {
     let pid = u32::try_from(owner & u64::from(u32::MAX)).unwrap_or(0);
-    process::began_of(pid).is_some_and(|began| u64::from(pid) | began << 32 == owner)
+    process::start_time_of(pid).is_some_and(|started| u64::from(pid) | started << 32 == owner)
 }
 
 /// Replaces the GPUs of the process. Must be called before the program has a context, and at most once.
 ///
 /// # Errors
 /// Returns an error if the driver's dispatch table cannot be used, or if another tool uses it. In this case, no function is replaced.
-pub fn begin(mode: Mode) -> Result<(), Error> {
+pub fn start(mode: Mode) -> Result<(), Error> {
     let replaced = FUNCTIONS.iter().enumerate().filter(|(_, (_, shape))| shape.is_of(mode));
     let table = DispatchTable::find(replaced.map(|(row, (name, _))| (row, *name)))?;
     cuda::load()?;
@@ -93,7 +93,7 @@ pub fn begin(mode: Mode) -> Result<(), Error> {
     process::notice_forks();
     let replacements = replacements();
     if let Mode::Dry { cards, .. } = mode {
-        cards::begin(cards);
+        cards::start(cards);
     }
     for (at, slot) in table.slots.iter().enumerate() {
         DRIVERS[slot.row].store(slot.driver, Relaxed);
@@ -107,9 +107,9 @@ pub fn begin(mode: Mode) -> Result<(), Error> {
     Ok(())
 }
 
-/// Runs [`begin`] for a program that was built for gpumem.
+/// Runs [`start`] for a program that was built for gpumem.
 pub(crate) fn replace_cards(Card { size, is_dry, .. }: Card) -> Result<(), Error> {
-    begin(if is_dry { Mode::Dry { card: Some(size), cards: 0, fill: 0 } } else { Mode::Limit { card: size } })
+    start(if is_dry { Mode::Dry { card: Some(size), cards: 0, fill: 0 } } else { Mode::Limit { card: size } })
 }
 
 /// Returns how the GPUs of this process were replaced, or `None` if they are the real ones.

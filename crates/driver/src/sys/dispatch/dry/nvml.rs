@@ -37,7 +37,7 @@ const MEMORY_V2: u64 = 0x0200_0028;
 /// The requested GPUs.
 #[derive(Debug)]
 pub struct Cards {
-    /// See [`begin`](super::begin).
+    /// See [`start`](super::start).
     pub mode: Mode,
     /// See [`share`](super::share).
     pub segment: Option<u64>,
@@ -201,8 +201,8 @@ impl Nvml<'_> {
             to_first(text.as_mut_ptr(), card);
             let mut found = 0_usize;
             // SAFETY: the place is live.
-            let asked = unsafe { self.ask(name, [text.as_ptr().addr(), (&raw mut found).addr()]) };
-            if asked.is_ok() && found == first {
+            let answer = unsafe { self.ask(name, [text.as_ptr().addr(), (&raw mut found).addr()]) };
+            if answer.is_ok() && found == first {
                 let handle = self.handle(card)?;
                 // SAFETY: the second argument is a place for a handle, by the contract of this function.
                 unsafe { put(out, handle) };

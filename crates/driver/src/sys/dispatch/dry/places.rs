@@ -54,7 +54,7 @@ impl Places {
     }
 
     /// Frees a place.
-    pub(super) fn give_back(&mut self, start: u64, bytes: u64) {
+    pub(super) fn release(&mut self, start: u64, bytes: u64) {
         if start < self.lowest || start >= END {
             return;
         }
@@ -86,10 +86,10 @@ mod tests {
         // These are the driver's places for the segments of a training step.
         let taken = [20, 20, 50, 14, 12, 6, 2].map(|mib| places.take(mib * MIB));
         assert_eq!(taken.map(below), [32, 64, 128, 78, 44, 12, 6]);
-        places.give_back(taken[2], 50 * MIB);
-        places.give_back(taken[3], 14 * MIB);
+        places.release(taken[2], 50 * MIB);
+        places.release(taken[3], 14 * MIB);
         assert_eq!(below(places.take(60 * MIB)), 128, "two holes that touch are one");
-        places.give_back(taken[0], 20 * MIB);
+        places.release(taken[0], 20 * MIB);
         assert_eq!([4, 4, 20].map(|mib| below(places.take(mib * MIB))), [68, 32, 160]);
     }
 
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(below(places.take(END - START)), (END - START) / MIB);
         assert_eq!(places.take(2 * MIB), 0);
         // A place that the driver chose is ignored.
-        places.give_back(16 << 30, 2 * MIB);
+        places.release(16 << 30, 2 * MIB);
         assert_eq!(places.take(2 * MIB), 0);
     }
 }

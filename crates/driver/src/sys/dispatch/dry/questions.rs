@@ -76,8 +76,8 @@ unsafe fn name_card(result: u32, data: u64, number: u32, address: u64) {
         let mut context = 0_u64;
         let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT;
         // SAFETY: the out-parameter is live and as wide as the attribute.
-        let asked = inside(|| unsafe { sys::cuPointerGetAttribute((&raw mut context).cast(), attribute, address) });
-        asked.result().ok().and_then(|()| cards::of_context(context))
+        let answer = inside(|| unsafe { sys::cuPointerGetAttribute((&raw mut context).cast(), attribute, address) });
+        answer.result().ok().and_then(|()| cards::of_context(context))
     });
     if let Some(card) = card {
         // SAFETY: the program has a place for the attribute at `data`, by the contract of this function; this attribute is an int.

@@ -48,7 +48,7 @@ pub(super) unsafe fn pass_to(function: Function, [first, second, third, fourth, 
 }
 
 #[derive(Clone, Copy)]
-enum Shape {
+enum RuntimeCall {
     Count,
     /// Returns the GPU of the thread.
     Current,
@@ -68,42 +68,42 @@ enum Shape {
 }
 
 /// Names and arguments are those of `cuda_runtime_api.h` (11 to 13).
-const TABLE: [(&str, Shape); 35] = [
-    ("cudaGetDevice", Shape::Current),
-    ("cudaSetDevice", Shape::Select),
-    ("cudaGetDeviceCount", Shape::Count),
-    ("cudaInitDevice", Shape::Devices(&[0])),
-    ("cudaKernelSetAttributeForDevice", Shape::Devices(&[3])),
-    ("cudaGetDeviceProperties", Shape::Properties),
-    ("cudaGetDeviceProperties_v2", Shape::Properties),
-    ("cudaDeviceGetAttribute", Shape::Driver("cuDeviceGetAttribute")),
-    ("cudaDeviceGetPCIBusId", Shape::Driver("cuDeviceGetPCIBusId")),
-    ("cudaDeviceGetByPCIBusId", Shape::Driver("cuDeviceGetByPCIBusId")),
-    ("cudaDeviceCanAccessPeer", Shape::Driver("cuDeviceCanAccessPeer")),
-    ("cudaDeviceGetP2PAttribute", Shape::Driver("cuDeviceGetP2PAttribute")),
-    ("cudaDeviceEnablePeerAccess", Shape::EnablePeer),
-    ("cudaDeviceDisablePeerAccess", Shape::DisablePeer),
-    ("cudaMemcpyPeer", Shape::Devices(&[1, 3])),
-    ("cudaMemcpyPeerAsync", Shape::Devices(&[1, 3])),
-    ("cudaMemcpy3DPeer", Shape::DevicesIn([64, 136])),
-    ("cudaMemcpy3DPeer_ptds", Shape::DevicesIn([64, 136])),
-    ("cudaMemcpy3DPeerAsync", Shape::DevicesIn([64, 136])),
-    ("cudaMemcpy3DPeerAsync_ptsz", Shape::DevicesIn([64, 136])),
-    ("cudaPointerGetAttributes", Shape::Pointer),
-    ("cudaStreamGetDevice", Shape::Stream),
-    ("cudaStreamGetDevice_ptsz", Shape::Stream),
-    ("cudaDeviceGetDefaultMemPool", Shape::Driver("cuDeviceGetDefaultMemPool")),
-    ("cudaDeviceGetMemPool", Shape::Driver("cuDeviceGetMemPool")),
-    ("cudaDeviceSetMemPool", Shape::Driver("cuDeviceSetMemPool")),
-    ("cudaMemPoolCreate", Shape::Driver("cuMemPoolCreate")),
-    ("cudaMemPoolSetAccess", Shape::Driver("cuMemPoolSetAccess")),
-    ("cudaMemPoolGetAccess", Shape::Driver("cuMemPoolGetAccess")),
-    ("cudaDeviceGetGraphMemAttribute", Shape::Driver("cuDeviceGetGraphMemAttribute")),
-    ("cudaDeviceSetGraphMemAttribute", Shape::Driver("cuDeviceSetGraphMemAttribute")),
-    ("cudaDeviceGraphMemTrim", Shape::Driver("cuDeviceGraphMemTrim")),
-    ("cudaDeviceGetTexture1DLinearMaxWidth", Shape::Devices(&[2])),
-    ("cudaDeviceReset", Shape::Reset),
-    ("cudaThreadExit", Shape::Reset),
+const TABLE: [(&str, RuntimeCall); 35] = [
+    ("cudaGetDevice", RuntimeCall::Current),
+    ("cudaSetDevice", RuntimeCall::Select),
+    ("cudaGetDeviceCount", RuntimeCall::Count),
+    ("cudaInitDevice", RuntimeCall::Devices(&[0])),
+    ("cudaKernelSetAttributeForDevice", RuntimeCall::Devices(&[3])),
+    ("cudaGetDeviceProperties", RuntimeCall::Properties),
+    ("cudaGetDeviceProperties_v2", RuntimeCall::Properties),
+    ("cudaDeviceGetAttribute", RuntimeCall::Driver("cuDeviceGetAttribute")),
+    ("cudaDeviceGetPCIBusId", RuntimeCall::Driver("cuDeviceGetPCIBusId")),
+    ("cudaDeviceGetByPCIBusId", RuntimeCall::Driver("cuDeviceGetByPCIBusId")),
+    ("cudaDeviceCanAccessPeer", RuntimeCall::Driver("cuDeviceCanAccessPeer")),
+    ("cudaDeviceGetP2PAttribute", RuntimeCall::Driver("cuDeviceGetP2PAttribute")),
+    ("cudaDeviceEnablePeerAccess", RuntimeCall::EnablePeer),
+    ("cudaDeviceDisablePeerAccess", RuntimeCall::DisablePeer),
+    ("cudaMemcpyPeer", RuntimeCall::Devices(&[1, 3])),
+    ("cudaMemcpyPeerAsync", RuntimeCall::Devices(&[1, 3])),
+    ("cudaMemcpy3DPeer", RuntimeCall::DevicesIn([64, 136])),
+    ("cudaMemcpy3DPeer_ptds", RuntimeCall::DevicesIn([64, 136])),
+    ("cudaMemcpy3DPeerAsync", RuntimeCall::DevicesIn([64, 136])),
+    ("cudaMemcpy3DPeerAsync_ptsz", RuntimeCall::DevicesIn([64, 136])),
+    ("cudaPointerGetAttributes", RuntimeCall::Pointer),
+    ("cudaStreamGetDevice", RuntimeCall::Stream),
+    ("cudaStreamGetDevice_ptsz", RuntimeCall::Stream),
+    ("cudaDeviceGetDefaultMemPool", RuntimeCall::Driver("cuDeviceGetDefaultMemPool")),
+    ("cudaDeviceGetMemPool", RuntimeCall::Driver("cuDeviceGetMemPool")),
+    ("cudaDeviceSetMemPool", RuntimeCall::Driver("cuDeviceSetMemPool")),
+    ("cudaMemPoolCreate", RuntimeCall::Driver("cuMemPoolCreate")),
+    ("cudaMemPoolSetAccess", RuntimeCall::Driver("cuMemPoolSetAccess")),
+    ("cudaMemPoolGetAccess", RuntimeCall::Driver("cuMemPoolGetAccess")),
+    ("cudaDeviceGetGraphMemAttribute", RuntimeCall::Driver("cuDeviceGetGraphMemAttribute")),
+    ("cudaDeviceSetGraphMemAttribute", RuntimeCall::Driver("cuDeviceSetGraphMemAttribute")),
+    ("cudaDeviceGraphMemTrim", RuntimeCall::Driver("cuDeviceGraphMemTrim")),
+    ("cudaDeviceGetTexture1DLinearMaxWidth", RuntimeCall::Devices(&[2])),
+    ("cudaDeviceReset", RuntimeCall::Reset),
+    ("cudaThreadExit", RuntimeCall::Reset),
 ];
 
 /// Returns the names of the functions.
@@ -127,7 +127,7 @@ pub unsafe fn call(words: Arguments, name: &CStr) -> u32 {
     if Std::is_forked() {
         return real(words);
     }
-    if !cards::begin_runtime() {
+    if !cards::start_runtime() {
         print::notice(
             "the CUDA runtime does not start: the program has contexts on several GPUs of --cards, which it created with the driver's functions",
         );
@@ -162,9 +162,9 @@ unsafe fn answer(row: usize, mut words: Arguments, real: &dyn Fn(Arguments) -> u
         code
     };
     match TABLE[row].1 {
-        Shape::Count => after(real(words), words[0], cards::count()),
-        Shape::Current => after(real(words), words[0], cuda::selected_card()),
-        Shape::Select => {
+        RuntimeCall::Count => after(real(words), words[0], cards::count()),
+        RuntimeCall::Current => after(real(words), words[0], cuda::selected_card()),
+        RuntimeCall::Select => {
             let selected = card(words[0]);
             let code = real([on_machine(words[0]), 0, 0, 0, 0, 0]);
             if let (SUCCESS, Some(card)) = (code, selected) {
@@ -172,13 +172,13 @@ unsafe fn answer(row: usize, mut words: Arguments, real: &dyn Fn(Arguments) -> u
             }
             code
         }
-        Shape::Devices(devices) => {
+        RuntimeCall::Devices(devices) => {
             for at in devices {
                 words[*at] = on_machine(words[*at]);
             }
             real(words)
         }
-        Shape::DevicesIn(places) if words[0] != 0 => {
+        RuntimeCall::DevicesIn(places) if words[0] != 0 => {
             // A `cudaMemcpy3DPeerParms` has 21 words.
             // SAFETY: the caller passes its address, and both places are in it.
             unsafe {
@@ -191,7 +191,7 @@ unsafe fn answer(row: usize, mut words: Arguments, real: &dyn Fn(Arguments) -> u
                 real(words)
             }
         }
-        Shape::Properties => {
+        RuntimeCall::Properties => {
             let Some(card) = card(words[1]) else { return real([words[0], NO_DEVICE, 0, 0, 0, 0]) };
             let code = real([words[0], 0, 0, 0, 0, 0]);
             if code == SUCCESS {
@@ -204,32 +204,32 @@ unsafe fn answer(row: usize, mut words: Arguments, real: &dyn Fn(Arguments) -> u
             }
             code
         }
-        Shape::Pointer => {
+        RuntimeCall::Pointer => {
             let code = real(words);
             let device = if code == SUCCESS { memory().device_of(words[1] as u64) } else { None };
             // The device is the second int of a `cudaPointerAttributes`.
             device.map_or(code, |device| after(code, words[0] + 4, device))
         }
-        Shape::Stream => {
+        RuntimeCall::Stream => {
             let stream = cards::of_stream(words[0] as u64);
             after(real(words), words[1], stream.unwrap_or_else(cuda::selected_card))
         }
-        Shape::EnablePeer | Shape::DisablePeer => {
+        RuntimeCall::EnablePeer | RuntimeCall::DisablePeer => {
             let here = cuda::selected_card();
             let Some(peer) = card(words[0]).filter(|peer| *peer != here) else { return CUDA_ERROR_INVALID_DEVICE };
             let (pair, peers) = ((here.into(), peer.into()), &mut cards().peers);
             match TABLE[row].1 {
-                Shape::EnablePeer if !peers.insert(pair) => CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
-                Shape::DisablePeer if !peers.remove(&pair) => CUDA_ERROR_PEER_ACCESS_NOT_ENABLED,
+                RuntimeCall::EnablePeer if !peers.insert(pair) => CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
+                RuntimeCall::DisablePeer if !peers.remove(&pair) => CUDA_ERROR_PEER_ACCESS_NOT_ENABLED,
                 _ => SUCCESS,
             }
         }
-        Shape::Reset => reset(cuda::selected_card()),
-        Shape::Driver(name) => driver(row, name).map_or(CUDA_ERROR_SYMBOL_NOT_FOUND, |driver| {
+        RuntimeCall::Reset => reset(cuda::selected_card()),
+        RuntimeCall::Driver(name) => driver(row, name).map_or(CUDA_ERROR_SYMBOL_NOT_FOUND, |driver| {
             // SAFETY: the driver's function takes the same arguments.
             cuda::own(|| unsafe { pass(driver, words) })
         }),
-        Shape::DevicesIn(_) => real(words),
+        RuntimeCall::DevicesIn(_) => real(words),
     }
 }
 

@@ -13,7 +13,7 @@ use once_cell::sync::{Lazy, OnceCell};
 
 use super::{
     cards,
-    memory::{Backing, Block, Memory, Physical},
+    memory::{Backing, Block, Physical, ProcessMemory},
     mode::{LARGEST_REAL, MODE, Mode},
     places::PAGE,
     shared::{self, Shared},
@@ -28,7 +28,7 @@ pub(super) const CUDA_ERROR_NOT_SUPPORTED: u32 = 801;
 /// Makes a call of the program on the real driver.
 pub(super) type Real<'a> = &'a dyn Fn() -> u32;
 
-static MEMORY: Lazy<Mutex<Memory>> = Lazy::new(|| Mutex::new(Memory::new(card(), SHARED.get().copied())));
+static MEMORY: Lazy<Mutex<ProcessMemory>> = Lazy::new(|| Mutex::new(ProcessMemory::new(card(), SHARED.get().copied())));
 
 /// The slot of this process, if it shares its GPUs with others.
 pub(super) static SHARED: OnceCell<Shared> = OnceCell::new();
@@ -57,7 +57,7 @@ pub(super) fn inside<T>(call: impl FnOnce() -> T) -> T {
 }
 
 /// Locks the account. The lock is held for a few steps, and never during a driver call.
-pub(super) fn memory() -> MutexGuard<'static, Memory> {
+pub(super) fn memory() -> MutexGuard<'static, ProcessMemory> {
     number_devices();
     MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
 }

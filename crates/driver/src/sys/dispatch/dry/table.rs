@@ -4,7 +4,7 @@ use super::mode::Mode;
 
 /// The effect of a replaced function on memory. A number is the index of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(super) enum Replacement {
     Alloc,
     AllocPitch,
     AllocManaged,
@@ -38,11 +38,11 @@ pub(super) enum Shape {
     ContextDestroy,
     PrimaryReset,
     /// Exports memory to another process or to a group of devices. Fails if the address is dry.
-    RefuseAddress(usize),
-    /// Like `RefuseAddress`, for a handle.
-    RefuseHandle(usize),
+    RejectAddress(usize),
+    /// Like `RejectAddress`, for a handle.
+    RejectHandle(usize),
     /// Always fails: the parameters are not known, or the function allocates memory that the account would miss.
-    Refuse,
+    Reject,
     /// Does nothing if one of these addresses is dry.
     Skip(&'static [usize]),
     /// Copies bytes to and from these places. The arguments are the address of each place, and the number of bytes.
@@ -94,7 +94,7 @@ pub(super) enum CardCall {
     /// Has the same effect on each GPU.
     Plain,
     /// Not possible on simulated GPUs.
-    Refuse,
+    Reject,
     Count,
     Ordinal,
     Uuid,
@@ -129,7 +129,7 @@ pub(super) enum CardCall {
     SetPool,
 }
 
-impl Shape {
+impl Replacement {
     /// The arguments that are addresses of structs or lists, which are read here. The driver rejects a call if one of them is null.
     pub(super) const fn structs(self) -> &'static [usize] {
         match self {
@@ -157,7 +157,7 @@ impl Shape {
 
     /// Returns whether the function is replaced on a smaller GPU, where all memory is real.
     const fn is_of_limit(self) -> bool {
-        use Shape as S;
+        use Replacement as S;
         matches!(
             self,
             S::Alloc
@@ -187,156 +187,156 @@ impl Shape {
 macro_rules! with_functions {
     ($use:ident) => {
         $use! {
-            [cuMemAlloc_v2](out, bytes): Shape::Alloc;
-            [cuMemAllocPitch_v2](out, pitch, width, height, element): Shape::AllocPitch;
-            [cuMemAllocManaged](out, bytes, flags): Shape::AllocManaged;
-            [cuMemAllocAsync, cuMemAllocAsync_ptsz](out, bytes, stream): Shape::AllocPooled { pool: None };
-            [cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz](out, bytes, pool, stream): Shape::AllocPooled { pool: Some(2) };
-            [cuMemFree_v2](address): Shape::Free;
-            [cuMemFreeAsync, cuMemFreeAsync_ptsz](address, stream): Shape::Free;
-            [cuMemAddressReserve](out, bytes, alignment, address, flags): Shape::Reserve;
-            [cuMemCreate](out, bytes, properties, flags): Shape::Create;
-            [cuMemRelease](handle): Shape::Release;
-            [cuMemRetainAllocationHandle](out, address): Shape::Retain;
-            [cuMemMap](address, bytes, offset, handle, flags): Shape::Map;
-            [cuMemUnmap](address, bytes): Shape::Unmap;
-            [cuMemSetAccess](address, bytes, descriptors, count): Shape::SetAccess;
-            [cuMemGetAccess](flags, place, address): Shape::GetAccess;
-            [cuMemGetAllocationPropertiesFromHandle](out, handle): Shape::Properties;
-            [cuMemExportToShareableHandle](out, handle, kind, flags): Shape::Export;
-            [cuMemImportFromShareableHandle](out, shared, kind): Shape::Import;
-            [cuMulticastBindMem](multicast, offset, handle, at, bytes, flags): Shape::RefuseHandle(2);
-            [cuMulticastBindAddr](multicast, offset, address, bytes, flags): Shape::RefuseAddress(2);
-            [cuMemGetHandleForAddressRange](out, address, bytes, kind, flags): Shape::RefuseAddress(1);
-            [cuIpcGetMemHandle, cuMemPoolExportPointer](out, address): Shape::RefuseAddress(1);
-            [cuMemGetInfo_v2](free, total): Shape::Info;
-            [cuDeviceTotalMem_v2](out, device): Shape::Total;
-            [cuMemGetAddressRange_v2](start, bytes, address): Shape::Range;
-            [cuPointerGetAttribute](data, attribute, address): Shape::Attribute;
-            [cuPointerGetAttributes](count, attributes, data, address): Shape::Attributes;
-            [cuPointerSetAttribute](value, attribute, address): Shape::Skip(&[2]);
-            [cuMemPoolGetAttribute](pool, attribute, value): Shape::PoolAttribute;
-            [cuMemPoolSetAttribute](pool, attribute, value): Shape::SetPoolAttribute;
-            [cuMemPoolTrimTo](pool, keep): Shape::Trim;
-            [cuCtxSynchronize](): Shape::Synchronize;
-            [cuCtxSynchronize_v2](context): Shape::Synchronize;
-            [cuStreamSynchronize, cuStreamSynchronize_ptsz](stream): Shape::Synchronize;
-            [cuEventSynchronize](event): Shape::Synchronize;
-            [cuCtxDestroy_v2](context): Shape::ContextDestroy;
-            [cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset](device): Shape::PrimaryReset;
-            [cuMemAdvise](address, bytes, advice, device): Shape::Skip(&[0]);
-            [cuMemAdvise_v2](address, bytes, advice, location): Shape::Skip(&[0]);
-            [cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz](address, bytes, device, stream): Shape::Skip(&[0]);
-            [cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz](address, bytes, location, flags, stream): Shape::Skip(&[0]);
-            [cuStreamAttachMemAsync, cuStreamAttachMemAsync_ptsz](stream, address, bytes, flags): Shape::Skip(&[1]);
-            [cuMemcpy, cuMemcpy_ptds](to, from, bytes): Shape::Copy([Place::Either; 2], [0, 1, 2]);
-            [cuMemcpyAsync, cuMemcpyAsync_ptsz](to, from, bytes, stream): Shape::Copy([Place::Either; 2], [0, 1, 2]);
-            [cuMemcpyPeer, cuMemcpyPeer_ptds](to, context, from, other, bytes): Shape::Copy([Place::Device; 2], [0, 2, 4]);
-            [cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz](to, context, from, other, bytes, stream): Shape::Copy([Place::Device; 2], [0, 2, 4]);
-            [cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds](to, from, bytes): Shape::Copy([Place::Device, Place::Host], [0, 1, 2]);
-            [cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz](to, from, bytes, stream): Shape::Copy([Place::Device, Place::Host], [0, 1, 2]);
-            [cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds](to, from, bytes): Shape::Copy([Place::Host, Place::Device], [0, 1, 2]);
-            [cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2_ptsz](to, from, bytes, stream): Shape::Copy([Place::Host, Place::Device], [0, 1, 2]);
-            [cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds](to, from, bytes): Shape::Copy([Place::Device; 2], [0, 1, 2]);
-            [cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz](to, from, bytes, stream): Shape::Copy([Place::Device; 2], [0, 1, 2]);
-            [cuMemcpyDtoA_v2, cuMemcpyDtoA_v2_ptds](array, offset, from, bytes): Shape::Copy([Place::Array, Place::Device], [0, 2, 3]);
-            [cuMemcpyAtoD_v2, cuMemcpyAtoD_v2_ptds](to, array, offset, bytes): Shape::Copy([Place::Device, Place::Array], [0, 1, 3]);
-            [cuMemcpy2D_v2, cuMemcpy2D_v2_ptds, cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds](copy): Shape::Copy2D;
-            [cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz](copy, stream): Shape::Copy2D;
-            [cuMemcpy3D_v2, cuMemcpy3D_v2_ptds, cuMemcpy3DPeer, cuMemcpy3DPeer_ptds](copy): Shape::Copy3D;
-            [cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz, cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz](copy, stream): Shape::Copy3D;
+            [cuMemAlloc_v2](out, bytes): Replacement::Alloc;
+            [cuMemAllocPitch_v2](out, pitch, width, height, element): Replacement::AllocPitch;
+            [cuMemAllocManaged](out, bytes, flags): Replacement::AllocManaged;
+            [cuMemAllocAsync, cuMemAllocAsync_ptsz](out, bytes, stream): Replacement::AllocPooled { pool: None };
+            [cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz](out, bytes, pool, stream): Replacement::AllocPooled { pool: Some(2) };
+            [cuMemFree_v2](address): Replacement::Free;
+            [cuMemFreeAsync, cuMemFreeAsync_ptsz](address, stream): Replacement::Free;
+            [cuMemAddressReserve](out, bytes, alignment, address, flags): Replacement::Reserve;
+            [cuMemCreate](out, bytes, properties, flags): Replacement::Create;
+            [cuMemRelease](handle): Replacement::Release;
+            [cuMemRetainAllocationHandle](out, address): Replacement::Retain;
+            [cuMemMap](address, bytes, offset, handle, flags): Replacement::Map;
+            [cuMemUnmap](address, bytes): Replacement::Unmap;
+            [cuMemSetAccess](address, bytes, descriptors, count): Replacement::SetAccess;
+            [cuMemGetAccess](flags, place, address): Replacement::GetAccess;
+            [cuMemGetAllocationPropertiesFromHandle](out, handle): Replacement::Properties;
+            [cuMemExportToShareableHandle](out, handle, kind, flags): Replacement::Export;
+            [cuMemImportFromShareableHandle](out, shared, kind): Replacement::Import;
+            [cuMulticastBindMem](multicast, offset, handle, at, bytes, flags): Replacement::RejectHandle(2);
+            [cuMulticastBindAddr](multicast, offset, address, bytes, flags): Replacement::RejectAddress(2);
+            [cuMemGetHandleForAddressRange](out, address, bytes, kind, flags): Replacement::RejectAddress(1);
+            [cuIpcGetMemHandle, cuMemPoolExportPointer](out, address): Replacement::RejectAddress(1);
+            [cuMemGetInfo_v2](free, total): Replacement::Info;
+            [cuDeviceTotalMem_v2](out, device): Replacement::Total;
+            [cuMemGetAddressRange_v2](start, bytes, address): Replacement::Range;
+            [cuPointerGetAttribute](data, attribute, address): Replacement::Attribute;
+            [cuPointerGetAttributes](count, attributes, data, address): Replacement::Attributes;
+            [cuPointerSetAttribute](value, attribute, address): Replacement::Skip(&[2]);
+            [cuMemPoolGetAttribute](pool, attribute, value): Replacement::PoolAttribute;
+            [cuMemPoolSetAttribute](pool, attribute, value): Replacement::SetPoolAttribute;
+            [cuMemPoolTrimTo](pool, keep): Replacement::Trim;
+            [cuCtxSynchronize](): Replacement::Synchronize;
+            [cuCtxSynchronize_v2](context): Replacement::Synchronize;
+            [cuStreamSynchronize, cuStreamSynchronize_ptsz](stream): Replacement::Synchronize;
+            [cuEventSynchronize](event): Replacement::Synchronize;
+            [cuCtxDestroy_v2](context): Replacement::ContextDestroy;
+            [cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset](device): Replacement::PrimaryReset;
+            [cuMemAdvise](address, bytes, advice, device): Replacement::Skip(&[0]);
+            [cuMemAdvise_v2](address, bytes, advice, location): Replacement::Skip(&[0]);
+            [cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz](address, bytes, device, stream): Replacement::Skip(&[0]);
+            [cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz](address, bytes, location, flags, stream): Replacement::Skip(&[0]);
+            [cuStreamAttachMemAsync, cuStreamAttachMemAsync_ptsz](stream, address, bytes, flags): Replacement::Skip(&[1]);
+            [cuMemcpy, cuMemcpy_ptds](to, from, bytes): Replacement::Copy([Place::Either; 2], [0, 1, 2]);
+            [cuMemcpyAsync, cuMemcpyAsync_ptsz](to, from, bytes, stream): Replacement::Copy([Place::Either; 2], [0, 1, 2]);
+            [cuMemcpyPeer, cuMemcpyPeer_ptds](to, context, from, other, bytes): Replacement::Copy([Place::Device; 2], [0, 2, 4]);
+            [cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz](to, context, from, other, bytes, stream): Replacement::Copy([Place::Device; 2], [0, 2, 4]);
+            [cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds](to, from, bytes): Replacement::Copy([Place::Device, Place::Host], [0, 1, 2]);
+            [cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz](to, from, bytes, stream): Replacement::Copy([Place::Device, Place::Host], [0, 1, 2]);
+            [cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds](to, from, bytes): Replacement::Copy([Place::Host, Place::Device], [0, 1, 2]);
+            [cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2_ptsz](to, from, bytes, stream): Replacement::Copy([Place::Host, Place::Device], [0, 1, 2]);
+            [cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds](to, from, bytes): Replacement::Copy([Place::Device; 2], [0, 1, 2]);
+            [cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz](to, from, bytes, stream): Replacement::Copy([Place::Device; 2], [0, 1, 2]);
+            [cuMemcpyDtoA_v2, cuMemcpyDtoA_v2_ptds](array, offset, from, bytes): Replacement::Copy([Place::Array, Place::Device], [0, 2, 3]);
+            [cuMemcpyAtoD_v2, cuMemcpyAtoD_v2_ptds](to, array, offset, bytes): Replacement::Copy([Place::Device, Place::Array], [0, 1, 3]);
+            [cuMemcpy2D_v2, cuMemcpy2D_v2_ptds, cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds](copy): Replacement::Copy2D;
+            [cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz](copy, stream): Replacement::Copy2D;
+            [cuMemcpy3D_v2, cuMemcpy3D_v2_ptds, cuMemcpy3DPeer, cuMemcpy3DPeer_ptds](copy): Replacement::Copy3D;
+            [cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz, cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz](copy, stream): Replacement::Copy3D;
             [cuMemcpyBatchAsync, cuMemcpyBatchAsync_ptsz]
-                (to, from, bytes, count, attributes, indexes, kinds, failed, stream): Shape::CopyBatch;
+                (to, from, bytes, count, attributes, indexes, kinds, failed, stream): Replacement::CopyBatch;
             [cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync_v2_ptsz]
-                (to, from, bytes, count, attributes, indexes, kinds, stream): Shape::CopyBatch;
-            [cuMemcpy3DBatchAsync, cuMemcpy3DBatchAsync_ptsz](count, operations, failed, flags, stream): Shape::Refuse;
-            [cuMemcpy3DBatchAsync_v2, cuMemcpy3DBatchAsync_v2_ptsz](count, operations, flags, stream): Shape::Refuse;
+                (to, from, bytes, count, attributes, indexes, kinds, stream): Replacement::CopyBatch;
+            [cuMemcpy3DBatchAsync, cuMemcpy3DBatchAsync_ptsz](count, operations, failed, flags, stream): Replacement::Reject;
+            [cuMemcpy3DBatchAsync_v2, cuMemcpy3DBatchAsync_v2_ptsz](count, operations, flags, stream): Replacement::Reject;
             [cuMemsetD8_v2, cuMemsetD8_v2_ptds, cuMemsetD16_v2, cuMemsetD16_v2_ptds, cuMemsetD32_v2, cuMemsetD32_v2_ptds]
-                (to, value, count): Shape::Skip(&[0]);
+                (to, value, count): Replacement::Skip(&[0]);
             [cuMemsetD2D8_v2, cuMemsetD2D8_v2_ptds, cuMemsetD2D16_v2, cuMemsetD2D16_v2_ptds, cuMemsetD2D32_v2, cuMemsetD2D32_v2_ptds]
-                (to, pitch, value, width, height): Shape::Skip(&[0]);
+                (to, pitch, value, width, height): Replacement::Skip(&[0]);
             [cuMemsetD8Async, cuMemsetD8Async_ptsz, cuMemsetD16Async, cuMemsetD16Async_ptsz, cuMemsetD32Async, cuMemsetD32Async_ptsz]
-                (to, value, count, stream): Shape::Skip(&[0]);
+                (to, value, count, stream): Replacement::Skip(&[0]);
             [cuMemsetD2D8Async, cuMemsetD2D8Async_ptsz, cuMemsetD2D16Async, cuMemsetD2D16Async_ptsz, cuMemsetD2D32Async,
-             cuMemsetD2D32Async_ptsz](to, pitch, value, width, height, stream): Shape::Skip(&[0]);
+             cuMemsetD2D32Async_ptsz](to, pitch, value, width, height, stream): Replacement::Skip(&[0]);
             [cuLaunchKernel, cuLaunchKernel_ptsz]
-                (function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra): Shape::Launch { function: 0, parameters: 9, extra: Some(10) };
+                (function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra): Replacement::Launch { function: 0, parameters: 9, extra: Some(10) };
             [cuLaunchKernelEx, cuLaunchKernelEx_ptsz]
-                (config, function, parameters, extra): Shape::Launch { function: 1, parameters: 2, extra: Some(3) };
+                (config, function, parameters, extra): Replacement::Launch { function: 1, parameters: 2, extra: Some(3) };
             [cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz]
-                (function, gx, gy, gz, bx, by, bz, shared, stream, parameters): Shape::Launch { function: 0, parameters: 9, extra: None };
-            [cuLaunchCooperativeKernelMultiDevice](launches, count, flags): Shape::Refuse;
-            [cuLaunch](function): Shape::Refuse;
-            [cuLaunchGrid](function, width, height): Shape::Refuse;
-            [cuLaunchGridAsync](function, width, height, stream): Shape::Refuse;
-            [cuGraphAddKernelNode, cuGraphAddKernelNode_v2](out, graph, nodes, count, parameters): Shape::KernelNode;
-            [cuGraphAddMemcpyNode](out, graph, nodes, count, copy, context): Shape::CopyNode;
-            [cuGraphAddMemsetNode](out, graph, nodes, count, parameters, context): Shape::SetNode;
-            [cuGraphAddNode](out, graph, nodes, count, parameters): Shape::Node { parameters: 4 };
-            [cuGraphAddNode_v2](out, graph, nodes, edges, count, parameters): Shape::Node { parameters: 5 };
-            [cuGraphAddMemAllocNode](out, graph, nodes, count, parameters): Shape::Refuse;
-            [cuGraphKernelNodeSetParams, cuGraphKernelNodeSetParams_v2](node, parameters): Shape::ChangeKernelNode(1);
-            [cuGraphExecKernelNodeSetParams, cuGraphExecKernelNodeSetParams_v2](executable, node, parameters): Shape::ChangeKernelNode(2);
-            [cuGraphMemcpyNodeSetParams](node, parameters): Shape::ChangeCopyNode(1);
-            [cuGraphExecMemcpyNodeSetParams](executable, node, parameters, context): Shape::ChangeCopyNode(2);
-            [cuGraphMemsetNodeSetParams](node, parameters): Shape::ChangeSetNode(1);
-            [cuGraphExecMemsetNodeSetParams](executable, node, parameters, context): Shape::ChangeSetNode(2);
-            [cuGraphNodeSetParams](node, parameters): Shape::ChangeNode(1);
-            [cuGraphExecNodeSetParams](executable, node, parameters): Shape::ChangeNode(2);
+                (function, gx, gy, gz, bx, by, bz, shared, stream, parameters): Replacement::Launch { function: 0, parameters: 9, extra: None };
+            [cuLaunchCooperativeKernelMultiDevice](launches, count, flags): Replacement::Reject;
+            [cuLaunch](function): Replacement::Reject;
+            [cuLaunchGrid](function, width, height): Replacement::Reject;
+            [cuLaunchGridAsync](function, width, height, stream): Replacement::Reject;
+            [cuGraphAddKernelNode, cuGraphAddKernelNode_v2](out, graph, nodes, count, parameters): Replacement::KernelNode;
+            [cuGraphAddMemcpyNode](out, graph, nodes, count, copy, context): Replacement::CopyNode;
+            [cuGraphAddMemsetNode](out, graph, nodes, count, parameters, context): Replacement::SetNode;
+            [cuGraphAddNode](out, graph, nodes, count, parameters): Replacement::Node { parameters: 4 };
+            [cuGraphAddNode_v2](out, graph, nodes, edges, count, parameters): Replacement::Node { parameters: 5 };
+            [cuGraphAddMemAllocNode](out, graph, nodes, count, parameters): Replacement::Reject;
+            [cuGraphKernelNodeSetParams, cuGraphKernelNodeSetParams_v2](node, parameters): Replacement::ChangeKernelNode(1);
+            [cuGraphExecKernelNodeSetParams, cuGraphExecKernelNodeSetParams_v2](executable, node, parameters): Replacement::ChangeKernelNode(2);
+            [cuGraphMemcpyNodeSetParams](node, parameters): Replacement::ChangeCopyNode(1);
+            [cuGraphExecMemcpyNodeSetParams](executable, node, parameters, context): Replacement::ChangeCopyNode(2);
+            [cuGraphMemsetNodeSetParams](node, parameters): Replacement::ChangeSetNode(1);
+            [cuGraphExecMemsetNodeSetParams](executable, node, parameters, context): Replacement::ChangeSetNode(2);
+            [cuGraphNodeSetParams](node, parameters): Replacement::ChangeNode(1);
+            [cuGraphExecNodeSetParams](executable, node, parameters): Replacement::ChangeNode(2);
             [cuStreamWriteValue32, cuStreamWriteValue32_ptsz, cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz, cuStreamWriteValue64,
              cuStreamWriteValue64_ptsz, cuStreamWriteValue64_v2, cuStreamWriteValue64_v2_ptsz, cuStreamWaitValue32,
              cuStreamWaitValue32_ptsz, cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz, cuStreamWaitValue64, cuStreamWaitValue64_ptsz,
-             cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz](stream, address, value, flags): Shape::Skip(&[1]);
+             cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz](stream, address, value, flags): Replacement::Skip(&[1]);
             [cuStreamBatchMemOp, cuStreamBatchMemOp_ptsz, cuStreamBatchMemOp_v2, cuStreamBatchMemOp_v2_ptsz]
-                (stream, count, operations, flags): Shape::StreamOperations;
-            [cuDeviceGetCount](out): Shape::Card(CardCall::Count);
-            [cuDeviceGet](out, ordinal): Shape::Card(CardCall::Ordinal);
-            [cuDeviceGetUuid, cuDeviceGetUuid_v2](out, device): Shape::Card(CardCall::Uuid);
-            [cuDeviceGetPCIBusId](text, length, device): Shape::Card(CardCall::BusId);
-            [cuDeviceGetByPCIBusId](out, text): Shape::Card(CardCall::ByBusId);
-            [cuDeviceGetAttribute](out, attribute, device): Shape::Card(CardCall::Attribute);
-            [cuDeviceGetName](text, length, device): Shape::Card(CardCall::Plain);
-            [cuDeviceGetLuid](out, mask, device): Shape::Card(CardCall::Plain);
-            [cuDeviceGetProperties](out, device): Shape::Card(CardCall::Plain);
-            [cuDeviceComputeCapability](major, minor, device): Shape::Card(CardCall::Plain);
-            [cuDeviceGetTexture1DLinearMaxWidth](out, format, channels, device): Shape::Card(CardCall::Plain);
-            [cuDeviceGetExecAffinitySupport](out, kind, device): Shape::Card(CardCall::Plain);
-            [cuDeviceGetNvSciSyncAttributes](out, device, flags): Shape::Card(CardCall::Plain);
-            [cuDeviceGetGraphMemAttribute, cuDeviceSetGraphMemAttribute](device, attribute, value): Shape::Card(CardCall::Plain);
-            [cuDeviceGraphMemTrim](device): Shape::Card(CardCall::Plain);
-            [cuDeviceRegisterAsyncNotification](device, callback, data, out): Shape::Card(CardCall::Plain);
-            [cuDeviceUnregisterAsyncNotification](device, callback): Shape::Card(CardCall::Plain);
-            [cuDeviceGetDevResource](device, out, kind): Shape::Card(CardCall::Refuse);
-            [cuGreenCtxCreate](out, description, device, flags): Shape::Card(CardCall::Refuse);
-            [cuMulticastCreate](out, properties): Shape::Card(CardCall::Refuse);
-            [cuMulticastAddDevice](multicast, device): Shape::Card(CardCall::Refuse);
-            [cuDeviceCanAccessPeer](out, device, peer): Shape::Card(CardCall::CanAccess { device: 1 });
-            [cuDeviceGetP2PAttribute](out, attribute, device, peer): Shape::Card(CardCall::CanAccess { device: 2 });
-            [cuCtxEnablePeerAccess](context, flags): Shape::Card(CardCall::EnablePeer);
-            [cuCtxDisablePeerAccess](context): Shape::Card(CardCall::DisablePeer);
-            [cuDevicePrimaryCtxRetain](out, device): Shape::Card(CardCall::Retain);
-            [cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2](device): Shape::Card(CardCall::Release);
-            [cuDevicePrimaryCtxSetFlags, cuDevicePrimaryCtxSetFlags_v2](device, flags): Shape::Card(CardCall::SetFlags);
-            [cuDevicePrimaryCtxGetState](device, flags, active): Shape::Card(CardCall::State);
-            [cuCtxCreate, cuCtxCreate_v2](out, flags, device): Shape::Card(CardCall::CreateContext { device: 2 });
-            [cuCtxCreate_v3](out, affinity, count, flags, device): Shape::Card(CardCall::CreateContext { device: 4 });
-            [cuCtxCreate_v4](out, parameters, flags, device): Shape::Card(CardCall::CreateContext { device: 3 });
-            [cuCtxGetDevice](out): Shape::Card(CardCall::ContextDevice { out: 0, context: None });
-            [cuCtxGetDevice_v2](out, context): Shape::Card(CardCall::ContextDevice { out: 0, context: Some(1) });
-            [cuStreamCreate](out, flags): Shape::Card(CardCall::CreateStream);
-            [cuStreamCreateWithPriority](out, flags, priority): Shape::Card(CardCall::CreateStream);
-            [cuStreamDestroy, cuStreamDestroy_v2](stream): Shape::Card(CardCall::EndStream);
-            [cuStreamGetDevice, cuStreamGetDevice_ptsz](stream, out): Shape::Card(CardCall::StreamDevice);
-            [cuDeviceGetDefaultMemPool](out, device): Shape::Card(CardCall::DefaultPool { is_current: false });
-            [cuDeviceGetMemPool](out, device): Shape::Card(CardCall::DefaultPool { is_current: true });
-            [cuDeviceSetMemPool](device, pool): Shape::Card(CardCall::SetPool);
-            [cuMemPoolCreate](out, pool_properties): Shape::Card(CardCall::CreatePool);
-            [cuMemPoolSetAccess](pool, descriptors, count): Shape::Card(CardCall::Plain);
-            [cuMemPoolGetAccess](flags, pool, place): Shape::Card(CardCall::Plain);
-            [cuMemGetAllocationGranularity](out, properties, option): Shape::Card(CardCall::Plain);
-            [cuKernelGetAttribute](out, attribute, kernel, device): Shape::Card(CardCall::Plain);
-            [cuKernelSetAttribute](attribute, value, kernel, device): Shape::Card(CardCall::Plain);
-            [cuKernelSetCacheConfig](kernel, config, device): Shape::Card(CardCall::Plain);
+                (stream, count, operations, flags): Replacement::StreamOperations;
+            [cuDeviceGetCount](out): Replacement::Card(CardCall::Count);
+            [cuDeviceGet](out, ordinal): Replacement::Card(CardCall::Ordinal);
+            [cuDeviceGetUuid, cuDeviceGetUuid_v2](out, device): Replacement::Card(CardCall::Uuid);
+            [cuDeviceGetPCIBusId](text, length, device): Replacement::Card(CardCall::BusId);
+            [cuDeviceGetByPCIBusId](out, text): Replacement::Card(CardCall::ByBusId);
+            [cuDeviceGetAttribute](out, attribute, device): Replacement::Card(CardCall::Attribute);
+            [cuDeviceGetName](text, length, device): Replacement::Card(CardCall::Plain);
+            [cuDeviceGetLuid](out, mask, device): Replacement::Card(CardCall::Plain);
+            [cuDeviceGetProperties](out, device): Replacement::Card(CardCall::Plain);
+            [cuDeviceComputeCapability](major, minor, device): Replacement::Card(CardCall::Plain);
+            [cuDeviceGetTexture1DLinearMaxWidth](out, format, channels, device): Replacement::Card(CardCall::Plain);
+            [cuDeviceGetExecAffinitySupport](out, kind, device): Replacement::Card(CardCall::Plain);
+            [cuDeviceGetNvSciSyncAttributes](out, device, flags): Replacement::Card(CardCall::Plain);
+            [cuDeviceGetGraphMemAttribute, cuDeviceSetGraphMemAttribute](device, attribute, value): Replacement::Card(CardCall::Plain);
+            [cuDeviceGraphMemTrim](device): Replacement::Card(CardCall::Plain);
+            [cuDeviceRegisterAsyncNotification](device, callback, data, out): Replacement::Card(CardCall::Plain);
+            [cuDeviceUnregisterAsyncNotification](device, callback): Replacement::Card(CardCall::Plain);
+            [cuDeviceGetDevResource](device, out, kind): Replacement::Card(CardCall::Reject);
+            [cuGreenCtxCreate](out, description, device, flags): Replacement::Card(CardCall::Reject);
+            [cuMulticastCreate](out, properties): Replacement::Card(CardCall::Reject);
+            [cuMulticastAddDevice](multicast, device): Replacement::Card(CardCall::Reject);
+            [cuDeviceCanAccessPeer](out, device, peer): Replacement::Card(CardCall::CanAccess { device: 1 });
+            [cuDeviceGetP2PAttribute](out, attribute, device, peer): Replacement::Card(CardCall::CanAccess { device: 2 });
+            [cuCtxEnablePeerAccess](context, flags): Replacement::Card(CardCall::EnablePeer);
+            [cuCtxDisablePeerAccess](context): Replacement::Card(CardCall::DisablePeer);
+            [cuDevicePrimaryCtxRetain](out, device): Replacement::Card(CardCall::Retain);
+            [cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2](device): Replacement::Card(CardCall::Release);
+            [cuDevicePrimaryCtxSetFlags, cuDevicePrimaryCtxSetFlags_v2](device, flags): Replacement::Card(CardCall::SetFlags);
+            [cuDevicePrimaryCtxGetState](device, flags, active): Replacement::Card(CardCall::State);
+            [cuCtxCreate, cuCtxCreate_v2](out, flags, device): Replacement::Card(CardCall::CreateContext { device: 2 });
+            [cuCtxCreate_v3](out, affinity, count, flags, device): Replacement::Card(CardCall::CreateContext { device: 4 });
+            [cuCtxCreate_v4](out, parameters, flags, device): Replacement::Card(CardCall::CreateContext { device: 3 });
+            [cuCtxGetDevice](out): Replacement::Card(CardCall::ContextDevice { out: 0, context: None });
+            [cuCtxGetDevice_v2](out, context): Replacement::Card(CardCall::ContextDevice { out: 0, context: Some(1) });
+            [cuStreamCreate](out, flags): Replacement::Card(CardCall::CreateStream);
+            [cuStreamCreateWithPriority](out, flags, priority): Replacement::Card(CardCall::CreateStream);
+            [cuStreamDestroy, cuStreamDestroy_v2](stream): Replacement::Card(CardCall::EndStream);
+            [cuStreamGetDevice, cuStreamGetDevice_ptsz](stream, out): Replacement::Card(CardCall::StreamDevice);
+            [cuDeviceGetDefaultMemPool](out, device): Replacement::Card(CardCall::DefaultPool { is_current: false });
+            [cuDeviceGetMemPool](out, device): Replacement::Card(CardCall::DefaultPool { is_current: true });
+            [cuDeviceSetMemPool](device, pool): Replacement::Card(CardCall::SetPool);
+            [cuMemPoolCreate](out, pool_properties): Replacement::Card(CardCall::CreatePool);
+            [cuMemPoolSetAccess](pool, descriptors, count): Replacement::Card(CardCall::Plain);
+            [cuMemPoolGetAccess](flags, pool, place): Replacement::Card(CardCall::Plain);
+            [cuMemGetAllocationGranularity](out, properties, option): Replacement::Card(CardCall::Plain);
+            [cuKernelGetAttribute](out, attribute, kernel, device): Replacement::Card(CardCall::Plain);
+            [cuKernelSetAttribute](attribute, value, kernel, device): Replacement::Card(CardCall::Plain);
+            [cuKernelSetCacheConfig](kernel, config, device): Replacement::Card(CardCall::Plain);
         }
     };
 }
@@ -349,12 +349,12 @@ macro_rules! table {
 }
 
 /// The name and the shape of each function.
-pub(super) const FUNCTIONS: &[(&str, Shape)] = with_functions!(table);
+pub(super) const FUNCTIONS: &[(&str, Replacement)] = with_functions!(table);
 
 #[cfg(test)]
 mod tests {
     use super::FUNCTIONS;
-    use crate::sys::calls::{CALLS, IdKind, Memory, Shape};
+    use crate::sys::calls::{CALLS, CallShape, IdKind, MemoryKind};
 
     /// A call that is counted and not replaced would allocate real memory, which a dry run does not count.
     #[test]
@@ -362,15 +362,15 @@ mod tests {
         let allocates = |shape| {
             matches!(
                 shape,
-                Shape::Alloc(Memory::Device | Memory::Managed)
-                    | Shape::AllocPitch
-                    | Shape::AllocOnStream(_)
-                    | Shape::AllocFromPool(_)
-                    | Shape::Free(IdKind::Address)
-                    | Shape::Create
-                    | Shape::Release
-                    | Shape::Map
-                    | Shape::Unmap
+                CallShape::Alloc(MemoryKind::Device | MemoryKind::Managed)
+                    | CallShape::AllocPitch
+                    | CallShape::AllocOnStream(_)
+                    | CallShape::AllocFromPool(_)
+                    | CallShape::Free(IdKind::Address)
+                    | CallShape::Create
+                    | CallShape::Release
+                    | CallShape::Map
+                    | CallShape::Unmap
             )
         };
         for (_, name, _) in CALLS.iter().filter(|(_, name, shape)| allocates(*shape) && *name != "cuMemFreeHost") {

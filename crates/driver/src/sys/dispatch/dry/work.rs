@@ -68,11 +68,11 @@ struct Reading {
     dry: u64,
     since: Option<Instant>,
     count: u64,
-    is_said: bool,
+    is_reported: bool,
 }
 
 impl Reading {
-    const NONE: Self = Self { dry: 0, since: None, count: 0, is_said: false };
+    const NONE: Self = Self { dry: 0, since: None, count: 0, is_reported: false };
 
     /// Counts a reading. After a certain number of readings within a certain time, returns that time in seconds, but only once.
     fn add(&mut self, dry: u64, now: Instant) -> Option<u64> {
@@ -80,12 +80,12 @@ impl Reading {
         const SECONDS: u64 = 60;
 
         if self.dry != dry {
-            *self = Self { dry, is_said: self.is_said, ..Self::NONE };
+            *self = Self { dry, is_reported: self.is_reported, ..Self::NONE };
         }
         self.count += 1;
         let seconds = now.duration_since(*self.since.get_or_insert(now)).as_secs();
-        let is_new = seconds >= SECONDS && self.count >= READINGS && !self.is_said;
-        self.is_said |= is_new;
+        let is_new = seconds >= SECONDS && self.count >= READINGS && !self.is_reported;
+        self.is_reported |= is_new;
         is_new.then_some(seconds)
     }
 }
@@ -231,8 +231,8 @@ mod tests {
 
     #[test]
     fn a_program_that_only_reads_is_told_of_once() {
-        let (mut reading, begin) = (Reading::NONE, Instant::now());
-        let mut add = |dry, seconds| reading.add(dry, begin + Duration::from_secs(seconds));
+        let (mut reading, start) = (Reading::NONE, Instant::now());
+        let mut add = |dry, seconds| reading.add(dry, start + Duration::from_secs(seconds));
         assert!((0..30_000).all(|_| add(1, 59).is_none()), "it is not long enough");
         // The program has allocated in between.
         assert!((0..19_999).all(|_| add(2, 200).is_none()));

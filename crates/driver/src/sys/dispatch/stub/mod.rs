@@ -14,7 +14,7 @@ pub(super) struct Stub {
     /// A word that the stub compares with [`DEINITIALIZED`]. All stubs of a driver share it.
     pub(super) flag: usize,
     /// The address at which the stub continues if the driver was shut down. The code there returns 4.
-    pub(super) refusal: usize,
+    pub(super) error_path: usize,
 }
 
 /// The value of the flag after the driver was shut down.
@@ -40,7 +40,7 @@ impl Processor {
     }
 
     /// Returns whether `code` starts with the instructions by which a stub returns [`RETURNED`].
-    pub(super) fn is_refusal(self, code: &[u8; LENGTH]) -> bool {
+    pub(super) fn is_error_path(self, code: &[u8; LENGTH]) -> bool {
         let first: &[&[u8]] = match self {
             // The code is `mov eax, 4`, or `mov r12d, 4` with a frame.
             Self::X86_64 => &[&[0xb8, RETURNED, 0, 0, 0], &[0x41, 0xbc, RETURNED, 0, 0, 0]],
@@ -93,7 +93,7 @@ fn x86_64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
     reader.expect(&DEINITIALIZED.to_le_bytes())?;
     // The displacement is relative to the end of the instruction, which is after the constant.
     let flag = flag.checked_add_signed(4)?;
-    let refusal = if reader.expect(&[0x74]).is_some() {
+    let error_path = if reader.expect(&[0x74]).is_some() {
         reader.short_displacement()?
     } else {
         reader.expect(&[0x0f, 0x84])?;
@@ -102,7 +102,7 @@ fn x86_64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
     while reader.argument().is_some() {}
     reader.expect(&[0xff, if has_frame { 0x15 } else { 0x25 }])?;
     let slot = reader.displacement()?;
-    Some(Stub { slot, flag, refusal })
+    Some(Stub { slot, flag, error_path })
 }
 
 /// Reads bytes in order.
@@ -195,8 +195,8 @@ fn aarch64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
         return None;
     };
     let Instruction::BranchEqual { by } = Instruction::of(*branch)? else { return None };
-    let refusal = pc(5).checked_add_signed(by)?;
-    Some(Stub { slot: jump_of_arm64(jump, pc(6))?, flag, refusal })
+    let error_path = pc(5).checked_add_signed(by)?;
+    Some(Stub { slot: jump_of_arm64(jump, pc(6))?, flag, error_path })
 }
 
 /// Returns the pointer through which these instructions jump. They are the last line above.

@@ -46,7 +46,7 @@ impl Form {
     }
 
     /// Returns the distance from the start of a stub to its refusal.
-    pub(crate) fn refusal(self) -> usize {
+    pub(crate) fn error_path(self) -> usize {
         match self {
             Self::X86_64 { framed: false } => 18,
             Self::X86_64 { framed: true } => 176,
@@ -82,14 +82,14 @@ impl Form {
                 bytes.extend([0x00, 0xba, 0x1c, 0x32]);
                 if framed {
                     bytes.extend([0x0f, 0x84]);
-                    bytes.extend(by(stub.refusal, address + bytes.len() + 4));
+                    bytes.extend(by(stub.error_path, address + bytes.len() + 4));
                 } else {
-                    bytes.extend([0x74, by(stub.refusal, address + bytes.len() + 2)[0]]);
+                    bytes.extend([0x74, by(stub.error_path, address + bytes.len() + 2)[0]]);
                 }
                 bytes.extend([0xff, if framed { 0x15 } else { 0x25 }]);
                 bytes.extend(by(stub.slot, address + bytes.len() + 4));
-                let refusal: &[u8] = if framed { &[0x41, 0xbc, 4, 0, 0, 0] } else { &[0xb8, 4, 0, 0, 0, 0xc3] };
-                code[self.refusal()..][..6].copy_from_slice(refusal);
+                let error_path: &[u8] = if framed { &[0x41, 0xbc, 4, 0, 0, 0] } else { &[0xb8, 4, 0, 0, 0, 0xc3] };
+                code[self.error_path()..][..6].copy_from_slice(error_path);
             }
             Self::Arm64 { order, copied } => {
                 let letters = match order {
@@ -113,7 +113,7 @@ impl Form {
                 }
                 // cmp w17, w8
                 words.push(0x6b08_023f);
-                let by = u32::try_from(stub.refusal - address - 4 * words.len()).unwrap() / 4;
+                let by = u32::try_from(stub.error_path - address - 4 * words.len()).unwrap() / 4;
                 words.push(0x5400_0000 | by << 5);
                 let base = if copied { 9 } else { 16 };
                 words.push(adrp(base, address + words.len() * 4, stub.slot));
@@ -127,8 +127,8 @@ impl Form {
                 words.push(0xd61f_0200);
                 bytes.extend(words.into_iter().flat_map(u32::to_le_bytes));
                 // mov w0, #4; ret
-                let refusal = [0x5280_0080_u32, 0xd65f_03c0].map(u32::to_le_bytes).concat();
-                code[self.refusal()..][..8].copy_from_slice(&refusal);
+                let error_path = [0x5280_0080_u32, 0xd65f_03c0].map(u32::to_le_bytes).concat();
+                code[self.error_path()..][..8].copy_from_slice(&error_path);
             }
         }
         assert_eq!(bytes.len(), self.length());
@@ -165,11 +165,11 @@ fn a_stub_of_driver_580_is_decoded() {
     let code = bytes(
         "55 48 89 e5 41 54 48 83 ec 08 81 3d 3c a4 8a 05 00 ba 1c 32 0f 84 96 00 00 00 ff 15 58 48 8a 05 41 89 c4 85 c0 74 0f",
     );
-    let stub = Stub { slot: 0x5bd_0178, flag: 0x5bd_5d50, refusal: 0x32_b9b0 };
+    let stub = Stub { slot: 0x5bd_0178, flag: 0x5bd_5d50, error_path: 0x32_b9b0 };
     assert_eq!(Processor::X86_64.decode(&code, 0x32_b900), Some(stub));
     assert_eq!(Processor::Arm64.decode(&code, 0x32_b900), None);
-    let refusal = bytes("41 bc 04 00 00 00 44 89 e0 4c 8b 65 f8 c9 c3");
-    assert!(Processor::X86_64.is_refusal(&refusal) && !Processor::Arm64.is_refusal(&refusal));
+    let error_path = bytes("41 bc 04 00 00 00 44 89 e0 4c 8b 65 f8 c9 c3");
+    assert!(Processor::X86_64.is_error_path(&error_path) && !Processor::Arm64.is_error_path(&error_path));
     let mut found = Vec::new();
     Processor::X86_64.each_jump(&code, 0x32_b900, |at, slot| found.push((at, slot)));
     assert_eq!(found, [(0x32_b91a, 0x5bd_0178)]);
@@ -178,10 +178,10 @@ fn a_stub_of_driver_580_is_decoded() {
 #[test]
 fn stubs_of_drivers_470_to_555_are_decoded() {
     let code = bytes("81 3d 00 10 00 00 00 ba 1c 32 74 06 ff 25 f0 ff ff ff b8 04 00 00 00 c3");
-    let stub = Stub { slot: 0x4002, flag: 0x500a, refusal: 0x4012 };
+    let stub = Stub { slot: 0x4002, flag: 0x500a, error_path: 0x4012 };
     assert_eq!(Processor::X86_64.decode(&code, 0x4000), Some(stub));
-    assert!(Processor::X86_64.is_refusal(&bytes("b8 04 00 00 00 c3")));
-    assert!(!Processor::X86_64.is_refusal(&bytes("b8 03 00 00 00 c3")));
+    assert!(Processor::X86_64.is_error_path(&bytes("b8 04 00 00 00 c3")));
+    assert!(!Processor::X86_64.is_error_path(&bytes("b8 03 00 00 00 c3")));
     // A stub with a frame calls; a stub without one jumps.
     let calls = bytes("81 3d 00 10 00 00 00 ba 1c 32 74 06 ff 15 f0 ff ff ff b8 04 00 00 00 c3");
     assert_eq!(Processor::X86_64.decode(&calls, 0x4000), None);
@@ -191,7 +191,7 @@ fn stubs_of_drivers_470_to_555_are_decoded() {
 
 #[test]
 fn stubs_of_arm64_are_decoded() {
-    let stub = Stub { slot: 0x1_2345_6678, flag: 0x1_2000_0abc, refusal: 0x1_0000_0128 };
+    let stub = Stub { slot: 0x1_2345_6678, flag: 0x1_2000_0abc, error_path: 0x1_0000_0128 };
     let address = 0x1_0000_0100;
     for order in [Order::Azkl, Order::Zkal, Order::Azlk, Order::Alzk] {
         for copied in [true, false] {
@@ -204,8 +204,10 @@ fn stubs_of_arm64_are_decoded() {
             assert_eq!(found, [(address + 24, stub.slot)]);
         }
     }
-    assert!(Processor::Arm64.is_refusal(&code(&[0x5280_0080])) && !Processor::Arm64.is_refusal(&code(&[0x5280_0060])));
-    assert!(!Processor::X86_64.is_refusal(&code(&[0x5280_0080])));
+    assert!(
+        Processor::Arm64.is_error_path(&code(&[0x5280_0080])) && !Processor::Arm64.is_error_path(&code(&[0x5280_0060]))
+    );
+    assert!(!Processor::X86_64.is_error_path(&code(&[0x5280_0080])));
 }
 
 /// These words are encoded by hand from the Arm manual, not by the functions above.
@@ -225,7 +227,7 @@ fn instructions_of_arm64_are_distinguished() {
         0xaa03_03f0,
         0xd61f_0200,
     ];
-    let stub = Stub { slot: 0x3008, flag: 0x5abc, refusal: 0x4128 };
+    let stub = Stub { slot: 0x3008, flag: 0x5abc, error_path: 0x4128 };
     let decode = |words: &[u32]| Processor::Arm64.decode(&code(words), 0x4100);
     assert_eq!(decode(&good), Some(stub));
     // `cmp w1, w2`, with swapped operands.

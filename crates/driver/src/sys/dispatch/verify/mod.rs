@@ -32,7 +32,7 @@ pub(super) struct VerifiedStub {
 }
 
 /// The maximum distance from the start of a stub to its refusal. In known drivers it is at most 176 bytes.
-const MAX_REFUSAL_DISTANCE: usize = 512;
+const MAX_ERROR_PATH_DISTANCE: usize = 512;
 
 /// How much code is searched before the first function and after the last one. Stubs are next to each other; in known drivers, the others
 /// are within 10 KiB.
@@ -77,7 +77,7 @@ fn check(library: &impl Library, processor: Processor, name: &str, address: usiz
     let misplaced = || format!("the pointer of {name} is not in the driver's writable data");
     let implementation = library.pointer(stub.slot).ok_or_else(misplaced)?;
     if !library.is_readable(stub.flag, size_of::<u32>())
-        || !code_at(stub.refusal).is_some_and(|code| processor.is_refusal(&code))
+        || !code_at(stub.error_path).is_some_and(|code| processor.is_error_path(&code))
     {
         return Err(format!("the stub of {name} does not check whether the driver was shut down"));
     }
@@ -127,9 +127,9 @@ fn check_location(jumps: &[Jump], name: &str, address: usize, stub: Stub) -> Res
     if !jumps.iter().any(|jump| jump.slot != stub.slot && jump.slot.abs_diff(stub.slot) <= MAX_SLOT_GAP) {
         return Err(format!("the pointer of {name} is not next to those of other functions"));
     }
-    let between = own.at.min(stub.refusal)..own.at.max(stub.refusal);
+    let between = own.at.min(stub.error_path)..own.at.max(stub.error_path);
     let is_of_another = jumps.iter().any(|jump| jump != own && between.contains(&jump.at));
-    if is_of_another || stub.refusal.abs_diff(address) > MAX_REFUSAL_DISTANCE {
+    if is_of_another || stub.error_path.abs_diff(address) > MAX_ERROR_PATH_DISTANCE {
         return Err(format!("the stub of {name} leads elsewhere when the driver was shut down"));
     }
     Ok(())

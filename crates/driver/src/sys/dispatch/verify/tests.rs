@@ -32,7 +32,7 @@ impl Driver {
     /// Returns the expected result for the stub with this number. The slots are not in the order of their functions.
     fn stub(&self, number: usize) -> Stub {
         let (address, slot) = (CODE + number * self.form.distance(), number * 73 % STUBS);
-        Stub { slot: SLOTS + (slot + slot / 5) * 8, flag: FLAG, refusal: address + self.form.refusal() }
+        Stub { slot: SLOTS + (slot + slot / 5) * 8, flag: FLAG, error_path: address + self.form.error_path() }
     }
 
     fn functions(&self) -> Vec<(&'static str, usize)> {
@@ -136,8 +136,8 @@ fn the_error_names_the_reason() {
         (with(5, &|stub| stub.slot = theirs.slot), "shares its pointer with another function"),
         (with(5, &|stub| stub.slot = DATA), "is not next to those of other functions"),
         (with(5, &|stub| stub.flag += 4), "checks another flag than that of"),
-        (with(5, &|stub| stub.refusal = theirs.refusal), "leads elsewhere when the driver was shut down"),
-        (with(5, &|stub| stub.refusal += 1), "does not check whether the driver was shut down"),
+        (with(5, &|stub| stub.error_path = theirs.error_path), "leads elsewhere when the driver was shut down"),
+        (with(5, &|stub| stub.error_path += 1), "does not check whether the driver was shut down"),
         (with(5, &|stub| stub.flag = 8), "does not check whether the driver was shut down"),
     ] {
         assert!(why.contains(says), "{why:?} does not say {says:?}");

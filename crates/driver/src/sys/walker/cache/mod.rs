@@ -105,7 +105,7 @@ impl StackCache {
     }
 
     /// Starts a walk at `sp`.
-    pub(super) fn begin(&mut self, sp: u64) -> PendingWalk {
+    pub(super) fn start(&mut self, sp: u64) -> PendingWalk {
         let left = WORDS - index(self.next);
         // The words of one stack must not wrap around the end of the ring.
         self.next += if left < MAX_WORDS { left as u64 } else { 0 };

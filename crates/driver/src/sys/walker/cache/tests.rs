@@ -8,7 +8,7 @@ const SP: u64 = 0x7fff_0000;
 
 /// Inserts a stack that starts at [`SP`].
 fn insert(cache: &mut StackCache, words: &[u64], places: &[usize], number: u32) {
-    let mut walk = cache.begin(SP);
+    let mut walk = cache.start(SP);
     for at in places {
         cache.add_word(&mut walk, SP + 8 * *at as u64, words[*at]);
     }
@@ -53,16 +53,16 @@ fn nothing_is_read_beyond_the_end() {
     let mut cache = StackCache::new();
     let words = [1, 2, 3, 4];
     insert(&mut cache, &words, &[3, 0], 5);
-    let asked = Cell::new(0);
+    let calls = Cell::new(0);
     let read = |address: u64| {
-        asked.set(asked.get() + 1);
+        calls.set(calls.get() + 1);
         words[usize::try_from((address - SP) / 8).unwrap()]
     };
     for end in [0, SP - 1, SP, SP + 8, SP + 31] {
-        assert!(cache.find(SP, end, read).is_none() && asked.get() == 0);
+        assert!(cache.find(SP, end, read).is_none() && calls.get() == 0);
     }
     let number = cache.find(SP, SP + 32, read).map(|known| known.number);
-    assert_eq!((number, asked.take()), (Some(5), 3));
+    assert_eq!((number, calls.take()), (Some(5), 3));
 }
 
 /// No stack is ever mistaken for another one, whichever words were overwritten.
@@ -93,7 +93,7 @@ fn a_walk_that_fails_is_not_cached() {
     let mut cache = StackCache::new();
     let words: Vec<u64> = (0..600).collect();
     insert(&mut cache, &words, &[1, 2], 1);
-    let mut walk = cache.begin(SP);
+    let mut walk = cache.start(SP);
     cache.add_word(&mut walk, SP, 0);
     assert_eq!(find(&mut cache, &words), Some(1));
     // Stacks with too many words, with a word below the stack pointer, with a word too far from it, and without words.
@@ -102,12 +102,12 @@ fn a_walk_that_fails_is_not_cached() {
     insert(&mut cache, &words, &all[..MAX_WORDS], 3);
     assert_eq!(find(&mut cache, &words), Some(1));
     for outside in [SP - 8, SP + (1 << 32) - 8, u64::MAX - 7] {
-        let mut walk = cache.begin(SP);
+        let mut walk = cache.start(SP);
         cache.add_word(&mut walk, SP, 0);
         cache.add_word(&mut walk, outside, 0);
         cache.insert(walk, 4);
     }
-    let walk = cache.begin(SP);
+    let walk = cache.start(SP);
     cache.insert(walk, 5);
     let mut words = words;
     words[2] = 0;

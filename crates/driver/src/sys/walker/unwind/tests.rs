@@ -152,10 +152,10 @@ fn frames_of_all_kinds_are_walked() {
     let (_tables, module, code) = linked(&functions);
     let modules = Modules::with(vec![module]);
     // Walks from a function with this stack and this rbp, and counts the words that are read.
-    let walk = |begin: u64, rbp: u64, stack: &[u64]| {
+    let walk = |offset: u64, rbp: u64, stack: &[u64]| {
         let mut registers = [0; CALLEE_SAVED.len()];
         registers[1] = 8;
-        let start = WalkStart { pc: code + begin, sp: SP, registers };
+        let start = WalkStart { pc: code + offset, sp: SP, registers };
         let (mut visited, mut reads) = (Vec::new(), 0);
         let read = |address: u64| {
             reads += 1;
@@ -189,7 +189,7 @@ fn frames_of_all_kinds_are_walked() {
     let expected = Some(vec![by_pointer + 4, last + 4]);
     assert_eq!(walk(aligned + inside, SP + 16, &aligned_stack).0, expected);
     // The walk fails on these stacks.
-    for (begin, rbp, stack) in [
+    for (offset, rbp, stack) in [
         // The cases are: no such word, an address in no function, one in no module, a frame that ends below its start, and a
         // lost register.
         (plain + inside, 0, &[9][..]),
@@ -201,6 +201,6 @@ fn frames_of_all_kinds_are_walked() {
         (by_pointer + inside, u64::MAX - 7, &[9, 9]),
         (loses + inside, SP + 24, &[9, at(by_pointer) + 4, 9, 7, end]),
     ] {
-        assert_eq!(walk(begin, rbp, stack).0, None, "from {begin:#x} with {stack:x?}");
+        assert_eq!(walk(offset, rbp, stack).0, None, "from {offset:#x} with {stack:x?}");
     }
 }

@@ -7,7 +7,7 @@ use gpumem_core::model::{
     Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Source, StackId, ThreadId,
 };
 use gpumem_recording::{
-    AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
+    AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorStats,
     CallsiteDefinition, ClockPair, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
     RecordedEvent, StackDefinition, Symbol, SymbolsDefinition, TensorClass, TensorGroup, ThreadDefinition, Writer,
 };
@@ -16,7 +16,7 @@ pub(crate) const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 pub(crate) const MIB: u64 = 1 << 20;
 
 /// A recording that is being made. Its clock advances by a microsecond with each event.
-pub(crate) struct Made {
+pub(crate) struct RecordingBuilder {
     writer: Writer<Vec<u8>>,
     number: u64,
     micros: u64,
@@ -27,7 +27,7 @@ pub(crate) struct Made {
     last_stack: u32,
 }
 
-/// The places of [`Made::training`]: function, file, line, module.
+/// The places of [`RecordingBuilder::training`]: function, file, line, module.
 const PLACES: [(&str, &str, u32, u32); 6] = [
     ("train::Model::new", "/home/ada/train/src/model.rs", 12, 1),
     ("train::forward", "/home/ada/train/src/model.rs", 42, 1),
@@ -55,14 +55,14 @@ pub(crate) fn callsite(id: u32, name: &str, file: &str, line: u32) -> CallsiteDe
     CallsiteDefinition { id, name, file, line, column: 5, module_path: None }
 }
 
-impl Made {
+impl RecordingBuilder {
     pub(crate) fn new(name: &str) -> Self {
-        Self::begun(name, true, None)
+        Self::started(name, true, None)
     }
 
     /// Starts a recording without symbols, as a program leaves it before its end. A program writes its symbols last.
     pub(crate) fn without_symbols(name: &str) -> Self {
-        Self::begun(name, false, None)
+        Self::started(name, false, None)
     }
 
     /// Makes the recording of a rank of a run that trains 50 layers in Python, with about 2,000 events. Rank 17 keeps 6 GiB more
@@ -70,7 +70,7 @@ impl Made {
     /// the others.
     pub(crate) fn of_rank(rank: u64) -> Self {
         const LAYERS: u32 = 50;
-        let mut made = Self::begun("train", true, Some(rank));
+        let mut made = Self::started("train", true, Some(rank));
         made.python();
         let mut random = Rng::with_seed(rank);
         let outer: Vec<_> = (0..18).map(|depth| format!("Module{depth}._call_impl")).collect();
@@ -99,7 +99,7 @@ impl Made {
                 made.alloc(1 << 30, MemKind::Pool, forward[30]);
             }
             if rank == 29 && step == 6 {
-                made.refused(64 << 30, MemKind::Device, backward[0]);
+                made.rejected(64 << 30, MemKind::Device, backward[0]);
                 return made;
             }
             for place in backward.iter().rev() {
@@ -114,17 +114,17 @@ impl Made {
 
     /// Starts the recording of a process of a job.
     pub(crate) fn of_job(name: &str, rank: u64) -> Self {
-        Self::begun(name, true, Some(rank))
+        Self::started(name, true, Some(rank))
     }
 
-    fn begun(name: &str, has_symbols: bool, rank: Option<u64>) -> Self {
+    fn started(name: &str, has_symbols: bool, rank: Option<u64>) -> Self {
         let process = Process {
             pid: 4711,
             executable: format!("/home/ada/train/target/release/{name}"),
             arguments: vec![name.to_owned(), "--epochs".to_owned(), "3".to_owned()],
             folder: "/home/ada/train".to_owned(),
             own_module: Some("train".to_owned()),
-            began: Duration::from_secs(1_790_000_000),
+            started: Duration::from_secs(1_790_000_000),
             version: "0.1.0".to_owned(),
             ran_before: None,
             cards: None,
@@ -252,9 +252,9 @@ impl Made {
     }
 
     /// Adds an allocation on the device of the tests that the driver rejected.
-    pub(crate) fn refused(&mut self, bytes: u64, kind: MemKind, place: u32) {
+    pub(crate) fn rejected(&mut self, bytes: u64, kind: MemKind, place: u32) {
         let (device, stack) = (Some(DEVICE), StackId(place + 1));
-        self.event(EventKind::Refused { device, bytes: Bytes::new(bytes), kind, stack });
+        self.event(EventKind::Rejected { device, bytes: Bytes::new(bytes), kind, stack });
     }
 
     pub(crate) fn free(&mut self, key: Key) {
@@ -407,8 +407,8 @@ impl Made {
         let older = if known_from.is_some() { 2 + layers } else { 0 };
         let [all, most] = [layers * bytes, 2 * layers * bytes + bytes / 2].map(Bytes::new);
         let [reserved, reserved_high] = [sizes[0], sizes[0] + sizes[1]].map(Bytes::new);
-        let said = AllocatorFigures { allocated: all, allocated_high: most, reserved, reserved_high };
-        let device = AllocatorDevice { device: DEVICE, older, known_from, said: Some(said) };
+        let reported = AllocatorStats { allocated: all, allocated_high: most, reserved, reserved_high };
+        let device = AllocatorDevice { device: DEVICE, older, known_from, reported: Some(reported) };
         self.allocator(device);
         self
     }
@@ -429,7 +429,7 @@ impl Made {
         };
         let events = blocks.iter().map(event).collect();
         self.item(&Item::AllocatorEvents(AllocatorEvents { device: DEVICE, events }));
-        self.allocator(AllocatorDevice { device: DEVICE, older: 0, known_from: None, said: None });
+        self.allocator(AllocatorDevice { device: DEVICE, older: 0, known_from: None, reported: None });
     }
 
     /// Adds a tensor that is never freed. Each tensor needs a separate group, from 1 on.

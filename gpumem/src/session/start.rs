@@ -10,10 +10,10 @@ use crate::{
 
 impl Session {
     /// Starts the session and returns it. The sources of its devices then record into it.
-    pub(super) fn begun(&'static self) -> &'static Self {
-        self.begun.get_or_init(|| {
+    pub(super) fn ensure_started(&'static self) -> &'static Self {
+        self.started.get_or_init(|| {
             #[cfg(feature = "capture")]
-            self.begin_recording();
+            self.start_recording();
             // The devices of any other session record into it without this call.
             if self.devices.get().is_none() {
                 events::record_process(self.settings);

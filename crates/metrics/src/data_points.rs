@@ -8,11 +8,11 @@ use gpumem::{
     report::Group,
 };
 
-use crate::schema::{INTERVAL_PEAK, LIBRARY, LIVE, LOST, Metric, OTHER, PEAK, PLACE, REFUSED, SCOPE, largest};
+use crate::schema::{INTERVAL_PEAK, LIBRARY, LIVE, LOST, Metric, OTHER, PEAK, PLACE, REJECTED, SCOPE, largest};
 
 /// One value of a metric.
 #[derive(Debug)]
-pub(crate) struct Figure {
+pub(crate) struct DataPoint {
     pub(crate) metric: Metric,
     pub(crate) labels: Vec<(&'static str, String)>,
     pub(crate) value: u64,
@@ -27,8 +27,8 @@ pub(crate) fn collectors() -> Result<Vec<Collector>> {
 }
 
 /// Collects the values of all devices. After a fork, the child process gets no values.
-pub(crate) fn collect(collectors: &mut [Collector], most: usize) -> Vec<Figure> {
-    let mut figures = Vec::new();
+pub(crate) fn collect(collectors: &mut [Collector], most: usize) -> Vec<DataPoint> {
+    let mut points = Vec::new();
     for (at, collector) in collectors.iter_mut().enumerate() {
         let device = match collector.uuid() {
             Some(uuid) => ("gpu.uuid", uuid),
@@ -37,22 +37,22 @@ pub(crate) fn collect(collectors: &mut [Collector], most: usize) -> Vec<Figure> 
         let Ok(collected) = collector.collect() else { return Vec::new() };
         // These two counts cover all devices, so they are reported only once.
         if at == 0 {
-            for (metric, value) in [(REFUSED, collected.refused), (LOST, collected.lost)] {
-                figures.push(Figure { metric, labels: Vec::new(), value });
+            for (metric, value) in [(REJECTED, collected.rejected), (LOST, collected.lost)] {
+                points.push(DataPoint { metric, labels: Vec::new(), value });
             }
         }
-        figures.extend(of_device(&collected, most).into_iter().map(|mut figure| {
-            figure.labels.push(device.clone());
-            figure
+        points.extend(of_device(&collected, most).into_iter().map(|mut point| {
+            point.labels.push(device.clone());
+            point
         }));
     }
-    figures
+    points
 }
 
-fn of_device(collected: &Collected, most: usize) -> Vec<Figure> {
+fn of_device(collected: &Collected, most: usize) -> Vec<DataPoint> {
     let peaks = [(PEAK, collected.peak), (INTERVAL_PEAK, collected.interval_peak)];
-    let peaks = peaks.map(|(metric, bytes)| Figure { metric, labels: Vec::new(), value: bytes.get() });
-    let kinds = collected.kinds.iter().map(|(kind, bytes)| Figure {
+    let peaks = peaks.map(|(metric, bytes)| DataPoint { metric, labels: Vec::new(), value: bytes.get() });
+    let kinds = collected.kinds.iter().map(|(kind, bytes)| DataPoint {
         metric: LIVE,
         labels: vec![("kind", kind.name().replace(' ', "_"))],
         value: bytes.get(),
@@ -76,13 +76,13 @@ fn sums<const N: usize>(
     groups: &[Group],
     labels: impl Fn(&Group) -> [String; N],
     most: usize,
-) -> Vec<Figure> {
+) -> Vec<DataPoint> {
     let mut sums = HashMap::new();
     for group in groups.iter().filter(|group| !group.is_cache) {
         *sums.entry(labels(group)).or_default() += group.bytes.get();
     }
     let sums = largest(sums, most, || [OTHER; N].map(str::to_owned)).into_iter();
-    sums.map(|(labels, value)| Figure { metric, labels: names.into_iter().zip(labels).collect(), value }).collect()
+    sums.map(|(labels, value)| DataPoint { metric, labels: names.into_iter().zip(labels).collect(), value }).collect()
 }
 
 /// Converts a value to the type that the gauges of OpenTelemetry and of the crate `metrics` take.

@@ -219,7 +219,7 @@ impl Lives {
     }
 
     /// Adds a block that is now live. Returns the block's id and the change.
-    pub(super) fn begin(&mut self, when: When, block: NewBlock, kind: ChangeKind) -> (u32, u32) {
+    pub(super) fn start(&mut self, when: When, block: NewBlock, kind: ChangeKind) -> (u32, u32) {
         let number = u32::try_from(self.blocks.len()).unwrap_or(LIVE);
         let born = self.push(when, number, kind);
         let NewBlock { key, bytes, origin, device } = block;
@@ -272,7 +272,7 @@ mod tests {
             (time, number) = (time + step, number + 1 + step % 9000);
             let when = When { time, number, thread: u16::try_from(at % 60_000).unwrap() };
             let block = NewBlock { key: u64::MAX - at, bytes: (1 << 46) - at, origin: u32::MAX, device: 511 };
-            let (block, change) = lives.begin(when, block, ChangeKind::Allocated);
+            let (block, change) = lives.start(when, block, ChangeKind::Allocated);
             expected.push((change, block, time, number, (1_i64 << 46) - at.cast_signed()));
             if at % 3 == 0 {
                 let change = lives.shrink(when, block, 7);

@@ -22,7 +22,7 @@ const MOST_BLOCKS: u64 = 100_000;
 pub(super) const WIDEST: usize = 128;
 
 /// Returns the live memory of each device. Names cost time, so only the largest groups get them.
-pub(super) fn lives(follower: &Follower, places: usize, mut most_text: u64) -> HashMap<Device, LiveSample> {
+pub(super) fn live_memory(follower: &Follower, places: usize, mut most_text: u64) -> HashMap<Device, LiveSample> {
     #[derive(Default)]
     struct Sums {
         kinds: [u64; MemKind::ALL.len()],

@@ -54,7 +54,7 @@ const CALLS: &[(&str, u64, &str)] = &[
 ];
 
 #[test]
-fn a_refusal_is_reported_with_its_bytes_kind_and_device_and_counts_nothing() {
+fn a_rejection_is_reported_with_its_bytes_kind_and_device_and_counts_nothing() {
     for (call, bytes, kind) in CALLS {
         let function = call.split(' ').next().unwrap_or_default();
         // These two functions have been called once before: by the script for `live`, and by gpumem, which creates a page to
@@ -67,11 +67,11 @@ fn a_refusal_is_reported_with_its_bytes_kind_and_device_and_counts_nothing() {
         let outcome = in_time(&with_cupti().fail(format!("{function}=2@{from}")), &script);
         ensure_answer(&outcome, &format!("call {call}"), "2");
         assert!(outcome.answer("breakdown").contains(", adds up: scope `train` 1000 B (1), "), "{outcome}");
-        let refused = outcome.answers("refused");
-        let [reported] = refused[..] else { panic!("not reported once\n{outcome}") };
-        let figures = reported.strip_prefix(&format!("{bytes} {kind}, device 0, [\"train\"]; "));
-        let figures = figures.unwrap_or_else(|| panic!("`{call}`\n{outcome}"));
-        let (in_use, in_parts) = figures.split_once(" in use, ").unwrap_or_else(|| panic!("no breakdown\n{outcome}"));
+        let rejected = outcome.answers("refused");
+        let [reported] = rejected[..] else { panic!("not reported once\n{outcome}") };
+        let values = reported.strip_prefix(&format!("{bytes} {kind}, device 0, [\"train\"]; "));
+        let values = values.unwrap_or_else(|| panic!("`{call}`\n{outcome}"));
+        let (in_use, in_parts) = values.split_once(" in use, ").unwrap_or_else(|| panic!("no breakdown\n{outcome}"));
         assert_eq!(in_parts, format!("{in_use} in parts"));
         ensure_answer(&outcome, "figures", "1000 0");
         ensure_answer(&outcome, "summary", "all 0 1000 1000 1000 1, train 1 1000 1000 1000 1");
@@ -96,7 +96,7 @@ fn a_refusal_is_reported_with_its_bytes_kind_and_device_and_counts_nothing() {
 }
 
 #[test]
-fn what_is_freed_on_a_refusal_is_counted() {
+fn what_is_freed_on_a_rejection_is_counted() {
     let script = "exact; call cuMemAlloc_v2 &live 1000; on_refusal cuMemFree_v2 live; \
                   call cuMemAlloc_v2 &a 99999999999999; figures; status; call cuMemAlloc_v2 &a 500; figures";
     let outcome = with_cupti().run(&format!("{CONTEXT}; {script}"));
@@ -158,7 +158,7 @@ fn other_failures_are_not_reported() {
 }
 
 #[test]
-fn a_refusal_is_of_the_device_that_was_asked() {
+fn a_rejection_is_of_the_device_that_was_asked() {
     let outcome = run(
         &with_cupti().devices(2),
         "subscribe; print_refusals; call cuDevicePrimaryCtxRetain &second 1; call cuCtxSetCurrent second; scope second; \
@@ -168,9 +168,10 @@ fn a_refusal_is_of_the_device_that_was_asked() {
          call cuMemCreate &a 104857600000000 on:1 0; \
          other_thread call cuCtxSetCurrent second | call cuMemAlloc_v2 &a 99999999999995",
     );
-    let refused: Vec<_> = outcome.answers("refused").iter().filter_map(|reported| reported.split(';').next()).collect();
+    let rejected: Vec<_> =
+        outcome.answers("refused").iter().filter_map(|reported| reported.split(';').next()).collect();
     assert_eq!(
-        refused,
+        rejected,
         [
             "99999999999991 device, device 1, [\"second\"]",
             "99999999999992 device, device 0, [\"second\"]",
@@ -190,7 +191,7 @@ fn a_refusal_is_of_the_device_that_was_asked() {
 fn what_is_obtained_soon_calls_the_hook_and_is_not_reported() {
     const CACHE: &str = "exact; print_refusals; call cuStreamCreate &s 0; call cuMemAllocAsync &x 512 s; \
                          call cuMemAllocAsync &y 512 s; call cuMemAlloc_v2 &cache 10737418240";
-    for (refused, reports, script) in [
+    for (rejected, reports, script) in [
         (1, 0, "call ALLOC 8589934592; call cuMemFree_v2 cache; call ALLOC 8589934592"),
         (1, 0, "call ALLOC 8589934592; call cuMemFree_v2 cache; call ALLOC 9663676416"),
         (1, 0, "call ALLOC 8589934592; call cuMemAllocAsync &z 512 s; call cuMemFree_v2 cache; call ALLOC 8589934592"),
@@ -216,7 +217,7 @@ fn what_is_obtained_soon_calls_the_hook_and_is_not_reported() {
             let script = sizes.into_iter().fold(script.to_owned(), |script, size| call(&script, size));
             for machine in Standin::new().env(NO_STACKS.0, NO_STACKS.1).with_each_source().all() {
                 let outcome = run_any(machine, &format!("{CACHE}; {script}"));
-                assert_eq!(outcome.answers("refused").len(), refused, "{outcome}");
+                assert_eq!(outcome.answers("refused").len(), rejected, "{outcome}");
                 assert_eq!(outcome.stderr.matches("is out of memory").count(), reports, "{outcome}");
             }
         }
@@ -278,7 +279,7 @@ fn a_second_try_after_the_pool_gave_back() {
 }
 
 #[test]
-fn a_report_without_figures_has_the_size_of_the_request() {
+fn a_report_without_numbers_has_the_size_of_the_request() {
     let machine = with_cupti()
         .fail("nvmlDeviceGetMemoryInfo_v2=15")
         .fail("nvmlDeviceGetMemoryInfo=15")

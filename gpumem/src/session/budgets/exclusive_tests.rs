@@ -5,7 +5,7 @@ use std::{
     thread::{self, ThreadId},
 };
 
-use super::facts::RawFacts;
+use super::thread_facts::RawFacts;
 use crate::process;
 
 /// The budget of a test, or of code in a test. While it exists, tests that must run alone wait; if it must run alone itself, all

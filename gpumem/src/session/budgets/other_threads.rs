@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use super::{facts::RawFacts, turns};
+use super::{exclusive_tests, thread_facts::RawFacts};
 use crate::{
     inbox::Watch,
     ledger::{Noticed, Noticing},
@@ -122,7 +122,7 @@ impl Watch for Watcher {
         let is_counted = thread::current().id() == self.thread;
         let is_anothers = self.counted == Counted::OwnThread && (is_free || is_guest);
         // No event belongs to the test while it waits for its turn.
-        if device != self.device || is_counted || is_anothers || turns::waits(self.thread) {
+        if device != self.device || is_counted || is_anothers || exclusive_tests::waits(self.thread) {
             return;
         }
         let (is_new, is_full) = {

@@ -25,7 +25,7 @@ pub(crate) fn traces(events: &[Applied]) -> BTreeMap<u64, (i64, u64)> {
                 };
                 rule.open(thread, scope.0, counts);
             }
-            EventKind::Close { scope } => closed.extend(rule.close(scope.0).map(|figures| (scope.0, figures))),
+            EventKind::Close { scope } => closed.extend(rule.close(scope.0).map(|values| (scope.0, values))),
             _ => {}
         }
     }

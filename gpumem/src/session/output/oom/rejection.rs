@@ -9,19 +9,19 @@ use crate::{
 };
 
 /// The longest time that the calling thread waits for the report.
-pub(super) const REFUSED_THREAD_WAIT: Duration = Duration::from_millis(50);
+pub(super) const REJECTED_THREAD_WAIT: Duration = Duration::from_millis(50);
 
 /// A rejected allocation, and its thread.
 #[derive(Clone, Debug)]
-pub(super) struct Refusal {
+pub(super) struct ThreadRejection {
     pub(super) thread: ThreadId,
-    pub(super) of: derive::Refusal,
+    pub(super) of: derive::Rejection,
 }
 
-impl Refusal {
+impl ThreadRejection {
     /// Returns the report with the facts that are known immediately.
     pub(super) fn report(&self) -> OutOfMemory {
-        self.of.report(Err(no_answer(REFUSED_THREAD_WAIT)))
+        self.of.report(Err(no_answer(REJECTED_THREAD_WAIT)))
     }
 }
 

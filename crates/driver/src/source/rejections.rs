@@ -8,17 +8,17 @@ use crate::model::Block;
 use crate::model::{Bytes, Device, MemKind};
 
 /// The functions that are called for failed allocations.
-pub struct RefusalHandler {
+pub struct RejectionHandler {
     /// Called when an allocation failed. The device is `None` if it is not known, or if the memory is on the host.
-    pub refused: fn(Option<Device>, Bytes, MemKind),
+    pub rejected: fn(Option<Device>, Bytes, MemKind),
     /// Called when a thread has allocated this much on the device after one of its earlier allocations failed.
     pub obtained: fn(Device, Bytes),
 }
 
-static HANDLER: OnceCell<RefusalHandler> = OnceCell::new();
+static HANDLER: OnceCell<RejectionHandler> = OnceCell::new();
 
 /// Sets the functions. Only the first call has an effect.
-pub fn handle_refusals(handler: RefusalHandler) {
+pub fn handle_rejections(handler: RejectionHandler) {
     let _ = HANDLER.set(handler);
 }
 
@@ -27,7 +27,7 @@ thread_local! {
     static IS_WATCHED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Starts or stops reporting this thread's allocations to [`RefusalHandler::obtained`].
+/// Starts or stops reporting this thread's allocations to [`RejectionHandler::obtained`].
 #[inline]
 pub fn watch_allocations(watch: bool) {
     IS_WATCHED.set(watch);
@@ -40,9 +40,9 @@ pub fn is_watched() -> bool {
 }
 
 /// Reports that an allocation failed.
-pub(super) fn refused(device: Option<Device>, bytes: Bytes, kind: MemKind) {
+pub(super) fn rejected(device: Option<Device>, bytes: Bytes, kind: MemKind) {
     if let Some(handler) = HANDLER.get() {
-        (handler.refused)(device, bytes, kind);
+        (handler.rejected)(device, bytes, kind);
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
 
 /// A rejected allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct Rejection {
     /// The device on which memory ran out.
     pub device: Device,
     /// The size that was requested.
@@ -22,7 +22,7 @@ pub struct Refusal {
     pub path: Vec<String>,
 }
 
-impl Refusal {
+impl Rejection {
     /// Returns a report with the facts that are known immediately; `breakdown` is the reason why there are no others.
     pub fn report(&self, breakdown: Result<Breakdown>) -> OutOfMemory {
         OutOfMemory {

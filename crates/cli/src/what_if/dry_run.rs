@@ -31,7 +31,7 @@ pub(super) struct Outcome {
     /// The memory of a card on which no request fails: the sum of all processes at their peaks, with their contexts.
     pub(super) enough: u64,
     /// The number of requests that failed for good.
-    pub(super) refused: u64,
+    pub(super) rejected: u64,
     /// Why the program failed.
     pub(super) failed: Option<String>,
 }
@@ -125,12 +125,12 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
     let peaks: Vec<u64> = overviews.iter().filter_map(most).collect();
     // A request that the allocator repeated successfully after emptying its cache did not fail for good.
     let missed =
-        |overview: &Overview| overview.refused.as_ref().map_or(0, |refused| refused.count - refused.obtained_soon);
-    let refused = overviews.iter().map(missed).sum();
+        |overview: &Overview| overview.rejected.as_ref().map_or(0, |rejected| rejected.count - rejected.obtained_soon);
+    let rejected = overviews.iter().map(missed).sum();
     let most = peaks.iter().max().copied();
     let enough = peaks.iter().map(|peak| peak + CONTEXT.get()).sum();
     let failed = match (is_success, most) {
-        (true, _) if refused > 0 => Some("an allocation failed, and the program continued without it".to_owned()),
+        (true, _) if rejected > 0 => Some("an allocation failed, and the program continued without it".to_owned()),
         (true, Some(_)) => None,
         (true, None) => Some("it allocated nothing on a GPU".to_owned()),
         (false, _) => {
@@ -139,12 +139,12 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
             // The summary of `gpumem run` starts after an empty line, with the file.
             let own = output.split_once("\n\n").map_or(&*output, |(own, _)| own);
             // The message that nothing was recorded names a file of this command, so it is left out.
-            let is_told = |line: &&str| !line.trim().is_empty() && !line.starts_with("gpumem: nothing was recorded");
-            let lines = || own.lines().rev().filter(is_told);
+            let is_message = |line: &&str| !line.trim().is_empty() && !line.starts_with("gpumem: nothing was recorded");
+            let lines = || own.lines().rev().filter(is_message);
             let last = lines().find(|line| !line.starts_with("gpumem: ")).or_else(|| lines().next());
             let said = last.map(|last| format!(": {last}")).unwrap_or_default();
             Some(format!("it ended with {status}{said}"))
         }
     };
-    Outcome { most: most.unwrap_or(0), enough, refused, failed }
+    Outcome { most: most.unwrap_or(0), enough, rejected, failed }
 }

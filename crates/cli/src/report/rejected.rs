@@ -10,22 +10,23 @@ use gpumem_core::{
 };
 use serde::Serialize;
 
-use crate::history::{History, Refusal, in_words};
+use crate::history::{History, RejectedRequest, in_words};
 
 /// At most this many are listed in JSON and on the page: the latest ones.
 const MOST: usize = 1_000;
 
 /// The allocations that the driver rejected. The field names are those in JSON.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Refused {
+pub(crate) struct Rejections {
     pub(crate) count: u64,
     /// The number of these allocations after which the same thread got as much memory within a second.
     pub(crate) obtained_soon: u64,
     pub(crate) largest_bytes: u64,
     /// The main failed allocation: the last one after which the thread did not get the memory, else the last one.
-    pub(crate) main: RefusedAllocation,
+    pub(crate) main: RejectedAllocation,
     /// The latest failed allocations.
-    pub(crate) newest: Vec<RefusedAllocation>,
+    #[serde(rename = "newest")]
+    pub(crate) latest: Vec<RejectedAllocation>,
     /// The part that rejected them: gpumem if the GPU is not the real one, else the driver.
     #[serde(skip)]
     by: &'static str,
@@ -36,7 +37,7 @@ pub(crate) struct Refused {
 
 /// One failed allocation.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct RefusedAllocation {
+pub(crate) struct RejectedAllocation {
     pub(crate) seconds: f64,
     pub(crate) bytes: u64,
     pub(crate) kind: &'static str,
@@ -59,28 +60,28 @@ pub(crate) struct RefusedAllocation {
     pub(crate) obtained_soon: bool,
 }
 
-impl RefusedAllocation {
-    fn of(history: &History, refused: &Refusal) -> Self {
-        let stack = history.definitions().stack(refused.stack);
-        let device = refused.device.and_then(|device| history.devices.get(usize::from(device))).map(|all| all.device);
+impl RejectedAllocation {
+    fn of(history: &History, rejected: &RejectedRequest) -> Self {
+        let stack = history.definitions().stack(rejected.stack);
+        let device = rejected.device.and_then(|device| history.devices.get(usize::from(device))).map(|all| all.device);
         let has_library_as_place = stack.library_as_place().is_some();
-        let live_bytes = refused.live.filter(|_| history.is_whole_at(refused.number));
+        let live_bytes = rejected.live.filter(|_| history.is_whole_at(rejected.number));
         let defined = device.and_then(|device| history.definitions().device(device)?.total);
-        let used = refused.memory.map(|memory| memory.used.get());
+        let used = rejected.memory.map(|memory| memory.used.get());
         Self {
-            seconds: Duration::from_nanos(refused.time).as_secs_f64(),
-            bytes: refused.bytes,
-            kind: refused.kind.name(),
+            seconds: Duration::from_nanos(rejected.time).as_secs_f64(),
+            bytes: rejected.bytes,
+            kind: rejected.kind.name(),
             device: device.map(|device| device.ordinal),
             simulated: device.is_some_and(|device| device.family == Family::Simulated),
             place: stack.line.filter(|_| !has_library_as_place).or_else(|| stack.library.clone()),
             caller: stack.caller.filter(|_| !has_library_as_place),
             library: stack.library,
             live_bytes,
-            total_bytes: refused.memory.map(|memory| memory.total).or(defined).map(Bytes::get),
-            free_bytes: refused.memory.map(|memory| memory.free.get()),
+            total_bytes: rejected.memory.map(|memory| memory.total).or(defined).map(Bytes::get),
+            free_bytes: rejected.memory.map(|memory| memory.free.get()),
             rest_bytes: used.zip(live_bytes).map(|(used, live)| used.saturating_sub(live)),
-            obtained_soon: refused.was_obtained,
+            obtained_soon: rejected.was_obtained,
         }
     }
 
@@ -114,18 +115,18 @@ impl RefusedAllocation {
     }
 }
 
-impl Refused {
+impl Rejections {
     pub(crate) fn of(history: &History) -> Option<Self> {
         let main = history.oom()?;
-        let all = &history.refusals;
+        let all = &history.rejections;
         Some(Self {
             count: all.len() as u64,
-            obtained_soon: all.iter().filter(|refused| refused.was_obtained).count() as u64,
-            largest_bytes: all.iter().map(|refused| refused.bytes).max().unwrap_or(0),
-            main: RefusedAllocation::of(history, main),
-            newest: all[all.len().saturating_sub(MOST)..]
+            obtained_soon: all.iter().filter(|rejected| rejected.was_obtained).count() as u64,
+            largest_bytes: all.iter().map(|rejected| rejected.bytes).max().unwrap_or(0),
+            main: RejectedAllocation::of(history, main),
+            latest: all[all.len().saturating_sub(MOST)..]
                 .iter()
-                .map(|refused| RefusedAllocation::of(history, refused))
+                .map(|rejected| RejectedAllocation::of(history, rejected))
                 .collect(),
             by: if history.definitions().process().cards.is_some() { "gpumem" } else { "the driver" },
             is_live_known: history.is_whole_at(main.number),

@@ -20,7 +20,7 @@ const MACHINE: (elf::Machine, elf::RelocationType) = (elf::EM_X86_64, elf::R_X86
 const MACHINE: (elf::Machine, elf::RelocationType) = (elf::EM_AARCH64, elf::R_AARCH64_GLOB_DAT);
 
 /// A library whose functions pass their arguments to `gpumem_pass`.
-pub(super) struct Passing<'a> {
+pub(super) struct ForwardingLibrary<'a> {
     /// The name of the library.
     pub(super) name: &'a str,
     /// The libraries that this one depends on. The first one contains `gpumem_pass`.
@@ -29,7 +29,7 @@ pub(super) struct Passing<'a> {
     pub(super) functions: &'a [(&'a str, Vec<u8>)],
 }
 
-impl Passing<'_> {
+impl ForwardingLibrary<'_> {
     /// Returns the contents of the file: the part that the loader only reads, with the functions, followed by the part
     /// that it writes.
     pub(super) fn image(&self) -> io::Result<Vec<u8>> {
