@@ -23,7 +23,7 @@ use parquet::{
 
 use crate::{
     history::{BlockLife, Change, ChangeKind, History, Lives, Origin, tensors::Tensors},
-    report::sums::NO_LINE,
+    report::place_sums::NO_LINE,
 };
 
 /// The number of rows in a row group.

@@ -8,6 +8,7 @@ mod allocator;
 mod block_lives;
 mod bytes;
 mod device;
+mod held;
 #[cfg(test)]
 mod hostile;
 mod names;
@@ -15,7 +16,6 @@ mod origin_sums;
 mod overlaps;
 mod read;
 mod recorded;
-mod sums;
 mod tensor_blocks;
 pub(crate) mod tensors;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Blocks of one origin.
+//! Sums of blocks by their origin.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 

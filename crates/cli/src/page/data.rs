@@ -23,7 +23,7 @@ use crate::{
     report::{
         modules::NOT_CLASSIFIED,
         overview::{DeviceOverview, Overview},
-        sums::NO_LINE,
+        place_sums::NO_LINE,
         tensors::TensorsOverview,
     },
 };

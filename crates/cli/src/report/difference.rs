@@ -22,7 +22,7 @@ use super::{
     modules::{ClassSum, ModuleSum},
     moved::moved,
     overview::{DeviceOverview, Missing, Overview},
-    sums::{NO_LINE, PlaceSum},
+    place_sums::{NO_LINE, PlaceSum},
     tensors::TensorsOverview,
 };
 

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::{
     overview::PoolOverview,
-    sums::{PlaceSum, place_sums},
+    place_sums::{PlaceSum, place_sums},
     text::{Bars, device_in_words, has_scopes, shares, tree, unit_of},
 };
 use crate::history::{DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_words, sums_by};

@@ -13,8 +13,8 @@ use gpumem_core::{
 use serde::Serialize;
 
 use super::{
+    place_sums::{PlaceSum, place_sums, shared_sums},
     rejected::Rejections,
-    sums::{PlaceSum, place_sums, shared_sums},
     tensors::{TensorMoment, TensorsOverview},
     text::percent,
 };

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use gpumem_core::derive::Stack;
 
-use super::sums::NO_LINE;
+use super::place_sums::NO_LINE;
 use crate::history::{DeviceHistory, History, Lives, Origin, tensors::Tensors};
 
 /// The peak of a place on a device.

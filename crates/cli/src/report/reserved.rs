@@ -14,7 +14,7 @@ use gpumem_core::{
 use gpumem_recording::TensorClass;
 use serde::Serialize;
 
-use super::{sums::NO_LINE, text::percent};
+use super::{place_sums::NO_LINE, text::percent};
 use crate::history::{
     Origin,
     tensors::{AllocatorState, Piece, Segment, SegmentUse, Tensor, TensorHistory, Tensors},

@@ -15,9 +15,9 @@ use gpumem_core::{
 
 use super::{
     overview::{DeviceOverview, Overview},
+    place_sums::PlaceSum,
     ranks,
     rejected::Rejections,
-    sums::PlaceSum,
     tensors::{self, TensorsOverview},
     text::{percent, shares, unit_of},
 };

@@ -15,8 +15,8 @@ use serde::Serialize;
 
 use super::{
     modules::{self, ClassSum, ModuleSum},
+    place_sums::{NO_LINE, PlaceSum, place_sums},
     reserved::AllocatorSums,
-    sums::{NO_LINE, PlaceSum, place_sums},
     text::{Bars, unit_of},
 };
 use crate::history::{

@@ -1,4 +1,4 @@
-//! Sums of bytes and blocks by a common property.
+//! Sums of bytes and blocks by scope, place and kind.
 
 use std::collections::HashMap;
 
