@@ -10,7 +10,7 @@ use gpumem_recording::AllocatorAction as Action;
 
 use super::{frames::functions, pickle::Pickle};
 use crate::history::{
-    BlockLife, Change, History, Origin,
+    BlockLife, Change, History, Moment, Origin,
     tensors::{AllocatorStep, Piece},
 };
 
@@ -86,15 +86,12 @@ impl Snapshot<'_> {
         let history = self.history;
         self.pickle.start_list()?;
         let mut written = 0;
-        let last = history.last_change();
-        for number in last.into_iter().flat_map(|last| history.blocks_after(last)) {
-            let block = history.lives.block(number);
+        for (block, bytes) in history.live_blocks(&history.changes_at(Moment::End)) {
             if !self.is_shown(&block) {
                 continue;
             }
             self.pickle.append_part(written)?;
             written += 1;
-            let bytes = last.map_or(0, |last| history.lives.bytes_after(number, last));
             let device = history.devices[usize::from(block.device)].device.ordinal;
             let from = EventOrigin::Block(block.origin);
             let only =

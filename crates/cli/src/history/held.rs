@@ -14,21 +14,29 @@ use super::{
 };
 
 impl History {
-    /// Returns the last change up to a moment, for each device. Each device has its own peak.
+    /// Returns the last change up to a moment, for each device in the order of [`History::devices`]. `None` if the
+    /// moment is before the first change. Each device has its own peak.
     pub(crate) fn changes_at(&self, moment: Moment) -> Vec<Option<u32>> {
         let change = self.change_at(moment);
         self.devices.iter().map(|device| if moment == Moment::Peak { device.peak_at } else { change }).collect()
     }
 
-    /// Returns the memory that was live on each device after a change, the largest first. `None` is the start of the
-    /// recording.
+    /// Returns the blocks of each device that were live after its change in `changes`, each with its size at that time.
+    /// [`changes_at`](Self::changes_at) describes the list.
+    pub(crate) fn live_blocks(&self, changes: &[Option<u32>]) -> impl Iterator<Item = (BlockLife, u64)> {
+        let last = changes.iter().copied().flatten().max();
+        let born = last.into_iter().flat_map(move |last| self.lives.born_until(last));
+        born.filter_map(move |(number, block)| {
+            let change = changes[usize::from(block.device)].filter(|change| block.is_live_after(*change))?;
+            Some((block, self.lives.bytes_after(number, change)))
+        })
+    }
+
+    /// Returns the sums of [`live_blocks`](Self::live_blocks) for each device, the largest first.
     pub(crate) fn held_after(&self, changes: &[Option<u32>]) -> Vec<Vec<OriginSum<'_>>> {
         let mut sums = Sums::new(self.origins.len());
-        for (number, block) in changes.iter().flatten().max().into_iter().flat_map(|last| self.lives.born_until(*last))
-        {
-            if let Some(change) = changes[usize::from(block.device)].filter(|change| block.is_live_after(*change)) {
-                sums.add((block.device, block.origin), self.lives.bytes_after(number, change).cast_signed(), 1);
-            }
+        for (block, bytes) in self.live_blocks(changes) {
+            sums.add((block.device, block.origin), bytes.cast_signed(), 1);
         }
         sums.held(&self.origins, self.devices.len())
     }
@@ -112,26 +120,17 @@ impl History {
                 }
             }
         }
-        for ((device, sums), (_, most, change)) in (0..).zip(&mut sums).zip(peaks) {
-            let live = self.blocks_after(change).filter(|_| most > 0).map(|number| self.lives.block(number));
-            let mut by_place: HashMap<String, (i64, i64)> = HashMap::new();
-            for block in live.filter(|block| block.device == device && is_rounded(block)) {
-                let sum = by_place.entry(self.origins[block.origin as usize].place()).or_default();
-                *sum = (sum.0 + block.bytes.cast_signed(), sum.1 + 1);
-            }
+        let changes: Vec<_> = peaks.iter().map(|(_, most, change)| (*most > 0).then_some(*change)).collect();
+        let mut by_place: Vec<HashMap<String, (i64, i64)>> = vec![HashMap::new(); self.devices.len()];
+        for (block, bytes) in self.live_blocks(&changes).filter(|(block, _)| is_rounded(block)) {
+            let place = self.origins[block.origin as usize].place();
+            let sum = by_place[usize::from(block.device)].entry(place).or_default();
+            *sum = (sum.0 + bytes.cast_signed(), sum.1 + 1);
+        }
+        for (sums, by_place) in sums.iter_mut().zip(by_place) {
             sums.extend(by_place.into_iter().map(|(name, (bytes, blocks))| Sum { name, bytes, blocks }));
             sums.sort_by(|a: &Sum, b: &Sum| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
         }
         sums
-    }
-
-    /// Returns the ids of the blocks that are live after a change.
-    pub(crate) fn blocks_after(&self, change: u32) -> impl Iterator<Item = u32> {
-        self.lives.born_until(change).filter(move |(_, block)| block.died > change).map(|(number, _)| number)
-    }
-
-    /// Returns the last change; `None` if there is none.
-    pub(crate) fn last_change(&self) -> Option<u32> {
-        self.lives.last_change()
     }
 }

@@ -106,7 +106,7 @@ impl History {
         match moment {
             Moment::Start => self.last_older_change(),
             Moment::Peak => self.busiest()?.peak_at,
-            Moment::End => self.last_change(),
+            Moment::End => self.lives.last_change(),
             Moment::Oom => self.oom()?.after,
             Moment::Time(time) => u32::try_from(self.lives.first_after_time(nanos(time))).ok()?.checked_sub(1),
         }
@@ -201,9 +201,8 @@ impl History {
     pub(crate) fn leaks(&self) -> Leaks {
         // The blocks and the bytes of each origin, and the size of a block if all blocks are of the same size.
         let mut sums: Vec<(u64, u64, Option<u64>)> = vec![(0, 0, None); self.origins.len()];
-        for number in self.last_change().into_iter().flat_map(|last| self.blocks_after(last)) {
-            let bytes = self.lives.bytes_after(number, LIVE);
-            let (blocks, all, each) = &mut sums[self.lives.block(number).origin as usize];
+        for (block, bytes) in self.live_blocks(&self.changes_at(Moment::End)) {
+            let (blocks, all, each) = &mut sums[block.origin as usize];
             *each = if *blocks == 0 { Some(bytes) } else { each.filter(|each| *each == bytes) };
             (*blocks, *all) = (*blocks + 1, *all + bytes);
         }

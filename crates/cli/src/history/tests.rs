@@ -143,21 +143,19 @@ fn what_is_live_is_what_the_ledger_says() {
             history.devices,
             history.reader.ledger().stats()
         );
-        let last = history.last_change();
+        let last = history.lives.last_change();
         let mut live: BTreeMap<(u64, u64), u64> = BTreeMap::new();
         for block in derive::live_blocks(history.reader.ledger(), history.reader.definitions(), None) {
             *live.entry((block.id, u64::from(block.device))).or_default() += block.bytes.get();
         }
         let mut noted: BTreeMap<(u64, u64), u64> = BTreeMap::new();
-        for number in history.blocks_after(last.unwrap()) {
-            let block = history.lives.block(number);
+        let devices = history.devices.len();
+        for (block, bytes) in history.live_blocks(&vec![last; devices]) {
             let device = history.devices[usize::from(block.device)].device;
-            *noted.entry((block.key, u64::from(device.ordinal))).or_default() +=
-                history.lives.bytes_after(number, last.unwrap());
+            *noted.entry((block.key, u64::from(device.ordinal))).or_default() += bytes;
         }
         assert_eq!(noted, live, "seed {seed}");
         // The sum of all changes is the live memory at the end.
-        let devices = history.devices.len();
         let [held, between] =
             [history.held_after(&vec![last; devices]), history.held_between(&vec![(None, last); devices])]
                 .map(|held| sums_by(&held.concat(), |origin| format!("{} {}", origin.kind, origin.scope())));
