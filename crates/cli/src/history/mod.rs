@@ -6,7 +6,6 @@
 
 mod allocator;
 mod block_lives;
-mod bytes;
 mod device;
 mod held;
 #[cfg(test)]
@@ -16,6 +15,7 @@ mod origin_sums;
 mod overlaps;
 mod read;
 mod recorded;
+mod recording_bytes;
 mod tensor_blocks;
 pub(crate) mod tensors;
 #[cfg(test)]

@@ -15,11 +15,11 @@ use gpumem_recording::{Definitions, Reader, RecordedEvent, Step};
 
 use super::{
     block_lives::{BlockLife, LIVE, Lives, NewBlock, When},
-    bytes::RecordingBytes,
     device::DeviceHistory,
     names::Origins,
     overlaps::OverlapFinder,
     recorded::{History, MarkedMoment, RejectedRequest, ScopeLife},
+    recording_bytes::RecordingBytes,
     tensors,
     time::nanos,
 };

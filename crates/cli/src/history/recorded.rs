@@ -12,10 +12,10 @@ use gpumem_recording::{Definitions, End, Reader, Skipped};
 
 use super::{
     block_lives::{BlockLife, LIVE, Lives},
-    bytes::RecordingBytes,
     device::DeviceHistory,
     names::Origin,
     overlaps::OverlappingParts,
+    recording_bytes::RecordingBytes,
     tensors::Tensors,
     time::{Moment, nanos},
 };

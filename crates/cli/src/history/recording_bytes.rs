@@ -8,19 +8,19 @@ use std::{
 use crate::progress::Progress;
 
 /// A file, or bytes in memory.
-pub(super) trait Bytes: Read + Seek + Debug {}
+pub(super) trait ReadSeek: Read + Seek + Debug {}
 
-impl<T: Read + Seek + Debug> Bytes for T {}
+impl<T: Read + Seek + Debug> ReadSeek for T {}
 
 /// The bytes of a recording. Reading them shows the progress.
 #[derive(Debug)]
 pub(super) struct RecordingBytes {
-    from: Box<dyn Bytes>,
+    from: Box<dyn ReadSeek>,
     progress: Progress,
 }
 
 impl RecordingBytes {
-    pub(super) fn new(from: impl Bytes + 'static, progress: Progress) -> Self {
+    pub(super) fn new(from: impl ReadSeek + 'static, progress: Progress) -> Self {
         Self { from: Box::new(from), progress }
     }
 }
