@@ -8,14 +8,14 @@ use std::{
 
 use clap::Args;
 use gpumem_core::{
-    export::{InPaint, Leaf, Paint, Role, Tree},
+    export::{InPaint, Leaf, Paint, Role, Tree, part_table},
     model::{ByteDelta, Bytes, one_line},
 };
 use serde::{Serialize, Serializer};
 
 use super::{
     change::Limit,
-    text::{Bars, device_in_words, unit_of},
+    text::{device_in_words, unit_of},
 };
 use crate::{
     failure::Failure,
@@ -155,7 +155,7 @@ pub(crate) fn write(history: &History, part: &CallTreeOptions, out: &mut dyn Wri
         let (most, least) = part.min.map_or((MOST, 0), |min| (usize::MAX, min.of(total.unsigned_abs())));
         let rows = tree(&of_device, &names).pruned(most, part.depth.map_or(usize::MAX, NonZeroUsize::get), least);
         if !rows.is_empty() {
-            writeln!(out, "{}", InPaint(&Bars("allocated by", &rows, unit_of(total.unsigned_abs())), paint))?;
+            writeln!(out, "{}", InPaint(&part_table("allocated by", &rows, unit_of(total.unsigned_abs())), paint))?;
         }
     }
     if all.is_empty() {

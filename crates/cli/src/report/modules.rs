@@ -6,11 +6,10 @@ use std::{
     io::{self, Write},
 };
 
-use gpumem_core::export::{Amounts, InPaint, Leaf, Paint, Tree};
+use gpumem_core::export::{Amounts, InPaint, Leaf, Paint, Tree, part_table};
 use gpumem_recording::TensorClass;
 use serde::Serialize;
 
-use super::text::Bars;
 use crate::history::tensors::{AllocatorState, Tensors};
 
 /// At most this many rows of each table are printed; JSON contains all.
@@ -168,7 +167,7 @@ pub(crate) fn table(
         tree.leaf(&[], Leaf { name, bytes: bytes.try_into().unwrap_or(i64::MAX), blocks, note: None });
     }
     let rows = tree.rows(MOST_ROWS);
-    if rows.is_empty() { Ok(()) } else { writeln!(out, "{}", InPaint(&Bars(title, &rows, unit), paint)) }
+    if rows.is_empty() { Ok(()) } else { writeln!(out, "{}", InPaint(&part_table(title, &rows, unit), paint)) }
 }
 
 #[cfg(test)]

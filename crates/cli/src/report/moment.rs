@@ -7,7 +7,7 @@ use std::{
 
 use gpumem_core::{
     derive::registered_pool,
-    export::{Amounts, InPaint, Paint, Role},
+    export::{Amounts, InPaint, Paint, Role, part_table},
     model::{ByteDelta, Bytes, Family},
 };
 use serde::Serialize;
@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::{
     overview::PoolOverview,
     place_sums::{PlaceSum, place_sums},
-    text::{Bars, device_in_words, has_scopes, shares, tree, unit_of},
+    text::{device_in_words, has_scopes, shares, tree, unit_of},
 };
 use crate::history::{DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_words, sums_by};
 
@@ -186,13 +186,13 @@ fn write(
         };
         let title = if has_scopes(held) { "allocated in, and at" } else { "allocated at" };
         if !rows.is_empty() {
-            writeln!(out, "{}", InPaint(&Bars(title, &rows, unit), paint))?;
+            writeln!(out, "{}", InPaint(&part_table(title, &rows, unit), paint))?;
         }
         if !besides.is_empty() {
             let kinds = sums_by(besides, |origin| origin.kind.name().to_owned());
             let kinds: Vec<_> = kinds.iter().map(|sum| &*sum.name).collect();
             let title = format!("besides: {}", kinds.join(", "));
-            writeln!(out, "{}", InPaint(&Bars(&title, &tree(besides), unit), paint))?;
+            writeln!(out, "{}", InPaint(&part_table(&title, &tree(besides), unit), paint))?;
         }
         let Some(moment) = moment else { continue };
         if bytes.is_some() && !rows.is_empty() {

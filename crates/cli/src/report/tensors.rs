@@ -7,7 +7,7 @@ use std::{
 };
 
 use gpumem_core::{
-    export::{InPaint, Leaf, Paint, Role, Tree},
+    export::{InPaint, Leaf, Paint, Role, Tree, part_table},
     model::Bytes,
     report::counted,
 };
@@ -17,7 +17,7 @@ use super::{
     modules::{self, ClassSum, ModuleSum},
     place_sums::{NO_LINE, PlaceSum, place_sums},
     reserved::AllocatorSums,
-    text::{Bars, unit_of},
+    text::unit_of,
 };
 use crate::history::{
     History, Moment, RejectedRequest, in_words,
@@ -317,7 +317,7 @@ fn write_places(moment: &TensorMoment, out: &mut dyn Write, paint: Paint) -> io:
     if let (Some(by_module), Some(by_class)) = (&moment.by_module, &moment.by_class) {
         modules::write(by_module, by_class, unit, out, paint)?;
     }
-    writeln!(out, "{}", InPaint(&Bars("allocated at", &rows, unit), paint))
+    writeln!(out, "{}", InPaint(&part_table("allocated at", &rows, unit), paint))
 }
 
 /// Returns the tensors of each device at a moment, for JSON. With `has_segments`, each segment is listed.

@@ -1,9 +1,9 @@
 //! Text that several reports share.
 
-use std::{collections::HashMap, fmt};
+use std::collections::HashMap;
 
 use gpumem_core::{
-    export::{Amounts, Leaf, Paint, Row, Show, Tree, part_table},
+    export::{Amounts, Leaf, Row, Tree},
     model::{Bytes, Device, one_line},
     report::SharedNames,
 };
@@ -78,13 +78,4 @@ pub(super) fn tree(held: &[OriginSum<'_>]) -> Vec<Row> {
         }
     }
     tree.rows(MOST_ROWS)
-}
-
-/// A table with a bar in each row: its title, its rows, and the unit of the whole.
-pub(super) struct Bars<'a>(pub(super) &'a str, pub(super) &'a [Row], pub(super) Amounts);
-
-impl Show for Bars<'_> {
-    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        part_table(self.0, self.1, self.2).show(f, paint)
-    }
 }

@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::{
     amounts::Amounts,
-    breakdown::{amounts_of, part_table, table},
     paint::{Paint, Role, Show},
+    part_table::{amounts_of, part_table, table},
     pools::cache_of,
     table::shortened,
     tree::{Leaf, Row, Tree},

@@ -11,6 +11,7 @@ mod json_escapes;
 mod memory_stats;
 mod output;
 mod paint;
+mod part_table;
 mod pools;
 #[cfg(test)]
 mod samples;
@@ -25,10 +26,10 @@ mod tree;
 
 pub use self::{
     amounts::Amounts,
-    breakdown::{part_table, table_in as amounts_table_in},
     json::json_line,
     json_escapes::JsonEscapes,
     paint::{InPaint, Paint, Painted, Role, Show},
+    part_table::{part_table, part_table_in},
     pools::pool_in_words,
     sink::{ParseSinkError, Sink},
     table::{Cell, Fit, Table, shortened, shortened_command},

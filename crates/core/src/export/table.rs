@@ -9,7 +9,7 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::{
     amounts::Amounts,
-    paint::{Paint, Role},
+    paint::{Paint, Role, Show},
 };
 use crate::model::one_line;
 
@@ -104,6 +104,33 @@ impl<T: AsRef<str>> From<T> for Cell {
     }
 }
 
+/// Writes the lines, without a line break after the last one.
+impl Show for Table {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        let layout = self.layout(paint.width());
+        let heading = |text: fn(&Column) -> &str, role: Role| {
+            let cells: Vec<_> = self.columns.iter().map(|column| Cell::from(text(column)).role(role)).collect();
+            self.line(&cells, &layout, paint)
+        };
+        writeln!(f, "{}", heading(|column| &column.name, Role::Heading))?;
+        if self.columns.iter().any(|column| !column.unit.is_empty()) {
+            writeln!(f, "{}", heading(|column| column.unit, Role::Faint))?;
+        }
+        write!(f, " {}", paint.on(Role::Faint, "─".repeat(layout.width() - 1)))?;
+        for line in &self.lines {
+            match line {
+                TableLine::Row(cells) => write!(f, "\n{}", self.line(cells, &layout, paint))?,
+                TableLine::Note(depth, text) => {
+                    let indent = 1 + layout.indent * depth;
+                    let text = shortened(text, paint.width().saturating_sub(indent));
+                    write!(f, "\n{:indent$}{}", "", paint.on(Role::Faint, text))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Table {
     /// Creates a table without columns.
     pub fn new() -> Self {
@@ -172,34 +199,6 @@ impl Table {
             }
         }
         layout
-    }
-
-    /// Writes the lines, without a line break after the last one.
-    ///
-    /// # Errors
-    /// Returns the error of the formatter.
-    pub fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        let layout = self.layout(paint.width());
-        let heading = |text: fn(&Column) -> &str, role: Role| {
-            let cells: Vec<_> = self.columns.iter().map(|column| Cell::from(text(column)).role(role)).collect();
-            self.line(&cells, &layout, paint)
-        };
-        writeln!(f, "{}", heading(|column| &column.name, Role::Heading))?;
-        if self.columns.iter().any(|column| !column.unit.is_empty()) {
-            writeln!(f, "{}", heading(|column| column.unit, Role::Faint))?;
-        }
-        write!(f, " {}", paint.on(Role::Faint, "─".repeat(layout.width() - 1)))?;
-        for line in &self.lines {
-            match line {
-                TableLine::Row(cells) => write!(f, "\n{}", self.line(cells, &layout, paint))?,
-                TableLine::Note(depth, text) => {
-                    let indent = 1 + layout.indent * depth;
-                    let text = shortened(text, paint.width().saturating_sub(indent));
-                    write!(f, "\n{:indent$}{}", "", paint.on(Role::Faint, text))?;
-                }
-            }
-        }
-        Ok(())
     }
 
     fn line(&self, cells: &[Cell], layout: &Layout, paint: Paint) -> String {
@@ -305,14 +304,7 @@ fn fitting(chars: impl Iterator<Item = (usize, char)>, most: usize) -> impl Iter
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    struct Shown<'a>(&'a Table, Paint);
-
-    impl fmt::Display for Shown<'_> {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            self.0.show(f, self.1)
-        }
-    }
+    use crate::export::InPaint;
 
     #[test]
     fn columns_stand_in_80() {
@@ -321,7 +313,7 @@ mod tests {
         table.row(["143771".into(), "long ".repeat(30).into()]);
         table.note(1, "below");
         table.row(["-1".into(), "two\nlines".into()]);
-        let text = Shown(&table, Paint::PLAIN).to_string();
+        let text = InPaint(&table, Paint::PLAIN).to_string();
         let rule = format!(" {}", "─".repeat(79));
         assert_eq!(
             text.lines().collect::<Vec<_>>(),
@@ -344,7 +336,7 @@ mod tests {
         for (depth, name, bytes) in [(0, "train", 3 << 19), (1, &*"a long name ".repeat(9), 1 << 20)] {
             table.row([Cell::nested(depth, name), amounts.show(bytes).into(), Cell::bar(bytes, 3 << 19)]);
         }
-        let text = Shown(&table, Paint::PLAIN).to_string();
+        let text = InPaint(&table, Paint::PLAIN).to_string();
         let lines: Vec<_> = text.lines().collect();
         assert!(lines[0].starts_with(" scope ") && lines[0].ends_with("used"), "{text}");
         assert!(lines[1].trim() == "MiB" && lines[1].len() == lines[0].len(), "{text}");
@@ -362,7 +354,7 @@ mod tests {
                 table.row([Cell::nested(*depth, name), "1".into()]);
                 table.note(depth + 1, "note");
             }
-            let text = Shown(&table, Paint::PLAIN.in_columns(columns)).to_string();
+            let text = InPaint(&table, Paint::PLAIN.in_columns(columns)).to_string();
             let start = |line: &str| line.chars().take_while(|c| *c == ' ').count();
             text.lines().skip(2).map(start).collect::<Vec<_>>()
         };
@@ -385,7 +377,7 @@ mod tests {
             Cell::bar(1 << 20, 1 << 20),
         ]);
         let lines = |columns| {
-            let text = Shown(&table, Paint::PLAIN.in_columns(columns)).to_string();
+            let text = InPaint(&table, Paint::PLAIN.in_columns(columns)).to_string();
             let width = text.lines().map(UnicodeWidthStr::width).max();
             assert!(width <= Some(columns), "{columns}:\n{text}");
             text.lines().map(str::to_owned).collect::<Vec<_>>()
@@ -429,7 +421,7 @@ mod tests {
     fn colours_take_no_room() {
         let mut table = Table::new().column("a", Fit::Left).column("b", Fit::Right);
         table.row([Cell::from("x").role(Role::More), "1".into()]);
-        let (plain, coloured) = (Shown(&table, Paint::PLAIN).to_string(), Shown(&table, Paint::ANSI).to_string());
+        let (plain, coloured) = (InPaint(&table, Paint::PLAIN).to_string(), InPaint(&table, Paint::ANSI).to_string());
         assert!(coloured.contains("\u{1b}[32mx\u{1b}[0m"), "{coloured}");
         let mut stripped = coloured;
         for code in ["\u{1b}[32m", "\u{1b}[1m", "\u{1b}[2m", "\u{1b}[0m"] {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use gpumem_core::{
-    export::{Amounts, Cell, Fit, Leaf, Paint, Role, Row, Show, Table, Tree, amounts_table_in, grouped},
+    export::{Amounts, Cell, Fit, Leaf, Paint, Role, Row, Show, Table, Tree, grouped, part_table_in},
     model::Bytes,
 };
 
@@ -72,7 +72,7 @@ impl Show for Estimate {
             classes.splice(at + 1..=at, rows);
         }
         f.write_str("\n\n")?;
-        amounts_table_in("at the peak, by class", &classes, amounts).show(f, paint)?;
+        part_table_in("at the peak, by class", &classes, amounts).show(f, paint)?;
         f.write_str("\n\n")?;
         show_layers(f, paint, "at the peak, by layer", layers(&self.parts), amounts)?;
         let mut phases: Vec<Row> = Vec::new();
@@ -83,13 +83,13 @@ impl Show for Estimate {
             }
         }
         f.write_str("\n\n")?;
-        amounts_table_in("peak while it runs", &phases, amounts).show(f, paint)
+        part_table_in("peak while it runs", &phases, amounts).show(f, paint)
     }
 }
 
 fn show_layers(f: &mut fmt::Formatter<'_>, paint: Paint, what: &str, tree: Tree, amounts: Amounts) -> fmt::Result {
     let rows = tree.rows(MOST_LAYERS);
-    amounts_table_in(what, &rows, amounts).show(f, paint)?;
+    part_table_in(what, &rows, amounts).show(f, paint)?;
     if rows.iter().any(|row| row.name.ends_with("×)")) {
         let what = "A row with × is the sum of that many equal layers.";
         write!(f, "\n{}", paint.on(Role::Faint, what))?;
