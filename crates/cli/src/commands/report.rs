@@ -22,7 +22,8 @@ use crate::{
     progress::working,
     recording::complete_for_report,
     report::{
-        calls, json,
+        calls::{self, AllCalls, CallOptions},
+        json,
         limit::{Judge, Limits},
         moment,
         overview::{Missing, NotFreed, Overview},
@@ -56,18 +57,23 @@ pub(crate) struct ReportArguments {
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     #[command(flatten)]
-    view: View,
+    view: ViewOptions,
+    // This view is not in `ViewOptions`, because it is the only one that can be combined with --format.
+    /// The memory at a moment: peak, start, end, oom (when the driver rejected an allocation), or a time since the start such as 12.5s or
+    /// 300ms.
+    #[arg(long, value_name = "MOMENT", conflicts_with_all = ["view", "limits"])]
+    at: Option<Moment>,
     #[command(flatten)]
-    part: calls::CallTreeOptions,
+    call_options: CallOptions,
     /// Write one self-contained page: memory over time, blocks, and a flame graph of any moment. - is stdout.
-    #[arg(long, value_name = "OUT", conflicts_with_all = ["View", "json", "format", "limits"])]
+    #[arg(long, value_name = "OUT", conflicts_with_all = ["view", "at", "json", "format", "limits"])]
     html: Option<PathBuf>,
     /// With --html and more than 64 recordings, the page has all events of a few recordings only: add those of this rank. The option may
     /// be given several times.
     #[arg(long = "rank", value_name = "NUMBER", requires = "html")]
     ranks: Vec<u64>,
     /// Write the recording in the format of another tool.
-    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "between", "limits"])]
+    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["view", "json", "limits"])]
     format: Option<Format>,
     /// With formats that have stacks: leave out functions that only pass a call on, as --calls does.
     #[arg(long, requires = "format")]
@@ -82,11 +88,11 @@ pub(crate) struct ReportArguments {
     limits: Limits,
 }
 
-/// The report that is shown instead of the summary.
+/// The options of the command line that choose a [`View`], except `--at`. They exclude each other.
 #[derive(Debug, Default, Args)]
-#[group(multiple = false, conflicts_with = "limits")]
+#[group(id = "view", multiple = false, conflicts_with = "limits")]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line; clap allows one of them")]
-struct View {
+struct ViewOptions {
     /// Each scope: its peak, its part of the process's peak, its memory still in use, and its total allocations.
     #[arg(long)]
     tree: bool,
@@ -99,50 +105,44 @@ struct View {
     /// The memory that was not freed.
     #[arg(long)]
     leaks: bool,
-    /// The memory at a moment: peak, start, end, oom (when the driver rejected an allocation), or a time since the start such as 12.5s or
-    /// 300ms.
-    #[arg(long, value_name = "MOMENT")]
-    at: Option<Moment>,
-    /// The memory that was allocated and freed between two moments.
+    /// The memory that was allocated and freed between two moments, which are written as for --at.
     #[arg(long, value_names = ["MOMENT", "MOMENT"], num_args = 2)]
     between: Option<Vec<Moment>>,
 }
 
-/// A report other than the summary.
+/// A report that is shown instead of the summary, with its options.
 #[derive(Clone, Copy)]
-enum Choice<'a> {
+enum View<'a> {
     Tree,
-    Calls(&'a calls::CallTreeOptions),
+    Calls(&'a CallOptions),
     Table,
     Leaks,
     At(Moment),
     Between([Moment; 2]),
 }
 
-/// The output of the command.
-enum Shown<'a> {
+/// What the command writes: the summary, a view, a page, or the format of another tool.
+enum Output<'a> {
     Summary,
-    Report(Choice<'a>),
+    View(View<'a>),
     Page { ranks: &'a [u64], to: &'a Path },
     Format { format: Format, moment: Option<Moment>, fold: bool, to: Option<&'a Path> },
 }
 
 impl ReportArguments {
-    fn shown(&self) -> Shown<'_> {
-        let Self { files: _, view, part, html, ranks, format, fold, output, json: _, limits: _ } = self;
-        match (format, html, view.choice(part)) {
-            (Some(format), ..) => {
-                Shown::Format { format: *format, moment: view.at, fold: *fold, to: output.as_deref() }
-            }
-            (None, Some(to), _) => Shown::Page { ranks, to },
-            (None, None, Some(choice)) => Shown::Report(choice),
-            (None, None, None) => Shown::Summary,
+    fn chosen_output(&self) -> Output<'_> {
+        let Self { files: _, view, at, call_options, html, ranks, format, fold, output, json: _, limits: _ } = self;
+        match (format, html, view.chosen(call_options).or(at.map(View::At))) {
+            (Some(format), ..) => Output::Format { format: *format, moment: *at, fold: *fold, to: output.as_deref() },
+            (None, Some(to), _) => Output::Page { ranks, to },
+            (None, None, Some(view)) => Output::View(view),
+            (None, None, None) => Output::Summary,
         }
     }
 }
 
-impl Choice<'_> {
-    /// Returns the moments that the report is about.
+impl View<'_> {
+    /// Returns the moments that the view is about.
     fn moments(&self) -> &[Moment] {
         match self {
             Self::At(moment) => std::slice::from_ref(moment),
@@ -152,20 +152,19 @@ impl Choice<'_> {
     }
 }
 
-impl View {
-    /// Returns the report that is shown instead of the summary, if there is one.
-    fn choice<'a>(&self, part: &'a calls::CallTreeOptions) -> Option<Choice<'a>> {
-        let Self { tree, calls, table, leaks, at, between } = self;
+impl ViewOptions {
+    /// Returns the chosen view, if there is one.
+    fn chosen<'a>(&self, call_options: &'a CallOptions) -> Option<View<'a>> {
+        let Self { tree, calls, table, leaks, between } = self;
         let between = between.as_deref().and_then(|moments| moments.try_into().ok());
-        let choices = [
-            tree.then_some(Choice::Tree),
-            calls.then_some(Choice::Calls(part)),
-            table.then_some(Choice::Table),
-            leaks.then_some(Choice::Leaks),
-            at.map(Choice::At),
-            between.map(Choice::Between),
+        let views = [
+            tree.then_some(View::Tree),
+            calls.then_some(View::Calls(call_options)),
+            table.then_some(View::Table),
+            leaks.then_some(View::Leaks),
+            between.map(View::Between),
         ];
-        choices.into_iter().flatten().next()
+        views.into_iter().flatten().next()
     }
 }
 
@@ -181,28 +180,28 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
             terminal::error(&Failure::new(format!("`{}` is left out", file.display()), files::EMPTY, ""));
         }
     }
-    let shown = arguments.shown();
-    let to = match shown {
-        Shown::Page { to, .. } => Some(to),
-        Shown::Format { to, .. } => to,
-        Shown::Summary | Shown::Report(_) => None,
+    let output = arguments.chosen_output();
+    let to = match output {
+        Output::Page { to, .. } => Some(to),
+        Output::Format { to, .. } => to,
+        Output::Summary | Output::View(_) => None,
     };
     // `--html a.capture b.capture` would write the page over a recording.
     if let Some(out) = to.filter(|to| files::is_recording(to)) {
         let what = format!("`{}` cannot be written", out.display());
         return Err(Failure::new(what, "it is a recording, which would be lost", "give the name of another file"));
     }
-    let missing = match shown {
-        Shown::Format { format, moment, fold, to } => {
+    let missing = match output {
+        Output::Format { format, moment, fold, to } => {
             check_options(format, moment, fold)?;
             return match format {
                 Format::Parquet => export_tables(&arguments.files, to),
                 _ => export(&arguments.files, format, moment, fold, to),
             };
         }
-        Shown::Page { ranks, to } => return write_page(&arguments.files, ranks, to),
-        Shown::Report(choice) => show(arguments, choice)?,
-        Shown::Summary => summarize(arguments, &mut judge)?,
+        Output::Page { ranks, to } => return write_page(&arguments.files, ranks, to),
+        Output::View(view) => show(arguments, view)?,
+        Output::Summary => summarize(arguments, &mut judge)?,
     };
     let asks_for_losses = judge.asks_for_losses();
     let judged = judge.finish()?;
@@ -213,25 +212,25 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
     })
 }
 
-/// Prints a report other than the summary. Returns the missing data of each recording.
-fn show(arguments: &ReportArguments, choice: Choice<'_>) -> Result<Vec<(String, Missing)>, Failure> {
+/// Prints a view. Returns the missing data of each recording.
+fn show(arguments: &ReportArguments, view: View<'_>) -> Result<Vec<(String, Missing)>, Failure> {
     let mut missing = Vec::new();
     let mut objects = Vec::new();
     for (at, file) in arguments.files.iter().enumerate() {
         let mut history = read(file)?;
-        check_moments(&history, choice.moments())?;
-        if let Choice::Calls(part) = choice {
-            part.check(&history)?;
+        check_moments(&history, view.moments())?;
+        if let View::Calls(options) = view {
+            options.check(&history)?;
         }
         if arguments.json {
-            objects.push(object(&mut history, choice));
+            objects.push(ViewObject::of(&mut history, view));
         } else {
             terminal::print_text(|out, paint| {
                 if arguments.files.len() > 1 {
                     let name = file.to_string_lossy();
                     writeln!(out, "{}{}:", if at > 0 { "\n" } else { "" }, one_line(&name))?;
                 }
-                write(&mut history, choice, out, paint)?;
+                write(&mut history, view, out, paint)?;
                 let missing = Missing::of(&history).in_words();
                 missing.iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))
             })?;
@@ -413,76 +412,78 @@ fn check_moments(history: &History, moments: &[Moment]) -> Result<(), Failure> {
     }
 }
 
-/// Writes the report that is shown instead of the summary.
-fn write(history: &mut History, choice: Choice<'_>, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+/// Writes a view as text.
+fn write(history: &mut History, view: View<'_>, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     const TOO_LARGE: &str = "the recording has too many paths of scopes for this report";
-    match choice {
-        Choice::Tree if history.has_only_peaks() => {
+    match view {
+        View::Tree if history.has_only_peaks() => {
             writeln!(out, "scopes are not in the recording (--only-peak): record without that")
         }
-        Choice::Tree => match history.reader().summary() {
+        View::Tree => match history.reader().summary() {
             Some(summary) => writeln!(out, "{}", InPaint(&summary, paint)),
             None => writeln!(out, "{TOO_LARGE}"),
         },
-        Choice::Calls(part) => calls::write(history, part, out, paint),
-        Choice::Table => {
+        View::Calls(options) => calls::write(history, options, out, paint),
+        View::Table => {
             places::write(history, out, paint)?;
             tensors::write_at(history, Moment::Peak, false, out, paint)
         }
-        Choice::Leaks => {
+        View::Leaks => {
             writeln!(out, "{}", InPaint(&history.leaks(), paint))?;
             tensors::write_at(history, Moment::End, false, out, paint)
         }
-        Choice::At(at) => {
+        View::At(at) => {
             moment::write_at(history, at, out, paint)?;
             tensors::write_at(history, at, true, out, paint)
         }
-        Choice::Between(moments) => moment::write_between(history, moments, out, paint),
+        View::Between(moments) => moment::write_between(history, moments, out, paint),
     }
 }
 
-/// The JSON of a recording, for `--json`.
+/// The object that `--json` prints for a view of one recording: the data of the view, and what all views have.
 #[derive(Serialize)]
-struct Object {
+struct ViewObject {
     file: String,
     #[serde(flatten)]
-    report: Report,
+    data: ViewData,
     missing: Missing,
     #[serde(skip_serializing_if = "Option::is_none")]
     torch: Option<Vec<tensors::TensorMoment>>,
 }
 
-/// The data of a report other than the summary. The field has the same name in JSON.
+/// The data of a view. Each variant is a field of the object, with the same name.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Report {
+enum ViewData {
     Scopes(Option<Vec<ScopeStats>>),
-    Calls(calls::AllCalls),
+    Calls(AllCalls),
     NotFreed(NotFreed),
     Devices(Vec<moment::DeviceMoment>),
     Places(Vec<places::PlaceStats>),
 }
 
-fn object(history: &mut History, choice: Choice<'_>) -> Object {
-    let report = match choice {
-        Choice::Tree => {
-            let scopes = if history.has_only_peaks() { None } else { history.reader().summary() };
-            Report::Scopes(scopes.map(|summary| summary.scopes.into_iter().map(ScopeStats::of).collect()))
-        }
-        Choice::Calls(part) => Report::Calls(part.of(history)),
-        Choice::Table => Report::Places(places::places(history)),
-        Choice::Leaks => Report::NotFreed(NotFreed::of(&history.leaks(), history.has_only_peaks())),
-        Choice::At(at) => Report::Devices(moment::at(history, at)),
-        Choice::Between([from, to]) => Report::Devices(moment::between(history, from, to)),
-    };
-    let moment = match choice {
-        Choice::Leaks => Some(Moment::End),
-        Choice::At(at) => Some(at),
-        Choice::Tree | Choice::Calls(_) | Choice::Table | Choice::Between(_) => None,
-    };
-    let has_segments = matches!(choice, Choice::At(_));
-    let torch = moment.and_then(|moment| tensors::at(history, moment, has_segments));
-    Object { file: history.path.display().to_string(), report, missing: Missing::of(history), torch }
+impl ViewObject {
+    fn of(history: &mut History, view: View<'_>) -> Self {
+        let data = match view {
+            View::Tree => {
+                let scopes = if history.has_only_peaks() { None } else { history.reader().summary() };
+                ViewData::Scopes(scopes.map(|summary| summary.scopes.into_iter().map(ScopeStats::of).collect()))
+            }
+            View::Calls(options) => ViewData::Calls(options.of(history)),
+            View::Table => ViewData::Places(places::places(history)),
+            View::Leaks => ViewData::NotFreed(NotFreed::of(&history.leaks(), history.has_only_peaks())),
+            View::At(at) => ViewData::Devices(moment::at(history, at)),
+            View::Between([from, to]) => ViewData::Devices(moment::between(history, from, to)),
+        };
+        let moment = match view {
+            View::Leaks => Some(Moment::End),
+            View::At(at) => Some(at),
+            View::Tree | View::Calls(_) | View::Table | View::Between(_) => None,
+        };
+        let has_segments = matches!(view, View::At(_));
+        let torch = moment.and_then(|moment| tensors::at(history, moment, has_segments));
+        Self { file: history.path.display().to_string(), data, missing: Missing::of(history), torch }
+    }
 }
 
 /// The values of a scope. The field names are those in JSON.

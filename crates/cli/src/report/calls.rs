@@ -26,9 +26,9 @@ use crate::{
     history::{History, Moment},
 };
 
-/// The options that choose a part of the tree.
+/// The options of `--calls`, which choose a part of the tree.
 #[derive(Debug, Args)]
-pub(crate) struct CallTreeOptions {
+pub(crate) struct CallOptions {
     /// With --calls: start at the functions, Python packages, libraries and scopes that have this in their names.
     #[arg(long, value_name = "NAME", requires = "calls")]
     inside: Option<String>,
@@ -41,7 +41,7 @@ pub(crate) struct CallTreeOptions {
     min: Option<Limit>,
 }
 
-impl CallTreeOptions {
+impl CallOptions {
     /// Returns the JSON of the report.
     pub(crate) fn of(&self, history: &History) -> AllCalls {
         calls(history, self.inside.as_deref())
@@ -136,9 +136,9 @@ fn calls(history: &History, inside: Option<&str>) -> AllCalls {
 /// Without `--min`, at most this many rows are printed; JSON contains all.
 const MOST: usize = 40;
 
-pub(crate) fn write(history: &History, part: &CallTreeOptions, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    let inside = part.inside.as_deref();
-    let AllCalls { all, names } = part.of(history);
+pub(crate) fn write(history: &History, options: &CallOptions, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    let inside = options.inside.as_deref();
+    let AllCalls { all, names } = options.of(history);
     for (number, device) in (0_u16..).zip(&history.devices).filter(|(_, device)| device.peak_at.is_some()) {
         let of_device: Vec<_> = all.iter().filter(|calls| calls.number == number).collect();
         let name = history.definitions().device(device.device).and_then(|defined| defined.name.as_deref());
@@ -152,8 +152,8 @@ pub(crate) fn write(history: &History, part: &CallTreeOptions, out: &mut dyn Wri
             }
         };
         writeln!(out, "{}{}", if number > 0 { "\n" } else { "" }, paint.on(Role::Heading, title))?;
-        let (most, least) = part.min.map_or((MOST, 0), |min| (usize::MAX, min.of(total.unsigned_abs())));
-        let rows = tree(&of_device, &names).pruned(most, part.depth.map_or(usize::MAX, NonZeroUsize::get), least);
+        let (most, least) = options.min.map_or((MOST, 0), |min| (usize::MAX, min.of(total.unsigned_abs())));
+        let rows = tree(&of_device, &names).pruned(most, options.depth.map_or(usize::MAX, NonZeroUsize::get), least);
         if !rows.is_empty() {
             writeln!(out, "{}", InPaint(&part_table("allocated by", &rows, unit_of(total.unsigned_abs())), paint))?;
         }
