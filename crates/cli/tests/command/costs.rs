@@ -269,8 +269,8 @@ fn allocator(made: &mut Costly, step: impl Fn(u64) -> (AllocatorAction, u64, u64
     }
 }
 
-/// Views that process a recording in different ways.
-const VIEWS: [&[&str]; 5] = [
+/// Outputs for which the command processes a recording in different ways. Each case above is tested with one of them.
+const OUTPUTS: [&[&str]; 5] = [
     &["report"],
     &["report", "--json", "--table"],
     &["report", "--html"],
@@ -285,9 +285,9 @@ fn no_recording_costs_much() {
         let path = file(&format!("costs-{at}.capture"));
         fs::write(&path, made(case, 20_000)).expect("the file can be written");
         let path = path.to_str().expect("the name is text");
-        let view = VIEWS[at % VIEWS.len()];
-        let out = matches!(view.last(), Some(&"--html" | &"-o")).then_some(&*out);
-        let arguments: Vec<_> = view.iter().copied().chain(out).chain([path]).collect();
+        let output = OUTPUTS[at % OUTPUTS.len()];
+        let out = matches!(output.last(), Some(&"--html" | &"-o")).then_some(&*out);
+        let arguments: Vec<_> = output.iter().copied().chain(out).chain([path]).collect();
         let spent = Limits::OF_A_RECORDING.run(&arguments).unwrap_or_else(|why| panic!("{}: {why}", case.0));
         // Only scopes that stay open for so long need more work than the size of their file allows.
         assert_eq!(spent.is_rejected, case.0 == "overlapping scopes", "{}: {spent:?}", case.0);

@@ -29,6 +29,10 @@ use std::{
 
 use gpumem_core::testing::skipped;
 
+/// The options for each view of `gpumem report`. Without an option, it shows the summary. A test compares this list with the help.
+const VIEWS: [&[&str]; 7] =
+    [&[], &["--tree"], &["--calls"], &["--table"], &["--leaks"], &["--at", "peak"], &["--between", "start", "peak"]];
+
 /// Runs `gpumem` with these arguments.
 fn gpumem(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpumem"));

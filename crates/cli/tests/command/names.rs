@@ -24,7 +24,7 @@ use gpumem_recording::{
 use serde_json::Value;
 
 use crate::{
-    Ran, file,
+    Ran, VIEWS, file,
     formats::{Fields, rows},
     gpumem,
     pickled::unpickled,
@@ -192,17 +192,8 @@ fn written_recordings() -> [PathBuf; 3] {
 #[test]
 fn reports() {
     let [tensors, missing, plain] = recordings();
-    for view in [
-        "",
-        "--tree",
-        "--calls",
-        "--calls --inside e",
-        "--table",
-        "--leaks",
-        "--at peak",
-        "--at oom",
-        "--between start peak",
-    ] {
+    for view in VIEWS.into_iter().chain([&["--calls", "--inside", "e"][..], &["--at", "oom"]]) {
+        let view = view.join(" ");
         for files in [&[&*tensors][..], &[&missing], &[&plain], &[&tensors, &missing, &plain]] {
             prints_text(&words(&format!("report {view}"), files));
             prints_json(&words(&format!("report {view} --json"), files), true);

@@ -1,13 +1,13 @@
 //! Tests `gpumem report`.
 
-use std::{fs, path::PathBuf};
+use std::{collections::BTreeSet, fs, path::PathBuf};
 
 use gpumem_core::model::{Device, EventKind, Family, MemKind, StackId};
 use gpumem_recording::{CodeAddress, Item, ModuleDefinition, Process, StackDefinition};
 use serde_json::Value;
 
 use crate::{
-    Ran, file,
+    Ran, VIEWS, file,
     page::page,
     ran,
     recording_builder::{MIB, RecordingBuilder, callsite},
@@ -42,6 +42,37 @@ pub(crate) fn printed(arguments: &[&str]) -> String {
 #[track_caller]
 pub(crate) fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&printed(arguments)).expect("it is JSON")
+}
+
+/// A new option of the command fails this test until it is in one of the two lists. Other tests try each of [`VIEWS`].
+#[test]
+fn each_view_is_in_the_list_of_views() {
+    const OTHERS: [&str; 13] = [
+        "--inside",
+        "--depth",
+        "--min",
+        "--html",
+        "--rank",
+        "--format",
+        "--fold",
+        "--output",
+        "--json",
+        "--max-peak",
+        "--fail-if",
+        "--annotations",
+        "--help",
+    ];
+    let help = printed(&["report", "--help"]);
+    // An option is indented by less than its description, and may have a short form before it: `  -o, --output <OUT>`.
+    let options = help.lines().filter_map(|line| {
+        let (short, long) = line.split_at_checked(6)?;
+        let is_option = long.starts_with("--") && (short.trim().is_empty() || short.ends_with(", "));
+        long.split_whitespace().next().filter(|_| is_option)
+    });
+    let options: BTreeSet<&str> = options.collect();
+    let views = VIEWS.into_iter().filter_map(|view| view.first().copied());
+    let listed: BTreeSet<&str> = views.chain(OTHERS).collect();
+    assert_eq!(options, listed, "{help}");
 }
 
 /// The program resets its summary, but the report is about the whole recording.
@@ -348,7 +379,8 @@ fn names_that_differ_in_numbers_are_one_in_each_report() {
     }
     let file = recorded("requests.capture", made);
     let other = recorded("requests-other.capture", RecordingBuilder::new("serve").training(1, 1, MIB));
-    for view in [&[][..], &["--tree"], &["--leaks"], &["--table"], &["--at", "peak"], &["--between", "start", "peak"]] {
+    // The tree of calls has a row for each scope.
+    for view in VIEWS.into_iter().filter(|view| *view != ["--calls"]) {
         let text = printed(&[&["report"], view, &[&*file]].concat());
         assert!(text.contains("request #") && !text.contains("request 2"), "{view:?}: {text}");
         assert!(text.matches("src/model.rs:42").count() <= 2, "{view:?}: {text}");
