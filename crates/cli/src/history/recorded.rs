@@ -296,10 +296,15 @@ impl History {
         }
     }
 
-    /// Returns whether the recording contains the live memory of this kind at a known moment. A recording of the peaks
-    /// does not contain host memory at a peak, because a peak counts only the device's memory.
+    /// Returns whether the recording contains the live memory of this kind at a known moment.
     pub(crate) fn has_kind_at(&self, kind: MemKind, moment: Moment) -> bool {
-        kind.is_on_device() || moment != Moment::Peak || !self.has_only_peaks()
+        kind.is_on_device() || self.has_besides_at(moment)
+    }
+
+    /// Returns whether the recording contains managed and pinned host memory at a known moment. A recording of the peaks
+    /// does not contain it at a peak, because a peak counts only the device's memory.
+    pub(crate) fn has_besides_at(&self, moment: Moment) -> bool {
+        moment != Moment::Peak || !self.has_only_peaks()
     }
 
     /// Returns whether the recording contains the memory that was live at the event with this number.

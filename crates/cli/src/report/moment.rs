@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::{
     overview::PoolOverview,
     place_sums::{PlaceSum, place_sums},
-    text::{device_in_words, has_scopes, shares, tree, unit_of},
+    text::{BESIDES_NOT_KNOWN, device_in_words, has_scopes, shares, tree, unit_of},
 };
 use crate::history::{DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_words, sums_by};
 
@@ -24,8 +24,8 @@ use crate::history::{DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_
 pub(crate) struct DeviceMoment {
     pub(crate) device: u32,
     pub(crate) simulated: bool,
-    /// The bytes in the memory of the device. This and all fields below are `None` if the recording does not contain
-    /// them.
+    /// The bytes in the memory of the device. This field and each one below are `None` if the recording does not contain
+    /// the value.
     pub(crate) bytes: Option<i64>,
     pub(crate) blocks: Option<i64>,
     /// The parts of these bytes.
@@ -43,8 +43,8 @@ pub(crate) struct DeviceMoment {
 /// The memory that belongs to a device.
 struct Held<'a> {
     on_device: Vec<OriginSum<'a>>,
-    /// Managed and pinned host memory.
-    besides: Vec<OriginSum<'a>>,
+    /// Managed and pinned host memory; `None` if the recording does not contain it.
+    besides: Option<Vec<OriginSum<'a>>>,
 }
 
 /// The memory of each device, in the order of the history; `None` if the recording does not contain it.
@@ -55,11 +55,10 @@ fn known<'a>(history: &History, moments: &[Moment], held: impl FnOnce() -> Vec<V
     if !moments.iter().all(|moment| history.is_known_at(*moment)) {
         return history.devices.iter().map(|_| None).collect();
     }
-    let is_known = |held: &OriginSum<'_>| moments.iter().all(|moment| history.has_kind_at(held.origin.kind, *moment));
-    let known = held().into_iter().map(|mut held| {
-        held.retain(is_known);
+    let has_besides = moments.iter().all(|moment| history.has_besides_at(*moment));
+    let known = held().into_iter().map(|held| {
         let (on_device, besides) = held.into_iter().partition(|held| held.origin.kind.is_on_device());
-        Some(Held { on_device, besides })
+        Some(Held { on_device, besides: has_besides.then_some(besides) })
     });
     known.collect()
 }
@@ -83,7 +82,7 @@ fn pools_at(history: &History, moment: Moment, device: &DeviceHistory) -> Option
 
 fn device_moments(history: &History, held: &AllHeld<'_>, moment: Option<Moment>) -> Vec<DeviceMoment> {
     let device_moments = held.iter().zip(&history.devices).map(|(held, device)| {
-        let besides = held.as_ref().map(|held| &*held.besides);
+        let besides = held.as_ref().and_then(|held| held.besides.as_deref());
         let held = held.as_ref().map(|held| &*held.on_device);
         let kinds = |held| sums_by(held, |origin| origin.kind.name().to_owned());
         DeviceMoment {
@@ -111,7 +110,8 @@ pub(crate) fn between(history: &History, from: Moment, to: Moment) -> Vec<Device
     device_moments(history, &held_between(history, from, to), None)
 }
 
-/// Returns the time of a moment as text. It is the time for the first device that was used.
+/// Returns the time of a moment as text. `change` is the last change up to the moment on the device that is shown,
+/// because each device has its own peak.
 fn time(history: &History, moment: Moment, change: Option<u32>) -> String {
     match moment {
         Moment::Time(time) if time > history.end => {
@@ -167,7 +167,7 @@ fn write(
     for (at, held) in all.iter().enumerate() {
         let device = history.devices[at].device;
         let name = history.definitions().device(device).and_then(|defined| defined.name.as_deref());
-        let besides = held.as_ref().map_or(&[][..], |held| &held.besides);
+        let besides = held.as_ref().map(|held| &held.besides);
         let held = held.as_ref().map(|held| &*held.on_device);
         let bytes: Option<i64> = held.map(|held| held.iter().map(|held| held.bytes).sum());
         let amount = bytes.map_or_else(|| "?".to_owned(), |bytes| ByteDelta::new(bytes).to_string());
@@ -188,19 +188,24 @@ fn write(
         if !rows.is_empty() {
             writeln!(out, "{}", InPaint(&part_table(title, &rows, unit), paint))?;
         }
-        if !besides.is_empty() {
-            let kinds = sums_by(besides, |origin| origin.kind.name().to_owned());
-            let kinds: Vec<_> = kinds.iter().map(|sum| &*sum.name).collect();
-            let title = format!("besides: {}", kinds.join(", "));
-            writeln!(out, "{}", InPaint(&part_table(&title, &tree(besides), unit), paint))?;
+        let line = |name: &str, text: &str| format!("{}{text}", paint.on(Role::Faint, format!("{name:<9}")));
+        match besides {
+            // If the memory of the device is not known either, the `?` in the title says so.
+            None => {}
+            Some(None) => writeln!(out, "{}", line("besides", BESIDES_NOT_KNOWN))?,
+            Some(Some(besides)) if besides.is_empty() => {}
+            Some(Some(besides)) => {
+                let kinds = sums_by(besides, |origin| origin.kind.name().to_owned());
+                let kinds: Vec<_> = kinds.iter().map(|sum| &*sum.name).collect();
+                let title = format!("besides: {}", kinds.join(", "));
+                writeln!(out, "{}", InPaint(&part_table(&title, &tree(besides), unit), paint))?;
+            }
         }
         let Some(moment) = moment else { continue };
         if bytes.is_some() && !rows.is_empty() {
-            let line = |name: &str, sums: &[Sum]| {
-                format!("{}{}", paint.on(Role::Faint, format!("{name:<9}")), shares(sums, whole))
-            };
-            writeln!(out, "{}", line("kind", &sums_by(held, |origin| origin.kind.name().to_owned())))?;
-            writeln!(out, "{}", line("library", &sums_by(held, Origin::library_or_program)))?;
+            let kinds = sums_by(held, |origin| origin.kind.name().to_owned());
+            writeln!(out, "{}", line("kind", &shares(&kinds, whole)))?;
+            writeln!(out, "{}", line("library", &shares(&sums_by(held, Origin::library_or_program), whole)))?;
         }
         let pools = pools_at(history, moment, &history.devices[at]);
         pools.iter().flatten().try_for_each(|pool| writeln!(out, "{}", pool.in_words(unit)))?;

@@ -80,8 +80,8 @@ pub(crate) struct DeviceOverview {
     /// `None` if the recording does not contain them.
     pub(crate) besides: Option<Vec<Sum>>,
     /// The pinned host memory of PyTorch's allocator at its own peak, by place. The allocator rounds each request up to
-    /// a power of two, so more than half of the bytes were requested.
-    pub(crate) pinned_by_pytorch: Vec<Sum>,
+    /// a power of two, so more than half of the bytes were requested. `None` if the recording does not contain it.
+    pub(crate) pinned_by_pytorch: Option<Vec<Sum>>,
     /// The highest value of driver blocks. `None` without a registered pool, because it equals the peak then, or if the
     /// recording does not contain it.
     pub(crate) driver_peak_bytes: Option<u64>,
@@ -494,6 +494,7 @@ impl DeviceOverview {
         let on_device: Vec<_> = held.into_iter().filter(|held| held.origin.kind.is_on_device()).collect();
         let seconds = |nanos: u64| std::time::Duration::from_nanos(nanos).as_secs_f64();
         let peak_by_place = place_sums(&on_device);
+        let is_whole = !history.has_only_peaks();
         let has_pool = history.ledger().pools().iter().any(|pool| pool.device == device);
         Self {
             inside_most: most(&peak_by_place).map(|most| inside(history, &on_device, &most)).unwrap_or_default(),
@@ -507,8 +508,8 @@ impl DeviceOverview {
             peak_by_library: sums_by(&on_device, Origin::library_or_program),
             peak_by_scope: sums_by(&on_device, Origin::scope),
             peak_by_place,
-            besides: (!history.has_only_peaks()).then_some(besides),
-            pinned_by_pytorch,
+            besides: is_whole.then_some(besides),
+            pinned_by_pytorch: is_whole.then_some(pinned_by_pytorch),
             driver_peak_bytes: has_pool.then(|| all.driver_peak()),
             pools: PoolOverview::all(history, all),
             live_at_end_bytes: all.live,

@@ -19,7 +19,7 @@ use super::{
     ranks,
     rejected::Rejections,
     tensors::{self, TensorsOverview},
-    text::{percent, shares, unit_of},
+    text::{BESIDES_NOT_KNOWN, percent, shares, unit_of},
 };
 use crate::history::{Sum, in_words};
 
@@ -185,7 +185,7 @@ fn write_device(
         line(out, "no line", &format!("{share} of the peak is from code without debug information: {how}"))?;
     }
     match &device.besides {
-        None => line(out, "besides", "? (managed and pinned host memory at the peak is not in the recording)")?,
+        None => line(out, "besides", BESIDES_NOT_KNOWN)?,
         Some(besides) if !besides.is_empty() => {
             let sum = |sum: &Sum| format!("{} at most {}", sum.name, Bytes::new(sum.bytes.unsigned_abs()));
             let words: Vec<_> = besides.iter().map(sum).collect();
@@ -193,7 +193,7 @@ fn write_device(
         }
         Some(_) => {}
     }
-    if let Some(words) = pinned_in_words(&device.pinned_by_pytorch) {
+    if let Some(words) = device.pinned_by_pytorch.as_deref().and_then(pinned_in_words) {
         line(out, "pinned", &words)?;
     }
     write_pools(device, out)?;

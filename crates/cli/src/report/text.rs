@@ -13,6 +13,9 @@ use crate::history::{OriginSum, Sum};
 /// At most this many rows of a tree are shown.
 const MOST_ROWS: usize = 24;
 
+/// The text of the line `besides` if a recording of the peaks does not contain that memory.
+pub(super) const BESIDES_NOT_KNOWN: &str = "? (managed and pinned host memory at the peak is not in the recording)";
+
 /// Returns text such as `60 %`. Less than half a percent is `<1 %`.
 pub(super) fn percent(part: i64, whole: u64) -> String {
     let (part, whole) = (i128::from(part), i128::from(whole.max(1)));

@@ -76,7 +76,8 @@ fn the_summary_of_peaks_has_no_totals() {
     let all = json(&["report", "--json", &file]);
     assert_eq!([&all["allocations"], &all["frees"], &all["not_freed"]["gone_with_context"]], [&Value::Null; 3]);
     let device = &all["devices"][0];
-    assert_eq!((&device["peak_bytes"], &device["besides"]), (&json!(800 * MIB), &Value::Null));
+    assert_eq!(device["peak_bytes"], 800 * MIB);
+    assert_eq!([&device["besides"], &device["pinned_by_pytorch"]], [&Value::Null; 2]);
     assert_eq!((&device["live_at_end_bytes"], &all["not_freed"]["bytes"]), (&json!(10 * MIB), &json!(10 * MIB)));
     // A recording of all events has the totals.
     let whole = written("peaks-whole.capture", &program().file());
@@ -115,8 +116,27 @@ fn other_moments_are_not_known() {
     assert!(text.contains(": ? more between 250 ms and the peak"), "{text}");
     let text = printed(&["report", "--between", "peak", "end", &peaks]);
     assert!(text.contains(": -790 MiB (less) between the peak"), "{text}");
-    // Pinned host memory at the peak is not in the recording.
-    assert!(!printed(&["report", "--at", "peak", &peaks]).contains("pinned"));
+}
+
+/// A peak counts only the memory of the device. Therefore a recording of the peaks does not contain pinned host memory at that time.
+#[test]
+fn pinned_memory_at_a_peak_is_not_known() {
+    let (peaks, whole) = (peaks("peaks-pinned.capture"), written("whole-pinned.capture", &program().file()));
+    let pinned = json!([{ "name": "pinned host", "bytes": 64 * MIB, "blocks": 1 }]);
+    for (file, view, besides) in [
+        (&peaks, &["--at", "peak"][..], Value::Null),
+        (&peaks, &["--between", "peak", "end"], Value::Null),
+        (&peaks, &["--at", "end"], json!([])),
+        (&whole, &["--at", "peak"], pinned),
+        (&whole, &["--at", "end"], json!([])),
+    ] {
+        let device = &json(&[&["report", "--json"], view, &[&**file]].concat())["devices"][0];
+        assert_eq!(device["besides"], besides, "{file} {view:?}");
+        assert_eq!(device["besides_by_place"].is_null(), besides.is_null(), "{file} {view:?}");
+        let text = printed(&[&["report"], view, &[&**file]].concat());
+        let words = "\nbesides  ? (managed and pinned host memory at the peak is not in the recording)\n";
+        assert_eq!(text.contains(words), besides.is_null(), "{file} {view:?}: {text}");
+    }
 }
 
 #[test]
