@@ -178,7 +178,7 @@ fn write_device(
         let why = "stacks are recorded for blocks of 1 MiB or more, and for none with --stacks none";
         line(out, "no line", &format!("{share} of the peak has no stack: {why}"))?;
     }
-    let no_line = || share(|sum| sum.line.as_deref().is_some_and(|line| !is_exact(line)));
+    let no_line = || share(|sum| sum.line.as_deref().is_some_and(is_only_function));
     // Without symbols, a sentence about the whole recording already explains this.
     if let Some(share) = no_line().filter(|_| !lacks_symbols) {
         let how = "build it with -g, or with Cargo's debug = \"line-tables-only\" and strip = false";
@@ -241,10 +241,9 @@ fn write_samples(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()>
     Ok(())
 }
 
-/// Returns whether a place is as exact as possible. This is true for `src/train.rs:12`, for an operation of the
-/// backward pass and for a block without a stack, but not for the name of a function such as `train::step`.
-fn is_exact(line: &str) -> bool {
-    Phase::is_in(line)
-        || line.ends_with(NO_STACK)
-        || line.rsplit_once(':').is_some_and(|(_, number)| number.parse::<u32>().is_ok())
+/// Returns whether a line is only the name of a function, such as `train::step`, because the code has no debug
+/// information. `src/train.rs:12`, an operation of the backward pass and a block without a stack are something else.
+fn is_only_function(line: &str) -> bool {
+    let has_number = line.rsplit_once(':').is_some_and(|(_, number)| number.parse::<u32>().is_ok());
+    !has_number && !Phase::is_in(line) && !line.ends_with(NO_STACK)
 }
