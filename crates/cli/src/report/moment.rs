@@ -7,7 +7,7 @@ use std::{
 
 use gpumem_core::{
     derive::registered_pool,
-    export::{Amounts, InPaint, Paint, Role, part_table},
+    export::{Amounts, InPaint, Paint, Role, or_unknown, part_table},
     model::{ByteDelta, Bytes, Family},
 };
 use serde::Serialize;
@@ -170,7 +170,7 @@ fn write(
         let besides = held.as_ref().map(|held| &held.besides);
         let held = held.as_ref().map(|held| &*held.on_device);
         let bytes: Option<i64> = held.map(|held| held.iter().map(|held| held.bytes).sum());
-        let amount = bytes.map_or_else(|| "?".to_owned(), |bytes| ByteDelta::new(bytes).to_string());
+        let amount = or_unknown(bytes.map(ByteDelta::new));
         if at > 0 {
             writeln!(out)?;
         }

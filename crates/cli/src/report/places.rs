@@ -8,7 +8,7 @@ use std::{
 };
 
 use gpumem_core::{
-    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, shortened},
+    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, or_unknown, shortened},
     report::SharedNames,
 };
 use serde::Serialize;
@@ -141,7 +141,6 @@ impl Show for PlaceStatsTable<'_> {
         );
         let total = in_use.for_others(self.0.iter().filter_map(|place| place.allocated_bytes));
         let highest = self.0.iter().filter_map(|place| place.at_peak_bytes).max().unwrap_or(0);
-        let known = |value: Option<i64>, show: &dyn Fn(i64) -> String| value.map_or_else(|| "?".to_owned(), show);
         let mut table = Table::new()
             .column("scope: place", Fit::LeftCutFront)
             .column("kind", Fit::Left)
@@ -155,10 +154,10 @@ impl Show for PlaceStatsTable<'_> {
             let cells = [
                 format!("{scope}{}", place.name),
                 place.kind.to_owned(),
-                known(place.at_peak_bytes, &|bytes| in_use.show(bytes)),
+                or_unknown(place.at_peak_bytes.map(|bytes| in_use.show(bytes))),
                 in_use.show(place.live_at_end_bytes),
-                known(place.allocated_bytes, &|bytes| total.show(bytes)),
-                known(place.allocations, &|count| count.to_string()),
+                or_unknown(place.allocated_bytes.map(|bytes| total.show(bytes))),
+                or_unknown(place.allocations),
             ];
             table.row(cells.map(Cell::from).into_iter().chain([Cell::bar(place.at_peak_bytes.unwrap_or(0), highest)]));
             if let Some(caller) = &place.caller {

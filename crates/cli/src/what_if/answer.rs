@@ -6,7 +6,7 @@ use std::{
 };
 
 use gpumem_core::{
-    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table},
+    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, or_unknown},
     model::Bytes,
 };
 use gpumem_driver::settings::CONTEXT;
@@ -186,8 +186,7 @@ impl Show for Rows<'_> {
             table.amounts("smallest GPU", amounts).column("", Fit::Left)
         };
         for row in self.0 {
-            let [most, unused, card] =
-                values(row).map(|bytes| bytes.map_or_else(|| "?".to_owned(), |bytes| amounts.show(bytes)));
+            let [most, unused, card] = values(row).map(|bytes| or_unknown(bytes.map(|bytes| amounts.show(bytes))));
             // All rows of a replay set the same variable.
             let variable = row.environment.strip_prefix(ALLOCATOR).filter(|_| self.1);
             let name = match variable.and_then(|setting| setting.strip_prefix('=')) {
@@ -201,7 +200,7 @@ impl Show for Rows<'_> {
                 (Some(_), _) => "out of memory",
                 (None, _) => "",
             };
-            let retries = row.retries.map_or_else(|| "?".to_owned(), |retries| retries.to_string());
+            let retries = or_unknown(row.retries);
             if self.1 {
                 let most = if row.failed.is_some() { note } else { &most };
                 table.row([Cell::from(name), most.into(), unused.into(), retries.into(), card.into()]);

@@ -3,6 +3,7 @@
 use std::fmt::{self, Display};
 
 use super::{
+    marks::or_unknown,
     paint::{Paint, Role, Show},
     table::{Cell, Fit, Table},
 };
@@ -33,9 +34,7 @@ impl Show for MemorySummary {
             None => f.write_str("?: the pool cannot be read; memory_reserved() returns the reason"),
             Some(peak) => match peak.exact() {
                 Some(_) => f.write_str("-: the driver does not report it"),
-                None => {
-                    write!(f, "\u{2264}: parts that peaked at different moments, added up; at least {}", peak.at_least)
-                }
+                None => write!(f, "≤: parts that peaked at different moments, added up; at least {}", peak.at_least),
             },
         }
     }
@@ -75,14 +74,11 @@ fn values<T: Display>(tally: &Tally<T>) -> [String; 4] {
 }
 
 fn reserved(reserved: Option<&ReservedStats>) -> [String; 4] {
-    let (current, peak) = reserved.map_or_else(
-        || ("?".to_owned(), "?".to_owned()),
-        |ReservedStats { current, peak }| {
-            let most = peak.exact().map_or_else(|| format!("\u{2264} {}", peak.at_most), |peak| peak.to_string());
-            (current.to_string(), most)
-        },
-    );
-    [current, peak, "-".to_owned(), "-".to_owned()]
+    let peak = reserved.map(|ReservedStats { peak, .. }| {
+        peak.exact().map_or_else(|| format!("≤ {}", peak.at_most), |peak| peak.to_string())
+    });
+    let current = reserved.map(|reserved| reserved.current);
+    [or_unknown(current), or_unknown(peak), "-".to_owned(), "-".to_owned()]
 }
 
 /// Writes PyTorch's names, one on each line. Numbers that the driver does not report are left out.

@@ -8,6 +8,7 @@ mod holders;
 mod hostile;
 mod json;
 mod json_escapes;
+mod marks;
 mod memory_stats;
 mod output;
 mod paint;
@@ -28,6 +29,7 @@ pub use self::{
     amounts::Amounts,
     json::json_line,
     json_escapes::JsonEscapes,
+    marks::or_unknown,
     paint::{InPaint, Paint, Painted, Role, Show},
     part_table::{part_table, part_table_in},
     pools::pool_in_words,

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::{
     amounts::Amounts,
+    marks::or_unknown,
     paint::{Paint, Show},
     table::{Cell, Fit, Table},
 };
@@ -45,9 +46,8 @@ fn statements(lines: &[Line]) -> Table {
     let needed = |line: &Line| -> i64 { line.trace.peak_over_start().signed() };
     let most = lines.iter().filter(is_measured).map(needed).max().unwrap_or(0);
     for line in lines {
-        let columns = columns.map(|(_, column)| {
-            Cell::from(if line.trace.is_measured() { amounts.show(column(line)) } else { "?".to_owned() })
-        });
+        let columns = columns
+            .map(|(_, column)| Cell::from(or_unknown(line.trace.is_measured().then(|| amounts.show(column(line))))));
         let bar = if line.trace.is_measured() { Cell::bar(needed(line), most) } else { Cell::default() };
         table.row([line.number.to_string().into()].into_iter().chain(columns).chain([bar, Cell::from(&*line.source)]));
     }

@@ -6,6 +6,7 @@ use unicode_width::UnicodeWidthStr;
 
 use super::{
     amounts::Amounts,
+    marks::or_unknown,
     paint::{Paint, Role, Show},
     table::{Cell, Fit, Table, shortened},
     time::clock,
@@ -26,7 +27,7 @@ const MOST_LINES: usize = 30;
 impl Show for Tracked {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let ctx = self.ctx.as_deref().map(|ctx| format!(" ({})", one_line(ctx))).unwrap_or_default();
-        let used = self.used.map_or_else(|| "?".to_owned(), |used| used.to_string());
+        let used = or_unknown(self.used);
         let live = self.live.map(|live| format!(", {live} live")).unwrap_or_default();
         let amounts = format!("device {}: {used} used{live}", self.device);
         let time = clock(self.time);
