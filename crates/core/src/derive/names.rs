@@ -59,7 +59,7 @@ pub const NO_STACK: &str = " (no stack)";
 /// The description of a stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stack {
-    /// The library that allocated for itself; `None` for the program.
+    /// The library whose code allocated; `None` for the program.
     pub library: Option<String>,
     /// The user's line. If the stack has no symbols, this is `main`, or the program: `train (no symbols)`.
     pub line: Option<String>,

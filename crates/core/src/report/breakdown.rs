@@ -68,9 +68,10 @@ pub struct Part {
 pub enum PartKind {
     /// Other processes.
     Others,
-    /// Live allocations of this process's own code, by the path of scopes in which they were made.
+    /// Live allocations of this process that are not a [`Library`](Self::Library)'s, by the path of scopes in which they were made.
     Scope,
-    /// Live allocations of this process that a library made for itself (cuBLAS, cuDNN, NCCL…).
+    /// Live allocations of this process that the code of a library made (cuBLAS, PyTorch…), as
+    /// [`LiveBlock::library`](super::LiveBlock::library).
     Library,
     /// Memory of this process that the stream-ordered pool keeps and no allocation uses. `gpumem::torch::empty_cache`
     /// returns it to the device.

@@ -38,8 +38,7 @@ pub struct PeakHolder {
     pub path: Vec<String>,
     /// The place where the innermost scope was opened, such as `src/train.rs:12`.
     pub scope_place: Option<String>,
-    /// The library that allocated them for itself (cuBLAS, cuDNN, NCCL…). `None` for the program, or if the stack is not
-    /// known.
+    /// The library whose code allocated them (cuBLAS, PyTorch…), as [`LiveBlock::library`](super::LiveBlock::library).
     pub library: Option<String>,
     /// The line that allocated them. `None` if a library allocated them, or if the stack was not recorded: blocks below 1 MiB, unless
     /// `GPUMEM_BACKTRACE=1` is set.

@@ -73,8 +73,7 @@ pub struct Change {
     pub path: Vec<String>,
     /// The line that allocated blocks without a label, as [`LiveBlock::line`](super::LiveBlock::line).
     pub line: Option<String>,
-    /// The library that allocated blocks without a label for itself, as
-    /// [`LiveBlock::library`](super::LiveBlock::library).
+    /// The library whose code allocated blocks without a label, as [`LiveBlock::library`](super::LiveBlock::library).
     pub library: Option<String>,
 }
 

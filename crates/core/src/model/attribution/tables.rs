@@ -66,6 +66,10 @@ pub(super) const DRIVER: &[&str] = &["libcupti", "libcuda", "libcudart", "libnvi
 pub(super) const ENTRANCE: &[&str] = &["libcupti", "libcuda"];
 
 /// Modules of libraries that frameworks call, and the names of the libraries. The first pattern that fits is used.
+///
+/// An entry gives the library its name, and hides its functions from [`user_line`](super::user_line), so that a line of its
+/// caller is shown. In contrast to an entry of [`LIBRARIES`], the library is also a part of stacks with lines of Python, inside of
+/// the function that calls it ([`calls`](super::calls())).
 pub(super) const CALLED_LIBRARIES: &[(&str, &str)] = &[
     ("libcublasLt", "cuBLASLt"),
     ("libcublas", "cuBLAS"),
@@ -88,7 +92,8 @@ pub(super) const CALLED_LIBRARIES: &[(&str, &str)] = &[
     ("libnvshmem*", "NVSHMEM"),
 ];
 
-/// Like [`CALLED_LIBRARIES`], but for all other modules.
+/// Like [`CALLED_LIBRARIES`], but for all other modules, such as those of frameworks. An entry also gives a name and hides the
+/// functions of the library. On stacks with lines of Python, [`calls`](super::calls()) shows only these lines.
 pub(super) const LIBRARIES: &[(&str, &str)] = &[
     ("libtorch*", "PyTorch"),
     ("libc10*", "PyTorch"),
@@ -105,7 +110,7 @@ pub(super) const LIBRARIES: &[(&str, &str)] = &[
     ("libxgboost", "XGBoost"),
 ];
 
-/// Python packages and the names of their libraries, for files that are not in [`LIBRARIES`].
+/// Python packages and the names of their libraries, for files that are not in [`LIBRARIES`]. An entry only gives a name.
 pub(super) const PACKAGES: &[(&str, &str)] = &[
     ("torch", "PyTorch"),
     ("cupy*", "CuPy"),
@@ -123,7 +128,8 @@ pub(super) const SYSTEM: &[&str] =
     &["libc", "libm", "libpthread", "libdl", "libgcc_s", "libstdc++", "ld-linux*", "linux-vdso"];
 
 /// Crates of frameworks that allocate for the user, and all crates whose names start with one of these, such as `candle_nn`. Used
-/// if the file is not known.
+/// if the file is not known. An entry makes [`user_line`](super::user_line) prefer every other function of the stack, as it does
+/// for functions whose files Cargo fetched.
 pub(super) const FRAMEWORKS: &[&str] =
     &["candle", "burn", "cubecl", "tch", "torch_sys", "dfdx", "cust", "ort", "rayon", "tokio"];
 
