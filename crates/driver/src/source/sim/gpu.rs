@@ -113,7 +113,7 @@ impl SimGpu {
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
     /// # use gpumem::Bytes;
     /// let block = gpu.alloc(Bytes::mib(256))?;
-    /// error = gpu.alloc(Bytes::gib(16)).unwrap_err();
+    /// let error = gpu.alloc(Bytes::gib(16)).unwrap_err();
     /// assert!(error.is_out_of_memory());
     /// drop(block); // frees it
     /// # Ok::<(), gpumem::Error>(())
