@@ -432,7 +432,7 @@ mod tests {
         }
         let end = EventKind::PoolsQueried;
         ledger.apply(&Event { number: 1 << 40, time: Duration::ZERO, thread: ThreadId(0), kind: &end });
-        let stats = ledger.stats();
+        let stats = ledger.sums().stats();
         let mut peaks: Vec<_> = stats.iter().map(|stats| (stats.device, stats.on_device.bytes.peak)).collect();
         peaks.sort_by_key(|(device, _)| device.ordinal);
         let blocks = (0..BLOCK_PARTS).flat_map(|part| ledger.blocks(part, None));

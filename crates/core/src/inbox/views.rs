@@ -51,12 +51,12 @@ where
     Self: Send + Sync,
 {
     fn counts(&self) -> Counts {
-        self.enter(0, |state, _| state.ledger.counts()).unwrap_or_default()
+        self.enter(0, |state, _| state.ledger.sums().counts()).unwrap_or_default()
     }
 
     fn stats(&self) -> Vec<DeviceStats> {
         self.decide();
-        self.enter(0, |state, _| state.ledger.stats()).unwrap_or_default()
+        self.enter(0, |state, _| state.ledger.sums().stats()).unwrap_or_default()
     }
 
     fn nodes(&self) -> Vec<(Option<Device>, ScopeNode)> {
@@ -67,7 +67,7 @@ where
         }
         let mut nodes = Vec::new();
         loop {
-            let part = self.enter(0, |state, _| state.ledger.nodes_from(nodes.len())).unwrap_or_default();
+            let part = self.enter(0, |state, _| state.ledger.sums().nodes_from(nodes.len())).unwrap_or_default();
             let is_last = part.len() < PART_LEN;
             nodes.extend(part);
             if is_last {
@@ -82,7 +82,7 @@ where
 
     fn groups(&self) -> Vec<GroupUsage> {
         self.decide();
-        let part = |first| self.enter(0, |state, _| state.ledger.groups_from(first)).flatten();
+        let part = |first| self.enter(0, |state, _| state.ledger.sums().groups_from(first)).flatten();
         (0..).step_by(PART_LEN).map_while(part).flatten().collect()
     }
 
@@ -93,16 +93,17 @@ where
 
     fn keep_device_peak(&self, device: Device, under: ScopeId, since_reset: bool) -> bool {
         self.decide();
-        self.enter(0, |state, _| state.ledger.keep_device_peak(device, under, since_reset)).flatten().is_some()
+        self.enter(0, |state, _| state.ledger.sums().keep_device_peak(device, under, since_reset)).flatten().is_some()
     }
 
     fn release_peak(&self, under: ScopeId) {
-        self.enter(0, |state, _| state.ledger.release_peak(under));
+        self.enter(0, |state, _| state.ledger.sums().release_peak(under));
     }
 
     fn kept_peak(&self, under: ScopeId) -> Option<(PeakTotal, Vec<GroupAtPeak>)> {
-        let peak = self.enter(0, |state, _| state.ledger.kept_peak(under)).flatten()?;
-        let parts = (0..).map_while(|part| self.enter(0, |state, _| state.ledger.peak_part(under, part)).flatten());
+        let peak = self.enter(0, |state, _| state.ledger.sums().kept_peak(under)).flatten()?;
+        let parts =
+            (0..).map_while(|part| self.enter(0, |state, _| state.ledger.sums().peak_part(under, part)).flatten());
         Some((peak, parts.flatten().collect()))
     }
 
@@ -158,18 +159,18 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
 
     /// See [`Ledger::start_interval`](crate::ledger::Ledger::start_interval). `None` if the thread is inside the inbox already.
     pub fn start_interval(&self, device: Device) -> Option<PeakInterval> {
-        self.enter(0, |state, _| state.ledger.start_interval(device))
+        self.enter(0, |state, _| state.ledger.sums().start_interval(device))
     }
 
     /// See [`Ledger::next_interval`](crate::ledger::Ledger::next_interval).
     pub fn next_interval(&self, interval: &mut PeakInterval) -> Option<DevicePeaks> {
         self.decide();
-        self.enter(0, |state, _| state.ledger.next_interval(interval))
+        self.enter(0, |state, _| state.ledger.sums().next_interval(interval))
     }
 
     /// See [`Ledger::end_interval`](crate::ledger::Ledger::end_interval).
     pub fn end_interval(&self, interval: PeakInterval) {
-        self.enter(0, |state, _| state.ledger.end_interval(interval));
+        self.enter(0, |state, _| state.ledger.sums().end_interval(interval));
     }
 
     /// Returns the scopes that the calling thread is in, the outermost first.

@@ -79,18 +79,19 @@ pub(super) struct AccountGroups {
     latest: usize,
 }
 
-/// All accounts.
+/// All accounts. The first two fields come first because each free uses them.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct Accounts {
-    all: HashMap<AccountId, Account, NumberHashBuilder>,
-    /// The open accounts that count threads in no scope.
-    unscoped: Vec<AccountId>,
     /// The number of open accounts.
     open: usize,
-    whole: Vec<WholeDevice>,
     /// For threads in no scope, and for those in scopes: the number of an event. If a block was allocated after it and is freed
     /// at the same place, the free counts exactly where the allocation does.
     alike_since: [u64; 2],
+    all: HashMap<AccountId, Account, NumberHashBuilder>,
+    /// The open accounts that count threads in no scope.
+    unscoped: Vec<AccountId>,
+    whole: Vec<WholeDevice>,
     /// An empty account. It holds on to the memory of one that is no longer needed, so that the next one can reuse it.
     spare: Account,
     /// The result of the last search, kept so that its memory can be reused.
@@ -310,6 +311,11 @@ impl Accounts {
         } else if account.groups.as_ref().is_some_and(|groups| groups.peaks.is_idle()) {
             account.groups = None;
         }
+    }
+
+    /// Returns the level of this account; `None` if there is no account.
+    pub(super) fn level(&mut self, id: Option<AccountId>) -> Option<&mut UsageLevel> {
+        Some(&mut self.get_mut(id?)?.level)
     }
 
     pub(super) fn get(&self, id: AccountId) -> Option<&Account> {

@@ -4,7 +4,8 @@
 use std::collections::HashSet;
 
 use super::{
-    Ledger, account_id::AccountId, accounts::Place, counts::signed, scope::Scope, thread::Thread, tree::NodeId,
+    account_id::AccountId, accounts::Place, counts::signed, places::Places, scope::Scope, sums::Sums, thread::Thread,
+    tree::NodeId,
 };
 use crate::model::{Bytes, OwnerThread, ScopeId, ThreadId, ThreadName, Threads};
 
@@ -12,7 +13,7 @@ use crate::model::{Bytes, OwnerThread, ScopeId, ThreadId, ThreadName, Threads};
 /// ones adopt nothing.
 const MOST: usize = 64;
 
-impl Ledger {
+impl Places {
     pub(super) fn adopt(&mut self, scope: ScopeId, threads: Threads) {
         if !self.scopes.contains_key(&scope) {
             return;
@@ -24,23 +25,17 @@ impl Ledger {
         self.look_up_again();
     }
 
-    /// Stops a closed scope from adopting threads.
-    pub(super) fn end_adoption(&mut self, scope: ScopeId) {
-        self.look_up_again();
-        self.adopters.remove(scope);
-    }
-
     /// Returns whether the thread's name is needed to find who adopts its allocations and is not known yet.
-    pub fn needs_name(&mut self, thread: ThreadId) -> bool {
+    pub(super) fn needs_name(&mut self, thread: ThreadId) -> bool {
         if !self.adopters.is_by_name() {
             return false;
         }
-        let Thread { name, entered, .. } = self.thread(thread);
+        let Thread { name, entered, .. } = self.threads.get(thread);
         name.is_none() && entered.is_empty()
     }
 
     pub(super) fn name_thread(&mut self, thread: ThreadId, name: ThreadName) {
-        let record = self.thread(thread);
+        let record = self.threads.get(thread);
         record.name = Some(name);
         record.forget_latest();
     }
@@ -48,34 +43,16 @@ impl Ledger {
     /// Makes threads in no scope look up again who adopts their next allocations: the adopting scopes have changed, or a thread
     /// has entered or left a scope, or a scope was reset.
     pub(super) fn look_up_again(&mut self) {
-        let Self { adopters, threads, .. } = self;
-        for thread in adopters.looked_up.drain(..) {
-            let thread = &mut threads[thread.0 as usize];
+        for thread in self.adopters.looked_up.drain(..) {
+            let thread = self.threads.get(thread);
             thread.is_looked_up = false;
             thread.forget_latest();
         }
     }
 
-    /// Returns the path and the owner thread for the allocations of a thread.
-    pub(super) fn place_of(&mut self, thread: ThreadId) -> (NodeId, OwnerThread) {
-        let Thread { node, owner, .. } = *self.thread(thread);
-        let Some(adopter) = self.adopter_of(thread) else { return (node, owner) };
-        let (node, host) = self.innermost(&self.scopes[&adopter]);
-        (node, self.owner_in(host, thread))
-    }
-
-    /// Returns the place at which a thread frees now.
-    pub(super) fn place_of_free(&mut self, thread: ThreadId) -> Place {
-        if !self.accounts.are_open() {
-            return Place::OUTSIDE;
-        }
-        let (node, owner) = self.place_of(thread);
-        Place::new(owner, self.tree.is_in_scope(node))
-    }
-
     /// Returns the latest scope that adopts the thread.
-    fn adopter_of(&mut self, thread: ThreadId) -> Option<ScopeId> {
-        if self.adopters.is_empty() || !self.thread(thread).entered.is_empty() {
+    pub(super) fn adopter_of(&mut self, thread: ThreadId) -> Option<ScopeId> {
+        if self.adopters.is_empty() || !self.threads.get(thread).entered.is_empty() {
             return None;
         }
         self.adopters_of(thread).next()
@@ -83,14 +60,14 @@ impl Ledger {
 
     /// Returns the scopes that adopt this thread, the latest first. The thread is in no scope.
     fn adopters_of(&self, thread: ThreadId) -> impl Iterator<Item = ScopeId> {
-        let name = self.threads.get(thread.0 as usize).and_then(|thread| thread.name);
+        let name = self.threads.known(thread).and_then(|thread| thread.name);
         let adopters = self.adopters.latest_first().take(MOST);
         adopters.filter(move |(_, threads)| threads.include(name.as_ref())).map(|(scope, _)| scope)
     }
 
     /// Returns the path and the owner thread of the innermost scope of the thread that opened this one. While that thread is not
     /// in this scope, such as between the polls of a task, the result is this scope itself.
-    fn innermost(&self, scope: &Scope) -> (NodeId, OwnerThread) {
+    pub(super) fn innermost(&self, scope: &Scope) -> (NodeId, OwnerThread) {
         match self.opener_of(scope) {
             Some(opener) if opener.is_in_opened(scope.number) => (opener.node, opener.owner),
             _ => (scope.node, scope.owner),
@@ -98,8 +75,8 @@ impl Ledger {
     }
 
     /// Returns the thread that opened a scope. `None` if it has ended and another thread reuses its number.
-    fn opener_of(&self, scope: &Scope) -> Option<&Thread> {
-        self.threads.get(scope.opener.0 as usize).filter(|opener| opener.own == scope.own)
+    pub(super) fn opener_of(&self, scope: &Scope) -> Option<&Thread> {
+        self.threads.known(scope.opener).filter(|opener| opener.own == scope.own)
     }
 
     /// Notes the device of an allocation for the thread for which it counts. If scopes of several threads adopt the thread, the
@@ -112,15 +89,19 @@ impl Ledger {
         bytes: Bytes,
         is_on_device: bool,
         number: u64,
+        sums: &mut Sums,
     ) -> bool {
-        let record = self.thread(thread);
+        if self.adopters.is_empty() {
+            return false;
+        }
+        let record = self.threads.get(thread);
         if record.entered.is_empty() && !std::mem::replace(&mut record.is_looked_up, true) {
             self.adopters.looked_up.push(thread);
         }
         let Some(adopter) = self.adopter_of(thread) else { return false };
         let Scope { own, opener, .. } = *self.scopes[&adopter];
         if is_on_device && self.opener_of(&self.scopes[&adopter]).is_some() {
-            self.thread(opener).allocated_on.note(meter, number);
+            self.threads.get(opener).allocated_on.note(meter, number);
         }
         if self.adopters_of(thread).all(|other| self.scopes[&other].own == own) {
             return false;
@@ -128,7 +109,7 @@ impl Ledger {
         if is_on_device {
             let adopters = self.adopters_of(thread).filter_map(|adopter| self.scopes.get(&adopter));
             let owners: HashSet<OwnerThread> = adopters.map(|scope| scope.owner).collect();
-            let Self { accounts, guests, .. } = self;
+            let Sums { accounts, guests, .. } = sums;
             let mut shared: HashSet<AccountId> = HashSet::new();
             for owner in owners {
                 accounts.each_of(Place::new(owner, true), meter, guests, |id, _| _ = shared.insert(id));
@@ -140,13 +121,5 @@ impl Ledger {
             }
         }
         true
-    }
-}
-
-#[cfg(test)]
-impl Ledger {
-    /// Returns the number of threads that look up again who adopts them.
-    pub(super) fn adoption_len(&self) -> usize {
-        self.adopters.looked_up.len()
     }
 }

@@ -2,15 +2,14 @@
 
 use super::{
     Ledger,
-    counts::Counts,
-    live::{BLOCK_PARTS, tenths},
-    meters::{DeviceStats, Meter},
+    live::{Attribution, BLOCK_PARTS},
+    meters::Meter,
     observer::{BlockChangeKind, Observer},
     pool_table::Undecided,
     stats::Stat,
-    thread::Freed,
+    thread::{Entered, Freed},
 };
-use crate::model::{Answer, Event, EventKind, Gauge, Time, Trace};
+use crate::model::{Answer, CallsiteId, Event, EventKind, Gauge, OwnerThread, ScopeId, Time, Trace};
 
 impl Ledger {
     /// Applies one event.
@@ -33,15 +32,17 @@ impl Ledger {
                 if !self.alloc_like_latest(*key, bytes, tag, event.number, event.thread) {
                     self.alloc_observed(*key, bytes, tag, event.number, event.thread, observer);
                 } else if O::OBSERVES {
-                    self.notify_latest(*key, bytes, event.number, observer);
+                    let attribution = Attribution::new(OwnerThread(0), self.sums.pending.group);
+                    let entry = self.live.entry(bytes, event.number, attribution);
+                    self.sums.notify(BlockChangeKind::Allocated, *key, &entry, observer);
                 }
                 Answer::Applied
             }
             EventKind::Free { key, .. } if self.free_like_latest(*key, event.thread) => {
                 if O::OBSERVES
-                    && let Freed::Block(key, entry) = self.thread(event.thread).freed
+                    && let Freed::Block(key, entry) = self.places.threads.get(event.thread).freed
                 {
-                    self.notify(BlockChangeKind::Freed, key, &entry, observer);
+                    self.sums.notify(BlockChangeKind::Freed, key, &entry, observer);
                 }
                 Answer::Applied
             }
@@ -53,9 +54,47 @@ impl Ledger {
         }
     }
 
+    /// Like [`apply_observed`](Self::apply_observed), for an allocation or the opening of a scope whose thread was in this scope path, or
+    /// for a thread that enters a scope with this path. The events that led there are not known.
+    pub fn apply_inside(&mut self, path: &[CallsiteId], event: &Event<'_>, observer: &mut impl Observer) {
+        let meter = match event.kind {
+            EventKind::Alloc { block, .. } => Some(self.sums.meters.index(block.device, Gauge::Exact)),
+            EventKind::Open { spec, .. } => Some(self.sums.meters.index(spec.device, Gauge::Exact)),
+            // Allocations find the path on their device. A scope that is already closed is on no device.
+            EventKind::Enter { scope } => Some(self.places.scopes.get(scope).map_or(0, |open| open.exact_meter)),
+            _ => None,
+        };
+        let Some(meter) = meter else {
+            self.apply_observed(event, observer);
+            return;
+        };
+        let tree = &mut self.sums.tree;
+        let root = tree.root(meter);
+        let node = path.iter().fold(root, |outer, callsite| tree.child(outer, *callsite));
+        if let EventKind::Enter { .. } = event.kind {
+            self.apply_observed(event, observer);
+            let thread = self.places.threads.get(event.thread);
+            thread.entered.back_mut().into_iter().for_each(|entered| entered.node = node);
+            return thread.update_scope();
+        }
+        // No scope has this number.
+        let scope = ScopeId(u64::MAX);
+        let owner = self.places.threads.get(event.thread).own;
+        self.places.threads.get(event.thread).enter(Entered {
+            number: event.number,
+            scope,
+            node,
+            host: None,
+            owner,
+            by_opening: false,
+        });
+        self.apply_observed(event, observer);
+        self.places.threads.get(event.thread).leave(scope);
+    }
+
     /// Sets the time of the allocations that follow.
     pub fn set_time(&mut self, time: Time) {
-        self.tenths = tenths(time);
+        self.live.set_time(time);
     }
 
     /// Applies an event that reads, resets or closes a scope. Returns its trace. `None` if there is no such scope, and for any other event.
@@ -67,11 +106,12 @@ impl Ledger {
     /// instruction cache.
     #[cold]
     fn apply_rare<O: Observer>(&mut self, event: &Event<'_>, observer: &mut O) -> Option<Trace> {
-        if self.has_undecided() && !event.kind.is_of_pool() {
+        if self.pools.has_undecided() && !event.kind.is_of_pool() {
             let is_decided = |of: &Undecided| event.kind.concerns_all_blocks() || of.thread == event.thread;
             self.decide_for_program(Some(event.thread), is_decided, observer);
         }
-        self.flush_pending();
+        self.sums.flush();
+        self.scan_for_guests();
         match *event.kind {
             EventKind::Alloc { .. }
             | EventKind::Free { .. }
@@ -82,13 +122,13 @@ impl Ledger {
             | EventKind::PoolsQueried => {}
             EventKind::FreeFailed => self.free_failed(event.thread, observer),
             EventKind::Untracked => {
-                self.counts.untracked += 1;
-                self.thread(event.thread).freed = Freed::Untracked(event.number);
+                self.sums.counts.untracked += 1;
+                self.places.threads.get(event.thread).freed = Freed::Untracked(event.number);
             }
             EventKind::Shrink { key, bytes } => self.shrink(key, bytes, event.thread, observer),
             EventKind::LateLookup { block } => {
                 let freed = self.free_older(&block, event.thread);
-                self.thread(event.thread).freed = freed;
+                self.places.threads.get(event.thread).freed = freed;
             }
             EventKind::ContextDestroyed { context } => {
                 (0..BLOCK_PARTS).for_each(|part| self.remove_context_observed(context, part, observer));
@@ -102,28 +142,28 @@ impl Ledger {
                 (0..BLOCK_PARTS).for_each(|part| self.empty_pool_observed(pool, part, observer));
             }
             EventKind::Sample { device, memory } => {
-                self.meters.of(device, Gauge::Sampled).apply_sample(event.time, &memory);
+                self.sums.meters.of(device, Gauge::Sampled).apply_sample(event.time, &memory);
             }
-            EventKind::ReadFailed { device, gauge } => self.meters.of(device, gauge).samples.failed = true,
-            EventKind::Open { scope, spec } => self.open(scope, spec, event),
-            EventKind::Enter { scope } => self.enter(scope, event),
-            EventKind::Leave { scope } => self.leave(scope, event.thread),
-            EventKind::Adopt { scope, threads } => self.adopt(scope, threads),
-            EventKind::Named { name } => self.name_thread(event.thread, name),
-            EventKind::Read { scope } => {
-                return self.scopes.get(&scope).map(|open| self.trace(open));
-            }
-            EventKind::Reset { scope } => return self.reset(scope, event.number, false),
-            EventKind::ResetKeepingPeak { scope } => return self.reset(scope, event.number, true),
-            EventKind::Close { scope } => return self.close(scope),
+            EventKind::ReadFailed { device, gauge } => self.sums.meters.of(device, gauge).samples.failed = true,
+            EventKind::Open { scope, spec } => self.places.open(scope, spec, event, &mut self.sums),
+            EventKind::Enter { scope } => self.places.enter(scope, event, &mut self.sums.guests),
+            EventKind::Leave { scope } => self.places.leave(scope, event.thread, &mut self.sums.guests),
+            EventKind::Adopt { scope, threads } => self.places.adopt(scope, threads),
+            EventKind::Named { name } => self.places.name_thread(event.thread, name),
+            EventKind::Read { scope } => return self.places.trace(scope, &self.sums),
+            EventKind::Reset { scope } => return self.places.reset(scope, event.number, false, &mut self.sums),
+            EventKind::ResetKeepingPeak { scope } => return self.places.reset(scope, event.number, true, &mut self.sums),
+            EventKind::Close { scope } => return self.places.close(scope, &mut self.sums),
             EventKind::ResetPeaks { device } => {
-                let Meter { on_device, kinds, .. } = self.meters.of(device, Gauge::Exact);
+                let Meter { on_device, kinds, .. } = self.sums.meters.of(device, Gauge::Exact);
                 kinds.iter_mut().chain([on_device]).for_each(Stat::reset_peaks);
             }
-            EventKind::ResetSummary => self.reset_summary(event.number),
+            EventKind::ResetSummary => {
+                self.sums.reset_summary(event.number, self.places.scopes.values().map(|open| open.node));
+            }
             EventKind::Lost { count } => self.lost(count, event.number, observer),
             EventKind::Displaced { now, more } => {
-                let before = std::mem::replace(&mut self.displaced, now);
+                let before = std::mem::replace(&mut self.sums.displaced, now);
                 if more > 0 || (now > 0) != (before > 0) {
                     self.lost(more, event.number, observer);
                 }
@@ -132,28 +172,22 @@ impl Ledger {
         None
     }
 
+    /// Makes the steps of a scan that are due to find the guests in use.
+    #[inline]
+    pub(super) fn scan_for_guests(&mut self) {
+        self.sums.guests.scan_if_due(&self.live, &self.places.scopes, &self.places.threads);
+    }
+
     /// Counts `count` events that were missed before the event with this number. While functions are displaced, later frees may
     /// be missed as well.
     fn lost<O: Observer>(&mut self, count: u64, number: u64, observer: &mut O) {
-        self.counts.lost += count;
-        let until = if self.displaced > 0 { u64::MAX } else { number };
+        self.sums.counts.lost += count;
+        let until = if self.sums.displaced > 0 { u64::MAX } else { number };
         self.pools.complete_from = until.saturating_add(1);
         for (key, missed) in self.live.frees_missed_until(until) {
-            self.block_is_gone(key);
-            self.remove_without_free(&missed);
-            self.notify(BlockChangeKind::FreeMissed, key, &missed, observer);
+            self.pools.remove_range(key, &self.sums.pools);
+            self.sums.remove_without_free(&missed);
+            self.sums.notify(BlockChangeKind::FreeMissed, key, &missed, observer);
         }
-    }
-
-    /// Returns the number of events that were applied or missed so far.
-    pub fn counts(&mut self) -> Counts {
-        self.flush_pending();
-        self.counts
-    }
-
-    /// Returns the statistics of each device on which allocations were observed.
-    pub fn stats(&mut self) -> Vec<DeviceStats> {
-        self.flush_pending();
-        self.meters.stats()
     }
 }

@@ -4,8 +4,15 @@
 use std::{
     collections::{HashMap, HashSet},
     iter::successors,
+    ops::Bound,
 };
 
+use super::{
+    counts::PART_LEN,
+    live::{BLOCK_PARTS, LiveBlocks},
+    scope::Scopes,
+    threads::Threads,
+};
 use crate::model::{NumberHashBuilder, OwnerThread, ScopeId};
 
 /// No scan starts while there are fewer guests than this.
@@ -27,17 +34,19 @@ pub(super) struct Guests {
     owners: HashMap<Guest, OwnerThread, NumberHashBuilder>,
     /// The number of guests that were in use at the last scan.
     in_use: usize,
+    /// The number of scopes that guests have entered, and of tasks that were started, since the last step of a scan.
+    steps_due: usize,
     /// The scan in progress, which finds the guests in use.
     scan: Option<GuestScan>,
 }
 
 /// A scan reads blocks and scopes in parts; threads allocate in between.
 #[derive(Debug, Default)]
-pub(super) struct GuestScan {
+struct GuestScan {
     /// The part of the blocks that is read next.
-    pub(super) next_part: usize,
+    next_part: usize,
     /// The last scope that was read.
-    pub(super) last_scope: Option<ScopeId>,
+    last_scope: Option<ScopeId>,
     /// The owner threads in use: those of the blocks, scopes and threads that were read so far, and those entered since the scan
     /// started.
     used: HashSet<OwnerThread, NumberHashBuilder>,
@@ -83,6 +92,7 @@ impl Guests {
         host: OwnerThread,
         mut next: impl FnMut() -> OwnerThread,
     ) -> OwnerThread {
+        self.steps_due += 1;
         let owner = self.owner(own, host, &mut next);
         if around == own || self.hosts(host).any(|known| known == around) {
             return owner;
@@ -98,6 +108,7 @@ impl Guests {
         if own == OwnerThread::LAST {
             return false;
         }
+        self.steps_due += 1;
         self.known.insert(own, Guest { own, host });
         self.mark_used([own]);
         true
@@ -123,16 +134,44 @@ impl Guests {
         self.threads(owner).for_each(count);
     }
 
-    /// Returns whether a scan is in progress or due. A scan is due when there are twice as many guests as were in use at the last
-    /// one.
-    pub(super) fn must_scan(&self) -> bool {
-        self.scan.is_some() || self.known.len() >= NO_SCAN.max(2 * self.in_use)
+    /// Makes the steps that are due, if a scan is in progress or if there are twice as many guests as were in use at the last one.
+    #[inline]
+    pub(super) fn scan_if_due(&mut self, live: &LiveBlocks, scopes: &Scopes, threads: &Threads) {
+        while self.steps_due > 0 {
+            self.steps_due -= 1;
+            if self.scan.is_some() || self.known.len() >= NO_SCAN.max(2 * self.in_use) {
+                self.scan(live, scopes, threads);
+            }
+        }
     }
 
-    /// Returns the scan in progress, and whether this call started it.
-    pub(super) fn scan(&mut self) -> (&mut GuestScan, bool) {
-        let is_new = self.scan.is_none();
-        (self.scan.get_or_insert_default(), is_new)
+    /// Makes one step of the scan that finds the owner threads of guests in use. Its last step forgets the others. A block
+    /// that is allocated during the scan has an owner thread that its thread had at the start, or has entered since.
+    #[cold]
+    fn scan(&mut self, live: &LiveBlocks, scopes: &Scopes, threads: &Threads) {
+        /// The number of parts of the blocks in one step. Tests read more parts in one step, because they have few guests and
+        /// their scans must end.
+        const STEP: usize = if cfg!(test) { 64 } else { 1 };
+        let Some(scan) = &mut self.scan else {
+            self.scan = Some(GuestScan::default());
+            return self.mark_used(threads.owners());
+        };
+        if scan.next_part < BLOCK_PARTS {
+            let first = scan.next_part;
+            scan.next_part = BLOCK_PARTS.min(first + STEP);
+            let parts = (first..scan.next_part).flat_map(|part| live.part(part));
+            return self.mark_used(parts.map(|(_, entry)| entry.attribution().owner()));
+        }
+        let rest = (scan.last_scope.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let part = || scopes.range(rest).take(PART_LEN);
+        // Scopes that open later have an owner thread of a thread, or one that is entered during the scan.
+        let last_full = part().nth(PART_LEN - 1);
+        scan.last_scope = last_full.map(|(last, _)| *last);
+        self.mark_used(part().map(|(_, scope)| scope.owner));
+        if last_full.is_none() {
+            self.mark_used(threads.owners());
+            self.end_scan();
+        }
     }
 
     /// Marks these owner threads as used, if a scan is in progress.
@@ -153,7 +192,7 @@ impl Guests {
     }
 
     /// Ends the scan: forgets the guests that are not in use.
-    pub(super) fn end_scan(&mut self) {
+    fn end_scan(&mut self) {
         let GuestScan { used, .. } = self.scan.take().unwrap_or_default();
         let in_use: HashSet<OwnerThread, NumberHashBuilder> =
             used.into_iter().flat_map(|owner| self.hosts(owner)).collect();

@@ -1,6 +1,6 @@
 //! The highest memory of a device between two reads by one reader, such as an exporter of metrics.
 
-use super::{Ledger, meters::Meter, watermark::Mark};
+use super::{meters::Meter, sums::Sums, watermark::Mark};
 use crate::model::{Device, Gauge};
 
 /// The memory in use on a device, and its peaks.
@@ -19,10 +19,9 @@ pub struct PeakInterval {
     mark: Mark,
 }
 
-impl Ledger {
+impl Sums {
     /// Starts an interval.
     pub fn start_interval(&mut self, device: Device) -> PeakInterval {
-        self.flush_pending();
         let meter = self.meters.index(device, Gauge::Exact);
         let level = &mut self.meters.0[usize::from(meter)].level;
         PeakInterval { meter, mark: level.peaks.open(level.in_use) }
@@ -30,7 +29,6 @@ impl Ledger {
 
     /// Returns the current peaks, and starts the next interval at the same moment.
     pub fn next_interval(&mut self, interval: &mut PeakInterval) -> DevicePeaks {
-        self.flush_pending();
         let Meter { level, peaks, .. } = &mut self.meters.0[usize::from(interval.meter)];
         let most = level.peaks.max_since(interval.mark);
         level.peaks.close(interval.mark);
@@ -48,7 +46,7 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Ledger, *};
     use crate::model::{Block, Bytes, Event, EventKind, Family, Key, MemKind, ThreadId, Time};
 
     #[test]
@@ -66,19 +64,19 @@ mod tests {
         };
         let free = |key| EventKind::Free { key: Key::from_raw(key), block: None };
         apply(&mut ledger, alloc(512, 10));
-        let mut often = ledger.start_interval(device);
-        let mut rarely = ledger.start_interval(device);
+        let mut often = ledger.sums().start_interval(device);
+        let mut rarely = ledger.sums().start_interval(device);
         for (high, expected) in [(100, 110), (5, 15), (30, 40)] {
             apply(&mut ledger, alloc(1024, high));
             apply(&mut ledger, free(1024));
-            assert_eq!(ledger.next_interval(&mut often).interval, expected);
+            assert_eq!(ledger.sums().next_interval(&mut often).interval, expected);
         }
-        assert_eq!(ledger.next_interval(&mut often), DevicePeaks { interval: 10, ever: 110 });
-        ledger.end_interval(often);
+        assert_eq!(ledger.sums().next_interval(&mut often), DevicePeaks { interval: 10, ever: 110 });
+        ledger.sums().end_interval(often);
         apply(&mut ledger, EventKind::ResetPeaks { device });
-        assert_eq!(ledger.next_interval(&mut rarely), DevicePeaks { interval: 110, ever: 110 });
+        assert_eq!(ledger.sums().next_interval(&mut rarely), DevicePeaks { interval: 110, ever: 110 });
         apply(&mut ledger, free(512));
-        assert_eq!(ledger.next_interval(&mut rarely), DevicePeaks { interval: 10, ever: 110 });
-        assert_eq!(ledger.next_interval(&mut rarely), DevicePeaks { interval: 0, ever: 110 });
+        assert_eq!(ledger.sums().next_interval(&mut rarely), DevicePeaks { interval: 10, ever: 110 });
+        assert_eq!(ledger.sums().next_interval(&mut rarely), DevicePeaks { interval: 0, ever: 110 });
     }
 }

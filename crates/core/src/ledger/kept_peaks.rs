@@ -1,13 +1,13 @@
 //! Peaks of open scopes, closed scopes or devices that are kept, so that their groups can be read in parts.
 
 use super::{
-    Ledger,
     account_id::AccountId,
     accounts::Account,
     groups::{AllocGroup, GroupState},
     meters::Meter,
     peaks::{KeptRange, PeakHistory},
     scope::Scope,
+    sums::Sums,
 };
 use crate::model::{ByteDelta, Device, Gauge, ScopeId};
 
@@ -33,7 +33,7 @@ pub struct PeakTotal {
     pub is_over_start: bool,
 }
 
-impl Ledger {
+impl Sums {
     /// Returns the peaks that include the peak of a scope, and their level.
     fn peaks(&mut self, account: Option<AccountId>, meter: u16) -> (&mut PeakHistory, i64) {
         match account.and_then(|id| self.accounts.get_mut(id)) {
@@ -59,7 +59,7 @@ impl Ledger {
         }
     }
 
-    /// Keeps the peak of a scope under the id `under`.
+    /// Keeps the peak of a scope under the id `under`, if it is watched.
     pub(super) fn keep(&mut self, under: ScopeId, open: &Scope) -> Option<()> {
         let Scope { account, meter, .. } = *open;
         let watched = open.watched?;
@@ -73,20 +73,9 @@ impl Ledger {
         Some(())
     }
 
-    /// Keeps the peak of an open scope under the id `under` until it is [released](Self::release_peak). When a scope closes, the
-    /// ledger does this automatically, under the scope's own id. `None` if the scope was not opened with `at_peak`.
-    pub fn keep_peak(&mut self, scope: ScopeId, under: ScopeId) -> Option<()> {
-        self.flush_pending();
-        let open = self.scopes.remove(&scope)?;
-        let kept = self.keep(under, &open);
-        self.scopes.insert(scope, open);
-        kept
-    }
-
-    /// Like [`keep_peak`](Self::keep_peak), but for the highest sum of the live blocks of a device: ever, or since the last reset
-    /// of the summary. `None` if there were none.
+    /// Like [`Ledger::keep_peak`](super::Ledger::keep_peak), but for the highest sum of the live blocks of a device: ever, or since
+    /// the last reset of the summary. `None` if there were none.
     pub fn keep_device_peak(&mut self, device: Device, under: ScopeId, since_reset: bool) -> Option<()> {
-        self.flush_pending();
         let meter = self.meters.index(device, Gauge::Exact);
         let peaks = &mut self.meters.0[usize::from(meter)].peaks;
         let range = peaks.range_of_record(since_reset)?;
@@ -112,7 +101,6 @@ impl Ledger {
     pub fn peak_part(&mut self, under: ScopeId, part: usize) -> Option<Vec<GroupAtPeak>> {
         /// The number of groups in one part. Threads that allocate wait until the part is read.
         const GROUPS: usize = if cfg!(test) { 4 } else { 1024 };
-        self.flush_pending();
         let KeptRange { meter, account, range } = self.kept_peaks.get(&under)?;
         let first = part * GROUPS;
         let at_peak = |group: &AllocGroup, bytes: i64| {

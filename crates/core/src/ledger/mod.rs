@@ -16,31 +16,28 @@ mod intervals;
 mod kept_peaks;
 mod live;
 mod meters;
-mod moved_out;
-mod noticed;
 mod observer;
-mod others;
 mod peaks;
 mod pending;
+mod places;
+mod pool_sums;
 mod pool_table;
 mod pools;
 mod scope;
 mod scopes;
 mod stats;
+mod sums;
 mod thread;
 mod threads;
+mod traces;
 mod tree;
 mod undecided;
 mod views;
+mod watches;
 mod watermark;
 
-use std::collections::{BTreeMap, HashMap};
+use std::mem::offset_of;
 
-use self::{
-    accounts::Accounts, adopters::Adopters, allocated_on::AllocatedOn, groups::AllocGroups, guests::Guests,
-    live::LiveBlocks, meters::Meters, noticed::Watched, peaks::KeptRange, pending::PendingDelta, pool_table::Pools,
-    scope::Scope, thread::Thread, tree::ScopeTree,
-};
 pub use self::{
     counts::{Counts, PART_LEN},
     groups::AllocGroup,
@@ -48,62 +45,126 @@ pub use self::{
     kept_peaks::{GroupAtPeak, PeakTotal},
     live::BLOCK_PARTS,
     meters::DeviceStats,
-    noticed::{Noticed, Noticing},
     observer::{BlockChange, BlockChangeKind, Observer},
     pool_table::{KnownPool, WrongCalls},
     stats::Stat,
+    sums::Sums,
     tree::{NodeId, ScopeNode},
     views::{GroupUsage, KnownBlock, ScopePeriod},
+    watches::{Noticed, Noticing},
 };
-use crate::model::{NumberHashBuilder, OwnerThread, ScopeId};
+use self::{
+    live::{Entry, LiveBlocks},
+    places::Places,
+    pool_table::Pools,
+    watches::{Watched, Watches},
+};
+use crate::model::{Device, Gauge, ThreadId};
 
-/// See the [module](self). The fields from `pending` to `counts` come first because each event uses them. This way an event
-/// touches few cache lines.
+/// See the [module](self). An event is applied to one part after the other.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Ledger {
-    /// The changes of the latest events, not yet applied to the tree, the meters and the groups.
-    pending: PendingDelta,
-    /// The threads, indexed by thread number. There are as many as ever ran at the same time.
-    threads: Vec<Thread>,
-    /// The time of the next allocation, in tenths of a second.
-    tenths: u32,
-    /// True if a budget watches other threads.
-    is_watched: bool,
-    /// True if a pool was registered.
-    has_pools: bool,
-    /// True if one of the two fields above is true. Driver blocks then need more work than the fast path does.
-    is_special: bool,
+    /// What the events add up to.
+    sums: Sums,
+    /// The threads, and the open scopes that they are in.
+    places: Places,
+    fast_path: FastPath,
     /// True if events are passed to a tap as well. The inbox sets this flag. It is stored here because each event reads this
     /// cache line anyway.
     pub(crate) is_tapped: bool,
     live: LiveBlocks,
-    counts: Counts,
-    /// The number of the driver's functions that other tools have replaced at the moment. They are part of `counts.lost`. A scope
-    /// that opens while they are replaced reports them as well, because it misses their calls.
-    displaced: u64,
-    /// The open scopes. They are ordered, so that they can be read in parts, and boxed, because the map moves its
-    /// values.
-    scopes: BTreeMap<ScopeId, Box<Scope>>,
-    /// The devices on which each open task allocated.
-    tasks: HashMap<OwnerThread, AllocatedOn, NumberHashBuilder>,
-    tree: ScopeTree,
-    /// The number of the event that reset the summary last.
-    summary_since: u64,
-    meters: Meters,
-    accounts: Accounts,
-    /// The watches of budgets that depend on other threads.
-    watched: Vec<Watched>,
-    /// The last event, if a budget watches for it.
-    noticed: Option<Noticed>,
-    groups: AllocGroups,
-    /// The number of owner threads that were created.
-    owner_threads: u32,
-    guests: Guests,
-    /// The peaks that are read while their scopes stay open, or after they are closed.
-    kept_peaks: HashMap<ScopeId, KeptRange>,
     pools: Pools,
-    adopters: Adopters,
+    watches: Watches,
+}
+
+/// Each event reads the list of threads, which `places` ends with, the two flags, and the first 16 bytes of `live`. They are in one
+/// cache line, because the inbox puts the ledger 16 bytes after the start of a line.
+const _: () = {
+    let [first, last] = [offset_of!(Ledger, fast_path) - 24, offset_of!(Ledger, live) + 15];
+    assert!((16 + first) / 64 == (16 + last) / 64);
+};
+
+/// The allocations and frees that may take the fast path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum FastPath {
+    #[default]
+    All,
+    /// Parts of pools. A pool was registered, so blocks of the driver need more work.
+    Parts,
+    /// None: a budget watches other threads.
+    None,
+}
+
+impl Ledger {
+    /// Updates what depends on other parts but must be in a cache line that each event reads.
+    fn update_fast_path(&mut self) {
+        self.fast_path = match (self.watches.is_empty(), self.pools.is_empty()) {
+            (false, _) => FastPath::None,
+            (true, false) => FastPath::Parts,
+            (true, true) => FastPath::All,
+        };
+    }
+
+    /// Returns whether parts of pools may take the fast path.
+    #[inline]
+    fn has_fast_parts(&self) -> bool {
+        self.fast_path != FastPath::None && !self.pools.has_undecided()
+    }
+
+    /// Returns the sums of all events so far.
+    pub fn sums(&mut self) -> &mut Sums {
+        self.sums.flush();
+        &mut self.sums
+    }
+
+    /// Starts a thread that reuses the id of an ended thread.
+    pub fn start_thread(&mut self, thread: ThreadId) {
+        self.places.threads.start(thread);
+    }
+
+    /// Returns whether the thread's name is needed to find who adopts its allocations and is not known yet.
+    pub fn needs_name(&mut self, thread: ThreadId) -> bool {
+        self.places.needs_name(thread)
+    }
+
+    /// Starts to [notice](Self::noticed) these allocations and frees on the device. While a watch exists, events are counted one
+    /// by one.
+    pub fn watch(&mut self, id: u64, device: Device, noticing: Noticing, thread: ThreadId) {
+        let meter = self.sums.meters.index(device, Gauge::Exact);
+        let thread = self.places.threads.get(thread).own;
+        self.watches.add(Watched { id, meter, noticing, thread });
+        self.update_fast_path();
+    }
+
+    /// Ends the [`watch`](Self::watch) with this id.
+    pub fn unwatch(&mut self, id: u64) {
+        self.watches.remove(id);
+        self.update_fast_path();
+    }
+
+    /// Takes the last event, if it was noticed.
+    #[inline]
+    pub fn noticed(&mut self) -> Option<Noticed> {
+        if self.fast_path == FastPath::None { self.watches.take() } else { None }
+    }
+
+    /// Notes that `thread` allocated or freed this block, if a budget watches its device.
+    #[cold]
+    fn notice(&mut self, entry: &Entry, is_free: bool, thread: ThreadId) {
+        let group = *self.sums.groups.get(entry.group());
+        if !group.is_in_program() || !self.watches.are_on(group.meter) {
+            return;
+        }
+        let own = self.places.threads.get(thread).own;
+        let (node, owner) = if is_free { self.place_of(thread) } else { (group.node, entry.attribution().owner()) };
+        let Sums { guests, tree, .. } = &self.sums;
+        // A thread in a scope that another thread opened works for that thread.
+        let host = guests.hosts(owner).last().unwrap_or(owner);
+        let (device, is_in_scope) = (self.sums.device_of(entry), tree.is_in_scope(node));
+        let event = Noticed { device, thread: own, bytes: entry.bytes, is_free, is_in_scope, is_guest: host != own };
+        self.watches.notice(event, group.meter, host);
+    }
 }
 
 #[cfg(test)]

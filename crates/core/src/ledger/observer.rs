@@ -1,6 +1,6 @@
 //! Observers of the effects of events on blocks. Only the ledger knows these effects.
 
-use super::groups::AllocGroup;
+use super::{groups::AllocGroup, live::Entry, sums::Sums};
 use crate::model::{Bytes, Device, Key};
 
 /// The effect of an event on a block.
@@ -102,5 +102,32 @@ impl Observer for () {
 impl Observer for Vec<BlockChange> {
     fn changed(&mut self, change: BlockChange) {
         self.push(change);
+    }
+}
+
+impl Sums {
+    /// Tells the observer what happened to a block.
+    #[inline]
+    pub(super) fn notify<O: Observer>(&self, kind: BlockChangeKind, key: Key, entry: &Entry, observer: &mut O) {
+        if O::OBSERVES {
+            let sizes = if kind.blocks() > 0 { (Bytes::ZERO, entry.bytes) } else { (entry.bytes, Bytes::ZERO) };
+            self.notify_change(kind, key, entry, sizes, observer);
+        }
+    }
+
+    /// Like [`notify`](Self::notify), with the sizes of the block before and after the change.
+    pub(super) fn notify_change<O: Observer>(
+        &self,
+        kind: BlockChangeKind,
+        key: Key,
+        entry: &Entry,
+        (before, after): (Bytes, Bytes),
+        observer: &mut O,
+    ) {
+        if O::OBSERVES {
+            let group = *self.groups.get(entry.group());
+            let device = self.device_of(entry);
+            observer.changed(BlockChange { kind, key, number: entry.number(), before, after, device, group });
+        }
     }
 }

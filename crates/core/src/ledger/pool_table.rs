@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{delta::GroupDelta, groups::AllocGroup, meters::UsageLevel, stats::add_signed};
+use super::{
+    groups::AllocGroup,
+    pool_sums::{PoolSum, PoolSums},
+};
 use crate::model::{Bytes, Device, Key, MemKind, PoolId, ThreadId};
 
 /// The pool of a block whose owner is not yet known.
@@ -13,8 +16,8 @@ pub(super) const UNDECIDED: PoolId = PoolId(u8::MAX);
 pub(super) struct Pools {
     /// The range in which the last part was found.
     pub(super) latest: Range,
-    /// All pools, indexed by pool number. Number 0 is not a pool.
-    pub(super) all: Vec<PoolState>,
+    /// All pools, indexed by pool id. Id 0 is not a pool.
+    all: Vec<Option<PoolState>>,
     /// The driver's blocks, by their start address.
     pub(super) ranges: BTreeMap<u64, Range>,
     /// The ranges of pools' blocks that were freed, by their start address. Parts may still be live there: a pool may report
@@ -37,14 +40,11 @@ pub(super) struct Range {
 }
 
 /// One pool.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct PoolState {
-    pub(super) device: Option<Device>,
+    pub(super) device: Device,
     /// The number of the event that registered it.
     pub(super) since: u64,
-    pub(super) parts: u64,
-    pub(super) part_bytes: u64,
-    pub(super) block_bytes: u64,
     pub(super) reserved: Option<Bytes>,
     /// True if some of the pool's blocks are known by their handles, so that the addresses of its parts cannot be checked.
     pub(super) has_handles: bool,
@@ -118,15 +118,64 @@ impl AllocGroup {
         self.kind.is_on_device() && !self.is_of_pool_only()
     }
 
+    /// Returns whether the blocks are parts of a pool, or driver blocks that are known to belong to one.
+    pub(super) fn has_pool(&self) -> bool {
+        is_known(self.pool)
+    }
+
     /// Returns whether these are driver blocks that belong to a pool or whose owner is not yet known.
     pub(super) fn is_of_pool_only(&self) -> bool {
         self.pool != PoolId::NONE && self.kind != MemKind::Part
     }
 }
 
+/// Returns whether this is a pool, and not that of a block that belongs to none or is undecided.
+fn is_known(pool: PoolId) -> bool {
+    pool != PoolId::NONE && pool != UNDECIDED
+}
+
 impl Pools {
+    /// Adds a pool. An older one with its id is gone.
+    pub(super) fn register(&mut self, pool: PoolId, device: Device, since: u64) {
+        let at = usize::from(pool.0);
+        if at >= self.all.len() {
+            self.all.resize(at + 1, None);
+        }
+        let wrong = WrongCalls::default();
+        self.all[at] = Some(PoolState { device, since, reserved: None, has_handles: false, wrong, read_early: 0 });
+    }
+
+    /// Returns whether no pool was ever registered.
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     pub(super) fn get_mut(&mut self, pool: PoolId) -> Option<&mut PoolState> {
-        self.all.get_mut(usize::from(pool.0)).filter(|pool| pool.device.is_some())
+        self.all.get_mut(usize::from(pool.0))?.as_mut()
+    }
+
+    /// Returns all registered pools, and closed pools that still have blocks.
+    pub(super) fn known(&self, sums: &PoolSums) -> Vec<KnownPool> {
+        let known = |(id, pool): (u8, &Option<PoolState>)| {
+            let (pool, PoolState { device, reserved, wrong, read_early, .. }) = (PoolId(id), (*pool)?);
+            let PoolSum { parts, part_bytes, block_bytes } = sums.of(pool);
+            let [part_bytes, block_bytes] = [part_bytes, block_bytes].map(Bytes::new);
+            let reported = reserved.unwrap_or(block_bytes);
+            let reserved = if (part_bytes..=block_bytes).contains(&reported) { reported } else { block_bytes };
+            Some(KnownPool { pool, device, parts, part_bytes, reserved, reported, block_bytes, wrong, read_early })
+        };
+        (0..).zip(&self.all).filter_map(known).collect()
+    }
+
+    /// Returns the address ranges of the blocks of pools.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = &Range> {
+        self.ranges.values().filter(|block| is_known(block.pool))
+    }
+
+    /// Returns whether any block is undecided.
+    #[inline]
+    pub(super) fn has_undecided(&self) -> bool {
+        !self.undecided.is_empty()
     }
 
     /// Returns whether the part is in the block in which the last part was found.
@@ -148,15 +197,33 @@ impl Pools {
         }
     }
 
-    pub(super) fn remove_range(&mut self, key: Key) {
+    /// Handles a driver block that is gone.
+    #[inline]
+    pub(super) fn remove_range(&mut self, key: Key, sums: &PoolSums) {
+        if !self.is_empty() {
+            self.remove_range_of(key, sums);
+        }
+    }
+
+    fn remove_range_of(&mut self, key: Key, sums: &PoolSums) {
         if key.is_address() {
             let removed = self.ranges.remove(&key.get());
             self.latest = Range::default();
             if let Some(range) = removed.filter(|range| range.start < range.end)
-                && self.get_mut(range.pool).is_some_and(|pool| pool.parts > 0)
+                && sums.of(range.pool).parts > 0
             {
                 self.left.insert(range.start, range);
             }
+        }
+    }
+
+    /// Handles a driver block whose size changed.
+    pub(super) fn resize_range(&mut self, key: Key, bytes: Bytes) {
+        if key.is_address()
+            && let Some(range) = self.ranges.get_mut(&key.get())
+        {
+            range.end = range.start.saturating_add(bytes.get());
+            self.latest = Range::default();
         }
     }
 
@@ -171,30 +238,4 @@ impl Pools {
         let (_, range) = self.left.range(..=part.address()).next_back()?;
         (part.address() < range.end && range.pool == part.pool()).then_some(range)
     }
-
-    /// Adds a delta of a group to its pool.
-    fn count(&mut self, group: &AllocGroup, delta: &GroupDelta) {
-        let Some(pool) = self.get_mut(group.pool) else { return };
-        if group.kind == MemKind::Part {
-            pool.parts = add_signed(pool.parts, delta.blocks.net);
-            pool.part_bytes = add_signed(pool.part_bytes, delta.bytes.net);
-        } else {
-            pool.block_bytes = add_signed(pool.block_bytes, delta.bytes.net);
-        }
-    }
-}
-
-/// Applies the delta of a group to the driver's view and to its pool. Returns whether the program's view includes the group, too.
-#[cold]
-pub(super) fn count_for_views(
-    driver: &mut UsageLevel,
-    pools: &mut Pools,
-    group: &AllocGroup,
-    delta: &GroupDelta,
-) -> bool {
-    if group.kind != MemKind::Part {
-        driver.apply(driver.in_use.saturating_add(delta.bytes.high), delta.bytes.net);
-    }
-    pools.count(group, delta);
-    group.is_in_program()
 }

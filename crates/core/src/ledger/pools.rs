@@ -14,7 +14,7 @@ use super::{
     live::{BLOCK_PARTS, Entry},
     meters::Meter,
     observer::{BlockChangeKind, Observer},
-    pool_table::{KnownPool, PoolState, Range, UNDECIDED, WrongCalls},
+    pool_table::{KnownPool, Range, UNDECIDED, WrongCalls},
     scope::ScopeStart,
     thread::Thread,
 };
@@ -30,24 +30,15 @@ pub(super) const SURE: u64 = u64::MAX;
 impl Ledger {
     /// Registers a pool on a device. The caller then calls [`learn_blocks`](Self::learn_blocks) for each part of the blocks.
     pub fn register_pool(&mut self, pool: PoolId, device: Device, number: u64) {
-        self.flush_pending();
-        let at = usize::from(pool.0);
-        if at >= self.pools.all.len() {
-            self.pools.all.resize(at + 1, PoolState::default());
-        }
-        // The id of a pool is reused after its last block was freed. If that free was missed, the block still counts for the id.
-        let PoolState { parts, part_bytes, block_bytes, .. } = self.pools.all[at];
-        let since = number;
-        self.pools.all[at] =
-            PoolState { device: Some(device), since, parts, part_bytes, block_bytes, ..PoolState::default() };
-        self.has_pools = true;
-        self.update_is_special();
-        let index = self.meters.index(device, Gauge::Exact);
-        let Meter { level, driver, .. } = &mut self.meters.0[usize::from(index)];
+        self.sums.flush();
+        self.pools.register(pool, device, number);
+        self.update_fast_path();
+        let index = self.sums.meters.index(device, Gauge::Exact);
+        let Meter { level, driver, .. } = &mut self.sums.meters.0[usize::from(index)];
         if driver.is_none() {
             // Until now both views were the same, with their peaks.
             let mut view = level.clone();
-            for scope in self.scopes.values_mut().filter(|scope| scope.exact_meter == index) {
+            for scope in self.places.scopes.values_mut().filter(|scope| scope.exact_meter == index) {
                 let ScopeStart { peak, device_in_use, device_peak, .. } = scope.start;
                 if scope.account.is_none() && scope.spec.gauge == Gauge::Exact {
                     view.peaks.close(peak);
@@ -57,16 +48,16 @@ impl Ledger {
             *driver = Some(view);
         }
         // The next allocation of each thread finds out that there is a pool.
-        self.threads.iter_mut().for_each(Thread::forget_latest);
+        self.places.threads.iter_mut().for_each(Thread::forget_latest);
     }
 
     /// Stores the address ranges of the driver's blocks, for one part of the blocks, of [`BLOCK_PARTS`]. No
     /// block moves to a part that was read before.
     pub fn learn_blocks(&mut self, device: Device, part: usize) {
-        let meter = self.meters.index(device, Gauge::Exact);
-        let Self { live, groups, pools, .. } = self;
+        let meter = self.sums.meters.index(device, Gauge::Exact);
+        let Self { live, sums, pools, .. } = self;
         for (key, entry) in live.part(part) {
-            let group = groups.get(entry.group());
+            let group = sums.groups.get(entry.group());
             let is_block = group.meter == meter && group.kind.is_on_device() && group.kind != MemKind::Part;
             // If the device already has another pool, the owner of the block may be known.
             if is_block && !pools.ranges.contains_key(&key.get()) {
@@ -84,13 +75,13 @@ impl Ledger {
         if let Some(of) = self.pools.get_mut(pool).filter(|_| part == 0) {
             of.reserved = None;
             let device = of.device;
-            self.decide_for_program(None, |of| Some(of.device) == device, observer);
+            self.decide_for_program(None, |of| of.device == device, observer);
         }
-        let groups = &self.groups;
+        let groups = &self.sums.groups;
         let is_part = |group: &AllocGroup| group.pool == pool && group.kind == MemKind::Part;
         for (key, entry) in self.live.drain(part, |entry| is_part(groups.get(entry.group()))) {
-            self.remove_without_free(&entry);
-            self.notify(BlockChangeKind::Freed, key, &entry, observer);
+            self.sums.remove_without_free(&entry);
+            self.sums.notify(BlockChangeKind::Freed, key, &entry, observer);
         }
     }
 
@@ -99,8 +90,7 @@ impl Ledger {
     /// [`part`](Self::part).
     #[inline]
     pub fn part_like_latest(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
-        !self.is_watched
-            && !self.has_undecided()
+        self.has_fast_parts()
             && self.pools.is_in_latest(key.address(), bytes, PoolId(tag.context()))
             && self.live.has_room_in_front(key)
             && !self.live.is_in_shard(key)
@@ -130,13 +120,13 @@ impl Ledger {
             return self.wrong_call(pool, SURE, |wrong| &mut wrong.outside);
         }
         self.find_block_of(key, bytes, pool, number, observer);
-        if self.has_undecided() {
+        if self.pools.has_undecided() {
             self.decide_before(thread, key, Some(tag.device()), true, observer);
         }
         if let Some(before) = self.live.remove(key) {
             self.wrong_call(pool, before.number(), |wrong| &mut wrong.doubled);
-            self.remove_without_free(&before);
-            self.notify(BlockChangeKind::FreeMissed, key, &before, observer);
+            self.sums.remove_without_free(&before);
+            self.sums.notify(BlockChangeKind::FreeMissed, key, &before, observer);
         }
         self.alloc_observed(key, bytes, tag, number, thread, observer);
     }
@@ -152,9 +142,9 @@ impl Ledger {
         if !block.is_address() || !self.pools.is_over_left(start, end) {
             return;
         }
-        self.flush_pending();
-        let Self { live, pools, .. } = self;
-        if pools.all.iter().map(|pool| pool.parts).sum::<u64>() > MOST {
+        self.sums.flush();
+        let Self { live, sums, pools, .. } = self;
+        if sums.pools.parts() > MOST {
             return pools.left.clear();
         }
         let parts = (0..BLOCK_PARTS).flat_map(|part| live.part(part)).filter(|(key, _)| key.is_part());
@@ -164,8 +154,8 @@ impl Ledger {
         for (key, before, range) in ended {
             self.live.remove(key);
             self.wrong_call(range.pool, before.number(), |wrong| &mut wrong.doubled);
-            self.remove_without_free(&before);
-            self.notify(BlockChangeKind::FreeMissed, key, &before, observer);
+            self.sums.remove_without_free(&before);
+            self.sums.notify(BlockChangeKind::FreeMissed, key, &before, observer);
         }
     }
 
@@ -189,7 +179,7 @@ impl Ledger {
         }
         if let Some(pool) = self.pools.get_mut(pool) {
             *which(&mut pool.wrong) += 1;
-            self.counts.lost += 1;
+            self.sums.counts.lost += 1;
         }
     }
 
@@ -225,58 +215,27 @@ impl Ledger {
 
     /// Handles a driver block that is live again because its free failed.
     pub(super) fn block_is_back(&mut self, key: Key, entry: &Entry) {
-        if self.has_pools {
-            let AllocGroup { meter, kind, pool, .. } = *self.groups.get(entry.group());
-            if kind.is_on_device() && self.meters.0[usize::from(meter)].driver.is_some() {
-                self.pools.insert_range(key, entry.bytes, pool);
-                self.pools.left.remove(&key.get());
-            }
-        }
-    }
-
-    /// Handles a driver block that is gone.
-    #[inline]
-    pub(super) fn block_is_gone(&mut self, key: Key) {
-        if self.has_pools {
-            self.pools.remove_range(key);
-        }
-    }
-
-    /// Handles a driver block whose size changed.
-    pub(super) fn block_is_resized(&mut self, key: Key, bytes: Bytes) {
-        if self.has_pools
-            && key.is_address()
-            && let Some(range) = self.pools.ranges.get_mut(&key.get())
-        {
-            range.end = range.start.saturating_add(bytes.get());
-            self.pools.latest = Range::default();
+        let AllocGroup { meter, kind, pool, .. } = *self.sums.groups.get(entry.group());
+        if kind.is_on_device() && self.sums.meters.0[usize::from(meter)].driver.is_some() {
+            self.pools.insert_range(key, entry.bytes, pool);
+            self.pools.left.remove(&key.get());
         }
     }
 
     /// Returns all registered pools, and closed pools that still have blocks.
     pub fn pools(&mut self) -> Vec<KnownPool> {
-        self.flush_pending();
-        let known = |(number, pool): (u8, &PoolState)| {
-            let PoolState { device, parts, part_bytes, block_bytes, reserved, wrong, read_early, .. } = *pool;
-            let (pool, device) = (PoolId(number), device?);
-            let [part_bytes, block_bytes] = [part_bytes, block_bytes].map(Bytes::new);
-            let reported = reserved.unwrap_or(block_bytes);
-            let reserved = if (part_bytes..=block_bytes).contains(&reported) { reported } else { block_bytes };
-            Some(KnownPool { pool, device, parts, part_bytes, reserved, reported, block_bytes, wrong, read_early })
-        };
-        (0..).zip(&self.pools.all).filter_map(known).collect()
+        self.sums.flush();
+        self.pools.known(&self.sums.pools)
     }
 
     /// Returns the address ranges of the blocks of pools. Blocks that are known by their handles are not included.
     pub fn pool_blocks(&self) -> Vec<(PoolId, std::ops::Range<u64>)> {
-        let blocks = self.pools.ranges.values().filter(|block| block.pool != PoolId::NONE && block.pool != UNDECIDED);
-        blocks.map(|block| (block.pool, block.start..block.end)).collect()
+        self.pools.blocks().map(|block| (block.pool, block.start..block.end)).collect()
     }
 
     /// Returns the bytes in use by the driver's blocks on a device with a pool.
     #[cfg(test)]
     pub(super) fn driver_in_use(&mut self, device: Device) -> Option<i64> {
-        self.flush_pending();
-        self.meters.of(device, Gauge::Exact).driver.as_ref().map(|level| level.in_use)
+        self.sums().meters.of(device, Gauge::Exact).driver.as_ref().map(|level| level.in_use)
     }
 }

@@ -1,7 +1,13 @@
 //! The data that the ledger keeps for each open scope.
 
+use std::collections::BTreeMap;
+
 use super::{account_id::AccountId, counts::Counts, peaks::WatchedScope, tree::NodeId, watermark::Mark};
-use crate::model::{Counted, Gauge, OwnerThread, ScopeSpec, ThreadId};
+use crate::model::{Counted, Gauge, OwnerThread, ScopeId, ScopeSpec, ThreadId};
+
+/// The open scopes. They are ordered, so that they can be read in parts, and boxed, because the map moves its
+/// values.
+pub(super) type Scopes = BTreeMap<ScopeId, Box<Scope>>;
 
 /// An open scope.
 #[derive(Debug)]

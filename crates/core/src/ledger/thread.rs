@@ -9,6 +9,10 @@ use super::{
 };
 use crate::model::{Bytes, Device, Key, OwnerThread, ScopeId, Tag, ThreadName};
 
+/// A thread counts for this many of the outermost scopes that it is in, for the innermost one, and for the scopes in which these
+/// were opened. The limit bounds the time to leave a scope.
+pub(super) const MOST_ENTERED: usize = 16;
+
 /// One thread. It fills whole cache lines, so that threads that allocate at the same time do not share one (false sharing).
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -89,6 +93,11 @@ impl Thread {
     /// Makes the next allocation look up its attribution again.
     pub(super) fn forget_latest(&mut self) {
         self.latest.0 = Tag::NONE;
+    }
+
+    /// Returns the owner thread around the scope with this index in `entered`.
+    pub(super) fn owner_around(&self, at: usize) -> OwnerThread {
+        at.min(MOST_ENTERED).checked_sub(1).map_or(self.own, |around| self.entered[around].owner)
     }
 
     pub(super) fn enter(&mut self, entered: Entered) {

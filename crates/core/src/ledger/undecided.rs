@@ -14,20 +14,20 @@ use std::{mem, ops::Range};
 
 use super::{
     Ledger,
-    accounts::Place,
     groups::AllocGroup,
     live::Entry,
     observer::{BlockChangeKind, Observer},
+    pool_sums::PoolSum,
     pool_table::{UNDECIDED, Undecided},
     pools::{LARGEST, SURE},
+    sums::Sums,
 };
 use crate::model::{Bytes, Device, EventKind, Key, MemKind, PoolId, Tag, ThreadId};
 
 impl Ledger {
     /// Returns whether any block is undecided.
-    #[inline]
     pub fn has_undecided(&self) -> bool {
-        !self.pools.undecided.is_empty()
+        self.pools.has_undecided()
     }
 
     /// Handles a pool's report of how much memory it has from the driver. The ledger looks for undecided blocks of this thread,
@@ -45,16 +45,16 @@ impl Ledger {
         if bytes.get() >= LARGEST {
             return self.wrong_call(pool, SURE, |wrong| &mut wrong.outside);
         }
-        self.flush_pending();
+        self.sums.flush();
+        let PoolSum { part_bytes, block_bytes, .. } = self.sums.pools.of(pool);
         let Some(of) = self.pools.get_mut(pool) else { return };
-        let before = of.reserved.replace(bytes);
-        let (since, is_below) = (of.since, bytes.get() < of.part_bytes);
-        let (device, known) = (of.device, [Some(Bytes::new(of.block_bytes)), before]);
-        if is_below {
+        let (since, device, before) = (of.since, of.device, of.reserved.replace(bytes));
+        if bytes.get() < part_bytes {
             self.wrong_call(pool, since, |wrong| &mut wrong.below);
         }
         let mine = self.undecided_of(thread, device);
-        let mut missing = known.into_iter().flatten().map(|known| bytes.get().saturating_sub(known.get()));
+        let known = [Some(block_bytes), before.map(Bytes::get)].into_iter().flatten();
+        let mut missing = known.map(|known| bytes.get().saturating_sub(known));
         let Some(taken) = missing.find_map(|missing| exactly(&mine, missing)) else { return };
         let taken = &mine[taken];
         if let Some(of) = self.pools.get_mut(pool) {
@@ -67,13 +67,9 @@ impl Ledger {
     }
 
     /// Returns the undecided blocks of a thread on a device and their sizes, the latest first.
-    fn undecided_of(&self, thread: ThreadId, device: Option<Device>) -> Vec<(Key, u64)> {
-        let mine = self.pools.undecided.iter().rev().filter(|of| of.thread == thread && Some(of.device) == device);
+    fn undecided_of(&self, thread: ThreadId, device: Device) -> Vec<(Key, u64)> {
+        let mine = self.pools.undecided.iter().rev().filter(|of| of.thread == thread && of.device == device);
         mine.filter_map(|of| Some((of.key, self.live.get(of.key)?.bytes.get()))).collect()
-    }
-
-    pub(super) fn device_of(&self, entry: &Entry) -> Device {
-        self.meters.0[usize::from(self.groups.get(entry.group()).meter)].device
     }
 
     /// Adds a new block on a device with a pool to the undecided blocks.
@@ -81,12 +77,12 @@ impl Ledger {
     pub(super) fn add_undecided<O: Observer>(&mut self, key: Key, entry: &Entry, thread: ThreadId, observer: &mut O) {
         // Until the block is decided, it is not counted as an allocation, which lowers the number of events by two. This adds
         // them.
-        self.counts.events = self.counts.events.wrapping_add(2);
-        self.notify(BlockChangeKind::Allocated, key, entry, observer);
+        self.sums.counts.events = self.sums.counts.events.wrapping_add(2);
+        self.sums.notify(BlockChangeKind::Allocated, key, entry, observer);
         self.end_left_parts(key, entry.bytes, observer);
         self.pools.insert_range(key, entry.bytes, UNDECIDED);
-        self.pools.undecided.push(Undecided { thread, key, device: self.device_of(entry) });
-        self.thread(thread).forget_latest();
+        self.pools.undecided.push(Undecided { thread, key, device: self.sums.device_of(entry) });
+        self.places.threads.get(thread).forget_latest();
     }
 
     /// Decides blocks before this thread allocates or frees a block with this key on this device: the undecided blocks of other
@@ -124,7 +120,7 @@ impl Ledger {
                 range.was_early = true;
             }
             self.decide(key, PoolId::NONE, observer);
-            if self.is_watched
+            if !self.watches.is_empty()
                 && let Some(entry) = self.live.get(key).copied()
             {
                 self.notice(&entry, false, by);
@@ -136,25 +132,16 @@ impl Ledger {
     pub(super) fn decide<O: Observer>(&mut self, key: Key, pool: PoolId, observer: &mut O) {
         self.pools.undecided.retain(|of| of.key != key);
         let Some(before) = self.live.get(key).copied() else { return };
-        let group = *self.groups.get(before.group());
-        self.flush_pending();
-        let now = before.with_group(self.group_number(AllocGroup { pool, ..group }));
+        let group = *self.sums.groups.get(before.group());
+        self.sums.flush();
+        let now = before.with_group(self.sums.group_number(AllocGroup { pool, ..group }, &self.places.threads));
         if let Some(entry) = self.live.get_mut(key) {
             *entry = now;
         }
-        self.remove_block(&before, Place::OUTSIDE);
         let is_new = group.pool == UNDECIDED;
-        // If the summary was reset after the allocation, the sums of allocations no longer contain it.
-        let is_counted = !is_new && before.number() > self.summary_since;
-        if is_counted {
-            self.pending_of(before.attribution()).take_back(before.bytes.get());
-        }
-        self.count(&now);
-        if is_new || is_counted {
-            self.pending.allocated(now.bytes.get());
-        }
+        self.sums.move_block(&before, &now, is_new);
         if is_new {
-            self.counts.events = self.counts.events.wrapping_sub(2);
+            self.sums.counts.events = self.sums.counts.events.wrapping_sub(2);
         }
         if key.is_address()
             && let Some(range) = self.pools.ranges.get_mut(&key.get())
@@ -162,7 +149,7 @@ impl Ledger {
             range.pool = pool;
         }
         let kind = if pool == PoolId::NONE { BlockChangeKind::GivenToProgram } else { BlockChangeKind::TakenByPool };
-        self.notify(kind, key, &now, observer);
+        self.sums.notify(kind, key, &now, observer);
     }
 
     /// Decides the block of an event from a shortened recording, which may lack the next event of the thread. If the event
@@ -170,8 +157,10 @@ impl Ledger {
     pub fn decide_shortened<O: Observer>(&mut self, event: &EventKind, pool: PoolId, observer: &mut O) {
         match event {
             EventKind::Alloc { key, block } if block.kind != MemKind::Part => {
-                let Some(now) = self.live.get(*key).map(|entry| self.groups.get(entry.group()).pool) else { return };
-                let of = self.pools.get_mut(pool).filter(|of| of.device == Some(block.device));
+                let Some(now) = self.live.get(*key).map(|entry| self.sums.groups.get(entry.group()).pool) else {
+                    return;
+                };
+                let of = self.pools.get_mut(pool).filter(|of| of.device == block.device);
                 if now == pool || of.is_none() && pool != PoolId::NONE {
                     return;
                 }
@@ -183,7 +172,9 @@ impl Ledger {
             _ => {}
         }
     }
+}
 
+impl Sums {
     /// Returns the pool of a new block: its own pool for a part, and [`UNDECIDED`] for a driver block on a device with a pool.
     /// `meter` is the meter of the device.
     pub(super) fn pool_of_new(&self, tag: Tag, meter: u16) -> PoolId {

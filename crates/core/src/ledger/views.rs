@@ -4,10 +4,11 @@ use std::ops::Bound;
 
 use super::{
     Ledger,
-    counts::PART_LEN,
+    counts::{Counts, PART_LEN},
     groups::{AllocGroup, GroupState},
     live::Entry,
-    meters::Meter,
+    meters::{DeviceStats, Meter},
+    sums::Sums,
     thread::Thread,
     tree::{NodeId, ScopeNode},
 };
@@ -63,20 +64,84 @@ impl Ledger {
     /// Stores in the tree the highest memory of the device while the open scopes were open. Handles one part of these scopes,
     /// starting after the given one. Returns the last scope of the part; `None` if the part is empty.
     pub fn store_device_peaks(&mut self, after: Option<ScopeId>) -> Option<ScopeId> {
-        self.flush_pending();
+        self.sums.flush();
         let rest = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
-        let part: Vec<_> = self.scopes.range(rest).take(PART_LEN).collect();
-        let part: Vec<_> = part.iter().map(|(id, scope)| (**id, scope.node, self.device_peak(scope))).collect();
-        for (_, node, in_use) in &part {
-            self.tree.raise_device_peak(*node, *in_use);
-        }
-        part.last().map(|(id, ..)| *id)
+        let part = self.places.scopes.range(rest).take(PART_LEN);
+        let stored = part.map(|(id, scope)| {
+            self.sums.store_device_peak(scope.node, scope);
+            *id
+        });
+        stored.last()
+    }
+
+    /// Returns one part of the live blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS): all of them, or those that were allocated in
+    /// a scope. Leaves out blocks that only the driver's view contains.
+    pub fn blocks(&self, part: usize, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {
+        let entries = self.live.part(part).filter(|(_, entry)| !self.sums.groups.get(entry.group()).is_of_pool_only());
+        let selected =
+            entries.filter(|(_, entry)| allocated_in.is_none_or(|period| self.sums.is_allocated_in(entry, period)));
+        selected.map(|(key, entry)| self.sums.known_block(key, entry)).collect()
+    }
+
+    /// Returns the live block with this key.
+    pub fn block(&self, key: Key) -> Option<KnownBlock> {
+        self.live.get(key).map(|entry| self.sums.known_block(key, entry))
+    }
+
+    /// Returns the scopes of a path, the outermost first.
+    pub fn path(&self, node: NodeId) -> Vec<CallsiteId> {
+        self.sums.tree.path(node)
+    }
+
+    /// Returns the scopes that a thread is in, the outermost first.
+    pub fn path_of(&mut self, thread: ThreadId) -> Vec<CallsiteId> {
+        let (node, _) = self.place_of(thread);
+        self.path(node)
+    }
+
+    /// Returns the path of the scope that a thread entered by the event with this number, if the thread is still in it.
+    pub fn path_entered(&self, thread: ThreadId, number: u64) -> Option<Vec<CallsiteId>> {
+        let Thread { entered, .. } = self.places.threads.known(thread)?;
+        let at = entered.binary_search_by_key(&number, |entered| entered.number).ok()?;
+        Some(self.sums.tree.path(entered[at].node))
+    }
+
+    /// Returns the scopes around the one with this period, the outermost first.
+    pub fn scopes_around(&self, period: &ScopePeriod) -> Vec<CallsiteId> {
+        let mut path = period.nodes.last().map(|node| self.sums.tree.path(*node)).unwrap_or_default();
+        path.pop();
+        path
+    }
+
+    /// Keeps the peak of an open scope under the id `under` until it is [released](Sums::release_peak). When a scope closes, the
+    /// ledger does this automatically, under the scope's own id. `None` if the scope was not opened with `at_peak`.
+    pub fn keep_peak(&mut self, scope: ScopeId, under: ScopeId) -> Option<()> {
+        self.sums.flush();
+        self.sums.keep(under, self.places.scopes.get(&scope)?)
+    }
+
+    /// Returns the period of an open scope until the event with the number `now`.
+    pub fn scope_period(&self, scope: ScopeId, now: u64) -> Option<ScopePeriod> {
+        let scope = self.places.scopes.get(&scope)?;
+        let (nodes, is_task) = (scope.nodes().collect(), scope.is_task());
+        Some(ScopePeriod { nodes, owner: Some(scope.owner), is_task, since: scope.number, until: now })
+    }
+}
+
+impl Sums {
+    /// Returns the number of events that were applied or missed so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Returns the statistics of each device on which allocations were observed.
+    pub fn stats(&self) -> Vec<DeviceStats> {
+        self.meters.stats()
     }
 
     /// Returns one part of the scope paths, starting at this number, each with its device. Number 0 stands for no path and has no
     /// device. The part is empty after the last path.
     pub fn nodes_from(&mut self, first: usize) -> Vec<(Option<Device>, ScopeNode)> {
-        self.flush_pending();
         let meters = &self.meters.0;
         let with_device = |node: &ScopeNode| {
             let Some(Meter { device, on_device, peaks, .. }) = meters.get(usize::from(node.meter)) else {
@@ -94,7 +159,6 @@ impl Ledger {
     /// Returns one part of the groups, from this number on. Leaves out groups without live blocks and groups that only the
     /// driver's view contains. `None` after the last group.
     pub fn groups_from(&mut self, first: usize) -> Option<Vec<GroupUsage>> {
-        self.flush_pending();
         let usage = |state: &GroupState| GroupUsage {
             device: self.meters.0[usize::from(state.group.meter)].device,
             group: state.group,
@@ -103,20 +167,6 @@ impl Ledger {
         };
         let part = self.groups.range(first, PART_LEN)?;
         Some(part.iter().filter(|state| state.blocks > 0 && !state.group.is_of_pool_only()).map(usage).collect())
-    }
-
-    /// Returns one part of the live blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS): all of them, or those that were allocated in
-    /// a scope. Leaves out blocks that only the driver's view contains.
-    pub fn blocks(&self, part: usize, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {
-        let entries = self.live.part(part).filter(|(_, entry)| !self.groups.get(entry.group()).is_of_pool_only());
-        let selected =
-            entries.filter(|(_, entry)| allocated_in.is_none_or(|period| self.is_allocated_in(entry, period)));
-        selected.map(|(key, entry)| self.known_block(key, entry)).collect()
-    }
-
-    /// Returns the live block with this key.
-    pub fn block(&self, key: Key) -> Option<KnownBlock> {
-        self.live.get(key).map(|entry| self.known_block(key, entry))
     }
 
     fn known_block(&self, key: Key, entry: &Entry) -> KnownBlock {
@@ -145,32 +195,6 @@ impl Ledger {
                 && period.nodes.iter().any(|outer| self.tree.is_inside(node, *outer))
         };
         (period.since..=period.until).contains(&entry.number()) && period.owner.is_none_or(is_of)
-    }
-
-    /// Returns the scopes of a path, the outermost first.
-    pub fn path(&self, node: NodeId) -> Vec<CallsiteId> {
-        self.tree.path(node)
-    }
-
-    /// Returns the path of the scope that a thread entered by the event with this number, if the thread is still in it.
-    pub fn path_entered(&self, thread: ThreadId, number: u64) -> Option<Vec<CallsiteId>> {
-        let Thread { entered, .. } = self.threads.get(thread.0 as usize)?;
-        let at = entered.binary_search_by_key(&number, |entered| entered.number).ok()?;
-        Some(self.tree.path(entered[at].node))
-    }
-
-    /// Returns the scopes around the one with this period, the outermost first.
-    pub fn scopes_around(&self, period: &ScopePeriod) -> Vec<CallsiteId> {
-        let mut path = period.nodes.last().map(|node| self.tree.path(*node)).unwrap_or_default();
-        path.pop();
-        path
-    }
-
-    /// Returns the period of an open scope until the event with the number `now`.
-    pub fn scope_period(&self, scope: ScopeId, now: u64) -> Option<ScopePeriod> {
-        let scope = self.scopes.get(&scope)?;
-        let (nodes, is_task) = (scope.nodes().collect(), scope.is_task());
-        Some(ScopePeriod { nodes, owner: Some(scope.owner), is_task, since: scope.number, until: now })
     }
 }
 

@@ -35,7 +35,7 @@ impl Attribution {
 
 /// Returns a time in the unit of [`Entry`]: tenths of a second, in 24 bits. A time after 19 days is stored as the
 /// largest value.
-pub(in super::super) fn tenths(time: Time) -> u32 {
+pub(super) fn tenths(time: Time) -> u32 {
     const MOST: u32 = (1 << 24) - 1;
     let seconds = u32::try_from(time.as_secs()).unwrap_or(MOST);
     seconds.saturating_mul(10).saturating_add(time.subsec_millis() / 100).min(MOST)

@@ -12,12 +12,13 @@ mod entry;
 pub(super) mod hash;
 mod shard;
 
-pub(super) use self::entry::{Attribution, Entry, tenths};
+pub(super) use self::entry::{Attribution, Entry};
 use self::{
+    entry::tenths,
     hash::{shard_of, upper_bits},
     shard::Shard,
 };
-use crate::model::{Bytes, Key};
+use crate::model::{Bytes, Key, Time};
 
 /// A table of a million blocks moves about 4,000 entries at a time. The last shards get twice as many blocks as the first ones: a table
 /// doubles when it is full, and if all did so at once, half of their memory would be empty.
@@ -30,12 +31,14 @@ const FRONT_CACHE: usize = 256;
 /// another one, and back only if its free fails.
 pub const BLOCK_PARTS: usize = 1 + SHARDS;
 
-/// See the [module](self).
+/// See the [module](self). Each event uses the first fields.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct LiveBlocks {
     /// True if some blocks in the shards are possibly freed, so that a new block may have the key of one of them.
     frees_may_be_missing: bool,
+    /// The time of the next allocation, in the unit of [`Entry`].
+    tenths: u32,
     front: Box<[FrontSlot; FRONT_CACHE]>,
     shards: Box<[Shard]>,
     /// The number of possibly freed blocks in all shards.
@@ -60,6 +63,7 @@ impl Default for LiveBlocks {
         let shards = (0..SHARDS).map(|_| Shard::default()).collect();
         Self {
             frees_may_be_missing: false,
+            tenths: 0,
             front: Box::new([Self::EMPTY; FRONT_CACHE]),
             shards,
             possibly_freed: 0,
@@ -71,6 +75,17 @@ impl Default for LiveBlocks {
 impl LiveBlocks {
     const EMPTY: FrontSlot =
         FrontSlot { key: Key::NONE, entry: Entry { bytes: Bytes::ZERO, when: 0, attribution: Attribution(0) } };
+
+    /// Sets the time of the allocations that follow.
+    pub(super) fn set_time(&mut self, time: Time) {
+        self.tenths = tenths(time);
+    }
+
+    /// Returns the entry of a block that is allocated now by the event with this number.
+    #[inline]
+    pub(super) fn entry(&self, bytes: Bytes, number: u64, attribution: Attribution) -> Entry {
+        Entry::new(bytes, number, self.tenths, attribution)
+    }
 
     /// Inserts a block, if its slot in the front cache is empty and no free may be missing. Returns whether it was inserted.
     #[inline]
@@ -134,7 +149,7 @@ impl LiveBlocks {
 
     fn remove_possibly_freed(&mut self, key: Key) -> Option<Entry> {
         let lost_at = self.lost_at;
-        if self.shard(key).may_be_freed(key, lost_at) { self.remove_from_shard(key) } else { None }
+        if self.shard(key).may_be_freed(key, lost_at) { self.remove(key) } else { None }
     }
 
     /// Counts a block that was removed from its shard.
@@ -166,11 +181,12 @@ impl LiveBlocks {
 
     /// Removes a block, if it is known.
     pub(super) fn remove(&mut self, key: Key) -> Option<Entry> {
-        self.remove_from_front(key, |_| true).or_else(|| self.remove_from_shard(key))
-    }
-
-    fn remove_from_shard(&mut self, key: Key) -> Option<Entry> {
-        let entry = self.shard(key).blocks.remove(&key)?;
+        if let Some(entry) = self.remove_from_front(key, |_| true) {
+            return Some(entry);
+        }
+        let blocks = &mut self.shard(key).blocks;
+        // The table itself would search even if it is empty, as most tables of small programs are.
+        let entry = if blocks.is_empty() { None } else { blocks.remove(&key) }?;
         self.left_shard(key, &entry);
         Some(entry)
     }

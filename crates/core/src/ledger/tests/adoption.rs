@@ -107,8 +107,8 @@ fn adopted_threads_whose_blocks_are_freed_are_forgotten() {
     for round in 0..2_000 {
         let thread = 2 + round % 7;
         runner.lines(&format!("ended %{thread}; alloc b{round} 1 %{thread}; free b{round} %{thread}"));
-        assert!(runner.ledger.guests.len() < 40, "round {round}: {}", runner.ledger.guests.len());
-        assert!(runner.ledger.adoption_len() <= 8, "round {round}");
+        assert!(runner.ledger.sums.guests.len() < 40, "round {round}: {}", runner.ledger.sums.guests.len());
+        assert!(runner.ledger.places.adopters.looked_up.len() <= 8, "round {round}");
     }
     runner.line("read t = 0 1");
 }

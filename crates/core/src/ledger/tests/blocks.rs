@@ -32,7 +32,7 @@ fn failed_frees_are_not_counted_as_events() {
         ("free x; untracked", 1),
         ("free x 10; free_failed; free y; found 7; free_failed", 0),
     ] {
-        assert_eq!(check(script).counts().events, events, "{script}");
+        assert_eq!(check(script).sums().counts().events, events, "{script}");
     }
 }
 
@@ -49,7 +49,7 @@ fn a_displaced_function_is_reported_once_by_each_scope() {
 fn managed_and_pinned_memory_is_counted_separately() {
     check("open t; alloc a 1; alloc b 2 pool; alloc c 4 vmm; alloc d 8 managed; alloc e 16 pinned; close t = 7 0");
     let mut ledger = check("alloc a 8 managed; alloc b 16 pinned; alloc c 1; alloc d 2; free a; free c");
-    let kinds = ledger.stats()[0].kinds;
+    let kinds = ledger.sums().stats()[0].kinds;
     let [device, pool, managed, pinned, vmm, graph, _] =
         kinds.map(|kind| (kind.blocks.current, kind.bytes.current >> 20));
     assert_eq!((device, pool, managed, pinned, vmm, graph), ((1, 2), (0, 0), (0, 0), (1, 16), (0, 0), (0, 0)));
@@ -61,7 +61,7 @@ fn a_block_that_shrinks_keeps_its_attribution() {
         "open t; alloc a 8 graph; shrink a 3; read t = 3 5; open u; shrink a 1; close u = -2 0; free a; close t = 0 8; shrink a 1",
     );
     let mut ledger = ledger;
-    let graph = ledger.stats()[0].kinds[MemKind::Graph as usize];
+    let graph = ledger.sums().stats()[0].kinds[MemKind::Graph as usize];
     assert_eq!(
         (graph.blocks.peak, graph.bytes.peak >> 20, graph.bytes.allocated >> 20, graph.bytes.freed() >> 20),
         (1, 8, 8, 8)
@@ -86,7 +86,7 @@ fn the_blocks_of_a_destroyed_context_are_removed() {
         "open t; alloc a 10 in 1; alloc b 20 in 2; alloc c 5 vmm; gone 1; free a; untracked; read t = 25 10 untracked=1; gone 3",
     );
     let mut ledger = check("open t @1; alloc a 10 in 1; alloc b 1 in 1; alloc d @1 40 in 2; gone 1; close t = 40 0");
-    assert_eq!(ledger.counts().removed_with_context, 2);
+    assert_eq!(ledger.sums().counts().removed_with_context, 2);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_total_above_the_largest_number() {
         runner.lines("alloc x 1099511627776; free x");
         assert!(!runner.ledger.nodes().is_empty());
     }
-    let stat = runner.ledger.stats()[0].on_device;
+    let stat = runner.ledger.sums().stats()[0].on_device;
     assert_eq!((stat.bytes.allocated, stat.bytes.freed(), stat.blocks.allocated), (u64::MAX, u64::MAX, 40));
     // The same script, without a query in between.
     (0..40).for_each(|_| runner.lines("alloc x 1099511627776; free x"));
@@ -123,7 +123,7 @@ fn a_total_above_the_largest_number() {
 fn statistics_are_those_of_an_allocator() {
     let mut ledger =
         check("alloc a 4; alloc b 8 pool; free a; alloc c 2; alloc d 16 managed; reset-peaks; free b; alloc e 1 pool");
-    let [stats] = ledger.stats()[..] else { panic!("one device") };
+    let [stats] = ledger.sums().stats()[..] else { panic!("one device") };
     let stat_values = |stat: Stat| {
         let of = |count: Count, unit: u64| {
             (count.current / unit, count.peak / unit, count.allocated / unit, count.freed() / unit)

@@ -25,8 +25,8 @@ fn groups_without_live_blocks_are_forgotten() {
     }
     runner.lines("free_failed %19999; free x; free kept");
     assert!(runner.ledger.groups().is_empty());
-    assert_eq!(runner.ledger.stats()[0].on_device.bytes.current, 0);
-    assert_eq!(runner.ledger.counts().untracked, 0);
+    assert_eq!(runner.ledger.sums().stats()[0].on_device.bytes.current, 0);
+    assert_eq!(runner.ledger.sums().counts().untracked, 0);
 }
 
 /// A thread reuses the group of its latest allocation without a lookup.
@@ -68,7 +68,7 @@ fn groups_are_forgotten_in_parts() {
         if !is_kept {
             ledger.free(key, None, ThreadId(1));
         }
-        most = ledger.groups.numbers().max(most);
+        most = ledger.sums.groups.numbers().max(most);
     }
     let live: Vec<_> = ledger.groups().iter().map(|live| live.group.stack.0).collect();
     assert_eq!(live.len(), all as usize / (all / kept) as usize - 1);

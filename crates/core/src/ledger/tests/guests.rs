@@ -15,10 +15,10 @@ fn guests_whose_blocks_are_freed_are_forgotten() {
         }
         // At most 200 guests have live blocks, and a few entered during the last scan. The next scan starts at twice as many, and
         // a few enter during it.
-        assert!(runner.ledger.guests.len() < 2 * (200 + 10) + 10, "round {round}");
+        assert!(runner.ledger.sums.guests.len() < 2 * (200 + 10) + 10, "round {round}");
     }
     runner.line("read t = 200 1");
-    assert_eq!(runner.ledger.guests.len(), runner.ledger.guests.owners());
+    assert_eq!(runner.ledger.sums.guests.len(), runner.ledger.sums.guests.owners());
 }
 
 /// New threads enter the scope `t`, so that guests are forgotten.
@@ -33,7 +33,7 @@ fn guests_of_t(runner: &mut Runner, count: usize) {
 fn the_last_owner_thread_has_no_host() {
     let mut runner = Runner::default();
     runner.line("alloc w 1 %2");
-    runner.ledger.owner_threads = OwnerThread::LAST.0;
+    runner.ledger.places.threads.owner_threads = OwnerThread::LAST.0;
     runner.lines(
         "open t of own %3; enter t %2; alloc x 5 %2; leave t %2; enter t %2; alloc y 5 %2; read t = 10 0; free x
          close t = 5 5",
@@ -97,7 +97,7 @@ fn a_thread_in_many_scopes_counts_for_the_first_ones_and_the_innermost() {
         "alloc y 1; read t98 = 0 0; read t99 = 1 0; leave t100; alloc z 1; close t100 = 2 0; leave t99
          close t99 = 2 0",
     );
-    assert!(runner.ledger.guests.len() < 1000, "{}", runner.ledger.guests.len());
+    assert!(runner.ledger.sums.guests.len() < 1000, "{}", runner.ledger.sums.guests.len());
 }
 
 /// Tasks are counted like guests.
@@ -107,7 +107,7 @@ fn tasks_that_have_ended_are_forgotten() {
     for _ in 0..2000 {
         runner.lines("open a of task; enter a; alloc x 1; leave a; close a = 1 0; free x");
     }
-    assert!(runner.ledger.guests.len() < 100, "{}", runner.ledger.guests.len());
+    assert!(runner.ledger.sums.guests.len() < 100, "{}", runner.ledger.sums.guests.len());
     runner.lines("open a of task; enter a %2; alloc x 1 %2; leave a %2");
     guests_of_t(&mut runner, 100);
     runner.line("close a = 1 0");
@@ -118,7 +118,7 @@ fn tasks_that_have_ended_are_forgotten() {
 fn a_task_without_a_number_of_its_own_counts_the_process() {
     let mut runner = Runner::default();
     runner.line("open o");
-    runner.ledger.owner_threads = OwnerThread::LAST.0;
+    runner.ledger.places.threads.owner_threads = OwnerThread::LAST.0;
     runner.lines(
         "open a of task; enter a; alloc x 1; leave a; alloc y 2; read a = 3 0; close a = 3 0; free x; close o = 2 1",
     );

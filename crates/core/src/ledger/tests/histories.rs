@@ -10,7 +10,7 @@ use super::{
     rule::{PlainAccount, PlainAccounts, PlainPlace},
     *,
 };
-use crate::ledger::threads::MOST_ENTERED;
+use crate::ledger::thread::MOST_ENTERED;
 
 const THREADS: usize = 4;
 /// Ids of tasks start here; ids of threads are below.
@@ -346,7 +346,7 @@ impl History {
     fn query_device(&mut self, thread: usize, on: usize, under: u64, random: &mut impl FnMut(usize) -> usize) {
         let since_reset = random(2) == 0;
         let Some(peaks) = &mut self.peaks else { return };
-        let is_kept = self.runner.ledger.keep_device_peak(device(on), ScopeId(under), since_reset).is_some();
+        let is_kept = self.runner.ledger.sums().keep_device_peak(device(on), ScopeId(under), since_reset).is_some();
         assert_eq!(is_kept, peaks.keep_of_device(on, under, since_reset));
         if random(4) == 0 {
             peaks.reset_records();
@@ -362,18 +362,18 @@ impl History {
     fn read_peak(&mut self, under: u64) -> bool {
         let (peaks, ledger, under_id) = (self.peaks.as_mut().unwrap(), &mut self.runner.ledger, ScopeId(under));
         let kept = peaks.kept.get_mut(&under).unwrap();
-        if let Some(part) = ledger.peak_part(under_id, kept.next_part) {
+        if let Some(part) = ledger.sums().peak_part(under_id, kept.next_part) {
             kept.next_part += 1;
             kept.groups.extend(part);
             return false;
         }
         let ReadPeak { expected: (most, tables), groups, .. } = peaks.kept.remove(&under).unwrap();
-        let peak = ledger.kept_peak(under_id).expect("it is kept");
+        let peak = ledger.sums().kept_peak(under_id).expect("it is kept");
         assert_eq!(peak.bytes.get(), most);
-        ledger.release_peak(under_id);
+        ledger.sums().release_peak(under_id);
         let mut table = GroupTable::new();
         for GroupAtPeak { group: AllocGroup { node, stack, kind, context, .. }, bytes } in groups {
-            let name = (ledger.tree.path(node), stack, kind as usize, context);
+            let name = (ledger.sums.tree.path(node), stack, kind as usize, context);
             assert_eq!(table.insert(Some(name), bytes.get()), None, "each group once");
         }
         if peak.older != 0 {
@@ -394,8 +394,8 @@ impl History {
             while !self.read_peak(under) {}
         }
         let ledger = &self.runner.ledger;
-        assert!(ledger.kept_peaks.is_empty() && ledger.accounts.is_empty());
-        assert!(ledger.meters.0.iter().all(|meter| !meter.peaks.has_kept()));
+        assert!(ledger.sums.kept_peaks.is_empty() && ledger.sums.accounts.is_empty());
+        assert!(ledger.sums.meters.0.iter().all(|meter| !meter.peaks.has_kept()));
     }
 
     fn destroy_context(&mut self, thread: usize, context: u8) {
@@ -408,7 +408,7 @@ impl History {
 
     /// Compares the counts, the blocks, the groups and the statistics.
     fn compare(&mut self) {
-        let counts = self.runner.ledger.counts();
+        let counts = self.runner.ledger.sums().counts();
         assert_eq!((counts.events, counts.untracked), (self.events, self.untracked.len() as u64));
         let mut blocks: Vec<_> = (0..BLOCK_PARTS).flat_map(|part| self.runner.ledger.blocks(part, None)).collect();
         blocks.sort_by_key(|block| block.number);
@@ -432,7 +432,7 @@ impl History {
             .fold((0, 0), |(blocks, bytes), live| (blocks + live.blocks, bytes + live.bytes.get()));
         let expected = self.live.values().fold((0, 0), |(blocks, bytes), plain| (blocks + 1, bytes + plain.bytes));
         assert_eq!(of_all, expected);
-        let stats = self.runner.ledger.stats();
+        let stats = self.runner.ledger.sums().stats();
         assert_eq!(stats.iter().map(|stat| stat.on_device.blocks.allocated).sum::<u64>(), self.allocated);
         for DeviceStats { device, on_device, .. } in stats {
             let [bytes, blocks] = self.devices[device.ordinal as usize].map(|(_, most)| most.unsigned_abs());

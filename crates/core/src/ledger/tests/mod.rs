@@ -45,10 +45,10 @@ mod tree;
 
 use std::{collections::HashMap, fmt::Write, time::Duration};
 
-use super::{scopes::peak_above, stats::Count, *};
+use super::{stats::Count, traces::peak_above, *};
 use crate::model::{
     Block, Bytes, CallsiteId, Counted, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind, OwnerThread,
-    PoolId, ScopeSpec, Space, StackId, Tag, ThreadId, ThreadName, Threads, Trace,
+    PoolId, ScopeId, ScopeSpec, Space, StackId, Tag, ThreadId, ThreadName, Threads, Trace,
 };
 
 const MIB: i64 = 1 << 20;
@@ -335,7 +335,7 @@ impl Ledger {
         }
         let mut nodes = Vec::new();
         loop {
-            let part = self.nodes_from(nodes.len());
+            let part = self.sums().nodes_from(nodes.len());
             if part.is_empty() {
                 return nodes;
             }
@@ -345,7 +345,7 @@ impl Ledger {
     }
 
     fn groups(&mut self) -> Vec<GroupUsage> {
-        (0..).step_by(PART_LEN).map_while(|first| self.groups_from(first)).flatten().collect()
+        (0..).step_by(PART_LEN).map_while(|first| self.sums().groups_from(first)).flatten().collect()
     }
 }
 

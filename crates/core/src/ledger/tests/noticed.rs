@@ -45,5 +45,5 @@ fn a_device_that_nobody_watches_costs_nothing() {
     let ledger = check(
         "watch 1 allocations; watch 2 others; alloc x 1 %2; unwatch 2; unwatch 1; alloc y 1 %2; noticed = nothing",
     );
-    assert!(ledger.watched.is_empty() && !ledger.is_watched);
+    assert!(ledger.watches.is_empty() && ledger.fast_path == FastPath::All);
 }

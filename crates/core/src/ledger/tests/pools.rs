@@ -105,7 +105,7 @@ fn a_block_that_no_pool_takes_is_the_programs_in_its_own_scope() {
          tree /a/b = 1 5 5 35 5 1
          close a = 35 0 driver=35/0",
     );
-    assert_eq!(ledger.counts().events, 2);
+    assert_eq!(ledger.sums().counts().events, 2);
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn lost_events_make_no_call_wrong() {
         let script = lines.join("; ");
         let mut ledger = check(&format!("pool 1; {script}"));
         assert_eq!(
-            (ledger.pools()[0].wrong, ledger.counts().lost),
+            (ledger.pools()[0].wrong, ledger.sums().counts().lost),
             (WrongCalls::default(), (to - from) as u64),
             "{script}"
         );
@@ -712,9 +712,9 @@ fn both_views_agree_with_the_simple_way() {
             let time = Duration::from_millis(number);
             ledger.apply_observed(&Event { number, time, thread: ThreadId(by), kind: &kind }, &mut sums);
             let now = *plain.history.last().unwrap();
-            ledger.flush_pending();
+            ledger.sums.flush();
             for (id, (device, started, lost)) in &scopes {
-                let scope = ledger.trace(&ledger.scopes[&ScopeId(*id)]);
+                let scope = ledger.places.trace(ScopeId(*id), &ledger.sums).expect("it is open");
                 let of = |view: usize| {
                     let levels = plain.history[*started..].iter().map(|levels| levels[*device][view]);
                     let start = plain.history[*started][*device][view];
@@ -755,16 +755,16 @@ fn both_views_agree_with_the_simple_way() {
         }
         let under = ScopeId(u64::MAX);
         for (device, (record, expected)) in devices.into_iter().zip(&plain.records).filter(|(_, of)| of.0 > 0) {
-            ledger.keep_device_peak(device, under, false).expect("something was allocated");
+            ledger.sums().keep_device_peak(device, under, false).expect("something was allocated");
             let mut at_peak = [[0; 2]; 4];
             let mut program = 0;
-            for GroupAtPeak { group, bytes } in (0..).map_while(|part| ledger.peak_part(under, part)).flatten() {
+            for GroupAtPeak { group, bytes } in (0..).map_while(|part| ledger.sums().peak_part(under, part)).flatten() {
                 if let Some(pool) = at_peak.get_mut(usize::from(group.pool.0)).filter(|_| group.pool != PoolId::NONE) {
                     pool[usize::from(group.kind != MemKind::Part)] += bytes.get();
                 }
                 program += if group.is_in_program() { bytes.get() } else { 0 };
             }
-            ledger.release_peak(under);
+            ledger.sums().release_peak(under);
             let pools = (1..4).filter(|pool| plain.pools.get(pool).is_some_and(|of| devices[of.device] == device));
             for pool in pools.map(usize::from) {
                 assert_eq!(at_peak[pool], expected[pool], "seed {seed}, pool {pool}");

@@ -170,9 +170,9 @@ fn lost_events_are_reported_by_the_scopes_that_were_open() {
 #[test]
 fn closed_scopes_leave_no_records() {
     let ledger = check("open a; open b; alloc x 1; alloc y 2; free y; close a = 1 2; close b = 1 2; free x");
-    assert!(ledger.scopes.is_empty());
+    assert!(ledger.places.scopes.is_empty());
     let ledger = check("open a of own; open b of own; open c of own %2; close a = 0 0; close c = 0 0; close b = 0 0");
-    assert!(ledger.accounts.is_empty());
+    assert!(ledger.sums.accounts.is_empty());
 }
 
 /// Closes scopes in the order in which they were opened. If the cost grew with the number of scopes, this would take 10^10 steps.
@@ -187,7 +187,7 @@ fn closing_the_oldest_of_many_scopes_looks_at_few_of_them() {
     for scope in 0..scopes {
         runner.line(&format!("close s.{scope} = 1 0"));
     }
-    assert!(runner.ledger.thread(ThreadId(1)).entered.is_empty());
+    assert!(runner.ledger.places.threads.get(ThreadId(1)).entered.is_empty());
 }
 
 /// An unsigned difference would become a very high peak.
@@ -355,5 +355,5 @@ fn a_scope_of_a_task_counts_what_is_allocated_while_a_thread_is_in_it() {
          alloc y 4 %2; alloc z 1; read a = 5 0; free x %2; close a = 2 3",
     );
     let ledger = check("open a of task; enter a; alloc x 1; leave a; close a = 1 0; free x");
-    assert!(ledger.accounts.is_empty() && ledger.scopes.is_empty());
+    assert!(ledger.sums.accounts.is_empty() && ledger.places.scopes.is_empty());
 }
