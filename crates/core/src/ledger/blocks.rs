@@ -119,6 +119,7 @@ impl Ledger {
 
     #[cold]
     fn find_attribution(&mut self, tag: Tag, bytes: Bytes, number: u64, thread: ThreadId) -> Attribution {
+        self.scan_for_guests();
         let Self { sums, places, .. } = self;
         sums.flush();
         let meter = sums.meters.index(tag.device(), Gauge::Exact);
@@ -127,8 +128,7 @@ impl Ledger {
             places.threads.get(thread).allocated_on.note(meter, number);
         }
         let is_shared = places.note_adoption(thread, meter, bytes, is_on_device, number, sums);
-        let (node, owner) = self.place_of(thread);
-        let Self { sums, places, .. } = self;
+        let (node, owner) = places.place_of(thread, &mut sums.guests);
         if is_on_device {
             places.note_for_tasks(owner, meter, number, &sums.guests);
         }
@@ -144,7 +144,6 @@ impl Ledger {
 
     /// Returns the path and the owner thread for the allocations of a thread.
     pub(super) fn place_of(&mut self, thread: ThreadId) -> (NodeId, OwnerThread) {
-        self.scan_for_guests();
         self.places.place_of(thread, &mut self.sums.guests)
     }
 

@@ -80,14 +80,8 @@ impl Ledger {
         // No scope has this number.
         let scope = ScopeId(u64::MAX);
         let owner = self.places.threads.get(event.thread).own;
-        self.places.threads.get(event.thread).enter(Entered {
-            number: event.number,
-            scope,
-            node,
-            host: None,
-            owner,
-            by_opening: false,
-        });
+        let entered = Entered { number: event.number, scope, node, host: None, owner, by_opening: false };
+        self.places.threads.get(event.thread).enter(entered);
         self.apply_observed(event, observer);
         self.places.threads.get(event.thread).leave(scope);
     }
@@ -172,7 +166,7 @@ impl Ledger {
         None
     }
 
-    /// Makes the steps of a scan that are due to find the guests in use.
+    /// Makes the steps that are due of a scan for the guests in use. No block may be on its way from one place to another.
     #[inline]
     pub(super) fn scan_for_guests(&mut self) {
         self.sums.guests.scan_if_due(&self.live, &self.places.scopes, &self.places.threads);

@@ -82,18 +82,6 @@ impl Meters {
         let index = self.index(device, gauge);
         &mut self.0[usize::from(index)]
     }
-
-    /// Returns the statistics of each device on which allocations were observed.
-    pub(super) fn stats(&self) -> Vec<DeviceStats> {
-        let exact = self.0.iter().filter(|meter| meter.gauge == Gauge::Exact);
-        exact
-            .map(|Meter { device, on_device, kinds, .. }| DeviceStats {
-                device: *device,
-                on_device: *on_device,
-                kinds: *kinds,
-            })
-            .collect()
-    }
 }
 
 impl UsageLevel {

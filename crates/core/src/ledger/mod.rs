@@ -36,8 +36,6 @@ mod views;
 mod watches;
 mod watermark;
 
-use std::mem::offset_of;
-
 pub use self::{
     counts::{Counts, PART_LEN},
     groups::AllocGroup,
@@ -61,7 +59,8 @@ use self::{
 };
 use crate::model::{Device, Gauge, ThreadId};
 
-/// See the [module](self). An event is applied to one part after the other.
+/// See the [module](self). An event is applied to one part after the other. Each event reads the list of threads, which `places` ends
+/// with, the two flags, and the first fields of `live`. They are in one cache line; a test compares their offsets.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Ledger {
@@ -78,30 +77,23 @@ pub struct Ledger {
     watches: Watches,
 }
 
-/// Each event reads the list of threads, which `places` ends with, the two flags, and the first 16 bytes of `live`. They are in one
-/// cache line, because the inbox puts the ledger 16 bytes after the start of a line.
-const _: () = {
-    let [first, last] = [offset_of!(Ledger, fast_path) - 24, offset_of!(Ledger, live) + 15];
-    assert!((16 + first) / 64 == (16 + last) / 64);
-};
-
 /// The allocations and frees that may take the fast path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum FastPath {
     #[default]
     All,
-    /// Parts of pools. A pool was registered, so blocks of the driver need more work.
-    Parts,
-    /// None: a budget watches other threads.
-    None,
+    /// A pool was registered, so blocks of the driver need more work.
+    OnlyParts,
+    /// A budget watches other threads.
+    Closed,
 }
 
 impl Ledger {
-    /// Updates what depends on other parts but must be in a cache line that each event reads.
+    /// Updates what depends on the pools and the watches, but must be in the cache line that each event reads.
     fn update_fast_path(&mut self) {
         self.fast_path = match (self.watches.is_empty(), self.pools.is_empty()) {
-            (false, _) => FastPath::None,
-            (true, false) => FastPath::Parts,
+            (false, _) => FastPath::Closed,
+            (true, false) => FastPath::OnlyParts,
             (true, true) => FastPath::All,
         };
     }
@@ -109,7 +101,7 @@ impl Ledger {
     /// Returns whether parts of pools may take the fast path.
     #[inline]
     fn has_fast_parts(&self) -> bool {
-        self.fast_path != FastPath::None && !self.pools.has_undecided()
+        self.fast_path != FastPath::Closed && !self.pools.has_undecided()
     }
 
     /// Returns the sums of all events so far.
@@ -146,7 +138,7 @@ impl Ledger {
     /// Takes the last event, if it was noticed.
     #[inline]
     pub fn noticed(&mut self) -> Option<Noticed> {
-        if self.fast_path == FastPath::None { self.watches.take() } else { None }
+        if self.fast_path == FastPath::Closed { self.watches.take() } else { None }
     }
 
     /// Notes that `thread` allocated or freed this block, if a budget watches its device.

@@ -102,11 +102,11 @@ impl Places {
     /// Returns a new owner thread for a task that is started on the owner thread `host`. `None` if no owner thread is left.
     pub(super) fn begin_task(&mut self, host: OwnerThread, guests: &mut Guests) -> Option<OwnerThread> {
         let own = self.threads.next_owner();
-        let is_added = guests.add_task(own, host);
-        is_added.then(|| {
-            self.tasks.insert(own, AllocatedOn::default());
-            own
-        })
+        if !guests.add_task(own, host) {
+            return None;
+        }
+        self.tasks.insert(own, AllocatedOn::default());
+        Some(own)
     }
 
     /// Notes the device of an allocation for the tasks among the threads of its owner thread.

@@ -12,7 +12,7 @@ use super::{
     thread::Thread,
     tree::{NodeId, ScopeNode},
 };
-use crate::model::{Bytes, CallsiteId, Device, Key, OwnerThread, ScopeId, ThreadId, Time};
+use crate::model::{Bytes, CallsiteId, Device, Gauge, Key, OwnerThread, ScopeId, ThreadId, Time};
 
 /// A live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +136,13 @@ impl Sums {
 
     /// Returns the statistics of each device on which allocations were observed.
     pub fn stats(&self) -> Vec<DeviceStats> {
-        self.meters.stats()
+        let exact = self.meters.0.iter().filter(|meter| meter.gauge == Gauge::Exact);
+        let stats = |Meter { device, on_device, kinds, .. }: &Meter| DeviceStats {
+            device: *device,
+            on_device: *on_device,
+            kinds: *kinds,
+        };
+        exact.map(stats).collect()
     }
 
     /// Returns one part of the scope paths, starting at this number, each with its device. Number 0 stands for no path and has no

@@ -1,5 +1,7 @@
 //! Tests of allocations and frees: kinds, failed frees, unknown blocks, lost events, statistics.
 
+use std::mem::offset_of;
+
 use super::*;
 
 /// `standin/calls.rs` tests frees of unknown blocks with each function of the driver.
@@ -180,4 +182,12 @@ fn numbers_and_sizes_are_not_truncated() {
         let trace = runner.post(&close, ThreadId(1)).expect("it is open");
         assert_eq!((trace.used.get(), trace.peaked), (0, huge));
     }
+}
+
+#[test]
+fn what_each_event_reads_is_in_one_cache_line() {
+    // The inbox puts the ledger 16 bytes after the start of a line. `places` ends with the list of threads.
+    let ends = [offset_of!(Ledger, fast_path) - size_of::<Vec<()>>(), offset_of!(Ledger, live) + 15];
+    let [first, last] = ends.map(|offset| (16 + offset) / 64);
+    assert_eq!(first, last);
 }
