@@ -157,18 +157,18 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(0, |_, thread| thread).unwrap_or_default()
     }
 
-    /// See [`Ledger::start_interval`](crate::ledger::Ledger::start_interval). `None` if the thread is inside the inbox already.
+    /// See [`Sums::start_interval`](crate::ledger::Sums::start_interval). `None` if the thread is inside the inbox already.
     pub fn start_interval(&self, device: Device) -> Option<PeakInterval> {
         self.enter(0, |state, _| state.ledger.sums().start_interval(device))
     }
 
-    /// See [`Ledger::next_interval`](crate::ledger::Ledger::next_interval).
+    /// See [`Sums::next_interval`](crate::ledger::Sums::next_interval).
     pub fn next_interval(&self, interval: &mut PeakInterval) -> Option<DevicePeaks> {
         self.decide();
         self.enter(0, |state, _| state.ledger.sums().next_interval(interval))
     }
 
-    /// See [`Ledger::end_interval`](crate::ledger::Ledger::end_interval).
+    /// See [`Sums::end_interval`](crate::ledger::Sums::end_interval).
     pub fn end_interval(&self, interval: PeakInterval) {
         self.enter(0, |state, _| state.ledger.sums().end_interval(interval));
     }

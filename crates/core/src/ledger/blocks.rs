@@ -7,7 +7,7 @@ use super::{
     groups::AllocGroup,
     live::{Attribution, Entry},
     observer::{BlockChangeKind, Observer},
-    pool_table::UNDECIDED,
+    pools::UNDECIDED,
     sums::Sums,
     thread::{Freed, Thread},
     tree::NodeId,

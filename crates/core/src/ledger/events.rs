@@ -5,7 +5,7 @@ use super::{
     live::{Attribution, BLOCK_PARTS},
     meters::Meter,
     observer::{BlockChangeKind, Observer},
-    pool_table::Undecided,
+    pools::Undecided,
     stats::Stat,
     thread::{Entered, Freed},
 };
@@ -166,7 +166,8 @@ impl Ledger {
         None
     }
 
-    /// Makes the steps that are due of a scan for the guests in use. No block may be on its way from one place to another.
+    /// Makes the steps that are due of a scan for the guests in use. Must not be called while a block is removed but not yet stored as
+    /// freed: the scan would not find it.
     #[inline]
     pub(super) fn scan_for_guests(&mut self) {
         self.sums.guests.scan_if_due(&self.live, &self.places.scopes, &self.places.threads);

@@ -20,8 +20,8 @@ mod observer;
 mod peaks;
 mod pending;
 mod places;
+mod pool_events;
 mod pool_sums;
-mod pool_table;
 mod pools;
 mod scope;
 mod scopes;
@@ -44,7 +44,7 @@ pub use self::{
     live::BLOCK_PARTS,
     meters::DeviceStats,
     observer::{BlockChange, BlockChangeKind, Observer},
-    pool_table::{KnownPool, WrongCalls},
+    pools::{KnownPool, WrongCalls},
     stats::Stat,
     sums::Sums,
     tree::{NodeId, ScopeNode},
@@ -54,7 +54,7 @@ pub use self::{
 use self::{
     live::{Entry, LiveBlocks},
     places::Places,
-    pool_table::Pools,
+    pools::Pools,
     watches::{Watched, Watches},
 };
 use crate::model::{Device, Gauge, ThreadId};

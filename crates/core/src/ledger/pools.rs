@@ -5,237 +5,243 @@
 //!
 //! A part is a block of kind [`MemKind::Part`] whose group has the id of its pool. A driver block belongs to a pool if its group
 //! has the id of that pool; then only the driver's view counts the block.
-//!
-//! See `undecided.rs` for how the ledger finds the owner of a block.
+
+use std::collections::BTreeMap;
 
 use super::{
-    Ledger,
     groups::AllocGroup,
-    live::{BLOCK_PARTS, Entry},
-    meters::Meter,
-    observer::{BlockChangeKind, Observer},
-    pool_table::{KnownPool, Range, UNDECIDED, WrongCalls},
-    scope::ScopeStart,
-    thread::Thread,
+    pool_sums::{PoolSum, PoolSums},
 };
-use crate::model::{Bytes, Device, Gauge, Key, MemKind, PoolId, Tag, ThreadId};
+use crate::model::{Bytes, Device, Key, MemKind, PoolId, ThreadId};
 
-/// 64 TiB, more than any device has. Calls with a size of this or more count as wrong and their sizes are ignored, because sums
-/// with them may not fit into 63 bits.
-pub(super) const LARGEST: u64 = 1 << 46;
+/// The pool of a block whose owner is not yet known.
+pub(super) const UNDECIDED: PoolId = PoolId(u8::MAX);
 
-/// A lost event cannot explain a wrong call of this kind.
-pub(super) const SURE: u64 = u64::MAX;
+/// All pools, and the address ranges of the driver's blocks on devices with pools.
+#[derive(Debug, Default)]
+pub(super) struct Pools {
+    /// The range in which the last part was found.
+    pub(super) latest: Range,
+    /// All pools, indexed by pool id. Id 0 is not a pool.
+    all: Vec<Option<PoolState>>,
+    /// The driver's blocks, by their start address.
+    pub(super) ranges: BTreeMap<u64, Range>,
+    /// The ranges of pools' blocks that were freed, by their start address. Parts may still be live there: a pool may report
+    /// after the free of its block that its parts are gone, or that it is empty.
+    pub(super) left: BTreeMap<u64, Range>,
+    /// The undecided blocks, in order of allocation.
+    pub(super) undecided: Vec<Undecided>,
+    /// No event from this number on was lost.
+    pub(super) complete_from: u64,
+}
 
-impl Ledger {
-    /// Registers a pool on a device. The caller then calls [`learn_blocks`](Self::learn_blocks) for each part of the blocks.
-    pub fn register_pool(&mut self, pool: PoolId, device: Device, number: u64) {
-        self.sums.flush();
-        self.pools.register(pool, device, number);
-        self.update_fast_path();
-        let index = self.sums.meters.index(device, Gauge::Exact);
-        let Meter { level, driver, .. } = &mut self.sums.meters.0[usize::from(index)];
-        if driver.is_none() {
-            // Until now both views were the same, with their peaks.
-            let mut view = level.clone();
-            for scope in self.places.scopes.values_mut().filter(|scope| scope.exact_meter == index) {
-                let ScopeStart { peak, device_in_use, device_peak, .. } = scope.start;
-                if scope.account.is_none() && scope.spec.gauge == Gauge::Exact {
-                    view.peaks.close(peak);
-                }
-                scope.start.driver = Some((device_in_use, device_peak));
-            }
-            *driver = Some(view);
-        }
-        // The next allocation of each thread finds out that there is a pool.
-        self.places.threads.iter_mut().for_each(Thread::forget_latest);
-    }
+/// The address range of a driver block.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Range {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) pool: PoolId,
+    /// True if the block counted for the program before its first part, because another thread used the device in between.
+    pub(super) was_early: bool,
+}
 
-    /// Stores the address ranges of the driver's blocks, for one part of the blocks, of [`BLOCK_PARTS`]. No
-    /// block moves to a part that was read before.
-    pub fn learn_blocks(&mut self, device: Device, part: usize) {
-        let meter = self.sums.meters.index(device, Gauge::Exact);
-        let Self { live, sums, pools, .. } = self;
-        for (key, entry) in live.part(part) {
-            let group = sums.groups.get(entry.group());
-            let is_block = group.meter == meter && group.kind.is_on_device() && group.kind != MemKind::Part;
-            // If the device already has another pool, the owner of the block may be known.
-            if is_block && !pools.ranges.contains_key(&key.get()) {
-                pools.insert_range(key, entry.bytes, group.pool);
-            }
-        }
-    }
+/// One pool.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PoolState {
+    pub(super) device: Device,
+    /// The number of the event that registered it.
+    pub(super) since: u64,
+    pub(super) reserved: Option<Bytes>,
+    /// True if some of the pool's blocks are known by their handles, so that the addresses of its parts cannot be checked.
+    pub(super) has_handles: bool,
+    pub(super) wrong: WrongCalls,
+    pub(super) read_early: u64,
+}
 
-    /// Frees the parts of a pool, in one part of the blocks, of [`BLOCK_PARTS`].
-    pub fn empty_pool(&mut self, pool: PoolId, part: usize) {
-        self.empty_pool_observed(pool, part, &mut ());
-    }
-
-    pub(super) fn empty_pool_observed<O: Observer>(&mut self, pool: PoolId, part: usize, observer: &mut O) {
-        if let Some(of) = self.pools.get_mut(pool).filter(|_| part == 0) {
-            of.reserved = None;
-            let device = of.device;
-            self.decide_for_program(None, |of| of.device == device, observer);
-        }
-        let groups = &self.sums.groups;
-        let is_part = |group: &AllocGroup| group.pool == pool && group.kind == MemKind::Part;
-        for (key, entry) in self.live.drain(part, |entry| is_part(groups.get(entry.group()))) {
-            self.sums.remove_without_free(&entry);
-            self.sums.notify(BlockChangeKind::Freed, key, &entry, observer);
-        }
-    }
-
-    /// Applies the allocation of a part that is in the same block as the last part and that differs from the latest events only
-    /// in its key and size. If it differs in anything else, this returns `false` and changes nothing, and the caller calls
-    /// [`part`](Self::part).
-    #[inline]
-    pub fn part_like_latest(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
-        self.has_fast_parts()
-            && self.pools.is_in_latest(key.address(), bytes, PoolId(tag.context()))
-            && self.live.has_room_in_front(key)
-            && !self.live.is_in_shard(key)
-            && self.alloc_in_front(key, bytes, tag, number, thread)
-    }
-
-    /// Applies the allocation of a part. Does nothing if its pool is not registered: a recording that started later contains only
-    /// the driver's blocks and would count this memory twice.
-    pub fn part(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) {
-        self.part_observed(key, bytes, tag, number, thread, &mut ());
-    }
-
-    pub(super) fn part_observed<O: Observer>(
-        &mut self,
-        key: Key,
-        bytes: Bytes,
-        tag: Tag,
-        number: u64,
-        thread: ThreadId,
-        observer: &mut O,
-    ) {
-        let pool = PoolId(tag.context());
-        if self.pools.get_mut(pool).is_none() {
-            return;
-        }
-        if bytes.get() >= LARGEST {
-            return self.wrong_call(pool, SURE, |wrong| &mut wrong.outside);
-        }
-        self.find_block_of(key, bytes, pool, number, observer);
-        if self.pools.has_undecided() {
-            self.decide_before(thread, key, Some(tag.device()), true, observer);
-        }
-        if let Some(before) = self.live.remove(key) {
-            self.wrong_call(pool, before.number(), |wrong| &mut wrong.doubled);
-            self.sums.remove_without_free(&before);
-            self.sums.notify(BlockChangeKind::FreeMissed, key, &before, observer);
-        }
-        self.alloc_observed(key, bytes, tag, number, thread, observer);
-    }
-
-    /// Ends the parts that the driver's new block is over: the block that they were in was freed, and its pool has not reported
-    /// that they are gone. This reads all live blocks, and then forgets the ranges without parts. Therefore it is done at most
-    /// once after a pool has freed blocks, unless parts are left.
-    #[cold]
-    pub(super) fn end_left_parts<O: Observer>(&mut self, block: Key, bytes: Bytes, observer: &mut O) {
-        /// Other threads wait while all blocks are read. If there are more parts, none are ended.
-        const MOST: u64 = 1 << 16;
-        let (start, end) = (block.get(), block.get().saturating_add(bytes.get()));
-        if !block.is_address() || !self.pools.is_over_left(start, end) {
-            return;
-        }
-        self.sums.flush();
-        let Self { live, sums, pools, .. } = self;
-        if sums.pools.parts() > MOST {
-            return pools.left.clear();
-        }
-        let parts = (0..BLOCK_PARTS).flat_map(|part| live.part(part)).filter(|(key, _)| key.is_part());
-        let left = parts.filter_map(|(key, entry)| Some((key, *entry, *pools.left_of(key)?)));
-        let (ended, kept): (Vec<_>, Vec<_>) = left.partition(|(.., range)| range.start < end && start < range.end);
-        pools.left = kept.into_iter().map(|(.., range)| (range.start, range)).collect();
-        for (key, before, range) in ended {
-            self.live.remove(key);
-            self.wrong_call(range.pool, before.number(), |wrong| &mut wrong.doubled);
-            self.sums.remove_without_free(&before);
-            self.sums.notify(BlockChangeKind::FreeMissed, key, &before, observer);
-        }
-    }
-
+/// The numbers of wrong calls to a pool. Each wrong call also counts as a lost event. Calls that lost events may explain are not
+/// included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WrongCalls {
     /// A part was freed that is not live.
-    #[cold]
-    pub(super) fn unknown_part(&mut self, key: Key) {
-        let since = self.pools.get_mut(key.pool()).map_or(0, |pool| pool.since);
-        self.wrong_call(key.pool(), since, |wrong| &mut wrong.unknown);
+    pub unknown: u64,
+    /// A part was allocated at the address of a live part, or the driver allocated a block over a part whose block was freed
+    /// before. The older part is then treated as freed.
+    pub doubled: u64,
+    /// A part is not inside a driver block, or is inside a block of another pool. Such a part still counts. Calls with sizes
+    /// larger than any device are also counted here, but their sizes are ignored.
+    pub outside: u64,
+    /// A driver block was counted for the program before its first part showed that it belongs to the pool. Peaks from that time
+    /// include the block.
+    pub late: u64,
+    /// The pool reported less memory than the sum of its parts.
+    pub below: u64,
+}
+
+/// A registered pool, as it is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownPool {
+    /// Its id.
+    pub pool: PoolId,
+    /// Its device.
+    pub device: Device,
+    /// The number of its live parts.
+    pub parts: u64,
+    /// The sum of their sizes.
+    pub part_bytes: Bytes,
+    /// The memory that the pool holds from the driver, as the pool reported it. If it reported nothing, more than its blocks or
+    /// less than its parts, this is the sum of its blocks.
+    pub reserved: Bytes,
+    /// The amount that the pool reported. If it reported nothing, this is the sum of its blocks.
+    pub reported: Bytes,
+    /// The sum of its driver blocks.
+    pub block_bytes: Bytes,
+    /// Its wrong calls.
+    pub wrong: WrongCalls,
+    /// Blocks that were counted for the program until their first part, because of another thread's event in between. Peaks from
+    /// that time include them.
+    pub read_early: u64,
+}
+
+/// A driver block whose owner is not yet known.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Undecided {
+    /// The thread that allocated it.
+    pub(super) thread: ThreadId,
+    pub(super) key: Key,
+    pub(super) device: Device,
+}
+
+impl KnownPool {
+    /// Returns the unused bytes of the pool. `None` if its parts exceed its memory, so that one of the two numbers is wrong.
+    pub fn unused(&self) -> Option<Bytes> {
+        self.reserved.checked_sub(self.part_bytes)
+    }
+}
+
+impl AllocGroup {
+    /// Returns whether the program's view includes the blocks of this group.
+    pub fn is_in_program(&self) -> bool {
+        self.kind.is_on_device() && !self.is_of_pool_only()
     }
 
-    /// Notes that events before the one with this number are missing, other than frees of live blocks.
-    pub(crate) fn lacks_events_before(&mut self, number: u64) {
-        self.pools.complete_from = number;
+    /// Returns whether the blocks are parts of a pool, or driver blocks that are known to belong to one.
+    pub(super) fn has_pool(&self) -> bool {
+        is_known(self.pool)
     }
 
-    /// Counts a call that contradicts the events since the one with the number `since`. If some of these were lost, the call may
-    /// be right and is not counted.
-    pub(super) fn wrong_call(&mut self, pool: PoolId, since: u64, which: impl Fn(&mut WrongCalls) -> &mut u64) {
-        if since < self.pools.complete_from {
-            return;
+    /// Returns whether these are driver blocks that belong to a pool or whose owner is not yet known.
+    pub(super) fn is_of_pool_only(&self) -> bool {
+        self.pool != PoolId::NONE && self.kind != MemKind::Part
+    }
+}
+
+/// Returns whether this is a pool, and not that of a block that belongs to none or is undecided.
+fn is_known(pool: PoolId) -> bool {
+    pool != PoolId::NONE && pool != UNDECIDED
+}
+
+impl Pools {
+    /// Adds a pool. An older one with its id is gone.
+    pub(super) fn register(&mut self, pool: PoolId, device: Device, since: u64) {
+        let at = usize::from(pool.0);
+        if at >= self.all.len() {
+            self.all.resize(at + 1, None);
         }
-        if let Some(pool) = self.pools.get_mut(pool) {
-            *which(&mut pool.wrong) += 1;
-            self.sums.counts.lost += 1;
-        }
+        let wrong = WrongCalls::default();
+        self.all[at] = Some(PoolState { device, since, reserved: None, has_handles: false, wrong, read_early: 0 });
     }
 
-    /// Finds the block that contains a new part. If the block does not belong to a pool yet, it now belongs to this pool.
-    fn find_block_of<O: Observer>(&mut self, key: Key, bytes: Bytes, pool: PoolId, number: u64, observer: &mut O) {
-        let address = key.address();
-        if self.pools.is_in_latest(address, bytes, pool) {
-            return;
-        }
-        let found = self.pools.ranges.range(..=address).next_back().map(|(_, range)| *range);
-        let inside = found.filter(|range| address < range.end && bytes.get() <= range.end - address);
-        let Some(of) = self.pools.get_mut(pool) else { return };
-        match inside {
-            Some(range) if range.pool == pool => self.pools.latest = range,
-            Some(range) if range.pool == PoolId::NONE || range.pool == UNDECIDED => {
-                let block = Key::from_raw(range.start);
-                let since = of.since;
-                let was_program = range.pool == PoolId::NONE
-                    && self.live.get(block).is_some_and(|entry| entry.number() > since && entry.number() < number);
-                if was_program && range.was_early {
-                    of.read_early += 1;
-                } else if was_program {
-                    self.wrong_call(pool, since, |wrong| &mut wrong.late);
-                }
-                self.decide(block, pool, observer);
-                self.pools.latest = Range { pool, ..range };
-            }
-            _ if of.has_handles => {}
-            // The block may be older than the pool.
-            _ => self.wrong_call(pool, 0, |wrong| &mut wrong.outside),
-        }
+    /// Returns whether no pool was ever registered.
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
     }
 
-    /// Handles a driver block that is live again because its free failed.
-    pub(super) fn block_is_back(&mut self, key: Key, entry: &Entry) {
-        let AllocGroup { meter, kind, pool, .. } = *self.sums.groups.get(entry.group());
-        if kind.is_on_device() && self.sums.meters.0[usize::from(meter)].driver.is_some() {
-            self.pools.insert_range(key, entry.bytes, pool);
-            self.pools.left.remove(&key.get());
-        }
+    pub(super) fn get_mut(&mut self, pool: PoolId) -> Option<&mut PoolState> {
+        self.all.get_mut(usize::from(pool.0))?.as_mut()
     }
 
     /// Returns all registered pools, and closed pools that still have blocks.
-    pub fn pools(&mut self) -> Vec<KnownPool> {
-        self.sums.flush();
-        self.pools.known(&self.sums.pools)
+    pub(super) fn known(&self, sums: &PoolSums) -> Vec<KnownPool> {
+        let known = |(id, pool): (u8, &Option<PoolState>)| {
+            let (pool, PoolState { device, reserved, wrong, read_early, .. }) = (PoolId(id), (*pool)?);
+            let PoolSum { parts, part_bytes, block_bytes } = sums.of(pool);
+            let [part_bytes, block_bytes] = [part_bytes, block_bytes].map(Bytes::new);
+            let reported = reserved.unwrap_or(block_bytes);
+            let reserved = if (part_bytes..=block_bytes).contains(&reported) { reported } else { block_bytes };
+            Some(KnownPool { pool, device, parts, part_bytes, reserved, reported, block_bytes, wrong, read_early })
+        };
+        (0..).zip(&self.all).filter_map(known).collect()
     }
 
-    /// Returns the address ranges of the blocks of pools. Blocks that are known by their handles are not included.
-    pub fn pool_blocks(&self) -> Vec<(PoolId, std::ops::Range<u64>)> {
-        self.pools.blocks().map(|block| (block.pool, block.start..block.end)).collect()
+    /// Returns the address ranges of the blocks of pools.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = &Range> {
+        self.ranges.values().filter(|block| is_known(block.pool))
     }
 
-    /// Returns the bytes in use by the driver's blocks on a device with a pool.
-    #[cfg(test)]
-    pub(super) fn driver_in_use(&mut self, device: Device) -> Option<i64> {
-        self.sums().meters.of(device, Gauge::Exact).driver.as_ref().map(|level| level.in_use)
+    /// Returns whether any block is undecided.
+    #[inline]
+    pub(super) fn has_undecided(&self) -> bool {
+        !self.undecided.is_empty()
+    }
+
+    /// Returns whether the part is in the block in which the last part was found.
+    #[inline]
+    pub(super) fn is_in_latest(&self, address: u64, bytes: Bytes, pool: PoolId) -> bool {
+        let Range { start, end, pool: of, .. } = self.latest;
+        start <= address && bytes.get() <= end.wrapping_sub(address) && address < end && of == pool
+    }
+
+    /// Returns whether there are many undecided blocks. A thread that allocates many blocks in a row does not do so for a pool.
+    pub(super) fn has_many_undecided(&self) -> bool {
+        self.undecided.len() >= 16
+    }
+
+    pub(super) fn insert_range(&mut self, key: Key, bytes: Bytes, pool: PoolId) {
+        let start = key.get();
+        if key.is_address() {
+            self.ranges.insert(start, Range { start, end: start.saturating_add(bytes.get()), pool, was_early: false });
+        }
+    }
+
+    /// Handles a driver block that is gone.
+    #[inline]
+    pub(super) fn remove_range(&mut self, key: Key, sums: &PoolSums) {
+        if !self.is_empty() {
+            self.remove_range_of(key, sums);
+        }
+    }
+
+    fn remove_range_of(&mut self, key: Key, sums: &PoolSums) {
+        if key.is_address() {
+            let removed = self.ranges.remove(&key.get());
+            self.latest = Range::default();
+            if let Some(range) = removed.filter(|range| range.start < range.end)
+                && sums.of(range.pool).parts > 0
+            {
+                self.left.insert(range.start, range);
+            }
+        }
+    }
+
+    /// Handles a driver block whose size changed.
+    pub(super) fn resize_range(&mut self, key: Key, bytes: Bytes) {
+        if key.is_address()
+            && let Some(range) = self.ranges.get_mut(&key.get())
+        {
+            range.end = range.start.saturating_add(bytes.get());
+            self.latest = Range::default();
+        }
+    }
+
+    /// Returns whether a driver block in this range would be over one of the ranges that were left.
+    pub(super) fn is_over_left(&self, start: u64, end: u64) -> bool {
+        let before = self.left.range(..end).next_back();
+        start < end && before.is_some_and(|(_, range)| start < range.end)
+    }
+
+    /// Returns the range that was left, if it contains this part.
+    pub(super) fn left_of(&self, part: Key) -> Option<&Range> {
+        let (_, range) = self.left.range(..=part.address()).next_back()?;
+        (part.address() < range.end && range.pool == part.pool()).then_some(range)
     }
 }

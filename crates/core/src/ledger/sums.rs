@@ -20,7 +20,7 @@ use super::{
 };
 use crate::model::{Device, Gauge, NumberHashBuilder, OwnerThread, ScopeId};
 
-/// See the [module](self). `pending` and the first fields of `accounts` come first because each event uses them.
+/// The sums of all events. `pending` and the first fields of `accounts` come first because each event uses them.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Sums {

@@ -17,9 +17,9 @@ use super::{
     groups::AllocGroup,
     live::Entry,
     observer::{BlockChangeKind, Observer},
+    pool_events::{LARGEST, SURE},
     pool_sums::PoolSum,
-    pool_table::{UNDECIDED, Undecided},
-    pools::{LARGEST, SURE},
+    pools::{UNDECIDED, Undecided},
     sums::Sums,
 };
 use crate::model::{Bytes, Device, EventKind, Key, MemKind, PoolId, Tag, ThreadId};
