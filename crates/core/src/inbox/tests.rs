@@ -58,7 +58,7 @@ fn many_paths_and_groups_are_read_in_parts() {
         let number = at as u64 + 1;
         assert_eq!((node.parent, node.in_use.unsigned_abs(), node.calls), (NodeId(1), number, 1));
         let until = if number.is_multiple_of(2) { number } else { MANY };
-        assert_eq!(node.device_peak.unsigned_abs(), until * (until + 1) / 2, "an open scope has the newest level");
+        assert_eq!(node.device_peak.unsigned_abs(), until * (until + 1) / 2, "an open scope has the latest level");
     }
     let groups = inbox.groups();
     assert_eq!(groups.len() as u64, MANY);

@@ -93,25 +93,44 @@ impl Ledger {
 
     /// Applies an event that reads, resets or closes a scope. Returns its trace. `None` if there is no such scope, and for any other event.
     pub fn query(&mut self, event: &Event<'_>) -> Option<Trace> {
-        self.apply_rare(event, &mut ())
+        self.settle(event, &mut ());
+        let trace = match *event.kind {
+            EventKind::Read { scope }
+            | EventKind::Reset { scope }
+            | EventKind::ResetKeepingPeak { scope }
+            | EventKind::Close { scope } => self.places.trace(scope, &self.sums),
+            _ => None,
+        };
+        self.apply_settled(event, &mut ());
+        trace
     }
 
     /// Applies all other events. This is a separate function so that the code for allocations and frees stays small in the
     /// instruction cache.
     #[cold]
-    fn apply_rare<O: Observer>(&mut self, event: &Event<'_>, observer: &mut O) -> Option<Trace> {
+    fn apply_rare<O: Observer>(&mut self, event: &Event<'_>, observer: &mut O) {
+        self.settle(event, observer);
+        self.apply_settled(event, observer);
+    }
+
+    /// Applies what earlier events have left to do, before an event other than an allocation or a free.
+    fn settle<O: Observer>(&mut self, event: &Event<'_>, observer: &mut O) {
         if self.pools.has_undecided() && !event.kind.is_of_pool() {
             let is_decided = |of: &Undecided| event.kind.concerns_all_blocks() || of.thread == event.thread;
             self.decide_for_program(Some(event.thread), is_decided, observer);
         }
         self.sums.flush();
         self.scan_for_guests();
+    }
+
+    fn apply_settled<O: Observer>(&mut self, event: &Event<'_>, observer: &mut O) {
         match *event.kind {
             EventKind::Alloc { .. }
             | EventKind::Free { .. }
             // These events change nothing.
             | EventKind::Rejected { .. }
             | EventKind::Mark { .. }
+            | EventKind::Read { .. }
             // All undecided blocks were decided before.
             | EventKind::PoolsQueried => {}
             EventKind::FreeFailed => self.free_failed(event.thread, observer),
@@ -144,10 +163,9 @@ impl Ledger {
             EventKind::Leave { scope } => self.places.leave(scope, event.thread, &mut self.sums.guests),
             EventKind::Adopt { scope, threads } => self.places.adopt(scope, threads),
             EventKind::Named { name } => self.places.name_thread(event.thread, name),
-            EventKind::Read { scope } => return self.places.trace(scope, &self.sums),
-            EventKind::Reset { scope } => return self.places.reset(scope, event.number, false, &mut self.sums),
-            EventKind::ResetKeepingPeak { scope } => return self.places.reset(scope, event.number, true, &mut self.sums),
-            EventKind::Close { scope } => return self.places.close(scope, &mut self.sums),
+            EventKind::Reset { scope } => self.places.reset(scope, event.number, false, &mut self.sums),
+            EventKind::ResetKeepingPeak { scope } => self.places.reset(scope, event.number, true, &mut self.sums),
+            EventKind::Close { scope } => self.places.close(scope, &mut self.sums),
             EventKind::ResetPeaks { device } => {
                 let Meter { on_device, kinds, .. } = self.sums.meters.of(device, Gauge::Exact);
                 kinds.iter_mut().chain([on_device]).for_each(Stat::reset_peaks);
@@ -163,7 +181,6 @@ impl Ledger {
                 }
             }
         }
-        None
     }
 
     /// Makes the steps that are due of a scan for the guests in use. Must not be called while a block is removed but not yet stored as

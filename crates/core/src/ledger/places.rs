@@ -100,7 +100,7 @@ impl Places {
     }
 
     /// Returns a new owner thread for a task that is started on the owner thread `host`. `None` if no owner thread is left.
-    pub(super) fn begin_task(&mut self, host: OwnerThread, guests: &mut Guests) -> Option<OwnerThread> {
+    pub(super) fn start_task(&mut self, host: OwnerThread, guests: &mut Guests) -> Option<OwnerThread> {
         let own = self.threads.next_owner();
         if !guests.add_task(own, host) {
             return None;

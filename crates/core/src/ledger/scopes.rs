@@ -20,7 +20,7 @@ impl Places {
         let node = sums.tree.child(outer, spec.callsite);
         sums.tree.opened(node);
         let is_task = spec.counts == Counted::Task;
-        let task = if is_task { self.begin_task(around, &mut sums.guests) } else { None };
+        let task = if is_task { self.start_task(around, &mut sums.guests) } else { None };
         let (of, counts_unscoped) = match spec.counts {
             Counted::AllThreads | Counted::OwnAndUnscoped => (Some(own), true),
             Counted::Own => (Some(own), false),
@@ -62,26 +62,22 @@ impl Places {
         Some(sums.trace(open, self.allocated_only_on(open)))
     }
 
-    /// Reads a scope and restarts it from 0. This also restarts the record of the allocations of its peak, unless `keep_peak` is
-    /// true.
-    pub(super) fn reset(&mut self, scope: ScopeId, number: u64, keep_peak: bool, sums: &mut Sums) -> Option<Trace> {
-        let only_on = self.allocated_only_on(self.scopes.get(&scope)?);
-        let open = self.scopes.get_mut(&scope)?;
-        let trace = sums.reset(open, number, keep_peak, only_on);
+    /// Restarts a scope from 0. This also restarts the record of the allocations of its peak, unless `keep_peak` is true.
+    pub(super) fn reset(&mut self, scope: ScopeId, number: u64, keep_peak: bool, sums: &mut Sums) {
+        let Some(open) = self.scopes.get_mut(&scope) else { return };
+        sums.reset(open, number, keep_peak);
         if !keep_peak {
             // Threads in a task need not look up their next allocation.
             open.devices_since = if open.is_task() { open.devices_since } else { number };
             self.threads.get(open.opener).forget_latest();
         }
         self.look_up_again();
-        Some(trace)
     }
 
-    /// Reads a scope and closes it. Its thread leaves it.
-    pub(super) fn close(&mut self, scope: ScopeId, sums: &mut Sums) -> Option<Trace> {
-        let mut open = self.scopes.remove(&scope)?;
-        let only_on = self.allocated_only_on(&open);
-        let trace = sums.close(scope, &mut open, only_on);
+    /// Closes a scope. Its thread leaves it.
+    pub(super) fn close(&mut self, scope: ScopeId, sums: &mut Sums) {
+        let Some(mut open) = self.scopes.remove(&scope) else { return };
+        sums.close(scope, &mut open);
         if open.is_task() {
             self.tasks.remove(&open.owner);
         } else if let Some(at) = self.threads.get(open.opener).leave_opened(scope, open.number) {
@@ -92,7 +88,6 @@ impl Places {
         }
         self.look_up_again();
         self.adopters.remove(scope);
-        Some(trace)
     }
 
     /// Handles a scope that was closed before the scopes that its thread opened inside it. Those scopes are in `entered` from

@@ -26,10 +26,9 @@ impl Sums {
         self.watch_peak(scope);
     }
 
-    /// Reads a scope and restarts it from 0. This also restarts the record of the allocations of its peak, unless `keep_peak` is
-    /// true.
-    pub(super) fn reset(&mut self, scope: &mut Scope, number: u64, keep_peak: bool, only_on: Option<u16>) -> Trace {
-        let trace = self.end(scope, only_on);
+    /// Restarts a scope from 0. This also restarts the record of the allocations of its peak, unless `keep_peak` is true.
+    pub(super) fn reset(&mut self, scope: &mut Scope, number: u64, keep_peak: bool) {
+        self.end(scope);
         if let Some(account) = scope.account {
             self.accounts.reset(account, scope.start.number, number);
         }
@@ -38,13 +37,12 @@ impl Sums {
             self.unwatch_peak(scope);
             self.watch_peak(scope);
         }
-        trace
     }
 
-    /// Reads a scope and closes it. Keeps its peak, if the peak is watched.
+    /// Closes a scope. Keeps its peak, if the peak is watched.
     #[inline]
-    pub(super) fn close(&mut self, id: ScopeId, scope: &mut Scope, only_on: Option<u16>) -> Trace {
-        let trace = self.end(scope, only_on);
+    pub(super) fn close(&mut self, id: ScopeId, scope: &mut Scope) {
+        self.end(scope);
         if scope.watched.is_some() {
             self.keep(id, scope);
             self.unwatch_peak(scope);
@@ -55,7 +53,6 @@ impl Sums {
         if let Some(whole) = scope.whole {
             self.accounts.close_whole(whole);
         }
-        trace
     }
 
     /// Returns the values with which a scope starts now.
@@ -74,9 +71,8 @@ impl Sums {
         ScopeStart { number, in_use, peak, device_in_use, device_peak, driver, gap, samples_before, is_unread, before }
     }
 
-    /// Reads a scope like [`trace`](Self::trace), and closes its marks.
-    fn end(&mut self, scope: &Scope, only_on: Option<u16>) -> Trace {
-        let trace = self.trace(scope, only_on);
+    /// Closes the marks of a scope.
+    fn end(&mut self, scope: &Scope) {
         self.store_device_peak(scope.node, scope);
         let exact = &mut self.meters.0[usize::from(scope.exact_meter)];
         exact.level.peaks.close(scope.start.device_peak);
@@ -88,7 +84,6 @@ impl Sums {
             samples.gaps.close(scope.start.gap);
         }
         self.accounts.level(scope.account).unwrap_or(level).peaks.close(scope.start.peak);
-        trace
     }
 
     /// Stores in the tree, for this path of a scope, the highest memory of the process on the device since the scope started.

@@ -150,6 +150,7 @@ impl EventKind {
             | Self::Leave { .. }
             | Self::PoolReserved { .. }
             | Self::PoolsQueried
+            | Self::Read { .. }
             | Self::Named { .. } => false,
             _ => true,
         }
