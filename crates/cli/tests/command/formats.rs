@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
     fs::{self, File},
     io::Read,
     process::{Command, Output, Stdio},
@@ -22,9 +23,7 @@ use gpumem_core::testing::skipped;
 use crate::{
     file, folder,
     golden::data,
-    gpumem, linked, output_of,
-    pickled::unpickled,
-    ran,
+    gpumem, linked, output_of, ran,
     recording_builder::{MIB, RecordingBuilder},
     report::{json, printed, recorded, training, written},
 };
@@ -312,6 +311,14 @@ fn perfetto_has_counters_and_slices() {
     assert_eq!(slices, expected.map(|(name, count)| (name.to_owned(), count)).into());
 }
 
+/// Returns the value in a pickle, as Python reads it. `None` if there is no Python.
+pub(crate) fn unpickled(file: &std::path::Path) -> Option<Value> {
+    let script = "import json, pickle, sys; json.dump(pickle.load(open(sys.argv[1], 'rb')), sys.stdout)";
+    let output = output_of("python3", &[OsStr::new("-c"), script.as_ref(), file.as_ref()])?;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(serde_json::from_slice(&output.stdout).expect("Python writes JSON"))
+}
+
 #[test]
 fn torch_reads_the_snapshot() {
     let mut made = RecordingBuilder::new("train").training(3, 100, 10 * MIB);
@@ -320,15 +327,9 @@ fn torch_reads_the_snapshot() {
         made.alloc(bytes, MemKind::Pool, 1);
     }
     let pickle = bytes("torch", &recorded("torch.capture", made));
-    let snapshot = unpickled(&pickle);
-    // If Python is installed, it reads the same data.
-    let script = "import json, pickle, sys; json.dump(pickle.load(open(sys.argv[1], 'rb')), sys.stdout)";
     let file = file("snapshot.pickle");
     fs::write(&file, &pickle).unwrap();
-    if let Some(output) = output_of("python3", &["-c", script, file.to_str().unwrap()]) {
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        assert_eq!(serde_json::from_slice::<Value>(&output.stdout).unwrap(), snapshot);
-    }
+    let Some(snapshot) = unpickled(&file) else { return };
     let segments = snapshot["segments"].as_array().unwrap();
     assert_eq!(segments.len(), 1 + 7);
     for segment in segments {

@@ -13,7 +13,6 @@ mod limits;
 mod names;
 mod page;
 mod parts;
-mod pickled;
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 mod recording_builder;
 mod report;
@@ -22,6 +21,7 @@ mod snapshot;
 mod widths;
 
 use std::{
+    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
     process::{Command, Output},
@@ -65,7 +65,7 @@ impl Ran {
 }
 
 /// Returns the output of another program. If there is no such program, it prints a line and returns `None`.
-fn output_of(program: &str, arguments: &[&str]) -> Option<Output> {
+fn output_of(program: &str, arguments: &[impl AsRef<OsStr>]) -> Option<Output> {
     match Command::new(program).args(arguments).output() {
         Ok(output) => Some(output),
         Err(error) => {
