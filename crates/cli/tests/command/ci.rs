@@ -557,15 +557,6 @@ fn a_baseline_is_a_file_for_reviews() {
     assert_eq!((same.code, same.stdout.as_str()), (Some(0), "The 6 peaks of peaks.json changed by 2 % at most.\n"));
 
     training(12).unwrap();
-    let grown = peaks(&["check"]);
-    assert_eq!(grown.code, Some(1), "{grown:?}");
-    let words = grown.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
-    for part in [
-        "5 peaks grew by more than 2 % since peaks.json was written. If this is intended, `gpumem baseline write` accepts it. ",
-        " train, device 0 438 520 +82 train, device 0: src/adam.rs:30 200 240 +40 ",
-    ] {
-        assert!(words.contains(part), "{part:?} is not in\n{}", grown.stdout);
-    }
     assert_eq!(peaks(&["check", "--fail-on-increase", "20%"]).code, Some(0));
     let markdown = peaks(&["check", "--markdown"]).stdout;
     assert!(

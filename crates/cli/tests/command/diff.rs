@@ -5,7 +5,7 @@ use gpumem_recording::{Item, PartDefinition, TensorClass};
 use serde_json::Value;
 
 use crate::{
-    Ran, file, ran,
+    file, ran,
     recording_builder::{MIB, RecordingBuilder},
     report::{json, printed, recorded, training, written},
 };
@@ -17,21 +17,8 @@ fn two(name: &str) -> [String; 2] {
 }
 
 #[test]
-fn the_difference_is_shown_by_scope_place_library_and_kind() {
+fn less_is_below_0_and_the_same_is_no_change() {
     let [before, after] = two("diff");
-    let text = printed(&["diff", &before, &after]);
-    for line in [
-        "device 0: the peak was 437 MiB and is 518 MiB: +81 MiB (+18.5 %) ",
-        " scope before after change ",
-        " train > step 200 240 +40 ",
-        " src/adam.rs:30 200 240 +40 ",
-        " the program 405 486 +81 ",
-        " vmm 200 240 +40",
-    ] {
-        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(words.contains(line), "{line:?} is not in\n{text}");
-    }
-    assert!(!text.contains("cuBLAS"), "what is the same is not shown: {text}");
     let text = printed(&["diff", &after, &before]);
     assert!(
         text.contains(": -81 MiB (-15.6 %)\n") && text.contains("\n train > step         240    200     -40\n"),
@@ -170,8 +157,6 @@ fn a_limit_decides_the_exit_code() {
         recorded(&format!("limit-tensors-{layers}.capture"), made.tensors(2, layers, 10 * MIB, None))
     });
     assert_eq!(code("0%", &tensors[0], &tensors[1]), Some(0));
-    let Ran { stdout, .. } = ran(&["diff", "--fail-on-increase", "18%", &before, &after]);
-    assert!(stdout.ends_with("\nThe peak increased by more than 18 %.\n"), "{stdout}");
     assert_eq!(ran(&["diff", "--fail-on-increase", "much", &before, &after]).code, Some(2));
 }
 

@@ -98,28 +98,6 @@ fn a_reset_summary_lowers_no_peak_of_the_report() {
 /// Weights have 100 MiB, cuBLAS 32, the state of the optimizer 200, gradients 100, and the last activation 5.
 const PEAK: u64 = 437 * MIB;
 
-#[test]
-fn the_summary_says_what_made_the_peak() {
-    let file = training("summary.capture");
-    let text = printed(&["report", &file]);
-    for line in [
-        ": 81 allocations\n",
-        "train --epochs 3; process 4711, ",
-        "recorded by dispatch (libcuda.so.580.65.06)\n",
-        "device 0: the peak was 437 MiB\n",
-        "     src/adam.rs:30    200  █████▏\n       from src/main.rs:9\n",
-        "kind     pool 205 MiB (47 %), vmm 200 MiB (46 %), device 32 MiB (7 %)\n",
-        "library  the program 405 MiB (93 %), cuBLAS 32 MiB (7 %)\n",
-        "most     src/adam.rs:30 in train > step, called from src/main.rs:9, holds 46 % of the peak\n",
-        "device   NVIDIA H200, 141 GiB\n",
-        "1 block (32 MiB) was not freed:\n",
-        "Not seen: ",
-    ] {
-        assert!(text.contains(line), "{line:?} is not in\n{text}");
-    }
-    assert!(text.lines().skip(1).filter(|line| line.starts_with(' ')).all(|line| line.chars().count() <= 80), "{text}");
-}
-
 /// Returns the exit code, and stderr without the name of the file.
 fn compared(limit: &str, file: &str) -> (Option<i32>, String) {
     let Ran { code, stdout, stderr } = ran(&["report", "--max-peak", limit, file]);
@@ -208,9 +186,6 @@ fn a_moment_shows_what_was_live_then() {
         (bytes("6us"), bytes("0.006ms"), bytes("0.0069 ms")),
         ((50 * MIB).into(), (50 * MIB).into(), (50 * MIB).into())
     );
-    let text = printed(&["report", "--at", "6us", &file]);
-    assert!(text.starts_with("device 0 (NVIDIA H200): 50 MiB in use at 6 µs\n"), "{text}");
-    assert!(text.contains("kind     pool 50 MiB (100 %)\n"), "{text}");
     let text = printed(&["report", "--at", "12s", &file]);
     let words = "device 0 (NVIDIA H200): 32 MiB in use at 12 s, which is after the end of the recording (";
     assert!(text.starts_with(words), "{text}");
@@ -241,14 +216,8 @@ fn between_two_moments_is_what_came_and_went() {
 }
 
 #[test]
-fn tree_table_and_leaks_are_those_of_the_library() {
+fn tree_table_and_leaks_have_the_exact_numbers() {
     let file = training("views.capture");
-    let tree = printed(&["report", "--tree", &file]);
-    assert!(tree.starts_with("device 0, by scope\n scope ") && tree.contains("\n     step "), "{tree}");
-    let table = printed(&["report", "--table", &file]);
-    assert!(table.contains("\n train > step: src/adam.rs:30  "), "{table}");
-    let leaks = printed(&["report", "--leaks", &file]);
-    assert!(leaks.starts_with("1 block (32 MiB) was not freed:\n"), "{leaks}");
     let places = json(&["report", "--table", "--json", &file]);
     let allocated: u64 =
         places["places"].as_array().unwrap().iter().map(|place| place["allocated_bytes"].as_u64().unwrap()).sum();
@@ -260,19 +229,13 @@ fn tree_table_and_leaks_are_those_of_the_library() {
 }
 
 #[test]
-fn ranks_stand_side_by_side() {
+fn many_ranks_share_two_columns() {
     let files: Vec<String> = (0..6_u64)
         .map(|rank| {
             recorded(&format!("rank-{rank}.capture"), RecordingBuilder::new("train").training(2, 10, (10 + rank) * MIB))
         })
         .collect();
     let files: Vec<&str> = files.iter().map(String::as_str).collect();
-    let text = printed(&[&["report"][..], &files[..2]].concat());
-    assert!(
-        text.starts_with("2 recordings, the peak of each\n") && text.contains("\n rank-0          0  437.0 "),
-        "{text}"
-    );
-    assert!(text.contains("\n train > step: src/adam.rs:30        200.0   220.0\n"), "{text}");
     let text = printed(&[&["report"][..], &files].concat());
     assert!(text.contains("\n train > step: src/adam.rs:30       200.0  300.0  rank-5\n"), "{text}");
     assert!(text.contains("\n load: cuBLAS                        32.0   32.0  all\n"), "{text}");
@@ -301,13 +264,6 @@ fn a_line_of_python_stands_before_its_library() {
     ] {
         assert!(text.contains(line), "{line:?} is not in\n{text:?}");
     }
-    let at = printed(&["report", "--at", "peak", &file]);
-    assert!(at.contains("\n allocated at  MiB  blocks\n") && at.contains("\n model.py:12     6       1  "), "{at}");
-    let calls = printed(&["report", "--calls", &file]);
-    assert!(
-        calls.contains("\n forward (model.py:12)    6       1  ████████\n   from <module> (train.py:40)\n"),
-        "{calls}"
-    );
     let folded = printed(&["report", "--format", "folded", &file]);
     let stack = "<module> (train.py:40);forward (model.py:12);at::detail::empty_cuda (/home/ada/venv/";
     assert!(folded.contains(stack), "{folded}");
