@@ -19,8 +19,11 @@ pub(crate) struct DeviceHistory {
     pub(crate) less_at: Option<u32>,
     /// The registered pools after the event that made the peak.
     pub(crate) pools: Vec<KnownPool>,
-    /// The live bytes of driver blocks, and their highest value.
-    driver: (u64, u64),
+    /// The live bytes of driver blocks. They are why the driver rejects a request, however much memory the pools leave
+    /// unused.
+    pub(super) driver_live: u64,
+    /// The highest value of `driver_live`, whether or not pools divided the blocks.
+    pub(crate) driver_peak: u64,
     /// The highest reading of the whole device, with its time.
     pub(crate) highest_sample: Option<(u64, GpuMemory)>,
     pub(crate) samples: u64,
@@ -35,7 +38,8 @@ impl DeviceHistory {
             peak_at: None,
             less_at: None,
             pools: Vec::new(),
-            driver: (0, 0),
+            driver_live: 0,
+            driver_peak: 0,
             highest_sample: None,
             samples: 0,
         }
@@ -43,25 +47,8 @@ impl DeviceHistory {
 
     /// Counts a change of a driver block from one size to another.
     pub(super) fn count_driver(&mut self, before: u64, after: u64) {
-        let (live, most) = &mut self.driver;
-        *live = live.saturating_add(after).saturating_sub(before);
-        *most = (*most).max(*live);
-    }
-
-    /// Returns the live bytes of driver blocks. They are why the driver rejects a request, however much memory the
-    /// pools leave unused.
-    pub(super) fn driver_live(&self) -> u64 {
-        self.driver.0
-    }
-
-    /// Notes the peak of driver blocks when the recording does not contain all of them.
-    pub(super) fn know_driver_peak(&mut self, bytes: u64) {
-        self.driver.1 = self.driver.1.max(bytes);
-    }
-
-    /// Returns the highest value of driver blocks, whether or not pools divided them.
-    pub(crate) fn driver_peak(&self) -> u64 {
-        self.driver.1
+        self.driver_live = self.driver_live.saturating_add(after).saturating_sub(before);
+        self.driver_peak = self.driver_peak.max(self.driver_live);
     }
 
     /// Counts a change of a block from one size to another. Returns whether this is a new peak.

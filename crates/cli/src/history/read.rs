@@ -83,7 +83,8 @@ impl History {
                     for peak in &totals.driver_peaks {
                         // Devices with pools were found in the events before this one.
                         if let Some(device) = reading.devices.get(&peak.device) {
-                            reading.history.devices[usize::from(*device)].know_driver_peak(peak.bytes);
+                            let known = &mut reading.history.devices[usize::from(*device)].driver_peak;
+                            *known = peak.bytes.max(*known);
                         }
                     }
                 }
@@ -243,7 +244,7 @@ impl HistoryReading {
             EventKind::Rejected { device, bytes, kind, stack } => {
                 let device = device.map(|device| self.device(device));
                 let history = &mut self.history;
-                let live = device.map(|device| history.devices[usize::from(device)].driver_live());
+                let live = device.map(|device| history.devices[usize::from(device)].driver_live);
                 let pools = if self.has_pools { self.reader.ledger().pools() } else { Vec::new() };
                 // If the cost is too high, the reader stops after this event.
                 self.reader.spend((pools.len() * size_of::<KnownPool>()) as u64, 100 * pools.len() as u64);

@@ -198,7 +198,7 @@ impl Missing {
                 && !history.is_snapshot
                 && history.sources().is_empty()
                 && history.lives.block_count() == 0
-                && history.devices.iter().all(|device| device.driver_peak() == 0),
+                && history.devices.iter().all(|device| device.driver_peak == 0),
             lost_events: counts.lost + history.overlapping_parts.count,
             untracked_frees: counts.untracked,
             missed_frees: history.lives.count_of(ChangeKind::FreeMissed),
@@ -510,7 +510,7 @@ impl DeviceOverview {
             peak_by_place,
             besides: is_whole.then_some(besides),
             pinned_by_pytorch: is_whole.then_some(pinned_by_pytorch),
-            driver_peak_bytes: has_pool.then(|| all.driver_peak()),
+            driver_peak_bytes: has_pool.then_some(all.driver_peak),
             pools: PoolOverview::all(history, all),
             live_at_end_bytes: all.live,
             samples: all.samples,

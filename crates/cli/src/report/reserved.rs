@@ -438,7 +438,6 @@ mod tests {
 
     /// Returns the memory after some steps. A step consists of an action, an address and a size in MiB, a stream, and
     /// the origin of a tensor or the pool of a segment.
-    /// pool of a segment.
     fn reserved(is_expandable: bool, steps: &[(Action, u64, u64, u64, u16)]) -> (AllocatorSums, u64) {
         let step = |&(action, address, bytes, stream, of): &(Action, u64, u64, u64, u16)| AllocatorStep {
             time: 1,
