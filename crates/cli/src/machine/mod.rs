@@ -16,6 +16,7 @@ pub(crate) use self::{
     gpus::{Gpu, Machine, Memory, NotRead},
     injection::leave_out_injection,
     processes::{Known, Recording, Usage},
+    system::{environment, pids, variable_of},
 };
 #[cfg(feature = "export")]
 pub(crate) use self::{

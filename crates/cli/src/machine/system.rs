@@ -31,7 +31,7 @@ fn read(pid: u32, name: &str) -> Option<String> {
 }
 
 /// Returns the ids of the processes that are visible here.
-pub(super) fn pids() -> Vec<u32> {
+pub(crate) fn pids() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut pids: Vec<_> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     pids.sort_unstable();
@@ -161,11 +161,12 @@ fn visible_here(pid: u32, path: PathBuf) -> PathBuf {
 }
 
 /// Returns the environment with which the process started. Empty if it cannot be read.
-pub(super) fn environment(pid: u32) -> Vec<u8> {
+pub(crate) fn environment(pid: u32) -> Vec<u8> {
     fs::read(place(pid, "environ")).unwrap_or_default()
 }
 
-fn variable<'a>(environment: &'a [u8], name: &str) -> Option<&'a Path> {
+/// Returns the value of a variable in the environment of a process. `None` if it is empty.
+pub(crate) fn variable_of<'a>(environment: &'a [u8], name: &str) -> Option<&'a Path> {
     let mut variables = environment.split(|byte| *byte == 0);
     let value = variables.find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
     (!value.is_empty()).then(|| Path::new(OsStr::from_bytes(value)))
@@ -173,14 +174,14 @@ fn variable<'a>(environment: &'a [u8], name: &str) -> Option<&'a Path> {
 
 /// Returns whether the process waits for `gpumem start`.
 pub(super) fn is_dormant(pid: u32, environment: &[u8]) -> bool {
-    variable(environment, variable::CONTROL).is_some_and(|folder| control::socket(folder, pid).exists())
+    variable_of(environment, variable::CONTROL).is_some_and(|folder| control::socket(folder, pid).exists())
 }
 
 /// Returns the latest recording that `gpumem run` requested, if this process has started one.
 #[cfg(feature = "export")]
 pub(super) fn left_recording(pid: u32, environment: &[u8]) -> Option<PathBuf> {
-    let file = variable(environment, variable::FILE)?;
-    let rank = rank_of(|name| variable(environment, name)?.to_str().map(str::to_owned));
+    let file = variable_of(environment, variable::FILE)?;
+    let rank = rank_of(|name| variable_of(environment, name)?.to_str().map(str::to_owned));
     let own = own_number(pid)?;
     let files = (1..).map(|count| visible_here(pid, variable::file_of_process(file, rank, own, count)));
     files.take_while(|file| is_recording(file)).last()

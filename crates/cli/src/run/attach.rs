@@ -17,7 +17,7 @@ use std::{
 use gpumem_inject::variable;
 
 use super::{RecordingOptions, control, destination, library};
-use crate::{failure::Failure, recording, terminal};
+use crate::{failure::Failure, machine, recording, terminal};
 
 /// The code for the interpreter that reaches the program.
 const CODE: &str = include_str!("attach.py");
@@ -153,8 +153,8 @@ impl Target {
                 AttachError::new(cause, next)
             })
         };
-        let split = |bytes: Vec<u8>| bytes.split(|byte| *byte == 0).map(<[u8]>::to_owned).collect::<Vec<_>>();
-        let (environment, arguments) = (split(read("environ")?), split(read("cmdline")?));
+        let (environment, arguments) = (read("environ")?, read("cmdline")?);
+        let arguments: Vec<_> = arguments.split(|byte| *byte == 0).map(<[u8]>::to_owned).collect();
         check_environment(pid, &environment)?;
         let maps = String::from_utf8_lossy(&read("maps")?).into_owned();
         let executable = fs::read_link(proc.join("exe")).unwrap_or_default();
@@ -221,28 +221,23 @@ fn explain(error: &str, ptrace_scope: &str) -> AttachError {
 }
 
 /// Rejects a process that another gpumem command is responsible for.
-fn check_environment(pid: u32, environment: &[Vec<u8>]) -> Result<(), AttachError> {
-    let is_set = |name: &str| value(environment, name).is_some_and(|value| !value.is_empty());
-    if is_set(variable::CONTROL) {
+fn check_environment(pid: u32, environment: &[u8]) -> Result<(), AttachError> {
+    if machine::variable_of(environment, variable::CONTROL).is_some() {
         return Err(AttachError::new(
             "it was started with `gpumem run --dormant`",
             format!("use `gpumem start {pid}`"),
         ));
     }
-    if is_set(variable::FILE) {
+    if machine::variable_of(environment, variable::FILE).is_some() {
         return Err(AttachError::new("`gpumem run` records it already", ""));
     }
     Ok(())
 }
 
-fn value<'a>(environment: &'a [Vec<u8>], name: &str) -> Option<&'a [u8]> {
-    environment.iter().find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
-}
-
 /// Rejects a process whose settings forbid Python to run code of other processes.
-fn check_switches(environment: &[Vec<u8>], arguments: &[Vec<u8>]) -> Result<(), AttachError> {
+fn check_switches(environment: &[u8], arguments: &[Vec<u8>]) -> Result<(), AttachError> {
     const VARIABLE: &str = "PYTHON_DISABLE_REMOTE_DEBUG";
-    let by = if value(environment, VARIABLE).is_some_and(|value| !value.is_empty()) {
+    let by = if machine::variable_of(environment, VARIABLE).is_some() {
         VARIABLE
     } else if arguments.iter().any(|argument| argument.ends_with(b"disable-remote-debug")) {
         "-X disable-remote-debug"
@@ -301,14 +296,11 @@ fn version_of(python: &Path) -> Option<(u32, u32)> {
 mod tests {
     use super::*;
 
-    fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
-        texts.iter().map(|text| text.as_bytes().to_owned()).collect()
-    }
-
     #[test]
     fn who_lets_nobody_attach_is_named() {
         let cause = |environment: &[&str], arguments: &[&str]| {
-            check_switches(&texts(environment), &texts(arguments)).err().map(|error| error.cause)
+            let arguments: Vec<_> = arguments.iter().map(|argument| argument.as_bytes().to_owned()).collect();
+            check_switches(environment.join("\0").as_bytes(), &arguments).err().map(|error| error.cause)
         };
         assert_eq!(cause(&["A=b", "PYTHON_DISABLE_REMOTE_DEBUG="], &["python3", "x.py"]), None);
         let by_variable = cause(&["PYTHON_DISABLE_REMOTE_DEBUG=1"], &[]).unwrap();
@@ -320,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_program_of_gpumem_run_is_left_to_it() {
-        let check = |environment: &[&str]| check_environment(7, &texts(environment));
+        let check = |environment: &[&str]| check_environment(7, environment.join("\0").as_bytes());
         assert_eq!(check(&["GPUMEM_RUN_FILE=", "X=GPUMEM_RUN_FILE=a"]), Ok(()));
         assert_eq!(check(&["GPUMEM_RUN_FILE=/a"]).unwrap_err().cause, "`gpumem run` records it already");
         let dormant = check(&["GPUMEM_RUN_FILE=/a", "GPUMEM_RUN_CONTROL=/run"]).unwrap_err();

@@ -13,7 +13,7 @@ use std::{
 
 use gpumem_inject::variable;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, machine};
 
 /// The program starts or ends the recording within this time.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -82,11 +82,8 @@ pub(crate) fn send(pid: u32, command: &str) -> Result<String, Failure> {
             format_args!("continue it: kill -CONT {pid}"),
         ));
     }
-    let name = format!("{}=", variable::CONTROL);
-    let named = environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(name.as_bytes()));
-    let named = named.and_then(|folder| std::str::from_utf8(folder).ok()).filter(|folder| !folder.is_empty());
-    let socket = match named {
-        Some(named) => socket(Path::new(named), pid),
+    let socket = match machine::variable_of(&environment, variable::CONTROL) {
+        Some(folder) => socket(folder, pid),
         // `gpumem attach` loaded the library, which waits.
         None => match folder().map(|folder| self::socket(&folder, pid)) {
             Ok(socket) if socket.exists() => socket,

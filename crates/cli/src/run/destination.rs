@@ -14,7 +14,7 @@ use std::{
 use gpumem_driver::lock_file::{LockFile, lock_file};
 use gpumem_inject::variable;
 
-use crate::recording::why_not_replaceable;
+use crate::{machine, recording::why_not_replaceable};
 
 const EXTENSION: &str = "capture";
 
@@ -131,16 +131,9 @@ impl Destination {
     /// Returns the processes of this run that have not ended, as far as this user may see them. They are recognized by
     /// the file name, which they have inherited.
     pub(super) fn running(&self) -> Vec<u32> {
-        let named = [variable::FILE.as_bytes(), b"=", self.file.as_os_str().as_bytes()].concat();
-        let is_of_the_run = |pid: &u32| {
-            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environment.split(|byte| *byte == 0).any(|variable| variable == named)
-        };
-        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let mut running: Vec<u32> =
-            entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_of_the_run).collect();
-        running.sort_unstable();
-        running
+        let is_of_the_run =
+            |pid: &u32| machine::variable_of(&machine::environment(*pid), variable::FILE) == Some(self.file());
+        machine::pids().into_iter().filter(is_of_the_run).collect()
     }
 }
 

@@ -20,6 +20,7 @@ use signal_hook::{
     low_level::siginfo::{Cause, Origin, Sent},
 };
 
+use super::control::is_stopped;
 use crate::{failure::Failure, files};
 
 /// The signals that are forwarded. The kernel delivers others, such as those of job control, to the program as well.
@@ -171,7 +172,7 @@ fn stop_with(program: Pid) {
     _ = waitid(WaitId::Pid(program), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
     // Signals of the terminal stop and continue both processes, so the program may already be running again.
     thread::sleep(Duration::from_millis(20));
-    if !is_stopped(program) {
+    if !is_stopped(program.as_raw_pid().unsigned_abs()) {
         return;
     }
     let own = rustix::process::getpid();
@@ -192,12 +193,6 @@ fn stop_with(program: Pid) {
 /// A script that continues the second process as soon as the first one is no longer stopped. It uses only builtins that
 /// every shell has, and `sleep`.
 const WATCH: &str = "while read -r stat < /proc/$1/stat; do case ${stat##*)} in ' T'*|' t'*) sleep 0.05;; *) break;; esac; done; kill -CONT $2";
-
-fn is_stopped(process: Pid) -> bool {
-    let stat = fs::read(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap_or_default();
-    let stat = String::from_utf8_lossy(&stat);
-    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
-}
 
 const SHELL: &str = "/bin/sh";
 

@@ -109,7 +109,7 @@ fn made((_, add): &Case, most: u64) -> Vec<u8> {
     let mut made = Costly { writer, number: 0, most };
     add(&mut made);
     let file = made.writer.finish().expect("memory takes all");
-    recording(&file[..HEADER], &records(&file), true)
+    recording(&file[..HEADER], &records(&file))
 }
 
 const CASES: [Case; 16] = [

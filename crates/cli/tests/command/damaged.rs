@@ -55,22 +55,21 @@ pub(crate) fn records(file: &[u8]) -> Vec<Vec<u8>> {
     records
 }
 
-/// Makes a recording of these records, with correct checksums. If `dense` is true, the records are as short as a reader allows.
-pub(crate) fn recording(start: &[u8], records: &[Vec<u8>], dense: bool) -> Vec<u8> {
+/// Makes a recording of these records, with correct checksums. The records are as short as a reader allows.
+pub(crate) fn recording(start: &[u8], records: &[Vec<u8>]) -> Vec<u8> {
     let mut file = start.to_vec();
     for items in records {
-        match dense.then(|| compressed(items)).filter(|stored| stored.len() < items.len()) {
-            Some(stored) => file.extend(record([1, 1], items.len(), &stored)),
-            None => file.extend(record([1, 0], items.len(), items)),
-        }
+        let stored = compressed(items);
+        let is_shorter = stored.len() < items.len();
+        file.extend(record(is_shorter.into(), items.len(), if is_shorter { &stored } else { items }));
     }
     file
 }
 
-/// Makes a record of this type and method.
-fn record(kind: [u8; 2], plain: usize, stored: &[u8]) -> Vec<u8> {
+/// Makes a record whose bytes are stored with this method.
+fn record(method: u8, plain: usize, stored: &[u8]) -> Vec<u8> {
     let [plain, length] = [plain, stored.len()].map(|length| u32::try_from(length).expect("it is small").to_le_bytes());
-    let header = [&kind[..], &[0, 0], &length, &plain].concat();
+    let header = [&[1, method, 0, 0][..], &length, &plain].concat();
     let mut sum = Crc::new();
     sum.update(&header);
     sum.update(stored);
