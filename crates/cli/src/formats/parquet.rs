@@ -265,10 +265,6 @@ fn write_rows<R>(
     }
 }
 
-fn signed(number: u64) -> i64 {
-    number.cast_signed()
-}
-
 fn device(history: &History, block: &BlockLife) -> i32 {
     history.devices[usize::from(block.device)].device.ordinal.cast_signed()
 }
@@ -311,11 +307,11 @@ fn event_columns<'a>(history: &'a History, words: &'a Words) -> Vec<EventColumn<
     let action = |row: &EventRow| &words.actions[row.change.kind as usize];
     let mut columns = process_columns(words);
     columns.extend([
-        EventColumn::number("number", |row| signed(row.change.number)),
-        EventColumn::number("time_ns", |row| signed(row.change.time)),
+        EventColumn::number("number", |row| row.change.number.cast_signed()),
+        EventColumn::number("time_ns", |row| row.change.time.cast_signed()),
         EventColumn::text("action", action),
         EventColumn::small_number("device", |row| device(history, &row.block)),
-        EventColumn::number("address", |row| signed(row.block.key)),
+        EventColumn::number("address", |row| row.block.key.cast_signed()),
         EventColumn::number("change_bytes", |row| row.change.delta),
         EventColumn::optional_number("live_bytes", |row| row.live),
         EventColumn::text("kind", move |row| &origin(row).kind),
@@ -331,7 +327,7 @@ fn event_columns<'a>(history: &'a History, words: &'a Words) -> Vec<EventColumn<
 /// Returns the bytes that a block has at a peak.
 fn bytes_at(lives: &Lives, number: u32, block: &BlockLife, peak: Option<u32>) -> i64 {
     let peak = peak.filter(|peak| block.is_live_after(*peak));
-    peak.map_or(0, |peak| signed(lives.bytes_after(number, peak)))
+    peak.map_or(0, |peak| lives.bytes_after(number, peak).cast_signed())
 }
 
 fn block_columns<'a>(history: &'a History, words: &'a Words) -> Vec<BlockColumn<'a>> {
@@ -340,10 +336,10 @@ fn block_columns<'a>(history: &'a History, words: &'a Words) -> Vec<BlockColumn<
     let mut columns = process_columns(words);
     columns.extend([
         BlockColumn::small_number("device", |(_, block)| device(history, block)),
-        BlockColumn::number("address", |(_, block)| signed(block.key)),
-        BlockColumn::number("bytes", |(_, block)| signed(block.bytes)),
+        BlockColumn::number("address", |(_, block)| block.key.cast_signed()),
+        BlockColumn::number("bytes", |(_, block)| block.bytes.cast_signed()),
         BlockColumn::text("kind", move |(_, block)| &origin(block).kind),
-        BlockColumn::number("allocated_ns", |(_, block)| signed(history.time_of(block.born))),
+        BlockColumn::number("allocated_ns", |(_, block)| history.time_of(block.born).cast_signed()),
         BlockColumn::optional_number("freed_ns", |(_, block)| history.lives.time_of(block.died).map(signed)),
         BlockColumn::flag("is_on_device", move |(_, block)| origin(block).is_on_device),
         BlockColumn::number("bytes_at_peak", move |(number, block)| {
@@ -368,15 +364,15 @@ fn tensor_columns<'a>(tensors: &'a Tensors, words: &'a Words, places: &'a [Tenso
     let step = |number: u32| tensors.blocks.steps[number as usize];
     let device = |block: &BlockLife| &tensors.devices[usize::from(block.device)];
     let place = |block: &BlockLife| &places[block.origin as usize];
-    let time = |change: u32| signed(tensors.blocks.lives.change(change).time);
+    let time = |change: u32| tensors.blocks.lives.change(change).time.cast_signed();
     let peak = move |block: &BlockLife| device(block).live.peak_at;
     let mut columns = process_columns(words);
     columns.extend([
         BlockColumn::small_number("device", move |(_, block)| device(block).about.device.ordinal.cast_signed()),
-        BlockColumn::number("address", |(_, block)| signed(block.key)),
-        BlockColumn::number("bytes", |(_, block)| signed(block.bytes)),
+        BlockColumn::number("address", |(_, block)| block.key.cast_signed()),
+        BlockColumn::number("bytes", |(_, block)| block.bytes.cast_signed()),
         BlockColumn::number("requested_bytes", move |(number, block)| {
-            signed(device(block).steps[step(*number)].requested)
+            device(block).steps[step(*number)].requested.cast_signed()
         }),
         // The time is not known if a tensor is older than the history.
         BlockColumn::optional_number("allocated_ns", move |(number, block)| {
