@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
-use gpumem_core::model::{Device, EventKind, Family, MemKind, StackId};
+use gpumem_core::model::{EventKind, MemKind, StackId};
 use gpumem_recording::{CodeAddress, Item, ModuleDefinition, Process, StackDefinition};
 use serde_json::Value;
 
@@ -380,26 +380,6 @@ fn a_recording_without_an_end_has_no_symbols() {
         assert!(!stdout.contains("no symbols") && stdout.contains(", without lines and functions"), "{stdout}{stderr}");
         assert!(stdout.contains("\n scope "), "what is known is compared: {stdout}");
     }
-}
-
-#[test]
-fn each_device_has_its_peak() {
-    let mut made = RecordingBuilder::new("two");
-    let second = Device { family: Family::Cuda, ordinal: 1 };
-    made.device(second, "NVIDIA H200");
-    let key = made.alloc_on(second, 3 * MIB, MemKind::Pool, 0);
-    made.free(key);
-    made.alloc(MIB, MemKind::Pool, 0);
-    made.alloc(7 * MIB, MemKind::PinnedHost, 0);
-    made.alloc(2 * MIB, MemKind::Pool, 0);
-    let file = recorded("two.capture", made);
-    let overview = json(&["report", "--json", &file]);
-    assert_eq!(
-        (&overview["devices"][0]["peak_bytes"], &overview["devices"][1]["peak_bytes"]),
-        (&(3 * MIB).into(), &(3 * MIB).into())
-    );
-    let text = printed(&["report", &file]);
-    assert!(text.contains("besides  pinned host at most 7 MiB, which are not in the peak\n"), "{text}");
 }
 
 #[test]
