@@ -245,12 +245,7 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
     let json = serde_json::to_value(&answer).unwrap_or_default();
     terminal::answer(arguments.json, &json, |out, paint| answer.as_text(out, paint))?;
     if let Some((to, recording)) = recording {
-        terminal::write_file(to, |out| out.write_all(&recording)).map_err(|failure| match failure {
-            Failure::Failed { what, cause, .. } => {
-                Failure::Failed { what, cause, next: "give another --record".to_owned() }
-            }
-            failure @ Failure::ClosedPipe => failure,
-        })?;
+        terminal::write_file(to, |out| out.write_all(&recording))?;
     }
     if let Some(why) = answer.fit.as_ref().and_then(Fit::why_nothing) {
         terminal::error(&why);
