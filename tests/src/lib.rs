@@ -17,7 +17,6 @@ mod pending;
 mod process;
 mod python;
 mod random;
-pub mod rule;
 mod script;
 mod simulated;
 mod standin;
