@@ -1,10 +1,5 @@
 //! Tests programs of several processes.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
 use super::*;
 
 #[test]
@@ -71,28 +66,4 @@ fn children_of_fork_are_recorded_if_cuda_works_there() {
     let after = run_probe(&machine(), &file, &[&ALLOCATES[..], &["fork sleep 1"]].concat());
     assert!(after.is_clean(), "{after}");
     assert_eq!((folder.names(), recorded(&file)), (vec!["a.capture".to_owned()], of_allocates()), "{after}");
-}
-
-#[test]
-fn a_process_that_runs_on_keeps_its_recording() {
-    let folder = Folder::new();
-    let file = folder.file("a.capture");
-    let go_on = folder.file("go_on");
-    let steps = in_shell(&[&ALLOCATES[..], &[&format!("await_file {go_on}")]].concat());
-    let log = folder.file("log");
-    // The shell waits for at most a minute.
-    let waits = format!("for _ in $(seq 6000); do grep -q freed: {log} && exit; sleep 0.01; done; exit 1");
-    let script = format!("{}{steps} > {log} & {waits}", probe());
-    let outcome = run(&machine(), &file, &["sh", "-c", &script]);
-    assert!(outcome.succeeded() && outcome.stderr.contains("is not finished"), "{outcome}");
-    let name = folder.names().into_iter().find(|name| name.ends_with(".capture")).expect("it is there");
-    let recording = folder.file(&name);
-    assert!(lacks_end(&recording));
-    fs::write(&go_on, "").expect("the folder for tests can be written");
-    let until = Instant::now() + Duration::from_secs(60);
-    while lacks_end(&recording) {
-        assert!(Instant::now() < until, "the process that runs on does not end: {:?}", folder.names());
-        thread::sleep(Duration::from_millis(20));
-    }
-    assert_eq!(recorded(&recording), of_allocates());
 }
