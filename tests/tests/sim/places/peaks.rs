@@ -17,42 +17,6 @@ fn expected(holders: &[(&str, i64)]) -> Vec<(String, i64)> {
 }
 
 #[test]
-fn of_traces_that_overlap() {
-    let gpu = simulated_gpu();
-    let before = GpuMemTrace::scope("before", |_| take(&gpu, 100));
-    let outer = GpuMemTrace::builder().ctx("outer").at_peak(true).all_threads().start().expect("exact");
-    assert_eq!(reported(&outer.peak_holders().expect("asked for")), []);
-    let a = take(&gpu, 10);
-    drop(before);
-    // The outer trace has its first peak here. When `b` is dropped, less memory is in use than at the start of that trace.
-    let b = GpuMemTrace::scope("inner", |_| take(&gpu, 1000));
-    let mut inner = GpuMemTrace::builder().ctx("inner").at_peak(true).all_threads().start().expect("exact");
-    drop(b);
-    let of_outer = expected(&[("outer/inner", 1000), ("outer", 10), ("before", -100)]);
-    let others = thread::scope(|threads| {
-        let gpu = &gpu;
-        threads.spawn(move || GpuMemTrace::scope("other", |_| take(gpu, 500))).join().expect("it does not panic")
-    });
-    assert_eq!(reported(&inner.peak_holders().expect("asked for")), [], "it is at its start");
-    let c = take(&gpu, 600);
-    let of_inner = expected(&[("outer/inner", 600 - 1000), ("other", 500)]);
-    let of_inner: Vec<_> = of_inner.into_iter().rev().collect();
-    assert_eq!(reported(&inner.peak_holders().expect("asked for")), of_inner);
-    // The allocation of `c` makes a new peak of the outer trace, too.
-    let of_outer_now = expected(&[("outer/inner", 600), ("other", 500), ("outer", 10), ("before", -100)]);
-    assert_ne!(of_outer, of_outer_now);
-    assert_eq!(reported(&outer.peak_holders().expect("asked for")), of_outer_now);
-    inner.stop();
-    drop((a, c, others));
-    assert_eq!(reported(&inner.peak_holders().expect("it was stopped")), of_inner);
-    assert_eq!(reported(&outer.peak_holders().expect("asked for")), of_outer_now);
-    let peak = outer.peak_holders().expect("asked for");
-    assert_eq!(peak.bytes, outer.data().peak_over_start());
-    drop(inner);
-    drop(outer);
-}
-
-#[test]
 fn of_one_thread_and_of_nobody() {
     let gpu = simulated_gpu();
     let builder = || GpuMemTrace::builder().ctx("own");
