@@ -226,7 +226,10 @@ fn frees_of_unknown_blocks() {
 fn a_second_subscription_has_no_effect() {
     check_exact(&both_sources(), "subscribe = done; subscribe = done; call cuMemAlloc_v2 &a 1000; figures = 1000 0");
     for _ in 0..5 {
-        check(&Standin::new().set("yields=1").with_each_source(), "rush 16 = done");
+        for outcome in check(&Standin::new().set("yields=1").with_each_source(), "rush 16 = done") {
+            let subscribed = outcome.calls.iter().filter(|call| call.starts_with("cuptiSubscribe")).count();
+            ensure(subscribed <= 1, "not once", &outcome);
+        }
     }
 }
 
