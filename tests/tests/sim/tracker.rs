@@ -218,13 +218,3 @@ fn a_writer_that_panics_does_no_harm_to_others() {
     block.label("w", &[], "u8").unwrap();
     assert_eq!(sound.track().live, Some(Bytes::kib(4)));
 }
-
-#[test]
-fn a_device_that_cannot_be_read() {
-    let (gpu, mut tracker, page) = gpu();
-    let _block = kib(&gpu, 4);
-    gpu.set_lost(true);
-    let saw = tracker.track();
-    assert_eq!((saw.used, saw.live), (None, Some(Bytes::kib(4))));
-    assert!(page.take().contains(": ? used, 4 KiB live\n"));
-}
