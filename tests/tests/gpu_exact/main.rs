@@ -1,4 +1,5 @@
-//! Tests exact traces on a real GPU. `GPUMEM_DEVICE=1` switches the tests on; `docs/VERIFIED.md` has the results.
+//! Tests exact traces, the breakdown and retries of allocations on a real GPU. `GPUMEM_DEVICE=1` switches the tests on;
+//! `docs/VERIFIED.md` has the results.
 //!
 //! `GPUMEM_DEVICE=1 cargo test --release -p gpumem-tests --test gpu_exact -- --nocapture --test-threads=1`
 
@@ -8,6 +9,7 @@ mod devices;
 mod endings;
 mod graphs;
 mod imports;
+mod memory;
 mod random;
 mod replay;
 
