@@ -389,34 +389,6 @@ fn boxed(block: &SimBlock) -> Pin<Box<dyn Future<Output = u64> + '_>> {
     })
 }
 
-struct Above;
-struct Below;
-
-#[async_trait::async_trait]
-trait Service {
-    async fn call(&self, mib: u64) -> SimBlock;
-}
-
-#[gpu_mem_trace(lines)]
-#[async_trait::async_trait]
-impl Service for Above {
-    async fn call(&self, mib: u64) -> SimBlock {
-        let scratch = take(mib);
-        Yield::default().await;
-        scratch
-    }
-}
-
-#[async_trait::async_trait]
-#[gpu_mem_trace(lines)]
-impl Service for Below {
-    async fn call(&self, mib: u64) -> SimBlock {
-        let scratch = take(mib);
-        Yield::default().await;
-        scratch
-    }
-}
-
 #[test]
 fn futures_are_measured_across_awaits() {
     let _alone = alone();
@@ -438,13 +410,6 @@ fn futures_are_measured_across_awaits() {
     let block = take(1);
     let local = ["let _local = take(2);: 2 0 2", "block.bytes().mb(): 0 0 2", "}: -2 0 0"];
     check(|| block_on(boxed(&block)), "     0      2 (boxed: exit)", &local);
-    for (service, name) in [(&Above as &dyn Service, "Above"), (&Below, "Below")] {
-        check(
-            || block_on(service.call(6)),
-            &format!("     6      0 ({name}::call: exit)"),
-            &["let scratch = take(mib);: 6 0 6", "Yield::default().await;: 0 0 6", "scratch: 0 0 6"],
-        );
-    }
 }
 
 #[test]
