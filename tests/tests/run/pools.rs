@@ -19,8 +19,8 @@ fn program(folder: &Folder) -> String {
     let (program, library) = (folder.file("program"), built("libgpumem_c.so"));
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut cc = Command::new("cc");
-    cc.arg("-g").arg(root.join("tests/run/pools/program.c")).arg("-I").arg(root.join("../crates/c/include"));
-    cc.args(["-o", &program]).arg(&library).arg("-ldl");
+    cc.args(["-g", "-Wall", "-Wextra", "-Werror", "-std=c11"]).arg(root.join("tests/run/pools/program.c"));
+    cc.arg("-I").arg(root.join("../crates/c/include")).args(["-o", &program]).arg(&library).arg("-ldl");
     cc.arg(format!("-Wl,-rpath,{}", library.parent().expect("it is in a folder").display()));
     let output = cc.output().expect("there is a compiler of C");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -37,7 +37,7 @@ fn parts_of_a_program_in_c_are_recorded() {
     let (peak, pools) = peak_and_pools(&file);
     let [pool] = &pools[..] else { panic!("{pools:?}") };
     assert_eq!((peak, pool.used, pool.wrong_calls()), (Bytes::mib(44), Bytes::mib(4), 0), "{outcome}");
-    for part in ["the peak was 44 MiB", "\ncache of arena: 28 MiB of 64 MiB\n", "program.c:28"] {
+    for part in ["the peak was 44 MiB", "\ncache of arena: 28 MiB of 64 MiB\n", "program.c:29"] {
         assert!(outcome.stderr.contains(part), "{part}\n{outcome}");
     }
     // The main thread does nothing after it has allocated its block of 8 MiB. Another thread uses the pool.
@@ -59,7 +59,7 @@ fn parts_of_a_program_in_c_are_recorded() {
     assert_eq!((own_peak, &own_pools), (peak, &pools), "{outcome}");
     let words = ["report", &file];
     let report = machine().run_program(&built("gpumem-command"), &words);
-    let lines = [27, 28, 20].map(|line| format!("program.c:{line}:"));
+    let lines = [28, 29, 21].map(|line| format!("program.c:{line}:"));
     assert!(lines.iter().all(|line| report.stdout.contains(line)), "{report}");
 }
 
@@ -99,6 +99,10 @@ fn what_goes_wrong_in_a_pool_is_reported() {
                 "1 event was lost",
             ],
         ),
+        (
+            "unknown",
+            &["\ncache of arena: 28 MiB of 64 MiB; wrong calls: 1 free of an unknown part\n", "1 event was lost"],
+        ),
         ("twins", &["\ncache of arena: 28 MiB of 64 MiB\nat the end, cache of arena #2: 10 MiB of 16 MiB\ndevice "]),
         (
             "too much",
@@ -115,6 +119,18 @@ fn what_goes_wrong_in_a_pool_is_reported() {
         for part in ["not intercepted", "left out"] {
             assert!(!outcome.stderr.contains(part), "{wrong}: {part}\n{outcome}");
         }
+    }
+}
+
+/// Calls for a pool that is not there do nothing, and the program goes on if the notice about it cannot be written.
+#[test]
+fn a_pool_on_no_device_is_not_measured() {
+    let folder = Folder::new();
+    let program = program(&folder);
+    for case in ["no device", "no device, full", "no device, nobody reads"] {
+        let outcome = machine().run_program(program.as_ref(), &[case]);
+        let is_reported = outcome.stderr.contains("gpumem: the pool is not measured: ");
+        assert!(outcome.is_clean() && is_reported == (case == "no device"), "{outcome}");
     }
 }
 

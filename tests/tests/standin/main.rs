@@ -11,7 +11,6 @@ mod faults;
 mod graphs;
 mod integrated;
 mod lost_devices;
-mod pools;
 mod rejections;
 mod settings;
 mod statistics;

@@ -1,5 +1,6 @@
 // A pool with a block of 64 MiB, of which 36 MiB are in use at most, and 8 MiB beside it. The argument says what goes wrong.
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <gpumem.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -34,6 +35,14 @@ static void *train_beside(void *unused) {
     return unused;
 }
 
+// Nothing can be written to stderr any more: it is a full disk, or a pipe that nobody reads.
+static void lose_stderr(int full) {
+    int ends[2] = {-1, -1};
+    if (full) ends[1] = open("/dev/full", O_WRONLY);
+    else if (!pipe(ends)) close(ends[0]);
+    dup2(ends[1], 2);
+}
+
 int main(int count, char **arguments) {
     const char *wrong = count > 1 ? arguments[1] : "nothing";
     driver = dlopen("libcuda.so.1", RTLD_NOW);
@@ -46,6 +55,14 @@ int main(int count, char **arguments) {
     pool = gpumem_pool_register("arena", 0);
     printf("%s\n", pool ? "registered" : "not registered");
     if (!block) block = (char *)take(64);
+    if (!strncmp(wrong, "no device", 9)) {
+        if (wrong[9]) lose_stderr(!strcmp(wrong, "no device, full"));
+        gpumem_pool *none = gpumem_pool_register("none", 99);
+        if (none) return 4;
+        gpumem_pool_allocated(none, block, 1);
+        gpumem_pool_freed(none, block);
+        gpumem_pool_set_reserved(none, 1);
+    }
     if (!strcmp(wrong, "undecided")) abort();
     size_t mib = !strcmp(wrong, "too much") ? 1ull << 40 : !strcmp(wrong, "more") ? 32 << 10 : 64;
     gpumem_pool_set_reserved(pool, mib * MIB);
@@ -60,6 +77,7 @@ int main(int count, char **arguments) {
     if (!strcmp(wrong, "others")) gpumem_pool_set_reserved(pool, 70 * MIB);
     train();
     if (!strcmp(wrong, "less")) gpumem_pool_set_reserved(pool, 2 * MIB);
+    if (!strcmp(wrong, "unknown")) gpumem_pool_freed(pool, block + MIB);
     if (!strncmp(wrong, "overlap", 7)) gpumem_pool_allocated(pool, block + 2 * MIB, 40 * MIB);
     if (!strcmp(wrong, "overlapped")) gpumem_pool_freed(pool, block + 2 * MIB);
     if (!strcmp(wrong, "twins")) {
