@@ -183,7 +183,7 @@ impl Words {
             recording: text(&name),
             pid: process.pid.into(),
             host: optional(&process.host),
-            rank: process.rank.map(signed),
+            rank: process.rank.map(u64::cast_signed),
             command: text(&shortened_command(&process.arguments.join(" "), MOST_COLUMNS)),
             actions: ChangeKind::ALL.map(|kind| text(kind.name())).to_vec(),
             origins: history.origins.iter().map(origin).collect(),
@@ -340,7 +340,7 @@ fn block_columns<'a>(history: &'a History, words: &'a Words) -> Vec<BlockColumn<
         BlockColumn::number("bytes", |(_, block)| block.bytes.cast_signed()),
         BlockColumn::text("kind", move |(_, block)| &origin(block).kind),
         BlockColumn::number("allocated_ns", |(_, block)| history.time_of(block.born).cast_signed()),
-        BlockColumn::optional_number("freed_ns", |(_, block)| history.lives.time_of(block.died).map(signed)),
+        BlockColumn::optional_number("freed_ns", |(_, block)| history.lives.time_of(block.died).map(u64::cast_signed)),
         BlockColumn::flag("is_on_device", move |(_, block)| origin(block).is_on_device),
         BlockColumn::number("bytes_at_peak", move |(number, block)| {
             bytes_at(&history.lives, *number, block, peak(block))
@@ -379,7 +379,7 @@ fn tensor_columns<'a>(tensors: &'a Tensors, words: &'a Words, places: &'a [Tenso
             (step(*number) >= device(block).older_count()).then(|| time(block.born))
         }),
         BlockColumn::optional_number("freed_ns", move |(_, block)| {
-            tensors.blocks.lives.time_of(block.died).map(signed)
+            tensors.blocks.lives.time_of(block.died).map(u64::cast_signed)
         }),
         BlockColumn::number("bytes_at_peak", move |(number, block)| {
             bytes_at(&tensors.blocks.lives, *number, block, peak(block))
