@@ -105,7 +105,7 @@ impl Ledger {
     /// Inserts a new block, or one whose free has failed. The caller counts it.
     fn insert_block<O: Observer>(&mut self, key: Key, entry: Entry, observer: &mut O) {
         if let Some((key, missed)) = self.live.insert(key, entry) {
-            self.pools.remove_range(key, &self.sums.pools);
+            self.pools.remove_range(key, &mut self.sums);
             self.sums.remove_without_free(&missed);
             self.sums.notify(BlockChangeKind::FreeMissed, key, &missed, observer);
         }
@@ -173,7 +173,7 @@ impl Ledger {
             self.decide_before(thread, key, device, true, observer);
         }
         let Some(entry) = self.live.remove(key) else { return self.free_unknown(key, older, thread) };
-        self.pools.remove_range(key, &self.sums.pools);
+        self.pools.remove_range(key, &mut self.sums);
         let by = self.place_of_free(thread);
         self.sums.remove_block(&entry, by);
         self.places.threads.get(thread).freed = Freed::Block(key, entry);
@@ -267,7 +267,7 @@ impl Ledger {
         let groups = &self.sums.groups;
         for (key, entry) in self.live.drain(part, |entry| groups.get(entry.group()).context == context) {
             self.sums.counts.removed_with_context += 1;
-            self.pools.remove_range(key, &self.sums.pools);
+            self.pools.remove_range(key, &mut self.sums);
             self.sums.remove_without_free(&entry);
             self.sums.notify(BlockChangeKind::RemovedWithContext, key, &entry, observer);
         }

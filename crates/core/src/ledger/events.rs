@@ -197,7 +197,7 @@ impl Ledger {
         let until = if self.sums.displaced > 0 { u64::MAX } else { number };
         self.pools.complete_from = until.saturating_add(1);
         for (key, missed) in self.live.frees_missed_until(until) {
-            self.pools.remove_range(key, &self.sums.pools);
+            self.pools.remove_range(key, &mut self.sums);
             self.sums.remove_without_free(&missed);
             self.sums.notify(BlockChangeKind::FreeMissed, key, &missed, observer);
         }

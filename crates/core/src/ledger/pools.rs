@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use super::{
     groups::AllocGroup,
     pool_sums::{PoolSum, PoolSums},
+    sums::Sums,
 };
 use crate::model::{Bytes, Device, Key, MemKind, PoolId, ThreadId};
 
@@ -205,18 +206,20 @@ impl Pools {
 
     /// Handles a driver block that is gone.
     #[inline]
-    pub(super) fn remove_range(&mut self, key: Key, sums: &PoolSums) {
+    pub(super) fn remove_range(&mut self, key: Key, sums: &mut Sums) {
         if !self.is_empty() {
             self.remove_range_of(key, sums);
         }
     }
 
-    fn remove_range_of(&mut self, key: Key, sums: &PoolSums) {
+    fn remove_range_of(&mut self, key: Key, sums: &mut Sums) {
         if key.is_address() {
+            // The latest parts may not be counted yet.
+            sums.flush();
             let removed = self.ranges.remove(&key.get());
             self.latest = Range::default();
             if let Some(range) = removed.filter(|range| range.start < range.end)
-                && sums.of(range.pool).parts > 0
+                && sums.pools.of(range.pool).parts > 0
             {
                 self.left.insert(range.start, range);
             }
