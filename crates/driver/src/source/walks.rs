@@ -85,18 +85,14 @@ fn at(address: usize) -> Vec<Frame> {
         return vec![frame];
     }
     let module = module_of(address);
-    let mut symbols = stack::resolve(address);
-    if symbols.is_empty() {
-        symbols.push(stack::Symbol::default());
+    let mut frames = stack::resolve(address);
+    if frames.is_empty() {
+        frames.push(Frame::default());
     }
-    let frame = |symbol: stack::Symbol| Frame {
-        function: symbol.function,
-        file: symbol.file.map(|file| file.to_string_lossy().into_owned()),
-        line: symbol.line,
-        column: symbol.column,
-        module: module.clone(),
-    };
-    symbols.into_iter().map(frame).collect()
+    for frame in &mut frames {
+        frame.module.clone_from(&module);
+    }
+    frames
 }
 
 #[cfg(test)]

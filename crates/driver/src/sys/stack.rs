@@ -11,21 +11,13 @@ use object::{Object, ObjectSegment, ObjectSymbol, ReadCache, SymbolKind};
 
 pub(crate) use super::loader::files_of;
 use super::loader::{self, LoadedFile};
+use crate::model::Frame;
 
 /// The maximum number of functions that are found without the walker. Each costs 0.16 µs, so a stack costs at most 5 µs.
 const MAX_CAPTURED: usize = 32;
 
 /// The page size at which files are mapped, or a divisor of it.
 const PAGE: u64 = 4096;
-
-/// A function at an address: the one that contains it, or one that was inlined there.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Symbol {
-    pub(crate) function: Option<String>,
-    pub(crate) file: Option<PathBuf>,
-    pub(crate) line: Option<u32>,
-    pub(crate) column: Option<u32>,
-}
 
 /// Returns the id of the calling thread's stack. For a new stack this is the result of `number`, which must return the same id for equal
 /// stacks. `number` receives the return addresses, innermost first and at most 128. Functions of files for which `is_skipped` is true are
@@ -127,34 +119,36 @@ pub(crate) fn unwind(addresses: &mut [usize], mut skip: usize) -> usize {
     count
 }
 
-/// Returns the functions at an address that [`unwind`] wrote, innermost first: several if functions were inlined there, none if none is
-/// known. This is slow, because it reads debug information from files while it holds a lock. Therefore it is used only for printing.
+/// Returns the functions at an address that [`unwind`] wrote, innermost first and without their module: several if functions were inlined
+/// there, none if none is known. This is slow, because it reads debug information from files while it holds a lock. Therefore it is used
+/// only for printing.
 ///
 /// For libraries that were loaded after the first call, it finds functions but no lines.
-pub(crate) fn resolve(address: usize) -> Vec<Symbol> {
+pub(crate) fn resolve(address: usize) -> Vec<Frame> {
     /// The files that were loaded just before `backtrace` created its list of files, which it does only once. The list is older if the
     /// program itself has used `backtrace`.
     static LISTED: OnceLock<Vec<Arc<LoadedFile>>> = OnceLock::new();
     let listed = LISTED.get_or_init(loader::files);
     let file = files_of(&[address]).pop().flatten();
-    let mut symbols = Vec::new();
+    let mut frames = Vec::new();
     // A file that was loaded later may be at the addresses of an unloaded file on the list. `backtrace` would then return the functions of
     // the unloaded file.
     if file.as_ref().is_none_or(|file| listed.contains(file)) {
         backtrace::resolve(ptr::without_provenance_mut(address), |symbol| {
-            symbols.push(Symbol {
+            frames.push(Frame {
                 function: symbol.name().map(|name| format!("{name:#}")),
-                file: symbol.filename().map(Into::into),
+                file: symbol.filename().map(|file| file.to_string_lossy().into_owned()),
                 line: symbol.lineno(),
                 column: symbol.colno(),
+                module: None,
             });
         });
     }
-    if symbols.is_empty() {
+    if frames.is_empty() {
         let function = file.and_then(|file| function_in(&file, address));
-        symbols.extend(function.map(|name| Symbol { function: Some(name), ..Symbol::default() }));
+        frames.extend(function.map(|name| Frame { function: Some(name), ..Frame::default() }));
     }
-    symbols
+    frames
 }
 
 /// Returns the function that contains a return address, by the symbols in its file.
