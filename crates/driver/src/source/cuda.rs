@@ -141,12 +141,13 @@ fn by_nvml(device: CudaDevice) -> Result<GpuMemory> {
 
 /// Reads the memory of the device behind this NVML handle. Errors name the device by `number`.
 pub(super) fn read_by_nvml(handle: &nvml::Handle, number: u32) -> Result<GpuMemory> {
-    let nvml::NvmlMemory { total, free, used, reserved } = handle.memory(number)?;
+    let memory = handle.memory(number)?;
     // If a value is not available, NVML returns u64::MAX, or 0 for the total.
-    if total == 0 || total == u64::MAX || free > total || used > total {
+    let total = memory.total;
+    if [0, u64::MAX].contains(&total.get()) || memory.free > total || memory.used > total {
         return Err(Kind::NoMemoryInfo { source: "NVML", device: number }.into());
     }
-    Ok(GpuMemory::new(Bytes::new(total), Bytes::new(free), Bytes::new(used), reserved.map(Bytes::new)))
+    Ok(memory)
 }
 
 /// Reads the memory through the driver, if that is possible without creating a context. `why` is NVML's error.

@@ -13,6 +13,7 @@ use once_cell::sync::OnceCell;
 use super::{dl::FOREIGN, loader};
 use crate::{
     error::{Error, Kind},
+    model::{Bytes, GpuMemory},
     settings::settings,
 };
 
@@ -21,16 +22,6 @@ const LIBRARY: &str = "libnvidia-ml";
 /// The names of the library. The driver installs the name with `.1`. Only the toolkit adds the name without it, which is the only one that
 /// nvml-wrapper tries.
 const NAMES: &[&str] = if cfg!(windows) { &["nvml.dll"] } else { &["libnvidia-ml.so.1", "libnvidia-ml.so"] };
-
-/// NVML's numbers about a device's memory, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NvmlMemory {
-    pub(crate) total: u64,
-    pub(crate) free: u64,
-    pub(crate) used: u64,
-    /// The reserved bytes. `None` if the driver is older than 510, which includes them in `used`.
-    pub(crate) reserved: Option<u64>,
-}
 
 /// A device as NVML knows it.
 #[derive(Debug)]
@@ -167,10 +158,11 @@ impl Handle {
 
     /// Reads the device's memory.
     #[doc(alias = "nvmlDeviceGetMemoryInfo_v2")]
-    pub(crate) fn memory(&self, ordinal: u32) -> Result<NvmlMemory, Error> {
+    pub(crate) fn memory(&self, ordinal: u32) -> Result<GpuMemory, Error> {
         match self.device.memory_info() {
             Ok(info) => {
-                Ok(NvmlMemory { total: info.total, free: info.free, used: info.used, reserved: Some(info.reserved) })
+                let [total, free, used, reserved] = [info.total, info.free, info.used, info.reserved].map(Bytes::new);
+                Ok(GpuMemory::new(total, free, used, Some(reserved)))
             }
             Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
                 self.memory_v1().map_err(failed("nvmlDeviceGetMemoryInfo", Some(ordinal)))
@@ -227,7 +219,7 @@ impl Handle {
     }
 
     /// Calls the function of drivers older than 510, which `nvml-wrapper` no longer wraps.
-    fn memory_v1(&self) -> Result<NvmlMemory, NvmlError> {
+    fn memory_v1(&self) -> Result<GpuMemory, NvmlError> {
         let call = match &self.device.nvml().lib().nvmlDeviceGetMemoryInfo {
             Ok(call) => call,
             Err(error) => return Err(NvmlError::FailedToLoadSymbol(error.to_string())),
@@ -240,7 +232,8 @@ impl Handle {
             nvml_try(call(self.device.handle(), info.as_mut_ptr()))?;
             info.assume_init()
         };
-        Ok(NvmlMemory { total: info.total, free: info.free, used: info.used, reserved: None })
+        let [total, free, used] = [info.total, info.free, info.used].map(Bytes::new);
+        Ok(GpuMemory::new(total, free, used, None))
     }
 }
 
