@@ -224,24 +224,6 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Sets the module and the source line that reports name. The default is the line that starts the trace. Use this in
-    /// libraries that start traces on behalf of a program.
-    ///
-    /// ```
-    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
-    /// # use gpumem::GpuMemTrace;
-    /// # let (send, outputs) = std::sync::mpsc::channel();
-    /// # gpumem::sink::set_sink(gpumem::sink::Sink::custom(move |output| _ = send.send(output.clone())));
-    /// drop(GpuMemTrace::builder().opened_at(Some("server::api"), "src/api.rs", 12).start()?);
-    /// # let output = outputs.try_iter().find(|output| output.report().is_some()).unwrap();
-    /// # assert_eq!(output.at.unwrap().to_string(), "src/api.rs:12");
-    /// # Ok::<(), gpumem::Error>(())
-    /// ```
-    pub fn opened_at(mut self, module: Option<&'static str>, file: &'static str, line: u32) -> Self {
-        (self.request.module, self.at) = (module, Some(CodeLine { file, line, column: 1 }));
-        self
-    }
-
     /// Counts the end of the trace in [`stats`](crate::stats()) instead of printing lines. `GPUMEM` may choose otherwise for it.
     pub fn stats(mut self) -> Self {
         self.stats = true;
