@@ -24,10 +24,6 @@ impl Hasher for NumberHasher {
         self.write_u64(number.into());
     }
 
-    fn write_u16(&mut self, number: u16) {
-        self.write_u64(number.into());
-    }
-
     fn write_u32(&mut self, number: u32) {
         self.write_u64(number.into());
     }
@@ -40,11 +36,6 @@ impl Hasher for NumberHasher {
 
     fn write_usize(&mut self, number: usize) {
         self.write_u64(number as u64);
-    }
-
-    /// Receives the number of an enum's variant.
-    fn write_isize(&mut self, number: isize) {
-        self.write_u64(number.cast_unsigned() as u64);
     }
 
     fn finish(&self) -> u64 {
