@@ -100,19 +100,6 @@ impl Gpu {
     }
 }
 
-impl Block {
-    /// Labels the block, as [`gpumem::tracker::label`] does.
-    ///
-    /// # Errors
-    /// Returns an error if allocations are not intercepted.
-    pub fn label(&self, name: &str, shape: &[usize], dtype: &str) -> gpumem::Result<()> {
-        match self {
-            Self::Cuda(block) => gpumem::tracker::label(name, shape, dtype, block.address),
-            Self::Simulated(block) => block.label(name, shape, dtype),
-        }
-    }
-}
-
 impl CudaBlock {
     fn new(context: &Arc<CudaContext>, bytes: Bytes, pooled: bool) -> Result<Self, DriverError> {
         context.bind_to_thread()?;
