@@ -31,7 +31,7 @@ pub(crate) fn start() -> Result<(), String> {
 /// One thread handles the socket, in its own descriptor table. Another thread executes the commands. It opens files in the program's
 /// table, because they must be visible there.
 pub(crate) fn listen(folder: &Path, request: Request) -> Result<(), String> {
-    let socket = folder.join(format!("{}.sock", process::id()));
+    let socket = variable::socket(folder, process::id());
     commands(&socket)
         .and_then(|received| own_threads::run("gpumem-switch", move || obey(&received, &request)))
         .map_err(|why| format!("cannot listen to `gpumem start` at {}: {why}", socket.display()))

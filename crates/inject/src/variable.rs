@@ -40,8 +40,13 @@ pub fn file_of_process(file: &Path, rank: Option<u64>, pid: u32, count: u32) -> 
 /// The [`Options`](crate::options::Options) as text.
 pub const OPTIONS: &str = "GPUMEM_RUN_OPTIONS";
 
-/// The folder of the sockets. If it is set, nothing is recorded until a command connects to the socket `PID.sock` in it.
+/// The folder of the sockets. If it is set, nothing is recorded until a command connects to the [`socket`] of the process.
 pub const CONTROL: &str = "GPUMEM_RUN_CONTROL";
+
+/// Returns the socket in this folder on which a process waits for commands.
+pub fn socket(folder: &Path, pid: u32) -> PathBuf {
+    folder.join(format!("{pid}.sock"))
+}
 
 /// The message to that socket that starts the recording; [`STOP`] ends it. The answer is [`DONE`] and the file of the recording, or an
 /// error. Then the connection is closed.

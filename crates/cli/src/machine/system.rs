@@ -15,10 +15,7 @@ use gpumem_driver::process::rank_of;
 use gpumem_inject::variable;
 use gpumem_recording::{FileStart, new_path};
 
-use crate::{
-    files::{is_recording, open_to_read},
-    run::control,
-};
+use crate::files::{is_recording, open_to_read};
 
 fn place(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
@@ -174,7 +171,7 @@ pub(crate) fn variable_of<'a>(environment: &'a [u8], name: &str) -> Option<&'a P
 
 /// Returns whether the process waits for `gpumem start`.
 pub(super) fn is_dormant(pid: u32, environment: &[u8]) -> bool {
-    variable_of(environment, variable::CONTROL).is_some_and(|folder| control::socket(folder, pid).exists())
+    variable_of(environment, variable::CONTROL).is_some_and(|folder| variable::socket(folder, pid).exists())
 }
 
 /// Returns the latest recording that `gpumem run` requested, if this process has started one.

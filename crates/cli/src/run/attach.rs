@@ -38,7 +38,7 @@ pub(crate) fn attach(pid: u32, output: Option<PathBuf>, recorded: &RecordingOpti
     let failed = |error: io::Error| Failure::new(&what, error, "");
     let folder = control::folder().map_err(failed)?;
     // The library is already loaded in the process and waits.
-    if control::socket(&folder, pid).exists() {
+    if variable::socket(&folder, pid).exists() {
         return start(pid);
     }
     let process = Target::new(pid).map_err(|AttachError { cause, next }| Failure::new(&what, cause, next))?;

@@ -34,11 +34,6 @@ pub(super) fn folder() -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Returns the socket on which a process waits for commands.
-pub(crate) fn socket(folder: &Path, pid: u32) -> PathBuf {
-    folder.join(format!("{pid}.sock"))
-}
-
 fn remove_old(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let socket = entry.path();
@@ -83,9 +78,9 @@ pub(crate) fn send(pid: u32, command: &str) -> Result<String, Failure> {
         ));
     }
     let socket = match machine::variable_of(&environment, variable::CONTROL) {
-        Some(folder) => socket(folder, pid),
+        Some(folder) => variable::socket(folder, pid),
         // `gpumem attach` loaded the library, which waits.
-        None => match folder().map(|folder| self::socket(&folder, pid)) {
+        None => match folder().map(|folder| variable::socket(&folder, pid)) {
             Ok(socket) if socket.exists() => socket,
             _ => return Err(Failure::new(process, "no library of gpumem waits in it", next)),
         },

@@ -162,7 +162,9 @@ fn parts_end_with_the_addresses_of_their_block() {
         "{setup}; free at 1000; free_failed; part 1 1020 2; read a = 20 0; free at 2000; close a = 20 0 lost=0"
     ));
     // The only part of the pool is the event before the free.
-    check("pool 1; open a; alloc x 100 at 1000; part 1 1000 10; free at 1000; alloc z 100 at 1000; close a = 100 0 lost=1");
+    check(
+        "pool 1; open a; alloc x 100 at 1000; part 1 1000 10; free at 1000; alloc z 100 at 1000; close a = 100 0 lost=1",
+    );
     let freed = format!("{setup}; free at 1000; read a = 18 0 lost=0");
     for (script, used, lost) in [
         // The new block belongs to the program, the pool or another pool, or overlaps a part of the freed block.
