@@ -2,7 +2,10 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::gguf::{Gguf, Value};
+use super::{
+    config::FAMILIES,
+    gguf::{Gguf, Value},
+};
 use crate::{
     dtype::Dtype,
     error::{Error, Kind},
@@ -11,22 +14,6 @@ use crate::{
 
 /// Tensors that are not parameters: factors for the angles of positions, which other programs compute.
 const NO_PARAMETERS: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
-
-/// The known architectures: their names in files, whether they have experts, and the `model_type` of a `config.json`.
-const ARCHITECTURES: &[(&str, bool, &str)] = &[
-    ("llama", false, "llama"),
-    ("llama", true, "mixtral"),
-    ("qwen2", false, "qwen2"),
-    ("qwen2moe", true, "qwen2_moe"),
-    ("qwen3", false, "qwen3"),
-    ("qwen3moe", true, "qwen3_moe"),
-    ("gemma", false, "gemma"),
-    ("gemma2", false, "gemma2"),
-    ("gemma3", false, "gemma3_text"),
-    ("phi2", false, "phi"),
-    ("phi3", false, "phi3"),
-    ("gptneox", false, "gpt_neox"),
-];
 
 fn wrong(what: impl std::fmt::Display) -> Error {
     Kind::Syntax(format!("GGUF: {what}")).into()
@@ -71,15 +58,16 @@ impl Gguf {
         let needed = |name: &str| number(name)?.ok_or_else(|| wrong(format!("`{}` is missing", key(name))));
         let has = |tensor: &str| self.tensors().all().iter().any(|known| known.name == tensor);
         let experts = number("expert_count")?.filter(|experts| *experts > 0);
-        let kinds = || ARCHITECTURES.iter().filter(|(known, ..)| *known == architecture);
-        let kind = kinds().find(|(_, has_experts, _)| *has_experts == experts.is_some()).map(|(.., kind)| *kind);
-        let kind = kind.ok_or_else(|| {
-            let with = match (kinds().next(), experts) {
+        let all = || FAMILIES.iter().filter_map(|family| Some((family.gguf.as_deref()?, family)));
+        let named = || all().filter(|(known, _)| *known == architecture);
+        let found = named().find(|(_, family)| (family.experts > 0) == experts.is_some());
+        let (_, family) = found.ok_or_else(|| {
+            let with = match (named().next(), experts) {
                 (None, _) => "",
                 (Some(_), Some(_)) => " with experts",
                 (Some(_), None) => " without experts",
             };
-            let mut known: Vec<_> = ARCHITECTURES.iter().map(|(known, ..)| *known).collect();
+            let mut known: Vec<_> = all().map(|(known, _)| known).collect();
             known.dedup();
             wrong(format!(
                 "the architecture `{architecture}`{with} is not supported; supported are {}",
@@ -133,14 +121,11 @@ impl Gguf {
         let caps = |name: &str| if self.value(&key(name)).is_some() { json!(true) } else { Json::Null };
         set("attn_logit_softcapping", caps("attn_logit_softcapping"));
         set("final_logit_softcapping", caps("final_logit_softcapping"));
-        if kind == "mixtral" {
-            // The architecture does not use its window, and an expert is as large inside as the MLP.
+        if family.gguf.as_deref() == Some("llama") {
+            // llama.cpp has no windows for this architecture.
             config.remove("sliding_window");
         }
-        if kind == "phi3" && config["sliding_window"] == json!(0) {
-            config.remove("sliding_window");
-        }
-        config.insert("model_type".to_owned(), kind.into());
+        config.insert("model_type".to_owned(), (*family.model_type).into());
         Ok(Json::Object(config))
     }
 }

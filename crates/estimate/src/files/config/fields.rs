@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, collections::BTreeMap};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     error::{Error, Kind},
@@ -67,10 +67,37 @@ impl<'a> Fields<'a> {
     pub(super) fn number(self, key: &str, default: u64) -> Result<u64, Error> {
         let number = self.optional(key)?;
         if number.is_none() {
-            let inside = self.inside.map(|inside| format!("{inside}.")).unwrap_or_default();
-            self.assumed.borrow_mut().insert(inside + key, default);
+            self.assume(key, default);
         }
         Ok(number.unwrap_or(default))
+    }
+
+    fn assume(self, key: &str, default: u64) {
+        let inside = self.inside.map(|inside| format!("{inside}.")).unwrap_or_default();
+        self.assumed.borrow_mut().insert(inside + key, default);
+    }
+
+    /// Returns all fields, with these defaults for those that are missing or `null`. Notes the numbers among them.
+    pub(super) fn with_defaults(self, defaults: &Map<String, Value>) -> Value {
+        // These fields may be `null`: nothing is limited.
+        const MAY_BE_NULL: [&str; 2] = ["attn_logit_softcapping", "final_logit_softcapping"];
+
+        let mut all = self.value.as_object().cloned().unwrap_or_default();
+        for (key, default) in defaults {
+            if self.known(key).is_some() || self.get(key).is_some() && MAY_BE_NULL.contains(&&**key) {
+                continue;
+            }
+            if let Some(number) = default.as_u64().filter(|number| *number > 0) {
+                self.assume(key, number);
+            }
+            all.insert(key.clone(), default.clone());
+        }
+        Value::Object(all)
+    }
+
+    /// Returns the fields of an object in place of this one.
+    pub(super) fn of(self, value: &'a Value) -> Self {
+        Self { value, ..self }
     }
 
     /// Returns a number that follows from others, unless the configuration contains it.
@@ -139,6 +166,11 @@ impl<'a> Fields<'a> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Checks a setting that must be false or 0.
+    pub(super) fn is_off(self, key: &str) -> Result<(), Error> {
+        self.is(key, if self.known(key).is_some_and(Value::is_number) { Value::from(0) } else { Value::from(false) })
     }
 
     /// Returns the operation for a name in transformers' `ACT2FN`.

@@ -4,6 +4,7 @@
 mod decoders;
 mod encoder_decoder;
 mod encoders;
+mod families;
 mod fields;
 mod parts;
 
@@ -11,37 +12,34 @@ use std::cell::RefCell;
 
 use serde_json::Value;
 
-use self::fields::{Assumed, Fields, wrong};
+pub(super) use self::families::FAMILIES;
+use self::{
+    families::Family,
+    fields::{Assumed, Fields, wrong},
+};
 use crate::{error::Error, model::Model};
 
-/// Builds the model of an architecture, for sequences of this length.
-type Build = fn(Fields<'_>, u64) -> Result<Model, Error>;
+/// How the model of an architecture is built, for sequences of a length.
+enum Build {
+    Family(&'static Family),
+    Code(fn(Fields<'_>, u64) -> Result<Model, Error>),
+}
 
-/// The known architectures: the class, the `model_type`, and the function that builds the model.
-const ARCHITECTURES: &[(&str, &str, Build)] = &[
-    ("LlamaForCausalLM", "llama", decoders::llama),
-    ("MistralForCausalLM", "mistral", decoders::mistral),
-    ("MixtralForCausalLM", "mixtral", decoders::mixtral),
-    ("Qwen2ForCausalLM", "qwen2", decoders::qwen2),
-    ("Qwen2MoeForCausalLM", "qwen2_moe", decoders::qwen2_moe),
-    ("Qwen3ForCausalLM", "qwen3", decoders::qwen3),
-    ("Qwen3MoeForCausalLM", "qwen3_moe", decoders::qwen3_moe),
-    ("GemmaForCausalLM", "gemma", decoders::gemma),
-    ("Gemma2ForCausalLM", "gemma2", decoders::gemma2),
-    ("Gemma3ForCausalLM", "gemma3_text", decoders::gemma3),
-    ("Gemma3ForConditionalGeneration", "gemma3", decoders::gemma3_with_images),
-    ("PhiForCausalLM", "phi", decoders::phi),
-    ("Phi3ForCausalLM", "phi3", decoders::phi3),
-    ("GPTNeoXForCausalLM", "gpt_neox", decoders::gpt_neox),
-    ("Llama4ForCausalLM", "llama4_text", decoders::llama4),
-    ("Llama4ForConditionalGeneration", "llama4", decoders::llama4_with_images),
-    ("GPT2LMHeadModel", "gpt2", decoders::gpt2),
-    ("BertForMaskedLM", "bert", encoders::bert),
-    ("ViTForImageClassification", "vit", encoders::vit),
-    ("CLIPModel", "clip", encoders::clip),
-    ("T5ForConditionalGeneration", "t5", encoder_decoder::t5),
-    ("WhisperForConditionalGeneration", "whisper", encoder_decoder::whisper),
-];
+/// Returns the known architectures: the class, the `model_type`, and how the model is built.
+fn architectures() -> impl Iterator<Item = (&'static str, &'static str, Build)> {
+    let families = FAMILIES.iter().map(|family| (&*family.class, &*family.model_type, Build::Family(family)));
+    let others = [
+        ("Gemma3ForConditionalGeneration", "gemma3", Build::Code(decoders::gemma3_with_images)),
+        ("Llama4ForConditionalGeneration", "llama4", Build::Code(decoders::llama4_with_images)),
+        ("GPT2LMHeadModel", "gpt2", Build::Code(decoders::gpt2)),
+        ("BertForMaskedLM", "bert", Build::Code(encoders::bert)),
+        ("ViTForImageClassification", "vit", Build::Code(encoders::vit)),
+        ("CLIPModel", "clip", Build::Code(encoders::clip)),
+        ("T5ForConditionalGeneration", "t5", Build::Code(encoder_decoder::t5)),
+        ("WhisperForConditionalGeneration", "whisper", Build::Code(encoder_decoder::whisper)),
+    ];
+    families.chain(others)
+}
 
 /// The next step in an error message: the supported files.
 const READ: &str = "give a `config.json` of Hugging Face, a file .gguf, .safetensors or .toml, or a model as JSON";
@@ -106,22 +104,26 @@ impl Model {
         let class = name(&fields["architectures"][0]).or_else(|| name(&fields["_class_name"]));
         let kind = name(&fields["model_type"]);
         let found = match (&class, &kind) {
-            (Some(class), _) => ARCHITECTURES.iter().find(|(known, ..)| known == class),
-            (None, Some(kind)) => ARCHITECTURES.iter().find(|(_, known, _)| known == kind),
+            (Some(class), _) => architectures().find(|(known, ..)| known == class),
+            (None, Some(kind)) => architectures().find(|(_, known, _)| known == kind),
             (None, None) => return Err(wrong(format!("it names no architecture and has no `layers`; {READ}"))),
         };
         let name = class.or(kind).unwrap_or_default();
         let known = || Self::known_architectures().collect::<Vec<_>>().join(", ");
         let unknown = || wrong(format!("the architecture `{name}` is not supported; supported are {}", known()));
         let (_, known, build) = found.ok_or_else(unknown)?;
-        if let Some(kind) = fields["model_type"].as_str().filter(|kind| kind != known) {
+        if let Some(kind) = fields["model_type"].as_str().filter(|kind| *kind != known) {
             return Err(wrong(format!("`{name}` has the `model_type` \"{known}\", and this is \"{kind}\"")));
         }
-        build(Fields::new(fields, assumed), length)
+        let fields = Fields::new(fields, assumed);
+        match build {
+            Build::Family(family) => decoders::build(family, fields, length),
+            Build::Code(build) => build(fields, length),
+        }
     }
 
     /// Returns the names of the architectures that [`from_config`](Self::from_config) supports.
     pub fn known_architectures() -> impl Iterator<Item = &'static str> {
-        ARCHITECTURES.iter().map(|(name, ..)| *name)
+        architectures().map(|(name, ..)| name)
     }
 }
