@@ -11,37 +11,29 @@ import argparse
 import json
 import time
 
+from modules import (
+    clip, gemma, gemma2, gemma3, llama4_text, mistral, mixtral, neox_sizes, phi, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe,
+    sizes, whisper_sizes,
+)
 from processes import finish, start
-
-
-def config(architecture, model_type, **fields):
-    return {"architectures": [architecture], "model_type": model_type, **fields}
-
-
-def sizes(layers, hidden, heads, key_value_heads, inner, vocabulary, **others):
-    return dict(
-        num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=key_value_heads,
-        intermediate_size=inner, vocab_size=vocabulary, **others,
-    )
-
 
 # These are real models. Large ones have fewer layers.
 MODELS = {
-    "qwen2.5-0.5b": (512, config("Qwen2ForCausalLM", "qwen2", tie_word_embeddings=True, **sizes(24, 896, 14, 2, 4864, 151936))),
-    "qwen3-0.6b": (512, config("Qwen3ForCausalLM", "qwen3", tie_word_embeddings=True, **sizes(28, 1024, 16, 8, 3072, 151936, head_dim=128))),
-    "mistral-window": (1024, config("MistralForCausalLM", "mistral", sliding_window=256, **sizes(4, 2048, 16, 4, 7168, 32000))),
-    "mixtral-4": (512, config("MixtralForCausalLM", "mixtral", num_local_experts=8, num_experts_per_tok=2, **sizes(4, 1024, 16, 4, 3584, 32000))),
-    "qwen3-moe-4": (512, config("Qwen3MoeForCausalLM", "qwen3_moe", num_experts=32, num_experts_per_tok=8, moe_intermediate_size=768, head_dim=128, **sizes(4, 2048, 16, 4, 6144, 151936))),
-    "qwen2-moe-4": (512, config("Qwen2MoeForCausalLM", "qwen2_moe", num_experts=16, num_experts_per_tok=4, moe_intermediate_size=1408, shared_expert_intermediate_size=5632, **sizes(4, 2048, 16, 16, 5632, 151936))),
-    "gemma-6": (512, config("GemmaForCausalLM", "gemma", head_dim=256, **sizes(6, 2048, 8, 1, 8192, 256000))),
-    "gemma-2-6": (512, config("Gemma2ForCausalLM", "gemma2", head_dim=256, sliding_window=128, **sizes(6, 2304, 8, 4, 9216, 128000))),
-    "gemma-3-1b": (640, config("Gemma3ForCausalLM", "gemma3_text", head_dim=256, sliding_window=512, **sizes(26, 1152, 4, 1, 6912, 262144))),
-    "phi-2-6": (512, config("PhiForCausalLM", "phi", partial_rotary_factor=0.4, resid_pdrop=0.1, **sizes(6, 2560, 32, 32, 10240, 51200))),
-    "phi-3-mini-6": (512, config("Phi3ForCausalLM", "phi3", sliding_window=2047, **sizes(6, 3072, 32, 32, 8192, 32064))),
-    "pythia-410m": (512, config("GPTNeoXForCausalLM", "gpt_neox", rotary_pct=0.25, num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096, vocab_size=50304)),
-    "llama-4-4": (512, config("Llama4ForCausalLM", "llama4_text", num_local_experts=4, interleave_moe_layer_step=2, intermediate_size_mlp=4096, head_dim=64, **sizes(4, 1024, 16, 4, 2048, 32000))),
-    "whisper-small": (128, config("WhisperForConditionalGeneration", "whisper", d_model=768, encoder_layers=12, decoder_layers=12, encoder_attention_heads=12, decoder_attention_heads=12, encoder_ffn_dim=3072, decoder_ffn_dim=3072)),
-    "clip-vit-base-patch32": (77, config("CLIPModel", "clip", text_config={}, vision_config={})),
+    "qwen2.5-0.5b": (512, qwen2(tie_word_embeddings=True, **sizes(24, 896, 14, 2, 4864, 151936))),
+    "qwen3-0.6b": (512, qwen3(tie_word_embeddings=True, **sizes(28, 1024, 16, 8, 3072, 151936, head_dim=128))),
+    "mistral-window": (1024, mistral(sliding_window=256, **sizes(4, 2048, 16, 4, 7168, 32000))),
+    "mixtral-4": (512, mixtral(num_local_experts=8, num_experts_per_tok=2, **sizes(4, 1024, 16, 4, 3584, 32000))),
+    "qwen3-moe-4": (512, qwen3_moe(num_experts=32, num_experts_per_tok=8, moe_intermediate_size=768, head_dim=128, **sizes(4, 2048, 16, 4, 6144, 151936))),
+    "qwen2-moe-4": (512, qwen2_moe(num_experts=16, num_experts_per_tok=4, moe_intermediate_size=1408, shared_expert_intermediate_size=5632, **sizes(4, 2048, 16, 16, 5632, 151936))),
+    "gemma-6": (512, gemma(head_dim=256, **sizes(6, 2048, 8, 1, 8192, 256000))),
+    "gemma-2-6": (512, gemma2(head_dim=256, sliding_window=128, **sizes(6, 2304, 8, 4, 9216, 128000))),
+    "gemma-3-1b": (640, gemma3(head_dim=256, sliding_window=512, **sizes(26, 1152, 4, 1, 6912, 262144))),
+    "phi-2-6": (512, phi(partial_rotary_factor=0.4, resid_pdrop=0.1, **sizes(6, 2560, 32, 32, 10240, 51200))),
+    "phi-3-mini-6": (512, phi3(sliding_window=2047, **sizes(6, 3072, 32, 32, 8192, 32064))),
+    "pythia-410m": (512, neox_sizes(24, 1024, 16, 4096, 50304, rotary_pct=0.25)),
+    "llama-4-4": (512, llama4_text(num_local_experts=4, interleave_moe_layer_step=2, intermediate_size_mlp=4096, head_dim=64, **sizes(4, 1024, 16, 4, 2048, 32000))),
+    "whisper-small": (128, whisper_sizes(768, 12, 12)),
+    "clip-vit-base-patch32": (77, clip(text_config={}, vision_config={})),
 }
 
 

@@ -38,14 +38,15 @@ import time
 import traceback
 from pathlib import Path
 
+from parameters import TRANSFORMERS, configuration
 from processes import finish, start
 
 # Names without line numbers. Looking up lines takes minutes.
 os.environ.setdefault("TORCH_SYMBOLIZE_MODE", "dladdr")
 
-TRANSFORMERS = ["gpt2", "gpt2-medium", "llama-1b", "bert-base", "t5-small", "vit-b"]
+CHOSEN = ["gpt2", "gpt2-medium", "llama-1b", "bert-base", "t5-small", "vit-b"]
 CONVOLUTIONS = ["vgg19", "resnet50", "convnext_tiny", "mobilenet_v2"]
-MODELS = TRANSFORMERS + CONVOLUTIONS
+MODELS = CHOSEN + CONVOLUTIONS
 BATCHES = [1, 8, 32]
 MODES = ["inference", "sgd", "adamw"]
 PRECISIONS = ["fp32", "bf16"]
@@ -117,61 +118,12 @@ def build(name):
         import torchvision
 
         return getattr(torchvision.models, name)(weights=None)
-    import transformers as t
-
+    if name not in TRANSFORMERS:
+        raise ValueError(name)
+    kind, config = configuration(name)
     # transformers chooses this by itself for these models. It is named, so that a later version measures the same.
-    sdpa = {"attn_implementation": "sdpa"}
-    if name == "gpt2":
-        return t.GPT2LMHeadModel._from_config(t.GPT2Config(), **sdpa)
-    if name == "gpt2-medium":
-        return t.GPT2LMHeadModel._from_config(t.GPT2Config(n_embd=1024, n_layer=24, n_head=16), **sdpa)
-    if name == "gpt2-large":
-        return t.GPT2LMHeadModel._from_config(t.GPT2Config(n_embd=1280, n_layer=36, n_head=20), **sdpa)
-    if name == "llama-160m":
-        config = t.LlamaConfig(
-            vocab_size=32000,
-            hidden_size=768,
-            intermediate_size=2048,
-            num_hidden_layers=12,
-            num_attention_heads=12,
-            num_key_value_heads=4,
-            head_dim=64,
-        )
-        return t.LlamaForCausalLM._from_config(config, **sdpa)
-    if name == "llama-1b":
-        config = t.LlamaConfig(
-            vocab_size=128256,
-            hidden_size=2048,
-            intermediate_size=8192,
-            num_hidden_layers=16,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            head_dim=64,
-            max_position_embeddings=8192,
-            tie_word_embeddings=True,
-        )
-        return t.LlamaForCausalLM._from_config(config, **sdpa)
-    if name == "bert-base":
-        return t.BertForMaskedLM._from_config(t.BertConfig(), **sdpa)
-    if name == "bert-large":
-        config = t.BertConfig(
-            hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
-        )
-        return t.BertForMaskedLM._from_config(config, **sdpa)
-    if name == "t5-base":
-        config = t.T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12, decoder_start_token_id=0)
-        return t.T5ForConditionalGeneration._from_config(config)
-    if name == "vit-l":
-        config = t.ViTConfig(
-            hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096, num_labels=1000
-        )
-        return t.ViTForImageClassification._from_config(config, **sdpa)
-    if name == "t5-small":
-        # `T5Config()` has the sizes of t5-small. The start token is needed to shift labels to the right.
-        return t.T5ForConditionalGeneration._from_config(t.T5Config(decoder_start_token_id=0))
-    if name == "vit-b":
-        return t.ViTForImageClassification._from_config(t.ViTConfig(num_labels=1000), **sdpa)
-    raise ValueError(name)
+    sdpa = {} if name.startswith("t5") else {"attn_implementation": "sdpa"}
+    return kind._from_config(config, **sdpa)
 
 
 def inputs(row, device):

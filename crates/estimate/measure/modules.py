@@ -5,105 +5,72 @@ parameters of each module as well."""
 
 import json
 
-import torch
-import transformers
 
-transformers.logging.set_verbosity_error()
-
-
-def config(architecture, model_type, **fields):
-    return {"architectures": [architecture], "model_type": model_type, **fields}
+def family(architecture, model_type):
+    """A function that makes a configuration of an architecture from its fields."""
+    return lambda **fields: {"architectures": [architecture], "model_type": model_type, **fields}
 
 
-def llama(**fields):
-    return config("LlamaForCausalLM", "llama", **fields)
+llama = family("LlamaForCausalLM", "llama")
+mistral = family("MistralForCausalLM", "mistral")
+mixtral = family("MixtralForCausalLM", "mixtral")
+qwen2 = family("Qwen2ForCausalLM", "qwen2")
+qwen3 = family("Qwen3ForCausalLM", "qwen3")
+qwen2_moe = family("Qwen2MoeForCausalLM", "qwen2_moe")
+qwen3_moe = family("Qwen3MoeForCausalLM", "qwen3_moe")
+gemma = family("GemmaForCausalLM", "gemma")
+gemma2 = family("Gemma2ForCausalLM", "gemma2")
+gemma3 = family("Gemma3ForCausalLM", "gemma3_text")
+gemma3_with_images = family("Gemma3ForConditionalGeneration", "gemma3")
+phi = family("PhiForCausalLM", "phi")
+phi3 = family("Phi3ForCausalLM", "phi3")
+neox = family("GPTNeoXForCausalLM", "gpt_neox")
+llama4 = family("Llama4ForConditionalGeneration", "llama4")
+llama4_text = family("Llama4ForCausalLM", "llama4_text")
+gpt2 = family("GPT2LMHeadModel", "gpt2")
+bert = family("BertForMaskedLM", "bert")
+vit = family("ViTForImageClassification", "vit")
+t5 = family("T5ForConditionalGeneration", "t5")
+whisper = family("WhisperForConditionalGeneration", "whisper")
+clip = family("CLIPModel", "clip")
 
 
-def mistral(**fields):
-    return config("MistralForCausalLM", "mistral", **fields)
-
-
-def mixtral(**fields):
-    return config("MixtralForCausalLM", "mixtral", **fields)
-
-
-def qwen2(**fields):
-    return config("Qwen2ForCausalLM", "qwen2", **fields)
-
-
-def qwen3(**fields):
-    return config("Qwen3ForCausalLM", "qwen3", **fields)
-
-
-def qwen2_moe(**fields):
-    return config("Qwen2MoeForCausalLM", "qwen2_moe", **fields)
-
-
-def qwen3_moe(**fields):
-    return config("Qwen3MoeForCausalLM", "qwen3_moe", **fields)
-
-
-def gemma(**fields):
-    return config("GemmaForCausalLM", "gemma", **fields)
-
-
-def gemma2(**fields):
-    return config("Gemma2ForCausalLM", "gemma2", **fields)
-
-
-def gemma3(**fields):
-    return config("Gemma3ForCausalLM", "gemma3_text", **fields)
-
-
-def gemma3_with_images(**fields):
-    return config("Gemma3ForConditionalGeneration", "gemma3", **fields)
-
-
-def phi(**fields):
-    return config("PhiForCausalLM", "phi", **fields)
-
-
-def phi3(**fields):
-    return config("Phi3ForCausalLM", "phi3", **fields)
-
-
-def neox(**fields):
-    return config("GPTNeoXForCausalLM", "gpt_neox", **fields)
-
-
-def llama4(**fields):
-    return config("Llama4ForConditionalGeneration", "llama4", **fields)
-
-
-def gpt2(**fields):
-    return config("GPT2LMHeadModel", "gpt2", **fields)
-
-
-def bert(**fields):
-    return config("BertForMaskedLM", "bert", **fields)
-
-
-def vit(**fields):
-    return config("ViTForImageClassification", "vit", **fields)
-
-
-def t5(**fields):
-    return config("T5ForConditionalGeneration", "t5", **fields)
-
-
-def whisper(**fields):
-    return config("WhisperForConditionalGeneration", "whisper", **fields)
-
-
-def clip(text, vision, **fields):
-    return config("CLIPModel", "clip", text_config=text, vision_config=vision, **fields)
-
-
-def sizes(layers, hidden, heads, key_value_heads, inner, vocabulary):
+def sizes(layers, hidden, heads, key_value_heads, inner, vocabulary, **others):
     return dict(
         num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=key_value_heads,
-        intermediate_size=inner, vocab_size=vocabulary,
+        intermediate_size=inner, vocab_size=vocabulary, **others,
     )
+
+
+def neox_sizes(layers, hidden, heads, inner, vocabulary, **others):
+    return neox(
+        **others, num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, intermediate_size=inner,
+        vocab_size=vocabulary,
+    )
+
+
+def llama4_sizes(experts, step):
+    return llama4(
+        text_config=dict(
+            model_type="llama4_text", num_local_experts=experts, interleave_moe_layer_step=step, intermediate_size_mlp=16384,
+            head_dim=128, **sizes(48, 5120, 40, 8, 8192, 202048),
+        ),
+        vision_config=dict(
+            model_type="llama4_vision_model", hidden_size=1408, image_size=336, intermediate_size=5632,
+            num_attention_heads=16, num_hidden_layers=34, patch_size=14, projector_input_dim=4096,
+            projector_output_dim=4096, vision_output_dim=4096,
+        ),
+    )
+
+
+def t5_sizes(size, hidden, layers, heads, head_size=64, **others):
+    return t5(d_model=size, d_ff=hidden, num_layers=layers, num_heads=heads, d_kv=head_size, **others)
+
+
+def whisper_sizes(size, layers, heads, **others):
+    fields = {f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in
+              (("layers", layers), ("attention_heads", heads), ("ffn_dim", 4 * size))}
+    return whisper(d_model=size, **fields, **others)
 
 
 full = {
@@ -146,45 +113,12 @@ full = {
     "phi-2": phi(partial_rotary_factor=0.4, **sizes(32, 2560, 32, 32, 10240, 51200)),
     "phi-3-mini": phi3(sliding_window=2047, **sizes(32, 3072, 32, 32, 8192, 32064)),
     "phi-4": phi3(sliding_window=None, **sizes(40, 5120, 40, 10, 17920, 100352)),
-    "pythia-160m": neox(rotary_pct=0.25, num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072, vocab_size=50304),
-    "pythia-12b": neox(rotary_pct=0.25, num_hidden_layers=36, hidden_size=5120, num_attention_heads=40, intermediate_size=20480, vocab_size=50688),
-    "gpt-neox-20b": neox(rotary_pct=0.25, num_hidden_layers=44, hidden_size=6144, num_attention_heads=64, intermediate_size=24576, vocab_size=50432),
+    "pythia-160m": neox_sizes(12, 768, 12, 3072, 50304, rotary_pct=0.25),
+    "pythia-12b": neox_sizes(36, 5120, 40, 20480, 50688, rotary_pct=0.25),
+    "gpt-neox-20b": neox_sizes(44, 6144, 64, 24576, 50432, rotary_pct=0.25),
     "llama-3.1-405b": llama(**sizes(126, 16384, 128, 8, 53248, 128256)),
-    "llama-4-scout": llama4(
-        text_config=dict(
-            model_type="llama4_text", num_local_experts=16, interleave_moe_layer_step=1, intermediate_size_mlp=16384,
-            head_dim=128, **sizes(48, 5120, 40, 8, 8192, 202048),
-        ),
-        vision_config=dict(
-            model_type="llama4_vision_model", hidden_size=1408, image_size=336, intermediate_size=5632,
-            num_attention_heads=16, num_hidden_layers=34, patch_size=14, projector_input_dim=4096,
-            projector_output_dim=4096, vision_output_dim=4096,
-        ),
-    ),
-    "llama-4-maverick": llama4(
-        text_config=dict(
-            model_type="llama4_text", num_local_experts=128, interleave_moe_layer_step=2, intermediate_size_mlp=16384,
-            head_dim=128, **sizes(48, 5120, 40, 8, 8192, 202048),
-        ),
-        vision_config=dict(
-            model_type="llama4_vision_model", hidden_size=1408, image_size=336, intermediate_size=5632,
-            num_attention_heads=16, num_hidden_layers=34, patch_size=14, projector_input_dim=4096,
-            projector_output_dim=4096, vision_output_dim=4096,
-        ),
-    ),
-}
-
-def t5_sizes(size, hidden, layers, heads, head_size=64, **others):
-    return t5(d_model=size, d_ff=hidden, num_layers=layers, num_heads=heads, d_kv=head_size, **others)
-
-
-def whisper_sizes(size, layers, heads, **others):
-    fields = {f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in
-              (("layers", layers), ("attention_heads", heads), ("ffn_dim", 4 * size))}
-    return whisper(d_model=size, **fields, **others)
-
-
-full |= {
+    "llama-4-scout": llama4_sizes(16, 1),
+    "llama-4-maverick": llama4_sizes(128, 2),
     "t5-small": t5_sizes(512, 2048, 6, 8),
     "t5-base": t5_sizes(768, 3072, 12, 12),
     "t5-3b": t5_sizes(1024, 16384, 24, 32, 128),
@@ -192,10 +126,10 @@ full |= {
     "whisper-tiny": whisper_sizes(384, 4, 6),
     "whisper-small": whisper_sizes(768, 12, 12),
     "whisper-large-v3": whisper_sizes(1280, 32, 20, num_mel_bins=128, vocab_size=51866),
-    "clip-vit-base-patch32": clip({}, {}),
+    "clip-vit-base-patch32": clip(text_config={}, vision_config={}),
     "clip-vit-large-patch14": clip(
-        dict(hidden_size=768, intermediate_size=3072, num_attention_heads=12, projection_dim=768),
-        dict(
+        text_config=dict(hidden_size=768, intermediate_size=3072, num_attention_heads=12, projection_dim=768),
+        vision_config=dict(
             hidden_size=1024, intermediate_size=4096, num_attention_heads=16, num_hidden_layers=24, patch_size=14,
             projection_dim=768,
         ),
@@ -230,10 +164,9 @@ two_layers = {
     ),
     "phi": phi(qk_layernorm=True, resid_pdrop=0.1, embd_pdrop=0.1, **same_heads),
     "phi3": phi3(sliding_window=8, partial_rotary_factor=0.75, pad_token_id=0, **small),
-    "gpt_neox": neox(**{key: value for key, value in small.items() if key != "num_key_value_heads"}),
-    "gpt_neox, one after the other": neox(
-        use_parallel_residual=False, attention_bias=False, hidden_dropout=0.1,
-        **{key: value for key, value in small.items() if key != "num_key_value_heads"},
+    "gpt_neox": neox_sizes(2, 64, 4, 96, 50),
+    "gpt_neox, one after the other": neox_sizes(
+        2, 64, 4, 96, 50, use_parallel_residual=False, attention_bias=False, hidden_dropout=0.1
     ),
     "llama4": llama4(
         text_config=dict(
@@ -263,20 +196,13 @@ two_layers = {
         activation_dropout=0.1, pad_token_id=0,
     ),
     "clip": clip(
-        dict(hidden_size=48, intermediate_size=64, num_attention_heads=4, num_hidden_layers=2, vocab_size=50),
-        dict(
+        text_config=dict(hidden_size=48, intermediate_size=64, num_attention_heads=4, num_hidden_layers=2, vocab_size=50),
+        vision_config=dict(
             hidden_size=64, intermediate_size=96, num_attention_heads=4, num_hidden_layers=1, image_size=32, patch_size=8
         ),
         projection_dim=40,
     ),
 }
-
-
-def build(fields):
-    name = fields["architectures"][0]
-    fields = json.loads(json.dumps(fields))
-    kind = getattr(transformers, name)
-    return kind(kind.config_class.from_dict(fields))
 
 
 def modules(model):
@@ -289,15 +215,22 @@ def modules(model):
 
 
 def main():
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
     print(json.dumps({"torch": torch.__version__, "transformers": transformers.__version__}))
     with torch.device("meta"):
         for models, has_modules in [(full, False), (two_layers, True)]:
             for name, fields in models.items():
-                model = build(fields)
+                kind = getattr(transformers, fields["architectures"][0])
+                # The class changes the fields that it is given.
+                model = kind(kind.config_class.from_dict(json.loads(json.dumps(fields))))
                 line = {"name": name, "config": fields, "parameters": sum(tensor.numel() for tensor in model.parameters())}
                 if has_modules:
                     line["modules"] = modules(model)
                 print(json.dumps(line))
 
 
-main()
+if __name__ == "__main__":
+    main()
