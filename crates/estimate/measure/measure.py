@@ -64,6 +64,19 @@ SHAPES = {
 IMAGE = {"image": 224}
 
 
+def described(name, model, batch, mode, precision, checkpointing, chosen, shape):
+    return {
+        "row": name,
+        "model": model,
+        "batch": batch,
+        "mode": mode,
+        "precision": precision,
+        "checkpointing": checkpointing,
+        "chosen": chosen,
+        "shape": shape,
+    }
+
+
 def rows():
     """All rows in a fixed order. `before`: the sum of the positions of a row's choices is even, so that each choice has as
     many rows before as after."""
@@ -72,16 +85,8 @@ def rows():
         if checkpointing and (mode == "inference" or model in CONVOLUTIONS):
             continue
         name = f"{model}/{batch}/{mode}/{precision}" + ("/checkpointing" if checkpointing else "")
-        yield {
-            "row": name,
-            "model": model,
-            "batch": batch,
-            "mode": mode,
-            "precision": precision,
-            "checkpointing": checkpointing,
-            "chosen": "before" if (m + b + o + p + c) % 2 == 0 else "after",
-            "shape": SHAPES.get(model, IMAGE),
-        }
+        chosen = "before" if (m + b + o + p + c) % 2 == 0 else "after"
+        yield described(name, model, batch, mode, precision, checkpointing, chosen, SHAPES.get(model, IMAGE))
 
 
 def blind_rows():
@@ -96,16 +101,7 @@ def blind_rows():
             shape = {"sequence": sizes[0]}
         else:
             shape = {"image": sizes[0]}
-        yield {
-            "row": name,
-            "model": model,
-            "batch": int(batch),
-            "mode": mode,
-            "precision": precision,
-            "checkpointing": rest == ["checkpointing"],
-            "chosen": "blind",
-            "shape": shape,
-        }
+        yield described(name, model, int(batch), mode, precision, rest == ["checkpointing"], "blind", shape)
 
 
 def is_torchvision(name):
@@ -168,15 +164,12 @@ def forward(row, model, batch):
 class History:
     """torch's allocation history, with the phases of the program."""
 
-    def __init__(self, with_frames):
+    def __init__(self):
         import torch
 
-        self.with_frames = with_frames
         self.phases = []
         self.owners = []
-        torch.cuda.memory._record_memory_history(
-            enabled="all", context="alloc", stacks="all" if with_frames else "python", max_entries=5_000_000
-        )
+        torch.cuda.memory._record_memory_history(enabled="all", context="alloc", stacks="all", max_entries=5_000_000)
 
     def phase(self, name):
         self.phases.append((time.time_ns() // 1000, name))
@@ -236,7 +229,7 @@ def analyse(history):
         names = [name for since, name in history.phases if since <= moment]
         return names[-1] if names else "start"
 
-    in_use, highest, at = 0, 0, -1
+    in_use, highest, at, live_at_peak, without, highest_without = 0, 0, -1, [], 0, 0
     for event in events:
         action, address, size, moment = event["action"], event["addr"], event["size"], event.get("time_us", 0)
         settle(moment)
@@ -244,48 +237,31 @@ def analyse(history):
         short.append([action, address, size, phase_at(moment), words.setdefault(where, len(words))])
         if action == "alloc":
             live[address] = len(blocks)
-            blocks.append({"size": -(-size // 512) * 512, "phase": phase_at(moment), "where": where})
-            in_use += blocks[-1]["size"]
+            block = {"size": -(-size // 512) * 512, "phase": phase_at(moment), "is_workspace": is_workspace(where)}
+            blocks.append(block)
+            in_use += block["size"]
+            without += 0 if block["is_workspace"] else block["size"]
+            highest_without = max(highest_without, without)
             if in_use > highest:
-                highest, at = in_use, len(short)
+                highest, at, live_at_peak = in_use, len(short), list(live.values())
         elif action == "free_completed" and address in live:
-            in_use -= blocks[live.pop(address)]["size"]
+            block = blocks[live.pop(address)]
+            in_use -= block["size"]
+            without -= 0 if block["is_workspace"] else block["size"]
     settle(float("inf"))
 
-    live, composition, number = {}, {}, 0
-    for action, address, *_ in short[:at]:
-        if action == "alloc":
-            live[address] = number
-            number += 1
-        elif action == "free_completed":
-            live.pop(address, None)
-    for block in live.values():
-        workspace = is_workspace(blocks[block]["where"])
-        label = "workspace" if workspace else classes.get(block, f"other, from {blocks[block]['phase']}")
-        composition[label] = composition.get(label, 0) + blocks[block]["size"]
-    workspaces = [block["size"] for block in blocks if is_workspace(block["where"])]
-    without = highest_without_workspace(short, blocks)
+    composition = {}
+    for number in live_at_peak:
+        block = blocks[number]
+        label = "workspace" if block["is_workspace"] else classes.get(number, f"other, from {block['phase']}")
+        composition[label] = composition.get(label, 0) + block["size"]
     return {
         "composition": composition,
         "composition_sum": highest,
         "phase_of_peak": phase_at(events[at - 1].get("time_us", 0)) if at > 0 else None,
-        "largest_workspace": max(workspaces, default=0),
-        "peak_without_workspace": without,
+        "largest_workspace": max((block["size"] for block in blocks if block["is_workspace"]), default=0),
+        "peak_without_workspace": highest_without,
     }, {"words": list(words), "events": short}
-
-
-def highest_without_workspace(short, blocks):
-    live, in_use, highest, number = {}, 0, 0, 0
-    for action, address, *_ in short:
-        if action == "alloc":
-            block = blocks[number]
-            number += 1
-            live[address] = 0 if is_workspace(block["where"]) else block["size"]
-            in_use += live[address]
-            highest = max(highest, in_use)
-        elif action == "free_completed":
-            in_use -= live.pop(address, 0)
-    return highest
 
 
 def measure(row, model, traces):
@@ -294,7 +270,7 @@ def measure(row, model, traces):
     device = torch.device("cuda")
     torch.cuda.init()
     training = row["mode"] != "inference"
-    history = History(with_frames=True)
+    history = History()
     history.phase("model")
     model.to(device)
     history.owns("weights", model.parameters())
