@@ -62,9 +62,9 @@ struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// Returns whether a field limits scores or logits.
+    /// Returns whether a field limits scores or logits. `null` means that nothing is limited.
     fn is_capped(&self, field: &str) -> bool {
-        self.fields.get(field).is_some_and(|value| !value.is_null())
+        self.fields.get(field).map_or(self.family.is_capped, |value| !value.is_null())
     }
 
     /// Returns the dropout in a field; 0 if there is none.
@@ -323,20 +323,13 @@ fn windows(fields: Fields<'_>, blocks: usize, window: u64, slides: impl Fn(usize
     types[..blocks].iter().map(known).collect()
 }
 
-/// Builds the text part of a model that reads images as well.
-fn text_part(
-    model_type: &str,
-    fields: Fields<'_>,
-    length: u64,
-    images: impl FnOnce(&mut Frame<'_>) -> Result<Vec<Named>, Error>,
-) -> Result<Model, Error> {
-    let family = FAMILIES.iter().find(|family| family.model_type == model_type);
-    build_with(family.expect("a family of `families.json`"), fields.inner("text_config"), length, images)
+fn family(model_type: &str) -> &'static Family {
+    FAMILIES.iter().find(|family| family.model_type == model_type).expect("a family of `families.json`")
 }
 
 pub(super) fn gemma3_with_images(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     let (text, vision) = (fields.inner("text_config"), fields.inner("vision_config"));
-    text_part("gemma3_text", fields, length, |frame| {
+    build_with(family("gemma3_text"), text, length, |frame| {
         frame.prefix = "model.language_model";
         frame.is_tied = text.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", true)?)?;
         let mut layers = encoders::siglip(vision, "model.vision_tower")?;
@@ -348,8 +341,8 @@ pub(super) fn gemma3_with_images(fields: Fields<'_>, length: u64) -> Result<Mode
 }
 
 pub(super) fn llama4_with_images(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
-    let vision = fields.inner("vision_config");
-    text_part("llama4_text", fields, length, |frame| {
+    let (text, vision) = (fields.inner("text_config"), fields.inner("vision_config"));
+    build_with(family("llama4_text"), text, length, |frame| {
         (frame.prefix, frame.head) = ("language_model.model", "language_model.lm_head");
         let mut layers = encoders::llama4_vision(vision, "vision_model")?;
         let outputs = vision.number("vision_output_dim", 7680)?;

@@ -67,6 +67,8 @@ pub(crate) struct Family {
     pub(super) slides: Slides,
     /// The default of `sliding_window`; 0 for none.
     pub(super) window: u64,
+    /// True if scores and logits are limited if the configuration does not have the fields of the limits.
+    pub(super) is_capped: bool,
     /// True if the matrix of scores is stored. Gemma 2 limits its scores, which no fused kernel can do.
     pub(super) stores_scores: bool,
 }

@@ -79,14 +79,8 @@ impl<'a> Fields<'a> {
 
     /// Returns all fields, with these defaults for those that are missing or `null`. Notes the numbers among them.
     pub(super) fn with_defaults(self, defaults: &Map<String, Value>) -> Value {
-        // These fields may be `null`: nothing is limited.
-        const MAY_BE_NULL: [&str; 2] = ["attn_logit_softcapping", "final_logit_softcapping"];
-
         let mut all = self.value.as_object().cloned().unwrap_or_default();
-        for (key, default) in defaults {
-            if self.known(key).is_some() || self.get(key).is_some() && MAY_BE_NULL.contains(&&**key) {
-                continue;
-            }
+        for (key, default) in defaults.iter().filter(|(key, _)| self.known(key).is_none()) {
             if let Some(number) = default.as_u64().filter(|number| *number > 0) {
                 self.assume(key, number);
             }
