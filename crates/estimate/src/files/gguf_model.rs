@@ -107,7 +107,6 @@ impl Gguf {
             ("expert_used_count", "num_experts_per_tok"),
             ("expert_feed_forward_length", "moe_intermediate_size"),
             ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
-            ("interleave_moe_layer_step", "interleave_moe_layer_step"),
         ] {
             if let Some(number) = number(name)? {
                 set(key, number.into());

@@ -125,9 +125,10 @@ pub(crate) static FAMILIES: LazyLock<Vec<Family>> = LazyLock::new(|| {
     let records: Vec<Map<String, Value>> = read(include_str!("families.json"));
     let mut whole: Vec<Map<String, Value>> = Vec::new();
     for mut record in records {
-        let like = record.remove("like");
-        let like = whole.iter().find(|known| known.get("model_type") == like.as_ref());
-        let mut all = like.cloned().unwrap_or_default();
+        let mut all = record.remove("like").map_or_else(Map::new, |like| {
+            let like = whole.iter().find(|known| known["model_type"] == like);
+            like.expect("a family is like one before it").clone()
+        });
         for (field, value) in record {
             match (all.get_mut(&field), value) {
                 // The defaults are those of the other family, with these changes.

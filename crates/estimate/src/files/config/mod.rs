@@ -55,6 +55,7 @@ const SIZES: &[&str] = &[
     "n_layer",
     "d_model",
     "num_layers",
+    "decoder_sparse_step",
 ];
 
 /// Returns an error for settings with which the results of any architecture would be wrong.
