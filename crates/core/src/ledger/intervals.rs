@@ -33,7 +33,7 @@ impl Sums {
         let most = level.peaks.max_since(interval.mark);
         level.peaks.close(interval.mark);
         interval.mark = level.peaks.open(level.in_use);
-        // Blocks that are older than the session may be freed, so both may be below 0.
+        // The first may be below 0, because blocks that are older than the session may be freed.
         let [interval, ever] = [most, peaks.highest_record()].map(|bytes| u64::try_from(bytes).unwrap_or(0));
         DevicePeaks { interval, ever }
     }

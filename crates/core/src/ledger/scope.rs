@@ -40,7 +40,7 @@ pub(super) struct Scope {
 }
 
 impl Scope {
-    /// Returns whether the scope counts a task. `false` if there was no owner thread left for the task.
+    /// Returns whether the scope counts a task. `false` if there was no owner thread left for the task, which then has no account.
     pub(super) fn is_task(&self) -> bool {
         self.spec.counts == Counted::Task && self.account.is_some()
     }

@@ -35,7 +35,7 @@ pub enum EventKind {
     /// pool.
     Alloc { key: Key, block: Block },
     /// Memory is being freed. This is recorded before the call, because its address may be reused afterwards. `block` is
-    /// set if the source knows the block, for blocks that are older than the session. If the answer is that the ledger does not
+    /// set if the source knows the block; the ledger uses it for a block that is older than the session. If the answer is that the ledger does not
     /// know the block, one of the next three events follows.
     Free { key: Key, block: Option<Block> },
     /// The last free of this thread was of an unknown block, and a late lookup has found the block.

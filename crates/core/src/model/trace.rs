@@ -46,8 +46,9 @@ pub struct Trace {
     /// allocated nothing on `device`. The trace then probably measures the wrong device, and reports show this. Also `None` if
     /// this is not known.
     pub allocated_on: Option<u32>,
-    /// Frees of blocks of unknown size in the whole process, while the trace was open. These blocks are older than the first
-    /// trace, and their lookup failed. If this is not 0, `used` may be too high.
+    /// Frees of unknown blocks whose size is not known, in the whole process, while the trace was open. Most of these blocks are
+    /// older than the first trace, and `used` may then be too high; a block that was allocated by a call that is not intercepted
+    /// was never counted.
     pub untracked: u64,
     /// Events of the whole process that were not recorded while the trace was open, plus functions of the driver that
     /// another tool replaced, so that their calls are missed, plus calls of registered pools that cannot be right. If this is not 0, the

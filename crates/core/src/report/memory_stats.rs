@@ -63,7 +63,7 @@ pub struct MemoryStats {
     pub intercepted_by: String,
     /// The time since counting started. Older blocks are counted only in [`reserved`](Self::reserved).
     pub since: Duration,
-    /// Frees of older blocks whose size is not known, in the whole process.
+    /// Frees of unknown blocks whose size is not known, in the whole process. Most of these blocks are older than the first trace.
     pub untracked: u64,
     /// Events that could not be recorded, in the whole process. If not 0, the numbers may be wrong.
     pub lost: u64,

@@ -17,7 +17,8 @@ pub struct Summary {
     /// The pools that the program registered (`gpumem::pool`), with their unused memory. The numbers of scopes include their
     /// parts.
     pub pools: Vec<RegisteredPool>,
-    /// The number of frees of blocks that are older than the first trace and whose size is not known.
+    /// The number of frees of unknown blocks whose size is not known. Most of these blocks are older than the first trace; a block that
+    /// was allocated by a call that is not intercepted was never counted.
     pub untracked: u64,
     /// Events that could not be recorded, wrong calls of pools, and live parts of pools that overlap. If not 0, the numbers may be wrong.
     pub lost: u64,
