@@ -18,11 +18,12 @@ const TIMES: u32 = 1000;
 /// The name of a case, and its function, whose argument is a folder that it may write to.
 type Case = (&'static str, fn(&Path));
 
-const CASES: [Case; 8] = [
+const CASES: [Case; 9] = [
     ("pair_without_hooks", pair_without_hooks),
     ("pair_untraced", pair_untraced),
     ("pair_traced", pair_traced),
     ("pair_recorded", pair_recorded),
+    ("pair_on_stream", pair_on_stream),
     ("guard", guard),
     ("part", part),
     ("span", span),
@@ -39,7 +40,7 @@ fn main() {
         return;
     };
     let (_, case) = CASES.iter().find(|(case, _)| name == *case).expect("there is such a case");
-    let _context = CudaContext::new(0).expect("the stand-in driver has a card");
+    let _context = CudaContext::new(0).expect("the stand-in driver has a GPU");
     case(Path::new(&folder));
 }
 
@@ -57,7 +58,7 @@ fn count(case: &dyn Fn()) {
 
 fn pair() {
     // SAFETY: a context is current.
-    let address = unsafe { result::malloc_sync(4096) }.expect("the card has memory");
+    let address = unsafe { result::malloc_sync(4096) }.expect("the GPU has memory");
     // SAFETY: nothing uses the memory.
     unsafe { result::free_sync(black_box(address)) }.expect("it is allocated");
 }
@@ -88,6 +89,19 @@ fn pair_recorded(folder: &Path) {
     count(&pair);
     recording::end();
     assert!(fs::metadata(&file).is_ok_and(|file| file.len() > u64::from(TIMES)), "the pairs are recorded");
+}
+
+/// The hooks of these two calls are the fastest, because programs make them most often.
+fn pair_on_stream(_: &Path) {
+    let trace = trace();
+    let stream = result::stream::create(result::stream::StreamKind::NonBlocking).expect("a context is current");
+    count(&|| {
+        // SAFETY: the stream exists.
+        let address = unsafe { result::malloc_async(stream, 4096) }.expect("the GPU has memory");
+        // SAFETY: nothing uses the memory.
+        unsafe { result::free_async(black_box(address), stream) }.expect("it is allocated");
+    });
+    assert_eq!(trace.data().peaked, Bytes::kib(4), "the pairs are traced");
 }
 
 fn guard(_: &Path) {
