@@ -129,7 +129,7 @@ def hold(mebibytes, end, barrier):
 
 
 def processes(method, end, at_once):
-    """Runs processes that hold 1 and 2 GiB until they end, at one time or one after the other."""
+    """Runs processes that hold 1 and 2 GiB until they end, at the same time or one after the other."""
     context = multiprocessing.get_context(method)
     barrier = context.Barrier(2) if at_once else None
     children = [context.Process(target=hold, args=(mebibytes, end, barrier)) for mebibytes in (1024, 2048)]

@@ -198,8 +198,8 @@ def together(proof):
     for method, end, at_once in itertools.product(("fork", "spawn"), ("kill", "exit", "return"), (True, False)):
         command = program("processes", method=method, end=end, at_once=at_once)
         ran = proof.run(command, ["--max-peak", "2560MiB"], code=int(at_once))
-        found = re.findall("[0-9]+ processes .* at one time", ran.stderr)
-        expected = ["2 processes had 3 GiB at one time"] if at_once else []
+        found = re.findall("[0-9]+ processes .* at the same time", ran.stderr)
+        expected = ["2 processes had 3 GiB at the same time"] if at_once else []
         yield found == expected, f"together {method} {end}", {"at once": at_once, "found": found}
 
 

@@ -1,4 +1,4 @@
-//! Files that other processes may replace at any time, and the folders and patterns that stand for several files.
+//! Files that other processes may replace at any time, and the folders and patterns that expand to several files.
 
 use std::{
     fs::{self, File},
@@ -27,9 +27,8 @@ pub(crate) fn is_recording(file: &Path) -> bool {
     open_to_read(file).and_then(gpumem_recording::is_recording).unwrap_or(false)
 }
 
-/// Returns the files that arguments stand for. A folder stands for its recordings, and a pattern such as
-/// `runs/*.capture` for the files that match it. Both are sorted by name, with rank 2 before rank 10. Any other
-/// argument stands for itself.
+/// Returns the files that arguments name. A folder expands to its recordings, and a pattern such as `runs/*.capture` to
+/// the files that match it. Both are sorted by name, with rank 2 before rank 10. Any other argument is returned as it is.
 ///
 /// # Errors
 /// Returns an error if a folder has no recordings or cannot be read, or if nothing matches a pattern.
@@ -61,7 +60,7 @@ pub(crate) fn expand(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
 pub(crate) const EMPTY: &str =
     "the file is empty: its program ended, or the disk was full, before anything was written";
 
-/// The recordings that arguments stand for.
+/// The recordings that arguments name.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Recordings {
     pub(crate) files: Vec<PathBuf>,
@@ -111,14 +110,14 @@ fn texts_and_numbers(path: &Path) -> Vec<(String, u128)> {
 /// Returns the files that match a pattern.
 fn matches(pattern: &str) -> Result<Vec<PathBuf>, Failure> {
     let failed = |cause: String| {
-        let next = "give recordings, a folder, or a pattern such as 'runs/*.capture'";
+        let next = "pass recordings, a folder, or a pattern such as 'runs/*.capture'";
         Failure::new(format!("`{pattern}` cannot be read"), cause, next)
     };
-    // Locks and other files that start with a dot belong in no report.
+    // Lock files and other dotfiles do not belong in a report.
     let options = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::new() };
     let paths = glob::glob_with(pattern, options).map_err(|error| failed(error.to_string()))?;
     let paths: Vec<_> = paths.collect::<Result<_, _>>().map_err(|error| failed(error.to_string()))?;
-    if paths.is_empty() { Err(failed("no file has such a name".to_owned())) } else { Ok(paths) }
+    if paths.is_empty() { Err(failed("no file matches".to_owned())) } else { Ok(paths) }
 }
 
 /// Returns the recordings of a folder, without those of its subfolders. Every file that ends in `.capture` is returned;
@@ -126,7 +125,7 @@ fn matches(pattern: &str) -> Result<Vec<PathBuf>, Failure> {
 fn recordings_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let failed = |cause: String| {
         let next =
-            format!("give a folder with recordings, or a pattern such as '{}'", folder.join("**/*.capture").display());
+            format!("pass a folder with recordings, or a pattern such as '{}'", folder.join("**/*.capture").display());
         Failure::new(format!("`{}` cannot be read", folder.display()), cause, next)
     };
     let entries = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
@@ -136,13 +135,13 @@ fn recordings_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
         let recording = path.with_extension("");
         recording.exists() && [old_path(&recording), new_path(&recording)].iter().any(|part| part == path)
     };
-    let is_meant = |path: &PathBuf| {
-        let is_named = path.extension().is_some_and(|extension| extension == "capture");
-        path.is_file() && (is_named || is_recording(path) && !is_part(path))
+    let is_candidate = |path: &PathBuf| {
+        let has_capture_extension = path.extension().is_some_and(|extension| extension == "capture");
+        path.is_file() && (has_capture_extension || is_recording(path) && !is_part(path))
     };
     let is_hidden = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
     let files = entries.into_iter().filter(|entry| !is_hidden(entry)).map(|entry| entry.path());
-    let files: Vec<_> = files.filter(is_meant).collect();
+    let files: Vec<_> = files.filter(is_candidate).collect();
     if files.is_empty() { Err(failed("it contains no recording".to_owned())) } else { Ok(files) }
 }
 
@@ -152,7 +151,7 @@ mod tests {
     use crate::recording_builder::RecordingBuilder;
 
     #[test]
-    fn folders_and_patterns_stand_for_recordings() {
+    fn folders_and_patterns_expand_to_recordings() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         let inner = folder.join("host-1");
@@ -161,7 +160,7 @@ mod tests {
         let put = |name: &str, bytes: &[u8]| fs::write(folder.join(name), bytes).unwrap();
         let in_folder = |names: &[&str]| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>();
         let expanded = |names: &[&str]| expand(&in_folder(names)).map_err(|error| error.to_string());
-        let cause = |cause: &str, path: &Path| format!("`{}` cannot be read: {cause}; give ", path.display());
+        let cause = |cause: &str, path: &Path| format!("`{}` cannot be read: {cause}; pass ", path.display());
 
         let none = expanded(&[""]).unwrap_err();
         assert!(none.starts_with(&cause("it contains no recording", &folder.join(""))), "{none}");
@@ -187,16 +186,16 @@ mod tests {
             put(name, &recording);
         }
         let ranks = ["host-1/d.capture", "host-1/rank2.capture", "host-1/rank10.capture"];
-        for of_ranks in ["host-1", "host-1/*"] {
-            assert_eq!(expanded(&[of_ranks]), Ok(in_folder(&ranks)));
+        for argument in ["host-1", "host-1/*"] {
+            assert_eq!(expanded(&[argument]), Ok(in_folder(&ranks)));
         }
         // Empty files are listed separately, except a file that the user named. If all files are empty, that is an
         // error.
         put("host-1/empty.capture", b"");
         let recordings = |name| Recordings::of(&in_folder(&[name])).map_err(|error| error.to_string());
-        for of_ranks in ["host-1", "host-1/*"] {
+        for argument in ["host-1", "host-1/*"] {
             let (files, empty) = (in_folder(&ranks), in_folder(&["host-1/empty.capture"]));
-            assert_eq!(recordings(of_ranks), Ok(Recordings { files, empty }));
+            assert_eq!(recordings(argument), Ok(Recordings { files, empty }));
         }
         assert_eq!(recordings("host-1/empty.capture").unwrap().empty, in_folder(&[]));
         let empty = recordings("host-1/e*").unwrap_err();
@@ -204,7 +203,7 @@ mod tests {
         put("[1].capture", &recording);
         assert_eq!(expanded(&["[1].capture"]), Ok(in_folder(&["[1].capture"])));
         let unmatched = expanded(&["*.no"]).unwrap_err();
-        assert!(unmatched.starts_with(&cause("no file has such a name", &folder.join("*.no"))), "{unmatched}");
+        assert!(unmatched.starts_with(&cause("no file matches", &folder.join("*.no"))), "{unmatched}");
         let wrong = expanded(&["[x"]).unwrap_err();
         assert!(wrong.contains("cannot be read: Pattern syntax error"), "{wrong}");
     }

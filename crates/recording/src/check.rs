@@ -12,13 +12,13 @@ use gpumem_core::model::{
     Block, Bytes, Device, EventKind, Family, GpuMemory, Key, MemKind, PoolId, ScopeId, ScopeSpec, ThreadId,
 };
 
-/// The most threads that run at one time.
+/// The most threads that run at the same time.
 const MOST_THREADS: u32 = 1 << 16;
 /// The most devices of one family.
 const MOST_DEVICES: u32 = 1 << 8;
-/// The most scopes that are open at one time.
+/// The most scopes that are open at the same time.
 const MOST_SCOPES: usize = 1 << 17;
-/// The most scopes that one thread is in at one time.
+/// The most scopes that one thread is in at the same time.
 const DEEPEST: u32 = 1 << 14;
 /// The most live blocks whose keys have the same hash, in the bits that choose their slot.
 const MOST_ALIKE: u32 = 1 << 12;
@@ -56,15 +56,15 @@ const MARK: u64 = 48;
 /// The bytes for each event of a caching allocator.
 const ALLOCATOR_EVENT: u64 = 128;
 
-/// The steps of an event.
+/// The cost of an event, in steps.
 const EVENT: u64 = 20;
-/// The steps of an event about a scope.
+/// The cost of an event about a scope, in steps.
 pub(super) const SCOPE_EVENT: u64 = 400;
-/// The steps of an allocation for each scope that could adopt its thread.
+/// The additional cost of an allocation, in steps, for each scope that could adopt its thread.
 const ADOPTER: u64 = 10;
-/// The largest number of scopes that may adopt a thread.
+/// The most scopes with which an allocation's thread is compared.
 const MOST_COMPARED: usize = 64;
-/// The steps of an event after which frees may be missing.
+/// The cost, in steps, of an event that may hide missed frees.
 pub(super) const LOST: u64 = 4_000;
 
 /// The reason why an item is left out.
@@ -86,7 +86,7 @@ impl From<Exceeded> for Rejection {
 
 type Result<T = ()> = std::result::Result<T, Rejection>;
 
-/// The state of the checks after the events so far. It follows the ledger but need not be exact, because all of it is bounded.
+/// What the checks have seen so far. It mirrors the ledger approximately, so that its size stays bounded.
 #[derive(Debug)]
 pub(super) struct Checks {
     number: u64,
@@ -101,9 +101,9 @@ pub(super) struct Checks {
     blocks: u64,
     live: u64,
     allocated: u64,
-    older: u64,
-    /// The number of live blocks with each hash of keys (see [`MOST_ALIKE`]).
-    alike: Vec<u32>,
+    older_bytes: u64,
+    /// The number of live blocks for each key hash (see [`MOST_ALIKE`]).
+    blocks_per_key_hash: Vec<u32>,
     freed: HashMap<ThreadId, (Key, u64)>,
     lost: u64,
     displaced: u64,
@@ -121,8 +121,8 @@ impl Default for Checks {
             blocks: 0,
             live: 0,
             allocated: 0,
-            older: 0,
-            alike: vec![0; 1 << 16],
+            older_bytes: 0,
+            blocks_per_key_hash: vec![0; 1 << 16],
             freed: HashMap::new(),
             lost: 0,
             displaced: 0,
@@ -134,8 +134,8 @@ fn limit(is_within: bool) -> Result {
     if is_within { Ok(()) } else { Err(Rejection::Limit) }
 }
 
-fn agree(is_so: bool) -> Result {
-    if is_so { Ok(()) } else { Err(Rejection::Contradiction) }
+fn ensure_consistent(holds: bool) -> Result {
+    if holds { Ok(()) } else { Err(Rejection::Contradiction) }
 }
 
 fn hash(key: Key) -> usize {
@@ -162,7 +162,7 @@ fn check_bytes(bytes: Bytes) -> Result {
 
 fn check_block(block: &Block) -> Result {
     check_device(block.device)?;
-    agree(block.device.family != Family::Custom)?;
+    ensure_consistent(block.device.family != Family::Custom)?;
     check_bytes(block.bytes)?;
     limit(block.stack.0 < MOST_STACKS)
 }
@@ -194,14 +194,14 @@ impl AllocatorChecks {
 }
 
 fn check_key(key: Key) -> Result {
-    agree(key != Key::NONE)
+    ensure_consistent(key != Key::NONE)
 }
 
 impl Checks {
     /// Checks whether the ledger can take an event. `known` returns the size of the block with a key, if it is live.
     pub(super) fn event(&mut self, event: &RecordedEvent, known: impl Fn(Key) -> Option<u64>) -> Result {
         limit(event.number < MOST_EVENTS)?;
-        agree(event.number > self.number)?;
+        ensure_consistent(event.number > self.number)?;
         check_thread(event.thread)?;
         self.threads = self.threads.max(event.thread.0);
         self.kind(event, known)?;
@@ -245,7 +245,7 @@ impl Checks {
                 check_key(key)?;
                 let before = known(key).unwrap_or(0);
                 // Only a part of a pool grows.
-                agree(bytes.get() <= before || key.is_part() && before > 0)?;
+                ensure_consistent(bytes.get() <= before || key.is_part() && before > 0)?;
                 limit(self.live + bytes.get() < MOST_LIVE)?;
                 self.live = (self.live + bytes.get()).saturating_sub(before);
             }
@@ -261,7 +261,7 @@ impl Checks {
             }
             EventKind::Leave { scope } => self.leave(scope, thread),
             EventKind::Read { scope } | EventKind::Reset { scope } | EventKind::ResetKeepingPeak { scope } => {
-                agree(self.open.contains_key(&scope))?;
+                ensure_consistent(self.open.contains_key(&scope))?;
             }
             EventKind::Close { scope } => {
                 let opener = self.open.remove(&scope).ok_or(Rejection::Contradiction)?;
@@ -271,7 +271,7 @@ impl Checks {
             EventKind::Lost { count } => self.lost(count)?,
             EventKind::Displaced { now, more } => {
                 limit(now < MOST_FUNCTIONS && more < MOST_FUNCTIONS)?;
-                agree(now <= self.displaced + more)?;
+                ensure_consistent(now <= self.displaced + more)?;
                 self.lost(more)?;
                 self.displaced = now;
             }
@@ -282,7 +282,7 @@ impl Checks {
             }
             EventKind::PoolRegistered { pool, device } => {
                 check_device(device)?;
-                agree(pool != PoolId::NONE)?;
+                ensure_consistent(pool != PoolId::NONE)?;
                 limit(pool <= PoolId::LAST)?;
             }
             EventKind::PoolReserved { .. }
@@ -294,7 +294,7 @@ impl Checks {
             | EventKind::Mark { .. }
             | EventKind::Named { .. } => {}
             EventKind::Adopt { scope, .. } => {
-                agree(self.open.contains_key(&scope))?;
+                ensure_consistent(self.open.contains_key(&scope))?;
                 self.adopting.insert(scope);
             }
         }
@@ -305,9 +305,9 @@ impl Checks {
         let live = self.live.saturating_sub(before.unwrap_or(0)) + bytes;
         limit(live < MOST_LIVE)?;
         if before.is_none() {
-            let alike = &mut self.alike[hash(key)];
-            limit(*alike < MOST_ALIKE)?;
-            *alike += 1;
+            let blocks = &mut self.blocks_per_key_hash[hash(key)];
+            limit(*blocks < MOST_ALIKE)?;
+            *blocks += 1;
             self.blocks += 1;
         }
         self.live = live;
@@ -315,8 +315,8 @@ impl Checks {
     }
 
     fn remove(&mut self, key: Key, bytes: u64) {
-        let alike = &mut self.alike[hash(key)];
-        *alike = alike.saturating_sub(1);
+        let blocks = &mut self.blocks_per_key_hash[hash(key)];
+        *blocks = blocks.saturating_sub(1);
         self.blocks = self.blocks.saturating_sub(1);
         self.live = self.live.saturating_sub(bytes);
     }
@@ -324,15 +324,15 @@ impl Checks {
     /// Checks a freed block that is older than the session.
     fn older(&mut self, block: &Block) -> Result {
         check_block(block)?;
-        limit(self.older + block.bytes.get() < MOST_LIVE)?;
-        self.older += block.bytes.get();
+        limit(self.older_bytes + block.bytes.get() < MOST_LIVE)?;
+        self.older_bytes += block.bytes.get();
         Ok(())
     }
 
     fn open(&mut self, scope: ScopeId, spec: &ScopeSpec, thread: ThreadId) -> Result {
         check_device(spec.device)?;
         limit(scope.0 < FIRST_OWN_SCOPE && self.open.len() < MOST_SCOPES)?;
-        agree(!self.open.contains_key(&scope))?;
+        ensure_consistent(!self.open.contains_key(&scope))?;
         self.enter(scope, thread)?;
         self.open.insert(scope, thread);
         Ok(())
@@ -362,7 +362,7 @@ impl Checks {
         check_thread(thread)?;
         budget.work(SCOPE_EVENT + 16 * self.entered.len() as u64)?;
         if self.depths.remove(&thread).is_some() {
-            self.entered.retain(|(of, _), _| *of != thread);
+            self.entered.retain(|(owner, _), _| *owner != thread);
         }
         self.freed.remove(&thread);
         Ok(())
@@ -376,10 +376,10 @@ impl Checks {
 
     /// Recounts the blocks after a context was destroyed with its blocks.
     pub(super) fn recount(&mut self, blocks: impl Iterator<Item = (Key, u64)>) {
-        self.alike.fill(0);
+        self.blocks_per_key_hash.fill(0);
         (self.blocks, self.live) = (0, 0);
         for (key, bytes) in blocks {
-            self.alike[hash(key)] += 1;
+            self.blocks_per_key_hash[hash(key)] += 1;
             self.blocks += 1;
             self.live += bytes;
         }
@@ -496,7 +496,7 @@ mod tests {
 
     #[test]
     fn a_small_file_pays_for_as_much_as_one_of_two_mebibytes() {
-        let of = |bytes| paid(bytes, |number| alloc(number * 512));
-        assert_eq!(of(100), of(2 << 20));
+        let blocks = |bytes| paid(bytes, |number| alloc(number * 512));
+        assert_eq!(blocks(100), blocks(2 << 20));
     }
 }

@@ -269,7 +269,7 @@ macro_rules! events {
             fn get(from: &mut Input<'_>) -> Result<Self> {
                 match from.byte()? {
                     $($code => Ok(Self::$variant { $($field: <$type as Wire>::get(from)?),* }),)*
-                    _ => Err(Malformed("a number stands for no event")),
+                    _ => Err(Malformed("a number matches no event")),
                 }
             }
         }

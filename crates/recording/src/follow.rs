@@ -202,7 +202,7 @@ impl Follower {
         self.tally.take_recent(device)
     }
 
-    /// Returns the allocations that made the peak of a device, if they are known and there are any.
+    /// Returns the allocations that made up a device's peak, if they are known and there are any.
     pub fn device_peak(&mut self, device: Device) -> Option<PeakHolders> {
         self.reader.device_peak(device)
     }
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn what_is_no_recording_or_damaged_is_an_error() {
-        assert!(Follower::default().read(&b"this is no recording"[..]).is_err());
+        assert!(Follower::default().read(&b"this is not a recording"[..]).is_err());
         let mut file = recording();
         let at = file.len() - 3;
         file[at] ^= 1;

@@ -338,7 +338,7 @@ macro_rules! items {
             Ok(Some(match code {
                 EVENT => return Ok(events.get_plain(from)?.map(Item::Event)),
                 $($code => Item::$variant(Wire::get(from)?),)*
-                _ => return Err(Malformed("a number stands for no item")),
+                _ => return Err(Malformed("a number matches no item")),
             }))
         }
 

@@ -78,7 +78,7 @@ struct OpenScopes {
 struct Peak {
     in_use: u64,
     bytes: u64,
-    /// The number of the event that made the peak.
+    /// The number of the event that set the peak.
     at: u64,
     /// The blocks that were live at the peak and ended since, with the events that ended them.
     since: Vec<Kept>,
@@ -620,7 +620,7 @@ mod tests {
         for event in [alloc(1, 1), alloc(2, 2), lost, gone, alloc(5, 3)] {
             part.apply(&event);
         }
-        // The second event made the peak; the last one only equals it.
+        // The second event set the peak; the last one only equals it.
         assert_eq!(without_pools(&part), [alloc(1, 1), alloc(2, 2), lost, gone, alloc(5, 3)]);
         part.apply(&alloc(6, 3));
         assert_eq!(without_pools(&part), [alloc(2, 2), lost, alloc(5, 3), alloc(6, 3)]);

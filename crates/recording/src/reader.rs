@@ -294,7 +294,7 @@ impl<R> Reader<R> {
         Some(derive::summary(&self.state.inbox, &self.state.definitions, under, None))
     }
 
-    /// Returns the allocations that made the peak of a device, if there are any.
+    /// Returns the allocations that made up a device's peak, if there are any.
     pub fn device_peak(&mut self, device: Device) -> Option<PeakHolders> {
         self.check_size()?;
         let under = self.state.next_scope();

@@ -51,7 +51,7 @@ macro_rules! codes {
             fn get(from: &mut $crate::bytes::Input<'_>) -> $crate::bytes::Result<Self> {
                 match from.byte()? {
                     $(code if code == Self::$variant as u8 => Ok(Self::$variant),)*
-                    _ => Err($crate::bytes::Malformed(concat!("a number stands for no ", stringify!($type)))),
+                    _ => Err($crate::bytes::Malformed(concat!("a number matches no ", stringify!($type)))),
                 }
             }
         }

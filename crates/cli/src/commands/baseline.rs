@@ -31,21 +31,22 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BaselineArguments {
     #[command(subcommand)]
-    what: What,
+    command: BaselineCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum BaselineCommand {
     Write(WriteArguments),
     Check(CheckArguments),
 }
 
-/// Writes the peak of each device, and of each place with 1 % of it or more: a line each, rounded up by less than 1 %.
+/// Writes one line for the peak of each device, and one for each place that holds at least 1 % of it. Values are rounded up by less
+/// than 1 %.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 struct WriteArguments {
     #[command(flatten)]
-    of: Of,
+    inputs: Inputs,
 }
 
 /// Compares recordings with a baseline, and exits with 1 if a peak is higher.
@@ -53,12 +54,12 @@ struct WriteArguments {
 #[command(after_help = EXAMPLES)]
 struct CheckArguments {
     #[command(flatten)]
-    of: Of,
+    inputs: Inputs,
     /// The allowed increase of a peak, such as 5% or 100MiB (100MB means the same).
     #[arg(long, value_name = "LIMIT", default_value = "2%")]
     fail_on_increase: Limit,
-    /// Report an increase to CI: `github` marks the line in a pull request, and `junit=FILE` writes a report of tests.
-    #[arg(long, value_name = "FORM")]
+    /// Report an increase to CI: `github` marks the line in a pull request, and `junit=FILE` writes a JUnit test report.
+    #[arg(long, value_name = "FORMAT")]
     annotations: Option<Annotations>,
     /// Print a table in Markdown, for a comment on a pull request.
     #[arg(long, conflicts_with = "json")]
@@ -69,8 +70,8 @@ struct CheckArguments {
 }
 
 #[derive(Debug, Args)]
-struct Of {
-    /// The file of the baseline.
+struct Inputs {
+    /// The baseline file.
     file: PathBuf,
     /// Recordings, folders of them, or patterns such as 'runs/*.capture'.
     #[arg(required = true)]
@@ -78,38 +79,38 @@ struct Of {
 }
 
 pub(super) fn execute(arguments: &BaselineArguments) -> Result<Exit, Failure> {
-    match &arguments.what {
-        What::Write(WriteArguments { of }) => {
-            let (lines, empty) = lines(of)?;
+    match &arguments.command {
+        BaselineCommand::Write(WriteArguments { inputs }) => {
+            let (lines, empty) = lines(inputs)?;
             let written = lines.written();
             let change = |baseline: &mut Baseline| {
                 baseline.peaks.retain(|name, _| !is_of_recording(name));
                 baseline.peaks.extend(written);
             };
-            Baseline::update(&of.file, change).map_err(|error| failure("kept", error))?;
+            Baseline::update(&inputs.file, change).map_err(|error| failure("saved", error))?;
             Ok(exit(Annotations::publish(None, &empty)?))
         }
-        What::Check(arguments) => check(arguments),
+        BaselineCommand::Check(arguments) => check(arguments),
     }
 }
 
 fn check(arguments: &CheckArguments) -> Result<Exit, Failure> {
-    let CheckArguments { of, fail_on_increase, annotations, markdown, json } = arguments;
-    let (lines, empty) = lines(of)?;
-    let baseline = Baseline::read(&of.file).map_err(|error| failure("compared", error))?.ok_or_else(|| {
-        let file = of.file.display();
+    let CheckArguments { inputs, fail_on_increase, annotations, markdown, json } = arguments;
+    let (lines, empty) = lines(inputs)?;
+    let baseline = Baseline::read(&inputs.file).map_err(|error| failure("compared", error))?.ok_or_else(|| {
+        let file = inputs.file.display();
         Failure::new(
             format!("`{file}` cannot be read"),
             "there is no such file",
             "write it with `gpumem baseline write`",
         )
     })?;
-    if let Some(name) = lines.not_known(baseline.peaks.keys()) {
+    if let Some(name) = lines.first_unmatched(baseline.peaks.keys()) {
         let what = format!("`{name}` cannot be compared");
-        let why = "the recordings do not show how much the processes had at one time";
+        let why = "the recordings do not show how much memory the processes held at the same time";
         return Err(Failure::new(what, why, "record them with `gpumem run`, without --only-peak"));
     }
-    let comparison = Comparison::of(&of.file, &baseline.peaks, &lines, *fail_on_increase);
+    let comparison = Comparison::of(&inputs.file, &baseline.peaks, &lines, *fail_on_increase);
     if *markdown {
         terminal::print(|out| comparison.write_markdown(out))?;
     } else {
@@ -127,20 +128,20 @@ fn exit(has_empty: bool) -> Exit {
     if has_empty { Exit::Failed } else { Exit::Done }
 }
 
-/// Creates a failure from the library's error, which contains the fault of the file and the next step.
+/// Creates a failure from the library's error, which says what is wrong with the file and what to do about it.
 fn failure(what: &str, error: gpumem_core::error::Error) -> Failure {
     Failure::new(format!("the peaks cannot be {what}"), error, "")
 }
 
 /// Returns the lines of the recordings, and a check for each empty recording.
-fn lines(of: &Of) -> Result<(LinePeaks, Vec<Check>), Failure> {
+fn lines(inputs: &Inputs) -> Result<(LinePeaks, Vec<Check>), Failure> {
     let mut processes = Processes::default();
-    let Recordings { files, empty } = Recordings::of(&of.recordings)?;
-    let root = repository_of(&of.file);
+    let Recordings { files, empty } = Recordings::of(&inputs.recordings)?;
+    let root = repository_of(&inputs.file);
     let check = |file: &Path, why: &str| {
-        let of = file.display().to_string();
-        let found = vec![Finding::new(format!("`{of}` has no peaks: {why}"))];
-        Check { of, name: "its peaks are known".to_owned(), found }
+        let file = file.display().to_string();
+        let found = vec![Finding::new(format!("`{file}` has no peaks: {why}"))];
+        Check { of: file, name: "its peaks are known".to_owned(), found }
     };
     let mut empty: Vec<_> = empty.iter().map(|file| check(file, files::EMPTY)).collect();
     for file in files {

@@ -42,8 +42,8 @@ pub(crate) struct DiffArguments {
     /// Exit with 1 if the peak of a device increased by more than this, such as 5% or 100MiB (100MB means the same); with 2 if that is not known.
     #[arg(long, value_name = "LIMIT")]
     fail_on_increase: Option<Limit>,
-    /// Report an increase to CI: `github` marks the line in a pull request, and `junit=FILE` writes a report of tests.
-    #[arg(long, value_name = "FORM", requires = "fail_on_increase")]
+    /// Report an increase to CI: `github` marks the line in a pull request, and `junit=FILE` writes a JUnit test report.
+    #[arg(long, value_name = "FORMAT", requires = "fail_on_increase")]
     annotations: Option<Annotations>,
     /// Print tables in Markdown, for a comment on a pull request.
     #[arg(long, conflicts_with = "json")]

@@ -25,7 +25,7 @@ Examples:
   gpumem export --listen 0.0.0.0:9837 --token-file /etc/gpumem/token
   gpumem export --otlp http://127.0.0.1:4318";
 
-/// Serves metrics for Prometheus: the memory of GPUs and processes, and peaks and places of recorded programs. Pushes them by OTLP, too.
+/// Serves metrics for Prometheus: the memory of GPUs and processes, and peaks and places of recorded programs. Can also push them over OTLP.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ExportArguments {
@@ -39,14 +39,13 @@ pub(crate) struct ExportArguments {
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// A name by which scrapers reach this machine, such as `gpu.monitoring.svc`. It may be given several times. Requests to other names get
-    /// no metrics, unless they use an address, `localhost`, the name of this machine or that of --listen.
+    /// no metrics, unless they use an address, `localhost`, this machine's name, or the host given to --listen.
     #[arg(long = "host", value_name = "NAME", conflicts_with = "unix", value_parser = host_name)]
     hosts: Vec<String>,
-    /// The number of places, scopes, libraries and pools of a process on a GPU that are exported by name. The sum of the others is
-    /// `other`.
+    /// How many places, scopes, libraries and pools to export by name for each process and GPU. The rest are summed up as `other`.
     #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=100))]
     places: u8,
-    /// A collector of OpenTelemetry to push to, by OTLP over HTTP without TLS, such as `http://127.0.0.1:4318`. The variable
+    /// An OpenTelemetry collector to push to, over OTLP/HTTP without TLS, such as `http://127.0.0.1:4318`. The variable
     /// `OTEL_EXPORTER_OTLP_ENDPOINT` sets it as well; `OTEL_METRIC_EXPORT_INTERVAL` is the time between two pushes, in milliseconds.
     #[arg(long, value_name = "URL")]
     otlp: Option<String>,
@@ -60,22 +59,20 @@ pub(super) fn execute(arguments: ExportArguments) -> Result<Exit, Failure> {
     match export::serve(Options { listen: (listen, addresses), unix, token, hosts, places: usize::from(places), otlp })? {}
 }
 
-/// Accepts a name that a request can have. There are no wildcards, because any name would let any web page in.
+/// Accepts a host name as it appears in a `Host` header. Wildcards are rejected: they would let any web page read the metrics.
 fn host_name(name: &str) -> Result<String, String> {
-    let is_of_names = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    let is_name = !name.is_empty() && name.bytes().all(is_of_names);
-    is_name
-        .then(|| name.to_owned())
-        .ok_or_else(|| "it is not the name of a host, without a port or a wildcard".to_owned())
+    let is_host_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let is_name = !name.is_empty() && name.bytes().all(is_host_byte);
+    is_name.then(|| name.to_owned()).ok_or_else(|| "it must be a host name without a port or a wildcard".to_owned())
 }
 
 /// Resolves an address or a host name.
 fn addresses(listen: &str, has_token: bool) -> Result<Vec<SocketAddr>, Failure> {
     let failed = |why: &dyn Display, next| Failure::new(format!("cannot listen on {listen}"), why, next);
     let found = listen.to_socket_addrs();
-    let mut found: Vec<_> = found.map_err(|error| failed(&error, "give another --listen ADDRESS:PORT"))?.collect();
+    let mut found: Vec<_> = found.map_err(|error| failed(&error, "use another --listen ADDRESS:PORT"))?.collect();
     if !has_token && !found.iter().all(|address| address.ip().is_loopback()) {
-        let next = "give --token-file FILE, or --unix SOCKET";
+        let next = "pass --token-file FILE, or --unix SOCKET";
         return Err(failed(&"other machines can reach it, and there is no token", next));
     }
     // The exporter listens on the first address, so IPv4 comes first. Clients that look up `localhost` try both IPv4
@@ -86,29 +83,30 @@ fn addresses(listen: &str, has_token: bool) -> Result<Vec<SocketAddr>, Failure> 
 
 fn token(file: &Path) -> Result<String, Failure> {
     let failed = |why: String| {
-        let next = "give a file with a token, such as one of `openssl rand -hex 32`";
+        let next = "pass a file that contains a token, such as the output of `openssl rand -hex 32`";
         Failure::new(format!("`{}` cannot be used", file.display()), why, next)
     };
     let read = || {
         // The token may come from `<(…)`, which is an unnamed pipe. A named pipe may never get a writer.
-        let is_made = fs::read_link(file).is_ok_and(|to| to.as_os_str().as_encoded_bytes().starts_with(b"pipe:"));
-        let from = if is_made { File::open(file)? } else { regular_file::open_to_read(file)? };
+        let is_unnamed_pipe =
+            fs::read_link(file).is_ok_and(|to| to.as_os_str().as_encoded_bytes().starts_with(b"pipe:"));
+        let from = if is_unnamed_pipe { File::open(file)? } else { regular_file::open_to_read(file)? };
         let mut text = String::new();
-        from.take(LONGEST_TOKEN + 1).read_to_string(&mut text)?;
-        if text.len() as u64 > LONGEST_TOKEN {
-            return Err(io::Error::other(format!("it has more than {LONGEST_TOKEN} bytes")));
+        from.take(MAX_TOKEN_FILE_LEN + 1).read_to_string(&mut text)?;
+        if text.len() as u64 > MAX_TOKEN_FILE_LEN {
+            return Err(io::Error::other(format!("it has more than {MAX_TOKEN_FILE_LEN} bytes")));
         }
         Ok(text)
     };
     let text = read().map_err(|error: io::Error| failed(error.to_string()))?;
     let token = text.trim();
-    if token.len() < LEAST_TOKEN || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(failed(format!("it is not a line of at least {LEAST_TOKEN} characters")));
+    if token.len() < MIN_TOKEN_LEN || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(failed(format!("it must contain one line of at least {MIN_TOKEN_LEN} characters")));
     }
     Ok(token.to_owned())
 }
 
-/// The shortest allowed token. A shorter one can be guessed.
-const LEAST_TOKEN: usize = 16;
-/// The largest allowed file with a token.
-const LONGEST_TOKEN: u64 = 1 << 12;
+/// The shortest allowed token, in characters. A shorter one can be guessed.
+const MIN_TOKEN_LEN: usize = 16;
+/// The largest allowed token file, in bytes.
+const MAX_TOKEN_FILE_LEN: u64 = 1 << 12;

@@ -623,7 +623,7 @@ mod tests {
         exporter.follow_all(&file.recorded());
         assert_eq!(sample(&mut exporter, "a").0.devices[0].peak, peak);
         exporter.followed.clear();
-        let wrong = File::new("wrong", b"this is no recording");
+        let wrong = File::new("wrong", b"this is not a recording");
         exporter.follow_all(&wrong.recorded());
         assert!(!exporter.followed[0].live.is_read());
         // After the process has ended, each collector gets the last values once.

@@ -64,7 +64,7 @@ pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
     };
     let next = match unix {
         Some(_) => "give another --unix SOCKET",
-        None => "another process may listen there; give another --listen ADDRESS:PORT",
+        None => "another process may listen there; use another --listen ADDRESS:PORT",
     };
     let listener = listener.map_err(|error| Failure::new(format!("cannot listen on {address}"), error, next))?;
     let exporter = Arc::new(Mutex::new(Exporter::new(places)));

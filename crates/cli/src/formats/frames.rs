@@ -43,7 +43,7 @@ impl CodeFrame {
                 short.function = std::mem::take(&mut short.file);
             }
         } else if frame.is_of_python_package() {
-            let package = short.file.rsplit_once("-packages/").map_or(short.name_of_file(), |(_, path)| path);
+            let package = short.file.rsplit_once("-packages/").map_or(short.file_name(), |(_, path)| path);
             short.file = package.to_owned();
             short.line = 0;
         }
@@ -56,7 +56,7 @@ impl CodeFrame {
         short
     }
 
-    fn name_of_file(&self) -> &str {
+    fn file_name(&self) -> &str {
         self.file.rsplit('/').next().unwrap_or_default()
     }
 
@@ -67,7 +67,7 @@ impl CodeFrame {
     }
 
     /// Returns whether `part` occurs in the name of the function or of its package, ignoring case.
-    pub(crate) fn is_named(&self, part: &str) -> bool {
+    pub(crate) fn name_contains(&self, part: &str) -> bool {
         let names = [Some(self.function.as_str()), self.package()];
         names.into_iter().flatten().any(|name| name.to_lowercase().contains(&part.to_lowercase()))
     }
@@ -79,7 +79,7 @@ impl CodeFrame {
         match (below.unwrap_or(file), line) {
             ("", 0) => function.clone(),
             ("", line) => format!("{function}:{line}"),
-            (_, 0) if self.package().is_some() => format!("{function} ({})", self.name_of_file()),
+            (_, 0) if self.package().is_some() => format!("{function} ({})", self.file_name()),
             (file, 0) => format!("{function} ({file})"),
             (file, line) => format!("{function} ({file}:{line})"),
         }
@@ -88,7 +88,7 @@ impl CodeFrame {
 
 /// Returns the frames of an origin, the outermost first: its scopes, then the functions of its stack. A folded stack
 /// contains only the functions that show the purpose of the memory. Memory that is not on the device has its kind as
-/// the first frame, so that it is not mistaken for memory of the device.
+/// the first frame, so that it is not mistaken for device memory.
 pub(crate) fn stack(history: &History, origin: &Origin, is_folded: bool) -> Vec<CodeFrame> {
     let functions = if is_folded { folded(history, origin) } else { functions(history, origin) };
     let kind = (!origin.kind.is_on_device()).then(|| CodeFrame::named(origin.kind.name()));
@@ -96,8 +96,8 @@ pub(crate) fn stack(history: &History, origin: &Origin, is_folded: bool) -> Vec<
     kind.into_iter().chain(scopes).chain(functions.into_iter().rev()).collect()
 }
 
-/// Returns the functions of an origin that [`calls`] keeps, as short frames, the innermost first; its place if they are
-/// not known.
+/// Returns the functions of an origin that [`calls`] keeps, innermost first, as short frames. If none are known, returns
+/// the origin's place.
 fn folded(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     let frames = history.definitions().frames(origin.stack);
     let mut functions: Vec<_> = calls(&frames)
@@ -114,23 +114,23 @@ fn folded(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     functions
 }
 
-/// Returns the innermost functions called from the user's line, which belong to packages: `GPT2MLP.forward →
+/// Returns the innermost package functions (at most two) called from the user's line, such as `GPT2MLP.forward →
 /// NewGELUActivation.forward`. `None` if the user's own function allocated.
-pub(crate) fn inside_of_line(history: &History, origin: &Origin) -> Option<String> {
+pub(crate) fn called_from_line(history: &History, origin: &Origin) -> Option<String> {
     let frames = history.definitions().frames(origin.stack);
     let (line, _) = user_line(&frames)?;
-    let of_packages = calls(&frames).into_iter().map_while(|call| match call {
+    let package_calls = calls(&frames).into_iter().map_while(|call| match call {
         Call::Function(frame) => (!std::ptr::eq(frame, line)).then(|| CodeFrame::short(frame).function),
         Call::Library(name) | Call::Backward(name) => Some(name.to_owned()),
         Call::Phase(_) => None,
     });
-    let mut functions: Vec<_> = of_packages.take(2).collect();
+    let mut functions: Vec<_> = package_calls.take(2).collect();
     functions.reverse();
     (!functions.is_empty()).then(|| functions.join(" → "))
 }
 
-/// Returns the functions of an origin, the innermost first, without those of the standard library; its place if they
-/// are not known.
+/// Returns the functions of an origin, innermost first, without the standard library's. If none are known, returns the
+/// origin's place.
 pub(super) fn functions(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     let frames = history.definitions().frames(origin.stack);
     let mut frames: Vec<_> = readable_frames(&frames).into_iter().map(CodeFrame::new).collect();
@@ -146,26 +146,26 @@ pub(crate) fn held_at(history: &History, moment: Moment) -> Vec<OriginSum<'_>> {
     held.into_iter().flatten().filter(|held| history.has_kind_at(held.origin.kind, moment)).collect()
 }
 
-/// Numbers things in the order in which they are first seen.
+/// Gives each distinct value an index, in the order in which the values are first seen.
 #[derive(Debug)]
-pub(crate) struct Numbers<T> {
+pub(crate) struct Indices<T> {
     known: HashMap<T, usize>,
     pub(crate) all: Vec<T>,
 }
 
-impl<T> Default for Numbers<T> {
+impl<T> Default for Indices<T> {
     fn default() -> Self {
         Self { known: HashMap::new(), all: Vec::new() }
     }
 }
 
-impl<T: Clone + Eq + std::hash::Hash> Numbers<T> {
-    pub(crate) fn of(&mut self, thing: &T) -> usize {
-        if let Some(number) = self.known.get(thing) {
-            return *number;
+impl<T: Clone + Eq + std::hash::Hash> Indices<T> {
+    pub(crate) fn get_or_insert(&mut self, value: &T) -> usize {
+        if let Some(index) = self.known.get(value) {
+            return *index;
         }
-        self.known.insert(thing.clone(), self.all.len());
-        self.all.push(thing.clone());
+        self.known.insert(value.clone(), self.all.len());
+        self.all.push(value.clone());
         self.all.len() - 1
     }
 }

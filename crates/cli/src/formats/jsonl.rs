@@ -48,7 +48,7 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     let places: Vec<String> = history.origins.iter().map(place).collect();
     check_texts(history, |origin| places[origin as usize].len())?;
     let mut live = vec![0_u64; history.devices.len()];
-    let whole_from = history.whole_from();
+    let complete_from = history.complete_from();
     let mut event = Vec::new();
     for (at, Change { time, number, delta, block, thread, kind }) in (0_u32..).zip(history.lives.changes()) {
         let block_life = history.lives.block(block);
@@ -58,7 +58,7 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
         if origin.kind.is_on_device() {
             *live = live.saturating_add_signed(delta);
         }
-        let is_known = whole_from.map_or(*peak_at == Some(at), |first| first <= at as usize);
+        let is_known = complete_from.map_or(*peak_at == Some(at), |first| first <= at as usize);
         let event_values = OfEvent {
             number,
             time_ns: time,

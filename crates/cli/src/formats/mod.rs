@@ -11,7 +11,7 @@ mod pprof;
 mod texts;
 mod torch;
 
-pub(crate) use self::frames::{Numbers, stack};
+pub(crate) use self::frames::{Indices, stack};
 
 use std::io::{self, Write};
 

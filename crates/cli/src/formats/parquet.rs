@@ -277,12 +277,12 @@ struct EventRow {
 }
 
 fn events(history: &History) -> impl Iterator<Item = EventRow> {
-    let whole_from = history.whole_from();
+    let complete_from = history.complete_from();
     let mut live = vec![0_i64; history.devices.len()];
     history.lives.changes().enumerate().map(move |(at, change)| {
         let block = history.lives.block(change.block);
         let peak_at = history.devices[usize::from(block.device)].peak_at;
-        let is_known = whole_from.map_or(peak_at.is_some_and(|peak| peak as usize == at), |first| first <= at);
+        let is_known = complete_from.map_or(peak_at.is_some_and(|peak| peak as usize == at), |first| first <= at);
         let live = &mut live[usize::from(block.device)];
         if history.origin(&block).kind.is_on_device() {
             *live += change.delta;

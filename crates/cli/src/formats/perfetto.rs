@@ -137,7 +137,7 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
 /// Writes one counter for each kind of memory of each device. If there are several kinds in the device's memory, also
 /// writes one for their sum.
 fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
-    let Some(whole_from) = history.whole_from() else { return write_peaks(history, packets, parent) };
+    let Some(complete_from) = history.complete_from() else { return write_peaks(history, packets, parent) };
     let mut kinds: BTreeMap<(u16, MemKind), (u64, i64)> = BTreeMap::new();
     for (_, block) in history.lives.blocks() {
         kinds.entry((block.device, history.origin(&block).kind)).or_default();
@@ -145,8 +145,9 @@ fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> 
     let counter = |name| counter(name, parent);
     let mut totals: Vec<Option<(u64, i64)>> = vec![None; history.devices.len()];
     for (number, total) in totals.iter_mut().enumerate() {
-        let of_device = kinds.keys().filter(|(device, kind)| usize::from(*device) == number && kind.is_on_device());
-        if of_device.count() > 1 {
+        let kinds_on_device =
+            kinds.keys().filter(|(device, kind)| usize::from(*device) == number && kind.is_on_device());
+        if kinds_on_device.count() > 1 {
             *total = Some((packets.track(counter(format!("{}: in use", history.devices[number].device)))?, 0));
         }
     }
@@ -156,18 +157,18 @@ fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> 
     }
     for (at, change) in history.lives.changes().enumerate() {
         // Earlier memory is not known: the counters start with the memory that is live at this point.
-        if at == whole_from && at > 0 {
+        if at == complete_from && at > 0 {
             for (track, value) in kinds.values().chain(totals.iter().flatten()) {
                 packets.counter(change.time, *track, *value)?;
             }
         }
         let block = history.lives.block(change.block);
         let kind = history.origin(&block).kind;
-        let of_kind = kinds.get_mut(&(block.device, kind));
+        let kind_counter = kinds.get_mut(&(block.device, kind));
         let total = totals[usize::from(block.device)].as_mut().filter(|_| kind.is_on_device());
-        for (track, value) in of_kind.into_iter().chain(total) {
+        for (track, value) in kind_counter.into_iter().chain(total) {
             *value += change.delta;
-            if at >= whole_from {
+            if at >= complete_from {
                 packets.counter(change.time, *track, *value)?;
             }
         }
@@ -199,21 +200,22 @@ fn counter(name: String, parent: u64) -> Track {
 fn write_tensors(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
     let Some(tensors) = &history.tensors else { return Ok(()) };
     let lives = &tensors.blocks.lives;
-    let mut of_devices: Vec<[Vec<Change>; 2]> = tensors.devices.iter().map(|_| Default::default()).collect();
+    let mut changes_by_device: Vec<[Vec<Change>; 2]> = tensors.devices.iter().map(|_| Default::default()).collect();
     for change in lives.changes() {
         let block = lives.block(change.block);
-        of_devices[usize::from(block.device)][usize::from(block.origin == tensors.blocks.segment_origin)].push(change);
+        changes_by_device[usize::from(block.device)][usize::from(block.origin == tensors.blocks.segment_origin)]
+            .push(change);
     }
-    for (of_device, changes) in tensors.devices.iter().zip(of_devices) {
+    for (device, changes) in tensors.devices.iter().zip(changes_by_device) {
         for (what, changes) in ["tensors", "segments"].into_iter().zip(changes) {
             let mut changes = changes.into_iter().peekable();
             if changes.peek().is_none() {
                 continue;
             }
-            let track = packets.track(counter(format!("{}: PyTorch {what}", of_device.about.device), parent))?;
+            let track = packets.track(counter(format!("{}: PyTorch {what}", device.about.device), parent))?;
             let mut value = 0_i64;
             // Earlier memory is not known: the counter starts with the memory that is live when the history starts.
-            if let Some(from) = of_device.known_from() {
+            if let Some(from) = device.known_from() {
                 while let Some(change) = changes.next_if(|change| change.time <= from) {
                     value = value.saturating_add(change.delta);
                 }

@@ -11,7 +11,7 @@ use std::{
 use flate2::{Compression, write::GzEncoder};
 use prost::Message;
 
-use super::frames::{CodeFrame, Numbers, held_at, stack};
+use super::frames::{CodeFrame, Indices, held_at, stack};
 use crate::history::{History, Moment, OriginSum};
 
 #[derive(Clone, PartialEq, Message)]
@@ -92,11 +92,11 @@ struct Function {
 }
 
 #[derive(Default)]
-struct Strings(Numbers<String>);
+struct Strings(Indices<String>);
 
 impl Strings {
-    fn of(&mut self, text: &str) -> i64 {
-        self.0.of(&text.to_owned()).try_into().unwrap_or(i64::MAX)
+    fn index(&mut self, text: &str) -> i64 {
+        self.0.get_or_insert(&text.to_owned()).try_into().unwrap_or(i64::MAX)
     }
 }
 
@@ -106,8 +106,8 @@ type Values = [i64; 4];
 pub(super) fn write(history: &History, moment: Moment, is_folded: bool, out: &mut dyn Write) -> io::Result<()> {
     let mut strings = Strings::default();
     // The first text must be empty.
-    strings.of("");
-    let mut frames = Numbers::<CodeFrame>::default();
+    strings.index("");
+    let mut frames = Indices::<CodeFrame>::default();
     let mut samples = Vec::new();
     for ((device, origin), value) in values(history, moment) {
         let origin = &history.origins[origin];
@@ -121,20 +121,20 @@ pub(super) fn write(history: &History, moment: Moment, is_folded: bool, out: &mu
             location_id: stack(history, origin, is_folded)
                 .iter()
                 .rev()
-                .map(|frame| frames.of(frame) as u64 + 1)
+                .map(|frame| frames.get_or_insert(frame) as u64 + 1)
                 .collect(),
             value: value[..if history.has_only_peaks() { 2 } else { 4 }].to_vec(),
-            label: known.map(|(key, text)| Label { key: strings.of(key), str: strings.of(&text) }).to_vec(),
+            label: known.map(|(key, text)| Label { key: strings.index(key), str: strings.index(&text) }).to_vec(),
         });
     }
     let (mut location, mut function) = (Vec::new(), Vec::new());
-    let mut functions = Numbers::<(String, String)>::default();
+    let mut functions = Indices::<(String, String)>::default();
     for (id, frame) in (1_u64..).zip(&frames.all) {
         let before = functions.all.len();
-        let number = functions.of(&(frame.function.clone(), frame.file.clone()));
-        let function_id = number as u64 + 1;
-        if number == before {
-            let (name, filename) = (strings.of(&frame.function), strings.of(&frame.file));
+        let index = functions.get_or_insert(&(frame.function.clone(), frame.file.clone()));
+        let function_id = index as u64 + 1;
+        if index == before {
+            let (name, filename) = (strings.index(&frame.function), strings.index(&frame.file));
             function.push(Function { id: function_id, name, system_name: name, filename });
         }
         location.push(Location { id, line: vec![Line { function_id, line: frame.line.into() }] });
@@ -148,15 +148,15 @@ pub(super) fn write(history: &History, moment: Moment, is_folded: bool, out: &mu
     let profile = Profile {
         sample_type: types
             .iter()
-            .map(|(name, unit)| ValueType { r#type: strings.of(name), unit: strings.of(unit) })
+            .map(|(name, unit)| ValueType { r#type: strings.index(name), unit: strings.index(unit) })
             .collect(),
         sample: samples,
         location,
         function,
         time_nanos: nanos(process.started),
         duration_nanos: nanos(history.end),
-        comment: vec![strings.of(&format!("gpumem: live at {moment} of {}", history.path.display()))],
-        default_sample_type: strings.of("inuse_space"),
+        comment: vec![strings.index(&format!("gpumem: live at {moment} of {}", history.path.display()))],
+        default_sample_type: strings.index("inuse_space"),
         string_table: Vec::new(),
     };
     let profile = Profile { string_table: strings.0.all, ..profile };

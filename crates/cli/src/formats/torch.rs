@@ -164,7 +164,7 @@ impl Snapshot<'_> {
         let mut changes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         // The viewer derives the blocks that are live when the events start from those at the end, as for PyTorch's
         // snapshots.
-        let first = history.whole_from().unwrap_or(history.lives.change_count());
+        let first = history.complete_from().unwrap_or(history.lives.change_count());
         for (at, change) in (0_u32..).zip(history.lives.changes()).skip(first) {
             let device = history.lives.block(change.block).device;
             changes.entry(history.devices[usize::from(device)].device.ordinal).or_default().push(at);

@@ -17,7 +17,7 @@ pub(crate) struct DeviceHistory {
     pub(crate) peak_at: Option<u32>,
     /// The first change after the peak that lowered the live memory.
     pub(crate) less_at: Option<u32>,
-    /// The registered pools after the event that made the peak.
+    /// The registered pools after the event that set the peak.
     pub(crate) pools: Vec<KnownPool>,
     /// The live bytes of driver blocks. They are why the driver rejects a request, however much memory the pools leave
     /// unused.

@@ -259,7 +259,7 @@ impl History {
 
     /// Returns the first change from which the recording contains all live memory; `None` if it contains only the
     /// peaks.
-    pub(crate) fn whole_from(&self) -> Option<usize> {
+    pub(crate) fn complete_from(&self) -> Option<usize> {
         match self.definitions().part() {
             Some(part) if part.is_peaks => None,
             Some(part) => Some(self.lives.first_after_number(part.after)),
@@ -271,12 +271,12 @@ impl History {
     /// that is its start, and for a recording of the peaks.
     pub(crate) fn known_from(&self) -> Option<u64> {
         self.definitions().part()?;
-        Some(self.time_of(u32::try_from(self.whole_from()?).unwrap_or(LIVE)))
+        Some(self.time_of(u32::try_from(self.complete_from()?).unwrap_or(LIVE)))
     }
 
     /// Returns whether the recording contains the memory that was live after a change on its device.
     pub(crate) fn is_known_after(&self, change: u32) -> bool {
-        match self.whole_from() {
+        match self.complete_from() {
             Some(first) => first <= change as usize,
             None => self.devices.iter().any(|device| device.peak_at == Some(change)),
         }

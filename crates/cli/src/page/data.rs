@@ -18,7 +18,7 @@ use serde_json::Serializer;
 
 use super::script::InScript;
 use crate::{
-    formats::{Numbers, stack},
+    formats::{Indices, stack},
     history::{History, Lives, Origin},
     report::{
         modules::NOT_CLASSIFIED,
@@ -246,7 +246,7 @@ impl Recording {
         let columns = is_in_detail.then(|| Columns::of(&history.lives, false));
         let data = columns.as_ref().map(Columns::compressed).transpose()?;
         let folder = &history.definitions().process().folder;
-        let mut frames = Numbers::<String>::default();
+        let mut frames = Indices::<String>::default();
         let origins = is_in_detail.then(|| origins(history, folder, &mut frames));
         let devices: Vec<_> = history
             .devices
@@ -312,11 +312,11 @@ impl Recording {
     }
 }
 
-fn origins<'a>(history: &'a History, folder: &str, frames: &mut Numbers<String>) -> Vec<PageOrigin<'a>> {
+fn origins<'a>(history: &'a History, folder: &str, frames: &mut Indices<String>) -> Vec<PageOrigin<'a>> {
     let mut origin = |origin: &'a Origin| {
         let [all, calls] = [false, true].map(|is_folded| {
             let stack = stack(history, origin, is_folded);
-            stack.iter().map(|frame| frames.of(&frame.in_words(folder))).collect()
+            stack.iter().map(|frame| frames.get_or_insert(&frame.in_words(folder))).collect()
         });
         PageOrigin {
             scope: &origin.path,
@@ -346,7 +346,7 @@ fn tensors<'a>(
     history: &'a History,
     overview: &Overview,
     folder: &str,
-    frames: &mut Numbers<String>,
+    frames: &mut Indices<String>,
 ) -> Option<(AboutTensors<'a>, Columns)> {
     let tensors = history.tensors.as_ref()?;
     let lives = &tensors.blocks.lives;
@@ -366,10 +366,10 @@ fn tensors<'a>(
             let numbers = [false, true].map(|is_folded| {
                 if !has_frames {
                     let names = of.path.iter().map(String::as_str).chain([place]);
-                    return names.map(|name| frames.of(&name.to_owned())).collect();
+                    return names.map(|name| frames.get_or_insert(&name.to_owned())).collect();
                 }
                 let stack = stack(history, of, is_folded);
-                stack.iter().map(|frame| frames.of(&frame.in_words(folder))).collect()
+                stack.iter().map(|frame| frames.get_or_insert(&frame.in_words(folder))).collect()
             });
             let [frames, calls] = numbers;
             let (place, library, caller) = (place.to_owned(), String::new(), of.caller.as_deref());

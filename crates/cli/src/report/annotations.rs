@@ -16,7 +16,7 @@ use crate::{failure::Failure, files::open_to_read, terminal};
 pub(crate) enum Annotations {
     /// As GitHub workflow commands.
     Github,
-    /// A file with a report of tests, as `JUnit` writes it.
+    /// A file with a JUnit test report.
     Junit(PathBuf),
 }
 
@@ -96,7 +96,7 @@ impl Annotations {
         if let Some(Self::Junit(file)) = requested {
             if is_another(file) {
                 let what = format!("`{}` cannot be written", file.display());
-                let cause = "it is not a report of tests, and would be lost";
+                let cause = "it is not a JUnit test report, and would be lost";
                 return Err(Failure::new(what, cause, "give the name of another file"));
             }
             let report = junit(checks);

@@ -30,7 +30,7 @@ pub(super) const TOGETHER: &str = "all processes together";
 #[derive(Debug, Default)]
 pub(crate) struct LinePeaks {
     pub(super) all: BTreeMap<String, Line>,
-    /// The lines for all processes of a device whose recordings do not show how much they had at one time.
+    /// The lines for all processes of a device whose recordings do not show how much memory they held at the same time.
     pub(super) not_known: BTreeSet<String>,
 }
 
@@ -162,7 +162,7 @@ impl LinePeaks {
     }
 
     /// Returns the first line of a baseline with which nothing can be compared.
-    pub(crate) fn not_known<'a>(&self, baseline: impl IntoIterator<Item = &'a String>) -> Option<&'a String> {
+    pub(crate) fn first_unmatched<'a>(&self, baseline: impl IntoIterator<Item = &'a String>) -> Option<&'a String> {
         baseline.into_iter().find(|name| self.not_known.contains(*name))
     }
 

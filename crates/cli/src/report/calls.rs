@@ -20,7 +20,7 @@ use super::{
 use crate::{
     failure::Failure,
     formats::{
-        Numbers,
+        Indices,
         frames::{held_at, stack},
     },
     history::{History, Moment},
@@ -103,15 +103,15 @@ impl Serialize for AllCalls {
 fn calls(history: &History, inside: Option<&str>) -> AllCalls {
     let folder = &history.definitions().process().folder;
     let mut all: Vec<Calls> = Vec::new();
-    let mut names = Numbers::<String>::default();
-    let mut stacks = Numbers::<(u16, Vec<usize>)>::default();
+    let mut names = Indices::<String>::default();
+    let mut stacks = Indices::<(u16, Vec<usize>)>::default();
     for held in held_at(history, Moment::Peak).iter().filter(|held| held.origin.kind.is_on_device()) {
         let stack = stack(history, held.origin, true);
-        let Some(start) = stack.iter().position(|frame| inside.is_none_or(|inside| frame.is_named(inside))) else {
+        let Some(start) = stack.iter().position(|frame| inside.is_none_or(|inside| frame.name_contains(inside))) else {
             continue;
         };
-        let frames: Vec<_> = stack[start..].iter().map(|frame| names.of(&frame.in_words(folder))).collect();
-        let at = stacks.of(&(held.device, frames));
+        let frames: Vec<_> = stack[start..].iter().map(|frame| names.get_or_insert(&frame.in_words(folder))).collect();
+        let at = stacks.get_or_insert(&(held.device, frames));
         if at == all.len() {
             let device = history.devices[usize::from(held.device)].device.ordinal;
             all.push(Calls {
@@ -172,7 +172,7 @@ fn tree(calls: &[&Calls], names: &[String]) -> Tree {
 
     // The functions called from each path of functions. Stacks share the start of their paths, so a path is stored as
     // the index of its parent and a function.
-    let mut paths = Numbers::<(usize, usize)>::default();
+    let mut paths = Indices::<(usize, usize)>::default();
     let mut called: HashMap<usize, HashSet<usize>> = HashMap::new();
     let numbered: Vec<Vec<usize>> = calls
         .iter()
@@ -180,7 +180,7 @@ fn tree(calls: &[&Calls], names: &[String]) -> Tree {
             let mut path = OUTSIDE;
             let of_path = calls.frames.iter().map(|function| {
                 called.entry(path).or_default().insert(*function);
-                path = paths.of(&(path, *function));
+                path = paths.get_or_insert(&(path, *function));
                 path
             });
             of_path.collect()

@@ -60,7 +60,7 @@ impl Limit {
         clippy::cast_possible_truncation,
         clippy::cast_precision_loss,
         clippy::cast_sign_loss,
-        reason = "a share is no exact figure, and it is not negative"
+        reason = "a share is not an exact figure, and it is not negative"
     )]
     pub(super) fn of(self, whole: u64) -> u64 {
         match self {
@@ -116,7 +116,7 @@ impl Change {
     }
 
     /// Returns text such as `+66 MiB (+5.3 %)`.
-    #[expect(clippy::cast_precision_loss, reason = "a share is no exact figure")]
+    #[expect(clippy::cast_precision_loss, reason = "a share is not an exact figure")]
     pub(super) fn in_words(self) -> String {
         let Self { before, bytes, .. } = self;
         let sign = if bytes > 0 { "+" } else { "" };

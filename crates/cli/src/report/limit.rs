@@ -27,8 +27,8 @@ pub(crate) struct Limits {
     /// Exit with 1 if data was lost, so that numbers may be wrong: events, the end of a recording, or events before its start.
     #[arg(long, value_enum, value_name = "WHAT")]
     fail_if: Option<FailIf>,
-    /// Report exceeded limits to CI: `github` marks the lines in a pull request, and `junit=FILE` writes a report of tests.
-    #[arg(long, value_name = "FORM", requires = "limits")]
+    /// Report exceeded limits to CI: `github` marks the lines in a pull request, and `junit=FILE` writes a JUnit test report.
+    #[arg(long, value_name = "FORMAT", requires = "limits")]
     annotations: Option<Annotations>,
 }
 

@@ -19,7 +19,7 @@ use super::{
     text::percent,
 };
 use crate::{
-    formats::frames::inside_of_line,
+    formats::frames::called_from_line,
     history::{
         ChangeKind, DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_words, sums_by, tensors::Tensors,
     },
@@ -434,7 +434,7 @@ fn inside(history: &History, held: &[OriginSum<'_>], place: &PlaceSum) -> Vec<Su
             && place.line.is_some()
     };
     let of_place: Vec<_> = held.iter().copied().filter(|held| is_of_place(held.origin)).collect();
-    let mut sums = sums_by(&of_place, |origin| inside_of_line(history, origin).unwrap_or_default());
+    let mut sums = sums_by(&of_place, |origin| called_from_line(history, origin).unwrap_or_default());
     sums.retain(|sum| !sum.name.is_empty());
     sums
 }

@@ -168,7 +168,7 @@ fn together([mut before, after]: [Vec<SharedPeak>; 2]) -> (Vec<Named>, Vec<Strin
         let before = before.remove(at);
         let name = format!("device {}, all processes together", after.device);
         if !before.is_certain || !after.is_certain {
-            unknown.push(format!("{name}: the recordings do not show how much they had at one time."));
+            unknown.push(format!("{name}: the recordings do not show how much memory they held at the same time."));
         } else if before.processes.max(after.processes) > 1 {
             compared.push(Named::new(name, Change::new(signed(before.bytes), signed(after.bytes))));
         }

@@ -1,4 +1,4 @@
-//! The memory that several processes had on one device at one time.
+//! The memory that several processes had on one device at the same time.
 
 use std::{
     cmp::Reverse,
@@ -64,7 +64,7 @@ struct Step {
     process: usize,
 }
 
-/// The most memory that processes had at one time.
+/// The most memory that processes held at the same time.
 struct Highest {
     bytes: u64,
     /// How much of it each process had.
@@ -73,7 +73,7 @@ struct Highest {
     is_certain: bool,
 }
 
-/// The most memory that all recorded processes had on a device at one time.
+/// The most memory that all recorded processes had on a device at the same time.
 #[derive(Debug)]
 pub(super) struct SharedPeak {
     pub(super) device: u32,
@@ -143,7 +143,7 @@ impl Together {
         }
     }
 
-    /// Returns the devices on which the processes together exceeded the limit at one time, although none of them did by
+    /// Returns the devices on which the processes together exceeded the limit at the same time, although none of them did by
     /// itself. The limit is for the device, or for a place on it.
     pub(super) fn above(&self, place: Option<&str>, limit: Bytes) -> Result<Vec<Finding>, Failure> {
         let list = match place {
@@ -219,7 +219,7 @@ fn on_device(processes: &[&Process], of: Of<'_>, limit: Bytes) -> Result<Option<
         }
     };
     let text = format!(
-        "device {}: {} processes {had} {}{what} at one time, {} above the limit of {limit}: {}",
+        "device {}: {} processes {had} {}{what} at the same time, {} above the limit of {limit}: {}",
         processes[0].device.ordinal,
         held.len(),
         Bytes::new(highest.bytes),

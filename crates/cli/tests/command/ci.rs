@@ -57,7 +57,7 @@ fn a_place_has_a_limit_of_its_own() {
     assert_eq!(ran(&["report", "--max-peak", "1TiB", "--annotations", &junit, &file]).code, Some(0));
     let recording = fs::read(&file).expect("it is there");
     let over = ran(&["report", "--max-peak", "1TiB", "--annotations", &format!("junit={file}"), &file]);
-    assert!(over.code == Some(2) && over.stderr.contains("is not a report of tests, and would be lost"), "{over:?}");
+    assert!(over.code == Some(2) && over.stderr.contains("is not a JUnit test report, and would be lost"), "{over:?}");
     assert!(fs::read(&file).is_ok_and(|after| after == recording));
     let (code, stderr) = of(&["1MiB", "nowhere=1TiB"]);
     assert!(code == Some(2) && stderr.starts_with("gpumem: FILE: the peak of device 0 was "), "{stderr}");
@@ -97,13 +97,13 @@ fn processes_have_one_device_together() {
     process(&folder.join("a.capture"), 10, 0, 5_000);
     process(&folder.join("b.capture"), 11, 1, 5_000);
     let above = limited("8GiB");
-    let words = "gpumem: device 0: 2 processes had 9.77 GiB at one time, 1.77 GiB above the limit of 8 GiB: \
+    let words = "gpumem: device 0: 2 processes had 9.77 GiB at the same time, 1.77 GiB above the limit of 8 GiB: \
                  a.capture 4.88 GiB, b.capture 4.88 GiB\n";
     assert_eq!((above.code, &*above.stderr), (Some(1), words));
     assert_eq!(limited("10000MiB").code, Some(0));
     // Both recordings contain the place.
     let place = limited("train=8GiB");
-    let words = "gpumem: device 0: 2 processes had 9.77 GiB in `train` at one time, \
+    let words = "gpumem: device 0: 2 processes had 9.77 GiB in `train` at the same time, \
                  1.77 GiB above the limit of 8 GiB: a.capture 4.88 GiB, b.capture 4.88 GiB\n";
     assert_eq!((place.code, &*place.stderr), (Some(1), words));
     assert_eq!(limited("train=10000MiB").code, Some(0));
@@ -142,7 +142,7 @@ fn processes_have_one_device_together() {
     process(&folder.join("b.capture"), 11, 3, 5_000);
     let above = |had: &str| {
         format!(
-            "gpumem: device 0: 2 processes {had} 9.77 GiB at one time, 1.77 GiB above the limit of 8 GiB: a.capture 4.88 GiB, \
+            "gpumem: device 0: 2 processes {had} 9.77 GiB at the same time, 1.77 GiB above the limit of 8 GiB: a.capture 4.88 GiB, \
              b.capture 4.88 GiB\n"
         )
     };
@@ -173,7 +173,7 @@ fn processes_have_one_device_together() {
     }
     let unknown = diff("before");
     assert!(
-        unknown.code == Some(2) && unknown.stderr.contains("do not show how much they had at one time"),
+        unknown.code == Some(2) && unknown.stderr.contains("do not show how much memory they held at the same time"),
         "{unknown:?}"
     );
     // Both processes were killed before the UUID of their device was recorded.

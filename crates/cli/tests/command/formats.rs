@@ -509,7 +509,7 @@ fn perfetto_has_marks() {
     let events = trace.messages(1).into_iter().flat_map(|packet| packet.messages(11));
     let marks: Vec<_> = events.filter(|event| event.number(9) == Some(3)).map(|event| event.text(23)).collect();
     assert_eq!(marks[0].as_deref(), Some("train"));
-    assert_eq!(marks.len(), 2, "a name that is not known is no fault: {marks:?}");
+    assert_eq!(marks.len(), 2, "an unknown name is not an error: {marks:?}");
 }
 
 #[test]

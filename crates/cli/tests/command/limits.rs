@@ -11,7 +11,7 @@ use std::{
 /// The limits of the command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// The memory that the command may have at one time.
+    /// The memory that the command may have at the same time.
     megabytes: u64,
     /// The processor time that the command may use.
     seconds: u64,

@@ -152,7 +152,7 @@ impl Default for TraceEvents {
     }
 }
 
-/// The number of events that are in memory at one time.
+/// The number of events that are in memory at the same time.
 const PIECE: usize = 4096;
 
 impl Trace {

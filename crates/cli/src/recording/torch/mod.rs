@@ -32,11 +32,11 @@ use self::{groups::Groups, history::TorchHistory, passes::Stacks};
 use super::content::Content;
 use crate::files;
 
-/// Addresses from here on stand for Python lines in the history. No code has such addresses, and the Python lines that
+/// Addresses from here on represent Python lines in the history. No code has such addresses, and the Python lines that
 /// the recorder wrote have lower ones.
 const LINES: u64 = 0b11 << 62;
 
-/// Returns the address that stands for a frame of the history.
+/// Returns the address that represents a frame of the history.
 fn address(history: &TorchHistory, frame: u32) -> CodeAddress {
     let module = history.frame_libraries.get(&frame).copied().unwrap_or(0);
     CodeAddress { module, offset: LINES | u64::from(frame) }
