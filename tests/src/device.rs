@@ -90,17 +90,17 @@ pub fn reported_by_both(program: impl FnOnce()) -> Option<[Vec<String>; 2]> {
 
 /// Collects all errors and fails at the end: GPU time is rare, so one run must show all of them.
 #[derive(Debug, Default)]
-pub struct Wrong(Vec<String>);
+pub struct Mismatches(Vec<String>);
 
-impl Wrong {
+impl Mismatches {
     /// Adds an error.
-    pub fn note(&mut self, result: Result<(), String>) {
+    pub fn record(&mut self, result: Result<(), String>) {
         self.0.extend(result.err());
     }
 
     /// Adds an error unless the condition is true.
-    pub fn unless(&mut self, right: bool, what: impl FnOnce() -> String) {
-        self.note(if right { Ok(()) } else { Err(what()) });
+    pub fn record_unless(&mut self, right: bool, what: impl FnOnce() -> String) {
+        self.record(if right { Ok(()) } else { Err(what()) });
     }
 
     /// Returns the number of errors.
@@ -111,7 +111,7 @@ impl Wrong {
     /// # Panics
     /// Panics if there was an error.
     #[track_caller]
-    pub fn end(self) {
+    pub fn assert_none(self) {
         assert!(self.0.is_empty(), "{:#?}", self.0);
     }
 }

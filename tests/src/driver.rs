@@ -29,13 +29,13 @@ pub fn call(function: &str, arguments: &[u64]) -> i32 {
 /// # Panics
 /// Panics if the call fails.
 #[track_caller]
-pub fn done(function: &str, arguments: &[u64]) {
+pub fn call_ok(function: &str, arguments: &[u64]) {
     let code = call(function, arguments);
     assert_eq!(code, 0, "{function} {arguments:x?}");
 }
 
 /// Returns the code of a call, and the value of its out-parameter; the rest of the word is 0 if the value is narrower.
-pub fn try_put(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> (i32, u64) {
+pub fn try_call_for_output(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> (i32, u64) {
     let mut out = Box::new(0_u64);
     let at = ptr::from_mut(&mut *out).expose_provenance();
     let code = call(function, &arguments(at as u64));
@@ -47,8 +47,8 @@ pub fn try_put(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> (i32,
 /// # Panics
 /// Panics if the call fails.
 #[track_caller]
-pub fn put(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> u64 {
-    let (code, out) = try_put(function, arguments);
+pub fn call_for_output(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> u64 {
+    let (code, out) = try_call_for_output(function, arguments);
     assert_eq!(code, 0, "{function}");
     out
 }

@@ -26,7 +26,7 @@ mod text;
 pub use gpumem_core::testing::skipped;
 
 pub use self::{
-    device::{Wrong, device, on_the_standin, on_the_standin_with_both_sources, reported_by_both},
+    device::{Mismatches, device, on_the_standin, on_the_standin_with_both_sources, reported_by_both},
     machines::Machines,
     nested_calls::with_nested_calls,
     outcome::Outcome,

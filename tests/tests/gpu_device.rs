@@ -55,7 +55,7 @@ fn on_the_stand_in_driver() {
 
 #[test]
 fn fastai_deleted_test_sequence() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     let gpu = gpu();
     for gauge in GAUGES {
         let mut trace = start(gauge);
@@ -75,7 +75,7 @@ fn fastai_deleted_test_sequence() {
 
 #[test]
 fn ipyexperiments_examples() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     let gpu = gpu();
     for gauge in GAUGES {
         let mut trace = start(gauge);
@@ -94,7 +94,7 @@ fn ipyexperiments_examples() {
 
 #[test]
 fn queries_agree_with_nvidia_smi_and_with_the_driver() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     let gpu = gpu();
     let _held = mib(&gpu, 1000);
     let columns = "--query-gpu=index,name,uuid,memory.total,memory.free,memory.used,memory.reserved";
@@ -125,7 +125,7 @@ fn queries_agree_with_nvidia_smi_and_with_the_driver() {
 
 #[test]
 fn no_cache_gives_the_pool_back() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     let Gpu::Cuda(context) = gpu() else { return };
     let before = try_gpu_mem_get_free_no_cache().expect("the device can be read");
     let stream = context.default_stream();
@@ -139,7 +139,7 @@ fn no_cache_gives_the_pool_back() {
 
 #[test]
 fn a_capture_is_left_whole_by_traces_and_queries_and_rejects_no_cache() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     let Gpu::Cuda(_context) = gpu() else { return };
     let stream = result::stream::create(result::stream::StreamKind::Default).expect("a stream");
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -221,13 +221,13 @@ fn run_child(part: &str, visible: Option<&str>) {
 
 #[test]
 fn no_query_creates_a_context() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     run_child("contexts", None);
 }
 
 #[test]
 fn each_number_is_the_right_card() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     for visible in [None, Some("0"), Some("1"), Some("1,0")] {
         if device::count().is_ok_and(|count| count > 1) || visible.is_none_or(|visible| visible == "0") {
             run_child("cards", visible);

@@ -122,7 +122,7 @@ impl Apt {
 
     fn new(folder: PathBuf, end: Instant) -> Result<Self, String> {
         if !Path::new(Self::KEYS).is_file() {
-            return Err(format!("{} is not there: this is no Debian", Self::KEYS));
+            return Err(format!("{} is not there: this is not a Debian system", Self::KEYS));
         }
         let write = || -> io::Result<()> {
             for empty in ["state/lists/partial", "cache/archives/partial", "etc/apt.conf.d", "etc/preferences.d"] {

@@ -83,7 +83,7 @@ impl Memory {
         self.slice.as_mut().unwrap_or(&mut self.whole)
     }
 
-    /// Returns the model that contains this pool's blocks. Number 0 stands for the default pool and for all blocks
+    /// Returns the model that contains this pool's blocks. Number 0 means the default pool and for all blocks
     /// outside of pools.
     pub(crate) fn pool(&mut self, pool: u64) -> Option<&mut DeviceModel> {
         if pool == 0 { Some(self.cuda()) } else { Some(&mut self.pools.get_mut(&pool)?.model) }

@@ -6,23 +6,23 @@ const BLIPS: usize = 40;
 
 #[test]
 fn blips_are_seen_by_exact_traces() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     // The pool keeps its memory, as the pool of a busy program does.
     cu::keep_pool(0, u64::MAX);
     let sampled = GpuMemTrace::builder().gauge(Gauge::Sampled).device(0).on_exit_report(false).start();
     let mut sampled = sampled.expect("the device can be read");
     println!("| by | asked for | size | held | Exact: right to the byte | Sampled, 1 ms: saw it | highest it saw |");
     println!("|---|---|---|---|---|---|---|");
-    let mut missed = Wrong::default();
+    let mut mismatches = Mismatches::default();
     for way in [Way::Plain, Way::Async, Way::Vmm] {
         for (bytes, requested) in [(512 * MIB, "512 MiB"), (4096, "4 KiB")] {
-            free_block(take(way, bytes));
+            free_block(allocate(way, bytes));
             for held in [0, 1, 20].map(Duration::from_millis) {
                 let (mut right, mut seen, mut highest, mut size) = (0, 0, Bytes::ZERO, Bytes::ZERO);
                 for _ in 0..BLIPS {
                     sampled.reset();
                     let trace = exact();
-                    let block = take(way, bytes);
+                    let block = allocate(way, bytes);
                     size = Bytes::new(block.counted().unsigned_abs());
                     if !held.is_zero() {
                         thread::sleep(held);
@@ -43,11 +43,11 @@ fn blips_are_seen_by_exact_traces() {
                     held.as_millis(),
                 );
                 if right != BLIPS {
-                    missed.note(Err(format!("{way:?} {requested} {held:?}: {right} of {BLIPS}")));
+                    mismatches.record(Err(format!("{way:?} {requested} {held:?}: {right} of {BLIPS}")));
                 }
             }
         }
     }
     cu::keep_pool(0, 0);
-    missed.end();
+    mismatches.assert_none();
 }

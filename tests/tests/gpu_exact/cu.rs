@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use gpumem_tests::driver::{done, put, try_put};
+use gpumem_tests::driver::{call_for_output, call_ok, try_call_for_output};
 
 /// The `CUresult` of a call that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub(crate) struct CudaError(i32);
 
 /// Calls a function of the driver. Returns the value that it writes to its out-parameter.
 fn output_of(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> Result<u64, CudaError> {
-    match try_put(function, arguments) {
+    match try_call_for_output(function, arguments) {
         (0, out) => Ok(out),
         (code, _) => Err(CudaError(code)),
     }
@@ -97,7 +97,7 @@ impl Block {
     }
 }
 
-pub(crate) fn take(way: Way, bytes: usize) -> Result<Block, CudaError> {
+pub(crate) fn allocate(way: Way, bytes: usize) -> Result<Block, CudaError> {
     let block = |name, bytes| Ok(Block { way, name, bytes, mapped: 0 });
     let size = bytes as u64;
     match way {
@@ -141,11 +141,11 @@ pub(crate) fn take(way: Way, bytes: usize) -> Result<Block, CudaError> {
             let bytes = bytes.next_multiple_of(usize::try_from(granularity(0)).expect("64 bits"));
             let (size, properties, access) = (bytes as u64, properties_on(0), access_of(0));
             let name = output_of("cuMemCreate", |handle| vec![handle, size, address(&properties), 0])?;
-            let mapped = put("cuMemAddressReserve", |at| vec![at, size, 0, 0, 0]);
-            done("cuMemMap", &[mapped, size, 0, name, 0]);
-            done("cuMemSetAccess", &[mapped, size, address(&access), 1]);
+            let mapped = call_for_output("cuMemAddressReserve", |at| vec![at, size, 0, 0, 0]);
+            call_ok("cuMemMap", &[mapped, size, 0, name, 0]);
+            call_ok("cuMemSetAccess", &[mapped, size, address(&access), 1]);
             if way == Way::VmmReleasedEarly {
-                done("cuMemRelease", &[name]);
+                call_ok("cuMemRelease", &[name]);
             }
             Ok(Block { way, name, bytes, mapped })
         }
@@ -156,17 +156,17 @@ pub(crate) fn take(way: Way, bytes: usize) -> Result<Block, CudaError> {
 pub(crate) fn free_block(block: Block) {
     let Block { way, name, bytes, mapped } = block;
     match way {
-        Way::Plain | Way::Pitched | Way::Managed => done("cuMemFree_v2", &[name]),
-        Way::Async => done("cuMemFreeAsync", &[name, NULL_STREAM]),
-        Way::On(stream) | Way::FromPool(_, stream) => done("cuMemFreeAsync", &[name, stream]),
-        Way::Exportable => done("cuMemRelease", &[name]),
-        Way::Pinned => done("cuMemFreeHost", &[name]),
-        Way::Array => done("cuArrayDestroy", &[name]),
+        Way::Plain | Way::Pitched | Way::Managed => call_ok("cuMemFree_v2", &[name]),
+        Way::Async => call_ok("cuMemFreeAsync", &[name, NULL_STREAM]),
+        Way::On(stream) | Way::FromPool(_, stream) => call_ok("cuMemFreeAsync", &[name, stream]),
+        Way::Exportable => call_ok("cuMemRelease", &[name]),
+        Way::Pinned => call_ok("cuMemFreeHost", &[name]),
+        Way::Array => call_ok("cuArrayDestroy", &[name]),
         Way::Vmm | Way::VmmReleasedEarly => {
-            done("cuMemUnmap", &[mapped, bytes as u64]);
-            done("cuMemAddressFree", &[mapped, bytes as u64]);
+            call_ok("cuMemUnmap", &[mapped, bytes as u64]);
+            call_ok("cuMemAddressFree", &[mapped, bytes as u64]);
             if way == Way::Vmm {
-                done("cuMemRelease", &[name]);
+                call_ok("cuMemRelease", &[name]);
             }
         }
     }
@@ -191,29 +191,29 @@ pub(crate) fn access_of(ordinal: u32) -> [u32; 3] {
 pub(crate) fn granularity(ordinal: u32) -> u64 {
     const MINIMUM: u64 = 0;
     let properties = properties_on(ordinal);
-    put("cuMemGetAllocationGranularity", |bytes| vec![bytes, address(&properties), MINIMUM])
+    call_for_output("cuMemGetAllocationGranularity", |bytes| vec![bytes, address(&properties), MINIMUM])
 }
 
 pub(crate) fn stream() -> Handle {
     const CU_STREAM_NON_BLOCKING: u64 = 1;
-    put("cuStreamCreate", |stream| vec![stream, CU_STREAM_NON_BLOCKING])
+    call_for_output("cuStreamCreate", |stream| vec![stream, CU_STREAM_NON_BLOCKING])
 }
 
 pub(crate) fn default_pool(ordinal: u32) -> Handle {
-    put("cuDeviceGetDefaultMemPool", |pool| vec![pool, ordinal.into()])
+    call_for_output("cuDeviceGetDefaultMemPool", |pool| vec![pool, ordinal.into()])
 }
 
 pub(crate) fn pool_create(ordinal: u32) -> Handle {
     let properties = properties_on(ordinal);
-    put("cuMemPoolCreate", |pool| vec![pool, address(&properties)])
+    call_for_output("cuMemPoolCreate", |pool| vec![pool, address(&properties)])
 }
 
 /// Sets how much the default pool keeps while none of it is in use.
 pub(crate) fn keep_pool(ordinal: u32, bytes: u64) {
     const CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: u64 = 4;
     let pool = default_pool(ordinal);
-    done("cuMemPoolSetAttribute", &[pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, address(&bytes)]);
-    done("cuMemPoolTrimTo", &[pool, 0]);
+    call_ok("cuMemPoolSetAttribute", &[pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, address(&bytes)]);
+    call_ok("cuMemPoolTrimTo", &[pool, 0]);
 }
 
 /// A `CUcontext`, as a number, because any thread may use it.
@@ -226,21 +226,21 @@ impl Context {
         static RETAINED: Mutex<Option<HashMap<u32, Context>>> = Mutex::new(None);
         let mut retained = RETAINED.lock().unwrap_or_else(PoisonError::into_inner);
         *retained.get_or_insert_default().entry(ordinal).or_insert_with(|| {
-            done("cuInit", &[0]);
-            Self(put("cuDevicePrimaryCtxRetain", |context| vec![context, ordinal.into()]))
+            call_ok("cuInit", &[0]);
+            Self(call_for_output("cuDevicePrimaryCtxRetain", |context| vec![context, ordinal.into()]))
         })
     }
 
     /// Creates a context in addition to the primary one, and makes it current on this thread.
     pub(crate) fn create(ordinal: u32) -> Self {
-        Self(put("cuCtxCreate_v2", |context| vec![context, 0, ordinal.into()]))
+        Self(call_for_output("cuCtxCreate_v2", |context| vec![context, 0, ordinal.into()]))
     }
 
     pub(crate) fn make_current(self) {
-        done("cuCtxSetCurrent", &[self.0]);
+        call_ok("cuCtxSetCurrent", &[self.0]);
     }
 
     pub(crate) fn destroy(self) {
-        done("cuCtxDestroy_v2", &[self.0]);
+        call_ok("cuCtxDestroy_v2", &[self.0]);
     }
 }

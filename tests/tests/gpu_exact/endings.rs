@@ -34,12 +34,12 @@ impl Ending {
 fn child() {
     match part().as_deref() {
         Some("context alone") => {
-            done("cuInit", &[0]);
+            call_ok("cuInit", &[0]);
             let ending = Ending::start();
             let context = Context::create(0);
             ending.say("a context was created");
-            take(Way::Plain, 64 * MIB);
-            take(Way::Array, 16 * MIB);
+            allocate(Way::Plain, 64 * MIB);
+            allocate(Way::Array, 16 * MIB);
             assert_eq!(ending.say("64 MiB and an array of 16 MiB in it").used.get(), in_mib(80));
             context.destroy();
             let data = ending.say("the context was destroyed with both");
@@ -49,9 +49,9 @@ fn child() {
             let primary = Context::primary(0);
             primary.make_current();
             let ending = Ending::start();
-            let kept = take(Way::Plain, 32 * MIB);
+            let kept = allocate(Way::Plain, 32 * MIB);
             let context = Context::create(0);
-            take(Way::Plain, 64 * MIB);
+            allocate(Way::Plain, 64 * MIB);
             assert_eq!(ending.say("32 MiB in the primary context, 64 MiB in another").used.get(), in_mib(96));
             context.destroy();
             let data = ending.say("the other was destroyed with its block");
@@ -64,16 +64,16 @@ fn child() {
             let context = Context::primary(0);
             context.make_current();
             let ending = Ending::start();
-            take(Way::Plain, 64 * MIB);
-            take(Way::Managed, 8 * MIB);
+            allocate(Way::Plain, 64 * MIB);
+            allocate(Way::Managed, 8 * MIB);
             let pool = in_mib(48);
-            take(Way::Async, 48 * MIB);
+            allocate(Way::Async, 48 * MIB);
             ending.say("64 MiB in the primary context, 8 MiB managed, 48 MiB in the pool");
             assert_eq!(ending.trace.data().used.get(), in_mib(64) + pool);
             if which == "primary reset" {
-                done("cuDevicePrimaryCtxReset_v2", &[0]);
+                call_ok("cuDevicePrimaryCtxReset_v2", &[0]);
             } else {
-                done("cuDevicePrimaryCtxRelease_v2", &[0]);
+                call_ok("cuDevicePrimaryCtxRelease_v2", &[0]);
             }
             let data = ending.say(&format!("{which} with all of it but the pool's"));
             assert_eq!(data.used.get(), pool);
@@ -95,7 +95,7 @@ fn run_child(part: &str) {
 
 #[test]
 fn a_context_that_is_destroyed_takes_its_blocks_along() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     for what in ["context alone", "context beside"] {
         run_child(what);
     }
@@ -103,7 +103,7 @@ fn a_context_that_is_destroyed_takes_its_blocks_along() {
 
 #[test]
 fn a_primary_context_that_goes_takes_its_blocks_along() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     for what in ["primary released", "primary reset"] {
         run_child(what);
     }

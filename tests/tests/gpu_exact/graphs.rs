@@ -9,11 +9,11 @@ pub(super) const USED_MEM_HIGH: u64 = 1;
 
 /// Returns the driver's value of an attribute of graph memory.
 pub(super) fn graph_memory(attribute: u64) -> u64 {
-    put("cuDeviceGetGraphMemAttribute", |out| vec![0, attribute, out])
+    call_for_output("cuDeviceGetGraphMemAttribute", |out| vec![0, attribute, out])
 }
 
 pub(super) fn synchronize() {
-    done("cuCtxSynchronize", &[]);
+    call_ok("cuCtxSynchronize", &[]);
 }
 
 /// `CUstreamCaptureMode`
@@ -45,28 +45,28 @@ impl Graph {
         frees: bool,
         meanwhile: impl FnOnce(),
     ) -> Self {
-        done("cuStreamBeginCapture_v2", &[stream, mode as u64]);
+        call_ok("cuStreamBeginCapture_v2", &[stream, mode as u64]);
         let alloc = |(bytes, freed): &(u64, bool)| {
-            let address = put("cuMemAllocAsync", |out| vec![out, *bytes, stream]);
+            let address = call_for_output("cuMemAllocAsync", |out| vec![out, *bytes, stream]);
             (address, *freed)
         };
         let allocated: Vec<_> = blocks.iter().map(alloc).collect();
         meanwhile();
         for (address, _) in allocated.iter().filter(|(_, freed)| *freed) {
-            done("cuMemFreeAsync", &[*address, stream]);
+            call_ok("cuMemFreeAsync", &[*address, stream]);
         }
-        let graph = put("cuStreamEndCapture", |out| vec![stream, out]);
+        let graph = call_for_output("cuStreamEndCapture", |out| vec![stream, out]);
         Self::of(graph, allocated, frees)
     }
 
     /// Builds the graph that [`capture`](Self::capture) would capture, one node after the other.
     pub(super) fn build(blocks: &[(u64, bool)], frees: bool) -> Self {
-        let graph = put("cuGraphCreate", |out| vec![out, 0]);
+        let graph = call_for_output("cuGraphCreate", |out| vec![out, 0]);
         let mut last: Option<u64> = None;
         let mut node = |function: &str, parameter: u64| {
             let before = last.unwrap_or(0);
             let (nodes, count) = if last.is_some() { (&raw const before as u64, 1) } else { (0, 0) };
-            last = Some(put(function, |out| vec![out, graph, nodes, count, parameter]));
+            last = Some(call_for_output(function, |out| vec![out, graph, nodes, count, parameter]));
         };
         let mut alloc = |(bytes, freed): &(u64, bool)| {
             // CUDA_MEM_ALLOC_NODE_PARAMS: CUmemPoolProps (pinned, on device 0), accesses, bytes, address.
@@ -84,7 +84,7 @@ impl Graph {
     }
 
     fn of(name: u64, allocated: Vec<(u64, bool)>, frees: bool) -> Self {
-        let executable = put("cuGraphInstantiateWithFlags", |out| vec![out, name, frees.into()]);
+        let executable = call_for_output("cuGraphInstantiateWithFlags", |out| vec![out, name, frees.into()]);
         let own = allocated.into_iter().filter(|(_, freed)| !freed).map(|(address, _)| address).collect();
         Self { name, executable, own, frees }
     }
@@ -94,8 +94,8 @@ impl Graph {
     }
 
     pub(super) fn destroy(&self) {
-        done("cuGraphExecDestroy", &[self.executable]);
-        done("cuGraphDestroy", &[self.name]);
+        call_ok("cuGraphExecDestroy", &[self.executable]);
+        call_ok("cuGraphDestroy", &[self.name]);
     }
 }
 
@@ -104,26 +104,26 @@ pub(super) fn every_kind_of_call() {
     let stream = cu::stream();
     for mode in [Capture::Global, Capture::Relaxed] {
         let graph = Graph::capture(stream, mode, &[(MIB, true), (1000, false)], false, || {});
-        done("cuGraphUpload", &[graph.executable, stream]);
+        call_ok("cuGraphUpload", &[graph.executable, stream]);
         assert_eq!(graph.launch(stream), 0);
         assert_ne!(graph.launch(stream), 0, "its block is live");
-        done("cuMemFreeAsync", &[graph.own[0], stream]);
-        done("cuStreamSynchronize", &[stream]);
+        call_ok("cuMemFreeAsync", &[graph.own[0], stream]);
+        call_ok("cuStreamSynchronize", &[stream]);
         graph.destroy();
     }
-    let graph = put("cuGraphCreate", |out| vec![out, 0]);
-    done("cuStreamBeginCaptureToGraph", &[stream, graph, 0, 0, 0, Capture::Global as u64]);
-    put("cuStreamEndCapture", |out| vec![stream, out]);
-    done("cuGraphDestroy", &[graph]);
+    let graph = call_for_output("cuGraphCreate", |out| vec![out, 0]);
+    call_ok("cuStreamBeginCaptureToGraph", &[stream, graph, 0, 0, 0, Capture::Global as u64]);
+    call_for_output("cuStreamEndCapture", |out| vec![stream, out]);
+    call_ok("cuGraphDestroy", &[graph]);
     let mut nothing = 0_u64;
     assert_ne!(call("cuStreamEndCapture", &[stream, &raw mut nothing as u64]), 0, "nothing is captured");
-    done("cuDeviceGraphMemTrim", &[0]);
-    let physical = take(Way::Exportable, 2 << 20);
+    call_ok("cuDeviceGraphMemTrim", &[0]);
+    let physical = allocate(Way::Exportable, 2 << 20);
     for seed in 0..8 {
         import(&physical, &mut Random::new(seed));
     }
     free_block(physical);
-    done("cuStreamDestroy_v2", &[stream]);
+    call_ok("cuStreamDestroy_v2", &[stream]);
 }
 
 /// Compares a trace with the driver's attributes, both from the same moment on.
@@ -136,9 +136,9 @@ struct Compared {
 impl Compared {
     fn start() -> Self {
         synchronize();
-        done("cuDeviceGraphMemTrim", &[0]);
+        call_ok("cuDeviceGraphMemTrim", &[0]);
         let mut zero = 0_u64;
-        done("cuDeviceSetGraphMemAttribute", &[0, USED_MEM_HIGH, &raw mut zero as u64]);
+        call_ok("cuDeviceSetGraphMemAttribute", &[0, USED_MEM_HIGH, &raw mut zero as u64]);
         let (started, trace) = (graph_memory(USED_MEM_CURRENT), exact());
         Self { trace, started, steps: 0 }
     }
@@ -162,26 +162,26 @@ type Free<'a> = (&'a str, &'a dyn Fn(&Graph));
 
 #[test]
 fn graphs_equal_the_drivers_attributes_at_every_step() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     let [stream, other] = [(); 2].map(|()| cu::stream());
     let frees: [Free<'_>; 6] = [
         ("in the graph", &|_| {}),
         ("at the next launch", &|_| {}),
-        ("cuMemFreeAsync", &|graph| graph.own.iter().for_each(|at| done("cuMemFreeAsync", &[*at, stream]))),
+        ("cuMemFreeAsync", &|graph| graph.own.iter().for_each(|at| call_ok("cuMemFreeAsync", &[*at, stream]))),
         ("cuMemFreeAsync on another stream", &|graph| {
-            done("cuStreamSynchronize", &[stream]);
-            graph.own.iter().for_each(|at| done("cuMemFreeAsync", &[*at, other]));
-            done("cuStreamSynchronize", &[other]);
+            call_ok("cuStreamSynchronize", &[stream]);
+            graph.own.iter().for_each(|at| call_ok("cuMemFreeAsync", &[*at, other]));
+            call_ok("cuStreamSynchronize", &[other]);
         }),
-        ("cuMemFree", &|graph| graph.own.iter().for_each(|at| done("cuMemFree_v2", &[*at]))),
+        ("cuMemFree", &|graph| graph.own.iter().for_each(|at| call_ok("cuMemFree_v2", &[*at]))),
         ("another graph", &|graph| {
-            let freeing = put("cuGraphCreate", |out| vec![out, 0]);
+            let freeing = call_for_output("cuGraphCreate", |out| vec![out, 0]);
             for at in &graph.own {
-                put("cuGraphAddMemFreeNode", |out| vec![out, freeing, 0, 0, *at]);
+                call_for_output("cuGraphAddMemFreeNode", |out| vec![out, freeing, 0, 0, *at]);
             }
             let freeing = Graph::of(freeing, Vec::new(), false);
             assert_eq!(freeing.launch(stream), 0);
-            done("cuStreamSynchronize", &[stream]);
+            call_ok("cuStreamSynchronize", &[stream]);
             freeing.destroy();
         }),
     ];
@@ -202,15 +202,15 @@ fn graphs_equal_the_drivers_attributes_at_every_step() {
                 free(&graph);
                 compared.step(how);
             }
-            done("cuStreamSynchronize", &[stream]);
+            call_ok("cuStreamSynchronize", &[stream]);
             compared.step("synchronised");
             if at_launch {
-                graph.own.iter().for_each(|at| done("cuMemFreeAsync", &[*at, stream]));
+                graph.own.iter().for_each(|at| call_ok("cuMemFreeAsync", &[*at, stream]));
             }
             graph.destroy();
             compared.step("destroyed");
             synchronize();
-            done("cuDeviceGraphMemTrim", &[0]);
+            call_ok("cuDeviceGraphMemTrim", &[0]);
             compared.step("trimmed");
             let kind = if by_hand { "hand-built" } else { "captured" };
             println!("a {kind} graph, freed {how}: {} steps equal the driver's attributes", compared.steps);
@@ -219,29 +219,29 @@ fn graphs_equal_the_drivers_attributes_at_every_step() {
     // This graph is mapped by an upload and launched on two streams. A launch fails while a block of the graph is live.
     let mut compared = Compared::start();
     let graph = Graph::build(&[(48 * MIB, false)], false);
-    done("cuGraphUpload", &[graph.executable, stream]);
+    call_ok("cuGraphUpload", &[graph.executable, stream]);
     compared.step("uploaded");
     for on in [stream, other, stream] {
         assert_eq!(graph.launch(on), 0);
         compared.step("launched");
         assert_ne!(graph.launch(on), 0, "its block is live");
         compared.step("refused");
-        done("cuMemFreeAsync", &[graph.own[0], on]);
+        call_ok("cuMemFreeAsync", &[graph.own[0], on]);
         synchronize();
         compared.step("freed");
     }
     graph.destroy();
-    done("cuDeviceGraphMemTrim", &[0]);
+    call_ok("cuDeviceGraphMemTrim", &[0]);
     compared.step("trimmed");
     for stream in [stream, other] {
-        done("cuStreamDestroy_v2", &[stream]);
+        call_ok("cuStreamDestroy_v2", &[stream]);
     }
 }
 
 /// Traces are started and read during a capture. Their calls of the driver do not break the capture.
 #[test]
 fn a_capture_stays_whole() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     let stream = cu::stream();
     for mode in [Capture::Global, Capture::ThreadLocal, Capture::Relaxed] {
         let all = exact();
@@ -258,13 +258,13 @@ fn a_capture_stays_whole() {
         graph.destroy();
         println!("a capture ({mode:?}) stays whole and counts nothing");
     }
-    done("cuStreamDestroy_v2", &[stream]);
+    call_ok("cuStreamDestroy_v2", &[stream]);
 }
 
 /// The first trace after a subscription asks the driver for the id of a block, even during a capture.
 #[test]
 fn a_first_trace_leaves_a_capture_whole() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     let stream = cu::stream();
     for mode in [Capture::Global, Capture::ThreadLocal, Capture::Relaxed] {
         unsubscribe();
@@ -277,12 +277,12 @@ fn a_first_trace_leaves_a_capture_whole() {
         Graph::capture(stream, mode, &[(MIB, true)], false, first).destroy();
         // The free of a block that is older than the subscription still counts.
         unsubscribe();
-        let older = put("cuMemAlloc_v2", |out| vec![out, MIB]);
+        let older = call_for_output("cuMemAlloc_v2", |out| vec![out, MIB]);
         subscribe().expect("allocations can be intercepted");
         let trace = exact();
-        done("cuMemFree_v2", &[older]);
+        call_ok("cuMemFree_v2", &[older]);
         let data = trace.data();
         assert_eq!((data.used.get(), data.untracked, data.lost), (-MIB.cast_signed(), 0, 0), "{mode:?}");
     }
-    done("cuStreamDestroy_v2", &[stream]);
+    call_ok("cuStreamDestroy_v2", &[stream]);
 }

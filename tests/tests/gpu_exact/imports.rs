@@ -35,7 +35,7 @@ fn ipc_open(handle: [u64; 8]) -> u64 {
 /// The parent exports a handle, a pool with a block, and an IPC block. The child imports and releases all three.
 #[test]
 fn imports_in_two_processes() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     let (trace, stream) = (exact(), cu::stream());
     let check = |what: &str, used: u64| {
         let data = trace.data();
@@ -43,31 +43,31 @@ fn imports_in_two_processes() {
         println!("the exporting process, {what}: (used, lost, untracked) {found:?}");
         assert_eq!(found, (used.cast_signed(), 0, 0), "{what}");
     };
-    let plain = put("cuMemAlloc_v2", |out| vec![out, 4 * MIB]);
+    let plain = call_for_output("cuMemAlloc_v2", |out| vec![out, 4 * MIB]);
     let mut ipc = [0_u64; 8];
-    done("cuIpcGetMemHandle", &[ipc.as_mut_ptr() as u64, plain]);
+    call_ok("cuIpcGetMemHandle", &[ipc.as_mut_ptr() as u64, plain]);
     let properties = [1 | 1 << 32, 1_u64, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    let handle = put("cuMemCreate", |out| vec![out, 2 * MIB, properties.as_ptr() as u64, 0]);
-    let pool = put("cuMemPoolCreate", |out| vec![out, properties.as_ptr() as u64]);
-    let pooled = put("cuMemAllocFromPoolAsync", |out| vec![out, 3 * MIB, pool, stream]);
+    let handle = call_for_output("cuMemCreate", |out| vec![out, 2 * MIB, properties.as_ptr() as u64, 0]);
+    let pool = call_for_output("cuMemPoolCreate", |out| vec![out, properties.as_ptr() as u64]);
+    let pooled = call_for_output("cuMemAllocFromPoolAsync", |out| vec![out, 3 * MIB, pool, stream]);
     synchronize();
     let descriptors = [("cuMemExportToShareableHandle", handle), ("cuMemPoolExportToShareableHandle", pool)]
-        .map(|(export, what)| inherited(put(export, |out| vec![out, what, 1, 0]) & 0xffff_ffff));
+        .map(|(export, what)| inherited(call_for_output(export, |out| vec![out, what, 1, 0]) & 0xffff_ffff));
     // The driver exports pointers only of a pool that was exported.
     let mut pointer = [0_u64; 8];
-    done("cuMemPoolExportPointer", &[pointer.as_mut_ptr() as u64, pooled]);
+    call_ok("cuMemPoolExportPointer", &[pointer.as_mut_ptr() as u64, pooled]);
     check("exported", 9 * MIB);
     let words = [ipc.as_slice(), &pointer, &descriptors].concat();
     let words: Vec<_> = std::hint::black_box(words).iter().map(u64::to_string).collect();
     println!("{}", OwnProcess::new("imports::importing").part(&words.join(",")).passes().stdout);
     check("after the importing process", 9 * MIB);
-    done("cuMemFree_v2", &[plain]);
-    done("cuMemRelease", &[handle]);
-    done("cuMemFreeAsync", &[pooled, stream]);
+    call_ok("cuMemFree_v2", &[plain]);
+    call_ok("cuMemRelease", &[handle]);
+    call_ok("cuMemFreeAsync", &[pooled, stream]);
     synchronize();
-    done("cuMemPoolDestroy", &[pool]);
+    call_ok("cuMemPoolDestroy", &[pool]);
     check("freed", 0);
-    done("cuStreamDestroy_v2", &[stream]);
+    call_ok("cuStreamDestroy_v2", &[stream]);
 }
 
 /// This test is the importing process of `imports_in_two_processes`.
@@ -76,7 +76,7 @@ fn importing() {
     let Some(words) = part() else { return };
     let words: Vec<u64> = words.split(',').map(|word| word.parse().expect("a number")).collect();
     let (ipc, pointer, handle, pool) = (&words[..8], &words[8..16], words[16], words[17]);
-    let _one = device();
+    let _guard = device();
     let (trace, stream) = (exact(), cu::stream());
     let check = |what: &str| {
         let data = trace.data();
@@ -84,27 +84,27 @@ fn importing() {
         println!("the importing process, {what}: (used, peaked, lost, untracked) {found:?}");
         assert_eq!(found, (0, 0, 0, 0), "{what}");
     };
-    let imported = put("cuMemImportFromShareableHandle", |out| vec![out, handle, 1]);
-    let at = put("cuMemAddressReserve", |out| vec![out, 2 * MIB, 0, 0, 0]);
-    done("cuMemMap", &[at, 2 * MIB, 0, imported, 0]);
+    let imported = call_for_output("cuMemImportFromShareableHandle", |out| vec![out, handle, 1]);
+    let at = call_for_output("cuMemAddressReserve", |out| vec![out, 2 * MIB, 0, 0, 0]);
+    call_ok("cuMemMap", &[at, 2 * MIB, 0, imported, 0]);
     check("a handle imported and mapped");
-    done("cuMemRelease", &[imported]);
+    call_ok("cuMemRelease", &[imported]);
     check("the handle released");
-    done("cuMemUnmap", &[at, 2 * MIB]);
-    done("cuMemAddressFree", &[at, 2 * MIB]);
+    call_ok("cuMemUnmap", &[at, 2 * MIB]);
+    call_ok("cuMemAddressFree", &[at, 2 * MIB]);
     check("unmapped");
-    let pool = put("cuMemPoolImportFromShareableHandle", |out| vec![out, pool, 1, 0]);
+    let pool = call_for_output("cuMemPoolImportFromShareableHandle", |out| vec![out, pool, 1, 0]);
     for free in ["cuMemFreeAsync", "cuMemFree_v2"] {
-        let at = put("cuMemPoolImportPointer", |out| vec![out, pool, pointer.as_ptr() as u64]);
+        let at = call_for_output("cuMemPoolImportPointer", |out| vec![out, pool, pointer.as_ptr() as u64]);
         check("a block of a pool imported");
-        done(free, &[at, stream]);
+        call_ok(free, &[at, stream]);
         synchronize();
         check(free);
     }
-    done("cuMemPoolDestroy", &[pool]);
+    call_ok("cuMemPoolDestroy", &[pool]);
     check("the pool destroyed");
     let at = ipc_open(ipc.try_into().expect("64 bytes"));
     check("an IPC block opened");
-    done("cuIpcCloseMemHandle", &[at]);
+    call_ok("cuIpcCloseMemHandle", &[at]);
     check("and closed");
 }

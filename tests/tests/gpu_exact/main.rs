@@ -33,8 +33,8 @@ use gpumem::{
     try_gpu_mem_get,
 };
 use gpumem_tests::{
-    Random, Standin, Wrong,
-    driver::{call, done, put, try_put},
+    Mismatches, Random, Standin,
+    driver::{call, call_for_output, call_ok, try_call_for_output},
     on_the_standin, on_the_standin_with_both_sources, reported_by_both,
 };
 
@@ -44,10 +44,10 @@ const MIB: usize = 1 << 20;
 
 /// Makes device 0 current and intercepts its allocations. Returns a lock that lets only one test run at a time.
 fn device() -> Option<MutexGuard<'static, ()>> {
-    let one = gpumem_tests::device()?;
+    let guard = gpumem_tests::device()?;
     Context::primary(0).make_current();
     subscribe().expect("allocations can be intercepted");
-    Some(one)
+    Some(guard)
 }
 
 fn exact() -> GpuMemTrace {
@@ -60,8 +60,8 @@ fn exact_on(ordinal: u32) -> GpuMemTrace {
     builder.all_threads().on_exit_report(false).start().expect("allocations can be intercepted")
 }
 
-fn take(way: Way, bytes: usize) -> Block {
-    cu::take(way, bytes).unwrap_or_else(|error| panic!("{bytes} bytes by {way:?}: {error:?}"))
+fn allocate(way: Way, bytes: usize) -> Block {
+    cu::allocate(way, bytes).unwrap_or_else(|error| panic!("{bytes} bytes by {way:?}: {error:?}"))
 }
 
 /// Returns the used memory of the device, as the driver reports it, including other processes.
@@ -78,7 +78,7 @@ fn mib(bytes: i64) -> String {
 /// Returns an error unless used and peaked are right to the byte and no event was missed.
 fn compare(trace: &GpuMemTrace, what: &str, used: i64, peaked: u64) -> Result<(), String> {
     let data = trace.data();
-    let said = format!(
+    let message = format!(
         "used {}, peaked {}, lost {}, untracked {} <- expected {}, {}: {what}",
         mib(data.used.get()),
         mib(data.peaked.get().cast_signed()),
@@ -87,14 +87,14 @@ fn compare(trace: &GpuMemTrace, what: &str, used: i64, peaked: u64) -> Result<()
         mib(used),
         mib(peaked.cast_signed())
     );
-    println!("{said}");
+    println!("{message}");
     let right = data.gauge == Gauge::Exact && data.used.get() == used && data.peaked.get() == peaked;
-    if right && (data.lost, data.untracked) == (0, 0) { Ok(()) } else { Err(said) }
+    if right && (data.lost, data.untracked) == (0, 0) { Ok(()) } else { Err(message) }
 }
 
 fn check(trace: &GpuMemTrace, what: &str, used: i64, peaked: u64) {
-    if let Err(wrong) = compare(trace, what, used, peaked) {
-        panic!("{wrong}");
+    if let Err(message) = compare(trace, what, used, peaked) {
+        panic!("{message}");
     }
 }
 
@@ -124,7 +124,7 @@ fn on_the_stand_in_driver_with_both_sources() {
 /// calls fail.
 #[test]
 fn both_sources_report_the_same() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     let reported = reported_by_both(|| {
         every_kind_of_call();
         thread::spawn(|| {
@@ -166,91 +166,93 @@ fn both_sources_report_the_same() {
         "ForeignHandle",
         "Foreign {",
     ] {
-        assert!(by_dispatch.iter().any(|call| call.contains(kind)), "nothing was reported of {kind}: {by_dispatch:#?}");
+        assert!(by_dispatch.iter().any(|call| call.contains(kind)), "no {kind} event was reported: {by_dispatch:#?}");
     }
     println!("both sources recorded {} events", by_dispatch.len());
 }
 
 fn every_kind_of_call() {
     for way in Way::ALL {
-        let [kept, freed] = [10 * MIB, 3 * MIB].map(|bytes| take(way, bytes));
+        let [kept, freed] = [10 * MIB, 3 * MIB].map(|bytes| allocate(way, bytes));
         free_block(freed);
         free_block(kept);
     }
-    for rejected in [cu::take(Way::Plain, 1 << 50), cu::take(Way::Async, 1 << 50), cu::take(Way::Vmm, 1 << 50)] {
+    for rejected in
+        [cu::allocate(Way::Plain, 1 << 50), cu::allocate(Way::Async, 1 << 50), cu::allocate(Way::Vmm, 1 << 50)]
+    {
         assert!(rejected.is_err(), "{rejected:?} is more than a device has");
     }
-    assert_ne!(call("cuMemFree_v2", &[0x1234]), 0, "that is no block");
-    assert_ne!(call("cuMemFreeAsync", &[0x1234, NULL_STREAM]), 0, "that is no block");
+    assert_ne!(call("cuMemFree_v2", &[0x1234]), 0, "that is not a block");
+    assert_ne!(call("cuMemFreeAsync", &[0x1234, NULL_STREAM]), 0, "that is not a block");
     let host = vec![0_u8; 1 << 16];
-    done("cuMemHostRegister_v2", &[cu::address(&*host), host.len() as u64, 0]);
-    done("cuMemHostUnregister", &[cu::address(&*host)]);
+    call_ok("cuMemHostRegister_v2", &[cu::address(&*host), host.len() as u64, 0]);
+    call_ok("cuMemHostUnregister", &[cu::address(&*host)]);
 
     let stream = cu::stream();
     let pools = [cu::pool_create(0), cu::default_pool(0)];
     for pool in pools {
         for block in [
-            put("cuMemAllocFromPoolAsync", |at| vec![at, MIB as u64, pool, stream]),
-            put("cuMemAllocAsync", |at| vec![at, MIB as u64, stream]),
+            call_for_output("cuMemAllocFromPoolAsync", |at| vec![at, MIB as u64, pool, stream]),
+            call_for_output("cuMemAllocAsync", |at| vec![at, MIB as u64, stream]),
         ] {
-            done("cuMemFreeAsync", &[block, stream]);
+            call_ok("cuMemFreeAsync", &[block, stream]);
         }
     }
-    done("cuStreamSynchronize", &[stream]);
-    done("cuMemPoolDestroy", &[pools[0]]);
-    done("cuStreamDestroy_v2", &[stream]);
+    call_ok("cuStreamSynchronize", &[stream]);
+    call_ok("cuMemPoolDestroy", &[pools[0]]);
+    call_ok("cuStreamDestroy_v2", &[stream]);
 
     let context = Context::create(0);
-    let _goes_with_it = take(Way::Plain, MIB);
+    let _freed_with_context = allocate(Way::Plain, MIB);
     context.destroy();
     Context::primary(0).make_current();
 }
 
 #[test]
-fn every_way_to_allocate_to_the_byte() {
-    let Some(_one) = device() else { return };
-    let mut wrong = Wrong::default();
+fn every_way_to_allocate_is_counted_to_the_byte() {
+    let Some(_guard) = device() else { return };
+    let mut mismatches = Mismatches::default();
     for way in Way::ALL {
         for bytes in [1, 1000, 4096, 1_000_003, 3 * MIB] {
             let trace = exact();
-            let block = take(way, bytes);
+            let block = allocate(way, bytes);
             let counted = block.counted();
             assert!(counted == 0 || counted >= i64::try_from(bytes).expect("small"), "{block:?}");
-            wrong.note(compare(&trace, &format!("{way:?}: {bytes} bytes asked for"), counted, 0));
+            mismatches.record(compare(&trace, &format!("{way:?}: {bytes} bytes asked for"), counted, 0));
             free_block(block);
-            wrong.note(compare(&trace, &format!("{way:?}: freed"), 0, counted.unsigned_abs()));
+            mismatches.record(compare(&trace, &format!("{way:?}: freed"), 0, counted.unsigned_abs()));
         }
     }
-    wrong.end();
+    mismatches.assert_none();
 }
 
-fn any_way(random: &mut Random) -> Way {
+fn random_way(random: &mut Random) -> Way {
     Way::ALL[random.below(Way::ALL.len())]
 }
 
 /// Returns a size of at most 6 MiB. Small and large sizes are equally likely: each power of two is as likely as the others.
-fn any_bytes(random: &mut Random) -> usize {
+fn random_size(random: &mut Random) -> usize {
     let power = random.below(23);
     1 + random.below(1 << power) + (1 << power) / 2
 }
 
 #[test]
 fn blocks_older_than_the_subscription_are_looked_up() {
-    let Some(_one) = device() else { return };
-    let mut wrong = Wrong::default();
+    let Some(_guard) = device() else { return };
+    let mut mismatches = Mismatches::default();
     let mut older = |way, bytes: usize, right: &dyn Fn(i64, i64, u64) -> bool| {
         unsubscribe();
-        let block = take(way, bytes);
+        let block = allocate(way, bytes);
         subscribe().expect("nobody else is subscribed");
         let trace = exact();
         let counted = block.counted();
         free_block(block);
         let data = trace.data();
         let (used, untracked) = (data.used.get(), data.untracked);
-        let said = format!("{way:?} of {counted} counted bytes, older: used {used}, untracked {untracked}");
-        println!("{said}");
+        let message = format!("{way:?} of {counted} counted bytes, older: used {used}, untracked {untracked}");
+        println!("{message}");
         let right = right(counted, used, untracked) && (data.peaked.get(), data.lost) == (0, 0);
-        wrong.note(if right { Ok(()) } else { Err(said) });
+        mismatches.record(if right { Ok(()) } else { Err(message) });
     };
     for way in [Way::Plain, Way::Async, Way::Managed, Way::Pinned] {
         for bytes in [64 * MIB, 2 * MIB] {
@@ -266,23 +268,23 @@ fn blocks_older_than_the_subscription_are_looked_up() {
     for way in [Way::Array, Way::Vmm, Way::VmmReleasedEarly] {
         older(way, 4 * MIB, &|_, used, _| used == 0);
     }
-    wrong.end();
+    mismatches.assert_none();
 }
 
 #[test]
 fn what_fails_is_not_counted() {
-    let Some(_one) = device() else { return };
-    let (trace, mut wrong) = (exact(), Wrong::default());
+    let Some(_guard) = device() else { return };
+    let (trace, mut mismatches) = (exact(), Mismatches::default());
     let too_much = usize::try_from(try_gpu_mem_get(0).expect("the device can be read").total.get()).expect("64 bits");
     for way in [Way::Plain, Way::Pitched, Way::Async, Way::Vmm] {
-        let error = cu::take(way, too_much + 64 * MIB).expect_err("more than the device has");
-        wrong.note(compare(&trace, &format!("{way:?} of more than there is: {error:?}"), 0, 0));
+        let error = cu::allocate(way, too_much + 64 * MIB).expect_err("more than the device has");
+        mismatches.record(compare(&trace, &format!("{way:?} of more than there is: {error:?}"), 0, 0));
     }
-    let block = take(Way::Plain, MIB);
+    let block = allocate(Way::Plain, MIB);
     let size = in_mib(1);
     let inside = call("cuMemFree_v2", &[block.name() + 4096]);
-    assert_ne!(inside, 0, "the middle of a block is none");
-    wrong.note(compare(&trace, &format!("cuMemFree of the middle of a block: {inside}"), size, 0));
+    assert_ne!(inside, 0, "the middle of a block is not a block");
+    mismatches.record(compare(&trace, &format!("cuMemFree of the middle of a block: {inside}"), size, 0));
     let name = block.name();
     free_block(block);
     for (what, function, arguments) in [
@@ -292,25 +294,25 @@ fn what_fails_is_not_counted() {
         ("no address", "cuMemFreeHost", &[0xdead_0000]),
     ] {
         let rejected = call(function, arguments);
-        wrong.note(compare(&trace, &format!("{function} of {what}: {rejected}"), 0, 1 << 20));
+        mismatches.record(compare(&trace, &format!("{function} of {what}: {rejected}"), 0, 1 << 20));
         assert_ne!(rejected, 0, "{function} of {what}");
     }
-    done("cuMemFree_v2", &[0]);
-    wrong.note(compare(&trace, "cuMemFree_v2 of 0", 0, 1 << 20));
-    wrong.end();
+    call_ok("cuMemFree_v2", &[0]);
+    mismatches.record(compare(&trace, "cuMemFree_v2 of 0", 0, 1 << 20));
+    mismatches.assert_none();
 }
 
 #[test]
 fn unsubscribing_in_the_middle_keeps_what_is_known() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     let spanning = exact();
-    let (plain, pooled) = (take(Way::Plain, 10 * MIB), take(Way::Async, 20 * MIB));
-    let virtually = take(Way::Vmm, 6 * MIB);
+    let (plain, pooled) = (allocate(Way::Plain, 10 * MIB), allocate(Way::Async, 20 * MIB));
+    let virtually = allocate(Way::Vmm, 6 * MIB);
     unsubscribe();
     assert!(status().intercepted_by.is_none());
     let rejected = GpuMemTrace::builder().gauge(Gauge::Exact).device(0).start();
     println!("an exact trace while unsubscribed: {}", rejected.expect_err("nothing is intercepted"));
-    let without_cupti = take(Way::Plain, 40 * MIB);
+    let without_cupti = allocate(Way::Plain, 40 * MIB);
     subscribe().expect("nobody else is subscribed");
     let trace = exact();
     free_block(plain);

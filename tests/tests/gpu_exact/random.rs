@@ -17,28 +17,28 @@ fn close(descriptor: u64) {
 /// Imports physical memory of this process again, in each way that works within one process.
 pub(super) fn import(physical: &Block, random: &mut Random) {
     let (handle, bytes) = (physical.name(), physical.counted().unsigned_abs());
-    let exported = put("cuMemExportToShareableHandle", |out| vec![out, handle, 1, 0]) & 0xffff_ffff;
+    let exported = call_for_output("cuMemExportToShareableHandle", |out| vec![out, handle, 1, 0]) & 0xffff_ffff;
     if random.below(2) == 0 {
-        let imported = put("cuMemImportFromShareableHandle", |out| vec![out, exported, 1]);
+        let imported = call_for_output("cuMemImportFromShareableHandle", |out| vec![out, exported, 1]);
         if random.below(2) == 0 {
-            let at = put("cuMemAddressReserve", |out| vec![out, bytes, 0, 0, 0]);
+            let at = call_for_output("cuMemAddressReserve", |out| vec![out, bytes, 0, 0, 0]);
             // In the stand-in driver, all imported memory has one size, so mapping another size fails.
             if call("cuMemMap", &[at, bytes, 0, imported, 0]) == 0 {
-                done("cuMemUnmap", &[at, bytes]);
+                call_ok("cuMemUnmap", &[at, bytes]);
             }
-            done("cuMemAddressFree", &[at, bytes]);
+            call_ok("cuMemAddressFree", &[at, bytes]);
         }
-        done("cuMemRelease", &[imported]);
+        call_ok("cuMemRelease", &[imported]);
         close(exported);
     } else {
         // CUDA_EXTERNAL_MEMORY_HANDLE_DESC: the type, which is a file descriptor; the descriptor, which the driver owns after the
         // call; the size.
         let description = [1, exported, 0, bytes, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        let external = put("cuImportExternalMemory", |out| vec![out, description.as_ptr() as u64]);
+        let external = call_for_output("cuImportExternalMemory", |out| vec![out, description.as_ptr() as u64]);
         let buffer = [0, bytes, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        let at = put("cuExternalMemoryGetMappedBuffer", |out| vec![out, external, buffer.as_ptr() as u64]);
-        done("cuMemFree_v2", &[at]);
-        done("cuDestroyExternalMemory", &[external]);
+        let at = call_for_output("cuExternalMemoryGetMappedBuffer", |out| vec![out, external, buffer.as_ptr() as u64]);
+        call_ok("cuMemFree_v2", &[at]);
+        call_ok("cuDestroyExternalMemory", &[external]);
     }
 }
 
@@ -57,7 +57,7 @@ struct World {
     contexts: Vec<u64>,
     pool: u64,
     readings: usize,
-    wrong: Vec<String>,
+    mismatches: Vec<String>,
 }
 
 impl World {
@@ -65,7 +65,7 @@ impl World {
         let mut contexts = vec![Context::primary(0).0];
         if random.below(10) == 0 {
             contexts.push(Context::create(0).0);
-            done("cuCtxSetCurrent", &[contexts[0]]);
+            call_ok("cuCtxSetCurrent", &[contexts[0]]);
         }
         let streams = (0..=random.below(3)).map(|_| cu::stream()).collect();
         let pool = cu::pool_create(0);
@@ -79,7 +79,7 @@ impl World {
             contexts,
             pool,
             readings: 0,
-            wrong: Vec::new(),
+            mismatches: Vec::new(),
         };
         world.note();
         world.traces.push((exact(), 0));
@@ -97,13 +97,13 @@ impl World {
 
     fn step(&mut self, random: &mut Random) {
         let context = random.below(self.contexts.len());
-        done("cuCtxSetCurrent", &[self.contexts[context]]);
+        call_ok("cuCtxSetCurrent", &[self.contexts[context]]);
         match random.below(20) {
             0..5 => self.allocate(context, random),
             5..9 => self.free(random),
             // Graphs belong to the primary context.
             9..16 => {
-                done("cuCtxSetCurrent", &[self.contexts[0]]);
+                call_ok("cuCtxSetCurrent", &[self.contexts[0]]);
                 self.graph(random);
             }
             16 => self.import(random),
@@ -128,7 +128,7 @@ impl World {
             _ => Way::Exportable,
         };
         let context = Some(context).filter(|_| !matches!(way, Way::On(_) | Way::FromPool(..) | Way::Exportable));
-        self.blocks.push((take(way, bytes), context));
+        self.blocks.push((allocate(way, bytes), context));
     }
 
     fn free(&mut self, random: &mut Random) {
@@ -138,8 +138,8 @@ impl World {
         let (block, _) = self.blocks.swap_remove(random.below(self.blocks.len()));
         match block.way {
             // Each of these functions frees memory of a pool, on any stream.
-            Way::On(_) | Way::FromPool(..) if random.below(4) == 0 => done("cuMemFree_v2", &[block.name()]),
-            Way::On(_) | Way::FromPool(..) => done("cuMemFreeAsync", &[block.name(), self.stream(random)]),
+            Way::On(_) | Way::FromPool(..) if random.below(4) == 0 => call_ok("cuMemFree_v2", &[block.name()]),
+            Way::On(_) | Way::FromPool(..) => call_ok("cuMemFreeAsync", &[block.name(), self.stream(random)]),
             _ => free_block(block),
         }
     }
@@ -163,8 +163,8 @@ impl World {
                 let captured = Graph::capture(stream, mode, &blocks, frees, || {
                     if relaxed {
                         blip = 1 + random.below(MIB);
-                        let elsewhere = put("cuMemAllocAsync", |out| vec![out, blip, 0]);
-                        done("cuMemFreeAsync", &[elsewhere, 0]);
+                        let elsewhere = call_for_output("cuMemAllocAsync", |out| vec![out, blip, 0]);
+                        call_ok("cuMemFreeAsync", &[elsewhere, 0]);
                     }
                 });
                 let now = self.log.last().copied().unwrap_or(0);
@@ -180,22 +180,22 @@ impl World {
                     let new: Vec<_> = graph.own.iter().filter(|at| !self.live.contains(at)).copied().collect();
                     self.live.extend(new);
                 }
-                done("cuStreamSynchronize", &[stream]);
+                call_ok("cuStreamSynchronize", &[stream]);
             }
             5 | 6 if !self.live.is_empty() => {
                 let at = self.live.swap_remove(random.below(self.live.len()));
                 match random.below(2) {
-                    0 => done("cuMemFreeAsync", &[at, stream]),
-                    _ => done("cuMemFree_v2", &[at]),
+                    0 => call_ok("cuMemFreeAsync", &[at, stream]),
+                    _ => call_ok("cuMemFree_v2", &[at]),
                 }
-                done("cuStreamSynchronize", &[stream]);
+                call_ok("cuStreamSynchronize", &[stream]);
             }
             _ => {
                 if !self.graphs.is_empty() && random.below(2) == 0 {
                     self.graphs.swap_remove(random.below(self.graphs.len())).destroy();
                 }
                 synchronize();
-                done("cuDeviceGraphMemTrim", &[0]);
+                call_ok("cuDeviceGraphMemTrim", &[0]);
             }
         }
     }
@@ -212,10 +212,10 @@ impl World {
             0 => assert_ne!(call("cuMemFree_v2", &[0x1234_0000]), 0),
             1 => assert_ne!(call("cuGraphLaunch", &[0, self.stream(random)]), 0),
             2 => {
-                done("cuCtxSetCurrent", &[self.contexts[0]]);
+                call_ok("cuCtxSetCurrent", &[self.contexts[0]]);
                 let at = random.below(self.streams.len());
                 synchronize();
-                done("cuStreamDestroy_v2", &[self.streams[at]]);
+                call_ok("cuStreamDestroy_v2", &[self.streams[at]]);
                 self.streams[at] = cu::stream();
             }
             _ if self.contexts.len() > 1 => self.end_context(),
@@ -225,10 +225,10 @@ impl World {
 
     /// Ends a context. Its blocks end with it.
     fn end_context(&mut self) {
-        done("cuCtxSetCurrent", &[self.contexts[0]]);
+        call_ok("cuCtxSetCurrent", &[self.contexts[0]]);
         synchronize();
         if let Some(context) = self.contexts.pop() {
-            done("cuCtxDestroy_v2", &[context]);
+            call_ok("cuCtxDestroy_v2", &[context]);
             let place = self.contexts.len();
             self.blocks.retain(|(_, context)| *context != Some(place) || place == 0);
         }
@@ -258,7 +258,8 @@ impl World {
         let found = (data.used.get(), data.peaked.get().cast_signed());
         if found != expected || (data.lost, data.untracked) != (0, 0) {
             let missed = format!("lost {}, untracked {}", data.lost, data.untracked);
-            self.wrong.push(format!("(used, peaked) is {expected:?} by the log and {found:?} by the trace, {missed}"));
+            self.mismatches
+                .push(format!("(used, peaked) is {expected:?} by the log and {found:?} by the trace, {missed}"));
         }
         self.readings += 1;
     }
@@ -268,28 +269,28 @@ impl World {
             self.end_context();
             self.note();
         }
-        done("cuCtxSetCurrent", &[self.contexts[0]]);
+        call_ok("cuCtxSetCurrent", &[self.contexts[0]]);
         while !self.blocks.is_empty() {
             self.free(random);
             self.note();
         }
         for at in std::mem::take(&mut self.live) {
-            done("cuMemFreeAsync", &[at, self.streams[0]]);
+            call_ok("cuMemFreeAsync", &[at, self.streams[0]]);
         }
         for graph in std::mem::take(&mut self.graphs) {
             graph.destroy();
         }
         synchronize();
-        done("cuDeviceGraphMemTrim", &[0]);
+        call_ok("cuDeviceGraphMemTrim", &[0]);
         self.note();
         for at in 0..self.traces.len() {
             self.compare(at);
         }
-        done("cuMemPoolDestroy", &[self.pool]);
+        call_ok("cuMemPoolDestroy", &[self.pool]);
         for stream in std::mem::take(&mut self.streams) {
-            done("cuStreamDestroy_v2", &[stream]);
+            call_ok("cuStreamDestroy_v2", &[stream]);
         }
-        (self.readings, self.wrong)
+        (self.readings, self.mismatches)
     }
 }
 
@@ -299,10 +300,10 @@ const STEPS: usize = 40;
 /// Each program mixes kinds of memory, graphs, imports, streams, threads and contexts at random.
 #[test]
 fn random_programs_equal_their_own_log() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     let is_the_standin = device::name(0).is_ok_and(|name| name.starts_with("Stand-in"));
     let programs = if is_the_standin { 300 } else { 1000 };
-    let (mut readings, mut wrong) = (0, Vec::new());
+    let (mut readings, mut mismatches) = (0, Vec::new());
     for program in 0..programs {
         let mut random = Random::new(program);
         let world = Mutex::new(World::start(&mut random));
@@ -326,8 +327,8 @@ fn random_programs_equal_their_own_log() {
         let world = world.into_inner().unwrap_or_else(PoisonError::into_inner);
         let (read, of_program) = world.end(&mut random);
         readings += read;
-        wrong.extend(of_program.into_iter().map(|wrong| format!("program {program}: {wrong}")));
+        mismatches.extend(of_program.into_iter().map(|mismatch| format!("program {program}: {mismatch}")));
     }
-    println!("{programs} random programs: {readings} readings, {} of them wrong", wrong.len());
-    assert!(wrong.is_empty(), "{:#?}", &wrong[..wrong.len().min(20)]);
+    println!("{programs} random programs: {readings} readings, {} of them wrong", mismatches.len());
+    assert!(mismatches.is_empty(), "{:#?}", &mismatches[..mismatches.len().min(20)]);
 }

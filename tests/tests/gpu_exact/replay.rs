@@ -5,8 +5,8 @@ use super::*;
 /// PyTorch's statistics equal what the program adds up, and the high-water marks of a real pool are reset.
 #[test]
 fn the_statistics_equal_what_is_added_up() {
-    let Some(_one) = device() else { return };
-    let (mut random, mut blocks, mut wrong) = (Random::new(7), Vec::new(), Wrong::default());
+    let Some(_guard) = device() else { return };
+    let (mut random, mut blocks, mut mismatches) = (Random::new(7), Vec::new(), Mismatches::default());
     let before = memory_stats(0).expect("it is intercepted").all;
     let [mut current, mut peak, mut allocated] =
         [before.bytes.current, before.bytes.peak, before.bytes.allocated].map(Bytes::get);
@@ -22,7 +22,7 @@ fn the_statistics_equal_what_is_added_up() {
             current -= block.counted().unsigned_abs();
             free_block(block);
         } else {
-            let block = take(any_way(&mut random), any_bytes(&mut random));
+            let block = allocate(random_way(&mut random), random_size(&mut random));
             current += block.counted().unsigned_abs();
             allocated += block.counted().unsigned_abs();
             allocations += u64::from(block.counted() > 0);
@@ -39,15 +39,15 @@ fn the_statistics_equal_what_is_added_up() {
             && statistics.blocks.allocated == allocations
             && reserved.get() >= current;
         if !is_right {
-            wrong.note(Err(format!(
+            mismatches.record(Err(format!(
                 "step {step}: {reported:?}, reserved {reserved}, not {current}, {peak}, {allocated}"
             )));
         }
     }
-    assert_eq!(trace.data().peak_over_start().get(), most - start, "a reset of these peaks is no trace's");
-    println!("2000 steps: {current} B allocated, {allocated} B in all, {} wrong", wrong.count());
+    assert_eq!(trace.data().peak_over_start().get(), most - start, "a reset of these peaks does not reset a trace");
+    println!("2000 steps: {current} B allocated, {allocated} B in all, {} wrong", mismatches.count());
     blocks.into_iter().for_each(free_block);
-    let pooled = take(Way::Async, 40 * MIB);
+    let pooled = allocate(Way::Async, 40 * MIB);
     free_block(pooled);
     let high = max_memory_reserved(0).expect("the pool can be read");
     empty_cache().expect("nothing is captured");
@@ -55,10 +55,10 @@ fn the_statistics_equal_what_is_added_up() {
     let (now, most) = (memory_reserved(0), max_memory_reserved(0));
     println!("reserved: {high} at most, {now:?} after a trim, {most:?} after a reset of the peaks");
     if high.at_least < Bytes::mib(40) || most.map(|most| most.at_least) != now {
-        wrong.note(Err("the pool's mark".to_owned()));
+        mismatches.record(Err("the pool's mark".to_owned()));
     }
     println!("{}", memory_summary(0).expect("it is intercepted"));
-    wrong.end();
+    mismatches.assert_none();
 }
 
 const THREADS: usize = 16;
@@ -77,7 +77,7 @@ fn at_once(ways: &[Way]) -> Result<(), String> {
         for step in 0..300 {
             let nested = exact();
             if random.below(100) < 55 || own.is_empty() {
-                let block = take(ways[random.below(ways.len())], any_bytes(&mut random));
+                let block = allocate(ways[random.below(ways.len())], random_size(&mut random));
                 ever.fetch_add(block.counted(), Relaxed);
                 own.push(block);
             } else {
@@ -104,7 +104,7 @@ fn at_once(ways: &[Way]) -> Result<(), String> {
     let events = status().events - before.events;
     kept.into_iter().for_each(free_block);
     let end = trace.data();
-    let said = format!(
+    let message = format!(
         "16 threads at once by {ways:?}: {events} events, used {} where {expected} B were kept, {} when all was freed, \
          peaked {}, lost {}, untracked {}",
         data.used.get(),
@@ -113,19 +113,19 @@ fn at_once(ways: &[Way]) -> Result<(), String> {
         end.lost,
         end.untracked
     );
-    println!("{said}");
+    println!("{message}");
     let right = data.used.get() == expected && end.used == 0 && (end.lost, end.untracked) == (0, 0);
     // The peak is not higher than the sum of all allocations.
     let right = right && data.peak_over_start() <= ever.load(Relaxed).unsigned_abs();
-    if right && status().live == before.live { Ok(()) } else { Err(said) }
+    if right && status().live == before.live { Ok(()) } else { Err(message) }
 }
 
 #[test]
 fn sixteen_threads_at_once_add_up() {
-    let Some(_one) = device() else { return };
+    let Some(_guard) = device() else { return };
     let apart = Way::ALL.map(|way| at_once(&[way]));
     let together = at_once(&Way::ALL);
-    let mut wrong = Wrong::default();
-    apart.into_iter().chain([together]).for_each(|result| wrong.note(result));
-    wrong.end();
+    let mut mismatches = Mismatches::default();
+    apart.into_iter().chain([together]).for_each(|result| mismatches.record(result));
+    mismatches.assert_none();
 }

@@ -454,14 +454,14 @@ fn others_need_a_token_or_the_socket() {
     assert_eq!(rejected, 10, "{outcome}");
     for text in [
         "gpumem: `pipe` cannot be used: it is not a regular file; give a file with a token",
-        "gpumem: cannot listen on 0.0.0.0:0: other machines can reach it, and there is no token; give --token-file FILE, or --unix SOCKET",
-        "gpumem: cannot listen on 0:0: other machines can reach it, and there is no token; give --token-file FILE, or --unix SOCKET",
+        "gpumem: cannot listen on 0.0.0.0:0: other machines can reach it, and there is no token; pass --token-file FILE, or --unix SOCKET",
+        "gpumem: cannot listen on 0:0: other machines can reach it, and there is no token; pass --token-file FILE, or --unix SOCKET",
         "gpumem: cannot listen on nowhere.invalid:0: failed to lookup address information",
-        "gpumem: cannot listen on localhost: invalid socket address; give another --listen ADDRESS:PORT",
-        "gpumem: `short` cannot be used: it is not a line of at least 16 characters; give a file with a token",
+        "gpumem: cannot listen on localhost: invalid socket address; use another --listen ADDRESS:PORT",
+        "gpumem: `short` cannot be used: it must contain one line of at least 16 characters; pass a file that contains a token",
         "gpumem: `/dev/zero` cannot be used: it is not a regular file; give a file with a token",
         " cannot be used: it has more than 4096 bytes; give a file with a token",
-        ": Address already in use (os error 98); another process may listen there; give another --listen",
+        ": Address already in use (os error 98); another process may listen there; use another --listen",
     ] {
         assert!(stderr.contains(text), "{text}: {outcome}");
     }
@@ -608,7 +608,7 @@ fn the_rules_and_the_queries_of_the_dashboard_are_right() {
     run(&["test".as_ref(), "rules".as_ref(), test.as_os_str()]);
 }
 
-/// Starts a collector of OpenTelemetry. Returns its port, and a channel with the requests that were pushed to it.
+/// Starts an OpenTelemetry collector. Returns its port, and a channel with the requests that were pushed to it.
 fn collector() -> (u16, mpsc::Receiver<ExportMetricsServiceRequest>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let port = listener.local_addr().expect("it has one").port();

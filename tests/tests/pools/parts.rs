@@ -1,4 +1,4 @@
-//! Tests the reports of a program's pool on a simulated device.
+//! Tests how reports show a pool that the program registers, on a simulated device.
 
 use gpumem::{
     Bytes, GpuMemTrace, breakdown,
@@ -10,17 +10,17 @@ use gpumem::{
 use gpumem_tests::simulated_gpu;
 
 #[test]
-fn reports_count_parts_and_have_a_row_for_what_is_unused() {
+fn reports_count_parts_and_show_unused_memory() {
     let _alone = crate::alone();
     let gpu = simulated_gpu();
-    let pool = Pool::register("cache-test", gpu.ordinal()).expect("the device is there");
+    let pool = Pool::register("cache-test", gpu.ordinal()).expect("the device exists");
     let mut trace = GpuMemTrace::builder()
         .ctx("pool-step")
         .device(gpu.ordinal())
         .at_peak(true)
         .silent(true)
         .start()
-        .expect("the device is there");
+        .expect("the device exists");
     let workspace = gpu.alloc(Bytes::mib(8)).expect("there is room");
     let block = gpu.alloc(Bytes::mib(100)).expect("there is room");
     pool.allocated(block.address(), Bytes::mib(10));
@@ -29,7 +29,7 @@ fn reports_count_parts_and_have_a_row_for_what_is_unused() {
     let data = trace.data();
     assert_eq!((data.used.mb(), data.peaked.mb(), data.lost), (28, 10, 0));
     assert_eq!(data.driver.map(|driver| (driver.used.mb(), driver.peaked.mb())), Some((108, 0)));
-    let at_peak: PeakHolders = trace.peak_holders().expect("it was asked for");
+    let at_peak: PeakHolders = trace.peak_holders().expect("`at_peak` is set");
     assert_eq!(at_peak.bytes, Bytes::mib(38), "{at_peak}");
     let parts = breakdown(gpu.ordinal()).expect("the device can be read");
     let row = parts.parts.iter().find(|part| part.kind == PartKind::RegisteredPool).expect("there is one");
@@ -48,11 +48,11 @@ fn reports_count_parts_and_have_a_row_for_what_is_unused() {
 }
 
 #[test]
-fn the_number_of_a_closed_pool_is_used_again() {
+fn the_id_of_a_closed_pool_is_reused() {
     let _alone = crate::alone();
     let gpu = simulated_gpu();
     for _ in 0..200 {
-        let pool = Pool::register("again", gpu.ordinal()).expect("numbers of closed pools are free");
+        let pool = Pool::register("again", gpu.ordinal()).expect("ids of closed pools are free");
         let block = gpu.alloc(Bytes::mib(1)).expect("there is room");
         pool.allocated(block.address(), Bytes::kib(1));
         drop((block, pool));
@@ -63,28 +63,29 @@ fn the_number_of_a_closed_pool_is_used_again() {
 fn a_pool_without_a_name_is_called_pool() {
     let _alone = crate::alone();
     let gpu = simulated_gpu();
-    let pool = Pool::register("", gpu.ordinal()).expect("the device is there");
+    let pool = Pool::register("", gpu.ordinal()).expect("the device exists");
     let block = gpu.alloc(Bytes::mib(1)).expect("there is room");
     pool.allocated(block.address(), Bytes::kib(1));
     let now = summary();
-    let names: Vec<_> = now.pools.iter().filter(|of| of.device == gpu.ordinal()).map(|of| of.name.as_str()).collect();
+    let names: Vec<_> =
+        now.pools.iter().filter(|pool| pool.device == gpu.ordinal()).map(|pool| pool.name.as_str()).collect();
     assert_eq!(names, ["pool"], "{now}");
 }
 
 #[test]
-fn pools_of_one_name_have_different_rows() {
+fn pools_with_the_same_name_get_separate_rows() {
     let _alone = crate::alone();
     let (gpu, other) = (simulated_gpu(), simulated_gpu());
     let register = |gpu: &SimGpu| {
-        let pool = Pool::register("arena", gpu.ordinal()).expect("the device is there");
+        let pool = Pool::register("arena", gpu.ordinal()).expect("the device exists");
         let block = gpu.alloc(Bytes::mib(1)).expect("there is room");
         pool.set_reserved(Bytes::mib(1));
         (pool, block)
     };
     let (first, second, third, elsewhere) = (register(&gpu), register(&gpu), register(&gpu), register(&other));
     let names = || {
-        let of_gpu = |pool: RegisteredPool| (pool.device == gpu.ordinal()).then_some(pool.name);
-        summary().pools.into_iter().filter_map(of_gpu).collect::<Vec<_>>()
+        let name_on_gpu = |pool: RegisteredPool| (pool.device == gpu.ordinal()).then_some(pool.name);
+        summary().pools.into_iter().filter_map(name_on_gpu).collect::<Vec<_>>()
     };
     assert_eq!(names(), ["arena", "arena #2", "arena #3"]);
     drop(second);

@@ -122,7 +122,7 @@ fn a_killed_program_had_its_memory_until_its_end() {
     assert_eq!(outcome.exit(), "exit status: 1", "{outcome}");
     // If the process is killed before the UUID of its device is recorded, as on a busy machine, the line says `may have had`
     // instead of `had`.
-    assert!(outcome.stdout.contains("had 16 MiB at one time, 4 MiB above the limit of 12 MiB: "), "{outcome}");
+    assert!(outcome.stdout.contains("had 16 MiB at the same time, 4 MiB above the limit of 12 MiB: "), "{outcome}");
 }
 
 /// Each allocation is on its own line. The line after the last allocation kills the process.

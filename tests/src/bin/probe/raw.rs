@@ -56,7 +56,7 @@ impl Names {
         let value = match (named, word.strip_prefix("0x")) {
             (Some(value), _) => value,
             (None, Some(digits)) => u64::from_str_radix(digits, 16)?,
-            (None, None) => word.parse().map_err(|_| format!("`{word}` is no number and no name"))?,
+            (None, None) => word.parse().map_err(|_| format!("`{word}` is neither a number nor a name"))?,
         };
         Ok(value + more.parse::<u64>()?)
     }

@@ -140,7 +140,7 @@ fn code(function: &str, count: usize) -> Result<&'static [u8], Trouble> {
 
 fn slot(function: &str) -> Result<&'static Slot, Trouble> {
     let stub = Stub::read(code(function, Stub::BYTES)?, symbol(function)?.addr() as u64);
-    let slot = ptr::with_exposed_provenance::<Slot>(usize::try_from(stub.ok_or("the function is no stub")?.slot)?);
+    let slot = ptr::with_exposed_provenance::<Slot>(usize::try_from(stub.ok_or("the function is not a stub")?.slot)?);
     if !slot.is_aligned() {
         return Err("the slot is not aligned".into());
     }

@@ -15,7 +15,7 @@ void set(alloc_t alloc) { next = alloc; }
 
 int take(uint64_t *address, size_t bytes, uint64_t stream) {
     int code = next(address, bytes, stream);
-    // The call above is no jump.
+    // The call above is not a jump.
     calls++;
     return code;
 }
