@@ -63,7 +63,7 @@ pub struct Settings {
     pub stacks: Stacks,
     /// True to report memory that was not freed (`GPUMEM_LEAKS`).
     pub leaks: bool,
-    /// True to report the allocations that made the peaks (`GPUMEM_PEAK`).
+    /// True to report the allocations that made up the peaks (`GPUMEM_PEAK`).
     pub peak: bool,
     /// The path of the recording (`GPUMEM_CAPTURE`) as the user wrote it. See [`recording`](Self::recording).
     pub recording: Option<PathBuf>,

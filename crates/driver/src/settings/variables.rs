@@ -48,7 +48,7 @@ pub(super) const VARIABLES: &[Variable] = &[
         name: "GPUMEM",
         meaning: "which lines traces print",
         values: "[directives](output.md#less-output) such as `off,train=lines,forward>=10MiB,every=100`",
-        default: "all their lines",
+        default: "all",
         read: |text, settings| {
             let text = text.to_string_lossy();
             let (filter, bad) = Filter::parse(&text);
@@ -63,9 +63,9 @@ pub(super) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "NO_COLOR",
-        meaning: "output to a terminal has no colours",
-        values: "any",
-        default: "colours, if it is a terminal",
+        meaning: "disables colours",
+        values: "any value",
+        default: "colours on a terminal",
         read: |text, settings| {
             settings.no_color = true;
             Ok(text.to_string_lossy().into_owned())
@@ -85,7 +85,8 @@ pub(super) const VARIABLES: &[Variable] = &[
     Variable {
         name: SOURCE,
         meaning: "how allocations are intercepted, unless the program chooses the source",
-        values: "`auto`: the dispatch table, else CUPTI, else sampling; `dispatch`, `cupti`: this one, else sampling",
+        values: "`auto`: the dispatch table, otherwise CUPTI, otherwise sampling; `dispatch` or `cupti`: only that one, otherwise \
+                 sampling",
         default: "`auto`",
         read: |text, settings| {
             let instead = "traces are sampled, and shorter peaks are missed, unless the program chooses the source";
@@ -109,8 +110,8 @@ pub(super) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GPUMEM_ADOPT",
-        meaning: "the threads without a scope whose allocations count for the scopes of others, unless the program chooses them",
-        values: "a prefix of their names; `*`: all threads without a scope",
+        meaning: "which threads without a scope count for another thread's scope, unless the program chooses them",
+        values: "a prefix of the thread names; `*`: all threads without a scope",
         default: "none",
         read: |text, settings| {
             let prefix = text.to_string_lossy();
@@ -122,14 +123,14 @@ pub(super) const VARIABLES: &[Variable] = &[
         name: "GPUMEM_CUPTI",
         meaning: "where `libcupti` is, if CUPTI is used",
         values: "the path of the file, or of its folder",
-        default: "searched on the loader's path, in `CUDA_HOME`, `CUDA_PATH` and `/usr/local/cuda*`, and among the Python \
+        default: "found through the loader's search path, in `CUDA_HOME`, `CUDA_PATH` and `/usr/local/cuda*`, and among the Python \
                   packages of the active environment",
         read: |text, settings| Ok(path(text, &mut settings.cupti)),
     },
     Variable {
         name: "GPUMEM_BACKTRACE",
         meaning: "the allocations whose stack is recorded",
-        values: "`1`: all; `0`: none; `auto`: those of 1 MiB or more; `python`: those of 1 MiB or more, with the lines of Python \
+        values: "`1`: all; `0`: none; `auto`: those of 1 MiB or more; `python`: those of 1 MiB or more, with Python lines \
                  (3.11 to 3.14 on Linux)",
         default: "`auto`",
         read: |text, settings| {
@@ -153,7 +154,7 @@ pub(super) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GPUMEM_PEAK",
-        meaning: "at the end of the process, report which allocations made the peak of each device, by scope and line",
+        meaning: "at the end of the process, report what made up each device's peak, by scope and line",
         values: "`1`, `0`",
         default: "`0`",
         read: |text, settings| flag(text, &mut settings.peak),
@@ -161,7 +162,7 @@ pub(super) const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUMEM_CAPTURE",
         meaning: "record the session to this file (feature `capture`); an existing recording is replaced",
-        values: "a path; `%p` stands for the process id",
+        values: "a path; `%p` becomes the process id",
         default: "none",
         read: |text, settings| {
             if !cfg!(feature = "capture") {
@@ -175,8 +176,8 @@ pub(super) const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUMEM_BUDGETS",
         meaning: "how to treat a budget that cannot be measured, or is not known",
-        values: "`skip`: stderr has a line about it, and the program continues",
-        default: "it fails; a function whose budget cannot be measured prints one notice",
+        values: "`skip`: print a line to stderr and continue",
+        default: "the budget fails; a function whose budget cannot be measured prints one notice",
         read: |text, settings| {
             if lower(text) != "skip" {
                 return invalid(format!("{} is not `skip`", value(text)), "budgets are enforced");
@@ -187,14 +188,14 @@ pub(super) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GPUMEM_BASELINE",
-        meaning: "the file with the earlier peaks of tests (feature `baseline`)",
+        meaning: "the file that stores the tests' previous peaks (feature `baseline`)",
         values: "a path",
         default: "none",
         read: |text, settings| Ok(path(text, &mut settings.baseline)),
     },
     Variable {
         name: "GPUMEM_BASELINE_UPDATE",
-        meaning: "write the peaks of tests to that file, instead of comparing them",
+        meaning: "write the tests' peaks to that file instead of comparing them",
         values: "`1`, `0`",
         default: "`0`",
         read: |text, settings| flag(text, &mut settings.update_baseline),
@@ -223,14 +224,14 @@ pub(super) const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: DRY,
-        meaning: "a dry run: the program allocates as on this GPU, and computes nothing large (feature `dry`)",
+        meaning: "a dry run: the program allocates as it would on this GPU, but skips large computations (feature `dry`)",
         values: CARDS,
         default: "none",
         read: |text, settings| replace_card(DRY, text, settings),
     },
     Variable {
         name: LIMIT,
-        meaning: "a smaller GPU: the program computes, and gets no more memory than this GPU has (feature `dry`)",
+        meaning: "a smaller GPU: the program runs normally, but gets no more memory than this GPU has (feature `dry`)",
         values: CARDS,
         default: "none",
         read: |text, settings| replace_card(LIMIT, text, settings),
