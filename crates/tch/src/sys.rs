@@ -22,7 +22,7 @@ unsafe extern "C" {
     fn free(text: *mut c_void);
 }
 
-/// The settings, segments and blocks of the allocator at one time, on all devices.
+/// The settings, segments and blocks of the allocator at one moment, on all devices.
 pub(crate) struct Snapshot {
     pub(crate) settings: AllocatorSettings,
     held: Vec<(u32, (Held, u64, u64))>,

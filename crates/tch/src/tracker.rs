@@ -27,7 +27,7 @@ pub(crate) enum Event {
     SegmentUnmap,
 }
 
-/// A part of the allocator's memory at one time. It comes with an address and a size.
+/// A part of the allocator's memory at one moment. It comes with an address and a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
     Segment,

@@ -14,7 +14,7 @@ pub fn leaks(view: &dyn LedgerView, names: &dyn Names, is_intercepted: bool) -> 
     leaks
 }
 
-/// Returns the allocations that made the peak of each device, for `GPUMEM_PEAK=1`. `under` is an unused id for a peak that is
+/// Returns the allocations that made up each device's peak, for `GPUMEM_PEAK=1`. `under` is an unused id for a peak that is
 /// kept during the call.
 pub fn device_peaks(view: &dyn LedgerView, names: &dyn Names, under: ScopeId, is_intercepted: bool) -> Peaks {
     let mut devices: Vec<Device> = view.stats().iter().map(|stats| stats.device).collect();

@@ -44,7 +44,7 @@ impl<'a> KeptPeak<'a> {
         view.keep_device_peak(device, under, false).then_some(Self { view, under })
     }
 
-    /// Returns the allocations that made the peak.
+    /// Returns the allocations that made up the peak.
     pub fn holders(&self, names: &dyn Names) -> Option<PeakHolders> {
         peak_holders(self.view, names, self.under)
     }

@@ -1,4 +1,4 @@
-//! The ids of callsites and stacks. The ledger knows only these ids; the session or the recording knows what they stand for.
+//! The ids of callsites and stacks. The ledger knows only these ids; the session or the recording knows what they mean.
 
 /// The id of a scope in the program. It stands for the scope's full name, or for the source line where the scope is opened if it
 /// has no name. 0 is none.

@@ -43,7 +43,7 @@ pub enum Threads {
 
 impl Threads {
     /// Returns the threads in no scope whose names start with `prefix`. Linux keeps 15 bytes of a name, so only the first 15
-    /// bytes of `prefix` count. An empty prefix stands for [`Unscoped`](Self::Unscoped).
+    /// bytes of `prefix` count. An empty prefix means [`Unscoped`](Self::Unscoped).
     pub fn named(prefix: &str) -> Self {
         if prefix.is_empty() { Self::Unscoped } else { Self::Named(ThreadName::new(prefix.as_bytes())) }
     }

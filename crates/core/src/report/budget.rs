@@ -72,7 +72,7 @@ pub struct Measurement<'a> {
     /// The source locations with the most live memory, the largest first. `None` if they are not known. Called only if a limit is
     /// exceeded, because resolving lines is slow.
     pub places: &'a dyn Fn() -> Option<Vec<Place>>,
-    /// The allocations that made the peak. `None` if they are not known. Called only if the peak is too high.
+    /// The allocations that made up the peak. `None` if they are not known. Called only if the peak is too high.
     pub peak: &'a dyn Fn() -> Option<PeakHolders>,
 }
 
@@ -316,7 +316,7 @@ impl Display for Circumstances<'_> {
     }
 }
 
-/// Writes the scopes and lines that made the peak. The smallest share one row, so that all rows add up to the peak.
+/// Writes the scopes and lines that made up the peak. The smallest share one row, so that all rows add up to the peak.
 fn made_peak(f: &mut fmt::Formatter<'_>, peak: &PeakHolders) -> fmt::Result {
     const MOST: usize = 10;
     write!(f, "\n  the peak of {} was made of:", peak.bytes)?;

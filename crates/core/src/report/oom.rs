@@ -34,7 +34,7 @@ pub struct OutOfMemory {
     pub scopes: Vec<Place>,
     /// The places in the code with the most live memory, at most ten.
     pub places: Vec<Place>,
-    /// The allocations that made the peak of the device, if gpumem recorded any.
+    /// The allocations that made up the device's peak, if gpumem recorded any.
     pub peak: Option<PeakHolders>,
 }
 

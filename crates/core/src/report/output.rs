@@ -100,7 +100,7 @@ pub enum Content {
     OutOfMemory(Box<OutOfMemory>),
     /// Blocks that were not freed by the end of the process.
     Leaks(Leaks),
-    /// The allocations that made the peak of each device, at exit.
+    /// The allocations that made up each device's peak, at exit.
     Peaks(Peaks),
     /// A budget that was not checked, and the reason.
     Budget(String),
@@ -186,7 +186,7 @@ impl Output {
     }
 }
 
-/// The allocations that made the peak of each device.
+/// The allocations that made up each device's peak.
 ///
 /// `Display` is a table of at most 80 columns for each device.
 ///

@@ -19,7 +19,7 @@ pub struct Stats {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NameStats {
-    /// The name. A `#` stands for numbers if more than 16 names differ only in them.
+    /// The name. A `#` replaces numbers if more than 16 names differ only in them.
     pub name: String,
     /// The CUDA ordinal of the device.
     pub device: u32,

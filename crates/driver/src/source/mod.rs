@@ -79,7 +79,7 @@ pub fn can_intercept(source: Source) -> Result<()> {
     devices()?.can_subscribe(Some(source)).map(drop)
 }
 
-/// Returns the version of CUPTI's interface, if the devices are CUDA's and CUPTI can be used. For example, 130002 stands for CUDA 13.0.
+/// Returns the version of CUPTI's interface, if the devices are CUDA's and CUPTI can be used. For example, 130002 means CUDA 13.0.
 #[cfg(feature = "cuda")]
 pub fn cupti_version() -> Option<u32> {
     devices().ok().filter(|devices| devices.family() == Family::Cuda).and_then(|_| cupti::version())

@@ -242,7 +242,7 @@ mod linux {
             }
             let creator = u32::try_from(about.shm_cpid).ok().filter(|pid| *pid != 0);
             // This process is one of those that have attached the segment.
-            // 0 stands for never.
+            // 0 means never.
             let detached = u64::try_from(about.shm_dtime).ok().filter(|time| *time != 0).map(Duration::from_secs);
             Ok(Some(Segment { bytes, creator, is_in_use: about.shm_nattch > 1, detached }))
         } else {

@@ -185,7 +185,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Keeps the allocations that made the peak, for [`peak_holders`](crate::GpuMemTrace::peak_holders). The default is `false`.
+    /// Keeps the allocations that made up the peak, for [`peak_holders`](crate::GpuMemTrace::peak_holders). The default is `false`.
     /// `true` makes each allocation a little slower, and has no effect if the results are not exact.
     pub fn at_peak(mut self, at_peak: bool) -> Self {
         self.request.at_peak = at_peak;

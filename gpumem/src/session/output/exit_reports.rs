@@ -12,7 +12,7 @@ pub(in crate::session) fn print_leaks(session: &'static Session) {
     session.print(Content::Leaks(derive::leaks(&session.inbox, session, is_intercepted)));
 }
 
-/// Prints the allocations that made the peak of each device.
+/// Prints the allocations that made up each device's peak.
 pub(in crate::session) fn print_peaks(session: &'static Session) {
     if !session.settings.peak || !session.is_started() {
         return;

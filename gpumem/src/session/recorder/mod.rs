@@ -148,7 +148,7 @@ impl Session {
         self.stacks.number(addresses, |id| self.recorder.define_early(id, &resolved))
     }
 
-    /// Returns a stack id that stands for the whole file. The same file has the same id for all calls, and another file at the same
+    /// Returns a stack id that identifies the whole file. The same file has the same id for all calls, and another file at the same
     /// address has another id.
     #[cold]
     pub(super) fn number_file(&self, address: usize) -> StackId {

@@ -41,7 +41,7 @@ impl NumberedModules {
         number
     }
 
-    /// Returns the file that a value on a stack stands for, and its id.
+    /// Returns the file that a value on a stack identifies, and its id.
     fn file(&self, number: usize) -> Option<(u32, &Arc<LoadedFile>)> {
         let number = number.checked_sub(FILE)?;
         Some((number.try_into().ok()?, self.files.get(number.checked_sub(1)?)?))
@@ -54,12 +54,12 @@ pub(super) struct ResolvedAddress {
     pub(super) address: CodeAddress,
     /// The module or line that contains it.
     pub(super) file: Option<Arc<LoadedFile>>,
-    /// The Python line, if the address stands for one.
+    /// The Python line, if the address is the id of one.
     pub(super) line: Option<Frame>,
 }
 
 impl ModuleTable {
-    /// Returns the value that stands for the file with the code before this return address.
+    /// Returns the value that identifies the file with the code before this return address.
     pub(super) fn number_of(&self, address: usize) -> Option<usize> {
         let file = source::files_of(&[address]).pop()??;
         Some(FILE | self.0.lock().unwrap_or_else(PoisonError::into_inner).number(&file) as usize)

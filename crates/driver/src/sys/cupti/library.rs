@@ -51,7 +51,7 @@ pub(crate) fn check_available() -> Result<(), Error> {
     cupti().map(|_| ())
 }
 
-/// Returns the version of the library's interface, if the library can be used and reports it. For example, 130002 stands for CUDA 13.0.
+/// Returns the version of the library's interface, if the library can be used and reports it. For example, 130002 means CUDA 13.0.
 #[doc(alias = "cuptiGetVersion")]
 pub(crate) fn version() -> Option<u32> {
     let get_version = cupti().ok()?.get_version?;

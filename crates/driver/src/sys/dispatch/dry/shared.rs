@@ -9,7 +9,7 @@ use once_cell::sync::OnceCell;
 const CARDS: usize = 64;
 /// The words of a slot: its process, and the bytes of the process on each GPU.
 const WORDS: usize = 1 + CARDS;
-/// The maximum number of processes that use the GPUs at one time.
+/// The maximum number of processes that use the GPUs at the same time.
 const SLOTS: usize = 256;
 
 /// The number of shared words. They are initially 0.
