@@ -102,7 +102,7 @@ pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::
         return print(write);
     }
     let failed =
-        |error: io::Error| Failure::new(format!("`{}` cannot be written", path.display()), error, "give another file");
+        |error: io::Error| Failure::new(format!("`{}` cannot be written", path.display()), error, "use another file");
     // A path that is not a regular file, such as /dev/stdout, is written in place.
     if path.metadata().is_ok_and(|known| !known.is_file()) {
         let mut out = io::BufWriter::new(fs::File::options().write(true).open(path).map_err(failed)?);

@@ -11,7 +11,7 @@ pub(crate) const SIZE_HELP: &str = "Sizes have a unit: 1KiB, 1MiB, 1GiB and 1TiB
 /// Parses the path of a new recording, which cannot be a stream.
 pub(crate) fn recording() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| match path.to_str() {
-        Some("-") => Err("a recording cannot be written to stdout; give the name of a file"),
+        Some("-") => Err("a recording cannot be written to stdout; use a file name"),
         _ => Ok(path),
     })
 }

@@ -85,7 +85,7 @@ fn sums<const N: usize>(
     sums.map(|(labels, value)| DataPoint { metric, labels: names.into_iter().zip(labels).collect(), value }).collect()
 }
 
-/// Converts a value to the type that the gauges of OpenTelemetry and of the crate `metrics` take.
+/// Converts a value to the type that the gauges of OpenTelemetry and the crate `metrics` take.
 #[expect(clippy::cast_precision_loss, reason = "no device has 2^53 bytes")]
 pub(crate) fn to_float(value: u64) -> f64 {
     value as f64

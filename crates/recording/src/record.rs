@@ -140,7 +140,7 @@ fn no_recording(why: String) -> io::Error {
 /// Checks that a file with this header can be read.
 pub(super) fn check_header(header: &[u8; FILE_HEADER]) -> io::Result<()> {
     if !header.starts_with(&MAGIC) {
-        return Err(no_recording("this is not a recording of gpumem".to_owned()));
+        return Err(no_recording("this is not a gpumem recording".to_owned()));
     }
     let version = u16::from_le_bytes([header[8], header[9]]);
     if version != VERSION {

@@ -45,9 +45,9 @@ pub enum Error {
     OtherAllocator,
     /// There are tensors whose memory was allocated before gpumem intercepted allocations.
     TooLate,
-    /// An error of PyTorch.
+    /// An error from PyTorch.
     PyTorch(String),
-    /// An error of gpumem.
+    /// An error from gpumem.
     Gpumem(gpumem::Error),
 }
 

@@ -1,6 +1,6 @@
 //! The GPU memory of each span of `tracing`, measured by [gpumem](https://docs.rs/gpumem).
 //!
-//! With a [`GpuMemLayer`], each span is a scope of gpumem. The scope counts the allocations of a thread while the thread is in the span or
+//! With a [`GpuMemLayer`], each span is a gpumem scope. The scope counts the allocations of a thread while the thread is in the span or
 //! in a span nested in it. Frees of that memory count on any thread. Spans that run at the same time do not affect each other's values.
 //!
 //! When a span closes, its values are recorded in these fields, if the span declares them:

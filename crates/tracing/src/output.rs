@@ -1,4 +1,4 @@
-//! Sends the output of gpumem as events of `tracing`.
+//! Sends gpumem's output as `tracing` events.
 
 use gpumem::{
     __private::notice,
@@ -42,7 +42,7 @@ pub(crate) fn note(trace: &Trace) -> Option<String> {
     Some(all.join("; "))
 }
 
-/// Sends the output of gpumem to `tracing`, as events with the target `gpumem`: reports as `INFO`, notices as `WARN`, out of memory as
+/// Sends gpumem's output to `tracing`, as events with the target `gpumem`: reports as `INFO`, notices as `WARN`, out of memory as
 /// `ERROR`. The text is the message of the event. The fields are `kind` (as `type` in JSON) and, where known, `device`, `ctx`, `gpu_used`,
 /// `gpu_peaked`, `gpu_note`, and `at`, the line in the program.
 ///

@@ -68,7 +68,7 @@ impl Drop for InLayer {
     }
 }
 
-/// Runs `code`, a function of the layer. Until `code` returns, output of gpumem is not sent to `tracing`, which might ask its layers about
+/// Runs `code`, a function of the layer. Until `code` returns, gpumem's output is not sent to `tracing`, which might ask its layers about
 /// a span.
 pub(crate) fn in_layer<R>(code: impl FnOnce() -> R) -> R {
     let _in_layer = IS_IN_LAYER.try_with(|is_in| InLayer { outer: is_in.replace(true) });

@@ -1,4 +1,4 @@
-//! Tests the output of gpumem as events, and spans of a process in which the values are not exact.
+//! Tests gpumem's output as events, and spans of a process in which the values are not exact.
 
 mod common;
 

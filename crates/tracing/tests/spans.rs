@@ -33,7 +33,7 @@ fn alloc(mib: i64) -> SimBlock {
     gpu().alloc(Bytes::mib(mib.unsigned_abs())).expect("there is enough")
 }
 
-/// Creates a span with the fields of gpumem.
+/// Creates a span with gpumem's fields.
 macro_rules! span {
     ($(parent: $parent:expr,)? $name:literal $(, $number:ident $(= $value:expr)?)?) => {
         info_span!(

@@ -1,4 +1,4 @@
-//! The session: everything that a run of gpumem owns.
+//! The session: everything that a gpumem run owns.
 
 mod budgets;
 mod events;

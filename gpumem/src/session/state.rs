@@ -42,7 +42,7 @@ thread_local! {
     pub(super) static OVERRIDE: std::cell::Cell<Option<&'static Session>> = const { std::cell::Cell::new(None) };
 }
 
-/// Everything that a run of gpumem owns. The process has one; tests make their own.
+/// Everything that a gpumem run owns. The process has one; tests make their own.
 pub(crate) struct Session {
     pub(super) settings: &'static Settings,
     pub(super) inbox: Inbox,

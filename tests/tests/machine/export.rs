@@ -453,14 +453,14 @@ fn others_need_a_token_or_the_socket() {
     let (rejected, stderr) = (outcome.stdout.matches("code 2\n").count(), &outcome.stderr);
     assert_eq!(rejected, 10, "{outcome}");
     for text in [
-        "gpumem: `pipe` cannot be used: it is not a regular file; give a file with a token",
+        "gpumem: `pipe` cannot be used: it is not a regular file; pass a file that contains a token",
         "gpumem: cannot listen on 0.0.0.0:0: other machines can reach it, and there is no token; pass --token-file FILE, or --unix SOCKET",
         "gpumem: cannot listen on 0:0: other machines can reach it, and there is no token; pass --token-file FILE, or --unix SOCKET",
         "gpumem: cannot listen on nowhere.invalid:0: failed to lookup address information",
         "gpumem: cannot listen on localhost: invalid socket address; use another --listen ADDRESS:PORT",
         "gpumem: `short` cannot be used: it must contain one line of at least 16 characters; pass a file that contains a token",
-        "gpumem: `/dev/zero` cannot be used: it is not a regular file; give a file with a token",
-        " cannot be used: it has more than 4096 bytes; give a file with a token",
+        "gpumem: `/dev/zero` cannot be used: it is not a regular file; pass a file that contains a token",
+        " cannot be used: it has more than 4096 bytes; pass a file that contains a token",
         ": Address already in use (os error 98); another process may listen there; use another --listen",
     ] {
         assert!(stderr.contains(text), "{text}: {outcome}");
@@ -729,7 +729,7 @@ fn a_collector_of_opentelemetry_gets_the_same() {
     );
     assert!(
         rejected.stderr.contains(
-            "cannot push to `https://x`: it does not start with http://, and there is no TLS; give http://localhost:4318"
+            "cannot push to `https://x`: it does not start with http://, and there is no TLS; pass http://localhost:4318"
         ),
         "{rejected}"
     );

@@ -133,7 +133,7 @@ fn other_processes_cannot_be_started() {
     }
     let script = format!("sleep 300 & {} start $!; kill $!", gpumem.display());
     let outcome = machine().run_program("/bin/sh".as_ref(), &["-c", &script]);
-    assert!(outcome.stderr.contains("no library of gpumem waits in it; start the program with"), "{outcome}");
+    assert!(outcome.stderr.contains("no gpumem library waits in it; start the program with"), "{outcome}");
 }
 
 /// All users may read the library, but only this user may use the sockets. Therefore they are in different folders.

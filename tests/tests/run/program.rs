@@ -194,7 +194,7 @@ fn the_program_reads_our_stdin() {
     assert_eq!(outcome.stdout, "some input\n", "{outcome}");
 }
 
-/// Calls the driver as a library does: other code, here ctypes, is between the driver and the lines of Python.
+/// Calls the driver as a library does: other code, here ctypes, is between the driver and the Python lines.
 const TRAIN: &str = "\
 import ctypes
 cuda = ctypes.CDLL('libcuda.so.1')

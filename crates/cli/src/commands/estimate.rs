@@ -32,7 +32,7 @@ Examples:
   gpumem estimate model.safetensors
   gpumem estimate config.json --train adam --record estimate.capture";
 
-/// Estimates the peak of a training or inference step of PyTorch, without a GPU.
+/// Estimates the peak of a PyTorch training or inference step, without a GPU.
 ///
 /// This needs only a description of the model, not its weights.
 #[derive(Debug, Args)]
@@ -179,7 +179,7 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
     }
     if let Some((to, why)) = arguments.record.as_ref().and_then(|to| Some((to, why_not_replaceable(to)?))) {
         let what = format!("the recording cannot be written to `{}`", to.display());
-        return Err(Failure::new(what, why, "give another --record"));
+        return Err(Failure::new(what, why, "use another --record"));
     }
     let described = match arguments.length {
         Some(length) => Described::read(file, length),

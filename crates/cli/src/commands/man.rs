@@ -30,7 +30,7 @@ pub(super) fn execute(arguments: &ManArguments, command: Command) -> Result<Exit
     };
     let failed = |error| {
         let what = format!("manual pages cannot be written to `{}`", folder.display());
-        Failure::new(what, error, "give a folder that you may write to")
+        Failure::new(what, error, "use a folder that you may write to")
     };
     fs::create_dir_all(folder).map_err(failed)?;
     clap_mangen::generate_to(command, folder).map_err(failed)?;

@@ -41,7 +41,7 @@ Examples:
   gpumem report --at oom train.capture             live memory when an allocation failed
   gpumem report --between start peak train.capture
   gpumem report runs/                              several ranks, side by side: all recordings of a folder
-  gpumem report snapshot.pickle                    a snapshot of PyTorch
+  gpumem report snapshot.pickle                    a PyTorch snapshot
   gpumem report --html train.html train.capture
   gpumem report --format perfetto -o train.pftrace train.capture
   gpumem report --json train.capture | jq '.devices[0].peak_bytes'
@@ -189,7 +189,7 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
     // `--html a.capture b.capture` would write the page over a recording.
     if let Some(out) = to.filter(|to| files::is_recording(to)) {
         let what = format!("`{}` cannot be written", out.display());
-        return Err(Failure::new(what, "it is a recording, which would be lost", "give the name of another file"));
+        return Err(Failure::new(what, "it is a recording, which would be lost", "use another file name"));
     }
     let missing = match output {
         Output::Format { format, moment, fold, to } => {
@@ -324,7 +324,7 @@ fn export(
     let moment = moment.unwrap_or(Moment::Peak);
     let [file] = files else {
         let what = format!("--format {} cannot be written", format.name());
-        return Err(Failure::new(what, "it is for one recording", "give one file at a time"));
+        return Err(Failure::new(what, "it is for one recording", "pass one file at a time"));
     };
     let history = read(file)?;
     check_moments(&history, &[moment])?;
@@ -332,7 +332,7 @@ fn export(
     let output = to.unwrap_or(Path::new("-"));
     if terminal::is_stdout(output) && format.is_binary() && io::stdout().is_terminal() {
         let what = format!("--format {} cannot be written to a terminal", format.name());
-        return Err(Failure::new(what, "it is not text", "give --output FILE"));
+        return Err(Failure::new(what, "it is not text", "pass --output FILE"));
     }
     terminal::write_file(output, |out| format.write(&history, moment, fold, out))?;
     Ok(exit_of(&[(file.display().to_string(), Missing::of(&history))]))
@@ -345,7 +345,7 @@ fn export_tables(files: &[PathBuf], to: Option<&Path>) -> Result<Exit, Failure> 
         return Err(Failure::new(
             "--format parquet cannot be written",
             "it consists of several files",
-            "give --output FOLDER",
+            "pass --output FOLDER",
         ));
     };
     let mut missing = Vec::new();
@@ -353,13 +353,17 @@ fn export_tables(files: &[PathBuf], to: Option<&Path>) -> Result<Exit, Failure> 
     for file in files {
         if !names.insert(file.file_stem()) {
             let what = format!("the tables of `{}` cannot be written", file.display());
-            return Err(Failure::new(what, "another recording has the same name", "give them other names or --output"));
+            return Err(Failure::new(
+                what,
+                "another recording has the same name",
+                "rename one of them, or pass --output",
+            ));
         }
         let history = read(file)?;
         let written = working("writing tables", || crate::formats::parquet::write(&history, folder));
         written.map_err(|error| {
             let what = format!("the tables cannot be written to `{}`", folder.display());
-            Failure::new(what, error, "give another --output")
+            Failure::new(what, error, "use another --output")
         })?;
         missing.push((file.display().to_string(), Missing::of(&history)));
     }
@@ -390,7 +394,7 @@ fn check_format(history: &History, format: Format, moment: Moment) -> Result<(),
     let what = format!("`{}` cannot be written as {}", history.path.display(), format.name());
     if format.has_stacks() && !history.is_known_at(moment) {
         let cause = format!("the blocks that were live at {moment} are not in the recording");
-        return Err(Failure::new(what, cause, "give --at peak or --at end"));
+        return Err(Failure::new(what, cause, "pass --at peak or --at end"));
     }
     Ok(())
 }
@@ -403,7 +407,7 @@ fn check_moments(history: &History, moments: &[Moment]) -> Result<(), Failure> {
     let file = history.path.display();
     let what = format!("`{file}` cannot be shown at `oom`");
     match history.oom() {
-        None => Err(Failure::new(what, "the driver rejected no allocation", "give another moment, such as peak")),
+        None => Err(Failure::new(what, "the driver rejected no allocation", "use another moment, such as peak")),
         Some(rejected) if !history.is_whole_at(rejected.number) => {
             let cause = "the recording contains only a part of the events, without the blocks that were live then";
             Err(Failure::new(what, cause, "record without --only-peak, or with a larger --max-size"))

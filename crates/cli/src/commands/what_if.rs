@@ -32,7 +32,7 @@ With a program, each is a dry run (`gpumem run --dry`): the program needs a GPU 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct WhatIfArguments {
-    /// A recording with PyTorch's history (`gpumem run --torch`), or a snapshot of PyTorch, instead of the program.
+    /// A recording with PyTorch's history (`gpumem run --torch`), or a PyTorch snapshot, instead of the program.
     #[arg(conflicts_with_all = ["tries", "largest", "command"])]
     recording: Option<PathBuf>,
     /// Try these variables of the environment, such as BATCH=16 or 'BATCH=16 LENGTH=512'. The option may be given several times. Without
@@ -84,7 +84,7 @@ pub(super) fn execute(arguments: WhatIfArguments) -> Result<Exit, Failure> {
                 let files = files::expand(std::slice::from_ref(&argument))?;
                 let [file] = files.as_slice() else {
                     let what = format!("`{}` cannot be replayed", argument.display());
-                    return Err(Failure::new(what, "it contains several recordings", "give one of them"));
+                    return Err(Failure::new(what, "it contains several recordings", "pass one of them"));
                 };
                 let history = read(file)?;
                 working("replaying the requests", || what_if::ask_recording(&history, card, question.jobs))?

@@ -63,7 +63,7 @@ pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
         None => (http::Listener::tcp(&listen.1), listen.0),
     };
     let next = match unix {
-        Some(_) => "give another --unix SOCKET",
+        Some(_) => "use another --unix SOCKET",
         None => "another process may listen there; use another --listen ADDRESS:PORT",
     };
     let listener = listener.map_err(|error| Failure::new(format!("cannot listen on {address}"), error, next))?;

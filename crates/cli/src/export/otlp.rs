@@ -43,7 +43,7 @@ const COLLECTOR: &str = " OTLP";
 pub(super) fn pusher(url: String) -> Result<impl FnOnce(Arc<Mutex<Exporter>>) -> Result<(), Failure>, Failure> {
     let failed = |why: &dyn Display, next: &str| Failure::new(format!("cannot push to `{url}`"), why, next);
     if !url.starts_with("http://") {
-        let next = "give http://localhost:4318 of a collector on this machine, which may push on by TLS";
+        let next = "pass http://localhost:4318 of a collector on this machine, which may push on by TLS";
         return Err(failed(&"it does not start with http://, and there is no TLS", next));
     }
     let interval = match env::var(INTERVAL) {

@@ -36,7 +36,7 @@ impl History {
     pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
         let failed = |error: io::Error| {
             let next = if error.kind() == io::ErrorKind::InvalidData {
-                "give a file that `gpumem run`, GPUMEM_CAPTURE or torch.cuda.memory._dump_snapshot wrote"
+                "pass a file that `gpumem run`, GPUMEM_CAPTURE or torch.cuda.memory._dump_snapshot wrote"
             } else {
                 ""
             };

@@ -78,7 +78,7 @@ impl Page {
             let before = chosen.len();
             chosen.extend(self.comparison.of_rank(*rank).map(|number| (number, "asked for")));
             if chosen.len() == before {
-                let next = "give a rank whose recording is among the files";
+                let next = "pass a rank whose recording is among the files";
                 return Err(Failure::new(format!("--rank {rank} cannot be shown"), "no recording has this rank", next));
             }
         }

@@ -20,7 +20,7 @@ function decode(about, bytes) {
     bytes: new Float64Array(blocks),
     origin: new Uint32Array(blocks),
     device: new Uint16Array(blocks),
-    // The blocks of PyTorch have addresses.
+    // PyTorch's blocks have addresses.
     address: about.columns[5] > 0 ? new Float64Array(blocks) : undefined,
     // The remaining bytes of partly freed blocks: block → [[change, bytes], …].
     shrunk: new Map(),
@@ -295,7 +295,7 @@ function heldAfter(data, pool, change) {
   return held;
 }
 
-// Returns the segments of PyTorch after a change, the largest first, each with its tensors in the order of their addresses.
+// Returns PyTorch's segments after a change, the largest first, each with its tensors in the order of their addresses.
 function segmentsAfter(data, { device: number }, change) {
   const { about, address, born, died, device, origin } = data;
   const [segments, tensors] = [[], []];
@@ -492,7 +492,7 @@ function start() {
   const about = JSON.parse($('about-data').textContent);
   // The elements by their ids.
   const loaded = {};
-  // The blocks that are shown: those of the driver, or the tensors of PyTorch.
+  // The blocks that are shown: the driver's blocks, or PyTorch's tensors.
   let data;
   let curves;
   // The data of the recording: its tensors, if it has any, then its blocks.

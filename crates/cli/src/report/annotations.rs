@@ -97,7 +97,7 @@ impl Annotations {
             if is_another(file) {
                 let what = format!("`{}` cannot be written", file.display());
                 let cause = "it is not a JUnit test report, and would be lost";
-                return Err(Failure::new(what, cause, "give the name of another file"));
+                return Err(Failure::new(what, cause, "use another file name"));
             }
             let report = junit(checks);
             let written = report.to_string().map_err(io::Error::other);

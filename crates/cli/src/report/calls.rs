@@ -57,7 +57,7 @@ impl CallOptions {
         let what = format!("`{}` cannot be shown inside `{inside}`", history.path.display());
         let cause = "no call that led to the peak contains this in its name";
         let known = all[0].frames.last().map(|innermost| names[*innermost].split(" (").next().unwrap_or_default());
-        let next = format!("give a part of a name that --calls shows, such as `{}`", known.unwrap_or_default());
+        let next = format!("pass a part of a name that --calls shows, such as `{}`", known.unwrap_or_default());
         Err(Failure::new(what, cause, next))
     }
 }

@@ -186,7 +186,7 @@ impl TensorsDifference {
         let [has, has_not] = [true, false].map(|has| sides.iter().find(|side| side.has_tensors() == has));
         if let (Some(has), Some(has_not)) = (has, has_not.filter(|side| !side.is_estimate())) {
             lines.push(format!(
-                "Tensors of PyTorch are not compared: {} has them, {} does not (gpumem run --torch).",
+                "PyTorch's tensors are not compared: {} has them, {} does not (gpumem run --torch).",
                 has.file, has_not.file
             ));
         }

@@ -243,7 +243,7 @@ impl Missing {
             );
         }
         if self.has_only_pytorch {
-            let text = "A snapshot of PyTorch contains only the memory of its allocator: no other libraries, scopes or threads.";
+            let text = "A PyTorch snapshot contains only the memory of PyTorch's allocator: no other libraries, scopes or threads.";
             lines.push(text.to_owned());
         }
         lines
@@ -263,7 +263,7 @@ impl Missing {
         } else if let Some(after) = self.begins_after_event {
             let first = match after {
                 _ if self.has_only_pytorch => {
-                    "events of PyTorch are not in its snapshot (_record_memory_history, max_entries)".to_owned()
+                    "PyTorch events are not in the snapshot (_record_memory_history, max_entries)".to_owned()
                 }
                 1 => "event is not in the recording (--max-size)".to_owned(),
                 after => format!("{after} events are not in the recording (--max-size)"),

@@ -135,7 +135,7 @@ impl Together {
                 let machine = overview.host.clone().filter(|_| overview.cards.is_some());
                 match uuid {
                     Some(uuid) => self.processes.entry((uuid, machine)).or_default().push(process),
-                    // A snapshot of PyTorch names neither the GPU nor the machine.
+                    // A PyTorch snapshot names neither the GPU nor the machine.
                     None if history.is_snapshot => {}
                     None => self.on_unknown.push(process),
                 }

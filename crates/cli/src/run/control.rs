@@ -82,7 +82,7 @@ pub(crate) fn send(pid: u32, command: &str) -> Result<String, Failure> {
         // `gpumem attach` loaded the library, which waits.
         None => match folder().map(|folder| variable::socket(&folder, pid)) {
             Ok(socket) if socket.exists() => socket,
-            _ => return Err(Failure::new(process, "no library of gpumem waits in it", next)),
+            _ => return Err(Failure::new(process, "no gpumem library waits in it", next)),
         },
     };
     let mut stream = UnixStream::connect(&socket).map_err(|error| match error.kind() {

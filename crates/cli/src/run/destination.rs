@@ -47,7 +47,7 @@ impl Destination {
         for (at, name) in names.enumerate() {
             let file = env::current_dir().map(|folder| folder.join(&name)).map_err(|error| (name, error))?;
             let rejected =
-                why_not_replaceable(&file).map(|why| io::Error::other(format!("{why}; give another --output")));
+                why_not_replaceable(&file).map(|why| io::Error::other(format!("{why}; use another --output")));
             let lock = || LockFile::try_new(&lock_file(&file, "lock")).map_err(|error| of_folder(&file, error));
             let claim = rejected.map_or_else(lock, Err);
             let Some(claim) = claim.map_err(|error| (file.clone(), error))? else { continue };
@@ -61,7 +61,7 @@ impl Destination {
             return Ok(destination);
         }
         let file = requested.unwrap_or_else(|| env::current_dir().unwrap_or_default());
-        Err((file, io::Error::other("no name is free; give another --output")))
+        Err((file, io::Error::other("no name is free; use another --output")))
     }
 
     /// Returns the file under the name that the user knows.
@@ -143,11 +143,11 @@ fn of_folder(file: &Path, error: io::Error) -> io::Error {
     let (is_there, folder) = (folder.is_dir(), folder.display());
     let why = match error.kind() {
         io::ErrorKind::NotFound if !is_there => {
-            format!("there is no folder `{folder}`; create it, or give another --output")
+            format!("there is no folder `{folder}`; create it, or use another --output")
         }
-        io::ErrorKind::NotADirectory => format!("`{folder}` is not a folder; give another --output"),
+        io::ErrorKind::NotADirectory => format!("`{folder}` is not a folder; use another --output"),
         kind @ (io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) => {
-            format!("no file can be created in `{folder}` ({kind}); give another --output")
+            format!("no file can be created in `{folder}` ({kind}); use another --output")
         }
         _ => return error,
     };

@@ -120,7 +120,7 @@ mod tests {
         let mode = |path: &Path| path.metadata().unwrap().mode() & 0o777;
         let path = unpack(&folder, b"the library").unwrap();
         assert_eq!((mode(&folder), mode(&path)), (0o755, 0o555));
-        // Another version of gpumem left the permissions like this.
+        // Another gpumem version left the permissions like this.
         for path in [&folder, &path] {
             fs::set_permissions(path, fs::Permissions::from_mode(0o700)).unwrap();
         }

@@ -121,11 +121,11 @@ pub(crate) struct RecordingOptions {
     /// Keep only the blocks that were live at the peak of each device and at the end. A killed program loses its last second.
     #[arg(long, conflicts_with_all = ["max_size", "live"])]
     pub(super) only_peak: bool,
-    /// Record the tensors of PyTorch (2.1 or newer) as well. They are in the memory that its allocator gets from the
+    /// Record PyTorch's tensors (2.1 or newer) as well. They are in the memory that its allocator gets from the
     /// driver.
     #[arg(long)]
     pub(super) torch: bool,
-    /// Record for each tensor of PyTorch (2.10 or newer) the module that allocated it, and whether it is a weight, a gradient, or something
+    /// Record for each PyTorch tensor (2.10 or newer) the module that allocated it, and whether it is a weight, a gradient, or something
     /// else. Implies --torch.
     #[arg(long)]
     pub(super) modules: bool,
@@ -160,7 +160,7 @@ enum Stacks {
     None,
     /// Records the functions of the program and of its libraries.
     Native,
-    /// Records the same, and the lines of Python (3.11 to 3.14).
+    /// Records the same, and Python lines (3.11 to 3.14).
     Python,
 }
 

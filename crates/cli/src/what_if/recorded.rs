@@ -35,7 +35,7 @@ impl ReplayedRecording {
         } else {
             String::new()
         };
-        format!("Modelled, not measured: the recorded requests of PyTorch{of}, with other settings of its allocator.")
+        format!("Modelled, not measured: PyTorch's recorded requests{of}, with other settings of its allocator.")
     }
 
     /// Returns whether the replay with the recorded settings reserves what the program reserved.

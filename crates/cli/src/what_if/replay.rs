@@ -32,13 +32,13 @@ pub(crate) fn ask(history: &History, card: Bytes, jobs: usize) -> Result<Answer,
         Failure::new(what, cause, next)
     };
     let again = "record the program with `gpumem run --torch`";
-    let tensors = history.tensors.as_ref().ok_or_else(|| cannot("it has no requests of PyTorch", again))?;
+    let tensors = history.tensors.as_ref().ok_or_else(|| cannot("it has no PyTorch requests", again))?;
     let all = tensors.devices.iter().map(|device| (device, Requests::of(device)));
     let busiest = all.max_by_key(|(_, requests)| requests.recorded.reserved_bytes);
     let (device, Requests { requests, mut recorded }) =
         busiest
             .filter(|(_, requests)| !requests.requests.is_empty())
-            .ok_or_else(|| cannot(tensors.missing.as_deref().unwrap_or("it has no requests of PyTorch"), again))?;
+            .ok_or_else(|| cannot(tensors.missing.as_deref().unwrap_or("it has no PyTorch requests"), again))?;
     let own = tensors.settings.clone().unwrap_or_default();
     if own.is_expandable && recorded.older_bytes > 0 {
         let cause = "its history was cut, and does not show the layout of its expandable segments at that time";

@@ -137,7 +137,7 @@ fn run_says_why_it_records_nothing() {
         crate::Ran::of(&command.output().expect("the command starts"))
     };
     let folderless = run("nodir/x.capture", "");
-    let why = "/nodir`; create it, or give another --output; the program runs without being recorded\n";
+    let why = "/nodir`; create it, or use another --output; the program runs without being recorded\n";
     assert!(folderless.code == Some(7) && folderless.stderr.ends_with(why), "{folderless:?}");
     assert!(folderless.stderr.contains("x.capture`: there is no folder `"), "{folderless:?}");
     let simulated = run("x.capture", "16GiB");

@@ -131,7 +131,7 @@ fn tensors_are_compared_if_both_recordings_have_them() {
     for files in [[&before, &without], [&without, &before]] {
         let text = printed(&["diff", files[0], files[1]]);
         let line = format!(
-            "\n\nTensors of PyTorch are not compared: {before} has them, {without} does not (gpumem run --torch).\n"
+            "\n\nPyTorch's tensors are not compared: {before} has them, {without} does not (gpumem run --torch).\n"
         );
         assert!(text.ends_with(&line) && !text.contains("tensors:"), "{text}");
     }

@@ -139,7 +139,7 @@ fn a_file_that_is_no_recording_is_kept() {
     for file in [&config, &notes] {
         let before = fs::read(file).expect("it was written");
         let Ran { code, stdout, stderr } = record(file);
-        let why = format!("`{file}`: it exists and is not a recording; give another --record\n");
+        let why = format!("`{file}`: it exists and is not a recording; use another --record\n");
         assert_eq!((code, stdout.as_str()), (Some(2), ""), "{stderr}");
         assert!(stderr.ends_with(&why), "{stderr}");
         assert_eq!(fs::read(file).expect("it is still there"), before);

@@ -546,7 +546,7 @@ fn what_cannot_be_written_is_said_in_one_line() {
     for (arguments, why) in [
         (
             &["--format", "parquet"][..],
-            "--format parquet cannot be written: it consists of several files; give --output FOLDER",
+            "--format parquet cannot be written: it consists of several files; pass --output FOLDER",
         ),
         (&["--format", "torch", "--at", "end"], "--at cannot be used with --format torch: the format has all moments"),
         (&["--format", "folded", "--output", "/no/such/folder/x"], "`/no/such/folder/x` cannot be written: "),

@@ -5,7 +5,7 @@
 //! `unfinished.capture` is a recording of the latest events whose process was killed, with its newer part, its older part and
 //! PyTorch's history. `gpt2.capture`, `vit.capture` and `compiled.capture` are training steps with PyTorch 2.11 on an H200, the
 //! last one with `torch.compile`. `programs.txt` shows which functions are left out of their calls. `snapshot.txt` shows the
-//! snapshots of PyTorch that `snapshot.rs` describes. `resnet.capture` and `graph.capture` have the requests of PyTorch 2.11 on
+//! PyTorch snapshots that `snapshot.rs` describes. `resnet.capture` and `graph.capture` have the requests of PyTorch 2.11 on
 //! an H200, with image sizes that change and with a CUDA graph. PyTorch's default settings were added to both by hand, and also
 //! the pool of the graph: it is the pool with which the replay agrees. `replay.txt` shows the effect of other settings of
 //! PyTorch's allocator.

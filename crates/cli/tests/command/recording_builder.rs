@@ -261,7 +261,7 @@ impl RecordingBuilder {
         self.event(EventKind::Free { key, block: None });
     }
 
-    /// Adds a stack of PyTorch below two lines of Python. Returns its index as a place, which comes after those of [`PLACES`].
+    /// Adds a PyTorch stack below two Python lines. Returns its index as a place, which comes after those of [`PLACES`].
     pub(crate) fn python(&mut self) -> u32 {
         let path = "/home/ada/venv/lib/python3.12/site-packages/torch/lib/libtorch_cuda.so".to_owned();
         self.item(&Item::Module(ModuleDefinition { id: 3, path, build_id: vec![4], base: 0 }));
@@ -353,7 +353,7 @@ impl RecordingBuilder {
         self
     }
 
-    /// Adds a training run of PyTorch with this number of steps. Weights and gradients are `layers` tensors of `bytes` each, and
+    /// Adds a PyTorch training run with this number of steps. Weights and gradients are `layers` tensors of `bytes` each, and
     /// activations have half of that. The peak is at the end of each backward pass: weights, gradients and the last activation.
     /// There are two segments, and the second one is returned to the driver at the end. With `known_from`, the events of PyTorch
     /// before that time are not known.

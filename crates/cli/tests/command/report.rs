@@ -408,11 +408,7 @@ fn pinned_memory_of_pytorch_says_what_it_was_rounded_from() {
 fn what_is_no_recording_is_rejected() {
     for (name, bytes, why) in [
         ("empty", &b""[..], "the file is empty: "),
-        (
-            "text",
-            b"hello, world: this is long enough for a header",
-            "this is not a recording of gpumem; give a file that",
-        ),
+        ("text", b"hello, world: this is long enough for a header", "this is not a gpumem recording; pass a file that"),
         ("header", b"\x89gpumem\n\x01\0", "this recording is cut within its header"),
         (
             "newer",

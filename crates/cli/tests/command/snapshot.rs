@@ -1,4 +1,4 @@
-//! Tests snapshots of PyTorch as input. `tests/data/snapshot-2.pickle` to `snapshot-5.pickle` are one snapshot in each protocol
+//! Tests PyTorch snapshots as input. `tests/data/snapshot-2.pickle` to `snapshot-5.pickle` are one snapshot in each protocol
 //! of Python's pickle, with an allocation that failed, an expandable segment, and blocks that are older than the first event.
 //! `snapshot-h200.pickle` is the end of a snapshot that PyTorch 2.11 wrote on an H200. `golden.rs` compares the reports.
 
@@ -200,7 +200,7 @@ fn snapshots_are_compared_as_recordings_are() {
     let file = data("snapshot-4.pickle");
     let text = printed(&["diff", &file, &file, "--fail-on-increase", "1%"]);
     assert!(text.contains("The peak did not increase by more than 1 %"), "{text}");
-    assert_eq!(text.matches("The first events of PyTorch are not in its snapshot").count(), 1, "{text}");
+    assert_eq!(text.matches("The first PyTorch events are not in the snapshot").count(), 1, "{text}");
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn a_pickle_that_runs_code_is_rejected() {
     let length = u8::try_from(command.len()).expect("the path is short");
     fs::write(&pickle, [b"\x80\x04cos\nsystem\n\x8c", &[length][..], command.as_bytes(), b"\x85R."].concat()).unwrap();
     let rejected = ran(&["report", pickle.to_str().unwrap()]);
-    let said = "the opcode GLOBAL would run `os.system`. gpumem reads data only, and has run nothing; give a file that";
+    let said = "the opcode GLOBAL would run `os.system`. gpumem reads data only, and has run nothing; pass a file that";
     assert!(rejected.code == Some(2) && rejected.stderr.contains(said), "{rejected:?}");
     assert!(!Path::new(&ran_it).exists());
 }

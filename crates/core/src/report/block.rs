@@ -31,7 +31,7 @@ pub struct LiveBlock {
     /// The line that called the function of `line`, because programs often allocate through their own helper functions.
     pub caller: Option<String>,
     /// The library whose code allocated the block (cuBLAS, PyTorch…): the innermost one on the stack that is not the driver's.
-    /// `None` if the program allocated the block, if `line` is more exact (a line of Python, or an operation of PyTorch's backward
+    /// `None` if the program allocated the block, if `line` is more exact (a Python line, or an operation of PyTorch's backward
     /// pass), or if the stack is not known.
     pub library: Option<String>,
     /// The functions that allocated the block, the innermost first, with their lines. Empty if `line` is not known.

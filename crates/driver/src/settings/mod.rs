@@ -1,4 +1,4 @@
-//! The environment variables of gpumem: one list, read once per process.
+//! gpumem's environment variables: one list, read once per process.
 
 mod cards;
 mod filter;

@@ -32,7 +32,7 @@ pub enum Stacks {
     /// Records the stacks of allocations of 1 MiB or more.
     #[default]
     Large,
-    /// Records the same stacks, with the functions of Python.
+    /// Records the same stacks, with Python functions.
     Python,
     /// Records all stacks.
     All,

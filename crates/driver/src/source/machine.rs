@@ -21,7 +21,7 @@ pub struct Machine {
     pub driver: Result<String>,
     /// The version of NVML.
     pub nvml: Result<String>,
-    /// The latest version of CUDA that the driver supports: major and minor.
+    /// The latest CUDA version that the driver supports: major and minor.
     pub cuda: Result<(i32, i32)>,
     /// The GPUs by NVML's index, which is also that of `nvidia-smi`. An error for one GPU does not hide the others.
     pub gpus: Vec<Result<Gpu>>,
@@ -94,7 +94,7 @@ pub fn accounted_peaks(index: u32, pids: impl Iterator<Item = u32>) -> HashMap<u
     pids.filter_map(|pid| Some((pid, handle.accounted_peak(pid)?))).collect()
 }
 
-/// A device of CUDA.
+/// A CUDA device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaDevice {
     /// The UUID without `GPU-` or `MIG-`, because the driver does not tell which of the two it is.

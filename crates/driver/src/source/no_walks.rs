@@ -39,7 +39,7 @@ pub fn modules(_: &[usize]) -> Vec<Frame> {
     Vec::new()
 }
 
-/// Returns no frame, because no line of Python has an id.
+/// Returns no frame, because no Python line has an id.
 pub fn python_frame(_: usize) -> Option<Frame> {
     None
 }

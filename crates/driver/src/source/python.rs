@@ -1,6 +1,6 @@
 //! Adds Python's functions to the stacks of allocations.
 //!
-//! A stack is a list of addresses. A line of Python has no address, so it gets an id that cannot be an address. Python lines replace the
+//! A stack is a list of addresses. A Python line has no address, so it gets an id that cannot be an address. Python lines replace the
 //! addresses of the interpreter and the outer addresses.
 
 use std::{
@@ -32,7 +32,7 @@ const CACHED: usize = 64;
 /// The number of innermost functions that are hashed for the slot in the cache.
 const HASHED: usize = 8;
 
-/// The lines of Python that occur on stacks. They belong to the process, like its code objects.
+/// The Python lines that occur on stacks. They belong to the process, like its code objects.
 #[derive(Default)]
 struct PythonLines {
     numbers: HashMap<(FrameKey, CodeParts), usize, NumberHashBuilder>,

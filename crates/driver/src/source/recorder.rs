@@ -57,7 +57,7 @@ pub(super) fn label(key: Key, label: &Label, address: u64) -> Result<()> {
 static BEFORE_ALLOCATIONS: OnceCell<fn()> = OnceCell::new();
 
 /// Sets a function that is called on each thread before its first allocation is recorded, and before many later ones. The thread holds no
-/// lock of gpumem during the call. Only the first call of this function has an effect.
+/// gpumem lock during the call. Only the first call of this function has an effect.
 pub fn call_before_allocations(function: fn()) {
     let _ = BEFORE_ALLOCATIONS.set(function);
 }

@@ -67,7 +67,7 @@ pub fn frames(addresses: &[usize]) -> Vec<Frame> {
     addresses.iter().flat_map(|address| at(*address)).collect()
 }
 
-/// Returns what is known about these addresses without reading files: the module of each, and lines of Python.
+/// Returns what is known about these addresses without reading files: the module of each, and Python lines.
 pub fn modules(addresses: &[usize]) -> Vec<Frame> {
     let module = |address: &usize| {
         python::frame(*address).unwrap_or_else(|| Frame { module: module_of(*address), ..Frame::default() })
@@ -79,7 +79,7 @@ fn module_of(address: usize) -> Option<String> {
     stack::module_of(address).map(|file| file.to_string_lossy().into_owned())
 }
 
-/// Returns the frames at one address, or for the id of a line of Python. If only the module is known, the frame contains nothing else.
+/// Returns the frames at one address, or for the id of a Python line. If only the module is known, the frame contains nothing else.
 fn at(address: usize) -> Vec<Frame> {
     if let Some(frame) = python::frame(address) {
         return vec![frame];

@@ -1,4 +1,4 @@
-//! A file whose lock excludes other processes of gpumem.
+//! A file whose lock excludes gpumem's other processes.
 
 use std::{
     ffi::OsString,

@@ -98,7 +98,7 @@ pub(crate) fn version() -> Result<String, Error> {
     nvml()?.sys_nvml_version().map_err(failed("nvmlSystemGetNVMLVersion", None))
 }
 
-/// Returns the latest version of CUDA that the driver supports: major and minor.
+/// Returns the latest CUDA version that the driver supports: major and minor.
 #[doc(alias = "nvmlSystemGetCudaDriverVersion_v2")]
 pub(crate) fn cuda_version() -> Result<(i32, i32), Error> {
     let version = nvml()?.sys_cuda_driver_version().map_err(failed("nvmlSystemGetCudaDriverVersion_v2", None))?;

@@ -1,4 +1,4 @@
-//! Threads of gpumem in a program that was not built for it.
+//! gpumem's threads in a program that was not built for it.
 
 use std::{io, thread};
 

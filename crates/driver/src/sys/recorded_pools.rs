@@ -1,4 +1,4 @@
-//! Passes pools from the program's copy of gpumem to the library that records the process under `gpumem run`.
+//! Passes pools from the program's gpumem to the library that records the process under `gpumem run`.
 //!
 //! The two copies of gpumem may have different versions. They share only one table of C functions.
 

@@ -30,7 +30,7 @@ unsafe extern "C" {
 
 const MIB: usize = 1 << 20;
 
-/// The statistics of PyTorch.
+/// PyTorch's statistics.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Stats {
     allocated: i64,

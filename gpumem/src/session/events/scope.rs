@@ -82,7 +82,7 @@ impl ScopeRequest {
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
 /// use gpumem::{Bytes, GpuMemTrace, scope::{Threads, adopt}};
 ///
-/// adopt(Threads::named("pt_autograd_")); // the backward pass of PyTorch
+/// adopt(Threads::named("pt_autograd_")); // PyTorch's backward pass
 /// let trace = GpuMemTrace::with_ctx("backward");
 /// let thread = std::thread::Builder::new().name("pt_autograd_0".to_owned());
 /// let gradient = thread.spawn(move || gpu.alloc(Bytes::mib(64)))?.join().unwrap()?;

@@ -1,4 +1,4 @@
-//! The form of stack addresses in a recording: offsets in modules, and lines of Python.
+//! The form of stack addresses in a recording: offsets in modules, and Python lines.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -370,7 +370,7 @@ impl TorchHistory {
             self.devices.push(DeviceHistory { ordinal, reported: reported(), ..DeviceHistory::default() });
         } else if let (Some(segment), Some(device)) = (value["segment"].as_u64(), self.devices.last_mut()) {
             let bytes = value["bytes"].as_u64().unwrap_or(0);
-            // Old versions of PyTorch do not number pools.
+            // Old PyTorch versions do not number pools.
             let id = value["pool"][0].as_u64().zip(value["pool"][1].as_u64());
             let stream = value["stream"].as_i64().map_or(0, i64::cast_unsigned);
             let is_expandable = value["is_expandable"] == true;

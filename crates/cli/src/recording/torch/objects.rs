@@ -428,7 +428,7 @@ impl Objects {
     pub(super) fn history(mut self, snapshot: Value) -> io::Result<TorchHistory> {
         let fields = self.fields(Some(snapshot)).filter(|fields| fields.get("segments").is_some());
         let no_snapshot =
-            || invalid("it is not a snapshot of PyTorch: `segments` or `device_traces` is missing".to_owned());
+            || invalid("it is not a PyTorch snapshot: `segments` or `device_traces` is missing".to_owned());
         let fields = fields.ok_or_else(no_snapshot)?;
         let traces = match fields.get("device_traces").ok_or_else(no_snapshot)? {
             Value::Object(traces) => self.values.get(&traces).map(Vec::as_slice).unwrap_or_default(),

@@ -282,9 +282,9 @@ mod tests {
             ([&event[..], b"(NNu"].concat(), "a complete dictionary gets more fields"),
             ([b"](", &event[..], b"\x94h\0e"].concat(), "a list has something twice"),
             (traces(&[&trace, b"h\0"]), "an event of the snapshot is in two lists"),
-            (b"].".to_vec(), "it is not a snapshot of PyTorch"),
-            (b"N.".to_vec(), "it is not a snapshot of PyTorch"),
-            (b"}(\x8c\x08segments]u.".to_vec(), "it is not a snapshot of PyTorch"),
+            (b"].".to_vec(), "it is not a PyTorch snapshot"),
+            (b"N.".to_vec(), "it is not a PyTorch snapshot"),
+            (b"}(\x8c\x08segments]u.".to_vec(), "it is not a PyTorch snapshot"),
             (
                 b"}(\x8c\x06action\x8c\x05alloc\x8c\x04size\x8a\x07\0\0\0\0\0\0\x01u".to_vec(),
                 "no GPU has an address or a size as large as this one",

@@ -1,4 +1,4 @@
-//! The phase of PyTorch in which a function runs.
+//! The PyTorch phase in which a function runs.
 
 /// A part of a program's work that the names of its functions do not show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -68,7 +68,7 @@ pub(super) const ENTRANCE: &[&str] = &["libcupti", "libcuda"];
 /// Modules of libraries that frameworks call, and the names of the libraries. The first pattern that fits is used.
 ///
 /// An entry gives the library its name, and hides its functions from [`user_line`](super::user_line), so that a line of its
-/// caller is shown. In contrast to an entry of [`LIBRARIES`], the library is also a part of stacks with lines of Python, inside of
+/// caller is shown. In contrast to an entry of [`LIBRARIES`], the library is also a part of stacks with Python lines, inside of
 /// the function that calls it ([`calls`](super::calls())).
 pub(super) const CALLED_LIBRARIES: &[(&str, &str)] = &[
     ("libcublasLt", "cuBLASLt"),
@@ -93,7 +93,7 @@ pub(super) const CALLED_LIBRARIES: &[(&str, &str)] = &[
 ];
 
 /// Like [`CALLED_LIBRARIES`], but for all other modules, such as those of frameworks. An entry also gives a name and hides the
-/// functions of the library. On stacks with lines of Python, [`calls`](super::calls()) shows only these lines.
+/// functions of the library. On stacks with Python lines, [`calls`](super::calls()) shows only these lines.
 pub(super) const LIBRARIES: &[(&str, &str)] = &[
     ("libtorch*", "PyTorch"),
     ("libc10*", "PyTorch"),

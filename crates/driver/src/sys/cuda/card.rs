@@ -55,7 +55,7 @@ pub(super) fn on_card<T>(card: u32, action: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Runs driver calls of gpumem itself, which sees the simulated GPUs. NVIDIA's libraries may see the devices of the machine.
+/// Runs gpumem's own driver calls: gpumem sees the simulated GPUs. NVIDIA's libraries may see the devices of the machine.
 pub(in crate::sys) fn own<T>(question: impl FnOnce() -> T) -> T {
     struct Restore(bool);
 

@@ -39,7 +39,7 @@ struct Functions {
 impl Functions {
     fn of_process() -> Option<Self> {
         symbol(c"Py_IsInitialized")?;
-        // SAFETY: these functions have these types in all versions of Python from 3.7 on. A `PyObject*`, and a `PyCompilerFlags*`,
+        // SAFETY: these functions have these types in all Python versions from 3.7 on. A `PyObject*`, and a `PyCompilerFlags*`,
         // which may be null, are pointers.
         unsafe {
             Some(Self {

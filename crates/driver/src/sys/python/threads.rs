@@ -28,7 +28,7 @@ const SPINS: u32 = 50;
 /// `PyMutex`: the bit that is set while the lock is held.
 const LOCKED: u8 = 1;
 
-/// True if the interpreter has ended. Locked while a thread reads its frames. Therefore threads of gpumem do not wait for each other while
+/// True if the interpreter has ended. Locked while a thread reads its frames. Therefore gpumem's threads do not wait for each other while
 /// they hold the interpreter's lock, and the interpreter, which calls [`ended`] at its end, waits for all of them.
 static ENDED: Mutex<bool> = Mutex::new(false);
 
