@@ -310,7 +310,7 @@ impl Trace {
 /// Returns a block that contains `guards` and, inside it, a block with the user's statements. The guards are dropped last.
 ///
 /// Before edition 2024, the temporaries of a block's last expression outlive its variables, so they would outlive the guards. The edition
-/// of a block is that of its braces. The inner braces are the user's, so values are dropped as they are without the attribute. The outer
+/// of a block is the span of its braces. The inner braces are the user's, so values are dropped as they are without the attribute. The outer
 /// braces are ours and of edition 2024, so all temporaries of the user's block are dropped before the guards. A block also passes the
 /// expected type on to its last expression, which `match` and `let` do not.
 pub(crate) fn guarded_block(guards: &TokenStream, brace: Brace, stmts: &TokenStream) -> TokenStream {

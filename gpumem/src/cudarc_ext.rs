@@ -54,7 +54,7 @@ impl<T> LabelExt for CudaSlice<T> {
             let (name, shape, len) = (name.into(), Shape(shape), self.len());
             let elements = elements.map_or_else(|| "too many".to_owned(), |elements| elements.to_string());
             let setting = "a label's shape";
-            let detail = format!("`{name}`: the size of {shape} is {elements}, and that of the slice is {len}");
+            let detail = format!("`{name}`: {shape} has {elements} elements, and the slice has {len}");
             return Err(Kind::BadSetting { setting, detail }.into());
         }
         let (address, _read) = self.device_ptr(self.stream());

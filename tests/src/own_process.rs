@@ -166,7 +166,7 @@ impl Ended {
     pub fn of(output: Output) -> Self {
         let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
         assert!(stdout.contains("running 1 test"), "{stdout}\n{stderr}");
-        let stderr = stderr.split_inclusive('\n').filter(|line| !line.contains("those of a simulated GPU")).collect();
+        let stderr = stderr.split_inclusive('\n').filter(|line| !line.contains("come from a simulated GPU")).collect();
         Self { code: output.status.code(), stdout, stderr }
     }
 

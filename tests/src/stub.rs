@@ -58,7 +58,7 @@ impl Form {
         }
     }
 
-    /// Returns whether the bytes are those of every stub of this form, except for the compared number.
+    /// Returns whether the bytes equal every stub of this form, except for the compared number.
     fn matches(self, bytes: &[u8]) -> bool {
         let fixed: &[(usize, &[u8])] = match self {
             Self::Jumps => &[(0, &[0x81, 0x3d]), (10, &[0x74]), (12, &[0xff, 0x25])],

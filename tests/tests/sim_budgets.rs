@@ -91,7 +91,7 @@ mod functions {
         assert!(places.contains(" 31 MiB in 1 block: ") && places.contains("frugal"), "{places}");
         let reported = panic_of(|| with_lines(21));
         assert!(reported.starts_with(&over("with_lines", "31 MiB, 1 MiB")), "{reported}");
-        // The peak is that of the whole body and not only of its last statement. Two lines made it.
+        // The peak covers the whole body and not only its last statement. Two lines made it up.
         assert!(reported.contains("\n          21 MiB: ") && reported.contains("\n          10 MiB: "), "{reported}");
         let reported = panic_of(|| block_on(asynchronous(40)));
         assert!(reported.starts_with(&over("asynchronous", "40 MiB, 10 MiB")), "{reported}");

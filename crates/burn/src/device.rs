@@ -88,7 +88,7 @@ fn add(reading: &mut Reading, pool: &MemoryPoolReport) {
 /// This function waits for the device before and after `code`, so that all work and all frees of `code` count in the scope. While it waits,
 /// the program cannot prepare further work for the device. That is the cost of a scope.
 ///
-/// The values are those of the whole device, so allocations of other threads during the scope count as well. Only one thread at a time can
+/// The values describe the whole device, so allocations of other threads during the scope count as well. Only one thread at a time can
 /// have scopes open on a device. Meanwhile, scopes of other threads run their code without measuring it, and the summary counts them.
 ///
 /// On CUDA, the pages that cubecl allocates from the driver during this time count for the scope with this name in `gpumem::summary()`.

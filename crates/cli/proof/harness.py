@@ -104,7 +104,7 @@ def near(found, expected):
 
 
 def compared(found, said, equal):
-    """Compares values of a report with those of a program. Returns whether all are equal, and the pairs."""
+    """Compares a report's values with a program's. Returns whether all are equal, and the pairs."""
     known = {**found, **said}
     pairs = {name: [known.get(name), known.get(right) if isinstance(right, str) else right] for name, right in equal.items()}
     # Two missing values are not equal.

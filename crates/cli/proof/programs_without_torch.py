@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The programs of the proofs that use libraries other than PyTorch. They run like those of `programs.py`."""
+"""The programs of the proofs that use libraries other than PyTorch. They run like the programs in `programs.py`."""
 
 import ctypes
 import json
@@ -139,7 +139,7 @@ def field(number, value):
 
 
 def onnx_model(weights):
-    """Returns a model that multiplies by each of the matrices, with Relu after each. The field numbers are those of onnx.proto."""
+    """Returns a model that multiplies by each of the matrices, with Relu after each. The field numbers come from onnx.proto."""
     float32, nodes, initializers, name = 1, b"", b"", "x"
     for number, weight in enumerate(weights):
         product, result = f"product{number}", f"result{number}"

@@ -30,7 +30,7 @@ smaller for a machine to which little can be copied:
 3. The folders quantization, tools and transformers, libonnxruntime.so.* and libonnxruntime_providers_tensorrt.so are not needed.
    The output of `tar c onnxruntime | xz -T0` then has 30 MB.
 
-CUDA's libraries are those of PyTorch's packages; numpy is needed as well. The model is made here, without the package onnx.
+CUDA's libraries come from PyTorch's packages; numpy is needed as well. The model is made here, without the package onnx.
 """
 
 import itertools

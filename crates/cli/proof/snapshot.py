@@ -3,7 +3,7 @@
 
     python crates/cli/proof/snapshot.py target/release/gpumem --keep /tmp/snapshot.pickle
 
-The snapshot is that of a training run: each step allocates and frees tensors of all layers, and each event has its own list of
+The snapshot shows a training run: each step allocates and frees tensors of all layers, and each event has its own list of
 frames, as PyTorch writes them. `--keep FILE` keeps it. Each command must end within 30 seconds for each file that it reads, with at
 most 2 GB of memory. It needs no GPU.
 """

@@ -23,7 +23,7 @@ observe_modules = None
 missing_modules = None
 # True if the handlers for the end of the program are set.
 is_awaited = False
-# The latest backward passes: `[start, end, frames]`. The times are in microseconds, and the frames are those of the line that started the
+# The latest backward passes: `[start, end, frames]`. The times are in microseconds, and the frames belong to the line that started the
 # pass.
 passes = collections.deque(maxlen=50_000)
 # The frames of lines that started a pass, with their code objects, by the `id` and the instruction of each code object.

@@ -1,5 +1,5 @@
 //! Writes and reads events in a file. There may be millions of allocations and frees, so they have their own form: a byte of
-//! flags marks the values that equal those of the previous event. All other events are rare and are written without flags.
+//! flags marks the values that equal the previous event's. All other events are rare and are written without flags.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -32,11 +32,11 @@ pub struct RecordedEvent {
 mod flag {
     pub(super) const SHORT: u8 = 0x80;
     pub(super) const FREE: u8 = 0x40;
-    /// The thread differs from that of the previous event.
+    /// The thread differs from the previous event's.
     pub(super) const THREAD: u8 = 0x20;
     /// There is a gap in the event numbers.
     pub(super) const GAP: u8 = 0x10;
-    /// The ledger's time differs from that of the previous event.
+    /// The ledger's time differs from the previous event's.
     pub(super) const TIME: u8 = 0x08;
     /// The difference of keys is in bytes, not in steps of 256.
     pub(super) const FINE: u8 = 0x04;

@@ -74,7 +74,7 @@ pub(super) struct Tally {
 struct Level {
     device: Device,
     in_use: u64,
-    /// The bytes of the driver's blocks. Before the first pool is registered, their peak is the same as that of the program's view, and is not
+    /// The bytes of the driver's blocks. Before the first pool is registered, their peak equals the peak of the program's view, and is not
     /// kept.
     driver: u64,
     has_pool: bool,

@@ -170,7 +170,7 @@ fn without_measurement_there_are_no_figures() {
 /// An event inside the layer's functions would confuse the filters of other layers.
 #[test]
 fn what_is_printed_while_a_span_opens_goes_to_stderr() {
-    const NOTICE: &str = "the numbers are those of a simulated GPU";
+    const NOTICE: &str = "the numbers come from a simulated GPU";
     match alone("what_is_printed_while_a_span_opens_goes_to_stderr", "GPUMEM_STACKS", "off") {
         None => {
             let (closed, printed) = spans();

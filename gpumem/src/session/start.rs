@@ -30,7 +30,7 @@ impl Session {
         self.settings();
         let devices = self.devices.get().map_or_else(source::devices, |own| Ok(*own))?;
         if devices.family() == Family::Simulated {
-            let text = "the numbers are those of a simulated GPU (GPUMEM_SIM or SimGpu::install), not of a real one";
+            let text = "the numbers come from a simulated GPU (GPUMEM_SIM or SimGpu::install), not from a real one";
             self.notify(Notice::Simulated, &text);
         } else if let Some((cards, _)) = source::replaced_cards().filter(|_| !self.settings.is_foreign) {
             self.notify(Notice::Simulated, &format_args!("the program does not see the real GPU: {cards}"));

@@ -1,4 +1,4 @@
-//! Tests that the outputs in the README and in the book are those of the examples, on a simulated device.
+//! Tests that the outputs in the README and in the book come from the examples, on a simulated device.
 
 use std::{
     env, fs,

@@ -66,7 +66,7 @@ struct ExtraPool {
     dying: bool,
 }
 
-/// The addresses of a GPU are those of its model, and above them those of the created pools.
+/// A GPU's addresses: its model's, and above them the created pools'.
 const POOLED_ADDRESSES: u64 = 0x7800_0000_0000;
 const POOL_SPAN: u64 = 1 << 38;
 const MOST_POOLS: u64 = 31;

@@ -131,7 +131,7 @@ impl Config {
     /// | `figures_max` | `0` | `1`: every memory value is `u64::MAX` |
     /// | `accounted` | | the driver's accounting is on, and reports this peak for each process |
     /// | `slow` | `0` | the number of milliseconds before NVML returns the memory of a GPU |
-    /// | `integrated` | `0` | `1`: the GPUs have no separate memory, but use that of the machine |
+    /// | `integrated` | `0` | `1`: the GPUs have no separate memory, but use the machine's |
     /// | `blocks` | | a function that does not return: a thread that calls it waits until it is cancelled |
     /// | `foreign_slot` | | a function whose slot points out of the library; see `foreign.rs` |
     /// | `fastest` | `pci` | `reversed`: CUDA's own order of the GPUs is the reverse of NVML's |

@@ -35,7 +35,7 @@ fn ready(call: &Call) -> Result<(), ErrorCode> {
     }
 }
 
-/// Returns the GPU of a handle, and whether the handle is that of its slice.
+/// Returns the GPU of a handle, and whether the handle belongs to its slice.
 fn device(call: &Call, device: Handle) -> Result<(&'static Gpu, bool), ErrorCode> {
     ready(call)?;
     let card = (device / 16).checked_sub(1).filter(|card| *card < call.driver.gpus.len()).ok_or(INVALID_ARGUMENT)?;

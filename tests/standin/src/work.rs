@@ -15,7 +15,7 @@ const CONTENT: u8 = 0xab;
 
 /// The handle of a function with the name and the parameters of PyTorch's function that joins tensors.
 const JOINS: Handle = 1000;
-/// From this handle on, functions are those of NCCL.
+/// From this handle on, functions are NCCL's.
 const COLLECTIVES: Handle = 100;
 
 static EXECUTED: AtomicU32 = AtomicU32::new(0);

@@ -1,7 +1,7 @@
 //! Tests the library's inbox under a model checker. With real threads, a test can only hope that they meet at the wrong moment.
 //! The checker runs the steps of the threads in every order, or in some thousand orders if there are too many.
 //!
-//! The inbox, the ledger and the model are those of the library. `checker.rs` contains the locks, the atomics and the clock that
+//! The inbox, the ledger and the model are the library's. `checker.rs` contains the locks, the atomics and the clock that
 //! the inbox uses here, and notes which events the ledger applied. Atomics are sequentially consistent here, so these tests
 //! cannot show that `Relaxed` is enough. A reader of the code has to check that.
 

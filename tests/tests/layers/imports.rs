@@ -249,7 +249,7 @@ impl Crate<'_> {
         Some(Target::Module(here))
     }
 
-    /// Resolves a name that a module imports. The name may be that of a crate, which is imported under its own name.
+    /// Resolves a name that a module imports. The name may be a crate's, which is imported under its own name.
     fn resolve_alias(&self, module: &[String], name: &str, alias: &[String], depth: usize) -> Option<Target> {
         let is_itself = alias.len() == 1 && alias[0] == name;
         if is_itself { None } else { self.resolve(module, alias, depth + 1) }

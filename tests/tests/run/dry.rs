@@ -196,7 +196,7 @@ fn a_dry_run_that_is_not_possible_does_not_run() {
     }
 }
 
-/// The memory that this program needs depends on its environment, as that of a program with PyTorch does.
+/// The memory that this program needs depends on its environment, as a PyTorch program's does.
 const NEEDS: &str = "import ctypes, os, sys
 cuda = ctypes.CDLL('libcuda.so.1')
 context, address = ctypes.c_void_p(), ctypes.c_uint64()

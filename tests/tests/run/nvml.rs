@@ -54,7 +54,7 @@ fn nvml_shows_as_many_cards_as_cuda() {
     assert_eq!(seen["count"], json!(4));
     assert_eq!(seen["child"], json!([card(0), card(0), card(1527), card(0)]));
     assert_eq!(seen["cuda"], json!([24576 - 1527, 24576]));
-    // All other values are those of the real GPU.
+    // All other values describe the real GPU.
     assert_eq!(
         seen["others"],
         json!([["Stand-in GPU 1", 0], ["Stand-in GPU 1", 0], ["Stand-in GPU 1", 0], ["Stand-in GPU 1", 0]])

@@ -165,7 +165,7 @@ fn tensors_come_to_what_pytorch_says() {
             "unused_in_private_pools_bytes",
         ];
         assert_eq!(parts.into_iter().map(part).sum::<u64>(), run.said("reserved"), "{at_peak:#}");
-        // The lines are those of the program.
+        // The lines are the program's.
         let largest = &device["peak"]["by_place"][0];
         assert!(largest["line"].as_str().unwrap().ends_with("train.py:20"), "{largest:#}");
         assert_eq!(largest["bytes"], 200 << 20);

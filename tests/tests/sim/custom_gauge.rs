@@ -63,7 +63,7 @@ fn with_budget(mib: u64) {
 #[test]
 fn guards_attributes_lines_and_budgets_read_it() {
     if let Some(ended) = alone("guards_attributes_lines_and_budgets_read_it", &[]) {
-        let notice = "the numbers are those of the program's gauge `pool`, for the whole process: peaks between two readings, 1ms apart, \
+        let notice = "the numbers come from the program's gauge `pool`, for the whole process: peaks between two readings, 1ms apart, \
                       are missed";
         assert_eq!(ended.stderr.matches(notice).count(), 1, "{}", ended.stderr);
         return;

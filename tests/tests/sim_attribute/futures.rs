@@ -270,7 +270,7 @@ fn of_async_trait_drop_their_arguments_as_they_did() {
             let mut traced = Vec::new();
             let reported = reports(|| traced = drops(service, polls));
             assert_eq!(traced, plain, "{polls} polls");
-            // The rows are those of the method's body, whether the attribute is above or below `#[async_trait]`.
+            // The rows describe the method's body, whether the attribute is above or below `#[async_trait]`.
             let rows = reported.iter().map(|report| report.lines.len()).collect::<Vec<_>>();
             assert_eq!(rows, [vec![], vec![2, 2], vec![4, 3]][polls], "{reported:#?}");
         }

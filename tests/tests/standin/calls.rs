@@ -301,7 +301,7 @@ fn events_are_of_the_right_device() {
         &[
             "call cuCtxSetCurrent c1; call cuMemAlloc_v2 &a 1000; figures 0 = 0 0; figures 1 = 1000 0; \
              call cuCtxSetCurrent c0; call cuMemFree_v2 a; figures 0 = 0 0; figures 1 = 0 1000",
-            // The device is that of the stream, and not that of the current context.
+            // The device is the stream's, and not the current context's.
             "call cuCtxSetCurrent c1; call cuStreamCreate &s 0; call cuCtxSetCurrent c0; call cuMemAllocAsync &a 1000 s; \
              figures 0 = 0 0; figures 1 = 1000 0; call cuMemFreeAsync a 0; figures 1 = 0 1000",
             "call cuCtxSetCurrent c0; call cuStreamCreate &s 0; call cuMemAllocAsync &a 7 s; call cuCtxSetCurrent c1; \
@@ -311,7 +311,7 @@ fn events_are_of_the_right_device() {
              call cuCtxSetCurrent c1; call cuStreamCreate &t 0; call cuMemAllocAsync &b 20 t; figures 0 = 7 0; figures 1 = 20 0",
             "call cuMemPoolCreate &p on:0; call cuMemPoolDestroy p; call cuMemPoolCreate &q on:1; call cuCtxSetCurrent c0; \
              call cuMemAllocFromPoolAsync &a 7 q 0; figures 0 = 0 0; figures 1 = 7 0",
-            // The device is that of the pool, and not that of the stream.
+            // The device is the pool's, and not the stream's.
             "call cuDeviceGetDefaultMemPool &p 1; call cuCtxSetCurrent c0; call cuMemAllocFromPoolAsync &a 1000 p 0; \
              figures 0 = 0 0; figures 1 = 1000 0; call cuMemFreeAsync a 0; figures 1 = 0 1000",
             "call cuMemPoolCreate &p on:1; call cuCtxSetCurrent c0; call cuMemAllocFromPoolAsync &a 1000 p 0; \

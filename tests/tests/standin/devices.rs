@@ -18,7 +18,7 @@ fn unknown_devices() {
     ensure(outcome.answer("get 2") == ZEROS && outcome.answer("get 4294967295") == ZEROS, "not zeros", &outcome);
 }
 
-/// A device number is a CUDA ordinal, and not the index of the GPU in NVML. The name and the memory must be those of the same
+/// A device number is a CUDA ordinal, and not the index of the GPU in NVML. The name and the memory must belong to the same
 /// GPU.
 #[test]
 fn the_right_card() {
@@ -69,7 +69,7 @@ fn the_right_card() {
     }
 }
 
-/// On a GPU that is split into MIG slices, the numbers are those of the slice and not those of the GPU.
+/// On a GPU that is split into MIG slices, the numbers describe the slice and not the GPU.
 #[test]
 fn mig_slices() {
     let slice = "MIG-7374616e-642d-696e-206d-696700000001";

@@ -168,7 +168,7 @@ fn graphs_count_as_what_is_mapped() {
             ),
             // The memory is mapped before the graph is launched.
             format!("{both}; call cuGraphUpload e s; figures = {} 0; {LAUNCH}; figures 0 = {} 0", 2 * STEP, 2 * STEP),
-            // There is other memory besides that of graphs.
+            // There is other memory besides the graphs'.
             format!(
                 "call cuMemAlloc_v2 &x 1000; {both}; {LAUNCH}; call cuMemFree_v2 x; figures = {} 1000; call cuDeviceGraphMemTrim 0; \
                  figures 0 = 0 {}",
@@ -192,7 +192,7 @@ fn graphs_are_a_kind_of_their_own() {
     ));
 }
 
-/// The device is that of the nodes, and not that of the stream. The trace of a thread counts the graphs that this thread
+/// The device is the nodes', and not the stream's. The trace of a thread counts the graphs that this thread
 /// launched.
 #[test]
 fn graphs_of_several_devices_and_threads() {

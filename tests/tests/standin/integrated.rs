@@ -34,7 +34,7 @@ fn the_numbers_are_those_of_the_machine() {
             &outcome,
         );
     }
-    let says = "device 0 has no separate memory: its values are those of the machine's memory";
+    let says = "device 0 has no separate memory: its values describe the machine's memory";
     ensure(outcome.stdout.contains(says), "status says nothing", &outcome);
     // If NVML does not report a GPU's separate memory, as under WSL, gpumem asks the driver, which needs a context.
     let outcome = without_memory_info(Standin::new()).run("try_get; status_text");

@@ -1,4 +1,4 @@
-//! Tests that the stand-in driver's stubs are those of NVIDIA's drivers, byte for byte.
+//! Tests that the stand-in driver's stubs equal NVIDIA's, byte for byte.
 
 #![cfg(target_arch = "x86_64")]
 

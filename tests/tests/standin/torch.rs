@@ -111,7 +111,7 @@ fn lists_that_cannot_be_read() {
     ensure_error(&outcome, "processes", &["cannot load libnvidia-ml", "is the NVIDIA driver installed"]);
 }
 
-/// The process list is that of the GPU with this CUDA ordinal, which may have another index in NVML.
+/// The process list belongs to the GPU with this CUDA ordinal, which may have another index in NVML.
 #[test]
 fn the_device_is_the_one_that_cuda_means() {
     let outcome = Standin::new().devices(2).set("fastest=reversed").run("context 0; processes 0; processes 1");

@@ -53,7 +53,7 @@ fn slices_of_cudarc() {
     assert!(labelled.ends_with(expected), "{outcome}");
     assert!(same.ends_with(" live=1.01 MiB"), "a wrong label changes nothing\n{outcome}");
     assert!(freed.ends_with(&expected.replace('+', "-").replace(", -1 * 1048576 device", "")), "{outcome}");
-    let wrong = "cannot use a label's shape: `wrong`: the size of (64, 2) is 128, and that of the slice is 64";
+    let wrong = "cannot use a label's shape: `wrong`: (64, 2) has 128 elements, and the slice has 64";
     assert_eq!(outcome.answer("mislabelled"), format!("error[invalid setting] {wrong}"), "{outcome}");
     assert_eq!(outcome.stderr.matches("cannot use a label's shape").count(), 1, "said once\n{outcome}");
 }

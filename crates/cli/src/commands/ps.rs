@@ -75,7 +75,7 @@ fn write(all: &Usage, is_listed: bool, out: &mut dyn Write, paint: Paint) -> io:
             // The lines below the table use its unit.
             let unit = if all.processes.is_empty() { Amounts::of([Bytes::new(used).signed()]) } else { amounts(all) };
             let [used, not_listed] = [used, not_listed].map(|bytes| unit.in_words(Bytes::new(bytes).signed()));
-            let why = "processes that the driver does not show here, such as those of other containers and of the host";
+            let why = "processes that the driver does not show here, such as in other containers and on the host";
             let text = format!("GPU {}: {used} in use, of which {not_listed} by no process above: {why}", gpu.gpu);
             writeln!(out, "{}", paint.on(Role::Alarm, text))?;
         }

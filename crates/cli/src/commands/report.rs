@@ -68,7 +68,7 @@ pub(crate) struct ReportArguments {
     /// Write one self-contained page: memory over time, blocks, and a flame graph of any moment. - is stdout.
     #[arg(long, value_name = "OUT", conflicts_with_all = ["view", "at", "json", "format", "limits"])]
     html: Option<PathBuf>,
-    /// With --html and more than 64 recordings, the page has all events of a few recordings only: add those of this rank. The option may
+    /// With --html and more than 64 recordings, the page has all events of a few recordings only: add this rank's events. The option may
     /// be given several times.
     #[arg(long = "rank", value_name = "NUMBER", requires = "html")]
     ranks: Vec<u64>,

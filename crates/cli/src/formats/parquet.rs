@@ -191,7 +191,7 @@ impl Words {
     }
 }
 
-/// Writes `NAME.events.parquet` and `NAME.blocks.parquet` into a folder, where `NAME` is that of the recording. If
+/// Writes `NAME.events.parquet` and `NAME.blocks.parquet` into a folder, where `NAME` is the recording's name. If
 /// there are tensors, also writes `NAME.tensors.parquet`. Tensors are part of the blocks: because they have a separate
 /// table, no sum counts them twice.
 pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {

@@ -612,7 +612,7 @@ function start() {
   // Returns the word for a block.
   const what = () => (data.about.allocator ? 'tensor' : 'block');
 
-  // A single colour shows nothing. The colours are those of scopes, places, or kinds: the first of them that has more than one value.
+  // A single colour shows nothing. The colours show scopes, places, or kinds: the first of them that has more than one value.
   let isGroupChosen = false;
   function offerGroups(origins) {
     const hasScopes = origins.some((origin) => origin.scope.length > 0);

@@ -15,13 +15,13 @@ use object::{Object, ObjectSegment, ReadCache};
 use super::content::Content;
 use crate::files;
 
-/// Adds the functions and lines of the addresses to a complete recording. `content` is that of the recording.
+/// Adds the functions and lines of the addresses to a complete recording. `content` is the recording's content.
 pub(super) fn add(recording: &Path, content: &Content) -> io::Result<()> {
     let addresses: Vec<_> = content.addresses.iter().collect();
     let mut file = files::open(recording, File::options().append(true))?;
     let end = file.seek(SeekFrom::End(0))?;
     let mut writer = Writer::append(&file, end);
-    // The addresses are sorted, so those of one module are adjacent.
+    // The addresses are sorted, so the addresses in one module are adjacent.
     for addresses in addresses.chunk_by(|a, b| a.module == b.module) {
         let Some(module) = content.modules.get(&addresses[0].module) else { continue };
         for symbols in of_module(module, addresses.iter().map(|address| address.offset)) {

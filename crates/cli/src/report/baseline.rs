@@ -89,7 +89,7 @@ impl Comparison {
         let partner = |name: &str, line: &Line| -> Option<u64> {
             let same = || before.get(name).filter(|_| !moved_away.contains(name));
             let old = moved_from.get(name).and_then(|old| before.get(old)).or_else(same);
-            // Before the device had a pool, it had no blocks other than those of its line.
+            // Before the device had a pool, it had only the blocks of its line.
             let of_device = || before.get(name.strip_suffix(DRIVER).filter(|_| line.least == 0)?);
             old.or_else(of_device).copied()
         };

@@ -70,7 +70,7 @@ pub(crate) struct DeviceDifference {
 pub(crate) struct TensorsDifference {
     #[serde(flatten)]
     pub(crate) peak: Change,
-    /// If one side is an estimate, the classes are those of estimates. Empty if a recording has no classes.
+    /// If one side is an estimate, the classes are an estimate's. Empty if a recording has no classes.
     pub(crate) by_class: Vec<Named>,
     /// Empty if a recording has no modules.
     pub(crate) by_module: Vec<Named>,
@@ -198,7 +198,7 @@ impl TensorsDifference {
     }
 }
 
-/// Converts classes to those of estimates, which count temporary tensors as activations, and also contain the overhead
+/// Converts classes to an estimate's classes, which count temporary tensors as activations, and also contain the overhead
 /// of the allocator.
 fn classes_of_estimates(sums: &[ClassSum]) -> Sums {
     let temporary = [TensorClass::ForwardTemporary, TensorClass::BackwardTemporary, TensorClass::Temporary];
@@ -231,7 +231,7 @@ impl Difference {
                 not_measured.push(format!("{}: Nothing was allocated.", side.file));
             }
         }
-        // An estimate has simulated devices, which stand for those of the other side.
+        // An estimate has simulated devices, which represent the other side's devices.
         let are_simulated = |overview: &Overview| overview.devices.iter().all(|device| device.simulated);
         let has_estimate = are_simulated(&before) != are_simulated(&after);
         let used = |overview: &Overview| -> Vec<(bool, u32)> {

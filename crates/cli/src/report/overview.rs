@@ -211,13 +211,13 @@ impl Missing {
         }
     }
 
-    /// Returns whether the real peak may differ from that of the recording. A snapshot contains the events since its
+    /// Returns whether the real peak may differ from the recording's. A snapshot contains the events since its
     /// history started, and its peak is the highest value since then.
     pub(crate) fn leaves_peak_unknown(&self) -> bool {
         self.is_unreliable() || self.missed_frees > 0
     }
 
-    /// Returns whether the real peak may be higher than that of the recording. A snapshot does not contain a peak before
+    /// Returns whether the real peak may be higher than the recording's. A snapshot does not contain a peak before
     /// its history.
     pub(crate) fn peak_may_be_higher(&self) -> bool {
         self.is_unreliable() || self.begins_after_event.is_some() || self.has_no_history

@@ -99,7 +99,7 @@ fn peaks(Placed { lives, of_origin, devices, is_of_tensors }: &Placed<'_>) -> Ve
     let mut sums = vec![[0_i64; 2]; names.len() * devices.len()];
     for change in lives.changes() {
         let block = lives.block(change.block);
-        // The origin index of PyTorch's segments is higher than those of all origins.
+        // The origin index of PyTorch's segments is higher than all origins' own.
         let Some(place) = of_origin.get(block.origin as usize).copied().flatten() else { continue };
         let [now, most] = &mut sums[usize::from(block.device) * names.len() + place];
         *now += change.delta;

@@ -121,8 +121,8 @@ fn holds_cache(device: &DeviceOverview) -> bool {
     device.peak_bytes.is_some_and(|peak| bytes * 2 > peak)
 }
 
-/// Returns whether the memory not freed is that of the peaks. Programs that keep their memory in a cache free nothing,
-/// so a table of it would repeat that of the peak. Other memory, such as a few bytes of pinned host memory, is in no
+/// Returns whether the memory not freed is the memory at the peaks. Programs that keep their memory in a cache free nothing,
+/// so a table of it would repeat the peak's table. Other memory, such as a few bytes of pinned host memory, is in no
 /// peak.
 fn is_as_at_peaks(leaks: &Leaks, devices: &[DeviceOverview]) -> bool {
     let peaks: u64 = devices.iter().filter_map(|device| device.peak_bytes).sum();
@@ -150,7 +150,7 @@ fn write_device(
         None => format!("{}: the peak was {}", one_line(&device.words()), Bytes::new(peak)),
     };
     let (title, table) = text.split_at(text.find('\n').unwrap_or(text.len()));
-    let of_driver = |peak| format!(", and that of the driver's blocks {}", Bytes::new(peak));
+    let of_driver = |peak| format!(", and the driver's blocks peaked at {}", Bytes::new(peak));
     let of_driver = device.driver_peak_bytes.map(of_driver).unwrap_or_default();
     writeln!(out, "{title}{}{table}", paint.on(Role::Heading, of_driver))?;
     let line = |out: &mut dyn Write, name: &str, text: &str| {

@@ -87,7 +87,7 @@ mod tests {
     fn only_a_library_that_is_gone_makes_another_stale() {
         let folder = tempfile::tempdir().unwrap();
         let real = folder.path().join("libnvidia-ml.so.580");
-        // The bytes between the paths are those of an offset.
+        // The bytes between the paths are an offset.
         let library = [b"\x7fELF\0", real.as_os_str().as_bytes(), b"\0/\x10\0/\0", b"nvmlInit /lib/x.so\0"].concat();
         assert!(is_stale(&library));
         fs::write(&real, "").unwrap();

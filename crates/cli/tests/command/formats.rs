@@ -132,7 +132,7 @@ enum Wire {
     Bytes(Vec<u8>),
 }
 
-/// The fields of a message of protocol buffers, without a schema. The field numbers in the tests are those of the `.proto` files.
+/// The fields of a message of protocol buffers, without a schema. The field numbers in the tests come from the `.proto` files.
 #[derive(Clone, Debug)]
 pub(crate) struct Fields(Vec<(u64, Wire)>);
 
@@ -349,7 +349,7 @@ fn torch_reads_the_snapshot() {
             "segment_alloc" | "segment_free" | "free_requested" => {}
             other => panic!("{other}"),
         }
-        // The last events are those of the blocks with sizes of all lengths.
+        // The last events belong to the blocks with sizes of all lengths.
         if at < trace.len() - 14 {
             most = most.max(live);
         }

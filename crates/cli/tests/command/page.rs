@@ -61,7 +61,7 @@ fn what_a_pool_keeps_unused_has_a_row() {
     let file = recorded("pool.capture", made);
     let row = "cache of arena: 28 MiB of 64 MiB; wrong calls: 1 free of an unknown part";
     let report = printed(&["report", &file]);
-    let peaks = "device 0: the peak was 36 MiB, and that of the driver's blocks 64 MiB\n";
+    let peaks = "device 0: the peak was 36 MiB, and the driver's blocks peaked at 64 MiB\n";
     assert!(report.contains(peaks) && report.contains(&format!("\n{row}\n")), "{report}");
     let later = &*row.replace("28", "44");
     for (moment, words) in [("oom", later), ("end", later), ("peak", "cache of arena: 28 MiB of 64 MiB"), ("start", "")]
@@ -132,7 +132,7 @@ vm.runInThisContext(script);
     const data = decode(recording, await inflate(html.match(new RegExp(`id=.${id}.>([^]*?)</script>`))[1]));
     for (const pool of pools(data)) {
       const curves = series(data, pool, 'scope');
-      // The drawn values are those of a plain sum over all changes.
+      // The drawn values equal a plain sum over all changes.
       let live = 0;
       let wrong = 0;
       for (let change = 0; change < data.time.length; change++) {

@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn moments_are_those_of_the_calendar() {
-        // The texts are those of `date --utc --date=@SECONDS`.
+        // The texts come from `date --utc --date=@SECONDS`.
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00.000250Z"),
             (951_782_400, "2000-02-29T00:00:00.000250Z"),

@@ -139,7 +139,7 @@ impl Breakdown {
             let sum = some.iter().map(|process| process.used).sum::<Option<Bytes>>()?;
             Some((sum, some.len() as u64))
         };
-        // In a container the driver may list this process under another id. Then its memory cannot be separated from that of
+        // In a container the driver may list this process under another id. Then its memory cannot be separated from the memory of
         // others.
         let this = reported(true).filter(|(_, count)| *count > 0).map(|(bytes, _)| bytes);
         let others = reported(false);

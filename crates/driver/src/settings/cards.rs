@@ -19,7 +19,7 @@ pub fn size(text: &str) -> Result<Bytes, String> {
 }
 
 /// The cards, each with its total memory in MiB as `torch.cuda.mem_get_info()` returns it, which appears in users' reports. The total is
-/// less than that of nvidia-smi, because the driver reserves a part. Other versions of the driver may reserve a few MiB more or less.
+/// less than nvidia-smi shows, because the driver reserves a part. Other versions of the driver may reserve a few MiB more or less.
 const CARDS: &[(&str, u64)] = &[
     ("T4", 14_930),
     ("V100 16GB", 16_148),

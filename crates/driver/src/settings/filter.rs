@@ -1,4 +1,4 @@
-//! Parses the variable `GPUMEM`, which decides what each trace prints. The syntax is that of `RUST_LOG`.
+//! Parses the variable `GPUMEM`, which decides what each trace prints. The syntax is like `RUST_LOG`'s.
 
 use std::{fmt, num::NonZeroU64};
 

@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// The calls so far, each with its thread: those of the dispatch table, and those of CUPTI.
+/// The calls so far, each with its thread: the dispatch table's, and CUPTI's.
 static CALLS: [Mutex<Vec<(ThreadId, String)>>; 2] = [const { Mutex::new(Vec::new()) }; 2];
 
 /// Keeps each call; `AT` is its index in [`CALLS`].

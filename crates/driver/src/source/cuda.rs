@@ -1,5 +1,5 @@
 //! CUDA's devices. Ordinals and contexts come from the driver. The memory is read by NVML, which finds the device by its UUID. If NVML
-//! cannot read it, it comes from `cuMemGetInfo`. NVML cannot read an integrated device; its values are those of the machine's memory.
+//! cannot read it, it comes from `cuMemGetInfo`. NVML cannot read an integrated device; its values describe the machine's memory.
 
 use once_cell::sync::OnceCell;
 

@@ -36,7 +36,7 @@ pub struct Gpu {
     pub uuid: String,
     /// A reading of the memory.
     pub memory: Result<GpuMemory>,
-    /// True if the GPU is integrated and NVML cannot read its memory. The values are then those of the machine's memory.
+    /// True if the GPU is integrated and NVML cannot read its memory. The values then describe the machine's memory.
     pub is_memory_of_machine: bool,
     /// The slices, if the GPU is in MIG mode; `None` if it is not.
     pub slices: Result<Option<Vec<Self>>>,

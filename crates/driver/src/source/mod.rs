@@ -62,7 +62,7 @@ const FAMILIES: &[fn() -> Selection] = &[
     cuda::select,
 ];
 
-/// Returns the devices of this process: the simulated ones if there are any, or else those of CUDA.
+/// Returns the devices of this process: the simulated ones if there are any, or else CUDA's.
 ///
 /// # Errors
 /// Returns an error if the value of `GPUMEM_SIM` cannot be used, or if this build supports no devices.

@@ -48,7 +48,7 @@ pub(super) fn open(
             detail = format!("{} is not a file", path.display());
             continue;
         }
-        // SAFETY: loading runs the library's initializers. The names are those of NVIDIA's libraries, whose
+        // SAFETY: loading runs the library's initializers. The names belong to NVIDIA's libraries, whose
         // initializers have no preconditions; a library with that name that the user put on the path is as trusted as the user's own
         // code.
         match unsafe { Library::new(&path) } {

@@ -12,7 +12,7 @@
 //! - The lock of the list (`dl_load_write_lock`): `dl_iterate_phdr` holds it during all its callbacks. `dlopen` and `dlclose` hold it while
 //!   they change the list, unmap a file or release its name. Under this lock, the only code of libraries that runs is callbacks of
 //!   `dl_iterate_phdr`. Hooks take the lock, like unwinders do for each exception. It is always taken last: the callbacks here only copy,
-//!   so the only other lock that they take is that of the memory allocator, which never waits for the loader. A thread that holds the lock
+//!   so the only other lock that they take is the memory allocator's, which never waits for the loader. A thread that holds the lock
 //!   of loading may wait for this one, but never the other way round, so there can be no deadlock. A program that waits in its own callback
 //!   for a thread in a hook would wait forever. The same is true for a thread that walks its stack.
 //!

@@ -2,7 +2,7 @@
 //!
 //! Each library that uses NVTX contains a copy of it. At its first use, a copy loads the library that `NVTX_INJECTION64_PATH` names, and
 //! calls its function `InitializeInjectionNvtx2` with a function that returns the copy's tables. A tool writes its functions into these
-//! tables. The types, the numbers of the functions and this protocol are those of `nvtx3/nvtxDetail/nvtxTypes.h`.
+//! tables. The types, the numbers of the functions and this protocol come from `nvtx3/nvtxDetail/nvtxTypes.h`.
 //!
 //! If another tool observes the ranges as well, it is initialized first, as NVTX would do. Then our functions replace its functions, and
 //! pass each call on to them.
@@ -358,7 +358,7 @@ fn mark(domain: usize, name: &str) {
     notify(|observer| (observer.marked)(&with_domain(domain, name), false));
 }
 
-/// Starts a range. Returns its id, which is that of the other tool, or else a new one.
+/// Starts a range. Returns its id, which is the other tool's, or else a new one.
 fn start(domain: usize, name: &str, of_other: Option<usize>) -> usize {
     mark(domain, name);
     let id = of_other.unwrap_or_else(new_handle);

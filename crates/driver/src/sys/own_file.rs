@@ -73,7 +73,7 @@ unsafe fn replace(mapping: &Mapping<'_>) -> io::Result<()> {
     if copy == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the pages are those of this library, which stays loaded while its code runs, and the kernel lists them as readable. The copy
+    // SAFETY: the pages belong to this library, which stays loaded while its code runs, and the kernel lists them as readable. The copy
     // has the same length and does not overlap. This function's contract requires that no other thread writes to the pages during the call,
     // and this thread only writes to its stack. The kernel then puts the copy where the pages were, in one step for all threads. At each
     // moment, each address has the same bytes and the same access rights, so code that runs there, and references to data there, are not

@@ -119,7 +119,7 @@ fn without_sigpipe(print: impl FnOnce()) {
     if is_blocked {
         let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: `pipe` and `before` were filled, because the calls succeeded. No signal of this kind was pending before, so the one
-        // that is taken here, without waiting, is that of the write.
+        // that is taken here, without waiting, is the one for the write.
         unsafe {
             libc::sigtimedwait(pipe.as_ptr(), ptr::null_mut(), &raw const none);
             libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());

@@ -211,7 +211,7 @@ fn start_time_in(folder: &str) -> Option<u64> {
     // The name of the program is in brackets and may contain any bytes, even if they are not UTF-8.
     let stat = String::from_utf8_lossy(&stat);
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    // The state is that of the main thread, which may have ended before the others.
+    // The state belongs to the main thread, which may have ended before the others.
     let has_ended = matches!(fields.next()?, "Z" | "X");
     let has_others = || std::fs::read_dir(format!("{folder}/task")).is_ok_and(|threads| threads.count() > 1);
     if has_ended && !has_others() { None } else { fields.nth(18)?.parse().ok() }

@@ -156,7 +156,7 @@ pub unsafe extern "C-unwind" fn gpumem_pass(
     what: *const c_char,
 ) -> usize {
     let arguments = [first, second, third, fourth, fifth, sixth];
-    // SAFETY: this function's contract requires that `what` is a C string and that the arguments are those of the function that it names.
+    // SAFETY: this function's contract requires that `what` is a C string and that the arguments belong to the function that it names.
     unsafe {
         let what = CStr::from_ptr(what);
         // The path of the real library follows after a space.

@@ -2,7 +2,7 @@
 //!
 //! A kernel of NCCL waits for the kernels of other ranks, and NCCL's threads wait for the kernels. If some of them were skipped, the
 //! program would not end. Therefore the command preloads the library into dry runs, and the loader finds these functions before those of
-//! NCCL. Communicators are still created by NCCL. The arguments are those of `nccl.h`.
+//! NCCL. Communicators are still created by NCCL. The arguments come from `nccl.h`.
 //!
 //! NCCL does not accept two ranks of one process on one GPU. Therefore the communicators that one process creates for several simulated
 //! GPUs are ours.
@@ -53,7 +53,7 @@ macro_rules! functions {
                     }
                 }
                 let Some(function) = nccl::function(stringify!($name)) else { return FAILED };
-                // SAFETY: NCCL's function of this name takes this number of words, and the arguments are those of the caller.
+                // SAFETY: NCCL's function of this name takes this number of words, and the arguments are the caller's.
                 unsafe {
                     transmute::<*mut c_void, unsafe extern "C" fn($(word!($argument)),*) -> c_int>(function.as_ptr())($($argument),*)
                 }
@@ -194,7 +194,7 @@ fn query(question: &str, comm: usize) -> usize {
     }
     let mut answer: c_int = 0;
     if let Some(function) = nccl::function(question) {
-        // SAFETY: both functions have this type, and the communicator is that of the caller.
+        // SAFETY: both functions have this type, and the communicator is the caller's.
         let ask =
             unsafe { transmute::<*mut c_void, unsafe extern "C" fn(usize, *mut c_int) -> c_int>(function.as_ptr()) };
         // SAFETY: the variable is live.

@@ -1,4 +1,4 @@
-//! Tests the content of a recording. `tests/tests/standin/capture.rs` compares the reports of a program with those of its recording.
+//! Tests the content of a recording. `tests/tests/standin/capture.rs` compares a program's reports with its recording's.
 
 use std::{io::Cursor, time::Duration};
 

@@ -17,7 +17,7 @@ use gpumem::{GpuMemTrace, intercept::LiveMemory, scope::Threads};
 use gpumem_burn::{CallMemory, Summary, scope, summary};
 use tracing_subscriber::prelude::*;
 
-/// Lets one test run at a time, because the values are those of the whole device. Dropped tensors are freed when the thread of the test
+/// Lets one test run at a time, because the values describe the whole device. Dropped tensors are freed when the thread of the test
 /// waits for the device.
 struct Test {
     device: Device,

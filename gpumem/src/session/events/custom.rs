@@ -6,7 +6,7 @@ use crate::{
 };
 
 /// Sets the gauge of traces that request no other, unless `GPUMEM_GAUGE` does: guards, attributes, lines and budgets. Use this
-/// for memory that gpumem cannot see, such as that of wgpu and Metal. `used` comes from the gauge's readings, and `peaked` from
+/// for memory that gpumem cannot see, such as the memory of wgpu and Metal. `used` comes from the gauge's readings, and `peaked` from
 /// the highest one; it is read every millisecond (`GPUMEM_SAMPLE_MS`). A gauge of the same name replaces the earlier one.
 ///
 /// A trace that names a gauge, a device or a source does not use it. With such a gauge there are no blocks, no scopes in

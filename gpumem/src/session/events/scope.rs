@@ -54,7 +54,7 @@ pub(in crate::session) struct ScopeRequest {
     pub(in crate::session) exact: bool,
     /// True to keep the allocations that make the scope's peak.
     pub(in crate::session) at_peak: bool,
-    /// The threads that the scope adopts. `None` for those of `GPUMEM_ADOPT`, or else those of [`adopt`].
+    /// The threads that the scope adopts. `None` for the threads in `GPUMEM_ADOPT`, or else in a call of [`adopt`].
     pub(in crate::session) adopt: Option<Threads>,
     /// The module of the traced function, if it is known.
     pub(in crate::session) module: Option<&'static str>,
@@ -209,7 +209,7 @@ impl OpenScope {
         if custom.is_some() {
             let name = devices.name(ordinal)?;
             let text = format_args!(
-                "the numbers are those of the program's gauge `{name}`, for the whole process: peaks between two readings, {every:?} apart, are missed"
+                "the numbers come from the program's gauge `{name}`, for the whole process: peaks between two readings, {every:?} apart, are missed"
             );
             session.notify(Notice::Custom, &text);
         }

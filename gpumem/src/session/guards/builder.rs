@@ -71,7 +71,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Sets the kind of measurement. The default is that of `GPUMEM_GAUGE`, or else the best gauge that the device offers.
+    /// Sets the kind of measurement. The default is the gauge in `GPUMEM_GAUGE`, or else the best gauge that the device offers.
     pub fn gauge(mut self, gauge: Gauge) -> Self {
         self.request.gauge = Some(gauge);
         self

@@ -28,7 +28,7 @@ use crate::session::{
 pub struct TaskScope(Option<OpenScope>);
 
 impl TaskScope {
-    /// Opens a scope inside that of the calling thread, on its current device. `module`, `file` and `line` are its place in the program.
+    /// Opens a scope inside the calling thread's scope, on its current device. `module`, `file` and `line` are its place in the program.
     /// `None` if traces are off; a notice on stderr gives the reason.
     pub fn open(name: &'static str, module: Option<&'static str>, file: &'static str, line: u32) -> Option<Self> {
         let trace = GpuMemTraceBuilder {

@@ -36,7 +36,7 @@ use crate::{
 /// was created first in the block, so their memory counts as `peaked` and not as `used`. [`GpuMemTrace::scope`] returns the value
 /// instead.
 ///
-/// The device is fixed when the trace starts: that of the builder, else the calling thread's current CUDA device, else device 0.
+/// The device is fixed when the trace starts: the builder's device, else the calling thread's current CUDA device, else device 0.
 /// A trace is `Send`: you may hold it across `.await` and move it between threads. Until it is dropped, it is the scope of the thread
 /// that created it. For tasks, use [`wrap`](GpuMemTraceBuilder::wrap).
 ///

@@ -202,7 +202,7 @@ impl MemTrackerBuilder {
         self
     }
 
-    /// Writes to this writer, such as a file, instead of the sink of reports. The format is that of the sink: JSON lines or text. If a
+    /// Writes to this writer, such as a file, instead of the sink of reports. The format is the sink's: JSON lines or text. If a
     /// write fails, one notice is printed on stderr, and the tracker continues.
     pub fn to(mut self, to: impl Write + Send + 'static) -> Self {
         self.to = Some(Box::new(to));

@@ -12,7 +12,7 @@ use crate::export::Sink;
 /// The target of the output of a session.
 #[derive(Debug, Default)]
 pub(in crate::session) struct SinkState {
-    /// The sink that the program set. `None` for that of `GPUMEM_REPORT`.
+    /// The sink that the program set. `None` for the sink in `GPUMEM_REPORT`.
     pub(super) set: RwLock<Option<Sink>>,
     /// The file of the last write.
     pub(super) file: Mutex<Option<(PathBuf, Arc<File>)>>,

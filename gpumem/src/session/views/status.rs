@@ -37,7 +37,7 @@ pub struct Status {
     pub untracked: u64,
     /// The number of known missed events since then, plus the number of driver functions that another tool has replaced.
     pub lost: u64,
-    /// The CUDA ordinals of integrated devices, which use the machine's memory: their results are those of the machine, and traces count
+    /// The CUDA ordinals of integrated devices, which use the machine's memory: their results describe the machine, and traces count
     /// pinned and managed memory as memory of the kind `device`.
     pub integrated: Vec<u32>,
     /// The live memory by kind, if its allocation was intercepted.
@@ -239,7 +239,7 @@ impl fmt::Display for Status {
         for device in &self.integrated {
             write!(
                 f,
-                "\ndevice {device} has no separate memory: its values are those of the machine's memory, and pinned and managed"
+                "\ndevice {device} has no separate memory: its values describe the machine's memory, and pinned and managed"
             )?;
             f.write_str(" memory counts as device memory")?;
         }

@@ -201,7 +201,7 @@ impl Names {
         }
 
         unsafe extern "C-unwind" fn start(thread: *mut c_void) -> *mut c_void {
-            // SAFETY: the pointer is that of the thread that created this one and waits for it.
+            // SAFETY: the pointer belongs to the thread that created this one and waits for it.
             let Thread { function, registers: [first, second, third, fourth, fifth, sixth], context, own } =
                 unsafe { &*thread.cast::<Thread>() };
             _ = invoke("cuCtxSetCurrent", [*context, 0, 0, 0, 0, 0]);

@@ -42,7 +42,7 @@ fn address(history: &TorchHistory, frame: u32) -> CodeAddress {
     CodeAddress { module, offset: LINES | u64::from(frame) }
 }
 
-/// Returns the path of the history's file, and that of the unfinished file.
+/// Returns the paths of the history's file and of the unfinished file.
 fn history_files(recording: &Path) -> [PathBuf; 2] {
     let file = variable::torch_file(recording);
     let mut part = file.clone().into_os_string();
@@ -55,7 +55,7 @@ pub(super) fn has_history(recording: &Path) -> bool {
     history_files(recording).iter().any(|file| file.exists())
 }
 
-/// Adds the history to a complete recording. `content` is that of the recording.
+/// Adds the history to a complete recording. `content` is the recording's content.
 pub(super) fn add(recording: &Path, content: &Content) -> io::Result<()> {
     let [file, part] = history_files(recording);
     let is_complete = file.exists();

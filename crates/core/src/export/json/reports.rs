@@ -147,7 +147,7 @@ impl Breakdown {
     }
 }
 
-// The names are those of PyTorch's `memory_stats_as_nested_dict`.
+// The names come from PyTorch's `memory_stats_as_nested_dict`.
 object!(MemoryStats as stats {
     device, simulated, intercepted_by,
     since_us: micros(stats.since),

@@ -30,7 +30,7 @@ pub fn is_gpumem_c(module: &str) -> bool {
     GPUMEM_C.iter().any(|pattern| fits(module, pattern))
 }
 
-/// Returns the library that allocated: that of the innermost frame outside the driver and gpumem. The name comes from the tables; other
+/// Returns the library that allocated: the library of the innermost frame outside the driver and gpumem. The name comes from the tables; other
 /// modules are named after their Python package, or else after their file. `None` if no module is known.
 pub fn library(frames: &[Frame]) -> Option<&str> {
     let is_entrance = |frame: &Frame| frame.is_in(ENTRANCE);

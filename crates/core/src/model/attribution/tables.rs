@@ -133,7 +133,7 @@ pub(super) const SYSTEM: &[&str] =
 pub(super) const FRAMEWORKS: &[&str] =
     &["candle", "burn", "cubecl", "tch", "torch_sys", "dfdx", "cust", "ort", "rayon", "tokio"];
 
-/// Crates between a user's line and the driver, in addition to those of gpumem.
+/// Crates between a user's line and the driver, in addition to gpumem's own.
 pub(super) const CRATES: &[&str] = &["std", "core", "alloc", "cudarc"];
 
 /// Those of these crates that do not show where a program allocates.

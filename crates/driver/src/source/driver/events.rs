@@ -28,7 +28,7 @@ pub(super) fn cuda_device(ordinal: u32) -> Device {
     Device { family: Family::Cuda, ordinal }
 }
 
-/// Returns the kind under which this memory counts. A device without its own memory uses that of the machine, so pinned and managed memory
+/// Returns the kind under which this memory counts. A device without its own memory uses the machine's, so pinned and managed memory
 /// count as device memory there: `cuMemAlloc` allocates from the same memory.
 pub(super) fn kind_on(ordinal: u32, kind: MemKind) -> MemKind {
     if !kind.is_on_device() && cuda::is_integrated(ordinal) { MemKind::Device } else { kind }

@@ -165,7 +165,7 @@ impl SimGpu {
     /// let trace = gpumem::GpuMemTrace::builder().gauge(gpumem::Gauge::Sampled).start()?;
     /// gpu.set_lost(true);
     /// assert!(gpumem::try_gpu_mem_get(0).is_err());
-    /// assert!(trace.data().stale); // the figures are those of the last reading
+    /// assert!(trace.data().stale); // the figures come from the last reading
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn set_lost(&self, lost: bool) {

@@ -16,11 +16,11 @@ const CUDA_ERROR_OUT_OF_MEMORY: u32 = 2;
 /// hand the same address to another thread.
 ///
 /// # Safety
-/// `arguments` must be those of a call of this shape.
+/// `arguments` must belong to a call of this shape.
 #[allow(clippy::inline_always, reason = "the shape is a constant in each hook, so the compiler removes most of this")]
 #[inline(always)]
 pub(in crate::sys) unsafe fn record_entry(shape: CallShape, arguments: Arguments, to: &CallRecorder<impl Observe>) {
-    // SAFETY: the words are those of this shape.
+    // SAFETY: the words fit this shape.
     let word = |at: usize| unsafe { arguments.word(at) };
     match shape {
         CallShape::Free(IdKind::Address) => to.freeing(word(0)),
@@ -41,7 +41,7 @@ pub(in crate::sys) unsafe fn record_entry(shape: CallShape, arguments: Arguments
 /// [`Call`] would write it in pieces of other sizes than the copy reads, which causes a store-forwarding stall.
 ///
 /// # Safety
-/// `arguments` must be those of a call of this shape that returned `result`.
+/// `arguments` must belong to a call of this shape that returned `result`.
 #[allow(clippy::inline_always, reason = "the shape is a constant in each hook, so the compiler removes most of this")]
 #[inline(always)]
 pub(in crate::sys) unsafe fn record_exit(
@@ -58,10 +58,10 @@ pub(in crate::sys) unsafe fn record_exit(
             to.pooled(address, bytes, default.resolve(stream));
         }
         (CallShape::GraphLaunch, _) if !graph_launches::launched() => {}
-        // SAFETY: the arguments are those of a call of this shape, which succeeded.
+        // SAFETY: the arguments belong to a call of this shape, which succeeded.
         (shape, 0) => unsafe { record_success(shape, arguments, to) },
         (shape, result) => {
-            // SAFETY: the arguments are those of a call of this shape.
+            // SAFETY: the arguments belong to a call of this shape.
             if let Some(call) = unsafe { decode_failure(shape, result, arguments) } {
                 to.record(&call);
             }
@@ -72,10 +72,10 @@ pub(in crate::sys) unsafe fn record_exit(
 /// Decodes a call that has succeeded.
 ///
 /// # Safety
-/// `arguments` must be those of a call of this shape that succeeded.
+/// `arguments` must belong to a call of this shape that succeeded.
 #[inline(never)]
 unsafe fn record_success(shape: CallShape, arguments: Arguments, to: &CallRecorder<impl Observe>) {
-    // SAFETY: the words are those of this shape.
+    // SAFETY: the words fit this shape.
     let word = |at: usize| unsafe { arguments.word(at) };
     // SAFETY: the call succeeded, and this is used only for shapes that start with `*out`.
     let out = || unsafe { arguments.out() };
@@ -156,10 +156,10 @@ unsafe fn record_success(shape: CallShape, arguments: Arguments, to: &CallRecord
 /// Decodes a call that failed.
 ///
 /// # Safety
-/// `arguments` must be those of a call of this shape.
+/// `arguments` must belong to a call of this shape.
 #[cold]
 unsafe fn decode_failure(shape: CallShape, result: u32, arguments: Arguments) -> Option<Call> {
-    // SAFETY: the words are those of this shape.
+    // SAFETY: the words fit this shape.
     let word = |at: usize| unsafe { arguments.word(at) };
     match shape {
         CallShape::Free(_) | CallShape::Release | CallShape::Unmap => {

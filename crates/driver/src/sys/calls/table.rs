@@ -6,7 +6,7 @@ use super::{
 };
 
 /// The calls that are intercepted. A row contains CUPTI's number (0 where CUPTI reports the event in another way), the function with all
-/// its arguments, and its shape. The names and numbers are those of NVIDIA's `cupti_driver_cbid.h` and `generated_cuda_meta.h`; NVIDIA does
+/// its arguments, and its shape. The names and numbers come from NVIDIA's `cupti_driver_cbid.h` and `generated_cuda_meta.h`; NVIDIA does
 /// not change them between versions. The two calls that programs make most often come first, so that all data that their hooks read is in
 /// one cache line.
 ///

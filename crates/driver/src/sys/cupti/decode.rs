@@ -60,14 +60,14 @@ pub(super) unsafe extern "C" fn callback<O: Observe>(_: *mut c_void, domain: u32
 /// Decodes one side of a call. Most calls are recorded on one side only.
 ///
 /// # Safety
-/// `data` must be that of a call with this number.
+/// `data` must belong to a call with this number.
 #[inline]
 unsafe fn record_call<O: Observe>(number: u32, data: &CallbackData) {
     let Some(Some(shape)) = SHAPES.get(number as usize) else { return };
     // SAFETY: `function_params` points to a struct of the call's arguments, which is valid until the callback returns.
     let arguments = unsafe { Arguments::new(data.function_params) };
     let caller = Caller::Cupti(Context { handle: data.context, uid: data.context_uid.into() });
-    // SAFETY: the shape is that of this number, whose data this is.
+    // SAFETY: this number has this shape, and this is its data.
     unsafe {
         match STATE.get() {
             ThreadState::Library => {}
@@ -84,11 +84,11 @@ unsafe fn record_call<O: Observe>(number: u32, data: &CallbackData) {
 /// Decodes the side of the call that CUPTI reports.
 ///
 /// # Safety
-/// `data` and `arguments` must be those of a call of this shape.
+/// `data` and `arguments` must belong to a call of this shape.
 #[inline]
 unsafe fn record_side(shape: CallShape, data: &CallbackData, arguments: Arguments, to: &CallRecorder<impl Observe>) {
     if data.side == API_ENTER {
-        // SAFETY: the arguments are those of a call of this shape.
+        // SAFETY: the arguments belong to a call of this shape.
         unsafe { record_entry(shape, arguments, to) };
     } else {
         // SAFETY: as above; after the call, CUPTI passes the address of its `CUresult`.

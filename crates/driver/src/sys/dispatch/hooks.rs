@@ -105,7 +105,7 @@ unsafe fn intercept<O: Observe, const N: usize>(
     let arguments = unsafe { Arguments::new(words.as_ptr()) };
     let first = words[0];
     if state == ThreadState::Observer {
-        // SAFETY: the arguments are those of a call of this shape, and this is the first.
+        // SAFETY: the arguments belong to a call of this shape, and this is the first.
         return unsafe {
             around(shape, first, arguments, || call(driver), &CallRecorder::<Uncounted<O>>::new(Caller::Dispatch))
         };
@@ -117,7 +117,7 @@ unsafe fn intercept<O: Observe, const N: usize>(
 /// Makes a call, and records it before and after.
 ///
 /// # Safety
-/// `arguments` must be those of the call, which must have this shape, and `first` the first of them.
+/// `arguments` must belong to the call, which must have this shape, and `first` the first of them.
 #[allow(clippy::inline_always, reason = "as above")]
 #[inline(always)]
 unsafe fn around(
@@ -130,7 +130,7 @@ unsafe fn around(
     if let CallShape::PrimaryRelease | CallShape::PrimaryReset = shape {
         return change_primary_context(shape, first, call, to);
     }
-    // SAFETY: the arguments are those of a call of this shape.
+    // SAFETY: the arguments belong to a call of this shape.
     unsafe { record_entry(shape, arguments, to) };
     let result = in_state(ThreadState::Driver, call);
     // SAFETY: as above; the call has returned.

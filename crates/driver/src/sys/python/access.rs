@@ -20,7 +20,7 @@ pub(super) unsafe fn byte(address: usize) -> u8 {
     unsafe { ptr::with_exposed_provenance::<u8>(address).read() }
 }
 
-/// Returns a symbol of the program, or of a library whose symbols all others see. The layouts are those of Linux.
+/// Returns a symbol of the program, or of a library whose symbols all others see. The layouts are as on Linux.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 pub(super) fn symbol(name: &CStr) -> Option<*mut c_void> {
     let name: *const c_char = name.as_ptr();

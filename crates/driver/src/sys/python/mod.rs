@@ -154,7 +154,7 @@ impl Interpreter {
         // When the interpreter shuts down, it calls a function of this library.
         #[cfg(target_os = "linux")]
         super::loader::pin().ok()?;
-        // SAFETY: the address is that of `_PyRuntime`, and the layout that of its version.
+        // SAFETY: the address points to `_PyRuntime`, and the layout fits its version.
         let threads = unsafe { Threads::of(runtime.expose_provenance(), layout.threads_lock, layout.thread_id) }?;
         Some(Self { functions, layout, threads, code_type, text_type, bytes_type })
     }
@@ -199,7 +199,7 @@ impl Interpreter {
         let Layout { code, instruction, previous, entry_owner, object_type, first_instruction, .. } = self.layout;
         let (owner_at, entry) = entry_owner.map_or((0, None), |(at, owner)| (at, Some(owner)));
         let mut free = keys.iter_mut();
-        // SAFETY: the state is that of this thread, and exists while the lock is held. Only this thread changes the chain of its frames,
+        // SAFETY: the state belongs to this thread, and exists while the lock is held. Only this thread changes the chain of its frames,
         // and it is here now. Therefore the chain is complete, its frames exist, and each has the fields of the layout.
         unsafe {
             let record = self.layout.thread_record.map_or(state, |at| word(state + at));
@@ -284,7 +284,7 @@ impl Interpreter {
     /// # Safety
     /// `text` must be the address of a live object.
     unsafe fn text(&self, text: usize) -> String {
-        // SAFETY: this function's contract requires a live object. If its type is that of strings, both functions only read it: strings do
+        // SAFETY: this function's contract requires a live object. If its type is the type of strings, both functions only read it: strings do
         // not change, and the index is less than the length.
         unsafe {
             if word(text + self.layout.object_type) != self.text_type {
@@ -304,7 +304,7 @@ impl Interpreter {
     /// `bytes` must be the address of an object that lives as long as the slice.
     unsafe fn bytes<'a>(&self, bytes: usize) -> &'a [u8] {
         let [length, first] = layout::BYTES;
-        // SAFETY: this function's contract requires a live object. If its type is that of bytes, it has this many bytes, and they do not
+        // SAFETY: this function's contract requires a live object. If its type is the type of bytes, it has this many bytes, and they do not
         // change.
         unsafe {
             if word(bytes + self.layout.object_type) != self.bytes_type {

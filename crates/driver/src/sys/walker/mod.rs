@@ -142,7 +142,7 @@ fn find_caller(record: u64, sp: u64, is_skipped: fn(&[u8]) -> bool, number: impl
 }
 
 /// Stores the program counter and the registers. Returns the stack pointer.
-#[allow(clippy::inline_always, reason = "the registers are those of the function that walks")]
+#[allow(clippy::inline_always, reason = "the registers belong to the function that walks")]
 #[inline(always)]
 fn save_registers(registers: &mut MaybeUninit<Registers>) -> u64 {
     let sp: u64;

@@ -1,4 +1,4 @@
-//! Compares stacks of programs with those of the system's unwinder.
+//! Compares programs' stacks with the system unwinder's.
 
 use std::{
     cell::RefCell,
@@ -51,7 +51,7 @@ fn known() -> Option<(Vec<usize>, bool)> {
     WALKED.with_borrow(|walked| Some((walked[number as usize].clone(), walked.len() > before)))
 }
 
-/// Compares our stack with that of the system's unwinder. Returns the number of functions, and whether ours was walked.
+/// Compares our stack with the system unwinder's. Returns the number of functions, and whether ours was walked.
 #[inline(never)]
 fn compare() -> (usize, bool) {
     let (ours, is_walked) = known().expect("all functions here have tables");
@@ -122,7 +122,7 @@ fn through_c_and_on_other_threads() {
 
     let sort = || {
         let mut numbers = [2_u64, 1];
-        // SAFETY: the count and the size are those of the array, and `order` reads no element.
+        // SAFETY: the count and the size describe the array, and `order` reads no element.
         unsafe { libc::qsort(numbers.as_mut_ptr().cast(), 2, 8, Some(order)) };
     };
     sort();

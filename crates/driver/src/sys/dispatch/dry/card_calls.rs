@@ -301,7 +301,7 @@ fn create_pool(card: u32) -> Result<u64, u32> {
     Ok(pool as u64)
 }
 
-/// Changes a bus id to that of a simulated GPU. The ids differ in their domain: `0003:19:00.0` is that of the fourth. The machine has no
+/// Changes a bus id to a simulated GPU's. The ids differ in their domain: `0003:19:00.0` belongs to the fourth. The machine has no
 /// such bus.
 ///
 /// # Safety

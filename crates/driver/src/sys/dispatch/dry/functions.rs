@@ -1,4 +1,4 @@
-//! The functions that replace those of the driver.
+//! The functions that replace the driver's.
 
 use std::{mem, sync::atomic::Ordering::Relaxed};
 

@@ -26,7 +26,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Returns the total memory of each card; `None` if it is that of the real one.
+    /// Returns the total memory of each card; `None` if it is the real card's.
     pub fn card(self) -> Option<Bytes> {
         match self {
             Self::Dry { card, .. } => card,

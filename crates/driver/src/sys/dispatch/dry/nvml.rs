@@ -60,7 +60,7 @@ fn card_of(handle: usize) -> Option<u32> {
 /// Calls a function of NVML, or answers instead of it. `what` is the name of the function, a space, and the path of the real library.
 ///
 /// # Safety
-/// The arguments must be those of this function.
+/// The arguments must belong to this function.
 pub unsafe fn call(cards: Option<&Cards>, arguments: Arguments, what: &CStr) -> usize {
     static REAL: OnceCell<Option<Library>> = OnceCell::new();
 
@@ -71,7 +71,7 @@ pub unsafe fn call(cards: Option<&Cards>, arguments: Arguments, what: &CStr) -> 
     let Some(real) = real else { return NVML_ERROR_LIBRARY_NOT_FOUND as usize };
     let nvml = Nvml { real, cards };
     let name = str::from_utf8(name).unwrap_or_default();
-    // SAFETY: the arguments are those of the function with this name, by the contract of this function.
+    // SAFETY: the arguments belong to the function with this name, by the contract of this function.
     let answer = || unsafe { nvml.answer(name, arguments) };
     // Nothing unwinds into C.
     let answered = catch_unwind(AssertUnwindSafe(answer)).unwrap_or(Some(NVML_ERROR_UNKNOWN));
@@ -88,7 +88,7 @@ impl Nvml<'_> {
     /// Calls the real function, with the real handle instead of that of a simulated GPU.
     ///
     /// # Safety
-    /// The arguments must be those of this function.
+    /// The arguments must belong to this function.
     unsafe fn pass(&self, name: &str, mut arguments: Arguments) -> usize {
         // No function has handles in other arguments.
         for argument in &mut arguments[..2] {
@@ -101,7 +101,7 @@ impl Nvml<'_> {
         }
         // SAFETY: each function can be called as one of this type, as `Function` explains.
         match unsafe { self.real.get::<Function>(name) } {
-            // SAFETY: the arguments are those of the function with this name, by the contract of this function.
+            // SAFETY: the arguments belong to the function with this name, by the contract of this function.
             Ok(function) => unsafe { pass_to(*function, arguments) },
             Err(_) => NVML_ERROR_FUNCTION_NOT_FOUND as usize,
         }
@@ -114,7 +114,7 @@ impl Nvml<'_> {
     #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
     unsafe fn ask<const N: usize>(&self, name: &str, arguments: [usize; N]) -> Result<(), u32> {
         let all = std::array::from_fn(|at| arguments.get(at).copied().unwrap_or(0));
-        // SAFETY: the arguments are those of the function with this name, by the contract of this function.
+        // SAFETY: the arguments belong to the function with this name, by the contract of this function.
         match unsafe { self.pass(name, all) } as u32 {
             SUCCESS => Ok(()),
             code => Err(code),
@@ -150,7 +150,7 @@ impl Nvml<'_> {
         };
         let [first, second, ..] = arguments;
         let card = card_of(first).unwrap_or(0);
-        // SAFETY: the arguments are those of the function with this name, by the contract of this function. Where NVML has succeeded, it
+        // SAFETY: the arguments belong to the function with this name, by the contract of this function. Where NVML has succeeded, it
         // has written to the same places.
         let result = unsafe {
             match name {
@@ -240,9 +240,9 @@ impl Nvml<'_> {
     /// Reads the memory of a GPU from NVML, and changes it to that of the simulated GPU.
     ///
     /// # Safety
-    /// The arguments must be those of this function.
+    /// The arguments must belong to this function.
     unsafe fn memory(&self, cards: &Cards, name: &str, arguments: Arguments) -> Result<(), u32> {
-        // SAFETY: the arguments are those of the function with this name, by the contract of this function. NVML returns the error of the
+        // SAFETY: the arguments belong to the function with this name, by the contract of this function. NVML returns the error of the
         // call.
         unsafe { self.ask(name, arguments) }?;
         let [handle, out, ..] = arguments;

@@ -1,7 +1,7 @@
 //! The addresses of dry blocks.
 //!
 //! If several free blocks have the same size, PyTorch's allocator takes the one with the lowest address. Therefore the order of addresses
-//! determines how its memory is divided, and must be that of the driver. On an H200 (driver 580), a block goes into the first hole that is
+//! determines how its memory is divided, and must be as in the driver. On an H200 (driver 580), a block goes into the first hole that is
 //! large enough, and a new range, in steps of 32 MiB, is below all others. (If the program leaves gaps in its own addresses, the driver
 //! fills these as well.)
 //!

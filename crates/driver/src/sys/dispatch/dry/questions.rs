@@ -16,7 +16,7 @@ use super::{
 /// `data` must be valid for writing this attribute.
 unsafe fn attribute(data: u64, number: u32, address: u64, (start, block): (u64, Block)) -> u32 {
     const CU_MEMORYTYPE_DEVICE: u64 = 2;
-    // The values are those of `CUpointer_attribute`, with the bytes that the driver writes, even for a boolean.
+    // The values come from `CUpointer_attribute`, with the bytes that the driver writes, even for a boolean.
     let (value, bytes) = match number {
         // These are the context, the memory type, the address on the device, and the buffer id.
         1 => (block.context, 8),

@@ -67,7 +67,7 @@ enum RuntimeCall {
     Driver(&'static str),
 }
 
-/// Names and arguments are those of `cuda_runtime_api.h` (11 to 13).
+/// Names and arguments come from `cuda_runtime_api.h` (11 to 13).
 const TABLE: [(&str, RuntimeCall); 35] = [
     ("cudaGetDevice", RuntimeCall::Current),
     ("cudaSetDevice", RuntimeCall::Select),
@@ -118,7 +118,7 @@ static DRIVERS: [AtomicUsize; TABLE.len()] = [const { AtomicUsize::new(0) }; TAB
 /// Calls a function of the runtime, or answers instead of it.
 ///
 /// # Safety
-/// The arguments must be those of the function with this name.
+/// The arguments must belong to the function with this name.
 pub unsafe fn call(words: Arguments, name: &CStr) -> u32 {
     let row = TABLE.iter().position(|(known, _)| known.as_bytes() == name.to_bytes());
     let Some((row, own)) = row.and_then(|row| Some((row, own(row)?))) else { return CUDA_ERROR_SYMBOL_NOT_FOUND };
@@ -145,12 +145,12 @@ pub unsafe fn call(words: Arguments, name: &CStr) -> u32 {
             return real(words);
         }
     }
-    // SAFETY: the arguments are those of the function in this row, by the contract of this function.
+    // SAFETY: the arguments belong to the function in this row, by the contract of this function.
     unsafe { answer(row, words, &real) }
 }
 
 /// # Safety
-/// The arguments must be those of the function in this row, and `real` must call it.
+/// The arguments must belong to the function in this row, and `real` must call it.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 unsafe fn answer(row: usize, mut words: Arguments, real: &dyn Fn(Arguments) -> u32) -> u32 {
     let card = |word: usize| Some(word as u32).filter(|card| *card < cards::count());

@@ -36,7 +36,7 @@ pub(super) fn number_of(device: u32) -> u32 {
     NUMBERS.get().and_then(|numbers| numbers.get(usize::try_from(device).ok()?).copied()).unwrap_or(device)
 }
 
-/// The slot of this process, and those of the others.
+/// This process's slot, and the other processes' slots.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shared {
     words: &'static [AtomicU64],

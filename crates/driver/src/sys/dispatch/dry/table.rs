@@ -181,7 +181,7 @@ impl Replacement {
     }
 }
 
-/// Functions with the same arguments and shape are in one row. Names and arguments are those of `cuda.h`; `cards` defines which argument
+/// Functions with the same arguments and shape are in one row. Names and arguments come from `cuda.h`; `cards` defines which argument
 /// names mean a card. A function that a driver lacks is left out. Functions from before CUDA 4 (without `_v2`) are not in the table,
 /// because current programs do not link to them.
 macro_rules! with_functions {

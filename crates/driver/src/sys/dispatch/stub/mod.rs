@@ -286,7 +286,7 @@ enum Instruction {
 }
 
 impl Instruction {
-    /// The encodings are those of the Arm Architecture Reference Manual, section C4.1.
+    /// The encodings come from the Arm Architecture Reference Manual, section C4.1.
     fn of(word: u32) -> Option<Self> {
         let bits = |low: u32, count: u32| word >> low & ((1 << count) - 1);
         let register = |low: u32| bits(low, 5) as usize;
