@@ -39,7 +39,7 @@ fn cuda_headers(libraries: &Path) -> PathBuf {
     let mut folders = toolkits.chain(packages).map(|folder| folder.join("include"));
     folders.find(|folder| folder.join("crt/host_config.h").exists()).unwrap_or_else(|| {
         panic!(
-            "the headers of libtorch include those of CUDA, and these are not found: set CUDA_HOME to a CUDA toolkit, or to the folder \
+            "libtorch's headers include CUDA's headers, which are not found: set CUDA_HOME to a CUDA toolkit, or to the folder \
              nvidia/cu13 that `pip install --target . --no-deps nvidia-cuda-runtime nvidia-cuda-crt` makes"
         )
     })

@@ -1,4 +1,4 @@
-//! Measures the costs of gpumem. Each measurement has its baseline in the same run. The group `device` needs a GPU; it is left
+//! Measures gpumem's costs. Each measurement has its baseline in the same run. The group `device` needs a GPU; it is left
 //! out if there is none.
 //!
 //! `cargo bench -p gpumem-tests`
@@ -33,7 +33,7 @@ fn create_and_stop(gauge: Gauge) {
     black_box(trace.data());
 }
 
-/// Compares the queries with the bare call of NVML, and measures a sampled trace, which takes two readings.
+/// Compares the queries with the bare NVML call, and measures a sampled trace, which takes two readings.
 fn device(criterion: &mut Criterion) {
     if !gpumem::is_available() {
         gpumem_tests::skipped("no GPU");

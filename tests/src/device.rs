@@ -71,7 +71,7 @@ pub fn on_the_standin_with_both_sources(machine: Standin) {
     println!("{}", outcome.stdout);
 }
 
-/// Returns the reports of the dispatch table and of CUPTI about the same calls. If one of them cannot be used, this function prints the
+/// Returns the dispatch table's and CUPTI's reports about the same calls. If one of them cannot be used, this function prints the
 /// reason and returns `None`.
 ///
 /// # Panics

@@ -43,7 +43,7 @@ pub fn of_threads(gpu: &SimGpu, threads: u64) -> u64 {
     growth(threads / 10, threads, |number| {
         let works = move |gpu: &SimGpu| {
             let block = || gpu.alloc(Bytes::kib(4)).expect("there is room");
-            // This variable is used before those of gpumem, so that its block is freed after they are gone.
+            // This variable is used before gpumem's, so that its block is freed after they are gone.
             CACHED.with(|cached| cached.set((number % 2 == 1).then(block)));
             let left = (trace("thread"), block());
             number.is_multiple_of(10).then_some(left)

@@ -1,4 +1,4 @@
-//! The interpreters of Python that are on this machine.
+//! The Python interpreters that are on this machine.
 
 use std::{collections::BTreeMap, env, fs, path::PathBuf, process::Command, sync::LazyLock};
 

@@ -150,7 +150,7 @@ impl Standin {
         self
     }
 
-    /// Sets a variable of the child's environment, which otherwise has no variables of CUDA or gpumem.
+    /// Sets a variable of the child's environment, which otherwise has no CUDA or gpumem variables.
     #[must_use]
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.env.push((name.into(), value.into()));

@@ -315,7 +315,7 @@ mod in_a_child {
         passes(GROWS, &of("105"));
         passes(GROWS, &of("1"));
         fails(GROWS, &of("106"), "and 5 % of growth): it was 106 MiB, 1 MiB over");
-        // The panic is reported at a line of the user's test and not at a line of gpumem.
+        // The panic is reported at a line of the user's test and not at one of gpumem's lines.
         fails(GROWS, &of("106"), " panicked at tests/tests/sim_budgets.rs:");
         assert_eq!(fs::read_to_string(&file).expect("still there"), written, "only an update writes");
         // A failed test does not change the baseline.

@@ -18,7 +18,7 @@ use crate::{
 
 static DEVICES: Mutex<Option<HashMap<DeviceId, Arc<Mutex<Scopes>>>>> = Mutex::new(None);
 
-/// A device of cubecl.
+/// A cubecl device.
 struct Cube<'a> {
     device: &'a Device,
     client: Client,
@@ -29,7 +29,7 @@ struct Cube<'a> {
 }
 
 impl<'a> Cube<'a> {
-    /// Returns the device as a device of cubecl, or `None` if it belongs to another backend.
+    /// Returns the device as a cubecl device, or `None` if it belongs to another backend.
     fn new(device: &'a Device) -> Option<Self> {
         device.memory_pool_usage()?;
         // burn puts the id of the backend in the upper half. The lower half is cubecl's.

@@ -1,4 +1,4 @@
-//! The reservations of cubecl, observed through its spans of `tracing`.
+//! cubecl's reservations, observed through its `tracing` spans.
 //!
 //! The span of `MemoryManagement::reserve` does not contain the size. Inside it, pools that divide pages open one span with the size for
 //! each page that they try. Therefore the number of `reserve` spans is counted, and the size is taken from a span inside. Other pools
@@ -24,7 +24,7 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// The module of cubecl that makes reservations.
+/// The cubecl module that makes reservations.
 const MODULE: &str = "cubecl_server::memory_management";
 
 /// The reservations on a device since the last [`take`].

@@ -14,7 +14,7 @@ pub struct CallMemory {
     pub used: i64,
     /// The highest memory in use on the device.
     pub peak: Peak,
-    /// The number of reservations of cubecl.
+    /// The number of cubecl's reservations.
     pub reservations: u64,
     /// The number of reservations of unknown size. cubecl does not report the sizes of parameters and of its own buffers.
     pub without_size: u64,
@@ -100,7 +100,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Returns the unused memory of cubecl, including padding.
+    /// Returns cubecl's unused memory, including padding.
     pub fn cache(&self) -> u64 {
         self.pages.saturating_sub(self.in_use)
     }

@@ -152,7 +152,7 @@ class Proof:
         return subprocess.Popen([*words, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more), folder
 
     def ask(self, *words):
-        """Returns the stdout of a command of gpumem."""
+        """Returns a gpumem command's stdout."""
         done = subprocess.run([self.gpumem, *words], capture_output=True)
         if done.returncode:
             raise Failed(f"{words[0]} ended with {done.returncode}: {done.stderr[-1500:].decode(errors='replace')}")

@@ -70,7 +70,7 @@ fn answer_to(command: &str, request: &Request, recording: &mut Option<PathBuf>) 
         (variable::STOP, None) => Err("it is not recorded".to_owned()),
         (_, known) => {
             *recording = known;
-            Err("the command is not known; it comes from another version of gpumem".to_owned())
+            Err("the command is not known; it comes from another gpumem version".to_owned())
         }
     };
     done.map_or_else(|why| why, |file| format!("{}{}", variable::DONE, file.display()))

@@ -120,7 +120,7 @@ pub struct Process {
     pub own_module: Option<String>,
     /// The time when the session started, since 1970.
     pub started: Duration,
-    /// The version of gpumem.
+    /// gpumem's version.
     pub version: String,
     /// How long the process had run when the recording started, if the recording did not start with the process. Earlier
     /// allocations are not known.

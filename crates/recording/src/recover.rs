@@ -496,7 +496,7 @@ mod tests {
         let shared = Shared::with(&bytes, None, false);
         let error = recover(&files.0, files.file(), &shared, None).unwrap_err().to_string();
         assert!(error.contains("shorter than its ring says") && !shared.is_empty(), "{error}");
-        // The segment now belongs to another recording, or to another version of gpumem: the version is the second word. The data is lost,
+        // The segment now belongs to another recording, or to another gpumem version: the version is the second word. The data is lost,
         // and the file reports the loss.
         let mut other_version = killed(&files, 9);
         other_version[8] += 1;

@@ -39,7 +39,7 @@ struct Ranges {
     deeper: u64,
 }
 
-/// True while a recording is made. Until then nothing else of gpumem may be called: the first call creates the settings of the process, and
+/// True while a recording is made. Until then nothing else in gpumem may be called: the first call creates the settings of the process, and
 /// may call the driver before the program has initialized it.
 static IS_RECORDED: AtomicBool = AtomicBool::new(false);
 
@@ -81,7 +81,7 @@ fn popped(domain: usize) {
 }
 
 fn marked(name: &str, is_end: bool) {
-    // Nothing else of gpumem may be called before the recording.
+    // Nothing else in gpumem may be called before the recording.
     if !IS_RECORDED.load(Relaxed) {
         return;
     }

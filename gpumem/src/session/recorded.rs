@@ -60,7 +60,7 @@ pub fn mark(name: &str) {
     of_process().record_mark(name, Location::caller());
 }
 
-/// Prepares gpumem in a library that is injected into a program without gpumem. Call this before anything else of gpumem. The settings in
+/// Prepares gpumem in a library that is injected into a program without gpumem. Call this before anything else in gpumem. The settings in
 /// the environment are for the program, and have no effect here; `backtrace` is the value of `GPUMEM_BACKTRACE`. Nothing is printed on
 /// stdout, and only reasons for incomplete recordings are printed on stderr. Neither NVML nor CUPTI is loaded.
 ///

@@ -25,7 +25,7 @@ fn crates(edges: &str, features: &[&str]) -> BTreeSet<String> {
 #[track_caller]
 fn at_most(limit: usize, edges: &str, features: &[&str]) {
     let crates = crates(edges, features);
-    assert!(crates.iter().any(|name| name.starts_with("once_cell ")), "this is no tree of gpumem: {crates:?}");
+    assert!(crates.iter().any(|name| name.starts_with("once_cell ")), "this is not gpumem's tree: {crates:?}");
     assert!(crates.len() <= limit, "{} crates, more than {limit}: {crates:#?}", crates.len());
 }
 

@@ -57,7 +57,7 @@ fn stack_lines() -> Vec<String> {
     source::frames(&stack).iter().map(Frame::with_function).collect()
 }
 
-/// Writes a text to a buffer of Python, cut to the size of the buffer. Returns the length.
+/// Writes a text to a Python buffer, cut to the buffer's size. Returns the length.
 fn put(text: &str, at: *mut u8, room: usize) -> usize {
     let length = text.len().min(room);
     // SAFETY: the program passes a buffer of `room` bytes, and no other code uses it during the call.

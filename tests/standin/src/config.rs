@@ -4,7 +4,7 @@
 //! - `GPUMEM_STANDIN_FAIL="nvmlDeviceGetMemoryInfo_v2[1]=15@3;cuInit=803"`: a function returns this code, optionally only for one device
 //!   (by NVML index), and only from its N-th call on, or from its N-th call up to but not including its M-th call (`@3..5`);
 //! - `GPUMEM_STANDIN_LOG=file`: a line for each call, such as `cuInit=0` or `cuCtxSynchronize[1]=0` if the GPU is known,
-//!   `callback>cuCtxGetDevice[0]=0` if it was called from a callback of CUPTI, `cuMemFree_v2>cuCtxGetDevice[0]=0` if it was called while
+//!   `callback>cuCtxGetDevice[0]=0` if it was called from a CUPTI callback, `cuMemFree_v2>cuCtxGetDevice[0]=0` if it was called while
 //!   the probe's `call` was in another function, and `context_created[1]=0` for each new context;
 //! - `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` have the same meaning as for CUDA.
 

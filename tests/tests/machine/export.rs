@@ -512,7 +512,7 @@ fn a_scrape_does_not_wait_for_connections_without_a_request() {
     assert!(matches!(numbers[..], [1, micros] if micros < 6_000_000), "{outcome}");
 }
 
-/// Returns the program of Prometheus that checks metrics and rules.
+/// Returns the Prometheus program that checks metrics and rules.
 fn promtool() -> Option<PathBuf> {
     let unpacked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/prometheus/usr/bin");
     let paths = env::var_os("PATH").unwrap_or_default();

@@ -4,7 +4,7 @@ use gpumem_tests::{Library, built};
 
 use super::*;
 
-/// Checks that the program succeeded, and that stderr is one line of gpumem with this text.
+/// Checks that the program succeeded, and that stderr is one gpumem line with this text.
 #[track_caller]
 fn one_line(outcome: &Outcome, text: &str) {
     assert!(outcome.succeeded(), "{outcome}");

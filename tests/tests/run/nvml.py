@@ -68,7 +68,7 @@ mode = number(7)
 seen["others"] = [[text("nvmlDeviceGetName", device), nvml.nvmlDeviceGetMigMode(device, by_ref(mode), by_ref(mode))] for device in devices]
 seen["error"] = nvml.nvmlDeviceGetMemoryInfo_v2(devices[0], (word * 5)(7))
 if len(sys.argv) > 2:
-    # Several cards: NVML has the names of CUDA.
+    # Several cards: NVML has CUDA's names.
     uuids, buses, domains, indexes, same = [], [], [], [], []
     for card, device in enumerate(devices):
         uuid, bus, info, index = ctypes.create_string_buffer(16), ctypes.create_string_buffer(32), ctypes.create_string_buffer(68), number()

@@ -21,7 +21,7 @@ fn a_program_that_closes_all_descriptors() {
     }
 }
 
-/// The C library ends a process when its last thread ends. The threads of gpumem must not keep the process alive.
+/// The C library ends a process when its last thread ends. gpumem's threads must not keep the process alive.
 #[test]
 fn a_program_whose_main_thread_ends() {
     for options in [&[][..], &["--dormant"]] {

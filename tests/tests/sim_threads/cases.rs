@@ -23,7 +23,7 @@ fn in_part(run: impl FnOnce()) {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads without names that take jobs, like those of rayon.
+/// Threads without names that take jobs, like rayon's.
 struct ThreadPool {
     jobs: Mutex<mpsc::Sender<Job>>,
 }

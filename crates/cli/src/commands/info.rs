@@ -23,7 +23,7 @@ Examples:
   gpumem info
   gpumem info --json | jq '.gpus[] | {uuid, free_bytes}'";
 
-/// Shows the GPUs: names, indices, UUIDs, memory, and the versions of the driver and of CUDA.
+/// Shows the GPUs: names, indices, UUIDs, memory, and the driver and CUDA versions.
 ///
 /// This creates no CUDA context.
 #[derive(Debug, Args)]

@@ -9,7 +9,7 @@ use crate::{exit::Exit, failure::Failure, terminal};
 
 const EXAMPLES: &str = "\
 Examples:
-  gpumem man | man -l -                                  read the page of gpumem
+  gpumem man | man -l -                                  read gpumem's page
   gpumem man --folder ~/.local/share/man/man1            a page for each command: man gpumem-report";
 
 /// Writes the manual page to stdout, or the pages of all commands to a folder.

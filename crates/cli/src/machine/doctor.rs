@@ -359,7 +359,7 @@ impl Checks {
             match scope.trim() {
                 "0" | "1" => self.ok("ptrace", format!("scope {}", scope.trim())),
                 scope => {
-                    let found = format!("scope {scope}: debuggers and `remote_exec` of Python need root");
+                    let found = format!("scope {scope}: debuggers and Python's `remote_exec` need root");
                     self.add("ptrace", Verdict::Ok, found, "`gpumem run` needs no ptrace");
                 }
             }
@@ -402,7 +402,7 @@ fn loaded(library: &str) -> String {
     paths.into_iter().find(is_it).map(|path| format!(", {}", path.display())).unwrap_or_default()
 }
 
-/// Turns `130002` into `of CUDA 13.0.2`. Before CUDA 12.6, the number is a version of the interface.
+/// Turns `130002` into `of CUDA 13.0.2`. Before CUDA 12.6, the number is the interface's version.
 fn cupti_in_words(version: u32) -> String {
     match version {
         100_000.. => format!("of CUDA {}.{}.{}", version / 10_000, version / 100 % 100, version % 100),

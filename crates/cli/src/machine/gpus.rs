@@ -93,9 +93,8 @@ impl Machine {
         let library::Machine { driver, nvml, cuda, gpus } = library::machine()?;
         let mut machine = Self::default();
         machine.driver_version = machine.known("the version of the driver", driver);
-        machine.nvml_version = machine.known("the version of NVML", nvml);
-        machine.cuda_version =
-            machine.known("the version of CUDA", cuda).map(|(major, minor)| format!("{major}.{minor}"));
+        machine.nvml_version = machine.known("the NVML version", nvml);
+        machine.cuda_version = machine.known("the CUDA version", cuda).map(|(major, minor)| format!("{major}.{minor}"));
         for (index, gpu) in (0..).zip(gpus) {
             let gpu = match machine.known(format!("GPU {index}"), gpu) {
                 Some(gpu) => machine.gpu(index, gpu),

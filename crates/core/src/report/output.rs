@@ -4,7 +4,7 @@ use std::{borrow::Cow, time::SystemTime};
 
 use super::{Leaks, OutOfMemory, PeakHolders, Report, SourceLine, Stats, Tracked};
 
-/// One output of gpumem: its content, level and time, and the process, thread, device and line that it is about. Custom sinks receive
+/// One gpumem output: its content, level and time, and the process, thread, device and line that it is about. Custom sinks receive
 /// this.
 ///
 /// ```

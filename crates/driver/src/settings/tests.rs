@@ -165,7 +165,7 @@ fn a_problem_has_its_reason_and_what_happens_instead() {
         (
             "GPUMEM_SIM",
             "16GiB",
-            "this build has no simulated devices; add the feature `sim` of gpumem in the Cargo.toml of the program; the real devices are used",
+            "this build has no simulated devices; add gpumem's feature `sim` in the program's Cargo.toml; the real devices are used",
         ),
     ] {
         assert_eq!(problems(&[(name, value)]), format!("cannot use {name}: {text}"));

@@ -166,8 +166,7 @@ pub(super) const VARIABLES: &[Variable] = &[
         default: "none",
         read: |text, settings| {
             if !cfg!(feature = "capture") {
-                let detail =
-                    "this build cannot record; add the feature `capture` of gpumem in the Cargo.toml of the program";
+                let detail = "this build cannot record; add gpumem's feature `capture` in the program's Cargo.toml";
                 return invalid(detail.to_owned(), "the session is not recorded");
             }
             Ok(path(text, &mut settings.recording))
@@ -207,7 +206,8 @@ pub(super) const VARIABLES: &[Variable] = &[
         default: "none",
         read: |text, settings| {
             if !cfg!(feature = "sim") {
-                let detail = "this build has no simulated devices; add the feature `sim` of gpumem in the Cargo.toml of the program";
+                let detail =
+                    "this build has no simulated devices; add gpumem's feature `sim` in the program's Cargo.toml";
                 return invalid(detail.to_owned(), "the real devices are used");
             }
             let instead = "traces are off";

@@ -37,6 +37,6 @@ pub(super) fn replace(card: Card) -> Result<()> {
 #[cfg(all(feature = "cuda", not(feature = "dry")))]
 pub(super) fn replace(card: Card) -> Result<()> {
     let detail =
-        "the program was built without the feature `dry` of gpumem; add it, or use `gpumem run` with --dry or --limit";
+        "the program was built without gpumem's feature `dry`; add it, or use `gpumem run` with --dry or --limit";
     Err(Kind::BadSetting { setting: card.variable, detail: detail.to_owned() }.into())
 }

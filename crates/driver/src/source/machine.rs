@@ -19,7 +19,7 @@ use crate::{
 pub struct Machine {
     /// The version of the driver, such as `580.159.04`.
     pub driver: Result<String>,
-    /// The version of NVML.
+    /// The NVML version.
     pub nvml: Result<String>,
     /// The latest CUDA version that the driver supports: major and minor.
     pub cuda: Result<(i32, i32)>,

@@ -20,7 +20,7 @@ use crate::{
 
 use super::recorder;
 
-/// The maximum number of Python functions that are recorded of a stack.
+/// The maximum number of Python functions that are recorded for each stack.
 const MAX_FRAMES: usize = 128;
 
 /// The bit that is set in ids of lines, and never in addresses of programs.

@@ -207,13 +207,13 @@ mod linux {
     /// error is the reason. Takes the lock of loading.
     #[doc(alias = "RTLD_NODELETE")]
     pub(in super::super) fn pin() -> Result<(), String> {
-        let here = info(pin as *const () as usize).ok_or("the loader does not know the file of gpumem")?;
+        let here = info(pin as *const () as usize).ok_or("the loader does not know gpumem's file")?;
         // The program itself is never unloaded.
         if info(headers_of_program()).is_some_and(|program| program.dli_fbase == here.dli_fbase) {
             return Ok(());
         }
         // SAFETY: the file is the one with this code, which runs, so it stays loaded.
-        let file = unsafe { text(here.dli_fname) }.ok_or("the loader has no name for the file of gpumem")?;
+        let file = unsafe { text(here.dli_fname) }.ok_or("the loader has no name for gpumem's file")?;
         // SAFETY: the name is the loader's own; with `RTLD_NOLOAD` nothing is loaded, and no initializer runs.
         let pinned = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
         if pinned.is_null() {

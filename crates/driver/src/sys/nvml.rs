@@ -92,7 +92,7 @@ pub(crate) fn driver_version() -> Result<String, Error> {
     nvml()?.sys_driver_version().map_err(failed("nvmlSystemGetDriverVersion", None))
 }
 
-/// Returns the version of NVML.
+/// Returns the NVML version.
 #[doc(alias = "nvmlSystemGetNVMLVersion")]
 pub(crate) fn version() -> Result<String, Error> {
     nvml()?.sys_nvml_version().map_err(failed("nvmlSystemGetNVMLVersion", None))

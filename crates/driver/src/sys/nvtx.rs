@@ -141,7 +141,7 @@ pub fn set_observer(observer: &'static RangeObserver) {
 // A copy of NVTX that is linked into the program together with gpumem finds the functions in these variables. It calls them at its first
 // use if `NVTX_INJECTION64_PATH` names no tool. NVTX defines the variables weakly, for a tool that is linked statically:
 // `nvtx3/nvtxDetail/nvtxInit.h`. Copies in shared libraries have their own variables. Linkers keep this section only once, because a
-// program may contain two versions of gpumem.
+// program may contain two gpumem versions.
 macro_rules! linked {
     ($variable:literal, $function:ident) => {
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]

@@ -43,7 +43,7 @@ static LEAVE_OWN_FILE: extern "C" fn() = {
     extern "C" fn leave_own_file() {
         // The system may forbid this. The file is then like that of any other library of the program.
         // SAFETY: no other thread runs code of the library yet. Whether the driver, NVTX, Python or the user loads it, the loader hands out
-        // its functions only after this returns, except those that replace functions of NVML, NCCL and the runtime. To call these, a
+        // its functions only after this returns, except those that replace NVML, NCCL and runtime functions. To call these, a
         // constructor of another library would have to start a thread.
         #[expect(unsafe_code, reason = "the function has a contract")]
         let leave = || unsafe { gpumem_driver::own_file::leave() };
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn InitializeInjectionNvtxExtension(module: *const Extensi
     }
 }
 
-/// Handles the functions of NVML if the GPUs are not the real ones, and those of the CUDA runtime if there are several simulated GPUs.
+/// Handles NVML's functions if the GPUs are not the real ones, and the CUDA runtime's if there are several simulated GPUs.
 /// `gpumem run` generates libraries that call this with six arguments and the name of the function.
 ///
 /// # Safety
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn gpumem_attach(
     let [folder, file, options] = [folder, file, options].map(bytes);
     let listen = || {
         if CALLED.swap(true, Relaxed) {
-            return Err("it already contains the library of gpumem".to_owned());
+            return Err("it already contains gpumem's library".to_owned());
         }
         let options = Options::parse(&String::from_utf8_lossy(&options))?;
         let request = Request { file: OsStr::from_bytes(&file).into(), options, is_late: true };

@@ -22,7 +22,7 @@ struct ProgramPool {
 
 static FUNCTIONS: PoolFunctions = PoolFunctions { register, allocated, freed, set_reserved, close };
 
-/// Returns the functions for pools, or null if the program has another version of gpumem.
+/// Returns the functions for pools, or null if the program has another gpumem version.
 // SAFETY: the name starts with the prefix of this project, so it cannot clash with another function of the program.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_pools(version: u32) -> *const PoolFunctions {

@@ -94,5 +94,5 @@ fn converse(mut stream: &UnixStream, commands: &Sender<Command>) -> io::Result<(
     let (answer, answered) = channel();
     let is_sent = commands.send((command, answer)).is_ok();
     let text = answered.recv().ok().filter(|_| is_sent);
-    stream.write_all(text.as_deref().unwrap_or("the library of gpumem has ended").as_bytes())
+    stream.write_all(text.as_deref().unwrap_or("gpumem's library has ended").as_bytes())
 }

@@ -58,5 +58,5 @@ fn main() {
             scope(&device, "optimizer", || optimizer.step(1e-4, model, gradients))
         });
     }
-    print!("{}", gpumem_burn::summary(&device).expect("a device of cubecl"));
+    print!("{}", gpumem_burn::summary(&device).expect("a cubecl device"));
 }

@@ -1,4 +1,4 @@
-//! Compares the values of `gpumem_burn` with those of burn and the driver, on a real device: `cargo test --release --features wgpu`.
+//! Compares `gpumem_burn`'s values with burn's and the driver's, on a real device: `cargo test --release --features wgpu`.
 
 use std::{
     sync::{

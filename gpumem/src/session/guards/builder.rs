@@ -165,7 +165,7 @@ impl GpuMemTraceBuilder {
     /// trace, as if they had entered it through a [handle](crate::GpuMemTrace::handle). The default is `GPUMEM_ADOPT`, or else the
     /// threads of [`scope::adopt`](crate::scope::adopt), or else none.
     ///
-    /// Use this for threads that a library starts, such as the device thread of burn, and for `spawn_blocking`. If scopes of two
+    /// Use this for threads that a library starts, such as burn's device thread, and for `spawn_blocking`. If scopes of two
     /// threads adopt the same thread at the same time, its allocations count for the scope that was opened last, and the lines of
     /// both name them ([`Trace::shared`](crate::Trace::shared)).
     ///

@@ -82,7 +82,7 @@ pub(crate) fn forks(children: u64) -> Result<String, Trouble> {
     }
 }
 
-/// Uses functions that take locks of gpumem and of the standard library.
+/// Uses functions that take gpumem's and the standard library's locks.
 fn busy(random: &mut Random) {
     static LABELLED: &[&str] = &["weight", "bias"];
     let builder = || GpuMemTrace::builder().ctx(format!("busy {}", std::process::id()));
@@ -164,7 +164,7 @@ fn traced(answer: u64) -> u64 {
     answer / 2
 }
 
-/// Calls all functions of gpumem, in an order that depends on the seed.
+/// Calls all gpumem functions, in an order that depends on the seed.
 fn of_child(own: &mut Own, seed: u64, step: &mut impl Write) {
     const STEPS: u8 = 27;
     let mut random = Random::new(seed);

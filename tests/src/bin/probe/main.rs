@@ -75,7 +75,7 @@ use gpumem::{
     Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory, intercept::Source, pool::Pool, tracker::MemTracker,
 };
 
-/// An error of a command or of cudarc, and not of gpumem. It means that the test is wrong.
+/// An error from a command or from cudarc, and not from gpumem. It means that the test is wrong.
 type Trouble = Box<dyn std::error::Error>;
 
 /// Runs commands that change the process in ways that programs rarely do.

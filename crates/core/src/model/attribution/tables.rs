@@ -139,7 +139,7 @@ pub(super) const CRATES: &[&str] = &["std", "core", "alloc", "cudarc"];
 /// Those of these crates that do not show where a program allocates.
 pub(super) const RUNTIME: &[&str] = &["std", "core", "alloc"];
 
-/// The crates of gpumem that run in programs, by their names in functions and in files.
+/// gpumem's crates that run in programs, by their names in functions and in files.
 pub(super) const GPUMEM: &[&str] = &[
     "gpumem",
     "gpumem_c",
@@ -152,7 +152,7 @@ pub(super) const GPUMEM: &[&str] = &[
     "gpumem-recording",
 ];
 
-/// The module of gpumem that a program in C links with.
+/// The gpumem module that a C program links with.
 pub(super) const GPUMEM_C: &[&str] = &["libgpumem_c"];
 
 /// The prefix of the functions in `gpumem.h`. Used if the file is not known and the functions are linked into the program.

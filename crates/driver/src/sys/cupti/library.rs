@@ -75,7 +75,7 @@ impl Cupti {
     fn new((library, path): (Library, PathBuf)) -> Result<Self, Error> {
         macro_rules! symbol {
             ($name:literal) => {
-                // SAFETY: the symbol is a function of CUPTI with the C signature of the field that it is assigned to.
+                // SAFETY: the symbol is a CUPTI function with the C signature of the field that it is assigned to.
                 *unsafe { library.get($name) }.map_err(|_| {
                     let symbol = String::from_utf8_lossy($name).into_owned();
                     Error::from(Kind::NoSymbol { library: LIBRARY, symbol })

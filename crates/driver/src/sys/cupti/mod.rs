@@ -1,4 +1,4 @@
-//! The callback interface of CUPTI. CUPTI calls back before and after each driver call that allocates or frees, on the thread
+//! CUPTI's callback interface. CUPTI calls back before and after each driver call that allocates or frees, on the thread
 //! that makes the call.
 
 mod abi;

@@ -1,4 +1,4 @@
-//! Guards and lines on any GPU of burn, through a gauge of the program: `cargo run --release --features wgpu --bin gauge`.
+//! Guards and lines on any GPU that burn supports, through the program's own gauge: `cargo run --release --features wgpu --bin gauge`.
 
 use burn::{prelude::*, tensor::Distribution};
 use gpumem::{Gauge, GpuMemTrace, gauge::set_gauge};

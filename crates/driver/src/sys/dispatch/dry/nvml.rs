@@ -57,7 +57,7 @@ fn card_of(handle: usize) -> Option<u32> {
     u32::try_from(card).ok().filter(|_| card < HANDLES.len())
 }
 
-/// Calls a function of NVML, or answers instead of it. `what` is the name of the function, a space, and the path of the real library.
+/// Calls an NVML function, or answers instead of it. `what` is the name of the function, a space, and the path of the real library.
 ///
 /// # Safety
 /// The arguments must belong to this function.

@@ -34,7 +34,7 @@ const CUDA_ERROR_SYMBOL_NOT_FOUND: u32 = 500;
 const CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
 const CUDA_ERROR_PEER_ACCESS_NOT_ENABLED: u32 = 705;
 
-/// A function of NVML (12 and 13) or of the CUDA runtime. All functions of NVML, and those of the runtime that are replaced, have up to six
+/// A function of NVML (12 and 13) or of the CUDA runtime. All NVML functions, and the runtime functions that are replaced, have up to six
 /// arguments. These are numbers, addresses, or a struct of one word. The functions return an int or an address. A function does not read
 /// the registers of arguments that it does not take.
 pub(super) type Function = unsafe extern "C-unwind" fn(usize, usize, usize, usize, usize, usize) -> usize;
