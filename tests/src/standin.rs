@@ -71,7 +71,7 @@ impl Default for Standin {
 
 impl Standin {
     /// Creates a machine with one GPU of 16 GiB and no faults, without a CUDA toolkit and therefore without libcupti. The driver's
-    /// functions cannot be recognised as stubs, like those of drivers before 470: see [`dispatch`](Self::dispatch).
+    /// functions cannot be recognised as stubs, like the functions of drivers before 470: see [`dispatch`](Self::dispatch).
     pub fn new() -> Self {
         Self {
             settings: Vec::new(),

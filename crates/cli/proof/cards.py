@@ -3,7 +3,7 @@
 
     python crates/cli/proof/cards.py target/release/gpumem [--only small,two]
 
-It needs an NVIDIA GPU and PyTorch; `two`, and the cases that compare NCCL's ranks with those of a real run, need two GPUs.
+It needs an NVIDIA GPU and PyTorch; `two`, and the cases that compare NCCL's ranks with a real run's, need two GPUs.
 """
 
 import shlex

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares the values of `gpumem export` for a GPU and a running program with those of nvidia-smi and of the program.
+"""Compares the values of `gpumem export` for a GPU and a running program with nvidia-smi's and the program's.
 
     cargo build --release -p gpumem-cli
     python crates/cli/proof/export.py target/release/gpumem

@@ -3,7 +3,7 @@
 
     python crates/cli/proof/programs.py gpt2 '{"steps": 2}'
 
-It prints one line of JSON: the peak of the memory that PyTorch's allocator got from the driver (`reserved`) and that of its tensors
+It prints one line of JSON: the peak of the memory that PyTorch's allocator got from the driver (`reserved`) and the peak of its tensors
 (`allocated`), the sums of the weights and optimizer states that the program keeps, and all values that the function returns.
 """
 

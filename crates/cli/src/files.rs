@@ -120,7 +120,7 @@ fn matches(pattern: &str) -> Result<Vec<PathBuf>, Failure> {
     if paths.is_empty() { Err(failed("no file matches".to_owned())) } else { Ok(paths) }
 }
 
-/// Returns the recordings of a folder, without those of its subfolders. Every file that ends in `.capture` is returned;
+/// Returns the recordings in a folder, without its subfolders. Every file that ends in `.capture` is returned;
 /// its reader reports an error if it is not a recording.
 fn recordings_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let failed = |cause: String| {

@@ -12,7 +12,7 @@ use gpumem_book_tests::PAGES;
 /// Pages that only include a document of the project.
 const INCLUDES: &[&str] = &["architecture.md", "measurements.md"];
 
-/// Variables that are not in the table of `environment.md`: those of the project's own tests.
+/// Variables that are not in the table of `environment.md`: the project's own test variables.
 const OTHER_VARIABLES: &[&str] = &["GPUMEM_DEVICE", "GPUMEM_STANDIN_FAIL"];
 
 fn root() -> PathBuf {

@@ -1,5 +1,5 @@
 //! CUPTI's callback ids of the functions that gpumem intercepts and of a few others. A function without an id here makes no callback. For
-//! the functions that cudarc declares, the layout of our arguments is compared with that of NVIDIA's header.
+//! the functions that cudarc declares, our arguments' layout is compared with the layout in NVIDIA's header.
 
 use std::ffi::c_uint;
 use std::mem::offset_of;

@@ -1,4 +1,4 @@
-//! `libcuda`: every way to allocate and to free, except those of `physical.rs`.
+//! `libcuda`: every way to allocate and to free, except the ways in `physical.rs`.
 
 use std::ffi::{c_int, c_uint, c_void};
 

@@ -25,7 +25,7 @@ pub(crate) struct Objects {
     pub(crate) numbered: u64,
     /// The contexts that the program created, without primary ones, and the GPU of each.
     pub(crate) contexts: HashMap<usize, usize>,
-    /// The number of calls of `cuCtxAttach` for a context, minus those of `cuCtxDetach`.
+    /// The number of calls of `cuCtxAttach` for a context, minus the calls of `cuCtxDetach`.
     pub(crate) attached: HashMap<usize, u32>,
     /// The id of each context, including primary ones.
     pub(crate) context_uids: HashMap<usize, u32>,

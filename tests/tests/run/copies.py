@@ -18,7 +18,7 @@ end = large + LARGE - 4
 
 
 def rows(to, source, width=4, height=2, depth=0, pitch=16):
-    """Copies rows; `depth` is that of a 3D copy. A side is its sort and its address."""
+    """Copies rows; `depth` is a 3D copy's depth. A side is its sort and its address."""
     sort = lambda side: [side[0], side[1] if side[0] == HOST else 0, side[1] if side[0] != HOST else 0, 0]
     if depth:
         words = [0, 0, 0, 0, *sort(source), 0, pitch, height, 0, 0, 0, 0, *sort(to), 0, pitch, height, width, height, depth]

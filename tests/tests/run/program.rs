@@ -146,7 +146,7 @@ fn who_waits_sees_that_the_program_has_stopped() {
     let folder = Folder::new();
     let [file, pid] = ["a.capture", "pid"].map(|name| folder.file(name));
     let command = built("gpumem-command").display().to_string();
-    // The program is continued through its own process id, or through that of `gpumem run`.
+    // The program is continued through its own process id, or through `gpumem run`'s.
     for continued in ["$program", "$gpumem"] {
         let script = format!(
             "stopped() {{ grep -q '^State:.T' /proc/$1/status; }}

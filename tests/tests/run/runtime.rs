@@ -13,7 +13,7 @@ fn run_on(machine: &Standin, options: &[&str], program: &str) -> Outcome {
 
 #[test]
 fn the_runtime_has_as_many_cards_as_are_asked_for() {
-    // The functions have symbol versions, like those of the runtime.
+    // The functions have symbol versions, like the runtime's.
     let folder = Folder::new();
     let program = compiled(&folder, "runtime", "cudart.c", "libcudart.so.13", &["-Wl,--version-script=cudart.map"]);
     // The number of the machine's real devices changes only what the driver itself reports.
@@ -29,7 +29,7 @@ fn the_runtime_has_as_many_cards_as_are_asked_for() {
 
 #[test]
 fn other_programs_see_the_machine() {
-    // The functions have symbol versions, like those of the runtime.
+    // The functions have symbol versions, like the runtime's.
     let folder = Folder::new();
     let program = compiled(&folder, "runtime", "cudart.c", "libcudart.so.13", &["-Wl,--version-script=cudart.map"]);
     for options in [&[][..], &["--dry"], &["--limit", "1GiB"]] {

@@ -42,7 +42,7 @@ fn the_numbers_are_those_of_the_machine() {
     ensure(!outcome.stdout.contains("no separate memory"), "takes it for another card", &outcome);
 }
 
-/// On these GPUs, pinned and managed memory is the same memory as that of the device.
+/// On these GPUs, pinned and managed memory is the same memory as the device's.
 #[test]
 fn pinned_and_managed_memory_counts() {
     let calls = "call cuMemAlloc_v2 &a 1000; figures = 1000 0; call cuMemAllocManaged &b 200 1; figures = 1200 0; \

@@ -72,7 +72,7 @@ mod tests {
         // Version 2 with containerd and CRI-O, and the cgroupfs driver.
         both("0::/kubepods/burstable/podPOD/ID\n");
         both("0::/kubepods/besteffort/podPOD/crio-ID\n");
-        // CRI-O with systemd. The process may be in a group below that of its container.
+        // CRI-O with systemd. The process may be in a group below its container's.
         both(
             "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podSLICE.slice/crio-ID.scope/container\n",
         );

@@ -25,7 +25,7 @@ pub(super) struct GpuSample {
 /// known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct GpuId {
-    /// NVML's index, such as `0`, or that of a slice, such as `0:1`.
+    /// NVML's index, such as `0`, or a slice's index, such as `0:1`.
     pub(super) id: Option<String>,
     pub(super) uuid: Option<String>,
     /// CUDA's ordinal in the program, if there is no UUID.

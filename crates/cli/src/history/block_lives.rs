@@ -94,7 +94,7 @@ struct PackedChange {
     time: u32,
     block: u32,
     thread: u16,
-    /// The kind, in the lower 3 bits. The other bits contain the difference between the event number and that of the
+    /// The kind, in the lower 3 bits. The other bits contain the difference between the event number and the number of the
     /// chunk.
     number_and_kind: u16,
 }

@@ -146,8 +146,7 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
     Ok(destination)
 }
 
-/// Preloads functions of the library ahead of those of NCCL, and with several GPUs also ahead of those of the CUDA
-/// runtime.
+/// Preloads functions of the library ahead of NCCL's, and with several GPUs also ahead of the CUDA runtime's.
 fn preload(program: &mut Program, library: &Path, is_counted: bool) -> io::Result<()> {
     if library.to_string_lossy().contains([' ', ':']) {
         return Err(io::Error::other(format!("the loader takes `{}` for several files", library.display())));

@@ -1,5 +1,5 @@
 //! The library that the loader searches before the CUDA runtime, in programs that see several GPUs. It is preloaded, so
-//! the loader finds its functions before those of the runtime. They only call `gpumem_pass` of the injected library.
+//! the loader finds its functions before the runtime's. They only call `gpumem_pass` of the injected library.
 //! Other programs do not get this library.
 
 use std::{

@@ -23,7 +23,7 @@ pub struct Machine {
     pub nvml: Result<String>,
     /// The latest CUDA version that the driver supports: major and minor.
     pub cuda: Result<(i32, i32)>,
-    /// The GPUs by NVML's index, which is also that of `nvidia-smi`. An error for one GPU does not hide the others.
+    /// The GPUs by NVML's index, which `nvidia-smi` uses as well. An error for one GPU does not hide the others.
     pub gpus: Vec<Result<Gpu>>,
 }
 

@@ -41,7 +41,7 @@ const EXIT_WITHOUT_CARDS: c_int = 2;
 #[unsafe(link_section = ".init_array")]
 static LEAVE_OWN_FILE: extern "C" fn() = {
     extern "C" fn leave_own_file() {
-        // The system may forbid this. The file is then like that of any other library of the program.
+        // The system may forbid this. The file is then like any other library of the program.
         // SAFETY: no other thread runs code of the library yet. Whether the driver, NVTX, Python or the user loads it, the loader hands out
         // its functions only after this returns, except those that replace NVML, NCCL and runtime functions. To call these, a
         // constructor of another library would have to start a thread.

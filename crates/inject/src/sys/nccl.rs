@@ -7,7 +7,7 @@
 //! NCCL does not accept two ranks of one process on one GPU. Therefore the communicators that one process creates for several simulated
 //! GPUs are ours.
 
-#![allow(unsafe_code, non_snake_case, reason = "the functions stand before those of a C library")]
+#![allow(unsafe_code, non_snake_case, reason = "the functions precede a C library's")]
 
 use std::{
     collections::BTreeMap,

@@ -34,7 +34,7 @@ impl Session {
             }
         } else if !state.is_stopped {
             // The caller has read the device, so the libraries that the thread calls are loaded. Exit handlers run in reverse order:
-            // this one runs before those of the libraries.
+            // this one runs before the libraries' handlers.
             if !mem::replace(&mut state.has_exit_handler, true) {
                 process::at_exit(exit::stop_sampling);
             }

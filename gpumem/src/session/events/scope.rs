@@ -107,7 +107,7 @@ pub(in crate::session) struct OpenScope {
 }
 
 impl OpenScope {
-    /// Opens a scope with the requested gauge, or else that of `GPUMEM_GAUGE`, or else the best one of the device. `None` if the
+    /// Opens a scope with the requested gauge, or else the one in `GPUMEM_GAUGE`, or else the device's best one. `None` if the
     /// gauge is `Off`.
     pub(in crate::session) fn open(
         session: &'static Session,

@@ -35,7 +35,7 @@ impl Session {
     }
 
     /// Writes the number of repeats, and the line itself, because something else may have been written in between. The lock is not
-    /// held, because the program may hold that of stdout.
+    /// held, because the program may hold stdout's lock.
     fn print_more(&self, last: Option<LastLine>) {
         if let Some(LastLine { more: more @ 1.., text, .. }) = last {
             let line = text.lines().next().unwrap_or_default();

@@ -170,7 +170,7 @@ pub(crate) fn invoke(function: &str, registers: [u64; 6]) -> Result<c_int, Troub
 
 impl Names {
     /// Like [`call`](Self::call), but on a thread that is cancelled in the function. The objects on its stack are destroyed while
-    /// it unwinds, like those of C++: the block `own` of the context `ctx` is freed.
+    /// it unwinds, as in C++: the block `own` of the context `ctx` is freed.
     pub(crate) fn cancelled(&self, line: &str) -> Result<&'static str, Trouble> {
         type UnwindingFunction = unsafe extern "C-unwind" fn(u64, u64, u64, u64, u64, u64) -> c_int;
 

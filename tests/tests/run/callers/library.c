@@ -1,4 +1,4 @@
-// A library that allocates through a function that it is given: the driver's, or that of another library.
+// A library that allocates through a function that it is given: the driver's, or another library's.
 #include <stdint.h>
 #include <stddef.h>
 

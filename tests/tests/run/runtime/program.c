@@ -82,7 +82,7 @@ int main(void) {
     printf("on the first: %d\n", cudaMalloc(&first, 20000 * MIB));
     free_of_each("after");
     printf("pointers: %d %d %d\n", device_of(large), device_of(small), device_of(first));
-    // The driver shows the machine's devices, and takes those of the program.
+    // The driver shows the machine's devices, and accepts the program's devices.
     int shown = -1, ordinal = -1, here = -1, used[4], flags;
     cudaSetDevice(3);
     DRIVER("cuDeviceGetCount", &shown), DRIVER("cuPointerGetAttribute", &ordinal, 9, small), DRIVER("cuCtxGetDevice", &here);

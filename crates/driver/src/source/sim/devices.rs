@@ -48,7 +48,7 @@ pub(in crate::source) fn select() -> Selection {
 }
 
 impl SimDevices {
-    /// Creates the devices of a session that is not that of the process.
+    /// Creates the devices of a session that is not the process's own.
     pub fn new(to: &'static dyn RecordSimulated) -> Self {
         Self { gpus: RwLock::new(Vec::new()), to: Some(to) }
     }
@@ -156,7 +156,7 @@ impl Devices for SimDevices {
     }
 
     fn count(&self) -> Result<u32> {
-        // The environment may add devices to those of the process.
+        // The environment may add devices to the process's.
         if self.to.is_none() {
             from_environment()?;
         }

@@ -41,10 +41,10 @@ pub struct SimGpu {
     pub(super) to: Destination,
 }
 
-/// The session that receives the events of simulated devices: `None` for that of the process.
+/// The session that receives the events of simulated devices: `None` for the process's own.
 pub(super) type Destination = Option<&'static dyn RecordSimulated>;
 
-/// Receives the events of simulated devices, for a session that is not that of the process.
+/// Receives the events of simulated devices, for a session that is not the process's own.
 pub trait RecordSimulated: Send + Sync + RefUnwindSafe {
     /// Records an event.
     fn record(&self, event: &EventKind);

@@ -38,7 +38,7 @@ pub(crate) fn block_number(address: u64) -> Option<u64> {
     attribute_at(address, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID)
 }
 
-/// Returns an id that is lower than those of all blocks that are allocated later, or `None` if the calling thread has no context. The
+/// Returns an id that is lower than the ids of all blocks that are allocated later, or `None` if the calling thread has no context. The
 /// driver only returns the id of an existing block, so this function allocates one page of physical memory and releases it. Other kinds of
 /// memory are unsuitable, because freeing them waits for the device, and the device may wait for something that this thread is about to
 /// launch.

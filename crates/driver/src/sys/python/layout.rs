@@ -47,7 +47,7 @@ pub(super) enum ThreadsLock {
 /// The offsets of the length and of the first byte in a bytes object, in all known versions.
 pub(super) const BYTES: [usize; 2] = [16, 32];
 
-/// The identity of a code object, which differs from that of an earlier one at the same address.
+/// The identity of a code object, which differs from an earlier one's at the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Identity {
     /// The word that contains the version, a number that no other code object has (3.12 and later).
@@ -157,7 +157,7 @@ impl Layout {
 mod tests {
     use super::*;
 
-    /// Creates a record like that of 3.13.0, except for fields that are not read.
+    /// Creates a record like 3.13.0's, except for fields that are not read.
     fn record(version: u64) -> Vec<u64> {
         let mut words = vec![0; 64];
         (words[0], words[1]) = (COOKIE, version);

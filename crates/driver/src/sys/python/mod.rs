@@ -279,7 +279,7 @@ impl Frame<'_> {
 }
 
 impl Interpreter {
-    /// Returns the characters of a string, or `?` if its type is derived from that of strings.
+    /// Returns the characters of a string, or `?` if its type is derived from the string type.
     ///
     /// # Safety
     /// `text` must be the address of a live object.

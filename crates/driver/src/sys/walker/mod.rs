@@ -34,7 +34,7 @@ use super::stack::as_observer_cold;
 /// The maximum number of functions that are recorded of a stack. Even below all functions of a framework, the user's line is among them.
 const MAX_FUNCTIONS: usize = 128;
 
-/// The functions of a stack, without those of libraries that are left out, such as the driver.
+/// The functions of a stack, without libraries that are left out, such as the driver.
 struct Functions {
     addresses: [usize; MAX_FUNCTIONS],
     count: usize,
@@ -267,7 +267,7 @@ impl Walker {
         let pc = read(record)?;
         let mut functions = Functions { addresses: [0; MAX_FUNCTIONS], count: 0, has_skipped: false };
         let start = WalkStart { pc, sp, registers: registers_at(record) };
-        // SAFETY: the list was compared with that of the loader just now. A file with a function on this thread's stack is not unloaded,
+        // SAFETY: the list was compared with the loader's just now. A file with a function on this thread's stack is not unloaded,
         // because the thread would return into it. What other threads load or unload during the walk has no function on this stack.
         unsafe { unwinder.walk(&modules, &start, read, |walked| functions.add(&walked)) }?;
         let number = number(&functions.addresses[..functions.count]);

@@ -24,7 +24,7 @@ fn code_of(error: ModelError) -> u32 {
 }
 
 /// # Safety
-/// `real` must make the call, and `out` must be the address where it writes the result. A pool of 0 means that of the stream's device.
+/// `real` must make the call, and `out` must be the address where it writes the result. A pool of 0 means the pool of the stream's device.
 pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, stream: u64, real: Real<'_>) -> u32 {
     let (context, current) = here();
     let of_pool = pool.and_then(|pool| cards::of_pool(pool).or_else(|| cards::of_stream(stream)));

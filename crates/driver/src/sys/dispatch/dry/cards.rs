@@ -4,7 +4,7 @@
 //! In a program that uses the CUDA runtime, all simulated GPUs share the primary context of device 0 instead, and a thread selects its GPU:
 //! see [`runtime`](super::runtime).
 //!
-//! Ordinals are translated here: the program and all libraries use those of the simulated GPUs, and the driver gets 0.
+//! Ordinals are translated here: the program and all libraries use the simulated GPUs' ordinals, and the driver gets 0.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -11,7 +11,7 @@ use crate::model::Bytes;
 pub enum Mode {
     /// A card of any size, on which only work on small blocks is executed.
     Dry {
-        /// The total memory of each card, as `cuMemGetInfo` returns it. `None` for that of the first real card.
+        /// The total memory of each card, as `cuMemGetInfo` returns it. `None` for the first real card's.
         card: Option<Bytes>,
         /// The number of such cards that the program sees. 0 for the number of the machine's cards.
         cards: u32,

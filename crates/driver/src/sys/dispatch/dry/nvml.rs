@@ -85,7 +85,7 @@ struct Nvml<'a> {
 }
 
 impl Nvml<'_> {
-    /// Calls the real function, with the real handle instead of that of a simulated GPU.
+    /// Calls the real function, with the real handle instead of a simulated GPU's.
     ///
     /// # Safety
     /// The arguments must belong to this function.
@@ -183,7 +183,7 @@ impl Nvml<'_> {
         Some(result.err().unwrap_or(SUCCESS))
     }
 
-    /// Finds a simulated GPU by a text. `to_first` turns the text of a GPU into that of the first one.
+    /// Finds a simulated GPU by a text. `to_first` turns a GPU's text into the first GPU's.
     ///
     /// # Safety
     /// The first argument must be a C string, and the second one valid for writing a handle.
@@ -212,7 +212,7 @@ impl Nvml<'_> {
         Err(NVML_ERROR_NOT_FOUND)
     }
 
-    /// Reads the bus from NVML, and changes it to that of the simulated GPU. In the struct, its domain is a number in one place, and a text
+    /// Reads the bus from NVML, and changes it to the simulated GPU's. In the struct, its domain is a number in one place, and a text
     /// in others.
     ///
     /// # Safety
@@ -237,7 +237,7 @@ impl Nvml<'_> {
         Ok(())
     }
 
-    /// Reads the memory of a GPU from NVML, and changes it to that of the simulated GPU.
+    /// Reads the memory of a GPU from NVML, and changes it to the simulated GPU's.
     ///
     /// # Safety
     /// The arguments must belong to this function.
@@ -293,7 +293,7 @@ impl Nvml<'_> {
     }
 }
 
-/// Returns the memory of all processes that share a GPU, or that of this process if it is not shared. `None` if it cannot be read.
+/// Returns the memory of all processes that share a GPU, or this process's memory if it is not shared. `None` if it cannot be read.
 fn used(segment: Option<u64>, card: u32) -> Option<u64> {
     static WORDS: OnceCell<&[AtomicU64]> = OnceCell::new();
 
@@ -304,7 +304,7 @@ fn used(segment: Option<u64>, card: u32) -> Option<u64> {
     Some(all.others(card))
 }
 
-/// Changes a real UUID to that of a simulated GPU. The UUIDs differ in their last byte, like those that CUDA returns.
+/// Changes a real UUID to a simulated GPU's. The UUIDs differ in their last byte, like the ones that CUDA returns.
 ///
 /// # Safety
 /// `text` must be a C string that is valid for writes.

@@ -95,7 +95,7 @@ fn one_page(properties: [u64; 4]) -> u32 {
     })
 }
 
-/// A file describes dry memory to another process. Programs pass its descriptor like that of the driver.
+/// A file describes dry memory to another process. Programs pass its descriptor like the driver's.
 const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: u64 = 1;
 
 /// The first words of the file. The size in bytes and the properties follow.

@@ -182,7 +182,7 @@ pub(super) unsafe fn total(words: &[u64], real: Real<'_>) -> u32 {
     result
 }
 
-/// Returns the card of a pool, or that of the current context if it is not known.
+/// Returns a pool's card, or the current context's if it is not known.
 fn card_of_pool(pool: u64) -> u32 {
     cards::of_pool(pool).unwrap_or_else(|| here().1)
 }

@@ -41,7 +41,7 @@ pub(super) fn load() {
     });
 }
 
-/// Returns whether this is a kernel of NCCL. Such a kernel waits for those of other ranks, which may be skipped, and finds its buffers
+/// Returns whether this is an NCCL kernel. Such a kernel waits for the kernels of other ranks, which may be skipped, and finds its buffers
 /// through several tables.
 fn is_collective(function: u64) -> bool {
     name_of(function).is_some_and(|name| name.starts_with("nccl"))

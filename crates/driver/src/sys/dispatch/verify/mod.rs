@@ -52,7 +52,7 @@ pub(super) fn verify(
     let Some(first) = found.first() else { return Err("the driver has none of the functions".to_owned()) };
     for ((name, _), other) in functions.iter().zip(&found) {
         if other.stub.flag != first.stub.flag {
-            return Err(format!("the stub of {name} checks another flag than that of {}", functions[0].0));
+            return Err(format!("the stub of {name} checks another flag than the stub of {}", functions[0].0));
         }
     }
     let jumps = jumps(library, processor, functions)?;
@@ -125,7 +125,7 @@ fn check_location(jumps: &[Jump], name: &str, address: usize, stub: Stub) -> Res
         return Err(format!("{name} shares its pointer with another function"));
     };
     if !jumps.iter().any(|jump| jump.slot != stub.slot && jump.slot.abs_diff(stub.slot) <= MAX_SLOT_GAP) {
-        return Err(format!("the pointer of {name} is not next to those of other functions"));
+        return Err(format!("the pointer of {name} is not next to other functions' pointers"));
     }
     let between = own.at.min(stub.error_path)..own.at.max(stub.error_path);
     let is_of_another = jumps.iter().any(|jump| jump != own && between.contains(&jump.at));
