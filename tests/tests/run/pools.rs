@@ -122,7 +122,7 @@ fn what_goes_wrong_in_a_pool_is_reported() {
     }
 }
 
-/// Calls for a pool that is not there do nothing, and the program goes on if the notice about it cannot be written.
+/// Calls for a pool that is not there do nothing, and the program continues if the notice about it cannot be written.
 #[test]
 fn a_pool_on_no_device_is_not_measured() {
     let folder = Folder::new();

@@ -103,7 +103,7 @@ fn used_is_what_burn_says_and_all_adds_up() {
             let on_device = |kind: &LiveMemory| kind.kind.is_on_device().then_some(kind.bytes.get());
             let driver: u64 = gpumem::status().live.iter().filter_map(on_device).sum();
             println!("driver {driver}, burn's pages {}", after.bytes_reserved);
-            assert_eq!(driver, after.bytes_reserved, "what the driver gave");
+            assert_eq!(driver, after.bytes_reserved, "what the driver handed out");
         }
     }
     print!("{}", now(&device));
