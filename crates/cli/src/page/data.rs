@@ -279,7 +279,7 @@ impl Recording {
         let shown = &history.marks[..history.marks.len().min(most_marks)];
         let callsites: Vec<_> = shown.iter().map(|mark| mark.callsite).collect();
         let names = derive::short_names(history.ledger(), history.definitions(), &callsites);
-        let marks = shown.iter().zip(&names).map(|(mark, name)| (mark.time, frames.of(name))).collect();
+        let marks = shown.iter().zip(&names).map(|(mark, name)| (mark.time, frames.get_or_insert(name))).collect();
         let tensors = is_in_detail.then(|| tensors(history, overview, folder, &mut frames)).flatten();
         let (about_tensors, tensors) = match tensors {
             Some((about, columns)) => (Some(about), Some(columns.compressed()?)),
