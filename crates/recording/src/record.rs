@@ -375,9 +375,9 @@ mod tests {
     #[test]
     fn other_files_are_rejected_with_a_reason() {
         let error_of = |file: &[u8]| Records::new(file).unwrap_err().to_string();
-        assert!(error_of(b"").contains("not a recording"));
+        assert!(error_of(b"").contains("not a gpumem recording"));
         assert!(error_of(b"\x89gpumem\n\x01").contains("cut"));
-        assert!(error_of(b"PK\x03\x04 something else entirely").contains("not a recording"));
+        assert!(error_of(b"PK\x03\x04 something else entirely").contains("not a gpumem recording"));
         let mut newer = file(&[]);
         newer[8] = 9;
         assert!(error_of(&newer).contains("version 9"));
