@@ -14,7 +14,7 @@ impl Estimate {
     }
 }
 
-/// This is not derived, because the peak by class is no field.
+/// This is not derived, because the peak by class is not a field.
 impl Serialize for Estimate {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let Self { parameters, parameter_bytes, peak, parts, reserved, phases, optimizer, convolutions } = self;
