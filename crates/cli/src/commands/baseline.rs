@@ -40,8 +40,8 @@ enum BaselineCommand {
     Check(CheckArguments),
 }
 
-/// Writes one line for the peak of each device, and one for each place that holds at least 1 % of it. Values are rounded up by less
-/// than 1 %.
+/// Writes one line for the peak of each device, and one for each place that holds at least 1 % of it. Values are rounded up: below
+/// 128 MiB to whole MiB, above by less than 1 %.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 struct WriteArguments {

@@ -173,7 +173,7 @@ impl LinePeaks {
     }
 }
 
-/// Rounds up by less than 1 %, so that most small changes leave the lines unchanged.
+/// Rounds up, so that most small changes leave the lines unchanged: below 128 MiB to whole MiB, above by less than 1 %.
 pub(super) fn rounded(bytes: u64) -> Bytes {
     let step = (bytes.checked_ilog2().map_or(0, |bits| 1 << bits) / 128).max(MIB);
     Bytes::new(bytes.div_ceil(step).saturating_mul(step))

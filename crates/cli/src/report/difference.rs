@@ -70,7 +70,7 @@ pub(crate) struct DeviceDifference {
 pub(crate) struct TensorsDifference {
     #[serde(flatten)]
     pub(crate) peak: Change,
-    /// If one side is an estimate, the classes are an estimate's. Empty if a recording has no classes.
+    /// If one side is an estimate, both sides have the classes of estimates. Empty if a recording has no classes.
     pub(crate) by_class: Vec<Named>,
     /// Empty if a recording has no modules.
     pub(crate) by_module: Vec<Named>,
