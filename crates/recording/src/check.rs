@@ -253,7 +253,9 @@ impl Checks {
                 check_device(device)?;
                 check_memory(&memory)?;
             }
-            EventKind::ReadFailed { device, .. } | EventKind::ResetPeaks { device } => check_device(device)?,
+            EventKind::ReadFailed { device, .. }
+            | EventKind::ResetPeaks { device }
+            | EventKind::DriverMeasured { device, .. } => check_device(device)?,
             EventKind::Open { scope, spec } => self.open(scope, &spec, thread)?,
             EventKind::Enter { scope } => {
                 limit(scope.0 < FIRST_OWN_SCOPE)?;

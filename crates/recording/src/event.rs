@@ -8,8 +8,8 @@ use super::{
     wire::{Wire, nanoseconds},
 };
 use gpumem_core::model::{
-    Block, Bytes, CallsiteId, Device, EventKind, Gauge, GpuMemory, Key, MemKind, PoolId, ScopeId, ScopeSpec, StackId,
-    ThreadId, ThreadName, Threads, Time,
+    Block, Bytes, CallsiteId, Device, DriverGauge, EventKind, Gauge, GpuMemory, Key, MemKind, PoolId, ScopeId,
+    ScopeSpec, StackId, ThreadId, ThreadName, Threads, Time,
 };
 
 /// An event as recorded by the inbox.
@@ -319,4 +319,5 @@ events! {
     PoolEmptied = 29 { pool: PoolId }
     PoolsQueried = 30 {}
     ResetSummary = 31 {}
+    DriverMeasured = 32 { device: Device, by: DriverGauge }
 }

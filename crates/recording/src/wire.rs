@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::bytes::{Input, Malformed, Result, put_number, put_text};
 use gpumem_core::model::{
-    Block, Bytes, CallsiteId, Counted, Device, Family, Gauge, GpuMemory, Key, Label, MemKind, PoolId, ScopeId,
-    ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
+    Block, Bytes, CallsiteId, Counted, Device, DriverGauge, Family, Gauge, GpuMemory, Key, Label, MemKind, PoolId,
+    ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
 };
 
 /// A value that can be written and read back.
@@ -67,9 +67,28 @@ macro_rules! codes {
 }
 pub(super) use codes;
 
-codes!(MemKind { Device, Pool, Managed, PinnedHost, Vmm, Graph, Part });
+codes!(MemKind {
+    Device,
+    Pool,
+    Managed,
+    PinnedHost,
+    Vmm,
+    Graph,
+    Part,
+    Context,
+    Modules,
+    LocalMemory,
+    Limits,
+    Streams,
+    ExecutableGraphs,
+    PoolCache,
+    SharedCalls,
+    Earlier,
+    NotKnown
+});
 codes!(Family { Cuda, Simulated, Custom });
 codes!(Gauge { Exact, Sampled, Off });
+codes!(DriverGauge { Process, Device, AtMost });
 codes!(Source { Dispatch, Cupti, Simulation, Sampling, Off, Custom });
 codes!(Counted { AllThreads, OwnAndUnscoped, Own, Task });
 

@@ -6,6 +6,7 @@
 mod blocks;
 mod exit;
 mod labels;
+mod mapped;
 mod names;
 mod paths;
 mod peaks;
@@ -21,6 +22,7 @@ pub use self::{
     blocks::live_blocks,
     exit::{device_peaks, leaks},
     labels::Labels,
+    mapped::MappedPages,
     names::{Callsite, NO_STACK, Names, Stack},
     paths::{Paths, outer_names, short_names, summary},
     peaks::KeptPeak,

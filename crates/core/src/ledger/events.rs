@@ -157,6 +157,9 @@ impl Ledger {
             EventKind::Sample { device, memory } => {
                 self.sums.meters.of(device, Gauge::Sampled).apply_sample(event.time, &memory);
             }
+            EventKind::DriverMeasured { device, by } => {
+                self.sums.meters.of(device, Gauge::Exact).driver_measured_by = Some(by);
+            }
             EventKind::ReadFailed { device, gauge } => self.sums.meters.of(device, gauge).samples.failed = true,
             EventKind::Open { scope, spec } => self.places.open(scope, spec, event, &mut self.sums),
             EventKind::Enter { scope } => self.places.enter(scope, event, &mut self.sums.guests),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{counts::signed, peaks::PeakHistory, stats::Stat, watermark::Watermark};
-use crate::model::{Device, Family, Gauge, GpuMemory, MemKind, Time};
+use crate::model::{Device, DriverGauge, Family, Gauge, GpuMemory, MemKind, Time};
 
 /// One meter for each device and gauge. There are few, so a linear search is faster than a hash table.
 #[derive(Debug, Default)]
@@ -26,6 +26,8 @@ pub(super) struct Meter {
     /// The driver's view, if a pool was registered on the device; `level` is then the program's view. The driver's view is exact
     /// for every gauge.
     pub(super) driver: Option<UsageLevel>,
+    /// How the memory that the driver takes by itself is measured; `None` if it is not.
+    pub(super) driver_measured_by: Option<DriverGauge>,
 }
 
 /// The bytes in use, and their highest value since each open scope started.
@@ -56,6 +58,8 @@ pub struct DeviceStats {
     pub on_device: Stat,
     /// Each kind of memory, in the order of [`MemKind::ALL`].
     pub kinds: [Stat; MemKind::ALL.len()],
+    /// How the memory that the driver takes by itself is measured; `None` if it is not.
+    pub driver_measured_by: Option<DriverGauge>,
 }
 
 impl Meters {
@@ -72,6 +76,7 @@ impl Meters {
                 gauge,
                 samples: Samples::default(),
                 driver: None,
+                driver_measured_by: None,
             });
             self.0.len() - 1
         });

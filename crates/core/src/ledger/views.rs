@@ -137,10 +137,11 @@ impl Sums {
     /// Returns the statistics of each device on which allocations were observed.
     pub fn stats(&self) -> Vec<DeviceStats> {
         let exact = self.meters.0.iter().filter(|meter| meter.gauge == Gauge::Exact);
-        let stats = |Meter { device, on_device, kinds, .. }: &Meter| DeviceStats {
+        let stats = |Meter { device, on_device, kinds, driver_measured_by, .. }: &Meter| DeviceStats {
             device: *device,
             on_device: *on_device,
             kinds: *kinds,
+            driver_measured_by: *driver_measured_by,
         };
         exact.map(stats).collect()
     }

@@ -27,12 +27,49 @@ pub enum MemKind {
     Graph,
     /// A part of the memory of a pool that the program registered (`gpumem::pool`). The driver does not know about parts.
     Part,
+    /// Taken by the driver: what a context needs before anything else.
+    Context,
+    /// Taken by the driver: the code and the variables of modules, which are loaded with them or at the first use of a function.
+    Modules,
+    /// Taken by the driver: the local memory of each thread that a device can run at once, for the kernel that needs most.
+    LocalMemory,
+    /// Taken by the driver: the heap of the device, the buffer of `printf`, and what other limits of a context need.
+    Limits,
+    /// Taken by the driver: streams, and access to other devices.
+    Streams,
+    /// Taken by the driver: graphs that were made executable.
+    ExecutableGraphs,
+    /// Taken by the driver: memory that a stream-ordered pool keeps and no allocation uses.
+    PoolCache,
+    /// Taken by the driver: calls of several threads at once, so the cause is not known.
+    SharedCalls,
+    /// Taken by the driver before the recording started.
+    Earlier,
+    /// Taken by the driver without a call that explains it.
+    NotKnown,
 }
 
 impl MemKind {
     #[doc(hidden)]
-    pub const ALL: [Self; 7] =
-        [Self::Device, Self::Pool, Self::Managed, Self::PinnedHost, Self::Vmm, Self::Graph, Self::Part];
+    pub const ALL: [Self; 17] = [
+        Self::Device,
+        Self::Pool,
+        Self::Managed,
+        Self::PinnedHost,
+        Self::Vmm,
+        Self::Graph,
+        Self::Part,
+        Self::Context,
+        Self::Modules,
+        Self::LocalMemory,
+        Self::Limits,
+        Self::Streams,
+        Self::ExecutableGraphs,
+        Self::PoolCache,
+        Self::SharedCalls,
+        Self::Earlier,
+        Self::NotKnown,
+    ];
 
     /// Returns the name in reports and in JSON, such as `pinned host`.
     ///
@@ -48,6 +85,16 @@ impl MemKind {
             Self::Vmm => "vmm",
             Self::Graph => "graph",
             Self::Part => "part",
+            Self::Context => "context",
+            Self::Modules => "modules",
+            Self::LocalMemory => "local memory",
+            Self::Limits => "limits",
+            Self::Streams => "streams",
+            Self::ExecutableGraphs => "executable graphs",
+            Self::PoolCache => "unused in pools",
+            Self::SharedCalls => "calls at once",
+            Self::Earlier => "before the recording",
+            Self::NotKnown => "not known",
         }
     }
 
@@ -62,6 +109,19 @@ impl MemKind {
     /// ```
     pub const fn is_on_device(self) -> bool {
         matches!(self, Self::Device | Self::Pool | Self::Vmm | Self::Graph | Self::Part)
+    }
+
+    /// Returns whether the driver takes memory of this kind by itself. No call asks for it, so traces do not count it, and its
+    /// size is the difference of two readings of the device.
+    ///
+    /// ```
+    /// use gpumem::report::MemKind;
+    ///
+    /// assert!(MemKind::LocalMemory.is_taken_by_driver());
+    /// assert!(!MemKind::Vmm.is_taken_by_driver());
+    /// ```
+    pub const fn is_taken_by_driver(self) -> bool {
+        self as u8 > Self::Part as u8
     }
 
     /// Returns whether the clock is read for each allocation of this kind. An allocation from a pool is cheaper than reading
@@ -97,6 +157,8 @@ pub enum Space {
     Registered,
     /// An id that gpumem chose, because the driver reports only the total memory of graphs.
     Graph,
+    /// An id that gpumem chose for memory that the driver takes by itself.
+    Driver,
 }
 
 impl Key {
@@ -221,6 +283,16 @@ impl Tag {
             3 => MemKind::PinnedHost,
             4 => MemKind::Vmm,
             5 => MemKind::Graph,
+            7 => MemKind::Context,
+            8 => MemKind::Modules,
+            9 => MemKind::LocalMemory,
+            10 => MemKind::Limits,
+            11 => MemKind::Streams,
+            12 => MemKind::ExecutableGraphs,
+            13 => MemKind::PoolCache,
+            14 => MemKind::SharedCalls,
+            15 => MemKind::Earlier,
+            16 => MemKind::NotKnown,
             _ => MemKind::Part,
         }
     }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    Block, Bytes, CallsiteId, Device, Gauge, GpuMemory, Key, MemKind, PoolId, Source, StackId, ThreadName, Threads,
+    Block, Bytes, CallsiteId, Device, DriverGauge, Gauge, GpuMemory, Key, MemKind, PoolId, Source, StackId, ThreadName,
+    Threads,
 };
 
 /// Time since the session started.
@@ -80,6 +81,8 @@ pub enum EventKind {
     ResetPeaks { device: Device },
     /// Restarts the summary by scope: calls, allocations and peaks, and the record of each device. The bytes in use stay.
     ResetSummary,
+    /// From this event on, the memory that the driver takes on this device is measured in this way.
+    DriverMeasured { device: Device, by: DriverGauge },
     /// `count` events could not be recorded.
     Lost { count: u64 },
     /// Other tools have replaced `now` functions of the driver, `more` of them since the last such event. The calls of these

@@ -36,6 +36,31 @@ impl Gauge {
     }
 }
 
+/// How the memory that the driver takes by itself is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DriverGauge {
+    /// By NVML, which lists this process with its memory.
+    Process,
+    /// By the memory of the device, which no other process used when this one started.
+    Device,
+    /// By the memory of the device, which other processes may use. The values are upper bounds.
+    AtMost,
+}
+
+impl DriverGauge {
+    /// Returns the name in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Process => "process",
+            Self::Device => "device",
+            Self::AtMost => "at most",
+        }
+    }
+}
+
+named!(DriverGauge);
+
 parse_error! {
     /// The error for a text that is not the name of a [`Gauge`].
     ///

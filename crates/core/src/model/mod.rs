@@ -72,7 +72,7 @@ pub use device::{Device, Family};
 pub use event::{Answer, Counted, Event, EventKind, OwnerThread, ScopeId, ScopeSpec, ThreadId, Time};
 pub use frame::Frame;
 pub use function::{ShortNames, alike, name_in_line, short_name};
-pub use gauge::{Gauge, ParseGaugeError, Sampling};
+pub use gauge::{DriverGauge, Gauge, ParseGaugeError, Sampling};
 pub use hash::{GOLDEN, NumberHashBuilder};
 pub use label::{Label, Shape};
 pub use memory::{GpuMemory, PoolUsage};
