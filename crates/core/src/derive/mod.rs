@@ -4,9 +4,9 @@
 //! the character, because all reports are derived here.
 
 mod blocks;
+mod driver;
 mod exit;
 mod labels;
-mod mapped;
 mod names;
 mod paths;
 mod peaks;
@@ -17,12 +17,13 @@ mod statistics;
 mod tracker;
 
 pub use crate::inbox::LedgerView;
+pub use crate::model::MappedPages;
 
 pub use self::{
     blocks::live_blocks,
+    driver::driver_memory,
     exit::{device_peaks, leaks},
     labels::Labels,
-    mapped::MappedPages,
     names::{Callsite, NO_STACK, Names, Stack},
     paths::{Paths, outer_names, short_names, summary},
     peaks::KeptPeak,

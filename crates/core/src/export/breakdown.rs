@@ -98,6 +98,7 @@ mod tests {
             memory: GpuMemory { total: Bytes::gib(16), free: Bytes::gib(14), used: Bytes::gib(2), reserved: None },
             processes: Some(vec![process(1, Some(900)), process(2, Some(100)), process(OWN_PID, Some(1000))]),
             pool: None,
+            taken: Vec::new(),
         }
     }
 

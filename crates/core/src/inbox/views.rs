@@ -7,10 +7,10 @@ use std::{collections::HashMap, ops::Range, time::Duration};
 use super::{Clock, Inbox, Primitives, Tap};
 use crate::{
     ledger::{
-        BLOCK_PARTS, Counts, DevicePeaks, DeviceStats, GroupAtPeak, GroupUsage, KnownBlock, KnownPool, NodeId,
+        BLOCK_PARTS, Counts, DevicePeaks, DeviceStats, GroupAtPeak, GroupUsage, KnownBlock, KnownPool, Ledger, NodeId,
         PART_LEN, PeakInterval, PeakTotal, ScopeNode, ScopePeriod,
     },
-    model::{CallsiteId, Device, EventKind, Key, PoolId, ScopeId, ThreadId},
+    model::{CallsiteId, Device, EventKind, Key, MappedPages, MemKind, PoolId, ScopeId, ThreadId},
 };
 
 /// The queries that reports make to an [`Inbox`] with any primitives.
@@ -44,6 +44,8 @@ pub trait LedgerView: Send + Sync {
     fn scopes_around(&self, period: &ScopePeriod) -> Vec<CallsiteId>;
     /// Returns the live blocks, read in parts: all of them, or those that were allocated in a scope.
     fn blocks(&self, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock>;
+    /// Returns what the driver took for itself and has not returned: all, or what it took in a scope.
+    fn taken_by_driver(&self, taken_in: Option<&ScopePeriod>) -> Vec<KnownBlock>;
 }
 
 impl<T: Tap, P: Primitives> LedgerView for Inbox<T, P>
@@ -125,11 +127,11 @@ where
     }
 
     fn blocks(&self, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {
-        let part = |part| self.enter(0, |state, _| state.ledger.blocks(part, allocated_in)).unwrap_or_default();
-        // Removes duplicates: a block may move to another part while the parts are read.
-        let blocks: HashMap<Key, KnownBlock> =
-            (0..BLOCK_PARTS).flat_map(part).map(|block| (block.key, block)).collect();
-        blocks.into_values().collect()
+        self.without_duplicates(|ledger, part| ledger.blocks(part, allocated_in))
+    }
+
+    fn taken_by_driver(&self, taken_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {
+        self.without_duplicates(|ledger, part| ledger.taken_by_driver(part, taken_in))
     }
 }
 
@@ -137,6 +139,14 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     /// Returns the time since the inbox was created.
     pub fn age(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Reads blocks in parts. A block may move to another part while the parts are read, but is returned only once.
+    fn without_duplicates(&self, read: impl Fn(&Ledger, usize) -> Vec<KnownBlock>) -> Vec<KnownBlock> {
+        let part = |part| self.enter(0, |state, _| read(&state.ledger, part)).unwrap_or_default();
+        let blocks: HashMap<Key, KnownBlock> =
+            (0..BLOCK_PARTS).flat_map(part).map(|block| (block.key, block)).collect();
+        blocks.into_values().collect()
     }
 
     /// Decides who owns the driver's blocks, as each query does; see `ledger/undecided.rs`. The decision is an event, so that a
@@ -171,6 +181,43 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     /// See [`Sums::end_interval`](crate::ledger::Sums::end_interval).
     pub fn end_interval(&self, interval: PeakInterval) {
         self.enter(0, |state, _| state.ledger.sums().end_interval(interval));
+    }
+
+    /// Returns the live bytes of each kind on a device, and the number of allocations and frees so far. Unlike other queries, this one
+    /// does not decide who owns blocks: hooks call it.
+    pub fn live_kinds(&self, device: Device) -> ([u64; MemKind::ALL.len()], u64) {
+        self.enter(0, |state, _| {
+            let sums = state.ledger.sums();
+            let of_device = sums.stats().into_iter().find(|stats| stats.device == device);
+            let kinds = of_device.map(|stats| stats.kinds.map(|kind| kind.bytes.current)).unwrap_or_default();
+            (kinds, sums.counts().events)
+        })
+        .unwrap_or_default()
+    }
+
+    /// Returns the bytes that the driver maps for the live blocks of a device in addition to their sizes. `None` if there are too many
+    /// blocks for a query that is made once a second.
+    pub fn rounding(&self, device: Device) -> Option<u64> {
+        const MOST_BLOCKS: u64 = 100_000;
+        let blocks = |state: &mut Ledger| {
+            let stats = state.sums().stats();
+            let of_device = stats.iter().find(|stats| stats.device == device);
+            of_device.map_or(0, |stats| stats.kinds[MemKind::Device as usize].blocks.current)
+        };
+        let blocks = self.enter(0, |state, _| blocks(&mut state.ledger))?;
+        if blocks > MOST_BLOCKS {
+            return None;
+        }
+        let mut pages = MappedPages::default();
+        for part in (0..BLOCK_PARTS).filter(|_| blocks > 0) {
+            self.enter(0, |state, _| {
+                state
+                    .ledger
+                    .mapped_blocks(part, device)
+                    .for_each(|(key, bytes)| pages.add(key, bytes, MemKind::Device));
+            });
+        }
+        Some(pages.rounding().get())
     }
 
     /// Returns the scopes that the calling thread is in, the outermost first.

@@ -12,7 +12,7 @@ use super::{
     thread::Thread,
     tree::{NodeId, ScopeNode},
 };
-use crate::model::{Bytes, CallsiteId, Device, Gauge, Key, OwnerThread, ScopeId, ThreadId, Time};
+use crate::model::{Bytes, CallsiteId, Device, Gauge, Key, MemKind, OwnerThread, ScopeId, ThreadId, Time};
 
 /// A live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,10 +77,33 @@ impl Ledger {
     /// Returns one part of the live blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS): all of them, or those that were allocated in
     /// a scope. Leaves out blocks that only the driver's view contains.
     pub fn blocks(&self, part: usize, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {
-        let entries = self.live.part(part).filter(|(_, entry)| !self.sums.groups.get(entry.group()).is_of_pool_only());
+        self.blocks_of(part, allocated_in, |group| !group.is_of_pool_only() && !group.kind.is_taken_by_driver())
+    }
+
+    /// Like [`blocks`](Self::blocks), but with the memory that the driver takes for itself.
+    pub fn taken_by_driver(&self, part: usize, taken_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {
+        self.blocks_of(part, taken_in, |group| group.kind.is_taken_by_driver())
+    }
+
+    fn blocks_of(
+        &self,
+        part: usize,
+        allocated_in: Option<&ScopePeriod>,
+        is_listed: impl Fn(&AllocGroup) -> bool,
+    ) -> Vec<KnownBlock> {
+        let entries = self.live.part(part).filter(|(_, entry)| is_listed(self.sums.groups.get(entry.group())));
         let selected =
             entries.filter(|(_, entry)| allocated_in.is_none_or(|period| self.sums.is_allocated_in(entry, period)));
         selected.map(|(key, entry)| self.sums.known_block(key, entry)).collect()
+    }
+
+    /// Returns the blocks of kind [`MemKind::Device`] on a device that are in one of [`BLOCK_PARTS`](super::BLOCK_PARTS) parts.
+    pub fn mapped_blocks(&self, part: usize, device: Device) -> impl Iterator<Item = (Key, Bytes)> {
+        let is_mapped = move |entry: &Entry| {
+            let group = self.sums.groups.get(entry.group());
+            group.kind == MemKind::Device && self.sums.device_of(entry) == device
+        };
+        self.live.part(part).filter(move |(_, entry)| is_mapped(entry)).map(|(key, entry)| (key, entry.bytes))
     }
 
     /// Returns the live block with this key.

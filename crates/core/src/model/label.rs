@@ -11,6 +11,13 @@ pub struct Label {
     pub dtype: String,
 }
 
+impl Label {
+    /// Creates a label with only a name.
+    pub fn named(name: impl Into<String>) -> Self {
+        Self { name: name.into(), shape: Vec::new(), dtype: String::new() }
+    }
+}
+
 /// Prints a shape: `(512, 512, 3, 3)`, and `(64,)` if there is one dimension.
 pub struct Shape<'a>(pub &'a [usize]);
 

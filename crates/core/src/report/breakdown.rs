@@ -2,7 +2,8 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-use crate::model::{Bytes, Device, Family, GpuMemory, GpuProcess, PoolUsage};
+use super::DriverMemory;
+use crate::model::{Bytes, Device, Family, GpuMemory, GpuProcess, MemKind, PoolUsage};
 
 /// The parts of a device's used memory, which `gpumem::breakdown` returns.
 ///
@@ -78,8 +79,8 @@ pub enum PartKind {
     PoolCache,
     /// Memory of this process that one of its own pools keeps and no part uses (`gpumem::pool`).
     RegisteredPool,
-    /// The rest of this process: the CUDA context, kernels and modules, blocks that are older than the first trace, and the
-    /// rounding of allocations to the driver's pages.
+    /// Memory that the driver took for itself in this process, by cause ([`DriverMemory`]), and the rounding of allocations to the
+    /// driver's pages. One part is what has no cause, such as blocks that are older than the first trace.
     Driver,
     /// Used memory that the driver does not attribute to a process.
     Unknown,
@@ -117,6 +118,8 @@ pub struct DeviceReading {
     pub processes: Option<Vec<GpuProcess>>,
     /// The current pool, if it could be read.
     pub pool: Option<PoolUsage>,
+    /// What the driver took for itself in this process, and the rounding of allocations. Empty if it is not measured.
+    pub taken: Vec<DriverMemory>,
 }
 
 /// Returns a path of scopes as text.
@@ -128,10 +131,19 @@ impl Breakdown {
     /// Creates the breakdown from this reading and from the live memory on the device of the process with this id.
     #[doc(hidden)]
     pub fn of(reading: &DeviceReading, own_pid: u32, live: &[Group]) -> Self {
-        let DeviceReading { device, memory, processes, pool, .. } = reading;
+        let DeviceReading { device, memory, processes, pool, taken, .. } = reading;
         let simulated = device.family == Family::Simulated;
         let mut parts = Vec::new();
-        let own = own_parts(live, pool.as_ref());
+        let mut own = own_parts(live, pool.as_ref());
+        // The unused memory of pools is a part already.
+        let taken = taken.iter().filter(|row| row.kind != MemKind::PoolCache && row.bytes > Bytes::ZERO);
+        own.extend(taken.map(|row| Part {
+            kind: PartKind::Driver,
+            name: row.to_string(),
+            path: Vec::new(),
+            bytes: row.bytes,
+            count: 0,
+        }));
         let reported = |own: bool| {
             let all = processes.as_ref()?;
             let some: Vec<_> = all.iter().filter(|process| (process.pid == own_pid) == own).collect();
@@ -161,7 +173,10 @@ impl Breakdown {
             let name = if simulated {
                 "the rounding to the device's pages"
             } else {
-                "CUDA context, kernels, modules; what is unknown"
+                match reading.taken[..] {
+                    [] => "CUDA context, kernels, modules; what is unknown",
+                    _ => "what is unknown",
+                }
             };
             let name = name.to_owned();
             take(Part { kind: PartKind::Driver, name, path: Vec::new(), bytes: rest, count: 0 });

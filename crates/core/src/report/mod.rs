@@ -4,6 +4,7 @@ mod block;
 mod breakdown;
 mod budget;
 mod distribution;
+mod driver;
 mod leaks;
 mod lines;
 mod memory_stats;
@@ -22,6 +23,7 @@ pub use self::{
     block::LiveBlock,
     breakdown::{Breakdown, Part, PartKind},
     budget::{Quantity, Relation},
+    driver::DriverMemory,
     leaks::Leaks,
     lines::{Line, SourceLine},
     memory_stats::{AllocStats, KindStats, MemoryStats, MemorySummary, PeakBounds, ReservedStats, Tally},

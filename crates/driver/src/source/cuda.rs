@@ -122,6 +122,10 @@ impl Devices for Cuda {
         driver::poll(ordinal);
     }
 
+    fn compare(&self, ordinal: u32) {
+        driver::compare(ordinal);
+    }
+
     fn displaced(&self) -> u128 {
         dispatch::displaced()
     }
@@ -137,6 +141,35 @@ fn handle(device: CudaDevice) -> Result<&'static nvml::Handle> {
 
 fn by_nvml(device: CudaDevice) -> Result<GpuMemory> {
     read_by_nvml(handle(device)?, device.ordinal)
+}
+
+/// NVML's list of the compute processes on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ListedMemory {
+    /// The bytes of this process; `None` if it is not listed, as without a context and in some containers, or if its memory is not known.
+    pub(super) own: Option<u64>,
+    /// The number of other processes.
+    pub(super) others: usize,
+}
+
+/// Returns the memory of this process on a device by NVML's list of processes.
+pub(super) fn listed_memory(ordinal: u32) -> Option<ListedMemory> {
+    let listed = handle(device(ordinal).ok()?).ok()?.compute_processes(ordinal).ok()?;
+    let is_own = |pid: u32| pid == std::process::id();
+    // A process has one entry for each MIG slice.
+    let own: Vec<_> = listed.iter().filter(|(pid, _)| is_own(*pid)).map(|(_, bytes)| *bytes).collect();
+    let own_bytes = own.iter().copied().sum::<Option<u64>>().filter(|_| !own.is_empty());
+    Some(ListedMemory { own: own_bytes, others: listed.len() - own.len() })
+}
+
+/// Returns the memory of a device that is in use, in bytes, by NVML.
+pub(super) fn device_memory(ordinal: u32) -> Option<u64> {
+    by_nvml(device(ordinal).ok()?).ok().map(|memory| memory.used.get())
+}
+
+/// Returns whether the memory that the driver takes can be measured. NVML does not know the simulated GPUs of a dry run.
+pub(super) fn has_own_memory() -> bool {
+    cards::replaced_cards().is_none()
 }
 
 /// Reads the memory of the device behind this NVML handle. Errors name the device by `number`.

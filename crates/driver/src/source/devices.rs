@@ -84,6 +84,9 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// readings.
     fn poll(&self, _: u32) {}
 
+    /// Reads the memory of this process on a device, and records what no call explains. Called before reports.
+    fn compare(&self, _: u32) {}
+
     /// Returns a bit mask with one bit for each function that is no longer intercepted because another tool replaced our hook. Calls of
     /// these functions may be missed.
     fn displaced(&self) -> u128 {

@@ -34,7 +34,7 @@ pub use self::{
     custom::{custom_devices, set_gauge},
     devices::{Devices, Interception},
     files::own_module,
-    recorder::{LabelBlock, RecordEvents, call_before_allocations, label_with},
+    recorder::{LabelBlock, LiveMemory, RecordEvents, call_before_allocations, label_with},
     rejections::{RejectionHandler, handle_rejections, is_watched, watch_allocations},
     stacks::{StackTable, min_bytes_of},
     traces_off::{ask_for_each_trace, traces_are_off, turn_traces_off},
@@ -79,6 +79,15 @@ pub fn can_intercept(source: Source) -> Result<()> {
     devices()?.can_subscribe(Some(source)).map(drop)
 }
 
+/// Compares the memory of the process on each device with everything that is recorded, and records the rest. Called about once a second
+/// while a recording is made, before reports, and at the end.
+pub fn compare_driver_memory() {
+    #[cfg(feature = "cuda")]
+    if devices().is_ok_and(|devices| devices.family() == Family::Cuda) {
+        driver::compare_all();
+    }
+}
+
 /// Returns the version of CUPTI's interface, if the devices are CUDA's and CUPTI can be used. For example, 130002 means CUDA 13.0.
 #[cfg(feature = "cuda")]
 pub fn cupti_version() -> Option<u32> {
@@ -94,6 +103,10 @@ pub fn record_to<R: RecordEvents>(settings: &Settings) {
         addresses: R::addresses,
         #[cfg(feature = "cuda")]
         subscribe: driver::subscribe_to::<R>,
+        #[cfg(feature = "cuda")]
+        live: R::live,
+        #[cfg(feature = "cuda")]
+        rounding: R::rounding,
     });
     stacks::start(settings);
 }

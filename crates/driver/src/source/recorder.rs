@@ -8,7 +8,7 @@ use once_cell::sync::OnceCell;
 use crate::model::Source;
 use crate::{
     error::Result,
-    model::{Answer, Bytes, EventKind, Key, Label, StackId, Tag},
+    model::{Answer, Bytes, Device, EventKind, Key, Label, MemKind, StackId, Tag},
 };
 
 /// Receives the events of all sources. The receiver is a type instead of a value, so that the compiler can inline its functions into the
@@ -33,6 +33,26 @@ pub trait RecordEvents: 'static {
 
     /// Returns the addresses of the stack with this id.
     fn addresses(stack: StackId) -> Arc<[usize]>;
+
+    /// Returns the live memory on a device.
+    fn live(_: Device) -> LiveMemory {
+        LiveMemory::default()
+    }
+
+    /// Returns the bytes that the driver maps for the live blocks of a device in addition to their sizes. `None` if there are too many
+    /// blocks.
+    fn rounding(_: Device) -> Option<u64> {
+        Some(0)
+    }
+}
+
+/// The live memory on a device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LiveMemory {
+    /// The bytes of each kind, in the order of [`MemKind::ALL`].
+    pub kinds: [u64; MemKind::ALL.len()],
+    /// The number of allocations and frees so far.
+    pub events: u64,
 }
 
 /// Labels the block with this key. The address is only for the text of the error.
@@ -46,7 +66,7 @@ pub fn label_with(label: LabelBlock) {
 }
 
 /// Labels a block.
-#[cfg(feature = "sim")]
+#[cfg(any(feature = "sim", feature = "cuda"))]
 pub(super) fn label(key: Key, label: &Label, address: u64) -> Result<()> {
     match LABEL.get() {
         Some(with) => with(key, label, address),
@@ -80,6 +100,10 @@ pub(super) struct EventRecorder {
     /// Starts to send the calls that a source intercepts to the type.
     #[cfg(feature = "cuda")]
     pub(super) subscribe: fn(Source) -> Result<()>,
+    #[cfg(feature = "cuda")]
+    pub(super) live: fn(Device) -> LiveMemory,
+    #[cfg(feature = "cuda")]
+    pub(super) rounding: fn(Device) -> Option<u64>,
 }
 
 /// The receiver, which is set when the session starts. Until then, an event costs one load.
@@ -114,4 +138,16 @@ pub(super) fn number_file(address: usize) -> StackId {
 #[cfg(feature = "backtrace")]
 pub(super) fn addresses(stack: StackId) -> Arc<[usize]> {
     RECORDER.get().map_or_else(Arc::default, |recorder| (recorder.addresses)(stack))
+}
+
+/// See [`RecordEvents::live`].
+#[cfg(feature = "cuda")]
+pub(super) fn live(device: Device) -> LiveMemory {
+    RECORDER.get().map_or_else(LiveMemory::default, |recorder| (recorder.live)(device))
+}
+
+/// See [`RecordEvents::rounding`].
+#[cfg(feature = "cuda")]
+pub(super) fn rounding(device: Device) -> Option<u64> {
+    RECORDER.get().and_then(|recorder| (recorder.rounding)(device))
 }

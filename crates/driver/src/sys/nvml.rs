@@ -206,6 +206,37 @@ impl Handle {
         Ok(computing.chain(if_available(graphics)?.into_iter().map(listed(true))).collect())
     }
 
+    /// Returns the compute processes on the device, each with its memory in bytes, or `None` if that is not available. Unlike
+    /// [`processes`](Self::processes), this makes one call of NVML, because it is made around calls of the program.
+    #[doc(alias = "nvmlDeviceGetComputeRunningProcesses_v3")]
+    pub(crate) fn compute_processes(&self, ordinal: u32) -> Result<Vec<(u32, Option<u64>)>, Error> {
+        /// More processes than any device has.
+        const MOST: u32 = 1 << 12;
+        const CALL: &str = "nvmlDeviceGetComputeRunningProcesses_v3";
+        let Ok(call) = &self.device.nvml().lib().nvmlDeviceGetComputeRunningProcesses_v3 else {
+            return Err(Kind::NoSymbol { library: LIBRARY, symbol: CALL.to_owned() }.into());
+        };
+        let mut room = 32;
+        loop {
+            let mut processes = Vec::with_capacity(room as usize);
+            let mut count = room;
+            // SAFETY: the function pointer is the library's own and has this signature. The library stays loaded, because `Nvml` is
+            // `'static`, and the handle came from it. The call writes at most `count` structs, for which the vector has room, and the
+            // number of them to `count`.
+            let answer = unsafe { nvml_try(call(self.device.handle(), &raw mut count, processes.as_mut_ptr())) };
+            match answer {
+                Ok(()) => {
+                    // SAFETY: the call succeeded, so it has written `count` structs, which is at most `room`.
+                    unsafe { processes.set_len(count.min(room) as usize) };
+                    let memory = |bytes| Some(bytes).filter(|bytes| *bytes != u64::MAX);
+                    return Ok(processes.iter().map(|process| (process.pid, memory(process.usedGpuMemory))).collect());
+                }
+                Err(NvmlError::InsufficientSize(_)) if room < MOST => room *= 8,
+                Err(error) => return Err(call_failed(CALL, error, Some(ordinal))),
+            }
+        }
+    }
+
     /// Returns whether the driver keeps accounts of the peak memory of each process. This is off unless an administrator turns it on.
     #[doc(alias = "nvmlDeviceGetAccountingMode")]
     pub(crate) fn keeps_accounts(&self) -> bool {

@@ -6,7 +6,7 @@ use crate::{
     model::{Answer, Bytes, Device, EventKind, Key, MemKind, StackId, Tag},
     session::{SESSION, events::labels::label_block, of_process, output::oom},
     settings::Settings,
-    source::{self, RecordEvents},
+    source::{self, LiveMemory, RecordEvents},
 };
 
 /// Makes the sources record into the session of the process, with the stacks that these settings request.
@@ -58,5 +58,14 @@ impl RecordEvents for ToSession {
 
     fn addresses(stack: StackId) -> Arc<[usize]> {
         of_process().stacks.get(stack)
+    }
+
+    fn live(device: Device) -> LiveMemory {
+        let (kinds, events) = of_process().inbox.live_kinds(device);
+        LiveMemory { kinds, events }
+    }
+
+    fn rounding(device: Device) -> Option<u64> {
+        of_process().inbox.rounding(device)
     }
 }

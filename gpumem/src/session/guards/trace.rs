@@ -12,7 +12,7 @@ use crate::{
     error::Result,
     ledger::ScopePeriod,
     model::Trace,
-    report::{LiveBlock, PeakHolders},
+    report::{DriverMemory, LiveBlock, PeakHolders},
 };
 
 /// Traces the GPU memory of a piece of code: how much more is in use after it, and how much more than that was in use at the peak.
@@ -291,6 +291,24 @@ impl GpuMemTrace {
         let session = guard.session;
         let within = guard.period().map(blocks);
         within.map(|within| live_blocks(&session.inbox, session, Some(&within))).unwrap_or_default()
+    }
+
+    /// Returns the memory that the driver took for itself inside the trace and has not returned, the largest first: modules that were
+    /// loaded at the first launch of a function, local memory, executable graphs. The numbers of the trace do not count it. This is the
+    /// reason if the first step of a program needs more memory than `used` says. Empty if allocations are not intercepted in the driver's
+    /// dispatch table, or NVML cannot be used.
+    ///
+    /// ```no_run
+    /// # fn step() {}
+    /// let trace = gpumem::GpuMemTrace::with_ctx("first step");
+    /// step();
+    /// for row in trace.driver_memory() {
+    ///     println!("{} {row}", row.bytes); // 140 MiB modules of libcublasLt.so.13
+    /// }
+    /// ```
+    pub fn driver_memory(&self) -> Vec<DriverMemory> {
+        let Some(guard) = &self.guard else { return Vec::new() };
+        guard.period().map(|within| guard.session.driver_memory(None, Some(&within))).unwrap_or_default()
     }
 
     /// Returns the allocations that made the trace's peak, by scope and line: the memory that was in use at the peak and not at

@@ -42,6 +42,7 @@ use crate::{
     process,
     recording_file::RecordingFile,
     ring_memory::RingPages,
+    source,
 };
 
 /// The number of slots of the ring, of 64 bytes each; an allocation or a free takes one. Enough for about 10 ms of a program that does
@@ -120,6 +121,7 @@ impl Session {
         #[cfg(all(feature = "cuda", target_os = "linux"))]
         ranges::recording_ended();
         self.post_displaced();
+        source::compare_driver_memory();
         self.stop_tap();
         stop.store(true, Relaxed);
         thread.unpark();

@@ -21,6 +21,7 @@ use crate::{
     report::counted,
     ring_memory::RingPages,
     session::{Notice, Session},
+    source,
 };
 
 /// The interval at which the ring is emptied.
@@ -135,6 +136,7 @@ impl Recorder {
             if compared.elapsed() >= CLOCK_EVERY {
                 compared = Instant::now();
                 self.clock()?;
+                source::compare_driver_memory();
             }
             if self.keep == Keep::Peaks {
                 if rewritten.elapsed() >= PEAKS_EVERY {

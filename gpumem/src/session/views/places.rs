@@ -15,9 +15,10 @@ use crate::session::{Session, current};
 use crate::{
     derive::{self, Callsite, Names, Snapshot, Stack, short_names},
     error::Result,
-    model::{CallsiteId, Device, EventKind, PoolId, StackId},
+    ledger::ScopePeriod,
+    model::{Bytes, CallsiteId, Device, EventKind, PoolId, StackId},
     process,
-    report::{Breakdown, DeviceReading, Summary},
+    report::{Breakdown, DeviceReading, DriverMemory, Summary},
     source::{self, Devices},
 };
 
@@ -101,21 +102,36 @@ pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
     let device = devices.device(device.into())?;
     // The breakdown has a separate part for memory that was not intercepted.
     session.prepare(devices);
-    let reading = read(devices, device)?;
+    devices.compare(device.ordinal);
+    let reading = read(session, devices, device)?;
     let live = Snapshot::now(&session.inbox, session, device).groups(|stack| session.stack(stack));
     Ok(Breakdown::of(&reading, std::process::id(), &live))
 }
 
 /// Returns a device's memory as the driver and NVML report it.
-pub(in crate::session) fn read(devices: &dyn Devices, device: Device) -> Result<DeviceReading> {
+pub(in crate::session) fn read(session: &Session, devices: &dyn Devices, device: Device) -> Result<DeviceReading> {
     let ordinal = device.ordinal;
+    let rounding = session.inbox.rounding(device).map(|bytes| DriverMemory::rounding(Bytes::new(bytes)));
+    let taken = session.driver_memory(Some(device), None);
     Ok(DeviceReading {
         device,
         memory: devices.read(ordinal)?,
         name: devices.name(ordinal).ok(),
         processes: devices.processes(ordinal).ok(),
         pool: devices.read_pool(ordinal).ok().flatten(),
+        taken: if taken.is_empty() { taken } else { taken.into_iter().chain(rounding).collect() },
     })
+}
+
+impl Session {
+    /// Returns what the driver took for itself and has not returned, the largest first.
+    pub(in crate::session) fn driver_memory(
+        &self,
+        device: Option<Device>,
+        within: Option<&ScopePeriod>,
+    ) -> Vec<DriverMemory> {
+        derive::driver_memory(&self.inbox, self, device, within, |blocks| self.labels().of_blocks(&self.inbox, blocks))
+    }
 }
 
 /// Returns the names of the calling thread's open scopes.

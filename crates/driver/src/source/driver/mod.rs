@@ -12,10 +12,13 @@ mod frees;
 mod graphs;
 mod handles;
 mod observer;
+mod own_memory;
 mod owners;
 mod record;
 mod rejections;
+mod rows;
 mod state;
 mod subscription;
 
+pub(super) use self::own_memory::{compare, compare_all};
 pub(super) use self::subscription::{can_subscribe, poll, subscribe, subscribe_to, subscribed, unsubscribe};

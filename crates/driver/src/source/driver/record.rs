@@ -12,7 +12,7 @@ use super::{
     contexts::Owner,
     events::{block_key, cuda_device, kind_of, kind_on, record_allocation, record_lost},
     frees::{context_gone, freed, freeing, releasing, unmapping},
-    graphs,
+    graphs, own_memory,
     owners::{PoolLocation, device_of_pool, device_of_stream, owner_of},
     rejections::{call_rejected, report_rejection},
     state::{GENERATION, state},
@@ -65,6 +65,18 @@ pub(super) fn record_call(caller: &Caller, call: &Call) {
         }
         Call::StreamDestroyed { stream } => state().stream_destroyed(stream),
         Call::ContextGone { handle } => context_gone(handle),
+        Call::DriverStarts { device } => own_memory::starts(device_of_work(caller, device)),
+        Call::DriverDone { device, work } => own_memory::done(device, work),
+        Call::PoolDestroyed { pool } => own_memory::pool_destroyed(pool),
+    }
+}
+
+/// Returns the device on which a call may change the driver's memory. CUPTI does not report all of these calls, so their rows would not be
+/// complete.
+fn device_of_work(caller: &Caller, device: Option<u32>) -> Option<u32> {
+    match caller {
+        Caller::Cupti(_) => None,
+        Caller::Dispatch => device.or_else(|| Some(owner_of(caller)?.device)),
     }
 }
 

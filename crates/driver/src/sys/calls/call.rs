@@ -34,6 +34,35 @@ pub(crate) enum Caller {
     Dispatch,
 }
 
+/// A call after which the driver may hold more or less memory for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DriverWork {
+    /// A context was created.
+    Context,
+    /// A context ended, or lost a reference.
+    ContextEnded,
+    /// A module or a library was loaded from the image at this address.
+    Module { handle: u64, image: u64 },
+    /// A function or a variable of a module was looked up.
+    LookedUp,
+    /// A module or a library was unloaded.
+    Unloaded,
+    /// A function was launched for the first time.
+    Launch { function: u64 },
+    /// A limit of the context was set.
+    Limit { limit: u32, bytes: u64 },
+    /// A stream was created, or access to another device was enabled.
+    Streams,
+    /// A graph was made executable.
+    Graph { graph: u64 },
+    /// An executable graph was destroyed.
+    GraphDestroyed { graph: u64 },
+    /// A pool was trimmed, or its release threshold was changed.
+    Pools,
+    /// The call failed. It may have changed the memory as well.
+    Failed,
+}
+
 /// The effect of a call that was made or is about to be made. A copy, which does not refer to the arguments of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
@@ -130,6 +159,19 @@ pub(crate) enum Call {
     },
     StreamDestroyed {
         stream: u64,
+    },
+    /// A call is about to be made after which the driver may hold more or less memory for itself, on this device or on that of the context.
+    DriverStarts {
+        device: Option<u32>,
+    },
+    /// Such a call has returned.
+    DriverDone {
+        device: Option<u32>,
+        work: DriverWork,
+    },
+    /// A pool is about to be destroyed.
+    PoolDestroyed {
+        pool: u64,
     },
     /// A context is destroyed, with everything in it.
     ContextGone {

@@ -4,10 +4,11 @@ use std::ffi::c_int;
 
 use super::{
     arguments::{Arguments, Array3DDescriptor, ArrayDescriptor, allocated_array, device_of_properties},
-    call::{Call, IdKind, MemoryKind},
+    call::{Call, DriverWork, IdKind, MemoryKind},
     graph_launches,
+    launches::forget_launches,
     observer::{CallRecorder, Observe},
-    shape::CallShape,
+    shape::{CallShape, DriverShape},
 };
 
 const CUDA_ERROR_OUT_OF_MEMORY: u32 = 2;
@@ -33,8 +34,67 @@ pub(in crate::sys) unsafe fn record_entry(shape: CallShape, arguments: Arguments
         CallShape::ContextDestroy => to.record(&Call::ContextGone { handle: word(0) as usize }),
         CallShape::GraphLaunch if !graph_launches::launched() => {}
         CallShape::GraphLaunch | CallShape::Graphs => to.record(&Call::Graphs { done: false }),
+        CallShape::StreamCreate => to.record(&Call::DriverStarts { device: None }),
+        // SAFETY: the arguments belong to a call of this shape.
+        CallShape::Driver(shape) => unsafe { record_driver_entry(shape, arguments, to) },
         _ => {}
     }
+}
+
+/// Decodes a call that is about to be made, after which the driver may hold more or less memory for itself.
+///
+/// # Safety
+/// `arguments` must belong to a call of this shape.
+#[cold]
+unsafe fn record_driver_entry(shape: DriverShape, arguments: Arguments, to: &CallRecorder<impl Observe>) {
+    // SAFETY: the words fit this shape.
+    let word = |at: usize| unsafe { arguments.word(at) };
+    match shape {
+        DriverShape::Instantiate { maps: true } => to.record(&Call::Graphs { done: false }),
+        DriverShape::PoolDestroy => to.record(&Call::PoolDestroyed { pool: word(0) }),
+        _ => {}
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+    let device = if let DriverShape::Context { device } = shape { Some(word(device) as u32) } else { None };
+    to.record(&Call::DriverStarts { device });
+}
+
+/// Decodes a call that was made, after which the driver may hold more or less memory for itself.
+///
+/// # Safety
+/// `arguments` must belong to a call of this shape that returned `result`.
+#[cold]
+unsafe fn record_driver_exit(shape: DriverShape, result: u32, arguments: Arguments, to: &CallRecorder<impl Observe>) {
+    // SAFETY: the words fit this shape.
+    let word = |at: usize| unsafe { arguments.word(at) };
+    // SAFETY: this is used only for calls that succeeded and whose first argument is `*out`.
+    let out = || unsafe { arguments.out() };
+    #[expect(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+    let int = |at: usize| word(at) as u32;
+    if let DriverShape::Instantiate { maps: true } = shape {
+        to.record(&Call::Graphs { done: true });
+    }
+    if let DriverShape::Launch { .. } = shape
+        && result != 0
+    {
+        // The next launch of the function is its first one.
+        forget_launches();
+    }
+    let device = if let DriverShape::Context { device } = shape { Some(int(device)) } else { None };
+    let work = match shape {
+        _ if result != 0 => DriverWork::Failed,
+        DriverShape::Context { .. } => DriverWork::Context,
+        DriverShape::Module => DriverWork::Module { handle: out(), image: word(1) },
+        DriverShape::LookUp => DriverWork::LookedUp,
+        DriverShape::Unload => DriverWork::Unloaded,
+        DriverShape::Launch { function } => DriverWork::Launch { function: word(function) },
+        DriverShape::Limit => DriverWork::Limit { limit: int(0), bytes: word(1) },
+        DriverShape::PeerAccess => DriverWork::Streams,
+        DriverShape::Instantiate { .. } => DriverWork::Graph { graph: out() },
+        DriverShape::GraphDestroy => DriverWork::GraphDestroyed { graph: word(0) },
+        DriverShape::Pool | DriverShape::PoolDestroy => DriverWork::Pools,
+    };
+    to.record(&Call::DriverDone { device, work });
 }
 
 /// Decodes a call that was made. The most frequent calls come first. Each branch calls `record` in place. A function that returns a
@@ -58,6 +118,8 @@ pub(in crate::sys) unsafe fn record_exit(
             to.pooled(address, bytes, default.resolve(stream));
         }
         (CallShape::GraphLaunch, _) if !graph_launches::launched() => {}
+        // SAFETY: the arguments belong to a call of this shape, which returned this result.
+        (CallShape::Driver(shape), result) => unsafe { record_driver_exit(shape, result, arguments, to) },
         // SAFETY: the arguments belong to a call of this shape, which succeeded.
         (shape, 0) => unsafe { record_success(shape, arguments, to) },
         (shape, result) => {
@@ -122,7 +184,10 @@ unsafe fn record_success(shape: CallShape, arguments: Arguments, to: &CallRecord
         }
         #[expect(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
         CallShape::PoolOfDevice => Call::Pool { pool: out(), device: Some(word(1) as u32) },
-        CallShape::StreamCreate => Call::StreamCreated { stream: out() },
+        CallShape::StreamCreate => {
+            to.record(&Call::StreamCreated { stream: out() });
+            Call::DriverDone { device: None, work: DriverWork::Streams }
+        }
         CallShape::StreamDestroy => Call::StreamDestroyed { stream: word(0) },
         CallShape::Release | CallShape::Unmap => Call::Freed { succeeded: true },
         CallShape::ForeignHandle => Call::ForeignHandle { handle: out() },
@@ -142,10 +207,11 @@ unsafe fn record_success(shape: CallShape, arguments: Arguments, to: &CallRecord
         CallShape::GraphLaunch | CallShape::Graphs => Call::Graphs { done: true },
         // Whether the context still exists depends on references that are not known.
         CallShape::ContextDetach => Call::Uncounted,
+        CallShape::ContextDestroy => Call::DriverDone { device: None, work: DriverWork::ContextEnded },
         // `record_entry` and `record_exit` record the first three; the dispatch table's hook records primary contexts.
         CallShape::AllocOnStream(_)
         | CallShape::Free(_)
-        | CallShape::ContextDestroy
+        | CallShape::Driver(_)
         | CallShape::PrimaryRelease
         | CallShape::PrimaryReset => {
             return;
@@ -171,6 +237,10 @@ unsafe fn decode_failure(shape: CallShape, result: u32, arguments: Arguments) ->
         }
         // The driver may return an error of earlier work and still launch the graph.
         CallShape::GraphLaunch | CallShape::Graphs => return Some(Call::Graphs { done: true }),
+        CallShape::StreamCreate => return Some(Call::DriverDone { device: None, work: DriverWork::Failed }),
+        CallShape::ContextDestroy => {
+            return Some(Call::DriverDone { device: None, work: DriverWork::ContextEnded });
+        }
         _ => {}
     }
     if result != CUDA_ERROR_OUT_OF_MEMORY {

@@ -8,6 +8,7 @@ mod arguments;
 mod call;
 mod decode;
 mod graph_launches;
+mod launches;
 mod observer;
 mod shape;
 mod table;
@@ -16,18 +17,24 @@ mod thread_state;
 pub(super) use self::{
     arguments::Arguments,
     decode::{record_entry, record_exit},
+    launches::{is_new_launch, was_launched},
     observer::{CallRecorder, Uncounted},
     shape::CallShape,
     table::CALLS,
     thread_state::{STATE, ThreadState, as_library},
 };
 pub(crate) use self::{
-    call::{Call, Caller, Context, IdKind, MemoryKind},
+    call::{Call, Caller, Context, DriverWork, IdKind, MemoryKind},
     graph_launches::{has_unrecorded_launches, record_graph_launches, take_unrecorded_launches},
+    launches::forget_launches,
     observer::Observe,
     thread_state::{as_observer, as_observer_cold, as_program},
 };
-pub(super) use self::{shape::DefaultStream, table::with_calls, thread_state::in_state};
+pub(super) use self::{
+    shape::{DefaultStream, DriverShape},
+    table::with_calls,
+    thread_state::in_state,
+};
 
 /// Returns the names of the calls that are intercepted.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {

@@ -62,6 +62,35 @@ pub(in crate::sys) enum CallShape {
     GraphLaunch,
     /// `(…)`: the memory that is mapped for graphs may change.
     Graphs,
+    /// The driver may take memory for itself, or return it.
+    Driver(DriverShape),
+}
+
+/// The arguments of a call after which the driver may hold more or less memory for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::sys) enum DriverShape {
+    /// `(CUcontext *out, …, CUdevice device)`: the index of the device.
+    Context { device: usize },
+    /// `(CUmodule *out or CUlibrary *out, const void *image or const char *file, …)`
+    Module,
+    /// `(…)`: a lookup in a module.
+    LookUp,
+    /// `(CUmodule module)` or `(CUlibrary library)`
+    Unload,
+    /// `(…)`: a launch, and the index of the `CUfunction`.
+    Launch { function: usize },
+    /// `(CUlimit limit, size_t bytes)`
+    Limit,
+    /// `(…)`
+    PeerAccess,
+    /// `(CUgraphExec *out, …)`. `maps` is true if the memory that is mapped for graphs may change as well.
+    Instantiate { maps: bool },
+    /// `(CUgraphExec graph)`
+    GraphDestroy,
+    /// `(CUmemoryPool pool, …)`
+    Pool,
+    /// `(CUmemoryPool pool)`
+    PoolDestroy,
 }
 
 /// The meaning of stream 0 in a call: the legacy stream of the whole context, or the stream of the calling thread.

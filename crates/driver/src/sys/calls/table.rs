@@ -2,7 +2,7 @@
 
 use super::{
     call::{IdKind, MemoryKind},
-    shape::{CallShape, DefaultStream},
+    shape::{CallShape, DefaultStream, DriverShape},
 };
 
 /// The calls that are intercepted. A row contains CUPTI's number (0 where CUPTI reports the event in another way), the function with all
@@ -12,7 +12,7 @@ use super::{
 ///
 /// Memory that is imported from another process or API is not counted. A call that imports memory is in the table if the memory is freed by
 /// a function that also frees allocations. `cuIpcOpenMemHandle` is not in the table, because its memory is closed only by
-/// `cuIpcCloseMemHandle`. Memory that the driver allocates for itself (contexts, modules, stacks, printf buffers) is not counted either.
+/// `cuIpcCloseMemHandle`. Around the calls with a [`DriverShape`], the memory that the driver holds for itself is read.
 macro_rules! with_calls {
     ($use:ident) => {
         $use! {
@@ -70,9 +70,42 @@ macro_rules! with_calls {
             515 cuGraphLaunch_ptsz(graph, stream): CallShape::GraphLaunch;
             580 cuGraphUpload(graph, stream): CallShape::Graphs;
             581 cuGraphUpload_ptsz(graph, stream): CallShape::Graphs;
-            656 cuGraphInstantiateWithParams(out, graph, parameters): CallShape::Graphs;
-            657 cuGraphInstantiateWithParams_ptsz(out, graph, parameters): CallShape::Graphs;
+            656 cuGraphInstantiateWithParams(out, graph, parameters): CallShape::Driver(DriverShape::Instantiate { maps: true });
+            657 cuGraphInstantiateWithParams_ptsz(out, graph, parameters): CallShape::Driver(DriverShape::Instantiate { maps: true });
             640 cuDeviceGraphMemTrim(device): CallShape::Graphs;
+            0 cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra): CallShape::Driver(DriverShape::Launch { function: 0 });
+            0 cuLaunchKernel_ptsz(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra): CallShape::Driver(DriverShape::Launch { function: 0 });
+            0 cuLaunchKernelEx(config, function, parameters, extra): CallShape::Driver(DriverShape::Launch { function: 1 });
+            0 cuLaunchKernelEx_ptsz(config, function, parameters, extra): CallShape::Driver(DriverShape::Launch { function: 1 });
+            0 cuLaunchCooperativeKernel(function, gx, gy, gz, bx, by, bz, shared, stream, parameters): CallShape::Driver(DriverShape::Launch { function: 0 });
+            0 cuLaunchCooperativeKernel_ptsz(function, gx, gy, gz, bx, by, bz, shared, stream, parameters): CallShape::Driver(DriverShape::Launch { function: 0 });
+            0 cuDevicePrimaryCtxRetain(out, device): CallShape::Driver(DriverShape::Context { device: 1 });
+            0 cuCtxCreate_v2(out, flags, device): CallShape::Driver(DriverShape::Context { device: 2 });
+            0 cuCtxCreate_v3(out, affinity, count, flags, device): CallShape::Driver(DriverShape::Context { device: 4 });
+            0 cuCtxCreate_v4(out, parameters, flags, device): CallShape::Driver(DriverShape::Context { device: 3 });
+            0 cuModuleLoad(out, file): CallShape::Driver(DriverShape::Module);
+            0 cuModuleLoadData(out, image): CallShape::Driver(DriverShape::Module);
+            0 cuModuleLoadDataEx(out, image, count, options, values): CallShape::Driver(DriverShape::Module);
+            0 cuModuleLoadFatBinary(out, image): CallShape::Driver(DriverShape::Module);
+            0 cuLibraryLoadData(out, image, a, b, c, d, e, f): CallShape::Driver(DriverShape::Module);
+            0 cuLibraryLoadFromFile(out, file, a, b, c, d, e, f): CallShape::Driver(DriverShape::Module);
+            0 cuModuleUnload(module): CallShape::Driver(DriverShape::Unload);
+            0 cuLibraryUnload(library): CallShape::Driver(DriverShape::Unload);
+            0 cuModuleGetFunction(out, module, name): CallShape::Driver(DriverShape::LookUp);
+            0 cuModuleGetGlobal_v2(out, bytes, module, name): CallShape::Driver(DriverShape::LookUp);
+            0 cuLibraryGetModule(out, library): CallShape::Driver(DriverShape::LookUp);
+            0 cuLibraryGetGlobal(out, bytes, library, name): CallShape::Driver(DriverShape::LookUp);
+            0 cuKernelGetFunction(out, kernel): CallShape::Driver(DriverShape::LookUp);
+            0 cuFuncLoad(function): CallShape::Driver(DriverShape::LookUp);
+            0 cuCtxSetLimit(limit, bytes): CallShape::Driver(DriverShape::Limit);
+            0 cuCtxEnablePeerAccess(context, flags): CallShape::Driver(DriverShape::PeerAccess);
+            0 cuGraphInstantiate(out, graph, node, log, size): CallShape::Driver(DriverShape::Instantiate { maps: false });
+            0 cuGraphInstantiate_v2(out, graph, node, log, size): CallShape::Driver(DriverShape::Instantiate { maps: false });
+            0 cuGraphInstantiateWithFlags(out, graph, flags): CallShape::Driver(DriverShape::Instantiate { maps: false });
+            0 cuGraphExecDestroy(graph): CallShape::Driver(DriverShape::GraphDestroy);
+            0 cuMemPoolTrimTo(pool, bytes): CallShape::Driver(DriverShape::Pool);
+            0 cuMemPoolSetAttribute(pool, attribute, value): CallShape::Driver(DriverShape::Pool);
+            0 cuMemPoolDestroy(pool): CallShape::Driver(DriverShape::PoolDestroy);
             0 cuCtxDestroy(context): CallShape::ContextDestroy;
             0 cuCtxDestroy_v2(context): CallShape::ContextDestroy;
             0 cuCtxDetach(context): CallShape::ContextDetach;

@@ -3,10 +3,11 @@
 use cudarc::driver::sys;
 use once_cell::sync::OnceCell;
 
+use super::functions;
 use crate::{error::Error, sys::dl};
 
 pub(in crate::sys) const LIBRARY: &str = "libcuda";
-const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
+pub(super) const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
 
 /// Every function that is called in this folder. If one is missing, this library returns an error, whereas cudarc would panic.
 const SYMBOLS: &[&str] = &[
@@ -55,6 +56,7 @@ pub(crate) fn load_for_hooks() -> Result<(), Error> {
     load()?;
     ctx_get_id();
     get_graph_mem_attribute();
+    functions::load();
     Ok(())
 }
 

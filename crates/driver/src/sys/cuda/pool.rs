@@ -9,6 +9,7 @@ use super::{capture::relaxed, device::CudaDevice, failure::call_failed};
 use crate::{
     error::Error,
     model::{Bytes, PoolUsage},
+    sys::calls::as_library,
 };
 
 impl CudaDevice {
@@ -56,4 +57,39 @@ impl CudaDevice {
         let reserved = value(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
         Ok(PoolUsage { pool: pool.addr() as u64, used, used_high, reserved, reserved_high })
     }
+}
+
+/// The memory of one stream-ordered pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PoolState {
+    pub(crate) reserved: u64,
+    pub(crate) used: u64,
+    /// The unused memory that the pool keeps at a synchronization.
+    pub(crate) threshold: u64,
+}
+
+/// Returns the pool from which a device allocates unless the program sets another one.
+#[doc(alias = "cuDeviceGetDefaultMemPool")]
+pub(crate) fn default_pool(ordinal: u32) -> Option<u64> {
+    // SAFETY: the driver returns an error for a number that is not a device.
+    let pool = as_library(|| unsafe { result::device::get_default_mem_pool(ordinal.cast_signed()) }).ok()?;
+    Some(pool.expose_provenance() as u64)
+}
+
+/// Reads the memory of a pool, which must not be destroyed meanwhile. Hooks may call this.
+#[doc(alias = "cuMemPoolGetAttribute")]
+pub(crate) fn pool_state(pool: u64) -> Option<PoolState> {
+    let pool: sys::CUmemoryPool = std::ptr::with_exposed_provenance_mut(usize::try_from(pool).ok()?);
+    let value = |attribute| {
+        let mut bytes = 0_u64;
+        // SAFETY: the attributes are `cuuint64_t`, as the live out-parameter is. The caller guarantees that the pool exists.
+        unsafe { result::mem_pool::get_attribute(pool, attribute, (&raw mut bytes).cast()) }.ok().map(|()| bytes)
+    };
+    relaxed(|| {
+        Some(PoolState {
+            reserved: value(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
+            used: value(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+            threshold: value(Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)?,
+        })
+    })
 }

@@ -12,8 +12,9 @@ use std::{
 
 use crate::sys::{
     calls::{
-        Arguments, CALLS, Call, CallRecorder, CallShape, Caller, DefaultStream, IdKind, MemoryKind, Observe, STATE,
-        ThreadState, Uncounted, in_state, record_entry, record_exit, with_calls,
+        Arguments, CALLS, Call, CallRecorder, CallShape, Caller, DefaultStream, DriverShape, DriverWork, IdKind,
+        MemoryKind, Observe, STATE, ThreadState, Uncounted, in_state, is_new_launch, record_entry, record_exit,
+        was_launched, with_calls,
     },
     cuda,
     process::without_cancellation,
@@ -96,6 +97,11 @@ unsafe fn intercept<O: Observe, const N: usize>(
         }
         driver => driver,
     };
+    if let CallShape::Driver(DriverShape::Launch { function }) = shape
+        && was_launched(words[function])
+    {
+        return call(driver);
+    }
     let state = STATE.get();
     // Calls that an implementation makes are part of the call that is already being recorded.
     if matches!(state, ThreadState::Driver | ThreadState::Library) || !HOOKS.active.load(Relaxed) {
@@ -104,6 +110,13 @@ unsafe fn intercept<O: Observe, const N: usize>(
     // SAFETY: the words are not moved or dropped before this returns.
     let arguments = unsafe { Arguments::new(words.as_ptr()) };
     let first = words[0];
+    if let CallShape::Driver(shape) = shape
+        // The memory that the observer's own calls take is part of the call that it observes.
+        && (state == ThreadState::Observer
+            || matches!(shape, DriverShape::Launch { function } if !is_new_launch(words[function])))
+    {
+        return call(driver);
+    }
     if state == ThreadState::Observer {
         // SAFETY: the arguments belong to a call of this shape, and this is the first.
         return unsafe {
@@ -163,5 +176,6 @@ fn change_primary_context(
     if shape == CallShape::PrimaryRelease && !without_cancellation(exists) {
         record_end();
     }
+    to.record(&Call::DriverDone { device: u32::try_from(device).ok(), work: DriverWork::ContextEnded });
     result
 }

@@ -100,7 +100,7 @@ fn observe(session: &'static Session, number: u64, rejection: &ThreadRejection, 
         let _ = updates.send(OomUpdate { oom: early.clone(), stage });
     };
     send(&early, Stage::Scopes);
-    let reading = session.devices().and_then(|devices| views::read(devices, rejection.of.device));
+    let reading = session.devices().and_then(|devices| views::read(session, devices, rejection.of.device));
     // The breakdown has a part for each library, which only resolved stacks name.
     if has_texts {
         early.breakdown = reading.clone().map(|reading| Breakdown::of(&reading, std::process::id(), &groups));

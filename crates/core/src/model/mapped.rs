@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use crate::model::{Bytes, Key, MemKind, NumberHashBuilder};
+use super::{Bytes, Key, MemKind, NumberHashBuilder};
 
 /// The size of a page, in bytes.
 const PAGE: u64 = 2 << 20;

@@ -1,0 +1,428 @@
+//! The memory that the driver takes for itself: contexts, modules, local memory, graphs, unused memory of pools.
+//!
+//! Calls that can change it are rare. The memory is read before and after each of them, and the difference, less what allocations and other
+//! rows explain, becomes a block of the call's kind. Measured on an H200: no byte changes outside of calls, NVML's list of processes is exact
+//! at once and takes 28 µs, and NVML's reading of the device takes 6 µs. The list is read only when the device's memory has changed, or when
+//! other processes use the device.
+
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, HashMap},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use once_cell::sync::Lazy;
+
+use super::{
+    super::{
+        cuda as devices,
+        recorder::{self, before_allocation, live, record},
+        stacks,
+    },
+    events::cuda_device,
+    rows::Rows,
+    state::state,
+    subscription::subscribed,
+};
+use crate::{
+    model::{DriverGauge, EventKind, Label, MemKind, Source, StackId},
+    sys::{
+        calls::{self, DriverWork},
+        cuda, loader,
+    },
+};
+
+/// If the device had less than this in use before the first context, no other process used it: the driver itself takes 3 MiB.
+const UNUSED: u64 = 16 << 20;
+
+/// A change that is smaller than one page of the driver is not searched for.
+const PAGE: u64 = 2 << 20;
+
+/// The stacks of large blocks are recorded, and the driver's rows are few.
+const LARGE: u64 = 1 << 40;
+
+static DEVICES: Lazy<Mutex<BTreeMap<u32, DeviceMemory>>> = Lazy::new(Mutex::default);
+
+thread_local! {
+    /// The reading before the call that this thread makes.
+    static BEFORE: Cell<Option<Before>> = const { Cell::new(None) };
+}
+
+/// The memory that is in use at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+struct Reading {
+    /// The memory of the device or of this process, in bytes.
+    bytes: u64,
+    is_of_process: bool,
+    /// The bytes of allocations, and of pools.
+    allocated: u64,
+}
+
+/// The state before a call.
+#[derive(Clone, Copy, Debug)]
+struct Before {
+    ordinal: u32,
+    reading: Option<Reading>,
+    /// The bytes of all rows.
+    rows: u64,
+    /// The number of calls that had started.
+    starts: u64,
+    is_shared: bool,
+}
+
+/// The memory of the driver on one device.
+#[derive(Debug, Default)]
+struct DeviceMemory {
+    gauge: Option<DriverGauge>,
+    /// True if NVML lists another process, so that changes of the device's memory may be its own.
+    has_others: bool,
+    /// The number of calls that are being made now, and that have ever started.
+    running: u32,
+    starts: u64,
+    rows: Rows,
+    default_pool: Option<u64>,
+    /// The bytes of local memory that the context has for each thread.
+    local_bytes: u64,
+    /// A function with more local memory, which was launched while its stream was captured.
+    captured: Option<(u64, Option<String>)>,
+    /// The names of modules, by handle.
+    modules: HashMap<u64, String>,
+}
+
+fn all() -> MutexGuard<'static, BTreeMap<u32, DeviceMemory>> {
+    DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads the memory before a call that can change the driver's.
+pub(super) fn starts(ordinal: Option<u32>) {
+    let Some(ordinal) = ordinal.filter(|_| devices::has_own_memory()) else { return BEFORE.set(None) };
+    let mut all = all();
+    let device = all.entry(ordinal).or_default();
+    if device.starts == 0 {
+        device.meet(ordinal);
+    }
+    device.running += 1;
+    device.starts += 1;
+    BEFORE.set(Some(Before {
+        ordinal,
+        reading: device.read(ordinal),
+        rows: device.rows.bytes(),
+        starts: device.starts,
+        is_shared: device.running > 1,
+    }));
+}
+
+/// Reads the memory after a call, and records the difference.
+pub(super) fn done(ordinal: Option<u32>, work: DriverWork) {
+    let before = BEFORE.take();
+    before_allocation();
+    let mut all = all();
+    if matches!(work, DriverWork::ContextEnded | DriverWork::Unloaded | DriverWork::Limit { .. }) {
+        // The driver may give the handles of functions to others, and a launch may take the memory again that a limit gave back.
+        calls::forget_launches();
+    }
+    if work == DriverWork::ContextEnded {
+        // If the call does not name the device, the context may have been on any.
+        for (known, device) in all.iter_mut().filter(|(known, _)| ordinal.is_none_or(|ended| ended == **known)) {
+            device.compare(*known);
+        }
+        return;
+    }
+    let Some(before) = before else { return };
+    let Some(device) = all.get_mut(&before.ordinal) else { return };
+    device.running -= 1;
+    let is_shared = before.is_shared || device.starts != before.starts;
+    device.finish(&before, is_shared, work);
+}
+
+/// Forgets a pool that is about to be destroyed. No thread reads it while this waits for the lock.
+pub(super) fn pool_destroyed(pool: u64) {
+    let _all = all();
+    state().pools.remove(&pool);
+}
+
+/// Compares NVML's figure of this process with everything that is recorded, and records the rest as not known. Must be called while few
+/// threads allocate: an allocation that is not recorded yet would be taken for the driver's memory.
+pub(in crate::source) fn compare(ordinal: u32) {
+    if !devices::has_own_memory() || subscribed().is_none_or(|by| by.source != Source::Dispatch) {
+        return;
+    }
+    calls::as_observer(|| {
+        let mut all = all();
+        let device = all.entry(ordinal).or_default();
+        if device.starts == 0 {
+            device.starts = 1;
+            device.meet(ordinal);
+        }
+        if device.running == 0 {
+            device.compare(ordinal);
+        }
+    });
+}
+
+/// Compares all devices that the process uses.
+pub(in crate::source) fn compare_all() {
+    let known: Vec<u32> = all().keys().copied().collect();
+    known.into_iter().for_each(compare);
+}
+
+impl DeviceMemory {
+    /// Learns how this device is measured, before the first call on it. If the process has a context already, what the driver holds is
+    /// older than the recording.
+    fn meet(&mut self, ordinal: u32) {
+        self.default_pool = cuda::default_pool(ordinal);
+        let Some(bytes) = self.listed(ordinal) else { return };
+        self.measured_by(ordinal, DriverGauge::Process);
+        let allocated = self.allocated(ordinal);
+        let rounding = recorder::rounding(cuda_device(ordinal)).unwrap_or(0);
+        let earlier = bytes.saturating_sub(allocated + rounding);
+        self.rows.grow(ordinal, MemKind::Earlier, earlier, StackId::NONE, None);
+    }
+
+    fn measured_by(&mut self, ordinal: u32, by: DriverGauge) {
+        if self.gauge.replace(by) != Some(by) {
+            record(&EventKind::DriverMeasured { device: cuda_device(ordinal), by });
+        }
+    }
+
+    /// Returns the memory of this process by NVML's list, if it is listed.
+    fn listed(&mut self, ordinal: u32) -> Option<u64> {
+        let listed = devices::listed_memory(ordinal)?;
+        self.has_others = listed.others > 0;
+        listed.own
+    }
+
+    /// Returns the bytes that allocations explain. A pool explains what it has reserved.
+    fn allocated(&self, ordinal: u32) -> u64 {
+        let live = live(cuda_device(ordinal));
+        let bytes = |kind: MemKind| live.kinds[kind as usize];
+        let reserved: u64 = self.pools(ordinal).iter().map(|(_, state)| state.reserved).sum();
+        let others = bytes(MemKind::Device) + bytes(MemKind::Vmm) + bytes(MemKind::Graph);
+        others + reserved.max(bytes(MemKind::Pool))
+    }
+
+    /// Returns the pools of a device.
+    fn pools(&self, ordinal: u32) -> Vec<(u64, cuda::PoolState)> {
+        let known: Vec<u64> = {
+            let state = state();
+            let on_device = state.pools.iter().filter(|(_, device)| **device == Some(ordinal)).map(|(pool, _)| *pool);
+            self.default_pool.into_iter().chain(on_device.filter(|pool| Some(*pool) != self.default_pool)).collect()
+        };
+        known.into_iter().filter_map(|pool| Some((pool, cuda::pool_state(pool)?))).collect()
+    }
+
+    /// Reads the memory. The device's memory is read in a fraction of the time that the list of processes takes.
+    fn read(&mut self, ordinal: u32) -> Option<Reading> {
+        let is_of_process = self.gauge == Some(DriverGauge::Process) && self.has_others;
+        let bytes = if is_of_process { self.listed(ordinal)? } else { devices::device_memory(ordinal)? };
+        Some(Reading { bytes, is_of_process, allocated: self.allocated(ordinal) })
+    }
+
+    /// Records what a call has changed.
+    fn finish(&mut self, before: &Before, is_shared: bool, work: DriverWork) {
+        let ordinal = before.ordinal;
+        if work == DriverWork::Context && self.gauge.is_none() {
+            return self.first_context(before);
+        }
+        let change = self.change_since(before);
+        self.record(ordinal, change.unwrap_or(0), is_shared, work);
+        self.update_pools(ordinal);
+    }
+
+    /// Returns the change of the memory that allocations and other rows do not explain. `None` if it is not known.
+    fn change_since(&mut self, before: &Before) -> Option<i64> {
+        let (first, now) = (before.reading?, self.read(before.ordinal)?);
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let explained =
+            signed(now.allocated) - signed(first.allocated) + signed(self.rows.bytes()) - signed(before.rows);
+        let change = signed(now.bytes) - signed(first.bytes) - explained;
+        if change == 0 || first.is_of_process != now.is_of_process {
+            return None;
+        }
+        if self.gauge == Some(DriverGauge::Process) && !now.is_of_process {
+            // Another process may have started since the last look.
+            self.listed(before.ordinal)?;
+            if self.has_others {
+                return None;
+            }
+        }
+        Some(change)
+    }
+
+    /// Records the first context of this process, after which NVML may list the process.
+    fn first_context(&mut self, before: &Before) {
+        let ordinal = before.ordinal;
+        self.local_bytes = 0;
+        let stack = stacks::stack_for(LARGE);
+        if let Some(bytes) = self.listed(ordinal) {
+            self.measured_by(ordinal, DriverGauge::Process);
+            let context = bytes.saturating_sub(self.allocated(ordinal) + self.rows.bytes());
+            self.rows.grow(ordinal, MemKind::Context, context, stack, None);
+            return;
+        }
+        let (Some(first), Some(now)) = (before.reading, self.read(ordinal)) else { return };
+        let is_alone = first.bytes < UNUSED && !self.has_others;
+        self.measured_by(ordinal, if is_alone { DriverGauge::Device } else { DriverGauge::AtMost });
+        self.rows.grow(ordinal, MemKind::Context, now.bytes.saturating_sub(first.bytes), stack, None);
+    }
+
+    /// Records a change with its cause.
+    fn record(&mut self, ordinal: u32, change: i64, is_shared: bool, work: DriverWork) {
+        let grown = u64::try_from(change).unwrap_or(0);
+        let shrunk = change.min(0).unsigned_abs();
+        let stack = if grown > 0 { stacks::stack_for(LARGE) } else { StackId::NONE };
+        let preferred = match work {
+            DriverWork::Limit { .. } => MemKind::LocalMemory,
+            DriverWork::Module { .. } | DriverWork::LookedUp | DriverWork::Unloaded | DriverWork::Launch { .. } => {
+                MemKind::Modules
+            }
+            DriverWork::Graph { .. } | DriverWork::GraphDestroyed { .. } => MemKind::ExecutableGraphs,
+            DriverWork::Streams => MemKind::Streams,
+            _ => MemKind::NotKnown,
+        };
+        if let DriverWork::GraphDestroyed { graph } = work {
+            return self.rows.destroy_graph(ordinal, graph, shrunk);
+        }
+        self.rows.shrink(preferred, shrunk);
+        if let DriverWork::Module { handle, image } = work {
+            self.name_module(handle, image);
+        }
+        if is_shared && grown > 0 {
+            return self.rows.grow(ordinal, MemKind::SharedCalls, grown, stack, None);
+        }
+        match work {
+            DriverWork::Launch { function } => self.launched(ordinal, function, grown, stack),
+            DriverWork::Graph { graph } => {
+                let local = self
+                    .captured
+                    .take()
+                    .map_or(0, |(bytes, name)| self.raise_local(ordinal, bytes, name.as_deref(), grown, stack));
+                self.rows.add_graph(ordinal, graph, grown - local, stacks::stack_for(LARGE));
+            }
+            DriverWork::Limit { limit, bytes } => self.limit_set(ordinal, limit, bytes, grown, stack),
+            DriverWork::Module { handle, .. } => {
+                let name = self.modules.get(&handle).map(|name| Label::named(name.clone()));
+                self.rows.grow(ordinal, MemKind::Modules, grown, stack, name);
+            }
+            DriverWork::LookedUp | DriverWork::Unloaded => {
+                self.rows.grow(ordinal, MemKind::Modules, grown, stack, None)
+            }
+            DriverWork::Streams => self.rows.grow(ordinal, MemKind::Streams, grown, stack, None),
+            DriverWork::Context => self.rows.grow(ordinal, MemKind::Context, grown, stack, None),
+            _ => self.rows.grow(ordinal, MemKind::NotKnown, grown, stack, None),
+        }
+    }
+
+    /// Records the first launch of a function: it raises the local memory of the context if it needs more than all before, and the rest is
+    /// its module.
+    fn launched(&mut self, ordinal: u32, function: u64, grown: u64, stack: StackId) {
+        let launched = cuda::launched_function(function, ordinal);
+        let local = self.raise_local(ordinal, launched.local_bytes, launched.name.as_deref(), grown, stack);
+        if local == 0 && launched.local_bytes > self.local_bytes() {
+            self.captured = Some((launched.local_bytes, launched.name.clone()));
+        }
+        let module = launched.module.and_then(|module| self.modules.get(&module));
+        let name = module.cloned().or_else(|| Some(format!("compiled kernel {}", launched.name?)));
+        self.rows.grow(ordinal, MemKind::Modules, grown - local, stack, name.map(Label::named));
+    }
+
+    /// Returns the local memory of the context for each thread. It starts with the stack limit.
+    fn local_bytes(&mut self) -> u64 {
+        if self.local_bytes == 0 {
+            self.local_bytes = cuda::stack_limit().unwrap_or(0);
+        }
+        self.local_bytes
+    }
+
+    /// Records the part of `grown` that raised the local memory for a function. Returns that part.
+    fn raise_local(&mut self, ordinal: u32, bytes: u64, name: Option<&str>, grown: u64, stack: StackId) -> u64 {
+        let before = self.local_bytes();
+        let threads = cuda::resident_threads(ordinal).unwrap_or(0);
+        let needed = threads.saturating_mul(bytes.saturating_sub(before));
+        if needed == 0 || grown < needed / 2 {
+            return 0;
+        }
+        let raised = grown.min(needed.next_multiple_of(PAGE));
+        self.local_bytes = bytes;
+        let name = name.map_or_else(|| "a kernel".to_owned(), str::to_owned);
+        let label =
+            Label { name, shape: vec![usize::try_from(bytes).unwrap_or(0)], dtype: "B for each thread".to_owned() };
+        self.rows.grow(ordinal, MemKind::LocalMemory, raised, stack, Some(label));
+        raised
+    }
+
+    /// Records the effect of a limit.
+    fn limit_set(&mut self, ordinal: u32, limit: u32, bytes: u64, grown: u64, stack: StackId) {
+        /// `CU_LIMIT_STACK_SIZE`
+        const STACK: u32 = 0;
+        /// `CU_LIMIT_PRINTF_FIFO_SIZE`
+        const PRINTF: u32 = 1;
+        /// `CU_LIMIT_MALLOC_HEAP_SIZE`
+        const HEAP: u32 = 2;
+        let (kind, name) = match limit {
+            STACK => {
+                self.local_bytes = bytes;
+                (MemKind::LocalMemory, "stack limit")
+            }
+            PRINTF => (MemKind::Limits, "printf buffer"),
+            HEAP => (MemKind::Limits, "device heap"),
+            _ => (MemKind::Limits, "another limit"),
+        };
+        self.rows.grow(ordinal, kind, grown, stack, Some(Label::named(name)));
+    }
+
+    /// Notes the file that contains the image of a module.
+    fn name_module(&mut self, handle: u64, image: u64) {
+        let file = usize::try_from(image).ok().and_then(loader::file_of);
+        if let Some(name) = file.as_deref().and_then(|file| file.file_name()) {
+            self.modules.insert(handle, name.to_string_lossy().into_owned());
+        }
+    }
+
+    /// Records the memory that the pools keep without using it.
+    fn update_pools(&mut self, ordinal: u32) {
+        let pools = self.pools(ordinal);
+        let used = live(cuda_device(ordinal)).kinds[MemKind::Pool as usize];
+        let unused: u64 = pools.iter().map(|(_, state)| state.reserved).sum::<u64>().saturating_sub(used);
+        let listed: u64 = pools.iter().map(|(_, state)| state.reserved.saturating_sub(state.used)).sum();
+        let largest = pools.iter().max_by_key(|(_, state)| state.reserved).map(|(pool, _)| *pool);
+        for (pool, state) in &pools {
+            let mut bytes = state.reserved.saturating_sub(state.used);
+            if Some(*pool) == largest {
+                // The driver rounds the blocks of a pool, and counts them as used until their stream has passed the free.
+                bytes = (bytes + unused).saturating_sub(listed);
+            }
+            let name =
+                if Some(*pool) == self.default_pool { "default pool".to_owned() } else { format!("pool {pool:#x}") };
+            let threshold = match state.threshold {
+                u64::MAX => "keeps all".to_owned(),
+                bytes => format!("release threshold {bytes} B"),
+            };
+            self.rows
+                .set_pool(ordinal, (*pool, state.reserved), bytes, || Label::named(format!("{name}, {threshold}")));
+        }
+        self.rows.keep_pools(|pool| pools.iter().any(|(known, _)| *known == pool));
+    }
+
+    /// Compares the memory of the process with all rows, and records the difference.
+    fn compare(&mut self, ordinal: u32) {
+        self.update_pools(ordinal);
+        if self.gauge != Some(DriverGauge::Process) {
+            return;
+        }
+        let device = cuda_device(ordinal);
+        let events = live(device).events;
+        let Some(listed) = devices::listed_memory(ordinal) else { return };
+        self.has_others = listed.others > 0;
+        // Without a context, the process is not in the list.
+        let bytes = listed.own.unwrap_or(0);
+        let (allocated, rounding) = (self.allocated(ordinal), recorder::rounding(device));
+        let Some(rounding) = rounding.filter(|_| live(device).events == events) else { return };
+        let explained = allocated + rounding + self.rows.bytes();
+        if bytes >= explained + PAGE {
+            self.rows.grow(ordinal, MemKind::NotKnown, bytes - explained, StackId::NONE, None);
+        } else if explained >= bytes + PAGE {
+            self.rows.shrink(MemKind::NotKnown, explained - bytes);
+        }
+    }
+}

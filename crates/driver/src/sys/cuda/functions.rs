@@ -1,0 +1,123 @@
+//! Functions of modules, and the limits of contexts.
+
+use std::{
+    ffi::{CStr, c_char, c_int},
+    ptr,
+};
+
+use cudarc::driver::sys;
+use once_cell::sync::OnceCell;
+
+use super::library::NAMES;
+use crate::sys::dl;
+
+/// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`
+const LOCAL_SIZE_BYTES: u32 = 3;
+
+type GetAttribute = unsafe extern "C" fn(*mut c_int, u32, u64) -> u32;
+type GetKernelAttribute = unsafe extern "C" fn(*mut c_int, u32, u64, c_int) -> u32;
+type GetName = unsafe extern "C" fn(*mut *const c_char, u64) -> u32;
+type GetHandle = unsafe extern "C" fn(*mut u64, u64) -> u32;
+type GetLimit = unsafe extern "C" fn(*mut usize, u32) -> u32;
+
+/// The driver's functions that are used here. Older drivers lack some of them.
+struct Functions {
+    attribute: Option<GetAttribute>,
+    attribute_of_kernel: Option<GetKernelAttribute>,
+    name: Option<GetName>,
+    name_of_kernel: Option<GetName>,
+    module: Option<GetHandle>,
+    library_of_kernel: Option<GetHandle>,
+    limit: Option<GetLimit>,
+}
+
+fn functions() -> &'static Functions {
+    static FOUND: OnceCell<Functions> = OnceCell::new();
+    // SAFETY: the symbols are functions of the driver with these signatures. A `CUfunction`, a `CUkernel`, a `CUmodule` and a `CUlibrary` are
+    // pointers, which are passed like words.
+    FOUND.get_or_init(|| unsafe {
+        Functions {
+            attribute: dl::symbol(NAMES, c"cuFuncGetAttribute"),
+            attribute_of_kernel: dl::symbol(NAMES, c"cuKernelGetAttribute"),
+            name: dl::symbol(NAMES, c"cuFuncGetName"),
+            name_of_kernel: dl::symbol(NAMES, c"cuKernelGetName"),
+            module: dl::symbol(NAMES, c"cuFuncGetModule"),
+            library_of_kernel: dl::symbol(NAMES, c"cuKernelGetLibrary"),
+            limit: dl::symbol(NAMES, c"cuCtxGetLimit"),
+        }
+    })
+}
+
+/// Looks up the functions. Hooks must not do this, because it takes the loader's lock.
+pub(super) fn load() {
+    functions();
+}
+
+/// A function that a program has launched.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LaunchedFunction {
+    /// The mangled name.
+    pub(crate) name: Option<String>,
+    /// The bytes of local memory that each thread needs.
+    pub(crate) local_bytes: u64,
+    /// The handle of its module or of its library.
+    pub(crate) module: Option<u64>,
+}
+
+/// Returns what the driver knows about a function that was just launched: a `CUfunction`, or a `CUkernel`, which launches accept as well.
+#[doc(alias("cuFuncGetAttribute", "cuFuncGetName", "cuFuncGetModule"))]
+pub(crate) fn launched_function(function: u64, ordinal: u32) -> LaunchedFunction {
+    let Functions { attribute, attribute_of_kernel, name, name_of_kernel, module, library_of_kernel, .. } = functions();
+    let handle = |get: &Option<GetHandle>| {
+        let mut handle = 0;
+        // SAFETY: the driver checks the handle, which the program has just launched. The out-parameter is live.
+        get.filter(|get| unsafe { get(&raw mut handle, function) } == 0).map(|_| handle)
+    };
+    let library = handle(library_of_kernel);
+    let mut local = 0;
+    let is_read = match (library, attribute, attribute_of_kernel) {
+        // SAFETY: as above.
+        (Some(_), _, Some(get)) => unsafe {
+            get(&raw mut local, LOCAL_SIZE_BYTES, function, ordinal.cast_signed()) == 0
+        },
+        // SAFETY: as above.
+        (_, Some(get), _) => unsafe { get(&raw mut local, LOCAL_SIZE_BYTES, function) == 0 },
+        _ => false,
+    };
+    let mut text = ptr::null();
+    let get_name = if library.is_some() { name_of_kernel } else { name };
+    // SAFETY: as above.
+    let is_named = get_name.is_some_and(|get| unsafe { get(&raw mut text, function) } == 0) && !text.is_null();
+    // SAFETY: the driver has returned a C string, which lives as long as the function's module. The program cannot unload the module while
+    // it launches a function of it.
+    let name = is_named.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
+    LaunchedFunction {
+        name,
+        local_bytes: if is_read { u64::try_from(local).unwrap_or(0) } else { 0 },
+        module: library.or_else(|| handle(module)),
+    }
+}
+
+/// Returns the bytes of local memory that the current context has for each thread: `CU_LIMIT_STACK_SIZE`.
+#[doc(alias = "cuCtxGetLimit")]
+pub(crate) fn stack_limit() -> Option<u64> {
+    const STACK_SIZE: u32 = 0;
+    let mut bytes = 0;
+    // SAFETY: the out-parameter is live.
+    functions().limit.filter(|get| unsafe { get(&raw mut bytes, STACK_SIZE) } == 0).map(|_| bytes as u64)
+}
+
+/// Returns how many threads the device can run at once. Local memory is taken for each of them.
+#[doc(alias("CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT", "CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR"))]
+pub(crate) fn resident_threads(ordinal: u32) -> Option<u64> {
+    use sys::CUdevice_attribute as Attribute;
+
+    let attribute = |attribute| {
+        let mut value = 0;
+        // SAFETY: the out-parameter is live. The driver returns an error for a number that is not a device.
+        unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, ordinal.cast_signed()) }.result().ok()?;
+        u64::try_from(value).ok()
+    };
+    let processors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    Some(processors * attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?)
+}
