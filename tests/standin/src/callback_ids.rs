@@ -21,7 +21,17 @@ macro_rules! callback_ids {
 }
 
 /// Functions whose arguments cudarc does not declare, because not every version has them.
-const NOT_IN_CUDARC: &[(&str, c_uint)] = &[("cuStreamBeginCaptureToGraph", 720), ("cuMulticastCreate", 706)];
+const NOT_IN_CUDARC: &[(&str, c_uint)] = &[
+    ("cuStreamBeginCaptureToGraph", 720),
+    ("cuMulticastCreate", 706),
+    ("cuLibraryLoadData", 678),
+    ("cuLibraryUnload", 680),
+    ("cuKernelGetFunction", 683),
+    ("cuLaunchKernelEx", 652),
+    ("cuLaunchKernelEx_ptsz", 653),
+    ("cuGraphInstantiateWithParams", 656),
+    ("cuGraphInstantiateWithParams_ptsz", 657),
+];
 
 /// Returns the id of a function, if it has one.
 pub(crate) const fn id(function: &str) -> Option<c_uint> {
@@ -67,6 +77,18 @@ callback_ids! {
     cuda::cuCtxDestroy_v2: CUPTI_DRIVER_TRACE_CBID_cuCtxDestroy_v2, cuCtxDestroy_v2_params { ctx };
     cuda::cuCtxDestroy: CUPTI_DRIVER_TRACE_CBID_cuCtxDestroy, cuCtxDestroy_params { ctx };
     cuda::cuCtxDetach: CUPTI_DRIVER_TRACE_CBID_cuCtxDetach, cuCtxDetach_params { ctx };
+    cuda::cuDevicePrimaryCtxRetain: CUPTI_DRIVER_TRACE_CBID_cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain_params { pctx, dev };
+    cuda::cuCtxCreate_v2: CUPTI_DRIVER_TRACE_CBID_cuCtxCreate_v2, cuCtxCreate_v2_params { pctx, flags, dev };
+    cuda::cuCtxSetLimit: CUPTI_DRIVER_TRACE_CBID_cuCtxSetLimit, cuCtxSetLimit_params { limit, value };
+    modules::cuModuleLoadData: CUPTI_DRIVER_TRACE_CBID_cuModuleLoadData, cuModuleLoadData_params { module, image };
+    modules::cuModuleLoadDataEx: CUPTI_DRIVER_TRACE_CBID_cuModuleLoadDataEx, cuModuleLoadDataEx_params { module, image, numOptions, options, optionValues };
+    modules::cuModuleLoadFatBinary: CUPTI_DRIVER_TRACE_CBID_cuModuleLoadFatBinary, cuModuleLoadFatBinary_params { module, fatCubin };
+    modules::cuModuleUnload: CUPTI_DRIVER_TRACE_CBID_cuModuleUnload, cuModuleUnload_params { hmod };
+    modules::cuModuleGetFunction: CUPTI_DRIVER_TRACE_CBID_cuModuleGetFunction, cuModuleGetFunction_params { hfunc, hmod, name };
+    work::cuLaunchKernel: CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, cuLaunchKernel_params { f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams, extra };
+    work::cuLaunchKernel_ptsz: CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel_ptsz, cuLaunchKernel_ptsz_params { f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams, extra };
+    work::cuLaunchCooperativeKernel: CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_params { f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams };
+    work::cuLaunchCooperativeKernel_ptsz: CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernel_ptsz, cuLaunchCooperativeKernel_ptsz_params { f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams };
     cuda::cuDeviceGetMemPool: CUPTI_DRIVER_TRACE_CBID_cuDeviceGetMemPool, cuDeviceGetMemPool_params { pool, dev };
     cuda::cuDeviceGetDefaultMemPool: CUPTI_DRIVER_TRACE_CBID_cuDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool_params { pool_out, dev };
     cuda::cuStreamCreate: CUPTI_DRIVER_TRACE_CBID_cuStreamCreate, cuStreamCreate_params { phStream, Flags };
@@ -79,6 +101,10 @@ callback_ids! {
     graphs::cuStreamEndCapture: CUPTI_DRIVER_TRACE_CBID_cuStreamEndCapture, cuStreamEndCapture_params { hStream, phGraph };
     graphs::cuStreamEndCapture_ptsz: CUPTI_DRIVER_TRACE_CBID_cuStreamEndCapture_ptsz, cuStreamEndCapture_ptsz_params { hStream, phGraph };
     graphs::cuGraphAddMemAllocNode: CUPTI_DRIVER_TRACE_CBID_cuGraphAddMemAllocNode, cuGraphAddMemAllocNode_params { phGraphNode, hGraph, dependencies, numDependencies, nodeParams };
+    graphs::cuGraphInstantiate: CUPTI_DRIVER_TRACE_CBID_cuGraphInstantiate, cuGraphInstantiate_params { phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize };
+    graphs::cuGraphInstantiate_v2: CUPTI_DRIVER_TRACE_CBID_cuGraphInstantiate_v2, cuGraphInstantiate_v2_params { phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize };
+    graphs::cuGraphInstantiateWithFlags: CUPTI_DRIVER_TRACE_CBID_cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags_params { phGraphExec, hGraph, flags };
+    graphs::cuGraphExecDestroy: CUPTI_DRIVER_TRACE_CBID_cuGraphExecDestroy, cuGraphExecDestroy_params { hGraphExec };
     graphs::cuGraphUpload: CUPTI_DRIVER_TRACE_CBID_cuGraphUpload, cuGraphUpload_params { hGraph, hStream };
     graphs::cuGraphLaunch: CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch, cuGraphLaunch_params { hGraph, hStream };
     graphs::cuGraphLaunch_ptsz: CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch_ptsz, cuGraphLaunch_ptsz_params { hGraphExec, hStream };
@@ -96,6 +122,9 @@ callback_ids! {
     memory::cuMemAllocFromPoolAsync_ptsz: CUPTI_DRIVER_TRACE_CBID_cuMemAllocFromPoolAsync_ptsz, cuMemAllocFromPoolAsync_ptsz_params { dptr, bytesize, pool, hStream };
     memory::cuMemFreeAsync: CUPTI_DRIVER_TRACE_CBID_cuMemFreeAsync, cuMemFreeAsync_params { dptr, hStream };
     memory::cuMemFreeAsync_ptsz: CUPTI_DRIVER_TRACE_CBID_cuMemFreeAsync_ptsz, cuMemFreeAsync_ptsz_params { dptr, hStream };
+    cuda::cuMemPoolTrimTo: CUPTI_DRIVER_TRACE_CBID_cuMemPoolTrimTo, cuMemPoolTrimTo_params { pool, minBytesToKeep };
+    cuda::cuMemPoolSetAttribute: CUPTI_DRIVER_TRACE_CBID_cuMemPoolSetAttribute, cuMemPoolSetAttribute_params { pool, attr, value };
+    memory::cuMemPoolDestroy: CUPTI_DRIVER_TRACE_CBID_cuMemPoolDestroy, cuMemPoolDestroy_params { pool };
     memory::cuMemPoolCreate: CUPTI_DRIVER_TRACE_CBID_cuMemPoolCreate, cuMemPoolCreate_params { pool, poolProps };
     physical::cuMemCreate: CUPTI_DRIVER_TRACE_CBID_cuMemCreate, cuMemCreate_params { handle, size, prop, flags };
     physical::cuMemRetainAllocationHandle: CUPTI_DRIVER_TRACE_CBID_cuMemRetainAllocationHandle, cuMemRetainAllocationHandle_params { handle, addr };

@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard};
 
-use crate::config::Card;
+use crate::config::{Card, Config};
 use crate::driver::lock;
+use crate::pages::Pages;
+use crate::taken::{Purpose, Taken};
 use gpumem_core::device_model::{DeviceModel, ModelError};
 
 /// One GPU.
@@ -14,24 +16,25 @@ pub(crate) struct Gpu {
     pub(crate) uuid: Uuid,
     /// The UUID of the slice, if the GPU is split.
     pub(crate) mig: Option<Uuid>,
-    /// The memory of other processes on the part of the GPU that CUDA uses.
-    pub(crate) others: u64,
     memory: Mutex<Memory>,
 }
 
 impl Gpu {
-    pub(crate) fn new(index: usize, card: Card, mig: bool) -> Result<Self, ModelError> {
+    pub(crate) fn new(index: usize, card: Card, config: &Config) -> Result<Self, ModelError> {
+        let mig = config.mig;
         let mut whole = DeviceModel::new(card.total).with_reserved(card.reserved);
         whole.hold(card.used)?;
         Ok(Self {
             name: format!("Stand-in GPU {index}"),
             uuid: Uuid::new(*b"stand-in gpu", index),
             mig: mig.then(|| Uuid::new(*b"stand-in mig", index)),
-            others: if mig { 0 } else { card.used },
             memory: Mutex::new(Memory {
                 whole,
                 slice: mig.then(|| DeviceModel::new(card.total / 2)),
+                others: card.used,
                 retained: 0,
+                taken: Taken::default(),
+                pages: config.driver_memory.then(Pages::default),
                 owners: HashMap::new(),
                 pools: BTreeMap::new(),
                 mapped: (0, 0),
@@ -48,6 +51,12 @@ impl Gpu {
 pub(crate) struct Memory {
     whole: DeviceModel,
     slice: Option<DeviceModel>,
+    /// The memory of other processes. It is not in the slice.
+    others: u64,
+    /// The memory that the driver took by itself.
+    taken: Taken,
+    /// The pages of blocks outside of pools, if they are counted by address. Otherwise, the model counts them.
+    pages: Option<Pages>,
     /// The number of references to the primary context; it exists while this is not 0.
     pub(crate) retained: u32,
     /// The context with which each block ends.
@@ -169,7 +178,11 @@ impl Memory {
 
     /// Allocates outside of pools.
     pub(crate) fn alloc(&mut self, bytes: u64, owner: usize) -> Result<u64, ModelError> {
-        let address = self.cuda().alloc(bytes)?;
+        let model = self.slice.as_mut().unwrap_or(&mut self.whole);
+        let address = match &mut self.pages {
+            Some(pages) => pages.alloc(model, bytes)?,
+            None => model.alloc(bytes)?,
+        };
         self.owners.insert(address, owner);
         Ok(address)
     }
@@ -196,7 +209,12 @@ impl Memory {
 
     /// Frees any block immediately.
     pub(crate) fn free(&mut self, address: u64) -> Result<(), ModelError> {
-        if self.cuda().free_block(address).is_err() {
+        let model = self.slice.as_mut().unwrap_or(&mut self.whole);
+        let freed = match &mut self.pages {
+            Some(pages) => pages.free(model, address),
+            None => model.free_block(address).map(drop),
+        };
+        if freed.is_err() {
             self.free_async(address)?;
             self.synchronize();
         }
@@ -206,6 +224,9 @@ impl Memory {
 
     /// Returns the block that an address points into.
     pub(crate) fn block_at(&mut self, address: u64) -> Option<(u64, u64)> {
+        if let Some(pages) = self.pages.as_ref().filter(|_| Self::pool_at(address).is_none()) {
+            return pages.block_at(address);
+        }
         let (pool, place) = pool_and_place(address);
         let (start, bytes) = self.pool(pool)?.block_at(place)?;
         Some((start + pool * POOL_SPAN, bytes))
@@ -229,6 +250,53 @@ impl Memory {
             _ = self.free(address);
         }
         self.synchronize();
+        let model = self.slice.as_mut().unwrap_or(&mut self.whole);
+        self.taken.end(model, owner);
+    }
+
+    /// Gives back the memory that the pools keep.
+    pub(crate) fn empty_pools(&mut self) {
+        self.cuda().trim_to(0);
+        for pool in self.pools.keys().copied().collect::<Vec<_>>() {
+            _ = self.in_pool(pool, |model| {
+                model.trim_to(0);
+                Ok(())
+            });
+        }
+    }
+
+    /// Takes memory for the driver: the total for this purpose in this context is then `bytes`.
+    pub(crate) fn take(&mut self, purpose: Purpose, bytes: u64) -> Result<(), ModelError> {
+        let model = self.slice.as_mut().unwrap_or(&mut self.whole);
+        self.taken.set(model, purpose, bytes)
+    }
+
+    pub(crate) fn taken(&self, purpose: Purpose) -> u64 {
+        self.taken.bytes(purpose)
+    }
+
+    /// Returns the memory that NVML counts for this process. `None` if the process has no context.
+    pub(crate) fn used_by_process(&mut self) -> Option<u64> {
+        let others = if self.slice.is_some() { 0 } else { self.others };
+        let not_its = others + self.taken.of_device();
+        self.taken.has_context().then(|| self.cuda().used() - not_its)
+    }
+
+    /// Takes more memory for other processes, if it is free.
+    pub(crate) fn grow_others(&mut self, bytes: u64) {
+        _ = self.set_others(self.others.saturating_add(bytes));
+    }
+
+    /// Sets the memory of other processes.
+    pub(crate) fn set_others(&mut self, bytes: u64) -> Result<(), ModelError> {
+        self.whole.release(self.others);
+        let outcome = self.whole.hold(bytes);
+        match outcome {
+            Ok(()) => self.others = bytes,
+            // This memory was free just now.
+            Err(_) => self.whole.hold(self.others)?,
+        }
+        outcome
     }
 
     /// Returns NVML's values for the slice, or for the whole GPU.

@@ -6,7 +6,7 @@
 //! - `GPUMEM_STANDIN_LOG=file`: a line for each call, such as `cuInit=0` or `cuCtxSynchronize[1]=0` if the GPU is known,
 //!   `callback>cuCtxGetDevice[0]=0` if it was called from a CUPTI callback, `cuMemFree_v2>cuCtxGetDevice[0]=0` if it was called while
 //!   the probe's `call` was in another function, and `context_created[1]=0` for each new context;
-//! - `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` have the same meaning as for CUDA.
+//! - `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER` and `CUDA_MODULE_LOADING=EAGER` have the same meaning as for CUDA.
 
 use std::env;
 use std::ffi::c_int;
@@ -36,6 +36,8 @@ pub(crate) enum Processes {
     Empty,
     /// The list contains this process with a value that is not available, as under WSL2.
     Unavailable,
+    /// The list contains this process under another id, as in a container with its own process ids.
+    Renamed,
 }
 
 /// The lists that contain another process.
@@ -73,11 +75,17 @@ pub(crate) struct Cupti {
 pub(crate) struct Config {
     pub(crate) cards: Vec<Card>,
     pub(crate) context: u64,
+    /// True if the driver takes memory by itself, as described in `taken.rs`.
+    pub(crate) driver_memory: bool,
+    /// True if modules are loaded completely when they are opened (`CUDA_MODULE_LOADING=EAGER`).
+    pub(crate) eager: bool,
     pub(crate) mig: bool,
     pub(crate) pools: bool,
     pub(crate) integrated: bool,
     pub(crate) processes: Processes,
     pub(crate) others: Vec<Other>,
+    /// A function that other processes take memory during, and the bytes that each call adds on each GPU.
+    pub(crate) others_grow: Option<(String, u64)>,
     /// True if CUDA's own order of the GPUs is the reverse of NVML's.
     pub(crate) reversed: bool,
     pub(crate) cupti: Cupti,
@@ -105,6 +113,7 @@ impl Config {
         config.faults = read_faults(&var("GPUMEM_STANDIN_FAIL").unwrap_or_default(), functions)?;
         config.log = env::var_os("GPUMEM_STANDIN_LOG").map(PathBuf::from);
         config.visible = var("CUDA_VISIBLE_DEVICES");
+        config.eager = var("CUDA_MODULE_LOADING").as_deref() == Some("EAGER");
         config.reversed &= var("CUDA_DEVICE_ORDER").as_deref() != Some("PCI_BUS_ID");
         Ok(config)
     }
@@ -118,10 +127,12 @@ impl Config {
     /// | `reserved` | `615MiB` | the memory that the driver keeps on each GPU |
     /// | `used` | `0MiB` | the memory that other processes hold on each GPU |
     /// | `context` | `527MiB` | the memory that a context takes |
+    /// | `driver_memory` | `0` | `1`: the driver takes memory by itself, for `cuInit`, modules, stacks, heaps, streams and graphs; see `taken.rs` |
     /// | `mig` | `0` | `1`: each GPU is split, and CUDA sees its only slice, which has half of the memory |
     /// | `pools` | `1` | `0`: no stream-ordered pools |
-    /// | `processes` | `own` | `empty`, `unavailable`: how NVML's process list shows this process |
+    /// | `processes` | `own` | `empty`, `unavailable`, `renamed`: how NVML's process list shows this process |
     /// | `compute`, `graphics`, `mps` | | `4242:300MiB:python`: another process on that list; `na` if its memory is not available, and its name may be missing |
+    /// | `others_grow` | | `cuModuleGetFunction:64MiB`: other processes take as much on each GPU while this function runs, each time |
     /// | `cupti` | `130202` | CUPTI's version; before 130200, it allows only one subscriber |
     /// | `subscriber` | | a tool such as `nsys` that already holds CUPTI's subscription |
     /// | `shared` | `0` | `1`: that tool allows other subscribers |
@@ -141,11 +152,14 @@ impl Config {
         let mut config = Self {
             cards: Vec::new(),
             context: 527 * MIB,
+            driver_memory: false,
+            eager: false,
             mig: false,
             pools: true,
             integrated: false,
             processes: Processes::Own,
             others: Vec::new(),
+            others_grow: None,
             reversed: false,
             yields: false,
             nested: false,
@@ -177,6 +191,7 @@ impl Config {
                 "context" => {
                     config.context = size(value).ok_or_else(|| invalid("no size, such as 527MiB"))?;
                 }
+                "driver_memory" => config.driver_memory = flag()?,
                 "mig" => config.mig = flag()?,
                 "pools" => config.pools = flag()?,
                 "cupti" => config.cupti.version = value.parse().map_err(|_| invalid("no version, such as 130202"))?,
@@ -199,7 +214,8 @@ impl Config {
                         "own" => Processes::Own,
                         "empty" => Processes::Empty,
                         "unavailable" => Processes::Unavailable,
-                        _ => return Err(invalid("own, empty or unavailable")),
+                        "renamed" => Processes::Renamed,
+                        _ => return Err(invalid("own, empty, unavailable or renamed")),
                     }
                 }
                 "compute" | "graphics" | "mps" => {
@@ -210,6 +226,10 @@ impl Config {
                     };
                     let other = other(list, value).ok_or_else(|| invalid("no process, such as 4242:300MiB:python"))?;
                     config.others.push(other);
+                }
+                "others_grow" => {
+                    let parts = value.split_once(':').and_then(|(name, bytes)| Some((name.to_owned(), size(bytes)?)));
+                    config.others_grow = Some(parts.ok_or_else(|| invalid("not of the form function:64MiB"))?);
                 }
                 "fastest" => {
                     config.reversed = match value {

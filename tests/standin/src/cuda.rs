@@ -14,7 +14,10 @@ use crate::cupti;
 use crate::driver::{Call, lock};
 use crate::ffi::{Out, Text};
 use crate::graphs::{end_capture, not_capturing};
+use crate::memory::settle_managed;
+use crate::modules;
 use crate::objects::{Capture, Objects, Stream, free_handle};
+use crate::taken::{self, HEAP_OF_CONTEXT, LOCAL_OF_CONTEXT, Purpose};
 use gpumem_core::device_model::{DeviceModel, ModelError};
 
 /// A `CUresult` other than success.
@@ -26,6 +29,7 @@ pub(crate) const NOT_INITIALIZED: ErrorCode = ErrorCode(3);
 pub(crate) const NO_DEVICE: ErrorCode = ErrorCode(100);
 pub(crate) const INVALID_DEVICE: ErrorCode = ErrorCode(101);
 pub(crate) const INVALID_CONTEXT: ErrorCode = ErrorCode(201);
+const UNSUPPORTED_LIMIT: ErrorCode = ErrorCode(215);
 const PEER_ACCESS_UNSUPPORTED: ErrorCode = ErrorCode(217);
 pub(crate) const INVALID_HANDLE: ErrorCode = ErrorCode(400);
 pub(crate) const CONTEXT_IS_DESTROYED: ErrorCode = ErrorCode(709);
@@ -108,23 +112,37 @@ pub(crate) fn current(call: &Call) -> Result<(usize, &'static Gpu), ErrorCode> {
 
 /// Creates a context, with its memory and its id.
 fn start_context(call: &Call, gpu: &Gpu, name: impl FnOnce(&mut Objects) -> Handle) -> Result<Handle, ErrorCode> {
-    gpu.memory().cuda().hold(call.driver.config.context)?;
-    let uid = call.driver.contexts_created.fetch_add(1, Ordering::Relaxed) + 1;
-    call.log("context_created", 0);
     let mut objects = lock(&call.driver.objects);
     let context = name(&mut objects);
+    if let Err(error) = taken::by_context(call, &mut gpu.memory(), context) {
+        objects.contexts.remove(&context);
+        return Err(error);
+    }
+    let uid = call.driver.contexts_created.fetch_add(1, Ordering::Relaxed) + 1;
+    call.log("context_created", 0);
     objects.context_uids.insert(context, uid);
     Ok(context)
 }
 
-/// Frees everything in a context.
-fn empty_context(call: &Call, gpu: &Gpu, context: Handle) {
+/// Frees everything in a context, and its own memory.
+fn end_context(call: &Call, gpu: &Gpu, context: Handle) -> Result<(), ErrorCode> {
     cupti::announce_end(context);
     gpu.memory().end(context);
     let mut objects = lock(&call.driver.objects);
     objects.streams.retain(|_, stream| stream.context != context);
     objects.arrays.retain(|_, array| array.context != context);
     objects.managed.retain(|_, (_, owner)| *owner != context);
+    objects.limits.retain(|(of, _), _| *of != context);
+    modules::end(&mut objects, context);
+    if gpu.memory().used_by_process().is_none() {
+        // The pools are empty, because their blocks have ended with the primary context.
+        gpu.memory().empty_pools();
+    }
+    for executable in objects.executables.values_mut().filter(|executable| executable.context == context) {
+        // Its memory is part of the context's.
+        executable.context = 0;
+    }
+    settle_managed(call, &mut objects)
 }
 
 fn create_context(call: &Call, created: Out<Handle>, of: Device) -> Result<(), ErrorCode> {
@@ -142,8 +160,7 @@ fn destroy_context(call: &Call, destroyed: Handle) -> Result<(), ErrorCode> {
     ready(call)?;
     let card = lock(&call.driver.objects).contexts.get(&destroyed).copied().ok_or(INVALID_CONTEXT)?;
     let gpu = call.on(card)?;
-    empty_context(call, gpu, destroyed);
-    gpu.memory().cuda().release(call.driver.config.context);
+    end_context(call, gpu, destroyed)?;
     let mut objects = lock(&call.driver.objects);
     objects.contexts.remove(&destroyed);
     objects.attached.remove(&destroyed);
@@ -221,8 +238,10 @@ pub(crate) fn bus_id(card: usize) -> String {
 const NON_BLOCKING: c_uint = 1;
 
 fn new_stream(call: &Call, created: Out<Handle>, flags: c_uint) -> Result<(), ErrorCode> {
-    let (context, card, _) = context(call)?;
+    let (context, card, gpu) = context(call)?;
     let mut objects = lock(&call.driver.objects);
+    let streams = objects.streams.values().filter(|stream| stream.context == context).count() + 1;
+    taken::by_streams(call, gpu, context, streams)?;
     let handle = free_handle(STREAMS, |taken| objects.streams.contains_key(taken));
     let blocking = flags & NON_BLOCKING == 0;
     objects.streams.insert(handle, Stream { card, context, blocking, capture: None });
@@ -243,16 +262,21 @@ fn pooling(call: &Call, of: Device) -> Result<usize, ErrorCode> {
 
 /// `CU_DEVICE_ATTRIBUTE_…` and the value. Any other attribute is 0.
 const ATTRIBUTES: &[(c_int, c_int)] = &[
-    (1, 1024), // MAX_THREADS_PER_BLOCK
-    (10, 32),  // WARP_SIZE
-    (16, 132), // MULTIPROCESSOR_COUNT
-    (41, 1),   // UNIFIED_ADDRESSING
-    (75, 9),   // COMPUTE_CAPABILITY_MAJOR
-    (76, 0),   // COMPUTE_CAPABILITY_MINOR
-    (83, 1),   // MANAGED_MEMORY
+    (1, 1024),  // MAX_THREADS_PER_BLOCK
+    (10, 32),   // WARP_SIZE
+    (16, 132),  // MULTIPROCESSOR_COUNT
+    (39, 2048), // MAX_THREADS_PER_MULTIPROCESSOR
+    (41, 1),    // UNIFIED_ADDRESSING
+    (75, 9),    // COMPUTE_CAPABILITY_MAJOR
+    (76, 0),    // COMPUTE_CAPABILITY_MINOR
+    (83, 1),    // MANAGED_MEMORY
 ];
 const MEMORY_POOLS_SUPPORTED: c_int = 115;
 const INTEGRATED: c_int = 18;
+
+/// `CU_LIMIT_…`
+const STACK_SIZE: c_int = 0;
+const HEAP_SIZE: c_int = 2;
 
 /// `CU_MEMPOOL_ATTR_…`
 const RELEASE_THRESHOLD: c_int = 4;
@@ -269,11 +293,15 @@ dispatched! { jumps;
         if call.driver.visible.is_empty() {
             return Err(NO_DEVICE);
         }
-        if !call.is_initialised() && call.driver.initialised_by.swap(process::id(), Ordering::Relaxed) != 0 {
+        let is_first = !call.is_initialised();
+        if is_first && call.driver.initialised_by.swap(process::id(), Ordering::Relaxed) != 0 {
             // A forked process inherits no state of the driver from its parent, and cannot initialise the driver
             // itself.
             call.driver.initialised_by.store(u32::MAX, Ordering::Relaxed);
             return Err(NOT_INITIALIZED);
+        }
+        if is_first {
+            taken::by_init(call)?;
         }
         call.driver.tear_down_at_exit();
         crate::injection::load(call)
@@ -359,8 +387,7 @@ dispatched! { jumps;
             memory.retained
         };
         if left == 0 {
-            empty_context(call, gpu, CONTEXTS + card);
-            gpu.memory().cuda().release(call.driver.config.context);
+            end_context(call, gpu, CONTEXTS + card)?;
         }
         Ok(())
     }
@@ -369,8 +396,7 @@ dispatched! { jumps;
         // Everything in the context is freed, but its references must still be released.
         let (card, gpu) = device(call, of)?;
         if gpu.memory().retained > 0 {
-            empty_context(call, gpu, CONTEXTS + card);
-            gpu.memory().cuda().release(call.driver.config.context);
+            end_context(call, gpu, CONTEXTS + card)?;
             start_context(call, gpu, |_| CONTEXTS + card)?;
         }
         Ok(())
@@ -466,6 +492,29 @@ dispatched! { jumps;
     fn cuCtxSynchronize() |call| {
         let (card, gpu) = current(call)?;
         synchronize(call, card, gpu)
+    }
+
+    fn cuCtxSetLimit(limit: c_int, bytes: usize) |call| {
+        let (context, _, gpu) = context(call)?;
+        let bytes = bytes as u64;
+        match limit {
+            STACK_SIZE => taken::by_stack_limit(call, gpu, context, bytes)?,
+            HEAP_SIZE => taken::take(call, gpu, Purpose::Heap(context), bytes.saturating_sub(HEAP_OF_CONTEXT))?,
+            _ => return Err(UNSUPPORTED_LIMIT),
+        }
+        lock(&call.driver.objects).limits.insert((context, limit), bytes);
+        Ok(())
+    }
+
+    fn cuCtxGetLimit(bytes: Out<usize>, limit: c_int) |call| {
+        let (context, _, _) = context(call)?;
+        let initial = match limit {
+            STACK_SIZE => LOCAL_OF_CONTEXT,
+            HEAP_SIZE => HEAP_OF_CONTEXT,
+            _ => return Err(UNSUPPORTED_LIMIT),
+        };
+        let set = lock(&call.driver.objects).limits.get(&(context, limit)).copied();
+        Ok(bytes.put(usize::try_from(set.unwrap_or(initial)).unwrap_or(usize::MAX))?)
     }
 
     fn cuMemGetInfo_v2(free: Out<usize>, all: Out<usize>) |call| {
@@ -607,9 +656,12 @@ const ERRORS: &[(c_int, &std::ffi::CStr, &std::ffi::CStr)] = &[
     (46, c"CUDA_ERROR_DEVICE_UNAVAILABLE", c"CUDA-capable device(s) is/are busy or unavailable"),
     (100, c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected"),
     (101, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
+    (200, c"CUDA_ERROR_INVALID_IMAGE", c"device kernel image is invalid"),
     (201, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
     (214, c"CUDA_ERROR_ECC_UNCORRECTABLE", c"uncorrectable ECC error encountered"),
+    (215, c"CUDA_ERROR_UNSUPPORTED_LIMIT", c"limit is not supported on this architecture"),
     (400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+    (500, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
     (709, c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),
     (800, c"CUDA_ERROR_NOT_PERMITTED", c"operation not permitted"),
     (712, c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", c"part or all of the requested memory range is already mapped"),

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::cupti::Subscriptions;
 use crate::ffi::code_of;
 use crate::objects::Objects;
-use crate::{cuda, cupti, ffi, graphs, imports, memory, nvml, physical, program, work};
+use crate::{cuda, cupti, ffi, graphs, imports, memory, modules, nvml, physical, program, work};
 
 pub(crate) struct Driver {
     pub(crate) config: Config,
@@ -64,8 +64,7 @@ pub(crate) fn driver() -> &'static Driver {
 impl Driver {
     /// Returns the GPU of a live context or of a primary context.
     pub(crate) fn context_card(&self, context: usize) -> Option<usize> {
-        let primary = context.checked_sub(cuda::CONTEXTS).filter(|card| *card < self.gpus.len());
-        primary.or_else(|| lock(&self.objects).contexts.get(&context).copied())
+        lock(&self.objects).context_card(context, self.gpus.len())
     }
 
     /// Returns the id of a context; 0 for no context.
@@ -95,6 +94,7 @@ impl Driver {
             memory::FUNCTIONS,
             physical::FUNCTIONS,
             graphs::FUNCTIONS,
+            modules::FUNCTIONS,
             work::FUNCTIONS,
             imports::FUNCTIONS,
             cupti::FUNCTIONS,
@@ -105,7 +105,7 @@ impl Driver {
             .cards
             .iter()
             .enumerate()
-            .map(|(index, card)| Gpu::new(index, *card, config.mig))
+            .map(|(index, card)| Gpu::new(index, *card, &config))
             .collect::<Result<_, _>>()
             .map_err(|_| "GPUMEM_STANDIN: a card has less memory than is reserved and used of it".to_owned())?;
         let log = config.log.as_ref().map(|path| {
@@ -167,6 +167,7 @@ impl Call {
     /// Runs a function's body, unless the call must fail, and writes the call to the log.
     pub(crate) fn run<E: Into<c_int>>(function: &'static str, body: impl FnOnce(&Self) -> Result<(), E>) -> c_int {
         let call = Self { driver: driver(), function, card: None.into() };
+        call.grow_others();
         let code = call.strike(None).unwrap_or_else(|| code_of(body(&call)));
         match program::call().filter(|outer| *outer != function) {
             Some(outer) => call.log(&format!("{outer}>{function}"), code),
@@ -196,6 +197,14 @@ impl Call {
 
     fn strike(&self, card: Option<usize>) -> Option<c_int> {
         self.driver.config.faults.iter().find_map(|fault| fault.strike(self.function, card))
+    }
+
+    /// Takes memory for other processes, if the settings say so for this function.
+    fn grow_others(&self) {
+        let Some((function, bytes)) = &self.driver.config.others_grow else { return };
+        if function == self.function {
+            self.driver.gpus.iter().for_each(|gpu| gpu.memory().grow_others(*bytes));
+        }
     }
 
     pub(crate) fn is_initialised(&self) -> bool {

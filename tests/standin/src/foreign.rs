@@ -8,7 +8,7 @@ use std::process;
 use std::sync::atomic::Ordering;
 
 use crate::stubs::Slot;
-use crate::{cuda, graphs, imports, memory, physical, work};
+use crate::{cuda, graphs, imports, memory, modules, physical, work};
 
 /// A function that the loader calls when it loads the library.
 #[used]
@@ -19,7 +19,9 @@ extern "C" fn at_load() {
     let settings = env::var("GPUMEM_STANDIN").unwrap_or_default();
     let named = settings.split(',').filter_map(|entry| entry.trim().strip_prefix("foreign_slot="));
     for function in named {
-        let slots = [cuda::SLOTS, memory::SLOTS, physical::SLOTS, graphs::SLOTS, imports::SLOTS, work::SLOTS].concat();
+        let slots =
+            [cuda::SLOTS, memory::SLOTS, physical::SLOTS, graphs::SLOTS, imports::SLOTS, modules::SLOTS, work::SLOTS]
+                .concat();
         let Some((_, slot)) = slots.iter().find(|(name, _)| *name == function) else {
             eprintln!("gpumem-standin: GPUMEM_STANDIN: `foreign_slot={function}`: no such function");
             process::abort();

@@ -5,18 +5,20 @@
 //! A block that a graph does not free is live until the program frees it, and keeps its memory mapped.
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::thread;
 
 use crate::cuda::{
     Address, Device, ErrorCode, Handle, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY,
-    STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_INVALIDATED, STREAM_CAPTURE_UNSUPPORTED, device, ready, stream_card,
+    STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_INVALIDATED, STREAM_CAPTURE_UNSUPPORTED, context, device, ready,
+    stream_card,
 };
 use crate::driver::{Call, lock};
 use crate::ffi::Out;
 use crate::memory::PoolProperties;
 use crate::objects::{Capture, Executable, Node, Objects, free_handle};
 use crate::physical::{GRANULARITY, ON_DEVICE};
+use crate::taken;
 
 const GRAPHS: Handle = 0x3000_0000;
 const EXECUTABLES: Handle = 0x3300_0000;
@@ -29,8 +31,9 @@ const STEP: u64 = 32 << 20;
 const GLOBAL: c_int = 0;
 const RELAXED: c_int = 2;
 
-/// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_…`
 const AUTO_FREE_ON_LAUNCH: u64 = 1;
+const UPLOAD: u64 = 2;
 
 /// `CU_GRAPH_MEM_ATTR_…`
 const USED_MEM_CURRENT: c_int = 0;
@@ -54,8 +57,18 @@ struct AllocNode {
     address: Address,
 }
 
+/// A `CUDA_GRAPH_INSTANTIATE_PARAMS`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct InstantiateParams {
+    flags: u64,
+    upload_stream: Handle,
+    failed: Handle,
+    result: c_int,
+}
+
 // These are as in cuda.h.
-const _: () = assert!(size_of::<AllocNode>() == 120);
+const _: () = assert!(size_of::<AllocNode>() == 120 && size_of::<InstantiateParams>() == 32);
 
 /// Rejects a call that is not allowed while a stream of the GPU is being captured, and invalidates the capture, as CUDA does.
 pub(crate) fn not_capturing(call: &Call, card: usize) -> Result<(), ErrorCode> {
@@ -95,7 +108,7 @@ pub(crate) fn add_alloc(call: &Call, graph: Handle, card: usize, bytes: u64) -> 
     let nodes = objects.graphs.values().chain(objects.executables.values().map(|executable| &executable.nodes));
     taken.extend(nodes.flatten().filter_map(|node| match node {
         Node::Alloc { address, bytes, .. } => Some((*address, *bytes)),
-        Node::Free(_) => None,
+        Node::Free(_) | Node::Kernel => None,
     }));
     taken.sort_unstable();
     let mut address = BLOCKS;
@@ -121,6 +134,14 @@ pub(crate) fn add_free(call: &Call, graph: Handle, address: Address) -> Result<H
         return Err(INVALID_VALUE);
     }
     nodes.push(Node::Free(address));
+    Ok(graph + nodes.len())
+}
+
+/// Adds a node that runs a function.
+pub(crate) fn add_kernel(call: &Call, graph: Handle) -> Result<Handle, ErrorCode> {
+    let mut objects = lock(&call.driver.objects);
+    let nodes = objects.graphs.get_mut(&graph).ok_or(INVALID_VALUE)?;
+    nodes.push(Node::Kernel);
     Ok(graph + nodes.len())
 }
 
@@ -161,14 +182,21 @@ fn new_graph(objects: &mut Objects) -> Handle {
 
 fn instantiate(call: &Call, created: Out<Handle>, graph: Handle, flags: u64) -> Result<(), ErrorCode> {
     ready(call)?;
+    let current = context(call).ok();
     let mut objects = lock(&call.driver.objects);
     let nodes = objects.graphs.get(&graph).ok_or(INVALID_VALUE)?.clone();
     let allocates = nodes.iter().any(|node| matches!(node, Node::Alloc { .. }));
     if allocates && objects.executables.values().any(|executable| executable.graph == graph) {
         return Err(NOT_SUPPORTED);
     }
+    if let Some((context, _, gpu)) = current {
+        let live = objects.executables.values().filter(|executable| executable.context == context);
+        let others: usize = live.map(|executable| executable.nodes.len()).sum();
+        taken::by_graphs(call, gpu, context, others + nodes.len())?;
+    }
+    let context = current.map_or(0, |(context, ..)| context);
     let handle = free_handle(EXECUTABLES, |taken| objects.executables.contains_key(taken));
-    objects.executables.insert(handle, Executable { graph, nodes, frees: flags & AUTO_FREE_ON_LAUNCH != 0 });
+    objects.executables.insert(handle, Executable { graph, context, nodes, frees: flags & AUTO_FREE_ON_LAUNCH != 0 });
     Ok(created.put(handle)?)
 }
 
@@ -180,7 +208,7 @@ fn launch(call: &Call, executable: Handle, stream: Handle, works: bool) -> Resul
     let mut live = objects.graph_blocks.clone();
     let own = nodes.iter().filter_map(|node| match node {
         Node::Alloc { address, .. } => Some(address),
-        Node::Free(_) => None,
+        Node::Free(_) | Node::Kernel => None,
     });
     for address in own {
         if live.remove(address).is_some() && !frees {
@@ -198,6 +226,7 @@ fn launch(call: &Call, executable: Handle, stream: Handle, works: bool) -> Resul
             Node::Free(address) => {
                 live.remove(address).ok_or(INVALID_VALUE)?;
             }
+            Node::Kernel => {}
         }
     }
     for (card, most) in most.into_iter().enumerate().filter(|(_, most)| *most > 0) {
@@ -293,8 +322,27 @@ dispatched! { calls;
         Ok(created.put(node)?)
     }
 
+    fn cuGraphAddKernelNode | cuGraphAddKernelNode_v2(created: Out<Handle>, graph: Handle, _nodes: Out<c_void>, _count: usize, _parameters: Out<c_void>) |call| {
+        ready(call)?;
+        let node = add_kernel(call, graph)?;
+        Ok(created.put(node)?)
+    }
+
     fn cuGraphInstantiateWithFlags(created: Out<Handle>, graph: Handle, flags: u64) |call| {
         instantiate(call, created, graph, flags)
+    }
+
+    fn cuGraphInstantiate | cuGraphInstantiate_v2(created: Out<Handle>, graph: Handle, _failed: Out<Handle>, _log: Out<c_char>, _length: usize) |call| {
+        instantiate(call, created, graph, 0)
+    }
+
+    fn cuGraphInstantiateWithParams | cuGraphInstantiateWithParams_ptsz(created: Out<Handle>, graph: Handle, parameters: Out<InstantiateParams>) |call| {
+        let given = parameters.get()?;
+        instantiate(call, created, graph, given.flags)?;
+        if given.flags & UPLOAD != 0 {
+            launch(call, created.get()?, given.upload_stream, false)?;
+        }
+        Ok(parameters.put(InstantiateParams { result: 0, ..given })?)
     }
 
     fn cuGraphExecDestroy(executable: Handle) |call| {

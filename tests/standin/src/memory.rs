@@ -11,8 +11,9 @@ use crate::driver::{Call, lock};
 use crate::ffi::Out;
 use crate::graphs::{self, not_capturing};
 use crate::imports;
-use crate::objects::{Array, Imported, free_handle};
+use crate::objects::{Array, Imported, Objects, free_handle};
 use crate::physical::{GRANULARITY, Location, ON_DEVICE};
+use crate::taken::{self, Purpose};
 
 fn already_registered() -> ErrorCode {
     712.into()
@@ -28,6 +29,8 @@ const ARRAYS: Handle = 0x4100_0000;
 const MANAGED: Address = 0x6000_0000_0000;
 /// The rows of a pitched block start at multiples of this.
 const PITCH: usize = 512;
+/// `CU_DEVICE_CPU`
+const ON_HOST: Device = -1;
 
 /// A `CUmemPoolProps`.
 #[derive(Clone, Copy)]
@@ -95,6 +98,18 @@ impl SolidShape {
                 bytes.checked_mul(((*side >> level) as u64).max(1)).ok_or(OUT_OF_MEMORY)
             })
     }
+}
+
+/// Takes the memory of the managed blocks that are on GPUs, and gives back the memory of blocks that are not.
+pub(crate) fn settle_managed(call: &Call, objects: &mut Objects) -> Result<(), ErrorCode> {
+    let Objects { managed, resident, .. } = objects;
+    resident.retain(|address, _| managed.contains_key(address));
+    for (card, gpu) in call.driver.gpus.iter().enumerate() {
+        let on_card = managed.iter().filter(|(address, _)| resident.get(address) == Some(&card));
+        let bytes = on_card.map(|(_, (bytes, _))| bytes.next_multiple_of(GRANULARITY)).sum();
+        taken::take(call, gpu, Purpose::Managed, bytes)?;
+    }
+    Ok(())
 }
 
 /// Converts the code of another driver function that was called here.
@@ -265,9 +280,32 @@ dispatched! { calls;
         Ok(address.put(start)?)
     }
 
+    fn cuMemPrefetchAsync | cuMemPrefetchAsync_ptsz(address: Address, _bytes: usize, to: Device, stream: Handle) |call| {
+        stream_card(call, stream)?;
+        let card = if to == ON_HOST { None } else { Some(device(call, to)?.0) };
+        let mut objects = lock(&call.driver.objects);
+        let (start, (bytes, _)) = objects.managed.range(..=address).next_back().ok_or(INVALID_VALUE)?;
+        let start = *start;
+        if address - start >= *bytes {
+            return Err(INVALID_VALUE);
+        }
+        match card {
+            Some(card) => objects.resident.insert(start, card),
+            None => objects.resident.remove(&start),
+        };
+        settle_managed(call, &mut objects)
+    }
+
     fn cuMemFree_v2(address: Address) |call| {
         current(call)?;
-        let managed = lock(&call.driver.objects).managed.remove(&address).is_some();
+        let managed = {
+            let mut objects = lock(&call.driver.objects);
+            let managed = objects.managed.remove(&address).is_some();
+            if managed {
+                settle_managed(call, &mut objects)?;
+            }
+            managed
+        };
         if address == 0 || managed && !call.driver.config.nested {
             return Ok(());
         }

@@ -117,23 +117,24 @@ struct ProcessInfo {
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
 
-/// NVML counts a little less for a context than the GPU: 518 of 527 MiB.
-const UNSEEN_OF_CONTEXT: u64 = 9 << 20;
+/// The id of this process outside of its container: the highest one that Linux gives.
+const ID_OUTSIDE: c_uint = (1 << 22) - 1;
 
 /// Returns the processes on one of the lists. This process is on the list of compute processes, once it has a context.
 fn processes(call: &Call, of: Handle, list: List) -> Result<Vec<ProcessInfo>, ErrorCode> {
     let (gpu, _) = device(call, of)?;
     let config = &call.driver.config;
     let mut memory = gpu.memory();
-    let own = match config.processes {
-        _ if list != List::Compute || memory.retained == 0 => None,
+    let used = memory.used_by_process().filter(|_| list == List::Compute);
+    let own = used.and_then(|used| match config.processes {
         Processes::Empty => None,
-        Processes::Unavailable => Some(NOT_AVAILABLE),
-        Processes::Own => Some(memory.cuda().used() - gpu.others - UNSEEN_OF_CONTEXT.min(config.context)),
-    };
+        Processes::Unavailable => Some((process::id(), NOT_AVAILABLE)),
+        Processes::Renamed => Some((ID_OUTSIDE, used)),
+        Processes::Own => Some((process::id(), used)),
+    });
     let others = config.others.iter().filter(|other| other.list == list);
     let others = others.map(|other| (other.pid, other.used.unwrap_or(NOT_AVAILABLE)));
-    let all = own.map(|used| (process::id(), used)).into_iter().chain(others);
+    let all = own.into_iter().chain(others);
     let info = |(pid, used)| ProcessInfo { pid, used, gpu_instance: c_uint::MAX, compute_instance: c_uint::MAX };
     Ok(all.map(info).collect())
 }
@@ -314,5 +315,13 @@ exports! {
         }
         Ok(found.put(of + 1)?)
     }
+}
 
+/// Sets the memory of other processes on a GPU, by NVML's index. Their entries in NVML's lists stay as they are.
+#[unsafe(no_mangle)]
+extern "C" fn standin_set_others(card: c_uint, bytes: u64) -> c_int {
+    Call::run("standin_set_others", |call| {
+        let gpu = call.driver.gpus.get(card as usize).ok_or(INVALID_ARGUMENT)?;
+        gpu.memory().set_others(bytes).map_err(|_| INSUFFICIENT_SIZE)
+    })
 }

@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::thread::ThreadId;
 
+use crate::cuda::CONTEXTS;
+use crate::modules::Module;
+
 /// The first handle of physical memory.
 const PHYSICAL: usize = 0x4000_0000;
 
@@ -27,6 +30,9 @@ pub(crate) struct Objects {
     pub(crate) contexts: HashMap<usize, usize>,
     /// The number of calls of `cuCtxAttach` for a context, minus the calls of `cuCtxDetach`.
     pub(crate) attached: HashMap<usize, u32>,
+    /// The limits that the program set in each context.
+    pub(crate) limits: HashMap<(usize, i32), u64>,
+    pub(crate) modules: HashMap<usize, Module>,
     /// The id of each context, including primary ones.
     pub(crate) context_uids: HashMap<usize, u32>,
     /// The GPU of each created pool, and the pool's number on it.
@@ -40,6 +46,8 @@ pub(crate) struct Objects {
     pub(crate) mapped: BTreeMap<u64, (u64, usize)>,
     /// Managed blocks: bytes, and the context that they end with.
     pub(crate) managed: BTreeMap<u64, (u64, usize)>,
+    /// The GPU that a managed block is on, if it is on one.
+    pub(crate) resident: HashMap<u64, usize>,
     /// Pinned memory of the host.
     pub(crate) pinned: HashMap<usize, Vec<u8>>,
     pub(crate) registered: HashSet<usize>,
@@ -66,9 +74,10 @@ pub(crate) struct Capture {
     pub(crate) broken: bool,
 }
 
-/// The effect of a graph on memory.
+/// A node of a graph. A kernel has no effect here.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Node {
+    Kernel,
     Alloc { card: usize, address: u64, bytes: u64 },
     Free(u64),
 }
@@ -76,6 +85,8 @@ pub(crate) enum Node {
 #[derive(Clone)]
 pub(crate) struct Executable {
     pub(crate) graph: usize,
+    /// The context that has memory for it; 0 for none.
+    pub(crate) context: usize,
     pub(crate) nodes: Vec<Node>,
     /// True if a launch frees the blocks that the launch before it left live.
     pub(crate) frees: bool,
@@ -95,6 +106,12 @@ impl Objects {
     pub(crate) fn number(&mut self, address: u64) {
         self.numbered += 1;
         self.numbers.insert(address, self.numbered);
+    }
+
+    /// Returns the GPU of a live context or of a primary context.
+    pub(crate) fn context_card(&self, context: usize, gpus: usize) -> Option<usize> {
+        let primary = context.checked_sub(CONTEXTS).filter(|card| *card < gpus);
+        primary.or_else(|| self.contexts.get(&context).copied())
     }
 
     /// Returns a handle for new physical memory.

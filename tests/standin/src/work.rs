@@ -1,5 +1,5 @@
-//! `libcuda`: copies and launches. Blocks have no content here: copies to the host always write the same byte, and launches are only
-//! counted.
+//! `libcuda`: copies and launches. Blocks have no content here: copies to the host always write the same byte, and launches are counted and
+//! take memory for their function (`modules.rs`).
 
 use std::{
     ffi::{c_char, c_int, c_uint, c_void},
@@ -9,6 +9,7 @@ use std::{
 use crate::cuda::{Address, ErrorCode, Handle, INVALID_VALUE, address_in, current, ready};
 use crate::driver::Call;
 use crate::ffi::Out;
+use crate::{graphs, modules};
 
 /// The content of blocks.
 const CONTENT: u8 = 0xab;
@@ -17,6 +18,19 @@ const CONTENT: u8 = 0xab;
 const JOINS: Handle = 1000;
 /// From this handle on, functions are NCCL's.
 const COLLECTIVES: Handle = 100;
+
+/// A `CUlaunchConfig`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct LaunchConfig {
+    sizes: [c_uint; 7],
+    stream: Handle,
+    attributes: Out<c_void>,
+    count: c_uint,
+}
+
+// This is as in cuda.h.
+const _: () = assert!(size_of::<LaunchConfig>() == 56);
 
 static EXECUTED: AtomicU32 = AtomicU32::new(0);
 
@@ -40,6 +54,16 @@ fn copied(call: &Call, address: Address, bytes: usize) -> Result<(), ErrorCode> 
 /// Counts a copy without checking its source and destination. gpumem checks them in dry runs.
 fn unseen(call: &Call) -> Result<(), ErrorCode> {
     current(call)?;
+    EXECUTED.fetch_add(1, Relaxed);
+    Ok(())
+}
+
+/// Counts a launch. If the stream is being captured, it becomes a node of the graph.
+fn launch(call: &Call, function: Handle, stream: Handle) -> Result<(), ErrorCode> {
+    modules::launch(call, function)?;
+    if let Some(graph) = graphs::captured(call, stream)? {
+        graphs::add_kernel(call, graph)?;
+    }
     EXECUTED.fetch_add(1, Relaxed);
     Ok(())
 }
@@ -87,17 +111,30 @@ dispatched! { jumps;
         Ok(bytes.put(usize::try_from(crate::cuda::total(gpu.memory().cuda())).unwrap_or(usize::MAX))?)
     }
 
-    fn cuLaunchKernel(_function: Handle, _gx: c_uint, _gy: c_uint, _gz: c_uint, _bx: c_uint, _by: c_uint, _bz: c_uint,
-        _shared: c_uint, _stream: Handle, _parameters: Out<Out<c_void>>, _extra: Out<Out<c_void>>) |call| {
-        current(call)?;
-        EXECUTED.fetch_add(1, Relaxed);
-        Ok(())
+    fn cuLaunchKernel | cuLaunchKernel_ptsz(function: Handle, _gx: c_uint, _gy: c_uint, _gz: c_uint, _bx: c_uint, _by: c_uint,
+        _bz: c_uint, _shared: c_uint, stream: Handle, _parameters: Out<Out<c_void>>, _extra: Out<Out<c_void>>) |call| {
+        launch(call, function, stream)
+    }
+
+    fn cuLaunchKernelEx | cuLaunchKernelEx_ptsz(config: Out<LaunchConfig>, function: Handle, _parameters: Out<Out<c_void>>,
+        _extra: Out<Out<c_void>>) |call| {
+        launch(call, function, config.get()?.stream)
+    }
+
+    fn cuLaunchCooperativeKernel | cuLaunchCooperativeKernel_ptsz(function: Handle, _gx: c_uint, _gy: c_uint, _gz: c_uint, _bx: c_uint,
+        _by: c_uint, _bz: c_uint, _shared: c_uint, stream: Handle, _parameters: Out<Out<c_void>>) |call| {
+        launch(call, function, stream)
     }
 
     // The handle of a function determines how many parameters it has, of one word each. The function that joins tensors has one parameter,
     // of 128 words.
-    fn cuFuncGetParamInfo(function: Handle, at: usize, offset: Out<usize>, bytes: Out<usize>) |_call| {
-        let (count, words) = if function == JOINS { (1, 128) } else { (function % COLLECTIVES, 1) };
+    fn cuFuncGetParamInfo(function: Handle, at: usize, offset: Out<usize>, bytes: Out<usize>) |call| {
+        let (count, words) = match function {
+            JOINS => (1, 128),
+            // The functions of modules have no parameters.
+            _ if modules::name(call, function).is_some() => (0, 1),
+            _ => (function % COLLECTIVES, 1),
+        };
         if at >= count {
             return Err(INVALID_VALUE);
         }
@@ -105,7 +142,10 @@ dispatched! { jumps;
         Ok(bytes.put(words * 8)?)
     }
 
-    fn cuFuncGetName(name: Out<*const c_char>, function: Handle) |_call| {
+    fn cuFuncGetName(name: Out<*const c_char>, function: Handle) |call| {
+        if let Some(known) = modules::name(call, function) {
+            return Ok(name.put(known.as_ptr())?);
+        }
         let known = match function {
             JOINS => c"_ZN2at6native19CatArrayBatchedCopyE",
             COLLECTIVES.. => c"ncclDevKernel_AllReduce_Sum_f32_RING_LL",
