@@ -101,6 +101,13 @@ impl Standin {
         self.set(format!("devices={count}"))
     }
 
+    /// Makes the driver take memory by itself, for contexts, modules, stacks, heaps, streams and graphs; see the stand-in driver's
+    /// `taken.rs`.
+    #[must_use]
+    pub fn driver_memory(self) -> Self {
+        self.set("driver_memory=1")
+    }
+
     /// Adds a fault of `GPUMEM_STANDIN_FAIL`, such as `cuInit=803` or `nvmlDeviceGetMemoryInfo_v2[1]=15@3`.
     #[must_use]
     pub fn fail(mut self, fault: impl Into<String>) -> Self {

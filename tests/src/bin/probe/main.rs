@@ -29,6 +29,7 @@
 //!   `pool_dropped`: the reports of the pool;
 //! - `call function argument…`: calls the driver, see `raw.rs`; `cancelled function argument…`: the same on a thread that is
 //!   cancelled in the call; `let name value`: names a value for arguments; `value name`: the value that a call returned;
+//! - `driver_memory`, `took`: see `driver_memory.rs`;
 //! - `toggling threads rounds`, `rush threads`, `go_on threads`: see `churn.rs`; `forks children`: see `forks.rs`;
 //! - `until_killed when`, `killed_on_new_stacks micros`, `busy milliseconds`: see `killed.rs`; `await_file path`: waits for a
 //!   file; `await_recorded folder`: waits until a recording in the folder has an allocation; `exec program & argument & …`: runs
@@ -60,6 +61,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs, io, thread};
 
 mod churn;
+mod driver_memory;
 mod forks;
 mod killed;
 mod places;
@@ -122,6 +124,7 @@ struct Probe {
     names: Names,
     tool: Tool,
     pool: Option<Pool>,
+    figures: driver_memory::Figures,
 }
 
 impl Probe {
@@ -379,6 +382,8 @@ impl Probe {
                 let (threads, rounds) = argument.split_once(' ').ok_or("two numbers")?;
                 churn::toggling(threads.parse()?, rounds.parse()?)?
             }
+            "driver_memory" => driver_memory::take_all(&self.names)?,
+            "took" => self.figures.took()?,
             "forks" => forks::forks(argument.parse()?)?,
             "rush" => churn::rush(argument.parse()?)?,
             "library" => raw::call_library(argument)?,

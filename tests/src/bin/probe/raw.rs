@@ -1,7 +1,7 @@
 //! Calls the driver as C does: by name, with arguments from the script.
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_char, c_int, c_ulong, c_void};
+use std::ffi::{CString, c_char, c_int, c_uint, c_ulong, c_void};
 use std::fs::File;
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,21 +67,23 @@ impl Names {
     /// - `on:1`: the properties of memory or of a pool on device 1; `on:host`: on the host;
     /// - `node:name:bytes:1`: the parameters of a node that allocates these bytes on device 1; `name` gets the address;
     /// - `zeros`: a struct that the call may write to, or does not read;
+    /// - `text:add`: the text `add`, such as the name of a function, or the image of a module;
+    /// - `config:s`: a `CUlaunchConfig` with the stream `s`; `instantiate:flags`: a `CUDA_GRAPH_INSTANTIATE_PARAMS` with these flags;
     /// - `array:64x32x1:0x20:4`: the shape of an array, its format and its channels; `array3d:…` likewise.
     pub(crate) fn call(&self, line: &str) -> Result<c_int, Trouble> {
         let mut words = line.split_whitespace();
         let function = words.next().ok_or("no function")?;
         let mut arguments = words.map(|word| self.argument(word)).collect::<Result<Vec<_>, _>>()?;
-        let mut registers = [0; 6];
-        for (register, argument) in registers.iter_mut().zip(&mut arguments) {
-            *register = argument.register();
+        let mut values = [0; ARGUMENTS];
+        for (value, argument) in values.iter_mut().zip(&mut arguments) {
+            *value = argument.register();
         }
-        let result = invoke(function, registers)?;
+        let result = invoke(function, values)?;
         for argument in arguments {
             match argument {
                 Argument::Out(name, value) => _ = self.lock().insert(name, *value),
                 Argument::Node(name, words) => _ = self.lock().insert(name, words[14]),
-                Argument::Value(_) | Argument::Struct(_) => {}
+                Argument::Value(_) | Argument::Struct(_) | Argument::Text(_) => {}
             }
         }
         Ok(result)
@@ -110,6 +112,17 @@ impl Names {
         if word == "zeros" {
             return Ok(Argument::Struct(vec![0; 16]));
         }
+        if let Some(text) = word.strip_prefix("text:") {
+            return Ok(Argument::Text(CString::new(text)?));
+        }
+        if let Some(stream) = word.strip_prefix("config:") {
+            let mut words = vec![0; 7];
+            words[4] = self.value(stream)?;
+            return Ok(Argument::Struct(words));
+        }
+        if let Some(flags) = word.strip_prefix("instantiate:") {
+            return Ok(Argument::Struct(vec![self.value(flags)?, 0, 0, 0]));
+        }
         let shape = word.strip_prefix("array3d:").map(|shape| (shape, true));
         if let Some((shape, solid)) = shape.or_else(|| word.strip_prefix("array:").map(|shape| (shape, false))) {
             let [sides, format, channels] = shape.split(':').collect::<Vec<_>>()[..] else {
@@ -129,6 +142,7 @@ enum Argument {
     Out(String, Box<u64>),
     Struct(Vec<u64>),
     Node(String, Vec<u64>),
+    Text(CString),
 }
 
 impl Argument {
@@ -138,16 +152,21 @@ impl Argument {
             Self::Value(value) => *value,
             Self::Out(_, value) => ptr::from_mut(&mut **value) as u64,
             Self::Struct(words) | Self::Node(_, words) => words.as_mut_ptr() as u64,
+            Self::Text(text) => text.as_ptr() as u64,
         }
     }
 }
 
-/// The type of a function of the driver: six integers. The calling conventions of x86-64 and aarch64 pass integers and pointers
-/// in registers, and a function with fewer arguments reads fewer registers.
-type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> c_int;
+/// The number of arguments of `cuLaunchKernel`. No function of the driver that the scripts call has more.
+const ARGUMENTS: usize = 11;
 
-/// Calls a function of the driver.
-pub(crate) fn invoke(function: &str, registers: [u64; 6]) -> Result<c_int, Trouble> {
+/// The type of a function of the driver: eleven integers. The calling conventions of x86-64 and aarch64 pass integers and pointers in
+/// registers, and then in words of the stack. A function with fewer arguments reads fewer of them.
+type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> c_int;
+
+/// Calls a function of the driver. Arguments that are not given are 0.
+pub(crate) fn invoke<const COUNT: usize>(function: &str, given: [u64; COUNT]) -> Result<c_int, Trouble> {
+    const { assert!(COUNT <= ARGUMENTS) };
     // SAFETY: loading the driver has no preconditions, and all programs here have loaded it already or can.
     let library = unsafe { sys::culib() };
     let name = CString::new(function)?;
@@ -157,13 +176,15 @@ pub(crate) fn invoke(function: &str, registers: [u64; 6]) -> Result<c_int, Troub
         unsafe { library.get::<unsafe extern "C" fn(*const c_char) -> *const c_char>(b"standin_program_calls") };
     // SAFETY: the names that are passed are null, or live until the next is passed.
     let mark = |name| calls.as_ref().map_or(ptr::null(), |calls| unsafe { calls(name) });
-    // SAFETY: every function that the scripts name takes at most six integers and pointers and returns a `CUresult`.
+    // SAFETY: every function that the scripts name takes at most eleven integers and pointers and returns a `CUresult`.
     let function = unsafe { library.get::<Function>(function.as_bytes()) }?;
-    let [first, second, third, fourth, fifth, sixth] = registers;
+    let mut all = [0; ARGUMENTS];
+    all[..COUNT].copy_from_slice(&given);
+    let [a, b, c, d, e, f, g, h, i, j, k] = all;
     let before = mark(name.as_ptr());
     // SAFETY: pointers are the script's own (which the stand-in driver rejects if they are wrong) or those of arguments that live
     // until the call has returned and are as large as the function writes or reads.
-    let code = unsafe { function(first, second, third, fourth, fifth, sixth) };
+    let code = unsafe { function(a, b, c, d, e, f, g, h, i, j, k) };
     mark(before);
     Ok(code)
 }
@@ -381,6 +402,54 @@ pub(crate) fn load_and_close(path: &str) -> Result<c_int, Trouble> {
     let code = unsafe { initialize() };
     library.close()?;
     Ok(code)
+}
+
+/// Returns the used memory of the first GPU and that of this process on it, as NVML counts them. The latter is `None` if NVML's list does
+/// not tell it.
+pub(crate) fn figures() -> Result<(u64, Option<u64>), Trouble> {
+    const NVML: &str = "libnvidia-ml.so.1";
+    type OnDevice<T> = unsafe extern "C" fn(usize, *mut T) -> c_int;
+    type List = unsafe extern "C" fn(usize, *mut c_uint, *mut ProcessInfo) -> c_int;
+
+    /// An `nvmlMemory_v2_t`.
+    #[derive(Default)]
+    #[repr(C)]
+    struct MemoryInfo {
+        version: c_uint,
+        total: u64,
+        reserved: u64,
+        free: u64,
+        used: u64,
+    }
+
+    /// An `nvmlProcessInfo_t`.
+    #[derive(Clone, Copy, Default)]
+    #[repr(C)]
+    struct ProcessInfo {
+        pid: c_uint,
+        used: u64,
+        instances: [c_uint; 2],
+    }
+
+    let done = |code: c_int| if code == 0 { Ok(()) } else { Err(Trouble::from(format!("NVML: {code}"))) };
+    let mut memory = MemoryInfo { version: 0x0200_0028, ..MemoryInfo::default() };
+    let mut processes = [ProcessInfo::default(); 8];
+    let (mut device, mut count) = (0, 8);
+    // SAFETY: these functions have these types, and all pointers live for the calls. The list has room for `count` entries.
+    unsafe {
+        done(load::<unsafe extern "C" fn() -> c_int>(NVML, "nvmlInit_v2")?())?;
+        done(load::<unsafe extern "C" fn(c_uint, *mut usize) -> c_int>(NVML, "nvmlDeviceGetHandleByIndex_v2")?(
+            0,
+            &raw mut device,
+        ))?;
+        done(load::<OnDevice<MemoryInfo>>(NVML, "nvmlDeviceGetMemoryInfo_v2")?(device, &raw mut memory))?;
+        let list = load::<List>(NVML, "nvmlDeviceGetComputeRunningProcesses_v3")?;
+        done(list(device, &raw mut count, processes.as_mut_ptr()))?;
+        done(load::<unsafe extern "C" fn() -> c_int>(NVML, "nvmlShutdown")?())?;
+    }
+    let own = processes[..count as usize].iter().find(|process| process.pid == std::process::id());
+    // `NVML_VALUE_NOT_AVAILABLE` is the largest number.
+    Ok((memory.used, own.map(|own| own.used).filter(|used| *used != u64::MAX)))
 }
 
 /// Returns a function of a library, which stays loaded.
