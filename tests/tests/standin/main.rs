@@ -7,6 +7,7 @@ mod contexts;
 mod cupti;
 mod devices;
 mod dispatch;
+mod driver_memory;
 mod faults;
 mod graphs;
 mod integrated;
