@@ -137,6 +137,9 @@ fn end_context(call: &Call, gpu: &Gpu, context: Handle) -> Result<(), ErrorCode>
     if gpu.memory().used_by_process().is_none() {
         // The pools are empty, because their blocks have ended with the primary context.
         gpu.memory().empty_pools();
+        let card = objects.context_card(context, call.driver.gpus.len());
+        objects.graph_blocks.retain(|_, (on, _)| Some(*on) != card);
+        gpu.memory().unmap_for_graphs(0);
     }
     for executable in objects.executables.values_mut().filter(|executable| executable.context == context) {
         // Its memory is part of the context's.

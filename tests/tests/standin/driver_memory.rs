@@ -60,7 +60,7 @@ fn the_end_of_a_context_gives_everything_back() {
         module().replace("took = 8192 8192", ""),
         launch("deeper"),
         9 * MIB,
-        graphs(1),
+        graphs(5),
         64 * MIB
     );
     let process = 2048 + 8192 + LOCAL * 15 * 1024 + 1024 + 2048 + 32 * 1024 + 2048;
@@ -73,12 +73,23 @@ fn the_end_of_a_context_gives_everything_back() {
         check(&format!(
             "{took}; took = {device} {process}; {ending}; took = -{} ?; call cuDevicePrimaryCtxRetain &ctx 0; \
              took = {of_context} {}; call cuModuleUnload m = 400; call cuCtxGetLimit &heap 2; value heap = {}; call cuStreamCreate &s 1; \
-             took = 2048 2048",
+             took = 2048 2048; call cuGraphInstantiateWithFlags &x g 0; took = 2048 2048",
             device + of_context,
             518 * 1024,
             8 * MIB
         ));
     }
+    // Memory that is mapped for a graph.
+    let capture = format!(
+        "call cuStreamBeginCapture_v2 s 0; call cuMemAllocAsync &a {} s; call cuStreamEndCapture s &g; call cuGraphInstantiateWithFlags &e g 0",
+        32 * MIB
+    );
+    let mapped = 32 * 1024 + 2048;
+    check(&format!(
+        "call cuStreamCreate &s 1; took = 2048 2048; {capture}; call cuGraphLaunch e s; took = {mapped} {mapped}; \
+         call cuDevicePrimaryCtxRelease_v2 0; took = -{} ?",
+        2048 + mapped + of_context
+    ));
 }
 
 #[test]
@@ -109,7 +120,8 @@ fn a_module_takes_memory_when_its_first_function_is_loaded() {
     );
     // What is not free cannot be taken.
     check(&format!(
-        "call cuModuleLoadData &m text:module:{}/f:0:0; call cuModuleGetFunction &f m text:f = 2; took = 0 0; call cuModuleUnload m",
+        "call cuModuleLoadData &m text:module:{}/f:0:0; call cuModuleGetFunction &f m text:f = 2; took = 0 0; \
+         call cuModuleLoadData &n text:module:2097152/g:0:0; call cuModuleGetFunction &g n text:g; took = 2048 2048",
         16_u64 << 30
     ));
 }
@@ -221,7 +233,7 @@ fn blocks_take_whole_pages_by_address() {
         &[
             format!("{}took = 4096 4096; {}took = -4096 -4096", alloc("a", 3 * MIB), free("a")),
             format!("{}took = 4096 4096", alloc("a", 2_100_000)),
-            format!("{}{}took = 4096 4096", alloc("a", MIB + 1), alloc("b", MIB + 1)),
+            format!("{}{}took = 4096 4096", alloc("a", MIB + 1), alloc("b", 1000)),
             // The first two blocks share a page, and the third, which is in the next page, does not move when they are freed.
             format!(
                 "{}{}took = 2048 2048; {}took = 2048 2048; {}took = 0 0; {}took = -2048 -2048; {}took = -2048 -2048",
