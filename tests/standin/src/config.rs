@@ -210,13 +210,7 @@ impl Config {
                 "foreign_slot" => {}
                 "shared" => config.cupti.shared = flag()?,
                 "processes" => {
-                    config.processes = match value {
-                        "own" => Processes::Own,
-                        "empty" => Processes::Empty,
-                        "unavailable" => Processes::Unavailable,
-                        "renamed" => Processes::Renamed,
-                        _ => return Err(invalid("own, empty, unavailable or renamed")),
-                    }
+                    config.processes = shown(value).ok_or_else(|| invalid("own, empty, unavailable or renamed"))?;
                 }
                 "compute" | "graphics" | "mps" => {
                     let list = match key {
@@ -264,6 +258,17 @@ fn bytes_of<'card>(card: &'card mut Card, name: &str) -> Option<&'card mut u64> 
         "total" => Some(&mut card.total),
         "reserved" => Some(&mut card.reserved),
         "used" => Some(&mut card.used),
+        _ => None,
+    }
+}
+
+/// Parses the name of a way to show this process.
+fn shown(text: &str) -> Option<Processes> {
+    match text {
+        "own" => Some(Processes::Own),
+        "empty" => Some(Processes::Empty),
+        "unavailable" => Some(Processes::Unavailable),
+        "renamed" => Some(Processes::Renamed),
         _ => None,
     }
 }

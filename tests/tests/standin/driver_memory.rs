@@ -205,8 +205,8 @@ fn four_streams_share_memory_that_later_ones_reuse() {
 /// Returns the script that makes the executable graphs `e0`, `e1` and so on, of 100 nodes each.
 fn graphs(count: usize) -> String {
     let node = "; call cuGraphAddKernelNode &n g 0 0 zeros".repeat(100);
-    let execs: String = (0..count).map(|at| format!("; call cuGraphInstantiateWithFlags &e{at} g 0")).collect();
-    format!("call cuGraphCreate &g 0{node}{execs}")
+    let instantiated: Vec<_> = (0..count).map(|at| format!("; call cuGraphInstantiateWithFlags &e{at} g 0")).collect();
+    format!("call cuGraphCreate &g 0{node}{}", instantiated.concat())
 }
 
 #[test]

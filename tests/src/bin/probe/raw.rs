@@ -180,11 +180,11 @@ pub(crate) fn invoke<const COUNT: usize>(function: &str, given: [u64; COUNT]) ->
     let function = unsafe { library.get::<Function>(function.as_bytes()) }?;
     let mut all = [0; ARGUMENTS];
     all[..COUNT].copy_from_slice(&given);
-    let [a, b, c, d, e, f, g, h, i, j, k] = all;
     let before = mark(name.as_ptr());
     // SAFETY: pointers are the script's own (which the stand-in driver rejects if they are wrong) or those of arguments that live
     // until the call has returned and are as large as the function writes or reads.
-    let code = unsafe { function(a, b, c, d, e, f, g, h, i, j, k) };
+    let code =
+        unsafe { function(all[0], all[1], all[2], all[3], all[4], all[5], all[6], all[7], all[8], all[9], all[10]) };
     mark(before);
     Ok(code)
 }
