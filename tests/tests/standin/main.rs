@@ -12,6 +12,7 @@ mod faults;
 mod graphs;
 mod integrated;
 mod lost_devices;
+mod own_memory;
 mod rejections;
 mod settings;
 mod statistics;

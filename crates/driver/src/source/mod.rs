@@ -88,6 +88,14 @@ pub fn compare_driver_memory() {
     }
 }
 
+/// Reads the memory that stream-ordered pools keep. Called every few milliseconds while a recording is made.
+pub fn read_pools() {
+    #[cfg(feature = "cuda")]
+    if devices().is_ok_and(|devices| devices.family() == Family::Cuda) {
+        driver::read_pools();
+    }
+}
+
 /// Returns the version of CUPTI's interface, if the devices are CUDA's and CUPTI can be used. For example, 130002 means CUDA 13.0.
 #[cfg(feature = "cuda")]
 pub fn cupti_version() -> Option<u32> {

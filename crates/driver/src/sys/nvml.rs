@@ -10,11 +10,10 @@ use nvml_wrapper::{
 };
 use once_cell::sync::OnceCell;
 
-use super::{dl::FOREIGN, loader};
+use super::loader;
 use crate::{
     error::{Error, Kind},
     model::{Bytes, GpuMemory},
-    settings::settings,
 };
 
 const LIBRARY: &str = "libnvidia-ml";
@@ -49,9 +48,6 @@ fn nvml() -> Result<&'static Nvml, Error> {
 }
 
 fn init() -> Result<Nvml, Error> {
-    if settings().is_foreign {
-        return Err(Kind::NoLibrary { library: LIBRARY, detail: FOREIGN.to_owned() }.into());
-    }
     let open = |name: &&str| Nvml::builder().lib_path(OsStr::new(name)).init();
     let unloadable = |found: &Result<Nvml, NvmlError>| matches!(found, Err(NvmlError::LibloadingError(_)));
     let found = NAMES.iter().map(open).find(|found| !unloadable(found));

@@ -129,6 +129,7 @@ impl Recorder {
             }
             // Read first, because the ring must be emptied once more after the stop.
             let is_last = stop.load(Relaxed);
+            source::read_pools();
             self.empty_ring()?;
             if is_last {
                 break;

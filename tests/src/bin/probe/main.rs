@@ -21,6 +21,7 @@
 //! - `subscribe`, `unsubscribe`: start and end interception; `tool_subscribe library`, `tool_unsubscribe library`: the same with
 //!   CUPTI, as another tool in this process;
 //! - `scope name`: starts an exact trace that prints nothing; `breakdown [device]`, `summary`: these reports, in one line;
+//!   `taken [device]`: the parts of the breakdown that the driver took, in KiB, without their lines;
 //!   `all_reports`: the reports that a recording also has: the whole summary, the statistics and the live blocks;
 //!   `print_refusals`: prints each later allocation that fails as an answer `refused`; `on_refusal function argument…`: each such
 //!   allocation makes this call; `panic_on_refusal`: each such allocation panics; `retry function argument…`: makes a call with a
@@ -403,6 +404,7 @@ impl Probe {
             "load_and_close" => raw::load_and_close(argument)?.to_string(),
             "go_on" => churn::go_on(argument.parse()?)?,
             "breakdown" => reported(places::breakdown(device(argument)?)),
+            "taken" => reported(places::taken(device(argument)?)),
             "summary" => places::summary(),
             "all_reports" => reported(places::all_reports()),
             "retry" => places::retry(&self.names, argument)?,

@@ -61,6 +61,21 @@ pub(crate) fn breakdown(device: Option<u32>) -> gpumem::Result<String> {
     Ok(format!("{}, {adds_up}: {}", reported.memory.used, parts.join(", ")))
 }
 
+/// Returns `name KiB` for each part that the driver took, without the lines; `nothing` if there is none.
+pub(crate) fn taken(device: Option<u32>) -> gpumem::Result<String> {
+    let reported = gpumem::breakdown(device)?;
+    let own = reported.parts.iter().filter(|part| part.kind == PartKind::Driver);
+    let part = |part: &gpumem::report::Part| {
+        let kib = part.bytes.get() / 1024;
+        match part.name.split_once(" (src/") {
+            Some((name, rest)) => format!("{name}{} {kib}", rest.split_once(')').map_or("", |(_, rest)| rest)),
+            None => format!("{} {kib}", part.name),
+        }
+    };
+    let parts: Vec<_> = own.map(part).collect();
+    Ok(if parts.is_empty() { "nothing".to_owned() } else { parts.join(" + ") })
+}
+
 /// Returns `path calls used peak total allocations` for each scope with a path, and `all` for the process. If there is no scope,
 /// returns the text of the summary.
 pub(crate) fn summary() -> String {

@@ -20,5 +20,5 @@ mod rows;
 mod state;
 mod subscription;
 
-pub(super) use self::own_memory::{compare, compare_all};
+pub(super) use self::own_memory::{compare, compare_all, read_pools};
 pub(super) use self::subscription::{can_subscribe, poll, subscribe, subscribe_to, subscribed, unsubscribe};

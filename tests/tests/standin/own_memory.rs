@@ -1,0 +1,135 @@
+//! Tests that each byte that the driver takes by itself has a name, with the stand-in driver.
+//!
+//! Each case is a script for the probe; see `gpumem_tests::check_answers`. `taken` answers with what a breakdown shows for the driver. Its
+//! parts add up to the memory of the process by NVML, so that a part without a name would be in the answer.
+
+use gpumem_tests::{Standin, check_answers, each, ensure};
+
+/// Returns a machine on which the driver takes memory by itself.
+fn machine() -> Standin {
+    Standin::new().dispatch().driver_memory()
+}
+
+/// Runs a script with an exact trace that starts before the first context.
+#[track_caller]
+fn check(script: &str) {
+    check_answers(&machine(), &format!("call cuInit 0; exact = started; {script}"));
+}
+
+const CONTEXT: &str = "call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx";
+
+const MODULE: &str = "call cuModuleLoadData &m text:module:6291456/flat:0:0/deep:2097152:8192/deeper:0:16384; \
+    call cuModuleGetFunction &flat m text:flat; call cuModuleGetFunction &deep m text:deep; \
+    call cuModuleGetFunction &deeper m text:deeper";
+
+fn launch(function: &str) -> String {
+    format!("call cuLaunchKernel {function} 1 1 1 32 1 1 0 0 0 0")
+}
+
+#[test]
+fn a_program_of_all_kinds() {
+    check(
+        "driver_memory = done; taken = local memory of deep, 8192 B for each thread 811008 + context 530432 + modules 8192 + \
+         executable graphs 8192 + streams 2048 + rounding of allocations to pages of 2 MiB 1024",
+    );
+}
+
+#[test]
+fn local_memory_grows_by_kernel_and_is_given_back() {
+    let context = format!("{CONTEXT}; {MODULE}");
+    let [flat, deep, deeper] = ["flat", "deep", "deeper"].map(launch);
+    // 132 processors with 2,048 threads each, which have 1 KiB in the context.
+    check(&format!(
+        "{context}; {flat}; taken = context 530432 + modules 8192; \
+         {deep}; taken = local memory of deep, 8192 B for each thread 1892352 + context 530432 + modules 8192; \
+         {deeper}; taken = local memory of deeper, 16384 B for each thread 2162688 + local memory of deep, 8192 B for each thread 1892352 + \
+         context 530432 + modules 8192; \
+         call cuCtxSetLimit 0 4096; \
+         taken = local memory of deep, 8192 B for each thread 811008 + context 530432 + modules 8192; \
+         {deep}; {deep}; taken = local memory of deep, 8192 B for each thread 1892352 + context 530432 + modules 8192"
+    ));
+}
+
+#[test]
+fn limits_streams_and_modules() {
+    each(
+        &[
+            "call cuCtxSetLimit 2 276824064; taken = context 530432 + limits: device heap 262144",
+            "call cuStreamCreate &a 1; call cuStreamCreate &b 1; call cuStreamDestroy_v2 a; taken = context 530432 + streams 2048",
+            &format!("{MODULE}; call cuModuleUnload m; taken = context 530432"),
+            "call cuMemAlloc_v2 &a 3145728; call cuMemAlloc_v2 &b 1000; call cuMemFree_v2 a; \
+             taken = context 530432 + rounding of allocations to pages of 2 MiB 2047",
+        ],
+        |script| check(&format!("{CONTEXT}; {script}")),
+    );
+}
+
+#[test]
+fn destroyed_graphs_keep_their_memory() {
+    let nodes = "call cuGraphAddKernelNode &n g 0 0 zeros; ".repeat(10);
+    let graph = |name: &str| format!("call cuGraphInstantiateWithFlags &{name} g 0; ");
+    check(&format!(
+        "{CONTEXT}; call cuGraphCreate &g 0; {nodes}{}{}call cuGraphExecDestroy x; \
+         taken = context 530432 + executable graphs of destroyed graphs 2048; \
+         call cuGraphExecDestroy y; {}taken = context 530432 + executable graphs of destroyed graphs 2048",
+        graph("x"),
+        graph("y"),
+        graph("z")
+    ));
+}
+
+#[test]
+fn the_end_of_a_context_ends_all_rows() {
+    check(&format!(
+        "{CONTEXT}; {MODULE}; {}; call cuStreamCreate &s 1; call cuCtxSetCurrent 0; call cuDevicePrimaryCtxRelease_v2 0; taken = nothing; \
+         call cuDevicePrimaryCtxRetain &ctx 0; taken = context 530432",
+        launch("deep")
+    ));
+}
+
+#[test]
+fn what_is_older_than_the_first_trace() {
+    check_answers(
+        &machine(),
+        &format!(
+            "call cuInit 0; {CONTEXT}; call cuStreamCreate &s 1; call cuMemAlloc_v2 &a 4194304; exact = started; \
+             taken = taken before the first trace 536576; call cuMemFree_v2 a; taken = taken before the first trace 532480"
+        ),
+    );
+}
+
+/// NVML shows the change of the other process in the memory of the device, at the same time as this process makes its calls.
+#[test]
+fn memory_of_other_processes_is_not_ours() {
+    let machine = machine().set("compute=4242:300MiB:python,used=1GiB,others_grow=cuModuleGetFunction:64MiB");
+    check_answers(
+        &machine,
+        &format!(
+            "call cuInit 0; exact = started; {CONTEXT}; {MODULE}; {}; \
+             taken = local memory of deep, 8192 B for each thread 1892352 + context 530432 + modules 8192",
+            launch("deep")
+        ),
+    );
+}
+
+#[test]
+fn without_the_list_of_processes() {
+    for list in ["processes=empty", "processes=renamed", "processes=unavailable"] {
+        let script = format!("call cuInit 0; exact = started; {CONTEXT}; {MODULE}; {}; traces", launch("deep"));
+        let outcome = machine().set(list).run(&script);
+        ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
+    }
+}
+
+#[test]
+fn readings_that_fail_lose_nothing() {
+    for fault in ["nvmlInit_v2=999", "nvmlDeviceGetMemoryInfo_v2=999", "nvmlDeviceGetComputeRunningProcesses_v3=999"] {
+        check_answers(
+            &machine().fail(fault),
+            &format!(
+                "call cuInit 0; exact = started; {CONTEXT}; {MODULE}; {}; call cuMemAlloc_v2 &a 1048576; figures = 1048576 0",
+                launch("deep")
+            ),
+        );
+    }
+}
