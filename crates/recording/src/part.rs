@@ -32,6 +32,10 @@ pub struct Part {
     /// The scope paths of these blocks.
     paths: HashMap<u64, NodeId>,
     scopes: OpenScopes,
+    /// The last change of the size of each live block that the driver took by itself.
+    resized: HashMap<u64, RecordedEvent>,
+    /// How the driver's memory was measured on each device.
+    measured: HashMap<Device, RecordedEvent>,
     /// The last free of each thread.
     freed_last: HashMap<ThreadId, Kept>,
     /// The peaks, if they are kept.
@@ -104,6 +108,8 @@ impl Part {
             live,
             paths: HashMap::new(),
             scopes: OpenScopes::default(),
+            resized: HashMap::new(),
+            measured: HashMap::new(),
             freed_last,
             peaks,
             warnings: Vec::new(),
@@ -130,6 +136,7 @@ impl Part {
             }
             EventKind::PoolReserved { pool, .. } => _ = self.reserved.insert(*pool, *event),
             EventKind::PoolEmptied { pool } => _ = self.reserved.remove(pool),
+            EventKind::DriverMeasured { device, .. } => _ = self.measured.insert(*device, *event),
             EventKind::Rejected { .. } if self.rejections.len() < MOST_REJECTIONS => self.rejections.push(*event),
             _ => {}
         }
@@ -182,6 +189,14 @@ impl Part {
                 self.live.insert(number, kept);
                 self.is_inside(number, change.group.node);
                 self.came(number, &kept);
+            }
+            // What pools do not use depends on the blocks that were live at the event. Therefore this event is kept, and the
+            // allocation is not changed.
+            BlockChangeKind::Shrunk if change.group.kind.is_taken_by_driver() => {
+                if let Some(block) = self.live.get(&number).copied() {
+                    self.keep_size(number, &block);
+                    self.resized.insert(number, *event);
+                }
             }
             BlockChangeKind::Freed => {
                 if let Some(freed) = self.remove(number) {
@@ -239,14 +254,31 @@ impl Part {
 
     fn remove(&mut self, number: u64) -> Option<Kept> {
         self.paths.remove(&number);
-        self.live.remove(&number)
+        let removed = self.live.remove(&number)?;
+        if self.resized.contains_key(&number) {
+            self.keep_size(number, &removed);
+            self.resized.remove(&number);
+        }
+        Some(removed)
+    }
+
+    /// Keeps the size that a block of the driver had at the peak, if it had it until now.
+    fn keep_size(&mut self, number: u64, of: &Kept) {
+        let resized = self.resized.get(&number).copied();
+        if let Some((peak, _)) = self.peak_of(of)
+            && number.max(resized.map_or(0, |resized| resized.number)) <= peak.at
+        {
+            peak.since.push(*of);
+            peak.since.extend(resized.map(|event| Kept { event, pool: PoolId::NONE, is_in_program: false }));
+        }
     }
 
     /// Returns the peak of a block's device, and the bytes of the block in the program's view: 0 if the view does not contain
     /// it.
     fn peak_of(&mut self, of: &Kept) -> Option<(&mut Peak, u64)> {
         let EventKind::Alloc { block, .. } = of.event.kind else { return None };
-        let peaks = self.peaks.as_mut().filter(|_| block.kind.is_on_device())?;
+        let is_kept = block.kind.is_on_device() || block.kind.is_taken_by_driver();
+        let peaks = self.peaks.as_mut().filter(|_| is_kept)?;
         let bytes = if of.is_in_program { block.bytes.get() } else { 0 };
         Some((peaks.entry(block.device).or_default(), bytes))
     }
@@ -298,7 +330,8 @@ impl Part {
         for Kept { event, pool, .. } in since.chain(self.live.values()) {
             events.entry(event.number).or_insert((*event, *pool));
         }
-        let others = self.warnings.iter().chain(&self.rejections);
+        let of_driver = self.measured.values().chain(self.resized.values());
+        let others = self.warnings.iter().chain(&self.rejections).chain(of_driver);
         for event in others.chain(self.pools.values()).chain(self.reserved.values()) {
             events.entry(event.number).or_insert((*event, PoolId::NONE));
         }
@@ -410,7 +443,7 @@ mod tests {
     use super::*;
     use gpumem_core::{
         ledger::{BLOCK_PARTS, KnownPool},
-        model::{Bytes, Family, Key, MemKind},
+        model::{Bytes, DriverGauge, Family, Key, MemKind},
     };
 
     /// The peak of each device, the live blocks, and the pools.
@@ -529,6 +562,39 @@ mod tests {
             }
             assert_eq!(totals.each_ref().map(|totals| totals.driver_peaks[0].bytes), [most; 2], "seed {seed}");
         }
+    }
+
+    /// What the driver took has the size that it had at the peak, and later the size at the end.
+    #[test]
+    fn the_memory_that_the_driver_took_is_kept_for_the_peak_and_the_end() {
+        let device = Device { family: Family::Cuda, ordinal: 0 };
+        let event = |number, kind| RecordedEvent { number, ticks: 0, time: Duration::ZERO, thread: ThreadId(1), kind };
+        let alloc = |number, bytes, kind| {
+            let block = Block::new(device, Bytes::new(bytes), kind);
+            event(number, EventKind::Alloc { key: Key::from_raw(number), block })
+        };
+        let resize =
+            |number, key, bytes| event(number, EventKind::Shrink { key: Key::from_raw(key), bytes: Bytes::new(bytes) });
+        let free = |number, key| event(number, EventKind::Free { key: Key::from_raw(key), block: None });
+        let measured = event(1, EventKind::DriverMeasured { device, by: DriverGauge::Process });
+        let start = [
+            measured,
+            alloc(2, 500, MemKind::Context),
+            alloc(3, 10, MemKind::PoolCache),
+            alloc(4, 7, MemKind::Limits),
+            resize(5, 3, 20),
+            resize(6, 3, 30),
+        ];
+        let at_peak = [start[0], start[1], start[2], start[3], start[5], alloc(7, 100, MemKind::Device)];
+        let rest = [resize(8, 3, 40), resize(9, 3, 50), free(10, 4), free(11, 7), resize(12, 2, 600)];
+        let mut part = Part::peaks();
+        start.iter().chain(&at_peak[5..]).chain(&rest).for_each(|event| part.apply(event));
+        assert_eq!(without_pools(&part), [&at_peak[..], &rest[1..]].concat());
+        // It is no allocation.
+        assert_eq!((part.totals().allocations, part.totals().frees), (1, 1));
+        let mut part = Part::latest();
+        start.iter().chain(&at_peak[5..]).chain(&rest).for_each(|event| part.apply(event));
+        assert_eq!(without_pools(&part), [start[0], start[1], start[2], rest[1], rest[4]]);
     }
 
     /// Creates a program that allocates, frees, fails to free and shrinks blocks on three devices.

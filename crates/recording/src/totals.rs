@@ -132,6 +132,10 @@ impl Tally {
 
     fn change(&mut self, change: &BlockChange, time: Time) {
         let BlockChange { kind, before, after, device, ref group, .. } = *change;
+        // The driver took this by itself: it is no allocation.
+        if group.kind.is_taken_by_driver() {
+            return;
+        }
         let is_on_device = group.kind.is_on_device();
         let is_of_driver = is_on_device && group.kind != MemKind::Part;
         if is_of_driver && !matches!(kind, BlockChangeKind::GivenToProgram | BlockChangeKind::TakenByPool) {
