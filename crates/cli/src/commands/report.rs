@@ -27,7 +27,7 @@ use crate::{
         limit::{Judge, Limits},
         moment,
         overview::{Missing, NotFreed, Overview},
-        places, summary, tensors,
+        places, process, summary, tensors,
     },
     terminal,
 };
@@ -434,6 +434,7 @@ fn write(history: &mut History, view: View<'_>, out: &mut dyn Write, paint: Pain
         }
         View::Leaks => {
             writeln!(out, "{}", InPaint(&history.leaks(), paint))?;
+            process::write_kept(&history.process_at(Moment::End), out, paint)?;
             tensors::write_at(history, Moment::End, false, out, paint)
         }
         View::At(at) => {
@@ -453,6 +454,9 @@ struct ViewObject {
     missing: Missing,
     #[serde(skip_serializing_if = "Option::is_none")]
     torch: Option<Vec<tensors::TensorMoment>>,
+    /// Memory that stays with the process although it may not need it, by device; only with the memory that was not freed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kept_by_driver: Option<Vec<process::Kept>>,
 }
 
 /// The data of a view. Each variant is a field of the object, with the same name.
@@ -486,7 +490,8 @@ impl ViewObject {
         };
         let has_segments = matches!(view, View::At(_));
         let torch = moment.and_then(|moment| tensors::at(history, moment, has_segments));
-        Self { file: history.path.display().to_string(), data, missing: Missing::of(history), torch }
+        let kept_by_driver = matches!(view, View::Leaks).then(|| process::kept(history));
+        Self { file: history.path.display().to_string(), data, missing: Missing::of(history), torch, kept_by_driver }
     }
 }
 

@@ -13,6 +13,7 @@ mod hostile;
 mod names;
 mod origin_sums;
 mod overlaps;
+mod process_memory;
 mod read;
 mod recorded;
 mod recording_bytes;
@@ -31,6 +32,7 @@ pub(crate) use self::{
     device::DeviceHistory,
     names::{Origin, library_or_program},
     origin_sums::{OriginSum, Sum, sums_by},
+    process_memory::{DriverSum, ProcessMemory},
     recorded::{History, MarkedMoment, RejectedRequest, ScopeLife},
     time::{Moment, in_words, nanos},
 };

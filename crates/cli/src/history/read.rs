@@ -8,7 +8,7 @@ use std::{
 };
 
 use gpumem_core::{
-    ledger::{BlockChange, BlockChangeKind, KnownPool},
+    ledger::{AllocGroup, BlockChange, BlockChangeKind, KnownPool},
     model::{Block, Device, EventKind, MemKind, ScopeId},
 };
 use gpumem_recording::{Definitions, Reader, RecordedEvent, Step};
@@ -18,6 +18,7 @@ use super::{
     device::DeviceHistory,
     names::Origins,
     overlaps::OverlapFinder,
+    process_memory::DriverMemory,
     recorded::{History, MarkedMoment, RejectedRequest, ScopeLife},
     recording_bytes::RecordingBytes,
     tensors,
@@ -71,8 +72,11 @@ impl History {
             match step {
                 Step::Event(event) => reading.event(&event, &mut changes),
                 Step::Label(label) => {
-                    if let Some(block) = reading.live.get(&label.number) {
-                        reading.history.labels.insert(*block, label.label.name.into());
+                    let name = &label.label.name;
+                    if !reading.history.driver.label(label.number, name)
+                        && let Some(block) = reading.live.get(&label.number)
+                    {
+                        reading.history.labels.insert(*block, name.as_str().into());
                     }
                 }
                 Step::Allocator(events) => {
@@ -105,6 +109,9 @@ impl History {
 
 /// The cost of an origin: bytes of memory, including those of reports about it, and nanoseconds.
 const ORIGIN: (u64, u64) = (1 << 10, 3_000);
+
+/// The cost of a change of memory that the list of allocations does not contain: bytes of memory, and nanoseconds.
+const DRIVER_CHANGE: (u64, u64) = (192, 200);
 
 /// A thread that gets rejected memory within this time has retried: allocators with a cache empty the cache and try
 /// again. The library waits just as long before it reports a failed allocation.
@@ -153,6 +160,7 @@ enum RequestTarget {
 #[derive(Default)]
 struct HistoryParts {
     lives: Lives,
+    driver: DriverMemory,
     labels: HashMap<u32, Box<str>>,
     scopes: Vec<ScopeLife>,
     marks: Vec<MarkedMoment>,
@@ -292,6 +300,9 @@ impl HistoryReading {
     /// Applies a change that the latest event made to a block.
     fn change(&mut self, change: &BlockChange) {
         let BlockChange { mut kind, key, number, before, after, device, group } = *change;
+        if group.kind.is_taken_by_driver() {
+            return self.taken_by_driver(change);
+        }
         self.overlaps.note(change);
         let is_of_driver = group.kind.is_on_device() && group.kind != MemKind::Part;
         if is_of_driver && !matches!(kind, BlockChangeKind::GivenToProgram | BlockChangeKind::TakenByPool) {
@@ -305,25 +316,22 @@ impl HistoryReading {
         }
         match kind {
             // From here on, the program's view contains the block. No view contained it before.
-            BlockChangeKind::GivenToProgram => kind = BlockChangeKind::Allocated,
+            BlockChangeKind::GivenToProgram => {
+                self.of_pool(change, false);
+                kind = BlockChangeKind::Allocated;
+            }
             BlockChangeKind::TakenByPool => {}
             _ if group.kind.is_on_device() && !group.is_in_program() => {
                 if kind == BlockChangeKind::Allocated {
                     self.undecided.insert(number, when.thread);
                 }
+                self.of_pool(change, true);
                 return;
             }
             _ => {}
         }
         let (at, device) = if kind.blocks() > 0 {
-            let (origin, is_new) = self.origins.number(group);
-            if is_new {
-                // If the cost is too high, the reader stops after this event.
-                self.reader.spend(ORIGIN.0, ORIGIN.1);
-                let device = self.device(device);
-                self.origin_devices.push(device);
-            }
-            let device = self.origin_devices[origin as usize];
+            let (device, origin) = self.origin(device, group);
             let block = NewBlock {
                 key: if key.is_part() { key.address() } else { key.get() },
                 bytes: after.get(),
@@ -342,6 +350,9 @@ impl HistoryReading {
             let at = self.history.lives.end(self.latest, block, kind);
             (at, self.history.lives.block(block).device)
         };
+        if kind == BlockChangeKind::TakenByPool {
+            self.of_pool(change, true);
+        }
         if !group.kind.is_on_device() {
             return;
         }
@@ -350,6 +361,37 @@ impl HistoryReading {
             device.pools = self.reader.ledger().pools();
             device.pools.retain(|pool| pool.device == device.device);
         }
+    }
+
+    /// Returns the index of the device, and the id of the origin.
+    fn origin(&mut self, device: Device, group: AllocGroup) -> (u16, u32) {
+        let (origin, is_new) = self.origins.number(group);
+        if is_new {
+            // If the cost is too high, the reader stops after this event.
+            self.reader.spend(ORIGIN.0, ORIGIN.1);
+            let device = self.device(device);
+            self.origin_devices.push(device);
+        }
+        (self.origin_devices[origin as usize], origin)
+    }
+
+    /// Applies a change of a block that the driver took by itself.
+    fn taken_by_driver(&mut self, change: &BlockChange) {
+        let of = self.origin(change.device, change.group);
+        self.reader.spend(DRIVER_CHANGE.0, DRIVER_CHANGE.1);
+        let after = self.history.lives.change_count();
+        self.history.driver.note_taken(self.latest, after, change, of);
+    }
+
+    /// Notes a block of the driver that the list of allocations does not contain, because its pool's parts are there.
+    fn of_pool(&mut self, change: &BlockChange, is_added: bool) {
+        if change.group.kind == MemKind::Part {
+            return;
+        }
+        let device = self.device(change.device);
+        self.reader.spend(DRIVER_CHANGE.0, DRIVER_CHANGE.1);
+        let after = self.history.lives.change_count();
+        self.history.driver.note_of_pool(self.latest, after, change, device, is_added);
     }
 
     /// Checks whether a thread has now got memory after an earlier request for it failed.
@@ -371,7 +413,7 @@ impl HistoryReading {
 
     fn finish(self, path: &Path, bytes: u64) -> History {
         let Self { mut reader, history, origins, latest, tensors, overlaps, .. } = self;
-        let HistoryParts { lives, labels, scopes, marks, devices, rejections } = history;
+        let HistoryParts { lives, driver, labels, scopes, marks, devices, rejections } = history;
         let allocated = || {
             let allocations = lives.changes().filter(|change| change.kind == BlockChangeKind::Allocated);
             allocations.map(|change| {
@@ -393,6 +435,7 @@ impl HistoryReading {
             path: path.to_owned(),
             bytes,
             lives,
+            driver,
             origins,
             labels,
             scopes,

@@ -15,6 +15,7 @@ use super::{
     device::DeviceHistory,
     names::Origin,
     overlaps::OverlappingParts,
+    process_memory::DriverMemory,
     recording_bytes::RecordingBytes,
     tensors::Tensors,
     time::{Moment, nanos},
@@ -28,6 +29,8 @@ pub(crate) struct History {
     pub(crate) bytes: u64,
     /// The allocations and frees of blocks, in the order of the recording.
     pub(crate) lives: Lives,
+    /// The memory that the driver took by itself.
+    pub(crate) driver: DriverMemory,
     /// The origins of blocks.
     pub(crate) origins: Vec<Origin>,
     /// The labels that the program gave to blocks, by block id.
@@ -217,7 +220,7 @@ impl History {
             Place::new(name, caller.clone(), blocks, Bytes::new(bytes), each.map(Bytes::new))
         };
         let mut leaks = Leaks::at(Place::largest(live.iter().copied().map(place)));
-        leaks.gone = self.counts().removed_with_context;
+        leaks.gone = self.counts().removed_with_context.saturating_sub(self.driver.gone_with_context);
         leaks
     }
 

@@ -16,6 +16,7 @@ pub(crate) mod overview;
 mod place_peaks;
 pub(crate) mod place_sums;
 pub(crate) mod places;
+pub(crate) mod process;
 pub(crate) mod ranks;
 pub(crate) mod rejected;
 mod reserved;

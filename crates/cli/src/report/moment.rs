@@ -15,9 +15,10 @@ use serde::Serialize;
 use super::{
     overview::PoolOverview,
     place_sums::{PlaceSum, place_sums},
+    process,
     text::{BESIDES_NOT_KNOWN, device_in_words, has_scopes, shares, tree, unit_of},
 };
-use crate::history::{DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_words, sums_by};
+use crate::history::{DeviceHistory, History, Moment, Origin, OriginSum, ProcessMemory, Sum, in_words, sums_by};
 
 /// The memory that was live on one device at one moment, or its increase since another one.
 #[derive(Clone, Debug, Serialize)]
@@ -36,6 +37,8 @@ pub(crate) struct DeviceMoment {
     /// Managed and pinned host memory, by kind and by place, which is not part of `bytes`.
     pub(crate) besides: Option<Vec<Sum>>,
     pub(crate) besides_by_place: Option<Vec<PlaceSum>>,
+    /// The memory of the process, with what the driver took by itself. `None` if that was not measured.
+    pub(crate) process: Option<ProcessMemory>,
     /// The registered pools. `None` also for the difference of two moments.
     pub(crate) pools: Option<Vec<PoolOverview>>,
 }
@@ -72,6 +75,18 @@ fn held_between(history: &History, from: Moment, to: Moment) -> AllHeld<'_> {
     known(history, &[from, to], || history.held_between(&changes()))
 }
 
+/// The memory of the process on each device, in the order of the history; `None` if the recording does not contain it.
+type Processes = Vec<Option<ProcessMemory>>;
+
+fn process_at(history: &History, moment: Moment) -> Processes {
+    if history.is_known_at(moment) { history.process_at(moment) } else { vec![None; history.devices.len()] }
+}
+
+fn process_between(history: &History, from: Moment, to: Moment) -> Processes {
+    let is_known = [from, to].iter().all(|moment| history.is_known_at(*moment));
+    if is_known { history.process_between(from, to) } else { vec![None; history.devices.len()] }
+}
+
 /// Returns the pools of a device that have memory at a moment. `None` if the recording does not contain them.
 fn pools_at(history: &History, moment: Moment, device: &DeviceHistory) -> Option<Vec<PoolOverview>> {
     let known = history.pools_at(moment, device)?;
@@ -80,8 +95,13 @@ fn pools_at(history: &History, moment: Moment, device: &DeviceHistory) -> Option
     Some(pools.filter(|pool| !pool.is_empty()).map(|pool| PoolOverview::of(pool, false)).collect())
 }
 
-fn device_moments(history: &History, held: &AllHeld<'_>, moment: Option<Moment>) -> Vec<DeviceMoment> {
-    let device_moments = held.iter().zip(&history.devices).map(|(held, device)| {
+fn device_moments(
+    history: &History,
+    held: &AllHeld<'_>,
+    processes: Processes,
+    moment: Option<Moment>,
+) -> Vec<DeviceMoment> {
+    let device_moments = held.iter().zip(&history.devices).zip(processes).map(|((held, device), process)| {
         let besides = held.as_ref().and_then(|held| held.besides.as_deref());
         let held = held.as_ref().map(|held| &*held.on_device);
         let kinds = |held| sums_by(held, |origin| origin.kind.name().to_owned());
@@ -94,6 +114,7 @@ fn device_moments(history: &History, held: &AllHeld<'_>, moment: Option<Moment>)
             by_library: held.map(|held| sums_by(held, Origin::library_or_program)),
             by_scope: held.map(|held| sums_by(held, Origin::scope)),
             by_place: held.map(place_sums),
+            process,
             besides: besides.map(kinds),
             besides_by_place: besides.map(place_sums),
             pools: moment.and_then(|moment| pools_at(history, moment, device)),
@@ -103,11 +124,12 @@ fn device_moments(history: &History, held: &AllHeld<'_>, moment: Option<Moment>)
 }
 
 pub(crate) fn at(history: &History, moment: Moment) -> Vec<DeviceMoment> {
-    device_moments(history, &held_at(history, moment), Some(moment))
+    device_moments(history, &held_at(history, moment), process_at(history, moment), Some(moment))
 }
 
 pub(crate) fn between(history: &History, from: Moment, to: Moment) -> Vec<DeviceMoment> {
-    device_moments(history, &held_between(history, from, to), None)
+    let processes = process_between(history, from, to);
+    device_moments(history, &held_between(history, from, to), processes, None)
 }
 
 /// Returns the time of a moment as text. `change` is the last change up to the moment on the device that is shown,
@@ -136,7 +158,8 @@ fn time(history: &History, moment: Moment, change: Option<u32>) -> String {
 pub(crate) fn write_at(history: &History, moment: Moment, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let changes = history.changes_at(moment);
     let title = |at: usize, _: Option<i64>| format!("in use at {}", time(history, moment, changes[at]));
-    write(history, &held_at(history, moment), title, Some(moment), out, paint)
+    let held = (&held_at(history, moment), process_at(history, moment));
+    write(history, held, title, Some(moment), out, paint)
 }
 
 pub(crate) fn write_between(
@@ -151,14 +174,15 @@ pub(crate) fn write_between(
         let times = [time(history, from, changes[0][at]), time(history, to, changes[1][at])];
         format!("{more} between {}", times.join(" and "))
     };
-    write(history, &held_between(history, from, to), title, None, out, paint)
+    let held = (&held_between(history, from, to), process_between(history, from, to));
+    write(history, held, title, None, out, paint)
 }
 
 /// Writes the memory of each device. `title` names the amount of a device. With a `moment`, its parts and the pools are
 /// written, too.
 fn write(
     history: &History,
-    all: &AllHeld<'_>,
+    (all, processes): (&AllHeld<'_>, Processes),
     title: impl Fn(usize, Option<i64>) -> String,
     moment: Option<Moment>,
     out: &mut dyn Write,
@@ -187,6 +211,10 @@ fn write(
         let title = if has_scopes(held) { "allocated in, and at" } else { "allocated at" };
         if !rows.is_empty() {
             writeln!(out, "{}", InPaint(&part_table(title, &rows, unit), paint))?;
+        }
+        if let Some(process) = &processes[at] {
+            let unit = if whole == 0 { unit_of(process.bytes.unsigned_abs()) } else { unit };
+            process::write(process, unit, moment.is_none(), out, paint)?;
         }
         let line = |name: &str, text: &str| format!("{}{text}", paint.on(Role::Faint, format!("{name:<9}")));
         match besides {

@@ -21,7 +21,8 @@ use super::{
 use crate::{
     formats::frames::called_from_line,
     history::{
-        ChangeKind, DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_words, sums_by, tensors::Tensors,
+        ChangeKind, DeviceHistory, History, Moment, Origin, OriginSum, ProcessMemory, Sum, in_words, sums_by,
+        tensors::Tensors,
     },
 };
 
@@ -88,6 +89,9 @@ pub(crate) struct DeviceOverview {
     /// The registered pools at the peak, or at the end. Their unused memory is not part of the peak.
     pub(crate) pools: Vec<PoolOverview>,
     pub(crate) live_at_end_bytes: u64,
+    /// The memory of the process at its highest value, with what the driver took by itself. `None` if that was not measured.
+    /// A recording of the peaks only has the moment of `peak_bytes`.
+    pub(crate) process_peak: Option<ProcessMemory>,
     /// The number of readings of the whole device, which include the context and other processes.
     pub(crate) samples: u64,
     pub(crate) highest_sample_bytes: Option<u64>,
@@ -312,11 +316,15 @@ impl Overview {
     pub(crate) fn of(history: &History) -> Self {
         let held = history.held_after(&history.changes_at(Moment::Peak));
         let off_device = history.peaks_off_device().into_iter().zip(history.rounded_pinned());
-        let mut devices: Vec<_> = history.devices.iter().zip(held.into_iter().zip(off_device)).collect();
+        let held = held.into_iter().zip(off_device).zip(history.process_peaks());
+        let mut devices: Vec<_> = history.devices.iter().zip(held).collect();
         devices.sort_by_key(|(of, _)| (of.device.family as u8, of.device.ordinal));
         let devices = devices
             .into_iter()
-            .map(|(of, (held, off_device))| DeviceOverview::of(history, of, held, off_device))
+            .map(|(of, ((held, off_device), process_peak))| DeviceOverview {
+                process_peak,
+                ..DeviceOverview::of(history, of, held, off_device)
+            })
             .collect();
         let leaks = history.leaks();
         let changes = |kind: ChangeKind| (!history.has_only_peaks()).then(|| history.lives.count_of(kind));
@@ -513,6 +521,7 @@ impl DeviceOverview {
             driver_peak_bytes: has_pool.then_some(all.driver_peak),
             pools: PoolOverview::all(history, all),
             live_at_end_bytes: all.live,
+            process_peak: None,
             samples: all.samples,
             highest_sample_bytes: all.highest_sample.map(|(_, memory)| memory.used.get()),
             highest_sample_seconds: all.highest_sample.map(|(time, _)| seconds(time)),
@@ -541,9 +550,14 @@ impl DeviceOverview {
     }
 
     pub(crate) fn words(&self) -> String {
-        let simulated = if self.simulated { "simulated " } else { "" };
         let name = self.name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
-        format!("{simulated}device {}{name}", self.device)
+        format!("{}{name}", self.number_in_words())
+    }
+
+    /// Returns `device 0`, without the name.
+    pub(super) fn number_in_words(&self) -> String {
+        let simulated = if self.simulated { "simulated " } else { "" };
+        format!("{simulated}device {}", self.device)
     }
 }
 

@@ -16,12 +16,12 @@ use gpumem_core::{
 use super::{
     overview::{DeviceOverview, Overview},
     place_sums::PlaceSum,
-    ranks,
+    process, ranks,
     rejected::Rejections,
     tensors::{self, TensorsOverview},
     text::{BESIDES_NOT_KNOWN, percent, shares, unit_of},
 };
-use crate::history::{Sum, in_words};
+use crate::history::{ProcessMemory, Sum, in_words};
 
 /// Writes one recording in detail, or several side by side.
 pub(crate) fn write_all(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -> io::Result<()> {
@@ -108,8 +108,11 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     if overview.missing.has_only_pytorch {
         return Ok(());
     }
-    let not_seen =
-        "Not seen: CUDA contexts and kernels, other processes, and memory that was allocated before the recording.";
+    let not_seen = if !devices.is_empty() && devices.iter().all(|device| device.process_peak.is_some()) {
+        "Not seen: other processes."
+    } else {
+        "Not seen: CUDA contexts and kernels, other processes, and memory that was allocated before the recording."
+    };
     writeln!(out, "{}", paint.on(Role::Faint, not_seen))
 }
 
@@ -139,6 +142,13 @@ fn write_device(
     out: &mut dyn Write,
     paint: Paint,
 ) -> io::Result<()> {
+    let process = device.process_peak.as_ref();
+    if let Some(process) = process.filter(|process| process::is_much(process)) {
+        let (all, largest) = (process::amount(process, process.bytes), process::largest_in_words(process));
+        let allocated = Bytes::new(process.allocated_bytes.unsigned_abs());
+        let line = format!("{}: the process took {all}: {largest}; allocations {allocated}", device.number_in_words());
+        writeln!(out, "{}", paint.on(Role::Heading, line))?;
+    }
     let Some((peak, at)) = device.peak_bytes.zip(device.peak_seconds) else {
         let except = if device.pools.is_empty() { "" } else { " except blocks of pools" };
         writeln!(out, "{}: nothing was allocated{except}", one_line(&device.words()))?;
@@ -152,7 +162,16 @@ fn write_device(
     let (title, table) = text.split_at(text.find('\n').unwrap_or(text.len()));
     let of_driver = |peak| format!(", and the driver's blocks peaked at {}", Bytes::new(peak));
     let of_driver = device.driver_peak_bytes.map(of_driver).unwrap_or_default();
-    writeln!(out, "{title}{}{table}", paint.on(Role::Heading, of_driver))?;
+    let with_driver = |process: &ProcessMemory| {
+        let (all, largest) = (process::amount(process, process.bytes), process::largest_in_words(process));
+        format!(", and {all} with the driver's own memory: {largest}")
+    };
+    let with_driver = process.filter(|process| !process::is_much(process)).map(with_driver).unwrap_or_default();
+    let behind = format!("{of_driver}{with_driver}");
+    writeln!(out, "{title}{}{table}", paint.on(Role::Heading, behind))?;
+    if process.is_some_and(ProcessMemory::is_at_most) {
+        writeln!(out, "{}", paint.on(Role::Faint, process::AT_MOST))?;
+    }
     let line = |out: &mut dyn Write, name: &str, text: &str| {
         writeln!(out, "{}{}", paint.on(Role::Faint, format!("{name:<9}")), one_line(text))
     };

@@ -6,6 +6,7 @@ mod conventions;
 mod costs;
 mod damaged;
 mod diff;
+mod driver_memory;
 mod estimate;
 mod formats;
 mod golden;

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use gpumem_core::model::{
-    Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Source, StackId, ThreadId,
+    Block, Bytes, CallsiteId, Device, DriverGauge, EventKind, Family, Key, Label, MemKind, ScopeId, ScopeSpec, Source,
+    Space, StackId, ThreadId,
 };
 use gpumem_recording::{
-    AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorStats,
+    AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorStats, BlockLabel,
     CallsiteDefinition, ClockPair, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
     RecordedEvent, StackDefinition, Symbol, SymbolsDefinition, TensorClass, TensorGroup, ThreadDefinition, Writer,
 };
@@ -259,6 +260,43 @@ impl RecordingBuilder {
 
     pub(crate) fn free(&mut self, key: Key) {
         self.event(EventKind::Free { key, block: None });
+    }
+
+    /// Adds memory that the driver takes by itself, at the place of [`PLACES`] with this index. Returns its key.
+    pub(crate) fn taken(&mut self, bytes: u64, kind: MemKind, place: u32, label: &str) -> Key {
+        let key = Key::new(Space::Driver, self.number + 1);
+        let bytes = Bytes::new(bytes);
+        self.alloc_at(key, Block { device: DEVICE, bytes, kind, context: 1, stack: StackId(place + 1) });
+        if !label.is_empty() {
+            let label = Label { name: label.to_owned(), shape: Vec::new(), dtype: String::new() };
+            self.item(&Item::Label(BlockLabel { key, number: self.number, label }));
+        }
+        key
+    }
+
+    /// Changes the size of memory that the driver took.
+    pub(crate) fn resize(&mut self, key: Key, bytes: u64) {
+        self.event(EventKind::Shrink { key, bytes: Bytes::new(bytes) });
+    }
+
+    /// Adds a program whose driver takes far more than the program allocates. Its kernel `deep` needs 3 GiB of local memory, 200
+    /// graphs are executable at the end, and a pool has 48 MiB at its reading, of which 16 MiB are allocated later.
+    pub(crate) fn with_driver_memory(mut self, by: DriverGauge) -> Self {
+        self.event(EventKind::DriverMeasured { device: DEVICE, by });
+        self.taken(526 * MIB, MemKind::Context, 5, "");
+        let modules = self.taken(100 * MIB, MemKind::Modules, 4, "libcublasLt.so.13");
+        self.alloc(63 * MIB, MemKind::Device, 0);
+        self.resize(modules, 140 * MIB);
+        let first = self.alloc(32 * MIB, MemKind::Pool, 1);
+        self.free(first);
+        self.taken(48 * MIB, MemKind::PoolCache, 1, "0x5000 (release threshold 1 GiB)");
+        self.wait(1_000_000);
+        self.taken(3 << 30, MemKind::LocalMemory, 2, "deep<float>(int*): 16384 B of local memory for each thread");
+        for graph in 0..200 {
+            self.taken(if graph % 4 == 0 { 2 * MIB } else { 0 }, MemKind::ExecutableGraphs, 3, "");
+        }
+        self.alloc(16 * MIB, MemKind::Pool, 1);
+        self
     }
 
     /// Adds a PyTorch stack below two Python lines. Returns its index as a place, which comes after those of [`PLACES`].

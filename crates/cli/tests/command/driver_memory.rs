@@ -1,0 +1,138 @@
+//! Tests what the command shows of the memory that the driver takes by itself.
+
+use gpumem_core::model::{DriverGauge, MemKind};
+
+use crate::{
+    recording_builder::{MIB, RecordingBuilder},
+    report::{json, printed, recorded, training},
+};
+
+fn measured(name: &str, by: DriverGauge) -> String {
+    recorded(name, RecordingBuilder::new("train").with_driver_memory(by))
+}
+
+/// The pool has 48 MiB at its reading, and 16 MiB of them are allocated later.
+#[test]
+fn everything_that_the_card_shows_is_one_sum() {
+    let file = measured("driver.capture", DriverGauge::Process);
+    let end = &json(&["report", "--at", "end", "--json", &file])["devices"][0];
+    let process = &end["process"];
+    let taken = 526 + 140 + 3072 + 100 + 32;
+    assert_eq!(process["measured_by"], "process");
+    assert_eq!(process["allocated_bytes"], (63 + 16) * MIB);
+    assert_eq!(process["rounding_bytes"], MIB);
+    assert_eq!(process["driver_bytes"], taken * MIB);
+    assert_eq!(process["bytes"], (63 + 16 + 1 + taken) * MIB);
+    assert_eq!((&end["bytes"], &end["blocks"]), (&(79 * MIB).into(), &2.into()));
+    let rows = process["taken_by_driver"].as_array().unwrap();
+    let rows: Vec<_> = rows.iter().map(|row| (row["kind"].as_str().unwrap(), row["bytes"].as_u64().unwrap())).collect();
+    let expected = [("local memory", 3072), ("context", 526), ("modules", 140), ("executable graphs", 100)];
+    let expected = expected.into_iter().chain([("unused in pools", 32)]);
+    assert_eq!(rows, expected.map(|(kind, mib)| (kind, mib * MIB)).collect::<Vec<_>>());
+    // The device had the most before the last allocation took 16 MiB of the pool's unused memory, and not more after it.
+    let peak = &json(&["report", "--json", &file])["devices"][0];
+    assert_eq!(peak["process_peak"]["bytes"], process["bytes"]);
+    assert_eq!(peak["peak_bytes"], 95 * MIB);
+}
+
+#[test]
+fn the_drivers_memory_is_no_allocation() {
+    let file = measured("driver-counts.capture", DriverGauge::Process);
+    let report = json(&["report", "--json", &file]);
+    assert_eq!((&report["allocations"], &report["frees"]), (&3.into(), &1.into()));
+    assert_eq!((&report["not_freed"]["blocks"], &report["not_freed"]["bytes"]), (&2.into(), &(79 * MIB).into()));
+    assert_eq!(report["devices"][0]["besides"], serde_json::json!([]));
+    assert_eq!(report["missing"]["unreadable_items"], 0);
+    for view in ["--calls", "--table", "--tree"] {
+        let text = printed(&["report", view, &file]);
+        assert!(!text.contains("context") && !text.contains("3072"), "{text}");
+    }
+}
+
+/// Somebody whose card is full sees why on the first line of the device.
+#[test]
+fn the_summary_names_the_cause_first_if_the_driver_took_much() {
+    let text = printed(&["report", &measured("driver-much.capture", DriverGauge::Process)]);
+    let line = text.lines().find(|line| line.starts_with("device 0")).unwrap();
+    let expected = "device 0: the process took 3.86 GiB: local memory of deep (src/model.rs:77) 3 GiB, context 526 MiB, \
+                    modules (libcublasLt.so.13) 140 MiB and 3 more; allocations 63 MiB";
+    assert_eq!(line, expected, "{text}");
+    assert!(text.contains("the peak was 95 MiB\n") && text.contains("Not seen: other processes.\n"), "{text}");
+
+    let mut little = RecordingBuilder::new("train");
+    little.event(gpumem_core::model::EventKind::DriverMeasured {
+        device: crate::recording_builder::DEVICE,
+        by: DriverGauge::Process,
+    });
+    little.taken(500 * MIB, MemKind::Context, 5, "");
+    little.alloc(10_000 * MIB, MemKind::Device, 0);
+    let text = printed(&["report", &recorded("driver-little.capture", little)]);
+    let line = text.lines().find(|line| line.starts_with("device 0")).unwrap();
+    let expected = "device 0: the peak was 9.77 GiB, and 10.25 GiB with the driver's own memory: context 500 MiB";
+    assert_eq!(line, expected, "{text}");
+}
+
+#[test]
+fn upper_bounds_say_so() {
+    let file = measured("driver-at-most.capture", DriverGauge::AtMost);
+    let text = printed(&["report", &file]);
+    assert!(
+        text.contains("the process took ≤ 3.86 GiB: local memory of deep (src/model.rs:77) ≤ 3 GiB, context ≤ 526 MiB")
+    );
+    assert_eq!(text.matches("≤: other processes may use the device").count(), 1, "{text}");
+    let text = printed(&["report", "--at", "end", &file]);
+    assert!(text.contains("taken by the driver (≤)") && text.contains("together ≤ 3.86 GiB: 79 MiB of"), "{text}");
+    assert_eq!(json(&["report", "--json", &file])["devices"][0]["process_peak"]["measured_by"], "at most");
+}
+
+#[test]
+fn a_recording_without_measurement_shows_nothing_of_the_driver() {
+    let file = training("driver-not-measured.capture");
+    for view in [&[][..], &["--leaks"], &["--at", "end"], &["--between", "start", "end"]] {
+        let text = printed(&[&["report"], view, &[&file]].concat());
+        assert!(!text.contains("driver's own") && !text.contains("taken by the driver"), "{text}");
+    }
+    assert!(json(&["report", "--json", &file])["devices"][0]["process_peak"].is_null());
+    assert!(json(&["report", "--at", "end", "--json", &file])["devices"][0]["process"].is_null());
+    assert!(json(&["report", "--leaks", "--json", &file])["kept_by_driver"][0]["sums"].is_null());
+}
+
+#[test]
+fn graphs_that_were_not_destroyed_and_the_memory_of_pools_are_with_what_was_not_freed() {
+    let file = measured("driver-kept.capture", DriverGauge::Process);
+    let text = printed(&["report", "--leaks", &file]);
+    let graphs = "200 executable graphs (100 MiB) not destroyed at the end\n made executable at  MiB  blocks";
+    assert!(text.contains(graphs) && text.contains(" src/adam.rs:30      100     200 "), "{text}");
+    assert!(text.contains("lets later graphs reuse the memory, but does not return it"), "{text}");
+    assert!(
+        text.contains("32 MiB unused in pool 0x5000 (release threshold 1 GiB) at the end\ncuMemPoolTrimTo"),
+        "{text}"
+    );
+    let sums = &json(&["report", "--leaks", "--json", &file])["kept_by_driver"][0]["sums"];
+    assert_eq!((&sums[0]["blocks"], &sums[0]["place"]), (&200.into(), &"src/adam.rs:30".into()));
+    assert_eq!(sums[1]["bytes"], 32 * MIB);
+}
+
+/// The local memory and the graphs come one second after the rest.
+#[test]
+fn moments_have_a_table_of_the_drivers_memory_and_the_sum() {
+    let file = measured("driver-moments.capture", DriverGauge::Process);
+    let text = printed(&["report", "--at", "peak", &file]);
+    assert!(text.contains("\n context                             526  "), "{text}");
+    assert!(
+        text.contains(
+            "together 762 MiB: 95 MiB of allocations and 667 MiB taken by the driver
+"
+        ),
+        "{text}"
+    );
+    assert!(!text.contains("local memory"), "{text}");
+    let text = printed(&["report", "--between", "0.5s", "end", &file]);
+    assert!(text.contains(" local memory of deep, src/model.rs:77              3072 "), "{text}");
+    assert!(!text.contains("context"), "{text}");
+    let between = &json(&["report", "--between", "0.5s", "end", "--json", &file])["devices"][0]["process"];
+    // The allocation of 16 MiB came from the unused memory of the pool.
+    assert_eq!(between["bytes"], (3072 + 100) * MIB);
+    assert_eq!((&between["allocated_bytes"], &between["seconds"]), (&(16 * MIB).into(), &serde_json::Value::Null));
+    assert_eq!(between["driver_bytes"], (3072 + 100 - 16) * MIB);
+}
