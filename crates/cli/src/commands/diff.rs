@@ -40,6 +40,7 @@ pub(crate) struct DiffArguments {
     /// that of the same rank, device and command.
     after: PathBuf,
     /// Exit with 1 if the peak of a device increased by more than this, such as 5% or 100MiB (100MB means the same); with 2 if that is not known.
+    /// The peak is that of allocations: memory that the driver takes by itself has no limit.
     #[arg(long, value_name = "LIMIT")]
     fail_on_increase: Option<Limit>,
     /// Report an increase to CI: `github` marks the line in a pull request, and `junit=FILE` writes a JUnit test report.

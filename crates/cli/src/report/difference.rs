@@ -23,8 +23,10 @@ use super::{
     moved::moved,
     overview::{DeviceOverview, Missing, Overview},
     place_sums::{NO_LINE, PlaceSum},
+    process,
     tensors::TensorsOverview,
 };
+use crate::history::ProcessMemory;
 
 /// The difference between two recordings. The field names are those in JSON.
 #[derive(Debug, Serialize)]
@@ -61,8 +63,43 @@ pub(crate) struct DeviceDifference {
     pub(crate) by_place: Vec<Named>,
     pub(crate) by_library: Vec<Named>,
     pub(crate) by_kind: Vec<Named>,
+    /// The highest memory of the process, with what the driver took by itself; `None` if a side did not measure it.
+    pub(crate) process: Option<ProcessDifference>,
     /// PyTorch's tensors, if both recordings have them.
     pub(crate) tensors: Option<TensorsDifference>,
+}
+
+/// The memory of the process on one device. It has no limit: other processes and the driver's version may change it.
+#[derive(Debug, Serialize)]
+pub(crate) struct ProcessDifference {
+    #[serde(flatten)]
+    pub(crate) peak: Change,
+    pub(crate) taken_by_driver: Vec<Named>,
+    /// True if a value is an upper bound.
+    pub(crate) is_at_most: bool,
+}
+
+impl ProcessDifference {
+    fn of(sides: [Option<&DeviceOverview>; 2]) -> Option<Self> {
+        let [before, after] = sides.map(|side| side.and_then(|side| side.process_peak.as_ref()));
+        let (before, after) = before.zip(after)?;
+        let names = |process: &ProcessMemory| {
+            let sums = process.taken_by_driver.iter().map(|sum| (process::stable_name(sum), sum.bytes));
+            sums.chain([(process::ROUNDING.to_owned(), process.rounding_bytes)]).collect::<Vec<_>>()
+        };
+        Some(Self {
+            peak: Change::new(before.bytes, after.bytes),
+            taken_by_driver: named([names(before), names(after)]),
+            is_at_most: before.is_at_most() || after.is_at_most(),
+        })
+    }
+
+    /// Returns the sentence about the peak. A device is named before it.
+    fn in_words(&self) -> String {
+        let at_most = if self.is_at_most { "≤ " } else { "" };
+        let [before, after] = [self.peak.before, self.peak.after].map(ByteDelta::new);
+        format!("the process took {at_most}{before} and takes {at_most}{after}: {}", self.peak.in_words())
+    }
 }
 
 /// The peak of tensors on one device. Tensors are part of the device's memory. An estimate counts only tensors.
@@ -264,7 +301,18 @@ impl Difference {
                 }
                 let by_place = with_moved(by_place, limit);
                 let (peak, driver) = peaks_of(sides);
-                DeviceDifference { device, simulated, peak, driver, by_scope, by_place, by_library, by_kind, tensors }
+                DeviceDifference {
+                    device,
+                    simulated,
+                    peak,
+                    driver,
+                    by_scope,
+                    by_place,
+                    by_library,
+                    by_kind,
+                    process: ProcessDifference::of(sides),
+                    tensors,
+                }
             })
             .collect();
         let exceeds = |limit| devices.iter().flat_map(DeviceDifference::peaks).any(|(_, peak)| peak.exceeds(limit));
@@ -315,6 +363,10 @@ impl Difference {
             for ((by, _), all) in BY.iter().zip(device.all()) {
                 write_rows(by, all, out, paint)?;
             }
+            if let Some(process) = &device.process {
+                writeln!(out, "\n{words}: {}", process.in_words())?;
+                write_rows("taken by the driver", &process.taken_by_driver, out, paint)?;
+            }
             if let Some(tensors) = &device.tensors {
                 let (peak, [before, after]) =
                     (tensors.peak, [tensors.peak.before, tensors.peak.after].map(ByteDelta::new));
@@ -354,6 +406,10 @@ impl Difference {
             }
             for ((by, _), all) in BY.iter().zip(device.all()) {
                 write_markdown_rows(by, all, out)?;
+            }
+            if let Some(process) = &device.process {
+                writeln!(out, "On {}, {}\n", device.words(), process.in_words())?;
+                write_markdown_rows("taken by the driver", &process.taken_by_driver, out)?;
             }
             if let Some(tensors) = &device.tensors {
                 let [before, after] = [tensors.peak.before, tensors.peak.after].map(ByteDelta::new);

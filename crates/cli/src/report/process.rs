@@ -19,7 +19,7 @@ const MOST_ROWS: usize = 24;
 const MUCH: i64 = 1 << 30;
 
 /// The name of what a page contains beside the blocks that are in it.
-const ROUNDING: &str = "rest of 2 MiB pages";
+pub(super) const ROUNDING: &str = "rest of 2 MiB pages";
 
 /// Why values are upper bounds.
 pub(super) const AT_MOST: &str =
@@ -90,6 +90,16 @@ fn row_of(sum: &DriverSum) -> String {
     let has_cause = !is(MemKind::Context) && !is(MemKind::PoolCache);
     let place = sum.place.as_deref().filter(|_| has_cause).map(|place| format!(", {place}")).unwrap_or_default();
     format!("{}{label}{place}", sum.kind)
+}
+
+/// Returns the name of a sum that is the same in each run of a program. Addresses of pools are not.
+pub(super) fn stable_name(sum: &DriverSum) -> String {
+    let label = match sum.label.as_deref() {
+        Some(label) if sum.kind == MemKind::LocalMemory.name() => format!(" of {}", kernel_in(label)),
+        Some(label) if sum.kind == MemKind::Modules.name() => format!(": {label}"),
+        _ => String::new(),
+    };
+    format!("{}{label}", sum.kind)
 }
 
 /// Writes what the driver took by itself, and the sum of everything. `is_difference` is true between two moments.

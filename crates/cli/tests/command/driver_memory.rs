@@ -136,3 +136,19 @@ fn moments_have_a_table_of_the_drivers_memory_and_the_sum() {
     assert_eq!((&between["allocated_bytes"], &between["seconds"]), (&(16 * MIB).into(), &serde_json::Value::Null));
     assert_eq!(between["driver_bytes"], (3072 + 100 - 16) * MIB);
 }
+
+/// A larger module is a difference, but no increase of allocations.
+#[test]
+fn the_difference_of_two_recordings_has_the_drivers_memory() {
+    let before = measured("driver-before.capture", DriverGauge::Process);
+    let mut more = RecordingBuilder::new("train").with_driver_memory(DriverGauge::Process);
+    more.taken(8 * MIB, MemKind::Modules, 4, "compiled kernel triton_poi_fused_0");
+    let after = recorded("driver-after.capture", more);
+    let text = printed(&["diff", "--fail-on-increase", "0%", &before, &after]);
+    assert!(text.contains("the process took 3.86 GiB and takes 3.87 GiB: +8 MiB (+0.2 %)"), "{text}");
+    assert!(text.contains("modules: compiled kernel triton_poi_fused_0"), "{text}");
+    let difference = &json(&["diff", "--json", &before, &after])["devices"][0]["process"];
+    assert_eq!((&difference["bytes"], &difference["is_at_most"]), (&(8 * MIB).into(), &false.into()));
+    let not_measured = training("driver-diff-none.capture");
+    assert!(json(&["diff", "--json", &before, &not_measured])["devices"][0]["process"].is_null());
+}
