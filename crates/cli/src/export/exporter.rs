@@ -433,15 +433,15 @@ fn add_accounts(machine: &Machine, usages: &mut [UsageSample]) {
 mod tests {
     use std::{env, fs, process};
 
-    use gpumem_core::model::{Block, Bytes, EventKind, Key, MemKind, PoolId, StackId};
+    use gpumem_core::model::{Block, Bytes, DriverGauge, EventKind, Key, MemKind, PoolId, StackId};
     use gpumem_recording::{Item, PoolDefinition};
 
-    use gpumem_metrics::schema::{INTERVAL_PEAK, LIVE, REJECTED};
+    use gpumem_metrics::schema::{INTERVAL_PEAK, LIBRARY, LIVE, PLACE, REJECTED};
 
     use super::*;
     use crate::{
         export::{
-            metrics::{METRICS, Points},
+            metrics::{DRIVER, METRICS, Points},
             sample::PoolSample,
         },
         recording_builder::{DEVICE, MIB, RecordingBuilder},
@@ -575,6 +575,26 @@ mod tests {
         // An ended process has no values.
         exporter.follow_all(&[]);
         assert_eq!(live(&mut exporter), [0.0; 0]);
+    }
+
+    /// What the driver took is a metric of its own, and no allocation of a library, a scope or a place.
+    #[test]
+    fn the_drivers_memory_is_exported_by_kind() {
+        let file = File::new("driver", &RecordingBuilder::new("train").with_driver_memory(DriverGauge::AtMost).file());
+        let mut exporter = Exporter::new(10);
+        exporter.follow_all(&file.recorded());
+        let (recording, _) = sample(&mut exporter, "a");
+        let points = Points::of(&Sample { recordings: vec![recording], ..Sample::default() });
+        let sum = |metric| points.of_metric(&metric).map(|(_, value)| value).sum::<f64>();
+        let mib = |mib: u32| f64::from(mib) * f64::from(1 << 20);
+        assert_eq!(sum(DRIVER), mib(526 + 140 + 3072 + 100 + 48));
+        assert_eq!([sum(LIVE), sum(LIBRARY), sum(PLACE)], [mib(63 + 16); 3]);
+        let values = |name| {
+            let attributes = points.of_metric(&DRIVER).flat_map(|(attributes, _)| attributes.iter());
+            attributes.filter(|(known, _)| *known == name).map(|(_, value)| value.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(values("measured_by"), ["at most"; 5]);
+        assert!(values("kind").contains(&"local memory".to_owned()));
     }
 
     #[test]

@@ -13,9 +13,9 @@ use gpumem_recording::Totals;
 
 use super::{
     live_memory::{WIDEST, live_memory},
-    sample::{Counts, DeviceSample, GpuId, GpuSample, ProcessId, RecordingSample},
+    sample::{Counts, DeviceSample, DriverSample, GpuId, GpuSample, LiveSample, ProcessId, RecordingSample},
 };
-use crate::{failure::Failure, machine, run::control::is_stopped, watch::Live};
+use crate::{failure::Failure, history::taken_now, machine, run::control::is_stopped, watch::Live};
 
 /// At most this many devices of a recording are exported, those with the highest peaks.
 const MOST_DEVICES: usize = 16;
@@ -178,12 +178,15 @@ impl Followed {
         let devices = devices.into_iter().map(|stats| {
             let device = stats.device;
             let interval_peak = self.windows_of(device).collect(collector.0, stats.on_device.bytes.current);
+            let driver = stats
+                .driver_measured_by
+                .map(|measured_by| DriverSample { measured_by, kinds: taken_now(&stats).collect() });
             let uuid = self.live.follower().definitions().device(device).and_then(|known| known.uuid.clone());
             DeviceSample {
                 gpu: gpu_of(uuid, device, gpus),
                 peak: peak_of(device),
                 interval_peak: Some(interval_peak).filter(|_| !has_only_peaks),
-                live: is_running.then(|| lives.remove(&device).unwrap_or_default()),
+                live: is_running.then(|| LiveSample { driver, ..lives.remove(&device).unwrap_or_default() }),
             }
         });
         let devices = devices.collect();

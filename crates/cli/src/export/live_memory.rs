@@ -36,6 +36,10 @@ pub(super) fn live_memory(follower: &Follower, places: usize, mut most_text: u64
     let paths = Paths::now(ledger, definitions);
     let mut sums: HashMap<Device, Sums> = HashMap::new();
     for (at, GroupUsage { device, group, bytes, .. }) in groups.into_iter().enumerate() {
+        // The driver took this by itself: nothing allocated it.
+        if group.kind.is_taken_by_driver() {
+            continue;
+        }
         let (sums, bytes) = (sums.entry(device).or_default(), bytes.get());
         sums.kinds[group.kind as usize] += bytes;
         let length = || paths.length_of(group.node) as u64 + definitions.length_of(group.stack);
@@ -71,6 +75,7 @@ pub(super) fn live_memory(follower: &Follower, places: usize, mut most_text: u64
                 scopes: largest(sums.scopes, places, other),
                 places: largest(sums.places, places, || (other(), other())),
                 pools: Vec::new(),
+                driver: None,
             },
         );
     }

@@ -6,7 +6,8 @@ use gpumem_core::model::MemKind;
 use gpumem_metrics::schema::{INTERVAL_PEAK, Kind, LIBRARY, LIVE, LOST, Metric, PEAK, PLACE, REJECTED, SCOPE, Unit};
 
 use super::sample::{
-    Counts, DeviceSample, GpuId, GpuSample, LiveSample, PoolSample, ProcessId, RecordingSample, Sample, UsageSample,
+    Counts, DeviceSample, DriverSample, GpuId, GpuSample, LiveSample, PoolSample, ProcessId, RecordingSample, Sample,
+    UsageSample,
 };
 
 const LIMIT: Metric =
@@ -25,6 +26,10 @@ const POOL_RESERVED: Metric =
     Metric::bytes("gpumem.process.pool.reserved", "Memory that a registered pool holds from the driver.");
 const LARGEST_HOLE: Metric =
     Metric::bytes("gpumem.process.pool.largest.hole", "The largest unused piece in the blocks of a registered pool.");
+pub(super) const DRIVER: Metric = Metric::bytes(
+    "gpumem.process.driver",
+    "Memory that the driver took by itself for a process, as it was measured last, by kind of memory.",
+);
 const RETRIED: Metric =
     Metric::events("gpumem.process.retried", "Rejected allocations that the same thread obtained within a second.");
 const HIDDEN: Metric = Metric::new(
@@ -52,6 +57,7 @@ pub(super) const METRICS: &[Metric] = &[
     POOL_USED,
     POOL_RESERVED,
     LARGEST_HOLE,
+    DRIVER,
     REJECTED,
     RETRIED,
     LOST,
@@ -171,6 +177,11 @@ impl Points {
         }
         for ((place, scope), bytes) in &live.places {
             self.add(PLACE, with(&[("place", place), ("scope", scope)]), Some(*bytes));
+        }
+        if let Some(DriverSample { measured_by, kinds }) = &live.driver {
+            for (kind, bytes) in kinds {
+                self.add(DRIVER, with(&[("kind", kind), ("measured_by", measured_by.name())]), Some(*bytes));
+            }
         }
         for PoolSample { name, used, reserved, largest_hole } in &live.pools {
             let values = [(POOL_USED, Some(*used)), (POOL_RESERVED, Some(*reserved)), (LARGEST_HOLE, *largest_hole)];

@@ -1,5 +1,7 @@
 //! A reading of a machine at one moment, as plain data. `metrics.rs` gives the values their names.
 
+use gpumem_core::model::DriverGauge;
+
 use crate::machine::Memory;
 
 /// One reading. A value that could not be read is `None` or missing, and never 0.
@@ -95,6 +97,15 @@ pub(super) struct LiveSample {
     /// The sums by place and scope.
     pub(super) places: Vec<((String, String), u64)>,
     pub(super) pools: Vec<PoolSample>,
+    /// What the driver took by itself; `None` if it was not measured.
+    pub(super) driver: Option<DriverSample>,
+}
+
+/// The memory that the driver took by itself on a device.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct DriverSample {
+    pub(super) measured_by: DriverGauge,
+    pub(super) kinds: Vec<(&'static str, u64)>,
 }
 
 /// A registered pool.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use gpumem_core::{
     derive::MappedPages,
-    ledger::{BlockChange, BlockChangeKind},
+    ledger::{BlockChange, BlockChangeKind, DeviceStats},
     model::{Bytes, Device, DriverGauge, Key, MemKind},
 };
 use serde::Serialize;
@@ -262,6 +262,12 @@ impl ProcessMemory {
             taken_by_driver: largest_first(sums),
         }
     }
+}
+
+/// Returns the bytes of each kind that the driver has taken on a device by now, as it was measured last.
+pub(crate) fn taken_now(stats: &DeviceStats) -> impl Iterator<Item = (&'static str, u64)> {
+    let kinds = MemKind::ALL.iter().zip(&stats.kinds).filter(|(kind, _)| kind.is_taken_by_driver());
+    kinds.map(|(kind, stat)| (kind.name(), stat.bytes.current)).filter(|(_, bytes)| *bytes > 0)
 }
 
 /// The kind, the label, the place, the caller and the scope of a sum.

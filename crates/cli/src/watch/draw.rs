@@ -272,8 +272,10 @@ fn device_lines(device: &DeviceView, gpu: &str, shows: Shows, width: usize, look
     // The places below use the same unit.
     let unit = Amounts::of([Bytes::new(device.peak_bytes.max(device.used_bytes)).signed()]);
     let in_words = |bytes: u64| unit.in_words(Bytes::new(bytes).signed());
+    let at_most = if device.driver_is_at_most { "≤ " } else { "" };
+    let driver = device.driver_bytes.map(|bytes| format!(", driver {at_most}{}", in_words(bytes))).unwrap_or_default();
     let usage = format!(
-        "{gpu}{simulated}device {}: {} in use, peak {}",
+        "{gpu}{simulated}device {}: {} in use, peak {}{driver}",
         device.device,
         in_words(device.used_bytes),
         in_words(device.peak_bytes)

@@ -15,7 +15,7 @@ use std::{
 
 use gpumem_core::{
     derive::Paths,
-    model::{Bytes, Device, Family},
+    model::{Bytes, Device, DriverGauge, Family},
     report::SharedNames,
 };
 #[cfg(feature = "export")]
@@ -25,7 +25,12 @@ use gpumem_recording::left_in_ring;
 use gpumem_recording::{CodeAddress, FileStart, Follower, ModuleDefinition, SymbolsDefinition, Totals, old_path};
 use serde::Serialize;
 
-use crate::{files, history::Origin, recording::of_module, report::json};
+use crate::{
+    files,
+    history::{Origin, taken_now},
+    recording::of_module,
+    report::json,
+};
 
 /// At most this many files are read in a row in one call.
 const MOST_FILES: usize = 8;
@@ -74,6 +79,10 @@ pub(crate) struct DeviceView {
     pub(crate) uuid: Option<String>,
     /// The bytes that the program has allocated and not freed.
     pub(crate) used_bytes: u64,
+    /// What the driver took by itself, as it was measured last. `None` if it was not measured.
+    pub(crate) driver_bytes: Option<u64>,
+    /// True if `driver_bytes` is an upper bound.
+    pub(crate) driver_is_at_most: bool,
     /// The peak since the recording started.
     pub(crate) peak_bytes: u64,
     /// When the peak was first reached, since the recording started.
@@ -394,6 +403,8 @@ impl Live {
                 simulated: device.family == Family::Simulated,
                 uuid: self.follower.definitions().device(device).and_then(|known| known.uuid.clone()),
                 used_bytes: stats.on_device.bytes.current,
+                driver_bytes: stats.driver_measured_by.map(|_| taken_now(&stats).map(|(_, bytes)| bytes).sum()),
+                driver_is_at_most: stats.driver_measured_by == Some(DriverGauge::AtMost),
                 peak_bytes,
                 peak_seconds: peak_time.as_secs_f64(),
                 recent_peak_bytes: (!is_peaks).then(|| self.take_recent_peak(device)),

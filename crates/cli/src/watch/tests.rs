@@ -47,6 +47,7 @@ fn sample(used: u64) -> Sample {
         uuid: Some("GPU-0".to_owned()),
         used_bytes: 300 << 20,
         peak_bytes: 437 << 20,
+        driver_bytes: Some(526 << 20),
         now: vec![place(&["train", "step"], "src/adam.rs:30", 200), place(&[], "cuBLAS", 100)],
         at_peak: vec![place(&["train", "backward"], "src/model.rs:77", 437)],
         ..DeviceView::default()
@@ -110,7 +111,7 @@ GPU 0  NVIDIA H200  126 GiB of 140 GiB (90 %)  most 126 GiB
         "       6  ada          1       2 GiB  ○ python program-6.py --epochs 3\n",
         "       8  -            -           -  ● python train.py\n",
         "● /home/ada/runs/train.pid7.capture  12.5 s\n",
-        "device 0: 300 MiB in use, peak 437 MiB · in use now\n",
+        "device 0: 300 MiB in use, peak 437 MiB, driver 526 MiB · in use now\n",
         "    200 MiB  66 % ██████████ train > step: src/adam.rs:30\n",
         "    100 MiB  33 % █████      cuBLAS\n",
     ] {
