@@ -9,7 +9,7 @@ use std::{
 
 use gpumem_core::{
     derive,
-    model::{Bytes, MemKind, ThreadId},
+    model::{Bytes, DriverGauge, MemKind, ThreadId},
 };
 use prost::Message;
 
@@ -130,6 +130,7 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     let described = Process { pid: Some(pid), cmdline: process.arguments.clone(), name: Some(name) };
     let parent = packets.track(Track { process: Some(described), ..Track::default() })?;
     write_counters(history, &mut packets, parent)?;
+    write_driver(history, &mut packets, parent)?;
     write_tensors(history, &mut packets, parent)?;
     write_scopes(history, &mut packets, pid)
 }
@@ -171,6 +172,19 @@ fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> 
             if at >= complete_from {
                 packets.counter(change.time, *track, *value)?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// Writes the memory of the process with what the driver took by itself, and each kind of the latter.
+fn write_driver(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
+    for series in history.process_series() {
+        let device = &history.devices[usize::from(series.device)].device;
+        let at_most = if history.driver_measured_by(*device) == Some(DriverGauge::AtMost) { " (at most)" } else { "" };
+        let track = packets.track(counter(format!("{device}: {}{at_most}", series.name), parent))?;
+        for (time, bytes) in series.values {
+            packets.counter(time, track, bytes.cast_signed())?;
         }
     }
     Ok(())

@@ -189,6 +189,19 @@ struct Position {
     driver: u32,
 }
 
+/// The name of what a page contains beside the blocks that are in it.
+pub(crate) const ROUNDING: &str = "rest of 2 MiB pages";
+
+/// One part of the memory of the process on one device over time.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ProcessSeries {
+    /// The index of the device in the history.
+    pub(crate) device: u16,
+    pub(crate) name: &'static str,
+    /// The nanoseconds since the recording started, and the bytes from then on.
+    pub(crate) values: Vec<(u64, u64)>,
+}
+
 /// A moment after a change of the memory of the process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProcessStep {
@@ -328,6 +341,32 @@ impl History {
     pub(crate) fn walk_process(&self, each: impl FnMut(ProcessStep, &DeviceMemory)) {
         let all = Position { lives: u32::MAX, driver: u32::MAX };
         self.walk_until(&vec![all; self.devices.len()], each);
+    }
+
+    /// Returns the memory of the process over time on each device where the driver's memory was measured: its sum, each kind
+    /// that the driver took, and the rest of pages. Values of which the recording does not contain all blocks are left out.
+    pub(crate) fn process_series(&self) -> Vec<ProcessSeries> {
+        let mut all: BTreeMap<(u16, usize), ProcessSeries> = BTreeMap::new();
+        let Some(first) = self.complete_from() else { return Vec::new() };
+        let kinds: Vec<_> = MemKind::ALL.into_iter().filter(|kind| kind.is_taken_by_driver()).collect();
+        self.walk_process(|step, memory| {
+            if (step.position.lives as usize) < first {
+                return;
+            }
+            let taken = kinds.iter().map(|kind| (kind.name(), memory.taken(*kind)));
+            let rest = [("the process", memory.bytes()), (ROUNDING, memory.rounding())];
+            for (at, (name, bytes)) in rest.into_iter().chain(taken).enumerate() {
+                let series = all.entry((step.device, at)).or_insert_with(|| ProcessSeries {
+                    device: step.device,
+                    name,
+                    values: Vec::new(),
+                });
+                if series.values.last().map_or(0, |(_, known)| *known) != bytes {
+                    series.values.push((step.time, bytes));
+                }
+            }
+        });
+        all.into_values().filter(|series| !series.values.is_empty()).collect()
     }
 
     /// Returns how the driver's memory was measured on each device.

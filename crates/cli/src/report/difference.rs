@@ -26,7 +26,7 @@ use super::{
     process,
     tensors::TensorsOverview,
 };
-use crate::history::ProcessMemory;
+use crate::history::{ProcessMemory, ROUNDING};
 
 /// The difference between two recordings. The field names are those in JSON.
 #[derive(Debug, Serialize)]
@@ -85,7 +85,7 @@ impl ProcessDifference {
         let (before, after) = before.zip(after)?;
         let names = |process: &ProcessMemory| {
             let sums = process.taken_by_driver.iter().map(|sum| (process::stable_name(sum), sum.bytes));
-            sums.chain([(process::ROUNDING.to_owned(), process.rounding_bytes)]).collect::<Vec<_>>()
+            sums.chain([(ROUNDING.to_owned(), process.rounding_bytes)]).collect::<Vec<_>>()
         };
         Some(Self {
             peak: Change::new(before.bytes, after.bytes),

@@ -8,7 +8,7 @@ use gpumem_core::{
     report::counted,
 };
 
-use crate::history::{DriverSum, History, Moment, ProcessMemory, Sum};
+use crate::history::{DriverSum, History, Moment, ProcessMemory, ROUNDING, Sum};
 use serde::Serialize;
 
 /// At most this many kinds of the driver's memory are named in a line.
@@ -17,9 +17,6 @@ const MOST: usize = 3;
 const MOST_ROWS: usize = 24;
 /// Above this size, the driver's memory comes before the peak of allocations.
 const MUCH: i64 = 1 << 30;
-
-/// The name of what a page contains beside the blocks that are in it.
-pub(super) const ROUNDING: &str = "rest of 2 MiB pages";
 
 /// Why values are upper bounds.
 pub(super) const AT_MOST: &str =

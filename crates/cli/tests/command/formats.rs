@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::model::{CallsiteId, EventKind, MemKind};
+use gpumem_core::model::{CallsiteId, DriverGauge, EventKind, MemKind};
 use gpumem_recording::TensorClass;
 use parquet::{
     file::reader::{FileReader, SerializedFileReader},
@@ -510,6 +510,36 @@ fn perfetto_has_marks() {
     let marks: Vec<_> = events.filter(|event| event.number(9) == Some(3)).map(|event| event.text(23)).collect();
     assert_eq!(marks[0].as_deref(), Some("train"));
     assert_eq!(marks.len(), 2, "an unknown name is not an error: {marks:?}");
+}
+
+#[test]
+fn perfetto_has_counters_of_the_drivers_memory() {
+    let made = RecordingBuilder::new("train").with_driver_memory(DriverGauge::Process);
+    let trace = Fields::of(&bytes("perfetto", &recorded("perfetto-driver.capture", made)));
+    let packets = trace.messages(1);
+    let mut names = BTreeMap::new();
+    for track in packets.iter().flat_map(|packet| packet.messages(60)) {
+        names.insert(track.number(1).unwrap(), track.text(2).unwrap_or_default());
+    }
+    let mut last: BTreeMap<String, u64> = BTreeMap::new();
+    for packet in &packets {
+        let Some(event) = packet.messages(11).pop() else { continue };
+        last.insert(names[&event.number(11).unwrap()].clone(), event.number(30).unwrap() / MIB);
+    }
+    let expected = [
+        ("context", 526),
+        ("device", 63),
+        ("executable graphs", 100),
+        ("in use", 79),
+        ("local memory", 3072),
+        ("modules", 140),
+        ("pool", 16),
+        ("rest of 2 MiB pages", 1),
+        ("the process", 3950),
+        ("unused in pools", 32),
+    ];
+    let expected = expected.map(|(name, mib)| (format!("device 0: {name}"), mib));
+    assert_eq!(last, BTreeMap::from(expected));
 }
 
 #[test]
