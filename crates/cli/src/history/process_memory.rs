@@ -192,6 +192,9 @@ struct Position {
 /// The name of what a page contains beside the blocks that are in it.
 pub(crate) const ROUNDING: &str = "rest of 2 MiB pages";
 
+/// The name of the sum of all parts.
+const SUM: &str = "the process";
+
 /// One part of the memory of the process on one device over time.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ProcessSeries {
@@ -200,6 +203,13 @@ pub(crate) struct ProcessSeries {
     pub(crate) name: &'static str,
     /// The nanoseconds since the recording started, and the bytes from then on.
     pub(crate) values: Vec<(u64, u64)>,
+}
+
+impl ProcessSeries {
+    /// Returns whether this is the sum of all parts.
+    pub(crate) fn is_sum(&self) -> bool {
+        self.name == SUM
+    }
 }
 
 /// A moment after a change of the memory of the process.
@@ -354,7 +364,7 @@ impl History {
                 return;
             }
             let taken = kinds.iter().map(|kind| (kind.name(), memory.taken(*kind)));
-            let rest = [("the process", memory.bytes()), (ROUNDING, memory.rounding())];
+            let rest = [(SUM, memory.bytes()), (ROUNDING, memory.rounding())];
             for (at, (name, bytes)) in rest.into_iter().chain(taken).enumerate() {
                 let series = all.entry((step.device, at)).or_insert_with(|| ProcessSeries {
                     device: step.device,

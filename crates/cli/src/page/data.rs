@@ -19,11 +19,12 @@ use serde_json::Serializer;
 use super::script::InScript;
 use crate::{
     formats::{Indices, stack},
-    history::{History, Lives, Origin},
+    history::{History, Lives, Origin, ProcessSeries},
     report::{
         modules::NOT_CLASSIFIED,
         overview::{DeviceOverview, Overview},
         place_sums::NO_LINE,
+        process::process_in_words,
         tensors::TensorsOverview,
     },
 };
@@ -32,6 +33,8 @@ use crate::{
 const MOST_LABELS: usize = 20_000;
 /// The page contains at most this many marks.
 const MOST_MARKS: usize = 20_000;
+/// The page contains at most about this many values of each kind of the driver's memory.
+const MOST_VALUES: usize = 2_000;
 /// The small curve of a recording has this many steps.
 const STEPS: usize = 300;
 
@@ -96,6 +99,23 @@ struct AboutDevice<'a> {
     pools: Vec<String>,
     /// The device's total memory, in bytes.
     total: Option<u64>,
+    /// The memory that the driver took by itself; `None` if it was not measured.
+    driver: Option<AboutDriver>,
+}
+
+#[derive(Serialize)]
+struct AboutDriver {
+    /// The highest memory of the process, with its largest parts.
+    words: Option<String>,
+    /// Each kind over time. Empty if the page does not show the recording in detail.
+    kinds: Vec<AboutDriverKind>,
+}
+
+#[derive(Serialize)]
+struct AboutDriverKind {
+    name: &'static str,
+    /// Times, and the bytes from then on.
+    values: Vec<(u64, u64)>,
 }
 
 #[derive(Serialize)]
@@ -248,15 +268,22 @@ impl Recording {
         let folder = &history.definitions().process().folder;
         let mut frames = Indices::<String>::default();
         let origins = is_in_detail.then(|| origins(history, folder, &mut frames));
-        let devices: Vec<_> = history
-            .devices
-            .iter()
-            .map(|device| {
+        let mut series = if is_in_detail { history.process_series() } else { Vec::new() };
+        // The curve above has the allocations.
+        series.retain(|series| !series.is_sum());
+        let devices: Vec<_> = (0..)
+            .zip(&history.devices)
+            .map(|(number, device): (u16, _)| {
                 let is_same = |known: &&DeviceOverview| {
                     (known.device, known.simulated)
                         == (device.device.ordinal, device.device.family == Family::Simulated)
                 };
                 let of_device = overview.devices.iter().find(is_same);
+                let process = of_device.and_then(|device| device.process_peak.as_ref());
+                let driver = history.driver_measured_by(device.device).map(|_| AboutDriver {
+                    words: process.map(process_in_words),
+                    kinds: series.extract_if(.., |series| series.device == number).map(driver_kind).collect(),
+                });
                 let pools = of_device.map_or(&[][..], |device| &device.pools);
                 AboutDevice {
                     model: model(history, device.device),
@@ -270,6 +297,7 @@ impl Recording {
                     peak_at: device.peak_at,
                     peak_time: device.peak_at.map(|at| history.time_of(at)),
                     total: total(history, device.device),
+                    driver,
                 }
             })
             .collect();
@@ -330,6 +358,16 @@ fn origins<'a>(history: &'a History, folder: &str, frames: &mut Indices<String>)
         }
     };
     history.origins.iter().map(&mut origin).collect()
+}
+
+/// Returns a kind of the driver's memory with at most [`MOST_VALUES`] values: of several, the highest one.
+fn driver_kind(series: ProcessSeries) -> AboutDriverKind {
+    let each = series.values.len().div_ceil(MOST_VALUES).max(1);
+    let highest = |values: &[(u64, u64)]| values.iter().copied().max_by_key(|(_, bytes)| *bytes);
+    let mut values: Vec<_> = series.values.chunks(each).filter_map(highest).collect();
+    // The value at the end stays.
+    values.extend(series.values.last().filter(|last| values.last() != Some(last)));
+    AboutDriverKind { name: series.name, values }
 }
 
 fn model(history: &History, device: Device) -> Option<&str> {

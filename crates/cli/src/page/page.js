@@ -571,6 +571,7 @@ function start() {
       .filter((device) => device.peakAt !== null)
       .flatMap((device) => [
         `${device.name}: the peak was ${bytesInWords(device.peak)}, after ${timeInWords(device.peakTime)}.${device.most ? ` ${shortened(device.most, 240)}.` : ''}`,
+        ...(device.driver?.words ? [`${device.name}: ${shortened(device.driver.words, 300)}.`] : []),
         ...device.pools.map((line) => `${shortened(line, 240)}.`),
       ])
       .concat((recording.tensors?.peaks ?? []).map((line) => `${shortened(line, 240)}.`))
@@ -705,6 +706,7 @@ function start() {
     requestAnimationFrame(() => {
       isWaiting = false;
       drawChart();
+      drawDriver();
       drawBands();
       drawMap();
       document.body.setAttribute('aria-busy', 'false');
@@ -921,6 +923,61 @@ function start() {
       context.fillText(timeInWords(time, tick), x(time, width), height - MARGIN.bottom + 5);
     }
   }
+
+  // The driver's memory of the shown device, or undefined.
+  function driverMemory() {
+    if (!curves) return undefined;
+    const { name } = data.about.devices[curves.pool.device];
+    const device = about.recordings[number].devices.find((of) => of.name === name);
+    return device?.driver?.kinds.length ? device.driver : undefined;
+  }
+
+  const DRIVER_COLOURS = ['#4e79a7', '#f28e2b', '#59a14f', '#e15759', '#76b7b2', '#b07aa1', '#9c755f', '#edc948'];
+
+  // Returns the bytes of each kind at a time.
+  const driverAt = ({ kinds }, time) =>
+    kinds.map(({ values }) => values[search(values.length, (at) => values[at][0] > time) - 1]?.[1] ?? 0);
+
+  function drawDriver() {
+    const driver = driverMemory();
+    $('driver').hidden = !driver;
+    if (!driver) return;
+    const { context, width, height } = canvas($('driver-bands'));
+    const inner = height - MARGIN.top - MARGIN.bottom;
+    const columns = Math.max(1, Math.floor(width - MARGIN.left - MARGIN.right));
+    const stacks = Array.from({ length: columns }, (_, column) => driverAt(driver, timeAt(MARGIN.left + column + 1, width)));
+    const most = Math.max(1, ...stacks.map((stack) => stack.reduce((sum, bytes) => sum + bytes, 0))) * 1.05;
+    const y = (bytes) => MARGIN.top + inner * (1 - bytes / most);
+    axes(context, width, height, most, y);
+    stacks.forEach((stack, column) => {
+      let below = 0;
+      stack.forEach((bytes, kind) => {
+        context.fillStyle = DRIVER_COLOURS[kind % DRIVER_COLOURS.length];
+        context.fillRect(MARGIN.left + column, y(below + bytes), 1, y(below) - y(below + bytes));
+        below += bytes;
+      });
+    });
+    markSelected(context, width, MARGIN.top, height - MARGIN.bottom);
+    $('driver-legend').replaceChildren(...driver.kinds.map(({ name }, kind) => {
+      const entry = document.createElement('span');
+      entry.append(swatch(DRIVER_COLOURS[kind % DRIVER_COLOURS.length]), name);
+      return entry;
+    }));
+  }
+
+  $('driver-bands').addEventListener('pointermove', (event) => {
+    const driver = driverMemory();
+    if (!driver) return;
+    const time = timeAt(position(event), width());
+    const bytes = driverAt(driver, time);
+    const lines = driver.kinds.map(({ name }, kind) => [bytes[kind], name]).filter(([of]) => of > 0);
+    lines.sort(([a], [b]) => b - a);
+    tip(event, [
+      `after ${timeInWords(Math.max(0, time), view[1] - view[0])}: ${bytesInWords(bytes.reduce((sum, of) => sum + of, 0))} taken by the driver`,
+      ...lines.map(([of, name]) => `${bytesInWords(of)}  ${name}`),
+    ].join('\n'));
+  });
+  $('driver-bands').addEventListener('pointerleave', (event) => tip(event, ''));
 
   const MOST_BANDS = 300;
   let bands = [];

@@ -34,6 +34,13 @@ pub(super) fn amount(process: &ProcessMemory, bytes: i64) -> String {
     format!("{at_most}{}", Bytes::new(bytes.unsigned_abs()))
 }
 
+/// Returns what the process took, with the largest parts of the driver's memory, for a line about a device.
+pub(crate) fn process_in_words(process: &ProcessMemory) -> String {
+    let all = amount(process, process.bytes);
+    let allocated = Bytes::new(process.allocated_bytes.unsigned_abs());
+    format!("the process took {all}: {}; allocations {allocated}", largest_in_words(process))
+}
+
 /// Returns the kinds that the driver took most of: `local memory of deep (x.cu:43) 3.9 GiB, context 526 MiB and 2 more`.
 pub(super) fn largest_in_words(process: &ProcessMemory) -> String {
     let mut kinds: Vec<Sum> = Vec::new();

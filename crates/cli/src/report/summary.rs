@@ -144,9 +144,7 @@ fn write_device(
 ) -> io::Result<()> {
     let process = device.process_peak.as_ref();
     if let Some(process) = process.filter(|process| process::is_much(process)) {
-        let (all, largest) = (process::amount(process, process.bytes), process::largest_in_words(process));
-        let allocated = Bytes::new(process.allocated_bytes.unsigned_abs());
-        let line = format!("{}: the process took {all}: {largest}; allocations {allocated}", device.number_in_words());
+        let line = format!("{}: {}", device.number_in_words(), process::process_in_words(process));
         writeln!(out, "{}", paint.on(Role::Heading, line))?;
     }
     let Some((peak, at)) = device.peak_bytes.zip(device.peak_seconds) else {

@@ -3,6 +3,7 @@
 use gpumem_core::model::{DriverGauge, MemKind};
 
 use crate::{
+    page::page,
     recording_builder::{MIB, RecordingBuilder},
     report::{json, printed, recorded, training},
 };
@@ -137,6 +138,21 @@ fn moments_have_a_table_of_the_drivers_memory_and_the_sum() {
     assert_eq!(between["driver_bytes"], (3072 + 100 - 16) * MIB);
 }
 
+/// The page has each kind over time, without the sum, which would count allocations twice.
+#[test]
+fn the_page_has_the_drivers_memory_over_time() {
+    let (_, text) = page("driver", &[&measured("driver-page.capture", DriverGauge::Process)]);
+    assert!(
+        text.contains(r#""driver":{"words":"the process took 3.86 GiB: local memory of deep (src/model.rs:77) 3 GiB"#)
+    );
+    // Some events have the time of an earlier one.
+    assert!(text.contains(r#"{"name":"context","values":[[2000,551550976]]}"#), "{text}");
+    assert!(text.contains(r#"{"name":"modules","values":[[3000,104857600],[5000,146800640]]}"#), "{text}");
+    assert!(!text.contains(r#""name":"the process""#), "{text}");
+    let (_, text) = page("driver-none", &[&training("driver-page-none.capture")]);
+    assert!(text.contains(r#""driver":null"#), "{text}");
+}
+
 /// A larger module is a difference, but no increase of allocations.
 #[test]
 fn the_difference_of_two_recordings_has_the_drivers_memory() {
@@ -148,7 +164,7 @@ fn the_difference_of_two_recordings_has_the_drivers_memory() {
     assert!(text.contains("the process took 3.86 GiB and takes 3.87 GiB: +8 MiB (+0.2 %)"), "{text}");
     assert!(text.contains("modules: compiled kernel triton_poi_fused_0"), "{text}");
     let difference = &json(&["diff", "--json", &before, &after])["devices"][0]["process"];
-    assert_eq!((&difference["bytes"], &difference["is_at_most"]), (&(8 * MIB).into(), &false.into()));
+    assert_eq!((&difference["change_bytes"], &difference["is_at_most"]), (&(8 * MIB).into(), &false.into()));
     let not_measured = training("driver-diff-none.capture");
     assert!(json(&["diff", "--json", &before, &not_measured])["devices"][0]["process"].is_null());
 }
