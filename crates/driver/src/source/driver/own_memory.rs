@@ -329,7 +329,8 @@ impl DeviceMemory {
     /// Records the first launch of a function: it raises the local memory of the context if it needs more than all before, and the rest is
     /// its module.
     fn launched(&mut self, ordinal: u32, function: u64, grown: u64, stack: StackId) {
-        let launched = cuda::launched_function(function, ordinal);
+        let mut launched = cuda::launched_function(function, ordinal);
+        launched.name = launched.name.as_deref().map(kernel_name);
         let local = self.raise_local(ordinal, launched.local_bytes, launched.name.as_deref(), grown, stack);
         if local == 0 && launched.local_bytes > self.local_bytes() {
             self.captured = Some((launched.local_bytes, launched.name.clone()));
@@ -436,6 +437,52 @@ impl DeviceMemory {
             self.rows.grow(ordinal, MemKind::NotKnown, bytes - explained, StackId::NONE, None);
         } else if explained >= bytes + PAGE {
             self.rows.shrink(MemKind::NotKnown, explained - bytes);
+        }
+    }
+}
+
+/// Returns the name of a kernel without its arguments. The compiler of CUDA mangles names as C++ compilers do: `_Z` and the name with its
+/// length, or `_ZN` and such a name for each namespace.
+fn kernel_name(mangled: &str) -> String {
+    let Some(mut rest) = mangled.strip_prefix("_Z") else { return mangled.to_owned() };
+    rest = rest.strip_prefix('N').unwrap_or(rest);
+    let mut names = Vec::new();
+    loop {
+        let digits = rest.len() - rest.trim_start_matches(|character: char| character.is_ascii_digit()).len();
+        let name = rest[..digits].parse().ok().and_then(|length: usize| rest[digits..].get(..length));
+        let Some(name) = name.filter(|name| !name.is_empty()) else { break };
+        // A namespace without a name, which has another one in each file.
+        names.push(if name.starts_with("_GLOBAL__N_") { "(anonymous)" } else { name });
+        rest = &rest[digits + name.len()..];
+    }
+    if names.is_empty() { mangled.to_owned() } else { names.join("::") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_kernels() {
+        for (mangled, name) in [
+            ("_Z4deepPii", "deep"),
+            ("_Z4deepILi16384EEvPii", "deep"),
+            (
+                "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEEEEvi",
+                "at::native::vectorized_elementwise_kernel",
+            ),
+            (
+                "_ZN2at6native54_GLOBAL__N__e3cd1c1b_20_DistributionNormal_cu_0c5b6e8543normal",
+                "at::native::(anonymous)",
+            ),
+            ("triton_poi_fused_0", "triton_poi_fused_0"),
+            ("_Z", "_Z"),
+            ("_Z99x", "_Z99x"),
+            ("_Z99999999999999999999999x", "_Z99999999999999999999999x"),
+            ("_Z2éa", "é"),
+            ("_Z1é", "_Z1é"),
+        ] {
+            assert_eq!(kernel_name(mangled), name, "{mangled}");
         }
     }
 }
