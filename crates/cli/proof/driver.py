@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Compares the memory of programs by NVML with the sum of all rows of their recordings, at each of about 1,000 moments.
+"""Compares the memory of programs by NVML with the sum that their recordings have, at each of about 1,000 moments.
 
     cargo build --release -p gpumem-cli
-    python crates/cli/proof/driver.py target/release/gpumem
+    python crates/cli/proof/driver.py target/release/gpumem --jobs 4
 
-It needs an NVIDIA GPU on which NVML lists the processes, nvcc, PyTorch, and JAX and CuPy for the cases that name them. The sum is computed
-here from the events: allocations, the pages of 2 MiB that they take, and what the driver took by itself. A moment is the time between two
-readings of NVML that are equal and less than 5 ms apart; there, the sum of some moment in this time must be within 2 MiB of the reading.
+It needs an NVIDIA GPU on which NVML lists the processes, nvcc, PyTorch, and JAX and CuPy for the cases that name them. A moment is the
+time between two readings of NVML that are equal and less than 5 ms apart. There, the sum of some moment in this time must be within 2 MiB
+of the reading. A call takes memory in parts and is recorded at its end, so inside of a call the reading must be between two sums. At the
+end, at most 1 % of the memory may have no cause.
+
+With several jobs, the programs use the GPU at the same time, and each sum must still be that of its own process.
 """
 
 import bisect
@@ -14,18 +17,63 @@ import ctypes
 import gzip
 import json
 import os
+import statistics
 import subprocess
-import tempfile
+import sys
 import threading
 import time
+from functools import partial
 
-import harness
-from harness import MIB, Failed
+from dry import PROGRAMS
+from harness import MIB, WITHOUT_TORCH, Failed, main, program
 
+# What NVML may differ by: one mapping of the driver.
 PAGE = 2 * MIB
-ON_DEVICE = ("device", "pool", "vmm", "graph")
-TAKEN = ("context", "modules", "local memory", "limits", "streams", "executable graphs", "unused in pools", "calls at once",
-         "before the recording", "not known")
+# The clocks of the processes are the same; a thread reads the pools every 4 ms.
+NEAR = 5_000_000
+
+CPP = r"""
+#include <cuda_runtime.h>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+#include <unistd.h>
+__global__ void small(int *p) { if (p) *p = 1; }
+__global__ void deep(int *out, int n) { volatile char b[16384]; for (int i = 0; i < n; i++) b[(i * 7919) % 16384] = i; if (out) *out = b[n % 16384]; }
+int main(int, char **arguments) {
+    auto is = [&](const char *name) { return !strcmp(arguments[1], name); };
+    void *x; cudaStream_t s;
+    if (is("local")) {
+        cudaMalloc(&x, 64 << 20); small<<<1, 1>>>(0); deep<<<1, 32>>>(0, 100); cudaDeviceSynchronize();
+    } else if (is("graphs")) {
+        cudaMalloc(&x, 1 << 20); cudaStreamCreate(&s); cudaGraph_t graph; cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
+        for (int i = 0; i < 2000; i++) small<<<1, 1, 0, s>>>(0);
+        cudaStreamEndCapture(s, &graph); std::vector<cudaGraphExec_t> all(200);
+        for (auto &executable : all) cudaGraphInstantiate(&executable, graph, 0);
+        for (auto executable : all) cudaGraphLaunch(executable, s);
+        cudaDeviceSynchronize();
+    } else if (is("pool")) {
+        cudaMemPool_t pool; cudaDeviceGetDefaultMemPool(&pool, 0); unsigned long long all = ~0ull; cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all);
+        std::vector<void *> blocks(12); for (auto &block : blocks) cudaMallocAsync(&block, 256 << 20, 0);
+        for (auto block : blocks) cudaFreeAsync(block, 0);
+        cudaDeviceSynchronize(); cudaMallocAsync(&x, 256 << 20, 0); cudaDeviceSynchronize();
+    } else if (is("mix")) {
+        srand(1); std::vector<void *> live;
+        for (int i = 0; i < 2000; i++) {
+            if (live.size() > 50 && rand() % 2) { int at = rand() % live.size(); cudaFree(live[at]); live[at] = live.back(); live.pop_back(); }
+            else { cudaMalloc(&x, 1 + rand() % (8 << 20)); live.push_back(x); }
+            usleep(500);
+        }
+        small<<<1, 1>>>(0); deep<<<1, 32>>>(0, 100); cudaDeviceSynchronize(); usleep(100000);
+        cudaDeviceSetLimit(cudaLimitStackSize, 8192); usleep(100000); cudaDeviceSetLimit(cudaLimitMallocHeapSize, 256 << 20); usleep(100000);
+        deep<<<1, 32>>>(0, 100); cudaDeviceSynchronize(); usleep(100000);
+        for (int i = 0; i < 200; i++) { cudaMallocAsync(&x, 3 << 20, 0); cudaFreeAsync(x, 0); if (i % 10 == 0) cudaStreamSynchronize(0); usleep(500); }
+        for (int i = 0; i < 70; i++) { cudaStreamCreate(&s); usleep(500); }
+        for (int i = 0; i < 70; i++) { cudaArray_t array; cudaChannelFormatDesc format = cudaCreateChannelDesc<float>(); cudaMallocArray(&array, &format, 100 + 50 * i, 333); usleep(500); }
+    }
+    usleep(1200000);
+}
+"""
 
 
 class ProcessInfo(ctypes.Structure):
@@ -33,18 +81,18 @@ class ProcessInfo(ctypes.Structure):
 
 
 class Sampler(threading.Thread):
-    """Reads the memory of all processes below one process until it ends."""
+    """Reads the memory of all processes on each GPU until it ends."""
 
-    def __init__(self, devices=1):
+    def __init__(self):
         super().__init__(daemon=True)
-        self.nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        self.nvml, self.handles, self.readings, self.ended = ctypes.CDLL("libnvidia-ml.so.1"), [], {}, False
         self.nvml.nvmlInit_v2()
-        self.handles = []
-        for index in range(devices):
+        count = ctypes.c_uint()
+        self.nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        for index in range(count.value):
             handle = ctypes.c_void_p()
             self.nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
             self.handles.append(handle)
-        self.readings, self.ended = {}, False
 
     def run(self):
         processes = (ProcessInfo * 256)()
@@ -54,16 +102,15 @@ class Sampler(threading.Thread):
                 before = time.time_ns()
                 failed = self.nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), processes)
                 after = time.time_ns()
-                if not failed:
-                    for entry in processes[: count.value]:
-                        self.readings.setdefault((entry.pid, device), []).append((before, after, entry.used))
-            time.sleep(0.0005)
+                for entry in [] if failed else processes[: count.value]:
+                    self.readings.setdefault((entry.pid, device), []).append((before, after, entry.used))
+            time.sleep(0.0008)
 
 
-def started(gpumem, file):
+def started(proof, file):
     """Returns the time at which a recording started, in nanoseconds since 1970: field 9 of a pprof profile."""
     profile = file + ".pb.gz"
-    subprocess.run([gpumem, "report", file, "--format", "pprof", "-o", profile], check=True, capture_output=True)
+    proof.ask("report", file, "--format", "pprof", "-o", profile)
     data, at = gzip.open(profile).read(), 0
 
     def number():
@@ -82,110 +129,112 @@ def started(gpumem, file):
             value = number()
             if tag >> 3 == 9:
                 return value
-        elif tag & 7 == 2:
-            size = number()
-            at += size
+        else:
+            at += number()
     raise Failed(f"{profile} has no time")
 
 
-class Pages:
-    """The pages of the live blocks of a device."""
-
-    def __init__(self):
-        self.shared, self.extra = {}, 0
-
-    def change(self, key, size, sign):
-        if key >> 58:
-            # An array, whose address is not known.
-            self.extra += sign * (-(-size // PAGE) * PAGE - size)
-            return
-        first, last = key // PAGE, (key + size - 1) // PAGE
-        pages = max(last - first - 1, 0)
-        for page in {first, last}:
-            before = self.shared.get(page, 0)
-            self.shared[page] = before + sign
-            pages += (before == 0) != (before + sign == 0)
-        self.extra += sign * (pages * PAGE - size)
-
-
-def sums(gpumem, file):
-    """Returns the memory of the process after each event, with its time, by device; and the rows at the end."""
-    done = subprocess.run([gpumem, "report", file, "--format", "json"], check=True, capture_output=True, text=True)
-    start, steps, rows = started(gpumem, file), {}, {}
-    state = {}
-    for line in done.stdout.splitlines():
-        event = json.loads(line)
-        device, kind, key, change = event["device"], event["kind"], event["address"], event["change_bytes"]
-        of = state.setdefault(device, {"kinds": {}, "pages": Pages(), "sizes": {}, "reserved": 0})
-        kinds, sizes = of["kinds"], of["sizes"]
-        if kind not in ON_DEVICE + TAKEN:
-            continue
-        kinds[kind] = kinds.get(kind, 0) + change
-        before = sizes.get(key, 0)
-        sizes[key] = before + change
-        if kind == "device":
-            if before:
-                of["pages"].change(key, before, -1)
-            if before + change:
-                of["pages"].change(key, before + change, 1)
-        if kind == "unused in pools":
-            of["reserved"] = kinds[kind] + kinds.get("pool", 0)
-        unused = max(of["reserved"] - kinds.get("pool", 0), 0)
-        total = sum(value for name, value in kinds.items() if name != "unused in pools") + unused + of["pages"].extra
-        steps.setdefault(device, []).append((start + event["time_ns"], total))
-        rows[device] = {**kinds, "unused in pools": unused, "rounding": of["pages"].extra}
-    return steps, rows
+def sums(proof, file):
+    """Returns the memory of the process after each change, with its time, by device; and the parts at the end."""
+    start, steps, parts = started(proof, file), {}, {}
+    for event in map(json.loads, proof.ask("report", file, "--format", "json").splitlines()):
+        if event["action"] == "process":
+            parts.setdefault(event["device"], {})[event["kind"]] = event["bytes"]
+            if event["kind"] == "the process":
+                steps.setdefault(event["device"], []).append((start + event["time_ns"], event["bytes"]))
+    return steps, parts
 
 
 def judged(readings, steps):
-    """Compares readings of NVML with sums. Returns the number of moments, of those inside of a call, and the differences.
-
-    A call takes memory in parts and is recorded at its end. Such a moment is between two sums, and the reading must be between them.
-    """
+    """Returns the number of moments, of those inside of a call, and the differences of those that are wrong."""
     times, moments, inside, wrong = [at for at, _ in steps], 0, 0, []
     for (before, _, used), (_, after, again) in zip(readings, readings[1:]):
         if used != again or after - before > 5_000_000:
             continue
-        first = bisect.bisect_right(times, before - 5_000_000) - 1
-        last = bisect.bisect_right(times, after + 5_000_000)
+        first = bisect.bisect_right(times, before - NEAR) - 1
+        last = bisect.bisect_right(times, after + NEAR)
         # Before the first step there is nothing.
         near = ([0] if first < 0 else []) + [total for _, total in steps[max(first, 0) : last]]
+        following = steps[last][1] if last < len(steps) else near[-1]
         moments += 1
         least = min((total - used for total in near), key=abs)
-        if abs(least) <= PAGE:
-            continue
-        following = steps[last][1] if last < len(steps) else near[-1]
-        if min(near + [following]) - PAGE <= used <= max(near + [following]) + PAGE:
-            inside += 1
-        else:
-            wrong.append((least, (before - times[0]) // 1_000_000))
+        if abs(least) > PAGE:
+            if min(near + [following]) - PAGE <= used <= max(near + [following]) + PAGE:
+                inside += 1
+            else:
+                wrong.append((least // MIB, (before - times[0]) // 1_000_000))
     return moments, inside, wrong
 
 
-def watched(gpumem, name, command, folder, env=None):
-    """Runs a program under `gpumem run`, and returns the rows of the proof."""
-    sampler = Sampler(int(os.environ.get("DEVICES", "1")))
+def watched(proof, name, command, code=0, env=()):
+    command = command(proof) if callable(command) else command
+    sampler = Sampler()
     sampler.start()
-    folder = tempfile.mkdtemp(dir=folder)
     try:
-        recorded = [gpumem, "run", "-o", os.path.join(folder, "a.capture"), "--", *command]
-        done = subprocess.run(recorded, capture_output=True, text=True, env={**os.environ, **(env or {})}, timeout=200)
+        files = proof.run(command, [], code, env).files
     finally:
         sampler.ended = True
     sampler.join()
-    if done.returncode:
-        yield False, name, done.stderr[-600:]
-    for entry in sorted(entry for entry in os.listdir(folder) if "capture" in entry):
-        file = os.path.join(folder, entry)
-        report = json.loads(subprocess.run([gpumem, "report", "--json", file], check=True, capture_output=True, text=True).stdout)
-        steps, rows = sums(gpumem, file)
-        for (pid, device), readings in sampler.readings.items():
-            if pid != report["pid"] or device not in steps:
-                continue
-            moments, inside, wrong = judged(readings, steps[device])
-            used = max(used for _, _, used in readings[-3:])
-            unknown = rows[device].get("not known", 0)
-            sizes = {kind: round(value / MIB, 1) for kind, value in rows[device].items() if value}
-            good = moments >= 100 and not wrong and unknown * 100 <= used
-            some = [(difference // MIB, at) for difference, at in wrong[:3] + wrong[-2:]]
-            yield good, f"{name} device {device}", f"{moments} moments, {inside} inside of calls, {len(wrong)} wrong {some}, in use {used / MIB:.1f} MiB, {sizes}"
+    for file in files:
+        pid = proof.report(file)["pid"]
+        steps, parts = sums(proof, file)
+        for (of, device), readings in sampler.readings.items():
+            if of == pid and device in steps:
+                moments, inside, wrong = judged(readings, steps[device])
+                used = max(used for _, _, used in readings[-3:])
+                mib = {kind: round(size / MIB, 1) for kind, size in parts[device].items() if size}
+                good = moments >= 100 and not wrong and parts[device].get("not known", 0) * 100 <= used
+                yield good, f"{name} on device {device}", {
+                    "moments": moments, "inside of calls": inside, "wrong": len(wrong), "some": wrong[:2] + wrong[-2:], "NVML": round(used / MIB, 1), "parts": mib,
+                }
+
+
+def cpp(name):
+    return lambda proof: [*proof.built(CPP), name]
+
+
+def first_lines(proof):
+    """The first line about the device names the cause, with its bytes within 2 MiB."""
+    for name, words in {
+        "local": ["local memory of deep", "3.87 GiB"],
+        "graphs": ["executable graphs", ".cu:"],
+        "pool": ["unused in pools", "2.75 GiB"],
+    }.items():
+        ran = proof.run(cpp(name)(proof), [])
+        text = proof.ask("report", ran.files[0]).decode()
+        line = next(line for line in text.splitlines() if line.startswith("device 0"))
+        yield all(word in line for word in words), name, {"line": line, "leaks": proof.ask("report", "--leaks", ran.files[0]).decode().splitlines()[:6]}
+
+
+def costs(proof):
+    """The start of a PyTorch program and a step of GPT-2, with and without a recording, in turns."""
+    code = (
+        "import time; began = time.time(); import torch, json; imported = time.time(); x = torch.randn(512, 512, device='cuda'); (x @ x).sum().item(); "
+        "print(json.dumps({'start': time.time() - imported}))"
+    )
+    starts = {False: [], True: []}
+    for _ in range(7):
+        for recorded in starts:
+            starts[recorded].append(proof.run([sys.executable, "-c", code], [] if recorded else None).facts["start"])
+    plain, more = (statistics.median(starts[recorded]) for recorded in (False, True))
+    yield more - plain <= 0.05, "the start of a PyTorch program", {"seconds": [round(plain, 3), round(more, 3)], "all": starts}
+    steps = {False: [], True: []}
+    for _ in range(5):
+        for recorded in steps:
+            steps[recorded].append(proof.run(program("gpt2", steps=45, lengths=[512]), [] if recorded else None).facts["seconds"])
+    plain, more = (statistics.median(steps[recorded]) for recorded in (False, True))
+    yield more / plain <= 1.01, "a step of GPT-2", {"ratio": round(more / plain, 4), "all": steps}
+
+
+NAMES = [name for name in PROGRAMS if name != "out_of_memory"]
+CASES = {
+    **{name: partial(watched, name=name, command=cpp(name)) for name in ("local", "graphs", "pool", "mix")},
+    **{name: partial(watched, name=name, command=PROGRAMS[name]) for name in NAMES},
+    **{name: partial(watched, name=name, command=program(name, file=WITHOUT_TORCH)) for name in ("jax", "cupy")},
+    "nccl": partial(watched, name="nccl", command=program("ranks", ranks=2, backend="nccl", size=2048)),
+    "lines": first_lines,
+    "costs": costs,
+}
+
+if __name__ == "__main__":
+    main(__doc__, CASES, alone=["costs"])

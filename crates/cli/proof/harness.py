@@ -163,13 +163,17 @@ class Proof:
 
     def cpp(self):
         """Builds the program in C++, and returns its command."""
+        return self.built(CPP)
+
+    def built(self, source):
+        """Builds a program of this source, and returns its command."""
         nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
         if not os.path.exists(nvcc):
             raise Skipped("there is no nvcc")
         path = os.path.join(self.new_folder(), "program")
         with open(path + ".cu", "w") as file:
-            file.write(CPP)
-        subprocess.run([nvcc, "-cudart", "static", "-O1", "-o", path, path + ".cu"], check=True)
+            file.write(source)
+        subprocess.run([nvcc, "-cudart", "static", "-O1", "-lineinfo", "-g", "-o", path, path + ".cu"], check=True)
         return [path]
 
     def map(self, function, items):

@@ -1,4 +1,4 @@
-//! JSON lines: one object for each event.
+//! JSON lines: one object for each event, and then one for each change of the memory of the process that is not an allocation.
 
 use std::io::{self, Write};
 
@@ -32,6 +32,17 @@ struct OfEvent<'a> {
     live_bytes: Option<u64>,
     kind: &'a str,
     thread: u16,
+}
+
+/// The size of a part of the memory of the process from a moment on.
+#[derive(Serialize)]
+struct OfProcess {
+    time_ns: u64,
+    action: &'static str,
+    device: u32,
+    /// A kind that the driver takes, `rounding`, or `process` for the sum with all allocations.
+    kind: &'static str,
+    bytes: u64,
 }
 
 /// Returns the fields as JSON, without the braces. This is done once for each origin, because names are long and there
@@ -83,6 +94,18 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
         }
         event.extend_from_slice(b"}\n");
         out.write_all(&event)?;
+    }
+    write_process(history, out)
+}
+
+/// Writes the memory of the process, and each part of it that the driver took by itself, whenever one of them has changed.
+fn write_process(history: &History, out: &mut dyn Write) -> io::Result<()> {
+    for series in history.process_series() {
+        let device = history.devices[usize::from(series.device)].device;
+        for (time_ns, bytes) in series.values {
+            let part = OfProcess { time_ns, action: "process", device: device.ordinal, kind: series.name, bytes };
+            writeln!(out, "{}", json_line(&part))?;
+        }
     }
     Ok(())
 }
