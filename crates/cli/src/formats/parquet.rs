@@ -1,4 +1,5 @@
-//! Writes a table with a row for each event, one with a row for each block, and one of PyTorch's tensors. Their columns
+//! Writes a table with a row for each event, one with a row for each block, one of PyTorch's tensors, and one of the memory that
+//! the driver took by itself. Their columns
 //! include the recording, the process and its rank, so that the files of a fleet can be queried together.
 
 use std::{
@@ -8,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use gpumem_core::export::shortened_command;
+use gpumem_core::{export::shortened_command, model::DriverGauge};
 use gpumem_recording::TensorClass;
 use parquet::{
     basic::{Compression, ConvertedType, Encoding, Repetition, Type as Physical},
@@ -22,7 +23,7 @@ use parquet::{
 };
 
 use crate::{
-    history::{BlockLife, Change, ChangeKind, History, Lives, Origin, tensors::Tensors},
+    history::{BlockLife, Change, ChangeKind, History, Lives, Origin, ProcessSeries, tensors::Tensors},
     report::place_sums::NO_LINE,
 };
 
@@ -192,7 +193,7 @@ impl Words {
 }
 
 /// Writes `NAME.events.parquet` and `NAME.blocks.parquet` into a folder, where `NAME` is the recording's name. If
-/// there are tensors, also writes `NAME.tensors.parquet`. Tensors are part of the blocks: because they have a separate
+/// there are tensors, also writes `NAME.tensors.parquet`, and `NAME.driver.parquet` if the driver's memory was measured. Tensors are part of the blocks: because they have a separate
 /// table, no sum counts them twice.
 pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
     let words = Words::new(history);
@@ -205,15 +206,62 @@ pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
     let path = |table: &str| folder.join(format!("{name}.{table}.parquet"));
     write_table(&path("events"), &event_columns(history, &words), events(history))?;
     write_table(&path("blocks"), &block_columns(history, &words), history.lives.blocks())?;
-    let path = path("tensors");
-    match history.tensors.as_ref().filter(|tensors| tensors.missing.is_none()) {
-        Some(tensors) => write_tensors(tensors, &words, &path),
-        // An earlier recording of this name may have left the file.
-        None => fs::remove_file(&path).or_else(|error| match error.kind() {
-            io::ErrorKind::NotFound => Ok(()),
-            _ => Err(error),
-        }),
+    let sizes = driver_sizes(history);
+    if sizes.is_empty() {
+        remove(&path("driver"))?;
+    } else {
+        write_table(&path("driver"), &driver_columns(&words), sizes.into_iter())?;
     }
+    match history.tensors.as_ref().filter(|tensors| tensors.missing.is_none()) {
+        Some(tensors) => write_tensors(tensors, &words, &path("tensors")),
+        None => remove(&path("tensors")),
+    }
+}
+
+/// Removes a table that an earlier recording of this name may have left.
+fn remove(path: &Path) -> io::Result<()> {
+    fs::remove_file(path).or_else(|error| match error.kind() {
+        io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    })
+}
+
+/// The size of a kind of the driver's memory from a moment on.
+struct DriverSize {
+    device: i32,
+    time: u64,
+    kind: ByteArray,
+    bytes: u64,
+    is_at_most: bool,
+}
+
+/// Returns each change of a kind of the driver's memory, by device and kind.
+fn driver_sizes(history: &History) -> Vec<DriverSize> {
+    let of_series = |series: ProcessSeries| {
+        let device = history.devices[usize::from(series.device)].device;
+        let is_at_most = history.driver_measured_by(device) == Some(DriverGauge::AtMost);
+        let (device, kind) = (device.ordinal.cast_signed(), text(series.name));
+        let size = move |(time, bytes)| DriverSize { device, time, kind: kind.clone(), bytes, is_at_most };
+        series.values.into_iter().map(size)
+    };
+    // The sum of the kinds and the live bytes of the events would be counted twice.
+    history.process_series().into_iter().filter(|series| !series.is_sum()).flat_map(of_series).collect()
+}
+
+fn driver_columns(words: &Words) -> Vec<Column<'_, DriverSize>> {
+    let mut columns = process_columns(words);
+    columns.extend([
+        Column::small_number("device", |row: &DriverSize| row.device),
+        Column::number("time_ns", |row: &DriverSize| row.time.cast_signed()),
+        Column {
+            name: "kind",
+            is_optional: false,
+            values: Values::Texts(Box::new(|row: &DriverSize| Some(row.kind.clone()))),
+        },
+        Column::number("bytes", |row: &DriverSize| row.bytes.cast_signed()),
+        Column::flag("is_at_most", |row: &DriverSize| row.is_at_most),
+    ]);
+    columns
 }
 
 fn write_tensors(tensors: &Tensors, words: &Words, path: &Path) -> io::Result<()> {

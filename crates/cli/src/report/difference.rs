@@ -366,6 +366,9 @@ impl Difference {
             if let Some(process) = &device.process {
                 writeln!(out, "\n{words}: {}", process.in_words())?;
                 write_rows("taken by the driver", &process.taken_by_driver, out, paint)?;
+                if process.is_at_most {
+                    writeln!(out, "{}", paint.on(Role::Faint, process::AT_MOST))?;
+                }
             }
             if let Some(tensors) = &device.tensors {
                 let (peak, [before, after]) =
@@ -410,6 +413,9 @@ impl Difference {
             if let Some(process) = &device.process {
                 writeln!(out, "On {}, {}\n", device.words(), process.in_words())?;
                 write_markdown_rows("taken by the driver", &process.taken_by_driver, out)?;
+                if process.is_at_most {
+                    writeln!(out, "> {}\n", process::AT_MOST)?;
+                }
             }
             if let Some(tensors) = &device.tensors {
                 let [before, after] = [tensors.peak.before, tensors.peak.after].map(ByteDelta::new);

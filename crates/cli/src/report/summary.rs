@@ -150,6 +150,7 @@ fn write_device(
     let Some((peak, at)) = device.peak_bytes.zip(device.peak_seconds) else {
         let except = if device.pools.is_empty() { "" } else { " except blocks of pools" };
         writeln!(out, "{}: nothing was allocated{except}", one_line(&device.words()))?;
+        write_at_most(process, out, paint)?;
         write_pools(device, out)?;
         return write_samples(device, out);
     };
@@ -167,9 +168,7 @@ fn write_device(
     let with_driver = process.filter(|process| !process::is_much(process)).map(with_driver).unwrap_or_default();
     let behind = format!("{of_driver}{with_driver}");
     writeln!(out, "{title}{}{table}", paint.on(Role::Heading, behind))?;
-    if process.is_some_and(ProcessMemory::is_at_most) {
-        writeln!(out, "{}", paint.on(Role::Faint, process::AT_MOST))?;
-    }
+    write_at_most(process, out, paint)?;
     let line = |out: &mut dyn Write, name: &str, text: &str| {
         writeln!(out, "{}{}", paint.on(Role::Faint, format!("{name:<9}")), one_line(text))
     };
@@ -219,6 +218,14 @@ fn write_device(
         line(out, "device", &format!("{name}{total}"))?;
     }
     write_samples(device, out)
+}
+
+/// Writes why the numbers of the driver's memory are upper bounds, if they are.
+fn write_at_most(process: Option<&ProcessMemory>, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    if process.is_some_and(ProcessMemory::is_at_most) {
+        writeln!(out, "{}", paint.on(Role::Faint, process::AT_MOST))?;
+    }
+    Ok(())
 }
 
 /// Returns the sentence about how much PyTorch's rounding adds to pinned host memory. The largest places are named.

@@ -1,10 +1,10 @@
 //! Tests what the command shows of the memory that the driver takes by itself.
 
-use gpumem_core::model::{DriverGauge, MemKind};
+use gpumem_core::model::{DriverGauge, EventKind, MemKind};
 
 use crate::{
     page::page,
-    recording_builder::{MIB, RecordingBuilder},
+    recording_builder::{DEVICE, MIB, RecordingBuilder},
     report::{json, printed, recorded, training},
 };
 
@@ -61,10 +61,7 @@ fn the_summary_names_the_cause_first_if_the_driver_took_much() {
     assert!(text.contains("the peak was 95 MiB\n") && text.contains("Not seen: other processes.\n"), "{text}");
 
     let mut little = RecordingBuilder::new("train");
-    little.event(gpumem_core::model::EventKind::DriverMeasured {
-        device: crate::recording_builder::DEVICE,
-        by: DriverGauge::Process,
-    });
+    little.event(EventKind::DriverMeasured { device: DEVICE, by: DriverGauge::Process });
     little.taken(500 * MIB, MemKind::Context, 5, "");
     little.alloc(10_000 * MIB, MemKind::Device, 0);
     let text = printed(&["report", &recorded("driver-little.capture", little)]);
@@ -84,6 +81,16 @@ fn upper_bounds_say_so() {
     let text = printed(&["report", "--at", "end", &file]);
     assert!(text.contains("taken by the driver (≤)") && text.contains("together ≤ 3.86 GiB: 79 MiB of"), "{text}");
     assert_eq!(json(&["report", "--json", &file])["devices"][0]["process_peak"]["measured_by"], "at most");
+    let text = printed(&["diff", &file, &file]);
+    assert!(text.contains("the process took ≤ 3.86 GiB and takes ≤ 3.86 GiB: no change"), "{text}");
+    assert_eq!(text.matches("≤: other processes may use the device").count(), 1, "{text}");
+    // Nothing was allocated.
+    let mut only = RecordingBuilder::new("train");
+    only.event(EventKind::DriverMeasured { device: DEVICE, by: DriverGauge::AtMost });
+    only.taken(500 * MIB, MemKind::Context, 5, "");
+    let text = printed(&["report", &recorded("driver-only.capture", only)]);
+    assert!(text.contains("device 0: the process took ≤ 500 MiB: context ≤ 500 MiB; allocations 0 B\n"), "{text}");
+    assert!(text.contains("nothing was allocated\n≤: other processes may use the device"), "{text}");
 }
 
 #[test]

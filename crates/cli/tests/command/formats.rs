@@ -512,6 +512,27 @@ fn perfetto_has_marks() {
     assert_eq!(marks.len(), 2, "an unknown name is not an error: {marks:?}");
 }
 
+/// The last sizes are those at the end. The tables of allocations have no row of the driver.
+#[test]
+fn the_drivers_memory_has_a_table() {
+    let folder = folder("driver-tables");
+    let out = folder.to_str().unwrap();
+    let file = recorded("driver-table.capture", RecordingBuilder::new("train").with_driver_memory(DriverGauge::AtMost));
+    printed(&["report", "--format", "parquet", "--output", out, &file]);
+    let path = folder.join("driver-table.driver.parquet");
+    let mut last = BTreeMap::new();
+    for row in rows(&path) {
+        assert_eq!(*field(&row, "is_at_most"), Field::Bool(true));
+        last.insert(field(&row, "kind").to_string(), long(&row, "bytes").unwrap().unsigned_abs());
+    }
+    assert_eq!(last.values().sum::<u64>(), (1 + 526 + 140 + 3072 + 100 + 32) * MIB, "{last:?}");
+    assert_eq!(rows(&folder.join("driver-table.blocks.parquet")).len(), 3);
+    // The table of an earlier recording of this name does not stay.
+    fs::copy(training("driver-table-none.capture"), &file).unwrap();
+    printed(&["report", "--format", "parquet", "--output", out, &file]);
+    assert!(!path.exists());
+}
+
 #[test]
 fn perfetto_has_counters_of_the_drivers_memory() {
     let made = RecordingBuilder::new("train").with_driver_memory(DriverGauge::Process);
