@@ -282,7 +282,10 @@ impl Recording {
                 let process = of_device.and_then(|device| device.process_peak.as_ref());
                 let driver = history.driver_measured_by(device.device).map(|_| AboutDriver {
                     words: process.map(process_in_words),
-                    kinds: series.extract_if(.., |series| series.device == number).map(driver_kind).collect(),
+                    kinds: series
+                        .extract_if(.., |series| series.device == number)
+                        .map(|series| driver_kind(&series))
+                        .collect(),
                 });
                 let pools = of_device.map_or(&[][..], |device| &device.pools);
                 AboutDevice {
@@ -361,7 +364,7 @@ fn origins<'a>(history: &'a History, folder: &str, frames: &mut Indices<String>)
 }
 
 /// Returns a kind of the driver's memory with at most [`MOST_VALUES`] values: of several, the highest one.
-fn driver_kind(series: ProcessSeries) -> AboutDriverKind {
+fn driver_kind(series: &ProcessSeries) -> AboutDriverKind {
     let each = series.values.len().div_ceil(MOST_VALUES).max(1);
     let highest = |values: &[(u64, u64)]| values.iter().copied().max_by_key(|(_, bytes)| *bytes);
     let mut values: Vec<_> = series.values.chunks(each).filter_map(highest).collect();
