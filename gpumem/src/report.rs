@@ -5,9 +5,9 @@ pub(crate) use gpumem_core::report::*;
 pub use gpumem_core::{
     model::{GpuProcess, MemKind, ProcessKind, Sampling},
     report::{
-        AllocStats, Breakdown, Change, DriverMemory, Group, KindStats, Leaks, Line, LiveBlock, MeasuredCalls,
-        MemoryStats, MemorySummary, NameStats, OutOfMemory, Part, PartKind, PeakBounds, PeakHolder, PeakHolders, Peaks,
-        Place, PoolAtPeak, RegisteredPool, Report, ReservedStats, ScopeSummary, SourceLine, Spread, Stats, Summary,
-        Tally, Tracked, WorstCall,
+        AllocStats, Breakdown, Change, DriverMemory, Group, InUse, KindStats, LargestOfDriver, Leaks, Line, LiveBlock,
+        MeasuredCalls, MemoryStats, MemorySummary, NameStats, OutOfMemory, Part, PartKind, PeakBounds, PeakHolder,
+        PeakHolders, Peaks, Place, PoolAtPeak, RegisteredPool, Report, ReservedStats, ScopeSummary, SourceLine, Spread,
+        Stats, Summary, Tally, Tracked, WorstCall,
     },
 };

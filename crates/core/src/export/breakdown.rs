@@ -99,6 +99,7 @@ mod tests {
             processes: Some(vec![process(1, Some(900)), process(2, Some(100)), process(OWN_PID, Some(1000))]),
             pool: None,
             taken: Vec::new(),
+            driver_gauge: None,
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use unicode_width::UnicodeWidthStr;
+
 use super::{
     amounts::Amounts,
     paint::{Paint, Role, Show},
@@ -29,6 +31,11 @@ impl Show for OutOfMemory {
         let Self { device, requested, kind, path, line, breakdown, scopes, places, peak } = self;
         let title = format_args!("device {device} is out of memory: {requested} ({kind}) were requested");
         write!(f, "{}", paint.on(Role::Alarm, title))?;
+        if let Ok(breakdown) = breakdown {
+            for line in in_lines(&breakdown.in_use.to_string(), 78) {
+                write!(f, "\n  {line}")?;
+            }
+        }
         if let Some(line) = line {
             write!(f, "\n  at {}", shortened(line, 75))?;
         }
@@ -64,6 +71,20 @@ impl Show for OutOfMemory {
             _ => Ok(()),
         }
     }
+}
+
+/// Breaks a sentence between its parts into lines of at most this many columns. A longer part is truncated.
+fn in_lines(sentence: &str, most: usize) -> Vec<String> {
+    let marked = sentence.replace(", ", ",\n").replace("; ", ";\n").replace(" (", "\n(");
+    let mut lines: Vec<String> = Vec::new();
+    for part in marked.lines() {
+        let part = shortened(part, most);
+        match lines.last_mut().filter(|line| line.width() + 1 + part.width() <= most) {
+            Some(line) => *line = format!("{line} {part}"),
+            None => lines.push(part),
+        }
+    }
+    lines
 }
 
 fn rows(places: &[Place]) -> Vec<Row> {

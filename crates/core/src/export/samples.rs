@@ -7,9 +7,9 @@ use crate::{
     error::Kind,
     model::{ByteDelta, Bytes, Device, Family, Gauge, GpuMemory, MemKind, Sampling, Source, Trace},
     report::{
-        Breakdown, Change, Content, Leaks, Lines, LiveBlock, MeasuredCalls, NameStats, OutOfMemory, Part, PartKind,
-        PeakHolder, PeakHolders, Peaks, Place, PoolAtPeak, RegisteredPool, Report, ScopeSummary, SourceLine, Spread,
-        Stats, Summary, Tracked, WorstCall,
+        Breakdown, Change, Content, InUse, LargestOfDriver, Leaks, Lines, LiveBlock, MeasuredCalls, NameStats,
+        OutOfMemory, Part, PartKind, PeakHolder, PeakHolders, Peaks, Place, PoolAtPeak, RegisteredPool, Report,
+        ScopeSummary, SourceLine, Spread, Stats, Summary, Tracked, WorstCall,
     },
 };
 
@@ -58,6 +58,12 @@ pub(super) fn peak(name: &str) -> PeakHolders {
     }
 }
 
+fn in_use(name: &str) -> InUse {
+    let largest = Some(LargestOfDriver::new(name, Bytes::mib(6)));
+    let read = [Some(Bytes::gib(1)), Some(Bytes::gib(3))];
+    InUse::of_process(read, Bytes::mib(10), (Some(Bytes::mib(10)), false), largest)
+}
+
 pub(super) fn breakdown(name: &str) -> Breakdown {
     let part = |(mib, kind)| Part {
         kind,
@@ -81,6 +87,7 @@ pub(super) fn breakdown(name: &str) -> Breakdown {
         simulated: false,
         memory: GpuMemory::new(Bytes::gib(4), Bytes::gib(1), Bytes::gib(3), None),
         parts: (1..).zip(kinds).map(part).collect(),
+        in_use: in_use(name),
     }
 }
 

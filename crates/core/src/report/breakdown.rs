@@ -2,8 +2,8 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-use super::DriverMemory;
-use crate::model::{Bytes, Device, Family, GpuMemory, GpuProcess, MemKind, PoolUsage};
+use super::{DriverMemory, InUse, LargestOfDriver};
+use crate::model::{Bytes, Device, DriverGauge, Family, GpuMemory, GpuProcess, MemKind, PoolUsage};
 
 /// The parts of a device's used memory, which `gpumem::breakdown` returns.
 ///
@@ -22,6 +22,8 @@ pub struct Breakdown {
     pub memory: GpuMemory,
     /// First other processes, then this process, then memory that cannot be attributed to a process.
     pub parts: Vec<Part>,
+    /// The parts, added up by who has the memory.
+    pub in_use: InUse,
 }
 
 /// A part of a device's used memory.
@@ -120,7 +122,48 @@ pub struct DeviceReading {
     pub pool: Option<PoolUsage>,
     /// What the driver took for itself in this process, and the rounding of allocations. Empty if it is not measured.
     pub taken: Vec<DriverMemory>,
+    /// How `taken` was measured.
+    pub driver_gauge: Option<DriverGauge>,
 }
+
+impl DeviceReading {
+    /// Returns what the driver took, without the unused memory of pools, which is a part of its own.
+    fn taken_besides_pools(&self) -> impl Iterator<Item = &DriverMemory> {
+        self.taken.iter().filter(|row| row.kind != MemKind::PoolCache && row.bytes > Bytes::ZERO)
+    }
+
+    /// Adds up the parts by who has the memory. `is_listed` is true if the memory of this process is known as a whole, and
+    /// `are_others_listed` if the memory of each other process is.
+    fn in_use(&self, parts: &[Part], is_listed: bool, are_others_listed: bool) -> InUse {
+        let sum = |kinds: &[PartKind]| -> Bytes {
+            parts.iter().filter(|part| kinds.contains(&part.kind)).map(|part| part.bytes).sum()
+        };
+        let allocations = sum(&[PartKind::Scope, PartKind::Library, PartKind::RegisteredPool]);
+        let is_measured = self.taken_besides_pools().next().is_some();
+        let driver = (is_listed || is_measured).then(|| sum(&[PartKind::PoolCache, PartKind::Driver]));
+        let cache = LargestOfDriver::new(POOL_CACHE, sum(&[PartKind::PoolCache]));
+        let rows = self.taken_besides_pools().map(|row| LargestOfDriver::new(&row.cause(), row.bytes));
+        let largest = rows.chain([cache]).max_by_key(|row| row.bytes);
+        // Memory without a known cause may be more than each part with one.
+        let with_cause: Bytes =
+            self.taken_besides_pools().map(|row| row.bytes).sum::<Bytes>() + sum(&[PartKind::PoolCache]);
+        let without = driver.unwrap_or_default().checked_sub(with_cause).unwrap_or_default();
+        let largest = largest.filter(|row| row.bytes > without && driver.is_some_and(|driver| row.bytes <= driver));
+        let is_at_most = driver.is_some() && !is_listed && self.driver_gauge == Some(DriverGauge::AtMost);
+        let read = [Some(self.memory.free), Some(self.memory.used)];
+        let in_use = InUse::of_process(read, allocations, (driver, is_at_most), largest);
+        match in_use.rest.filter(|_| is_listed && are_others_listed) {
+            Some(rest) => {
+                let others = sum(&[PartKind::Others]);
+                InUse { others: Some(others), rest: rest.checked_sub(others), ..in_use }
+            }
+            None => in_use,
+        }
+    }
+}
+
+/// The name of the part of the stream-ordered pool.
+const POOL_CACHE: &str = "kept by the pool, unused";
 
 /// Returns a path of scopes as text.
 pub fn path_in_words(path: &[String]) -> String {
@@ -131,13 +174,11 @@ impl Breakdown {
     /// Creates the breakdown from this reading and from the live memory on the device of the process with this id.
     #[doc(hidden)]
     pub fn of(reading: &DeviceReading, own_pid: u32, live: &[Group]) -> Self {
-        let DeviceReading { device, memory, processes, pool, taken, .. } = reading;
+        let DeviceReading { device, memory, processes, pool, .. } = reading;
         let simulated = device.family == Family::Simulated;
         let mut parts = Vec::new();
         let mut own = own_parts(live, pool.as_ref());
-        // The unused memory of pools is a part already.
-        let taken = taken.iter().filter(|row| row.kind != MemKind::PoolCache && row.bytes > Bytes::ZERO);
-        own.extend(taken.map(|row| Part {
+        own.extend(reading.taken_besides_pools().map(|row| Part {
             kind: PartKind::Driver,
             name: row.to_string(),
             path: Vec::new(),
@@ -190,7 +231,8 @@ impl Breakdown {
         parts.push(rest);
         parts.retain(|part| part.bytes > Bytes::ZERO);
         parts.sort_by_key(|part| part.kind);
-        Self { device: device.ordinal, name: reading.name.clone(), simulated, memory: *memory, parts }
+        let in_use = reading.in_use(&parts, this.is_some(), others.is_some());
+        Self { device: device.ordinal, name: reading.name.clone(), simulated, memory: *memory, parts, in_use }
     }
 
     /// Returns the memory that trimming the pool would return to the device.
@@ -229,7 +271,7 @@ fn own_parts(live: &[Group], pool: Option<&PoolUsage>) -> Vec<Part> {
     let cached = pool.and_then(|pool| pool.reserved.checked_sub(pool.used)).unwrap_or_default();
     parts.push(Part {
         kind: PartKind::PoolCache,
-        name: "kept by the pool, unused".to_owned(),
+        name: POOL_CACHE.to_owned(),
         path: Vec::new(),
         bytes: cached,
         count: 0,

@@ -51,8 +51,9 @@ impl DriverMemory {
     }
 }
 
-impl fmt::Display for DriverMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl DriverMemory {
+    /// Writes the cause and its line, such as `local memory of deep (x.cu:43)`.
+    fn write_cause(&self, f: &mut impl fmt::Write) -> fmt::Result {
         match self.kind {
             MemKind::Device => f.write_str("rounding of allocations to pages of 2 MiB")?,
             MemKind::NotKnown => f.write_str("taken by the driver, cause not known")?,
@@ -69,6 +70,21 @@ impl fmt::Display for DriverMemory {
         if let Some(line) = &self.line {
             write!(f, " ({line})")?;
         }
+        Ok(())
+    }
+
+    /// Returns the cause and its line, such as `local memory of deep (x.cu:43)`.
+    pub(crate) fn cause(&self) -> String {
+        let mut cause = String::new();
+        // Writing to memory does not fail.
+        let _ = self.write_cause(&mut cause);
+        cause
+    }
+}
+
+impl fmt::Display for DriverMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write_cause(f)?;
         self.bytes_per_thread.map_or(Ok(()), |bytes| write!(f, ", {bytes} B for each thread"))
     }
 }

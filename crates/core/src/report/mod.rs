@@ -5,6 +5,7 @@ mod breakdown;
 mod budget;
 mod distribution;
 mod driver;
+mod in_use;
 mod leaks;
 mod lines;
 mod memory_stats;
@@ -24,6 +25,7 @@ pub use self::{
     breakdown::{Breakdown, Part, PartKind},
     budget::{Quantity, Relation},
     driver::DriverMemory,
+    in_use::{InUse, LargestOfDriver},
     leaks::Leaks,
     lines::{Line, SourceLine},
     memory_stats::{AllocStats, KindStats, MemoryStats, MemorySummary, PeakBounds, ReservedStats, Tally},

@@ -15,6 +15,7 @@ use crate::session::{Session, current};
 use crate::{
     derive::{self, Callsite, Names, Snapshot, Stack, short_names},
     error::Result,
+    inbox::LedgerView,
     ledger::ScopePeriod,
     model::{Bytes, CallsiteId, Device, EventKind, PoolId, StackId},
     process,
@@ -113,12 +114,14 @@ pub(in crate::session) fn read(session: &Session, devices: &dyn Devices, device:
     let ordinal = device.ordinal;
     let rounding = session.inbox.rounding(device).map(|bytes| DriverMemory::rounding(Bytes::new(bytes)));
     let taken = session.driver_memory(Some(device), None);
+    let measured = session.inbox.stats().into_iter().find(|stats| stats.device == device);
     Ok(DeviceReading {
         device,
         memory: devices.read(ordinal)?,
         name: devices.name(ordinal).ok(),
         processes: devices.processes(ordinal).ok(),
         pool: devices.read_pool(ordinal).ok().flatten(),
+        driver_gauge: measured.and_then(|stats| stats.driver_measured_by),
         taken: if taken.is_empty() { taken } else { taken.into_iter().chain(rounding).collect() },
     })
 }

@@ -8,19 +8,33 @@ use super::{
     object::{micros, object},
 };
 use crate::report::{
-    Breakdown, Change, Leaks, LiveBlock, MemoryStats, NameStats, OutOfMemory, Part, PeakHolder, PeakHolders, Peaks,
-    Place, PoolAtPeak, RegisteredPool, ReservedStats, ScopeSummary, Spread, Stats, Summary, Tally, Tracked, WorstCall,
+    Breakdown, Change, InUse, LargestOfDriver, Leaks, LiveBlock, MemoryStats, NameStats, OutOfMemory, Part, PeakHolder,
+    PeakHolders, Peaks, Place, PoolAtPeak, RegisteredPool, ReservedStats, ScopeSummary, Spread, Stats, Summary, Tally,
+    Tracked, WorstCall,
 };
 
 object!(OutOfMemory as oom {
     requested, kind,
     scopes: oom.path,
+    in_use: oom.breakdown.as_ref().ok().map(|breakdown| &breakdown.in_use),
     breakdown: oom.breakdown.as_ref().ok(),
     why_no_breakdown: oom.breakdown.as_ref().err().map(ToString::to_string),
     largest_scopes: oom.scopes,
     largest_places: oom.places,
     peak,
 });
+
+object!(InUse as in_use {
+    free_bytes: in_use.free,
+    allocated_bytes: in_use.allocations,
+    driver_bytes: in_use.driver,
+    is_at_most: in_use.is_at_most,
+    largest_of_driver: in_use.largest,
+    other_processes_bytes: in_use.others,
+    rest_bytes: in_use.rest,
+});
+
+object!(LargestOfDriver as largest { name, bytes });
 
 object!(Place as place {
     name, caller, blocks, bytes,
