@@ -6,7 +6,7 @@ use std::{
 };
 
 use gpumem::{Gauge, intercept::Source};
-use gpumem_core::report::counted;
+use gpumem_core::{export::shortened_command, model::Bytes, report::counted};
 use gpumem_driver::{
     settings::{self, Setting, settings},
     source::{self, machine},
@@ -14,7 +14,12 @@ use gpumem_driver::{
 use gpumem_inject::variable;
 use serde::Serialize;
 
-use super::{gpus::Machine, injection, system};
+use super::{
+    gpus::Machine,
+    injection,
+    processes::{Known, Process, Recording, Usage},
+    system,
+};
 use crate::run;
 
 /// The result of all checks. The field names are those in JSON.
@@ -83,6 +88,7 @@ impl Diagnosis {
         let cuda = checks.cuda();
         if let Ok(machine) = &machine {
             checks.gpus(machine);
+            checks.memory(machine, &Usage::read(machine, &mut Known::default()));
         }
         let is_missing = |why: &gpumem::Error| why.is_missing_library();
         checks.device_files(Driver {
@@ -232,6 +238,32 @@ impl Checks {
                 let next = "create instances: nvidia-smi mig -cgi";
                 self.add("MIG", Verdict::Problem, "a GPU is in MIG mode and has no slices", next);
             }
+        }
+    }
+
+    /// Adds a line for each GPU: its free memory and, if little is free, who has the rest.
+    fn memory(&mut self, machine: &Machine, usage: &Usage) {
+        for gpu in &machine.gpus {
+            let (Some(index), Some(free), Some(total)) = (gpu.index, gpu.memory.free_bytes, gpu.memory.total_bytes)
+            else {
+                continue;
+            };
+            let found = format!("{index}: {} of {} are free", Bytes::new(free), Bytes::new(total));
+            if free >= total / NEARLY_FULL {
+                self.ok("memory", found);
+                continue;
+            }
+            let processes: Vec<_> = usage.processes.iter().filter(|process| process.gpu == index).collect();
+            let not_listed =
+                usage.gpus.iter().find(|of_gpu| of_gpu.gpu == index).and_then(|of_gpu| of_gpu.not_listed_bytes);
+            let holders = holders_in_words(&processes, not_listed);
+            let is_recorded = |process: &&Process| matches!(process.recording, Recording::Recorded { .. });
+            let next = if processes.iter().any(is_recorded) {
+                "`gpumem watch` shows what the driver took in recorded processes"
+            } else {
+                "`gpumem run` records a program, and `gpumem report` shows what the driver took"
+            };
+            self.add("memory", Verdict::Warning, format!("{found}; {holders}"), next);
         }
     }
 
@@ -387,6 +419,35 @@ impl Checks {
                 self.add("settings", Verdict::Problem, what, "create it, or name a file in another folder");
             }
         }
+    }
+}
+
+/// A GPU with less than this part of its memory free is nearly full.
+const NEARLY_FULL: u64 = 20;
+/// At most this many processes of a GPU are named.
+const MOST_PROCESSES: usize = 3;
+
+/// Returns who has the memory of a GPU: `in use by python train.py (4711) 65.9 GiB, tritonserver (913) 13 GiB and 2 more processes; 9 MiB
+/// by no process that the driver lists`.
+fn holders_in_words(processes: &[&Process], not_listed: Option<u64>) -> String {
+    let named = |process: &&&Process| {
+        let command =
+            process.command.as_deref().map_or_else(|| "?".to_owned(), |command| shortened_command(command, 40));
+        let bytes = process.used_bytes.map_or_else(|| "?".to_owned(), |bytes| Bytes::new(bytes).to_string());
+        format!("{command} ({}) {bytes}", process.pid)
+    };
+    let words: Vec<_> = processes.iter().take(MOST_PROCESSES).map(|process| named(&process)).collect();
+    let more = processes.len().saturating_sub(MOST_PROCESSES) as u64;
+    let more =
+        if more > 0 { format!(" and {}", counted(more, "more process", "more processes")) } else { String::new() };
+    let listed = if words.is_empty() {
+        "the driver lists no process".to_owned()
+    } else {
+        format!("in use by {}{more}", words.join(", "))
+    };
+    match not_listed.filter(|bytes| *bytes > 0) {
+        Some(bytes) => format!("{listed}; {} by no process that the driver lists", Bytes::new(bytes)),
+        None => listed,
     }
 }
 

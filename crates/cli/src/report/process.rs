@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use gpumem_core::{
     export::{Amounts, InPaint, Leaf, Paint, Role, Tree, part_table},
     model::{ByteDelta, Bytes, MemKind, one_line},
-    report::counted,
+    report::{LargestOfDriver, counted},
 };
 
 use crate::history::{DriverSum, History, Moment, ProcessMemory, ROUNDING, Sum};
@@ -62,7 +62,23 @@ pub(super) fn largest_in_words(process: &ProcessMemory) -> String {
 /// Returns the kind, with the kernel or the library if it has only one, and its line.
 fn kind_in_words(process: &ProcessMemory, kind: &str) -> String {
     let mut of_kind = process.taken_by_driver.iter().filter(|sum| sum.kind == kind);
-    let (Some(only), None) = (of_kind.next(), of_kind.next()) else { return kind.to_owned() };
+    match (of_kind.next(), of_kind.next()) {
+        (Some(only), None) => sum_in_words(only),
+        _ => kind.to_owned(),
+    }
+}
+
+/// Returns the largest part of the driver's memory, such as `local memory of deep (x.cu:43)`.
+pub(super) fn largest(process: &ProcessMemory) -> Option<LargestOfDriver> {
+    let sums = process.taken_by_driver.iter().map(|sum| (sum_in_words(sum), sum.bytes));
+    let rounding = (ROUNDING.to_owned(), process.rounding_bytes);
+    let (name, bytes) = sums.chain([rounding]).filter(|(_, bytes)| *bytes > 0).max_by_key(|(_, bytes)| *bytes)?;
+    Some(LargestOfDriver::new(&name, Bytes::new(bytes.unsigned_abs())))
+}
+
+/// Returns the kind of a sum, with its kernel or its library, and its line.
+fn sum_in_words(only: &DriverSum) -> String {
+    let kind = only.kind;
     let kernel = only.label.as_deref().filter(|_| kind == MemKind::LocalMemory.name()).map(kernel_in);
     let kernel = kernel.map(|kernel| format!(" of {}", one_line(kernel))).unwrap_or_default();
     let is_placed = [MemKind::LocalMemory, MemKind::ExecutableGraphs].iter().any(|placed| placed.name() == kind);

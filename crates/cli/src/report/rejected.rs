@@ -6,11 +6,12 @@ use std::time::Duration;
 use gpumem_core::{
     derive::Names,
     model::{Bytes, Family},
-    report::counted,
+    report::{InUse, counted},
 };
 use serde::Serialize;
 
-use crate::history::{History, RejectedRequest, in_words};
+use super::process;
+use crate::history::{History, Moment, ProcessMemory, RejectedRequest, in_words};
 
 /// At most this many are listed in JSON and on the page: the latest ones.
 const MOST: usize = 1_000;
@@ -27,6 +28,8 @@ pub(crate) struct Rejections {
     /// The latest failed allocations.
     #[serde(rename = "newest")]
     pub(crate) latest: Vec<RejectedAllocation>,
+    /// Who had the memory of the device at the main failed allocation. `None` if the recording does not contain it.
+    pub(crate) in_use: Option<InUse>,
     /// The part that rejected them: gpumem if the GPU is not the real one, else the driver.
     #[serde(skip)]
     by: &'static str,
@@ -99,20 +102,35 @@ impl RejectedAllocation {
         words.join(", ")
     }
 
-    /// Returns text such as `Device 0 has 15.40 GiB, of which 1.2 GiB were free shortly after. Besides the process's
-    /// blocks, 527 MiB were in use: …`.
-    fn device_in_words(&self) -> Option<String> {
+    /// Returns text such as `Device 0 has 15.40 GiB. Shortly after: free 1.2 GiB; in use by allocations 9 GiB, by …`.
+    fn device_in_words(&self, in_use: Option<&InUse>) -> Option<String> {
         let simulated = if self.simulated { "The simulated device" } else { "Device" };
         let size = format!("{simulated} {} has {}", self.device?, Bytes::new(self.total_bytes?));
-        let free = self.free_bytes.map(|free| format!(", of which {} were free shortly after", Bytes::new(free)));
-        let rest = self.rest_bytes.map(|rest| {
-            let rest = Bytes::new(rest);
-            format!(
-                " In addition to these blocks, {rest} were in use: by the CUDA context and kernels, and by other processes."
-            )
-        });
-        Some(format!("{size}{}.{}", free.unwrap_or_default(), rest.unwrap_or_default()))
+        // Without a reading and without the driver's memory, the line above says the same.
+        let in_use = in_use.filter(|in_use| in_use.free.is_some() || in_use.driver.is_some());
+        let words = match (in_use, self.free_bytes) {
+            (Some(in_use), Some(_)) => format!(" Shortly after: {in_use}."),
+            (Some(in_use), None) => format!(" At that time: {in_use}."),
+            (None, Some(free)) => format!(" Shortly after: free {}.", Bytes::new(free)),
+            (None, None) => String::new(),
+        };
+        Some(format!("{size}.{words}"))
     }
+}
+
+/// Returns who had the memory of the device when the main allocation failed. The reading of the device follows it shortly after.
+fn in_use(history: &History, main: &RejectedRequest) -> Option<InUse> {
+    if !history.is_whole_at(main.number) {
+        return None;
+    }
+    let process: Option<ProcessMemory> = history.process_at(Moment::Oom).into_iter().nth(usize::from(main.device?))?;
+    let read = [main.memory.map(|memory| memory.free), main.memory.map(|memory| memory.used)];
+    let Some(process) = process else {
+        return Some(InUse::of_process(read, Bytes::new(main.live?), (None, false), None));
+    };
+    let bytes = |bytes: i64| Bytes::new(bytes.unsigned_abs());
+    let driver = (Some(bytes(process.besides_allocations())), process.is_at_most());
+    Some(InUse::of_process(read, bytes(process.allocated_bytes), driver, process::largest(&process)))
 }
 
 impl Rejections {
@@ -128,6 +146,7 @@ impl Rejections {
                 .iter()
                 .map(|rejected| RejectedAllocation::of(history, rejected))
                 .collect(),
+            in_use: in_use(history, main),
             by: if history.definitions().process().cards.is_some() { "gpumem" } else { "the driver" },
             is_live_known: history.is_whole_at(main.number),
         })
@@ -149,7 +168,7 @@ impl Rejections {
             "Out of memory: {by} rejected {}. The thread did not obtain as much within a second.",
             main.in_words()
         )];
-        lines.extend(main.device_in_words());
+        lines.extend(main.device_in_words(self.in_use.as_ref()));
         if *count > 1 {
             let soon = match obtained_soon {
                 0 => String::new(),
