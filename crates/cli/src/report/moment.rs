@@ -16,6 +16,7 @@ use super::{
     overview::PoolOverview,
     place_sums::{PlaceSum, place_sums},
     process,
+    rejected::in_use_at_oom,
     text::{BESIDES_NOT_KNOWN, device_in_words, has_scopes, shares, tree, unit_of},
 };
 use crate::history::{DeviceHistory, History, Moment, Origin, OriginSum, ProcessMemory, Sum, in_words, sums_by};
@@ -200,6 +201,9 @@ fn write(
         }
         let title = format!("{}: {amount} {}", device_in_words(device, name), title(at, bytes));
         writeln!(out, "{}", paint.on(Role::Heading, title))?;
+        if let Some(in_use) = in_use_at_oom(history, at).filter(|_| moment == Some(Moment::Oom)) {
+            writeln!(out, "{in_use}")?;
+        }
         let held = held.unwrap_or_default();
         let rows = tree(held);
         let whole = bytes.unwrap_or(0).unsigned_abs();

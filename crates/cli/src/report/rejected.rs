@@ -106,14 +106,9 @@ impl RejectedAllocation {
     fn device_in_words(&self, in_use: Option<&InUse>) -> Option<String> {
         let simulated = if self.simulated { "The simulated device" } else { "Device" };
         let size = format!("{simulated} {} has {}", self.device?, Bytes::new(self.total_bytes?));
-        // Without a reading and without the driver's memory, the line above says the same.
-        let in_use = in_use.filter(|in_use| in_use.free.is_some() || in_use.driver.is_some());
-        let words = match (in_use, self.free_bytes) {
-            (Some(in_use), Some(_)) => format!(" Shortly after: {in_use}."),
-            (Some(in_use), None) => format!(" At that time: {in_use}."),
-            (None, Some(free)) => format!(" Shortly after: free {}.", Bytes::new(free)),
-            (None, None) => String::new(),
-        };
+        let words = in_use.and_then(in_use_in_words);
+        let free = self.free_bytes.map(|free| format!("Shortly after: free {}.", Bytes::new(free)));
+        let words = words.or(free).map(|words| format!(" {words}")).unwrap_or_default();
         Some(format!("{size}.{words}"))
     }
 }
@@ -131,6 +126,21 @@ fn in_use(history: &History, main: &RejectedRequest) -> Option<InUse> {
     let bytes = |bytes: i64| Bytes::new(bytes.unsigned_abs());
     let driver = (Some(bytes(process.besides_allocations())), process.is_at_most());
     Some(InUse::of_process(read, bytes(process.allocated_bytes), driver, process::largest(&process)))
+}
+
+/// Returns who had the memory, as a sentence. `None` if only the allocations are known, because another line names them.
+fn in_use_in_words(in_use: &InUse) -> Option<String> {
+    match (in_use.free, in_use.driver) {
+        (Some(_), _) => Some(format!("Shortly after: {in_use}.")),
+        (None, Some(_)) => Some(format!("At that time: {in_use}.")),
+        (None, None) => None,
+    }
+}
+
+/// Returns who had the memory of this device when the main allocation failed on it, as a sentence.
+pub(super) fn in_use_at_oom(history: &History, device: usize) -> Option<String> {
+    let main = history.oom().filter(|main| main.device.map(usize::from) == Some(device))?;
+    in_use_in_words(&in_use(history, main)?)
 }
 
 impl Rejections {

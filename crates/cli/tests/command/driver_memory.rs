@@ -1,6 +1,6 @@
 //! Tests what the command shows of the memory that the driver takes by itself.
 
-use gpumem_core::model::{DriverGauge, EventKind, MemKind};
+use gpumem_core::model::{Bytes, DriverGauge, EventKind, GpuMemory, MemKind};
 
 use crate::{
     page::page,
@@ -174,4 +174,67 @@ fn the_difference_of_two_recordings_has_the_drivers_memory() {
     assert_eq!((&difference["change_bytes"], &difference["is_at_most"]), (&(8 * MIB).into(), &false.into()));
     let not_measured = training("driver-diff-none.capture");
     assert!(json(&["diff", "--json", &before, &not_measured])["devices"][0]["process"].is_null());
+}
+
+/// Returns a recording of a program whose last allocation was rejected, and of the reading of the device that followed.
+fn rejected(name: &str, by: Option<DriverGauge>, is_read: bool) -> String {
+    let mut made = RecordingBuilder::new("train");
+    match by {
+        Some(by) => made = made.with_driver_memory(by),
+        None => drop(made.alloc(79 * MIB, MemKind::Device, 0)),
+    }
+    made.rejected(64 << 30, MemKind::Device, 2);
+    if is_read {
+        let memory = GpuMemory::new(Bytes::gib(141), Bytes::mib(300), Bytes::mib(140_000), None);
+        made.event(EventKind::Sample { device: DEVICE, memory });
+    }
+    // What is taken later is not in the way of the rejected allocation.
+    made.taken(5 << 30, MemKind::Limits, 2, "device heap");
+    recorded(name, made)
+}
+
+#[test]
+fn a_rejected_allocation_says_who_had_the_memory() {
+    let line = |file: &str| {
+        let text = printed(&["report", file]);
+        text.lines().find(|line| line.starts_with("Device 0 has ")).unwrap_or_default().to_owned()
+    };
+    let in_use = |file: &str| json(&["report", "--json", file])["refused"]["in_use"].clone();
+    let file = rejected("rejected-driver.capture", Some(DriverGauge::Process), true);
+    assert_eq!(
+        line(&file),
+        "Device 0 has 141 GiB. Shortly after: free 300 MiB; in use by allocations 79 MiB, by the driver for this process \
+         3.78 GiB (most: local memory of deep (src/model.rs:77) 3 GiB), by others 132.86 GiB."
+    );
+    let driver = 1 + 526 + 140 + 3072 + 100 + 32;
+    assert_eq!(
+        in_use(&file),
+        serde_json::json!({
+            "free_bytes": 300 * MIB, "allocated_bytes": 79 * MIB, "driver_bytes": driver * MIB, "is_at_most": false,
+            "largest_of_driver": { "name": "local memory of deep (src/model.rs:77)", "bytes": 3072 * MIB },
+            "other_processes_bytes": null, "rest_bytes": (140_000 - 79 - driver) * MIB,
+        })
+    );
+    let at_most = line(&rejected("rejected-at-most.capture", Some(DriverGauge::AtMost), true));
+    assert!(
+        at_most.contains("process ≤ 3.78 GiB (most: ") && at_most.contains(", by others ≥ 132.86 GiB."),
+        "{at_most}"
+    );
+    let not_read = rejected("rejected-not-read.capture", Some(DriverGauge::Process), false);
+    let expected = "Device 0 has 141 GiB. At that time: in use by allocations 79 MiB, by the driver for this process 3.78 GiB \
+                    (most: local memory of deep (src/model.rs:77) 3 GiB).";
+    assert_eq!(line(&not_read), expected);
+    assert!(in_use(&not_read)["free_bytes"].is_null() && in_use(&not_read)["rest_bytes"].is_null());
+    let not_measured = rejected("rejected-not-measured.capture", None, true);
+    let expected = "Device 0 has 141 GiB. Shortly after: free 300 MiB; in use by allocations 79 MiB, by other processes and the \
+                    driver 136.64 GiB.";
+    assert_eq!(line(&not_measured), expected);
+    assert!(in_use(&not_measured)["driver_bytes"].is_null());
+    assert_eq!(line(&rejected("rejected-none.capture", None, false)), "Device 0 has 141 GiB.");
+    // The same sentence comes before the memory at that moment, and at no other.
+    let line = line(&file);
+    let sentence = line.strip_prefix("Device 0 has 141 GiB. ").unwrap();
+    let at = printed(&["report", "--at", "oom", &file]);
+    assert_eq!(at.lines().nth(1), Some(sentence), "{at}");
+    assert!(!printed(&["report", "--at", "end", &file]).contains("Shortly after"));
 }
