@@ -135,3 +135,20 @@ fn a_recording_is_not_replaced() {
         assert_eq!(fs::read_to_string(&file).expect("it is there"), "an older recording", "{outcome}");
     }
 }
+
+/// The stand-in GPU has 16 GiB.
+#[test]
+fn a_gpu_that_is_nearly_full_names_who_has_its_memory() {
+    has(&machine(), "memory", "ok", "0: 15.40 GiB of 16 GiB are free; ");
+    let full =
+        machine().set("used=15700MiB").set("compute=4000000001:15000MiB:python").set("graphics=4000000002:45MiB:Xorg");
+    has(
+        &full,
+        "memory",
+        "warning",
+        "0: 69 MiB of 16 GiB are free; in use by python (4000000001) 14.65 GiB, Xorg (4000000002) 45 MiB; 655 MiB by no process that the \
+         driver lists; `gpumem run` records a program",
+    );
+    let without = machine().set("used=15700MiB").set("processes=unavailable");
+    has(&without, "memory", "warning", "0: 69 MiB of 16 GiB are free; the driver lists no process; ");
+}

@@ -364,3 +364,46 @@ fn a_device_that_is_not_there_or_cannot_be_read_is_an_error() {
     assert!(outcome.answer("breakdown").starts_with("error[unavailable"), "{outcome}");
     assert!(outcome.answer("summary").ends_with("|the allocated memory is not known"), "{outcome}");
 }
+
+/// The sentence behind the first line, which is broken into lines.
+fn who_has_the_memory(outcome: &Outcome) -> String {
+    let lines =
+        outcome.stderr.lines().skip(1).take_while(|line| !line.starts_with("  at ") && !line.starts_with("  in "));
+    let lines: Vec<_> = lines.take_while(|line| line.starts_with("  ")).map(str::trim).collect();
+    assert!(outcome.stderr.lines().all(|line| line.chars().count() <= 80), "{outcome}");
+    lines.join(" ")
+}
+
+#[test]
+fn a_rejection_says_who_has_the_memory() {
+    let machine = || Standin::new().dispatch().driver_memory().env(NO_STACKS.0, NO_STACKS.1);
+    let script = format!(
+        "call cuInit 0; scope train; {CONTEXT}; call cuModuleLoadData &m text:module:6291456/deep:2097152:8192; \
+         call cuModuleGetFunction &deep m text:deep; call cuLaunchKernel deep 1 1 1 32 1 1 0 0 0 0; \
+         call cuMemAlloc_v2 &a 104857600; call cuMemAlloc_v2 &b 99999999999999"
+    );
+    let another = "compute=4000000001:300MiB:python";
+    let said = |machine: Standin| {
+        let outcome = machine.run(&script);
+        ensure_clean(&outcome);
+        who_has_the_memory(&outcome)
+    };
+    let taken =
+        "in use by allocations 100 MiB, by the driver for this process 2.32 GiB (most: local memory of deep 1.80 GiB)";
+    assert_eq!(said(machine()), format!("free 12.98 GiB; {taken}, by no process 9 MiB"));
+    let expected = format!("free 12.68 GiB; {taken}, by other processes 300 MiB, by no process 9 MiB");
+    assert_eq!(said(machine().set(another).set("used=300MiB")), expected);
+    // Without the list, the values are upper bounds if others used the device when the first context was created.
+    let expected = format!("free 12.98 GiB; {taken}, by others 3.25 MiB");
+    assert_eq!(said(machine().set("processes=unavailable")), expected);
+    let taken = taken.replace("2.32", "≤ 2.32").replace("1.80", "≤ 1.80");
+    let expected = format!("free 12.68 GiB; {taken}, by others ≥ 303.25 MiB");
+    assert_eq!(said(machine().set("processes=unavailable").set("used=300MiB")), expected);
+    // CUPTI does not measure the driver.
+    let outcome = run(
+        &with_cupti().set("processes=unavailable").env(NO_STACKS.0, NO_STACKS.1),
+        "scope train; call cuMemAlloc_v2 &a 104857600; call cuMemAlloc_v2 &b 99999999999999",
+    );
+    let expected = "free 14.79 GiB; in use by allocations 100 MiB, by other processes and the driver 527 MiB";
+    assert_eq!(who_has_the_memory(&outcome), expected, "{outcome}");
+}

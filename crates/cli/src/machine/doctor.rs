@@ -254,9 +254,10 @@ impl Checks {
                 continue;
             }
             let processes: Vec<_> = usage.processes.iter().filter(|process| process.gpu == index).collect();
-            let not_listed =
-                usage.gpus.iter().find(|of_gpu| of_gpu.gpu == index).and_then(|of_gpu| of_gpu.not_listed_bytes);
-            let holders = holders_in_words(&processes, not_listed);
+            let holders = match usage.gpus.iter().find(|of_gpu| of_gpu.gpu == index) {
+                Some(of_gpu) => holders_in_words(&processes, of_gpu.not_listed_bytes),
+                None => "its processes cannot be read, and `gpumem ps` says why".to_owned(),
+            };
             let is_recorded = |process: &&Process| matches!(process.recording, Recording::Recorded { .. });
             let next = if processes.iter().any(is_recorded) {
                 "`gpumem watch` shows what the driver took in recorded processes"
@@ -440,11 +441,10 @@ fn holders_in_words(processes: &[&Process], not_listed: Option<u64>) -> String {
     let more = processes.len().saturating_sub(MOST_PROCESSES) as u64;
     let more =
         if more > 0 { format!(" and {}", counted(more, "more process", "more processes")) } else { String::new() };
-    let listed = if words.is_empty() {
-        "the driver lists no process".to_owned()
-    } else {
-        format!("in use by {}{more}", words.join(", "))
-    };
+    if words.is_empty() {
+        return "the driver lists no process".to_owned();
+    }
+    let listed = format!("in use by {}{more}", words.join(", "));
     match not_listed.filter(|bytes| *bytes > 0) {
         Some(bytes) => format!("{listed}; {} by no process that the driver lists", Bytes::new(bytes)),
         None => listed,

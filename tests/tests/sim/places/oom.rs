@@ -115,7 +115,8 @@ fn a_rejection_reports_which_scopes_hold_the_memory() {
     assert!(said.stderr.lines().all(|line| line.width() <= 80), "{}", said.stderr);
     let expected = format!(
         "gpumem: device 0 is out of memory: 900 MiB (device) were requested\n  \
-               free 312 MiB; in use by allocations 648 MiB, by the driver for this process 64 MiB\n  \
+               free 312 MiB; in use by allocations 648 MiB,\n  \
+               by the driver for this process 64 MiB\n  \
                at {place}\n  \
                in train > backward\n\
              device 0 (simulated GPU (1 GiB)): 712 MiB of 1 GiB in use, 312 MiB free\n \
