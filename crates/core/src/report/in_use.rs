@@ -9,7 +9,7 @@ const MUCH: Bytes = Bytes::gib(1);
 
 /// Who has the memory of a device. A value that is not known is `None`.
 ///
-/// `Display` is a sentence without a full stop, such as `free 0.3 GiB; in use by allocations 61 GiB, by the driver for this process
+/// `Display` is a sentence without a full stop, such as `free 312 MiB; in use by allocations 61 GiB, by the driver for this process
 /// 4.9 GiB (most: local memory of deep (x.cu:43) 3.9 GiB), by other processes 13 GiB`.
 ///
 /// ```

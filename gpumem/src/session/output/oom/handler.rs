@@ -65,7 +65,6 @@ pub(in crate::session) fn obtained(session: &Session, device: Device, bytes: Byt
 
 /// Records a reading of the device, so that readers of the recording know the free memory and the memory of other processes. Runs on a separate
 /// thread, because the driver may never answer; there is one such thread at a time.
-/// wait for it. It is one thread at a time, because the driver may never answer.
 #[cfg(feature = "capture")]
 fn record_reading(session: &'static Session, device: Device) {
     if !session.is_recorded() {

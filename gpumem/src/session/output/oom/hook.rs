@@ -22,7 +22,8 @@ use crate::{process, report::OutOfMemory, session::current};
 /// by then is missing in its argument, such as lines whose debug information was not read yet. It may free memory. It must not wait for
 /// other threads that call CUDA, because the driver's call has not returned yet. If it panics, the panic is caught.
 ///
-/// With or without such a function, rejected allocations are reported on stderr: the request, the breakdown of the device's memory
+/// With or without such a function, rejected allocations are reported on stderr: the request, who has the memory
+/// ([`InUse`](crate::report::InUse)), the breakdown of the device's memory
 /// ([`breakdown`](crate::breakdown)), the scopes and lines that hold most of it, and the memory that
 /// [`torch::empty_cache`](crate::torch::empty_cache) would free. There is no report if the same thread obtains that much memory of the
 /// device within a second: an allocator with a cache empties the cache and tries again. Repeated failures of the same request on one thread
