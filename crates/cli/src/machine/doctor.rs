@@ -258,13 +258,7 @@ impl Checks {
                 Some(of_gpu) => holders_in_words(&processes, of_gpu.not_listed_bytes),
                 None => "its processes cannot be read, and `gpumem ps` says why".to_owned(),
             };
-            let is_recorded = |process: &&Process| matches!(process.recording, Recording::Recorded { .. });
-            let next = if processes.iter().any(is_recorded) {
-                "`gpumem watch` shows what the driver took in recorded processes"
-            } else {
-                "`gpumem run` records a program, and `gpumem report` shows what the driver took"
-            };
-            self.add("memory", Verdict::Warning, format!("{found}; {holders}"), next);
+            self.add("memory", Verdict::Warning, format!("{found}; {holders}"), next_for_full(&processes));
         }
     }
 
@@ -428,6 +422,16 @@ const NEARLY_FULL: u64 = 20;
 /// At most this many processes of a GPU are named.
 const MOST_PROCESSES: usize = 3;
 
+/// Returns the command that shows what the driver took on a full GPU.
+fn next_for_full(processes: &[&Process]) -> &'static str {
+    let is_recorded = |process: &&Process| matches!(process.recording, Recording::Recorded { .. });
+    if processes.iter().any(is_recorded) {
+        "`gpumem watch` shows what the driver took in recorded processes"
+    } else {
+        "`gpumem run` records a program, and `gpumem report` shows what the driver took"
+    }
+}
+
 /// Returns who has the memory of a GPU: `in use by python train.py (4711) 65.9 GiB, tritonserver (913) 13 GiB and 2 more processes; 9 MiB
 /// by no process that the driver lists`.
 fn holders_in_words(processes: &[&Process], not_listed: Option<u64>) -> String {
@@ -512,6 +516,38 @@ mod tests {
                     .starts_with("the host has no loaded driver: install and load it there")
             );
         }
+    }
+
+    #[test]
+    fn the_processes_on_a_full_gpu_are_named() {
+        let process = |pid, command: Option<&str>, used_bytes| Process {
+            gpu: 0,
+            pid,
+            user: None,
+            command: command.map(str::to_owned),
+            used_bytes,
+            kind: "compute",
+            is_visible: Some(true),
+            recording: Recording::None,
+        };
+        let all = [
+            process(1, Some("python train.py"), Some(65 << 30)),
+            process(2, None, Some(13 << 30)),
+            process(3, Some("Xorg"), None),
+            process(4, Some("a"), Some(1)),
+            process(5, Some("b"), Some(1)),
+        ];
+        let all: Vec<_> = all.iter().collect();
+        assert_eq!(
+            holders_in_words(&all, None),
+            "in use by python train.py (1) 65 GiB, ? (2) 13 GiB, Xorg (3) ? and 2 more processes"
+        );
+        let one = holders_in_words(&all[..1], Some(9 << 20));
+        assert_eq!(one, "in use by python train.py (1) 65 GiB; 9 MiB by no process that the driver lists");
+        assert_eq!(holders_in_words(&[], Some(9 << 20)), "the driver lists no process");
+        assert!(next_for_full(&all).starts_with("`gpumem run` records"));
+        let recorded = Process { recording: Recording::Recorded { files: Vec::new() }, ..all[0].clone() };
+        assert!(next_for_full(&[all[1], &recorded]).starts_with("`gpumem watch` shows"));
     }
 
     #[test]
