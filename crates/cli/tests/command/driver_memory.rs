@@ -188,7 +188,7 @@ fn rejected(name: &str, by: Option<DriverGauge>, is_read: bool) -> String {
         let memory = GpuMemory::new(Bytes::gib(141), Bytes::mib(300), Bytes::mib(140_000), None);
         made.event(EventKind::Sample { device: DEVICE, memory });
     }
-    // What is taken later is not in the way of the rejected allocation.
+    // What is taken later did not matter for the rejected allocation.
     made.taken(5 << 30, MemKind::Limits, 2, "device heap");
     recorded(name, made)
 }
