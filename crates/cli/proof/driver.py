@@ -130,7 +130,9 @@ def started(proof, file):
             if tag >> 3 == 9:
                 return value
         else:
-            at += number()
+            # A field of a length and that many bytes; there are no others.
+            size = number()
+            at += size
     raise Failed(f"{profile} has no time")
 
 

@@ -133,3 +133,13 @@ fn readings_that_fail_lose_nothing() {
         );
     }
 }
+
+/// What is not recorded as a call's is the memory of an array's padding, or of a call that is not intercepted.
+#[test]
+fn memory_without_a_call_has_no_cause() {
+    // The driver's function is called past its slot, as by a tool that noted the function before.
+    let script = "slot_note cuStreamCreate; exact = started; call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx; \
+                  slot_replace_past cuStreamCreate; call cuStreamCreate &s 1; \
+                  taken = context 530432 + taken by the driver, cause not known 2048";
+    check_answers(&machine(), &format!("call cuInit 0; {script}"));
+}

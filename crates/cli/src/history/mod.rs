@@ -7,6 +7,7 @@
 mod allocator;
 mod block_lives;
 mod device;
+mod driver_blocks;
 mod held;
 #[cfg(test)]
 mod hostile;

@@ -3,117 +3,22 @@
 //! NVML shows the same sum for the process. The driver's memory is a second list of blocks, because it is no allocation: no
 //! count, no peak and no list of memory that was not freed contains it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use gpumem_core::{
     derive::MappedPages,
-    ledger::{BlockChange, BlockChangeKind, DeviceStats},
+    ledger::DeviceStats,
     model::{Bytes, Device, DriverGauge, Key, MemKind},
 };
 use serde::Serialize;
 
 use super::{
-    block_lives::{Change, When},
+    block_lives::Change,
+    driver_blocks::{Changed, DriverChange, index},
     names::Origin,
     recorded::History,
     time::{Moment, nanos},
 };
-
-/// The memory that no list of allocations contains.
-#[derive(Debug, Default)]
-pub(crate) struct DriverMemory {
-    /// The blocks that the driver took by itself, in the order in which it took them.
-    pub(crate) blocks: Vec<DriverBlock>,
-    /// The labels of these blocks, by their index.
-    labels: HashMap<u32, Box<str>>,
-    changes: Vec<DriverChange>,
-    /// The live blocks, by the number of the event that added them.
-    live: HashMap<u64, u32>,
-    /// How many of these blocks ended with their context.
-    pub(super) gone_with_context: u64,
-}
-
-/// A block that the driver took by itself.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DriverBlock {
-    /// The index of its origin in the history.
-    pub(crate) origin: u32,
-    /// The index of its device in the history.
-    pub(crate) device: u16,
-    pub(crate) kind: MemKind,
-}
-
-/// A change of the memory that no list of allocations contains.
-#[derive(Clone, Copy, Debug)]
-struct DriverChange {
-    when: When,
-    /// The number of changes of [`History::lives`] before it.
-    after: u32,
-    what: Changed,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Changed {
-    /// A block that the driver took has this size now; `None` if it has ended.
-    Taken { block: u32, bytes: Option<u64> },
-    /// A block of a pool that the program registered has another size now. Its parts are in the list of allocations.
-    OfPool { device: u16, key: u64, kind: MemKind, before: u64, after: u64 },
-}
-
-impl DriverMemory {
-    /// Notes a change of a block that the driver took by itself.
-    pub(super) fn note_taken(&mut self, when: When, after: usize, change: &BlockChange, (device, origin): (u16, u32)) {
-        let BlockChange { kind, number, after: bytes, group, .. } = *change;
-        let block = if kind.blocks() > 0 {
-            let block = index(self.blocks.len());
-            self.blocks.push(DriverBlock { origin, device, kind: group.kind });
-            self.live.insert(number, block);
-            block
-        } else {
-            let Some(block) = self.live.get(&number).copied() else { return };
-            block
-        };
-        self.gone_with_context += u64::from(kind == BlockChangeKind::RemovedWithContext);
-        let is_live = kind.blocks() >= 0;
-        if !is_live {
-            self.live.remove(&number);
-        }
-        let bytes = is_live.then_some(bytes.get());
-        self.changes.push(DriverChange { when, after: index(after), what: Changed::Taken { block, bytes } });
-    }
-
-    /// Notes a change of a driver's block that belongs to a registered pool.
-    pub(super) fn note_of_pool(&mut self, when: When, at: usize, change: &BlockChange, device: u16, is_added: bool) {
-        let BlockChange { key, before, after, group, .. } = *change;
-        let (before, after) = match change.kind {
-            // The size stays. The block moves from one list to the other.
-            BlockChangeKind::TakenByPool | BlockChangeKind::GivenToProgram => {
-                let bytes = before.max(after).get();
-                if is_added { (0, bytes) } else { (bytes, 0) }
-            }
-            _ => (before.get(), after.get()),
-        };
-        let what = Changed::OfPool { device, key: key.get(), kind: group.kind, before, after };
-        self.changes.push(DriverChange { when, after: index(at), what });
-    }
-
-    /// Gives a label to the block that the event with this number added. Returns whether there is such a block.
-    pub(super) fn label(&mut self, number: u64, label: &str) -> bool {
-        let Some(block) = self.live.get(&number) else { return false };
-        self.labels.insert(*block, label.into());
-        true
-    }
-
-    /// Returns the label of a block.
-    pub(crate) fn label_of(&self, block: u32) -> Option<&str> {
-        self.labels.get(&block).map(|label| &**label)
-    }
-}
-
-/// Returns a number of changes or blocks. The reader stops before there are that many.
-fn index(count: usize) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
-}
 
 /// The memory of the process on one device.
 #[derive(Clone, Debug, Default)]
@@ -321,14 +226,15 @@ impl History {
         if self.has_only_peaks() {
             return self.process_at(Moment::Peak);
         }
-        let mut highest: Vec<Option<(u64, ProcessStep)>> = vec![None; self.devices.len()];
+        let mut highest: Vec<Option<((u64, u64), ProcessStep)>> = vec![None; self.devices.len()];
         self.walk_process(|step, memory| {
-            let (highest, bytes) = (&mut highest[usize::from(step.device)], memory.bytes());
+            // Memory that a pool keeps is part of an equal sum before and after its blocks are freed; no program needs it afterwards.
+            let (highest, bytes) = (&mut highest[usize::from(step.device)], (memory.bytes(), memory.taken_by_driver()));
             if highest.is_none_or(|(known, _)| known < bytes) {
                 *highest = Some((bytes, step));
             }
         });
-        let position = |highest: &Option<(u64, ProcessStep)>| {
+        let position = |highest: &Option<((u64, u64), ProcessStep)>| {
             highest.map_or((Position::default(), 0), |(_, step)| (step.position, step.time))
         };
         self.process_after(&highest.iter().map(position).collect::<Vec<_>>())

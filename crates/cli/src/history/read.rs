@@ -16,9 +16,9 @@ use gpumem_recording::{Definitions, Reader, RecordedEvent, Step};
 use super::{
     block_lives::{BlockLife, LIVE, Lives, NewBlock, When},
     device::DeviceHistory,
+    driver_blocks::DriverMemory,
     names::Origins,
     overlaps::OverlapFinder,
-    process_memory::DriverMemory,
     recorded::{History, MarkedMoment, RejectedRequest, ScopeLife},
     recording_bytes::RecordingBytes,
     tensors,

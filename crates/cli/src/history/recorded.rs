@@ -13,9 +13,9 @@ use gpumem_recording::{Definitions, End, Reader, Skipped};
 use super::{
     block_lives::{BlockLife, LIVE, Lives},
     device::DeviceHistory,
+    driver_blocks::DriverMemory,
     names::Origin,
     overlaps::OverlappingParts,
-    process_memory::DriverMemory,
     recording_bytes::RecordingBytes,
     tensors::Tensors,
     time::{Moment, nanos},

@@ -82,7 +82,8 @@ fn sum_in_words(only: &DriverSum) -> String {
     let kernel = only.label.as_deref().filter(|_| kind == MemKind::LocalMemory.name()).map(kernel_in);
     let kernel = kernel.map(|kernel| format!(" of {}", one_line(kernel))).unwrap_or_default();
     let is_placed = [MemKind::LocalMemory, MemKind::ExecutableGraphs].iter().any(|placed| placed.name() == kind);
-    let inside = match (is_placed, kind == MemKind::Modules.name()) {
+    let is_named = [MemKind::Modules, MemKind::PoolCache].iter().any(|named| named.name() == kind);
+    let inside = match (is_placed, is_named) {
         (true, _) => only.place.as_deref(),
         (false, true) => only.label.as_deref(),
         _ => None,

@@ -3,10 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::{
-    cuda::{machine_memory, read_by_nvml},
-    processes,
-};
+use super::{cuda::machine_memory, processes, readings::read_by_nvml};
 pub use crate::sys::nvml::file as nvml_file;
 use crate::{
     error::Result,

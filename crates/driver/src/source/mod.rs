@@ -17,6 +17,8 @@ pub mod machine;
 mod processes;
 #[cfg(feature = "backtrace")]
 pub(crate) mod python;
+#[cfg(feature = "cuda")]
+mod readings;
 #[cfg_attr(not(any(feature = "cuda", feature = "sim")), allow(dead_code, reason = "there is no source that records"))]
 mod recorder;
 #[cfg_attr(not(any(feature = "cuda", feature = "sim")), allow(dead_code, reason = "there is no source that records"))]
@@ -85,6 +87,14 @@ pub fn compare_driver_memory() {
     #[cfg(feature = "cuda")]
     if devices().is_ok_and(|devices| devices.family() == Family::Cuda) {
         driver::compare_all();
+    }
+}
+
+/// Opens NVML on the thread of a recording, while the program initializes its first device. The driver is not called.
+pub fn open_nvml() {
+    #[cfg(feature = "cuda")]
+    if devices().is_ok_and(|devices| devices.family() == Family::Cuda) {
+        crate::sys::nvml::open_all();
     }
 }
 

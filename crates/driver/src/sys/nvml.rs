@@ -1,6 +1,11 @@
 //! NVML through `nvml-wrapper`: device memory by UUID.
 
-use std::{ffi::OsStr, mem::MaybeUninit, path::PathBuf};
+use std::{
+    ffi::OsStr,
+    mem::MaybeUninit,
+    path::PathBuf,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use nvml_wrapper::{
     Device, Nvml,
@@ -53,6 +58,21 @@ fn init() -> Result<Nvml, Error> {
     let found = NAMES.iter().map(open).find(|found| !unloadable(found));
     found.unwrap_or_else(|| open(&NAMES[0])).map_err(failed("nvmlInit_v2", None))
 }
+
+/// Loads NVML and opens each GPU, which takes about 15 ms. Later calls find them open.
+pub(crate) fn open_all() {
+    for index in 0..count().unwrap_or(0) {
+        let _ = device_by_index(index);
+    }
+    IS_OPEN.store(true, Relaxed);
+}
+
+/// Returns whether [`open_all`] has ended, so that a reading does not have to wait for it.
+pub(crate) fn is_open() -> bool {
+    IS_OPEN.load(Relaxed)
+}
+
+static IS_OPEN: AtomicBool = AtomicBool::new(false);
 
 /// Returns the path of the NVML library that a process with this environment loads.
 ///

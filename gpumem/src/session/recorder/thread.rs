@@ -77,6 +77,7 @@ pub(super) fn run(
         first_clock: None,
         started_with: 0,
     };
+    source::open_nvml();
     let is_written = recorder.run(stop);
     // All items of the ring are now in the recording, or cannot be written.
     recorder.ring.memory().discard();

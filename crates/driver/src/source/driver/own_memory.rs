@@ -9,26 +9,27 @@ use std::{
     cell::Cell,
     collections::{BTreeMap, HashMap},
     sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
 };
 
 use once_cell::sync::Lazy;
 
 use super::{
     super::{
-        cuda as devices,
+        readings,
         recorder::{self, before_allocation, live, record},
         stacks,
     },
     events::cuda_device,
     rows::Rows,
     state::state,
-    subscription::subscribed,
 };
 use crate::{
-    model::{DriverGauge, EventKind, Label, MemKind, Source, StackId},
+    model::{DriverGauge, EventKind, Label, MemKind, StackId},
     sys::{
         calls::{self, DriverWork},
-        cuda, loader,
+        cuda, dispatch, loader, nvml,
     },
 };
 
@@ -94,18 +95,21 @@ fn all() -> MutexGuard<'static, BTreeMap<u32, DeviceMemory>> {
 }
 
 /// Reads the memory before a call that can change the driver's.
-pub(super) fn starts(ordinal: Option<u32>) {
-    let Some(ordinal) = ordinal.filter(|_| devices::has_own_memory()) else { return BEFORE.set(None) };
+pub(super) fn starts(ordinal: Option<u32>, creates_context: bool) {
+    let Some(ordinal) = ordinal.filter(|_| readings::has_nvml()) else { return BEFORE.set(None) };
     let mut all = all();
     let device = all.entry(ordinal).or_default();
-    if device.starts == 0 {
+    let is_first_context = creates_context && device.starts == 0 && !cuda::has_primary_context(ordinal.cast_signed());
+    // The first context takes longer than NVML, which another thread opens: its list then shows what the context took.
+    let is_ready = !is_first_context || nvml::is_open();
+    if device.starts == 0 && is_ready {
         device.meet(ordinal);
     }
     device.running += 1;
     device.starts += 1;
     BEFORE.set(Some(Before {
         ordinal,
-        reading: device.read(ordinal),
+        reading: is_ready.then(|| device.read(ordinal)).flatten(),
         rows: device.rows.bytes(),
         starts: device.starts,
         is_shared: device.running > 1,
@@ -124,7 +128,9 @@ pub(super) fn done(ordinal: Option<u32>, work: DriverWork) {
     if work == DriverWork::ContextEnded {
         // If the call does not name the device, the context may have been on any.
         for (known, device) in all.iter_mut().filter(|(known, _)| ordinal.is_none_or(|ended| ended == **known)) {
-            device.compare(*known);
+            if let Some(unexplained) = device.unexplained(*known).filter(Unexplained::is_worth_a_row) {
+                device.explain(*known, unexplained);
+            }
         }
         return;
     }
@@ -141,21 +147,29 @@ pub(super) fn pool_destroyed(pool: u64) {
     state().pools.remove(&pool);
 }
 
-/// Compares NVML's figure of this process with everything that is recorded, and records the rest as not known. Must be called while few
-/// threads allocate: an allocation that is not recorded yet would be taken for the driver's memory.
+/// Compares the memory of this process by NVML with everything that is recorded, and records the rest as not known. A difference that is not
+/// the same a moment later is an allocation that another thread is making: it is not recorded yet.
 pub(in crate::source) fn compare(ordinal: u32) {
-    if !devices::has_own_memory() || subscribed().is_none_or(|by| by.source != Source::Dispatch) {
+    const MOMENT: Duration = Duration::from_millis(2);
+    if !readings::has_nvml() || dispatch::subscribed().is_none() {
         return;
     }
     calls::as_observer(|| {
-        let mut all = all();
-        let device = all.entry(ordinal).or_default();
-        if device.starts == 0 {
-            device.starts = 1;
-            device.meet(ordinal);
-        }
-        if device.running == 0 {
-            device.compare(ordinal);
+        let unexplained = || {
+            let mut all = all();
+            let device = all.entry(ordinal).or_default();
+            if device.starts == 0 {
+                device.starts = 1;
+                device.meet(ordinal);
+            }
+            device.unexplained(ordinal).filter(|_| device.running == 0)
+        };
+        let Some(first) = unexplained().filter(Unexplained::is_worth_a_row) else { return };
+        thread::sleep(MOMENT);
+        if unexplained() == Some(first)
+            && let Some(device) = all().get_mut(&ordinal)
+        {
+            device.explain(ordinal, first);
         }
     });
 }
@@ -165,8 +179,7 @@ pub(in crate::source) fn compare(ordinal: u32) {
 pub(in crate::source) fn read_pools() {
     calls::as_observer(|| {
         for (ordinal, device) in all().iter_mut() {
-            let has_pools = device.rows.has_pools() || live(cuda_device(*ordinal)).kinds[MemKind::Pool as usize] > 0;
-            if has_pools && device.gauge.is_some() {
+            if device.gauge.is_some() {
                 device.update_pools(*ordinal);
             }
         }
@@ -200,7 +213,7 @@ impl DeviceMemory {
 
     /// Returns the memory of this process by NVML's list, if it is listed.
     fn listed(&mut self, ordinal: u32) -> Option<u64> {
-        let listed = devices::listed_memory(ordinal)?;
+        let listed = readings::listed_memory(ordinal)?;
         self.has_others = listed.others > 0;
         listed.own
     }
@@ -227,7 +240,7 @@ impl DeviceMemory {
     /// Reads the memory. The device's memory is read in a fraction of the time that the list of processes takes.
     fn read(&mut self, ordinal: u32) -> Option<Reading> {
         let is_of_process = self.gauge == Some(DriverGauge::Process) && self.has_others;
-        let bytes = if is_of_process { self.listed(ordinal)? } else { devices::device_memory(ordinal)? };
+        let bytes = if is_of_process { self.listed(ordinal)? } else { readings::device_memory(ordinal)? };
         Some(Reading { bytes, is_of_process, allocated: self.allocated(ordinal) })
     }
 
@@ -265,6 +278,7 @@ impl DeviceMemory {
     /// Records the first context of this process, after which NVML may list the process.
     fn first_context(&mut self, before: &Before) {
         let ordinal = before.ordinal;
+        self.default_pool = cuda::default_pool(ordinal);
         self.local_bytes = 0;
         let stack = stacks::stack_for(LARGE);
         if let Some(bytes) = self.listed(ordinal) {
@@ -418,26 +432,41 @@ impl DeviceMemory {
         self.rows.keep_pools(|pool| pools.iter().any(|(known, _)| *known == pool));
     }
 
-    /// Compares the memory of the process with all rows, and records the difference.
-    fn compare(&mut self, ordinal: u32) {
+    /// Returns the memory of the process that nothing explains. `None` if it is not known.
+    fn unexplained(&mut self, ordinal: u32) -> Option<Unexplained> {
         self.update_pools(ordinal);
         if self.gauge != Some(DriverGauge::Process) {
-            return;
+            return None;
         }
         let device = cuda_device(ordinal);
         let events = live(device).events;
-        let Some(listed) = devices::listed_memory(ordinal) else { return };
+        let listed = readings::listed_memory(ordinal)?;
         self.has_others = listed.others > 0;
+        let explained = self.allocated(ordinal) + recorder::rounding(device)? + self.rows.bytes();
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         // Without a context, the process is not in the list.
-        let bytes = listed.own.unwrap_or(0);
-        let (allocated, rounding) = (self.allocated(ordinal), recorder::rounding(device));
-        let Some(rounding) = rounding.filter(|_| live(device).events == events) else { return };
-        let explained = allocated + rounding + self.rows.bytes();
-        if bytes >= explained + PAGE {
-            self.rows.grow(ordinal, MemKind::NotKnown, bytes - explained, StackId::NONE, None);
-        } else if explained >= bytes + PAGE {
-            self.rows.shrink(MemKind::NotKnown, explained - bytes);
-        }
+        Some(Unexplained { bytes: signed(listed.own.unwrap_or(0)) - signed(explained), events })
+    }
+
+    /// Records memory that nothing explains.
+    fn explain(&mut self, ordinal: u32, Unexplained { bytes, .. }: Unexplained) {
+        self.rows.grow(ordinal, MemKind::NotKnown, u64::try_from(bytes).unwrap_or(0), StackId::NONE, None);
+        self.rows.shrink(MemKind::NotKnown, bytes.min(0).unsigned_abs());
+    }
+}
+
+/// Memory of the process that nothing explains. Negative if more is explained than there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Unexplained {
+    bytes: i64,
+    /// The number of allocations and frees at that moment.
+    events: u64,
+}
+
+impl Unexplained {
+    /// Returns whether it is as large as a page of the driver.
+    fn is_worth_a_row(&self) -> bool {
+        self.bytes.unsigned_abs() >= PAGE
     }
 }
 

@@ -65,7 +65,7 @@ pub(super) fn record_call(caller: &Caller, call: &Call) {
         }
         Call::StreamDestroyed { stream } => state().stream_destroyed(stream),
         Call::ContextGone { handle } => context_gone(handle),
-        Call::DriverStarts { device } => own_memory::starts(device_of_work(caller, device)),
+        Call::DriverStarts { device } => own_memory::starts(device_of_work(caller, device), device.is_some()),
         Call::DriverDone { device, work } => own_memory::done(device, work),
         Call::PoolDestroyed { pool } => own_memory::pool_destroyed(pool),
     }

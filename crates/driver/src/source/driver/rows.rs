@@ -50,11 +50,6 @@ impl Rows {
         self.0.iter().filter(|row| row.kind != MemKind::PoolCache).map(|row| row.bytes).sum()
     }
 
-    /// Returns whether any pool has reserved memory.
-    pub(super) fn has_pools(&self) -> bool {
-        self.0.iter().any(|row| row.kind == MemKind::PoolCache)
-    }
-
     /// Adds a row, unless it has no bytes.
     pub(super) fn grow(&mut self, ordinal: u32, kind: MemKind, bytes: u64, stack: StackId, name: Option<Label>) {
         if bytes > 0 {

@@ -1,4 +1,4 @@
-//! Functions of modules, and the limits of contexts.
+//! Functions of modules and the limits of contexts, by functions that older drivers lack.
 
 use std::{
     ffi::{CStr, c_char, c_int},
@@ -8,8 +8,8 @@ use std::{
 use cudarc::driver::sys;
 use once_cell::sync::OnceCell;
 
-use super::library::NAMES;
-use crate::sys::dl;
+use super::library::{NAMES, ctx_get_id, get_graph_mem_attribute, load};
+use crate::{error::Error, sys::dl};
 
 /// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`
 const LOCAL_SIZE_BYTES: u32 = 3;
@@ -48,9 +48,13 @@ fn functions() -> &'static Functions {
     })
 }
 
-/// Looks up the functions. Hooks must not do this, because it takes the loader's lock.
-pub(super) fn load() {
+/// Loads the driver and looks up the functions that older drivers lack. Hooks must not do this, because it takes the loader's lock.
+pub(crate) fn load_for_hooks() -> Result<(), Error> {
+    load()?;
+    ctx_get_id();
+    get_graph_mem_attribute();
     functions();
+    Ok(())
 }
 
 /// A function that a program has launched.

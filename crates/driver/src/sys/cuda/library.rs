@@ -3,7 +3,6 @@
 use cudarc::driver::sys;
 use once_cell::sync::OnceCell;
 
-use super::functions;
 use crate::{error::Error, sys::dl};
 
 pub(in crate::sys) const LIBRARY: &str = "libcuda";
@@ -49,15 +48,6 @@ const SYMBOLS: &[&str] = &[
 pub(in crate::sys) fn load() -> Result<(), Error> {
     static LOADED: OnceCell<Result<(), Error>> = OnceCell::new();
     LOADED.get_or_init(|| dl::load(LIBRARY, NAMES, SYMBOLS)).clone()
-}
-
-/// Loads the driver and looks up the functions that older drivers lack. Hooks must not do this, because it takes the loader's lock.
-pub(crate) fn load_for_hooks() -> Result<(), Error> {
-    load()?;
-    ctx_get_id();
-    get_graph_mem_attribute();
-    functions::load();
-    Ok(())
 }
 
 pub(super) type CtxGetIdFn = unsafe extern "C" fn(sys::CUcontext, *mut u64) -> u32;

@@ -21,8 +21,7 @@ pub(crate) use self::device::{CudaDevice, current, devices, is_integrated};
 pub(crate) use self::{
     blocks::{AddressRange, belongs_to_graph, block_number, device_at, next_block_number, range_at},
     capture::{graph_memory, is_capturing},
-    functions::{launched_function, resident_threads, stack_limit},
-    library::load_for_hooks,
+    functions::{launched_function, load_for_hooks, resident_threads, stack_limit},
     pool::{PoolState, default_pool, pool_state},
 };
 #[cfg(feature = "dry")]
