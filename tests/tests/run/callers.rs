@@ -34,6 +34,7 @@ fn by_library(file: &str) -> (BTreeMap<String, u64>, usize) {
     while let Some(step) = reader.step().expect("it can be read") {
         if let Step::Event(event) = step
             && let EventKind::Alloc { block, .. } = event.kind
+            && !block.kind.is_taken_by_driver()
         {
             blocks.push(block);
         }

@@ -75,7 +75,9 @@ fn stacks_without_frames(file: &str) -> (Vec<StackId>, usize) {
         })
         .collect();
     let stack = |item: &Item| match item {
-        Item::Event(event) if matches!(event.kind, EventKind::Alloc { .. }) => event.kind.stack(),
+        Item::Event(event) if matches!(event.kind, EventKind::Alloc { block, .. } if !block.kind.is_taken_by_driver()) => {
+            event.kind.stack()
+        }
         _ => None,
     };
     let stacks: Vec<_> = items.iter().filter_map(stack).collect();

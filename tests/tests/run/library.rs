@@ -14,11 +14,11 @@ fn unpacked(cache: &Path) -> PathBuf {
     entries.map(|entry| entry.path()).find(is_library).expect("it was unpacked")
 }
 
-/// The driver loads the library inside `cuInit`, where calls of the driver may wait or fail. Later, the library calls neither
-/// CUPTI, which a profiler may be using, nor NVML, because a program that never initialises NVML must not pay for it. The script
-/// has an allocation that fails, because the library then looks for the device's free memory.
+/// The driver loads the library inside `cuInit`, where calls of the driver may wait or fail. Later, the library does not call
+/// CUPTI, which a profiler may be using. The script has an allocation that fails, because the library then looks for the device's
+/// free memory.
 #[test]
-fn the_driver_is_not_called_while_it_initialises_itself_and_cupti_and_nvml_never() {
+fn the_driver_is_not_called_while_it_initialises_itself_and_cupti_never() {
     let steps = [&ALLOCATES[..], &["call cuMemAlloc_v2 &refused 99999999999999"]].concat();
     for machine in [machine(), machine().cupti(), machine().cupti().env("GPUMEM_SOURCE", "cupti")] {
         let folder = Folder::new();
@@ -30,13 +30,8 @@ fn the_driver_is_not_called_while_it_initialises_itself_and_cupti_and_nvml_never
         let at = |line: &str| traced.calls.iter().position(|call| call == line).unwrap_or_else(|| panic!("{traced}"));
         let within = &traced.calls[at("injection_begins=0") + 1..at("injection_ends=1")];
         assert!(within.is_empty(), "{within:?}\n{traced}");
-        let of_others = |calls: &[String]| {
-            calls
-                .iter()
-                .filter(|call| call.starts_with("cupti") || call.starts_with("nvml"))
-                .cloned()
-                .collect::<Vec<_>>()
-        };
+        let of_others =
+            |calls: &[String]| calls.iter().filter(|call| call.starts_with("cupti")).cloned().collect::<Vec<_>>();
         assert_eq!(of_others(&traced.calls), of_others(&plain.calls), "{traced}");
         assert_eq!(recorded(&folder.file(&folder.names()[0])), of_allocates());
     }

@@ -66,7 +66,7 @@ fn by_scope(file: &str) -> (BTreeMap<String, u64>, Vec<String>) {
                         open.push(scope);
                     }
                     EventKind::Close { scope } => open.retain(|open| *open != scope),
-                    EventKind::Alloc { block, .. } => {
+                    EventKind::Alloc { block, .. } if !block.kind.is_taken_by_driver() => {
                         let name = open.last().map_or("-", |scope| &names[&opened[scope]]);
                         *sums.entry(name.to_owned()).or_default() += block.bytes.get() >> 20;
                     }

@@ -585,10 +585,10 @@ mod tests {
         exporter.follow_all(&file.recorded());
         let (recording, _) = sample(&mut exporter, "a");
         let points = Points::of(&Sample { recordings: vec![recording], ..Sample::default() });
-        let sum = |metric| points.of_metric(&metric).map(|(_, value)| value).sum::<f64>();
-        let mib = |mib: u32| f64::from(mib) * f64::from(1 << 20);
-        assert_eq!(sum(DRIVER), mib(526 + 140 + 3072 + 100 + 48));
-        assert_eq!([sum(LIVE), sum(LIBRARY), sum(PLACE)], [mib(63 + 16); 3]);
+        let sum = |metric| points.of_metric(metric).map(|(_, value)| value).sum();
+        let sums: Vec<f64> = [&DRIVER, &LIVE, &LIBRARY, &PLACE].into_iter().map(sum).collect();
+        let [taken, allocated] = [526 + 140 + 3072 + 100 + 48, 63 + 16].map(|mib: u32| f64::from(mib << 20));
+        assert_eq!(sums, [taken, allocated, allocated, allocated]);
         let values = |name| {
             let attributes = points.of_metric(&DRIVER).flat_map(|(attributes, _)| attributes.iter());
             attributes.filter(|(known, _)| *known == name).map(|(_, value)| value.clone()).collect::<Vec<_>>()

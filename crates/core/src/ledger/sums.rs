@@ -165,8 +165,10 @@ impl Sums {
     /// Applies a delta to its group, the meter and the tree. Returns whether the program's view counts the group.
     fn apply_delta(&mut self, number: GroupId, delta: &GroupDelta) -> bool {
         let Self { groups, meters, tree, counts, pools, .. } = self;
-        counts.events = counts.events.wrapping_add_signed(delta.events());
         let state = groups.state(number);
+        if !state.group.kind.is_taken_by_driver() {
+            counts.events = counts.events.wrapping_add_signed(delta.events());
+        }
         state.blocks = add_signed(state.blocks, delta.blocks.net);
         state.bytes = add_signed(state.bytes, delta.bytes.net);
         let group = &state.group;

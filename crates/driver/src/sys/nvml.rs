@@ -59,20 +59,22 @@ fn init() -> Result<Nvml, Error> {
     found.unwrap_or_else(|| open(&NAMES[0])).map_err(failed("nvmlInit_v2", None))
 }
 
+/// True while a thread is in [`open_all`].
+static IS_OPENING: AtomicBool = AtomicBool::new(false);
+
 /// Loads NVML and opens each GPU, which takes about 15 ms. Later calls find them open.
 pub(crate) fn open_all() {
+    IS_OPENING.store(true, Relaxed);
     for index in 0..count().unwrap_or(0) {
         let _ = device_by_index(index);
     }
-    IS_OPEN.store(true, Relaxed);
+    IS_OPENING.store(false, Relaxed);
 }
 
-/// Returns whether [`open_all`] has ended, so that a reading does not have to wait for it.
-pub(crate) fn is_open() -> bool {
-    IS_OPEN.load(Relaxed)
+/// Returns whether a thread is in [`open_all`], so that a reading would wait for it.
+pub(crate) fn is_opening() -> bool {
+    IS_OPENING.load(Relaxed)
 }
-
-static IS_OPEN: AtomicBool = AtomicBool::new(false);
 
 /// Returns the path of the NVML library that a process with this environment loads.
 ///

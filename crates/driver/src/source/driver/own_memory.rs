@@ -81,6 +81,8 @@ struct DeviceMemory {
     running: u32,
     starts: u64,
     rows: Rows,
+    /// The bytes that nothing explained at the last reading of the list of processes. Negative if too much was explained.
+    unexplained: i64,
     default_pool: Option<u64>,
     /// The bytes of local memory that the context has for each thread.
     local_bytes: u64,
@@ -101,7 +103,7 @@ pub(super) fn starts(ordinal: Option<u32>, creates_context: bool) {
     let device = all.entry(ordinal).or_default();
     let is_first_context = creates_context && device.starts == 0 && !cuda::has_primary_context(ordinal.cast_signed());
     // The first context takes longer than NVML, which another thread opens: its list then shows what the context took.
-    let is_ready = !is_first_context || nvml::is_open();
+    let is_ready = !is_first_context || !nvml::is_opening();
     if device.starts == 0 && is_ready {
         device.meet(ordinal);
     }
@@ -247,8 +249,8 @@ impl DeviceMemory {
     /// Records what a call has changed.
     fn finish(&mut self, before: &Before, is_shared: bool, work: DriverWork) {
         let ordinal = before.ordinal;
-        if work == DriverWork::Context && self.gauge.is_none() {
-            return self.first_context(before);
+        if work == DriverWork::Context && self.gauge.is_none_or(|by| by == DriverGauge::Process) {
+            return self.context_created(before);
         }
         let change = self.change_since(before);
         self.record(ordinal, change.unwrap_or(0), is_shared, work);
@@ -266,25 +268,29 @@ impl DeviceMemory {
             return None;
         }
         if self.gauge == Some(DriverGauge::Process) && !now.is_of_process {
-            // Another process may have started since the last look.
-            self.listed(before.ordinal)?;
-            if self.has_others {
+            // Another process may have started, which takes memory of the device before NVML lists it.
+            let unexplained = self.unexplained_now(before.ordinal)?;
+            if (unexplained - self.unexplained - change).abs() >= PAGE.cast_signed() {
                 return None;
             }
+            self.unexplained = unexplained - change;
         }
         Some(change)
     }
 
-    /// Records the first context of this process, after which NVML may list the process.
-    fn first_context(&mut self, before: &Before) {
+    /// Records a context. NVML lists the process with its first context.
+    fn context_created(&mut self, before: &Before) {
         let ordinal = before.ordinal;
         self.default_pool = cuda::default_pool(ordinal);
-        self.local_bytes = 0;
         let stack = stacks::stack_for(LARGE);
-        if let Some(bytes) = self.listed(ordinal) {
+        if self.listed(ordinal).is_some() {
+            self.local_bytes = 0;
             self.measured_by(ordinal, DriverGauge::Process);
-            let context = bytes.saturating_sub(self.allocated(ordinal) + self.rows.bytes());
-            self.rows.grow(ordinal, MemKind::Context, context, stack, None);
+            let Some(unexplained) = self.unexplained_now(ordinal) else { return };
+            let context = u64::try_from(unexplained - self.unexplained).unwrap_or(0);
+            return self.rows.grow(ordinal, MemKind::Context, context, stack, None);
+        }
+        if self.gauge.is_some() {
             return;
         }
         let (Some(first), Some(now)) = (before.reading, self.read(ordinal)) else { return };
@@ -329,10 +335,10 @@ impl DeviceMemory {
             DriverWork::Limit { limit, bytes } => self.limit_set(ordinal, limit, bytes, grown, stack),
             DriverWork::Module { handle, .. } => {
                 let name = self.modules.get(&handle).map(|name| Label::named(name.clone()));
-                self.rows.grow(ordinal, MemKind::Modules, grown, stack, name);
+                self.rows.grow(ordinal, MemKind::Modules, grown, stack, name.as_ref());
             }
             DriverWork::LookedUp | DriverWork::Unloaded => {
-                self.rows.grow(ordinal, MemKind::Modules, grown, stack, None)
+                self.rows.grow(ordinal, MemKind::Modules, grown, stack, None);
             }
             DriverWork::Streams => self.rows.grow(ordinal, MemKind::Streams, grown, stack, None),
             DriverWork::Context => self.rows.grow(ordinal, MemKind::Context, grown, stack, None),
@@ -351,7 +357,7 @@ impl DeviceMemory {
         }
         let module = launched.module.and_then(|module| self.modules.get(&module));
         let name = module.cloned().or_else(|| Some(format!("compiled kernel {}", launched.name?)));
-        self.rows.grow(ordinal, MemKind::Modules, grown - local, stack, name.map(Label::named));
+        self.rows.grow(ordinal, MemKind::Modules, grown - local, stack, name.map(Label::named).as_ref());
     }
 
     /// Returns the local memory of the context for each thread. It starts with the stack limit.
@@ -375,7 +381,7 @@ impl DeviceMemory {
         let name = name.map_or_else(|| "a kernel".to_owned(), str::to_owned);
         let label =
             Label { name, shape: vec![usize::try_from(bytes).unwrap_or(0)], dtype: "B for each thread".to_owned() };
-        self.rows.grow(ordinal, MemKind::LocalMemory, raised, stack, Some(label));
+        self.rows.grow(ordinal, MemKind::LocalMemory, raised, stack, Some(&label));
         raised
     }
 
@@ -396,7 +402,7 @@ impl DeviceMemory {
             HEAP => (MemKind::Limits, "device heap"),
             _ => (MemKind::Limits, "another limit"),
         };
-        self.rows.grow(ordinal, kind, grown, stack, Some(Label::named(name)));
+        self.rows.grow(ordinal, kind, grown, stack, Some(&Label::named(name)));
     }
 
     /// Notes the file that contains the image of a module.
@@ -432,24 +438,31 @@ impl DeviceMemory {
         self.rows.keep_pools(|pool| pools.iter().any(|(known, _)| *known == pool));
     }
 
-    /// Returns the memory of the process that nothing explains. `None` if it is not known.
+    /// Returns the memory of the process that nothing explains, after the pools were read. `None` if it is not known.
     fn unexplained(&mut self, ordinal: u32) -> Option<Unexplained> {
         self.update_pools(ordinal);
         if self.gauge != Some(DriverGauge::Process) {
             return None;
         }
-        let device = cuda_device(ordinal);
-        let events = live(device).events;
+        let events = live(cuda_device(ordinal)).events;
+        let bytes = self.unexplained_now(ordinal)?;
+        self.unexplained = bytes;
+        Some(Unexplained { bytes, events })
+    }
+
+    /// Returns the bytes of the process that nothing explains.
+    fn unexplained_now(&mut self, ordinal: u32) -> Option<i64> {
         let listed = readings::listed_memory(ordinal)?;
         self.has_others = listed.others > 0;
-        let explained = self.allocated(ordinal) + recorder::rounding(device)? + self.rows.bytes();
+        let explained = self.allocated(ordinal) + recorder::rounding(cuda_device(ordinal))? + self.rows.bytes();
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         // Without a context, the process is not in the list.
-        Some(Unexplained { bytes: signed(listed.own.unwrap_or(0)) - signed(explained), events })
+        Some(signed(listed.own.unwrap_or(0)) - signed(explained))
     }
 
     /// Records memory that nothing explains.
     fn explain(&mut self, ordinal: u32, Unexplained { bytes, .. }: Unexplained) {
+        self.unexplained = 0;
         self.rows.grow(ordinal, MemKind::NotKnown, u64::try_from(bytes).unwrap_or(0), StackId::NONE, None);
         self.rows.shrink(MemKind::NotKnown, bytes.min(0).unsigned_abs());
     }

@@ -51,9 +51,9 @@ impl Rows {
     }
 
     /// Adds a row, unless it has no bytes.
-    pub(super) fn grow(&mut self, ordinal: u32, kind: MemKind, bytes: u64, stack: StackId, name: Option<Label>) {
+    pub(super) fn grow(&mut self, ordinal: u32, kind: MemKind, bytes: u64, stack: StackId, name: Option<&Label>) {
         if bytes > 0 {
-            self.add(ordinal, (kind, Owner::Device), bytes, stack, name.as_ref());
+            self.add(ordinal, (kind, Owner::Device), bytes, stack, name);
         }
     }
 
@@ -95,7 +95,9 @@ impl Rows {
         let Some(at) = find(self) else {
             if reserved > 0 {
                 self.add(ordinal, (MemKind::PoolCache, Owner::Pool(pool)), bytes, StackId::NONE, Some(&name()));
-                find(self).into_iter().for_each(|at| self.0[at].reserved = reserved);
+                if let Some(at) = find(self) {
+                    self.0[at].reserved = reserved;
+                }
             }
             return;
         };

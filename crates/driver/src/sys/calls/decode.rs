@@ -81,7 +81,7 @@ unsafe fn record_driver_exit(shape: DriverShape, result: u32, arguments: Argumen
         forget_launches();
     }
     let device = if let DriverShape::Context { device } = shape { Some(int(device)) } else { None };
-    let work = match shape {
+    let done = match shape {
         _ if result != 0 => DriverWork::Failed,
         DriverShape::Context { .. } => DriverWork::Context,
         DriverShape::Module => DriverWork::Module { handle: out(), image: word(1) },
@@ -94,7 +94,7 @@ unsafe fn record_driver_exit(shape: DriverShape, result: u32, arguments: Argumen
         DriverShape::GraphDestroy => DriverWork::GraphDestroyed { graph: word(0) },
         DriverShape::Pool | DriverShape::PoolDestroy => DriverWork::Pools,
     };
-    to.record(&Call::DriverDone { device, work });
+    to.record(&Call::DriverDone { device, work: done });
 }
 
 /// Decodes a call that was made. The most frequent calls come first. Each branch calls `record` in place. A function that returns a

@@ -29,7 +29,6 @@ fn launched() -> MutexGuard<'static, HashSet<u64, NumberHashBuilder>> {
 fn place(function: u64) -> &'static [AtomicU64; 2] {
     // Handles are addresses of structs of the driver, so their upper and lower bits are nearly the same.
     let hash = (function >> 4).wrapping_mul(GOLDEN) >> 52;
-    #[expect(clippy::cast_possible_truncation, reason = "12 bits")]
     &LATEST[hash as usize % PLACES]
 }
 

@@ -27,7 +27,7 @@ const NUMBERS: usize = {
 };
 
 /// The shape of each call, by CUPTI's number.
-const SHAPES: [Option<CallShape>; NUMBERS] = {
+static SHAPES: [Option<CallShape>; NUMBERS] = {
     let mut shapes = [None; NUMBERS];
     let mut at = 0;
     while at < CALLS.len() {
