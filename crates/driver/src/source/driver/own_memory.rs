@@ -249,7 +249,10 @@ impl DeviceMemory {
     /// Records what a call has changed.
     fn finish(&mut self, before: &Before, is_shared: bool, work: DriverWork) {
         let ordinal = before.ordinal;
-        if work == DriverWork::Context && self.gauge.is_none_or(|by| by == DriverGauge::Process) {
+        if work == DriverWork::Context
+            && self.gauge.is_none_or(|by| by == DriverGauge::Process)
+            && !self.rows.have_context()
+        {
             return self.context_created(before);
         }
         let change = self.change_since(before);
@@ -264,17 +267,16 @@ impl DeviceMemory {
         let explained =
             signed(now.allocated) - signed(first.allocated) + signed(self.rows.bytes()) - signed(before.rows);
         let change = signed(now.bytes) - signed(first.bytes) - explained;
-        if change == 0 || first.is_of_process != now.is_of_process {
-            return None;
+        let is_comparable = first.is_of_process == now.is_of_process;
+        if is_comparable && (change == 0 || self.gauge != Some(DriverGauge::Process) || now.is_of_process) {
+            return Some(change);
         }
-        if self.gauge == Some(DriverGauge::Process) && !now.is_of_process {
-            // Another process may have started, which takes memory of the device before NVML lists it.
-            let unexplained = self.unexplained_now(before.ordinal)?;
-            if (unexplained - self.unexplained - change).abs() >= PAGE.cast_signed() {
-                return None;
-            }
-            self.unexplained = unexplained - change;
-        }
+        // Another process may have started or ended, whose memory is part of the device's. NVML lists it only some time later.
+        let unexplained = self.unexplained_now(before.ordinal)?;
+        let of_process = unexplained - self.unexplained;
+        let is_same = is_comparable && (of_process - change).abs() < PAGE.cast_signed();
+        let change = if is_same { change } else { of_process };
+        self.unexplained = unexplained - change;
         Some(change)
     }
 

@@ -50,6 +50,11 @@ impl Rows {
         self.0.iter().filter(|row| row.kind != MemKind::PoolCache).map(|row| row.bytes).sum()
     }
 
+    /// Returns whether a context was created, or existed before the recording.
+    pub(super) fn have_context(&self) -> bool {
+        self.0.iter().any(|row| matches!(row.kind, MemKind::Context | MemKind::Earlier))
+    }
+
     /// Adds a row, unless it has no bytes.
     pub(super) fn grow(&mut self, ordinal: u32, kind: MemKind, bytes: u64, stack: StackId, name: Option<&Label>) {
         if bytes > 0 {
