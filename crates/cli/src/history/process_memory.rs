@@ -6,9 +6,8 @@
 use std::collections::BTreeMap;
 
 use gpumem_core::{
-    derive::MappedPages,
     ledger::DeviceStats,
-    model::{Bytes, Device, DriverGauge, Key, MemKind},
+    model::{Bytes, Device, DriverGauge, Key, MappedPages, MemKind},
 };
 use serde::Serialize;
 

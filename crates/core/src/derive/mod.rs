@@ -17,7 +17,6 @@ mod statistics;
 mod tracker;
 
 pub use crate::inbox::LedgerView;
-pub use crate::model::MappedPages;
 
 pub use self::{
     blocks::live_blocks,

@@ -96,6 +96,10 @@ fn all() -> MutexGuard<'static, BTreeMap<u32, DeviceMemory>> {
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
 /// Reads the memory before a call that can change the driver's.
 pub(super) fn starts(ordinal: Option<u32>, creates_context: bool) {
     let Some(ordinal) = ordinal.filter(|_| readings::has_nvml()) else { return BEFORE.set(None) };
@@ -263,7 +267,6 @@ impl DeviceMemory {
     /// Returns the change of the memory that allocations and other rows do not explain. `None` if it is not known.
     fn change_since(&mut self, before: &Before) -> Option<i64> {
         let (first, now) = (before.reading?, self.read(before.ordinal)?);
-        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let explained =
             signed(now.allocated) - signed(first.allocated) + signed(self.rows.bytes()) - signed(before.rows);
         let change = signed(now.bytes) - signed(first.bytes) - explained;
@@ -457,7 +460,6 @@ impl DeviceMemory {
         let listed = readings::listed_memory(ordinal)?;
         self.has_others = listed.others > 0;
         let explained = self.allocated(ordinal) + recorder::rounding(cuda_device(ordinal))? + self.rows.bytes();
-        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         // Without a context, the process is not in the list.
         Some(signed(listed.own.unwrap_or(0)) - signed(explained))
     }
