@@ -6,8 +6,8 @@
 
 It needs an NVIDIA GPU on which NVML lists the processes, nvcc, PyTorch, and JAX and CuPy for the cases that name them. A moment is the
 time between two readings of NVML that are equal and less than 5 ms apart. There, the sum of some moment in this time must be within 2 MiB
-of the reading. A call takes memory in parts and is recorded at its end, so inside of a call the reading must be between two sums. At the
-end, at most 1 % of the memory may have no cause.
+of the reading. A call takes memory in parts and is recorded at its end, and a free is recorded before it waits for kernels, so inside of a
+call the reading must be between two sums. At the end, at most 1 % of the memory may have no cause.
 
 With several jobs, the programs use the GPU at the same time, and each sum must still be that of its own process.
 """
@@ -157,11 +157,12 @@ def judged(readings, steps):
         last = bisect.bisect_right(times, after + NEAR)
         # Before the first step there is nothing.
         near = ([0] if first < 0 else []) + [total for _, total in steps[max(first, 0) : last]]
-        following = steps[last][1] if last < len(steps) else near[-1]
+        # Inside of a call, these are the sums before and after it.
+        around = near + [total for _, total in steps[max(first - 1, 0) : last + 1]]
         moments += 1
         least = min((total - used for total in near), key=abs)
         if abs(least) > PAGE:
-            if min(near + [following]) - PAGE <= used <= max(near + [following]) + PAGE:
+            if min(around) - PAGE <= used <= max(around) + PAGE:
                 inside += 1
             else:
                 wrong.append((least // MIB, (before - times[0]) // 1_000_000))
@@ -215,7 +216,7 @@ def costs(proof):
         "print(json.dumps({'start': time.time() - imported}))"
     )
     starts = {False: [], True: []}
-    for _ in range(7):
+    for _ in range(15):
         for recorded in starts:
             starts[recorded].append(proof.run([sys.executable, "-c", code], [] if recorded else None).facts["start"])
     plain, more = (statistics.median(starts[recorded]) for recorded in (False, True))
