@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use gpumem_core::{
     ledger::{BlockChange, BlockChangeKind},
-    model::MemKind,
+    model::{Label, MemKind},
 };
 
 use super::block_lives::When;
@@ -14,8 +14,8 @@ use super::block_lives::When;
 pub(crate) struct DriverMemory {
     /// The blocks that the driver took by itself, in the order in which it took them.
     pub(crate) blocks: Vec<DriverBlock>,
-    /// The labels of these blocks, by their index.
-    labels: HashMap<u32, Box<str>>,
+    /// The names of these blocks, by their index, and the bytes of local memory for each thread.
+    labels: HashMap<u32, (Box<str>, Option<u64>)>,
     pub(super) changes: Vec<DriverChange>,
     /// The live blocks, by the number of the event that added them.
     live: HashMap<u64, u32>,
@@ -88,15 +88,16 @@ impl DriverMemory {
     }
 
     /// Gives a label to the block that the event with this number added. Returns whether there is such a block.
-    pub(super) fn label(&mut self, number: u64, label: &str) -> bool {
+    pub(super) fn label(&mut self, number: u64, label: &Label) -> bool {
         let Some(block) = self.live.get(&number) else { return false };
-        self.labels.insert(*block, label.into());
+        let bytes_per_thread = label.shape.first().map(|bytes| *bytes as u64);
+        self.labels.insert(*block, (label.name.as_str().into(), bytes_per_thread));
         true
     }
 
-    /// Returns the label of a block.
-    pub(crate) fn label_of(&self, block: u32) -> Option<&str> {
-        self.labels.get(&block).map(|label| &**label)
+    /// Returns the name of a block, and the bytes of local memory for each thread.
+    pub(super) fn label_of(&self, block: u32) -> (Option<&str>, Option<u64>) {
+        self.labels.get(&block).map_or((None, None), |(name, bytes_per_thread)| (Some(name), *bytes_per_thread))
     }
 }
 

@@ -149,6 +149,8 @@ pub(crate) struct DriverSum {
     pub(crate) kind: &'static str,
     /// The name of the kernel, the library or the pool.
     pub(crate) label: Option<String>,
+    /// The bytes of local memory that the kernel needs for each thread.
+    pub(crate) bytes_per_thread: Option<u64>,
     pub(crate) place: Option<String>,
     pub(crate) caller: Option<String>,
     pub(crate) scope: Vec<String>,
@@ -431,9 +433,11 @@ impl History {
     }
 
     fn driver_sum(&self, number: u32, origin: &Origin, bytes: u64, grew: u64) -> DriverSum {
+        let (name, bytes_per_thread) = self.driver.label_of(number);
         DriverSum {
             kind: origin.kind.name(),
-            label: self.driver.label_of(number).map(str::to_owned),
+            label: name.map(str::to_owned),
+            bytes_per_thread,
             place: origin.line.clone().or_else(|| origin.library.clone()),
             caller: origin.caller.clone(),
             scope: origin.path.clone(),

@@ -73,7 +73,7 @@ impl History {
                 Step::Event(event) => reading.event(&event, &mut changes),
                 Step::Label(label) => {
                     let name = &label.label.name;
-                    if !reading.history.driver.label(label.number, name)
+                    if !reading.history.driver.label(label.number, &label.label)
                         && let Some(block) = reading.live.get(&label.number)
                     {
                         reading.history.labels.insert(*block, name.as_str().into());

@@ -59,13 +59,15 @@ pub(super) fn largest_in_words(process: &ProcessMemory) -> String {
     format!("{}{more}", words.join(", "))
 }
 
-/// Returns the kind, with the kernel or the library if it has only one, and its line.
+/// Returns the kind, with the kernel or the library if all its sums have the same one, and their line.
 fn kind_in_words(process: &ProcessMemory, kind: &str) -> String {
-    let mut of_kind = process.taken_by_driver.iter().filter(|sum| sum.kind == kind);
-    match (of_kind.next(), of_kind.next()) {
-        (Some(only), None) => sum_in_words(only),
-        _ => kind.to_owned(),
-    }
+    let of_kind = process.taken_by_driver.iter().filter(|sum| sum.kind == kind && sum.bytes > 0).cloned();
+    let common = of_kind.reduce(|first, other| DriverSum {
+        label: first.label.filter(|label| other.label.as_ref() == Some(label)),
+        place: first.place.filter(|place| other.place.as_ref() == Some(place)),
+        ..other
+    });
+    common.map_or_else(|| kind.to_owned(), |common| sum_in_words(&common))
 }
 
 /// Returns the largest part of the driver's memory, such as `local memory of deep (x.cu:43)`.
@@ -77,46 +79,40 @@ pub(super) fn largest(process: &ProcessMemory) -> Option<LargestOfDriver> {
 }
 
 /// Returns the kind of a sum, with its kernel or its library, and its line.
-fn sum_in_words(only: &DriverSum) -> String {
-    let kind = only.kind;
-    let kernel = only.label.as_deref().filter(|_| kind == MemKind::LocalMemory.name()).map(kernel_in);
+fn sum_in_words(sum: &DriverSum) -> String {
+    let kind = sum.kind;
+    let kernel = sum.label.as_deref().filter(|_| kind == MemKind::LocalMemory.name());
     let kernel = kernel.map(|kernel| format!(" of {}", one_line(kernel))).unwrap_or_default();
     let is_placed = [MemKind::LocalMemory, MemKind::ExecutableGraphs].iter().any(|placed| placed.name() == kind);
     let is_named = [MemKind::Modules, MemKind::PoolCache].iter().any(|named| named.name() == kind);
     let inside = match (is_placed, is_named) {
-        (true, _) => only.place.as_deref(),
-        (false, true) => only.label.as_deref(),
+        (true, _) => sum.place.as_deref(),
+        (false, true) => sum.label.as_deref(),
         _ => None,
     };
     let inside = inside.map(|inside| format!(" ({})", one_line(inside))).unwrap_or_default();
     format!("{kind}{kernel}{inside}")
 }
 
-/// Returns `deep` for the label `deep<float>(int*): 16384 B of local memory for each thread`.
-fn kernel_in(label: &str) -> &str {
-    let name = label.rsplit_once(": ").map_or(label, |(name, _)| name);
-    let name = name.strip_prefix("void ").unwrap_or(name);
-    &name[..name.find(['<', '(']).filter(|end| *end > 0).unwrap_or(name.len())]
-}
-
-/// Returns the row of a table for a sum: `local memory of deep, src/x.cu:43`, `modules: libcublasLt.so.13`.
+/// Returns the row of a table for a sum: `local memory of deep (16 KiB a thread), x.cu:43`, `modules: libcublasLt.so.13`.
 fn row_of(sum: &DriverSum) -> String {
     let is = |kind: MemKind| sum.kind == kind.name();
     let label = match sum.label.as_deref() {
-        Some(label) if is(MemKind::LocalMemory) => format!(" of {}", kernel_in(label)),
+        Some(label) if is(MemKind::LocalMemory) => format!(" of {label}"),
         Some(label) => format!(": {label}"),
         None => String::new(),
     };
+    let each = sum.bytes_per_thread.map(|bytes| format!(" ({} a thread)", Bytes::new(bytes))).unwrap_or_default();
     // Where a context was created, or where a pool was read, is no cause.
     let has_cause = !is(MemKind::Context) && !is(MemKind::PoolCache);
     let place = sum.place.as_deref().filter(|_| has_cause).map(|place| format!(", {place}")).unwrap_or_default();
-    format!("{}{label}{place}", sum.kind)
+    format!("{}{label}{each}{place}", sum.kind)
 }
 
 /// Returns the name of a sum that is the same in each run of a program. Addresses of pools are not.
 pub(super) fn stable_name(sum: &DriverSum) -> String {
     let label = match sum.label.as_deref() {
-        Some(label) if sum.kind == MemKind::LocalMemory.name() => format!(" of {}", kernel_in(label)),
+        Some(label) if sum.kind == MemKind::LocalMemory.name() => format!(" of {label}"),
         Some(label) if sum.kind == MemKind::Modules.name() => format!(": {label}"),
         _ => String::new(),
     };

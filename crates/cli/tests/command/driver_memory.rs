@@ -70,6 +70,24 @@ fn the_summary_names_the_cause_first_if_the_driver_took_much() {
     assert_eq!(line, expected, "{text}");
 }
 
+/// The kernel raises the local memory again after a limit gave back a part of it.
+#[test]
+fn causes_of_one_kind_are_named_by_what_they_share() {
+    let mut builder = RecordingBuilder::new("train");
+    builder.event(EventKind::DriverMeasured { device: DEVICE, by: DriverGauge::Process });
+    builder.taken(2048 * MIB, MemKind::LocalMemory, 2, "deep");
+    builder.taken(1024 * MIB, MemKind::LocalMemory, 3, "deep");
+    builder.taken(100 * MIB, MemKind::Modules, 4, "libcublasLt.so.13");
+    builder.taken(20 * MIB, MemKind::Modules, 4, "libcufft.so.12");
+    builder.alloc(MIB, MemKind::Device, 0);
+    let file = recorded("driver-shared-causes.capture", builder);
+    let text = printed(&["report", &file]);
+    assert!(text.contains(": local memory of deep 3 GiB, modules 120 MiB, rest of 2 MiB pages 1 MiB; "), "{text}");
+    let rows = &json(&["report", "--json", &file])["devices"][0]["process_peak"]["taken_by_driver"];
+    assert_eq!((&rows[0]["label"], &rows[0]["bytes_per_thread"]), (&"deep".into(), &16384.into()), "{rows}");
+    assert_eq!(rows[2]["bytes_per_thread"], serde_json::Value::Null, "{rows}");
+}
+
 #[test]
 fn upper_bounds_say_so() {
     let file = measured("driver-at-most.capture", DriverGauge::AtMost);
@@ -136,7 +154,7 @@ fn moments_have_a_table_of_the_drivers_memory_and_the_sum() {
     );
     assert!(!text.contains("local memory"), "{text}");
     let text = printed(&["report", "--between", "0.5s", "end", &file]);
-    assert!(text.contains(" local memory of deep, src/model.rs:77              3072 "), "{text}");
+    assert!(text.contains(" local memory of deep (16 KiB a thread), src/model.rs:77  3072 "), "{text}");
     assert!(!text.contains("context"), "{text}");
     let between = &json(&["report", "--between", "0.5s", "end", "--json", &file])["devices"][0]["process"];
     // The allocation of 16 MiB came from the unused memory of the pool.

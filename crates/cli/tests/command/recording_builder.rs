@@ -263,12 +263,16 @@ impl RecordingBuilder {
     }
 
     /// Adds memory that the driver takes by itself, at the place of [`PLACES`] with this index. Returns its key.
-    pub(crate) fn taken(&mut self, bytes: u64, kind: MemKind, place: u32, label: &str) -> Key {
+    pub(crate) fn taken(&mut self, bytes: u64, kind: MemKind, place: u32, name: &str) -> Key {
         let key = Key::new(Space::Driver, self.number + 1);
         let bytes = Bytes::new(bytes);
         self.alloc_at(key, Block { device: DEVICE, bytes, kind, context: 1, stack: StackId(place + 1) });
-        if !label.is_empty() {
-            let label = Label { name: label.to_owned(), shape: Vec::new(), dtype: String::new() };
+        if !name.is_empty() {
+            let (shape, dtype) = match kind {
+                MemKind::LocalMemory => (vec![16384], "B for each thread".to_owned()),
+                _ => (Vec::new(), String::new()),
+            };
+            let label = Label { name: name.to_owned(), shape, dtype };
             self.item(&Item::Label(BlockLabel { key, number: self.number, label }));
         }
         key
@@ -291,7 +295,7 @@ impl RecordingBuilder {
         self.free(first);
         self.taken(48 * MIB, MemKind::PoolCache, 1, "0x5000 (release threshold 1 GiB)");
         self.wait(1_000_000);
-        self.taken(3 << 30, MemKind::LocalMemory, 2, "deep<float>(int*): 16384 B of local memory for each thread");
+        self.taken(3 << 30, MemKind::LocalMemory, 2, "deep");
         for graph in 0..200 {
             self.taken(if graph % 4 == 0 { 2 * MIB } else { 0 }, MemKind::ExecutableGraphs, 3, "");
         }
