@@ -51,6 +51,17 @@ fn local_memory_grows_by_kernel_and_is_given_back() {
 }
 
 #[test]
+fn a_trace_has_what_the_driver_took_inside_it() {
+    let [deep, deeper] = ["deep", "deeper"].map(launch);
+    check(&format!(
+        "taken_inside = nothing; {CONTEXT}; taken_inside = context 530432; {MODULE}; exact = started; taken_inside = nothing; \
+         {deep}; taken_inside = local memory of deep, 8192 B for each thread 1892352; figures = 0 0; \
+         stop; {deeper}; taken_inside = local memory of deep, 8192 B for each thread 1892352; \
+         drop; exact = started; taken_inside = nothing; figures 0 = 0 0"
+    ));
+}
+
+#[test]
 fn limits_streams_and_modules() {
     each(
         &[

@@ -297,6 +297,7 @@ impl Probe {
                 let missing = missing.into_iter().filter(|(is_so, _)| *is_so).map(|(_, text)| format!(", {text}"));
                 format!("{} {}{}", data.used.get(), data.peaked.get(), missing.collect::<String>())
             }
+            "taken_inside" => places::taken_inside(self.traces.last().ok_or("there is no trace")?),
             "data" => {
                 let data = self.traces.last().ok_or("there is no trace")?.data();
                 format!(

@@ -65,15 +65,24 @@ pub(crate) fn breakdown(device: Option<u32>) -> gpumem::Result<String> {
 pub(crate) fn taken(device: Option<u32>) -> gpumem::Result<String> {
     let reported = gpumem::breakdown(device)?;
     let own = reported.parts.iter().filter(|part| part.kind == PartKind::Driver);
-    let part = |part: &gpumem::report::Part| {
-        let kib = part.bytes.get() / 1024;
-        match part.name.split_once(" (src/") {
+    Ok(without_lines(own.map(|part| (part.name.clone(), part.bytes))))
+}
+
+/// Returns the same for what the driver took inside a trace.
+pub(crate) fn taken_inside(trace: &GpuMemTrace) -> String {
+    without_lines(trace.driver_memory().into_iter().map(|row| (row.to_string(), row.bytes)))
+}
+
+fn without_lines(parts: impl Iterator<Item = (String, Bytes)>) -> String {
+    let part = |(name, bytes): (String, Bytes)| {
+        let kib = bytes.get() / 1024;
+        match name.split_once(" (src/") {
             Some((name, rest)) => format!("{name}{} {kib}", rest.split_once(')').map_or("", |(_, rest)| rest)),
-            None => format!("{} {kib}", part.name),
+            None => format!("{name} {kib}"),
         }
     };
-    let parts: Vec<_> = own.map(part).collect();
-    Ok(if parts.is_empty() { "nothing".to_owned() } else { parts.join(" + ") })
+    let parts: Vec<_> = parts.map(part).collect();
+    if parts.is_empty() { "nothing".to_owned() } else { parts.join(" + ") }
 }
 
 /// Returns `path calls used peak total allocations` for each scope with a path, and `all` for the process. If there is no scope,
