@@ -91,7 +91,7 @@ fn pools_with_the_same_name_get_separate_rows() {
     drop(second);
     let again = register(&gpu);
     assert_eq!(names(), ["arena", "arena #2", "arena #3"]);
-    let now = summary().to_string();
+    let now = format!("{}\n", summary());
     for gpu in [&gpu, &other] {
         let row = format!("\ndevice {}: cache of arena: 1 MiB of 1 MiB\n", gpu.ordinal());
         assert!(now.contains(&row), "{row}{now}");
