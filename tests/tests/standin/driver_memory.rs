@@ -15,7 +15,7 @@ fn check(script: &str) {
     check_answers(&Standin::new().driver_memory(), &format!("{CONTEXT}; took; {script}"));
 }
 
-/// Returns the script that loads a module and gets its functions `flat`, `deep` and `deeper`, the second of which takes 2 MiB more.
+/// Returns the script that loads a module and gets its functions `flat`, `deep` and `deeper`. `deep` takes 2 MiB more.
 fn module() -> String {
     "call cuModuleLoadData &m text:module:6291456/flat:0:0/deep:2097152:8192/deeper:0:16384; \
      call cuModuleGetFunction &flat m text:flat; call cuModuleGetFunction &deep m text:deep; \

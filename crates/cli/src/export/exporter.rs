@@ -577,7 +577,7 @@ mod tests {
         assert_eq!(live(&mut exporter), [0.0; 0]);
     }
 
-    /// What the driver took is a metric of its own, and no allocation of a library, a scope or a place.
+    /// What the driver took is a metric of its own. It does not count as an allocation of a library, a scope or a place.
     #[test]
     fn the_drivers_memory_is_exported_by_kind() {
         let file = File::new("driver", &RecordingBuilder::new("train").with_driver_memory(DriverGauge::AtMost).file());

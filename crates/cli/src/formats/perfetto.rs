@@ -177,7 +177,7 @@ fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> 
     Ok(())
 }
 
-/// Writes the memory of the process with what the driver took by itself, and each kind of the latter.
+/// Writes the memory of the process with the driver's own memory, and each kind of the driver's own memory.
 fn write_driver(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
     for series in history.process_series() {
         let device = &history.devices[usize::from(series.device)].device;

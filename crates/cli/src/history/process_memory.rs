@@ -1,6 +1,6 @@
 //! The memory of the process on each device: what was allocated, what the driver took by itself, and the rest of pages.
 //!
-//! NVML shows the same sum for the process. The driver's memory is a second list of blocks, because it is no allocation: no
+//! NVML shows the same sum for the process. The driver's memory is a second list of blocks, because it was not allocated: no
 //! count, no peak and no list of memory that was not freed contains it.
 
 use std::collections::BTreeMap;
@@ -261,7 +261,7 @@ impl History {
     }
 
     /// Returns the memory of the process over time on each device where the driver's memory was measured: its sum, each kind
-    /// that the driver took, and the rest of pages. Values of which the recording does not contain all blocks are left out.
+    /// that the driver took, and the rest of pages. Values are left out if the recording does not contain all of their blocks.
     pub(crate) fn process_series(&self) -> Vec<ProcessSeries> {
         let mut all: BTreeMap<(u16, usize), ProcessSeries> = BTreeMap::new();
         let Some(first) = self.complete_from() else { return Vec::new() };

@@ -284,7 +284,7 @@ impl RecordingBuilder {
     }
 
     /// Adds a program whose driver takes far more than the program allocates. Its kernel `deep` needs 3 GiB of local memory, 200
-    /// graphs are executable at the end, and a pool has 48 MiB at its reading, of which 16 MiB are allocated later.
+    /// graphs are executable at the end. A pool keeps 48 MiB when it is read, and 16 MiB of them are allocated later.
     pub(crate) fn with_driver_memory(mut self, by: DriverGauge) -> Self {
         self.event(EventKind::DriverMeasured { device: DEVICE, by });
         self.taken(526 * MIB, MemKind::Context, 5, "");

@@ -10,7 +10,7 @@ use std::ffi::CStr;
 use crate::Trouble;
 use crate::raw::{self, Names};
 
-/// The image of a module in the format of the stand-in driver: 6 MiB, and three functions of which one takes 2 MiB if it is loaded later.
+/// The image of a module in the format of the stand-in driver: 6 MiB, and three functions; one takes 2 MiB if it is loaded later.
 /// Each thread of `deep` needs 8 KiB of local memory.
 static IMAGE: &CStr = c"module:6291456/flat:0:0/deep:2097152:8192/unused:2097152:0";
 
