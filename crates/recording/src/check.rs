@@ -245,7 +245,7 @@ impl Checks {
                 check_key(key)?;
                 let is_known = known(key).is_some();
                 let before = known(key).unwrap_or(0);
-                // Only a part of a pool grows, and a block that the driver took by itself, which may have 0 bytes.
+                // Two kinds of blocks may grow: a part of a pool, and the driver's own memory, which may also have 0 bytes.
                 let is_of_driver = key == Key::new(Space::Driver, key.address());
                 let may_grow = key.is_part() && before > 0 || is_of_driver && is_known;
                 ensure_consistent(bytes.get() <= before || may_grow)?;

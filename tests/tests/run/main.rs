@@ -126,7 +126,7 @@ fn recorded(file: &str) -> RecordingContent {
     while let Some(step) = reader.step().expect("it can be read") {
         if let Step::Event(event) = step {
             match event.kind {
-                // What the driver takes by itself is not an allocation of the program.
+                // The program did not allocate the driver's own memory.
                 EventKind::Alloc { key, .. } | EventKind::Free { key, .. } if is_of_driver(key) => {}
                 EventKind::Alloc { block, .. } => recorded.bytes.push(block.bytes.get()),
                 EventKind::Free { .. } => recorded.frees += 1,

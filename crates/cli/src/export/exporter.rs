@@ -577,7 +577,7 @@ mod tests {
         assert_eq!(live(&mut exporter), [0.0; 0]);
     }
 
-    /// What the driver took is a metric of its own. It does not count as an allocation of a library, a scope or a place.
+    /// The driver's own memory has a separate metric. The metrics of libraries, scopes and places do not count it.
     #[test]
     fn the_drivers_memory_is_exported_by_kind() {
         let file = File::new("driver", &RecordingBuilder::new("train").with_driver_memory(DriverGauge::AtMost).file());

@@ -59,7 +59,7 @@ pub(super) fn largest_in_words(process: &ProcessMemory) -> String {
     format!("{}{more}", words.join(", "))
 }
 
-/// Returns the kind, with the kernel or the library if all its sums have the same one, and their line.
+/// Returns the kind of memory. The kernel or library follows if all sums of the kind have the same one, and so does the line.
 fn kind_in_words(process: &ProcessMemory, kind: &str) -> String {
     let of_kind = process.taken_by_driver.iter().filter(|sum| sum.kind == kind && sum.bytes > 0).cloned();
     let common = of_kind.reduce(|first, other| DriverSum {

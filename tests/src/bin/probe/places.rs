@@ -68,11 +68,12 @@ pub(crate) fn taken(device: Option<u32>) -> gpumem::Result<String> {
     Ok(without_lines(own.map(|part| (part.name.clone(), part.bytes))))
 }
 
-/// Returns the same for what the driver took inside a trace.
+/// Returns the rows of [`GpuMemTrace::driver_memory`] in the same form.
 pub(crate) fn taken_inside(trace: &GpuMemTrace) -> String {
     without_lines(trace.driver_memory().into_iter().map(|row| (row.to_string(), row.bytes)))
 }
 
+/// Returns `name KiB` for each part, without the lines in the names.
 fn without_lines(parts: impl Iterator<Item = (String, Bytes)>) -> String {
     let part = |(name, bytes): (String, Bytes)| {
         let kib = bytes.get() / 1024;
