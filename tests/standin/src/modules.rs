@@ -7,7 +7,7 @@
 //! to no context, and are loaded into each one that uses them.
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 
 use crate::cuda::{Device, ErrorCode, Handle, INVALID_HANDLE, INVALID_VALUE, context, device, ready};
 use crate::driver::{Call, lock};
@@ -189,11 +189,16 @@ pub(crate) fn launch(call: &Call, launched: Handle) -> Result<(), ErrorCode> {
     taken::by_launch(call, gpu, current, objects.function((module, at)).local)
 }
 
-/// Returns the name of a function, if it belongs to a module. The text lives as long as the process.
-pub(crate) fn name(call: &Call, function: Handle) -> Option<&'static CStr> {
+/// Returns the name of a function or a kernel.
+fn name(call: &Call, handle: Handle, first: Handle) -> Option<&'static CStr> {
     let objects = lock(&call.driver.objects);
-    let found = objects.found(function, FIRST_FUNCTION)?;
+    let found = objects.found(handle, first)?;
     Some(Box::leak(objects.function(found).name.clone().into_boxed_c_str()))
+}
+
+/// Returns the name of a function, if it belongs to a module. The text lives as long as the process.
+pub(crate) fn function_name(call: &Call, function: Handle) -> Option<&'static CStr> {
+    name(call, function, FIRST_FUNCTION)
 }
 
 fn attribute(value: Out<c_int>, attribute: c_int, local: u64) -> Result<(), ErrorCode> {
@@ -247,6 +252,18 @@ dispatched! { jumps;
         let (library, at) = objects.found(kernel, FIRST_KERNEL).ok_or(INVALID_HANDLE)?;
         load(call, &mut objects, library, [at], context)?;
         Ok(found.put(library + FIRST_FUNCTION + at)?)
+    }
+
+    fn cuKernelGetLibrary(found: Out<Handle>, kernel: Handle) |call| {
+        ready(call)?;
+        let (library, _) = lock(&call.driver.objects).found(kernel, FIRST_KERNEL).ok_or(INVALID_HANDLE)?;
+        Ok(found.put(library)?)
+    }
+
+    fn cuKernelGetName(found: Out<*const c_char>, kernel: Handle) |call| {
+        ready(call)?;
+        let name = name(call, kernel, FIRST_KERNEL).ok_or(INVALID_HANDLE)?;
+        Ok(found.put(name.as_ptr())?)
     }
 
     // Functions that no module contains have no local memory.

@@ -132,7 +132,7 @@ dispatched! { jumps;
         let (count, words) = match function {
             JOINS => (1, 128),
             // The functions of modules have no parameters.
-            _ if modules::name(call, function).is_some() => (0, 1),
+            _ if modules::function_name(call, function).is_some() => (0, 1),
             _ => (function % COLLECTIVES, 1),
         };
         if at >= count {
@@ -143,7 +143,7 @@ dispatched! { jumps;
     }
 
     fn cuFuncGetName(name: Out<*const c_char>, function: Handle) |call| {
-        if let Some(known) = modules::name(call, function) {
+        if let Some(known) = modules::function_name(call, function) {
             return Ok(name.put(known.as_ptr())?);
         }
         let known = match function {

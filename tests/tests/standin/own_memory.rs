@@ -29,8 +29,8 @@ fn launch(function: &str) -> String {
 #[test]
 fn a_program_of_all_kinds() {
     check(
-        "driver_memory = done; taken = local memory of deep, 8192 B for each thread 811008 + context 530432 + modules 8192 + \
-         executable graphs 8192 + streams 2048 + rounding of allocations to pages of 2 MiB 1024",
+        "driver_memory = done; taken = local memory of deep, 8 KiB per thread 811008 + context 530432 + modules 8192 + \
+         executable graphs 8192 + streams 2048 + rest of 2 MiB pages 1024",
     );
 }
 
@@ -41,12 +41,12 @@ fn local_memory_grows_by_kernel_and_is_given_back() {
     // 132 processors with 2,048 threads each, which have 1 KiB in the context.
     check(&format!(
         "{context}; {flat}; taken = context 530432 + modules 8192; \
-         {deep}; taken = local memory of deep, 8192 B for each thread 1892352 + context 530432 + modules 8192; \
-         {deeper}; taken = local memory of deeper, 16384 B for each thread 2162688 + local memory of deep, 8192 B for each thread 1892352 + \
+         {deep}; taken = local memory of deep, 8 KiB per thread 1892352 + context 530432 + modules 8192; \
+         {deeper}; taken = local memory of deeper, 16 KiB per thread 2162688 + local memory of deep, 8 KiB per thread 1892352 + \
          context 530432 + modules 8192; \
          call cuCtxSetLimit 0 4096; \
-         taken = local memory of deep, 8192 B for each thread 811008 + context 530432 + modules 8192; \
-         {deep}; {deep}; taken = local memory of deep, 8192 B for each thread 1892352 + context 530432 + modules 8192"
+         taken = local memory of deep, 8 KiB per thread 811008 + context 530432 + modules 8192; \
+         {deep}; {deep}; taken = local memory of deep, 8 KiB per thread 1892352 + context 530432 + modules 8192"
     ));
 }
 
@@ -55,21 +55,37 @@ fn a_trace_has_what_the_driver_took_inside_it() {
     let [deep, deeper] = ["deep", "deeper"].map(launch);
     check(&format!(
         "taken_inside = nothing; {CONTEXT}; taken_inside = context 530432; {MODULE}; exact = started; taken_inside = nothing; \
-         {deep}; taken_inside = local memory of deep, 8192 B for each thread 1892352; figures = 0 0; \
-         stop; {deeper}; taken_inside = local memory of deep, 8192 B for each thread 1892352; \
+         {deep}; taken_inside = local memory of deep, 8 KiB per thread 1892352; figures = 0 0; \
+         stop; {deeper}; taken_inside = local memory of deep, 8 KiB per thread 1892352; \
          drop; exact = started; taken_inside = nothing; figures 0 = 0 0"
     ));
+}
+
+/// The runtime launches `CUkernel`s, each of which is one handle for all devices.
+#[test]
+fn a_kernel_has_a_first_launch_on_each_device() {
+    let rows = "local memory of deep, 8 KiB per thread 1892352 + context 530432 + modules of compiled kernel deep 6144";
+    let launch = launch("k");
+    check_answers(
+        &machine().set("devices=2"),
+        &format!(
+            "call cuInit 0; exact = started; call cuLibraryLoadData &l text:module:6291456/deep:2097152:8192 0 0 0 0 0 0; \
+             call cuLibraryGetKernel &k l text:deep; {CONTEXT}; {launch}; {launch}; taken 0 = {rows}; \
+             call cuDevicePrimaryCtxRetain &other 1; call cuCtxSetCurrent other; taken 1 = context 530432; {launch}; {launch}; \
+             taken 1 = {rows}; call cuCtxSetCurrent ctx; {launch}; taken 0 = {rows}"
+        ),
+    );
 }
 
 #[test]
 fn limits_streams_and_modules() {
     each(
         &[
-            "call cuCtxSetLimit 2 276824064; taken = context 530432 + limits: device heap 262144",
+            "call cuCtxSetLimit 2 276824064; taken = context 530432 + limits (device heap) 262144",
             "call cuStreamCreate &a 1; call cuStreamCreate &b 1; call cuStreamDestroy_v2 a; taken = context 530432 + streams 2048",
             &format!("{MODULE}; call cuModuleUnload m; taken = context 530432"),
             "call cuMemAlloc_v2 &a 3145728; call cuMemAlloc_v2 &b 1000; call cuMemFree_v2 a; \
-             taken = context 530432 + rounding of allocations to pages of 2 MiB 2047",
+             taken = context 530432 + rest of 2 MiB pages 2047",
         ],
         |script| check(&format!("{CONTEXT}; {script}")),
     );
@@ -104,7 +120,7 @@ fn what_is_older_than_the_first_trace() {
         &machine(),
         &format!(
             "call cuInit 0; {CONTEXT}; call cuStreamCreate &s 1; call cuMemAlloc_v2 &a 4194304; exact = started; \
-             taken = taken before the first trace 536576; call cuMemFree_v2 a; taken = taken before the first trace 532480"
+             taken = taken by the driver before the first trace 536576; call cuMemFree_v2 a; taken = taken by the driver before the first trace 532480"
         ),
     );
 }
@@ -117,7 +133,7 @@ fn memory_of_other_processes_is_not_ours() {
         &machine,
         &format!(
             "call cuInit 0; exact = started; {CONTEXT}; {MODULE}; {}; \
-             taken = local memory of deep, 8192 B for each thread 1892352 + context 530432 + modules 8192",
+             taken = local memory of deep, 8 KiB per thread 1892352 + context 530432 + modules 8192",
             launch("deep")
         ),
     );

@@ -29,7 +29,8 @@ use crate::{
     model::{DriverGauge, EventKind, Label, MemKind, StackId},
     sys::{
         calls::{self, DriverWork},
-        cuda, dispatch, loader, nvml,
+        cuda::{self, LoadedFunction},
+        dispatch, loader, nvml,
     },
 };
 
@@ -45,8 +46,21 @@ const LARGE: u64 = 1 << 40;
 static DEVICES: Lazy<Mutex<BTreeMap<u32, DeviceMemory>>> = Lazy::new(Mutex::default);
 
 thread_local! {
-    /// The reading before the call that this thread makes.
-    static BEFORE: Cell<Option<Before>> = const { Cell::new(None) };
+    static BEFORE: CallOfThread = const { CallOfThread(Cell::new(None)) };
+}
+
+/// The reading before the call that this thread makes.
+struct CallOfThread(Cell<Option<Before>>);
+
+impl Drop for CallOfThread {
+    /// A thread that is cancelled inside a call never returns from it.
+    fn drop(&mut self) {
+        if let Some(before) = self.0.take()
+            && let Some(device) = all().get_mut(&before.ordinal)
+        {
+            device.running -= 1;
+        }
+    }
 }
 
 /// The memory that is in use at one moment.
@@ -88,8 +102,8 @@ struct DeviceMemory {
     local_bytes: u64,
     /// A function with more local memory, which was launched while its stream was captured.
     captured: Option<(u64, Option<String>)>,
-    /// The names of modules, by handle.
-    modules: HashMap<u64, String>,
+    /// The addresses of the images of modules and libraries, by handle.
+    images: HashMap<u64, u64>,
 }
 
 fn all() -> MutexGuard<'static, BTreeMap<u32, DeviceMemory>> {
@@ -102,7 +116,8 @@ fn signed(bytes: u64) -> i64 {
 
 /// Reads the memory before a call that can change the driver's.
 pub(super) fn starts(ordinal: Option<u32>, creates_context: bool) {
-    let Some(ordinal) = ordinal.filter(|_| readings::has_nvml()) else { return BEFORE.set(None) };
+    // While a thread ends, its thread-local variables may be gone. Its calls then count as not known.
+    let Some(ordinal) = ordinal.filter(|_| readings::has_nvml() && BEFORE.try_with(|_| ()).is_ok()) else { return };
     let mut all = all();
     let device = all.entry(ordinal).or_default();
     let is_first_context = creates_context && device.starts == 0 && !cuda::has_primary_context(ordinal.cast_signed());
@@ -113,18 +128,19 @@ pub(super) fn starts(ordinal: Option<u32>, creates_context: bool) {
     }
     device.running += 1;
     device.starts += 1;
-    BEFORE.set(Some(Before {
+    let before = Before {
         ordinal,
         reading: is_ready.then(|| device.read(ordinal)).flatten(),
         rows: device.rows.bytes(),
         starts: device.starts,
         is_shared: device.running > 1,
-    }));
+    };
+    _ = BEFORE.try_with(|call| call.0.set(Some(before)));
 }
 
 /// Reads the memory after a call, and records the difference.
 pub(super) fn done(ordinal: Option<u32>, work: DriverWork) {
-    let before = BEFORE.take();
+    let before = BEFORE.try_with(|call| call.0.take()).ok().flatten();
     before_allocation();
     let mut all = all();
     if matches!(work, DriverWork::ContextEnded | DriverWork::Unloaded | DriverWork::Limit { .. }) {
@@ -141,6 +157,9 @@ pub(super) fn done(ordinal: Option<u32>, work: DriverWork) {
         return;
     }
     let Some(before) = before else { return };
+    if work == DriverWork::Context && all.len() > 1 {
+        calls::note_several_devices();
+    }
     let Some(device) = all.get_mut(&before.ordinal) else { return };
     device.running -= 1;
     let is_shared = before.is_shared || device.starts != before.starts;
@@ -311,9 +330,11 @@ impl DeviceMemory {
         let stack = if grown > 0 { stacks::stack_for(LARGE) } else { StackId::NONE };
         let preferred = match work {
             DriverWork::Limit { .. } => MemKind::LocalMemory,
-            DriverWork::Module { .. } | DriverWork::LookedUp | DriverWork::Unloaded | DriverWork::Launch { .. } => {
-                MemKind::Modules
-            }
+            DriverWork::Module { .. }
+            | DriverWork::LookedUp { .. }
+            | DriverWork::FunctionLoaded { .. }
+            | DriverWork::Unloaded
+            | DriverWork::Launch { .. } => MemKind::Modules,
             DriverWork::Graph { .. } | DriverWork::GraphDestroyed { .. } => MemKind::ExecutableGraphs,
             DriverWork::Streams => MemKind::Streams,
             _ => MemKind::NotKnown,
@@ -323,7 +344,7 @@ impl DeviceMemory {
         }
         self.rows.shrink(preferred, shrunk);
         if let DriverWork::Module { handle, image } = work {
-            self.name_module(handle, image);
+            self.images.insert(handle, image);
         }
         if is_shared && grown > 0 {
             return self.rows.grow(ordinal, MemKind::SharedCalls, grown, stack, None);
@@ -338,13 +359,14 @@ impl DeviceMemory {
                 self.rows.add_graph(ordinal, graph, grown - local, stacks::stack_for(LARGE));
             }
             DriverWork::Limit { limit, bytes } => self.limit_set(ordinal, limit, bytes, grown, stack),
-            DriverWork::Module { handle, .. } => {
-                let name = self.modules.get(&handle).map(|name| Label::named(name.clone()));
-                self.rows.grow(ordinal, MemKind::Modules, grown, stack, name.as_ref());
+            DriverWork::Module { handle, .. } | DriverWork::LookedUp { handle } => {
+                let name = if grown > 0 { self.file_of(handle) } else { None };
+                self.rows.grow(ordinal, MemKind::Modules, grown, stack, name.map(Label::named).as_ref());
             }
-            DriverWork::LookedUp | DriverWork::Unloaded => {
-                self.rows.grow(ordinal, MemKind::Modules, grown, stack, None);
+            DriverWork::FunctionLoaded { function } if grown > 0 => {
+                self.module_grown(ordinal, grown, stack, cuda::loaded_function(function, ordinal));
             }
+            DriverWork::Unloaded => self.rows.grow(ordinal, MemKind::Modules, grown, stack, None),
             DriverWork::Streams => self.rows.grow(ordinal, MemKind::Streams, grown, stack, None),
             DriverWork::Context => self.rows.grow(ordinal, MemKind::Context, grown, stack, None),
             _ => self.rows.grow(ordinal, MemKind::NotKnown, grown, stack, None),
@@ -354,15 +376,21 @@ impl DeviceMemory {
     /// Records the first launch of a function: it raises the local memory of the context if it needs more than all before, and the rest is
     /// its module.
     fn launched(&mut self, ordinal: u32, function: u64, grown: u64, stack: StackId) {
-        let mut launched = cuda::launched_function(function, ordinal);
-        launched.name = launched.name.as_deref().map(kernel_name);
+        let launched = cuda::loaded_function(function, ordinal);
         let local = self.raise_local(ordinal, launched.local_bytes, launched.name.as_deref(), grown, stack);
         if local == 0 && launched.local_bytes > self.local_bytes() {
             self.captured = Some((launched.local_bytes, launched.name.clone()));
         }
-        let module = launched.module.and_then(|module| self.modules.get(&module));
-        let name = module.cloned().or_else(|| Some(format!("compiled kernel {}", launched.name?)));
-        self.rows.grow(ordinal, MemKind::Modules, grown - local, stack, name.map(Label::named).as_ref());
+        if grown > local {
+            self.module_grown(ordinal, grown - local, stack, launched);
+        }
+    }
+
+    /// Records a module that grew when one of its functions was loaded.
+    fn module_grown(&mut self, ordinal: u32, grown: u64, stack: StackId, of: LoadedFunction) {
+        let file = of.module.and_then(|module| self.file_of(module));
+        let name = file.or_else(|| Some(format!("compiled kernel {}", of.name?)));
+        self.rows.grow(ordinal, MemKind::Modules, grown, stack, name.map(Label::named).as_ref());
     }
 
     /// Returns the local memory of the context for each thread. It starts with the stack limit.
@@ -410,12 +438,10 @@ impl DeviceMemory {
         self.rows.grow(ordinal, kind, grown, stack, Some(&Label::named(name)));
     }
 
-    /// Notes the file that contains the image of a module.
-    fn name_module(&mut self, handle: u64, image: u64) {
-        let file = usize::try_from(image).ok().and_then(loader::file_of);
-        if let Some(name) = file.as_deref().and_then(|file| file.file_name()) {
-            self.modules.insert(handle, name.to_string_lossy().into_owned());
-        }
+    /// Returns the name of the file that contains the image of a module or a library. Images may be in memory only.
+    fn file_of(&self, handle: u64) -> Option<String> {
+        let file = loader::file_of(usize::try_from(*self.images.get(&handle)?).ok()?)?;
+        Some(file.file_name()?.to_string_lossy().into_owned())
     }
 
     /// Records the memory that the pools keep without using it.
@@ -487,48 +513,16 @@ impl Unexplained {
     }
 }
 
-/// Returns the name of a kernel without its arguments. The compiler of CUDA mangles names as C++ compilers do: `_Z` and the name with its
-/// length, or `_ZN` and such a name for each namespace.
-fn kernel_name(mangled: &str) -> String {
-    let Some(mut rest) = mangled.strip_prefix("_Z") else { return mangled.to_owned() };
-    rest = rest.strip_prefix('N').unwrap_or(rest);
-    let mut names = Vec::new();
-    loop {
-        let digits = rest.len() - rest.trim_start_matches(|character: char| character.is_ascii_digit()).len();
-        let name = rest[..digits].parse().ok().and_then(|length: usize| rest[digits..].get(..length));
-        let Some(name) = name.filter(|name| !name.is_empty()) else { break };
-        // A namespace without a name, which has another one in each file.
-        names.push(if name.starts_with("_GLOBAL__N_") { "(anonymous)" } else { name });
-        rest = &rest[digits + name.len()..];
-    }
-    if names.is_empty() { mangled.to_owned() } else { names.join("::") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn names_of_kernels() {
-        for (mangled, name) in [
-            ("_Z4deepPii", "deep"),
-            ("_Z4deepILi16384EEvPii", "deep"),
-            (
-                "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEEEEvi",
-                "at::native::vectorized_elementwise_kernel",
-            ),
-            (
-                "_ZN2at6native54_GLOBAL__N__e3cd1c1b_20_DistributionNormal_cu_0c5b6e8543normal",
-                "at::native::(anonymous)",
-            ),
-            ("triton_poi_fused_0", "triton_poi_fused_0"),
-            ("_Z", "_Z"),
-            ("_Z99x", "_Z99x"),
-            ("_Z99999999999999999999999x", "_Z99999999999999999999999x"),
-            ("_Z2éa", "é"),
-            ("_Z1é", "_Z1é"),
-        ] {
-            assert_eq!(kernel_name(mangled), name, "{mangled}");
-        }
+    fn a_thread_that_ends_inside_a_call_ends_the_call() {
+        const ORDINAL: u32 = 99;
+        all().insert(ORDINAL, DeviceMemory { running: 1, starts: 1, ..DeviceMemory::default() });
+        let before = Before { ordinal: ORDINAL, reading: None, rows: 0, starts: 1, is_shared: false };
+        thread::spawn(move || BEFORE.with(|call| call.0.set(Some(before)))).join().expect("it does not panic");
+        assert_eq!(all().remove(&ORDINAL).map(|device| device.running), Some(0));
     }
 }

@@ -43,8 +43,10 @@ pub(crate) enum DriverWork {
     ContextEnded,
     /// A module or a library was loaded from the image at this address.
     Module { handle: u64, image: u64 },
-    /// A function or a variable of a module was looked up.
-    LookedUp,
+    /// A function or a variable of a module or a library was looked up.
+    LookedUp { handle: u64 },
+    /// A function was loaded before its first launch.
+    FunctionLoaded { function: u64 },
     /// A module or a library was unloaded.
     Unloaded,
     /// A function was launched for the first time.

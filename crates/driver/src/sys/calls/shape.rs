@@ -73,8 +73,10 @@ pub(in crate::sys) enum DriverShape {
     Context { device: usize },
     /// `(CUmodule *out or CUlibrary *out, const void *image or const char *file, …)`
     Module,
-    /// `(…)`: a lookup in a module.
-    LookUp,
+    /// `(…)`: a lookup, and the index of the `CUmodule` or `CUlibrary`.
+    LookUp { handle: usize },
+    /// `(…)`: the index of the `CUfunction` or `CUkernel`.
+    LoadFunction { function: usize },
     /// `(CUmodule module)` or `(CUlibrary library)`
     Unload,
     /// `(…)`: a launch, and the index of the `CUfunction`.

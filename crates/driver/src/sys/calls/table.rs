@@ -91,12 +91,12 @@ macro_rules! with_calls {
             0 cuLibraryLoadFromFile(out, file, a, b, c, d, e, f): CallShape::Driver(DriverShape::Module);
             0 cuModuleUnload(module): CallShape::Driver(DriverShape::Unload);
             0 cuLibraryUnload(library): CallShape::Driver(DriverShape::Unload);
-            0 cuModuleGetFunction(out, module, name): CallShape::Driver(DriverShape::LookUp);
-            0 cuModuleGetGlobal_v2(out, bytes, module, name): CallShape::Driver(DriverShape::LookUp);
-            0 cuLibraryGetModule(out, library): CallShape::Driver(DriverShape::LookUp);
-            0 cuLibraryGetGlobal(out, bytes, library, name): CallShape::Driver(DriverShape::LookUp);
-            0 cuKernelGetFunction(out, kernel): CallShape::Driver(DriverShape::LookUp);
-            0 cuFuncLoad(function): CallShape::Driver(DriverShape::LookUp);
+            0 cuModuleGetFunction(out, module, name): CallShape::Driver(DriverShape::LookUp { handle: 1 });
+            0 cuModuleGetGlobal_v2(out, bytes, module, name): CallShape::Driver(DriverShape::LookUp { handle: 2 });
+            0 cuLibraryGetModule(out, library): CallShape::Driver(DriverShape::LookUp { handle: 1 });
+            0 cuLibraryGetGlobal(out, bytes, library, name): CallShape::Driver(DriverShape::LookUp { handle: 2 });
+            0 cuKernelGetFunction(out, kernel): CallShape::Driver(DriverShape::LoadFunction { function: 1 });
+            0 cuFuncLoad(function): CallShape::Driver(DriverShape::LoadFunction { function: 0 });
             0 cuCtxSetLimit(limit, bytes): CallShape::Driver(DriverShape::Limit);
             0 cuCtxEnablePeerAccess(context, flags): CallShape::Driver(DriverShape::PeerAccess);
             0 cuGraphInstantiate(out, graph, node, log, size): CallShape::Driver(DriverShape::Instantiate { maps: false });

@@ -59,8 +59,8 @@ pub(crate) fn load_for_hooks() -> Result<(), Error> {
 
 /// A function that a program has launched.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LaunchedFunction {
-    /// The mangled name.
+pub(crate) struct LoadedFunction {
+    /// The name without its arguments.
     pub(crate) name: Option<String>,
     /// The bytes of local memory that each thread needs.
     pub(crate) local_bytes: u64,
@@ -70,7 +70,7 @@ pub(crate) struct LaunchedFunction {
 
 /// Returns what the driver knows about a function that was just launched: a `CUfunction`, or a `CUkernel`, which launches accept as well.
 #[doc(alias("cuFuncGetAttribute", "cuFuncGetName", "cuFuncGetModule"))]
-pub(crate) fn launched_function(function: u64, ordinal: u32) -> LaunchedFunction {
+pub(crate) fn loaded_function(function: u64, ordinal: u32) -> LoadedFunction {
     let Functions { attribute, attribute_of_kernel, name, name_of_kernel, module, library_of_kernel, .. } = functions();
     let handle = |get: &Option<GetHandle>| {
         let mut handle = 0;
@@ -94,8 +94,8 @@ pub(crate) fn launched_function(function: u64, ordinal: u32) -> LaunchedFunction
     let is_named = get_name.is_some_and(|get| unsafe { get(&raw mut text, function) } == 0) && !text.is_null();
     // SAFETY: the driver has returned a C string, which lives as long as the function's module. The program cannot unload the module while
     // it launches a function of it.
-    let name = is_named.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
-    LaunchedFunction {
+    let name = is_named.then(|| kernel_name(&unsafe { CStr::from_ptr(text) }.to_string_lossy()));
+    LoadedFunction {
         name,
         local_bytes: if is_read { u64::try_from(local).unwrap_or(0) } else { 0 },
         module: library.or_else(|| handle(module)),
@@ -124,4 +124,50 @@ pub(crate) fn resident_threads(ordinal: u32) -> Option<u64> {
     };
     let processors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     Some(processors * attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?)
+}
+
+/// Returns the name of a kernel without its arguments. The compiler of CUDA mangles names as C++ compilers do: `_Z` and the name with its
+/// length, or `_ZN` and such a name for each namespace.
+fn kernel_name(mangled: &str) -> String {
+    let Some(mut rest) = mangled.strip_prefix("_Z") else { return mangled.to_owned() };
+    rest = rest.strip_prefix('N').unwrap_or(rest);
+    let mut names = Vec::new();
+    loop {
+        let digits = rest.len() - rest.trim_start_matches(|character: char| character.is_ascii_digit()).len();
+        let name = rest[..digits].parse().ok().and_then(|length: usize| rest[digits..].get(..length));
+        let Some(name) = name.filter(|name| !name.is_empty()) else { break };
+        // A namespace without a name, which has another one in each file.
+        names.push(if name.starts_with("_GLOBAL__N_") { "(anonymous)" } else { name });
+        rest = &rest[digits + name.len()..];
+    }
+    if names.is_empty() { mangled.to_owned() } else { names.join("::") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_kernels() {
+        for (mangled, name) in [
+            ("_Z4deepPii", "deep"),
+            ("_Z4deepILi16384EEvPii", "deep"),
+            (
+                "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEEEEvi",
+                "at::native::vectorized_elementwise_kernel",
+            ),
+            (
+                "_ZN2at6native54_GLOBAL__N__e3cd1c1b_20_DistributionNormal_cu_0c5b6e8543normal",
+                "at::native::(anonymous)",
+            ),
+            ("triton_poi_fused_0", "triton_poi_fused_0"),
+            ("_Z", "_Z"),
+            ("_Z99x", "_Z99x"),
+            ("_Z99999999999999999999999x", "_Z99999999999999999999999x"),
+            ("_Z2éa", "é"),
+            ("_Z1é", "_Z1é"),
+        ] {
+            assert_eq!(kernel_name(mangled), name, "{mangled}");
+        }
+    }
 }

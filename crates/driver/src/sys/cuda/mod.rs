@@ -14,14 +14,12 @@ mod functions;
 mod library;
 mod pool;
 
-#[cfg(feature = "dry")]
-pub(crate) use self::context::current_context;
-pub(crate) use self::context::{current_owner, has_primary_context, identify_context};
+pub(crate) use self::context::{current_context, current_owner, has_primary_context, identify_context};
 pub(crate) use self::device::{CudaDevice, current, devices, is_integrated};
 pub(crate) use self::{
     blocks::{AddressRange, belongs_to_graph, block_number, device_at, next_block_number, range_at},
     capture::{graph_memory, is_capturing},
-    functions::{launched_function, load_for_hooks, resident_threads, stack_limit},
+    functions::{LoadedFunction, load_for_hooks, loaded_function, resident_threads, stack_limit},
     pool::{PoolState, default_pool, pool_state},
 };
 #[cfg(feature = "dry")]

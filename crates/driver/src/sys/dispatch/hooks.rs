@@ -75,6 +75,11 @@ macro_rules! hooks {
 }
 with_calls!(hooks);
 
+/// Returns the current context.
+fn context() -> u64 {
+    cuda::current_context().map_or(0, |context| context as u64)
+}
+
 /// Calls the driver and records the call.
 ///
 /// # Safety
@@ -98,7 +103,7 @@ unsafe fn intercept<O: Observe, const N: usize>(
         driver => driver,
     };
     if let CallShape::Driver(DriverShape::Launch { function }) = shape
-        && was_launched(words[function])
+        && was_launched(words[function], context)
     {
         return call(driver);
     }
@@ -113,7 +118,7 @@ unsafe fn intercept<O: Observe, const N: usize>(
     if let CallShape::Driver(shape) = shape
         // The memory that the observer's own calls take is part of the call that it observes.
         && (state == ThreadState::Observer
-            || matches!(shape, DriverShape::Launch { function } if !is_new_launch(words[function])))
+            || matches!(shape, DriverShape::Launch { function } if !is_new_launch(words[function], context)))
     {
         return call(driver);
     }
