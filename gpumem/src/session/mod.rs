@@ -1,6 +1,8 @@
 //! The session: everything that a gpumem run owns.
 
 mod budgets;
+#[cfg(all(feature = "capture", feature = "cuda", target_os = "linux"))]
+mod communicators;
 mod events;
 mod exit;
 mod guards;

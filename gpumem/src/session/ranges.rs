@@ -7,9 +7,13 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use super::{GpuMemTrace, of_process};
+use super::{
+    GpuMemTrace,
+    communicators::{self, Creation},
+    of_process,
+};
 use crate::{
-    nvtx::{RangeObserver, set_observer},
+    nvtx::{Payload, RangeObserver, set_observer},
     source::call_before_allocations,
 };
 
@@ -24,6 +28,8 @@ pub static NVTX_OBSERVER: RangeObserver = RangeObserver { pushed, popped, marked
 struct Range {
     domain: usize,
     scope: Scope,
+    /// The NCCL communicator that the range creates.
+    creates: Option<Creation>,
 }
 
 enum Scope {
@@ -56,25 +62,34 @@ fn without_numbers(name: &str) -> &str {
     end.map_or(name, |end| &name[..end])
 }
 
-fn pushed(domain: usize, name: &str) {
-    let name = without_numbers(name);
+fn pushed(domain: usize, name: &str, payload: Option<Payload>) {
+    let creates = Creation::of(name);
+    let communicator = creates.map(|creation| creation.number).or_else(|| communicators::of_call(name, payload));
+    let name = match communicator {
+        Some(number) => Cow::Owned(communicators::name_of_call(name, number)),
+        None => Cow::Borrowed(without_numbers(name)),
+    };
     with_ranges(|ranges| {
         if ranges.open.len() == MOST_OPEN {
             ranges.deeper += 1;
             return;
         }
         open_awaited(&mut ranges.open);
-        ranges.open.push(Range { domain, scope: Scope::of(name) });
+        ranges.open.push(Range { domain, scope: Scope::of(&name), creates });
     });
 }
 
-fn popped(domain: usize) {
+fn popped(domain: usize, payload: Option<Payload>) {
     with_ranges(|ranges| {
         if ranges.deeper > 0 {
             ranges.deeper -= 1;
         } else if let Some(at) = ranges.open.iter().rposition(|range| range.domain == domain) {
             // Ranges of different domains need not be nested. The program may also end more ranges than it started.
-            ranges.open.remove(at);
+            let range = ranges.open.remove(at);
+            if let Some(mark) = range.creates.zip(payload).and_then(|(creation, payload)| creation.created(payload)) {
+                marked(&mark, false);
+            }
+            drop(range);
             open_awaited(&mut ranges.open);
         }
     });

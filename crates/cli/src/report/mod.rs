@@ -5,6 +5,7 @@ pub(crate) mod baseline;
 pub(crate) mod baseline_lines;
 pub(crate) mod calls;
 pub(crate) mod change;
+mod communicators;
 pub(crate) mod compared;
 pub(crate) mod difference;
 pub(crate) mod json;

@@ -13,6 +13,7 @@ use gpumem_core::{
 use serde::Serialize;
 
 use super::{
+    communicators::{Communicator, communicators},
     place_sums::{PlaceSum, place_sums, shared_sums},
     rejected::Rejections,
     tensors::{TensorMoment, TensorsOverview},
@@ -92,6 +93,8 @@ pub(crate) struct DeviceOverview {
     /// The memory of the process at its highest value, with what the driver took by itself. `None` if that was not measured.
     /// A recording of the peaks only has the moment of `peak_bytes`.
     pub(crate) process_peak: Option<ProcessMemory>,
+    /// The communicators of NCCL that have memory at these peaks, the largest first.
+    pub(crate) communicators: Vec<Communicator>,
     /// The number of readings of the whole device, which include the context and other processes.
     pub(crate) samples: u64,
     pub(crate) highest_sample_bytes: Option<u64>,
@@ -322,6 +325,7 @@ impl Overview {
         let devices = devices
             .into_iter()
             .map(|(of, ((held, off_device), process_peak))| DeviceOverview {
+                communicators: communicators(history, &held, process_peak.as_ref()),
                 process_peak,
                 ..DeviceOverview::of(history, of, held, off_device)
             })
@@ -522,6 +526,7 @@ impl DeviceOverview {
             pools: PoolOverview::all(history, all),
             live_at_end_bytes: all.live,
             process_peak: None,
+            communicators: Vec::new(),
             samples: all.samples,
             highest_sample_bytes: all.highest_sample.map(|(_, memory)| memory.used.get()),
             highest_sample_seconds: all.highest_sample.map(|(time, _)| seconds(time)),

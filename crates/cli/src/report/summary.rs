@@ -14,6 +14,7 @@ use gpumem_core::{
 };
 
 use super::{
+    communicators,
     overview::{DeviceOverview, Overview},
     place_sums::PlaceSum,
     process, ranks,
@@ -177,6 +178,9 @@ fn write_device(
     }
     line(out, "kind", &shares(&device.peak_by_kind, peak))?;
     line(out, "library", &shares(&device.peak_by_library, peak))?;
+    if !device.communicators.is_empty() {
+        line(out, "NCCL", &communicators::in_words(&device.communicators))?;
+    }
     if let Some(most) = device.most().filter(|_| !is_brief) {
         line(out, "most", &most)?;
     }

@@ -39,9 +39,9 @@ use super::{injection, process};
 /// The functions are called on the thread that has the range, inside the program's call.
 pub struct RangeObserver {
     /// A range starts. It is inside all ranges of the same thread that have not ended.
-    pub pushed: fn(domain: usize, name: &str),
+    pub pushed: fn(domain: usize, name: &str, payload: Option<Payload>),
     /// The latest range of this domain ends.
-    pub popped: fn(domain: usize),
+    pub popped: fn(domain: usize, payload: Option<Payload>),
     /// The program marks this moment, or a range that may end on another thread starts, or ends (`is_end`).
     pub marked: fn(name: &str, is_end: bool),
 }
@@ -64,6 +64,17 @@ const FUNCTIONS: usize = 16;
 const PAYLOAD: u16 = 2;
 const PAYLOADS: usize = 2;
 
+/// The first bytes of the data that a program attached to a range, and zeros if there are fewer.
+pub type Payload = [u8; 24];
+
+/// `nvtxPayloadData_t`
+#[repr(C)]
+struct PayloadData {
+    schema: u64,
+    size: usize,
+    bytes: *const u8,
+}
+
 /// `NvtxExportTableCallbacks`
 #[repr(C)]
 struct Callbacks {
@@ -80,6 +91,7 @@ struct EventAttributes {
     color_type: i32,
     color: u32,
     payload_type: i32,
+    /// The number of payloads, if they are of the extension.
     reserved: i32,
     payload: u64,
     message_type: i32,
@@ -345,8 +357,8 @@ fn notify(what: impl FnOnce(&RangeObserver)) {
     }
 }
 
-fn push(domain: usize, name: &str) {
-    notify(|observer| (observer.pushed)(domain, &with_domain(domain, name)));
+fn push(domain: usize, name: &str, payload: Option<Payload>) {
+    notify(|observer| (observer.pushed)(domain, &with_domain(domain, name), payload));
 }
 
 /// Returns the name in the form that NVIDIA's tools use.
@@ -373,8 +385,8 @@ fn end(id: usize) {
     }
 }
 
-fn pop(domain: usize) {
-    notify(|observer| (observer.popped)(domain));
+fn pop(domain: usize, payload: Option<Payload>) {
+    notify(|observer| (observer.popped)(domain, payload));
 }
 
 /// Assigns this name to the other tool's handle, or else to a new one. Returns the handle.
@@ -472,21 +484,62 @@ unsafe fn text_w(text: *const u32) -> String {
     characters.map(|character| char::from_u32(character).unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
 }
 
-/// Returns the message of a range.
+/// Returns the attributes of a range, unless their version is too old.
 ///
 /// # Safety
 /// The pointer must be null, or point to the attributes of a range, as NVTX documents them.
-unsafe fn message(attributes: *const EventAttributes) -> String {
+unsafe fn known<'a>(attributes: *const EventAttributes) -> Option<&'a EventAttributes> {
     if attributes.is_null() {
-        return NO_NAME.to_owned();
+        return None;
     }
     // SAFETY: all versions start with these two numbers.
     let size = unsafe { (*attributes).size };
-    if usize::from(size) < size_of::<EventAttributes>() {
-        return NO_NAME.to_owned();
-    }
     // SAFETY: the attributes have at least this size.
-    let attributes = unsafe { &*attributes };
+    (usize::from(size) >= size_of::<EventAttributes>()).then(|| unsafe { &*attributes })
+}
+
+/// Returns the first payload of a range.
+///
+/// # Safety
+/// The same as for [`known`].
+unsafe fn payload_of(attributes: *const EventAttributes) -> Option<Payload> {
+    /// `NVTX_PAYLOAD_TYPE_EXT`
+    const OF_EXTENSION: i32 = 0xDFBD_0009_u32.cast_signed();
+    // SAFETY: required by this function's contract.
+    let attributes = unsafe { known(attributes) }.filter(|attributes| attributes.payload_type == OF_EXTENSION)?;
+    let count = usize::try_from(attributes.reserved).ok()?;
+    // SAFETY: with this type, the payload is the address of so many payloads.
+    unsafe { first_payload(attributes.payload as *const PayloadData, count) }
+}
+
+/// Copies the start of the first payload.
+///
+/// # Safety
+/// The pointer must be null, or point to this many payloads, as NVTX documents them.
+unsafe fn first_payload(payloads: *const PayloadData, count: usize) -> Option<Payload> {
+    if count == 0 {
+        return None;
+    }
+    // SAFETY: required by this function's contract.
+    let PayloadData { size, bytes, .. } = unsafe { payloads.as_ref() }?;
+    // The size of a payload may be left to its schema.
+    if bytes.is_null() || [0, usize::MAX].contains(size) {
+        return None;
+    }
+    let mut payload = Payload::default();
+    let length = payload.len().min(*size);
+    // SAFETY: the payload has `size` bytes, and the program does not change them during the call.
+    payload[..length].copy_from_slice(unsafe { slice::from_raw_parts(*bytes, length) });
+    Some(payload)
+}
+
+/// Returns the message of a range.
+///
+/// # Safety
+/// The same as for [`known`].
+unsafe fn message(attributes: *const EventAttributes) -> String {
+    // SAFETY: required by this function's contract.
+    let Some(attributes) = (unsafe { known(attributes) }) else { return NO_NAME.to_owned() };
     match attributes.message_type {
         // SAFETY: `NVTX_MESSAGE_TYPE_ASCII`: it is such a string.
         1 => unsafe { text_a(attributes.message.cast()) },
@@ -526,7 +579,7 @@ macro_rules! functions {
     };
 }
 
-// The program calls each function with the arguments that NVTX documents. The content of a payload is not read, so its range has no name.
+// The program calls each function with the arguments that NVTX documents. A payload is not a name, so a range that has only a payload has none.
 // The id of a range, `nvtxRangeId_t`, has 64 bits.
 functions! {
     (0, 1) mark_ex(attributes: *const EventAttributes) |other| {
@@ -562,21 +615,21 @@ functions! {
     }
     (0, 8) range_push_ex(attributes: *const EventAttributes) -> c_int |other| {
         // SAFETY: see above.
-        push(0, &unsafe { message(attributes) });
+        push(0, &unsafe { message(attributes) }, unsafe { payload_of(attributes) });
         other().unwrap_or(NOT_TRACKED)
     }
     (0, 9) range_push_a(name: *const c_char) -> c_int |other| {
         // SAFETY: see above.
-        push(0, &unsafe { text_a(name) });
+        push(0, &unsafe { text_a(name) }, None);
         other().unwrap_or(NOT_TRACKED)
     }
     (0, 10) range_push_w(name: *const u32) -> c_int |other| {
         // SAFETY: see above.
-        push(0, &unsafe { text_w(name) });
+        push(0, &unsafe { text_w(name) }, None);
         other().unwrap_or(NOT_TRACKED)
     }
     (0, 11) range_pop() -> c_int |other| {
-        pop(0);
+        pop(0, None);
         other().unwrap_or(NOT_TRACKED)
     }
     (1, 1) domain_mark_ex(domain: usize, attributes: *const EventAttributes) |other| {
@@ -594,11 +647,11 @@ functions! {
     }
     (1, 4) domain_range_push_ex(domain: usize, attributes: *const EventAttributes) -> c_int |other| {
         // SAFETY: see above.
-        push(domain, &unsafe { message(attributes) });
+        push(domain, &unsafe { message(attributes) }, unsafe { payload_of(attributes) });
         other().unwrap_or(NOT_TRACKED)
     }
     (1, 5) domain_range_pop(domain: usize) -> c_int |other| {
-        pop(domain);
+        pop(domain, None);
         other().unwrap_or(NOT_TRACKED)
     }
     (1, 10) domain_register_string_a(domain: usize, text: *const c_char) -> usize |other| {
@@ -621,12 +674,14 @@ functions! {
         mark(domain, NO_NAME);
         other();
     }
-    (2, 3) range_push_payload(domain: usize, _data: *const c_void, _count: usize) -> c_int |other| {
-        push(domain, NO_NAME);
+    (2, 3) range_push_payload(domain: usize, payloads: *const PayloadData, count: usize) -> c_int |other| {
+        // SAFETY: see above.
+        push(domain, NO_NAME, unsafe { first_payload(payloads, count) });
         other().unwrap_or(NOT_TRACKED)
     }
-    (2, 4) range_pop_payload(domain: usize, _data: *const c_void, _count: usize) -> c_int |other| {
-        pop(domain);
+    (2, 4) range_pop_payload(domain: usize, payloads: *const PayloadData, count: usize) -> c_int |other| {
+        // SAFETY: see above.
+        pop(domain, unsafe { first_payload(payloads, count) });
         other().unwrap_or(NOT_TRACKED)
     }
     (2, 5) range_start_payload(domain: usize, _data: *const c_void, _count: usize) -> usize |other| {
