@@ -140,6 +140,12 @@ impl Lives {
         self.blocks().take(self.blocks.partition_point(|block| block.born <= change))
     }
 
+    /// Returns the last block that was allocated up to this change.
+    pub(super) fn last_born_until(&self, change: u32) -> Option<BlockLife> {
+        let count = self.blocks.partition_point(|block| block.born <= change);
+        Some(self.blocks[count.checked_sub(1)?])
+    }
+
     /// Returns the changes in order.
     pub(crate) fn changes(&self) -> impl Iterator<Item = Change> {
         let ends = self.chunks.iter().skip(1).map(|chunk| chunk.first as usize).chain([self.changes.len()]);

@@ -33,7 +33,7 @@ pub(crate) use self::{
     device::DeviceHistory,
     names::{Origin, library_or_program},
     origin_sums::{OriginSum, Sum, sums_by},
-    process_memory::{DriverSum, ProcessMemory, ProcessSeries, ROUNDING, taken_now},
+    process_memory::{DriverSum, ProcessMemory, ProcessSeries, taken_now},
     recorded::{History, MarkedMoment, RejectedRequest, ScopeLife},
     time::{Moment, in_words, nanos},
 };

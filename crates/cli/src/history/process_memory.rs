@@ -3,13 +3,15 @@
 //! NVML shows the same sum for the process. The driver's memory is a second list of blocks, because it was not allocated: no
 //! count, no peak and no list of memory that was not freed contains it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use gpumem_core::{
+    derive::Names,
     ledger::DeviceStats,
-    model::{Bytes, Device, DriverGauge, Key, MappedPages, MemKind},
+    model::{Bytes, Device, DriverGauge, Key, MappedPages, MemKind, one_line},
+    report::{ROUNDING, cause_in_words},
 };
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::{
     block_lives::Change,
@@ -93,9 +95,6 @@ struct Position {
     driver: u32,
 }
 
-/// The name of what a page contains beside the blocks that are in it.
-pub(crate) const ROUNDING: &str = "rest of 2 MiB pages";
-
 /// The name of the sum of all parts.
 const SUM: &str = "the process";
 
@@ -146,11 +145,13 @@ pub(crate) struct ProcessMemory {
 /// Memory that the driver took by itself, of one kind, for one cause. The field names are those in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct DriverSum {
-    pub(crate) kind: &'static str,
+    #[serde(serialize_with = "name_of_kind")]
+    pub(crate) kind: MemKind,
     /// The name of the kernel, the library or the pool.
     pub(crate) label: Option<String>,
     /// The bytes of local memory that the kernel needs for each thread.
     pub(crate) bytes_per_thread: Option<u64>,
+    /// The line or the library whose call was the cause; for `not known`, that of the latest allocation before it grew.
     pub(crate) place: Option<String>,
     pub(crate) caller: Option<String>,
     pub(crate) scope: Vec<String>,
@@ -200,12 +201,45 @@ pub(crate) fn taken_now(stats: &DeviceStats) -> impl Iterator<Item = (&'static s
 }
 
 /// The kind, the label, the place, the caller and the scope of a sum.
-type Cause = (&'static str, Option<String>, Option<String>, Option<String>, Vec<String>);
+type Cause = (MemKind, Option<String>, Option<String>, Option<String>, Vec<String>);
+
+fn name_of_kind<S: Serializer>(kind: &MemKind, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(kind.name())
+}
 
 impl DriverSum {
     /// Returns what tells this sum from others.
     fn cause(&self) -> Cause {
         (self.kind, self.label.clone(), self.place.clone(), self.caller.clone(), self.scope.clone())
+    }
+
+    /// Returns the cause and its line, such as `local memory of deep (x.cu:43)`. A module is known by its file.
+    pub(crate) fn cause_in_words(&self) -> String {
+        self.words_with(self.place.as_deref().filter(|_| self.kind != MemKind::Modules))
+    }
+
+    fn words_with(&self, place: Option<&str>) -> String {
+        let [label, place] = [self.label.as_deref(), place].map(|text| text.map(one_line));
+        cause_in_words(self.kind, label.as_deref(), place.as_deref())
+    }
+
+    /// Returns a name that is the same in each run of a program. Addresses of pools and lines are not.
+    pub(crate) fn stable_name(&self) -> String {
+        let label = self.label.as_deref().filter(|_| self.kind != MemKind::PoolCache);
+        cause_in_words(self.kind, label, None)
+    }
+}
+
+impl fmt::Display for DriverSum {
+    /// Writes the cause, such as `local memory of deep (x.cu:43), 16 KiB per thread`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.kind == MemKind::NotKnown {
+            write!(f, "{}, grew at {:.2} s", self.kind, self.grew_seconds)?;
+            self.scope.last().map_or(Ok(()), |scope| write!(f, " in {}", one_line(scope)))?;
+            return self.place.as_deref().map_or(Ok(()), |place| write!(f, " after {}", one_line(place)));
+        }
+        f.write_str(&self.words_with(self.place.as_deref()))?;
+        self.bytes_per_thread.map_or(Ok(()), |bytes| write!(f, ", {} per thread", Bytes::new(bytes)))
     }
 }
 
@@ -325,7 +359,7 @@ impl History {
                 let signed = u64::cast_signed;
                 Some(ProcessMemory {
                     measured_by: gauge?.name(),
-                    seconds: Some(std::time::Duration::from_nanos(*time).as_secs_f64()),
+                    seconds: Some(Duration::from_nanos(*time).as_secs_f64()),
                     bytes: signed(memory.bytes()),
                     allocated_bytes: signed(memory.allocated),
                     rounding_bytes: signed(memory.rounding()),
@@ -398,8 +432,8 @@ impl History {
 
     /// Returns what the driver had taken on each device at its position, by cause.
     fn driver_sums(&self, until: &[Position], memory: &[DeviceMemory]) -> Vec<Vec<DriverSum>> {
-        // The size of each live block, and the time at which it grew last.
-        let mut sizes: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+        // The size of each live block, and the change by which it grew last.
+        let mut sizes: BTreeMap<u32, (u64, &DriverChange)> = BTreeMap::new();
         for (at, change) in (0_u32..).zip(&self.driver.changes) {
             let Changed::Taken { block, bytes } = change.what else { continue };
             if at >= until[usize::from(self.driver.blocks[block as usize].device)].driver {
@@ -409,9 +443,9 @@ impl History {
                 sizes.remove(&block);
                 continue;
             };
-            let (known, grew) = sizes.entry(block).or_insert((0, change.when.time));
+            let (known, grew) = sizes.entry(block).or_insert((0, change));
             if bytes > *known {
-                *grew = change.when.time;
+                *grew = change;
             }
             *known = bytes;
         }
@@ -432,10 +466,10 @@ impl History {
         sums.zip(memory).map(|(sums, memory)| largest_first(with_unused_now(sums, memory))).collect()
     }
 
-    fn driver_sum(&self, number: u32, origin: &Origin, bytes: u64, grew: u64) -> DriverSum {
+    fn driver_sum(&self, number: u32, origin: &Origin, bytes: u64, grew: &DriverChange) -> DriverSum {
         let (name, bytes_per_thread) = self.driver.label_of(number);
-        DriverSum {
-            kind: origin.kind.name(),
+        let mut sum = DriverSum {
+            kind: origin.kind,
             label: name.map(str::to_owned),
             bytes_per_thread,
             place: origin.line.clone().or_else(|| origin.library.clone()),
@@ -443,15 +477,37 @@ impl History {
             scope: origin.path.clone(),
             bytes: bytes.cast_signed(),
             blocks: 1,
-            grew_seconds: std::time::Duration::from_nanos(grew).as_secs_f64(),
+            grew_seconds: Duration::from_nanos(grew.when.time).as_secs_f64(),
+        };
+        if sum.kind == MemKind::NotKnown && sum.place.is_none() {
+            // A reading found this growth, and not a call. What ran then may lead to the cause.
+            sum.scope = self.scope_at(grew.when.time).into_iter().collect();
+            sum.place = self.allocated_before(grew.after).and_then(|near| near.line.clone().or(near.library.clone()));
         }
+        sum
+    }
+
+    /// Returns the name of the scope that was opened last and is open at this time, in nanoseconds.
+    fn scope_at(&self, time: u64) -> Option<String> {
+        /// A recording may have millions of scopes.
+        const MOST: usize = 1000;
+        let opened = self.scopes.partition_point(|scope| scope.opened <= time);
+        let mut latest = self.scopes[..opened].iter().rev().take(MOST);
+        let scope = latest.find(|scope| scope.closed.is_none_or(|closed| time <= closed))?;
+        Some(self.definitions().callsite(scope.callsite).to_string())
+    }
+
+    /// Returns the origin of the last block that was allocated in the first `count` changes.
+    fn allocated_before(&self, count: u32) -> Option<&Origin> {
+        let block = self.lives.last_born_until(count.checked_sub(1)?)?;
+        Some(self.origin(&block))
     }
 }
 
 /// Replaces what pools did not use at their readings by what they do not use now. If there are several pools, their common
 /// memory is one sum, because it is not known which of them an allocation came from.
 fn with_unused_now(mut sums: Vec<DriverSum>, memory: &DeviceMemory) -> Vec<DriverSum> {
-    let is_cache = |sum: &DriverSum| sum.kind == MemKind::PoolCache.name();
+    let is_cache = |sum: &DriverSum| sum.kind == MemKind::PoolCache;
     let unused = memory.taken(MemKind::PoolCache).cast_signed();
     let pools: Vec<_> = sums.extract_if(.., |sum| is_cache(sum)).collect();
     let Some(last) = pools.iter().max_by(|a, b| a.grew_seconds.total_cmp(&b.grew_seconds)) else { return sums };

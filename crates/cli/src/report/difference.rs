@@ -8,7 +8,7 @@ use std::{
 use gpumem_core::{
     export::{Paint, Role},
     model::{ByteDelta, one_line},
-    report::{SharedNames, path_in_words},
+    report::{ROUNDING, SharedNames, path_in_words},
 };
 use gpumem_recording::TensorClass;
 use serde::Serialize;
@@ -26,7 +26,7 @@ use super::{
     process,
     tensors::TensorsOverview,
 };
-use crate::history::{ProcessMemory, ROUNDING};
+use crate::history::ProcessMemory;
 
 /// The difference between two recordings. The field names are those in JSON.
 #[derive(Debug, Serialize)]
@@ -84,7 +84,7 @@ impl ProcessDifference {
         let [before, after] = sides.map(|side| side.and_then(|side| side.process_peak.as_ref()));
         let (before, after) = before.zip(after)?;
         let names = |process: &ProcessMemory| {
-            let sums = process.taken_by_driver.iter().map(|sum| (process::stable_name(sum), sum.bytes));
+            let sums = process.taken_by_driver.iter().map(|sum| (sum.stable_name(), sum.bytes));
             sums.chain([(ROUNDING.to_owned(), process.rounding_bytes)]).collect::<Vec<_>>()
         };
         Some(Self {

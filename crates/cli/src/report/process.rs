@@ -3,12 +3,12 @@
 use std::io::{self, Write};
 
 use gpumem_core::{
-    export::{Amounts, InPaint, Leaf, Paint, Role, Tree, part_table},
+    export::{Amounts, Fit, InPaint, Leaf, Paint, Role, Tree, part_table},
     model::{ByteDelta, Bytes, MemKind, one_line},
-    report::{LargestOfDriver, counted},
+    report::{LargestOfDriver, ROUNDING, counted},
 };
 
-use crate::history::{DriverSum, History, Moment, ProcessMemory, ROUNDING, Sum};
+use crate::history::{DriverSum, History, Moment, ProcessMemory};
 use serde::Serialize;
 
 /// At most this many kinds of the driver's memory are named in a line.
@@ -43,80 +43,37 @@ pub(crate) fn process_in_words(process: &ProcessMemory) -> String {
 
 /// Returns the kinds that the driver took most of: `local memory of deep (x.cu:43) 3.9 GiB, context 526 MiB and 2 more`.
 pub(super) fn largest_in_words(process: &ProcessMemory) -> String {
-    let mut kinds: Vec<Sum> = Vec::new();
-    for sum in &process.taken_by_driver {
-        match kinds.iter_mut().find(|kind| kind.name == sum.kind) {
-            Some(kind) => kind.bytes += sum.bytes,
-            None => kinds.push(Sum { name: sum.kind.to_owned(), bytes: sum.bytes, blocks: sum.blocks }),
-        }
-    }
-    kinds.push(Sum { name: ROUNDING.to_owned(), bytes: process.rounding_bytes, blocks: 0 });
-    kinds.retain(|kind| kind.bytes > 0);
-    kinds.sort_by_key(|kind| std::cmp::Reverse(kind.bytes));
-    let named = |kind: &Sum| format!("{} {}", kind_in_words(process, &kind.name), amount(process, kind.bytes));
+    let of_kind = |kind: MemKind| process.taken_by_driver.iter().filter(move |sum| sum.kind == kind);
+    let sums = MemKind::ALL.map(|kind| (Some(kind), of_kind(kind).map(|sum| sum.bytes).sum()));
+    let mut kinds: Vec<(Option<MemKind>, i64)> = sums.into_iter().chain([(None, process.rounding_bytes)]).collect();
+    kinds.retain(|(_, bytes)| *bytes > 0);
+    kinds.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let named = |(kind, bytes): &(Option<MemKind>, i64)| {
+        let name = kind.map_or_else(|| ROUNDING.to_owned(), |kind| kind_in_words(process, kind));
+        format!("{name} {}", amount(process, *bytes))
+    };
     let words: Vec<_> = kinds.iter().take(MOST).map(named).collect();
     let more = if kinds.len() > MOST { format!(" and {} more", kinds.len() - MOST) } else { String::new() };
     format!("{}{more}", words.join(", "))
 }
 
 /// Returns the kind of memory. The kernel or library follows if all sums of the kind have the same one, and so does the line.
-fn kind_in_words(process: &ProcessMemory, kind: &str) -> String {
+fn kind_in_words(process: &ProcessMemory, kind: MemKind) -> String {
     let of_kind = process.taken_by_driver.iter().filter(|sum| sum.kind == kind && sum.bytes > 0).cloned();
     let common = of_kind.reduce(|first, other| DriverSum {
         label: first.label.filter(|label| other.label.as_ref() == Some(label)),
         place: first.place.filter(|place| other.place.as_ref() == Some(place)),
         ..other
     });
-    common.map_or_else(|| kind.to_owned(), |common| sum_in_words(&common))
+    common.map_or_else(|| kind.to_string(), |common| common.cause_in_words())
 }
 
 /// Returns the largest part of the driver's memory, such as `local memory of deep (x.cu:43)`.
 pub(super) fn largest(process: &ProcessMemory) -> Option<LargestOfDriver> {
-    let sums = process.taken_by_driver.iter().map(|sum| (sum_in_words(sum), sum.bytes));
+    let sums = process.taken_by_driver.iter().map(|sum| (sum.cause_in_words(), sum.bytes));
     let rounding = (ROUNDING.to_owned(), process.rounding_bytes);
     let (name, bytes) = sums.chain([rounding]).filter(|(_, bytes)| *bytes > 0).max_by_key(|(_, bytes)| *bytes)?;
     Some(LargestOfDriver::new(&name, Bytes::new(bytes.unsigned_abs())))
-}
-
-/// Returns the kind of a sum, with its kernel or its library, and its line.
-fn sum_in_words(sum: &DriverSum) -> String {
-    let kind = sum.kind;
-    let kernel = sum.label.as_deref().filter(|_| kind == MemKind::LocalMemory.name());
-    let kernel = kernel.map(|kernel| format!(" of {}", one_line(kernel))).unwrap_or_default();
-    let is_placed = [MemKind::LocalMemory, MemKind::ExecutableGraphs].iter().any(|placed| placed.name() == kind);
-    let is_named = [MemKind::Modules, MemKind::PoolCache].iter().any(|named| named.name() == kind);
-    let inside = match (is_placed, is_named) {
-        (true, _) => sum.place.as_deref(),
-        (false, true) => sum.label.as_deref(),
-        _ => None,
-    };
-    let inside = inside.map(|inside| format!(" ({})", one_line(inside))).unwrap_or_default();
-    format!("{kind}{kernel}{inside}")
-}
-
-/// Returns the row of a table for a sum: `local memory of deep (16 KiB a thread), x.cu:43`, `modules: libcublasLt.so.13`.
-fn row_of(sum: &DriverSum) -> String {
-    let is = |kind: MemKind| sum.kind == kind.name();
-    let label = match sum.label.as_deref() {
-        Some(label) if is(MemKind::LocalMemory) => format!(" of {label}"),
-        Some(label) => format!(": {label}"),
-        None => String::new(),
-    };
-    let each = sum.bytes_per_thread.map(|bytes| format!(" ({} a thread)", Bytes::new(bytes))).unwrap_or_default();
-    // Where a context was created, or where a pool was read, is no cause.
-    let has_cause = !is(MemKind::Context) && !is(MemKind::PoolCache);
-    let place = sum.place.as_deref().filter(|_| has_cause).map(|place| format!(", {place}")).unwrap_or_default();
-    format!("{}{label}{each}{place}", sum.kind)
-}
-
-/// Returns the name of a sum that is the same in each run of a program. Addresses of pools are not.
-pub(super) fn stable_name(sum: &DriverSum) -> String {
-    let label = match sum.label.as_deref() {
-        Some(label) if sum.kind == MemKind::LocalMemory.name() => format!(" of {label}"),
-        Some(label) if sum.kind == MemKind::Modules.name() => format!(": {label}"),
-        _ => String::new(),
-    };
-    format!("{}{label}", sum.kind)
 }
 
 /// Writes what the driver took by itself, and the sum of everything. `is_difference` is true between two moments.
@@ -131,8 +88,8 @@ pub(super) fn write(
     let leaf = |name: String, bytes, blocks| Leaf { name, bytes, blocks, note: None };
     for sum in &process.taken_by_driver {
         // One block of memory is what all have; only graphs are counted.
-        let blocks = if sum.kind == MemKind::ExecutableGraphs.name() { sum.blocks.unsigned_abs() } else { 0 };
-        tree.leaf(&[], leaf(row_of(sum), sum.bytes, blocks));
+        let blocks = if sum.kind == MemKind::ExecutableGraphs { sum.blocks.unsigned_abs() } else { 0 };
+        tree.leaf(&[], leaf(sum.to_string(), sum.bytes, blocks));
     }
     if process.rounding_bytes != 0 {
         tree.leaf(&[], leaf(ROUNDING.to_owned(), process.rounding_bytes, 0));
@@ -140,7 +97,9 @@ pub(super) fn write(
     let rows = tree.rows(MOST_ROWS);
     if !rows.is_empty() {
         let title = if process.is_at_most() { "taken by the driver (≤)" } else { "taken by the driver" };
-        writeln!(out, "{}", InPaint(&part_table(title, &rows, unit), paint))?;
+        // The cause matters more than the line.
+        let table = part_table(title, &rows, unit).first_column(Fit::LeftCutEnd);
+        writeln!(out, "{}", InPaint(&table, paint))?;
     }
     let parts = [process.allocated_bytes, process.besides_allocations()];
     let line = if is_difference {
@@ -170,8 +129,7 @@ pub(crate) struct Kept {
 
 /// Returns what stays with the process at its end, by device.
 pub(crate) fn kept(history: &History) -> Vec<Kept> {
-    let is_kept =
-        |sum: &DriverSum| [MemKind::ExecutableGraphs, MemKind::PoolCache].iter().any(|kind| kind.name() == sum.kind);
+    let is_kept = |sum: &DriverSum| [MemKind::ExecutableGraphs, MemKind::PoolCache].contains(&sum.kind);
     let of_process = |process: ProcessMemory| process.taken_by_driver.into_iter().filter(is_kept).collect();
     let processes = history.process_at(Moment::End).into_iter().zip(&history.devices);
     processes.map(|(process, of)| Kept { device: of.device.ordinal, sums: process.map(of_process) }).collect()
@@ -180,7 +138,7 @@ pub(crate) fn kept(history: &History) -> Vec<Kept> {
 /// Writes what stays with the process until its end although it may not need it: executable graphs, and what pools keep.
 pub(crate) fn write_kept(all: &[Option<ProcessMemory>], out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     for process in all.iter().flatten() {
-        let of = |kind: MemKind| process.taken_by_driver.iter().filter(move |sum| sum.kind == kind.name());
+        let of = |kind: MemKind| process.taken_by_driver.iter().filter(move |sum| sum.kind == kind);
         let graphs: Vec<_> = of(MemKind::ExecutableGraphs).collect();
         if !graphs.is_empty() {
             let blocks = graphs.iter().map(|sum| sum.blocks.unsigned_abs()).sum::<u64>();

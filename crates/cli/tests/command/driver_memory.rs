@@ -1,10 +1,11 @@
 //! Tests what the command shows of the memory that the driver takes by itself.
 
-use gpumem_core::model::{Bytes, DriverGauge, EventKind, GpuMemory, MemKind};
+use gpumem_core::model::{Block, Bytes, CallsiteId, DriverGauge, EventKind, GpuMemory, Key, MemKind, Space};
+use gpumem_recording::Item;
 
 use crate::{
     page::page,
-    recording_builder::{DEVICE, MIB, RecordingBuilder},
+    recording_builder::{DEVICE, MIB, RecordingBuilder, callsite},
     report::{json, printed, recorded, training},
 };
 
@@ -56,7 +57,7 @@ fn the_summary_names_the_cause_first_if_the_driver_took_much() {
     let text = printed(&["report", &measured("driver-much.capture", DriverGauge::Process)]);
     let line = text.lines().find(|line| line.starts_with("device 0")).unwrap();
     let expected = "device 0: the process took 3.86 GiB: local memory of deep (src/model.rs:77) 3 GiB, context 526 MiB, \
-                    modules (libcublasLt.so.13) 140 MiB and 3 more; allocations 63 MiB";
+                    modules of libcublasLt.so.13 140 MiB and 3 more; allocations 63 MiB";
     assert_eq!(line, expected, "{text}");
     assert!(text.contains("the peak was 95 MiB\n") && text.contains("Not seen: other processes.\n"), "{text}");
 
@@ -144,7 +145,7 @@ fn graphs_that_were_not_destroyed_and_the_memory_of_pools_are_with_what_was_not_
 fn moments_have_a_table_of_the_drivers_memory_and_the_sum() {
     let file = measured("driver-moments.capture", DriverGauge::Process);
     let text = printed(&["report", "--at", "peak", &file]);
-    assert!(text.contains("\n context                             526  "), "{text}");
+    assert!(text.contains("\n context                                526  "), "{text}");
     assert!(
         text.contains(
             "together 762 MiB: 95 MiB of allocations and 667 MiB taken by the driver
@@ -154,13 +155,64 @@ fn moments_have_a_table_of_the_drivers_memory_and_the_sum() {
     );
     assert!(!text.contains("local memory"), "{text}");
     let text = printed(&["report", "--between", "0.5s", "end", &file]);
-    assert!(text.contains(" local memory of deep (16 KiB a thread), src/model.rs:77  3072 "), "{text}");
+    assert!(text.contains(" local memory of deep (src/model.rs:77), 16 KiB per thr…  3072 "), "{text}");
     assert!(!text.contains("context"), "{text}");
     let between = &json(&["report", "--between", "0.5s", "end", "--json", &file])["devices"][0]["process"];
     // The allocation of 16 MiB came from the unused memory of the pool.
     assert_eq!(between["bytes"], (3072 + 100) * MIB);
     assert_eq!((&between["allocated_bytes"], &between["seconds"]), (&(16 * MIB).into(), &serde_json::Value::Null));
     assert_eq!(between["driver_bytes"], (3072 + 100 - 16) * MIB);
+}
+
+/// A reading finds memory that no call explains.
+#[test]
+fn memory_that_is_not_known_has_what_ran_when_it_grew() {
+    let mut builder = RecordingBuilder::new("train");
+    builder.event(EventKind::DriverMeasured { device: DEVICE, by: DriverGauge::Process });
+    let grow = |builder: &mut RecordingBuilder, key: u64| {
+        let block = Block::new(DEVICE, Bytes::new(4 * MIB), MemKind::NotKnown);
+        builder.alloc_at(Key::new(Space::Driver, key), block);
+    };
+    grow(&mut builder, 1);
+    let scope = builder.open(1);
+    builder.alloc(2 * MIB, MemKind::Device, 1);
+    builder.wait(2_000_000);
+    grow(&mut builder, 2);
+    builder.close(scope);
+    let file = recorded("driver-not-known.capture", builder);
+    let text = printed(&["report", "--at", "end", &file]);
+    let rows: Vec<_> = text.lines().filter(|line| line.starts_with(" not known")).collect();
+    let [first, second] = rows[..] else { panic!("{text}") };
+    assert!(first.starts_with(" not known, grew at 0.00 s  "), "{text}");
+    assert!(second.starts_with(" not known, grew at 2.00 s in train after src/model.rs:42  "), "{text}");
+}
+
+/// Each call of NCCL is a scope with the number of its communicator.
+#[test]
+fn communicators_have_their_memory() {
+    let mut builder = RecordingBuilder::new("train");
+    for (id, name) in [(50, "NCCL:ncclCommInitRank (communicator 1)"), (51, "NCCL:ncclAllReduce (communicator 1)")] {
+        builder.item(&Item::Callsite(callsite(id, name, "", 0)));
+    }
+    builder.item(&Item::Callsite(callsite(52, "NCCL:communicator 1 has 8 ranks", "", 0)));
+    builder.event(EventKind::DriverMeasured { device: DEVICE, by: DriverGauge::Process });
+    builder.taken(500 * MIB, MemKind::Context, 5, "");
+    let created = builder.open(48);
+    builder.alloc(16 * MIB, MemKind::Vmm, 0);
+    builder.alloc(3 * MIB, MemKind::PinnedHost, 0);
+    builder.event(EventKind::Mark { callsite: CallsiteId(52) });
+    builder.close(created);
+    let reduces = builder.open(49);
+    builder.taken(100 * MIB, MemKind::Modules, 4, "libnccl.so.2");
+    builder.close(reduces);
+    let file = recorded("driver-communicators.capture", builder);
+    let text = printed(&["report", &file]);
+    assert!(text.contains("\nNCCL     communicator 1 (8 ranks): blocks 16 MiB, driver 100 MiB\n"), "{text}");
+    let found = &json(&["report", "--json", &file])["devices"][0]["communicators"];
+    let expected = serde_json::json!([
+        {"communicator": 1, "ranks": 8, "allocated_bytes": 16 * MIB, "driver_bytes": 100 * MIB}
+    ]);
+    assert_eq!(found, &expected);
 }
 
 /// The page has each kind over time, without the sum, which would count allocations twice.
@@ -187,7 +239,7 @@ fn the_difference_of_two_recordings_has_the_drivers_memory() {
     let after = recorded("driver-after.capture", more);
     let text = printed(&["diff", "--fail-on-increase", "0%", &before, &after]);
     assert!(text.contains("the process took 3.86 GiB and takes 3.87 GiB: +8 MiB (+0.2 %)"), "{text}");
-    assert!(text.contains("modules: compiled kernel triton_poi_fused_0"), "{text}");
+    assert!(text.contains("modules of compiled kernel triton_poi_fused_0"), "{text}");
     let difference = &json(&["diff", "--json", &before, &after])["devices"][0]["process"];
     assert_eq!((&difference["change_bytes"], &difference["is_at_most"]), (&(8 * MIB).into(), &false.into()));
     let not_measured = training("driver-diff-none.capture");

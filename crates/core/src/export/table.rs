@@ -137,6 +137,13 @@ impl Table {
         Self::default()
     }
 
+    /// Replaces the fit of the first column.
+    #[must_use]
+    pub fn first_column(mut self, fit: Fit) -> Self {
+        self.columns.iter_mut().take(1).for_each(|column| column.fit = fit);
+        self
+    }
+
     /// Adds a column.
     #[must_use]
     pub fn column(mut self, name: &str, fit: Fit) -> Self {

@@ -6,7 +6,7 @@ use crate::model::{Bytes, Label, MemKind};
 
 /// Memory that the driver took for itself for one cause.
 ///
-/// `Display` is its name, such as `local memory of deep (x.cu:43), 16384 B for each thread`.
+/// `Display` is its name, such as `local memory of deep (x.cu:43), 16 KiB per thread`.
 ///
 /// Example: see `gpumem::GpuMemTrace::driver_memory`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,40 +51,40 @@ impl DriverMemory {
     }
 }
 
-impl DriverMemory {
-    /// Writes the cause and its line, such as `local memory of deep (x.cu:43)`.
-    fn write_cause(&self, f: &mut impl fmt::Write) -> fmt::Result {
-        match self.kind {
-            MemKind::Device => f.write_str("rounding of allocations to pages of 2 MiB")?,
-            MemKind::NotKnown => f.write_str("taken by the driver, cause not known")?,
-            MemKind::Earlier => f.write_str("taken before the first trace")?,
-            MemKind::SharedCalls => f.write_str("calls of several threads at once")?,
-            kind => f.write_str(kind.name())?,
-        }
-        match (&self.name, self.kind) {
-            (Some(name), MemKind::LocalMemory | MemKind::Modules) => write!(f, " of {name}")?,
-            (Some(name), MemKind::ExecutableGraphs) => write!(f, " {name}")?,
-            (Some(name), _) => write!(f, ": {name}")?,
-            (None, _) => {}
-        }
-        if let Some(line) = &self.line {
-            write!(f, " ({line})")?;
-        }
-        Ok(())
-    }
+/// Returns a cause and its line, such as `local memory of deep (x.cu:43)`.
+#[doc(hidden)]
+#[must_use]
+pub fn cause_in_words(kind: MemKind, name: Option<&str>, line: Option<&str>) -> String {
+    let name = name.map(|name| match kind {
+        MemKind::LocalMemory | MemKind::Modules => format!(" of {name}"),
+        MemKind::ExecutableGraphs => format!(" {name}"),
+        _ => format!(" ({name})"),
+    });
+    // The line that created a context or read a pool is not the cause.
+    let line = line.filter(|_| !matches!(kind, MemKind::Context | MemKind::PoolCache | MemKind::NotKnown));
+    let line = line.map(|line| format!(" ({line})")).unwrap_or_default();
+    format!("{kind}{}{line}", name.unwrap_or_default())
+}
 
+/// The name of what pages contain beside the blocks that are in them.
+#[doc(hidden)]
+pub const ROUNDING: &str = "rest of 2 MiB pages";
+
+impl DriverMemory {
     /// Returns the cause and its line, such as `local memory of deep (x.cu:43)`.
     pub(crate) fn cause(&self) -> String {
-        let mut cause = String::new();
-        // Writing to memory does not fail.
-        let _ = self.write_cause(&mut cause);
-        cause
+        match self.kind {
+            MemKind::Device => ROUNDING.to_owned(),
+            MemKind::NotKnown => "taken by the driver, cause not known".to_owned(),
+            MemKind::Earlier => "taken by the driver before the first trace".to_owned(),
+            kind => cause_in_words(kind, self.name.as_deref(), self.line.as_deref()),
+        }
     }
 }
 
 impl fmt::Display for DriverMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.write_cause(f)?;
-        self.bytes_per_thread.map_or(Ok(()), |bytes| write!(f, ", {bytes} B for each thread"))
+        f.write_str(&self.cause())?;
+        self.bytes_per_thread.map_or(Ok(()), |bytes| write!(f, ", {} per thread", Bytes::new(bytes)))
     }
 }

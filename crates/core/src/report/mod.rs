@@ -24,7 +24,7 @@ pub use self::{
     block::LiveBlock,
     breakdown::{Breakdown, Part, PartKind},
     budget::{Quantity, Relation},
-    driver::DriverMemory,
+    driver::{DriverMemory, ROUNDING, cause_in_words},
     in_use::{InUse, LargestOfDriver},
     leaks::Leaks,
     lines::{Line, SourceLine},
