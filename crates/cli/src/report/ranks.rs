@@ -93,6 +93,8 @@ impl Show for Peaks<'_> {
         let tensors = |overview: &Overview, device: &DeviceOverview| overview.tensors_peak(device.device);
         let has_tensors =
             rows.iter().any(|(_, overview, device)| device.is_some_and(|device| tensors(overview, device).is_some()));
+        let process = |device: &DeviceOverview| device.process_peak.as_ref().map(|process| process.bytes);
+        let has_process = rows.iter().any(|(_, _, device)| device.and_then(process).is_some());
         let amounts = Amounts::of(rows.iter().filter_map(|(_, _, device)| device.as_ref()).flat_map(values));
         let highest = rows.iter().filter_map(|(_, _, device)| device.as_ref()).map(|device| values(device)[0]).max();
         let mut table = Table::new()
@@ -103,6 +105,9 @@ impl Show for Peaks<'_> {
             .amounts("at the end", amounts);
         if has_tensors {
             table = table.amounts("tensors", amounts);
+        }
+        if has_process {
+            table = table.amounts("process", amounts);
         }
         table = table.column("", Fit::Left);
         for (name, overview, device) in &rows {
@@ -115,9 +120,10 @@ impl Show for Peaks<'_> {
             let at = in_words(Duration::from_secs_f64(device.peak_seconds.unwrap_or(0.0)));
             let ordinal = device.device.to_string();
             let cells = [(*name).clone(), ordinal, amounts.show(peak), at, amounts.show(end)].map(Cell::from);
-            let most = tensors(overview, device).map_or_else(String::new, |bytes| amounts.show(signed(bytes)));
-            let most = has_tensors.then(|| Cell::from(most));
-            table.row(cells.into_iter().chain(most).chain([Cell::bar(peak, highest.unwrap_or(0))]));
+            let tensors = tensors(overview, device).map(signed);
+            let more = [(has_tensors, tensors), (has_process, process(device))].into_iter().filter(|(has, _)| *has);
+            let more = more.map(|(_, bytes)| Cell::from(bytes.map_or_else(String::new, |bytes| amounts.show(bytes))));
+            table.row(cells.into_iter().chain(more).chain([Cell::bar(peak, highest.unwrap_or(0))]));
         }
         table.show(f, paint)
     }

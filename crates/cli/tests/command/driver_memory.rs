@@ -215,6 +215,15 @@ fn communicators_have_their_memory() {
     assert_eq!(found, &expected);
 }
 
+#[test]
+fn ranks_have_the_memory_of_their_process() {
+    let [first, second] = [0, 1].map(|rank| measured(&format!("driver-rank-{rank}.capture"), DriverGauge::Process));
+    let text = printed(&["report", &first, &second, &training("driver-rank-2.capture")]);
+    assert!(text.contains("  at the end  process\n") && text.matches("     3950  ").count() == 2, "{text}");
+    let text = printed(&["report", &training("driver-rank-3.capture"), &training("driver-rank-4.capture")]);
+    assert!(!text.contains("process"), "{text}");
+}
+
 /// The page has each kind over time, without the sum, which would count allocations twice.
 #[test]
 fn the_page_has_the_drivers_memory_over_time() {
