@@ -147,6 +147,9 @@ pub(super) fn done(ordinal: Option<u32>, work: DriverWork) {
         // The driver may give the handles of functions to others, and a launch may take the memory again that a limit gave back.
         calls::forget_launches();
     }
+    if let DriverWork::GraphDestroyed { graph } = work {
+        calls::forget_launch(graph, || cuda::current_context().map_or(0, |context| context as u64));
+    }
     if work == DriverWork::ContextEnded {
         // If the call does not name the device, the context may have been on any.
         for (known, device) in all.iter_mut().filter(|(known, _)| ordinal.is_none_or(|ended| ended == **known)) {
@@ -335,7 +338,9 @@ impl DeviceMemory {
             | DriverWork::FunctionLoaded { .. }
             | DriverWork::Unloaded
             | DriverWork::Launch { .. } => MemKind::Modules,
-            DriverWork::Graph { .. } | DriverWork::GraphDestroyed { .. } => MemKind::ExecutableGraphs,
+            DriverWork::Graph { .. } | DriverWork::GraphLaunched { .. } | DriverWork::GraphDestroyed { .. } => {
+                MemKind::ExecutableGraphs
+            }
             DriverWork::Streams => MemKind::Streams,
             _ => MemKind::NotKnown,
         };
@@ -358,6 +363,7 @@ impl DeviceMemory {
                     .map_or(0, |(bytes, name)| self.raise_local(ordinal, bytes, name.as_deref(), grown, stack));
                 self.rows.add_graph(ordinal, graph, grown - local, stacks::stack_for(LARGE));
             }
+            DriverWork::GraphLaunched { graph } => self.rows.grow_graph(ordinal, graph, grown, stack),
             DriverWork::Limit { limit, bytes } => self.limit_set(ordinal, limit, bytes, grown, stack),
             DriverWork::Module { handle, .. } | DriverWork::LookedUp { handle } => {
                 let name = if grown > 0 { self.file_of(handle) } else { None };
