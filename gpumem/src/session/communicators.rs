@@ -4,9 +4,12 @@
 //! differs in each run. A range that creates a communicator has its payload only at its end. The payloads come from
 //! `nvtx_payload_schemas.h` of NCCL.
 
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicU32, Ordering::Relaxed},
+use std::{
+    cell::Cell,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
 };
 
 use crate::nvtx::Payload;
@@ -19,6 +22,18 @@ static LATEST: AtomicU32 = AtomicU32::new(0);
 
 /// The ids of the communicators and their numbers, in the order of their creation.
 static KNOWN: Mutex<Vec<(u64, u32)>> = Mutex::new(Vec::new());
+
+/// The communicators of the calls since the thread started a group. NCCL does the work of a group at its end.
+#[derive(Clone, Copy)]
+enum Group {
+    Empty,
+    Of(u32),
+    Mixed,
+}
+
+thread_local! {
+    static GROUP: Cell<Group> = const { Cell::new(Group::Empty) };
+}
 
 /// A call that creates a communicator.
 #[derive(Clone, Copy, Debug)]
@@ -61,9 +76,26 @@ impl Creation {
 
 /// Returns the communicator of a call that marks itself with a range of this name.
 pub(super) fn of_call(range: &str, payload: Option<Payload>) -> Option<u32> {
-    let id = payload.filter(|_| range.starts_with("NCCL:")).map(id_in)?;
+    match range.strip_prefix("NCCL:")? {
+        "ncclGroupStart" => {
+            GROUP.set(Group::Empty);
+            return None;
+        }
+        "ncclGroupEnd" => match GROUP.replace(Group::Empty) {
+            Group::Of(number) => return Some(number),
+            Group::Empty | Group::Mixed => return None,
+        },
+        _ => {}
+    }
+    let id = payload.map(id_in)?;
     let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    known.iter().find(|(known, _)| *known == id).map(|(_, number)| *number)
+    let (_, number) = *known.iter().find(|(known, _)| *known == id)?;
+    GROUP.set(match GROUP.get() {
+        Group::Empty => Group::Of(number),
+        Group::Of(other) if other == number => Group::Of(number),
+        Group::Of(_) | Group::Mixed => Group::Mixed,
+    });
+    Some(number)
 }
 
 /// Returns the name of the scope of a call.
@@ -99,6 +131,12 @@ mod tests {
         assert_eq!(of_call("NCCL:ncclAllReduce", Some(payload(77, None, 0))), Some(one));
         assert_eq!(of_call("NCCL:ncclAllReduce", Some(payload(78, None, 0))), Some(two));
         assert_eq!(name_of_call("NCCL:ncclAllReduce", 2), "NCCL:ncclAllReduce (communicator 2)");
+        let call = |name: &str, id| of_call(&format!("NCCL:{name}"), Some(payload(id, None, 0)));
+        for (ids, of_end) in [(&[77, 77][..], Some(one)), (&[77, 78], None), (&[], None)] {
+            assert_eq!(call("ncclGroupStart", 0), None);
+            assert!(ids.iter().all(|id| call("ncclSend", *id).is_some()));
+            assert_eq!(call("ncclGroupEnd", 0), of_end, "{ids:?}");
+        }
         // A later communicator with the same id.
         let third = Creation::of("NCCL:ncclCommShrink").expect("it creates one");
         assert!(third.created(payload(77, None, 4)).is_some());

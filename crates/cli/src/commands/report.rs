@@ -3,6 +3,7 @@
 use std::{
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use clap::Args;
@@ -17,7 +18,7 @@ use crate::{
     failure::Failure,
     files::{self, Recordings},
     formats::Format,
-    history::{History, Moment},
+    history::{AskedMoment, History, Moment},
     page::{self, Page},
     progress::working,
     recording::complete_for_report,
@@ -59,10 +60,10 @@ pub(crate) struct ReportArguments {
     #[command(flatten)]
     view: ViewOptions,
     // This view is not in `ViewOptions`, because it is the only one that can be combined with --format.
-    /// The memory at a moment: peak, start, end, oom (when the driver rejected an allocation), or a time since the start such as 12.5s or
-    /// 300ms.
+    /// The memory at a moment: peak (when most was allocated), process-peak (when the process took most, with the driver's own memory), start,
+    /// end, oom (when the driver rejected an allocation), or a time since the start such as 12.5s or 300ms.
     #[arg(long, value_name = "MOMENT", conflicts_with_all = ["view", "limits"])]
-    at: Option<Moment>,
+    at: Option<AskedMoment>,
     #[command(flatten)]
     call_options: CallOptions,
     /// Write one self-contained page: memory over time, blocks, and a flame graph of any moment. - is stdout.
@@ -102,31 +103,31 @@ struct ViewOptions {
     /// Each place: its memory at the peak and at the end, and its total allocations.
     #[arg(long)]
     table: bool,
-    /// The memory that was not freed.
+    /// The memory that was not freed, and what the driver keeps: graphs that were not destroyed, and unused memory of pools.
     #[arg(long)]
     leaks: bool,
     /// The memory that was allocated and freed between two moments, which are written as for --at.
     #[arg(long, value_names = ["MOMENT", "MOMENT"], num_args = 2)]
-    between: Option<Vec<Moment>>,
+    between: Option<Vec<AskedMoment>>,
 }
 
 /// A report that is shown instead of the summary, with its options.
 #[derive(Clone, Copy)]
-enum View<'a> {
+enum View<'a, M = Moment> {
     Tree,
     Calls(&'a CallOptions),
     Table,
     Leaks,
-    At(Moment),
-    Between([Moment; 2]),
+    At(M),
+    Between([M; 2]),
 }
 
 /// What the command writes: the summary, a view, a page, or the format of another tool.
 enum Output<'a> {
     Summary,
-    View(View<'a>),
+    View(View<'a, AskedMoment>),
     Page { ranks: &'a [u64], to: &'a Path },
-    Format { format: Format, moment: Option<Moment>, fold: bool, to: Option<&'a Path> },
+    Format { format: Format, moment: Option<AskedMoment>, fold: bool, to: Option<&'a Path> },
 }
 
 impl ReportArguments {
@@ -138,6 +139,20 @@ impl ReportArguments {
             (None, None, Some(view)) => Output::View(view),
             (None, None, None) => Output::Summary,
         }
+    }
+}
+
+impl<'a> View<'a, AskedMoment> {
+    /// Returns the view with the moments of a recording.
+    fn of(self, history: &History) -> Result<View<'a>, Failure> {
+        Ok(match self {
+            Self::Tree => View::Tree,
+            Self::Calls(options) => View::Calls(options),
+            Self::Table => View::Table,
+            Self::Leaks => View::Leaks,
+            Self::At(moment) => View::At(moment_of(history, moment)?),
+            Self::Between([from, to]) => View::Between([moment_of(history, from)?, moment_of(history, to)?]),
+        })
     }
 }
 
@@ -154,7 +169,7 @@ impl View<'_> {
 
 impl ViewOptions {
     /// Returns the chosen view, if there is one.
-    fn chosen<'a>(&self, call_options: &'a CallOptions) -> Option<View<'a>> {
+    fn chosen<'a>(&self, call_options: &'a CallOptions) -> Option<View<'a, AskedMoment>> {
         let Self { tree, calls, table, leaks, between } = self;
         let between = between.as_deref().and_then(|moments| moments.try_into().ok());
         let views = [
@@ -213,11 +228,12 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
 }
 
 /// Prints a view. Returns the missing data of each recording.
-fn show(arguments: &ReportArguments, view: View<'_>) -> Result<Vec<(String, Missing)>, Failure> {
+fn show(arguments: &ReportArguments, asked: View<'_, AskedMoment>) -> Result<Vec<(String, Missing)>, Failure> {
     let mut missing = Vec::new();
     let mut objects = Vec::new();
     for (at, file) in arguments.files.iter().enumerate() {
         let mut history = read(file)?;
+        let view = asked.of(&history)?;
         check_moments(&history, view.moments())?;
         if let View::Calls(options) = view {
             options.check(&history)?;
@@ -301,7 +317,7 @@ fn write_page(files: &[PathBuf], ranks: &[u64], out: &Path) -> Result<Exit, Fail
 }
 
 /// Checks that a format can use the options that were given with it.
-fn check_options(format: Format, moment: Option<Moment>, fold: bool) -> Result<(), Failure> {
+fn check_options(format: Format, moment: Option<AskedMoment>, fold: bool) -> Result<(), Failure> {
     if moment.is_some() && !format.has_stacks() {
         let what = format!("--at cannot be used with --format {}", format.name());
         return Err(Failure::new(what, "the format has all moments", "leave --at out"));
@@ -317,16 +333,16 @@ fn check_options(format: Format, moment: Option<Moment>, fold: bool) -> Result<(
 fn export(
     files: &[PathBuf],
     format: Format,
-    moment: Option<Moment>,
+    moment: Option<AskedMoment>,
     fold: bool,
     to: Option<&Path>,
 ) -> Result<Exit, Failure> {
-    let moment = moment.unwrap_or(Moment::Peak);
     let [file] = files else {
         let what = format!("--format {} cannot be written", format.name());
         return Err(Failure::new(what, "it is for one recording", "pass one file at a time"));
     };
     let history = read(file)?;
+    let moment = moment_of(&history, moment.unwrap_or(AskedMoment::Known(Moment::Peak)))?;
     check_moments(&history, &[moment])?;
     check_format(&history, format, moment)?;
     let output = to.unwrap_or(Path::new("-"));
@@ -397,6 +413,24 @@ fn check_format(history: &History, format: Format, moment: Moment) -> Result<(),
         return Err(Failure::new(what, cause, "pass --at peak or --at end"));
     }
     Ok(())
+}
+
+/// Returns the moment of a recording.
+fn moment_of(history: &History, moment: AskedMoment) -> Result<Moment, Failure> {
+    let AskedMoment::Known(moment) = moment else {
+        let highest = history.process_peaks().into_iter().flatten().max_by_key(|process| process.bytes);
+        let nanos = highest.and_then(|process| process.nanos);
+        return nanos.map(|nanos| Moment::Time(Duration::from_nanos(nanos))).ok_or_else(|| {
+            let what = format!("`{}` cannot be shown at `process-peak`", history.path.display());
+            let cause = "it does not contain the driver's own memory";
+            Failure::new(
+                what,
+                cause,
+                "use --at peak, or record with a version of gpumem that measures it, on a GPU with NVML",
+            )
+        });
+    };
+    Ok(moment)
 }
 
 /// Checks that the recording contains the requested moments.

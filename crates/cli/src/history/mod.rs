@@ -35,5 +35,5 @@ pub(crate) use self::{
     origin_sums::{OriginSum, Sum, sums_by},
     process_memory::{DriverSum, ProcessMemory, ProcessSeries, taken_now},
     recorded::{History, MarkedMoment, RejectedRequest, ScopeLife},
-    time::{Moment, in_words, nanos},
+    time::{AskedMoment, Moment, in_words, nanos},
 };

@@ -132,6 +132,9 @@ pub(crate) struct ProcessMemory {
     pub(crate) measured_by: &'static str,
     /// The time of the moment. `None` for the difference of two moments.
     pub(crate) seconds: Option<f64>,
+    /// The same time in nanoseconds.
+    #[serde(skip)]
+    pub(crate) nanos: Option<u64>,
     /// The sum of the three values below.
     pub(crate) bytes: i64,
     pub(crate) allocated_bytes: i64,
@@ -185,6 +188,7 @@ impl ProcessMemory {
         Self {
             measured_by: self.measured_by,
             seconds: None,
+            nanos: None,
             bytes: self.bytes - earlier.bytes,
             allocated_bytes: self.allocated_bytes - earlier.allocated_bytes,
             rounding_bytes: self.rounding_bytes - earlier.rounding_bytes,
@@ -203,6 +207,7 @@ pub(crate) fn taken_now(stats: &DeviceStats) -> impl Iterator<Item = (&'static s
 /// The kind, the label, the place, the caller and the scope of a sum.
 type Cause = (MemKind, Option<String>, Option<String>, Option<String>, Vec<String>);
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn name_of_kind<S: Serializer>(kind: &MemKind, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(kind.name())
 }
@@ -236,7 +241,10 @@ impl fmt::Display for DriverSum {
         if self.kind == MemKind::NotKnown {
             write!(f, "{}, grew at {:.2} s", self.kind, self.grew_seconds)?;
             self.scope.last().map_or(Ok(()), |scope| write!(f, " in {}", one_line(scope)))?;
-            return self.place.as_deref().map_or(Ok(()), |place| write!(f, " after {}", one_line(place)));
+            return self
+                .place
+                .as_deref()
+                .map_or(Ok(()), |place| write!(f, ", after an allocation at {}", one_line(place)));
         }
         f.write_str(&self.words_with(self.place.as_deref()))?;
         self.bytes_per_thread.map_or(Ok(()), |bytes| write!(f, ", {} per thread", Bytes::new(bytes)))
@@ -360,6 +368,7 @@ impl History {
                 Some(ProcessMemory {
                     measured_by: gauge?.name(),
                     seconds: Some(Duration::from_nanos(*time).as_secs_f64()),
+                    nanos: Some(*time),
                     bytes: signed(memory.bytes()),
                     allocated_bytes: signed(memory.allocated),
                     rounding_bytes: signed(memory.rounding()),

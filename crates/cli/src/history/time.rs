@@ -20,6 +20,26 @@ pub(crate) enum Moment {
     Time(Duration),
 }
 
+/// A moment as the user asks for it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum AskedMoment {
+    Known(Moment),
+    /// When the process took most, with the driver's own memory.
+    ProcessPeak,
+}
+
+impl FromStr for AskedMoment {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.trim().eq_ignore_ascii_case("process-peak") {
+            Ok(Self::ProcessPeak)
+        } else {
+            text.parse().map(Self::Known)
+        }
+    }
+}
+
 impl fmt::Display for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -57,7 +77,8 @@ impl FromStr for Moment {
         };
         let seconds = number.parse().map_or(f64::NAN, |number: f64| number * unit);
         let time = Duration::try_from_secs_f64(seconds);
-        time.map(Self::Time).map_err(|_| "write start, peak, end, oom, or a time such as 12.5s, 300ms or 2m".to_owned())
+        time.map(Self::Time)
+            .map_err(|_| "write start, peak, process-peak, end, oom, or a time such as 12.5s, 300ms or 2m".to_owned())
     }
 }
 

@@ -14,7 +14,7 @@ const MOST: usize = 4;
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Communicator {
     /// Communicators are numbered in the order in which the process created them.
-    pub(crate) communicator: u32,
+    pub(crate) number: u32,
     /// The number of its ranks. `None` if its creation was not recorded.
     pub(crate) ranks: Option<u32>,
     /// The bytes of its blocks at the peak of allocations.
@@ -32,7 +32,7 @@ pub(crate) fn communicators(
     let mut all: BTreeMap<u32, Communicator> = BTreeMap::new();
     let mut of = |path: &[String], allocated: i64, driver: i64| {
         let Some(number) = path.iter().find_map(|scope| number_in(scope)) else { return };
-        let known = all.entry(number).or_insert(Communicator { communicator: number, ..Communicator::default() });
+        let known = all.entry(number).or_insert(Communicator { number, ..Communicator::default() });
         (known.allocated_bytes, known.driver_bytes) = (known.allocated_bytes + allocated, known.driver_bytes + driver);
     };
     for sum in held.iter().filter(|sum| sum.origin.kind.is_on_device()) {
@@ -50,7 +50,7 @@ pub(crate) fn communicators(
         }
     }
     let mut all: Vec<_> = all.into_values().collect();
-    all.sort_by_key(|of| (-(of.allocated_bytes + of.driver_bytes), of.communicator));
+    all.sort_by_key(|of| (-(of.allocated_bytes + of.driver_bytes), of.number));
     all
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn in_words(communicators: &[Communicator]) -> String {
         let parts = [("blocks", of.allocated_bytes), ("driver", of.driver_bytes)].into_iter();
         let parts = parts.filter(|(_, bytes)| *bytes != 0);
         let parts: Vec<_> = parts.map(|(name, bytes)| format!("{name} {}", Bytes::new(bytes.unsigned_abs()))).collect();
-        format!("communicator {}{ranks}: {}", of.communicator, parts.join(", "))
+        format!("communicator {}{ranks}: {}", of.number, parts.join(", "))
     };
     let mut words: Vec<_> = communicators.iter().take(MOST).map(one).collect();
     if communicators.len() > MOST {
@@ -98,11 +98,11 @@ mod tests {
     #[test]
     fn only_the_largest_are_named() {
         let all: Vec<_> = (1..=6)
-            .map(|communicator| Communicator {
-                communicator,
-                ranks: (communicator > 1).then_some(2),
-                allocated_bytes: if communicator == 2 { 0 } else { 16 << 20 },
-                driver_bytes: if communicator == 3 { 0 } else { 2 << 20 },
+            .map(|number| Communicator {
+                number,
+                ranks: (number > 1).then_some(2),
+                allocated_bytes: if number == 2 { 0 } else { 16 << 20 },
+                driver_bytes: if number == 3 { 0 } else { 2 << 20 },
             })
             .collect();
         assert_eq!(

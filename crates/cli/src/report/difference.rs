@@ -26,7 +26,7 @@ use super::{
     process,
     tensors::TensorsOverview,
 };
-use crate::history::ProcessMemory;
+use crate::history::{ProcessMemory, Sum};
 
 /// The difference between two recordings. The field names are those in JSON.
 #[derive(Debug, Serialize)]
@@ -74,6 +74,8 @@ pub(crate) struct DeviceDifference {
 pub(crate) struct ProcessDifference {
     #[serde(flatten)]
     pub(crate) peak: Change,
+    /// The part of these peaks that is allocations.
+    pub(crate) allocations: Change,
     pub(crate) taken_by_driver: Vec<Named>,
     /// True if a value is an upper bound.
     pub(crate) is_at_most: bool,
@@ -89,6 +91,7 @@ impl ProcessDifference {
         };
         Some(Self {
             peak: Change::new(before.bytes, after.bytes),
+            allocations: Change::new(before.allocated_bytes, after.allocated_bytes),
             taken_by_driver: named([names(before), names(after)]),
             is_at_most: before.is_at_most() || after.is_at_most(),
         })
@@ -98,7 +101,12 @@ impl ProcessDifference {
     fn in_words(&self) -> String {
         let at_most = if self.is_at_most { "≤ " } else { "" };
         let [before, after] = [self.peak.before, self.peak.after].map(ByteDelta::new);
-        format!("the process took {at_most}{before} and takes {at_most}{after}: {}", self.peak.in_words())
+        let process =
+            format!("the process took {at_most}{before} and takes {at_most}{after}: {}", self.peak.in_words());
+        if self.allocations.before == self.allocations.after {
+            return process;
+        }
+        format!("{process}; allocations: {}", self.allocations.in_words())
     }
 }
 
@@ -115,18 +123,12 @@ pub(crate) struct TensorsDifference {
     pub(crate) by_place: Vec<Named>,
 }
 
-type Name = fn(&PlaceSum, &SharedNames<'_>) -> String;
+/// The names of the tables.
+const BY: [&str; 4] = ["scope", "place", "library", "kind"];
 
-const BY: [(&str, Name); 4] = [
-    ("scope", |sum, names| path_in_words(&names.path(&sum.scope))),
-    ("place", |sum, _| sum.place.clone()),
-    ("library", |sum, _| sum.library_or_program()),
-    ("kind", |sum, _| sum.kind.to_owned()),
-];
-
-/// Compares the places at the peak before with those at the peak after.
-fn by_name(sides: [&[PlaceSum]; 2], name: impl Fn(&PlaceSum) -> String) -> Vec<Named> {
-    named(sides.map(|side| side.iter().map(|sum| (name(sum), sum.bytes)).collect::<Vec<_>>()))
+/// Compares parts of the peak before with those of the peak after.
+fn by_name<T>(sides: [&[T]; 2], row: impl Fn(&T) -> (String, i64)) -> Vec<Named> {
+    named(sides.map(|side| side.iter().map(&row).collect::<Vec<_>>()))
 }
 
 /// Joins the rows of places that are now at another line of their file.
@@ -199,7 +201,7 @@ impl TensorsDifference {
         let if_both = |before: Option<Sums>, after: Option<Sums>| {
             before.zip(after).map(|(before, after)| named([before, after])).unwrap_or_default()
         };
-        let line = |sum: &PlaceSum| sum.line.clone().unwrap_or_else(|| NO_LINE.to_owned());
+        let line = |sum: &PlaceSum| (sum.line.clone().unwrap_or_else(|| NO_LINE.to_owned()), sum.bytes);
         Some(Self {
             peak: Change::new(before.bytes, after.bytes),
             by_class: if_both(before.classes, after.classes),
@@ -287,9 +289,19 @@ impl Difference {
                 };
                 let sides = [&before, &after].map(|side| of(side).map(|at| &side.devices[at]));
                 let places = sides.map(|side| side.map_or(&[][..], |side| &side.peak_by_place));
+                let [libraries, kinds] = [
+                    sides.map(|side| side.map_or(&[][..], |side| &side.peak_by_library)),
+                    sides.map(|side| side.map_or(&[][..], |side| &side.peak_by_kind)),
+                ];
                 let tensors = TensorsDifference::of([&before, &after], device, limit).filter(|_| !simulated);
                 let names = SharedNames::of(places.into_iter().flatten().map(|sum| &*sum.scope));
-                let mut tables = BY.map(|(_, name)| by_name(places, |sum| name(sum, &names)));
+                let of_sum = |sum: &Sum| (sum.name.clone(), sum.bytes);
+                let mut tables = [
+                    by_name(places, |sum| (path_in_words(&names.path(&sum.scope)), sum.bytes)),
+                    by_name(places, |sum| (sum.place.clone(), sum.bytes)),
+                    by_name(libraries, of_sum),
+                    by_name(kinds, of_sum),
+                ];
                 // The blocks of an estimate are compared with tensors, and not with driver blocks.
                 if tensors.is_some() && has_estimate {
                     tables.iter_mut().for_each(Vec::clear);
@@ -360,7 +372,7 @@ impl Difference {
                 let [before, after] = [peak.before, peak.after].map(ByteDelta::new);
                 writeln!(out, "{words}: the peak was {before} and is {after}: {}", peak.in_words())?;
             }
-            for ((by, _), all) in BY.iter().zip(device.all()) {
+            for (by, all) in BY.iter().zip(device.all()) {
                 write_rows(by, all, out, paint)?;
             }
             if let Some(process) = &device.process {
@@ -407,7 +419,7 @@ impl Difference {
                 let [before, after] = [peak.before, peak.after].map(ByteDelta::new);
                 writeln!(out, "Peak of {words}: {before} → **{after}**, {}\n", peak.in_words())?;
             }
-            for ((by, _), all) in BY.iter().zip(device.all()) {
+            for (by, all) in BY.iter().zip(device.all()) {
                 write_markdown_rows(by, all, out)?;
             }
             if let Some(process) = &device.process {

@@ -20,8 +20,8 @@ use crate::{exit::Exit, failure::Failure, history::History};
 #[group(skip)]
 pub(crate) struct Limits {
     /// Exit with 1 if the peak of a device was above SIZE, such as 20GiB, or may have been: the peak of one process, or of several together.
-    /// Unused memory of a pool counts. A limit such as 'train.py:31=2GiB' is for the place with this name in reports: its peak on a device,
-    /// in one process or in several together. The option may be given several times.
+    /// Memory that an allocator keeps unused counts, and the driver's own memory does not. A limit such as 'train.py:31=2GiB' is for the
+    /// place with this name in reports: its peak on a device, in one process or in several together. The option may be given several times.
     #[arg(long, value_name = "[PLACE=]SIZE")]
     max_peak: Vec<PeakLimit>,
     /// Exit with 1 if data was lost, so that numbers may be wrong: events, the end of a recording, or events before its start.

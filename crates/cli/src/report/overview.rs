@@ -15,6 +15,7 @@ use serde::Serialize;
 use super::{
     communicators::{Communicator, communicators},
     place_sums::{PlaceSum, place_sums, shared_sums},
+    process::{Kept, kept},
     rejected::Rejections,
     tensors::{TensorMoment, TensorsOverview},
     text::percent,
@@ -52,6 +53,8 @@ pub(crate) struct Overview {
     /// PyTorch's tensors, if `--torch` was given.
     pub(crate) torch: Option<TensorsOverview>,
     pub(crate) not_freed: NotFreed,
+    /// Executable graphs and unused memory of pools at the end, by device.
+    pub(crate) kept_by_driver: Vec<Kept>,
     pub(crate) missing: Missing,
     #[serde(skip)]
     pub(crate) leaks: Leaks,
@@ -352,6 +355,7 @@ impl Overview {
             devices,
             torch: TensorsOverview::of(history),
             not_freed: NotFreed::of(&leaks, history.has_only_peaks()),
+            kept_by_driver: kept(history),
             missing: Missing::of(history),
             leaks,
         }

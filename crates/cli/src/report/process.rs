@@ -1,14 +1,18 @@
 //! The memory of the process as text: what was allocated, and what the driver took by itself.
 
-use std::io::{self, Write};
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    time::Duration,
+};
 
 use gpumem_core::{
     export::{Amounts, Fit, InPaint, Leaf, Paint, Role, Tree, part_table},
-    model::{ByteDelta, Bytes, MemKind, one_line},
+    model::{ByteDelta, Bytes, MemKind},
     report::{LargestOfDriver, ROUNDING, counted},
 };
 
-use crate::history::{DriverSum, History, Moment, ProcessMemory};
+use crate::history::{DriverSum, History, Moment, ProcessMemory, in_words};
 use serde::Serialize;
 
 /// At most this many kinds of the driver's memory are named in a line.
@@ -21,6 +25,12 @@ const MUCH: i64 = 1 << 30;
 /// Why values are upper bounds.
 pub(super) const AT_MOST: &str =
     "≤: other processes may use the device, and what they take counts here as the driver's memory of this process.";
+
+/// What gives back the memory that a pool keeps.
+const GIVES_BACK: [&str; 2] = [
+    "cuMemPoolTrimTo gives it back: in Rust gpumem::torch::empty_cache(), in PyTorch torch.cuda.empty_cache().",
+    "With a release threshold of 0, the driver gives it back when the program next waits for the GPU.",
+];
 
 /// Returns whether what no call asked for is so much that it comes first.
 pub(super) fn is_much(process: &ProcessMemory) -> bool {
@@ -38,7 +48,9 @@ pub(super) fn amount(process: &ProcessMemory, bytes: i64) -> String {
 pub(crate) fn process_in_words(process: &ProcessMemory) -> String {
     let all = amount(process, process.bytes);
     let allocated = Bytes::new(process.allocated_bytes.unsigned_abs());
-    format!("the process took {all}: {}; allocations {allocated}", largest_in_words(process))
+    let time =
+        process.nanos.map(|nanos| format!(" after {}", in_words(Duration::from_nanos(nanos)))).unwrap_or_default();
+    format!("the process took {all}{time}: {}; allocations {allocated}", largest_in_words(process))
 }
 
 /// Returns the kinds that the driver took most of: `local memory of deep (x.cu:43) 3.9 GiB, context 526 MiB and 2 more`.
@@ -86,10 +98,16 @@ pub(super) fn write(
 ) -> io::Result<()> {
     let mut tree = Tree::new();
     let leaf = |name: String, bytes, blocks| Leaf { name, bytes, blocks, note: None };
+    // Sums that differ only in their scope or their caller have one row.
+    let mut sums: BTreeMap<String, (i64, u64)> = BTreeMap::new();
     for sum in &process.taken_by_driver {
         // One block of memory is what all have; only graphs are counted.
         let blocks = if sum.kind == MemKind::ExecutableGraphs { sum.blocks.unsigned_abs() } else { 0 };
-        tree.leaf(&[], leaf(sum.to_string(), sum.bytes, blocks));
+        let known = sums.entry(sum.to_string()).or_default();
+        *known = (known.0 + sum.bytes, known.1 + blocks);
+    }
+    for (name, (bytes, blocks)) in sums {
+        tree.leaf(&[], leaf(name, bytes, blocks));
     }
     if process.rounding_bytes != 0 {
         tree.leaf(&[], leaf(ROUNDING.to_owned(), process.rounding_bytes, 0));
@@ -120,7 +138,7 @@ pub(super) fn write(
 }
 
 /// What stays with the process on one device. The field names are those in JSON.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Kept {
     device: u32,
     /// Executable graphs and what pools do not use. `None` if it was not measured.
@@ -133,6 +151,20 @@ pub(crate) fn kept(history: &History) -> Vec<Kept> {
     let of_process = |process: ProcessMemory| process.taken_by_driver.into_iter().filter(is_kept).collect();
     let processes = history.process_at(Moment::End).into_iter().zip(&history.devices);
     processes.map(|(process, of)| Kept { device: of.device.ordinal, sums: process.map(of_process) }).collect()
+}
+
+/// Returns what stays with the processes on all devices in words: `200 executable graphs (100 MiB) and 32 MiB unused in pools`.
+pub(crate) fn kept_in_words(all: &[Kept]) -> Option<String> {
+    let sums =
+        |kind: MemKind| all.iter().filter_map(|kept| kept.sums.as_ref()).flatten().filter(move |sum| sum.kind == kind);
+    let bytes = |kind: MemKind| Bytes::new(sums(kind).map(|sum| sum.bytes).sum::<i64>().unsigned_abs());
+    let graphs: u64 = sums(MemKind::ExecutableGraphs).map(|sum| sum.blocks.unsigned_abs()).sum();
+    let (of_graphs, unused) = (bytes(MemKind::ExecutableGraphs), bytes(MemKind::PoolCache));
+    let graphs = (of_graphs > Bytes::ZERO)
+        .then(|| format!("{} ({of_graphs})", counted(graphs, "executable graph", "executable graphs")));
+    let unused = (unused > Bytes::ZERO).then(|| format!("{unused} {}", MemKind::PoolCache));
+    let parts: Vec<_> = graphs.into_iter().chain(unused).collect();
+    (!parts.is_empty()).then(|| parts.join(" and "))
 }
 
 /// Writes what stays with the process until its end although it may not need it: executable graphs, and what pools keep.
@@ -165,13 +197,11 @@ pub(crate) fn write_kept(all: &[Option<ProcessMemory>], out: &mut dyn Write, pai
             writeln!(out, "{}", paint.on(Role::Faint, why))?;
         }
         for pool in of(MemKind::PoolCache).filter(|sum| sum.bytes > 0) {
-            let name = pool.label.as_deref().map(|label| format!(" {}", one_line(label))).unwrap_or_default();
-            let text = format!("{} unused in pool{name} at the end", amount(process, pool.bytes));
+            let text = format!("{} {} at the end", amount(process, pool.bytes), pool.cause_in_words());
             writeln!(out, "\n{}", paint.on(Role::Heading, text))?;
-            let how =
-                "cuMemPoolTrimTo or a release threshold of 0 gives it back; in Rust gpumem::torch::empty_cache(), and";
-            writeln!(out, "{}", paint.on(Role::Faint, how))?;
-            writeln!(out, "{}", paint.on(Role::Faint, "torch.cuda.empty_cache() with PyTorch's async allocator."))?;
+            for line in GIVES_BACK {
+                writeln!(out, "{}", paint.on(Role::Faint, line))?;
+            }
         }
         if process.is_at_most() {
             writeln!(out, "{}", paint.on(Role::Faint, AT_MOST))?;

@@ -96,7 +96,13 @@ impl Show for Peaks<'_> {
         let process = |device: &DeviceOverview| device.process_peak.as_ref().map(|process| process.bytes);
         let has_process = rows.iter().any(|(_, _, device)| device.and_then(process).is_some());
         let amounts = Amounts::of(rows.iter().filter_map(|(_, _, device)| device.as_ref()).flat_map(values));
-        let highest = rows.iter().filter_map(|(_, _, device)| device.as_ref()).map(|device| values(device)[0]).max();
+        // The bars stand behind the last column.
+        let bar = |device: &DeviceOverview| match process(device) {
+            Some(bytes) => bytes,
+            None if has_process => 0,
+            None => signed(device.peak_bytes.unwrap_or(0)),
+        };
+        let highest = rows.iter().filter_map(|(_, _, device)| *device).map(bar).max();
         let mut table = Table::new()
             .column("recording", Fit::LeftCutFront)
             .column("device", Fit::Right)
@@ -123,7 +129,7 @@ impl Show for Peaks<'_> {
             let tensors = tensors(overview, device).map(signed);
             let more = [(has_tensors, tensors), (has_process, process(device))].into_iter().filter(|(has, _)| *has);
             let more = more.map(|(_, bytes)| Cell::from(bytes.map_or_else(String::new, |bytes| amounts.show(bytes))));
-            table.row(cells.into_iter().chain(more).chain([Cell::bar(peak, highest.unwrap_or(0))]));
+            table.row(cells.into_iter().chain(more).chain([Cell::bar(bar(device), highest.unwrap_or(0))]));
         }
         table.show(f, paint)
     }

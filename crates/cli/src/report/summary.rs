@@ -101,6 +101,9 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
             writeln!(out, "\n{}", InPaint(leaks, paint))?;
         }
     }
+    if let Some(kept) = process::kept_in_words(&overview.kept_by_driver) {
+        writeln!(out, "{}", paint.on(Role::Heading, format!("{kept} at the end (--leaks shows what gives it back)")))?;
+    }
     let missing = overview.missing_in_words();
     writeln!(out)?;
     for line in &missing {

@@ -98,7 +98,10 @@ fn each_command_has_a_manual_page() {
 #[test]
 fn a_value_that_starts_with_a_dash() {
     for (arguments, why) in [
-        (&["report", "--at", "-5s", "x"][..], "invalid value '-5s' for '--at <MOMENT>': write start, peak, end, oom"),
+        (
+            &["report", "--at", "-5s", "x"][..],
+            "invalid value '-5s' for '--at <MOMENT>': write start, peak, process-peak, end, oom",
+        ),
         (&["estimate", "--batch", "-1", "x"], "invalid value '-1' for '--batch <N>'"),
         (&["diff", "--fail-on-increase", "-5%", "x", "y"], "invalid value '-5%' for '--fail-on-increase <LIMIT>'"),
         (&["report", "--html", "--json", "x"], "a value is required for '--html <OUT>'"),

@@ -5,6 +5,7 @@ use gpumem_recording::Item;
 
 use crate::{
     page::page,
+    ran,
     recording_builder::{DEVICE, MIB, RecordingBuilder, callsite},
     report::{json, printed, recorded, training},
 };
@@ -56,7 +57,7 @@ fn the_drivers_memory_is_no_allocation() {
 fn the_summary_names_the_cause_first_if_the_driver_took_much() {
     let text = printed(&["report", &measured("driver-much.capture", DriverGauge::Process)]);
     let line = text.lines().find(|line| line.starts_with("device 0")).unwrap();
-    let expected = "device 0: the process took 3.86 GiB: local memory of deep (src/model.rs:77) 3 GiB, context 526 MiB, \
+    let expected = "device 0: the process took 3.86 GiB after 1 s: local memory of deep (src/model.rs:77) 3 GiB, context 526 MiB, \
                     modules of libcublasLt.so.13 140 MiB and 3 more; allocations 63 MiB";
     assert_eq!(line, expected, "{text}");
     assert!(text.contains("the peak was 95 MiB\n") && text.contains("Not seen: other processes.\n"), "{text}");
@@ -93,9 +94,9 @@ fn causes_of_one_kind_are_named_by_what_they_share() {
 fn upper_bounds_say_so() {
     let file = measured("driver-at-most.capture", DriverGauge::AtMost);
     let text = printed(&["report", &file]);
-    assert!(
-        text.contains("the process took ≤ 3.86 GiB: local memory of deep (src/model.rs:77) ≤ 3 GiB, context ≤ 526 MiB")
-    );
+    assert!(text.contains(
+        "the process took ≤ 3.86 GiB after 1 s: local memory of deep (src/model.rs:77) ≤ 3 GiB, context ≤ 526 MiB"
+    ));
     assert_eq!(text.matches("≤: other processes may use the device").count(), 1, "{text}");
     let text = printed(&["report", "--at", "end", &file]);
     assert!(text.contains("taken by the driver (≤)") && text.contains("together ≤ 3.86 GiB: 79 MiB of"), "{text}");
@@ -108,7 +109,10 @@ fn upper_bounds_say_so() {
     only.event(EventKind::DriverMeasured { device: DEVICE, by: DriverGauge::AtMost });
     only.taken(500 * MIB, MemKind::Context, 5, "");
     let text = printed(&["report", &recorded("driver-only.capture", only)]);
-    assert!(text.contains("device 0: the process took ≤ 500 MiB: context ≤ 500 MiB; allocations 0 B\n"), "{text}");
+    assert!(
+        text.contains("device 0: the process took ≤ 500 MiB after 2 µs: context ≤ 500 MiB; allocations 0 B\n"),
+        "{text}"
+    );
     assert!(text.contains("nothing was allocated\n≤: other processes may use the device"), "{text}");
 }
 
@@ -132,10 +136,15 @@ fn graphs_that_were_not_destroyed_and_the_memory_of_pools_are_with_what_was_not_
     assert!(text.contains(graphs) && text.contains(" src/adam.rs:30      100     200 "), "{text}");
     assert!(text.contains("lets later graphs reuse the memory, but does not return it"), "{text}");
     assert!(
-        text.contains("32 MiB unused in pool 0x5000 (release threshold 1 GiB) at the end\ncuMemPoolTrimTo"),
+        text.contains("32 MiB unused in pools (0x5000 (release threshold 1 GiB)) at the end\ncuMemPoolTrimTo"),
         "{text}"
     );
+    let text = printed(&["report", &file]);
+    let line =
+        "\n200 executable graphs (100 MiB) and 32 MiB unused in pools at the end (--leaks shows what gives it back)\n";
+    assert!(text.contains(line), "{text}");
     let sums = &json(&["report", "--leaks", "--json", &file])["kept_by_driver"][0]["sums"];
+    assert_eq!(sums, &json(&["report", "--json", &file])["kept_by_driver"][0]["sums"]);
     assert_eq!((&sums[0]["blocks"], &sums[0]["place"]), (&200.into(), &"src/adam.rs:30".into()));
     assert_eq!(sums[1]["bytes"], 32 * MIB);
 }
@@ -184,7 +193,7 @@ fn memory_that_is_not_known_has_what_ran_when_it_grew() {
     let rows: Vec<_> = text.lines().filter(|line| line.starts_with(" not known")).collect();
     let [first, second] = rows[..] else { panic!("{text}") };
     assert!(first.starts_with(" not known, grew at 0.00 s  "), "{text}");
-    assert!(second.starts_with(" not known, grew at 2.00 s in train after src/model.rs:42  "), "{text}");
+    assert!(second.starts_with(" not known, grew at 2.00 s in train, after an allo"), "{text}");
 }
 
 /// Each call of NCCL is a scope with the number of its communicator.
@@ -210,7 +219,7 @@ fn communicators_have_their_memory() {
     assert!(text.contains("\nNCCL     communicator 1 (8 ranks): blocks 16 MiB, driver 100 MiB\n"), "{text}");
     let found = &json(&["report", "--json", &file])["devices"][0]["communicators"];
     let expected = serde_json::json!([
-        {"communicator": 1, "ranks": 8, "allocated_bytes": 16 * MIB, "driver_bytes": 100 * MIB}
+        {"number": 1, "ranks": 8, "allocated_bytes": 16 * MIB, "driver_bytes": 100 * MIB}
     ]);
     assert_eq!(found, &expected);
 }
@@ -224,13 +233,25 @@ fn ranks_have_the_memory_of_their_process() {
     assert!(!text.contains("process"), "{text}");
 }
 
+/// The kernel needs its local memory after the peak of allocations.
+#[test]
+fn the_moment_at_which_the_process_took_most_can_be_shown() {
+    let file = measured("driver-process-peak.capture", DriverGauge::Process);
+    let peak = &json(&["report", "--json", &file])["devices"][0]["process_peak"];
+    let shown = &json(&["report", "--at", "process-peak", "--json", &file])["devices"][0]["process"];
+    assert_eq!((&shown["bytes"], &shown["seconds"]), (&peak["bytes"], &peak["seconds"]));
+    let failed = ran(&["report", "--at", "process-peak", &training("driver-no-process-peak.capture")]);
+    assert_eq!(failed.code, Some(2));
+    assert!(failed.stderr.contains("it does not contain the driver's own memory"), "{}", failed.stderr);
+}
+
 /// The page has each kind over time, without the sum, which would count allocations twice.
 #[test]
 fn the_page_has_the_drivers_memory_over_time() {
     let (_, text) = page("driver", &[&measured("driver-page.capture", DriverGauge::Process)]);
-    assert!(
-        text.contains(r#""driver":{"words":"the process took 3.86 GiB: local memory of deep (src/model.rs:77) 3 GiB"#)
-    );
+    assert!(text.contains(
+        r#""driver":{"words":"the process took 3.86 GiB after 1 s: local memory of deep (src/model.rs:77) 3 GiB"#
+    ));
     // Some events have the time of an earlier one.
     assert!(text.contains(r#"{"name":"context","values":[[2000,551550976]]}"#), "{text}");
     assert!(text.contains(r#"{"name":"modules","values":[[3000,104857600],[5000,146800640]]}"#), "{text}");
@@ -247,10 +268,16 @@ fn the_difference_of_two_recordings_has_the_drivers_memory() {
     more.taken(8 * MIB, MemKind::Modules, 4, "compiled kernel triton_poi_fused_0");
     let after = recorded("driver-after.capture", more);
     let text = printed(&["diff", "--fail-on-increase", "0%", &before, &after]);
-    assert!(text.contains("the process took 3.86 GiB and takes 3.87 GiB: +8 MiB (+0.2 %)"), "{text}");
+    assert!(
+        text.contains(
+            "the process took 3.86 GiB and takes 3.87 GiB: +8 MiB (+0.2 %); allocations: +16 MiB (+25.4 %)\n"
+        ),
+        "{text}"
+    );
     assert!(text.contains("modules of compiled kernel triton_poi_fused_0"), "{text}");
     let difference = &json(&["diff", "--json", &before, &after])["devices"][0]["process"];
     assert_eq!((&difference["change_bytes"], &difference["is_at_most"]), (&(8 * MIB).into(), &false.into()));
+    assert_eq!(difference["allocations"]["change_bytes"], 16 * MIB);
     let not_measured = training("driver-diff-none.capture");
     assert!(json(&["diff", "--json", &before, &not_measured])["devices"][0]["process"].is_null());
 }

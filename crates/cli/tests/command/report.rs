@@ -190,7 +190,7 @@ fn a_moment_shows_what_was_live_then() {
     let words = "device 0 (NVIDIA H200): 32 MiB in use at 12 s, which is after the end of the recording (";
     assert!(text.starts_with(words), "{text}");
     for (arguments, why) in [
-        (&["--at", "soon"][..], "write start, peak, end, oom, or a time such as 12.5s"),
+        (&["--at", "soon"][..], "write start, peak, process-peak, end, oom, or a time such as 12.5s"),
         (&["--at", "oom"], "the driver rejected no allocation"),
         (&["--between", "start", "oom"], "the driver rejected no allocation"),
     ] {

@@ -130,9 +130,11 @@ pub(crate) fn resident_threads(ordinal: u32) -> Option<u64> {
 /// length, or `_ZN` and such a name for each namespace.
 fn kernel_name(mangled: &str) -> String {
     let Some(mut rest) = mangled.strip_prefix("_Z") else { return mangled.to_owned() };
+    // The arguments follow directly behind a name without a namespace.
+    let most = if rest.starts_with('N') { usize::MAX } else { 1 };
     rest = rest.strip_prefix('N').unwrap_or(rest);
     let mut names = Vec::new();
-    loop {
+    while names.len() < most {
         let digits = rest.len() - rest.trim_start_matches(|character: char| character.is_ascii_digit()).len();
         let name = rest[..digits].parse().ok().and_then(|length: usize| rest[digits..].get(..length));
         let Some(name) = name.filter(|name| !name.is_empty()) else { break };
@@ -152,6 +154,7 @@ mod tests {
         for (mangled, name) in [
             ("_Z4deepPii", "deep"),
             ("_Z4deepILi16384EEvPii", "deep"),
+            ("_Z13ncclAllReduce24ncclDevKernelArgsStorageILm4096EE", "ncclAllReduce"),
             (
                 "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEEEEvi",
                 "at::native::vectorized_elementwise_kernel",
