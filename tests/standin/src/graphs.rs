@@ -196,25 +196,15 @@ fn instantiate(call: &Call, created: Out<Handle>, graph: Handle, flags: u64) -> 
     }
     let context = current.map_or(0, |(context, ..)| context);
     let handle = free_handle(EXECUTABLES, |taken| objects.executables.contains_key(taken));
-    objects.executables.insert(
-        handle,
-        Executable { graph, context, nodes, frees: flags & AUTO_FREE_ON_LAUNCH != 0, was_launched: false },
-    );
+    objects.executables.insert(handle, Executable { graph, context, nodes, frees: flags & AUTO_FREE_ON_LAUNCH != 0 });
     Ok(created.put(handle)?)
 }
 
 /// Maps the memory of a launch. With `works`, also runs the nodes of the graph immediately.
 fn launch(call: &Call, executable: Handle, stream: Handle, works: bool) -> Result<(), ErrorCode> {
     stream_card(call, stream)?;
-    let current = context(call).ok();
     let mut objects = lock(&call.driver.objects);
-    let launched = objects.executables.get_mut(&executable).ok_or(INVALID_VALUE)?;
-    launched.was_launched = true;
-    let Executable { nodes, frees, .. } = launched.clone();
-    if let Some((context, _, gpu)) = current {
-        let of_context = objects.executables.values().filter(|known| known.context == context && known.was_launched);
-        taken::by_graph_launch(call, gpu, context, of_context.count())?;
-    }
+    let Executable { nodes, frees, .. } = objects.executables.get(&executable).ok_or(INVALID_VALUE)?.clone();
     let mut live = objects.graph_blocks.clone();
     let own = nodes.iter().filter_map(|node| match node {
         Node::Alloc { address, .. } => Some(address),

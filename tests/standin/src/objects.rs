@@ -90,7 +90,6 @@ pub(crate) struct Executable {
     pub(crate) nodes: Vec<Node>,
     /// True if a launch frees the blocks that the launch before it left live.
     pub(crate) frees: bool,
-    pub(crate) was_launched: bool,
 }
 
 /// Memory of another process or API.

@@ -9,8 +9,8 @@
 //! - the launch of a function that needs more local memory takes it for all resident threads. A smaller limit of the stack gives it back,
 //!   down to the 1 KiB. A launch that is captured also takes it here, which was not measured;
 //! - a limit of the heap takes what exceeds 8 MiB at once, like a driver that has loaded the heap;
-//! - the streams of a context take 2 MiB for each four, its executable graphs 2 MiB for each 500 nodes, and those that were launched 2 MiB
-//!   for each 25. Objects that are destroyed give nothing back, but later ones use their memory;
+//! - the streams of a context take 2 MiB for each four, and its executable graphs 2 MiB for each 500 nodes. Objects that are destroyed give
+//!   nothing back, but later ones use their memory;
 //! - managed memory that is moved to the device (`cuMemPrefetchAsync`) is in the device's figure only. A whole block is moved at once;
 //! - blocks of at most 1 MiB share pages of 2 MiB, and all other blocks take whole pages (`pages.rs`).
 //!
@@ -39,7 +39,6 @@ pub(crate) const LOCAL_OF_CONTEXT: u64 = 1024;
 pub(crate) const HEAP_OF_CONTEXT: u64 = 8 * MIB;
 const STREAMS_PER_STEP: usize = 4;
 const NODES_PER_STEP: usize = 500;
-const LAUNCHED_GRAPHS_PER_STEP: usize = 25;
 
 /// What the driver took memory for, with the context that it ends with. The purposes without a context are in the device's figure only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,7 +52,6 @@ pub(crate) enum Purpose {
     Heap(Handle),
     Streams(Handle),
     Graphs(Handle),
-    LaunchedGraphs(Handle),
 }
 
 impl Purpose {
@@ -66,8 +64,7 @@ impl Purpose {
             | Self::Local(context)
             | Self::Heap(context)
             | Self::Streams(context)
-            | Self::Graphs(context)
-            | Self::LaunchedGraphs(context) => Some(context),
+            | Self::Graphs(context) => Some(context),
         }
     }
 }
@@ -139,11 +136,6 @@ pub(crate) fn by_streams(call: &Call, gpu: &Gpu, context: Handle, streams: usize
 /// Takes what a context needs for executable graphs with this number of nodes in total, if it has less.
 pub(crate) fn by_graphs(call: &Call, gpu: &Gpu, context: Handle, nodes: usize) -> Result<(), ErrorCode> {
     grow(call, gpu, Purpose::Graphs(context), nodes.div_ceil(NODES_PER_STEP) as u64 * STEP)
-}
-
-/// Takes what a context needs for this number of executable graphs that were launched, if it has less.
-pub(crate) fn by_graph_launch(call: &Call, gpu: &Gpu, context: Handle, graphs: usize) -> Result<(), ErrorCode> {
-    grow(call, gpu, Purpose::LaunchedGraphs(context), graphs.div_ceil(LAUNCHED_GRAPHS_PER_STEP) as u64 * STEP)
 }
 
 /// Takes this number of bytes of local memory for each resident thread, if the context has less.

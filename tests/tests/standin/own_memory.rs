@@ -105,18 +105,6 @@ fn destroyed_graphs_keep_their_memory() {
     ));
 }
 
-/// A graph takes memory when it is launched for the first time. The driver gives the handle of a destroyed graph to the next one.
-#[test]
-fn the_first_launch_of_a_graph_belongs_to_the_graph() {
-    let graph = "call cuGraphCreate &g 0; call cuGraphAddKernelNode &n g 0 0 zeros; ";
-    check(&format!(
-        "{CONTEXT}; {graph}call cuGraphInstantiateWithFlags &x g 0; taken = context 530432 + executable graphs 2048; \
-         call cuGraphLaunch x 0; call cuGraphLaunch x 0; taken = context 530432 + executable graphs 4096; \
-         call cuGraphExecDestroy x; call cuGraphInstantiateWithFlags &x g 0; call cuGraphLaunch x 0; \
-         taken = context 530432 + executable graphs of destroyed graphs 4096"
-    ));
-}
-
 #[test]
 fn the_end_of_a_context_ends_all_rows() {
     check(&format!(

@@ -147,9 +147,6 @@ pub(super) fn done(ordinal: Option<u32>, work: DriverWork) {
         // The driver may give the handles of functions to others, and a launch may take the memory again that a limit gave back.
         calls::forget_launches();
     }
-    if let DriverWork::GraphDestroyed { graph } = work {
-        calls::forget_launch(graph, || cuda::current_context().map_or(0, |context| context as u64));
-    }
     if work == DriverWork::ContextEnded {
         // If the call does not name the device, the context may have been on any.
         for (known, device) in all.iter_mut().filter(|(known, _)| ordinal.is_none_or(|ended| ended == **known)) {
@@ -186,11 +183,15 @@ pub(in crate::source) fn compare(ordinal: u32) {
         let unexplained = || {
             let mut all = all();
             let device = all.entry(ordinal).or_default();
+            // What a call takes is explained at its end.
+            if device.running > 0 {
+                return None;
+            }
             if device.starts == 0 {
                 device.starts = 1;
                 device.meet(ordinal);
             }
-            device.unexplained(ordinal).filter(|_| device.running == 0)
+            device.unexplained(ordinal)
         };
         let Some(first) = unexplained().filter(Unexplained::is_worth_a_row) else { return };
         thread::sleep(MOMENT);
@@ -338,9 +339,7 @@ impl DeviceMemory {
             | DriverWork::FunctionLoaded { .. }
             | DriverWork::Unloaded
             | DriverWork::Launch { .. } => MemKind::Modules,
-            DriverWork::Graph { .. } | DriverWork::GraphLaunched { .. } | DriverWork::GraphDestroyed { .. } => {
-                MemKind::ExecutableGraphs
-            }
+            DriverWork::Graph { .. } | DriverWork::GraphDestroyed { .. } => MemKind::ExecutableGraphs,
             DriverWork::Streams => MemKind::Streams,
             _ => MemKind::NotKnown,
         };
@@ -363,7 +362,6 @@ impl DeviceMemory {
                     .map_or(0, |(bytes, name)| self.raise_local(ordinal, bytes, name.as_deref(), grown, stack));
                 self.rows.add_graph(ordinal, graph, grown - local, stacks::stack_for(LARGE));
             }
-            DriverWork::GraphLaunched { graph } => self.rows.grow_graph(ordinal, graph, grown, stack),
             DriverWork::Limit { limit, bytes } => self.limit_set(ordinal, limit, bytes, grown, stack),
             DriverWork::Module { handle, .. } | DriverWork::LookedUp { handle } => {
                 let name = if grown > 0 { self.file_of(handle) } else { None };

@@ -67,15 +67,6 @@ impl Rows {
         self.add(ordinal, (MemKind::ExecutableGraphs, Owner::Graph(graph)), bytes, stack, None);
     }
 
-    /// Adds what the first launch of an executable graph took.
-    pub(super) fn grow_graph(&mut self, ordinal: u32, graph: u64, bytes: u64, stack: StackId) {
-        match self.0.iter().position(|row| row.owner == Owner::Graph(graph)) {
-            Some(at) => self.resize(at, self.0[at].bytes + bytes),
-            // It was made executable before the first trace.
-            None => self.grow(ordinal, MemKind::ExecutableGraphs, bytes, stack, None),
-        }
-    }
-
     /// Removes an executable graph. What the driver keeps of its memory belongs to destroyed graphs from now on.
     pub(super) fn destroy_graph(&mut self, ordinal: u32, graph: u64, returned: u64) {
         let Some(at) = self.0.iter().position(|row| row.owner == Owner::Graph(graph)) else {

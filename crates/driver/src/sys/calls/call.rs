@@ -57,8 +57,6 @@ pub(crate) enum DriverWork {
     Streams,
     /// A graph was made executable.
     Graph { graph: u64 },
-    /// An executable graph was launched for the first time.
-    GraphLaunched { graph: u64 },
     /// An executable graph was destroyed.
     GraphDestroyed { graph: u64 },
     /// A pool was trimmed, or its release threshold was changed.

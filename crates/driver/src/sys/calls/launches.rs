@@ -1,4 +1,4 @@
-//! The functions and the executable graphs that were launched already.
+//! The functions that were launched already.
 //!
 //! The driver loads a function and raises the local memory of the device at the first launch of the function, so only this launch is
 //! recorded. Every other launch must cost nothing, because a program launches functions every few microseconds.
@@ -64,17 +64,6 @@ pub(in crate::sys) fn is_new_launch(function: u64, context: impl FnOnce() -> u64
     is_new
 }
 
-/// Forgets the launches of a graph that was destroyed in the current context, which `context` returns: the driver may give its handle to
-/// another.
-pub(crate) fn forget_launch(graph: u64, context: impl FnOnce() -> u64) {
-    let key = key(graph, context);
-    launched().remove(&key);
-    for known in place(key) {
-        // Another thread may have put another function there.
-        _ = known.compare_exchange(key, 0, Relaxed, Relaxed);
-    }
-}
-
 /// Notes that the process has contexts of several devices.
 pub(crate) fn note_several_devices() {
     if !ARE_SEVERAL.swap(true, Relaxed) {
@@ -103,9 +92,6 @@ mod tests {
         assert!(functions().filter(|function| known(*function)).count() > PLACES);
         forget_launches();
         assert!(functions().all(|function| !known(function)) && new(0x7f00_0000_0040));
-        assert!(new(0x7f00_0000_0080));
-        forget_launch(0x7f00_0000_0080, || 1);
-        assert!(!known(0x7f00_0000_0080) && new(0x7f00_0000_0080));
         forget_launches();
         // A kernel has a first launch in each of several contexts.
         note_several_devices();

@@ -26,7 +26,7 @@ pub(super) use self::{
 pub(crate) use self::{
     call::{Call, Caller, Context, DriverWork, IdKind, MemoryKind},
     graph_launches::{has_unrecorded_launches, record_graph_launches, take_unrecorded_launches},
-    launches::{forget_launch, forget_launches, note_several_devices},
+    launches::{forget_launches, note_several_devices},
     observer::Observe,
     thread_state::{as_observer, as_observer_cold, as_program},
 };

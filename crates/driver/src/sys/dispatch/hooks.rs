@@ -128,22 +128,8 @@ unsafe fn intercept<O: Observe, const N: usize>(
             around(shape, first, arguments, || call(driver), &CallRecorder::<Uncounted<O>>::new(Caller::Dispatch))
         };
     }
-    let to = CallRecorder::<O>::new(Caller::Dispatch);
     // SAFETY: as above.
-    let make = || unsafe { around(shape, first, arguments, || call(driver), &to) };
-    if matches!(shape, CallShape::GraphLaunch) && !was_launched(first, context) && is_new_launch(first, context) {
-        return launch_first(first, make, &to);
-    }
-    make()
-}
-
-/// Launches a graph for the first time, which may take memory.
-#[cold]
-fn launch_first(graph: u64, launch: impl FnOnce() -> u32, to: &CallRecorder<impl Observe>) -> u32 {
-    to.record(&Call::DriverStarts { device: None });
-    let result = launch();
-    to.record(&Call::DriverDone { device: None, work: DriverWork::GraphLaunched { graph } });
-    result
+    unsafe { around(shape, first, arguments, || call(driver), &CallRecorder::<O>::new(Caller::Dispatch)) }
 }
 
 /// Makes a call, and records it before and after.
