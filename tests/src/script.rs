@@ -10,7 +10,7 @@ use crate::{Outcome, Standin};
 pub const CONTEXT: &str = "call cuInit 0; call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx";
 
 /// Commands that contain other commands, with `|` between them.
-const NESTING: [&str; 4] = ["other_thread ", "at_exit ", "at_thread_exit ", "fork "];
+const NESTING: [&str; 5] = ["other_thread ", "behind ", "at_exit ", "at_thread_exit ", "fork "];
 
 /// The calls of the driver that gpumem may make while the program is in a call: it looks up unknown blocks and streams, and asks once
 /// whether a device has separate memory.

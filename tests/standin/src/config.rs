@@ -96,7 +96,8 @@ pub(crate) struct Config {
     pub(crate) teardown: bool,
     /// The name of a function that does not return.
     pub(crate) blocks: Option<String>,
-    pub(crate) slow: Duration,
+    /// A function that returns this much later than it does its work.
+    pub(crate) slow: Option<(String, Duration)>,
     pub(crate) figures_max: bool,
     /// The peak of each process in the driver's accounting.
     pub(crate) accounted: Option<u64>,
@@ -141,7 +142,7 @@ impl Config {
     /// | `teardown` | `0` | `1`: each library is torn down when the process exits, as by a handler that it registers at its start, and writes `teardown` to the log |
     /// | `figures_max` | `0` | `1`: every memory value is `u64::MAX` |
     /// | `accounted` | | the driver's accounting is on, and reports this peak for each process |
-    /// | `slow` | `0` | the number of milliseconds before NVML returns the memory of a GPU |
+    /// | `slow` | | `cuGraphInstantiateWithFlags:300`: this function returns so many milliseconds after its work |
     /// | `integrated` | `0` | `1`: the GPUs have no separate memory, but use the machine's |
     /// | `blocks` | | a function that does not return: a thread that calls it waits until it is cancelled |
     /// | `foreign_slot` | | a function whose slot points out of the library; see `foreign.rs` |
@@ -166,16 +167,15 @@ impl Config {
             cupti: Cupti { version: 130_202, subscriber: None, shared: false },
             teardown: false,
             blocks: None,
-            slow: Duration::ZERO,
+            slow: None,
             figures_max: false,
             accounted: None,
             faults: Vec::new(),
             log: None,
             visible: None,
         };
-        let mut devices = 1;
+        let (mut devices, mut single) = (1, Vec::new());
         let mut common = Card { total: 16 * GIB, reserved: 615 * MIB, used: 0 };
-        let mut single = Vec::new();
         for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
             let invalid = |why: &str| format!("GPUMEM_STANDIN: `{entry}`: {why}");
             let (key, value) = entry.split_once('=').ok_or_else(|| invalid("not of the form key=value"))?;
@@ -199,7 +199,8 @@ impl Config {
                 "yields" => config.yields = flag()?,
                 "teardown" => config.teardown = flag()?,
                 "slow" => {
-                    config.slow = Duration::from_millis(value.parse().map_err(|_| invalid("no milliseconds"))?);
+                    let found = of_function(value, |millis| millis.parse().ok().map(Duration::from_millis));
+                    config.slow = Some(found.ok_or_else(|| invalid("not of the form function:300"))?);
                 }
                 "nested" => config.nested = flag()?,
                 "accounted" => config.accounted = Some(size(value).ok_or_else(|| invalid("no size, such as 1GiB"))?),
@@ -222,8 +223,8 @@ impl Config {
                     config.others.push(other);
                 }
                 "others_grow" => {
-                    let parts = value.split_once(':').and_then(|(name, bytes)| Some((name.to_owned(), size(bytes)?)));
-                    config.others_grow = Some(parts.ok_or_else(|| invalid("not of the form function:64MiB"))?);
+                    let found = of_function(value, size);
+                    config.others_grow = Some(found.ok_or_else(|| invalid("not of the form function:64MiB"))?);
                 }
                 "fastest" => {
                     config.reversed = match value {
@@ -251,6 +252,12 @@ impl Config {
         }
         Ok(config)
     }
+}
+
+/// Reads a setting of a function, such as `cuModuleGetFunction:64MiB`.
+fn of_function<T>(text: &str, read: impl Fn(&str) -> Option<T>) -> Option<(String, T)> {
+    let (name, value) = text.split_once(':')?;
+    Some((name.to_owned(), read(value)?))
 }
 
 fn bytes_of<'card>(card: &'card mut Card, name: &str) -> Option<&'card mut u64> {

@@ -169,6 +169,9 @@ impl Call {
         let call = Self { driver: driver(), function, card: None.into() };
         call.grow_others();
         let code = call.strike(None).unwrap_or_else(|| code_of(body(&call)));
+        if let Some((_, time)) = call.driver.config.slow.as_ref().filter(|(slow, _)| slow == function) {
+            std::thread::sleep(*time);
+        }
         match program::call().filter(|outer| *outer != function) {
             Some(outer) => call.log(&format!("{outer}>{function}"), code),
             None => call.log(function, code),

@@ -49,7 +49,6 @@ fn device(call: &Call, device: Handle) -> Result<(&'static Gpu, bool), ErrorCode
 
 fn memory_info(call: &Call, of: Handle) -> Result<MemoryInfo, ErrorCode> {
     let (gpu, slice) = device(call, of)?;
-    std::thread::sleep(call.driver.config.slow);
     let info = gpu.memory().memory_info(slice);
     let max = MemoryInfo { total: u64::MAX, free: u64::MAX, used: u64::MAX, reserved: u64::MAX };
     Ok(if call.driver.config.figures_max { max } else { info })

@@ -77,6 +77,33 @@ fn a_kernel_has_a_first_launch_on_each_device() {
     );
 }
 
+/// A breakdown compares the memory with what is known. What a call has taken so far is not known yet.
+#[test]
+fn a_breakdown_during_a_call_does_not_take_its_memory() {
+    let machine = machine().set("slow=cuGraphInstantiateWithFlags:400");
+    check_answers(
+        &machine,
+        &format!(
+            "call cuInit 0; exact = started; {CONTEXT}; call cuGraphCreate &g 0; call cuGraphAddKernelNode &n g 0 0 zeros; \
+             behind call cuCtxSetCurrent ctx | call cuGraphInstantiateWithFlags &x g 0; sleep 150; breakdown 0; sleep 600; \
+             taken = context 530432 + executable graphs 2048"
+        ),
+    );
+}
+
+/// The thread is cancelled inside of the call.
+#[test]
+fn a_call_that_never_returns_is_not_shared_with_later_ones() {
+    check_answers(
+        &machine().set("blocks=cuStreamCreate"),
+        &format!(
+            "call cuInit 0; exact = started; {CONTEXT}; {MODULE}; cancelled cuStreamCreate &s 1; {}; \
+             taken = local memory of deep, 8 KiB per thread 1892352 + context 530432 + modules 8192",
+            launch("deep")
+        ),
+    );
+}
+
 #[test]
 fn limits_streams_and_modules() {
     each(

@@ -238,8 +238,14 @@ fn what_is_not_obtained_is_reported_after_a_while() {
 fn a_slow_driver_does_not_block_the_program() {
     // At its end, the process waits for reports, but at most 5 s. Looking up stacks takes longer, so there are none.
     let machine = |slow| with_cupti().set(slow).env(NO_STACKS.0, NO_STACKS.1);
-    let slow = || run(&machine("slow=1000"), "scope train; print_refusals; call cuMemAlloc_v2 &a 99999999999999");
-    let stuck = || run(&machine("slow=20000"), "scope train; call cuMemAlloc_v2 &a 99999999999999");
+    let slow = || {
+        run(
+            &machine("slow=nvmlDeviceGetMemoryInfo_v2:1000"),
+            "scope train; print_refusals; call cuMemAlloc_v2 &a 99999999999999",
+        )
+    };
+    let stuck =
+        || run(&machine("slow=nvmlDeviceGetMemoryInfo_v2:20000"), "scope train; call cuMemAlloc_v2 &a 99999999999999");
     let (outcome, of_stuck) = thread::scope(|scope| {
         let of_stuck = scope.spawn(stuck);
         (slow(), of_stuck.join().expect("it ends well"))
