@@ -59,6 +59,47 @@ fn an_index_names_several_files() {
     assert!(error(r#"{"x":"3.safetensors"}"#).contains("3.safetensors: "));
 }
 
+/// A folder of which only the small files were fetched.
+#[test]
+fn an_index_without_its_files_has_their_sum() {
+    const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}"#;
+    let model = Model::from_config(CONFIG, 16).unwrap().parameters(Dtype::Bf16).unwrap().sum();
+    let folder = Folder::new();
+    let index = |size: &str| {
+        let text = format!(
+            r#"{{"metadata":{{"total_size":{size}}},"weight_map":{{"a":"1.safetensors","b":"2.safetensors"}}}}"#
+        );
+        folder.write("model.safetensors.index.json", text.as_bytes())
+    };
+    // Without a configuration, only the bytes are known.
+    let alone = Described::read(index("1000"), 16).unwrap();
+    assert_eq!(alone.tensors.sum().bytes.get(), 1000);
+    assert!(alone.model.is_err() && alone.dtype.is_none() && alone.notes.len() == 2, "{:?}", alone.notes);
+    folder.write("config.json", CONFIG.replace("Llama", "Unknown").replace("llama", "unknown").as_bytes());
+    let typed = Described::read(index("1000.0"), 16).unwrap();
+    assert_eq!(
+        (typed.tensors.sum().elements, typed.tensors.sum().bytes.get(), typed.dtype),
+        (500, 1000, Some(Dtype::Bf16))
+    );
+    // The configuration says what the tensors are.
+    folder.write("config.json", CONFIG.as_bytes());
+    let known = Described::read(index(&model.bytes.get().to_string()), 16).unwrap();
+    assert!(known.model.is_ok() && known.notes.is_empty(), "{:?}", known.notes);
+    assert_eq!(known.tensors.sum(), model);
+    let more = Described::read(index("123456789"), 16).unwrap();
+    assert!(more.notes[0].ends_with("and the index says 123456789 B"), "{:?}", more.notes);
+    // A part of the files is not the model.
+    folder.write("1.safetensors", &safetensors(FIRST, 32));
+    let error = Described::read(index("1000"), 16).unwrap_err().to_string();
+    assert!(error.contains("2.safetensors: "), "{error}");
+    // Without the sum, nothing is known.
+    for size in ["null", "-1", "1e300"] {
+        std::fs::remove_file(folder.0.path().join("1.safetensors")).ok();
+        assert!(Described::read(index(size), 16).is_err(), "{size}");
+    }
+}
+
 #[test]
 fn files_that_lie_about_their_length_are_errors() {
     let folder = Folder::new();

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::{
     Gguf, file_error,
     input::{LONGEST_TEXT, text},
+    safetensors,
 };
 use crate::{
     dtype::Dtype,
@@ -169,7 +170,12 @@ fn folder(path: &Path, length: Length) -> Result<Described, Error> {
 }
 
 fn weights(path: &Path, config: &Path, length: Length) -> Result<Described, Error> {
-    let tensors = Tensors::from_safetensors(path)?;
+    let is_index = path.extension().is_some_and(|extension| extension == "json");
+    let alone = if is_index { safetensors::index_alone(path)? } else { None };
+    let read = match alone {
+        Some(alone) => Err(alone),
+        None => Ok(Tensors::from_safetensors(path)?),
+    };
     let unknown = || Kind::Invalid("there is no `config.json` next to the weights".to_owned()).into();
     let config = if config.is_file() { text(config, LONGEST_TEXT) } else { Err(unknown()) };
     let fields: Value = config.as_ref().ok().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
@@ -179,13 +185,35 @@ fn weights(path: &Path, config: &Path, length: Length) -> Result<Described, Erro
         Err(why) => (Err(why), BTreeMap::new()),
     };
     let mut notes = Vec::new();
-    if let Ok(built) = model.as_ref().map_err(Clone::clone).and_then(|model| model.parameters(Dtype::F32)) {
-        let (expected, found) = (built.sum().elements, tensors.sum().elements);
-        if expected != found {
-            notes.push(format!("the model has {expected} parameters, and the files have {found}"));
+    let stored = stored_type(&fields).and_then(Result::ok);
+    let (dtype, unknown_dtype, takes_length) = (read.as_ref().map_or(stored, Tensors::dtype), None, true);
+    let built = model.as_ref().ok().map(|model| model.parameters(stored.unwrap_or_default())).transpose()?;
+    let tensors = match (read, built) {
+        (Ok(tensors), built) => {
+            let expected = built.map_or(tensors.sum().elements, |built| built.sum().elements);
+            if expected != tensors.sum().elements {
+                let found = tensors.sum().elements;
+                notes.push(format!("the model has {expected} parameters, and the files have {found}"));
+            }
+            tensors
         }
-    }
-    let (dtype, unknown_dtype, takes_length) = (tensors.dtype(), None, true);
+        (Err(alone), Some(built)) => {
+            let (expected, found) = (built.sum().bytes.get(), alone.bytes);
+            if expected != found {
+                notes.push(format!(
+                    "the model of `config.json` has {expected} B of parameters, and the index says {found} B"
+                ));
+            }
+            built
+        }
+        (Err(alone), None) => {
+            notes.push("the files of the index are not here: their sum is what the index says".to_owned());
+            if stored.is_none() {
+                notes.push("the type of the parameters is not known, so bytes are counted as elements".to_owned());
+            }
+            alone.as_one(stored.unwrap_or(Dtype::U8))
+        }
+    };
     Ok(Described { tensors, model, takes_length, dtype, unknown_dtype, positions, assumed, notes })
 }
 

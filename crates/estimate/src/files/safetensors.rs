@@ -71,6 +71,47 @@ impl<'de> Deserialize<'de> for Header {
 struct Index {
     /// Maps the names of tensors to the names of files.
     weight_map: BTreeMap<String, String>,
+    #[serde(default)]
+    metadata: Metadata,
+}
+
+#[derive(Default, Deserialize)]
+struct Metadata {
+    /// The bytes of all tensors. Some tools write it with a decimal point.
+    total_size: Option<serde_json::Number>,
+}
+
+/// An index whose files are not there.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct IndexAlone {
+    /// The bytes of all tensors.
+    pub(super) bytes: u64,
+    tensors: usize,
+}
+
+impl IndexAlone {
+    /// Returns one tensor in place of all, because the index does not contain the size of each one.
+    pub(super) fn as_one(&self, dtype: Dtype) -> Tensors {
+        let elements = self.bytes / dtype.bytes(1).unwrap_or(1).max(1);
+        let name = format!("{} tensors", self.tensors);
+        Tensors::new(vec![TensorInfo { name, dtype, shape: Shape::from([elements]), bytes: Bytes::new(self.bytes) }])
+    }
+}
+
+/// Reads an index. Returns `None` if any of its files is there, or if it does not contain the sum of its tensors.
+pub(super) fn index_alone(path: &Path) -> Result<Option<IndexAlone>, Error> {
+    let Index { weight_map, metadata } = index(path)?;
+    let is_there = |name: &String| path.with_file_name(name).exists();
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is checked, and most are exact")]
+    let whole = |size: f64| (0.0..9e15).contains(&size).then_some(size as u64);
+    let bytes = metadata.total_size.and_then(|size| size.as_u64().or_else(|| size.as_f64().and_then(whole)));
+    let bytes = bytes.filter(|bytes| *bytes < 1 << 62 && !weight_map.values().any(is_there));
+    Ok(bytes.map(|bytes| IndexAlone { bytes, tensors: weight_map.len() }))
+}
+
+fn index(path: &Path) -> Result<Index, Error> {
+    let text = input::bytes(path, LONGEST_INDEX)?;
+    serde_json::from_slice(&text).map_err(|error| file_error(path, format!("this is not an index: {error}")))
 }
 
 impl Tensors {
@@ -138,9 +179,7 @@ fn tensors(header: &[u8]) -> Result<Vec<TensorInfo>, String> {
 }
 
 fn all_files(index: &Path) -> Result<Vec<TensorInfo>, Error> {
-    let text = input::bytes(index, LONGEST_INDEX)?;
-    let Index { weight_map } =
-        serde_json::from_slice(&text).map_err(|error| file_error(index, format!("this is not an index: {error}")))?;
+    let Index { weight_map, .. } = self::index(index)?;
     let files: BTreeSet<&String> = weight_map.values().collect();
     let mut tensors = Vec::new();
     for name in files {
