@@ -18,12 +18,14 @@ const TIMES: u32 = 1000;
 /// The name of a case, and its function, whose argument is a folder that it may write to.
 type Case = (&'static str, fn(&Path));
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 11] = [
     ("pair_without_hooks", pair_without_hooks),
     ("pair_untraced", pair_untraced),
     ("pair_traced", pair_traced),
     ("pair_recorded", pair_recorded),
     ("pair_on_stream", pair_on_stream),
+    ("launch_without_hooks", launch_without_hooks),
+    ("launch", launch),
     ("guard", guard),
     ("part", part),
     ("span", span),
@@ -102,6 +104,33 @@ fn pair_on_stream(_: &Path) {
         unsafe { result::free_async(black_box(address), stream) }.expect("it is allocated");
     });
     assert_eq!(trace.data().peaked, Bytes::kib(4), "the pairs are traced");
+}
+
+/// Returns a launch of a kernel. The stand-in driver reads the image, which is a text.
+fn kernel() -> impl Fn() {
+    // SAFETY: a context is current, and the image ends with a zero.
+    let module = unsafe { result::module::load_data(c"module:2097152/add:0:0".as_ptr().cast()) };
+    let module = module.expect("the image is valid");
+    // SAFETY: the module is loaded.
+    let function = unsafe { result::module::get_function(module, c"add".to_owned()) }.expect("it is in the module");
+    move || {
+        // SAFETY: the function has no arguments, and 0 is a stream.
+        let launched = unsafe {
+            result::launch_kernel(black_box(function), (1, 1, 1), (32, 1, 1), 0, std::ptr::null_mut(), &mut [])
+        };
+        launched.expect("the kernel is launched");
+    }
+}
+
+fn launch_without_hooks(_: &Path) {
+    count(&kernel());
+}
+
+/// Only the first launch of a kernel is looked at.
+fn launch(_: &Path) {
+    let _trace = trace();
+    count(&kernel());
+    assert!(gpumem::status().intercepted_by.is_some(), "the driver's functions have hooks");
 }
 
 fn guard(_: &Path) {
