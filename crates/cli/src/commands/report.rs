@@ -246,9 +246,11 @@ fn show(arguments: &ReportArguments, asked: View<'_, AskedMoment>) -> Result<Vec
                     let name = file.to_string_lossy();
                     writeln!(out, "{}{}:", if at > 0 { "\n" } else { "" }, one_line(&name))?;
                 }
-                write(&mut history, view, out, paint)?;
-                let missing = Missing::of(&history).in_words();
-                missing.iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))
+                let missing = Missing::of(&history);
+                if !missing.leaves_all_unknown(&history) {
+                    write(&mut history, view, out, paint)?;
+                }
+                missing.in_words().iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))
             })?;
         }
         missing.push((file.display().to_string(), Missing::of(&history)));

@@ -80,7 +80,7 @@ struct About<'a> {
     /// The times of the moments that the program marked, and the indexes of their names in `frames`.
     marks: Vec<(u64, usize)>,
     missing: Vec<String>,
-    not_freed: AboutNotFreed,
+    not_freed: Option<AboutNotFreed>,
     pid: Option<u32>,
     #[serde(rename = "refused")]
     rejected: Option<AboutRejected>,
@@ -333,7 +333,7 @@ impl Recording {
             labels,
             marks,
             missing: overview.missing_in_words(),
-            not_freed: AboutNotFreed { blocks: overview.not_freed.blocks, bytes: overview.not_freed.bytes },
+            not_freed: overview.not_freed.as_ref().map(|of| AboutNotFreed { blocks: of.blocks, bytes: of.bytes }),
             pid: overview.pid,
             rejected: rejected(history, overview),
         };

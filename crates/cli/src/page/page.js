@@ -565,7 +565,7 @@ function start() {
       recording.pid === null ? '' : `process ${recording.pid}`,
       timeInWords(recording.end),
       recording.hasOnlyPeaks ? '' : countInWords(recording.blocks, 'block'),
-      !recording.blocks ? '' : left.blocks ? `not freed: ${countInWords(left.blocks, 'block')}, ${bytesInWords(left.bytes)}` : 'all were freed',
+      !recording.blocks || !left ? '' : left.blocks ? `not freed: ${countInWords(left.blocks, 'block')}, ${bytesInWords(left.bytes)}` : 'all were freed',
     ].filter(Boolean).join(' · ');
     $('summary').textContent = recording.devices
       .filter((device) => device.peakAt !== null)

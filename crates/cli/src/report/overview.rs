@@ -52,7 +52,8 @@ pub(crate) struct Overview {
     pub(crate) devices: Vec<DeviceOverview>,
     /// PyTorch's tensors, if `--torch` was given.
     pub(crate) torch: Option<TensorsOverview>,
-    pub(crate) not_freed: NotFreed,
+    /// `None` if nothing is known about the program's memory.
+    pub(crate) not_freed: Option<NotFreed>,
     /// Executable graphs and unused memory of pools at the end, by device.
     pub(crate) kept_by_driver: Vec<Kept>,
     pub(crate) missing: Missing,
@@ -227,6 +228,11 @@ impl Missing {
         self.is_unreliable() || self.missed_frees > 0
     }
 
+    /// Returns whether the recording contains nothing, although the program may have allocated.
+    pub(crate) fn leaves_all_unknown(&self, history: &History) -> bool {
+        history.devices.is_empty() && self.leaves_peak_unknown()
+    }
+
     /// Returns whether the real peak may be higher than the recording's. A snapshot does not contain a peak before
     /// its history.
     pub(crate) fn peak_may_be_higher(&self) -> bool {
@@ -334,7 +340,10 @@ impl Overview {
             })
             .collect();
         let leaks = history.leaks();
-        let changes = |kind: ChangeKind| (!history.has_only_peaks()).then(|| history.lives.count_of(kind));
+        let missing = Missing::of(history);
+        let is_known = !missing.leaves_all_unknown(history);
+        let has_counts = is_known && !history.has_only_peaks();
+        let changes = |kind: ChangeKind| has_counts.then(|| history.lives.count_of(kind));
         let process = history.definitions().process();
         Self {
             file: history.path.display().to_string(),
@@ -354,9 +363,9 @@ impl Overview {
             rejected: Rejections::of(history),
             devices,
             torch: TensorsOverview::of(history),
-            not_freed: NotFreed::of(&leaks, history.has_only_peaks()),
+            not_freed: is_known.then(|| NotFreed::of(&leaks, history.has_only_peaks())),
             kept_by_driver: kept(history),
-            missing: Missing::of(history),
+            missing,
             leaks,
         }
     }

@@ -92,7 +92,7 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
             writeln!(out, "{text}")?;
         }
     }
-    if *allocations != Some(0) {
+    if *allocations != Some(0) && overview.not_freed.is_some() {
         if is_as_at_peaks(leaks, devices) {
             let (blocks, bytes) = (counted(leaks.blocks, "block", "blocks"), leaks.bytes);
             let text = format!("{blocks} ({bytes}) not freed at the end: as much as at the peak (--leaks shows them)");

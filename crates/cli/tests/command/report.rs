@@ -487,6 +487,23 @@ fn a_cut_file_is_reported_up_to_its_last_record() {
     assert!(stderr.contains("it is damaged at byte ") && stdout.contains("432.50 MiB in use"), "{stderr}{stdout}");
 }
 
+/// Nothing was intercepted, which is not the same as a program that frees everything.
+#[test]
+fn a_recording_of_nothing_says_nothing_about_memory() {
+    let nothing = gpumem_recording::Writer::new(Vec::new()).unwrap().finish().unwrap();
+    let file = written("nothing.capture", &nothing);
+    const WHY: &str = "Allocations were not intercepted: the allocated memory is not known.\n";
+    for view in
+        [&["--leaks"][..], &["--calls"], &["--table"], &["--tree"], &["--at", "end"], &["--between", "start", "end"]]
+    {
+        assert_eq!(printed(&[&["report"], view, &[&file]].concat()), WHY, "{view:?}");
+    }
+    let text = printed(&["report", &file]);
+    assert!(text.contains("nothing.capture: ? allocations\n") && !text.contains("freed"), "{text}");
+    let object = json(&["report", "--json", &file]);
+    assert_eq!([&object["allocations"], &object["frees"], &object["not_freed"]], [&Value::Null; 3]);
+}
+
 #[test]
 fn the_summary_starts_with_the_allocation_that_was_rejected() {
     let mut made = RecordingBuilder::new("oom");
