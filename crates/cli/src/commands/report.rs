@@ -77,10 +77,10 @@ pub(crate) struct ReportArguments {
     #[arg(long, value_name = "FORMAT", conflicts_with_all = ["view", "json", "limits"])]
     format: Option<Format>,
     /// With formats that have stacks: leave out functions that only pass a call on, as --calls does.
-    #[arg(long, requires = "format")]
+    #[arg(long, requires = "format", conflicts_with = "html")]
     fold: bool,
     /// The file that --format writes; a folder for parquet. Without this option, and with -, it writes to stdout.
-    #[arg(long, short, value_name = "OUT", requires = "format")]
+    #[arg(long, short, value_name = "OUT", requires = "format", conflicts_with = "html")]
     output: Option<PathBuf>,
     /// Print JSON: bytes are exact, and a value that was not measured is null.
     #[arg(long)]

@@ -28,6 +28,7 @@ use crate::{
 
 /// The options of `--calls`, which choose a part of the tree.
 #[derive(Debug, Args)]
+#[group(id = "call_options", multiple = true, conflicts_with_all = ["tree", "table", "leaks", "between", "at", "html", "format"])]
 pub(crate) struct CallOptions {
     /// With --calls: start at the functions, Python packages, libraries and scopes that have this in their names.
     #[arg(long, value_name = "NAME", requires = "calls")]

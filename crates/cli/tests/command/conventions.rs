@@ -169,3 +169,18 @@ fn a_dash_is_stdout() {
     }
     assert_eq!(fs::read_dir(&folder).expect("it is there").count(), 0, "no file is named `-`");
 }
+
+/// An option that would do nothing is an error.
+#[test]
+fn options_of_another_report_are_rejected() {
+    for (arguments, what) in [
+        (&["--depth", "3", "--tree"][..], "'--depth <ROWS>' cannot be used with '--tree'"),
+        (&["--min", "1%", "--leaks"], "'--min <LIMIT>' cannot be used with '--leaks'"),
+        (&["--inside", "x", "--at", "peak"], "'--inside <NAME>' cannot be used with '--at <MOMENT>'"),
+        (&["--depth", "3", "--html", "x.html"], "'--depth <ROWS>' cannot be used with '--html <OUT>'"),
+        (&["-o", "x", "--html", "x.html"], "'--output <OUT>' cannot be used with '--html <OUT>'"),
+    ] {
+        let rejected = ran(&[&["report"], arguments, &["x.capture"]].concat());
+        assert!(rejected.code == Some(2) && rejected.stderr.contains(what), "{arguments:?}: {rejected:?}");
+    }
+}
