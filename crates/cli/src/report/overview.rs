@@ -185,6 +185,9 @@ pub(crate) struct Missing {
 /// Why a recording without an end has no lines.
 const NO_SYMBOLS: &str = "symbols are written at the end of the recording, which is missing; a process that still records writes them when it ends";
 
+/// Also a program without symbols calls functions of libraries that have some.
+const NO_FUNCTIONS: &str = "No function of a stack is in the recording: it was cut after its last event, or no file of the program has symbols";
+
 impl Missing {
     pub(crate) fn of(history: &History) -> Self {
         let counts = history.counts();
@@ -199,7 +202,10 @@ impl Missing {
         contradictions.extend(history.disagrees().then(|| disagrees.to_owned()));
         Self {
             incomplete: history.incomplete(),
-            symbols: (history.incomplete().is_some() && history.definitions().lacks_symbols()).then_some(NO_SYMBOLS),
+            symbols: history.definitions().lacks_symbols().then(|| match history.incomplete() {
+                Some(_) => NO_SYMBOLS,
+                None => NO_FUNCTIONS,
+            }),
             begins_after_event: part.filter(|part| !part.is_peaks).map(|part| part.after),
             has_only_peaks: history.has_only_peaks(),
             begins_after_seconds: history.definitions().process().ran_before.map(|before| before.as_secs_f64()),
@@ -252,6 +258,9 @@ impl Missing {
     /// Returns one line for each thing that is missing.
     pub(crate) fn in_words(&self) -> Vec<String> {
         let mut lines = self.lost_in_words();
+        if let Some(why) = self.symbols.filter(|_| self.incomplete.is_none()) {
+            lines.push(format!("{why}."));
+        }
         if self.has_only_peaks {
             lines.push(
                 "The recording contains only the blocks that were live at the peak of each device and at the end (--only-peak)."

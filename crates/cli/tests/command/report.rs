@@ -487,6 +487,16 @@ fn a_cut_file_is_reported_up_to_its_last_record() {
     assert!(stderr.contains("it is damaged at byte ") && stdout.contains("432.50 MiB in use"), "{stderr}{stdout}");
 }
 
+/// The functions come after the last event.
+#[test]
+fn a_file_that_was_cut_after_its_last_event_says_so() {
+    let mut made = RecordingBuilder::without_symbols("train");
+    made.alloc(MIB, MemKind::Device, 0);
+    let text = printed(&["report", &recorded("no-functions.capture", made)]);
+    assert!(text.contains("No function of a stack is in the recording: it was cut after its last event, or"), "{text}");
+    assert!(!text.contains("build it with -g"), "{text}");
+}
+
 /// Nothing was intercepted, which is not the same as a program that frees everything.
 #[test]
 fn a_recording_of_nothing_says_nothing_about_memory() {
