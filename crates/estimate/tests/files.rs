@@ -100,6 +100,47 @@ fn an_index_without_its_files_has_their_sum() {
     }
 }
 
+/// The sizes are those of Granite 3 MoE 1B, with 1,334,628,352 parameters, and of MiMo 7B, whose file has another layer for the prediction
+/// of the second next token.
+#[test]
+fn an_unknown_decoder_has_about_the_weights_of_a_known_one() {
+    let described = |config: &str| Described::read(Folder::new().write("config.json", config.as_bytes()), 16);
+    let granite = r#"{"architectures": ["GraniteMoeForCausalLM"], "model_type": "granitemoe", "hidden_size": 1024, "intermediate_size": 512,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 24, "num_local_experts": 32, "num_experts_per_tok": 8,
+        "vocab_size": 49155, "tie_word_embeddings": true, "torch_dtype": "bfloat16"}"#;
+    let found = described(granite).unwrap();
+    assert_eq!(found.tensors.sum().elements, 1_334_628_352);
+    assert_eq!((found.model.is_err(), found.dtype), (true, Some(Dtype::Bf16)));
+    let note = "the weights are about those of a decoder with the sizes in the file";
+    assert_eq!(found.notes, [format!("{note}; keys and values take 48 KiB for each token")]);
+
+    let mimo = r#"{"architectures": ["MiMoForCausalLM"], "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "attention_bias": true, "vocab_size": 151680,
+        "tie_word_embeddings": false, "num_nextn_predict_layers": 1, "torch_dtype": "bfloat16"}"#;
+    let found = described(mimo).unwrap();
+    assert_eq!(found.tensors.sum().bytes.get(), 15_245_238_272);
+    let fields = format!("{note}, without what these fields describe: num_nextn_predict_layers; ");
+    assert!(found.notes[0].starts_with(&fields), "{:?}", found.notes);
+    // Sizes inside of another part, and layers that keep no keys and values.
+    let inside = format!(r#"{{"architectures": ["X"], "vision_config": {{}}, "text_config": {mimo}}}"#);
+    assert_eq!(described(&inside).unwrap().tensors.sum(), found.tensors.sum());
+    let linear = described(&granite.replace("\"vocab_size\"", "\"linear_key_head_dim\": 128, \"vocab_size\"")).unwrap();
+    assert!(!linear.notes[0].contains("keys and values"), "{:?}", linear.notes);
+
+    // What is not a decoder, is quantized, or is known and wrong, stays an error.
+    for (from, to) in [
+        ("\"hidden_size\": 1024, ", ""),
+        ("\"intermediate_size\": 512,", ""),
+        ("\"vocab_size\": 49155", "\"vocab_size\": 18446744073709551615"),
+        ("\"num_hidden_layers\": 24", "\"num_hidden_layers\": 4000000"),
+        ("\"torch_dtype\"", "\"quantization_config\": {\"quant_method\": \"gptq\"}, \"torch_dtype\""),
+        ("GraniteMoeForCausalLM", "LlamaForCausalLM"),
+    ] {
+        let changed = granite.replace(from, to);
+        assert!(changed != granite && described(&changed).is_err(), "{from}");
+    }
+}
+
 #[test]
 fn files_that_lie_about_their_length_are_errors() {
     let folder = Folder::new();

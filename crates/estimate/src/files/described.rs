@@ -5,10 +5,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use gpumem_core::model::Bytes;
 use serde_json::Value;
 
 use super::{
-    Gguf, file_error,
+    Gguf,
+    config::{UnknownDecoder, unknown_decoder},
+    file_error,
     input::{LONGEST_TEXT, text},
     safetensors,
 };
@@ -123,14 +126,13 @@ impl Described {
                         Ok(Self { tensors, model, takes_length, dtype, unknown_dtype, positions, assumed, notes })
                     }
                     // The weights are known if they are in the same folder.
-                    Err(why) => {
-                        let weights_beside = weights_in(path.parent().unwrap_or(Path::new("")));
-                        let named = || {
+                    Err(why) => match weights_in(path.parent().unwrap_or(Path::new(""))) {
+                        Some(beside) => weights(&beside, path, length),
+                        None => of_unknown(&fields, why.clone()).ok_or_else(|| {
                             let why = why.to_string();
                             file_error(path, why.strip_prefix("config.json: ").unwrap_or(&why))
-                        };
-                        weights(&weights_beside.ok_or_else(named)?, path, length)
-                    }
+                        }),
+                    },
                 }
             }
         }
@@ -215,6 +217,24 @@ fn weights(path: &Path, config: &Path, length: Length) -> Result<Described, Erro
         }
     };
     Ok(Described { tensors, model, takes_length, dtype, unknown_dtype, positions, assumed, notes })
+}
+
+/// Describes a model whose architecture is not known, by the sizes in its configuration.
+fn of_unknown(fields: &Value, why: Error) -> Option<Described> {
+    let stored = stored_type(fields);
+    let dtype = stored.as_ref().and_then(|known| known.as_ref().ok()).copied();
+    let UnknownDecoder { weights: tensors, cache, others } = unknown_decoder(fields, dtype.unwrap_or_default())?;
+    let without = if others.is_empty() {
+        String::new()
+    } else {
+        format!(", without what these fields describe: {}", others.join(", "))
+    };
+    let cache = cache.map(|cache| format!("; keys and values take {} for each token", Bytes::new(cache)));
+    let about = "the weights are about those of a decoder with the sizes in the file";
+    let note = format!("{about}{without}{}", cache.unwrap_or_default());
+    let (positions, unknown_dtype) = (positions(fields), stored.and_then(Result::err));
+    let (model, assumed, notes, takes_length) = (Err(why), BTreeMap::new(), vec![note], true);
+    Some(Described { tensors, model, takes_length, dtype, unknown_dtype, positions, assumed, notes })
 }
 
 /// Describes a model as JSON or TOML.

@@ -7,12 +7,16 @@ mod encoders;
 mod families;
 mod fields;
 mod parts;
+mod unknown;
 
 use std::cell::RefCell;
 
 use serde_json::Value;
 
-pub(super) use self::families::FAMILIES;
+pub(super) use self::{
+    families::FAMILIES,
+    unknown::{UnknownDecoder, unknown_decoder},
+};
 use self::{
     families::Family,
     fields::{Assumed, Fields, wrong},

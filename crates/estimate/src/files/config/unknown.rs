@@ -1,0 +1,86 @@
+//! The weights of an architecture that is not known: those of a decoder with the sizes in its configuration.
+
+use serde_json::{Map, Value, json};
+
+use crate::{dtype::Dtype, error::Error, model::Model, tensors::Tensors};
+
+/// The parts of a configuration that may contain the sizes of the decoder.
+const INSIDE: [&str; 4] = ["text_config", "language_config", "llm_config", "thinker_config"];
+
+/// The fields with the number of experts.
+const EXPERTS: [&str; 3] = ["num_local_experts", "num_experts", "n_routed_experts"];
+
+/// The fields that all decoders have.
+const SIZES: [&str; 4] = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"];
+
+/// Other fields with the same meaning in all decoders.
+const KNOWN: [&str; 5] =
+    ["intermediate_size", "num_key_value_heads", "head_dim", "tie_word_embeddings", "moe_intermediate_size"];
+
+/// Parts of the names of fields that say that the model has weights of another kind.
+const OTHERS: [&str; 12] =
+    ["vision", "audio", "projector", "linear_", "mamba", "ssm", "conv", "lora_rank", "shared", "nextn", "mtp", "dense"];
+
+/// What is known of a decoder of an unknown architecture.
+pub(in crate::files) struct UnknownDecoder {
+    pub(in crate::files) weights: Tensors,
+    /// The bytes of the keys and values of a token. `None` if some layers do not keep them for each token.
+    pub(in crate::files) cache: Option<u64>,
+    /// The fields that say what else the model may contain.
+    pub(in crate::files) others: Vec<String>,
+}
+
+/// Returns a decoder with the sizes in a configuration. `None` if the configuration is not that of a decoder, if its architecture is known,
+/// or if the weights are quantized.
+pub(in crate::files) fn unknown_decoder(fields: &Value, dtype: Dtype) -> Option<UnknownDecoder> {
+    let class = fields["architectures"][0].as_str()?;
+    if Model::known_architectures().any(|known| known == class) || !fields["quantization_config"].is_null() {
+        return None;
+    }
+    let inside = INSIDE.iter().map(|key| &fields[*key]).find(|inner| inner.is_object());
+    let decoder = inside.unwrap_or(fields);
+    let number = |key: &str| decoder[key].as_u64().filter(|number| *number > 0);
+    if SIZES.iter().any(|key| number(key).is_none()) {
+        return None;
+    }
+    let experts = EXPERTS.iter().find_map(|key| number(key));
+    let mut known: Map<String, Value> =
+        SIZES.iter().chain(&KNOWN).filter_map(|key| Some(((*key).to_owned(), decoder.get(*key)?.clone()))).collect();
+    let has_bias = decoder["attention_bias"].as_bool() == Some(true);
+    let class = match experts {
+        Some(_) => ("MixtralForCausalLM", "mixtral"),
+        None if has_bias => ("Qwen2ForCausalLM", "qwen2"),
+        None => ("LlamaForCausalLM", "llama"),
+    };
+    known.insert("architectures".to_owned(), json!([class.0]));
+    known.insert("model_type".to_owned(), json!(class.1));
+    if let Some(experts) = experts {
+        known.insert("num_local_experts".to_owned(), json!(experts));
+        let hidden = number("moe_intermediate_size").or_else(|| number("intermediate_size"))?;
+        known.insert("intermediate_size".to_owned(), json!(hidden));
+    } else {
+        number("intermediate_size")?;
+    }
+    let built: Result<_, Error> =
+        Model::from_fields(&Value::Object(known), 1).and_then(|model| model.parameters(dtype));
+    let is_set = |value: &Value| !matches!(value, Value::Null | Value::Bool(false)) && value.as_u64() != Some(0);
+    let others = |of: &Value| {
+        let fields = of.as_object().into_iter().flatten();
+        let others = fields.filter(|(key, value)| is_set(value) && OTHERS.iter().any(|part| key.contains(part)));
+        others.map(|(key, _)| key.clone()).collect::<Vec<_>>()
+    };
+    let mut all = others(fields);
+    if inside.is_some() {
+        all.extend(others(decoder));
+    }
+    all.sort();
+    all.dedup();
+    let heads = number("num_attention_heads")?;
+    let size = number("head_dim").or_else(|| number("hidden_size")?.checked_div(heads))?;
+    let keeps_all =
+        !all.iter().any(|key| ["linear_", "mamba", "ssm", "lora_rank"].iter().any(|part| key.contains(part)));
+    let sizes =
+        [2, number("num_hidden_layers")?, number("num_key_value_heads").unwrap_or(heads), size, dtype.bytes(1)?];
+    let cache = sizes.into_iter().try_fold(1_u64, u64::checked_mul).filter(|_| keeps_all);
+    Some(UnknownDecoder { weights: built.ok()?, cache, others: all })
+}
