@@ -100,8 +100,7 @@ fn an_index_without_its_files_has_their_sum() {
     }
 }
 
-/// The sizes are those of Granite 3 MoE 1B, with 1,334,628,352 parameters, and of MiMo 7B, whose file has another layer for the prediction
-/// of the second next token.
+/// The sizes are those of two public models. The file of the second one has another layer, for the prediction of the second next token.
 #[test]
 fn an_unknown_decoder_has_about_the_weights_of_a_known_one() {
     let described = |config: &str| Described::read(Folder::new().write("config.json", config.as_bytes()), 16);

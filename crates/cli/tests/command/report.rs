@@ -500,9 +500,9 @@ fn a_file_that_was_cut_after_its_last_event_says_so() {
 /// Nothing was intercepted, which is not the same as a program that frees everything.
 #[test]
 fn a_recording_of_nothing_says_nothing_about_memory() {
+    const WHY: &str = "Allocations were not intercepted: the allocated memory is not known.\n";
     let nothing = gpumem_recording::Writer::new(Vec::new()).unwrap().finish().unwrap();
     let file = written("nothing.capture", &nothing);
-    const WHY: &str = "Allocations were not intercepted: the allocated memory is not known.\n";
     for view in
         [&["--leaks"][..], &["--calls"], &["--table"], &["--tree"], &["--at", "end"], &["--between", "start", "end"]]
     {
