@@ -47,7 +47,9 @@ const WEIGHTS: [&str; 4] = [
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Described {
-    /// The parameters: those in the weight files, or those of the model if there is only a configuration.
+    /// The parameters: those in the weight files, or those of the model if there is only a configuration. If the architecture is not known and
+    /// there is only an index or a configuration, these are the sum in the index, or about the weights of a decoder of these sizes; see
+    /// `notes`.
     pub tensors: Tensors,
     /// The model. If the architecture is not known, this is an error that explains it, and nothing is known about
     /// activations.
@@ -65,7 +67,7 @@ pub struct Described {
     /// The integers that the configuration leaves out, with the values of the Python class, such as a `hidden_size` of
     /// 4096.
     pub assumed: BTreeMap<String, u64>,
-    /// Contradictions between the weight files and the configuration.
+    /// What is doubtful: contradictions between the weight files and the configuration, and parameters that are not exact.
     pub notes: Vec<String>,
 }
 
