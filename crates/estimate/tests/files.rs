@@ -59,7 +59,7 @@ fn an_index_names_several_files() {
     assert!(error(r#"{"x":"3.safetensors"}"#).contains("3.safetensors: "));
 }
 
-/// A folder of which only the small files were fetched.
+/// Only the small files of the model were downloaded.
 #[test]
 fn an_index_without_its_files_has_their_sum() {
     const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
@@ -82,7 +82,7 @@ fn an_index_without_its_files_has_their_sum() {
         (typed.tensors.sum().elements, typed.tensors.sum().bytes.get(), typed.dtype),
         (500, 1000, Some(Dtype::Bf16))
     );
-    // The configuration says what the tensors are.
+    // The configuration describes the tensors.
     folder.write("config.json", CONFIG.as_bytes());
     let known = Described::read(index(&model.bytes.get().to_string()), 16).unwrap();
     assert!(known.model.is_ok() && known.notes.is_empty(), "{:?}", known.notes);
@@ -126,7 +126,7 @@ fn an_unknown_decoder_has_about_the_weights_of_a_known_one() {
     let linear = described(&granite.replace("\"vocab_size\"", "\"linear_key_head_dim\": 128, \"vocab_size\"")).unwrap();
     assert!(!linear.notes[0].contains("keys and values"), "{:?}", linear.notes);
 
-    // What is not a decoder, is quantized, or is known and wrong, stays an error.
+    // Other models, quantized weights, and known architectures with wrong sizes are errors.
     for (from, to) in [
         ("\"hidden_size\": 1024, ", ""),
         ("\"intermediate_size\": 512,", ""),

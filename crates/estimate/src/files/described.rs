@@ -47,9 +47,8 @@ const WEIGHTS: [&str; 4] = [
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Described {
-    /// The parameters: those in the weight files, or those of the model if there is only a configuration. If the architecture is not known and
-    /// there is only an index or a configuration, these are the sum in the index, or about the weights of a decoder of these sizes; see
-    /// `notes`.
+    /// The parameters in the weight files. If there is only a configuration, these are the parameters of the model. If the architecture is
+    /// unknown, they are an estimate from the sizes in the configuration, or the sum in an index of weight files; `notes` then says so.
     pub tensors: Tensors,
     /// The model. If the architecture is not known, this is an error that explains it, and nothing is known about
     /// activations.
@@ -67,7 +66,7 @@ pub struct Described {
     /// The integers that the configuration leaves out, with the values of the Python class, such as a `hidden_size` of
     /// 4096.
     pub assumed: BTreeMap<String, u64>,
-    /// What is doubtful: contradictions between the weight files and the configuration, and parameters that are not exact.
+    /// Warnings: contradictions between the weight files and the configuration, and parameters that are not exact.
     pub notes: Vec<String>,
 }
 
@@ -191,7 +190,7 @@ fn weights(path: &Path, config: &Path, length: Length) -> Result<Described, Erro
     let mut notes = Vec::new();
     let stored = stored_type(&fields).and_then(Result::ok);
     let (dtype, unknown_dtype, takes_length) = (read.as_ref().map_or(stored, Tensors::dtype), None, true);
-    let built = model.as_ref().ok().map(|model| model.parameters(stored.unwrap_or_default())).transpose()?;
+    let built = model.as_ref().ok().and_then(|model| model.parameters(stored.unwrap_or_default()).ok());
     let tensors = match (read, built) {
         (Ok(tensors), built) => {
             let expected = built.map_or(tensors.sum().elements, |built| built.sum().elements);

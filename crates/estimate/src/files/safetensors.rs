@@ -90,7 +90,7 @@ pub(super) struct IndexAlone {
 }
 
 impl IndexAlone {
-    /// Returns one tensor in place of all, because the index does not contain the size of each one.
+    /// Returns one tensor that stands for all tensors, because the index does not contain their sizes.
     pub(super) fn as_one(&self, dtype: Dtype) -> Tensors {
         let elements = self.bytes / dtype.bytes(1).unwrap_or(1).max(1);
         let name = format!("{} tensors", self.tensors);

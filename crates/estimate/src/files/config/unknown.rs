@@ -1,10 +1,10 @@
-//! The weights of an architecture that is not known: those of a decoder with the sizes in its configuration.
+//! Estimates the weights of an unknown architecture: they are those of a known decoder with the sizes in its configuration.
 
 use serde_json::{Map, Value, json};
 
-use crate::{dtype::Dtype, error::Error, model::Model, tensors::Tensors};
+use crate::{dtype::Dtype, model::Model, tensors::Tensors};
 
-/// The parts of a configuration that may contain the sizes of the decoder.
+/// The objects inside a configuration that may contain the sizes of the decoder.
 const INSIDE: [&str; 4] = ["text_config", "language_config", "llm_config", "thinker_config"];
 
 /// The fields with the number of experts.
@@ -17,11 +17,11 @@ const SIZES: [&str; 4] = ["vocab_size", "hidden_size", "num_hidden_layers", "num
 const KNOWN: [&str; 5] =
     ["intermediate_size", "num_key_value_heads", "head_dim", "tie_word_embeddings", "moe_intermediate_size"];
 
-/// Parts of the names of fields that say that the model has weights of another kind.
+/// A field whose name contains one of these describes weights that a plain decoder does not have.
 const OTHERS: [&str; 12] =
     ["vision", "audio", "projector", "linear_", "mamba", "ssm", "conv", "lora_rank", "shared", "nextn", "mtp", "dense"];
 
-/// What is known of a decoder of an unknown architecture.
+/// A decoder whose architecture is unknown.
 pub(in crate::files) struct UnknownDecoder {
     pub(in crate::files) weights: Tensors,
     /// The bytes of the keys and values of a token. `None` if some layers do not keep them for each token.
@@ -56,23 +56,16 @@ pub(in crate::files) fn unknown_decoder(fields: &Value, dtype: Dtype) -> Option<
     known.insert("model_type".to_owned(), json!(class.1));
     if let Some(experts) = experts {
         known.insert("num_local_experts".to_owned(), json!(experts));
-        let hidden = number("moe_intermediate_size").or_else(|| number("intermediate_size"))?;
-        known.insert("intermediate_size".to_owned(), json!(hidden));
-    } else {
-        number("intermediate_size")?;
     }
-    let built: Result<_, Error> =
-        Model::from_fields(&Value::Object(known), 1).and_then(|model| model.parameters(dtype));
+    number("intermediate_size").or_else(|| number("moe_intermediate_size").filter(|_| experts.is_some()))?;
+    let weights = Model::from_fields(&Value::Object(known), 1).and_then(|model| model.parameters(dtype)).ok()?;
     let is_set = |value: &Value| !matches!(value, Value::Null | Value::Bool(false)) && value.as_u64() != Some(0);
     let others = |of: &Value| {
         let fields = of.as_object().into_iter().flatten();
         let others = fields.filter(|(key, value)| is_set(value) && OTHERS.iter().any(|part| key.contains(part)));
         others.map(|(key, _)| key.clone()).collect::<Vec<_>>()
     };
-    let mut all = others(fields);
-    if inside.is_some() {
-        all.extend(others(decoder));
-    }
+    let mut all = [others(fields), others(decoder)].concat();
     all.sort();
     all.dedup();
     let heads = number("num_attention_heads")?;
@@ -82,5 +75,5 @@ pub(in crate::files) fn unknown_decoder(fields: &Value, dtype: Dtype) -> Option<
     let sizes =
         [2, number("num_hidden_layers")?, number("num_key_value_heads").unwrap_or(heads), size, dtype.bytes(1)?];
     let cache = sizes.into_iter().try_fold(1_u64, u64::checked_mul).filter(|_| keeps_all);
-    Some(UnknownDecoder { weights: built.ok()?, cache, others: all })
+    Some(UnknownDecoder { weights, cache, others: all })
 }
