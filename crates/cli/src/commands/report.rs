@@ -3,7 +3,6 @@
 use std::{
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use clap::Args;
@@ -103,7 +102,7 @@ struct ViewOptions {
     /// Each place: its memory at the peak and at the end, and its total allocations.
     #[arg(long)]
     table: bool,
-    /// The memory that was not freed, and what the driver keeps: graphs that were not destroyed, and unused memory of pools.
+    /// The memory that was not freed, the executable graphs that were not destroyed, and the unused memory of pools.
     #[arg(long)]
     leaks: bool,
     /// The memory that was allocated and freed between two moments, which are written as for --at.
@@ -238,6 +237,7 @@ fn show(arguments: &ReportArguments, asked: View<'_, AskedMoment>) -> Result<Vec
         if let View::Calls(options) = view {
             options.check(&history)?;
         }
+        let data_missing = Missing::of(&history);
         if arguments.json {
             objects.push(ViewObject::of(&mut history, view));
         } else {
@@ -246,14 +246,13 @@ fn show(arguments: &ReportArguments, asked: View<'_, AskedMoment>) -> Result<Vec
                     let name = file.to_string_lossy();
                     writeln!(out, "{}{}:", if at > 0 { "\n" } else { "" }, one_line(&name))?;
                 }
-                let missing = Missing::of(&history);
-                if !missing.leaves_all_unknown(&history) {
+                if !data_missing.leaves_all_unknown(&history) {
                     write(&mut history, view, out, paint)?;
                 }
-                missing.in_words().iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))
+                data_missing.in_words().iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))
             })?;
         }
-        missing.push((file.display().to_string(), Missing::of(&history)));
+        missing.push((file.display().to_string(), data_missing));
     }
     if arguments.json {
         print_objects(&objects)?;
@@ -421,8 +420,7 @@ fn check_format(history: &History, format: Format, moment: Moment) -> Result<(),
 fn moment_of(history: &History, moment: AskedMoment) -> Result<Moment, Failure> {
     let AskedMoment::Known(moment) = moment else {
         let highest = history.process_peaks().into_iter().flatten().max_by_key(|process| process.bytes);
-        let nanos = highest.and_then(|process| process.nanos);
-        return nanos.map(|nanos| Moment::Time(Duration::from_nanos(nanos))).ok_or_else(|| {
+        return highest.and_then(|process| process.time).map(Moment::Time).ok_or_else(|| {
             let what = format!("`{}` cannot be shown at `process-peak`", history.path.display());
             let cause = "it does not contain the driver's own memory";
             Failure::new(

@@ -131,10 +131,8 @@ pub(crate) struct ProcessMemory {
     /// How the driver's memory was measured: `process`, `device`, or `at most` if the values are upper bounds.
     pub(crate) measured_by: &'static str,
     /// The time of the moment. `None` for the difference of two moments.
-    pub(crate) seconds: Option<f64>,
-    /// The same time in nanoseconds.
-    #[serde(skip)]
-    pub(crate) nanos: Option<u64>,
+    #[serde(rename = "seconds", serialize_with = "as_seconds")]
+    pub(crate) time: Option<Duration>,
     /// The sum of the three values below.
     pub(crate) bytes: i64,
     pub(crate) allocated_bytes: i64,
@@ -154,7 +152,7 @@ pub(crate) struct DriverSum {
     pub(crate) label: Option<String>,
     /// The bytes of local memory that the kernel needs for each thread.
     pub(crate) bytes_per_thread: Option<u64>,
-    /// The line or the library whose call was the cause; for `not known`, that of the latest allocation before it grew.
+    /// The line or the library whose call was the cause. For `not known`, the line or the library of the latest allocation before the growth.
     pub(crate) place: Option<String>,
     pub(crate) caller: Option<String>,
     pub(crate) scope: Vec<String>,
@@ -187,8 +185,7 @@ impl ProcessMemory {
         sums.retain(|sum| (sum.bytes, sum.blocks) != (0, 0));
         Self {
             measured_by: self.measured_by,
-            seconds: None,
-            nanos: None,
+            time: None,
             bytes: self.bytes - earlier.bytes,
             allocated_bytes: self.allocated_bytes - earlier.allocated_bytes,
             rounding_bytes: self.rounding_bytes - earlier.rounding_bytes,
@@ -206,6 +203,11 @@ pub(crate) fn taken_now(stats: &DeviceStats) -> impl Iterator<Item = (&'static s
 
 /// The kind, the label, the place, the caller and the scope of a sum.
 type Cause = (MemKind, Option<String>, Option<String>, Option<String>, Vec<String>);
+
+#[expect(clippy::ref_option, reason = "serde passes a reference")]
+fn as_seconds<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+    time.map(|time| time.as_secs_f64()).serialize(to)
+}
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn name_of_kind<S: Serializer>(kind: &MemKind, to: S) -> Result<S::Ok, S::Error> {
@@ -367,8 +369,7 @@ impl History {
                 let signed = u64::cast_signed;
                 Some(ProcessMemory {
                     measured_by: gauge?.name(),
-                    seconds: Some(Duration::from_nanos(*time).as_secs_f64()),
-                    nanos: Some(*time),
+                    time: Some(Duration::from_nanos(*time)),
                     bytes: signed(memory.bytes()),
                     allocated_bytes: signed(memory.allocated),
                     rounding_bytes: signed(memory.rounding()),

@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     io::{self, Write},
-    time::Duration,
 };
 
 use gpumem_core::{
@@ -12,7 +11,7 @@ use gpumem_core::{
     report::{LargestOfDriver, ROUNDING, counted},
 };
 
-use crate::history::{DriverSum, History, Moment, ProcessMemory, in_words};
+use crate::history::{DeviceHistory, DriverSum, History, Moment, ProcessMemory, in_words};
 use serde::Serialize;
 
 /// At most this many kinds of the driver's memory are named in a line.
@@ -26,7 +25,7 @@ const MUCH: i64 = 1 << 30;
 pub(super) const AT_MOST: &str =
     "≤: other processes may use the device, and what they take counts here as the driver's memory of this process.";
 
-/// What gives back the memory that a pool keeps.
+/// How a program returns the memory that a pool keeps unused.
 const GIVES_BACK: [&str; 2] = [
     "cuMemPoolTrimTo gives it back: in Rust gpumem::torch::empty_cache(), in PyTorch torch.cuda.empty_cache().",
     "With a release threshold of 0, the driver gives it back when the program next waits for the GPU.",
@@ -48,8 +47,7 @@ pub(super) fn amount(process: &ProcessMemory, bytes: i64) -> String {
 pub(crate) fn process_in_words(process: &ProcessMemory) -> String {
     let all = amount(process, process.bytes);
     let allocated = Bytes::new(process.allocated_bytes.unsigned_abs());
-    let time =
-        process.nanos.map(|nanos| format!(" after {}", in_words(Duration::from_nanos(nanos)))).unwrap_or_default();
+    let time = process.time.map(|time| format!(" after {}", in_words(time))).unwrap_or_default();
     format!("the process took {all}{time}: {}; allocations {allocated}", largest_in_words(process))
 }
 
@@ -143,26 +141,36 @@ pub(crate) struct Kept {
     device: u32,
     /// Executable graphs and what pools do not use. `None` if it was not measured.
     sums: Option<Vec<DriverSum>>,
+    /// True if the values are upper bounds.
+    #[serde(skip)]
+    is_at_most: bool,
 }
 
 /// Returns what stays with the process at its end, by device.
 pub(crate) fn kept(history: &History) -> Vec<Kept> {
     let is_kept = |sum: &DriverSum| [MemKind::ExecutableGraphs, MemKind::PoolCache].contains(&sum.kind);
-    let of_process = |process: ProcessMemory| process.taken_by_driver.into_iter().filter(is_kept).collect();
     let processes = history.process_at(Moment::End).into_iter().zip(&history.devices);
-    processes.map(|(process, of)| Kept { device: of.device.ordinal, sums: process.map(of_process) }).collect()
+    let of_device = |(process, of): (Option<ProcessMemory>, &DeviceHistory)| Kept {
+        device: of.device.ordinal,
+        is_at_most: process.as_ref().is_some_and(ProcessMemory::is_at_most),
+        sums: process.map(|process| process.taken_by_driver.into_iter().filter(is_kept).collect()),
+    };
+    processes.map(of_device).collect()
 }
 
 /// Returns what stays with the processes on all devices in words: `200 executable graphs (100 MiB) and 32 MiB unused in pools`.
 pub(crate) fn kept_in_words(all: &[Kept]) -> Option<String> {
     let sums =
         |kind: MemKind| all.iter().filter_map(|kept| kept.sums.as_ref()).flatten().filter(move |sum| sum.kind == kind);
-    let bytes = |kind: MemKind| Bytes::new(sums(kind).map(|sum| sum.bytes).sum::<i64>().unsigned_abs());
-    let graphs: u64 = sums(MemKind::ExecutableGraphs).map(|sum| sum.blocks.unsigned_abs()).sum();
-    let (of_graphs, unused) = (bytes(MemKind::ExecutableGraphs), bytes(MemKind::PoolCache));
-    let graphs = (of_graphs > Bytes::ZERO)
-        .then(|| format!("{} ({of_graphs})", counted(graphs, "executable graph", "executable graphs")));
-    let unused = (unused > Bytes::ZERO).then(|| format!("{unused} {}", MemKind::PoolCache));
+    let at_most = if all.iter().any(|kept| kept.is_at_most) { "≤ " } else { "" };
+    let bytes = |kind: MemKind| {
+        let bytes = Bytes::new(sums(kind).map(|sum| sum.bytes).sum::<i64>().unsigned_abs());
+        (bytes > Bytes::ZERO).then(|| format!("{at_most}{bytes}"))
+    };
+    let count: u64 = sums(MemKind::ExecutableGraphs).map(|sum| sum.blocks.unsigned_abs()).sum();
+    let graphs = counted(count, "executable graph", "executable graphs");
+    let graphs = bytes(MemKind::ExecutableGraphs).map(|bytes| format!("{graphs} ({bytes})"));
+    let unused = bytes(MemKind::PoolCache).map(|bytes| format!("{bytes} {}", MemKind::PoolCache));
     let parts: Vec<_> = graphs.into_iter().chain(unused).collect();
     (!parts.is_empty()).then(|| parts.join(" and "))
 }

@@ -98,6 +98,7 @@ fn upper_bounds_say_so() {
         "the process took ≤ 3.86 GiB after 1 s: local memory of deep (src/model.rs:77) ≤ 3 GiB, context ≤ 526 MiB"
     ));
     assert_eq!(text.matches("≤: other processes may use the device").count(), 1, "{text}");
+    assert!(text.contains("\n200 executable graphs (≤ 100 MiB) and ≤ 32 MiB unused in pools at the end ("), "{text}");
     let text = printed(&["report", "--at", "end", &file]);
     assert!(text.contains("taken by the driver (≤)") && text.contains("together ≤ 3.86 GiB: 79 MiB of"), "{text}");
     assert_eq!(json(&["report", "--json", &file])["devices"][0]["process_peak"]["measured_by"], "at most");
