@@ -14,7 +14,7 @@ use std::{
 
 use crate::nvtx::Payload;
 
-/// The largest number of communicators whose calls are known.
+/// At most this many communicators are stored.
 const MOST: usize = 1 << 12;
 
 /// The number of the latest communicator. The first one is 1.
@@ -44,7 +44,7 @@ pub(super) struct Creation {
 }
 
 impl Creation {
-    /// Returns the creation that a range with this name is, and gives the communicator its number.
+    /// Returns the creation of a communicator, with a new number, if the range has the name of such a call.
     pub(super) fn of(range: &str) -> Option<Self> {
         let call = range.strip_prefix("NCCL:ncclComm")?;
         let ranks_at = match call {
@@ -57,7 +57,7 @@ impl Creation {
         Some(Self { number: LATEST.fetch_add(1, Relaxed) + 1, ranks_at })
     }
 
-    /// Notes the communicator. Returns the text of the mark that says how many ranks it has.
+    /// Stores the communicator. Returns the text of a mark with the number of its ranks.
     pub(super) fn created(self, payload: Payload) -> Option<String> {
         let id = id_in(payload);
         let ranks = i32::from_ne_bytes(*payload[self.ranks_at..].first_chunk()?);

@@ -61,7 +61,7 @@ fn a_trace_has_what_the_driver_took_inside_it() {
     ));
 }
 
-/// The runtime launches `CUkernel`s, each of which is one handle for all devices.
+/// The runtime launches `CUkernel`s. A `CUkernel` has the same handle on all devices.
 #[test]
 fn a_kernel_has_a_first_launch_on_each_device() {
     let rows = "local memory of deep, 8 KiB per thread 1892352 + context 530432 + modules of compiled kernel deep 6144";
@@ -77,7 +77,7 @@ fn a_kernel_has_a_first_launch_on_each_device() {
     );
 }
 
-/// A breakdown compares the memory with what is known. What a call has taken so far is not known yet.
+/// A breakdown compares the process's memory with all recorded rows. The row of a running call is not recorded yet.
 #[test]
 fn a_breakdown_during_a_call_does_not_take_its_memory() {
     let machine = machine().set("slow=cuGraphInstantiateWithFlags:400");

@@ -49,7 +49,7 @@ struct WriteArguments {
     inputs: Inputs,
 }
 
-/// Compares recordings with a baseline, and exits with 1 if a peak is higher, or if it is of a place that the baseline does not have.
+/// Compares recordings with a baseline, and exits with 1 if a peak is higher, or if the baseline does not contain its place.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 struct CheckArguments {

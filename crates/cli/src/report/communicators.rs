@@ -1,4 +1,4 @@
-//! The memory of NCCL's communicators: the blocks that were allocated in their calls, and what the driver took in them.
+//! The memory of NCCL's communicators: the blocks that their calls allocated, and the memory that the driver took during these calls.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub(crate) struct Communicator {
     pub(crate) ranks: Option<u32>,
     /// The bytes of its blocks at the peak of allocations.
     pub(crate) allocated_bytes: i64,
-    /// What the driver took in its calls, at the peak of the process: modules and local memory of its kernels, streams.
+    /// The bytes that the driver took during its calls, at the peak of the process: modules, local memory and streams.
     pub(crate) driver_bytes: i64,
 }
 

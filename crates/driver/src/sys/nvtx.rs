@@ -64,7 +64,7 @@ const FUNCTIONS: usize = 16;
 const PAYLOAD: u16 = 2;
 const PAYLOADS: usize = 2;
 
-/// The first bytes of the data that a program attached to a range, and zeros if there are fewer.
+/// The first bytes of the data that a program attached to a range. If there are fewer, the rest is 0.
 pub type Payload = [u8; 24];
 
 /// `nvtxPayloadData_t`
@@ -508,7 +508,7 @@ unsafe fn payload_of(attributes: *const EventAttributes) -> Option<Payload> {
     // SAFETY: required by this function's contract.
     let attributes = unsafe { known(attributes) }.filter(|attributes| attributes.payload_type == OF_EXTENSION)?;
     let count = usize::try_from(attributes.reserved).ok()?;
-    // SAFETY: with this type, the payload is the address of so many payloads.
+    // SAFETY: with this type, `payload` points to `reserved` payloads.
     unsafe { first_payload(attributes.payload as *const PayloadData, count) }
 }
 

@@ -41,8 +41,9 @@
 //!   `slot_replace_past function…`: intercepts them with hooks that call the noted functions; `slot_calls function`: the number
 //!   of calls that its hooks saw; `slot_is function`: the owner of the function in the slot: `driver`, `tool` or `other`;
 //!   `stub_bytes function count`: the bytes of a stub now;
-//! - `other_thread command | command…`: runs the commands on another thread; one command gives its answer; `behind …`: the same, without
-//!   waiting for them; `at_exit …`: when the process exits; `at_thread_exit …`: while another thread's locals are destroyed; `fork …`: in a child of this process;
+//! - `other_thread command | command…`: runs the commands on another thread; one command gives its answer; `behind command | command…`:
+//!   runs the commands on another thread, and does not wait for them; `at_exit …`: when the process exits;
+//!   `at_thread_exit …`: while another thread's locals are destroyed; `fork …`: in a child of this process;
 //! - `await stale`, `await fresh`: wait until the latest trace is stale or fresh; `await readable`: until the current device can
 //!   be read; `await a_thread`, `await no_threads`: until gpumem has that many threads; `await stderr`: until something was
 //!   written to stderr, which is a file;

@@ -3,8 +3,8 @@
 //! The driver loads a function and raises the local memory of the device at the first launch of the function, so only this launch is
 //! recorded. Every other launch must cost nothing, because a program launches functions every few microseconds.
 //!
-//! The runtime launches `CUkernel`s, each of which is one handle for all contexts. If there are several, a function is known by its handle
-//! and the context.
+//! The runtime launches `CUkernel`s. A `CUkernel` has the same handle in all contexts. If the process has several contexts, a launch is
+//! identified by the handle and the context.
 
 use std::{
     collections::HashSet,
@@ -33,7 +33,7 @@ fn launched() -> MutexGuard<'static, HashSet<u64, NumberHashBuilder>> {
 
 #[inline]
 fn key(function: u64, context: impl FnOnce() -> u64) -> u64 {
-    // The addresses of contexts differ in their lower bits, and those of functions by less than this multiple.
+    // The product spreads the address of the context over all bits, so that two pairs do not get the same key.
     if ARE_SEVERAL.load(Relaxed) { function ^ context().wrapping_mul(GOLDEN) } else { function }
 }
 
