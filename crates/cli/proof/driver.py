@@ -62,7 +62,7 @@ int main(int, char **arguments) {
         for (int i = 0; i < 2000; i++) {
             if (live.size() > 50 && rand() % 2) { int at = rand() % live.size(); cudaFree(live[at]); live[at] = live.back(); live.pop_back(); }
             else { cudaMalloc(&x, 1 + rand() % (8 << 20)); live.push_back(x); }
-            usleep(500);
+            usleep(3000);
         }
         small<<<1, 1>>>(0); deep<<<1, 32>>>(0, 100); cudaDeviceSynchronize(); usleep(100000);
         cudaDeviceSetLimit(cudaLimitStackSize, 8192); usleep(100000); cudaDeviceSetLimit(cudaLimitMallocHeapSize, 256 << 20); usleep(100000);
