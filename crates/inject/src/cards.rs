@@ -43,7 +43,9 @@ pub(crate) fn of_nvml() -> Option<&'static nvml::Cards> {
 
 fn mode_of(mode: CardMode) -> Mode {
     match mode {
-        CardMode::Dry { card, cards, fill } => Mode::Dry { card: card.map(Bytes::new), cards, fill },
+        CardMode::Dry { card, cards, fill, real } => {
+            Mode::Dry { card: card.map(Bytes::new), cards, fill, real: real.map(Bytes::new) }
+        }
         CardMode::Limit { card } => Mode::Limit { card: Bytes::new(card) },
     }
 }

@@ -58,6 +58,8 @@ pub enum CardMode {
         cards: u32,
         /// The byte that is copied to the host from memory that does not exist.
         fill: u8,
+        /// The bytes up to which blocks are real. `None` to choose them by the free memory of the GPU.
+        real: Option<u64>,
     },
     /// Smaller GPUs that compute.
     Limit {
@@ -88,7 +90,7 @@ mod tests {
 
     #[test]
     fn options_are_read_back() {
-        let dry = CardMode::Dry { card: Some(24 << 30), cards: 8, fill: 1 };
+        let dry = CardMode::Dry { card: Some(24 << 30), cards: 8, fill: 1, real: Some(64 << 20) };
         let all = Options {
             backtrace: "python".to_owned(),
             keep: Keep::Latest(1 << 24),

@@ -285,12 +285,14 @@ impl Checks {
                 device.map_or(Ok(()), check_device)?;
                 limit(stack.0 < MOST_STACKS)?;
             }
+            EventKind::UnknownValue { stack, .. } => limit(stack.0 < MOST_STACKS)?,
             EventKind::PoolRegistered { pool, device } => {
                 check_device(device)?;
                 ensure_consistent(pool != PoolId::NONE)?;
                 limit(pool <= PoolId::LAST)?;
             }
-            EventKind::PoolReserved { .. }
+            EventKind::RealBlocks { .. }
+            | EventKind::PoolReserved { .. }
             | EventKind::PoolEmptied { .. }
             | EventKind::PoolsQueried
             | EventKind::ResetSummary
@@ -412,7 +414,7 @@ impl Checks {
             EventKind::Open { .. } => (SCOPE + OPEN_SCOPE, SCOPE_EVENT),
             EventKind::Enter { .. } => (0, SCOPE_EVENT),
             EventKind::Leave { .. } | EventKind::Close { .. } => (0, SCOPE_EVENT + 8 * depth()),
-            EventKind::Rejected { .. } => (REJECTION, EVENT),
+            EventKind::Rejected { .. } | EventKind::UnknownValue { .. } => (REJECTION, EVENT),
             // Adopting affects all threads.
             EventKind::Adopt { .. } => (0, SCOPE_EVENT + u64::from(self.threads)),
             EventKind::Mark { .. } => (MARK, EVENT),

@@ -320,4 +320,6 @@ events! {
     PoolsQueried = 30 {}
     ResetSummary = 31 {}
     DriverMeasured = 32 { device: Device, by: DriverGauge }
+    RealBlocks = 33 { largest: Bytes }
+    UnknownValue = 34 { bytes: Bytes, stack: StackId }
 }

@@ -137,7 +137,11 @@ impl Part {
             EventKind::PoolReserved { pool, .. } => _ = self.reserved.insert(*pool, *event),
             EventKind::PoolEmptied { pool } => _ = self.reserved.remove(pool),
             EventKind::DriverMeasured { device, .. } => _ = self.measured.insert(*device, *event),
-            EventKind::Rejected { .. } if self.rejections.len() < MOST_REJECTIONS => self.rejections.push(*event),
+            EventKind::Rejected { .. } | EventKind::RealBlocks { .. } | EventKind::UnknownValue { .. }
+                if self.rejections.len() < MOST_REJECTIONS =>
+            {
+                self.rejections.push(*event);
+            }
             _ => {}
         }
         self.scopes.apply(event);

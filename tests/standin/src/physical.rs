@@ -114,14 +114,17 @@ dispatched! { jumps;
         settle(call, handle)
     }
 
-    fn cuMemAddressReserve(start: Out<Address>, bytes: usize, _alignment: usize, _requested: Address, flags: u64) |call| {
+    fn cuMemAddressReserve(start: Out<Address>, bytes: usize, _alignment: usize, requested: Address, flags: u64) |call| {
         ready(call)?;
         let bytes = whole_pages(bytes)?;
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
         let mut objects = lock(&call.driver.objects);
-        let address = objects.ranges.last_key_value().map_or(RANGES, |(start, bytes)| start + bytes);
+        let behind = objects.ranges.last_key_value().map_or(RANGES, |(start, bytes)| start + bytes);
+        let before = objects.ranges.range(..requested.saturating_add(bytes)).next_back();
+        let is_free = before.is_none_or(|(start, bytes)| start + bytes <= requested);
+        let address = if requested != 0 && is_free { requested } else { behind };
         start.put(address)?;
         objects.ranges.insert(address, bytes);
         Ok(())

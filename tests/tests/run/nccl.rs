@@ -11,7 +11,7 @@ fn collectives_are_skipped_in_a_dry_run() {
         let words = [&["run", "--stacks", "none"], options, &["-o", &file, "--", &program], arguments].concat();
         machine().run_program(&built("gpumem-command"), &words)
     };
-    let dry = with(&["--dry"], &[]);
+    let dry = with(&["--dry", "--real", "2MiB"], &[]);
     assert!(dry.succeeded(), "{dry}");
     // The stand-in driver counts each copy twice, because it checks both buffers.
     let expected = "reduce large 0: 0\nsend 0: 0\nreduce 0: 2\nreduce in place 0: 0\ngather 0: 6\nscatter 0: 2\nbroadcast 0: 2\nbroadcast of another 0: 0\n";

@@ -34,6 +34,6 @@ pub(crate) use self::{
     names::{Origin, library_or_program},
     origin_sums::{OriginSum, Sum, sums_by},
     process_memory::{DriverSum, ProcessMemory, ProcessSeries, taken_now},
-    recorded::{History, MarkedMoment, RejectedRequest, ScopeLife},
+    recorded::{History, MarkedMoment, RejectedRequest, ScopeLife, UnknownValue},
     time::{AskedMoment, Moment, in_words, nanos},
 };

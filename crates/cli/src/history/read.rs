@@ -19,7 +19,7 @@ use super::{
     driver_blocks::DriverMemory,
     names::Origins,
     overlaps::OverlapFinder,
-    recorded::{History, MarkedMoment, RejectedRequest, ScopeLife},
+    recorded::{History, MarkedMoment, RejectedRequest, ScopeLife, UnknownValue},
     recording_bytes::RecordingBytes,
     tensors,
     time::nanos,
@@ -166,6 +166,8 @@ struct HistoryParts {
     marks: Vec<MarkedMoment>,
     devices: Vec<DeviceHistory>,
     rejections: Vec<RejectedRequest>,
+    real_blocks: Option<u64>,
+    unknown_values: Vec<UnknownValue>,
 }
 
 impl HistoryReading {
@@ -282,6 +284,11 @@ impl HistoryReading {
                 self.device(device);
                 self.overlaps.start(pool);
                 self.has_pools = true;
+            }
+            EventKind::RealBlocks { largest } => self.history.real_blocks = Some(largest.get()),
+            EventKind::UnknownValue { bytes, stack } => {
+                let (time, bytes) = (self.latest.time, bytes.get());
+                self.history.unknown_values.push(UnknownValue { time, bytes, stack });
             }
             EventKind::Mark { callsite } => {
                 self.history.marks.push(MarkedMoment { callsite, thread: thread(event), time: self.latest.time });
@@ -413,7 +420,8 @@ impl HistoryReading {
 
     fn finish(self, path: &Path, bytes: u64) -> History {
         let Self { mut reader, history, origins, latest, tensors, overlaps, .. } = self;
-        let HistoryParts { lives, driver, labels, scopes, marks, devices, rejections } = history;
+        let HistoryParts { lives, driver, labels, scopes, marks, devices, rejections, real_blocks, unknown_values } =
+            history;
         let allocated = || {
             let allocations = lives.changes().filter(|change| change.kind == BlockChangeKind::Allocated);
             allocations.map(|change| {
@@ -440,6 +448,8 @@ impl HistoryReading {
             labels,
             scopes,
             marks,
+            real_blocks,
+            unknown_values,
             devices,
             rejections,
             end: end_of(reader.definitions(), Duration::from_nanos(latest.time)),

@@ -43,6 +43,10 @@ pub(crate) struct History {
     pub(crate) devices: Vec<DeviceHistory>,
     /// Allocations that the driver rejected, in order.
     pub(crate) rejections: Vec<RejectedRequest>,
+    /// In a dry run, the size up to which blocks were real.
+    pub(crate) real_blocks: Option<u64>,
+    /// In a dry run, the values that were read without being computed, in order.
+    pub(crate) unknown_values: Vec<UnknownValue>,
     /// The last moment at which the program is known to have run, since the recording started. The program may have run
     /// longer without an event.
     pub(crate) end: Duration,
@@ -56,6 +60,15 @@ pub(crate) struct History {
     /// True if the process is still writing the recording.
     pub(crate) still_records: bool,
     pub(super) reader: Reader<RecordingBytes>,
+}
+
+/// A value that the program of a dry run read, and that was not computed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UnknownValue {
+    /// Nanoseconds since the recording started.
+    pub(crate) time: u64,
+    pub(crate) bytes: u64,
+    pub(crate) stack: StackId,
 }
 
 /// An allocation that the driver rejected because there was not enough memory.

@@ -24,9 +24,10 @@ pub(crate) struct Limits {
     /// place with this name in reports: its peak on a device, in one process or in several together. The option may be given several times.
     #[arg(long, value_name = "[PLACE=]SIZE")]
     max_peak: Vec<PeakLimit>,
-    /// Exit with 1 if data was lost, so that numbers may be wrong: events, the end of a recording, or events before its start.
-    #[arg(long, value_enum, value_name = "WHAT")]
-    fail_if: Option<FailIf>,
+    /// Exit with 1 if numbers may be wrong. `lost`: events, the end of a recording, or events before its start were lost. `unknown`: the program
+    /// of a dry run read a value that was not computed.
+    #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
+    fail_if: Vec<FailIf>,
     /// Report exceeded limits to CI: `github` marks the lines in a pull request, and `junit=FILE` writes a JUnit test report.
     #[arg(long, value_name = "FORMAT", requires = "limits")]
     annotations: Option<Annotations>,
@@ -70,6 +71,7 @@ impl fmt::Display for PeakLimit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum FailIf {
     Lost,
+    Unknown,
 }
 
 /// Compares recordings with limits, one after another.
@@ -93,11 +95,11 @@ impl<'a> Judge<'a> {
     /// Returns whether the user asked about losses. A loss is then the result of the command, and does not make this
     /// result doubtful.
     pub(crate) fn asks_for_losses(&self) -> bool {
-        self.limits.fail_if == Some(FailIf::Lost)
+        self.limits.fail_if.contains(&FailIf::Lost)
     }
 
     pub(crate) fn has_limits(&self) -> bool {
-        !self.limits.max_peak.is_empty() || self.asks_for_losses()
+        !self.limits.max_peak.is_empty() || !self.limits.fail_if.is_empty()
     }
 
     pub(crate) fn add(&mut self, history: &History, overview: &Overview) {
@@ -122,6 +124,11 @@ impl<'a> Judge<'a> {
             lines.extend(overview.tensors_missing_in_words());
             let found = lines.into_iter().map(|line| Finding::new(format!("{}: {line}", overview.file))).collect();
             self.push(&overview.file, "nothing was lost".to_owned(), found);
+        }
+        if self.limits.fail_if.contains(&FailIf::Unknown) {
+            let unknown = overview.dry_run.iter().filter(|dry| dry.unknown_values > 0);
+            let found = unknown.map(|dry| Finding::new(format!("{}: {}", overview.file, dry.in_words()))).collect();
+            self.push(&overview.file, "all values are known".to_owned(), found);
         }
     }
 

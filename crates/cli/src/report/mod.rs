@@ -8,6 +8,7 @@ pub(crate) mod change;
 mod communicators;
 pub(crate) mod compared;
 pub(crate) mod difference;
+pub(crate) mod dry_run;
 pub(crate) mod json;
 pub(crate) mod limit;
 pub(crate) mod modules;

@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use super::{
     communicators::{Communicator, communicators},
+    dry_run::DryRunOverview,
     place_sums::{PlaceSum, place_sums, shared_sums},
     process::{Kept, kept},
     rejected::Rejections,
@@ -42,6 +43,8 @@ pub(crate) struct Overview {
     pub(crate) seconds: f64,
     /// How the GPUs that the process saw differ from the real ones. `None` if they are the real ones.
     pub(crate) cards: Option<String>,
+    /// How far the figures of a dry run hold. `None` if it was none.
+    pub(crate) dry_run: Option<DryRunOverview>,
     /// The number of allocations. `None` if the recording contains only some of them.
     pub(crate) allocations: Option<u64>,
     pub(crate) frees: Option<u64>,
@@ -362,6 +365,7 @@ impl Overview {
             rank: process.rank,
             seconds: history.end.as_secs_f64(),
             cards: process.cards.clone(),
+            dry_run: DryRunOverview::of(history),
             allocations: changes(ChangeKind::Allocated),
             frees: changes(ChangeKind::Freed),
             sources: history

@@ -15,6 +15,7 @@ use gpumem_core::{
 
 use super::{
     communicators,
+    dry_run::DryRunOverview,
     overview::{DeviceOverview, Overview},
     place_sums::PlaceSum,
     process, ranks,
@@ -67,7 +68,9 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
         if command.is_empty() { String::new() } else { format!("{}; ", shortened_command(&command.join(" "), room)) };
     writeln!(out, "{}", paint.on(Role::Text, format!("{command}{process}")))?;
     if let Some(cards) = cards {
-        writeln!(out, "{}", paint.on(Role::Heading, one_line(cards)))?;
+        let real = overview.dry_run.as_ref().and_then(DryRunOverview::real_in_words);
+        let words: Vec<_> = [Some(cards.clone()), real].into_iter().flatten().collect();
+        writeln!(out, "{}", paint.on(Role::Heading, one_line(&words.join("; "))))?;
     }
     let sources: Vec<_> = sources
         .iter()
@@ -117,7 +120,15 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     } else {
         "Not seen: CUDA contexts and kernels, other processes, and memory that was allocated before the recording."
     };
-    writeln!(out, "{}", paint.on(Role::Faint, not_seen))
+    writeln!(out, "{}", paint.on(Role::Faint, not_seen))?;
+    write_dry_run(overview, out, paint)
+}
+
+/// Writes how far the figures of a dry run hold.
+fn write_dry_run(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    let Some(dry) = &overview.dry_run else { return Ok(()) };
+    let role = if dry.unknown_values == 0 { Role::Heading } else { Role::Alarm };
+    writeln!(out, "{}", paint.on(role, one_line(&dry.in_words())))
 }
 
 /// Returns whether most of the peak belongs to PyTorch: segments of its caching allocator, or blocks of the

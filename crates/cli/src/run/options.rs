@@ -38,8 +38,8 @@ pub(crate) struct RunOptions {
 /// The cards that the program sees.
 #[derive(Debug, Args)]
 pub(super) struct Cards {
-    /// Do not compute: blocks above 2 MiB are addresses without memory, and kernels that use them are skipped. The program needs a GPU of
-    /// any size, and allocates as on the GPU of --card.
+    /// Do not compute: large blocks have no memory of their own, and kernels that use them are skipped. The program needs a GPU of any size,
+    /// and allocates as on the GPU of --card.
     #[arg(long)]
     pub(super) dry: bool,
     /// The GPU of a dry run: a size such as 24GiB, or a name such as "RTX 4090" or H100. Without this option, the GPU of this
@@ -56,6 +56,10 @@ pub(super) struct Cards {
     /// The bytes that a dry run copies to the host from memory that does not exist: 0 or 1.
     #[arg(long, value_enum, value_name = "VALUE", requires = "dry", default_value_t = Fill::Zero)]
     dry_fill: Fill,
+    /// In a dry run, the size up to which blocks have memory, such as 64MiB: kernels that use only such blocks are executed. At least 2 MiB.
+    /// Without this option, 1/64 of the GPU's free memory, and at most 64 MiB.
+    #[arg(long, value_name = "SIZE", requires = "dry", value_parser = size)]
+    real: Option<Bytes>,
     /// Fail allocations that a GPU of this size could not serve. The program computes as usual.
     #[arg(long, value_name = "CARD", conflicts_with_all = ["dry", "dormant"], value_parser = card)]
     limit: Option<Bytes>,
@@ -88,11 +92,12 @@ impl Cards {
 
     /// Returns the GPUs that the program sees, or `None` if they are the real ones.
     pub(super) fn of_program(&self, shared: Option<u64>) -> Option<options::Cards> {
-        let Self { dry, card, count, dry_fill, limit, .. } = self;
+        let Self { dry, card, count, dry_fill, real, limit, .. } = self;
         let mode = match limit {
             Some(card) => CardMode::Limit { card: card.get() },
             None if *dry => {
-                CardMode::Dry { card: card.map(Bytes::get), cards: count.unwrap_or(0), fill: *dry_fill as u8 }
+                let (card, cards, fill) = (card.map(Bytes::get), count.unwrap_or(0), *dry_fill as u8);
+                CardMode::Dry { card, cards, fill, real: real.map(Bytes::get) }
             }
             None => return None,
         };

@@ -8,6 +8,7 @@ use std::{
 use gpumem_core::{
     export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, or_unknown},
     model::Bytes,
+    report::counted,
 };
 use gpumem_driver::settings::CONTEXT;
 use serde::Serialize;
@@ -44,6 +45,8 @@ pub(crate) struct AnswerRow {
     /// does not count.
     #[serde(rename = "refused")]
     pub(crate) rejected: u64,
+    /// The number of values that the program of a dry run read although they were not computed: sizes that depend on them may differ.
+    pub(crate) unknown_values: u64,
     /// The memory of the smallest card on which the program succeeds and gets everything it requests. It is up to 2 %
     /// too large. `None` if the program failed.
     pub(crate) smallest_card_bytes: Option<u64>,
@@ -151,9 +154,18 @@ impl Answer {
         }
         let notes = match &self.by {
             By::DryRuns(count) => {
-                vec![format!(
+                let card = format!(
                     "{count} dry runs. The size of a GPU is all of its memory, including {CONTEXT} for the context."
-                )]
+                );
+                let unknown = self.rows.iter().map(|row| row.unknown_values).max().filter(|most| *most > 0);
+                let unknown = unknown.map(|most| {
+                    let next = "`gpumem run --dry` shows where, and sizes that depend on them may differ";
+                    format!(
+                        "Up to {} read from memory that is not there: {next}.",
+                        counted(most, "value was", "values were")
+                    )
+                });
+                [Some(card), unknown].into_iter().flatten().collect()
             }
             By::Replay(recorded) => recorded.notes(),
         };

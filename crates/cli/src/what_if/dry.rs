@@ -95,10 +95,17 @@ pub(crate) fn largest(question: &Question, name: &str) -> Result<Largest, Failur
 impl Trials {
     /// Returns what the program needs, with the smallest card on which it succeeds.
     fn row(&self, environment: &str, outcome: Outcome) -> Result<AnswerRow, Failure> {
-        let Outcome { most, enough, rejected, failed } = outcome;
+        let Outcome { most, enough, rejected, unknown_values, failed } = outcome;
         let most_bytes = failed.is_none().then_some(most);
-        let mut row =
-            AnswerRow { environment: environment.to_owned(), most_bytes, rejected, failed, ..AnswerRow::default() };
+        let environment_name = environment.to_owned();
+        let mut row = AnswerRow {
+            environment: environment_name,
+            most_bytes,
+            rejected,
+            unknown_values,
+            failed,
+            ..AnswerRow::default()
+        };
         if row.failed.is_some() {
             return Ok(row);
         }

@@ -32,6 +32,8 @@ pub(super) struct Outcome {
     pub(super) enough: u64,
     /// The number of requests that failed for good.
     pub(super) rejected: u64,
+    /// The number of values that the program read although they were not computed.
+    pub(super) unknown_values: u64,
     /// Why the program failed.
     pub(super) failed: Option<String>,
 }
@@ -127,6 +129,8 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
     let missed =
         |overview: &Overview| overview.rejected.as_ref().map_or(0, |rejected| rejected.count - rejected.obtained_soon);
     let rejected = overviews.iter().map(missed).sum();
+    let unknown = |overview: &Overview| overview.dry_run.as_ref().map_or(0, |dry| dry.unknown_values);
+    let unknown_values = overviews.iter().map(unknown).sum();
     let most = peaks.iter().max().copied();
     let enough = peaks.iter().map(|peak| peak + CONTEXT.get()).sum();
     let failed = match (is_success, most) {
@@ -146,5 +150,5 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
             Some(format!("it ended with {status}{said}"))
         }
     };
-    Outcome { most: most.unwrap_or(0), enough, rejected, failed }
+    Outcome { most: most.unwrap_or(0), enough, rejected, unknown_values, failed }
 }

@@ -129,6 +129,8 @@ impl Ledger {
             | EventKind::Free { .. }
             // These events change nothing.
             | EventKind::Rejected { .. }
+            | EventKind::RealBlocks { .. }
+            | EventKind::UnknownValue { .. }
             | EventKind::Mark { .. }
             | EventKind::Read { .. }
             // All undecided blocks were decided before.

@@ -91,6 +91,10 @@ pub enum EventKind {
     /// The driver rejected an allocation because there was not enough memory. This is posted only while a recording is made. The
     /// device is not known for some pools, and for memory of the host.
     Rejected { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId },
+    /// In a dry run, blocks up to this size are real. This is posted once.
+    RealBlocks { largest: Bytes },
+    /// In a dry run, the program has copied a value to the host that was not computed.
+    UnknownValue { bytes: Bytes, stack: StackId },
     /// The program marked this moment. The callsite has the name of the mark. This is posted only while a recording is
     /// made.
     Mark { callsite: CallsiteId },
@@ -129,13 +133,13 @@ impl EventKind {
         )
     }
 
-    /// Returns the stack of the allocated block, of the block that the source knows, or of the rejected allocation.
+    /// Returns the stack of the allocated block, of the block that the source knows, or of the rejected allocation or the unknown value.
     pub const fn stack(&self) -> Option<StackId> {
         match self {
             Self::Alloc { block, .. } | Self::Free { block: Some(block), .. } | Self::LateLookup { block } => {
                 Some(block.stack)
             }
-            Self::Rejected { stack, .. } => Some(*stack),
+            Self::Rejected { stack, .. } | Self::UnknownValue { stack, .. } => Some(*stack),
             _ => None,
         }
     }

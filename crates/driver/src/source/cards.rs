@@ -20,6 +20,37 @@ pub fn replaced_cards() -> Option<(String, Option<Bytes>)> {
     mode
 }
 
+macro_rules! of_dry_run {
+    ($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty, $call:expr, $default:expr) => {
+        $(#[$doc])*
+        #[cfg(feature = "cuda")]
+        pub(super) fn $name($($argument: $type),*) -> $result {
+            #[cfg(all(feature = "dry", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+            return $call;
+            #[cfg(not(all(feature = "dry", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+            {
+                $(_ = $argument;)*
+                $default
+            }
+        }
+    };
+}
+
+of_dry_run! {
+    /// Returns whether the GPUs are not the real ones, and the driver's own memory can be measured all the same.
+    have_real_drivers_memory() -> bool, dispatch::dry::has_real_drivers_memory(), false
+}
+
+of_dry_run! {
+    /// Returns the memory that this process has on a device in a dry run, without the driver's own. `None` if it is not one.
+    taken_in_dry_run(ordinal: u32) -> Option<u64>, dispatch::dry::taken(ordinal), None
+}
+
+of_dry_run! {
+    /// Tells the GPUs that are not the real ones how much memory the driver takes for itself.
+    set_driver_memory(ordinal: u32, bytes: u64) -> (), dispatch::dry::set_driver_memory(ordinal, bytes), ()
+}
+
 /// Replaces the program's GPUs with this one. Earlier allocations would not be on it, so the program must not have a context yet.
 #[cfg(feature = "dry")]
 pub(super) fn replace(card: Card) -> Result<()> {

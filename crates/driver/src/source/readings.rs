@@ -56,6 +56,17 @@ pub(super) fn device_memory(ordinal: u32) -> Option<u64> {
     by_nvml(device(ordinal).ok()?).ok().map(|memory| memory.used.get())
 }
 
+/// Returns whether NVML shows the memory of this process. Of simulated GPUs it shows nothing, and if the GPUs only have another size, only its
+/// list of processes is real.
+pub(super) fn lists_processes() -> bool {
+    has_nvml() || has_only_list()
+}
+
+/// Returns whether only NVML's list of processes is real.
+pub(super) fn has_only_list() -> bool {
+    cards::have_real_drivers_memory()
+}
+
 /// Returns whether NVML can be used: it does not know the simulated GPUs of a dry run.
 pub(super) fn has_nvml() -> bool {
     cards::replaced_cards().is_none()

@@ -110,6 +110,7 @@ impl Definer {
                     device.map_or(Ok(()), |device| self.device(device, write))?;
                     self.stack(stack, write)
                 }
+                EventKind::UnknownValue { stack, .. } => self.stack(stack, write),
                 EventKind::Open { spec, .. } => {
                     self.device(spec.device, write)?;
                     self.callsite(spec.callsite, write)

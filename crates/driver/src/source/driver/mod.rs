@@ -7,6 +7,8 @@
 mod blocks;
 mod captures;
 mod contexts;
+#[cfg(all(feature = "dry", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod dry_run;
 mod events;
 mod frees;
 mod graphs;

@@ -17,7 +17,7 @@ use once_cell::sync::Lazy;
 
 use super::{
     super::{
-        readings,
+        cards, readings,
         recorder::{self, before_allocation, live, record},
         stacks,
     },
@@ -110,6 +110,14 @@ fn all() -> MutexGuard<'static, BTreeMap<u32, DeviceMemory>> {
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns the bytes that the driver maps for allocations in addition to their sizes. `None` if they are not known.
+fn rounding(ordinal: u32) -> Option<u64> {
+    match cards::taken_in_dry_run(ordinal) {
+        Some(_) => Some(0),
+        None => recorder::rounding(cuda_device(ordinal)),
+    }
+}
+
 fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
@@ -117,7 +125,9 @@ fn signed(bytes: u64) -> i64 {
 /// Reads the memory before a call that can change the driver's.
 pub(super) fn starts(ordinal: Option<u32>, creates_context: bool) {
     // While a thread ends, its thread-local variables may be gone. Its calls then count as not known.
-    let Some(ordinal) = ordinal.filter(|_| readings::has_nvml() && BEFORE.try_with(|_| ()).is_ok()) else { return };
+    let Some(ordinal) = ordinal.filter(|_| readings::lists_processes() && BEFORE.try_with(|_| ()).is_ok()) else {
+        return;
+    };
     let mut all = all();
     let device = all.entry(ordinal).or_default();
     let is_first_context = creates_context && device.starts == 0 && !cuda::has_primary_context(ordinal.cast_signed());
@@ -164,6 +174,9 @@ pub(super) fn done(ordinal: Option<u32>, work: DriverWork) {
     device.running -= 1;
     let is_shared = before.is_shared || device.starts != before.starts;
     device.finish(&before, is_shared, work);
+    if readings::has_only_list() && device.rows.have_context() {
+        cards::set_driver_memory(before.ordinal, device.rows.bytes());
+    }
 }
 
 /// Forgets a pool that is about to be destroyed. No thread reads it while this waits for the lock.
@@ -176,7 +189,8 @@ pub(super) fn pool_destroyed(pool: u64) {
 /// the same a moment later is an allocation that another thread is making: it is not recorded yet.
 pub(in crate::source) fn compare(ordinal: u32) {
     const MOMENT: Duration = Duration::from_millis(2);
-    if !readings::has_nvml() || dispatch::subscribed().is_none() {
+    // In a dry run, the blocks that gpumem puts behind addresses would be found.
+    if !readings::lists_processes() || cards::taken_in_dry_run(ordinal).is_some() || dispatch::subscribed().is_none() {
         return;
     }
     calls::as_observer(|| {
@@ -229,8 +243,7 @@ impl DeviceMemory {
         let Some(bytes) = self.listed(ordinal) else { return };
         self.measured_by(ordinal, DriverGauge::Process);
         let allocated = self.allocated(ordinal);
-        let rounding = recorder::rounding(cuda_device(ordinal)).unwrap_or(0);
-        let earlier = bytes.saturating_sub(allocated + rounding);
+        let earlier = bytes.saturating_sub(allocated + rounding(ordinal).unwrap_or(0));
         self.rows.grow(ordinal, MemKind::Earlier, earlier, StackId::NONE, None);
     }
 
@@ -249,6 +262,9 @@ impl DeviceMemory {
 
     /// Returns the bytes that allocations explain. A pool explains what it has reserved.
     fn allocated(&self, ordinal: u32) -> u64 {
+        if let Some(taken) = cards::taken_in_dry_run(ordinal) {
+            return taken;
+        }
         let live = live(cuda_device(ordinal));
         let bytes = |kind: MemKind| live.kinds[kind as usize];
         let reserved: u64 = self.pools(ordinal).iter().map(|(_, state)| state.reserved).sum();
@@ -268,7 +284,7 @@ impl DeviceMemory {
 
     /// Reads the memory. The device's memory is read in a fraction of the time that the list of processes takes.
     fn read(&mut self, ordinal: u32) -> Option<Reading> {
-        let is_of_process = self.gauge == Some(DriverGauge::Process) && self.has_others;
+        let is_of_process = self.gauge == Some(DriverGauge::Process) && self.has_others || readings::has_only_list();
         let bytes = if is_of_process { self.listed(ordinal)? } else { readings::device_memory(ordinal)? };
         Some(Reading { bytes, is_of_process, allocated: self.allocated(ordinal) })
     }
@@ -489,7 +505,7 @@ impl DeviceMemory {
     fn unexplained_now(&mut self, ordinal: u32) -> Option<i64> {
         let listed = readings::listed_memory(ordinal)?;
         self.has_others = listed.others > 0;
-        let explained = self.allocated(ordinal) + recorder::rounding(cuda_device(ordinal))? + self.rows.bytes();
+        let explained = self.allocated(ordinal) + rounding(ordinal)? + self.rows.bytes();
         // Without a context, the process is not in the list.
         Some(signed(listed.own.unwrap_or(0)) - signed(explained))
     }

@@ -43,6 +43,8 @@ pub(in crate::source) fn subscribe(requested: Option<Source>) -> Result<Intercep
 
 /// Starts to send the calls that this source intercepts to `R`.
 pub(in crate::source) fn subscribe_to<R: RecordEvents>(source: Source) -> Result<()> {
+    #[cfg(all(feature = "dry", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+    super::dry_run::watch();
     if source == Source::Dispatch {
         return dispatch::subscribe::<Observer<R>>();
     }

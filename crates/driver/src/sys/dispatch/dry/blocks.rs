@@ -5,13 +5,13 @@ use std::{ffi::c_int, ptr};
 use cudarc::driver::sys;
 
 use super::{
-    cards,
-    memory::{Backing, Block},
-    mode::{LARGEST_REAL, MODE, Mode},
-    places::PAGE,
+    behind, cards,
+    memory::Backing,
+    mode::is_dry_run,
+    places::{PAGE, Place},
     state::{
-        CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, here, inside, is_real, memory, put,
-        watch,
+        CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, here, inside, is_dry, is_real,
+        largest_real, memory, put, watch, watch_real,
     },
 };
 use crate::{device_model::ModelError, sys::cuda};
@@ -38,25 +38,30 @@ pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, stream: u64,
         Ok(grant) => grant,
         Err(error) => return code_of(error),
     };
+    let dry = || place(bytes, device).map(|address| (address, Backing::Dry)).ok_or(CUDA_ERROR_OUT_OF_MEMORY);
     let result = if is_real(bytes) {
         match real() {
             // SAFETY: the call succeeded, so it wrote the address.
             SUCCESS => Ok((unsafe { get(out) }, Backing::Real)),
+            // Other processes may use the memory of the real GPU.
+            CUDA_ERROR_OUT_OF_MEMORY if is_dry_run() => dry(),
             code => Err(code),
         }
     } else {
-        reserve(bytes).map(|address| (address, Backing::Dry)).ok_or(CUDA_ERROR_OUT_OF_MEMORY)
+        dry()
     };
     match result {
         Ok((address, backing)) => {
             memory().insert(address, bytes, backing, context, device, Some(grant));
             if backing == Backing::Dry || cards::are_apart() {
                 watch(address, bytes);
+            } else {
+                watch_real(address, bytes);
             }
             if backing == Backing::Dry {
                 // SAFETY: this function's contract requires that `out` is valid for writing the address.
                 unsafe { put(out, address) };
-            } else if matches!(MODE.get(), Some(Mode::Dry { .. })) {
+            } else if is_dry_run() {
                 clear(address, bytes);
             }
             SUCCESS
@@ -68,36 +73,55 @@ pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, stream: u64,
     }
 }
 
-/// Reserves addresses without memory.
-#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
-pub(super) fn reserve(bytes: u64) -> Option<u64> {
-    const TRIES: usize = 8;
+/// How often a place is tried. The driver may have its own memory there.
+const TRIES: usize = 8;
 
+/// Returns addresses for a dry block. Another block may have had them.
+fn place(bytes: u64, device: u32) -> Option<u64> {
     let bytes = bytes.checked_next_multiple_of(PAGE)?;
-    let at = |place| {
-        let mut address = 0;
-        // SAFETY: the out-parameter is live.
-        inside(|| unsafe { sys::cuMemAddressReserve(&raw mut address, bytes as usize, PAGE as usize, place, 0) })
-            .result()
-            .map(|()| address)
-            .ok()
-    };
     for _ in 0..TRIES {
-        let place = memory().places.take(bytes);
-        match at(place) {
-            Some(address) if address == place || place == 0 => return Some(address),
-            // The driver has its own memory at this place, which is not tried again. SAFETY: the range was just reserved, and no other code
-            // uses it.
-            Some(address) => _ = inside(|| unsafe { sys::cuMemAddressFree(address, bytes as usize) }),
-            None => {}
+        let Place { start, new } = memory().places.take(bytes)?;
+        let Some(end) = new else { return Some(start) };
+        if reserve_at(start, end - start) == Some(start) {
+            behind::put(start, end - start, device);
+            return Some(start);
         }
+        memory().places.discard(start, end);
     }
-    at(0)
+    let start = reserve_at(0, bytes)?;
+    behind::put(start, bytes, device);
+    Some(start)
+}
+
+/// Reserves addresses without memory for the program.
+pub(super) fn reserve(bytes: u64) -> Option<u64> {
+    let place = || Some(memory().program_places.take(bytes)?.start);
+    let reserved = (0..TRIES).find_map(|_| {
+        let place = place()?;
+        reserve_at(place, bytes).filter(|start| *start == place)
+    });
+    reserved.or_else(|| reserve_at(0, bytes))
+}
+
+/// Reserves addresses from this one on, or somewhere else if it is 0. Returns where they are, or `None` if the driver has its own memory
+/// there.
+#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
+fn reserve_at(place: u64, bytes: u64) -> Option<u64> {
+    let mut start = 0;
+    // SAFETY: the out-parameter is live.
+    let code = inside(|| unsafe { sys::cuMemAddressReserve(&raw mut start, bytes as usize, PAGE as usize, place, 0) });
+    code.result().ok()?;
+    if place == 0 || start == place {
+        return Some(start);
+    }
+    // SAFETY: the range was just reserved, and no other code uses it.
+    _ = inside(|| unsafe { sys::cuMemAddressFree(start, bytes as usize) });
+    None
 }
 
 /// Sets real memory to zeros, so that an index that a skipped kernel should have written there is valid.
 #[allow(clippy::cast_possible_truncation, reason = "a block is as large as `usize` on these targets")]
-fn clear(address: u64, bytes: u64) {
+pub(super) fn clear(address: u64, bytes: u64) {
     // A new stream does not wait for the program's work, and may be used while a stream is captured.
     inside(|| {
         cuda::relaxed(|| {
@@ -118,38 +142,23 @@ fn clear(address: u64, bytes: u64) {
 /// Removes all blocks of a destroyed context.
 fn end_context(context: u64) {
     cards::forget(context);
-    let dry = memory().remove_all(|block| block.context == context);
-    for (address, block) in dry {
-        release_block(address, block);
-    }
-}
-
-#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
-fn release_block(address: u64, block: Block) {
-    let bytes = block.bytes.next_multiple_of(PAGE) as usize;
-    // SAFETY: the range was reserved for this block, which no longer exists.
-    let _ = inside(|| unsafe { sys::cuMemAddressFree(address, bytes) }).result();
-    memory().places.release(address, bytes as u64);
+    memory().remove_all_of(context);
 }
 
 pub(super) fn free(address: u64, real: Real<'_>) -> u32 {
     let known = memory().blocks.get(&address).copied();
     match known {
-        Some(block) if block.backing == Backing::Dry => {
-            // After this line, another thread may get the address.
-            let removed = memory().remove(address);
-            if removed.is_none() {
-                return CUDA_ERROR_INVALID_VALUE;
-            }
-            release_block(address, block);
-            SUCCESS
-        }
+        // Another thread may free it at the same time, and after this another thread may get the address.
+        Some(block) if block.backing == Backing::Dry => match memory().remove(address) {
+            Some(_) => SUCCESS,
+            None => CUDA_ERROR_INVALID_VALUE,
+        },
         Some(_) => {
             let removed = memory().blocks.remove(&address);
             let result = real();
             let mut memory = memory();
             match (removed, result) {
-                (Some(block), SUCCESS) => memory.withdraw_block(block),
+                (Some(block), SUCCESS) => memory.withdraw_block(address, block),
                 // The block still exists.
                 (Some(block), _) => _ = memory.blocks.insert(address, block),
                 (None, _) => {}
@@ -171,7 +180,7 @@ pub(super) unsafe fn alloc_pitch(words: &[u64], real: Real<'_>) -> u32 {
     // SAFETY: the first two arguments are the places for the address and the pitch.
     unsafe {
         let result = alloc(words[0], bytes, None, 0, real);
-        if result == SUCCESS && !is_real(bytes) {
+        if result == SUCCESS && is_dry(get(words[0])) {
             put(words[1], pitch);
         }
         result
@@ -184,7 +193,7 @@ pub(super) unsafe fn alloc_pitch(words: &[u64], real: Real<'_>) -> u32 {
 /// `words` must be the arguments of `cuMemAllocManaged`.
 pub(super) unsafe fn alloc_managed(words: &[u64], real: Real<'_>) -> u32 {
     let result = real();
-    if result == SUCCESS && words[1] > LARGEST_REAL {
+    if result == SUCCESS && words[1] > largest_real() {
         // SAFETY: the call succeeded, so it wrote the address.
         let address = unsafe { get(words[0]) };
         watch(address, words[1]);

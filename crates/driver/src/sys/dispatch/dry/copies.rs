@@ -12,10 +12,11 @@ use cudarc::driver::sys;
 
 use super::{
     memory::Backing,
-    mode::LARGEST_REAL,
-    state::{CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, memory, watch},
+    state::{
+        ALWAYS_REAL, CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, is_freed, memory, watch,
+    },
     table::Place,
-    work::fill,
+    work::{fill, value_read},
 };
 
 /// Addresses on one side of a copy.
@@ -105,6 +106,7 @@ pub(super) unsafe fn copy(to: Range, from: Range, real: Real<'_>) -> u32 {
     // The driver does not know dry addresses, and would treat them as addresses of the host.
     let is_wrong = |side: &Range| match side.place {
         Place::Host if !is_skipped => side.bytes > 0 && (is_dry(side.address) || !side.is_mapped()) && !side.is_valid(),
+        Place::Device | Place::Either if side.bytes > 0 && is_freed(side.address) => true,
         _ => is_skipped && !side.is_valid(),
     };
     if sides.iter().any(is_wrong) {
@@ -116,13 +118,42 @@ pub(super) unsafe fn copy(to: Range, from: Range, real: Real<'_>) -> u32 {
             // SAFETY: the driver has just read these bytes.
             unsafe { note_pointers(to.address, from) };
         }
+        if result == SUCCESS {
+            note_values(to, from);
+        }
         return result;
     }
     if to.bytes > 0 && to.is_on_host() {
         // SAFETY: the program requested a copy to this range, which is valid.
         unsafe { fill(to.address, to.bytes) };
+    } else {
+        set_values(to, true);
     }
     SUCCESS
+}
+
+/// Notes which values are unknown after a copy that was executed. Counts a copy of unknown values to the host.
+fn note_values(to: Range, from: Range) {
+    if !has_any_dry() || to.bytes == 0 {
+        return;
+    }
+    let is_unknown = from.place != Place::Host && memory().is_unknown(from.address) == Some(true);
+    if !set_values(to, is_unknown) && is_unknown && to.is_on_host() {
+        value_read(to.bytes);
+    }
+}
+
+/// Notes whether the values of a range in real memory are unknown. Returns false if it is elsewhere.
+fn set_values(to: Range, is_unknown: bool) -> bool {
+    let Range { place, address, bytes } = to;
+    place != Place::Host && has_any_dry() && memory().set_range_unknown(address..address + bytes, is_unknown)
+}
+
+/// Notes that the program sets the values from an address on.
+pub(super) fn is_known_now(address: u64) {
+    if has_any_dry() {
+        memory().set_unknown(address, false);
+    }
 }
 
 /// Checks whether bytes that the program has copied to real memory contain dry addresses. Kernels must then not use that memory.
@@ -131,7 +162,7 @@ pub(super) unsafe fn copy(to: Range, from: Range, real: Real<'_>) -> u32 {
 /// If the range is valid, its bytes must be readable.
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
 unsafe fn note_pointers(to: u64, from: Range) {
-    if from.bytes > LARGEST_REAL || !has_any_dry() || !from.is_valid() {
+    if from.bytes > ALWAYS_REAL || !has_any_dry() || !from.is_valid() {
         return;
     }
     let Range { address, bytes, .. } = from;
@@ -153,7 +184,14 @@ pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
     let copies: Vec<[u64; 3]> =
         (0..words[3]).map(|at| [0, 1, 2].map(|list: usize| unsafe { get(words[list] + at * 8) })).collect();
     if !copies.iter().any(|[to, from, _]| is_dry(*to) || is_dry(*from)) {
-        return real();
+        let result = real();
+        if result == SUCCESS {
+            for [to, from, bytes] in copies {
+                let [to, from] = [to, from].map(|address| Range::new(Place::Either, address, bytes));
+                note_values(to, from);
+            }
+        }
+        return result;
     }
     let stream = words[words.len() - 1];
     for [to, from, bytes] in copies {
@@ -244,16 +282,22 @@ impl Rows {
         Some(Self { to, from, size: [word(22), word(23), word(24)] })
     }
 
+    /// Returns the addresses of all rows on both sides.
+    fn ranges(&self) -> Option<(Range, Range)> {
+        Some((self.to.range(self.size)?, self.from.range(self.size)?))
+    }
+
     /// Returns the result of a copy that is skipped, and the range that it would write. Returns `None` if the copy is executed.
     fn skipped(&self) -> Option<Result<Range, u32>> {
         // Only the driver knows whether a wrong copy of real memory is an error.
-        let is_dry = |side: &Side| side.place != Place::Array && is_dry(side.address);
-        if !is_dry(&self.to) && !is_dry(&self.from) {
+        let sides = [&self.to, &self.from].into_iter().filter(|side| side.place != Place::Array);
+        if sides.clone().any(|side| is_freed(side.address)) {
+            return Some(Err(CUDA_ERROR_INVALID_VALUE));
+        }
+        if !sides.clone().any(|side| is_dry(side.address)) {
             return None;
         }
-        let [Some(to), Some(from)] = [&self.to, &self.from].map(|side| side.range(self.size)) else {
-            return Some(Err(CUDA_ERROR_INVALID_VALUE));
-        };
+        let Some((to, from)) = self.ranges() else { return Some(Err(CUDA_ERROR_INVALID_VALUE)) };
         if !to.is_valid() || !from.is_valid() {
             return Some(Err(CUDA_ERROR_INVALID_VALUE));
         }
@@ -264,7 +308,13 @@ impl Rows {
 /// # Safety
 /// The program must have requested this copy.
 pub(super) unsafe fn copy_rows(rows: Option<&Rows>, real: Real<'_>) -> u32 {
-    let Some((rows, skipped)) = rows.and_then(|rows| Some((rows, rows.skipped()?))) else { return real() };
+    let Some((rows, skipped)) = rows.and_then(|rows| Some((rows, rows.skipped()?))) else {
+        let result = real();
+        if let (SUCCESS, Some((to, from))) = (result, rows.and_then(Rows::ranges)) {
+            note_values(to, from);
+        }
+        return result;
+    };
     match skipped {
         Err(code) => return code,
         Ok(to) if to.bytes > 0 && to.is_on_host() => {
@@ -275,7 +325,7 @@ pub(super) unsafe fn copy_rows(rows: Option<&Rows>, real: Real<'_>) -> u32 {
                 unsafe { fill(to.address + (z * rows + y) * pitch, width) };
             }
         }
-        Ok(_) => {}
+        Ok(to) => _ = set_values(to, true),
     }
     SUCCESS
 }

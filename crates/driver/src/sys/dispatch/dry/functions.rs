@@ -9,6 +9,7 @@ use super::{
     replaced::DRIVERS,
     state::{
         CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, IS_INSIDE, SUCCESS, get, inside, is_dry, is_dry_handle,
+        is_freed,
     },
     table::{CardCall, FUNCTIONS, Place, Replacement, with_functions},
     work,
@@ -75,7 +76,7 @@ unsafe fn run(shape: Replacement, names: &[&str], words: &[u64], driver: &dyn Fn
         return real();
     }
     // SAFETY: the caller passes the arguments of the function, which each of these takes.
-    unsafe {
+    let result = unsafe {
         match shape {
             Replacement::Alloc => blocks::alloc(words[0], words[1], None, 0, real),
             Replacement::AllocPooled { pool } => {
@@ -111,6 +112,12 @@ unsafe fn run(shape: Replacement, names: &[&str], words: &[u64], driver: &dyn Fn
             Replacement::RejectHandle(at) if is_dry_handle(words[at]) => CUDA_ERROR_NOT_SUPPORTED,
             Replacement::Reject => CUDA_ERROR_NOT_SUPPORTED,
             Replacement::Skip(addresses) if addresses.iter().any(|at| is_dry(words[*at])) => SUCCESS,
+            Replacement::Set if is_dry(words[0]) => SUCCESS,
+            Replacement::Set if is_freed(words[0]) => CUDA_ERROR_INVALID_VALUE,
+            Replacement::Set => {
+                copies::is_known_now(words[0]);
+                real()
+            }
             Replacement::Copy(places, at) => {
                 let [to, from] = [0, 1].map(|side| Range::new(places[side], words[at[side]], words[at[2]]));
                 copies::copy(to, from, real)
@@ -122,16 +129,16 @@ unsafe fn run(shape: Replacement, names: &[&str], words: &[u64], driver: &dyn Fn
                 let extra = extra.map_or(0, |extra| words[extra]);
                 // The rows of the grid are an argument, or the second int of the `CUlaunchConfig`.
                 let rows = if function == 0 { words[2] } else { get(words[0]) >> 32 };
-                if work::uses_dry_memory(words[function], rows, words[parameters], extra) { SUCCESS } else { real() }
+                if work::is_skipped(words[function], rows, words[parameters], extra) { SUCCESS } else { real() }
             }
-            Replacement::KernelNode if nodes::kernel_uses_dry_memory(words[4]) => nodes::empty_node(words),
+            Replacement::KernelNode if nodes::is_kernel_skipped(words[4]) => nodes::empty_node(words),
             Replacement::CopyNode => match copies::skipped_node(Rows::of_3d(words[4]).as_ref()) {
                 Some(SUCCESS) => nodes::empty_node(words),
                 skipped => skipped.unwrap_or_else(real),
             },
             Replacement::SetNode if is_dry(get(words[4])) => nodes::empty_node(words),
             Replacement::Node { parameters } => nodes::node(words, parameters, real),
-            Replacement::ChangeKernelNode(at) if nodes::kernel_uses_dry_memory(words[at]) => SUCCESS,
+            Replacement::ChangeKernelNode(at) if nodes::is_kernel_skipped(words[at]) => SUCCESS,
             Replacement::ChangeCopyNode(at) => {
                 copies::skipped_node(Rows::of_3d(words[at]).as_ref()).unwrap_or_else(real)
             }
@@ -141,5 +148,7 @@ unsafe fn run(shape: Replacement, names: &[&str], words: &[u64], driver: &dyn Fn
             Replacement::Card(call) => card_calls::run(call, words, real, driver),
             _ => real(),
         }
-    }
+    };
+    work::note_failure(result);
+    result
 }

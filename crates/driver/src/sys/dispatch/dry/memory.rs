@@ -2,11 +2,15 @@
 //!
 //! This module has no lock and calls nothing. The functions of the driver are in `functions`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Range,
+};
 
 use super::{
     places::{PAGE, Places},
     shared::{Shared, number_of},
+    unknown::UnknownValues,
 };
 use crate::{
     device_model::{DeviceModel, ModelError},
@@ -24,6 +28,13 @@ pub(super) enum Backing {
     Dry,
     /// The driver allocates memory for the block when it is touched. Kernels do not touch it.
     Managed,
+}
+
+impl Backing {
+    /// Returns whether the block has its own memory.
+    pub(super) fn is_real(self) -> bool {
+        matches!(self, Self::Real | Self::Pointers)
+    }
 }
 
 /// A block at an address.
@@ -74,6 +85,13 @@ pub(super) struct ProcessMemory {
     pub(super) physical: HashMap<u64, Physical>,
     pub(super) mapped: BTreeMap<u64, Mapping>,
     pub(super) places: Places,
+    /// The places of addresses that the program reserves.
+    pub(super) program_places: Places,
+    /// The memory that the driver takes for itself, by device, if it is known.
+    driver: BTreeMap<u32, u64>,
+    /// The bytes of real blocks.
+    real: u64,
+    unknown: UnknownValues,
     /// The number of dry blocks and dry handles so far.
     dry: u64,
 }
@@ -88,8 +106,22 @@ pub(super) struct Grant {
 
 impl ProcessMemory {
     pub(super) fn new(card: u64, shared: Option<Shared>) -> Self {
-        let (cards, blocks, physical, mapped) = Default::default();
-        Self { card, cards, shared, blocks, physical, mapped, places: Places::new(), dry: 0 }
+        let (cards, blocks, physical, mapped, driver) = Default::default();
+        let (places, program_places) = (Places::OF_BLOCKS, Places::OF_PROGRAM);
+        Self {
+            card,
+            cards,
+            shared,
+            blocks,
+            physical,
+            mapped,
+            places,
+            program_places,
+            driver,
+            real: 0,
+            unknown: UnknownValues::default(),
+            dry: 0,
+        }
     }
 
     /// Runs `action` with the model of a GPU, which gets a context if it has none. The model does not contain the memory of other
@@ -186,29 +218,94 @@ impl ProcessMemory {
         self.dry += u64::from(backing == Backing::Dry);
         let (model, is_pooled) = (grant.map(|grant| grant.model), grant.is_some_and(|grant| grant.is_pooled));
         let block = Block { bytes, backing, device, context, number: self.dry, model, is_pooled };
-        if let Some(older) = self.blocks.insert(address, block) {
-            self.withdraw_block(older);
+        if backing == Backing::Real {
+            self.real += bytes;
         }
+        if let Some(older) = self.blocks.insert(address, block) {
+            self.withdraw_block(address, older);
+        }
+    }
+
+    /// Returns the start of the real block or mapping that contains this address.
+    fn real_block(&self, address: u64) -> Option<u64> {
+        let block = self.block_at(address).map(|(start, block)| (start, *block));
+        let (start, block) = block.or_else(|| self.mapped_as_block(address))?;
+        block.backing.is_real().then_some(start)
+    }
+
+    /// Returns whether the values at this address are in real memory and unknown. `None` if they are elsewhere.
+    pub(super) fn is_unknown(&self, address: u64) -> Option<bool> {
+        Some(self.unknown.is_unknown(self.real_block(address)?, address))
+    }
+
+    /// Sets whether the values from an address on are unknown, if it is in real memory.
+    pub(super) fn set_unknown(&mut self, address: u64, is_unknown: bool) {
+        if self.real_block(address).is_some() {
+            self.unknown.set(address, is_unknown);
+        }
+    }
+
+    /// Sets whether the values of a range are unknown. Returns false if it is not in real memory.
+    pub(super) fn set_range_unknown(&mut self, range: Range<u64>, is_unknown: bool) -> bool {
+        let block = self.real_block(range.start);
+        block.map(|block| self.unknown.set_range(block, range, is_unknown)).is_some()
+    }
+
+    /// Returns the bytes of blocks and handles on a device that have their own memory.
+    pub(super) fn taken(&self, device: u32) -> u64 {
+        let blocks = self.blocks.values().filter(|block| block.device == device && block.backing.is_real());
+        let handles = self.physical.values().filter(|physical| physical.device == device && !physical.is_dry);
+        let bytes: u64 = blocks.map(|block| block.bytes).sum();
+        bytes.next_multiple_of(PAGE) + handles.map(|physical| physical.bytes).sum::<u64>()
+    }
+
+    /// Sets the memory that the driver takes on a device for itself. Before, it is that of a context.
+    pub(super) fn set_driver_memory(&mut self, device: u32, bytes: u64) {
+        let before = self.driver.insert(device, bytes);
+        self.on_card(device, |card| {
+            let before = before.unwrap_or_else(|| CONTEXT.get().min(card.total()));
+            card.release(before.saturating_sub(bytes));
+            let more = bytes.saturating_sub(before);
+            // On a full GPU, the driver returns an error to the program.
+            _ = card.hold(more).or_else(|_| card.hold(card.free()));
+        });
+    }
+
+    /// Returns the bytes of real blocks.
+    pub(super) fn real(&self) -> u64 {
+        self.real
     }
 
     /// Removes a block. Returns `None` if it is not known.
     pub(super) fn remove(&mut self, address: u64) -> Option<Block> {
         let block = self.blocks.remove(&address)?;
-        self.withdraw_block(block);
+        self.withdraw_block(address, block);
         Some(block)
     }
 
-    pub(super) fn withdraw_block(&mut self, Block { device, model, is_pooled, .. }: Block) {
+    /// Releases what a block has taken that was at this address.
+    pub(super) fn withdraw_block(&mut self, address: u64, block: Block) {
+        let Block { bytes, backing, device, model, is_pooled, .. } = block;
+        match backing {
+            Backing::Dry => self.places.release(address, bytes),
+            _ if backing.is_real() => {
+                self.real = self.real.saturating_sub(bytes);
+                self.unknown.forget(address..address + bytes);
+            }
+            _ => {}
+        }
         if let Some(model) = model {
             self.withdraw(Grant { device, model, is_pooled });
         }
     }
 
-    /// Removes all blocks for which `is_gone` returns true. Returns the dry ones, with their addresses.
-    pub(super) fn remove_all(&mut self, is_gone: impl Fn(&Block) -> bool) -> Vec<(u64, Block)> {
-        let gone: Vec<_> = self.blocks.iter().filter(|(_, block)| is_gone(block)).map(|(at, _)| *at).collect();
-        let removed = gone.into_iter().filter_map(|address| Some((address, self.remove(address)?)));
-        removed.filter(|(_, block)| block.backing == Backing::Dry).collect()
+    /// Removes all blocks of a context that has ended.
+    pub(super) fn remove_all_of(&mut self, context: u64) {
+        let gone = |(_, block): &(&u64, &Block)| block.context == context;
+        let gone: Vec<_> = self.blocks.iter().filter(gone).map(|(at, _)| *at).collect();
+        for address in gone {
+            self.remove(address);
+        }
     }
 
     /// Returns a new handle for dry physical memory. No handle of the driver has the same highest bits.
@@ -272,6 +369,7 @@ impl ProcessMemory {
 
     pub(super) fn unmap(&mut self, address: u64) {
         if let Some(mapping) = self.mapped.remove(&address) {
+            self.unknown.forget(address..address + mapping.bytes);
             if let Some(physical) = self.physical.get_mut(&mapping.handle) {
                 physical.mappings = physical.mappings.saturating_sub(1);
             }

@@ -3,13 +3,14 @@
 //! On a smaller GPU ([`Mode::Limit`]), all memory is real. The driver's functions that allocate are replaced by ones that keep an account,
 //! and that fail when the GPU would not have enough memory.
 //!
-//! In a dry run ([`Mode::Dry`]), large blocks are ranges of addresses without memory. Small ones are real and start as zeros, so that
-//! counters, lengths and masks are computed. A kernel or a copy is executed if none of its addresses is dry; otherwise it does nothing. A
-//! copy to the host from dry memory writes one byte, repeated.
+//! In a dry run ([`Mode::Dry`]), large blocks are dry: all of them share a little memory (`behind`). Small ones are real and start as
+//! zeros, so that counters, lengths and masks are computed. A kernel or a copy is executed if none of its addresses is dry; otherwise it
+//! does nothing, and what it should have written is not known (`unknown`). A copy to the host from dry memory writes one byte, repeated.
 //!
 //! The functions are between the hooks and the driver, so a hook records their results. They are put into the slots before the program uses
 //! CUDA, and stay there until the process ends.
 
+mod behind;
 mod blocks;
 mod card_calls;
 mod cards;
@@ -25,6 +26,7 @@ mod physical;
 mod places;
 mod questions;
 pub(super) mod replaced;
+mod roles;
 pub mod runtime;
 #[cfg_attr(
     not(feature = "capture"),
@@ -33,11 +35,13 @@ pub mod runtime;
 mod shared;
 mod state;
 mod table;
+mod unknown;
 mod unused;
 mod work;
 
 use std::sync::atomic::Ordering::Relaxed;
 
+pub(crate) use self::mode::Observe;
 use self::{
     functions::replacements,
     mode::MODE,
@@ -109,10 +113,34 @@ pub fn start(mode: Mode) -> Result<(), Error> {
 
 /// Runs [`start`] for a program that was built for gpumem.
 pub(crate) fn replace_cards(Card { size, is_dry, .. }: Card) -> Result<(), Error> {
-    start(if is_dry { Mode::Dry { card: Some(size), cards: 0, fill: 0 } } else { Mode::Limit { card: size } })
+    start(if is_dry {
+        Mode::Dry { card: Some(size), cards: 0, fill: 0, real: None }
+    } else {
+        Mode::Limit { card: size }
+    })
 }
 
 /// Returns how the GPUs of this process were replaced, or `None` if they are the real ones.
 pub fn mode() -> Option<Mode> {
     MODE.get().copied()
+}
+
+/// Returns whether the memory of the driver can be measured although the GPUs are not the real ones: the program has the GPUs of the machine.
+pub(crate) fn has_real_drivers_memory() -> bool {
+    matches!(MODE.get(), Some(Mode::Dry { cards: 0, .. } | Mode::Limit { .. }))
+}
+
+/// Returns the memory that this process has on a device in a dry run, without the driver's own. `None` if it is not one.
+pub(crate) fn taken(device: u32) -> Option<u64> {
+    mode::is_dry_run().then(|| state::memory().taken(device) + behind::taken(device))
+}
+
+/// Sets the memory that the driver takes on a device for itself.
+pub(crate) fn set_driver_memory(device: u32, bytes: u64) {
+    state::memory().set_driver_memory(device, bytes);
+}
+
+/// Makes a dry run report to this observer. Later observers are ignored.
+pub(crate) fn observe(observer: mode::Observe) {
+    _ = mode::OBSERVER.set(observer);
 }

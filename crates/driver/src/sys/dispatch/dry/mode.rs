@@ -17,6 +17,8 @@ pub enum Mode {
         cards: u32,
         /// The byte that is copied to the host from memory that does not exist.
         fill: u8,
+        /// The size up to which blocks are real. `None` to choose it by the free memory of the GPU.
+        real: Option<Bytes>,
     },
     /// A smaller card.
     Limit {
@@ -48,7 +50,19 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Blocks of up to this size are real in a dry run. PyTorch's segments for small tensors have this size.
-pub(super) const LARGEST_REAL: u64 = 2 << 20;
-
 pub(super) static MODE: OnceCell<Mode> = OnceCell::new();
+
+/// What a dry run reports.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Observe {
+    /// Called once, with the size of the largest block that is real.
+    pub(crate) real_part: fn(Bytes),
+    /// Called with the bytes of each copy to the host whose values are not known.
+    pub(crate) value_read: fn(Bytes),
+}
+
+pub(super) static OBSERVER: OnceCell<Observe> = OnceCell::new();
+
+pub(super) fn is_dry_run() -> bool {
+    matches!(MODE.get(), Some(Mode::Dry { .. }))
+}

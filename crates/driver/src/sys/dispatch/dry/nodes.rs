@@ -10,9 +10,9 @@ use super::{
 
 /// # Safety
 /// `at` must be the address of a `CUDA_KERNEL_NODE_PARAMS` of any version.
-pub(super) unsafe fn kernel_uses_dry_memory(at: u64) -> bool {
+pub(super) unsafe fn is_kernel_skipped(at: u64) -> bool {
     // SAFETY: the struct starts with the function and the grid; its 6th and 7th words are the parameters in the two forms.
-    unsafe { work::uses_dry_memory(get(at), get(at + 8) >> 32, get(at + 40), get(at + 48)) }
+    unsafe { work::is_skipped(get(at), get(at + 8) >> 32, get(at + 40), get(at + 48)) }
 }
 
 /// Adds a node that does nothing, instead of another one.
@@ -35,7 +35,7 @@ pub(super) unsafe fn skipped_node(at: u64) -> Option<u32> {
     // SAFETY: the struct starts with the type of the node, and its parameters start at byte 16.
     unsafe {
         match (at as *const u32).read() {
-            0 => kernel_uses_dry_memory(at + 16).then_some(SUCCESS),
+            0 => is_kernel_skipped(at + 16).then_some(SUCCESS),
             1 => copies::skipped_node(Rows::of_3d(at + 32).as_ref()),
             2 => is_dry(get(at + 16)).then_some(SUCCESS),
             _ => None,

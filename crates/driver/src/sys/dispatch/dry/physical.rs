@@ -9,12 +9,13 @@ use std::{
 use cudarc::driver::sys;
 
 use super::{
-    blocks, cards,
+    behind, blocks, cards,
     memory::Backing,
+    mode::is_dry_run,
     places::PAGE,
     state::{
-        CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, inside,
-        is_dry_handle, is_real, memory, physical, put, watch,
+        ALWAYS_REAL, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get,
+        inside, is_dry_handle, memory, physical, put, watch, watch_real,
     },
 };
 
@@ -56,7 +57,8 @@ pub(super) unsafe fn create(words: &[u64], real: Real<'_>) -> u32 {
     if !memory().hold(device, bytes) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    let is_dry = !is_real(bytes);
+    // Parts of one tensor that are real and dry would not be told apart, so only parts for small tensors are real.
+    let is_dry = is_dry_run() && bytes > ALWAYS_REAL;
     if is_dry {
         // Only the driver knows whether it supports such memory. If it does not, a program may request another kind.
         let code = one_page(on_driver);
@@ -158,7 +160,9 @@ pub(super) unsafe fn import(words: &[u64], real: Real<'_>) -> u32 {
 pub(super) fn unmap(address: u64, bytes: u64) -> u32 {
     let mapped = memory().mapped_in(address, bytes);
     for (address, mapping) in &mapped {
-        if mapping.backing != Backing::Dry {
+        if mapping.backing == Backing::Dry {
+            behind::take_away(*address, mapping.bytes);
+        } else {
             // SAFETY: the program requested the end of this mapping.
             let code = inside(|| unsafe { sys::cuMemUnmap(*address, mapping.bytes as usize) });
             if code.result().is_err() {
@@ -211,8 +215,13 @@ pub(super) fn map(address: u64, bytes: u64, handle: u64, real: Real<'_>) -> u32 
     if result == SUCCESS {
         if is_dry || cards::are_apart() {
             watch(address, bytes);
+        } else {
+            watch_real(address, bytes);
         }
         memory().map(address, bytes, handle);
+    }
+    if let Some(physical) = physical(handle).filter(|physical| physical.is_dry) {
+        behind::put(address, bytes, physical.device);
     }
     result
 }

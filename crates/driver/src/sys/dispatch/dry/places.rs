@@ -7,6 +7,8 @@
 //!
 //! The addresses are far from those that the driver would choose, which may be `0x4_0000_0000`: in a kernel's parameters, the numbers 0 and
 //! 4 look like that address.
+//!
+//! A range stays reserved, with memory behind it, because a kernel may still use an address that is free.
 
 use std::{collections::BTreeMap, mem};
 
@@ -14,34 +16,49 @@ use std::{collections::BTreeMap, mem};
 pub(super) const PAGE: u64 = 2 << 20;
 
 /// The range that contains all places. Memory of the host starts at 0x55 and ends with 0x7f. Near the end of the range, the upper halves of
-/// addresses are not multiples of 256, which sizes often are.
+/// addresses are not multiples of 256, which sizes often are. The lower half is for addresses that the program reserves.
 const START: u64 = 0x5700 << 32;
+const MIDDLE: u64 = 0x6880 << 32;
 const END: u64 = 0x7a00 << 32;
 /// A new range has a multiple of this size.
 const STEP: u64 = 32 << 20;
 
 #[derive(Debug)]
 pub(super) struct Places {
+    first: u64,
     /// Everything below is free.
     lowest: u64,
     /// The end addresses of the free ranges above that, by start address.
     holes: BTreeMap<u64, u64>,
 }
 
-impl Places {
-    pub(super) const fn new() -> Self {
-        Self { lowest: END, holes: BTreeMap::new() }
-    }
+/// A place for a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) start: u64,
+    /// The end of a new range, which starts with this place and must be reserved.
+    pub(super) new: Option<u64>,
+}
 
-    /// Returns a place for this many bytes, or 0 if there is none, which lets the driver choose.
-    pub(super) fn take(&mut self, bytes: u64) -> u64 {
-        let Some(bytes) = bytes.checked_next_multiple_of(PAGE) else { return 0 };
-        let Some((start, end)) = self.first_hole(bytes).or_else(|| self.new_range(bytes)) else { return 0 };
+impl Places {
+    pub(super) const OF_BLOCKS: Self = Self { first: MIDDLE, lowest: END, holes: BTreeMap::new() };
+    pub(super) const OF_PROGRAM: Self = Self { first: START, lowest: MIDDLE, holes: BTreeMap::new() };
+
+    /// Returns a place for this many bytes, or `None` if there is none.
+    pub(super) fn take(&mut self, bytes: u64) -> Option<Place> {
+        let bytes = bytes.checked_next_multiple_of(PAGE)?;
+        let hole = self.first_hole(bytes);
+        let (start, end) = hole.or_else(|| self.new_range(bytes))?;
         self.holes.remove(&start);
         if start + bytes < end {
             self.holes.insert(start + bytes, end);
         }
-        start
+        Some(Place { start, new: hole.is_none().then_some(end) })
+    }
+
+    /// Removes the free part of a range that cannot be reserved.
+    pub(super) fn discard(&mut self, start: u64, end: u64) {
+        self.holes.retain(|hole, _| !(start..end).contains(hole));
     }
 
     fn first_hole(&self, bytes: u64) -> Option<(u64, u64)> {
@@ -49,13 +66,14 @@ impl Places {
     }
 
     fn new_range(&mut self, bytes: u64) -> Option<(u64, u64)> {
-        let start = self.lowest.checked_sub(bytes.checked_next_multiple_of(STEP)?).filter(|start| *start >= START)?;
+        let start =
+            self.lowest.checked_sub(bytes.checked_next_multiple_of(STEP)?).filter(|start| *start >= self.first)?;
         Some((start, mem::replace(&mut self.lowest, start)))
     }
 
     /// Frees a place.
     pub(super) fn release(&mut self, start: u64, bytes: u64) {
-        if start < self.lowest || start >= END {
+        if start < self.lowest || start >= END || start < self.first {
             return;
         }
         let mut hole = (start, start + bytes.next_multiple_of(PAGE));
@@ -80,27 +98,42 @@ mod tests {
         (END - place) / MIB
     }
 
-    #[test]
-    fn a_place_is_in_the_first_hole_or_below_all_others() {
-        let mut places = Places::new();
-        // These are the driver's places for the segments of a training step.
-        let taken = [20, 20, 50, 14, 12, 6, 2].map(|mib| places.take(mib * MIB));
-        assert_eq!(taken.map(below), [32, 64, 128, 78, 44, 12, 6]);
-        places.release(taken[2], 50 * MIB);
-        places.release(taken[3], 14 * MIB);
-        assert_eq!(below(places.take(60 * MIB)), 128, "two holes that touch are one");
-        places.release(taken[0], 20 * MIB);
-        assert_eq!([4, 4, 20].map(|mib| below(places.take(mib * MIB))), [68, 32, 160]);
+    /// Takes a place, which is new if it is not in a hole. Returns the distance of its start from the end, in MiB.
+    fn take(places: &mut Places, mib: u64) -> u64 {
+        places.take(mib * MIB).map_or(0, |place| below(place.start))
     }
 
     #[test]
-    fn the_driver_chooses_what_does_not_fit() {
-        let mut places = Places::new();
-        assert_eq!([END, u64::MAX].map(|bytes| places.take(bytes)), [0, 0]);
-        assert_eq!(below(places.take(END - START)), (END - START) / MIB);
-        assert_eq!(places.take(2 * MIB), 0);
+    fn a_place_is_in_the_first_hole_or_below_all_others() {
+        let mut places = Places::OF_BLOCKS;
+        // These are the driver's places for the segments of a training step.
+        let taken = [20, 20, 50, 14, 12, 6, 2].map(|mib| places.take(mib * MIB).unwrap());
+        assert_eq!(taken.map(|place| below(place.start)), [32, 64, 128, 78, 44, 12, 6]);
+        let new = taken.map(|place| place.new.map(below));
+        assert_eq!(new, [Some(0), Some(32), Some(64), None, None, None, None]);
+        places.release(taken[2].start, 50 * MIB);
+        places.release(taken[3].start, 14 * MIB);
+        assert_eq!(take(&mut places, 60), 128, "two holes that touch are one");
+        places.release(taken[0].start, 20 * MIB);
+        assert_eq!([4, 4, 20].map(|mib| take(&mut places, mib)), [68, 32, 160]);
+    }
+
+    #[test]
+    fn a_range_that_cannot_be_reserved_is_not_used() {
+        let mut places = Places::OF_BLOCKS;
+        let Place { start, new } = places.take(2 * MIB).unwrap();
+        places.discard(start, new.unwrap());
+        assert_eq!(take(&mut places, 2), 64);
+    }
+
+    #[test]
+    fn what_does_not_fit_gets_no_place() {
+        let mut places = Places::OF_BLOCKS;
+        assert_eq!([END, u64::MAX].map(|bytes| places.take(bytes)), [None, None]);
+        assert_eq!(take(&mut places, (END - MIDDLE) / MIB), (END - MIDDLE) / MIB);
+        assert_eq!(places.take(2 * MIB), None);
         // A place that the driver chose is ignored.
         places.release(16 << 30, 2 * MIB);
-        assert_eq!(places.take(2 * MIB), 0);
+        assert_eq!(places.take(2 * MIB), None);
     }
 }

@@ -12,13 +12,13 @@ use cudarc::driver::sys;
 use once_cell::sync::{Lazy, OnceCell};
 
 use super::{
-    cards,
+    behind, cards,
     memory::{Backing, Block, Physical, ProcessMemory},
-    mode::{LARGEST_REAL, MODE, Mode},
+    mode::{MODE, Mode, OBSERVER, is_dry_run},
     places::PAGE,
     shared::{self, Shared},
 };
-use crate::sys::cuda;
+use crate::{model::Bytes, sys::cuda};
 
 pub(super) const SUCCESS: u32 = 0;
 pub(super) const CUDA_ERROR_INVALID_VALUE: u32 = 1;
@@ -36,6 +36,10 @@ pub(super) static SHARED: OnceCell<Shared> = OnceCell::new();
 /// The range of all dry addresses since the process started. Most words are outside this range, so checking them needs no lock.
 static LOWEST: AtomicU64 = AtomicU64::new(u64::MAX);
 static HIGHEST: AtomicU64 = AtomicU64::new(0);
+
+/// The same for real memory.
+static LOWEST_REAL: AtomicU64 = AtomicU64::new(u64::MAX);
+static HIGHEST_REAL: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     /// True while the thread is in a driver function that one of ours has called. Calls made by that function are the driver's own.
@@ -106,8 +110,56 @@ pub(super) fn card() -> u64 {
     }
 }
 
+/// The part of a dry run's memory that is real.
+#[derive(Clone, Copy, Debug)]
+struct RealPart {
+    /// The size of the largest real block.
+    largest: u64,
+    /// The size of all of them.
+    all: u64,
+}
+
+/// Does not change after the first block.
+static REAL_PART: OnceCell<RealPart> = OnceCell::new();
+
+/// Blocks of up to this size are always real, because PyTorch's segments for small tensors have it.
+pub(super) const ALWAYS_REAL: u64 = 2 << 20;
+
+/// Unless the user chooses it, the largest real block is this part of the GPU's free memory, and at most [`MOST_REAL`].
+const REAL_OF_FREE: u64 = 64;
+const MOST_REAL: u64 = 64 << 20;
+
+/// Returns the part of a dry run's memory that is real. `None` if the GPU's memory cannot be read yet.
+fn real_part() -> Option<RealPart> {
+    let part = REAL_PART.get_or_try_init(|| {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the out-parameters are live.
+        inside(|| unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) }).result().map_err(drop)?;
+        let free = free as u64;
+        let chosen = match MODE.get() {
+            Some(Mode::Dry { real, .. }) => real.map(Bytes::get),
+            _ => None,
+        };
+        let by_memory = || (free / REAL_OF_FREE / PAGE * PAGE).min(MOST_REAL);
+        let largest = chosen.unwrap_or_else(by_memory).max(ALWAYS_REAL);
+        if let Some(observer) = OBSERVER.get() {
+            (observer.real_part)(Bytes::new(largest));
+        }
+        Ok::<_, ()>(RealPart { largest, all: free / 2 })
+    });
+    part.ok().copied()
+}
+
+/// Returns the size of the largest block that is real in this dry run.
+pub(super) fn largest_real() -> u64 {
+    real_part().map_or(ALWAYS_REAL, |part| part.largest)
+}
+
+/// Returns whether a new block is real.
 pub(super) fn is_real(bytes: u64) -> bool {
-    matches!(MODE.get(), Some(Mode::Limit { .. })) || bytes <= LARGEST_REAL
+    !is_dry_run()
+        || bytes <= ALWAYS_REAL
+        || real_part().is_some_and(|part| bytes <= part.largest && memory().real() + bytes <= part.all)
 }
 
 /// Returns whether this address must not be used: it has no memory, or its memory contains addresses without memory, or it would get memory
@@ -116,9 +168,21 @@ pub(super) fn is_dry(address: u64) -> bool {
     may_be_dry(address) && !matches!(memory().backing(address), None | Some(Backing::Real))
 }
 
+/// Returns whether this address belongs to a dry block that was freed.
+pub(super) fn is_freed(address: u64) -> bool {
+    may_be_dry(address) && memory().backing(address).is_none() && behind::is_behind(address)
+}
+
 /// Returns whether a block or a mapping contains this address.
 pub(super) fn is_on_card(address: u64) -> bool {
-    memory().backing(address).is_some()
+    let is_near = may_be_dry(address) || (LOWEST_REAL.load(Relaxed)..HIGHEST_REAL.load(Relaxed)).contains(&address);
+    is_near && memory().backing(address).is_some()
+}
+
+/// Makes [`is_on_card`] check these addresses of real memory.
+pub(super) fn watch_real(address: u64, bytes: u64) {
+    LOWEST_REAL.fetch_min(address, Relaxed);
+    HIGHEST_REAL.fetch_max(address.saturating_add(bytes), Relaxed);
 }
 
 /// Returns whether no kernel may use this address: it is dry, or is memory of another GPU, which the context of this GPU cannot reach.

@@ -45,6 +45,8 @@ pub(super) enum Replacement {
     Reject,
     /// Does nothing if one of these addresses is dry.
     Skip(&'static [usize]),
+    /// Sets memory. Does nothing if the address is dry.
+    Set,
     /// Copies bytes to and from these places. The arguments are the address of each place, and the number of bytes.
     Copy([Place; 2], [usize; 3]),
     /// A `CUDA_MEMCPY2D`.
@@ -252,13 +254,13 @@ macro_rules! with_functions {
             [cuMemcpy3DBatchAsync, cuMemcpy3DBatchAsync_ptsz](count, operations, failed, flags, stream): Replacement::Reject;
             [cuMemcpy3DBatchAsync_v2, cuMemcpy3DBatchAsync_v2_ptsz](count, operations, flags, stream): Replacement::Reject;
             [cuMemsetD8_v2, cuMemsetD8_v2_ptds, cuMemsetD16_v2, cuMemsetD16_v2_ptds, cuMemsetD32_v2, cuMemsetD32_v2_ptds]
-                (to, value, count): Replacement::Skip(&[0]);
+                (to, value, count): Replacement::Set;
             [cuMemsetD2D8_v2, cuMemsetD2D8_v2_ptds, cuMemsetD2D16_v2, cuMemsetD2D16_v2_ptds, cuMemsetD2D32_v2, cuMemsetD2D32_v2_ptds]
-                (to, pitch, value, width, height): Replacement::Skip(&[0]);
+                (to, pitch, value, width, height): Replacement::Set;
             [cuMemsetD8Async, cuMemsetD8Async_ptsz, cuMemsetD16Async, cuMemsetD16Async_ptsz, cuMemsetD32Async, cuMemsetD32Async_ptsz]
-                (to, value, count, stream): Replacement::Skip(&[0]);
+                (to, value, count, stream): Replacement::Set;
             [cuMemsetD2D8Async, cuMemsetD2D8Async_ptsz, cuMemsetD2D16Async, cuMemsetD2D16Async_ptsz, cuMemsetD2D32Async,
-             cuMemsetD2D32Async_ptsz](to, pitch, value, width, height, stream): Replacement::Skip(&[0]);
+             cuMemsetD2D32Async_ptsz](to, pitch, value, width, height, stream): Replacement::Set;
             [cuLaunchKernel, cuLaunchKernel_ptsz]
                 (function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra): Replacement::Launch { function: 0, parameters: 9, extra: Some(10) };
             [cuLaunchKernelEx, cuLaunchKernelEx_ptsz]

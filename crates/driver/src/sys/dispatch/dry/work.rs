@@ -4,22 +4,28 @@ use std::{
     ffi::{CStr, c_char},
     ops::Range,
     ptr,
-    sync::{Mutex, PoisonError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Instant,
 };
 
-use once_cell::sync::OnceCell;
+use once_cell::sync::{Lazy, OnceCell};
 
 use super::{
-    mode::{MODE, Mode},
+    cards,
+    mode::{MODE, Mode, OBSERVER},
+    roles::{Kernel, Kernels},
     state::{
-        CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, is_on_card, is_out_of_reach, memory,
+        CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, here, inside, is_dry, is_on_card, is_out_of_reach,
+        memory,
     },
     unused::unused,
 };
 use crate::{
     model::Bytes,
-    sys::{dl, print},
+    sys::{cuda, dl, print},
 };
 
 type GetParamInfo = unsafe extern "C" fn(u64, usize, *mut usize, *mut usize) -> u32;
@@ -41,12 +47,6 @@ pub(super) fn load() {
     });
 }
 
-/// Returns whether this is an NCCL kernel. Such a kernel waits for the kernels of other ranks, which may be skipped, and finds its buffers
-/// through several tables.
-fn is_collective(function: u64) -> bool {
-    name_of(function).is_some_and(|name| name.starts_with("nccl"))
-}
-
 /// Writes the content of dry memory for the host.
 ///
 /// # Safety
@@ -59,7 +59,33 @@ pub(super) unsafe fn fill(to: u64, bytes: u64) {
     };
     // SAFETY: required by this function's contract.
     unsafe { ptr::write_bytes(to as *mut u8, fill, bytes as usize) };
+    value_read(bytes);
+}
+
+/// Notes that the program has copied values to the host that are not known.
+pub(super) fn value_read(bytes: u64) {
+    if let Some(observer) = OBSERVER.get() {
+        (observer.value_read)(Bytes::new(bytes));
+    }
     note_reading(bytes);
+}
+
+/// Prints one line if the GPU has stopped because of what a kernel did: all later calls then fail, and the program does not know that it is a
+/// dry run.
+pub(super) fn note_failure(code: u32) {
+    static IS_NOTED: AtomicBool = AtomicBool::new(false);
+
+    let what = match code {
+        700 | 716..=719 => "an access of a kernel was wrong",
+        710 => "a kernel failed an assertion",
+        _ => return,
+    };
+    if !IS_NOTED.swap(true, Relaxed) {
+        print::notice(format_args!(
+            "dry run: {what} (CUDA error {code}). It may have used a value that a dry run does not compute. With a larger --real, more \
+             values are computed, and with --real 2MiB fewer kernels are executed. Does the program run without --dry?"
+        ));
+    }
 }
 
 /// How often a program has read dry memory without allocating anything.
@@ -107,23 +133,85 @@ fn note_reading(bytes: u64) {
     }
 }
 
-/// Returns whether a launch is a collective, or one of its parameters contains an address that no kernel may use. If the driver does not
-/// report the parameters of a function, they count as such addresses.
+/// An address on a GPU among the parameters of a launch.
+#[derive(Clone, Copy, Debug)]
+struct Argument {
+    address: u64,
+    /// The index of the parameter that contains it.
+    parameter: usize,
+}
+
+/// The addresses in the parameters of a launch.
+#[derive(Debug, Default)]
+struct Arguments {
+    addresses: Vec<Argument>,
+    /// The number of parameters. `None` if it is not known.
+    parameters: Option<usize>,
+}
+
+static KERNELS: Lazy<Mutex<Kernels>> = Lazy::new(Mutex::default);
+
+/// Returns what is known about the kernel of a function, and whether it is new.
+fn kernel_of(function: u64) -> (Kernel, bool) {
+    let kernels = || KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = kernels().get(function) {
+        return (known, false);
+    }
+    let kernel = Kernel::named(&name_of(function).unwrap_or_default());
+    kernels().insert(function, kernel.clone());
+    (kernel, true)
+}
+
+/// Returns whether a launch is skipped, and notes which values are unknown after it. It is skipped if one of its parameters contains an
+/// address that no kernel may use, if it would use values that are not known as indices, and if it is a collective, which finds its buffers
+/// through several tables. If the driver does not report the parameters of a function, it is skipped.
 ///
 /// # Safety
 /// The words must be the function, the rows of the grid, and the parameters in one of the two forms, or 0.
-#[allow(clippy::cast_possible_truncation, reason = "an int is half a word")]
-pub(super) unsafe fn uses_dry_memory(function: u64, rows: u64, parameters: u64, extra: u64) -> bool {
+pub(super) unsafe fn is_skipped(function: u64, rows: u64, parameters: u64, extra: u64) -> bool {
     if !has_any_dry() {
         return false;
     }
-    if is_collective(function) {
+    let (kernel, is_first) = kernel_of(function);
+    // SAFETY: required by this function's contract.
+    let is_skipped = unsafe { is_skipped_kernel(&kernel, function, rows, parameters, extra) };
+    if is_skipped && is_first {
+        let (_, device) = here();
+        // A limit cannot be set while a stream is captured, unless the thread allows it.
+        inside(|| cuda::relaxed(|| cuda::prepare_launch(function, cards::ordinal_on_driver(device))));
+    }
+    is_skipped
+}
+
+/// Decides for [`is_skipped`].
+///
+/// # Safety
+/// The same as for [`is_skipped`].
+unsafe fn is_skipped_kernel(kernel: &Kernel, function: u64, rows: u64, parameters: u64, extra: u64) -> bool {
+    if kernel.is_collective {
         return true;
     }
-    if parameters == 0 {
-        // SAFETY: `extra` is the list of the launch if it is not 0, by the contract of this function.
-        return extra != 0 && unsafe { extra_has_dry(extra) };
+    // SAFETY: required by this function's contract.
+    let arguments =
+        unsafe { if parameters != 0 { addresses_of(function, rows, parameters) } else { addresses_in_buffer(extra) } };
+    let Some(Arguments { addresses, parameters }) = arguments else { return true };
+    let is_dry = addresses.iter().any(|argument| is_out_of_reach(argument.address));
+    let role = |at: usize, parameter| kernel.role(at, parameter, parameters.unwrap_or(0));
+    let mut memory = memory();
+    let used: Vec<_> = addresses.iter().enumerate().map(|(at, it)| (it.address, role(at, it.parameter))).collect();
+    let reads_unknown = used.iter().any(|(address, role)| role.is_read && memory.is_unknown(*address) == Some(true));
+    for (address, _) in used.iter().filter(|(_, role)| role.is_written) {
+        memory.set_unknown(*address, is_dry || reads_unknown);
     }
+    is_dry || reads_unknown && !kernel.is_harmless
+}
+
+/// Returns the addresses in the parameters of a launch. `None` if the driver does not report the parameters of the function.
+///
+/// # Safety
+/// As for [`is_skipped`]; `parameters` must not be 0.
+#[allow(clippy::cast_possible_truncation, reason = "an int is half a word")]
+unsafe fn addresses_of(function: u64, rows: u64, parameters: u64) -> Option<Arguments> {
     let infos = PARAM_INFO.get().into_iter().flatten().flatten();
     let ask = |info: &GetParamInfo, at: usize| {
         let (mut offset, mut bytes) = (0, 0);
@@ -136,36 +224,36 @@ pub(super) unsafe fn uses_dry_memory(function: u64, rows: u64, parameters: u64, 
     // The program may pass a `CUkernel` as a `CUfunction`.
     let mut is_known = false;
     for info in infos {
-        let mut at = 0;
-        loop {
+        let mut found = Arguments::default();
+        for at in 0.. {
             match ask(info, at) {
-                // SAFETY: the driver reads the same list when it launches the function: it has an address for each parameter that the function
-                // has, where its bytes are.
-                (SUCCESS, bytes) if unsafe { has_dry(get(parameters + at as u64 * 8), bytes, &unused) } => {
-                    return true;
-                }
-                (SUCCESS, _) => at += 1,
+                // SAFETY: the driver reads the same list when it launches the function: it has an address for each parameter that the
+                // function has, where its bytes are.
+                (SUCCESS, bytes) => found.addresses.extend(unsafe {
+                    addresses_in(get(parameters + at as u64 * 8), bytes, &unused)
+                        .map(|address| Argument { address, parameter: at })
+                }),
                 // There are no more parameters.
-                (CUDA_ERROR_INVALID_VALUE, _) if at > 0 => return false,
-                (code, _) => {
+                (CUDA_ERROR_INVALID_VALUE, _) if at > 0 => {
+                    return Some(Arguments { parameters: Some(at), ..found });
+                }
+                (code, _) if at == 0 => {
                     is_known |= code == CUDA_ERROR_INVALID_VALUE;
                     break;
                 }
+                _ => return None,
             }
-        }
-        if at > 0 {
-            return true;
         }
     }
     // The function has no parameters.
-    !is_known
+    is_known.then(Arguments::default)
 }
 
 /// Returns the name of a function, as the compiler has written it. `None` on older drivers.
 fn name_of(function: u64) -> Option<String> {
     NAMES.get().into_iter().flatten().flatten().find_map(|get_name| {
         let mut name = ptr::null();
-        // SAFETY: as in `uses_dry_memory`.
+        // SAFETY: as in `addresses_of`.
         let code = inside(|| unsafe { get_name(&raw mut name, function) });
         if code != SUCCESS || name.is_null() {
             return None;
@@ -176,27 +264,37 @@ fn name_of(function: u64) -> Option<String> {
     })
 }
 
-/// Returns whether one of these words is an address that no kernel may use. Words that the kernel does not read do not count.
+/// Returns the words that are addresses on a GPU, without those that the kernel does not read.
 ///
 /// # Safety
 /// `at` must be valid for reads of `bytes` bytes.
 #[allow(clippy::cast_possible_truncation, reason = "a parameter has less than 64 KiB")]
-unsafe fn has_dry(at: u64, bytes: u64, unused: &dyn Fn(&[u32]) -> Option<Range<usize>>) -> bool {
+unsafe fn addresses_in(
+    at: u64,
+    bytes: u64,
+    unused: &dyn Fn(&[u32]) -> Option<Range<usize>>,
+) -> impl Iterator<Item = u64> {
     // SAFETY: by the contract of this function, `bytes` bytes can be read at `at`, and this reads whole words of them.
-    let may_not_be_used = |word: u64| is_out_of_reach(unsafe { get(at + word * 8) });
-    let Some(first) = (0..bytes / 8).find(|word| may_not_be_used(*word)) else { return false };
-    // SAFETY: as above.
-    let words: Vec<u32> =
-        (0..bytes / 4).map(|word| unsafe { (at as *const u32).add(word as usize).read_unaligned() }).collect();
-    let Some(unused) = unused(&words) else { return true };
-    (first..bytes / 8).any(|word| may_not_be_used(word) && !unused.contains(&(word as usize * 2)))
+    let word = |index: u64| unsafe { get(at + index * 8) };
+    let mut found: Vec<_> =
+        (0..bytes / 8).map(|index| (index, word(index))).filter(|(_, word)| is_on_card(*word)).collect();
+    if !found.is_empty() {
+        // SAFETY: as above.
+        let words: Vec<u32> =
+            (0..bytes / 4).map(|word| unsafe { (at as *const u32).add(word as usize).read_unaligned() }).collect();
+        let unused = unused(&words).unwrap_or_default();
+        found.retain(|(index, _)| !unused.contains(&(*index as usize * 2)));
+    }
+    found.into_iter().map(|(_, word)| word)
 }
 
+/// Returns the addresses in a buffer of parameters.
+///
 /// # Safety
-/// `extra` must be the list that `cuLaunchKernel` takes: pairs, until 0.
-unsafe fn extra_has_dry(extra: u64) -> bool {
+/// `extra` must be 0, or the list that `cuLaunchKernel` takes: pairs, until 0.
+unsafe fn addresses_in_buffer(extra: u64) -> Option<Arguments> {
     let (mut buffer, mut bytes, mut at) = (0, 0, extra);
-    loop {
+    while at != 0 {
         // SAFETY: the list ends with 0.
         let (key, value) = unsafe { (get(at), get(at + 8)) };
         match key {
@@ -205,12 +303,13 @@ unsafe fn extra_has_dry(extra: u64) -> bool {
             1 => buffer = value,
             // `CU_LAUNCH_PARAM_BUFFER_SIZE` is followed by the address of the size. SAFETY: as above.
             2 => bytes = unsafe { get(value) },
-            _ => return true,
+            _ => return None,
         }
         at += 16;
     }
     // SAFETY: the program declared this size of the buffer.
-    unsafe { has_dry(buffer, bytes, &|_| None) }
+    let found = unsafe { addresses_in(buffer, bytes, &|_| None) };
+    Some(Arguments { addresses: found.map(|address| Argument { address, parameter: 0 }).collect(), parameters: None })
 }
 
 /// # Safety

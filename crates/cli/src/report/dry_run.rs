@@ -1,0 +1,81 @@
+//! What a dry run did not compute.
+
+use std::collections::BTreeMap;
+
+use gpumem_core::{derive::Names, model::Bytes, report::counted};
+use serde::Serialize;
+
+use crate::history::{History, UnknownValue};
+
+/// At most this many places are listed in JSON, those of the first values.
+const MOST: usize = 1_000;
+
+/// How far the figures of a dry run hold. The field names are those in JSON.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct DryRunOverview {
+    /// The size up to which blocks were real. `None` if it was not recorded.
+    pub(crate) real_bytes: Option<u64>,
+    /// The number of times that the program read a value that was not computed.
+    pub(crate) unknown_values: u64,
+    /// Where it read them, in the order of the first values.
+    pub(crate) places: Vec<UnknownPlace>,
+}
+
+/// A place that read unknown values.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct UnknownPlace {
+    pub(crate) place: String,
+    pub(crate) caller: Option<String>,
+    pub(crate) count: u64,
+    pub(crate) bytes: u64,
+    /// The time of the first value.
+    pub(crate) seconds: f64,
+}
+
+impl DryRunOverview {
+    /// Returns `None` if the recording is not of a dry run, or if the run allocated nothing.
+    pub(crate) fn of(history: &History) -> Option<Self> {
+        if history.real_blocks.is_none() && history.unknown_values.is_empty() {
+            return None;
+        }
+        let mut places: Vec<UnknownPlace> = Vec::new();
+        let mut known = BTreeMap::new();
+        for UnknownValue { time, bytes, stack } in &history.unknown_values {
+            let at = *known.entry(*stack).or_insert_with(|| {
+                let stack = history.definitions().stack(*stack);
+                let place = stack.line.or(stack.library).unwrap_or_else(|| "a place without a stack".to_owned());
+                places.push(UnknownPlace {
+                    place,
+                    caller: stack.caller,
+                    count: 0,
+                    bytes: 0,
+                    seconds: *time as f64 / 1e9,
+                });
+                places.len() - 1
+            });
+            places[at].count += 1;
+            places[at].bytes = places[at].bytes.saturating_add(*bytes);
+        }
+        places.truncate(MOST);
+        Some(Self { real_bytes: history.real_blocks, unknown_values: history.unknown_values.len() as u64, places })
+    }
+
+    /// Returns the sentence about the values, with which a report of a dry run ends.
+    pub(crate) fn in_words(&self) -> String {
+        let Some(first) = self.places.first() else {
+            return "no value was read from memory that is not there".to_owned();
+        };
+        let values = counted(self.unknown_values, "value was", "values were");
+        let caller = first.caller.as_ref().map(|caller| format!(" (called from {caller})")).unwrap_or_default();
+        let places = if self.places.len() > 1 { format!("at {} places, ", self.places.len()) } else { String::new() };
+        format!(
+            "{values} read from memory that is not there, {places}first at {}{caller}: sizes that depend on them may differ",
+            first.place,
+        )
+    }
+
+    /// Returns a text such as `blocks up to 64 MiB were real`.
+    pub(crate) fn real_in_words(&self) -> Option<String> {
+        self.real_bytes.map(|bytes| format!("blocks up to {} were real", Bytes::new(bytes)))
+    }
+}

@@ -1,0 +1,109 @@
+//! The memory behind dry addresses.
+//!
+//! Code on the GPU may use a dry address that gpumem does not see, for example through a table that a kernel has written. Such an access
+//! must not end the program. Therefore blocks of physical memory are mapped behind all dry addresses, the same ones again and again: they
+//! take 126 MiB at most, and what is written there has no meaning. On an H100, a block of 64 MiB behind 1 TiB takes 0.6 s.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use cudarc::driver::sys;
+use once_cell::sync::Lazy;
+
+use super::{blocks::clear, cards, places::PAGE, state::inside};
+
+/// The largest block. The driver maps only whole blocks, so there is one block of each power of two from a page to this size.
+const LARGEST: u64 = 64 << 20;
+
+/// `CU_MEM_LOCATION_TYPE_DEVICE`
+const DEVICE: u64 = 1;
+
+static BEHIND: Lazy<Mutex<Behind>> = Lazy::new(Mutex::default);
+
+#[derive(Default)]
+struct Behind {
+    /// The handle of each block, by the device and the size. `None` if the GPU has too little memory for it.
+    blocks: BTreeMap<(u64, u64), Option<u64>>,
+    /// The size of each mapping, by its address.
+    mapped: BTreeMap<u64, u64>,
+}
+
+fn behind() -> MutexGuard<'static, Behind> {
+    BEHIND.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Maps memory behind addresses that were reserved in whole pages. If the GPU does not have a page for it, an access still faults.
+#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
+pub(super) fn put(address: u64, bytes: u64, device: u32) {
+    let Ok(location) = cards::location_on_driver(u64::from(device) << 32 | DEVICE) else { return };
+    let (mut at, end) = (address, address + bytes);
+    let mut new = Vec::new();
+    let mut behind = behind();
+    while let Some((size, is_new)) = behind.map(at, end - at, location) {
+        new.extend(is_new.then_some((at, size)));
+        at += size;
+    }
+    drop(behind);
+    // `CUmemAccessDesc`: the location, and the flags for reading and writing.
+    let access = [location, 3];
+    // SAFETY: these addresses were just mapped, and the descriptor is as long as the struct.
+    _ = inside(|| unsafe { sys::cuMemSetAccess(address, (at - address) as usize, access.as_ptr().cast(), 1) });
+    for (at, size) in new {
+        clear(at, size);
+    }
+}
+
+/// Returns the bytes that the blocks take on a device.
+pub(super) fn taken(device: u32) -> u64 {
+    let location = cards::location_on_driver(u64::from(device) << 32 | DEVICE);
+    let is_there = |((on, _), handle): &(&(u64, u64), &Option<u64>)| Ok(*on) == location && handle.is_some();
+    behind().blocks.iter().filter(is_there).map(|((_, bytes), _)| bytes).sum()
+}
+
+/// Returns whether there is memory behind this address.
+pub(super) fn is_behind(address: u64) -> bool {
+    behind().mapped.range(..=address).next_back().is_some_and(|(start, size)| address - start < *size)
+}
+
+/// Unmaps the memory behind these addresses, which the program unmaps.
+#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
+pub(super) fn take_away(address: u64, bytes: u64) {
+    let mut behind = behind();
+    let mapped: Vec<_> = behind.mapped.range(address..address + bytes).map(|(at, size)| (*at, *size)).collect();
+    for (at, size) in mapped {
+        behind.mapped.remove(&at);
+        // SAFETY: `put` has mapped this block, and no dry block is there any more.
+        _ = inside(|| unsafe { sys::cuMemUnmap(at, size as usize) });
+    }
+}
+
+impl Behind {
+    /// Maps the largest block that fits. Returns its size, and whether its content is not yet known.
+    #[allow(clippy::cast_possible_truncation, reason = "a size is as wide as `usize` on these targets")]
+    fn map(&mut self, at: u64, bytes: u64, location: u64) -> Option<(u64, bool)> {
+        let sizes = (0..).map(|half| LARGEST >> half).take_while(|size| *size >= PAGE);
+        for size in sizes.filter(|size| *size <= bytes) {
+            let is_new = !self.blocks.contains_key(&(location, size));
+            let block = *self.blocks.entry((location, size)).or_insert_with(|| create(size, location));
+            // SAFETY: the range was reserved for a dry block, and nothing is mapped there.
+            let map = |block| inside(|| unsafe { sys::cuMemMap(at, size as usize, 0, block, 0) });
+            if block.is_some_and(|block| map(block).result().is_ok()) {
+                self.mapped.insert(at, size);
+                return Some((size, is_new));
+            }
+        }
+        None
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "a size is as wide as `usize` on these targets")]
+fn create(bytes: u64, location: u64) -> Option<u64> {
+    // `CUmemAllocationProp`: pinned memory without handles for other processes, the location, and flags.
+    let (properties, mut handle) = ([1_u64, location, 0, 0], 0);
+    // SAFETY: the out-parameter is live, and the properties are as long as the struct.
+    let created =
+        inside(|| unsafe { sys::cuMemCreate(&raw mut handle, bytes as usize, properties.as_ptr().cast(), 0) });
+    created.result().ok().map(|()| handle)
+}

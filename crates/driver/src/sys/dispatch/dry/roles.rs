@@ -1,0 +1,193 @@
+//! What kernels do with their memory, by their names.
+//!
+//! The driver tells the sizes of a kernel's parameters, and not whether the kernel reads or writes through an address. The name of a C++
+//! kernel has the types of its parameters: nothing is written through `T const*`. PyTorch's iterators pass all addresses in one struct, whose
+//! order is known. An address about which nothing is known is read and written.
+
+use std::collections::HashMap;
+
+/// The use of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Role {
+    pub(super) is_read: bool,
+    pub(super) is_written: bool,
+}
+
+const READ: Role = Role { is_read: true, is_written: false };
+const WRITTEN: Role = Role { is_read: false, is_written: true };
+const BOTH: Role = Role { is_read: true, is_written: true };
+
+/// The order of a kernel's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// The first address is written, and the others are read.
+    Output,
+    /// The first address is read, and the others are written.
+    Input,
+    /// All addresses are written.
+    Outputs,
+}
+
+/// Kernels of PyTorch by a part of their name. The first row that matches counts.
+const ORDERS: &[(&str, Option<Order>)] = &[
+    ("distribution_elementwise_grid_stride_kernel", Some(Order::Outputs)),
+    ("elementwise_kernel_with_index", Some(Order::Outputs)),
+    ("CatArrayBatchedCopy", Some(Order::Output)),
+    ("vectorized_gather_kernel", Some(Order::Output)),
+    ("native13reduce_kernel", Some(Order::Input)),
+    ("_scatter_gather_elementwise_kernel", None),
+    ("elementwise_kernel", Some(Order::Output)),
+];
+
+/// Kernels that use values from memory as indices, or that check them: with a wrong value, they end the program.
+const WITH_INDICES: &[&str] =
+    &["index", "Index", "gather", "scatter", "mbedding", "nll_loss", "assert", "one_hot", "histogram", "multinomial"];
+
+/// Kernels that only compute with values: no value can end the program. All others are skipped if they would read a value that is not known.
+const WITHOUT_INDICES: &[&str] = &[
+    "elementwise_kernel",
+    "reduce_kernel",
+    "CatArrayBatchedCopy",
+    "multi_tensor_apply_kernel",
+    "oftmax",
+    "oftMax",
+    "layer_norm",
+    "LayerNorm",
+    "RowwiseMoments",
+    "batch_norm",
+    "GroupNorm",
+    "cub",
+    "gemm",
+    "gemv",
+    "cutlass",
+    "cudnn",
+    "pool",
+    "upsample",
+];
+
+/// What a kernel does with its memory.
+#[derive(Clone, Debug)]
+pub(super) struct Kernel {
+    order: Option<Order>,
+    /// True for each parameter through which nothing is written.
+    reads_only: Vec<bool>,
+    /// True if no value that it reads can end the program.
+    pub(super) is_harmless: bool,
+    /// True if it waits for kernels of other ranks, which may be skipped.
+    pub(super) is_collective: bool,
+}
+
+impl Kernel {
+    /// Returns what is known by this name, as the compiler has written it.
+    pub(super) fn named(name: &str) -> Self {
+        let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
+        Self {
+            order: ORDERS.iter().find(|(part, _)| name.contains(part)).and_then(|(_, order)| *order),
+            reads_only: parameters(name).iter().map(|parameter| is_read_only(parameter)).collect(),
+            is_harmless: has(WITHOUT_INDICES) && !has(WITH_INDICES),
+            is_collective: name.starts_with("nccl"),
+        }
+    }
+
+    /// Returns the role of an address: `at` counts the addresses of the kernel, and `parameter` is the parameter that contains it, of so many.
+    pub(super) fn role(&self, at: usize, parameter: usize, parameters: usize) -> Role {
+        let has_types = self.reads_only.len() == parameters;
+        match self.order {
+            _ if has_types && self.reads_only[parameter] => READ,
+            Some(Order::Output) if at > 0 => READ,
+            Some(Order::Input) if at == 0 => READ,
+            Some(_) => WRITTEN,
+            None => BOTH,
+        }
+    }
+}
+
+/// Returns the types of a function's parameters. Empty if the name does not have them.
+fn parameters(name: &str) -> Vec<String> {
+    let demangled = cpp_demangle::Symbol::new(name).ok().and_then(|symbol| symbol.demangle().ok());
+    let Some(text) = demangled.as_deref().and_then(|text| text.strip_suffix(')')) else { return Vec::new() };
+    let (mut depth, mut end, mut found) = (0_usize, text.len(), Vec::new());
+    for (at, letter) in text.char_indices().rev() {
+        match letter {
+            ')' | '>' | ']' | '}' => depth += 1,
+            '(' if depth == 0 => {
+                found.push(text[at + 1..end].trim().to_owned());
+                found.reverse();
+                return found;
+            }
+            '(' | '<' | '[' | '{' => depth = depth.saturating_sub(1),
+            ',' if depth == 0 => {
+                found.push(text[at + 1..end].trim().to_owned());
+                end = at;
+            }
+            _ => {}
+        }
+    }
+    Vec::new()
+}
+
+/// Returns whether nothing is written through a parameter of this type.
+fn is_read_only(parameter: &str) -> bool {
+    let is_tensor = ["TensorInfo<", "PackedTensorAccessor"].iter().any(|part| parameter.contains(part));
+    parameter.ends_with("const*") || is_tensor && parameter.contains(" const,")
+}
+
+/// The kernels that were launched, by the handle of their function.
+#[derive(Debug, Default)]
+pub(super) struct Kernels(HashMap<u64, Kernel>);
+
+impl Kernels {
+    pub(super) fn get(&self, function: u64) -> Option<Kernel> {
+        self.0.get(&function).cloned()
+    }
+
+    pub(super) fn insert(&mut self, function: u64, kernel: Kernel) {
+        /// The driver may give the handle of an unloaded function to another one. A program that loads modules forever does not fill the
+        /// memory.
+        const MOST: usize = 1 << 16;
+        if self.0.len() >= MOST {
+            self.0.clear();
+        }
+        self.0.insert(function, kernel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn roles(name: &str, parameters: &[usize]) -> Vec<Role> {
+        let kernel = Kernel::named(name);
+        let count = parameters.iter().max().map_or(0, |last| last + 1);
+        parameters.iter().enumerate().map(|(at, parameter)| kernel.role(at, *parameter, count)).collect()
+    }
+
+    #[test]
+    fn the_types_of_parameters_are_in_the_name() {
+        assert_eq!(parameters("_Z3addPKfPfi"), ["float const*", "float*", "int"]);
+        assert_eq!(roles("_Z3addPKfPf", &[0, 1]), [READ, BOTH]);
+        // The number of parameters is another one, or there are no types.
+        assert_eq!(roles("_Z3addPKfPfi", &[0, 1]), [BOTH, BOTH]);
+        assert_eq!(roles("triton_poi_fused_add_0", &[0, 1]), [BOTH, BOTH]);
+        assert!(parameters("_Z").is_empty() && parameters("").is_empty() && parameters("x)").is_empty());
+    }
+
+    #[test]
+    fn pytorch_passes_the_output_first() {
+        let fill = "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEESt5arrayIPcLm1EEEEviT0_T1_";
+        assert_eq!(roles(fill, &[2]), [WRITTEN]);
+        let add =
+            "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEESt5arrayIPcLm3EEEEviT0_T1_";
+        assert_eq!(roles(add, &[2, 2, 2]), [WRITTEN, READ, READ]);
+        assert!(Kernel::named(add).is_harmless);
+        let index = "_ZN2at6native24index_elementwise_kernelILi128ELi4EZNS0_16gpu_index_kernelIvEEvEUliE_EEvlT1_";
+        assert!(!Kernel::named(index).is_harmless);
+        assert_eq!(roles("_ZN2at6native13reduce_kernelILi512ELi1EvEEvT1_", &[0, 0, 0]), [READ, WRITTEN, WRITTEN]);
+    }
+
+    #[test]
+    fn a_kernel_with_an_unknown_name_may_use_values_as_indices() {
+        assert!(!Kernel::named("").is_harmless && !Kernel::named("_Z4walkPKiPf").is_harmless);
+        assert!(Kernel::named("ncclDevKernel_AllReduce_Sum_f32_RING_LL").is_collective);
+    }
+}
