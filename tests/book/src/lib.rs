@@ -46,6 +46,7 @@ pages! {
     costs "costs.md"
     limits "limits.md"
     internals "internals.md"
+    predictions "predictions.md"
 }
 
 /// The documentation of the macros.
