@@ -4,7 +4,8 @@
     python crates/cli/proof/dry.py target/release/gpumem [--only gpt2,resnet] [--card 140GiB] [--jobs 5]
 
 Each program runs with `gpumem run --dry` first, and then without gpumem. A row is PASS if both runs got the same memory from the driver,
-and NEAR if they differ by at most 2 %. The script needs an NVIDIA GPU and PyTorch; `jax` and `cupy` need these packages, `cpp` needs nvcc.
+and NEAR if they differ by at most 2 %. The sizes of OTHERS depend on values: a row of these is SAID if the report of the dry run says that
+values were not computed. The script needs an NVIDIA GPU and PyTorch; `jax` and `cupy` need these packages, `cpp` needs nvcc.
 """
 
 from functools import partial
@@ -29,7 +30,12 @@ PROGRAMS = {
 }
 
 
-def compare(proof, name, command, env=(), code=0):
+# The sizes or the kernels of these depend on values.
+OTHERS = ("graph_network", "recommender", "solvers", "chosen", "sparse", "experts", "detection", "segmentation", "adversarial", "beams",
+          "speculative", "ragged")
+
+
+def compare(proof, name, command, env=(), code=0, may_say=False):
     command = command(proof) if callable(command) else command
     card = ["--card", proof.arguments.card] if proof.arguments.card else []
     dry = proof.run(command, ["--dry", *card], code, env)
@@ -41,6 +47,11 @@ def compare(proof, name, command, env=(), code=0):
         # Some programs differ from run to run.
         values["again"] = proof.run(command, None, code, env).facts
         result = "PASS" if dry.facts["reserved"] == values["again"]["reserved"] else result
+    reports = [proof.report(file) for file in dry.files]
+    if len(reports) == 1 and (said := reports[0]["dry_run"]):
+        values["unknown"] = [said["unknown_values"], [place["place"] for place in said["places"][:3]]]
+        if may_say and result != "PASS" and said["unknown_values"]:
+            result = "SAID"
     yield result, name, values
 
 
@@ -48,6 +59,8 @@ CASES = {name: partial(compare, name=name, command=command) for name, command in
 # Two ranks with gloo on one card.
 RANKS = program("ranks", ranks=2, backend="gloo", size=2048)
 CASES["ddp"] = partial(compare, name="ddp", command=RANKS, env={"CUDA_VISIBLE_DEVICES": "0"})
+for name in OTHERS:
+    CASES[name] = partial(compare, name=name, command=program(name, file="other_programs.py"), may_say=True)
 for library in ("jax", "cupy"):
     CASES[library] = partial(compare, name=library, command=program(library, file=WITHOUT_TORCH))
 for name in ("gpt2", "resnet", "blocks", "streams"):
