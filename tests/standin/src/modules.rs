@@ -201,6 +201,16 @@ pub(crate) fn function_name(call: &Call, function: Handle) -> Option<&'static CS
     name(call, function, FIRST_FUNCTION)
 }
 
+pub(crate) fn is_kernel(call: &Call, handle: Handle) -> bool {
+    name(call, handle, FIRST_KERNEL).is_some()
+}
+
+/// Returns the number of parameters of a function or a kernel, if it belongs to a module: 2 if its name is `add2`.
+pub(crate) fn parameters(call: &Call, handle: Handle) -> Option<usize> {
+    let name = name(call, handle, FIRST_FUNCTION).or_else(|| name(call, handle, FIRST_KERNEL))?.to_str().ok()?;
+    Some(name.trim_start_matches(|letter: char| !letter.is_ascii_digit()).parse().unwrap_or(0))
+}
+
 fn attribute(value: Out<c_int>, attribute: c_int, local: u64) -> Result<(), ErrorCode> {
     Ok(value.put(match attribute {
         LOCAL_SIZE => c_int::try_from(local).map_err(|_| INVALID_VALUE)?,
@@ -220,6 +230,13 @@ dispatched! { jumps;
 
     fn cuModuleUnload(module: Handle) |call| {
         close(call, module, false)
+    }
+
+    fn cuFuncLoad(function: Handle) |call| {
+        let (context, _, _) = context(call)?;
+        let mut objects = lock(&call.driver.objects);
+        let (module, at) = objects.found(function, FIRST_FUNCTION).ok_or(INVALID_HANDLE)?;
+        load(call, &mut objects, module, [at], context)
     }
 
     fn cuModuleGetFunction(found: Out<Handle>, module: Handle, name: Text) |call| {

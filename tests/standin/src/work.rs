@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-use crate::cuda::{Address, ErrorCode, Handle, INVALID_VALUE, address_in, current, ready};
+use crate::cuda::{Address, ErrorCode, Handle, INVALID_HANDLE, INVALID_VALUE, address_in, current, ready};
 use crate::driver::Call;
 use crate::ffi::Out;
 use crate::{graphs, modules};
@@ -131,9 +131,7 @@ dispatched! { jumps;
     fn cuFuncGetParamInfo(function: Handle, at: usize, offset: Out<usize>, bytes: Out<usize>) |call| {
         let (count, words) = match function {
             JOINS => (1, 128),
-            // The functions of modules have no parameters.
-            _ if modules::function_name(call, function).is_some() => (0, 1),
-            _ => (function % COLLECTIVES, 1),
+            _ => (modules::parameters(call, function).unwrap_or(function % COLLECTIVES), 1),
         };
         if at >= count {
             return Err(INVALID_VALUE);
@@ -145,6 +143,9 @@ dispatched! { jumps;
     fn cuFuncGetName(name: Out<*const c_char>, function: Handle) |call| {
         if let Some(known) = modules::function_name(call, function) {
             return Ok(name.put(known.as_ptr())?);
+        }
+        if modules::is_kernel(call, function) {
+            return Err(INVALID_HANDLE);
         }
         let known = match function {
             JOINS => c"_ZN2at6native19CatArrayBatchedCopyE",

@@ -52,6 +52,53 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
     assert!(!report.contains("libgpumem_inject"), "{report}");
 }
 
+/// Values that depend on skipped work are counted when the program reads them.
+#[test]
+fn values_that_were_not_computed_are_counted() {
+    const UNKNOWN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/unknown.py");
+
+    let Some(python) = python() else { return gpumem_tests::skipped("no Python whose lines are recorded") };
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let run = |options: &[&str]| {
+        let words = [&["run", "--dry"], options, &["-o", &file, "--", &python, UNKNOWN]].concat();
+        machine().driver_memory().run_program(&built("gpumem-command"), &words)
+    };
+    let outcome = run(&[]);
+    let seen: Value = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome}"));
+    let content = json!([0, "abababab"]);
+    let expected = json!({
+        "before": content, "skipped": [0, 0], "indices": [0, 0], "computed": [0, 1],
+        "overwritten": [[0, 1], content, content], "kernel": [0, 0], "other kernel": [0, 1],
+    });
+    assert_eq!(seen, expected, "{outcome}");
+    let sentence = "6 values were read from memory that is not there, at 4 places, first at tests/run/unknown.py:25: sizes that depend on them may \
+        differ\n";
+    assert!(outcome.stderr.contains(sentence), "{outcome}");
+    let report = |options: &[&str]| {
+        machine().run_program(&built("gpumem-command"), &[&["report"], options, &[file.as_str()]].concat())
+    };
+    let json: Value = serde_json::from_str(&report(&["--json"]).stdout).unwrap();
+    let (dry, device) = (&json["dry_run"], &json["devices"][0]);
+    assert_eq!((&dry["real_bytes"], &dry["unknown_values"]), (&json!(64 << 20), &json!(6)));
+    let lines: Vec<_> =
+        dry["places"].as_array().unwrap().iter().map(|place| place["place"].as_str().unwrap()).collect();
+    assert_eq!(lines, [25, 27, 30, 32].map(|line| format!("tests/run/unknown.py:{line}")));
+    // The kernel was skipped, and the driver took what its launch would have taken.
+    let rows = device["process_peak"]["taken_by_driver"].as_array().unwrap();
+    let bytes =
+        |kind: &str| rows.iter().filter(|row| row["kind"] == kind).filter_map(|row| row["bytes"].as_u64()).sum::<u64>();
+    assert_eq!([bytes("context") >> 20, bytes("modules") >> 20], [518, 6], "{device}");
+    assert_eq!(bytes("local memory"), 132 * 2048 * (8192 - 1024), "{device}");
+    assert_eq!(report(&["--fail-if", "unknown"]).exit(), "exit status: 1");
+    assert_eq!(run(&["--fail-if", "unknown"]).exit(), "exit status: 1");
+    // With a larger part of real memory, nothing is skipped.
+    let all = run(&["--real", "128MiB", "--fail-if", "unknown"]);
+    let sentence = "\nno value was read from memory that is not there\n";
+    assert!(all.succeeded() && all.stderr.contains(sentence), "{all}");
+    assert!(all.stderr.contains("\ndry run; blocks up to 128 MiB were real\n"), "{all}");
+}
+
 /// The program has mixed up addresses. gpumem must not use these addresses, and the program must get the driver's error.
 #[test]
 fn a_wrong_copy_is_an_error_of_the_driver() {

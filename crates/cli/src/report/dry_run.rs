@@ -1,6 +1,6 @@
 //! What a dry run did not compute.
 
-use std::collections::BTreeMap;
+use std::{collections::HashMap, time::Duration};
 
 use gpumem_core::{derive::Names, model::Bytes, report::counted};
 use serde::Serialize;
@@ -39,19 +39,17 @@ impl DryRunOverview {
             return None;
         }
         let mut places: Vec<UnknownPlace> = Vec::new();
-        let mut known = BTreeMap::new();
+        let mut known = HashMap::new();
         for UnknownValue { time, bytes, stack } in &history.unknown_values {
             let at = *known.entry(*stack).or_insert_with(|| {
                 let stack = history.definitions().stack(*stack);
                 let place = stack.line.or(stack.library).unwrap_or_else(|| "a place without a stack".to_owned());
-                places.push(UnknownPlace {
-                    place,
-                    caller: stack.caller,
-                    count: 0,
-                    bytes: 0,
-                    seconds: *time as f64 / 1e9,
-                });
-                places.len() - 1
+                let is_same = |known: &UnknownPlace| known.place == place && known.caller == stack.caller;
+                places.iter().position(is_same).unwrap_or_else(|| {
+                    let seconds = Duration::from_nanos(*time).as_secs_f64();
+                    places.push(UnknownPlace { place, caller: stack.caller, count: 0, bytes: 0, seconds });
+                    places.len() - 1
+                })
             });
             places[at].count += 1;
             places[at].bytes = places[at].bytes.saturating_add(*bytes);

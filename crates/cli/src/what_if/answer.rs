@@ -10,7 +10,6 @@ use gpumem_core::{
     model::Bytes,
     report::counted,
 };
-use gpumem_driver::settings::CONTEXT;
 use serde::Serialize;
 
 use super::{recorded::ReplayedRecording, search::PRECISION};
@@ -154,9 +153,8 @@ impl Answer {
         }
         let notes = match &self.by {
             By::DryRuns(count) => {
-                let card = format!(
-                    "{count} dry runs. The size of a GPU is all of its memory, including {CONTEXT} for the context."
-                );
+                let runs = counted(*count as u64, "dry run", "dry runs");
+                let card = format!("{runs}. The size of a GPU is all of its memory, including what the driver takes.");
                 let unknown = self.rows.iter().map(|row| row.unknown_values).max().filter(|most| *most > 0);
                 let unknown = unknown.map(|most| {
                     let next = "`gpumem run --dry` shows where, and sizes that depend on them may differ";

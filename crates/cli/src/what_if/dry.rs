@@ -110,7 +110,7 @@ impl Trials {
             return Ok(row);
         }
         let fits = |card| Ok(self.run(environment, Bytes::new(card))?.failed.is_none());
-        row.smallest_card_bytes = Some(smallest(CONTEXT.get(), enough, |card| card / PRECISION, fits)?);
+        row.smallest_card_bytes = Some(smallest(CONTEXT.get().min(enough / 2), enough, |card| card / PRECISION, fits)?);
         Ok(row)
     }
 }

@@ -21,14 +21,19 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tempfile::TempDir;
 
-use crate::{failure::Failure, history::History, recording::complete_for_report, report::overview::Overview};
+use crate::{
+    failure::Failure,
+    history::History,
+    recording::complete_for_report,
+    report::overview::{DeviceOverview, Overview},
+};
 
 /// The result of a dry run.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     /// The highest value that the driver handed out to a process on one device.
     pub(super) most: u64,
-    /// The memory of a card on which no request fails: the sum of all processes at their peaks, with their contexts.
+    /// The memory of a card on which no request fails: the sum of all processes at their peaks, with what the driver takes for them.
     pub(super) enough: u64,
     /// The number of requests that failed for good.
     pub(super) rejected: u64,
@@ -125,6 +130,12 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
         recordings(folder).filter_map(|path| Some(Overview::of(&History::read(&path).ok()?))).collect();
     let most = |overview: &Overview| overview.devices.iter().filter_map(|device| device.peak_bytes).max();
     let peaks: Vec<u64> = overviews.iter().filter_map(most).collect();
+    let of_process = |device: &DeviceOverview| {
+        let measured = device.process_peak.as_ref().map(|process| process.bytes.unsigned_abs());
+        device.peak_bytes.map(|peak| measured.unwrap_or(0).max(peak + CONTEXT.get()))
+    };
+    let enough = |overview: &Overview| overview.devices.iter().filter_map(of_process).max();
+    let enough = overviews.iter().filter_map(enough).sum();
     // A request that the allocator repeated successfully after emptying its cache did not fail for good.
     let missed =
         |overview: &Overview| overview.rejected.as_ref().map_or(0, |rejected| rejected.count - rejected.obtained_soon);
@@ -132,7 +143,6 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
     let unknown = |overview: &Overview| overview.dry_run.as_ref().map_or(0, |dry| dry.unknown_values);
     let unknown_values = overviews.iter().map(unknown).sum();
     let most = peaks.iter().max().copied();
-    let enough = peaks.iter().map(|peak| peak + CONTEXT.get()).sum();
     let failed = match (is_success, most) {
         (true, _) if rejected > 0 => Some("an allocation failed, and the program continued without it".to_owned()),
         (true, Some(_)) => None,

@@ -47,6 +47,11 @@ of_dry_run! {
 }
 
 of_dry_run! {
+    /// Returns whether the latest launch of this thread was skipped in a dry run.
+    was_launch_skipped() -> bool, dispatch::dry::was_skipped(), false
+}
+
+of_dry_run! {
     /// Tells the GPUs that are not the real ones how much memory the driver takes for itself.
     set_driver_memory(ordinal: u32, bytes: u64) -> (), dispatch::dry::set_driver_memory(ordinal, bytes), ()
 }

@@ -100,6 +100,8 @@ struct DeviceMemory {
     default_pool: Option<u64>,
     /// The bytes of local memory that the context has for each thread.
     local_bytes: u64,
+    /// The bytes of local memory that skipped launches would have taken.
+    skipped_local: u64,
     /// A function with more local memory, which was launched while its stream was captured.
     captured: Option<(u64, Option<String>)>,
     /// The addresses of the images of modules and libraries, by handle.
@@ -175,7 +177,7 @@ pub(super) fn done(ordinal: Option<u32>, work: DriverWork) {
     let is_shared = before.is_shared || device.starts != before.starts;
     device.finish(&before, is_shared, work);
     if readings::has_only_list() && device.rows.have_context() {
-        cards::set_driver_memory(before.ordinal, device.rows.bytes());
+        cards::set_driver_memory(before.ordinal, device.rows.known_bytes());
     }
 }
 
@@ -397,6 +399,13 @@ impl DeviceMemory {
     /// its module.
     fn launched(&mut self, ordinal: u32, function: u64, grown: u64, stack: StackId) {
         let launched = cuda::loaded_function(function, ordinal);
+        if cards::was_launch_skipped() {
+            let needed = self.needed_local(ordinal, launched.local_bytes);
+            self.skipped_local += needed;
+            _ = self.raise_local(ordinal, launched.local_bytes, launched.name.as_deref(), needed, stack);
+            return self.module_grown(ordinal, grown, stack, launched);
+        }
+        let grown = self.besides_skipped_local(ordinal, launched.local_bytes, grown);
         let local = self.raise_local(ordinal, launched.local_bytes, launched.name.as_deref(), grown, stack);
         if local == 0 && launched.local_bytes > self.local_bytes() {
             self.captured = Some((launched.local_bytes, launched.name.clone()));
@@ -404,6 +413,22 @@ impl DeviceMemory {
         if grown > local {
             self.module_grown(ordinal, grown - local, stack, launched);
         }
+    }
+
+    /// Returns the bytes that a launch has taken besides local memory that was recorded before, when another launch was skipped.
+    fn besides_skipped_local(&mut self, ordinal: u32, bytes: u64, grown: u64) -> u64 {
+        let threads = cuda::resident_threads(ordinal).unwrap_or(0);
+        let real = threads.saturating_mul(self.local_bytes()).saturating_sub(self.skipped_local);
+        let needed = threads.saturating_mul(bytes).saturating_sub(real);
+        let recorded = if grown < needed / 2 { 0 } else { grown.min(needed).min(self.skipped_local) };
+        self.skipped_local -= recorded;
+        grown - recorded
+    }
+
+    /// Returns the bytes of local memory for all threads that a function needs in addition to what the context has.
+    fn needed_local(&mut self, ordinal: u32, bytes: u64) -> u64 {
+        let more = bytes.saturating_sub(self.local_bytes());
+        cuda::resident_threads(ordinal).unwrap_or(0).saturating_mul(more)
     }
 
     /// Records a module that grew when one of its functions was loaded.
@@ -423,9 +448,7 @@ impl DeviceMemory {
 
     /// Records the part of `grown` that raised the local memory for a function. Returns that part.
     fn raise_local(&mut self, ordinal: u32, bytes: u64, name: Option<&str>, grown: u64, stack: StackId) -> u64 {
-        let before = self.local_bytes();
-        let threads = cuda::resident_threads(ordinal).unwrap_or(0);
-        let needed = threads.saturating_mul(bytes.saturating_sub(before));
+        let needed = self.needed_local(ordinal, bytes);
         if needed == 0 || grown < needed / 2 {
             return 0;
         }

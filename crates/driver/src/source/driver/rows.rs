@@ -50,6 +50,11 @@ impl Rows {
         self.0.iter().filter(|row| row.kind != MemKind::PoolCache).map(|row| row.bytes).sum()
     }
 
+    /// Returns the bytes of [`bytes`](Self::bytes) with a known cause. What is not known may be an allocation that was not recorded yet.
+    pub(super) fn known_bytes(&self) -> u64 {
+        self.bytes() - self.0.iter().filter(|row| row.kind == MemKind::NotKnown).map(|row| row.bytes).sum::<u64>()
+    }
+
     /// Returns whether a context was created, or existed before the recording.
     pub(super) fn have_context(&self) -> bool {
         self.0.iter().any(|row| matches!(row.kind, MemKind::Context | MemKind::Earlier))

@@ -30,8 +30,6 @@ struct Functions {
     library_of_kernel: Option<GetHandle>,
     limit: Option<GetLimit>,
     #[cfg(feature = "dry")]
-    set_limit: Option<unsafe extern "C" fn(u32, usize) -> u32>,
-    #[cfg(feature = "dry")]
     load: Option<unsafe extern "C" fn(u64) -> u32>,
     #[cfg(feature = "dry")]
     function_of_kernel: Option<GetHandle>,
@@ -50,8 +48,6 @@ fn functions() -> &'static Functions {
             module: dl::symbol(NAMES, c"cuFuncGetModule"),
             library_of_kernel: dl::symbol(NAMES, c"cuKernelGetLibrary"),
             limit: dl::symbol(NAMES, c"cuCtxGetLimit"),
-            #[cfg(feature = "dry")]
-            set_limit: dl::symbol(NAMES, c"cuCtxSetLimit"),
             #[cfg(feature = "dry")]
             load: dl::symbol(NAMES, c"cuFuncLoad"),
             #[cfg(feature = "dry")]
@@ -114,32 +110,22 @@ pub(crate) fn loaded_function(function: u64, ordinal: u32) -> LoadedFunction {
     }
 }
 
-/// Makes the driver take the memory that the first launch of a function would take: for its module, which is loaded then, and for the local
-/// memory of all threads. That memory is taken by the limit as by a launch.
+/// Loads a function, as its first launch would. The driver then takes the memory of its module.
 #[cfg(feature = "dry")]
-#[doc(alias("cuFuncLoad", "cuCtxSetLimit"))]
-pub(crate) fn prepare_launch(function: u64, ordinal: u32) {
-    let Functions { load, function_of_kernel, set_limit, .. } = functions();
+#[doc(alias("cuFuncLoad", "cuKernelGetFunction"))]
+pub(crate) fn load_function(function: u64) {
+    let Functions { load, function_of_kernel, .. } = functions();
     let mut handle = 0;
     // SAFETY: the driver checks the handle, which the program launches. The out-parameter is live.
     let is_kernel = function_of_kernel.is_some_and(|get| unsafe { get(&raw mut handle, function) } == 0);
     // SAFETY: as above.
     _ = load.map(|load| unsafe { load(if is_kernel { handle } else { function }) });
-    let needed = loaded_function(function, ordinal).local_bytes;
-    if let (Some(set), Ok(bytes), Some(limit)) = (set_limit, usize::try_from(needed), stack_limit())
-        && needed > limit
-    {
-        // SAFETY: a limit is a number.
-        _ = unsafe { set(STACK_SIZE, bytes) };
-    }
 }
-
-/// `CU_LIMIT_STACK_SIZE`
-const STACK_SIZE: u32 = 0;
 
 /// Returns the bytes of local memory that the current context has for each thread: `CU_LIMIT_STACK_SIZE`.
 #[doc(alias = "cuCtxGetLimit")]
 pub(crate) fn stack_limit() -> Option<u64> {
+    const STACK_SIZE: u32 = 0;
     let mut bytes = 0;
     // SAFETY: the out-parameter is live.
     functions().limit.filter(|get| unsafe { get(&raw mut bytes, STACK_SIZE) } == 0).map(|_| bytes as u64)

@@ -17,7 +17,7 @@ mod pool;
 pub(crate) use self::context::{current_context, current_owner, has_primary_context, identify_context};
 pub(crate) use self::device::{CudaDevice, current, devices, is_integrated};
 #[cfg(feature = "dry")]
-pub(crate) use self::functions::prepare_launch;
+pub(crate) use self::functions::load_function;
 pub(crate) use self::{
     blocks::{AddressRange, belongs_to_graph, block_number, device_at, next_block_number, range_at},
     capture::{graph_memory, is_capturing},

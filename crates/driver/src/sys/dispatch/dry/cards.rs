@@ -163,11 +163,6 @@ fn on_driver(ordinal: u64) -> Result<u64, u32> {
     }
 }
 
-/// Returns the driver's ordinal of a device.
-pub(super) fn ordinal_on_driver(device: u32) -> u32 {
-    if are_simulated() { 0 } else { device }
-}
-
 /// Like [`on_driver`], but for a `CUmemLocation`, whose first int is the kind of the second.
 pub(super) fn location_on_driver(location: u64) -> Result<u64, u32> {
     match location & 0xffff_ffff {

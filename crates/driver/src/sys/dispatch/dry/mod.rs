@@ -135,6 +135,11 @@ pub(crate) fn taken(device: u32) -> Option<u64> {
     mode::is_dry_run().then(|| state::memory().taken(device) + behind::taken(device))
 }
 
+/// Returns whether the latest launch of this thread was skipped.
+pub(crate) fn was_skipped() -> bool {
+    work::was_skipped()
+}
+
 /// Sets the memory that the driver takes on a device for itself.
 pub(crate) fn set_driver_memory(device: u32, bytes: u64) {
     state::memory().set_driver_memory(device, bytes);

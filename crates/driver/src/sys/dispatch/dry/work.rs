@@ -1,6 +1,7 @@
 //! Executes or skips launches, and fills memory of the host with the content of dry memory.
 
 use std::{
+    cell::Cell,
     ffi::{CStr, c_char},
     ops::Range,
     ptr,
@@ -14,12 +15,10 @@ use std::{
 use once_cell::sync::{Lazy, OnceCell};
 
 use super::{
-    cards,
     mode::{MODE, Mode, OBSERVER},
     roles::{Kernel, Kernels},
     state::{
-        CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, here, inside, is_dry, is_on_card, is_out_of_reach,
-        memory,
+        CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, is_on_card, is_out_of_reach, memory,
     },
     unused::unused,
 };
@@ -162,6 +161,16 @@ fn kernel_of(function: u64) -> (Kernel, bool) {
     (kernel, true)
 }
 
+thread_local! {
+    /// True if the latest launch of the thread was skipped.
+    static WAS_SKIPPED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns whether the latest launch of the thread was skipped.
+pub(super) fn was_skipped() -> bool {
+    WAS_SKIPPED.try_with(Cell::get).unwrap_or(false)
+}
+
 /// Returns whether a launch is skipped, and notes which values are unknown after it. It is skipped if one of its parameters contains an
 /// address that no kernel may use, if it would use values that are not known as indices, and if it is a collective, which finds its buffers
 /// through several tables. If the driver does not report the parameters of a function, it is skipped.
@@ -176,10 +185,10 @@ pub(super) unsafe fn is_skipped(function: u64, rows: u64, parameters: u64, extra
     // SAFETY: required by this function's contract.
     let is_skipped = unsafe { is_skipped_kernel(&kernel, function, rows, parameters, extra) };
     if is_skipped && is_first {
-        let (_, device) = here();
-        // A limit cannot be set while a stream is captured, unless the thread allows it.
-        inside(|| cuda::relaxed(|| cuda::prepare_launch(function, cards::ordinal_on_driver(device))));
+        // The driver may allocate, which a captured stream forbids unless the thread allows it.
+        inside(|| cuda::relaxed(|| cuda::load_function(function)));
     }
+    _ = WAS_SKIPPED.try_with(|was_skipped| was_skipped.set(is_skipped));
     is_skipped
 }
 

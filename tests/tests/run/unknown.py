@@ -1,0 +1,44 @@
+# A program of a dry run that reads values which are not computed. It prints what it saw.
+import ctypes
+import json
+
+from standin_cuda import alloc, call, cuda, enter, launch, launched, read, word
+
+
+def join(*addresses):
+    """Launches a kernel of PyTorch that writes to the first address and reads the others. No value can end the program."""
+    return launched(1000, len(addresses), [(word * 128)(*addresses)])
+
+
+def text(content):
+    return ctypes.cast(ctypes.c_char_p(content), ctypes.c_void_p)
+
+
+assert call("cuInit", 0) == 0
+enter(0)
+large = alloc(100)[1]
+written, copied, computed, known = [alloc(1)[1] for _ in range(4)]
+seen = {"before": read(written)}
+seen["skipped"] = launch(large, written)
+host = ctypes.create_string_buffer(4)
+# Unknown: the skipped kernel may have written it.
+cuda.cuMemcpyDtoH_v2(host, word(written), word(4))
+call("cuMemcpyDtoD_v2", copied, written, 8)
+cuda.cuMemcpyDtoH_v2(host, word(copied), word(4))
+seen["indices"] = launch(copied)
+seen["computed"] = join(computed, written)
+cuda.cuMemcpyDtoH_v2(host, word(computed), word(4))
+for _ in range(3):
+    cuda.cuMemcpyDtoH_v2(host, word(large), word(4))
+call("cuMemcpyHtoD_v2", written, ctypes.cast(ctypes.create_string_buffer(8), ctypes.c_void_p), 8)
+seen["overwritten"] = launch(written), read(written), read(known)
+
+# The kernel of a library is loaded when it is launched, and its threads need local memory.
+library, kernel = word(), word()
+call("cuLibraryLoadData", library, text(b"module:6291456/deep1:0:8192/deep0:0:4096"), 0, 0, 0, 0, 0, 0)
+call("cuLibraryGetKernel", kernel, library.value, text(b"deep1"))
+seen["kernel"] = launched(kernel.value, 1, [word(large)])
+# This one is executed, and takes less than is recorded already.
+call("cuLibraryGetKernel", kernel, library.value, text(b"deep0"))
+seen["other kernel"] = launched(kernel.value, 1, [])
+print(json.dumps(seen))
