@@ -99,6 +99,24 @@ fn values_that_were_not_computed_are_counted() {
     assert!(all.stderr.contains("\ndry run; blocks up to 128 MiB were real\n"), "{all}");
 }
 
+/// A kernel that is executed may check a value that was not computed.
+#[test]
+fn an_assertion_of_a_kernel_is_explained_once() {
+    let folder = Folder::new();
+    let ran = |code: u32, options: &[&str]| {
+        let machine = machine().fail(format!("cuCtxSynchronize={code}"));
+        let script = [&ALLOCATES[..], &["call cuCtxSynchronize"; 2]].concat();
+        run_with(&machine, options, &folder.file("a.capture"), &script).stderr
+    };
+    for (code, what) in [(710, "a kernel failed an assertion"), (700, "an access of a kernel was wrong")] {
+        let said = ran(code, &["--dry"]);
+        assert_eq!(said.matches(&format!("gpumem: dry run: {what} (CUDA error {code}). ")).count(), 1, "{said}");
+    }
+    for said in [ran(2, &["--dry"]), ran(710, &["--limit", "1GiB"])] {
+        assert!(!said.contains("gpumem: dry run: "), "{said}");
+    }
+}
+
 /// The program has mixed up addresses. gpumem must not use these addresses, and the program must get the driver's error.
 #[test]
 fn a_wrong_copy_is_an_error_of_the_driver() {

@@ -15,7 +15,7 @@ use std::{
 use once_cell::sync::{Lazy, OnceCell};
 
 use super::{
-    mode::{MODE, Mode, OBSERVER},
+    mode::{MODE, Mode, OBSERVER, is_dry_run},
     roles::{Kernel, Kernels},
     state::{
         CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, is_on_card, is_out_of_reach, memory,
@@ -79,7 +79,7 @@ pub(super) fn note_failure(code: u32) {
         710 => "a kernel failed an assertion",
         _ => return,
     };
-    if !IS_NOTED.swap(true, Relaxed) {
+    if is_dry_run() && !IS_NOTED.swap(true, Relaxed) {
         print::notice(format_args!(
             "dry run: {what} (CUDA error {code}). It may have used a value that a dry run does not compute. With a larger --real, more \
              values are computed, and with --real 2MiB fewer kernels are executed. Does the program run without --dry?"
