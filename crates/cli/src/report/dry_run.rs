@@ -2,7 +2,11 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use gpumem_core::{derive::Names, model::Bytes, report::counted};
+use gpumem_core::{
+    derive::Names,
+    model::{Bytes, torch_operation},
+    report::counted,
+};
 use serde::Serialize;
 
 use crate::history::{History, UnknownValue};
@@ -26,6 +30,8 @@ pub(crate) struct DryRunOverview {
 pub(crate) struct UnknownPlace {
     pub(crate) place: String,
     pub(crate) caller: Option<String>,
+    /// The operation of PyTorch that read them.
+    pub(crate) operation: Option<String>,
     pub(crate) count: u64,
     pub(crate) bytes: u64,
     /// The time of the first value.
@@ -42,12 +48,17 @@ impl DryRunOverview {
         let mut known = HashMap::new();
         for UnknownValue { time, bytes, stack } in &history.unknown_values {
             let at = *known.entry(*stack).or_insert_with(|| {
+                let frames = history.definitions().frames(*stack);
+                let operation = torch_operation(&frames).map(|name| format!("aten::{name}"));
                 let stack = history.definitions().stack(*stack);
                 let place = stack.line.or(stack.library).unwrap_or_else(|| "a place without a stack".to_owned());
-                let is_same = |known: &UnknownPlace| known.place == place && known.caller == stack.caller;
+                let is_same = |known: &UnknownPlace| {
+                    known.place == place && known.caller == stack.caller && known.operation == operation
+                };
                 places.iter().position(is_same).unwrap_or_else(|| {
                     let seconds = Duration::from_nanos(*time).as_secs_f64();
-                    places.push(UnknownPlace { place, caller: stack.caller, count: 0, bytes: 0, seconds });
+                    let (caller, count, bytes) = (stack.caller, 0, 0);
+                    places.push(UnknownPlace { place, caller, operation, count, bytes, seconds });
                     places.len() - 1
                 })
             });
@@ -64,10 +75,12 @@ impl DryRunOverview {
             return "no value was read from memory that is not there".to_owned();
         };
         let values = counted(self.unknown_values, "value was", "values were");
-        let caller = first.caller.as_ref().map(|caller| format!(" (called from {caller})")).unwrap_or_default();
+        let caller = first.caller.as_ref().map(|caller| format!("called from {caller}"));
+        let details: Vec<_> = first.operation.clone().into_iter().chain(caller).collect();
+        let details = if details.is_empty() { String::new() } else { format!(" ({})", details.join(", ")) };
         let places = if self.places.len() > 1 { format!("at {} places, ", self.places.len()) } else { String::new() };
         format!(
-            "{values} read from memory that is not there, {places}first at {}{caller}: sizes that depend on them may differ",
+            "{values} read from memory that is not there, {places}first at {}{details}: sizes that depend on them may differ",
             first.place,
         )
     }

@@ -62,7 +62,7 @@ mod threads;
 mod trace;
 
 pub use attribution::{
-    Call, Phase, calls, is_driver, is_gpumem_c, library, program_frames, readable_frames, user_line,
+    Call, Phase, calls, is_driver, is_gpumem_c, library, program_frames, readable_frames, torch_operation, user_line,
 };
 pub(crate) use attribution::{backward_operation, phase};
 pub use block::{Block, Key, MemKind, PoolId, Space, Tag};

@@ -21,6 +21,14 @@ pub enum Call<'a> {
     Phase(Phase),
 }
 
+/// Returns the innermost operation of PyTorch: `nonzero` for `at::_ops::nonzero::call(…)`.
+pub fn torch_operation(frames: &[Frame]) -> Option<&str> {
+    frames.iter().find_map(|frame| {
+        let (operation, called) = frame.function.as_deref()?.strip_prefix("at::_ops::")?.split_once("::")?;
+        ["call(", "redispatch("].iter().any(|part| called.starts_with(part)).then_some(operation)
+    })
+}
+
 /// Returns the functions that show what allocated, the innermost first: [`readable_frames`] without those that only pass a call
 /// on, such as decorators. If the stack has Python frames, functions of other languages are left out, except that a library
 /// called by a framework, such as cuBLAS, becomes one part. Otherwise the innermost functions of any library become one part.
@@ -121,6 +129,19 @@ mod tests {
             Call::Phase(phase) => phase.in_brackets().to_owned(),
         };
         calls(frames).iter().map(name).collect()
+    }
+
+    #[test]
+    fn the_innermost_operation_of_pytorch_is_found() {
+        let frames = [
+            torch("at::native::nonzero_cuda(at::Tensor const&)"),
+            torch("at::_ops::nonzero::call(at::Tensor const&)"),
+            torch("at::_ops::index_Tensor::redispatch(c10::DispatchKeySet, at::Tensor const&)"),
+        ];
+        assert_eq!(torch_operation(&frames), Some("nonzero"));
+        assert_eq!(torch_operation(&frames[2..]), Some("index_Tensor"));
+        let others = ["at::_ops::nonzero", "at::_ops::nonzero::schema_str()", "my::at::_ops::add::call()"].map(torch);
+        assert_eq!(torch_operation(&others), None);
     }
 
     #[test]

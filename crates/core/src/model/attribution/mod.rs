@@ -14,7 +14,7 @@ use self::tables::{
 };
 pub(super) use self::tables::{REGISTRIES, file_name};
 pub use self::{
-    calls::{Call, calls},
+    calls::{Call, calls, torch_operation},
     phase::Phase,
 };
 use super::Frame;
