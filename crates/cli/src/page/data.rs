@@ -21,6 +21,7 @@ use crate::{
     formats::{Indices, stack},
     history::{History, Lives, Origin, ProcessSeries},
     report::{
+        dry_run::DryRunOverview,
         modules::NOT_CLASSIFIED,
         overview::{DeviceOverview, Overview},
         place_sums::NO_LINE,
@@ -316,6 +317,7 @@ impl Recording {
             Some((about, columns)) => (Some(about), Some(columns.compressed()?)),
             None => (None, None),
         };
+        let unknown = overview.dry_run.as_ref().filter(|dry| dry.unknown_values > 0).map(DryRunOverview::in_words);
         let about = About {
             origins,
             frames: is_in_detail.then_some(frames.all),
@@ -332,7 +334,7 @@ impl Recording {
             known_from: history.known_from(),
             labels,
             marks,
-            missing: overview.missing_in_words(),
+            missing: overview.missing_in_words().into_iter().chain(unknown).collect(),
             not_freed: overview.not_freed.as_ref().map(|of| AboutNotFreed { blocks: of.blocks, bytes: of.bytes }),
             pid: overview.pid,
             rejected: rejected(history, overview),

@@ -12,7 +12,12 @@ use std::{
 use cudarc::driver::sys;
 use once_cell::sync::Lazy;
 
-use super::{blocks::clear, cards, places::PAGE, state::inside};
+use super::{
+    cards,
+    places::PAGE,
+    state::{inside, may_be_dry, memory},
+    work::clear,
+};
 
 /// The largest block. The driver maps only whole blocks, so there is one block of each power of two from a page to this size.
 const LARGEST: u64 = 64 << 20;
@@ -62,9 +67,11 @@ pub(super) fn taken(device: u32) -> u64 {
     behind().blocks.iter().filter(is_there).map(|((_, bytes), _)| bytes).sum()
 }
 
-/// Returns whether there is memory behind this address.
-pub(super) fn is_behind(address: u64) -> bool {
-    behind().mapped.range(..=address).next_back().is_some_and(|(start, size)| address - start < *size)
+/// Returns whether this address belongs to a dry block that was freed.
+pub(super) fn is_freed(address: u64) -> bool {
+    let is_behind =
+        || behind().mapped.range(..=address).next_back().is_some_and(|(start, size)| address - start < *size);
+    may_be_dry(address) && memory().backing(address).is_none() && is_behind()
 }
 
 /// Unmaps the memory behind these addresses, which the program unmaps.

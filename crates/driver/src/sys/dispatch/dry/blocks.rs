@@ -1,6 +1,6 @@
 //! Blocks at addresses, such as those of `cuMemAlloc`.
 
-use std::{ffi::c_int, ptr};
+use std::ffi::c_int;
 
 use cudarc::driver::sys;
 
@@ -13,6 +13,7 @@ use super::{
         CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, here, inside, is_dry, is_real,
         largest_real, memory, put, watch, watch_real,
     },
+    work::clear,
 };
 use crate::{device_model::ModelError, sys::cuda};
 
@@ -117,26 +118,6 @@ fn reserve_at(place: u64, bytes: u64) -> Option<u64> {
     // SAFETY: the range was just reserved, and no other code uses it.
     _ = inside(|| unsafe { sys::cuMemAddressFree(start, bytes as usize) });
     None
-}
-
-/// Sets real memory to zeros, so that an index that a skipped kernel should have written there is valid.
-#[allow(clippy::cast_possible_truncation, reason = "a block is as large as `usize` on these targets")]
-pub(super) fn clear(address: u64, bytes: u64) {
-    // A new stream does not wait for the program's work, and may be used while a stream is captured.
-    inside(|| {
-        cuda::relaxed(|| {
-            let mut stream = ptr::null_mut();
-            let non_blocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-            // SAFETY: the block was just allocated, and no other code knows its address. The stream lives until this returns.
-            unsafe {
-                if sys::cuStreamCreate(&raw mut stream, non_blocking).result().is_ok() {
-                    let _ = sys::cuMemsetD8Async(address, 0, bytes as usize, stream).result();
-                    let _ = sys::cuStreamSynchronize(stream).result();
-                    let _ = sys::cuStreamDestroy_v2(stream).result();
-                }
-            }
-        });
-    });
 }
 
 /// Removes all blocks of a destroyed context.

@@ -11,10 +11,9 @@ use std::{
 use cudarc::driver::sys;
 
 use super::{
+    behind::is_freed,
     memory::Backing,
-    state::{
-        ALWAYS_REAL, CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, is_freed, memory, watch,
-    },
+    state::{ALWAYS_REAL, CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, memory, watch},
     table::Place,
     work::{fill, value_read},
 };

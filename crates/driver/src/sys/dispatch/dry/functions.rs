@@ -3,13 +3,13 @@
 use std::{mem, sync::atomic::Ordering::Relaxed};
 
 use super::{
+    behind::is_freed,
     blocks, card_calls, cards,
     copies::{self, Range, Rows},
     nodes, physical, questions,
     replaced::DRIVERS,
     state::{
         CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, IS_INSIDE, SUCCESS, get, inside, is_dry, is_dry_handle,
-        is_freed,
     },
     table::{CardCall, FUNCTIONS, Place, Replacement, with_functions},
     work,

@@ -4,7 +4,7 @@
 //! kernel has the types of its parameters: nothing is written through `T const*`. PyTorch's iterators pass all addresses in one struct, whose
 //! order is known. An address about which nothing is known is read and written.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 /// The use of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,7 @@ const ORDERS: &[(&str, Option<Order>)] = &[
     ("vectorized_gather_kernel", Some(Order::Output)),
     ("native13reduce_kernel", Some(Order::Input)),
     ("_scatter_gather_elementwise_kernel", None),
+    ("for_multi_outputs", None),
     ("elementwise_kernel", Some(Order::Output)),
 ];
 
@@ -132,23 +133,27 @@ fn is_read_only(parameter: &str) -> bool {
     parameter.ends_with("const*") || is_tensor && parameter.contains(" const,")
 }
 
-/// The kernels that were launched, by the handle of their function.
+/// The kernels that were launched, with their names, by the handle of their function.
 #[derive(Debug, Default)]
-pub(super) struct Kernels(HashMap<u64, Kernel>);
+pub(super) struct Kernels(HashMap<u64, (Box<str>, Arc<Kernel>)>);
 
 impl Kernels {
-    pub(super) fn get(&self, function: u64) -> Option<Kernel> {
-        self.0.get(&function).cloned()
-    }
-
-    pub(super) fn insert(&mut self, function: u64, kernel: Kernel) {
-        /// The driver may give the handle of an unloaded function to another one. A program that loads modules forever does not fill the
-        /// memory.
+    /// Returns the kernel of a function with this name, and whether it is new. The driver may give the handle of an unloaded function to another
+    /// one.
+    pub(super) fn get(&mut self, function: u64, name: &str) -> (Arc<Kernel>, bool) {
+        /// A program that loads modules forever does not fill the memory.
         const MOST: usize = 1 << 16;
+        if let Some((known, kernel)) = self.0.get(&function)
+            && **known == *name
+        {
+            return (Arc::clone(kernel), false);
+        }
         if self.0.len() >= MOST {
             self.0.clear();
         }
-        self.0.insert(function, kernel);
+        let kernel = Arc::new(Kernel::named(name));
+        self.0.insert(function, (name.into(), Arc::clone(&kernel)));
+        (kernel, true)
     }
 }
 
@@ -180,9 +185,24 @@ mod tests {
             "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEESt5arrayIPcLm3EEEEviT0_T1_";
         assert_eq!(roles(add, &[2, 2, 2]), [WRITTEN, READ, READ]);
         assert!(Kernel::named(add).is_harmless);
+        let both = "_ZN2at6native46unrolled_elementwise_kernel_for_multi_outputsILi2EvEEvT1_";
+        assert_eq!(roles(both, &[0, 0]), [BOTH, BOTH]);
         let index = "_ZN2at6native24index_elementwise_kernelILi128ELi4EZNS0_16gpu_index_kernelIvEEvEUliE_EEvlT1_";
         assert!(!Kernel::named(index).is_harmless);
         assert_eq!(roles("_ZN2at6native13reduce_kernelILi512ELi1EvEEvT1_", &[0, 0, 0]), [READ, WRITTEN, WRITTEN]);
+    }
+
+    #[test]
+    fn a_handle_may_belong_to_another_kernel_later() {
+        let mut kernels = Kernels::default();
+        let mut get = |name| {
+            let (kernel, is_new) = kernels.get(1, name);
+            (kernel.is_collective, is_new)
+        };
+        assert_eq!(
+            [get("add"), get("add"), get("ncclSend"), get("add")],
+            [(false, true), (false, false), (true, true), (false, true)]
+        );
     }
 
     #[test]

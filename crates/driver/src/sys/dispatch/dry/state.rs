@@ -12,7 +12,7 @@ use cudarc::driver::sys;
 use once_cell::sync::{Lazy, OnceCell};
 
 use super::{
-    behind, cards,
+    cards,
     memory::{Backing, Block, Physical, ProcessMemory},
     mode::{MODE, Mode, OBSERVER, is_dry_run},
     places::PAGE,
@@ -168,11 +168,6 @@ pub(super) fn is_dry(address: u64) -> bool {
     may_be_dry(address) && !matches!(memory().backing(address), None | Some(Backing::Real))
 }
 
-/// Returns whether this address belongs to a dry block that was freed.
-pub(super) fn is_freed(address: u64) -> bool {
-    may_be_dry(address) && memory().backing(address).is_none() && behind::is_behind(address)
-}
-
 /// Returns whether a block or a mapping contains this address.
 pub(super) fn is_on_card(address: u64) -> bool {
     let is_near = may_be_dry(address) || (LOWEST_REAL.load(Relaxed)..HIGHEST_REAL.load(Relaxed)).contains(&address);
@@ -207,7 +202,7 @@ pub(super) fn has_any_dry() -> bool {
 }
 
 /// Returns false if no block at this address has ever been dry.
-fn may_be_dry(address: u64) -> bool {
+pub(super) fn may_be_dry(address: u64) -> bool {
     (LOWEST.load(Relaxed)..HIGHEST.load(Relaxed)).contains(&address)
 }
 

@@ -12,6 +12,7 @@ use std::{
     time::Instant,
 };
 
+use cudarc::driver::sys;
 use once_cell::sync::{Lazy, OnceCell};
 
 use super::{
@@ -59,6 +60,26 @@ pub(super) unsafe fn fill(to: u64, bytes: u64) {
     // SAFETY: required by this function's contract.
     unsafe { ptr::write_bytes(to as *mut u8, fill, bytes as usize) };
     value_read(bytes);
+}
+
+/// Sets real memory to zeros, so that an index that a skipped kernel should have written there is valid.
+#[allow(clippy::cast_possible_truncation, reason = "a block is as large as `usize` on these targets")]
+pub(super) fn clear(address: u64, bytes: u64) {
+    // A new stream does not wait for the program's work, and may be used while a stream is captured.
+    inside(|| {
+        cuda::relaxed(|| {
+            let mut stream = ptr::null_mut();
+            let non_blocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            // SAFETY: the block was just allocated, and no other code knows its address. The stream lives until this returns.
+            unsafe {
+                if sys::cuStreamCreate(&raw mut stream, non_blocking).result().is_ok() {
+                    let _ = sys::cuMemsetD8Async(address, 0, bytes as usize, stream).result();
+                    let _ = sys::cuStreamSynchronize(stream).result();
+                    let _ = sys::cuStreamDestroy_v2(stream).result();
+                }
+            }
+        });
+    });
 }
 
 /// Notes that the program has copied values to the host that are not known.
@@ -150,17 +171,6 @@ struct Arguments {
 
 static KERNELS: Lazy<Mutex<Kernels>> = Lazy::new(Mutex::default);
 
-/// Returns what is known about the kernel of a function, and whether it is new.
-fn kernel_of(function: u64) -> (Kernel, bool) {
-    let kernels = || KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = kernels().get(function) {
-        return (known, false);
-    }
-    let kernel = Kernel::named(&name_of(function).unwrap_or_default());
-    kernels().insert(function, kernel.clone());
-    (kernel, true)
-}
-
 thread_local! {
     /// True if the latest launch of the thread was skipped.
     static WAS_SKIPPED: Cell<bool> = const { Cell::new(false) };
@@ -181,9 +191,10 @@ pub(super) unsafe fn is_skipped(function: u64, rows: u64, parameters: u64, extra
     if !has_any_dry() {
         return false;
     }
-    let (kernel, is_first) = kernel_of(function);
+    let name = name_of(function).unwrap_or_default();
+    let (kernel, is_first) = KERNELS.lock().unwrap_or_else(PoisonError::into_inner).get(function, &name);
     // SAFETY: required by this function's contract.
-    let is_skipped = unsafe { is_skipped_kernel(&kernel, function, rows, parameters, extra) };
+    let is_skipped = unsafe { is_skipped_kernel(&kernel, (function, &name), rows, parameters, extra) };
     if is_skipped && is_first {
         // The driver may allocate, which a captured stream forbids unless the thread allows it.
         inside(|| cuda::relaxed(|| cuda::load_function(function)));
@@ -196,7 +207,7 @@ pub(super) unsafe fn is_skipped(function: u64, rows: u64, parameters: u64, extra
 ///
 /// # Safety
 /// The same as for [`is_skipped`].
-unsafe fn is_skipped_kernel(kernel: &Kernel, function: u64, rows: u64, parameters: u64, extra: u64) -> bool {
+unsafe fn is_skipped_kernel(kernel: &Kernel, function: (u64, &str), rows: u64, parameters: u64, extra: u64) -> bool {
     if kernel.is_collective {
         return true;
     }
@@ -220,7 +231,7 @@ unsafe fn is_skipped_kernel(kernel: &Kernel, function: u64, rows: u64, parameter
 /// # Safety
 /// As for [`is_skipped`]; `parameters` must not be 0.
 #[allow(clippy::cast_possible_truncation, reason = "an int is half a word")]
-unsafe fn addresses_of(function: u64, rows: u64, parameters: u64) -> Option<Arguments> {
+unsafe fn addresses_of((function, name): (u64, &str), rows: u64, parameters: u64) -> Option<Arguments> {
     let infos = PARAM_INFO.get().into_iter().flatten().flatten();
     let ask = |info: &GetParamInfo, at: usize| {
         let (mut offset, mut bytes) = (0, 0);
@@ -229,7 +240,7 @@ unsafe fn addresses_of(function: u64, rows: u64, parameters: u64) -> Option<Argu
         let code = inside(|| unsafe { info(function, at, &raw mut offset, &raw mut bytes) });
         (code, bytes as u64)
     };
-    let unused = |words: &[u32]| unused(&name_of(function)?, rows as u32, words, is_on_card);
+    let unused = |words: &[u32]| unused(name, rows as u32, words, is_on_card);
     // The program may pass a `CUkernel` as a `CUfunction`.
     let mut is_known = false;
     for info in infos {
