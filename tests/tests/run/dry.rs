@@ -45,7 +45,7 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
         "freed": [[0, 0, 0, 1], 1_048_058],
     });
     assert_eq!(seen, expected);
-    assert!(report.contains("\ndry run, GPU of 1 TiB; blocks up to 64 MiB were real\n"), "{report}");
+    assert!(report.contains("\ndry run, GPU of 1 TiB; blocks up to 160 MiB were real\n"), "{report}");
     assert!(report.contains("gpumem rejected 683.59 GiB (device)"), "{report}");
     // The stand-in's `cuMemCreate` jumps to gpumem's function, as the stubs of older drivers do. The report must not name
     // gpumem's library even then.
@@ -64,7 +64,7 @@ fn values_that_were_not_computed_are_counted() {
         let words = [&["run", "--dry"], options, &["-o", &file, "--", &python, UNKNOWN]].concat();
         machine().driver_memory().run_program(&built("gpumem-command"), &words)
     };
-    let outcome = run(&[]);
+    let outcome = run(&["--real", "64MiB"]);
     let seen: Value = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome}"));
     let content = json!([0, "abababab"]);
     let expected = json!({
@@ -91,7 +91,7 @@ fn values_that_were_not_computed_are_counted() {
     assert_eq!([bytes("context") >> 20, bytes("modules") >> 20], [518, 6], "{device}");
     assert_eq!(bytes("local memory"), 132 * 2048 * (8192 - 1024), "{device}");
     assert_eq!(report(&["--fail-if", "unknown"]).exit(), "exit status: 1");
-    assert_eq!(run(&["--fail-if", "unknown"]).exit(), "exit status: 1");
+    assert_eq!(run(&["--real", "64MiB", "--fail-if", "unknown"]).exit(), "exit status: 1");
     // With a larger part of real memory, nothing is skipped.
     let all = run(&["--real", "128MiB", "--fail-if", "unknown"]);
     let sentence = "\nno value was read from memory that is not there\n";
@@ -122,7 +122,7 @@ fn an_assertion_of_a_kernel_is_explained_once() {
 fn a_wrong_copy_is_an_error_of_the_driver() {
     const COPIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/copies.py");
 
-    let Some((seen, _)) = seen(&["--dry"], &[COPIES]) else { return };
+    let Some((seen, _)) = seen(&["--dry", "--real", "64MiB"], &[COPIES]) else { return };
     let buffer = |bytes: &str| format!("{bytes:1<80}");
     let expected = json!({
         "from the host": {
@@ -168,7 +168,7 @@ fn a_dry_run_has_as_many_cards_as_it_is_asked_for() {
     });
     assert_eq!(seen, expected);
     for part in [
-        "dry run, 4 GPUs of 24 GiB; blocks up to 64 MiB were real",
+        "dry run, 4 GPUs of 24 GiB; blocks up to 160 MiB were real",
         "device 3 (Stand-in GPU 0): the peak was 19.53 GiB",
         "kind     pool 64 MiB (74 %), vmm 22 MiB (26 %)",
     ] {
@@ -238,6 +238,11 @@ fn the_environment_asks_a_program_for_a_card() {
     for (variable, words) in [("GPUMEM_LIMIT", "GPU limited to 2 GiB"), ("GPUMEM_DRY", "dry run, GPU of 2 GiB")] {
         let words = format!("gpumem: the program does not see the real GPU: {words}\n");
         has(variable, "2GiB", [&early, &[]], [&words, "> mem_get_info 0: 1.49 GiB 2 GiB\n", "&second 104857600: 2\n"]);
+        let reads = ["call cuMemcpyDtoH_v2 &value first 4"; 2];
+        let said = seen(variable, "2GiB", &[&early[..], &reads].concat());
+        let count =
+            said.matches("gpumem: dry run: the program has read a value from memory that is not there; ").count();
+        assert_eq!(count, usize::from(variable == "GPUMEM_DRY"), "{said}");
     }
     let rejected = "gpumem: cannot use GPUMEM_DRY: it has no unit; write a size such as 2GiB; gpumem measures nothing";
     has("GPUMEM_DRY", "2", [&early, &[]], [rejected, "new: done", "&second 104857600: 0\n"]);

@@ -21,7 +21,10 @@ fn the_runtime_has_as_many_cards_as_are_asked_for() {
         let outcome = run_on(&machine().devices(devices), &["--dry", "--cards", "4", "--card", "24GiB"], &program);
         let expected = include_str!("runtime/expected.txt").replace("DEVICES", &devices.to_string());
         assert_eq!(outcome.stdout, expected, "{outcome}");
-        for part in ["dry run, 4 GPUs of 24 GiB; blocks up to 64 MiB were real", "device 3 (Stand-in GPU 0): the peak was 19.83 GiB"] {
+        for part in [
+            "dry run, 4 GPUs of 24 GiB; blocks up to 160 MiB were real",
+            "device 3 (Stand-in GPU 0): the peak was 19.83 GiB",
+        ] {
             assert!(outcome.stderr.contains(&format!("\n{part}\n")), "{part:?} is not in {outcome}");
         }
     }

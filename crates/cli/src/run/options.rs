@@ -57,7 +57,7 @@ pub(super) struct Cards {
     #[arg(long, value_enum, value_name = "VALUE", requires = "dry", default_value_t = Fill::Zero)]
     dry_fill: Fill,
     /// In a dry run, the size up to which blocks have memory, such as 64MiB: kernels that use only such blocks are executed. At least 2 MiB.
-    /// Without this option, 1/64 of the GPU's free memory, and at most 64 MiB.
+    /// Without this option, 1/64 of the GPU's free memory, and at most 160 MiB.
     #[arg(long, value_name = "SIZE", requires = "dry", value_parser = size)]
     real: Option<Bytes>,
     /// Fail allocations that a GPU of this size could not serve. The program computes as usual.

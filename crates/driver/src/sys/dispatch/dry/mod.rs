@@ -113,6 +113,7 @@ pub fn start(mode: Mode) -> Result<(), Error> {
 
 /// Runs [`start`] for a program that was built for gpumem.
 pub(crate) fn replace_cards(Card { size, is_dry, .. }: Card) -> Result<(), Error> {
+    mode::IS_ALONE.store(true, Relaxed);
     start(if is_dry {
         Mode::Dry { card: Some(size), cards: 0, fill: 0, real: None }
     } else {

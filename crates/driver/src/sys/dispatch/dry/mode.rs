@@ -1,6 +1,6 @@
 //! The modes of dry runs and limits.
 
-use std::fmt;
+use std::{fmt, sync::atomic::AtomicBool};
 
 use once_cell::sync::OnceCell;
 
@@ -62,6 +62,9 @@ pub(crate) struct Observe {
 }
 
 pub(super) static OBSERVER: OnceCell<Observe> = OnceCell::new();
+
+/// True if the program asked for the GPUs itself: no summary of `gpumem run` follows.
+pub(super) static IS_ALONE: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn is_dry_run() -> bool {
     matches!(MODE.get(), Some(Mode::Dry { .. }))

@@ -127,7 +127,10 @@ pub(super) const ALWAYS_REAL: u64 = 2 << 20;
 
 /// Unless the user chooses it, the largest real block is this part of the GPU's free memory, and at most [`MOST_REAL`].
 const REAL_OF_FREE: u64 = 64;
-const MOST_REAL: u64 = 64 << 20;
+
+/// cuBLAS allocates 128.25 MiB for itself (on an H200). If that was dry, cuSOLVER's kernels, which use it, would be skipped, and its results
+/// would be errors.
+const MOST_REAL: u64 = 160 << 20;
 
 /// Returns the part of a dry run's memory that is real. `None` if the GPU's memory cannot be read yet.
 fn real_part() -> Option<RealPart> {

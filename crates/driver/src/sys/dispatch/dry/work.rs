@@ -16,7 +16,7 @@ use cudarc::driver::sys;
 use once_cell::sync::{Lazy, OnceCell};
 
 use super::{
-    mode::{MODE, Mode, OBSERVER, is_dry_run},
+    mode::{IS_ALONE, MODE, Mode, OBSERVER, is_dry_run},
     roles::{Kernel, Kernels},
     state::{
         CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, is_on_card, is_out_of_reach, memory,
@@ -84,8 +84,16 @@ pub(super) fn clear(address: u64, bytes: u64) {
 
 /// Notes that the program has copied values to the host that are not known.
 pub(super) fn value_read(bytes: u64) {
+    static IS_SAID: AtomicBool = AtomicBool::new(false);
+
     if let Some(observer) = OBSERVER.get() {
         (observer.value_read)(Bytes::new(bytes));
+    }
+    if IS_ALONE.load(Relaxed) && !IS_SAID.swap(true, Relaxed) {
+        print::notice(format_args!(
+            "dry run: the program has read a value from memory that is not there; sizes that depend on it may differ. `gpumem run --dry` \
+             shows the line"
+        ));
     }
     note_reading(bytes);
 }
