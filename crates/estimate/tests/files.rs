@@ -288,7 +288,7 @@ fn what_is_no_regular_file_and_what_is_too_long_is_rejected() {
 #[test]
 fn models_are_read_from_their_own_files() {
     let folder = Folder::new();
-    let model = models::mobilenet_v2();
+    let model = models::torchvision("mobilenet_v2").unwrap();
     let json = folder.write("model.json", model.to_json().unwrap().as_bytes());
     assert_eq!(Described::read(json, 16).unwrap().model, Ok(model));
     let toml =

@@ -1,11 +1,59 @@
-//! Known models. Their parameters are those of torchvision and transformers.
+//! Known models. Their parameters are those of torchvision and transformers. `Model::from_config` creates others.
 
 mod convolutional;
-mod transformers;
 
-pub use self::{
-    convolutional::{
-        ResNet, VGG11, VGG13, VGG16, VGG19, alexnet, convnext, mobilenet_v2, resnet, resnet50, vgg, vgg19,
-    },
-    transformers::{bert_base, gpt2, gpt2_medium, llama_1b, t5_small, vit_b_16},
-};
+use serde_json::{Value, json};
+
+use crate::model::Model;
+
+/// Creates a model from a configuration in this file.
+fn known(name: &str, config: &Value, length: u64) -> Model {
+    let model = Model::from_fields(config, length).expect("the configuration has only what `from_fields` knows");
+    Model { name: name.to_owned(), ..model }
+}
+
+/// Returns a model for images of 224 × 224 by its name in torchvision, such as `resnet50`, `vgg16_bn` or `vit_b_16`.
+/// `None` if the name is not known.
+pub fn torchvision(name: &str) -> Option<Model> {
+    let (size, blocks, heads, patch) = match name {
+        "vit_b_16" => (768, 12, 12, 16),
+        "vit_b_32" => (768, 12, 12, 32),
+        "vit_l_16" => (1024, 24, 16, 16),
+        "vit_l_32" => (1024, 24, 16, 32),
+        _ => return convolutional::named(name),
+    };
+    let config = json!({
+        "model_type": "vit", "hidden_size": size, "num_hidden_layers": blocks, "num_attention_heads": heads,
+        "patch_size": patch, "intermediate_size": 4 * size, "num_labels": 1000,
+    });
+    Some(known(name, &config, 0))
+}
+
+/// Returns VGG19 without batch norm.
+pub fn vgg19() -> Model {
+    torchvision("vgg19").expect("a name in torchvision")
+}
+
+/// Returns ResNet-50.
+pub fn resnet50() -> Model {
+    torchvision("resnet50").expect("a name in torchvision")
+}
+
+/// Returns GPT-2 small with sequences of this length.
+pub fn gpt2(length: u64) -> Model {
+    known("gpt2", &json!({ "model_type": "gpt2" }), length)
+}
+
+/// Returns a Llama with 1.24 B parameters (the sizes of Llama 3.2 1B), with sequences of this length.
+pub fn llama_1b(length: u64) -> Model {
+    let config = json!({
+        "model_type": "llama", "vocab_size": 128_256, "hidden_size": 2048, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 8192, "tie_word_embeddings": true,
+    });
+    known("llama-1b", &config, length)
+}
+
+/// Returns BERT base with sequences of this length.
+pub fn bert_base(length: u64) -> Model {
+    known("bert-base", &json!({ "model_type": "bert" }), length)
+}
