@@ -13,46 +13,33 @@ process begins and after each of its stages. One JSON object for each process an
 import argparse
 import ctypes
 import json
-import subprocess
-import sys
+import multiprocessing
 import time
 
+import torch
 
-class Memory(ctypes.Structure):
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+from measure import Cuda, build, prepare, run_phases
+
+SHAPES = {"gpt2": {"sequence": 64}, "resnet50": {"image": 224}}
 
 
 def used():
     """The used memory of device 0, without a CUDA context."""
-    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    nvml, device, memory = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
     assert nvml.nvmlInit_v2() == 0
-    device, memory = ctypes.c_void_p(), Memory()
     assert nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
-    assert nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0
+    assert nvml.nvmlDeviceGetMemoryInfo(device, memory) == 0
     nvml.nvmlShutdown()
-    return memory.used
+    _total, _free, used = memory
+    return used
 
 
-def stages(which):
-    """Runs the stages of the child. After each stage it waits for the parent."""
-    import torch
-
-    sync = torch.cuda.synchronize
-    dtype = torch.bfloat16 if which.endswith("bf16") else torch.float32
-
-    def step(model, batch, loss):
-        optimizer = torch.optim.AdamW(model.parameters())
-        for _ in range(2):
-            optimizer.zero_grad()
-            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-                value = loss(model, batch)
-            value.backward()
-            optimizer.step()
-
+def stages(which, precision):
+    """Runs the stages of a process."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     torch.empty(1, device="cuda")
-    sync()
     yield "context"
-    if which.startswith("operations"):
+    if which == "operations":
         a = torch.ones(1024, 1024, device="cuda", dtype=dtype)
         (a + a).sum().item()
         yield "elementwise"
@@ -61,60 +48,41 @@ def stages(which):
         image = torch.ones(4, 64, 32, 32, device="cuda", dtype=dtype)
         torch.nn.Conv2d(64, 64, 3).to("cuda", dtype)(image).sum().item()
         yield "convolution"
-    elif which.startswith("gpt2"):
-        import transformers as t
-
-        model = t.GPT2LMHeadModel._from_config(t.GPT2Config(), attn_implementation="sdpa").cuda()
-        step(model, torch.ones(1, 64, dtype=torch.long, device="cuda"), lambda m, b: m(input_ids=b, labels=b, use_cache=False).loss)
-        sync()
-        yield "training step"
     else:
-        import torchvision
-
-        model = torchvision.models.resnet50().cuda()
-        step(model, torch.ones(2, 3, 224, 224, device="cuda"), lambda m, b: m(b).float().square().mean())
-        sync()
+        step = {"batch": 2, "optimizer": "adam"} | ({"autocast": "bf16"} if precision == "bf16" else {})
+        row = {"model": which, "shape": SHAPES[which], "step": step}
+        forward, optimizer, _ = prepare(row, build(row), torch.device("cuda"))
+        run_phases(step, Cuda(), forward, optimizer, [])
         yield "training step"
 
 
-def child(which):
-    import torch
-
-    for stage in stages(which):
-        print(json.dumps({"stage": stage, "reserved": torch.cuda.memory_reserved()}), flush=True)
-        sys.stdin.readline()
+def child(pipe, *which):
+    for stage in stages(*which):
+        torch.cuda.synchronize()
+        pipe.send({"stage": stage, "reserved": torch.cuda.memory_reserved()})
+        pipe.recv()
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     capability = list(torch.cuda.get_device_capability())
-    print(json.dumps({"device": torch.cuda.get_device_name(), "capability": capability, "versions": versions}), flush=True)
+    pipe.send({"device": torch.cuda.get_device_name(), "capability": capability, "versions": versions})
 
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    arguments.add_argument("--child")
     arguments.add_argument("--out", default="context.jsonl")
     args = arguments.parse_args()
-    if args.child:
-        child(args.child)
-        return
     with open(args.out, "w") as out:
-        for which in ["operations fp32", "operations bf16", "gpt2 fp32", "gpt2 bf16", "resnet50 fp32", "resnet50 bf16"]:
+        for which in [(name, precision) for name in ("operations", "gpt2", "resnet50") for precision in ("fp32", "bf16")]:
             time.sleep(2)
-            before = used()
-            command = [sys.executable, __file__, "--child", which]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            result = {"process": which, "used_before": before, "beyond": {}}
-            for line in process.stdout:
-                said = json.loads(line)
-                if "stage" not in said:
-                    result |= said
-                    continue
+            before, (pipe, other) = used(), multiprocessing.Pipe()
+            process = multiprocessing.get_context("fork").Process(target=child, args=(other, *which))
+            process.start()
+            result = {"process": " ".join(which), "used_before": before, "beyond": {}}
+            while "stage" in (said := pipe.recv()):
                 result["beyond"][said["stage"]] = used() - before - said["reserved"]
-                process.stdin.write("\n")
-                process.stdin.flush()
-            process.wait()
-            out.write(json.dumps(result) + "\n")
-            out.flush()
-            print(json.dumps(result), flush=True)
+                pipe.send(None)
+            process.join()
+            out.write(json.dumps(result | said) + "\n")
+            print(json.dumps(result | said), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 //! The families of models that predict the next token, as data: `families.json`. `decoders.rs` builds a model from a record.
 //!
-//! To add a family, add its record, which says in what the family differs from another one. `measure/modules.py` writes
+//! To add a family, add its record, which says in what the family differs from another one. `measure/models.py` writes
 //! the rows with which `tests/modules.rs` compares its modules with those of transformers.
 
 use std::sync::LazyLock;
