@@ -206,6 +206,8 @@ def workspaces(events):
 def measure(row, model, rank, device):
     step, has_history = row["step"], "image" in row["shape"] and device != "cpu"
     if device != "cpu":
+        # Otherwise, other ranks would wait for the one without a GPU.
+        assert row.get("gpus", 1) <= torch.cuda.device_count(), "there are not enough GPUs"
         torch.cuda.set_device(rank)
         device = f"cuda:{rank}"
     if row.get("gpus", 1) > 1:

@@ -29,14 +29,18 @@ pub fn torchvision(name: &str) -> Option<Model> {
     Some(known(name, &config, 0))
 }
 
+fn of_torchvision(name: &str) -> Model {
+    torchvision(name).expect("a name in torchvision")
+}
+
 /// Returns VGG19 without batch norm.
 pub fn vgg19() -> Model {
-    torchvision("vgg19").expect("a name in torchvision")
+    of_torchvision("vgg19")
 }
 
 /// Returns ResNet-50.
 pub fn resnet50() -> Model {
-    torchvision("resnet50").expect("a name in torchvision")
+    of_torchvision("resnet50")
 }
 
 /// Returns GPT-2 small with sequences of this length.
