@@ -1,51 +1,31 @@
-//! Models that predict the next token: the builder of the records in `families.json`, and the models that need code.
+//! Models that predict the next token: the builder of the records in `families.json`.
 
 use std::collections::HashSet;
 
 use super::{
-    encoders,
-    families::{FAMILIES, Family, Mlp, Norm, Order, Slides},
+    families::{Family, Mlp, Norm, Order, Slides},
     fields::{Fields, head_size, product, wrong},
-    parts::{dropped, inline, layer_norm, linear, mlp, residual, rms_norm},
 };
 use crate::{
     error::Error,
-    layer::{
-        Attention, AttentionNames, Embeddings, Experts, Function, HeadNorm, Layer, Linear, Named, RunExperts, numbered,
-    },
+    layer::{Attention, AttentionNames, Experts, Function, HeadNorm, Layer, Linear, Named, RunExperts, numbered},
     model::{Input, Loss, Model},
 };
 
 /// Builds a model of a family.
 pub(super) fn build(family: &Family, fields: Fields<'_>, length: u64) -> Result<Model, Error> {
-    build_with(family, fields, length, |_| Ok(Vec::new()))
+    let name = family.model_type.trim_end_matches("_text").to_owned();
+    let layers = layers(family, fields, &family.prefix, "lm_head")?;
+    Ok(Model { name, input: Input::Tokens(length), layers, loss: Loss::NextToken })
 }
 
-/// Builds a model of a family, with the layers for images that a function returns. They do not run.
-fn build_with(
-    family: &Family,
-    fields: Fields<'_>,
-    length: u64,
-    images: impl FnOnce(&mut Frame<'_>) -> Result<Vec<Named>, Error>,
-) -> Result<Model, Error> {
+/// Returns the layers of a model of a family. `prefix` is the first part of the names of modules, such as `model`.
+pub(super) fn layers(family: &Family, fields: Fields<'_>, prefix: &str, head: &str) -> Result<Vec<Named>, Error> {
     let all = fields.with_defaults(&family.defaults);
     let fields = fields.of(&all);
-    let mut frame = Frame {
-        family,
-        fields,
-        prefix: &family.prefix,
-        head: "lm_head",
-        vocabulary: fields.number("vocab_size", 0)?,
-        size: fields.number("hidden_size", 0)?,
-        is_tied: fields.flag("tie_word_embeddings", false)?,
-    };
-    let idle = images(&mut frame)?;
-    let mut layers = frame.layers()?;
-    if !idle.is_empty() {
-        layers.insert(0, Layer::Idle { layers: idle }.named(""));
-    }
-    let name = family.model_type.trim_end_matches("_text").to_owned();
-    Ok(Model { name, input: Input::Tokens(length), layers, loss: Loss::NextToken })
+    let (vocabulary, size) = (fields.number("vocab_size", 0)?, fields.number("hidden_size", 0)?);
+    let is_tied = fields.flag("tie_word_embeddings", false)?;
+    Frame { family, fields, prefix, head, vocabulary, size, is_tied }.layers()
 }
 
 /// A model of a family.
@@ -53,7 +33,6 @@ struct Frame<'a> {
     family: &'a Family,
     /// The fields of the configuration, with the defaults of the family.
     fields: Fields<'a>,
-    /// The first part of the names of modules, such as `model`.
     prefix: &'a str,
     head: &'a str,
     vocabulary: u64,
@@ -218,7 +197,11 @@ impl Frame<'_> {
     fn mlp(&self, hidden: u64) -> Result<Named, Error> {
         let (size, function) = (self.size, self.function()?);
         let is_joined = match &self.family.mlp {
-            Mlp::Plain(names) => return Ok(mlp([&names[0], &names[1]], size, hidden, function)),
+            Mlp::Plain([first, second]) => {
+                let activation = Layer::Activation { function, in_place: false }.named("");
+                let second = Layer::linear(hidden, size).named(second);
+                return Ok(inline(vec![Layer::linear(size, hidden).named(first), activation, second]));
+            }
             Mlp::Gated => false,
             Mlp::GatedJoined => true,
         };
@@ -297,8 +280,15 @@ impl Frame<'_> {
             let scales_queries = tunes && !rotates;
             let attention = Attention { norm, rotates, scales_queries, window, ..attention.clone() };
             let mlp = if has_experts(at as u64) { Layer::Experts(experts.clone()) } else { plain.layer.clone() };
-            let first = vec![rms_norm("input_layernorm", size), Layer::Attention(attention).named("self_attn")];
-            held(first, vec![residual(vec![rms_norm("post_attention_layernorm", size), mlp.named("feed_forward")])])
+            // A variable in the block's Python function holds the output of attention, so it lives until the block returns.
+            let slot = "attention output".to_owned();
+            let norm = |name: &str| Layer::RmsNorm { size }.named(name);
+            let leave = Layer::Leave { slot: slot.clone() }.named("");
+            vec![
+                residual(vec![norm("input_layernorm"), Layer::Attention(attention).named("self_attn"), leave]),
+                residual(vec![norm("post_attention_layernorm"), mlp.named("feed_forward")]),
+                Layer::Release { slot }.named(""),
+            ]
         });
         Ok(blocks.collect())
     }
@@ -323,78 +313,18 @@ fn windows(fields: Fields<'_>, blocks: usize, window: u64, slides: impl Fn(usize
     types[..blocks].iter().map(known).collect()
 }
 
-fn family(model_type: &str) -> &'static Family {
-    FAMILIES.iter().find(|family| family.model_type == model_type).expect("a family of `families.json`")
+/// Creates a sequence without a name, whose layers belong to the layer around it.
+fn inline(layers: Vec<Named>) -> Named {
+    Layer::Sequential { layers }.named("")
 }
 
-pub(super) fn gemma3_with_images(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
-    let (text, vision) = (fields.inner("text_config"), fields.inner("vision_config"));
-    build_with(family("gemma3_text"), text, length, |frame| {
-        frame.prefix = "model.language_model";
-        frame.is_tied = text.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", true)?)?;
-        let mut layers = encoders::siglip(vision, "model.vision_tower")?;
-        let size = vision.number("hidden_size", 768)?;
-        layers.push(linear("model.multi_modal_projector", size, frame.size, false));
-        layers.push(Layer::GemmaNorm { size }.named("model.multi_modal_projector.mm_soft_emb_norm"));
-        Ok(layers)
-    })
+/// Creates a layer that adds the output of these layers to their input.
+fn residual(layers: Vec<Named>) -> Named {
+    Layer::Residual { layers, shortcut: vec![], in_place: false }.named("")
 }
 
-pub(super) fn llama4_with_images(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
-    let (text, vision) = (fields.inner("text_config"), fields.inner("vision_config"));
-    build_with(family("llama4_text"), text, length, |frame| {
-        (frame.prefix, frame.head) = ("language_model.model", "language_model.lm_head");
-        let mut layers = encoders::llama4_vision(vision, "vision_model")?;
-        let outputs = vision.number("vision_output_dim", 7680)?;
-        layers.push(linear("multi_modal_projector.linear_1", outputs, frame.size, false));
-        Ok(layers)
-    })
-}
-
-/// Returns a block that adds the output of the first layers to the input, and runs other layers on the sum. A variable
-/// in the block's Python function holds the output of the first layers, so it lives until the block returns.
-fn held(mut first: Vec<Named>, others: Vec<Named>) -> Vec<Named> {
-    let slot = "attention output".to_owned();
-    first.push(Layer::Leave { slot: slot.clone() }.named(""));
-    let mut layers = vec![residual(first)];
-    layers.extend(others);
-    layers.push(Layer::Release { slot }.named(""));
+/// Returns these layers, followed by dropout unless the probability is 0.
+fn dropped(mut layers: Vec<Named>, probability: f64) -> Vec<Named> {
+    layers.extend((probability != 0.0).then(|| Layer::Dropout { probability }.named("")));
     layers
-}
-
-pub(super) fn gpt2(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
-    let size = fields.number("n_embd", 768)?;
-    let heads = fields.divisor("n_head", 12)?;
-    head_size(size, heads)?;
-    fields.is("tie_word_embeddings", true)?;
-    fields.is("add_cross_attention", false)?;
-    fields.is("reorder_and_upcast_attn", false)?;
-    let function = fields.function("activation_function", "gelu_new")?;
-    let probability = fields.fraction("resid_pdrop", 0.1)?;
-    let hidden = fields.derived("n_inner", product(&[4, size])?)?;
-    let (vocabulary, positions) = (fields.number("vocab_size", 50_257)?, fields.number("n_positions", 1024)?);
-    let attention = Attention {
-        size,
-        heads,
-        is_joined: true,
-        keeps_cache: true,
-        names: AttentionNames::joined("c_attn", "c_proj"),
-        ..Attention::default()
-    };
-    let first = vec![layer_norm("ln_1", size), Layer::Attention(attention).named("attn")];
-    let second = vec![layer_norm("ln_2", size), mlp(["mlp.c_fc", "mlp.c_proj"], size, hidden, function)];
-    let [first, second] = [first, second].map(|layers| dropped(layers, probability));
-    let block = Layer::Block { layers: held(first, vec![residual(second)]) };
-    let names = ["transformer.wte", "transformer.wpe", ""].map(str::to_owned).to_vec();
-    let embeddings = Embeddings { size, tokens: vocabulary, positions, segments: 0, names };
-    let tied_to = Some("transformer.wte".to_owned());
-    let head = Linear { inputs: size, outputs: vocabulary, no_bias: true, tied_to };
-    let mut layers = dropped(vec![Layer::Embeddings(embeddings).named("")], fields.fraction("embd_pdrop", 0.1)?);
-    let blocks = vec![block; fields.layers("n_layer", 12)?];
-    layers.extend([
-        Layer::Sequential { layers: numbered(blocks) }.named("transformer.h"),
-        layer_norm("transformer.ln_f", size),
-        Layer::Linear(head).named("lm_head"),
-    ]);
-    Ok(Model { name: "gpt2".to_owned(), input: Input::Tokens(length), layers, loss: Loss::NextToken })
 }

@@ -79,7 +79,7 @@ impl<'a> Fields<'a> {
 
     /// Returns all fields, with these defaults for those that are missing or `null`. Notes the numbers among them.
     pub(super) fn with_defaults(self, defaults: &Map<String, Value>) -> Value {
-        let mut all = self.value.as_object().cloned().unwrap_or_default();
+        let mut all = self.object();
         for (key, default) in defaults.iter().filter(|(key, _)| self.known(key).is_none()) {
             if let Some(number) = default.as_u64().filter(|number| *number > 0) {
                 self.assume(key, number);
@@ -87,6 +87,11 @@ impl<'a> Fields<'a> {
             all.insert(key.clone(), default.clone());
         }
         Value::Object(all)
+    }
+
+    /// Returns a copy of all fields.
+    pub(super) fn object(self) -> Map<String, Value> {
+        self.value.as_object().cloned().unwrap_or_default()
     }
 
     /// Returns the fields of an object in place of this one.
@@ -117,7 +122,11 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn layers(self, key: &str, default: u64) -> Result<usize, Error> {
-        let layers = self.number(key, default)?;
+        Self::blocks(key, self.number(key, default)?)
+    }
+
+    /// Returns a number of blocks if it is not too large.
+    pub(super) fn blocks(key: &str, layers: u64) -> Result<usize, Error> {
         let few = usize::try_from(layers).ok().filter(|_| layers <= MOST_BLOCKS);
         few.ok_or_else(|| wrong(format!("`{key}` is {layers}; a model of at most {MOST_BLOCKS} blocks is estimated")))
     }

@@ -1,47 +1,37 @@
 //! Hugging Face's `config.json`. Each architecture is built as the Python code of transformers builds it, with the same
 //! module names. An unknown setting that changes the layers is an error.
 
+mod architectures;
 mod decoders;
-mod encoder_decoder;
-mod encoders;
 mod families;
 mod fields;
-mod parts;
 mod unknown;
 
 use std::cell::RefCell;
 
 use serde_json::Value;
 
+use self::{
+    architectures::Architecture,
+    families::Family,
+    fields::{Assumed, Fields, wrong},
+};
 pub(super) use self::{
     families::FAMILIES,
     unknown::{UnknownDecoder, unknown_decoder},
 };
-use self::{
-    families::Family,
-    fields::{Assumed, Fields, wrong},
-};
 use crate::{error::Error, model::Model};
 
-/// How the model of an architecture is built, for sequences of a length.
-enum Build {
+/// How the model of an architecture is described.
+enum Record {
     Family(&'static Family),
-    Code(fn(Fields<'_>, u64) -> Result<Model, Error>),
+    Architecture(&'static Architecture),
 }
 
-/// Returns the known architectures: the class, the `model_type`, and how the model is built.
-fn architectures() -> impl Iterator<Item = (&'static str, &'static str, Build)> {
-    let families = FAMILIES.iter().map(|family| (&*family.class, &*family.model_type, Build::Family(family)));
-    let others = [
-        ("Gemma3ForConditionalGeneration", "gemma3", Build::Code(decoders::gemma3_with_images)),
-        ("Llama4ForConditionalGeneration", "llama4", Build::Code(decoders::llama4_with_images)),
-        ("GPT2LMHeadModel", "gpt2", Build::Code(decoders::gpt2)),
-        ("BertForMaskedLM", "bert", Build::Code(encoders::bert)),
-        ("ViTForImageClassification", "vit", Build::Code(encoders::vit)),
-        ("CLIPModel", "clip", Build::Code(encoders::clip)),
-        ("T5ForConditionalGeneration", "t5", Build::Code(encoder_decoder::t5)),
-        ("WhisperForConditionalGeneration", "whisper", Build::Code(encoder_decoder::whisper)),
-    ];
+/// Returns the known architectures: the class, the `model_type`, and the record.
+fn known_records() -> impl Iterator<Item = (&'static str, &'static str, Record)> {
+    let families = FAMILIES.iter().map(|family| (&*family.class, &*family.model_type, Record::Family(family)));
+    let others = architectures::all().map(|known| (&*known.class, &*known.model_type, Record::Architecture(known)));
     families.chain(others)
 }
 
@@ -109,26 +99,26 @@ impl Model {
         let class = name(&fields["architectures"][0]).or_else(|| name(&fields["_class_name"]));
         let kind = name(&fields["model_type"]);
         let found = match (&class, &kind) {
-            (Some(class), _) => architectures().find(|(known, ..)| known == class),
-            (None, Some(kind)) => architectures().find(|(_, known, _)| known == kind),
+            (Some(class), _) => known_records().find(|(known, ..)| known == class),
+            (None, Some(kind)) => known_records().find(|(_, known, _)| known == kind),
             (None, None) => return Err(wrong(format!("it names no architecture and has no `layers`; {READ}"))),
         };
         let name = class.or(kind).unwrap_or_default();
         let known = || Self::known_architectures().collect::<Vec<_>>().join(", ");
         let unknown = || wrong(format!("the architecture `{name}` is not supported; supported are {}", known()));
-        let (_, known, build) = found.ok_or_else(unknown)?;
+        let (_, known, record) = found.ok_or_else(unknown)?;
         if let Some(kind) = fields["model_type"].as_str().filter(|kind| *kind != known) {
             return Err(wrong(format!("`{name}` has the `model_type` \"{known}\", and this is \"{kind}\"")));
         }
         let fields = Fields::new(fields, assumed);
-        match build {
-            Build::Family(family) => decoders::build(family, fields, length),
-            Build::Code(build) => build(fields, length),
+        match record {
+            Record::Family(family) => decoders::build(family, fields, length),
+            Record::Architecture(architecture) => architectures::build(architecture, fields, length),
         }
     }
 
     /// Returns the names of the architectures that [`from_config`](Self::from_config) supports.
     pub fn known_architectures() -> impl Iterator<Item = &'static str> {
-        architectures().map(|(name, ..)| name)
+        known_records().map(|(name, ..)| name)
     }
 }
