@@ -12,6 +12,7 @@ use crate::{
     dtype::{Dtype, Types},
     eager::{Adapted, Eager, ParameterId},
     error::{Error, Kind},
+    settings::Quantized,
     shape::Shape,
 };
 
@@ -21,9 +22,9 @@ const DEEPEST: usize = 64;
 const LONGEST_PATH: usize = 500;
 
 /// The state while the layers of a model are being built.
-pub(super) struct Building<'a> {
-    pub(super) eager: &'a Eager,
-    pub(super) types: Types,
+struct Building<'a> {
+    eager: &'a Eager,
+    types: Types,
     /// The tables and weights that other layers may share, by path.
     weights: HashMap<String, ParameterId>,
     depth: usize,
@@ -65,7 +66,7 @@ impl Building<'_> {
 
     fn parts(&mut self, named: &Named) -> Result<Built, Error> {
         if self.depth > DEEPEST {
-            return Err(self.eager.error(Kind::Invalid(format!("layers are nested deeper than {DEEPEST}"))));
+            return Err(self.invalid(format!("layers are nested deeper than {DEEPEST}")));
         }
         if self.path > LONGEST_PATH {
             let what = format!("the names of layers make a path of more than {LONGEST_PATH} bytes");
@@ -124,21 +125,18 @@ impl Building<'_> {
             Layer::Attention(attention) => children = self.attention(attention)?,
             Layer::RelativeAttention(attention) => (parameters, children) = self.relative_attention(attention)?,
             Layer::GatedMlp { size, hidden, is_joined, has_bias, .. } => {
-                let linear = |name: &str, inputs: u64, outputs: u64| {
-                    Layer::Linear(Linear { inputs, outputs, no_bias: !*has_bias, tied_to: None }).named(name)
-                };
                 let mut layers = if *is_joined {
                     let both = hidden.checked_mul(2).ok_or_else(|| self.eager.error(Kind::TooLarge))?;
-                    vec![linear("gate_up_proj", *size, both)]
+                    vec![linear("gate_up_proj", *size, both, !*has_bias)]
                 } else {
-                    vec![linear("gate_proj", *size, *hidden), linear("up_proj", *size, *hidden)]
+                    ["gate_proj", "up_proj"].map(|name| linear(name, *size, *hidden, !*has_bias)).to_vec()
                 };
-                layers.push(linear("down_proj", *hidden, *size));
+                layers.push(linear("down_proj", *hidden, *size, !*has_bias));
                 children = self.all(&layers)?;
             }
             Layer::Experts(experts) => (parameters, children) = self.experts(experts)?,
             Layer::Activation { function, in_place: true } if !matches!(function, Function::Relu | Function::Relu6) => {
-                return Err(self.eager.error(Kind::Invalid(format!("{function:?} cannot overwrite its input"))));
+                return Err(self.invalid(format!("{function:?} cannot overwrite its input")));
             }
             Layer::MaxPool(pool) => {
                 let dimensions = pool.kernel.len();
@@ -151,6 +149,10 @@ impl Building<'_> {
             _ => {}
         }
         Ok(Built { name: named.name.clone(), scope: None, kind, parameters, adapted, group: None, children, shortcut })
+    }
+
+    fn invalid(&self, what: impl Into<String>) -> Error {
+        self.eager.error(Kind::Invalid(what.into()))
     }
 
     fn patches(&mut self, layer: &Layer) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>), Error> {
@@ -190,7 +192,7 @@ impl Building<'_> {
         let Conv { inputs, outputs, groups, .. } = *conv;
         if inputs % groups != 0 || outputs % groups != 0 {
             let what = format!("{inputs} and {outputs} channels cannot be split into {groups} groups");
-            return Err(self.eager.error(Kind::Invalid(what)));
+            return Err(self.invalid(what));
         }
         let mut sizes = vec![outputs, inputs / groups];
         sizes.extend(&conv.kernel);
@@ -210,20 +212,16 @@ impl Building<'_> {
                 counted(heads, "head", "heads"),
                 attention.key_value_heads()
             );
-            return Err(self.eager.error(Kind::Invalid(what)));
+            return Err(self.invalid(what));
         }
         if is_joined && attention.reads.is_some() {
-            let what = "the projections of cross attention cannot be joined".to_owned();
-            return Err(self.eager.error(Kind::Invalid(what)));
+            return Err(self.invalid("the projections of cross attention cannot be joined"));
         }
         if attention.rotated() > attention.head_size() {
             let (rotated, size) = (attention.rotated(), attention.head_size());
-            return Err(self.eager.error(Kind::Invalid(format!("heads of {size} cannot rotate {rotated} elements"))));
+            return Err(self.invalid(format!("heads of {size} cannot rotate {rotated} elements")));
         }
         let [queries, keys, values] = attention.widths().ok_or_else(|| self.eager.error(Kind::TooLarge))?;
-        let linear = |name: &str, inputs: u64, outputs: u64, no_bias: bool| {
-            Layer::Linear(Linear { inputs, outputs, no_bias, tied_to: None }).named(name)
-        };
         let AttentionNames { queries: q, keys: k, values: v, joined, output, norms: [q_norm, k_norm] } =
             &attention.names;
         let mut layers = if is_joined {
@@ -249,13 +247,9 @@ impl Building<'_> {
     ) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>), Error> {
         let RelativeAttention { size, heads, buckets, .. } = *attention;
         let width = attention.width().filter(|width| *width > 0);
-        let width = width.ok_or_else(|| self.eager.error(Kind::Invalid("it has no heads".to_owned())))?;
-        let linear = |name: &str, inputs: u64, outputs: u64| {
-            Layer::Linear(Linear { inputs, outputs, no_bias: true, tied_to: None }).named(name)
-        };
-        let layers =
-            [linear("q", size, width), linear("k", size, width), linear("v", size, width), linear("o", width, size)];
-        let children = self.all(&layers)?;
+        let width = width.ok_or_else(|| self.invalid("it has no heads"))?;
+        let layers = [("q", size, width), ("k", size, width), ("v", size, width), ("o", width, size)];
+        let children = self.all(&layers.map(|(name, inputs, outputs)| linear(name, inputs, outputs, true)))?;
         let mut table = Vec::new();
         if buckets > 0 {
             self.eager.memory.open("relative_attention_bias");
@@ -265,8 +259,31 @@ impl Building<'_> {
         Ok((table, children))
     }
 
+    fn linear(&mut self, linear: &Linear) -> Result<(Vec<ParameterId>, Adapted), Error> {
+        let Linear { inputs, outputs, no_bias, tied_to } = linear;
+        let adapted = self.eager.adapt(*inputs, *outputs, self.types.others, tied_to.is_some())?;
+        let weight = match (tied_to, &adapted.in_4_bits) {
+            (Some(path), _) => self.shared(path)?,
+            (None, Some(weight)) => weight.packed,
+            (None, None) => {
+                let Types { weights, tables, others } = self.types;
+                let is_head = weights != tables && Quantized::default().except.contains(&self.eager.memory.path());
+                let stored = if is_head { tables } else { weights };
+                self.eager.add_weight(&Shape::from([*outputs, *inputs]), stored, others)?
+            }
+        };
+        if adapted.in_4_bits.is_none() {
+            self.share(weight);
+        }
+        let mut parameters = vec![weight];
+        if !no_bias {
+            parameters.push(self.eager.add_parameter(&Shape::from([*outputs]), self.types.others, true)?);
+        }
+        Ok((parameters, adapted))
+    }
+
     /// Returns the weight of the layer at this path.
-    pub(super) fn shared(&self, path: &str) -> Result<ParameterId, Error> {
+    fn shared(&self, path: &str) -> Result<ParameterId, Error> {
         let unknown = || Kind::Invalid(format!("no layer before it has the path `{path}` and a weight to share"));
         self.weights.get(path).copied().ok_or_else(|| self.eager.error(unknown()))
     }
@@ -275,10 +292,9 @@ impl Building<'_> {
         let Experts { size, hidden, experts: count, per_token, function, shared, gates_shared, run } = *experts;
         if per_token == 0 || per_token > count {
             let what = format!("a token cannot pass through {per_token} of {count} experts");
-            return Err(self.eager.error(Kind::Invalid(what)));
+            return Err(self.invalid(what));
         }
-        let linear = |outputs: u64| Layer::Linear(Linear { inputs: size, outputs, no_bias: true, tied_to: None });
-        let mut children = vec![self.one(&linear(count).named(experts.router()))?];
+        let mut children = vec![self.one(&linear(experts.router(), size, count, true))?];
         let both = hidden.checked_mul(2).ok_or_else(|| self.eager.error(Kind::TooLarge))?;
         self.eager.memory.open("experts");
         let parameters = match run {
@@ -290,16 +306,15 @@ impl Building<'_> {
             let mlp = Layer::GatedMlp { size, hidden: shared, function, is_joined: false, has_bias: false };
             children.push(self.one(&mlp.named("shared_expert"))?);
             if gates_shared {
-                children.push(self.one(&linear(1).named("shared_expert_gate"))?);
+                children.push(self.one(&linear("shared_expert_gate", size, 1, true))?);
             }
         } else if run == RunExperts::All {
-            let what = "experts that all run need a shared expert".to_owned();
-            return Err(self.eager.error(Kind::Invalid(what)));
+            return Err(self.invalid("experts that all run need a shared expert"));
         }
         Ok((parameters.into(), children))
     }
 
-    pub(super) fn add<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId, Error> {
+    fn add<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId, Error> {
         self.eager.add_parameter(&Shape::from(sizes), self.types.others, true)
     }
 
@@ -309,7 +324,7 @@ impl Building<'_> {
     }
 
     /// Lets later layers share this weight.
-    pub(super) fn share(&mut self, weight: ParameterId) {
+    fn share(&mut self, weight: ParameterId) {
         self.weights.insert(self.eager.memory.path(), weight);
     }
 
@@ -324,8 +339,12 @@ impl Building<'_> {
                 sizes.len(),
                 counted(dimensions as u64, "dimension", "dimensions")
             );
-            return Err(self.eager.error(Kind::Invalid(what)));
+            return Err(self.invalid(what));
         }
         Ok(())
     }
+}
+
+fn linear(name: &str, inputs: u64, outputs: u64, no_bias: bool) -> Named {
+    Layer::Linear(Linear { inputs, outputs, no_bias, tied_to: None }).named(name)
 }

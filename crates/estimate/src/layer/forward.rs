@@ -1,11 +1,14 @@
-//! The forward pass of a layer.
+//! Layers with parameters, and their forward pass.
 
 use std::rc::Rc;
 
-use super::{Built, Conv, Function, Layer, Pool};
+use gpumem_core::model::CallsiteId;
+
+use super::{Conv, Function, Layer, Linear, Pool};
 use crate::{
+    class::Class,
     dtype::Dtype,
-    eager::{ConvArguments, Eager, PoolArguments, Tensor},
+    eager::{Adapted, ConvArguments, Eager, ParameterId, PoolArguments, Tensor},
     error::{Error, Kind},
     shape::Shape,
 };
@@ -45,7 +48,42 @@ fn soft_capped(eager: &Eager, input: Tensor) -> Result<Tensor, Error> {
     eager.multiply_by_number(&capped)
 }
 
+/// A layer with its parameters and the layers inside it.
+#[derive(Debug)]
+pub(crate) struct Built {
+    pub(crate) name: String,
+    /// The name of the layer's scope. `None` if it has no scope.
+    pub(super) scope: Option<CallsiteId>,
+    pub(super) kind: Layer,
+    pub(super) parameters: Vec<ParameterId>,
+    /// The tensors that a linear layer has in addition to its weight, or instead of it.
+    pub(super) adapted: Adapted,
+    /// The group of a block whose parameters are gathered from several ranks.
+    pub(super) group: Option<usize>,
+    pub(super) children: Vec<Rc<Built>>,
+    /// The layers on the shortcut of a residual layer, or the decoder of an encoder-decoder layer.
+    pub(super) shortcut: Vec<Rc<Built>>,
+}
+
 impl Built {
+    /// Returns whether the layer is a block or contains one.
+    pub(crate) fn has_block(&self) -> bool {
+        let inner = || self.children.iter().chain(&self.shortcut).any(|layer| layer.has_block());
+        matches!(self.kind, Layer::Block { .. }) || inner()
+    }
+
+    /// Returns an inner layer, which `build` has made.
+    pub(super) fn child(&self, name: &str) -> &Rc<Self> {
+        let child = self.children.iter().find(|child| child.name == name);
+        child.expect("`build` makes all inner layers that `forward` names")
+    }
+
+    /// Returns the parameter at this index, as the forward pass reads it.
+    pub(super) fn parameter(&self, eager: &Eager, number: usize) -> Tensor {
+        let id: ParameterId = self.parameters[number];
+        eager.parameter(id)
+    }
+
     /// Returns the output for an input.
     pub(crate) fn forward(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
         if let Some(scope) = self.scope {
@@ -138,11 +176,34 @@ impl Built {
                 self.gated_mlp(eager, input, *function, is_joined.then_some(*hidden))
             }
             Layer::Experts(experts) => experts.forward(self, eager, input),
-            Layer::Positions { .. }
-            | Layer::Leave { .. }
-            | Layer::Provide { .. }
-            | Layer::Release { .. }
-            | Layer::Similarity { .. } => self.connected(eager, input),
+            Layer::Positions { .. } => self.positions(eager, input),
+            Layer::Leave { slot } => {
+                eager.leave(slot, input.clone(), false);
+                Ok(input.clone())
+            }
+            Layer::Provide { slot, sizes, integers, is_next, .. } => {
+                let mut shape = vec![input.shape.sizes().first().copied().unwrap_or(1)];
+                shape.extend(sizes);
+                let numbers = if input.dtype.is_float() { input.dtype } else { Dtype::F32 };
+                let dtype = if *integers { Dtype::I64 } else { numbers };
+                let provided = eager.empty(&shape.into(), dtype, Class::Inputs)?;
+                let output = run_all(&self.children, eager, &provided)?;
+                if *is_next {
+                    return Ok(output);
+                }
+                eager.leave(slot, output, true);
+                Ok(input.clone())
+            }
+            Layer::Release { slot } => {
+                eager.release(slot);
+                Ok(input.clone())
+            }
+            Layer::Similarity { slot } => {
+                let others = eager.unit_vectors(&eager.left(slot)?)?;
+                let vectors = eager.unit_vectors(input)?;
+                let products = eager.matmul(&vectors, &eager.transpose(&others, 0, 1))?;
+                eager.multiply(&products, &self.parameter(eager, 0))
+            }
         }
     }
 
@@ -171,6 +232,26 @@ impl Built {
             ConvArguments { stride: conv.stride.clone(), padding: conv.padding.clone(), groups: conv.groups };
         let bias = (self.parameters.len() > 1).then(|| self.parameter(eager, 1));
         eager.convolution(input, &self.parameter(eager, 0), bias.as_ref(), &arguments)
+    }
+
+    fn linear(&self, linear: &Linear, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+        let bias = (!linear.no_bias).then(|| eager.parameter(self.parameters[1]));
+        let output = match &self.adapted.in_4_bits {
+            Some(weight) => eager.linear_in_4_bits(input, weight, bias.as_ref())?,
+            None => eager.linear(input, &eager.parameter(self.parameters[0]), bias.as_ref())?,
+        };
+        eager.adapted(&self.adapted, input, output)
+    }
+
+    fn positions(&self, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+        let table = self.parameter(eager, 0);
+        let tokens = if input.shape.rank() == 3 { input.shape[1] } else { 0 };
+        if input.shape.last() != table.shape[1] || tokens == 0 || tokens > table.shape[0] {
+            let (rows, size) = (table.shape[0], table.shape[1]);
+            return Err(eager.mismatch(format!("(…, {rows} or less, {size})"), input));
+        }
+        let rows = eager.embedding(&eager.integers(&Shape::from([tokens]))?, &table)?;
+        eager.add(input, &rows)
     }
 
     fn embeddings(&self, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {

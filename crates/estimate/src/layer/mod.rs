@@ -2,12 +2,9 @@
 
 mod attention;
 mod build;
-mod built;
 mod encoder_decoder;
 mod experts;
 mod forward;
-mod linear;
-mod slots;
 
 use serde::{Deserialize, Serialize};
 
@@ -18,8 +15,7 @@ pub use self::{
 };
 pub(crate) use self::{
     build::build,
-    built::Built,
-    forward::{run_all, run_model},
+    forward::{Built, run_all, run_model},
 };
 
 /// A layer with its name.
