@@ -35,14 +35,20 @@ impl Shape {
         self.0.last().copied().unwrap_or(1)
     }
 
+    /// Returns the same shape, but with this size of a dimension, if there is such a dimension.
+    #[must_use]
+    pub(crate) fn with(&self, dimension: usize, size: u64) -> Self {
+        let mut shape = self.clone();
+        if let Some(old) = shape.0.get_mut(dimension) {
+            *old = size;
+        }
+        shape
+    }
+
     /// Returns the same shape, but with this size of the last dimension.
     #[must_use]
     pub(crate) fn with_last(&self, size: u64) -> Self {
-        let mut sizes = self.0.clone();
-        if let Some(last) = sizes.last_mut() {
-            *last = size;
-        }
-        Self(sizes)
+        self.with(self.rank().wrapping_sub(1), size)
     }
 
     /// Returns the shape that both have after broadcasting. `None` if they cannot be broadcast.

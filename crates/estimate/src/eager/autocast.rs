@@ -10,8 +10,7 @@ impl Eager {
         let result = run();
         self.autocast.dtype.set(before);
         if before.is_none() {
-            let copies = std::mem::take(&mut *self.autocast.copies.borrow_mut());
-            drop(copies);
+            drop(self.autocast.copies.take());
         }
         result
     }

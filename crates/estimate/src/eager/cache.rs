@@ -71,11 +71,7 @@ impl Eager {
 
     /// Writes into tensors with room for all tokens (`StaticLayer.update`).
     fn placed(&self, number: usize, keys: &Tensor, values: &Tensor, room: u64) -> Result<[Tensor; 2], Error> {
-        let allocate = |like: &Tensor| {
-            let mut sizes = like.shape.sizes().to_vec();
-            sizes[2] = room;
-            self.empty(&sizes.into(), keys.dtype, Class::Cache)
-        };
+        let allocate = |like: &Tensor| self.empty(&like.shape.with(2, room), keys.dtype, Class::Cache);
         let mut layers = self.cache.layers.borrow_mut();
         let layer = &mut layers[number];
         let new = keys.shape[2];
@@ -102,8 +98,7 @@ impl Eager {
         self.cache.is_generating.set(true);
         let result = run();
         self.cache.is_generating.set(false);
-        let freed = std::mem::take(&mut *self.cache.held.borrow_mut());
-        drop(freed);
+        drop(self.cache.held.take());
         result
     }
 
@@ -123,8 +118,7 @@ impl Eager {
 
     /// Drops all keys and values.
     pub(crate) fn free_cache(&self) {
-        let freed = std::mem::take(&mut *self.cache.layers.borrow_mut());
-        drop(freed);
+        drop(self.cache.layers.take());
         self.start_pass();
     }
 }

@@ -307,8 +307,7 @@ impl Eager {
     /// they read.
     pub(crate) fn free_shared(&self) {
         if !self.checkpoints_blocks.get() {
-            let freed = std::mem::take(&mut *self.shared.borrow_mut());
-            drop(freed);
+            drop(self.shared.take());
         }
     }
 
@@ -318,6 +317,11 @@ impl Eager {
 
     pub(crate) fn mismatch(&self, expected: impl Into<String>, found: &Tensor) -> Error {
         self.error(Kind::Mismatch { expected: expected.into(), found: found.shape.clone() })
+    }
+
+    /// Returns the error for two tensors that do not fit together.
+    pub(crate) fn pair(&self, operation: &'static str, first: &Shape, second: &Shape) -> Error {
+        self.error(Kind::Pair { operation, first: first.clone(), second: second.clone() })
     }
 
     /// Allocates a tensor.

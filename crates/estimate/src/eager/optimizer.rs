@@ -168,10 +168,8 @@ impl Eager {
                 }
                 let estimate = self.like(tensor, tensor.dtype)?;
                 // The mean over all rows is a tensor.
-                let mut sizes = factors[0].sizes().to_vec();
-                let rows = sizes.len() - 2;
-                sizes[rows] = 1;
-                drop(self.empty(&sizes.into(), tensor.dtype, Class::Optimizer)?);
+                let mean = factors[0].with(factors[0].rank() - 2, 1);
+                drop(self.empty(&mean, tensor.dtype, Class::Optimizer)?);
                 estimate
             } else {
                 squared = Some(self.like(tensor, tensor.dtype)?);
@@ -205,14 +203,6 @@ impl Eager {
 
 /// Returns the shapes of Adafactor's `row_var` and `col_var`. `None` for vectors and numbers.
 fn factors(shape: &Shape) -> Option<[Shape; 2]> {
-    let rank = shape.rank();
-    if rank < 2 {
-        return None;
-    }
-    let without = |at: usize| {
-        let mut sizes = shape.sizes().to_vec();
-        sizes[at] = 1;
-        Shape::from(sizes)
-    };
-    Some([without(rank - 1), without(rank - 2)])
+    let before_last = shape.rank().checked_sub(2)?;
+    Some([shape.with_last(1), shape.with(before_last, 1)])
 }

@@ -53,10 +53,8 @@ impl Eager {
         let Some(rows) = shape.sizes().first() else {
             return Err(self.error(Kind::Invalid("a parameter without dimensions cannot be split".to_owned())));
         };
-        let mut sizes = shape.sizes().to_vec();
         // `torch.chunk`: all shards except the last ones have as many rows as the first one.
-        sizes[0] = rows.div_ceil(parallel.ranks);
-        let tensor = self.empty(&sizes.into(), dtype, Class::Weights)?;
+        let tensor = self.empty(&shape.with(0, rows.div_ceil(parallel.ranks)), dtype, Class::Weights)?;
         let elements = tensor.shape.elements().and_then(|elements| elements.checked_mul(parallel.ranks));
         let gathered = parallel.gathered.unwrap_or(dtype);
         let whole_bytes = elements.and_then(|elements| gathered.bytes(elements));
@@ -206,11 +204,8 @@ impl Eager {
         let count = self.sharding.groups.borrow().len();
         for group in 0..count {
             self.reduce(group)?;
-            let freed = {
-                let mut groups = self.sharding.groups.borrow_mut();
-                groups[group].is_reduced = false;
-                groups[group].pending.take()
-            };
+            self.sharding.groups.borrow_mut()[group].is_reduced = false;
+            let freed = self.sharding.groups.borrow_mut()[group].pending.take();
             drop(freed);
         }
         drop(self.sharding.reduced.take());

@@ -43,11 +43,8 @@ impl Convolution {
             if self.channels_last && channels % group == 0 {
                 continue;
             }
-            let mut sizes = shape.sizes().to_vec();
-            if let Some(size) = sizes.get_mut(1) {
-                *size = channels.checked_next_multiple_of(group)?.checked_mul(groups)?;
-            }
-            copies = copies.checked_add(self.dtype.bytes(Shape::from(sizes).elements()?)?)?;
+            let padded = shape.with(1, channels.checked_next_multiple_of(group)?.checked_mul(groups)?);
+            copies = copies.checked_add(self.dtype.bytes(padded.elements()?)?)?;
         }
         if !(self.is_product && is_for_weight) {
             return Some(copies);

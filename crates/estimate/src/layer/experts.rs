@@ -103,8 +103,8 @@ impl Experts {
         let chosen = rows.shape[0].checked_mul(self.per_token).ok_or_else(too_large)?;
         let flat = |tensor: &Tensor| eager.reshape(tensor, &Shape::from([chosen]));
         let (scores, choice) = (flat(scores)?, flat(choice)?);
-        let (_sorted, order) = (eager.new_like(&choice, Dtype::I64)?, eager.integers(&choice.shape)?);
-        let selected = eager.rows(rows, &eager.new_like(&order, Dtype::I64)?)?;
+        let (_sorted, order) = (eager.integers(&choice.shape)?, eager.integers(&choice.shape)?);
+        let selected = eager.rows(rows, &eager.integers(&order.shape)?)?;
         let scores = eager.rows(&scores, &order)?;
         let (gate_up, down) = (built.parameter(eager, 0), built.parameter(eager, 1));
         let both = eager.grouped_product(&selected, &gate_up)?;

@@ -108,8 +108,7 @@ impl Eager {
             && queries.shape[1].checked_rem(keys.shape[1]) == Some(0)
             && queries.shape[3] == keys.shape[3];
         if !fits {
-            let (first, second) = (queries.shape.clone(), keys.shape.clone());
-            return Err(self.error(Kind::Pair { operation: "attention", first, second }));
+            return Err(self.pair("attention", &queries.shape, &keys.shape));
         }
         let sizes = Sizes::of(&queries, &keys);
         let Sizes { batch, heads, length, size, .. } = sizes;

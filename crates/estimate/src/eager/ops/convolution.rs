@@ -131,7 +131,7 @@ impl Eager {
         let output = self.output(&shape, input.dtype)?;
         let positions = self.integers(&shape)?;
         saved.extend(self.save_all(&[input], [&positions])?);
-        Ok(self.with_gradient_like(input, output, saved))
+        Ok(self.with_gradients(&[input], output, saved))
     }
 
     /// Runs average pooling to an image of this size. For an image of one pixel, PyTorch computes a mean, which saves
@@ -152,7 +152,7 @@ impl Eager {
         if !self.needs_grad(&[input]) {
             return Ok(output);
         }
-        Ok(self.with_gradient_like(input, output, saved).in_order_of(input))
+        Ok(self.with_gradients(&[input], output, saved).in_order_of(input))
     }
 
     fn pooled(&self, input: &Tensor, arguments: &PoolArguments) -> Result<Shape, Error> {

@@ -4,7 +4,7 @@ use super::linear::Like;
 use crate::{
     dtype::Dtype,
     eager::{Eager, Saved, Tensor},
-    error::{Error, Kind},
+    error::Error,
     shape::Shape,
 };
 
@@ -147,9 +147,8 @@ impl Eager {
     }
 
     fn result_of_two(&self, operation: &'static str, first: &Tensor, second: &Tensor) -> Result<Tensor, Error> {
-        let shape = first.shape.broadcast(&second.shape).ok_or_else(|| {
-            self.error(Kind::Pair { operation, first: first.shape.clone(), second: second.shape.clone() })
-        })?;
+        let shape = first.shape.broadcast(&second.shape);
+        let shape = shape.ok_or_else(|| self.pair(operation, &first.shape, &second.shape))?;
         let output = self.output(&shape, Self::common_dtype(first.dtype, second.dtype))?;
         Ok(output.in_order_of(if first.shape == shape { first } else { second }))
     }
@@ -162,8 +161,7 @@ impl Eager {
     /// Runs `first += second`.
     pub(crate) fn add_in_place(&self, first: &Tensor, second: &Tensor) -> Result<Tensor, Error> {
         if first.shape.broadcast(&second.shape).as_ref() != Some(&first.shape) {
-            let (first, second) = (first.shape.clone(), second.shape.clone());
-            return Err(self.error(Kind::Pair { operation: "a sum in place", first, second }));
+            return Err(self.pair("a sum in place", &first.shape, &second.shape));
         }
         Ok(self.sum([first, second], first.detached()))
     }

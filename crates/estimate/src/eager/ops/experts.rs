@@ -3,7 +3,6 @@
 
 use super::linear::Like;
 use crate::{
-    dtype::Dtype,
     eager::{Eager, Tensor},
     error::{Error, Kind},
     shape::Shape,
@@ -20,7 +19,7 @@ impl Eager {
         let values = self.output(&shape, input.dtype)?;
         let positions = self.integers(&shape)?;
         let saved = self.save_all(&[input], [&positions])?;
-        Ok([self.with_gradient_like(input, values, saved), positions])
+        Ok([self.with_gradients(&[input], values, saved), positions])
     }
 
     /// Returns rows of a tensor in another order: `input[index]`. The index is kept. The gradient is a new tensor,
@@ -64,18 +63,13 @@ impl Eager {
     }
 
     fn product_of(&self, rows: &Tensor, weights: &Tensor) -> Error {
-        let (first, second) = (rows.shape.clone(), weights.shape.clone());
-        self.error(Kind::Pair { operation: "a product with the weights of experts", first, second })
+        self.pair("a product with the weights of experts", &rows.shape, &weights.shape)
     }
 
     fn product(&self, rows: &Tensor, weights: &Tensor, shape: &Shape) -> Result<Tensor, Error> {
         let saved = self.save_factors(rows, weights)?;
         let output = self.output(shape, rows.dtype)?;
-        let likes = Like::of_all(&[rows, weights]);
-        Ok(self.recorded(&[rows, weights], output, move |eager, _| {
-            let _saved = eager.unpack(saved)?;
-            eager.gradients(&likes)
-        }))
+        Ok(self.with_gradients(&[rows, weights], output, saved))
     }
 
     /// Sums over one dimension, which is removed. The gradient of the input is the gradient of the sum, repeated
@@ -94,13 +88,8 @@ impl Eager {
 
     /// Copies a tensor several times, one after the other.
     pub(crate) fn repeat(&self, input: &Tensor, times: u64) -> Result<Tensor, Error> {
-        let mut sizes = input.shape.sizes().to_vec();
-        sizes[0] = sizes[0].checked_mul(times).ok_or_else(|| self.error(Kind::TooLarge))?;
-        self.copied_to(input, &sizes.into())
-    }
-
-    /// Allocates a tensor of this shape without a gradient, such as sorted numbers.
-    pub(crate) fn new_like(&self, input: &Tensor, dtype: Dtype) -> Result<Tensor, Error> {
-        self.output(&input.shape, dtype)
+        let rows = input.shape[0].checked_mul(times).ok_or_else(|| self.error(Kind::TooLarge))?;
+        let output = self.output(&input.shape.with(0, rows), input.dtype)?;
+        Ok(self.with_gradients(&[input], output, Vec::new()))
     }
 }

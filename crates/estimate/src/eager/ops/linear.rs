@@ -49,14 +49,13 @@ impl Eager {
 
     /// Multiplies matrices in batches: (…, n, k) and (…, k, m).
     pub(crate) fn matmul(&self, first: &Tensor, second: &Tensor) -> Result<Tensor, Error> {
-        let pair =
-            || Kind::Pair { operation: "a matrix product", first: first.shape.clone(), second: second.shape.clone() };
         let (rank, sizes) = (first.shape.rank(), second.shape.sizes());
-        if rank < 2 || sizes.len() != rank || first.shape[rank - 1] != sizes[rank - 2] {
-            return Err(self.error(pair()));
-        }
-        if first.shape.sizes()[..rank - 2] != sizes[..rank - 2] {
-            return Err(self.error(pair()));
+        let fits = rank >= 2
+            && sizes.len() == rank
+            && first.shape[rank - 1] == sizes[rank - 2]
+            && first.shape[..rank - 2] == sizes[..rank - 2];
+        if !fits {
+            return Err(self.pair("a matrix product", &first.shape, &second.shape));
         }
         let (first, second) = (self.lowered(first)?, self.lowered(second)?);
         self.use_cublas()?;
@@ -91,13 +90,11 @@ impl Eager {
             Ok(grads)
         }))
     }
-}
 
-impl Eager {
-    /// Returns the output of an operation with one input. Its gradient is a new tensor that needs the saved tensors.
-    pub(super) fn with_gradient_like(&self, input: &Tensor, output: Tensor, saved: Vec<Saved>) -> Tensor {
-        let likes = Like::of_all(&[input]);
-        self.recorded(&[input], output, move |eager, _| {
+    /// Records an operation that needs the saved tensors to compute new tensors: the gradients of its inputs.
+    pub(super) fn with_gradients(&self, inputs: &[&Tensor], output: Tensor, saved: Vec<Saved>) -> Tensor {
+        let likes = Like::of_all(inputs);
+        self.recorded(inputs, output, move |eager, _| {
             let _saved = eager.unpack(saved)?;
             eager.gradients(&likes)
         })

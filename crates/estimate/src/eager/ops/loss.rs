@@ -1,6 +1,7 @@
 //! Softmax and losses.
 
 use crate::{
+    class::Class,
     dtype::Dtype,
     eager::{Eager, Tensor},
     error::Error,
@@ -37,8 +38,7 @@ impl Eager {
     pub(crate) fn cross_entropy(&self, logits: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
         let rows = logits.shape.elements().map(|elements| elements.checked_div(logits.shape.last()).unwrap_or(0));
         if logits.shape.rank() < 2 || labels.shape.elements() != rows {
-            let mut expected = labels.shape.sizes().to_vec();
-            expected.push(logits.shape.last());
+            let expected = [labels.shape.sizes(), &[logits.shape.last()]].concat();
             return Err(self.mismatch(Shape::from(expected).to_string(), logits));
         }
         let logarithms = self.log_softmax(logits)?;
@@ -57,6 +57,17 @@ impl Eager {
             let _saved = eager.unpack(saved)?;
             Ok(vec![Some(eager.output(&shape, dtype)?)])
         }))
+    }
+
+    /// Runs `mse_loss` with a target of the same shape, in `f32` under autocast. Both are kept.
+    pub(crate) fn mean_squares(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let input = self.raised(input)?;
+        let target = self.empty(&input.shape, input.dtype, Class::Inputs)?;
+        let saved = self.save_all(&[&input], [&input, &target])?;
+        let loss = self.output(&Shape::default(), input.dtype)?;
+        // The squares are a tensor before the mean is computed.
+        drop(self.output(&input.shape, input.dtype)?);
+        Ok(self.with_gradients(&[&input], loss, saved))
     }
 
     /// Shifts labels by one position, as losses of language models do: a padded copy, and a copy of a part of it.

@@ -4,7 +4,6 @@ mod attention;
 mod convolution;
 mod elementwise;
 mod experts;
-mod images;
 mod linear;
 mod loss;
 mod normalization;

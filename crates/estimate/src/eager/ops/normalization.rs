@@ -1,10 +1,9 @@
 //! Normalization.
 
-use super::linear::Like;
 use crate::{
     dtype::Dtype,
     eager::{Eager, Tensor},
-    error::{Error, Kind},
+    error::Error,
     shape::Shape,
 };
 
@@ -21,11 +20,7 @@ impl Eager {
         let rows = input.shape.with_last(1);
         let statistics = [self.output(&rows, Dtype::F32)?, self.output(&rows, Dtype::F32)?];
         saved.extend(self.save_all(&all, &statistics)?);
-        let likes = Like::of_all(&all);
-        Ok(self.recorded(&all, output, move |eager, _| {
-            let _saved = eager.unpack(saved)?;
-            eager.gradients(&likes)
-        }))
+        Ok(self.with_gradients(&all, output, saved))
     }
 
     /// Runs RMS norm as transformers writes it out: in `f32`, `weight * (x * rsqrt(mean(x ** 2) + eps)).to(type of x)`.
@@ -66,6 +61,15 @@ impl Eager {
         self.multiply(input, &factor)
     }
 
+    /// Divides each row by its length: `x / x.pow(2).sum(-1, keepdim=True).pow(0.5)`.
+    pub(crate) fn unit_vectors(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let squares = self.power(input)?;
+        let sums = self.mean_of_last(&squares)?;
+        drop(squares);
+        let lengths = self.power(&sums)?;
+        self.multiply(input, &lengths)
+    }
+
     /// Returns the mean over the last dimension, which then has size 1.
     pub(crate) fn mean_of_last(&self, input: &Tensor) -> Result<Tensor, Error> {
         let output = self.output(&input.shape.with_last(1), input.dtype)?;
@@ -87,20 +91,14 @@ impl Eager {
                 saved.extend(self.save_all(&all, [&statistics])?);
             }
         }
-        let likes = Like::of_all(&all);
-        Ok(self.recorded(&all, output, move |eager, _| {
-            let _saved = eager.unpack(saved)?;
-            eager.gradients(&likes)
-        }))
+        Ok(self.with_gradients(&all, output, saved))
     }
 
     /// Returns the error for an input with another number of channels.
     pub(super) fn channels(&self, channels: u64, input: &Tensor) -> Error {
-        let mut sizes = input.shape.sizes().to_vec();
-        if let Some(size) = sizes.get_mut(1) {
-            *size = channels;
-            return self.mismatch(Shape::from(sizes).to_string(), input);
-        }
-        self.error(Kind::Mismatch { expected: format!("(…, {channels}, …)"), found: input.shape.clone() })
+        let is_one = input.shape.rank() < 2;
+        let expected =
+            if is_one { format!("(…, {channels}, …)") } else { input.shape.with(1, channels).to_string() };
+        self.mismatch(expected, input)
     }
 }

@@ -8,13 +8,6 @@ use crate::{
 };
 
 impl Eager {
-    /// Allocates a tensor of another shape that consists of copies of the input. The backward pass needs only the shape
-    /// of the input.
-    pub(super) fn copied_to(&self, input: &Tensor, shape: &Shape) -> Result<Tensor, Error> {
-        let output = self.output(shape, input.dtype)?;
-        Ok(self.with_gradient_like(input, output, Vec::new()))
-    }
-
     /// Records an operation whose gradient is a new tensor that needs only the shape of the input.
     pub(super) fn with_new_gradient(&self, input: &Tensor, output: Tensor) -> Tensor {
         let (shape, dtype) = (input.shape.clone(), input.dtype);
@@ -46,8 +39,7 @@ impl Eager {
     /// copied.
     pub(crate) fn reshape(&self, input: &Tensor, shape: &Shape) -> Result<Tensor, Error> {
         if input.shape.elements() != shape.elements() {
-            let (first, second) = (input.shape.clone(), shape.clone());
-            return Err(self.error(Kind::Pair { operation: "a change of shape", first, second }));
+            return Err(self.pair("a change of shape", &input.shape, shape));
         }
         let input = self.contiguous(input)?;
         Ok(self.viewed(&input, shape.clone()))
@@ -61,20 +53,17 @@ impl Eager {
 
     /// Repeats a dimension of size 1 without a copy.
     pub(crate) fn expand(&self, input: &Tensor, dimension: usize, size: u64) -> Tensor {
-        let mut sizes = input.shape.sizes().to_vec();
-        sizes[dimension] = size;
         let mut strides = input.strides();
         strides[dimension] = 0;
-        let view = input.as_view().with_shape(sizes.into()).with_strides(&strides);
+        let view = input.as_view().with_shape(input.shape.with(dimension, size)).with_strides(&strides);
         // The sum over the repeated dimension is computed when the gradient is checked against the shape of the input.
         self.passing_on(input, view)
     }
 
     /// Copies each head of (batch, heads, n, size) this many times.
     pub(crate) fn repeat_heads(&self, input: &Tensor, repeats: u64) -> Result<Tensor, Error> {
-        let mut sizes = input.shape.sizes().to_vec();
-        sizes[1] = sizes[1].checked_mul(repeats).ok_or_else(|| self.error(Kind::TooLarge))?;
-        let output = self.output(&sizes.into(), input.dtype)?;
+        let heads = input.shape[1].checked_mul(repeats).ok_or_else(|| self.error(Kind::TooLarge))?;
+        let output = self.output(&input.shape.with(1, heads), input.dtype)?;
         Ok(self.with_new_gradient(input, output))
     }
 
@@ -123,9 +112,7 @@ impl Eager {
 
     /// Returns a part of one dimension as a view. The gradient is padded with zeros.
     pub(crate) fn narrow(&self, input: &Tensor, dimension: usize, size: u64) -> Tensor {
-        let mut sizes = input.shape.sizes().to_vec();
-        sizes[dimension] = size;
-        let view = input.as_view().with_shape(sizes.into()).with_strides(&input.strides());
+        let view = input.as_view().with_shape(input.shape.with(dimension, size)).with_strides(&input.strides());
         self.with_new_gradient(input, view)
     }
 
@@ -134,21 +121,14 @@ impl Eager {
         let Some(first) = inputs.first() else {
             return Err(self.error(Kind::Invalid("there is nothing to join".into())));
         };
-        let mut sizes = first.shape.sizes().to_vec();
-        sizes[dimension] = 0;
+        let mut sum = 0_u64;
         for input in inputs {
-            let mut other = input.shape.sizes().to_vec();
-            let size = other.get(dimension).copied().unwrap_or(0);
-            if other.len() == sizes.len() {
-                other[dimension] = sizes[dimension];
+            if input.shape.with(dimension, 0) != first.shape.with(dimension, 0) {
+                return Err(self.pair("joining", &first.shape, &input.shape));
             }
-            if other != sizes {
-                let (first, second) = (first.shape.clone(), input.shape.clone());
-                return Err(self.error(Kind::Pair { operation: "joining", first, second }));
-            }
-            sizes[dimension] = sizes[dimension].checked_add(size).ok_or_else(|| self.error(Kind::TooLarge))?;
+            sum = sum.checked_add(input.shape[dimension]).ok_or_else(|| self.error(Kind::TooLarge))?;
         }
-        let output = self.output(&sizes.into(), first.dtype)?;
+        let output = self.output(&first.shape.with(dimension, sum), first.dtype)?;
         let parts: Vec<_> = inputs.iter().map(|input| (input.shape.clone(), input.edge.is_some())).collect();
         Ok(self.recorded(inputs, output, move |_, grad| {
             // Each gradient is a view of one part.
