@@ -103,7 +103,7 @@ fn an_index_without_its_files_has_their_sum() {
 /// The sizes are those of two public models. The file of the second one has another layer, for the prediction of the second next token.
 #[test]
 fn an_unknown_decoder_has_about_the_weights_of_a_known_one() {
-    let described = |config: &str| Described::read(Folder::new().write("config.json", config.as_bytes()), 16);
+    let described = |config: &str| Described::read(Folder::new().write("config.json", config.as_bytes()), 4096);
     let granite = r#"{"architectures": ["GraniteMoeForCausalLM"], "model_type": "granitemoe", "hidden_size": 1024, "intermediate_size": 512,
         "num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 24, "num_local_experts": 32, "num_experts_per_tok": 8,
         "vocab_size": 49155, "tie_word_embeddings": true, "torch_dtype": "bfloat16"}"#;
@@ -112,6 +112,9 @@ fn an_unknown_decoder_has_about_the_weights_of_a_known_one() {
     assert_eq!((found.model.is_err(), found.dtype), (true, Some(Dtype::Bf16)));
     let note = "the weights are about those of a decoder with the sizes in the file";
     assert_eq!(found.notes, [format!("{note}; keys and values take 48 KiB for each token")]);
+    let peak = |model: &Model| Step { parameters: Dtype::Bf16, ..Step::inference(1) }.estimate(model).unwrap().peak;
+    let [low, high] = found.stand_ins.unwrap();
+    assert!(peak(&low).get() > found.tensors.sum().bytes.get() && peak(&low) < peak(&high));
 
     let mimo = r#"{"architectures": ["MiMoForCausalLM"], "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 36,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "attention_bias": true, "vocab_size": 151680,

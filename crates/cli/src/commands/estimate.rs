@@ -147,6 +147,8 @@ struct WeightsAnswer {
     /// `null`, because everything except the weights is unknown.
     estimate: Option<Estimate>,
     weights: TensorSum,
+    /// The peaks of two known models with the sizes in the file.
+    range: Option<[Bytes; 2]>,
 }
 
 fn allocator(text: &str) -> Result<AllocatorKind, String> {
@@ -185,8 +187,8 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
         Some(length) => Described::read(file, length),
         None => Described::read_up_to(file, LENGTH),
     };
-    let Described { tensors, model, takes_length, dtype, unknown_dtype, positions, mut assumed, notes, .. } =
-        described.map_err(wrong)?;
+    let described = described.map_err(wrong)?;
+    let Described { tensors, model, takes_length, dtype, unknown_dtype, positions, mut assumed, notes, .. } = described;
     let is_doubtful = !notes.is_empty();
     for note in notes {
         terminal::error(&format_args!("`{}`: {note}", file.display()));
@@ -196,8 +198,20 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
         Err(why) => {
             let as_json = arguments.json;
             let [by_dtype, by_module] = [tensors.by_dtype(), tensors.by_module(2)];
-            let weights = WeightsAnswer { by_dtype, by_module, estimate: None, weights: tensors.sum() };
-            terminal::answer(as_json, &weights, |out, paint| writeln!(out, "{}", InPaint(&tensors, paint)))?;
+            let ranged = described.stand_ins.and_then(|[low, high]| {
+                let StepRequest { step, .. } = request(arguments, dtype).ok()?;
+                let peaks = [step.estimate(&low).ok()?.peak, step.estimate(&high).ok()?.peak];
+                let what = if step.optimizer.is_some() { "training" } else { "inference" };
+                Some((peaks, format!("{what}, {}", inputs(step.batch, &low.input))))
+            });
+            let (weights, range) = (tensors.sum(), ranged.as_ref().map(|(range, _)| *range));
+            let weights = WeightsAnswer { by_dtype, by_module, estimate: None, weights, range };
+            terminal::answer(as_json, &weights, |out, paint| {
+                writeln!(out, "{}", InPaint(&tensors, paint))?;
+                let Some(([low, high], what)) = &ranged else { return Ok(()) };
+                writeln!(out, "\na decoder with these sizes has a peak of {low} to {high}: {what}")?;
+                writeln!(out, "The first one computes attention in one kernel, and the second one stores its scores.")
+            })?;
             let next = "describe the model as JSON or TOML";
             terminal::error(&Failure::new(format!("`{}` cannot be estimated", file.display()), why, next));
             return Ok(Exit::Failed);

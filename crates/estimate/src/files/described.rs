@@ -68,6 +68,9 @@ pub struct Described {
     pub assumed: BTreeMap<String, u64>,
     /// Warnings: contradictions between the weight files and the configuration, and parameters that are not exact.
     pub notes: Vec<String>,
+    /// Two decoders with the sizes in a configuration whose architecture is not known. One computes attention in one kernel, and the
+    /// other one stores its scores. The peak of the model is about between theirs, if it has no other parts.
+    pub stand_ins: Option<[Model; 2]>,
 }
 
 impl Described {
@@ -94,49 +97,110 @@ impl Described {
             return folder(path, length);
         }
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-        match extension {
+        match path.extension().and_then(|extension| extension.to_str()).unwrap_or_default() {
             "gguf" => {
                 let file = Gguf::read(path)?;
                 let (tensors, positions) = (file.tensors().clone(), file.positions());
-                let (dtype, unknown_dtype) = (tensors.dtype(), None);
-                let (model, assumed) = (file.model(length.within(positions)), BTreeMap::new());
-                let (takes_length, notes) = (true, vec![]);
-                Ok(Self { tensors, model, takes_length, dtype, unknown_dtype, positions, assumed, notes })
+                let (dtype, model) = (tensors.dtype(), file.model(length.within(positions)));
+                Ok(Self { dtype, positions, ..Self::new(tensors, model) })
             }
-            "safetensors" => weights(path, &path.with_file_name("config.json"), length),
-            "json" if name.ends_with(".safetensors.index.json") => {
+            extension if extension == "safetensors" || name.ends_with(".safetensors.index.json") => {
                 weights(path, &path.with_file_name("config.json"), length)
             }
-            "toml" => only(Model::from_toml(&text(path, LONGEST_TEXT)?)?),
+            "toml" => Self::of_model(Model::from_toml(&text(path, LONGEST_TEXT)?)?),
             _ => {
                 let text = text(path, LONGEST_TEXT)?;
-                let fields: Value = serde_json::from_str(&text).unwrap_or_default();
+                let config = Config::new(Ok(&text), length);
                 // A configuration has no field `layers`.
-                if fields["layers"].is_array() {
-                    drop(fields);
-                    return only(Model::from_json(&text)?);
+                if config.fields["layers"].is_array() {
+                    drop(config);
+                    return Self::of_model(Model::from_json(&text)?);
                 }
-                match Model::from_config_with_assumed(&text, length.within(longest(&fields))) {
-                    Ok((model, assumed)) => {
-                        let (stored, positions) = (stored_type(&fields), positions(&fields));
-                        let dtype = stored.as_ref().and_then(|known| known.as_ref().ok()).copied();
-                        let unknown_dtype = stored.and_then(Result::err);
-                        let tensors = model.parameters(dtype.unwrap_or_default())?;
-                        let (model, takes_length, notes) = (Ok(model), true, vec![]);
-                        Ok(Self { tensors, model, takes_length, dtype, unknown_dtype, positions, assumed, notes })
+                let why = match &config.model {
+                    Ok((model, _)) => {
+                        let tensors = model.parameters(config.dtype().unwrap_or_default())?;
+                        return Ok(config.describes(tensors));
                     }
-                    // The weights are known if they are in the same folder.
-                    Err(why) => match weights_in(path.parent().unwrap_or(Path::new(""))) {
-                        Some(beside) => weights(&beside, path, length),
-                        None => of_unknown(&fields, why.clone()).ok_or_else(|| {
-                            let why = why.to_string();
-                            file_error(path, why.strip_prefix("config.json: ").unwrap_or(&why))
-                        }),
-                    },
+                    Err(why) => why.to_string(),
+                };
+                // The weights are known if they are in the same folder.
+                if let Some(beside) = weights_in(path.parent().unwrap_or(Path::new(""))) {
+                    return weights(&beside, path, length);
                 }
+                let why = why.strip_prefix("config.json: ").unwrap_or(&why);
+                config.describes_unknown(length).ok_or_else(|| file_error(path, why))
             }
         }
+    }
+
+    fn new(tensors: Tensors, model: Result<Model, Error>) -> Self {
+        let (dtype, unknown_dtype, positions, assumed, notes, stand_ins) = Default::default();
+        Self { tensors, model, takes_length: true, dtype, unknown_dtype, positions, assumed, notes, stand_ins }
+    }
+
+    /// Describes a model as JSON or TOML.
+    fn of_model(model: Model) -> Result<Self, Error> {
+        Ok(Self { takes_length: false, ..Self::new(model.parameters(Dtype::default())?, Ok(model)) })
+    }
+}
+
+/// A `config.json`. Without one, all fields are missing.
+struct Config {
+    fields: Value,
+    /// The model, and the numbers that the file leaves out.
+    model: Result<(Model, BTreeMap<String, u64>), Error>,
+    positions: Option<u64>,
+    /// The type of the parameters, or its name if it is not a known type of floats.
+    stored: Option<Result<Dtype, String>>,
+}
+
+impl Config {
+    fn new(text: Result<&str, Error>, length: Length) -> Self {
+        let fields: Value = text.as_ref().ok().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let field = |key: &str| if fields[key].is_null() { &fields["text_config"][key] } else { &fields[key] };
+        let positions = field("max_position_embeddings").as_u64();
+        // The model cannot be built for longer sequences, because it trains its positions.
+        let longest = ["n_positions", "max_target_positions"].iter().find_map(|key| field(key).as_u64());
+        let longest = longest.or(positions).or_else(|| match fields["model_type"].as_str()? {
+            // The defaults of the Python classes.
+            "clip" => Some(77),
+            "whisper" => Some(448),
+            _ => None,
+        });
+        let name = field("dtype").as_str().or(field("torch_dtype").as_str());
+        let known = |name: &str| name.parse().ok().filter(|dtype: &Dtype| dtype.is_float());
+        let stored = name.map(|name| known(name).ok_or_else(|| name.to_owned()));
+        let model = text.and_then(|text| Model::from_config_with_assumed(text, length.within(longest)));
+        Self { fields, model, positions, stored }
+    }
+
+    fn dtype(&self) -> Option<Dtype> {
+        self.stored.as_ref()?.as_ref().ok().copied()
+    }
+
+    /// Describes a model with these parameters.
+    fn describes(self, tensors: Tensors) -> Described {
+        let (dtype, positions) = (self.dtype(), self.positions);
+        let (model, assumed) =
+            self.model.map_or_else(|why| (Err(why), BTreeMap::new()), |(model, all)| (Ok(model), all));
+        let unknown_dtype = self.stored.and_then(Result::err);
+        Described { dtype, unknown_dtype, positions, assumed, ..Described::new(tensors, model) }
+    }
+
+    /// Describes a model whose architecture is not known, by its sizes. `None` if they are not those of a decoder.
+    fn describes_unknown(self, length: Length) -> Option<Described> {
+        let length = length.within(self.positions);
+        let unknown = unknown_decoder(&self.fields, self.dtype().unwrap_or_default(), length)?;
+        let UnknownDecoder { weights, cache, others, stand_ins } = unknown;
+        let without = if others.is_empty() {
+            String::new()
+        } else {
+            format!(", without what these fields describe: {}", others.join(", "))
+        };
+        let cache = cache.map(|cache| format!("; keys and values take {} for each token", Bytes::new(cache)));
+        let about = "the weights are about those of a decoder with the sizes in the file";
+        let note = format!("{about}{without}{}", cache.unwrap_or_default());
+        Some(Described { notes: vec![note], stand_ins: Some(stand_ins), ..self.describes(weights) })
     }
 }
 
@@ -175,98 +239,39 @@ fn folder(path: &Path, length: Length) -> Result<Described, Error> {
 fn weights(path: &Path, config: &Path, length: Length) -> Result<Described, Error> {
     let is_index = path.extension().is_some_and(|extension| extension == "json");
     let alone = if is_index { safetensors::index_alone(path)? } else { None };
-    let read = match alone {
-        Some(alone) => Err(alone),
-        None => Ok(Tensors::from_safetensors(path)?),
-    };
     let unknown = || Kind::Invalid("there is no `config.json` next to the weights".to_owned()).into();
     let config = if config.is_file() { text(config, LONGEST_TEXT) } else { Err(unknown()) };
-    let fields: Value = config.as_ref().ok().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-    let (positions, length) = (positions(&fields), length.within(longest(&fields)));
-    let (model, assumed) = match config.and_then(|text| Model::from_config_with_assumed(&text, length)) {
-        Ok((model, assumed)) => (Ok(model), assumed),
-        Err(why) => (Err(why), BTreeMap::new()),
-    };
+    let config = Config::new(config.as_deref().map_err(Clone::clone), length);
+    let stored = config.dtype();
+    let built = config.model.as_ref().ok().and_then(|(model, _)| model.parameters(stored.unwrap_or_default()).ok());
     let mut notes = Vec::new();
-    let stored = stored_type(&fields).and_then(Result::ok);
-    let (dtype, unknown_dtype, takes_length) = (read.as_ref().map_or(stored, Tensors::dtype), None, true);
-    let built = model.as_ref().ok().and_then(|model| model.parameters(stored.unwrap_or_default()).ok());
-    let tensors = match (read, built) {
-        (Ok(tensors), built) => {
-            let expected = built.map_or(tensors.sum().elements, |built| built.sum().elements);
-            if expected != tensors.sum().elements {
-                let found = tensors.sum().elements;
+    let (tensors, dtype) = match (alone, built) {
+        (None, built) => {
+            let tensors = Tensors::from_safetensors(path)?;
+            let found = tensors.sum().elements;
+            let expected = built.map_or(found, |built| built.sum().elements);
+            if expected != found {
                 notes.push(format!("the model has {expected} parameters, and the files have {found}"));
             }
-            tensors
+            let dtype = tensors.dtype();
+            (tensors, dtype)
         }
-        (Err(alone), Some(built)) => {
+        (Some(alone), Some(built)) => {
             let (expected, found) = (built.sum().bytes.get(), alone.bytes);
             if expected != found {
                 notes.push(format!(
                     "the model of `config.json` has {expected} B of parameters, and the index says {found} B"
                 ));
             }
-            built
+            (built, stored)
         }
-        (Err(alone), None) => {
+        (Some(alone), None) => {
             notes.push("the files of the index are not here: their sum is what the index says".to_owned());
             if stored.is_none() {
                 notes.push("the type of the parameters is not known, so bytes are counted as elements".to_owned());
             }
-            alone.as_one(stored.unwrap_or(Dtype::U8))
+            (alone.as_one(stored.unwrap_or(Dtype::U8)), stored)
         }
     };
-    Ok(Described { tensors, model, takes_length, dtype, unknown_dtype, positions, assumed, notes })
-}
-
-/// Describes a model whose architecture is not known, by the sizes in its configuration.
-fn of_unknown(fields: &Value, why: Error) -> Option<Described> {
-    let stored = stored_type(fields);
-    let dtype = stored.as_ref().and_then(|known| known.as_ref().ok()).copied();
-    let UnknownDecoder { weights: tensors, cache, others } = unknown_decoder(fields, dtype.unwrap_or_default())?;
-    let without = if others.is_empty() {
-        String::new()
-    } else {
-        format!(", without what these fields describe: {}", others.join(", "))
-    };
-    let cache = cache.map(|cache| format!("; keys and values take {} for each token", Bytes::new(cache)));
-    let about = "the weights are about those of a decoder with the sizes in the file";
-    let note = format!("{about}{without}{}", cache.unwrap_or_default());
-    let (positions, unknown_dtype) = (positions(fields), stored.and_then(Result::err));
-    let (model, assumed, notes, takes_length) = (Err(why), BTreeMap::new(), vec![note], true);
-    Some(Described { tensors, model, takes_length, dtype, unknown_dtype, positions, assumed, notes })
-}
-
-/// Describes a model as JSON or TOML.
-fn only(model: Model) -> Result<Described, Error> {
-    let (tensors, model) = (model.parameters(Dtype::default())?, Ok(model));
-    let (dtype, unknown_dtype, positions, assumed, notes) = Default::default();
-    Ok(Described { tensors, model, takes_length: false, dtype, unknown_dtype, positions, assumed, notes })
-}
-
-/// Returns a field of a configuration, or of its text part.
-fn field<'a>(config: &'a Value, key: &str) -> &'a Value {
-    if config[key].is_null() { &config["text_config"][key] } else { &config[key] }
-}
-
-/// Returns the type of the parameters according to a configuration, or its name if it is not a known type of floats.
-fn stored_type(config: &Value) -> Option<Result<Dtype, String>> {
-    let name = field(config, "dtype").as_str().or(field(config, "torch_dtype").as_str())?;
-    Some(name.parse().ok().filter(|dtype: &Dtype| dtype.is_float()).ok_or_else(|| name.to_owned()))
-}
-
-fn positions(config: &Value) -> Option<u64> {
-    field(config, "max_position_embeddings").as_u64()
-}
-
-/// Returns the length above which the model of a configuration cannot be built, because it trains its positions.
-fn longest(config: &Value) -> Option<u64> {
-    let named = ["n_positions", "max_target_positions"].iter().find_map(|key| field(config, key).as_u64());
-    named.or_else(|| positions(config)).or_else(|| match config["model_type"].as_str()? {
-        // The defaults of the Python classes.
-        "clip" => Some(77),
-        "whisper" => Some(448),
-        _ => None,
-    })
+    Ok(Described { dtype, unknown_dtype: None, notes, ..config.describes(tensors) })
 }

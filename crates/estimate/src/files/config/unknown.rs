@@ -2,7 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::{dtype::Dtype, model::Model, tensors::Tensors};
+use crate::{
+    dtype::Dtype,
+    layer::{Layer, Named},
+    model::Model,
+    tensors::Tensors,
+};
 
 /// The objects inside a configuration that may contain the sizes of the decoder.
 const INSIDE: [&str; 4] = ["text_config", "language_config", "llm_config", "thinker_config"];
@@ -28,11 +33,13 @@ pub(in crate::files) struct UnknownDecoder {
     pub(in crate::files) cache: Option<u64>,
     /// The fields that say what else the model may contain.
     pub(in crate::files) others: Vec<String>,
+    /// The known decoder: with attention in one kernel, and with stored scores.
+    pub(in crate::files) stand_ins: [Model; 2],
 }
 
 /// Returns a decoder with the sizes in a configuration. `None` if the configuration is not that of a decoder, if its architecture is known,
 /// or if the weights are quantized.
-pub(in crate::files) fn unknown_decoder(fields: &Value, dtype: Dtype) -> Option<UnknownDecoder> {
+pub(in crate::files) fn unknown_decoder(fields: &Value, dtype: Dtype, length: u64) -> Option<UnknownDecoder> {
     let class = fields["architectures"][0].as_str()?;
     if Model::known_architectures().any(|known| known == class) || !fields["quantization_config"].is_null() {
         return None;
@@ -56,9 +63,15 @@ pub(in crate::files) fn unknown_decoder(fields: &Value, dtype: Dtype) -> Option<
     known.insert("model_type".to_owned(), json!(class.1));
     if let Some(experts) = experts {
         known.insert("num_local_experts".to_owned(), json!(experts));
+        let of_token = number("num_experts_per_tok").filter(|of_token| *of_token <= experts);
+        known.extend(of_token.map(|of_token| ("num_experts_per_tok".to_owned(), json!(of_token))));
     }
     number("intermediate_size").or_else(|| number("moe_intermediate_size").filter(|_| experts.is_some()))?;
-    let weights = Model::from_fields(&Value::Object(known), 1).and_then(|model| model.parameters(dtype)).ok()?;
+    let fused = Model::from_fields(&Value::Object(known), length).ok()?;
+    let mut stored = fused.clone();
+    store_scores(&mut stored.layers);
+    let stand_ins = [fused, stored];
+    let weights = stand_ins[0].parameters(dtype).ok()?;
     let is_set = |value: &Value| !matches!(value, Value::Null | Value::Bool(false)) && value.as_u64() != Some(0);
     let others = |of: &Value| {
         let fields = of.as_object().into_iter().flatten();
@@ -75,5 +88,18 @@ pub(in crate::files) fn unknown_decoder(fields: &Value, dtype: Dtype) -> Option<
     let sizes =
         [2, number("num_hidden_layers")?, number("num_key_value_heads").unwrap_or(heads), size, dtype.bytes(1)?];
     let cache = sizes.into_iter().try_fold(1_u64, u64::checked_mul).filter(|_| keeps_all);
-    Some(UnknownDecoder { weights, cache, others: all })
+    Some(UnknownDecoder { weights, cache, others: all, stand_ins })
+}
+
+/// Lets all attention layers store their scores.
+fn store_scores(layers: &mut [Named]) {
+    for named in layers {
+        match &mut named.layer {
+            Layer::Attention(attention) => attention.stores_scores = true,
+            Layer::Sequential { layers } | Layer::Block { layers } | Layer::Residual { layers, .. } => {
+                store_scores(layers);
+            }
+            _ => {}
+        }
+    }
 }
