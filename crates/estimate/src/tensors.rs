@@ -43,6 +43,18 @@ impl Tensors {
         Self { all }
     }
 
+    /// Creates the tensors of a file, each of which has less than 2^62 bytes. Returns an error if two have the same name, or if the
+    /// sum is too large for the ledger.
+    pub(crate) fn checked(all: Vec<TensorInfo>) -> Result<Self, String> {
+        let tensors = Self::new(all);
+        if let Some(pair) = tensors.all.windows(2).find(|pair| pair[0].name == pair[1].name) {
+            return Err(format!("the tensor `{}` occurs twice", pair[0].name));
+        }
+        let sum = tensors.all.iter().try_fold(0_u64, |sum, tensor| sum.checked_add(tensor.bytes.get()));
+        sum.filter(|sum| *sum < 1 << 62).ok_or("the tensors have more than 2^62 bytes")?;
+        Ok(tensors)
+    }
+
     /// Returns all tensors, sorted by name.
     pub fn all(&self) -> &[TensorInfo] {
         &self.all

@@ -2,7 +2,7 @@
 //! read as well.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fmt::Display,
     io::{self, BufReader, ErrorKind, Read},
     path::Path,
@@ -80,19 +80,15 @@ impl Gguf {
         if count > 1 {
             first.tensors.all.extend(other_parts(path, count)?);
         }
-        let tensors = &mut first.tensors.all;
-        tensors.sort_by(|a, b| a.name.cmp(&b.name));
-        if let Some(pair) = tensors.windows(2).find(|pair| pair[0].name == pair[1].name) {
-            return Err(file_error(path, format!("the tensor `{}` occurs twice", pair[0].name)));
-        }
+        let tensors = Tensors::checked(first.tensors.all).map_err(|what| file_error(path, what))?;
+        first.tensors = tensors;
+        let tensors = &first.tensors.all;
         if let Some(Value::Number(expected)) = first.metadata.get("split.tensors.count")
             && *expected != tensors.len() as u64
         {
             let found = counted(tensors.len() as u64, "tensor", "tensors");
             return Err(file_error(path, format!("the files have {found} and not {expected}")));
         }
-        let sum = tensors.iter().try_fold(0_u64, |sum, tensor| sum.checked_add(tensor.bytes.get()));
-        sum.filter(|sum| *sum < 1 << 62).ok_or_else(|| file_error(path, "the tensors have more than 2^62 bytes"))?;
         Ok(first)
     }
 
@@ -101,9 +97,7 @@ impl Gguf {
     /// # Errors
     /// Returns an error if reading fails, or if the header is damaged.
     pub fn from_header(read: impl Read) -> Result<Self, Error> {
-        let mut header = header(read).map_err(|what| file_error(Path::new("GGUF"), what))?;
-        header.tensors.all.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(header)
+        header(read).map_err(|what| file_error(Path::new("GGUF"), what))
     }
 
     /// Returns the tensors.
@@ -341,21 +335,8 @@ fn header(read: impl Read) -> Result<Gguf, Wrong> {
         }
         metadata.insert(key, value);
     }
-    let mut all = Vec::new();
-    let mut sum = 0_u64;
-    let mut names = BTreeSet::new();
-    for _ in 0..tensors {
-        let tensor = source.tensor()?;
-        if !names.insert(tensor.name.clone()) {
-            return Err(format!("the tensor `{}` occurs twice", tensor.name));
-        }
-        sum += tensor.bytes.get();
-        if sum >= 1 << 62 {
-            return Err("the tensors have more than 2^62 bytes".to_owned());
-        }
-        all.push(tensor);
-    }
-    Ok(Gguf { metadata, tensors: Tensors { all } })
+    let all = (0..tensors).map(|_| source.tensor()).collect::<Result<_, _>>()?;
+    Ok(Gguf { metadata, tensors: Tensors::checked(all)? })
 }
 
 /// The types of elements by number. `-` is a type that was removed from the format.
@@ -448,7 +429,7 @@ mod tests {
             .iter()
             .map(|tensor| format!("{} {} {}", tensor.name, tensor.dtype, tensor.shape))
             .collect();
-        assert_eq!(lines, ["b q4_0 (2, 64)", "a f32 (3,)", "c f16 ()"]);
+        assert_eq!(lines, ["a f32 (3,)", "b q4_0 (2, 64)", "c f16 ()"]);
         let sum = file.tensors().sum();
         assert_eq!((sum.elements, sum.bytes.get()), (132, 72 + 12 + 2));
     }
