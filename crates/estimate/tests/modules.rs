@@ -33,12 +33,13 @@ fn models_have_the_modules_of_their_libraries() {
     assert!(count >= 108, "{count} models");
 }
 
-/// Each model runs, and a training step makes a gradient for each parameter that is used.
+/// Each model runs, a training step makes a gradient for each parameter that is used, and the model can be written and read back.
 #[test]
 fn models_run() {
     for line in lines().filter(|line| line["modules"].is_object()) {
         let name = line["name"].as_str().unwrap();
         let model = Model::from_config(&line["config"].to_string(), 16).unwrap();
+        assert_eq!(Model::from_json(&model.to_json().unwrap()).unwrap(), model, "{name}");
         let failed = |error| panic!("{name}: {error}");
         let inference = Step::inference(2).estimate(&model).unwrap_or_else(failed);
         let training = Step::training(2, Optimizer::Sgd).estimate(&model).unwrap_or_else(failed);

@@ -1,6 +1,6 @@
 //! Models from the metadata of GGUF files.
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 
 use super::{
     config::FAMILIES,
@@ -85,46 +85,33 @@ impl Gguf {
         let table = self.tensors().all().iter().find(|tensor| tensor.name == "token_embd.weight");
         let vocabulary = table.and_then(|table| table.shape.sizes().first().copied());
         let vocabulary = vocabulary.ok_or_else(|| wrong("the tensor `token_embd.weight` is missing"))?;
-        let mut config = Map::new();
-        let mut set = |key: &str, value: Json| config.insert(key.to_owned(), value);
-        set("vocab_size", vocabulary.into());
-        set("hidden_size", size.into());
-        set("num_hidden_layers", needed("block_count")?.into());
-        set("num_attention_heads", heads.into());
-        set("num_key_value_heads", number("attention.head_count_kv")?.unwrap_or(heads).into());
-        set("head_dim", head_size.into());
-        set("tie_word_embeddings", (!has("output.weight")).into());
-        set("sliding_window", number("attention.sliding_window")?.map_or(Json::Null, Json::from));
-        set("attention_bias", (has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias")).into());
-        if let Some(hidden) = number("feed_forward_length")? {
-            set("intermediate_size", hidden.into());
-        }
-        let for_each_expert = ["num_experts", "num_local_experts"];
-        for (experts, key) in experts.iter().flat_map(|experts| for_each_expert.map(|key| (experts, key))) {
-            set(key, (*experts).into());
-        }
-        for (name, key) in [
-            ("expert_used_count", "num_experts_per_tok"),
-            ("expert_feed_forward_length", "moe_intermediate_size"),
-            ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
-        ] {
-            if let Some(number) = number(name)? {
-                set(key, number.into());
-            }
-        }
         let rotated = number("rope.dimension_count")?.unwrap_or(head_size);
         #[expect(clippy::cast_precision_loss, reason = "a head has few elements")]
         let factor = rotated as f64 / head_size.max(1) as f64;
-        set("partial_rotary_factor", json!(factor));
-        set("rotary_pct", json!(factor));
-        let caps = |name: &str| if self.value(&key(name)).is_some() { json!(true) } else { Json::Null };
-        set("attn_logit_softcapping", caps("attn_logit_softcapping"));
-        set("final_logit_softcapping", caps("final_logit_softcapping"));
-        if family.gguf.as_deref() == Some("llama") {
-            // llama.cpp has no windows for this architecture.
-            config.remove("sliding_window");
-        }
-        config.insert("model_type".to_owned(), (*family.model_type).into());
-        Ok(Json::Object(config))
+        let caps = |name: &str| self.value(&key(name)).map(|_| true);
+        // llama.cpp has no windows for Llama. `null` means none as well.
+        let window = number("attention.sliding_window")?.filter(|_| family.gguf.as_deref() != Some("llama"));
+        Ok(json!({
+            "vocab_size": vocabulary,
+            "hidden_size": size,
+            "num_hidden_layers": needed("block_count")?,
+            "num_attention_heads": heads,
+            "num_key_value_heads": number("attention.head_count_kv")?.unwrap_or(heads),
+            "head_dim": head_size,
+            "tie_word_embeddings": !has("output.weight"),
+            "attention_bias": has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias"),
+            "intermediate_size": number("feed_forward_length")?,
+            "num_experts": experts,
+            "num_local_experts": experts,
+            "num_experts_per_tok": number("expert_used_count")?,
+            "moe_intermediate_size": number("expert_feed_forward_length")?,
+            "shared_expert_intermediate_size": number("expert_shared_feed_forward_length")?,
+            "partial_rotary_factor": factor,
+            "rotary_pct": factor,
+            "attn_logit_softcapping": caps("attn_logit_softcapping"),
+            "final_logit_softcapping": caps("final_logit_softcapping"),
+            "model_type": family.model_type,
+            "sliding_window": window,
+        }))
     }
 }

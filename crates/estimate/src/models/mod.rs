@@ -56,8 +56,3 @@ pub fn llama_1b(length: u64) -> Model {
     });
     known("llama-1b", &config, length)
 }
-
-/// Returns BERT base with sequences of this length.
-pub fn bert_base(length: u64) -> Model {
-    known("bert-base", &json!({ "model_type": "bert" }), length)
-}
