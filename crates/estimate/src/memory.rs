@@ -2,7 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     io,
     rc::Rc,
     time::Duration,
@@ -21,7 +21,7 @@ use crate::{
     allocator::{Allocator, AllocatorKind, Placement},
     class::Class,
     error::{Error, Kind},
-    recording::Recording,
+    recording::{Recording, stack},
 };
 
 const DEVICE: Device = Device { family: Family::Simulated, ordinal: 0 };
@@ -43,6 +43,8 @@ struct State {
     inbox: Option<Inbox>,
     /// The number of the latest event.
     number: u64,
+    /// The number of events for bytes that the allocator added to requests.
+    roundings: u64,
     in_use: u64,
     /// The highest `in_use`.
     peak: u64,
@@ -56,69 +58,10 @@ struct State {
     names: Vec<Rc<str>>,
     numbers: HashMap<Rc<str>, CallsiteId>,
     class: Option<Class>,
-    uses: Uses,
     /// A recording to which the events are also written.
     recording: Option<Recording>,
     /// True after the step. Its blocks are not freed, like those of a process that ends.
     is_over: bool,
-}
-
-/// The use of the blocks with one stack id. The ledger stores that id for each block; in a running program it
-/// identifies the origin of the block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Use {
-    class: Class,
-    /// `None` if the blocks have the requested size.
-    rounding: Option<Rounding>,
-}
-
-/// A requested size, and the size to which the allocator rounds it. Such a block is one event, and the stack id tells
-/// which part of it was requested.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Rounding {
-    requested: u64,
-    taken: u64,
-}
-
-/// The uses by stack id. The first ones are the classes without rounding.
-#[derive(Debug)]
-struct Uses {
-    all: Vec<Use>,
-    /// The ids of the uses with a rounding. A model has few sizes, which are found faster in a tree than by hash.
-    numbers: BTreeMap<Use, StackId>,
-}
-
-impl Uses {
-    fn new() -> Self {
-        let all = Class::ALL.into_iter().map(|class| Use { class, rounding: None });
-        Self { all: all.collect(), numbers: BTreeMap::new() }
-    }
-
-    fn stack(&mut self, class: Class, requested: u64, taken: u64) -> StackId {
-        let number = |at: usize| StackId(u32::try_from(at + 1).unwrap_or(u32::MAX));
-        if requested == taken {
-            return number(class as usize);
-        }
-        let Self { all, numbers } = self;
-        let of = Use { class, rounding: Some(Rounding { requested, taken }) };
-        *numbers.entry(of).or_insert_with(|| {
-            all.push(of);
-            number(all.len() - 1)
-        })
-    }
-
-    /// Returns the classes of `bytes` with this stack id.
-    fn parts(&self, stack: StackId, bytes: u64) -> [(Class, u64); 2] {
-        let known = (stack.0 as usize).checked_sub(1).and_then(|at| self.all.get(at));
-        match known {
-            Some(Use { class, rounding: Some(Rounding { requested, taken }) }) => {
-                let requested = bytes / taken * requested;
-                [(*class, requested), (Class::Rounding, bytes - requested)]
-            }
-            Some(Use { class, rounding: None }) => [(*class, bytes), (Class::Rounding, 0)],
-            None => [(Class::Activations, bytes), (Class::Rounding, 0)],
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -140,8 +83,8 @@ pub(crate) struct AtPeak {
 #[derive(Debug)]
 pub(crate) struct Storage {
     memory: Rc<StepMemory>,
-    /// The block. `None` if there are no bytes.
-    block: Cell<Option<Placement>>,
+    /// The block, and the requested bytes. `None` if there are no bytes.
+    block: Cell<Option<(Placement, u64)>>,
 }
 
 impl Storage {
@@ -153,15 +96,15 @@ impl Storage {
     /// Allocates the bytes, if there are none: `untyped_storage().resize_()`.
     pub(crate) fn fill(&self, bytes: u64, class: Class) -> Result<(), Error> {
         if self.block.get().is_none() && bytes > 0 {
-            self.block.set(Some(self.memory.place(bytes, class)?));
+            self.block.set(Some((self.memory.place(bytes, class)?, bytes)));
         }
         Ok(())
     }
 
     /// Frees the bytes. Tensors may still refer to the storage.
     pub(crate) fn free(&self) {
-        if let Some(block) = self.block.take() {
-            self.memory.free(block);
+        if let Some((block, requested)) = self.block.take() {
+            self.memory.free(block, requested);
         }
     }
 }
@@ -188,6 +131,7 @@ impl StepMemory {
             limit,
             inbox,
             number: 0,
+            roundings: 0,
             in_use: 0,
             peak: 0,
             open: Vec::new(),
@@ -196,7 +140,6 @@ impl StepMemory {
             names: vec!["".into(), "(other layers)".into()],
             numbers: HashMap::new(),
             class: None,
-            uses: Uses::new(),
             recording: None,
             is_over: false,
         }))
@@ -217,7 +160,7 @@ impl StepMemory {
 
     /// Allocates memory in the open scope. `set_class` may override the class.
     pub(crate) fn alloc(self: &Rc<Self>, bytes: u64, class: Class) -> Result<Storage, Error> {
-        let block = if bytes == 0 { None } else { Some(self.place(bytes, class)?) };
+        let block = if bytes == 0 { None } else { Some((self.place(bytes, class)?, bytes)) };
         Ok(Storage { memory: Rc::clone(self), block: Cell::new(block) })
     }
 
@@ -238,24 +181,30 @@ impl StepMemory {
         if let Some(scope) = state.open.last_mut() {
             scope.peak = scope.peak.max(in_use);
         }
-        let stack = state.uses.stack(class, bytes, placement.bytes);
-        let block = Block { stack, ..Block::new(DEVICE, Bytes::new(placement.bytes), MemKind::Device) };
-        state.record(&EventKind::Alloc { key: key(placement.address), block });
-        if let Some(recording) = &mut state.recording {
-            recording.alloc(placement.address, class, bytes, placement.bytes);
+        let block = |class: Class, bytes: u64| Block {
+            stack: stack(class),
+            ..Block::new(DEVICE, Bytes::new(bytes), MemKind::Device)
+        };
+        state.record(EventKind::Alloc { key: Key::new(Space::Address, placement.address), block: block(class, bytes) });
+        if placement.bytes > bytes {
+            // The bytes that the allocator adds are a block with a class of their own.
+            state.roundings += 1;
+            let block = block(Class::Rounding, placement.bytes - bytes);
+            state.record(EventKind::Alloc { key: Key::new(Space::Handle, placement.address), block });
         }
         Ok(placement)
     }
 
-    fn free(&self, placement: Placement) {
+    fn free(&self, placement: Placement, requested: u64) {
         let mut state = self.0.borrow_mut();
         if state.is_over {
             return;
         }
         state.in_use -= placement.bytes;
-        state.record(&EventKind::Free { key: key(placement.address), block: None });
-        if let Some(recording) = &mut state.recording {
-            recording.free(placement.address);
+        state.record(EventKind::Free { key: Key::new(Space::Address, placement.address), block: None });
+        if placement.bytes > requested {
+            state.roundings += 1;
+            state.record(EventKind::Free { key: Key::new(Space::Handle, placement.address), block: None });
         }
         state.allocator.free(placement);
     }
@@ -319,7 +268,8 @@ impl StepMemory {
 
     /// Returns how many allocations, frees, and openings and closings of scopes there were.
     pub(crate) fn events(&self) -> u64 {
-        self.0.borrow().number
+        let state = self.0.borrow();
+        state.number - state.roundings
     }
 
     pub(crate) fn reserved_peak(&self) -> u64 {
@@ -349,13 +299,11 @@ impl StepMemory {
             path.reverse();
             path
         };
-        // Blocks of one class and layer may have several stack ids.
-        let mut sums: Vec<(u32, Class, u64)> = Vec::new();
-        for group in &groups {
-            let parts = state.uses.parts(group.group.stack, unsigned(group.bytes.get()));
-            let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0);
-            sums.extend(parts.map(|(class, bytes)| (group.group.node.0, class, bytes)));
-        }
+        let class = |StackId(stack): StackId| Class::ALL.into_iter().find(|class| *class as u32 + 1 == stack);
+        let sums = groups
+            .iter()
+            .filter_map(|part| Some((part.group.node.0, class(part.group.stack)?, unsigned(part.bytes.get()))));
+        let mut sums: Vec<(u32, Class, u64)> = sums.collect();
         sums.sort_unstable();
         let paths = sums.chunk_by(|(node, ..), (next, ..)| node == next).map(|of_node| {
             let classes = of_node.chunk_by(|(_, class, _), (_, next, _)| class == next);
@@ -367,12 +315,15 @@ impl StepMemory {
 }
 
 impl State {
-    fn record(&mut self, kind: &EventKind) {
+    fn record(&mut self, kind: EventKind) {
         self.number += 1;
         let Some(inbox) = &self.inbox else { return };
         // The event number serves as the time: the n-th event comes after n nanoseconds.
         let time = Duration::from_nanos(self.number);
-        inbox.replay(&Event { number: self.number, time, thread: THREAD, kind }, None, &mut ());
+        inbox.replay(&Event { number: self.number, time, thread: THREAD, kind: &kind }, None, &mut ());
+        if let Some(recording) = &mut self.recording {
+            recording.event(self.number, THREAD, kind);
+        }
     }
 
     fn name(&mut self, name: &str) -> CallsiteId {
@@ -391,29 +342,22 @@ impl State {
         self.scopes += 1;
         let scope = ScopeId(self.scopes);
         let spec = ScopeSpec { callsite: name, source: Source::Simulation, ..ScopeSpec::exact(DEVICE) };
-        self.record(&EventKind::Open { scope, spec });
         if let Some(recording) = &mut self.recording {
-            recording.open(scope, spec, &self.names[name.0 as usize]);
+            recording.define(name, &self.names[name.0 as usize]);
         }
+        self.record(EventKind::Open { scope, spec });
         self.open.push(OpenScope { scope, name, peak: self.in_use });
     }
 
     fn close(&mut self) -> u64 {
         self.layers = None;
         let Some(OpenScope { scope, peak, .. }) = self.open.pop() else { return self.in_use };
-        self.record(&EventKind::Close { scope });
-        if let Some(recording) = &mut self.recording {
-            recording.close(scope);
-        }
+        self.record(EventKind::Close { scope });
         if let Some(around) = self.open.last_mut() {
             around.peak = around.peak.max(peak);
         }
         peak
     }
-}
-
-fn key(address: u64) -> Key {
-    Key::new(Space::Address, address)
 }
 
 fn unsigned(bytes: i64) -> u64 {

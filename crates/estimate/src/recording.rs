@@ -2,10 +2,7 @@
 
 use std::{collections::HashSet, io};
 
-use gpumem_core::model::{
-    Block, Bytes, CallsiteId, Device, EventKind, Key, MemKind, ScopeId, ScopeSpec, Source, Space, StackId, ThreadId,
-    Time,
-};
+use gpumem_core::model::{Bytes, CallsiteId, Device, EventKind, Source, StackId, ThreadId, Time};
 use gpumem_recording::{
     CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process, RecordedEvent,
     StackDefinition, Writer,
@@ -18,20 +15,15 @@ use crate::class::Class;
 pub(crate) struct Recording {
     writer: Writer<Vec<u8>>,
     result: io::Result<()>,
-    number: u64,
-    device: Device,
     /// The names of scopes that are already defined.
     names: HashSet<CallsiteId>,
-    /// The addresses of the blocks to which the allocator added bytes.
-    rounded: HashSet<u64>,
 }
 
 impl Recording {
     /// Starts a recording. `limit` is the memory that the allocator may take.
     pub(crate) fn new(model: &str, device: Device, limit: Option<Bytes>) -> io::Result<Self> {
         let writer = Writer::new(Vec::new())?;
-        let (names, rounded) = (HashSet::new(), HashSet::new());
-        let mut recording = Self { writer, result: Ok(()), number: 0, device, names, rounded };
+        let mut recording = Self { writer, result: Ok(()), names: HashSet::new() };
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let executable = format!("estimate of {model}");
         recording.write(&Item::Process(Process { executable, version, ..Process::default() }));
@@ -49,60 +41,26 @@ impl Recording {
         Ok(recording)
     }
 
-    /// Writes an allocation. The bytes that the allocator adds become a separate block of the class `rounding`.
-    pub(crate) fn alloc(&mut self, address: u64, class: Class, requested: u64, taken: u64) {
-        let device = self.device;
-        let block = |class: Class, bytes| Block {
-            stack: stack(class),
-            ..Block::new(device, Bytes::new(bytes), MemKind::Device)
-        };
-        self.event(EventKind::Alloc { key: key(address), block: block(class, requested) });
-        if taken > requested {
-            self.rounded.insert(address);
-            let block = block(Class::Rounding, taken - requested);
-            self.event(EventKind::Alloc { key: rounding_key(address), block });
+    /// Defines the name of a scope, unless it is known.
+    pub(crate) fn define(&mut self, id: CallsiteId, name: &str) {
+        if self.names.insert(id) {
+            let (name, file, line, column, module_path) = (Some(name.to_owned()), String::new(), 0, 0, None);
+            self.write(&Item::Callsite(CallsiteDefinition { id, name, file, line, column, module_path }));
         }
     }
 
-    pub(crate) fn free(&mut self, address: u64) {
-        self.event(EventKind::Free { key: key(address), block: None });
-        if self.rounded.remove(&address) {
-            self.event(EventKind::Free { key: rounding_key(address), block: None });
+    /// Writes an event. Its number serves as the time, as in the ledger of the estimate.
+    pub(crate) fn event(&mut self, number: u64, thread: ThreadId, kind: EventKind) {
+        let event = RecordedEvent { number, ticks: number, time: Time::from_nanos(number), thread, kind };
+        if self.result.is_ok() {
+            self.result = self.writer.write_event(&event);
         }
-    }
-
-    pub(crate) fn open(&mut self, scope: ScopeId, spec: ScopeSpec, name: &str) {
-        if self.names.insert(spec.callsite) {
-            self.write(&Item::Callsite(CallsiteDefinition {
-                id: spec.callsite,
-                name: Some(name.to_owned()),
-                file: String::new(),
-                line: 0,
-                column: 0,
-                module_path: None,
-            }));
-        }
-        self.event(EventKind::Open { scope, spec });
-    }
-
-    pub(crate) fn close(&mut self, scope: ScopeId) {
-        self.event(EventKind::Close { scope });
     }
 
     /// Returns the contents of the file.
     pub(crate) fn finish(self) -> io::Result<Vec<u8>> {
         self.result?;
         self.writer.finish()
-    }
-
-    fn event(&mut self, kind: EventKind) {
-        self.number += 1;
-        // The event number serves as the time, as in the ledger of the estimate.
-        let time = Time::from_nanos(self.number);
-        let event = RecordedEvent { number: self.number, ticks: self.number, time, thread: ThreadId(1), kind };
-        if self.result.is_ok() {
-            self.result = self.writer.write_event(&event);
-        }
     }
 
     fn write(&mut self, item: &Item) {
@@ -112,14 +70,7 @@ impl Recording {
     }
 }
 
-fn stack(class: Class) -> StackId {
+/// Returns the stack id of the blocks of a class. In a running program it identifies the origin of a block.
+pub(crate) fn stack(class: Class) -> StackId {
     StackId(class as u32 + 1)
-}
-
-fn key(address: u64) -> Key {
-    Key::new(Space::Address, address)
-}
-
-fn rounding_key(address: u64) -> Key {
-    Key::new(Space::Handle, address)
 }
