@@ -87,20 +87,6 @@ impl OptimizerParts {
 }
 
 impl Estimate {
-    pub(crate) fn new(
-        parameters: u64,
-        parameter_bytes: u64,
-        peak: u64,
-        paths: &[AtPeak],
-        reserved: u64,
-        phases: Vec<PhasePeak>,
-    ) -> Self {
-        let (parameter_bytes, peak) = (Bytes::new(parameter_bytes), Bytes::new(peak));
-        let reserved = Bytes::new(reserved);
-        let (parts, optimizer, convolutions) = (parts(paths), None, None);
-        Self { parameters, parameter_bytes, peak, parts, reserved, phases, optimizer, convolutions }
-    }
-
     /// Splits the memory of an optimizer, whose state has this size, into its parts.
     #[must_use]
     pub(crate) fn with_optimizer(self, state: u64) -> Self {
@@ -128,7 +114,7 @@ impl Estimate {
 }
 
 /// Returns the parts of a peak, the largest first. Parts of the same size are sorted by layer and class.
-fn parts(paths: &[AtPeak]) -> Vec<PeakPart> {
+pub(crate) fn parts(paths: &[AtPeak]) -> Vec<PeakPart> {
     // In a deep model, many parts have the same size. Therefore the names of layers are sorted only once. Then the
     // parts are compared by the position of their layer's name.
     let layer = |AtPeak { path, .. }: &AtPeak| path.get(1..).unwrap_or_default().join(".");

@@ -116,20 +116,12 @@ impl Drop for Storage {
 }
 
 impl StepMemory {
-    pub(crate) fn new(kind: AllocatorKind, limit: u64) -> Self {
-        Self::with(kind, limit, Some(Inbox::new()))
-    }
-
-    /// Creates a memory that knows its peak, but not the parts of the peak.
-    pub(crate) fn without_parts(kind: AllocatorKind, limit: u64) -> Self {
-        Self::with(kind, limit, None)
-    }
-
-    fn with(kind: AllocatorKind, limit: u64, inbox: Option<Inbox>) -> Self {
+    /// Creates a memory. Without `knows_parts`, it knows its peak, but not the parts of the peak.
+    pub(crate) fn new(kind: AllocatorKind, limit: u64, knows_parts: bool) -> Self {
         Self(RefCell::new(State {
             allocator: Allocator::new(kind, limit.min(MOST)),
             limit,
-            inbox,
+            inbox: knows_parts.then(Inbox::new),
             number: 0,
             roundings: 0,
             in_use: 0,
@@ -373,7 +365,7 @@ mod tests {
 
     #[test]
     fn scopes_move_by_the_shortest_way() {
-        let memory = Rc::new(StepMemory::new(AllocatorKind::Exact, u64::MAX));
+        let memory = Rc::new(StepMemory::new(AllocatorKind::Exact, u64::MAX, true));
         memory.open("forward");
         memory.open("a");
         memory.open("b");

@@ -30,7 +30,7 @@ impl Model {
     /// # Errors
     /// Returns an error if the sizes of a layer are not valid, or if the sum is too large to be counted.
     pub fn parameters(&self, dtype: Dtype) -> Result<Tensors, Error> {
-        let memory = Rc::new(StepMemory::new(AllocatorKind::Exact, u64::MAX));
+        let memory = Rc::new(StepMemory::new(AllocatorKind::Exact, u64::MAX, true));
         let eager = Eager::new(Rc::clone(&memory), Libraries::default());
         memory.open("model");
         build(&eager, &self.layers, Types::new(dtype, COMPUTE))?;

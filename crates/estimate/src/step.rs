@@ -11,7 +11,7 @@ use crate::{
     dtype::{Dtype, Types},
     eager::{Eager, Libraries, Optimizer, OptimizerState, ROOT, Tensor},
     error::{Error, Kind},
-    estimate::{ConvolutionWorkspace, Estimate, PhasePeak},
+    estimate::{self, ConvolutionWorkspace, Estimate, PhasePeak},
     files,
     layer::{Built, build, run_all, run_model},
     memory::StepMemory,
@@ -164,12 +164,12 @@ impl Step {
     /// # Errors
     /// Returns an error if the step cannot run with the model, or if it needs more memory than its limit. The error names the layer.
     pub fn estimate(&self, model: &Model) -> Result<Estimate, Error> {
-        self.estimate_in(&Rc::new(self.memory()), model)
+        self.estimate_in(&self.memory(true), model)
     }
 
     /// Returns the peak of [`estimate`](Self::estimate), without its parts.
     pub(crate) fn peak(&self, model: &Model) -> Result<Peak, Error> {
-        let memory = Rc::new(StepMemory::without_parts(self.allocator, self.most()));
+        let memory = self.memory(false);
         let (estimate, _) = self.run_in(&memory, false, model)?;
         Ok(Peak { bytes: estimate.peak.get(), events: memory.events() })
     }
@@ -177,7 +177,7 @@ impl Step {
     /// Returns the peak and the allocator's memory if each convolution takes the largest workspace. If a workspace does
     /// not fit, PyTorch chooses another algorithm, so the result is the limit.
     fn with_workspaces(&self, high: u64, model: &Model) -> Result<ConvolutionWorkspace, Error> {
-        let memory = Rc::new(StepMemory::without_parts(self.allocator, self.most()));
+        let memory = self.memory(false);
         let high = Bytes::new(high);
         match self.run_in(&memory, true, model) {
             Ok((with, _)) => Ok(ConvolutionWorkspace { high, peak: with.peak, reserved: with.reserved }),
@@ -206,16 +206,12 @@ impl Step {
     /// # Errors
     /// Returns the errors of [`estimate`](Self::estimate).
     pub fn record(&self, model: &Model) -> Result<(Estimate, Vec<u8>), Error> {
-        let memory = Rc::new(self.memory());
+        let memory = self.memory(true);
         let failed = |error: io::Error| Error::from(Kind::Invalid(error.to_string()));
         memory.record(&model.name).map_err(failed)?;
         let estimate = self.estimate_in(&memory, model)?;
         let recording = memory.finish_recording().map_err(failed)?;
         Ok((estimate, recording.unwrap_or_default()))
-    }
-
-    fn types(&self) -> Types {
-        Types::new(self.parameters, self.computes_in())
     }
 
     /// Returns the type of activations and of the cache, and of parameters that are not weights of products.
@@ -227,13 +223,9 @@ impl Step {
         }
     }
 
-    fn memory(&self) -> StepMemory {
-        StepMemory::new(self.allocator, self.most())
-    }
-
-    /// Returns the allocator's limit.
-    fn most(&self) -> u64 {
-        self.limit.map_or(u64::MAX, Bytes::get)
+    fn memory(&self, knows_parts: bool) -> Rc<StepMemory> {
+        let limit = self.limit.map_or(u64::MAX, Bytes::get);
+        Rc::new(StepMemory::new(self.allocator, limit, knows_parts))
     }
 
     /// Returns an estimate, and the largest workspace of a convolution.
@@ -251,7 +243,7 @@ impl Step {
         memory.open("model");
         eager.set_adapters(self.adapters.clone(), self.quantized.clone());
         eager.set_parallel(self.data_parallel);
-        let types = self.types();
+        let types = Types::new(self.parameters, self.computes_in());
         let layers = build(&eager, &model.layers, types)?;
         eager.make_buckets()?;
         memory.close();
@@ -296,7 +288,10 @@ impl Step {
             }
         }
         let (peak, paths) = memory.end();
-        let estimate = Estimate::new(parameters, parameter_bytes, peak, &paths, memory.reserved_peak(), phases);
+        let (parameter_bytes, peak) = (Bytes::new(parameter_bytes), Bytes::new(peak));
+        let (parts, reserved) = (estimate::parts(&paths), Bytes::new(memory.reserved_peak()));
+        let (optimizer, convolutions) = (None, None);
+        let estimate = Estimate { parameters, parameter_bytes, peak, parts, reserved, phases, optimizer, convolutions };
         Ok((estimate.with_optimizer(state.bytes()), eager.largest_convolution_workspace()))
     }
 

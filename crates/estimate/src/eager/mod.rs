@@ -23,16 +23,19 @@ use std::{
 
 use gpumem_core::model::CallsiteId;
 
-pub use self::optimizer::Optimizer;
 pub(crate) use self::{
     adapters::Adapted,
     checkpoint::Saved,
     context::Context,
-    ops::{AttentionArguments, ConvArguments, PoolArguments},
+    ops::AttentionArguments,
     optimizer::OptimizerState,
     sharding::ROOT,
     tensor::{Edge, Tensor, channels_last_strides, contiguous_strides},
     workspace::Convolution,
+};
+pub use self::{
+    ops::{Conv, Pool},
+    optimizer::Optimizer,
 };
 use crate::{
     class::Class,

@@ -5,12 +5,12 @@ use std::{collections::HashMap, rc::Rc};
 use gpumem_core::report::counted;
 
 use super::{
-    Attention, AttentionNames, Built, Conv, Embeddings, Experts, Function, Layer, Linear, Named, PositionKind,
+    Attention, AttentionNames, Built, Embeddings, Experts, Function, Layer, Linear, Named, PositionKind,
     RelativeAttention, RunExperts,
 };
 use crate::{
     dtype::{Dtype, Types},
-    eager::{Adapted, Eager, ParameterId},
+    eager::{Adapted, Conv, Eager, ParameterId},
     error::{Error, Kind},
     settings::Quantized,
     shape::Shape,

@@ -4,11 +4,11 @@ use std::rc::Rc;
 
 use gpumem_core::model::CallsiteId;
 
-use super::{Conv, Function, Layer, Linear, Pool};
+use super::{Function, Layer, Linear};
 use crate::{
     class::Class,
     dtype::Dtype,
-    eager::{Adapted, ConvArguments, Eager, ParameterId, PoolArguments, Tensor},
+    eager::{Adapted, Conv, Eager, ParameterId, Tensor},
     error::{Error, Kind},
     shape::Shape,
 };
@@ -153,7 +153,7 @@ impl Built {
             Layer::ChannelScale { .. } => eager.multiply(&self.parameter(eager, 0), input),
             Layer::Activation { function, in_place } => activate(eager, *function, *in_place, input),
             Layer::Dropout { probability } => eager.dropout(input, *probability),
-            Layer::MaxPool(pool) => eager.max_pool(input, &window(pool)),
+            Layer::MaxPool(pool) => eager.max_pool(input, pool),
             Layer::AdaptiveAveragePool { size } => eager.adaptive_average_pool(input, size),
             Layer::Flatten => {
                 let rows = input.shape.sizes().first().copied().unwrap_or(1);
@@ -228,10 +228,8 @@ impl Built {
     }
 
     fn conv(&self, conv: &Conv, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
-        let arguments =
-            ConvArguments { stride: conv.stride.clone(), padding: conv.padding.clone(), groups: conv.groups };
         let bias = (self.parameters.len() > 1).then(|| self.parameter(eager, 1));
-        eager.convolution(input, &self.parameter(eager, 0), bias.as_ref(), &arguments)
+        eager.convolution(input, &self.parameter(eager, 0), bias.as_ref(), conv)
     }
 
     fn linear(&self, linear: &Linear, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
@@ -300,11 +298,6 @@ impl Built {
 
 fn image(eager: &Eager, input: &Tensor) -> Result<(), Error> {
     if input.shape.rank() == 4 { Ok(()) } else { Err(eager.mismatch("(…, …, …, …)", input)) }
-}
-
-fn window(pool: &Pool) -> PoolArguments {
-    let Pool { kernel, stride, padding } = pool.clone();
-    PoolArguments { kernel, stride, padding }
 }
 
 pub(super) fn activate(eager: &Eager, function: Function, in_place: bool, input: &Tensor) -> Result<Tensor, Error> {

@@ -17,6 +17,7 @@ pub(crate) use self::{
     build::build,
     forward::{Built, run_all, run_model},
 };
+use crate::eager::{Conv, Pool};
 
 /// A layer with its name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -264,29 +265,6 @@ pub enum Function {
     Tanh,
 }
 
-/// The sizes of a convolution. A list with one element applies to all dimensions of the image.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Conv {
-    /// The channels of the input.
-    pub inputs: u64,
-    /// The channels of the output.
-    pub outputs: u64,
-    /// The size of the window: one number for each dimension of the image.
-    pub kernel: Vec<u64>,
-    /// The step of the window; 1 if empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub stride: Vec<u64>,
-    /// The padding on each side; 0 if empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub padding: Vec<u64>,
-    /// The number of groups of channels; 0 means 1.
-    #[serde(default)]
-    pub groups: u64,
-    /// True if there is no bias.
-    #[serde(default)]
-    pub no_bias: bool,
-}
-
 /// The sizes of a linear layer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Linear {
@@ -318,19 +296,6 @@ pub struct Embeddings {
     /// The names of the tables for tokens, positions and segments; `tokens`, `positions` and `segments` if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
-}
-
-/// The sizes of a pooling window. A list with one element applies to all dimensions of the image.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pool {
-    /// The size of the window: one number for each dimension of the image.
-    pub kernel: Vec<u64>,
-    /// The step of the window; its size if empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub stride: Vec<u64>,
-    /// The padding on each side; 0 if empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub padding: Vec<u64>,
 }
 
 impl Embeddings {

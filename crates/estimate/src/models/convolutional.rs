@@ -1,7 +1,8 @@
 //! torchvision's models for images of 224 × 224 and 1000 classes.
 
 use crate::{
-    layer::{Conv, Function, Layer, Named, numbered},
+    eager::Conv,
+    layer::{Function, Layer, Named, numbered},
     model::{Input, Loss, Model},
     shape::Shape,
 };

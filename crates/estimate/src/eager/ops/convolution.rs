@@ -1,5 +1,7 @@
 //! Convolutions and pooling.
 
+use serde::{Deserialize, Serialize};
+
 use super::linear::Like;
 use crate::{
     dtype::Dtype,
@@ -8,20 +10,40 @@ use crate::{
     shape::Shape,
 };
 
-/// The sizes of a convolution, each given for all dimensions of the image.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ConvArguments {
-    pub(crate) stride: Vec<u64>,
-    pub(crate) padding: Vec<u64>,
-    pub(crate) groups: u64,
+/// The sizes of a convolution. A list with one element applies to all dimensions of the image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conv {
+    /// The channels of the input.
+    pub inputs: u64,
+    /// The channels of the output.
+    pub outputs: u64,
+    /// The size of the window: one number for each dimension of the image.
+    pub kernel: Vec<u64>,
+    /// The step of the window; 1 if empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stride: Vec<u64>,
+    /// The padding on each side; 0 if empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub padding: Vec<u64>,
+    /// The number of groups of channels; 0 means 1.
+    #[serde(default)]
+    pub groups: u64,
+    /// True if there is no bias.
+    #[serde(default)]
+    pub no_bias: bool,
 }
 
-/// The sizes of a pooling window, each given for all dimensions of the image.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PoolArguments {
-    pub(crate) kernel: Vec<u64>,
-    pub(crate) stride: Vec<u64>,
-    pub(crate) padding: Vec<u64>,
+/// The sizes of a pooling window. A list with one element applies to all dimensions of the image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pool {
+    /// The size of the window: one number for each dimension of the image.
+    pub kernel: Vec<u64>,
+    /// The step of the window; its size if empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stride: Vec<u64>,
+    /// The padding on each side; 0 if empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub padding: Vec<u64>,
 }
 
 /// Returns the number of positions of a window: at least 1. `None` if the window does not fit or the sizes overflow.
@@ -37,10 +59,10 @@ impl Eager {
         input: &Tensor,
         weight: &Tensor,
         bias: Option<&Tensor>,
-        arguments: &ConvArguments,
+        conv: &Conv,
     ) -> Result<Tensor, Error> {
         let dimensions = weight.shape.rank() - 2;
-        let inputs = weight.shape[1].checked_mul(arguments.groups).ok_or_else(|| self.error(Kind::TooLarge))?;
+        let inputs = weight.shape[1].checked_mul(conv.groups).ok_or_else(|| self.error(Kind::TooLarge))?;
         if input.shape.rank() != dimensions + 2 || input.shape[1] != inputs {
             let image = vec!["…"; dimensions].join(", ");
             return Err(self.mismatch(format!("(…, {inputs}, {image})"), input));
@@ -48,7 +70,7 @@ impl Eager {
         let mut sizes = vec![input.shape[0], weight.shape[0]];
         for at in 0..dimensions {
             let (size, kernel) = (input.shape[at + 2], weight.shape[at + 2]);
-            let (stride, padding) = (arguments.stride[at], arguments.padding[at]);
+            let (stride, padding) = (conv.stride[at], conv.padding[at]);
             let fits = positions(size, kernel, stride, padding);
             sizes.push(fits.ok_or_else(|| {
                 self.mismatch(format!("a window of {kernel} with stride {stride} and padding {padding} or more"), input)
@@ -62,7 +84,7 @@ impl Eager {
         let channels_last = input.has_channels_last();
         // If each channel is convolved by itself, PyTorch uses its own kernel, unless the channels are last or there
         // are 32 or more in `f16` (`Convolution.cpp`, `use_cudnn_depthwise`).
-        let is_depthwise = arguments.groups > 1 && arguments.groups == inputs;
+        let is_depthwise = conv.groups > 1 && conv.groups == inputs;
         let is_half = input.dtype == Dtype::F16 && inputs >= 32;
         let uses_cudnn = channels_last || !is_depthwise || is_half;
         let mut output = self.output(&sizes.into(), input.dtype)?;
@@ -72,10 +94,10 @@ impl Eager {
         let convolution = Convolution {
             images: [input.shape.clone(), output.shape.clone()],
             weight: weight.shape.clone(),
-            groups: arguments.groups,
+            groups: conv.groups,
             dtype: input.dtype,
             channels_last,
-            is_product: weight.shape.sizes()[2..].iter().chain(&arguments.stride).all(|size| *size == 1),
+            is_product: weight.shape.sizes()[2..].iter().chain(&conv.stride).all(|size| *size == 1),
         };
         {
             let _copies = [self.in_order(&input, channels_last)?, self.in_order(&weight, channels_last)?];
@@ -125,8 +147,8 @@ impl Eager {
     }
 
     /// Runs max pooling, which also returns the positions of the largest elements, in `i64`.
-    pub(crate) fn max_pool(&self, input: &Tensor, arguments: &PoolArguments) -> Result<Tensor, Error> {
-        let shape = self.pooled(input, arguments)?;
+    pub(crate) fn max_pool(&self, input: &Tensor, pool: &Pool) -> Result<Tensor, Error> {
+        let shape = self.pooled(input, pool)?;
         let mut saved = self.save_all(&[input], [input])?;
         let output = self.output(&shape, input.dtype)?;
         let positions = self.integers(&shape)?;
@@ -155,8 +177,8 @@ impl Eager {
         Ok(self.with_gradients(&[input], output, saved).in_order_of(input))
     }
 
-    fn pooled(&self, input: &Tensor, arguments: &PoolArguments) -> Result<Shape, Error> {
-        let PoolArguments { kernel, stride, padding } = arguments;
+    fn pooled(&self, input: &Tensor, pool: &Pool) -> Result<Shape, Error> {
+        let Pool { kernel, stride, padding } = pool;
         if input.shape.rank() != kernel.len() + 2 {
             let image = vec!["…"; kernel.len() + 2].join(", ");
             return Err(self.mismatch(format!("({image})"), input));

@@ -10,7 +10,5 @@ mod normalization;
 mod reduction;
 mod views;
 
-pub(crate) use self::{
-    attention::AttentionArguments,
-    convolution::{ConvArguments, PoolArguments},
-};
+pub(crate) use self::attention::AttentionArguments;
+pub use self::convolution::{Conv, Pool};
