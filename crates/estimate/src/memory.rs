@@ -179,7 +179,7 @@ impl StepMemory {
         };
         state.record(EventKind::Alloc { key: Key::new(Space::Address, placement.address), block: block(class, bytes) });
         if placement.bytes > bytes {
-            // The bytes that the allocator adds are a block with a class of their own.
+            // The bytes that the allocator adds are a separate block with the class `Rounding`.
             state.roundings += 1;
             let block = block(Class::Rounding, placement.bytes - bytes);
             state.record(EventKind::Alloc { key: Key::new(Space::Handle, placement.address), block });

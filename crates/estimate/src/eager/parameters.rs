@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use gpumem_core::model::{Bytes, CallsiteId};
 
-use super::{Eager, Grads, Parameter, ParameterId, Shard, Tensor};
+use super::{Eager, Grads, Parameter, ParameterId, Tensor};
 use crate::{class::Class, dtype::Dtype, error::Error, shape::Shape, tensors::TensorInfo};
 
 /// A parameter as the optimizer sees it.
@@ -21,67 +21,57 @@ pub(super) struct Updated<'a> {
 impl Eager {
     /// Adds a parameter to the model, in the scope of its layer.
     pub(crate) fn add_parameter(&self, shape: &Shape, dtype: Dtype, is_trainable: bool) -> Result<ParameterId, Error> {
-        self.add_tensor(shape, dtype, is_trainable && dtype.is_float() && !self.is_frozen(), false)
+        self.add_tensor(shape, [dtype; 2], is_trainable && dtype.is_float() && !self.is_frozen(), false)
     }
 
     /// Adds a weight of products or a table of rows. If its stored type is not the type of computation, kernels read
     /// the stored type directly, without a copy in the other type.
     pub(crate) fn add_weight(&self, shape: &Shape, stored: Dtype, computed: Dtype) -> Result<ParameterId, Error> {
-        if stored == computed {
-            return self.add_parameter(shape, computed, true);
-        }
-        let mut tensor = self.empty(shape, stored, Class::Weights)?;
-        tensor.dtype = computed;
-        Ok(self.push_tensor(tensor, None, false, false, Some(stored)))
+        let is_trainable = stored == computed && computed.is_float() && !self.is_frozen();
+        self.add_tensor(shape, [stored, computed], is_trainable, false)
     }
 
     /// Adds a parameter that is trained while those of the model are frozen.
     pub(super) fn add_adapter(&self, shape: &Shape, dtype: Dtype) -> Result<ParameterId, Error> {
-        self.add_tensor(shape, dtype, true, false)
+        self.add_tensor(shape, [dtype; 2], true, false)
     }
 
     /// Adds a frozen parameter whose elements do not take whole bytes.
     pub(super) fn add_packed(&self, shape: &Shape, elements: u64) -> Result<ParameterId, Error> {
-        let number = self.add_tensor(shape, Dtype::U8, false, false)?;
+        let number = self.add_tensor(shape, [Dtype::U8; 2], false, false)?;
         self.parameters.borrow_mut()[number.0].packed_elements = Some(elements);
         Ok(number)
     }
 
     /// Adds a tensor that belongs to the model but is not a parameter, such as the running mean of a batch norm.
     pub(crate) fn add_buffer(&self, shape: &Shape, dtype: Dtype) -> Result<ParameterId, Error> {
-        self.add_tensor(shape, dtype, false, true)
+        self.add_tensor(shape, [dtype; 2], false, true)
     }
 
     fn add_tensor(
         &self,
         shape: &Shape,
-        dtype: Dtype,
+        [stored, computed]: [Dtype; 2],
         is_trainable: bool,
         is_buffer: bool,
     ) -> Result<ParameterId, Error> {
         let number = self.parameters.borrow().len();
-        let sharded = if is_buffer { None } else { self.sharded(number, shape, dtype)? };
-        let (tensor, shard) = match sharded {
+        let is_whole = is_buffer || stored != computed;
+        let sharded = if is_whole { None } else { self.sharded(number, shape, stored)? };
+        let (mut tensor, shard) = match sharded {
             Some((whole, shard)) => (whole, Some(shard)),
-            None => (self.empty(shape, dtype, Class::Weights)?, None),
+            None => (self.empty(shape, stored, Class::Weights)?, None),
         };
-        Ok(self.push_tensor(tensor, shard, is_trainable, is_buffer, None))
-    }
-
-    fn push_tensor(
-        &self,
-        mut tensor: Tensor,
-        shard: Option<Shard>,
-        is_trainable: bool,
-        is_buffer: bool,
-        stored: Option<Dtype>,
-    ) -> ParameterId {
-        let layers = self.memory.layers();
-        let mut all = self.parameters.borrow_mut();
-        tensor.parameter = Some(all.len());
-        let (grad, edge, packed_elements) = (None, None, None);
-        all.push(Parameter { tensor, grad, edge, is_trainable, is_buffer, packed_elements, stored, shard, layers });
-        ParameterId(all.len() - 1)
+        if shard.is_none() {
+            tensor.dtype = computed;
+        }
+        tensor.parameter = Some(number);
+        let stored = (stored != computed).then_some(stored);
+        let (grad, edge, packed_elements, layers) = (None, None, None, self.memory.layers());
+        let parameter =
+            Parameter { tensor, grad, edge, is_trainable, is_buffer, packed_elements, stored, shard, layers };
+        self.parameters.borrow_mut().push(parameter);
+        Ok(ParameterId(number))
     }
 
     /// Returns a parameter as an input for an operation.

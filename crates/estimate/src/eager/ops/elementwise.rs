@@ -8,19 +8,12 @@ use crate::{
     shape::Shape,
 };
 
-/// The tensors that an operation with one input saves for its backward pass, and the temporary ones in that pass.
+/// The tensor that an operation with one input saves for its backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Saves {
-    /// Nothing is saved. The gradient is passed on unchanged.
     Nothing,
-    /// Nothing is saved. The gradient is a new tensor.
-    NothingNew,
     Input,
     Output,
-    /// The input is saved. This many temporary tensors are live together with the gradient.
-    InputWith(usize),
-    /// The output is saved. This many temporary tensors are live together with the gradient.
-    OutputWith(usize),
 }
 
 /// Operations on each element, with the tensors that their backward passes need.
@@ -28,38 +21,28 @@ macro_rules! unary {
     ($($(#[$doc:meta])* $name:ident: $saves:ident;)*) => {$(
         $(#[$doc])*
         pub(crate) fn $name(&self, input: &Tensor) -> Result<Tensor, Error> {
-            self.unary(input, Saves::$saves)
+            self.unary(input, Saves::$saves, 0)
         }
     )*};
 }
 
 impl Eager {
-    fn unary(&self, input: &Tensor, saves: Saves) -> Result<Tensor, Error> {
-        let keeps_input = matches!(saves, Saves::Input | Saves::InputWith(_));
-        let keeps_output = matches!(saves, Saves::Output | Saves::OutputWith(_));
-        let mut kept = self.save_all(&[input], keeps_input.then_some(input))?;
+    /// Runs an operation. In the backward pass, this many temporary tensors are live together with the gradient, which is
+    /// a new tensor.
+    fn unary(&self, input: &Tensor, saves: Saves, temporaries: usize) -> Result<Tensor, Error> {
+        let mut kept = self.save_all(&[input], (saves == Saves::Input).then_some(input))?;
         let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
-        kept.extend(self.save_all(&[input], keeps_output.then_some(&output))?);
-        let temporaries = match saves {
-            Saves::InputWith(count) | Saves::OutputWith(count) => count,
-            _ => 0,
-        };
-        if saves == Saves::Nothing {
-            return Ok(self.passing_on(input, output));
-        }
-        Ok(self.recorded(&[input], output, move |eager, grad| {
-            let _kept = eager.unpack(kept)?;
+        kept.extend(self.save_all(&[input], (saves == Saves::Output).then_some(&output))?);
+        Ok(self.with_gradient_of_result(input, output, kept, temporaries))
+    }
+
+    /// Records an operation whose gradient is a new tensor like the gradient of its result.
+    fn with_gradient_of_result(&self, input: &Tensor, output: Tensor, saved: Vec<Saved>, temporaries: usize) -> Tensor {
+        self.recorded(&[input], output, move |eager, grad| {
+            let _saved = eager.unpack(saved)?;
             let new = || Ok::<_, Error>(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad));
             let _temporaries = (0..temporaries).map(|_| new()).collect::<Result<Vec<_>, _>>()?;
             Ok(vec![Some(new()?)])
-        }))
-    }
-
-    /// Records an operation that saves something. Its gradient is a new tensor like the gradient of its result.
-    fn with_gradient_of_result(&self, input: &Tensor, output: Tensor, saved: Vec<Saved>) -> Tensor {
-        self.recorded(&[input], output, move |eager, grad| {
-            let _saved = eager.unpack(saved)?;
-            Ok(vec![Some(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad))])
         })
     }
 
@@ -87,7 +70,7 @@ impl Eager {
             return Ok(input.clone());
         }
         let saved = vec![self.save(&kept()?)?];
-        Ok(self.with_gradient_of_result(input, input.detached(), saved))
+        Ok(self.with_gradient_of_result(input, input.detached(), saved, 0))
     }
 
     unary! {
@@ -100,21 +83,25 @@ impl Eager {
         sigmoid: Output;
         /// Returns the logarithms of a softmax over the last dimension.
         log_softmax: Output;
-        /// Adds a number. The gradient is passed on.
-        add_number: Nothing;
         /// Multiplies by a number.
-        multiply_by_number: NothingNew;
+        multiply_by_number: Nothing;
+    }
+
+    /// Adds a number. The gradient is passed on.
+    pub(crate) fn add_number(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
+        Ok(self.passing_on(input, output))
     }
 
     /// Raises elements to a fixed power, in `f32` under autocast. The backward pass is
     /// `grad * (exponent * input ** (exponent - 1))`.
     pub(crate) fn power(&self, input: &Tensor) -> Result<Tensor, Error> {
-        self.unary(&self.raised(input)?, Saves::InputWith(2))
+        self.unary(&self.raised(input)?, Saves::Input, 2)
     }
 
     /// Runs `rsqrt`. The backward pass is `-0.5 * grad * result ** 3`.
     pub(crate) fn rsqrt(&self, input: &Tensor) -> Result<Tensor, Error> {
-        self.unary(&self.raised(input)?, Saves::OutputWith(2))
+        self.unary(&self.raised(input)?, Saves::Output, 2)
     }
 
     /// Runs GELU with `tanh` as transformers writes it out (`NewGELUActivation`):
@@ -185,7 +172,7 @@ impl Eager {
         let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
         let mask = self.output(&input.shape, Dtype::Bool)?;
         let saved = self.save_all(&[input], [&mask])?;
-        Ok(self.with_gradient_of_result(input, output, saved))
+        Ok(self.with_gradient_of_result(input, output, saved, 0))
     }
 
     /// Runs `where(condition, input, number)` with a condition for the last two dimensions. It keeps the condition.
@@ -194,7 +181,7 @@ impl Eager {
         let condition = self.output(&Shape::from(sizes[sizes.len().saturating_sub(2)..].to_vec()), Dtype::Bool)?;
         let saved = self.save_all(&[input], [&condition])?;
         let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
-        Ok(self.with_gradient_of_result(input, output, saved))
+        Ok(self.with_gradient_of_result(input, output, saved, 0))
     }
 
     /// Converts to another type. The gradient is converted back.
