@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures what a process of PyTorch has on the device beside the memory that its allocator reserved: the CUDA context, the
+"""Measures what a process of PyTorch has on the device in addition to the memory that its allocator reserved: the CUDA context, the
 kernels that it has loaded, and what libraries allocate for themselves. docs/ESTIMATE.md says what for.
 
     python3 context.py --out context.jsonl
 
 Nothing else may run on the device. A parent process without a CUDA context reads the used memory of the device from NVML before a
-process begins and after each of its stages. One JSON object for each process and line; `beyond` are bytes:
+process starts and after each of its stages. One JSON object for each process and line; `beyond` are bytes:
 
     used at the stage - used before the process - `torch.cuda.memory_reserved()` at the stage
 """
@@ -77,12 +77,12 @@ def main():
             process = multiprocessing.get_context("fork").Process(target=child, args=(other, *which))
             process.start()
             result = {"process": " ".join(which), "used_before": before, "beyond": {}}
-            while "stage" in (said := pipe.recv()):
-                result["beyond"][said["stage"]] = used() - before - said["reserved"]
+            while "stage" in (report := pipe.recv()):
+                result["beyond"][report["stage"]] = used() - before - report["reserved"]
                 pipe.send(None)
             process.join()
-            out.write(json.dumps(result | said) + "\n")
-            print(json.dumps(result | said), flush=True)
+            out.write(json.dumps(result | report) + "\n")
+            print(json.dumps(result | report), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Fills a device so that a given amount of memory remains, and runs training steps with AdamW, each batch in a process of its own. The
-result says which of them ran and which ran out of memory. docs/ESTIMATE.md says what for.
+"""Fills a device so that a given amount of memory remains, and runs training steps with AdamW, each batch in a separate process. The
+result shows which of them ran and which ran out of memory. docs/ESTIMATE.md says what for.
 
     python3 fit.py --remain 16 --out fit.jsonl gpt2=15,17 vit-b/bf16=90,99
 
 A model is one of `tests/modules.jsonl` or of torchvision, in fp32, or with `/bf16` under autocast. The memory that remains is what the driver
-reports as free before a process begins: its CUDA context and its kernels are taken from it. One JSON object for each batch:
+reports as free before a process starts: its CUDA context and its kernels are taken from it. One JSON object for each batch:
 
     row, ran             `ran` is false if torch ran out of memory
     phases               the phases that ended, with their peaks
-    remain               what remained before the process began, in bytes
+    remain               what remained before the process started, in bytes
     free_with_context    what was free of that when the process had its CUDA context
     peak, reserved       torch's maxima
     retries              how often torch returned its free segments because memory ran out, and tried again
-    beyond               what the process had at the end beside `reserved`, in bytes: context, kernels, libraries
+    beyond               what the process had at the end in addition to `reserved`, in bytes: context, kernels, libraries
 
 It needs a CUDA device on which nothing else runs, torch, torchvision and transformers.
 """
@@ -33,18 +33,18 @@ STEPS = 4
 
 def fill(remain):
     """Starts a process that takes all memory of the device but `remain` bytes. Returns what remains, and a pipe that ends the process."""
-    (ready, said), (wait, go_on) = os.pipe(), os.pipe()
+    (ready, filled), (wait, go_on) = os.pipe(), os.pipe()
     if os.fork() == 0:
         os.close(go_on)
         blocks = []
         # Memory below 2 MiB cannot be taken in this way.
         while (rest := torch.cuda.mem_get_info()[0] - remain) >= 2 * MIB:
             blocks.append(torch.empty(min(rest // (2 * MIB), 16384) * 2 * MIB, dtype=torch.uint8, device="cuda"))
-        os.write(said, str(torch.cuda.mem_get_info()[0]).encode())
-        os.close(said)
+        os.write(filled, str(torch.cuda.mem_get_info()[0]).encode())
+        os.close(filled)
         os.read(wait, 1)
         os._exit(0)
-    os.close(said)
+    os.close(filled)
     os.close(wait)
     return int(os.fdopen(ready).read()), go_on
 

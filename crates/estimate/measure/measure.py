@@ -6,7 +6,7 @@
 
 It needs torch, torchvision and transformers, and no network: weights are random. Rows of several GPUs need these GPUs. Each rank of a row has
 its own process, which starts with an empty allocator and without a CUDA context. Rows run at the same time, because torch's statistics are
-those of one process; a row that runs out of memory is repeated while no other row runs. To measure a new row, write it into a file:
+those of one process. A row that runs out of memory is repeated while no other row runs. To measure a new row, write it into a file:
 
     row              its name
     model, config    a model of torchvision or of `tests/modules.jsonl`, or a configuration of transformers
@@ -56,7 +56,7 @@ class Cuda:
 
 
 def start(work):
-    """Begins to run a function in a process of its own. `finish` returns its result."""
+    """Starts a function in a separate process. `finish` returns its result."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -65,8 +65,8 @@ def start(work):
             result = work()
         except BaseException as error:  # The parent must know of any error. The stack goes to stderr.
             traceback.print_exception(error, file=sys.stderr)
-            said = "".join(traceback.format_exception_only(error)).strip()[-2000:]
-            result = {"error": said, "out_of_memory": isinstance(error, torch.OutOfMemoryError)}
+            text = "".join(traceback.format_exception_only(error)).strip()[-2000:]
+            result = {"error": text, "out_of_memory": isinstance(error, torch.OutOfMemoryError)}
         with os.fdopen(write, "w") as pipe:
             json.dump(result, pipe)
         os._exit(0)
@@ -230,7 +230,8 @@ def measure(row, model, rank, device):
 
 
 def measure_all(rows, args, at_once):
-    """Measures rows, so many at once. Returns those that ran out of memory beside others, and those for which no time was left."""
+    """Measures rows, at most `at_once` at the same time. Returns the rows that ran out of memory while others ran, and those for which no time
+    was left."""
     left, running, built = [], [], (None, None)
     while rows or running:
         if rows and len(running) < at_once:
@@ -252,8 +253,8 @@ def measure_all(rows, args, at_once):
         for result in results:
             with open(args.out, "a") as file:
                 file.write(json.dumps(result) + "\n")
-            said = f"{result['peak'] / 2**20:10.1f} MiB" if "peak" in result else "error: " + result["error"].strip()[-200:]
-            print(f"{row['row']:45} {said}", flush=True)
+            shown = f"{result['peak'] / 2**20:10.1f} MiB" if "peak" in result else "error: " + result["error"].strip()[-200:]
+            print(f"{row['row']:45} {shown}", flush=True)
     return left
 
 
@@ -264,7 +265,7 @@ def main():
     arguments.add_argument("--out", default="rows.jsonl")
     arguments.add_argument("--cpu", dest="device", action="store_const", const="cpu", default="cuda")
     arguments.add_argument("--at-once", type=int, default=4)
-    arguments.add_argument("--seconds", type=int, default=460, help="no row begins after this time")
+    arguments.add_argument("--seconds", type=int, default=460, help="no row starts after this time")
     args = arguments.parse_args()
     args.deadline = time.time() + args.seconds
     rows = [json.loads(line) for line in Path(args.file).read_text().splitlines()]
