@@ -82,6 +82,7 @@ fn an_index_without_its_files_has_their_sum() {
         (typed.tensors.sum().elements, typed.tensors.sum().bytes.get(), typed.dtype),
         (500, 1000, Some(Dtype::Bf16))
     );
+    assert!(typed.stand_ins.is_some() && alone.stand_ins.is_none());
     // The configuration describes the tensors.
     folder.write("config.json", CONFIG.as_bytes());
     let known = Described::read(index(&model.bytes.get().to_string()), 16).unwrap();

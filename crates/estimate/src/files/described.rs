@@ -178,6 +178,10 @@ impl Config {
         self.stored.as_ref()?.as_ref().ok().copied()
     }
 
+    fn unknown(&self, length: Length) -> Option<UnknownDecoder> {
+        unknown_decoder(&self.fields, self.dtype().unwrap_or_default(), length.within(self.positions))
+    }
+
     /// Describes a model with these parameters.
     fn describes(self, tensors: Tensors) -> Described {
         let (dtype, positions) = (self.dtype(), self.positions);
@@ -189,9 +193,7 @@ impl Config {
 
     /// Describes a model whose architecture is not known, by its sizes. `None` if they are not those of a decoder.
     fn describes_unknown(self, length: Length) -> Option<Described> {
-        let length = length.within(self.positions);
-        let unknown = unknown_decoder(&self.fields, self.dtype().unwrap_or_default(), length)?;
-        let UnknownDecoder { weights, cache, others, stand_ins } = unknown;
+        let UnknownDecoder { weights, cache, others, stand_ins } = self.unknown(length)?;
         let without = if others.is_empty() {
             String::new()
         } else {
@@ -273,5 +275,8 @@ fn weights(path: &Path, config: &Path, length: Length) -> Result<Described, Erro
             (alone.as_one(stored.unwrap_or(Dtype::U8)), stored)
         }
     };
-    Ok(Described { dtype, unknown_dtype: None, notes, ..config.describes(tensors) })
+    // The weights are known, and the rest is about that of a decoder with the sizes of the configuration.
+    let unknown = config.model.is_err().then(|| config.unknown(length)).flatten();
+    let stand_ins = unknown.map(|unknown| unknown.stand_ins);
+    Ok(Described { dtype, unknown_dtype: None, notes, stand_ins, ..config.describes(tensors) })
 }
