@@ -1,11 +1,11 @@
 //! The result of an estimate.
 
-use std::{cmp::Reverse, collections::BTreeMap};
+use std::collections::BTreeMap;
 
 use gpumem_core::model::Bytes;
 use serde::Serialize;
 
-use crate::{class::Class, memory::AtPeak};
+use crate::class::Class;
 
 /// The predicted memory of a step. `Display` is a report of at most 80 columns. Serialized amounts are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,28 +111,4 @@ impl Estimate {
         }
         sums.into_iter().collect()
     }
-}
-
-/// Returns the parts of a peak, the largest first. Parts of the same size are sorted by layer and class.
-pub(crate) fn parts(paths: &[AtPeak]) -> Vec<PeakPart> {
-    // In a deep model, many parts have the same size. Therefore the names of layers are sorted only once. Then the
-    // parts are compared by the position of their layer's name.
-    let layer = |AtPeak { path, .. }: &AtPeak| path.get(1..).unwrap_or_default().join(".");
-    let mut layers: Vec<_> = paths.iter().map(|path| (layer(path), path)).collect();
-    layers.sort_by(|(a, _), (b, _)| a.cmp(b));
-    let mut order = Vec::new();
-    let mut first = 0;
-    for (at, (layer, AtPeak { classes, .. })) in layers.iter().enumerate() {
-        if layers[first].0 != *layer {
-            first = at;
-        }
-        order.extend(classes.iter().map(|(class, bytes)| (Reverse(*bytes), first, *class, at)));
-    }
-    order.sort_unstable();
-    let part = |(Reverse(bytes), _, class, at): (Reverse<u64>, usize, Class, usize)| {
-        let (layer, AtPeak { path, .. }) = &layers[at];
-        let phase = path.first().map(ToString::to_string).unwrap_or_default();
-        PeakPart { phase, layer: layer.clone(), class, bytes: Bytes::new(bytes) }
-    };
-    order.into_iter().map(part).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     io,
     rc::Rc,
     time::Duration,
@@ -21,6 +21,7 @@ use crate::{
     allocator::{Allocator, AllocatorKind, Placement},
     class::Class,
     error::{Error, Kind},
+    estimate::PeakPart,
     recording::{Recording, stack},
 };
 
@@ -70,13 +71,6 @@ struct OpenScope {
     name: CallsiteId,
     /// The highest `in_use` since the scope was opened.
     peak: u64,
-}
-
-/// The bytes of each class that one scope path had at the peak.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct AtPeak {
-    pub(crate) path: Vec<Rc<str>>,
-    pub(crate) classes: Vec<(Class, u64)>,
 }
 
 /// The bytes of one block of memory, which are freed when this is dropped.
@@ -268,8 +262,9 @@ impl StepMemory {
         self.0.borrow().allocator.reserved_peak()
     }
 
-    /// Ends the step. Returns the highest sum of all blocks, and its parts if they are known.
-    pub(crate) fn end(&self) -> (u64, Vec<AtPeak>) {
+    /// Ends the step. Returns the highest sum of all blocks, and its parts if they are known: the largest first, and parts
+    /// of the same size by layer and class.
+    pub(crate) fn end(&self) -> (u64, Vec<PeakPart>) {
         let mut state = self.0.borrow_mut();
         state.is_over = true;
         let Some(inbox) = &state.inbox else { return (state.peak, Vec::new()) };
@@ -285,24 +280,26 @@ impl StepMemory {
             while let Some((Some(_), at)) = nodes.get(node.0 as usize)
                 && at.callsite != CallsiteId::NONE
             {
-                path.push(Rc::clone(&state.names[at.callsite.0 as usize]));
+                path.push(&*state.names[at.callsite.0 as usize]);
                 node = at.parent;
             }
             path.reverse();
             path
         };
         let class = |StackId(stack): StackId| Class::ALL.into_iter().find(|class| *class as u32 + 1 == stack);
-        let sums = groups
-            .iter()
-            .filter_map(|part| Some((part.group.node.0, class(part.group.stack)?, unsigned(part.bytes.get()))));
-        let mut sums: Vec<(u32, Class, u64)> = sums.collect();
-        sums.sort_unstable();
-        let paths = sums.chunk_by(|(node, ..), (next, ..)| node == next).map(|of_node| {
-            let classes = of_node.chunk_by(|(_, class, _), (_, next, _)| class == next);
-            let classes = classes.map(|parts| (parts[0].1, parts.iter().map(|(.., bytes)| bytes).sum()));
-            AtPeak { path: path(NodeId(of_node[0].0)), classes: classes.collect() }
+        let mut sums: BTreeMap<(u32, Class), u64> = BTreeMap::new();
+        for part in &groups {
+            let class = class(part.group.stack).unwrap_or(Class::Activations);
+            *sums.entry((part.group.node.0, class)).or_default() += unsigned(part.bytes.get());
+        }
+        let parts = sums.into_iter().map(|((node, class), bytes)| {
+            let path = path(NodeId(node));
+            let (phase, layers) = path.split_first().unwrap_or((&"", &[]));
+            PeakPart { phase: (*phase).to_owned(), layer: layers.join("."), class, bytes: Bytes::new(bytes) }
         });
-        (unsigned(total.bytes.get()), paths.collect())
+        let mut parts: Vec<_> = parts.collect();
+        parts.sort_by(|a, b| (b.bytes, &a.layer, a.class).cmp(&(a.bytes, &b.layer, b.class)));
+        (unsigned(total.bytes.get()), parts)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     dtype::{Dtype, Types},
     eager::{Eager, Libraries, Optimizer, OptimizerState, ROOT, Tensor},
     error::{Error, Kind},
-    estimate::{self, ConvolutionWorkspace, Estimate, PhasePeak},
+    estimate::{ConvolutionWorkspace, Estimate, PhasePeak},
     files,
     layer::{Built, build, run_all, run_model},
     memory::StepMemory,
@@ -287,9 +287,9 @@ impl Step {
                 self.run(&eager, model, (&layers, &input, labels.as_ref()), &mut state, &mut phases)?;
             }
         }
-        let (peak, paths) = memory.end();
+        let (peak, parts) = memory.end();
         let (parameter_bytes, peak) = (Bytes::new(parameter_bytes), Bytes::new(peak));
-        let (parts, reserved) = (estimate::parts(&paths), Bytes::new(memory.reserved_peak()));
+        let reserved = Bytes::new(memory.reserved_peak());
         let (optimizer, convolutions) = (None, None);
         let estimate = Estimate { parameters, parameter_bytes, peak, parts, reserved, phases, optimizer, convolutions };
         Ok((estimate.with_optimizer(state.bytes()), eager.largest_convolution_workspace()))
