@@ -5,7 +5,7 @@ use std::rc::Rc;
 use crate::{
     allocator::AllocatorKind,
     dtype::{Dtype, Types},
-    eager::{Eager, Libraries},
+    eager::{Eager, Settings},
     error::Error,
     layer::build,
     memory::StepMemory,
@@ -31,7 +31,7 @@ impl Model {
     /// Returns an error if the sizes of a layer are not valid, or if the sum is too large to be counted.
     pub fn parameters(&self, dtype: Dtype) -> Result<Tensors, Error> {
         let memory = Rc::new(StepMemory::new(AllocatorKind::Exact, u64::MAX, true));
-        let eager = Eager::new(Rc::clone(&memory), Libraries::default());
+        let eager = Eager::new(Rc::clone(&memory), Settings::default());
         memory.open("model");
         build(&eager, &self.layers, Types::new(dtype, COMPUTE))?;
         Ok(Tensors::new(eager.list_parameters()))

@@ -9,7 +9,7 @@ use crate::{
     allocator::AllocatorKind,
     class::Class,
     dtype::{Dtype, Types},
-    eager::{Eager, Libraries, Optimizer, OptimizerState, ROOT, Tensor},
+    eager::{Eager, Optimizer, OptimizerState, ROOT, Settings, Tensor},
     error::{Error, Kind},
     estimate::{ConvolutionWorkspace, Estimate, PhasePeak},
     files,
@@ -236,24 +236,27 @@ impl Step {
         model: &Model,
     ) -> Result<(Estimate, u64), Error> {
         self.check()?;
-        let (cublas, multiprocessors) = (self.cublas_workspace, self.multiprocessors);
-        let libraries = Libraries { cublas, multiprocessors, convolutions_take_most };
-        let eager = Eager::new(Rc::clone(memory), libraries);
-        eager.training.set(self.optimizer.is_some());
+        let settings = Settings {
+            training: self.optimizer.is_some(),
+            checkpoints_blocks: self.checkpointing == Checkpointing::Blocks,
+            lora: self.adapters.clone(),
+            quantized: self.quantized.clone(),
+            parallel: self.data_parallel,
+            cache: self.decode.as_ref().map(|decode| decode.cache).unwrap_or_default(),
+            cublas: self.cublas_workspace,
+            multiprocessors: self.multiprocessors,
+            convolutions_take_most,
+        };
+        let eager = Eager::new(Rc::clone(memory), settings);
         memory.open("model");
-        eager.set_adapters(self.adapters.clone(), self.quantized.clone());
-        eager.set_parallel(self.data_parallel);
         let types = Types::new(self.parameters, self.computes_in());
         let layers = build(&eager, &model.layers, types)?;
         eager.make_buckets()?;
         memory.close();
         eager.check_adapters()?;
-        if self.checkpointing == Checkpointing::Blocks {
-            if !layers.iter().any(|layer| layer.has_block()) {
-                let what = "the model has no blocks that checkpointing could run again".to_owned();
-                return Err(Kind::Invalid(what).into());
-            }
-            eager.checkpoints_blocks.set(true);
+        if self.checkpointing == Checkpointing::Blocks && !layers.iter().any(|layer| layer.has_block()) {
+            let what = "the model has no blocks that checkpointing could run again".to_owned();
+            return Err(Kind::Invalid(what).into());
         }
         let (parameters, parameter_bytes) = eager.count_parameters();
         memory.open("input");
@@ -491,7 +494,6 @@ impl Step {
         let (true, Some((head, body))) = (model.loss == Loss::NextToken, layers.split_last()) else {
             return invalid("only a model that predicts the next token can decode");
         };
-        eager.set_cache(decode.cache);
         // The whole generation runs under one autocast, which therefore keeps its copies of parameters.
         eager.with_autocast(self.autocast, || {
             let mut ids = prompt.clone();

@@ -1,12 +1,10 @@
 //! Linear layers with adapters, and with 4-bit weights.
 
-use std::rc::Rc;
-
-use super::{Eager, ParameterId, Tensor};
+use super::{Eager, ParameterId, Settings, Tensor};
 use crate::{
     dtype::Dtype,
     error::{Error, Kind},
-    settings::{Lora, Quantized},
+    settings::Quantized,
     shape::Shape,
 };
 
@@ -36,43 +34,36 @@ const BLOCK: u64 = 64;
 const BLOCK_OF_SCALES: u64 = 256;
 
 impl Eager {
-    /// Sets the adapters and the quantization of the linear layers that are built after this call. With adapters, all
-    /// parameters of the model are frozen.
-    pub(crate) fn set_adapters(&self, lora: Option<Lora>, quantized: Option<Quantized>) {
-        self.adapters.lora.replace(lora.map(Rc::new));
-        self.adapters.quantized.replace(quantized.map(Rc::new));
-    }
-
     /// Returns whether the model's own parameters are frozen.
     pub(super) fn is_frozen(&self) -> bool {
-        self.adapters.lora.borrow().is_some()
+        self.settings.lora.is_some()
     }
 
     /// Adds the tensors that a linear layer has in addition to its weight, or instead of it.
     pub(crate) fn adapt(&self, inputs: u64, outputs: u64, dtype: Dtype, is_tied: bool) -> Result<Adapted, Error> {
-        let (lora, quantized) = (self.adapters.lora.borrow().clone(), self.adapters.quantized.borrow().clone());
+        let Settings { lora, quantized, .. } = &self.settings;
         if lora.is_none() && quantized.is_none() {
             return Ok(Adapted::default());
         }
         let path = self.memory.path();
         let mut adapted = Adapted::default();
-        if let Some(quantized) = quantized.filter(|quantized| !is_tied && !quantized.except.contains(&path)) {
-            adapted.in_4_bits = Some(self.add_in_4_bits(inputs, outputs, &quantized)?);
+        if let Some(quantized) = quantized.as_ref().filter(|quantized| !is_tied && !quantized.except.contains(&path)) {
+            adapted.in_4_bits = Some(self.add_in_4_bits(inputs, outputs, quantized)?);
         }
-        if let Some(lora) = lora.filter(|lora| lora.targets.contains(&path)) {
+        if let Some(lora) = lora.as_ref().filter(|lora| lora.targets.contains(&path)) {
             let dtype = if matches!(dtype, Dtype::F16 | Dtype::Bf16) { Dtype::F32 } else { dtype };
             let first = self.add_adapter(&Shape::from([lora.rank, inputs]), dtype)?;
             adapted.adapter = Some([first, self.add_adapter(&Shape::from([outputs, lora.rank]), dtype)?]);
             adapted.dropout = lora.dropout;
         }
-        self.adapters.linear.borrow_mut().push(path);
+        self.linear.borrow_mut().push(path);
         Ok(adapted)
     }
 
     /// Returns an error if a name of the adapters matches no linear layer.
     pub(crate) fn check_adapters(&self) -> Result<(), Error> {
-        let Some(lora) = self.adapters.lora.borrow().clone() else { return Ok(()) };
-        let linear = self.adapters.linear.borrow();
+        let Some(lora) = &self.settings.lora else { return Ok(()) };
+        let linear = self.linear.borrow();
         let Some(unused) = lora.targets.unused(&linear) else { return Ok(()) };
         let mut names: Vec<_> = linear.iter().filter_map(|path| path.rsplit('.').next()).collect();
         names.sort_unstable();

@@ -10,11 +10,6 @@ use crate::{
 };
 
 impl Eager {
-    /// Sets how keys and values are kept.
-    pub(crate) fn set_cache(&self, kind: KvCache) {
-        self.cache.kind.set(kind);
-    }
-
     /// Starts a pass over the next tokens. Its layers find the keys and values of earlier passes.
     pub(crate) fn start_pass(&self) {
         self.cache.next.set(0);
@@ -34,7 +29,7 @@ impl Eager {
             self.cache.layers.borrow_mut().push(KeptTokens { keys: None, values: None, tokens: 0 });
         }
         let before = self.memory.set_class(Some(Class::Cache));
-        let both = match self.cache.kind.get() {
+        let both = match self.settings.cache {
             KvCache::Dynamic => self.joined(number, keys, values, window),
             KvCache::Static(room) => self.placed(number, keys, values, room),
         };

@@ -55,8 +55,7 @@ pub(crate) struct Eager {
     pub(crate) memory: Rc<StepMemory>,
     /// True if operations are recorded for the backward pass.
     grad_enabled: Cell<bool>,
-    /// True if dropout and batch norm are in training mode.
-    pub(crate) training: Cell<bool>,
+    pub(crate) settings: Settings,
     /// True while the backward pass runs. It runs on its own thread, and therefore with its own handles of NVIDIA's
     /// libraries.
     in_backward: Cell<bool>,
@@ -65,10 +64,9 @@ pub(crate) struct Eager {
     autocast: Autocast,
     /// The checkpointed block that is running. `None` if there is none.
     checkpointing: RefCell<Option<BlockRun>>,
-    /// True if each block runs again in the backward pass.
-    pub(crate) checkpoints_blocks: Cell<bool>,
     cache: Cache,
-    adapters: Adapters,
+    /// The paths of all linear layers that were built, if the step has adapters or weights in 4 bits.
+    linear: RefCell<Vec<String>>,
     sharding: Sharding,
     context: RefCell<Context>,
     /// The memory of the tensors that the running node saved.
@@ -178,7 +176,6 @@ impl fmt::Debug for RecomputedBlock {
 
 #[derive(Debug, Default)]
 struct Cache {
-    kind: Cell<KvCache>,
     /// The kept tokens of each attention layer, in the order of the forward pass.
     layers: RefCell<Vec<KeptTokens>>,
     /// The index of the next layer.
@@ -197,18 +194,8 @@ struct KeptTokens {
     tokens: u64,
 }
 
-/// The adapters and the quantization of a model's linear layers.
-#[derive(Debug, Default)]
-struct Adapters {
-    lora: RefCell<Option<Rc<Lora>>>,
-    quantized: RefCell<Option<Rc<Quantized>>>,
-    /// The paths of all linear layers that were built.
-    linear: RefCell<Vec<String>>,
-}
-
 #[derive(Debug, Default)]
 struct Sharding {
-    parallel: Cell<Option<DataParallel>>,
     /// Groups of parameters that are gathered together (`FSDPParamGroup`).
     groups: RefCell<Vec<ParameterGroup>>,
     /// The group of the parameters that are currently being built.
@@ -244,9 +231,18 @@ struct Shard {
     whole_bytes: u64,
 }
 
-/// The workspaces of the libraries.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Libraries {
+/// The settings of a step.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settings {
+    /// True if dropout and batch norm are in training mode.
+    pub(crate) training: bool,
+    /// True if each block runs again in the backward pass.
+    pub(crate) checkpoints_blocks: bool,
+    /// The adapters. With adapters, all parameters of the model are frozen.
+    pub(crate) lora: Option<Lora>,
+    pub(crate) quantized: Option<Quantized>,
+    pub(crate) parallel: Option<DataParallel>,
+    pub(crate) cache: KvCache,
     /// The workspace of cuBLAS; 0 for none.
     pub(crate) cublas: u64,
     /// The number of multiprocessors of the GPU.
@@ -257,7 +253,6 @@ pub(crate) struct Libraries {
 
 #[derive(Debug, Default)]
 struct Workspaces {
-    libraries: Libraries,
     /// One workspace for each thread: the first one runs the forward pass, the second one the backward pass.
     cublas: RefCell<[Option<Tensor>; 2]>,
     cublaslt: RefCell<[Option<Tensor>; 2]>,
@@ -266,24 +261,23 @@ struct Workspaces {
 }
 
 impl Eager {
-    pub(crate) fn new(memory: Rc<StepMemory>, libraries: Libraries) -> Self {
+    pub(crate) fn new(memory: Rc<StepMemory>, settings: Settings) -> Self {
         Self {
             memory,
             grad_enabled: Cell::new(false),
-            training: Cell::new(false),
+            settings,
             in_backward: Cell::new(false),
             tape: Tape::default(),
             parameters: RefCell::default(),
             autocast: Autocast::default(),
             checkpointing: RefCell::default(),
-            checkpoints_blocks: Cell::new(false),
             cache: Cache::default(),
-            adapters: Adapters::default(),
-            sharding: Sharding::default(),
+            linear: RefCell::default(),
+            sharding: Sharding { groups: RefCell::new(vec![ParameterGroup::default()]), ..Sharding::default() },
             context: RefCell::default(),
             unpacked: RefCell::default(),
             shared: RefCell::default(),
-            workspaces: Workspaces { libraries, ..Workspaces::default() },
+            workspaces: Workspaces::default(),
         }
     }
 
@@ -309,7 +303,7 @@ impl Eager {
     /// Drops the shared tensors when the model has computed its output. Blocks that run again keep the tensors that
     /// they read.
     pub(crate) fn free_shared(&self) {
-        if !self.checkpoints_blocks.get() {
+        if !self.settings.checkpoints_blocks {
             drop(self.shared.take());
         }
     }

@@ -57,13 +57,13 @@ impl Convolution {
 impl Eager {
     /// Allocates the workspace of cuBLAS: each thread that multiplies matrices has one, and keeps it.
     pub(crate) fn use_cublas(&self) -> Result<(), Error> {
-        self.keep_workspace(&self.workspaces.cublas, self.workspaces.libraries.cublas)
+        self.keep_workspace(&self.workspaces.cublas, self.settings.cublas)
     }
 
     /// Allocates the workspace of cuBLASLt, which multiplies matrices and adds a bias: each thread has one, and keeps
     /// it.
     pub(crate) fn use_cublaslt(&self) -> Result<(), Error> {
-        let bytes = if self.workspaces.libraries.cublas == 0 { 0 } else { CUBLASLT };
+        let bytes = if self.settings.cublas == 0 { 0 } else { CUBLASLT };
         self.keep_workspace(&self.workspaces.cublaslt, bytes)
     }
 
@@ -81,17 +81,13 @@ impl Eager {
     /// [`Convolution::most`].
     pub(crate) fn use_cudnn(&self, convolution: &Convolution, is_for_weight: bool) -> Result<(), Error> {
         let bytes =
-            convolution.most(self.multiprocessors(), is_for_weight).ok_or_else(|| self.error(Kind::TooLarge))?;
+            convolution.most(self.settings.multiprocessors, is_for_weight).ok_or_else(|| self.error(Kind::TooLarge))?;
         let largest = &self.workspaces.largest;
         largest.set(largest.get().max(bytes));
-        if self.workspaces.libraries.convolutions_take_most {
+        if self.settings.convolutions_take_most {
             drop(self.empty(&Shape::from([bytes]), Dtype::U8, Class::Workspace)?);
         }
         Ok(())
-    }
-
-    pub(crate) fn multiprocessors(&self) -> u64 {
-        self.workspaces.libraries.multiprocessors
     }
 
     /// Returns the largest workspace that a convolution may have used; 0 if there was none.

@@ -277,7 +277,7 @@ impl Attention {
 
     /// Returns keys and values as attention uses them, after inference has added them to its cache.
     fn kept(&self, eager: &Eager, [keys, values]: [Tensor; 2]) -> Result<[Tensor; 2], Error> {
-        if !self.keeps_cache || eager.training.get() {
+        if !self.keeps_cache || eager.settings.training {
             return Ok([keys, values]);
         }
         let window = (self.window > 0).then_some(self.window);

@@ -57,7 +57,7 @@ impl RelativeAttention {
         let source = encoded.as_ref().unwrap_or(input);
         let mut keys = in_heads(&built.child("k").forward(eager, source)?)?;
         let mut values = in_heads(&built.child("v").forward(eager, source)?)?;
-        if (self.is_causal || self.is_cross) && !eager.training.get() {
+        if (self.is_causal || self.is_cross) && !eager.settings.training {
             [keys, values] = eager.append_to_cache(&keys, &values, None)?;
         }
         let bias = self.bias(built, eager, &queries, &keys)?;
@@ -81,7 +81,7 @@ impl RelativeAttention {
         let bias = if self.is_cross {
             let zeros = eager.output(&Shape::from([1, self.heads, length, key_length]), queries.dtype)?;
             // Checkpointing needs an input with a gradient, so transformers gives the bias one.
-            if eager.checkpoints_blocks.get() { eager.leaf(zeros) } else { zeros }
+            if eager.settings.checkpoints_blocks { eager.leaf(zeros) } else { zeros }
         } else {
             let buckets = buckets(eager, &Shape::from([length, key_length]))?;
             let table = built.parameters.first().copied();
@@ -133,13 +133,13 @@ impl Built {
         (context.bias, context.cross_bias) = (None, None);
         eager.set_context(context.clone());
         let encoded = run_all(&self.children, eager, input)?;
-        let target = if eager.training.get() { eager.shifted_labels(&target)? } else { target };
+        let target = if eager.settings.training { eager.shifted_labels(&target)? } else { target };
         context.encoded = Some(encoded);
         eager.set_context(context.clone());
         let output = run_all(&self.shortcut, eager, &target)?;
         (context.bias, context.cross_bias) = (None, None);
         // In inference, the output of the model refers to the output of the encoder.
-        if eager.training.get() {
+        if eager.settings.training {
             context.encoded = None;
         }
         eager.set_context(context);

@@ -85,7 +85,7 @@ impl Eager {
         let mut saved = self.save_all(&all, [input])?;
         let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
         let channels = Shape::from([input.shape[1]]);
-        if self.training.get() {
+        if self.settings.training {
             for _ in 0..2 {
                 let statistics = self.output(&channels, Dtype::F32)?;
                 saved.extend(self.save_all(&all, [&statistics])?);
