@@ -23,6 +23,7 @@ those of one process. A row that runs out of memory is repeated while no other r
 """
 
 import argparse
+import gc
 import inspect
 import json
 import os
@@ -121,7 +122,7 @@ def inputs(row, model, device, training):
     return given if "input_ids" in given and "source" not in shape else given | {"decoder_input_ids": target}
 
 
-def prepare(row, model, device, rank=0):
+def prepare(row, model, device):
     """Prepares a model on a device for a step. Returns the forward pass, the optimizer, and all tensors that live before the step."""
     step = row["step"]
     training = "optimizer" in step
@@ -135,6 +136,10 @@ def prepare(row, model, device, rank=0):
     model.to(device)
     batch = inputs(row, model, device, training)
     run = techniques.distribute(model, step)
+    if device.type == "cuda":
+        # What was needed to shard the model is not part of the step.
+        gc.collect()
+        torch.cuda.empty_cache()
     optimizer = techniques.make_optimizer(step, model) if training else None
     autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=step.get("autocast") == "bf16")
 
@@ -216,7 +221,7 @@ def measure(row, model, rank, device):
     torch.manual_seed(0)
     if has_history:
         torch.cuda.memory._record_memory_history(enabled="all", context="alloc", stacks="all", max_entries=5_000_000)
-    forward, optimizer, tensors = prepare(row, model, torch.device(device), rank)
+    forward, optimizer, tensors = prepare(row, model, torch.device(device))
     counter = counting.Bytes(tensors) if device == "cpu" else Cuda()
     result = row | {"rank": rank, "parameters": sum(tensor.numel() for tensor in model.parameters())}
     result["phases"] = run_phases(step, counter, forward, optimizer, [], 1 if step.get("decode") else 2)
