@@ -141,11 +141,6 @@ impl AttentionNames {
         let norms = ["q_norm", "k_norm"].map(str::to_owned);
         Self { queries, keys, values, joined: "qkv_proj".to_owned(), output, norms }
     }
-
-    /// Creates the names of a layer with a joint projection and an output projection.
-    pub fn joined(joined: &str, output: &str) -> Self {
-        Self { joined: joined.to_owned(), output: output.to_owned(), ..Self::default() }
-    }
 }
 
 impl Attention {
