@@ -210,7 +210,7 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
                 writeln!(out, "{}", InPaint(&tensors, paint))?;
                 let Some(([low, high], what)) = &ranged else { return Ok(()) };
                 writeln!(out, "\na decoder with these sizes has a peak of {low} to {high}: {what}")?;
-                writeln!(out, "The first one computes attention in one kernel, and the second one stores its scores.")
+                writeln!(out, "The lower peak is with attention in one kernel, the higher one with stored scores.")
             })?;
             let next = "describe the model as JSON or TOML";
             terminal::error(&Failure::new(format!("`{}` cannot be estimated", file.display()), why, next));
