@@ -209,7 +209,10 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
             terminal::answer(as_json, &weights, |out, paint| {
                 writeln!(out, "{}", InPaint(&tensors, paint))?;
                 let Some(([low, high], what)) = &ranged else { return Ok(()) };
-                writeln!(out, "\na decoder with these sizes has a peak of {low} to {high}: {what}")?;
+                if low.to_string() == high.to_string() {
+                    return writeln!(out, "\na known decoder with these sizes has a peak of {low}: {what}");
+                }
+                writeln!(out, "\na known decoder with these sizes has a peak of {low} to {high}: {what}")?;
                 writeln!(out, "The lower peak is with attention in one kernel, the higher one with stored scores.")
             })?;
             let next = "describe the model as JSON or TOML";

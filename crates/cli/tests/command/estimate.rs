@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use gpumem_core::model::Bytes;
 use serde_json::Value;
 
 use crate::{
@@ -93,6 +94,30 @@ fn weights_alone_have_no_estimate() {
     let Ran { stdout, .. } = ran(&["estimate", &weights, "--json"]);
     let json: Value = serde_json::from_str(&stdout).expect("it is JSON");
     assert_eq!((&json["weights"]["bytes"], &json["estimate"]), (&32.into(), &Value::Null));
+}
+
+/// An architecture that is not known has its weights, and the peaks of known decoders with its sizes.
+#[test]
+fn an_unknown_decoder_has_a_range() {
+    let config = br#"{"architectures": ["NewForCausalLM"], "model_type": "new", "hidden_size": 1024, "intermediate_size": 2816,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "num_hidden_layers": 8, "vocab_size": 32000, "torch_dtype": "bfloat16"}"#;
+    let file = written("estimate-new.json", config);
+    let Ran { code, stdout, stderr } = ran(&["estimate", &file, "--length", "2048"]);
+    assert_eq!(code, Some(2), "{stderr}");
+    let line =
+        stdout.lines().find(|line| line.starts_with("a known decoder with these sizes has a peak of ")).expect(&stdout);
+    assert!(line.ends_with(": inference, 1 input of 2048 tokens"), "{line}");
+    let Ran { stdout, .. } = ran(&["estimate", &file, "--length", "2048", "--json"]);
+    let json: Value = serde_json::from_str(&stdout).expect("it is JSON");
+    let [low, high] = [0, 1].map(|at| json["range"][at].as_u64().expect("a number"));
+    let weights = json["weights"]["bytes"].as_u64().expect("a number");
+    assert!(weights < low && low <= high && high < 3 * weights, "{json}");
+    let peaks = [low, high].map(|bytes| Bytes::new(bytes).to_string());
+    assert!(peaks.iter().all(|peak| line.contains(&**peak)), "{peaks:?} {line}");
+    // Other sizes change it.
+    let longer = ran(&["estimate", &file, "--length", "8192", "--json"]).stdout;
+    let longer: Value = serde_json::from_str(&longer).expect("it is JSON");
+    assert!(longer["range"][1].as_u64() > Some(high), "{longer}");
 }
 
 #[test]
