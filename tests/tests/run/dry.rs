@@ -92,6 +92,14 @@ fn values_that_were_not_computed_are_counted() {
     assert_eq!(bytes("local memory"), 132 * 2048 * (8192 - 1024), "{device}");
     assert_eq!(report(&["--fail-if", "unknown"]).exit(), "exit status: 1");
     assert_eq!(run(&["--real", "64MiB", "--fail-if", "unknown"]).exit(), "exit status: 1");
+    // The summary of several processes has the values of all.
+    let twice = report(&[&file]).stdout;
+    assert!(
+        twice.contains(
+            "\n12 values were read from memory that is not there, at 4 places, first at tests/run/unknown.py:25: "
+        ),
+        "{twice}"
+    );
     // With a larger part of real memory, nothing is skipped.
     let all = run(&["--real", "128MiB", "--fail-if", "unknown"]);
     let sentence = "\nno value was read from memory that is not there\n";

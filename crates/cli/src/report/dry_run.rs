@@ -1,6 +1,9 @@
 //! What a dry run did not compute.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use gpumem_core::{
     derive::Names,
@@ -69,6 +72,15 @@ impl DryRunOverview {
         Some(Self { real_bytes: history.real_blocks, unknown_values: history.unknown_values.len() as u64, places })
     }
 
+    /// Returns the values of several processes together. `None` if none of them is of a dry run.
+    pub(crate) fn together<'a>(all: impl IntoIterator<Item = &'a Self>) -> Option<Self> {
+        all.into_iter().cloned().reduce(|mut sum, one| {
+            sum.unknown_values += one.unknown_values;
+            sum.places.extend(one.places);
+            sum
+        })
+    }
+
     /// Returns the sentence about the values, with which a report of a dry run ends.
     pub(crate) fn in_words(&self) -> String {
         let Some(first) = self.places.first() else {
@@ -78,7 +90,8 @@ impl DryRunOverview {
         let caller = first.caller.as_ref().map(|caller| format!("called from {caller}"));
         let details: Vec<_> = first.operation.clone().into_iter().chain(caller).collect();
         let details = if details.is_empty() { String::new() } else { format!(" ({})", details.join(", ")) };
-        let places = if self.places.len() > 1 { format!("at {} places, ", self.places.len()) } else { String::new() };
+        let different: HashSet<_> = self.places.iter().map(|at| (&at.place, &at.caller, &at.operation)).collect();
+        let places = if different.len() > 1 { format!("at {} places, ", different.len()) } else { String::new() };
         format!(
             "{values} read from memory that is not there, {places}first at {}{details}: sizes that depend on them may differ",
             first.place,

@@ -29,7 +29,14 @@ use crate::history::{ProcessMemory, Sum, in_words};
 pub(crate) fn write_all(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     match overviews {
         [only] => write_one(only, out, paint),
-        several => ranks::write(several, out, paint),
+        several => {
+            ranks::write(several, out, paint)?;
+            write_dry_run(
+                DryRunOverview::together(several.iter().filter_map(|one| one.dry_run.as_ref())).as_ref(),
+                out,
+                paint,
+            )
+        }
     }
 }
 
@@ -121,12 +128,12 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
         "Not seen: CUDA contexts and kernels, other processes, and memory that was allocated before the recording."
     };
     writeln!(out, "{}", paint.on(Role::Faint, not_seen))?;
-    write_dry_run(overview, out, paint)
+    write_dry_run(overview.dry_run.as_ref(), out, paint)
 }
 
 /// Writes how far the figures of a dry run hold.
-fn write_dry_run(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    let Some(dry) = &overview.dry_run else { return Ok(()) };
+fn write_dry_run(dry: Option<&DryRunOverview>, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    let Some(dry) = dry else { return Ok(()) };
     let role = if dry.unknown_values == 0 { Role::Heading } else { Role::Alarm };
     writeln!(out, "{}", paint.on(role, one_line(&dry.in_words())))
 }
