@@ -24,7 +24,7 @@ def begin(mib, **variables):
 if len(sys.argv) > 1:
     # The machine has two devices, which other processes number differently. The context counts when memory is asked for.
     info()
-    processes, seen = zip(*[begin(520, CUDA_VISIBLE_DEVICES=devices) for devices in ("1", "1,0", "0")])
+    processes, seen = zip(*[begin(500, CUDA_VISIBLE_DEVICES=devices) for devices in ("1", "1,0", "0")])
     print(json.dumps([*seen, info()]))
     for process in processes:
         process.kill()

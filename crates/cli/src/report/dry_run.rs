@@ -10,9 +10,10 @@ use gpumem_core::{
     model::{Bytes, torch_operation},
     report::counted,
 };
+use gpumem_driver::settings::smallest_card;
 use serde::Serialize;
 
-use crate::history::{History, UnknownValue};
+use crate::history::{History, RejectedRequest, UnknownValue};
 
 /// At most this many places are listed in JSON, those of the first values.
 const MOST: usize = 1_000;
@@ -22,6 +23,8 @@ const MOST: usize = 1_000;
 pub(crate) struct DryRunOverview {
     /// The size up to which blocks were real. `None` if it was not recorded.
     pub(crate) real_bytes: Option<u64>,
+    /// The memory of a GPU on which the process gets all that it requested, with the driver's own memory. The largest of its devices.
+    pub(crate) needed_bytes: Option<u64>,
     /// The number of times that the program read a value that was not computed.
     pub(crate) unknown_values: u64,
     /// Where it read them, in the order of the first values.
@@ -42,8 +45,9 @@ pub(crate) struct UnknownPlace {
 }
 
 impl DryRunOverview {
-    /// Returns `None` if the recording is not of a dry run, or if the run allocated nothing.
-    pub(crate) fn of(history: &History) -> Option<Self> {
+    /// Returns `None` if the recording is not of a dry run, or if the run allocated nothing. `needed` is the memory of the GPU that the process
+    /// needs.
+    pub(crate) fn of(history: &History, needed: Option<u64>) -> Option<Self> {
         if history.real_blocks.is_none() && history.unknown_values.is_empty() {
             return None;
         }
@@ -69,13 +73,20 @@ impl DryRunOverview {
             places[at].bytes = places[at].bytes.saturating_add(*bytes);
         }
         places.truncate(MOST);
-        Some(Self { real_bytes: history.real_blocks, unknown_values: history.unknown_values.len() as u64, places })
+        let is_missed = |rejected: &RejectedRequest| !rejected.was_obtained;
+        Some(Self {
+            real_bytes: history.real_blocks,
+            needed_bytes: needed.filter(|_| !history.rejections.iter().any(is_missed)),
+            unknown_values: history.unknown_values.len() as u64,
+            places,
+        })
     }
 
     /// Returns the values of several processes together. `None` if none of them is of a dry run.
     pub(crate) fn together<'a>(all: impl IntoIterator<Item = &'a Self>) -> Option<Self> {
         all.into_iter().cloned().reduce(|mut sum, one| {
             sum.unknown_values += one.unknown_values;
+            sum.needed_bytes = None;
             sum.places.extend(one.places);
             sum
         })
@@ -96,6 +107,16 @@ impl DryRunOverview {
             "{values} read from memory that is not there, {places}first at {}{details}: sizes that depend on them may differ",
             first.place,
         )
+    }
+
+    /// Returns a sentence such as `the process needs a GPU of 4.21 GiB; the smallest known one is RTX 4060 with 7.75 GiB`.
+    pub(crate) fn needs_in_words(&self) -> Option<String> {
+        let needed = Bytes::new(self.needed_bytes?);
+        let known = match smallest_card(needed) {
+            Some((name, size)) => format!("the smallest known one is {name} with {size}"),
+            None => "no known one is that large".to_owned(),
+        };
+        Some(format!("the process needs a GPU of {needed}; {known}"))
     }
 
     /// Returns a text such as `blocks up to 64 MiB were real`.

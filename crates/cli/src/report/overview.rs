@@ -10,6 +10,7 @@ use gpumem_core::{
     model::{Bytes, Device, Family},
     report::{Leaks, PeakHolders, RegisteredPool, SharedNames, counted},
 };
+use gpumem_driver::settings::{CONTEXT, OF_NO_PROCESS};
 use serde::Serialize;
 
 use super::{
@@ -343,7 +344,7 @@ impl Overview {
         let held = held.into_iter().zip(off_device).zip(history.process_peaks());
         let mut devices: Vec<_> = history.devices.iter().zip(held).collect();
         devices.sort_by_key(|(of, _)| (of.device.family as u8, of.device.ordinal));
-        let devices = devices
+        let devices: Vec<_> = devices
             .into_iter()
             .map(|(of, ((held, off_device), process_peak))| DeviceOverview {
                 communicators: communicators(history, &held, process_peak.as_ref()),
@@ -365,7 +366,7 @@ impl Overview {
             rank: process.rank,
             seconds: history.end.as_secs_f64(),
             cards: process.cards.clone(),
-            dry_run: DryRunOverview::of(history),
+            dry_run: DryRunOverview::of(history, devices.iter().filter_map(DeviceOverview::needed_bytes).max()),
             allocations: changes(ChangeKind::Allocated),
             frees: changes(ChangeKind::Freed),
             sources: history
@@ -519,6 +520,13 @@ impl PoolOverview {
 }
 
 impl DeviceOverview {
+    /// Returns the memory of a GPU that is as large as the process needs, with the part that belongs to no process. `None` if nothing was
+    /// allocated.
+    pub(crate) fn needed_bytes(&self) -> Option<u64> {
+        let measured = self.process_peak.as_ref().map(|process| process.bytes.unsigned_abs() + OF_NO_PROCESS.get());
+        self.peak_bytes.map(|peak| measured.unwrap_or(peak + CONTEXT.get()))
+    }
+
     /// Creates the overview of a device. `held` is the memory at its peak. The last argument contains the values of
     /// `besides` and `pinned_by_pytorch`.
     fn of(

@@ -134,6 +134,9 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
 /// Writes how far the figures of a dry run hold.
 fn write_dry_run(dry: Option<&DryRunOverview>, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let Some(dry) = dry else { return Ok(()) };
+    if let Some(needs) = dry.needs_in_words() {
+        writeln!(out, "{}", paint.on(Role::Heading, needs))?;
+    }
     let role = if dry.unknown_values == 0 { Role::Heading } else { Role::Alarm };
     writeln!(out, "{}", paint.on(role, one_line(&dry.in_words())))
 }

@@ -16,7 +16,6 @@ use std::{
 };
 
 use gpumem_core::model::Bytes;
-use gpumem_driver::settings::CONTEXT;
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tempfile::TempDir;
@@ -130,11 +129,7 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
         recordings(folder).filter_map(|path| Some(Overview::of(&History::read(&path).ok()?))).collect();
     let most = |overview: &Overview| overview.devices.iter().filter_map(|device| device.peak_bytes).max();
     let peaks: Vec<u64> = overviews.iter().filter_map(most).collect();
-    let of_process = |device: &DeviceOverview| {
-        let measured = device.process_peak.as_ref().map(|process| process.bytes.unsigned_abs());
-        device.peak_bytes.map(|peak| measured.unwrap_or(0).max(peak + CONTEXT.get()))
-    };
-    let enough = |overview: &Overview| overview.devices.iter().filter_map(of_process).max();
+    let enough = |overview: &Overview| overview.devices.iter().filter_map(DeviceOverview::needed_bytes).max();
     let enough = overviews.iter().filter_map(enough).sum();
     // A request that the allocator repeated successfully after emptying its cache did not fail for good.
     let missed =

@@ -6,6 +6,9 @@ use crate::model::{Bytes, bounded};
 /// an H200 with driver 580.
 pub const CONTEXT: Bytes = Bytes::mib(527);
 
+/// The part of it that NVML lists for no process.
+pub const OF_NO_PROCESS: Bytes = Bytes::mib(9);
+
 /// Parses a number with a unit, such as `80GiB`. A unit is required except for 0, because a user who types 80 does not mean 80 bytes.
 ///
 /// # Errors
@@ -43,6 +46,12 @@ const CARDS: &[(&str, u64)] = &[
     ("B200", 182_630),
 ];
 
+/// Returns the smallest known GPU that has this much memory: its name and its size.
+pub fn smallest_card(needed: Bytes) -> Option<(&'static str, Bytes)> {
+    let large = CARDS.iter().map(|(name, mib)| (*name, Bytes::mib(*mib))).filter(|(_, size)| *size >= needed);
+    large.min_by_key(|(_, size)| *size)
+}
+
 /// Parses a size or the name of a GPU, and returns the size.
 ///
 /// # Errors
@@ -76,6 +85,15 @@ pub fn card(text: &str) -> Result<Bytes, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_smallest_card_is_large_enough() {
+        let name = |mib: u64| smallest_card(Bytes::mib(mib)).map(|(name, _)| name);
+        assert_eq!(
+            [1, 7_936, 7_937, 24_000, 200_000].map(name),
+            [Some("RTX 4060"), Some("RTX 4060"), Some("RTX 3080"), Some("RTX 4090"), None]
+        );
+    }
 
     #[test]
     fn units_are_powers_of_1024() {

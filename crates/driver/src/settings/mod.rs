@@ -10,7 +10,7 @@ mod values;
 mod variables;
 
 pub use self::{
-    cards::{CONTEXT, card, size},
+    cards::{CONTEXT, OF_NO_PROCESS, card, size, smallest_card},
     filter::{Filter, Rule, What},
     read::{preset, settings},
     values::{Card, Setting, Settings, Stacks},

@@ -27,6 +27,7 @@ use super::{
 };
 use crate::{
     model::{DriverGauge, EventKind, Label, MemKind, StackId},
+    settings::OF_NO_PROCESS,
     sys::{
         calls::{self, DriverWork},
         cuda::{self, LoadedFunction},
@@ -177,7 +178,7 @@ pub(super) fn done(ordinal: Option<u32>, work: DriverWork) {
     let is_shared = before.is_shared || device.starts != before.starts;
     device.finish(&before, is_shared, work);
     if readings::has_only_list() && device.rows.have_context() {
-        cards::set_driver_memory(before.ordinal, device.rows.known_bytes());
+        cards::set_driver_memory(before.ordinal, device.rows.known_bytes() + OF_NO_PROCESS.get());
     }
 }
 
