@@ -91,13 +91,15 @@ def options_of(proof, name, card=None):
 def predict(proof, name):
     options, env = options_of(proof, name)
     ran = proof.run(ROWS[name].command, options, env=env)
-    devices = [device for file in ran.files for device in proof.report(file)["devices"]]
+    reports = [proof.report(file) for file in ran.files]
+    devices = [device for report in reports for device in report["devices"]]
     blocks = max(device["peak_bytes"] or 0 for device in devices)
     peaks = [device["process_peak"] for device in devices if device["peak_bytes"]]
     process = max(peak["bytes"] for peak in peaks) if all(peaks) else None
     reserved, allocated = (max(rank[key] for rank in ran.said) for key in ("reserved", "allocated"))
     card = smallest_card(proof, name, process or blocks + CONTEXT, allocated) if ROWS[name].gpus == 1 else None
-    values = {"reserved": reserved, "driver": blocks, "process": process, "card": card, "seconds": round(ran.seconds, 1)}
+    unknown = sum(report["dry_run"]["unknown_values"] for report in reports)
+    values = {"reserved": reserved, "driver": blocks, "process": process, "card": card, "unknown": unknown, "seconds": round(ran.seconds, 1)}
     # A prediction that takes longer than a minute is too slow.
     return "INFO" if ran.seconds <= 60 else False, values
 
