@@ -89,7 +89,7 @@ impl Spikes {
             let bytes = (1_000 - 100 * number) << 20;
             let peak = kept + bytes;
             steps.push(format!(
-                "'busy 300' 'call cuMemAlloc_v2 &spike {bytes}' 'call cuMemFree_v2 spike' 'await_file {peak}'"
+                "'busy 150' 'call cuMemAlloc_v2 &spike {bytes}' 'call cuMemFree_v2 spike' 'await_file {peak}'"
             ));
             peaks.push(peak);
         }

@@ -7,7 +7,7 @@ use std::{
     process,
     sync::mpsc,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use gpumem_core::model::EventKind;
@@ -111,10 +111,9 @@ fn odd(path: u32, bits: u32, function: &mut dyn FnMut()) {
     black_box(1);
 }
 
-/// Allocates and frees for this number of milliseconds.
-pub(crate) fn be_busy(milliseconds: u64) -> Result<String, Trouble> {
-    let until = Instant::now() + Duration::from_millis(milliseconds);
-    while Instant::now() < until {
+/// Allocates and frees a hundred times in each round. The number of events does not depend on how busy the machine is.
+pub(crate) fn be_busy(rounds: u64) -> Result<String, Trouble> {
+    for _ in 0..rounds {
         for _ in 0..100 {
             allocate_and_free()?;
         }

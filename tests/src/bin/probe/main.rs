@@ -32,7 +32,7 @@
 //!   cancelled in the call; `let name value`: names a value for arguments; `value name`: the value that a call returned;
 //! - `driver_memory`, `took`: see `driver_memory.rs`;
 //! - `toggling threads rounds`, `rush threads`, `go_on threads`: see `churn.rs`; `forks children`: see `forks.rs`;
-//! - `until_killed when`, `killed_on_new_stacks micros`, `busy milliseconds`: see `killed.rs`; `await_file path`: waits for a
+//! - `until_killed when`, `killed_on_new_stacks micros`, `busy rounds`: see `killed.rs`; `await_file path`: waits for a
 //!   file; `await_recorded folder`: waits until a recording in the folder has an allocation; `exec program & argument & …`: runs
 //!   another program in this process;
 //! - `load_and_close path`: loads a tool as the driver does, and closes it; `inject`: loads the tool that the environment names;
