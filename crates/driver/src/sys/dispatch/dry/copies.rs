@@ -12,6 +12,7 @@ use cudarc::driver::sys;
 
 use super::{
     behind::is_freed,
+    contents::Content,
     memory::Backing,
     state::{ALWAYS_REAL, CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, memory, watch},
     table::Place,
@@ -113,12 +114,9 @@ pub(super) unsafe fn copy(to: Range, from: Range, real: Real<'_>) -> u32 {
     }
     if !is_skipped {
         let result = real();
-        if result == SUCCESS && from.place == Place::Host {
-            // SAFETY: the driver has just read these bytes.
-            unsafe { note_pointers(to.address, from) };
-        }
         if result == SUCCESS {
-            note_values(to, from);
+            // SAFETY: the driver has just read these bytes.
+            unsafe { note_contents(to, from) };
         }
         return result;
     }
@@ -126,53 +124,59 @@ pub(super) unsafe fn copy(to: Range, from: Range, real: Real<'_>) -> u32 {
         // SAFETY: the program requested a copy to this range, which is valid.
         unsafe { fill(to.address, to.bytes) };
     } else {
-        set_values(to, true);
+        set_contents(to, Content::Unknown);
     }
     SUCCESS
 }
 
-/// Notes which values are unknown after a copy that was executed. Counts a copy of unknown values to the host.
-fn note_values(to: Range, from: Range) {
+/// Notes what is known after a copy that was executed. Counts a copy of unknown values to the host.
+///
+/// # Safety
+/// If `from` is a valid range of the host, its bytes must be readable.
+unsafe fn note_contents(to: Range, from: Range) {
     if !has_any_dry() || to.bytes == 0 {
         return;
     }
-    let is_unknown = from.place != Place::Host && memory().is_unknown(from.address) == Some(true);
-    if !set_values(to, is_unknown) && is_unknown && to.is_on_host() {
+    let on_card = if from.place == Place::Host { None } else { memory().content(from.address) };
+    let content = match on_card {
+        Some(content) => content,
+        // SAFETY: required by this function's contract.
+        None if unsafe { has_dry_addresses(from) } => Content::Table,
+        None => Content::Known,
+    };
+    if !set_contents(to, content) && content == Content::Unknown && to.is_on_host() {
         value_read(to.bytes);
+    }
+    if content == Content::Table {
+        watch(to.address, to.bytes);
     }
 }
 
-/// Notes whether the values of a range in real memory are unknown. Returns false if it is elsewhere.
-fn set_values(to: Range, is_unknown: bool) -> bool {
+/// Sets what is known about a range in real memory. Returns false if it is elsewhere.
+fn set_contents(to: Range, content: Content) -> bool {
     let Range { place, address, bytes } = to;
-    place != Place::Host && has_any_dry() && memory().set_range_unknown(address..address + bytes, is_unknown)
+    place != Place::Host && has_any_dry() && memory().set_contents(address..address + bytes, content)
 }
 
 /// Notes that the program sets the values from an address on.
 pub(super) fn is_known_now(address: u64) {
     if has_any_dry() {
-        memory().set_unknown(address, false);
+        memory().set_content(address, Content::Known);
     }
 }
 
-/// Checks whether bytes that the program has copied to real memory contain dry addresses. Kernels must then not use that memory.
+/// Returns whether bytes of the host contain dry addresses.
 ///
 /// # Safety
 /// If the range is valid, its bytes must be readable.
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
-unsafe fn note_pointers(to: u64, from: Range) {
-    if from.bytes > ALWAYS_REAL || !has_any_dry() || !from.is_valid() {
-        return;
+unsafe fn has_dry_addresses(from: Range) -> bool {
+    if from.place != Place::Host || from.bytes > ALWAYS_REAL || !from.is_valid() {
+        return false;
     }
     let Range { address, bytes, .. } = from;
     // SAFETY: required by this function's contract.
-    let mut words = (0..bytes / 8).map(|at| unsafe { (address as *const u64).add(at as usize).read_unaligned() });
-    if words.any(is_dry) {
-        let mut memory = memory();
-        memory.holds_pointers(to);
-        drop(memory);
-        watch(to, bytes);
-    }
+    (0..bytes / 8).any(|at| is_dry(unsafe { (address as *const u64).add(at as usize).read_unaligned() }))
 }
 
 /// # Safety
@@ -187,7 +191,8 @@ pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
         if result == SUCCESS {
             for [to, from, bytes] in copies {
                 let [to, from] = [to, from].map(|address| Range::new(Place::Either, address, bytes));
-                note_values(to, from);
+                // SAFETY: bytes of the host are not read for this kind of place.
+                unsafe { note_contents(to, from) };
             }
         }
         return result;
@@ -310,7 +315,10 @@ pub(super) unsafe fn copy_rows(rows: Option<&Rows>, real: Real<'_>) -> u32 {
     let Some((rows, skipped)) = rows.and_then(|rows| Some((rows, rows.skipped()?))) else {
         let result = real();
         if let (SUCCESS, Some((to, from))) = (result, rows.and_then(Rows::ranges)) {
-            note_values(to, from);
+            // The bytes between rows may not be there, so rows of the host are not read.
+            let from = Range { place: Place::Either, ..from };
+            // SAFETY: as in `copy_batch`.
+            unsafe { note_contents(to, from) };
         }
         return result;
     };
@@ -324,7 +332,7 @@ pub(super) unsafe fn copy_rows(rows: Option<&Rows>, real: Real<'_>) -> u32 {
                 unsafe { fill(to.address + (z * rows + y) * pitch, width) };
             }
         }
-        Ok(to) => _ = set_values(to, true),
+        Ok(to) => _ = set_contents(to, Content::Unknown),
     }
     SUCCESS
 }

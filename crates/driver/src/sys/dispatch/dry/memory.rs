@@ -8,9 +8,9 @@ use std::{
 };
 
 use super::{
+    contents::{Content, Contents},
     places::{PAGE, Places},
     shared::{Shared, number_of},
-    unknown::UnknownValues,
 };
 use crate::{
     device_model::{DeviceModel, ModelError},
@@ -22,19 +22,10 @@ use crate::{
 pub(super) enum Backing {
     /// The driver has allocated memory for the block.
     Real,
-    /// The driver has allocated memory for the block, which contains addresses of dry blocks. A kernel that reads it would use these.
-    Pointers,
     /// The block has no memory. It is a range of addresses that must not be read or written.
     Dry,
     /// The driver allocates memory for the block when it is touched. Kernels do not touch it.
     Managed,
-}
-
-impl Backing {
-    /// Returns whether the block has its own memory.
-    pub(super) fn is_real(self) -> bool {
-        matches!(self, Self::Real | Self::Pointers)
-    }
 }
 
 /// A block at an address.
@@ -91,7 +82,7 @@ pub(super) struct ProcessMemory {
     driver: BTreeMap<u32, u64>,
     /// The bytes of real blocks.
     real: u64,
-    unknown: UnknownValues,
+    contents: Contents,
     /// The number of dry blocks and dry handles so far.
     dry: u64,
 }
@@ -119,7 +110,7 @@ impl ProcessMemory {
             program_places,
             driver,
             real: 0,
-            unknown: UnknownValues::default(),
+            contents: Contents::default(),
             dry: 0,
         }
     }
@@ -230,30 +221,30 @@ impl ProcessMemory {
     fn real_block(&self, address: u64) -> Option<u64> {
         let block = self.block_at(address).map(|(start, block)| (start, *block));
         let (start, block) = block.or_else(|| self.mapped_as_block(address))?;
-        block.backing.is_real().then_some(start)
+        (block.backing == Backing::Real).then_some(start)
     }
 
-    /// Returns whether the values at this address are in real memory and unknown. `None` if they are elsewhere.
-    pub(super) fn is_unknown(&self, address: u64) -> Option<bool> {
-        Some(self.unknown.is_unknown(self.real_block(address)?, address))
+    /// Returns what is known about this address. `None` if it is not in real memory.
+    pub(super) fn content(&self, address: u64) -> Option<Content> {
+        Some(self.contents.at(self.real_block(address)?, address))
     }
 
-    /// Sets whether the values from an address on are unknown, if it is in real memory.
-    pub(super) fn set_unknown(&mut self, address: u64, is_unknown: bool) {
+    /// Sets what is known from an address on, if it is in real memory.
+    pub(super) fn set_content(&mut self, address: u64, content: Content) {
         if self.real_block(address).is_some() {
-            self.unknown.set(address, is_unknown);
+            self.contents.set(address, content);
         }
     }
 
-    /// Sets whether the values of a range are unknown. Returns false if it is not in real memory.
-    pub(super) fn set_range_unknown(&mut self, range: Range<u64>, is_unknown: bool) -> bool {
+    /// Sets what is known about a range. Returns false if it is not in real memory.
+    pub(super) fn set_contents(&mut self, range: Range<u64>, content: Content) -> bool {
         let block = self.real_block(range.start);
-        block.map(|block| self.unknown.set_range(block, range, is_unknown)).is_some()
+        block.map(|block| self.contents.set_range(block, range, content)).is_some()
     }
 
     /// Returns the bytes of blocks and handles on a device that have their own memory.
     pub(super) fn taken(&self, device: u32) -> u64 {
-        let blocks = self.blocks.values().filter(|block| block.device == device && block.backing.is_real());
+        let blocks = self.blocks.values().filter(|block| block.device == device && block.backing == Backing::Real);
         let handles = self.physical.values().filter(|physical| physical.device == device && !physical.is_dry);
         let bytes: u64 = blocks.map(|block| block.bytes).sum();
         bytes.next_multiple_of(PAGE) + handles.map(|physical| physical.bytes).sum::<u64>()
@@ -288,11 +279,11 @@ impl ProcessMemory {
         let Block { bytes, backing, device, model, is_pooled, .. } = block;
         match backing {
             Backing::Dry => self.places.release(address, bytes),
-            _ if backing.is_real() => {
+            Backing::Real => {
                 self.real = self.real.saturating_sub(bytes);
-                self.unknown.forget(address..address + bytes);
+                self.contents.forget(address..address + bytes);
             }
-            _ => {}
+            Backing::Managed => {}
         }
         if let Some(model) = model {
             self.withdraw(Grant { device, model, is_pooled });
@@ -369,7 +360,7 @@ impl ProcessMemory {
 
     pub(super) fn unmap(&mut self, address: u64) {
         if let Some(mapping) = self.mapped.remove(&address) {
-            self.unknown.forget(address..address + mapping.bytes);
+            self.contents.forget(address..address + mapping.bytes);
             if let Some(physical) = self.physical.get_mut(&mapping.handle) {
                 physical.mappings = physical.mappings.saturating_sub(1);
             }
@@ -459,18 +450,6 @@ impl ProcessMemory {
     pub(super) fn device_of(&self, address: u64) -> Option<u32> {
         let block = self.block_at(address).map(|(_, block)| block.device);
         block.or_else(|| Some(self.mapped_as_block(address)?.1.device))
-    }
-
-    /// Notes that the real memory at this address contains addresses of dry blocks.
-    pub(super) fn holds_pointers(&mut self, address: u64) {
-        let block = self.block_at(address).map(|(start, _)| start);
-        let backing = match block {
-            Some(start) => self.blocks.get_mut(&start).map(|block| &mut block.backing),
-            None => self.mapped.range_mut(..=address).next_back().map(|(_, mapping)| &mut mapping.backing),
-        };
-        if let Some(backing @ Backing::Real) = backing {
-            *backing = Backing::Pointers;
-        }
     }
 }
 

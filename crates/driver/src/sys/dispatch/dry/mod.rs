@@ -5,7 +5,7 @@
 //!
 //! In a dry run ([`Mode::Dry`]), large blocks are dry: all of them share a little memory (`behind`). Small ones are real and start as
 //! zeros, so that counters, lengths and masks are computed. A kernel or a copy is executed if none of its addresses is dry; otherwise it
-//! does nothing, and what it should have written is not known (`unknown`). A copy to the host from dry memory writes one byte, repeated.
+//! does nothing, and what it should have written is not known (`contents`). A copy to the host from dry memory writes one byte, repeated.
 //!
 //! The functions are between the hooks and the driver, so a hook records their results. They are put into the slots before the program uses
 //! CUDA, and stay there until the process ends.
@@ -14,6 +14,7 @@ mod behind;
 mod blocks;
 mod card_calls;
 mod cards;
+mod contents;
 mod copies;
 mod functions;
 mod memory;
@@ -35,7 +36,6 @@ pub mod runtime;
 mod shared;
 mod state;
 mod table;
-mod unknown;
 mod unused;
 mod work;
 

@@ -13,6 +13,7 @@ use once_cell::sync::{Lazy, OnceCell};
 
 use super::{
     cards,
+    contents::Content,
     memory::{Backing, Block, Physical, ProcessMemory},
     mode::{MODE, Mode, OBSERVER, is_dry_run},
     places::PAGE,
@@ -165,8 +166,7 @@ pub(super) fn is_real(bytes: u64) -> bool {
         || real_part().is_some_and(|part| bytes <= part.largest && memory().real() + bytes <= part.all)
 }
 
-/// Returns whether this address must not be used: it has no memory, or its memory contains addresses without memory, or it would get memory
-/// if it were touched.
+/// Returns whether this address must not be used: it has no memory, or it would get memory if it were touched.
 pub(super) fn is_dry(address: u64) -> bool {
     may_be_dry(address) && !matches!(memory().backing(address), None | Some(Backing::Real))
 }
@@ -183,7 +183,8 @@ pub(super) fn watch_real(address: u64, bytes: u64) {
     HIGHEST_REAL.fetch_max(address.saturating_add(bytes), Relaxed);
 }
 
-/// Returns whether no kernel may use this address: it is dry, or is memory of another GPU, which the context of this GPU cannot reach.
+/// Returns whether no kernel may use this address: it is dry, or contains dry addresses, or is memory of another GPU, which the context of
+/// this GPU cannot reach.
 pub(super) fn is_out_of_reach(address: u64) -> bool {
     if !may_be_dry(address) {
         return false;
@@ -191,6 +192,7 @@ pub(super) fn is_out_of_reach(address: u64) -> bool {
     let owner = {
         let memory = memory();
         match memory.backing(address) {
+            Some(Backing::Real) if memory.content(address) == Some(Content::Table) => return true,
             Some(Backing::Real) if cards::are_apart() => memory.device_of(address),
             None | Some(Backing::Real) => return false,
             Some(_) => return true,

@@ -16,6 +16,8 @@ use cudarc::driver::sys;
 use once_cell::sync::{Lazy, OnceCell};
 
 use super::{
+    contents::Content,
+    memory::ProcessMemory,
     mode::{IS_ALONE, MODE, Mode, OBSERVER, is_dry_run},
     roles::{Kernel, Kernels},
     state::{
@@ -227,9 +229,14 @@ unsafe fn is_skipped_kernel(kernel: &Kernel, function: (u64, &str), rows: u64, p
     let role = |at: usize, parameter| kernel.role(at, parameter, parameters.unwrap_or(0));
     let mut memory = memory();
     let used: Vec<_> = addresses.iter().enumerate().map(|(at, it)| (it.address, role(at, it.parameter))).collect();
-    let reads_unknown = used.iter().any(|(address, role)| role.is_read && memory.is_unknown(*address) == Some(true));
+    let is_unknown = |memory: &ProcessMemory, address| memory.content(address) == Some(Content::Unknown);
+    let reads_unknown = used.iter().any(|(address, role)| role.is_read && is_unknown(&memory, *address));
+    let written = if is_dry || reads_unknown { Content::Unknown } else { Content::Known };
     for (address, _) in used.iter().filter(|(_, role)| role.is_written) {
-        memory.set_unknown(*address, is_dry || reads_unknown);
+        // A kernel that is skipped because of a table leaves it as it is.
+        if memory.content(*address) != Some(Content::Table) {
+            memory.set_content(*address, written);
+        }
     }
     is_dry || reads_unknown && !kernel.is_harmless
 }

@@ -1,0 +1,78 @@
+//! What is known about the contents of real memory: values that a skipped kernel or copy should have written are unknown, and a table of dry
+//! addresses must not be used by kernels.
+//!
+//! The sizes of tensors are not known here, only the addresses at which kernels and copies start to use memory. What is known about an
+//! address holds up to the next address in use, or to the end of the block.
+
+use std::{collections::BTreeMap, ops::Range};
+
+/// What is known about the bytes from an address on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Content {
+    /// The values are those of a real run, as far as a kernel can tell. A new block has zeros.
+    #[default]
+    Known,
+    /// A skipped kernel or copy should have written there, or the values were computed from such ones.
+    Unknown,
+    /// Addresses without memory of their own, which the program has copied there.
+    Table,
+}
+
+/// What is known about all addresses.
+#[derive(Debug, Default)]
+pub(super) struct Contents(BTreeMap<u64, Content>);
+
+impl Contents {
+    /// Returns what is known about an address of a block that starts at `block`.
+    pub(super) fn at(&self, block: u64, address: u64) -> Content {
+        self.0.range(block..=address).next_back().map(|(_, content)| *content).unwrap_or_default()
+    }
+
+    /// Sets what is known from an address on.
+    pub(super) fn set(&mut self, address: u64, content: Content) {
+        self.0.insert(address, content);
+    }
+
+    /// Sets what is known about a range. What is known about the addresses behind it does not change.
+    pub(super) fn set_range(&mut self, block: u64, range: Range<u64>, content: Content) {
+        if range.is_empty() {
+            return;
+        }
+        let behind = self.at(block, range.end);
+        self.forget(range.clone());
+        self.0.insert(range.start, content);
+        self.0.insert(range.end, behind);
+    }
+
+    /// Forgets a range whose block was freed.
+    pub(super) fn forget(&mut self, range: Range<u64>) {
+        let inside: Vec<_> = self.0.range(range).map(|(start, _)| *start).collect();
+        for start in inside {
+            self.0.remove(&start);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Content::*, *};
+
+    #[test]
+    fn a_content_holds_up_to_the_next_address_in_use() {
+        let mut contents = Contents::default();
+        contents.set(100, Unknown);
+        contents.set(150, Known);
+        let at = |contents: &Contents, addresses: &[u64]| -> Vec<Content> {
+            addresses.iter().map(|address| contents.at(0, *address)).collect()
+        };
+        assert_eq!(at(&contents, &[99, 100, 149, 150, 199]), [Known, Unknown, Unknown, Known, Known]);
+        assert_eq!(contents.at(120, 130), Known, "another block starts between them");
+        contents.set_range(0, 110..170, Table);
+        assert_eq!(at(&contents, &[100, 109, 110, 160, 169, 170]), [Unknown, Unknown, Table, Table, Table, Known]);
+        contents.set_range(0, 100..120, Known);
+        assert_eq!(at(&contents, &[100, 119, 120]), [Known, Known, Table]);
+        contents.set_range(0, 130..130, Unknown);
+        contents.forget(0..200);
+        assert_eq!(at(&contents, &[100, 120, 130, 150]), [Known; 4]);
+    }
+}
