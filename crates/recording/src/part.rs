@@ -44,6 +44,8 @@ pub struct Part {
     warnings: Vec<RecordedEvent>,
     /// The rejected allocations.
     rejections: Vec<RecordedEvent>,
+    /// The values of a dry run that were not computed.
+    unknown: Vec<RecordedEvent>,
     /// The registered pools, and the last report of each.
     pools: HashMap<PoolId, RecordedEvent>,
     reserved: HashMap<PoolId, RecordedEvent>,
@@ -114,6 +116,7 @@ impl Part {
             peaks,
             warnings: Vec::new(),
             rejections: Vec::new(),
+            unknown: Vec::new(),
             pools: HashMap::new(),
             reserved: HashMap::new(),
             latest: 0,
@@ -137,10 +140,9 @@ impl Part {
             EventKind::PoolReserved { pool, .. } => _ = self.reserved.insert(*pool, *event),
             EventKind::PoolEmptied { pool } => _ = self.reserved.remove(pool),
             EventKind::DriverMeasured { device, .. } => _ = self.measured.insert(*device, *event),
-            EventKind::Rejected { .. } | EventKind::RealBlocks { .. } | EventKind::UnknownValue { .. }
-                if self.rejections.len() < MOST_REJECTIONS =>
-            {
-                self.rejections.push(*event);
+            EventKind::Rejected { .. } if self.rejections.len() < MOST_REJECTIONS => self.rejections.push(*event),
+            EventKind::RealBlocks { .. } | EventKind::UnknownValue { .. } if self.unknown.len() < MOST_REJECTIONS => {
+                self.unknown.push(*event);
             }
             _ => {}
         }
@@ -335,7 +337,7 @@ impl Part {
             events.entry(event.number).or_insert((*event, *pool));
         }
         let of_driver = self.measured.values().chain(self.resized.values());
-        let others = self.warnings.iter().chain(&self.rejections).chain(of_driver);
+        let others = self.warnings.iter().chain(&self.rejections).chain(&self.unknown).chain(of_driver);
         for event in others.chain(self.pools.values()).chain(self.reserved.values()) {
             events.entry(event.number).or_insert((*event, PoolId::NONE));
         }

@@ -126,8 +126,12 @@ impl<'a> Judge<'a> {
             self.push(&overview.file, "nothing was lost".to_owned(), found);
         }
         if self.limits.fail_if.contains(&FailIf::Unknown) {
-            let unknown = overview.dry_run.iter().filter(|dry| dry.unknown_values > 0);
-            let found = unknown.map(|dry| Finding::new(format!("{}: {}", overview.file, dry.in_words()))).collect();
+            let finding = |what: &str| Finding::new(format!("{}: {what}", overview.file));
+            let found = match &overview.dry_run {
+                Some(dry) if dry.unknown_values > 0 => vec![finding(&dry.in_words())],
+                Some(_) => overview.missing.lost_in_words().iter().map(|line| finding(line)).collect(),
+                None => vec![finding("it is not the recording of a dry run")],
+            };
             self.push(&overview.file, "all values are known".to_owned(), found);
         }
     }

@@ -58,7 +58,7 @@ pub(super) struct Cards {
     dry_fill: Fill,
     /// In a dry run, the size up to which blocks have memory, such as 64MiB: kernels that use only such blocks are executed. At least 2 MiB.
     /// Without this option, 1/64 of the GPU's free memory, and at most 160 MiB.
-    #[arg(long, value_name = "SIZE", requires = "dry", value_parser = size)]
+    #[arg(long, value_name = "SIZE", requires = "dry", value_parser = real_size)]
     real: Option<Bytes>,
     /// Fail allocations that a GPU of this size could not serve. The program computes as usual.
     #[arg(long, value_name = "CARD", conflicts_with_all = ["dry", "dormant"], value_parser = card)]
@@ -181,6 +181,11 @@ impl Stacks {
 }
 
 /// Parses the size of a recording, which needs room for the live blocks.
+fn real_size(text: &str) -> Result<Bytes, String> {
+    let size = size(text)?;
+    if size < Bytes::mib(2) { Err("blocks up to 2 MiB are always real".to_owned()) } else { Ok(size) }
+}
+
 fn recording_size(text: &str) -> Result<Bytes, String> {
     let size = size(text)?;
     if size < Bytes::kib(64) { Err("it is less than 64 KiB".to_owned()) } else { Ok(size) }

@@ -43,7 +43,17 @@ of_dry_run! {
 
 of_dry_run! {
     /// Returns the memory that this process has on a device in a dry run, without the driver's own. `None` if it is not one.
-    taken_in_dry_run(ordinal: u32) -> Option<u64>, dispatch::dry::taken(ordinal), None
+    taken_in_dry_run(ordinal: u32) -> Option<u64>, dispatch::dry::taken_in_dry_run(ordinal), None
+}
+
+of_dry_run! {
+    /// Returns the memory that this process has on a device by the account of a GPU that is not the real one.
+    taken_by_account(ordinal: u32) -> u64, dispatch::dry::taken(ordinal), 0
+}
+
+of_dry_run! {
+    /// Returns the number of allocations and frees on GPUs that are not the real ones. `None` while one is being made.
+    changes_of_blocks() -> Option<u64>, dispatch::dry::changes(), Some(0)
 }
 
 of_dry_run! {

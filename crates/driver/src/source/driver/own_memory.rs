@@ -72,6 +72,8 @@ struct Reading {
     is_of_process: bool,
     /// The bytes of allocations, and of pools.
     allocated: u64,
+    /// The number of allocations and frees of a dry run or a smaller GPU. `None` while another thread makes one.
+    changes: Option<u64>,
 }
 
 /// The state before a call.
@@ -288,8 +290,15 @@ impl DeviceMemory {
     /// Reads the memory. The device's memory is read in a fraction of the time that the list of processes takes.
     fn read(&mut self, ordinal: u32) -> Option<Reading> {
         let is_of_process = self.gauge == Some(DriverGauge::Process) && self.has_others || readings::has_only_list();
+        let changes = || if readings::has_only_list() { cards::changes_of_blocks() } else { Some(0) };
+        let before = changes();
         let bytes = if is_of_process { self.listed(ordinal)? } else { readings::device_memory(ordinal)? };
-        Some(Reading { bytes, is_of_process, allocated: self.allocated(ordinal) })
+        // The account has a block before the block is recorded.
+        let allocated = match readings::has_only_list() {
+            true => cards::taken_by_account(ordinal),
+            false => self.allocated(ordinal),
+        };
+        Some(Reading { bytes, is_of_process, allocated, changes: before.filter(|_| before == changes()) })
     }
 
     /// Records what a call has changed.
@@ -301,7 +310,11 @@ impl DeviceMemory {
         {
             return self.context_created(before);
         }
-        let change = self.change_since(before);
+        // The account does not have the memory that pools of the real GPU keep, and return while another thread waits for a stream.
+        let gives_back =
+            matches!(work, DriverWork::Limit { .. } | DriverWork::Unloaded | DriverWork::GraphDestroyed { .. });
+        let least = if readings::has_only_list() && !gives_back { 0 } else { i64::MIN };
+        let change = self.change_since(before).map(|change| change.max(least));
         self.record(ordinal, change.unwrap_or(0), is_shared, work);
         self.update_pools(ordinal);
     }
@@ -309,6 +322,10 @@ impl DeviceMemory {
     /// Returns the change of the memory that allocations and other rows do not explain. `None` if it is not known.
     fn change_since(&mut self, before: &Before) -> Option<i64> {
         let (first, now) = (before.reading?, self.read(before.ordinal)?);
+        // The account of the GPU does not say what another thread allocates or frees at the same time.
+        if first.changes.is_none() || first.changes != now.changes {
+            return None;
+        }
         let explained =
             signed(now.allocated) - signed(first.allocated) + signed(self.rows.bytes()) - signed(before.rows);
         let change = signed(now.bytes) - signed(first.bytes) - explained;

@@ -40,8 +40,9 @@ pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, stream: u64,
         Err(error) => return code_of(error),
     };
     let dry = || place(bytes, device).map(|address| (address, Backing::Dry)).ok_or(CUDA_ERROR_OUT_OF_MEMORY);
-    let result = if is_real(bytes) {
-        match real() {
+    let is_real = is_real(bytes);
+    let result = if is_real {
+        match changing(real) {
             // SAFETY: the call succeeded, so it wrote the address.
             SUCCESS => Ok((unsafe { get(out) }, Backing::Real)),
             // Other processes may use the memory of the real GPU.
@@ -51,9 +52,14 @@ pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, stream: u64,
     } else {
         dry()
     };
+    let mut account = memory();
+    if is_real {
+        account.end_change();
+    }
     match result {
         Ok((address, backing)) => {
-            memory().insert(address, bytes, backing, context, device, Some(grant));
+            account.insert(address, bytes, backing, context, device, Some(grant));
+            drop(account);
             if backing == Backing::Dry || cards::are_apart() {
                 watch(address, bytes);
             } else {
@@ -68,7 +74,7 @@ pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, stream: u64,
             SUCCESS
         }
         Err(code) => {
-            memory().withdraw(grant);
+            account.withdraw(grant);
             code
         }
     }
@@ -136,8 +142,9 @@ pub(super) fn free(address: u64, real: Real<'_>) -> u32 {
         },
         Some(_) => {
             let removed = memory().blocks.remove(&address);
-            let result = real();
+            let result = changing(real);
             let mut memory = memory();
+            memory.end_change();
             match (removed, result) {
                 (Some(block), SUCCESS) => memory.withdraw_block(address, block),
                 // The block still exists.
@@ -154,6 +161,9 @@ pub(super) fn free(address: u64, real: Real<'_>) -> u32 {
 /// `words` must be the arguments of `cuMemAllocPitch_v2`.
 pub(super) unsafe fn alloc_pitch(words: &[u64], real: Real<'_>) -> u32 {
     // The driver aligns rows to this (`CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT` is smaller).
+    if ![4, 8, 16].contains(&(words[4] & 0xffff_ffff)) {
+        return real();
+    }
     let pitch = words[2].checked_next_multiple_of(512);
     let Some((pitch, bytes)) = pitch.and_then(|pitch| Some((pitch, pitch.checked_mul(words[3])?))) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -166,6 +176,17 @@ pub(super) unsafe fn alloc_pitch(words: &[u64], real: Real<'_>) -> u32 {
         }
         result
     }
+}
+
+/// Returns whether a dry run captures this stream.
+pub(super) fn is_captured(stream: u64) -> bool {
+    is_dry_run() && inside(|| cuda::is_capturing(stream)) == Some(true)
+}
+
+/// Calls the driver for an allocation or a free of real memory.
+fn changing(real: Real<'_>) -> u32 {
+    memory().start_change();
+    real()
 }
 
 /// Allocates managed memory. It is on the host until a GPU touches it, and takes no memory of a GPU.
@@ -187,6 +208,18 @@ pub(super) unsafe fn alloc_managed(words: &[u64], real: Real<'_>) -> u32 {
 pub(super) fn destroy_context(context: u64, real: Real<'_>) -> u32 {
     let result = real();
     if result == SUCCESS {
+        end_context(context);
+    }
+    result
+}
+
+/// Releases a reference to a primary context, which may be the last one.
+#[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+pub(super) fn release_primary_context(device: u64, real: Real<'_>) -> u32 {
+    let context = inside(|| cuda::primary_context(device as c_int)).map_or(0, |context| context as u64);
+    let result = real();
+    let is_left = || inside(|| cuda::has_primary_context(device as c_int));
+    if result == SUCCESS && context != 0 && !is_left() {
         end_context(context);
     }
     result

@@ -28,20 +28,34 @@ impl Contents {
         self.0.range(block..=address).next_back().map(|(_, content)| *content).unwrap_or_default()
     }
 
+    /// Returns what is known about a range as a whole: one unknown value makes all of it unknown.
+    pub(super) fn of_range(&self, block: u64, range: Range<u64>) -> Content {
+        let is_unknown = |content: &Content| *content == Content::Unknown;
+        let first = self.at(block, range.start);
+        if range.start < range.end && self.0.range(range).any(|(_, content)| is_unknown(content)) {
+            return Content::Unknown;
+        }
+        first
+    }
+
     /// Sets what is known from an address on.
     pub(super) fn set(&mut self, address: u64, content: Content) {
         self.0.insert(address, content);
     }
 
-    /// Sets what is known about a range. What is known about the addresses behind it does not change.
-    pub(super) fn set_range(&mut self, block: u64, range: Range<u64>, content: Content) {
+    /// Sets what is known about a range of a block. What is known about the addresses behind it does not change.
+    pub(super) fn set_range(&mut self, block: &Range<u64>, range: Range<u64>, content: Content) {
+        let range = range.start..range.end.min(block.end);
         if range.is_empty() {
             return;
         }
-        let behind = self.at(block, range.end);
+        let behind = self.at(block.start, range.end);
         self.forget(range.clone());
         self.0.insert(range.start, content);
-        self.0.insert(range.end, behind);
+        // The next block has its own contents.
+        if range.end < block.end {
+            self.0.insert(range.end, behind);
+        }
     }
 
     /// Forgets a range whose block was freed.
@@ -67,12 +81,19 @@ mod tests {
         };
         assert_eq!(at(&contents, &[99, 100, 149, 150, 199]), [Known, Unknown, Unknown, Known, Known]);
         assert_eq!(contents.at(120, 130), Known, "another block starts between them");
-        contents.set_range(0, 110..170, Table);
+        contents.set_range(&(0..1000), 110..170, Table);
         assert_eq!(at(&contents, &[100, 109, 110, 160, 169, 170]), [Unknown, Unknown, Table, Table, Table, Known]);
-        contents.set_range(0, 100..120, Known);
+        contents.set_range(&(0..1000), 100..120, Known);
         assert_eq!(at(&contents, &[100, 119, 120]), [Known, Known, Table]);
-        contents.set_range(0, 130..130, Unknown);
-        contents.forget(0..200);
+        contents.set_range(&(0..1000), 130..130, Unknown);
+        assert_eq!(at(&contents, &[129, 130]), [Table, Table], "an empty range changes nothing");
+        contents.set_range(&(0..1000), 300..400, Unknown);
+        let of = |range: Range<u64>| contents.of_range(0, range);
+        assert_eq!([of(170..300), of(170..301), of(399..500), of(400..500)], [Known, Unknown, Unknown, Known]);
+        contents.set_range(&(0..200), 190..400, Unknown);
+        assert_eq!(at(&contents, &[199, 200, 201]), [Unknown; 3]);
+        assert_eq!(contents.at(200, 200), Known, "the next block starts there");
+        contents.forget(0..500);
         assert_eq!(at(&contents, &[100, 120, 130, 150]), [Known; 4]);
     }
 }

@@ -137,7 +137,9 @@ unsafe fn note_contents(to: Range, from: Range) {
     if !has_any_dry() || to.bytes == 0 {
         return;
     }
-    let on_card = if from.place == Place::Host { None } else { memory().content(from.address) };
+    let Range { address, bytes, .. } = from;
+    let range = || address..address.saturating_add(bytes);
+    let on_card = if from.place == Place::Host { None } else { memory().content_of(range()) };
     let content = match on_card {
         Some(content) => content,
         // SAFETY: required by this function's contract.
@@ -155,13 +157,33 @@ unsafe fn note_contents(to: Range, from: Range) {
 /// Sets what is known about a range in real memory. Returns false if it is elsewhere.
 fn set_contents(to: Range, content: Content) -> bool {
     let Range { place, address, bytes } = to;
-    place != Place::Host && has_any_dry() && memory().set_contents(address..address + bytes, content)
+    place != Place::Host && has_any_dry() && memory().set_contents(address..address.saturating_add(bytes), content)
 }
 
-/// Notes that the program sets the values from an address on.
-pub(super) fn is_known_now(address: u64) {
-    if has_any_dry() {
-        memory().set_content(address, Content::Known);
+/// Executes a call that sets memory, or skips it if the memory is dry. `bytes` is `None` if there are too many.
+pub(super) fn set(address: u64, bytes: Option<u64>, real: Real<'_>) -> u32 {
+    let Some(to) = bytes.map(|bytes| Range::new(Place::Device, address, bytes)) else {
+        return CUDA_ERROR_INVALID_VALUE;
+    };
+    if to.is_skipped() {
+        return if to.is_valid() { SUCCESS } else { CUDA_ERROR_INVALID_VALUE };
+    }
+    if to.bytes > 0 && is_freed(address) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    let result = real();
+    if result == SUCCESS {
+        set_contents(to, Content::Known);
+    }
+    result
+}
+
+/// Returns the bytes from the first to the last one that a call sets in rows, with elements of this size.
+pub(super) fn bytes_of_rows(words: &[u64], element: u64) -> Option<u64> {
+    let (pitch, width, height) = (words[1], words[3].checked_mul(element)?, words[4]);
+    match height {
+        0 => Some(0),
+        _ => pitch.checked_mul(height - 1)?.checked_add(width),
     }
 }
 
@@ -186,6 +208,9 @@ pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
     // SAFETY: the first three are lists of this number of words.
     let copies: Vec<[u64; 3]> =
         (0..words[3]).map(|at| [0, 1, 2].map(|list: usize| unsafe { get(words[list] + at * 8) })).collect();
+    if copies.iter().flat_map(|[to, from, _]| [to, from]).any(|address| is_freed(*address)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     if !copies.iter().any(|[to, from, _]| is_dry(*to) || is_dry(*from)) {
         let result = real();
         if result == SUCCESS {

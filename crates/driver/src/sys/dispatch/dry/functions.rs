@@ -3,7 +3,6 @@
 use std::{mem, sync::atomic::Ordering::Relaxed};
 
 use super::{
-    behind::is_freed,
     blocks, card_calls, cards,
     copies::{self, Range, Rows},
     nodes, physical, questions,
@@ -79,6 +78,8 @@ unsafe fn run(shape: Replacement, names: &[&str], words: &[u64], driver: &dyn Fn
     let result = unsafe {
         match shape {
             Replacement::Alloc => blocks::alloc(words[0], words[1], None, 0, real),
+            // The memory of a graph would not be in the account.
+            Replacement::AllocPooled { .. } if blocks::is_captured(words[words.len() - 1]) => CUDA_ERROR_NOT_SUPPORTED,
             Replacement::AllocPooled { pool } => {
                 blocks::alloc(words[0], words[1], Some(pool.map_or(0, |at| words[at])), words[words.len() - 1], real)
             }
@@ -86,13 +87,17 @@ unsafe fn run(shape: Replacement, names: &[&str], words: &[u64], driver: &dyn Fn
             Replacement::AllocManaged => blocks::alloc_managed(words, real),
             Replacement::Free => blocks::free(words[0], real),
             Replacement::ContextDestroy => blocks::destroy_context(words[0], real),
+            Replacement::PrimaryRelease if cards::are_simulated() => {
+                card_calls::run(CardCall::Release, words, real, driver)
+            }
+            Replacement::PrimaryRelease => blocks::release_primary_context(words[0], real),
             Replacement::PrimaryReset => card_calls::reset_primary_context(words[0])
                 .unwrap_or_else(|| blocks::reset_primary_context(words[0], real)),
             Replacement::Reserve => physical::reserve(words, real),
             Replacement::Create => physical::create(words, real),
             Replacement::Release => physical::release(words[0], real),
             Replacement::Retain => physical::retain(words[0], words[1], real),
-            Replacement::Map => physical::map(words[0], words[1], words[3], real),
+            Replacement::Map => physical::map(words, real),
             Replacement::Unmap => physical::unmap(words[0], words[1]),
             Replacement::SetAccess => physical::set_access(words, real),
             Replacement::Export => physical::export(words, real),
@@ -112,12 +117,8 @@ unsafe fn run(shape: Replacement, names: &[&str], words: &[u64], driver: &dyn Fn
             Replacement::RejectHandle(at) if is_dry_handle(words[at]) => CUDA_ERROR_NOT_SUPPORTED,
             Replacement::Reject => CUDA_ERROR_NOT_SUPPORTED,
             Replacement::Skip(addresses) if addresses.iter().any(|at| is_dry(words[*at])) => SUCCESS,
-            Replacement::Set if is_dry(words[0]) => SUCCESS,
-            Replacement::Set if is_freed(words[0]) => CUDA_ERROR_INVALID_VALUE,
-            Replacement::Set => {
-                copies::is_known_now(words[0]);
-                real()
-            }
+            Replacement::Set(bytes) => copies::set(words[0], words[2].checked_mul(bytes), real),
+            Replacement::SetRows(bytes) => copies::set(words[0], copies::bytes_of_rows(words, bytes), real),
             Replacement::Copy(places, at) => {
                 let [to, from] = [0, 1].map(|side| Range::new(places[side], words[at[side]], words[at[2]]));
                 copies::copy(to, from, real)

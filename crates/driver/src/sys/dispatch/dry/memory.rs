@@ -80,8 +80,11 @@ pub(super) struct ProcessMemory {
     pub(super) program_places: Places,
     /// The memory that the driver takes for itself, by device, if it is known.
     driver: BTreeMap<u32, u64>,
-    /// The bytes of real blocks.
-    real: u64,
+    /// The bytes of real blocks, by device.
+    real: BTreeMap<u32, u64>,
+    /// The number of allocations and frees of real memory that have started, and of those that have ended.
+    started: u64,
+    ended: u64,
     contents: Contents,
     /// The number of dry blocks and dry handles so far.
     dry: u64,
@@ -109,7 +112,9 @@ impl ProcessMemory {
             places,
             program_places,
             driver,
-            real: 0,
+            real: BTreeMap::new(),
+            started: 0,
+            ended: 0,
             contents: Contents::default(),
             dry: 0,
         }
@@ -210,23 +215,29 @@ impl ProcessMemory {
         let (model, is_pooled) = (grant.map(|grant| grant.model), grant.is_some_and(|grant| grant.is_pooled));
         let block = Block { bytes, backing, device, context, number: self.dry, model, is_pooled };
         if backing == Backing::Real {
-            self.real += bytes;
+            *self.real.entry(device).or_default() += bytes;
+            self.contents.forget(address..address + bytes);
         }
         if let Some(older) = self.blocks.insert(address, block) {
             self.withdraw_block(address, older);
         }
     }
 
-    /// Returns the start of the real block or mapping that contains this address.
-    fn real_block(&self, address: u64) -> Option<u64> {
+    /// Returns the real block or mapping that contains this address.
+    fn real_block(&self, address: u64) -> Option<Range<u64>> {
         let block = self.block_at(address).map(|(start, block)| (start, *block));
         let (start, block) = block.or_else(|| self.mapped_as_block(address))?;
-        (block.backing == Backing::Real).then_some(start)
+        (block.backing == Backing::Real).then_some(start..start + block.bytes)
     }
 
     /// Returns what is known about this address. `None` if it is not in real memory.
     pub(super) fn content(&self, address: u64) -> Option<Content> {
-        Some(self.contents.at(self.real_block(address)?, address))
+        Some(self.contents.at(self.real_block(address)?.start, address))
+    }
+
+    /// Returns what is known about a range as a whole. `None` if it is not in real memory.
+    pub(super) fn content_of(&self, range: Range<u64>) -> Option<Content> {
+        Some(self.contents.of_range(self.real_block(range.start)?.start, range))
     }
 
     /// Sets what is known from an address on, if it is in real memory.
@@ -239,14 +250,13 @@ impl ProcessMemory {
     /// Sets what is known about a range. Returns false if it is not in real memory.
     pub(super) fn set_contents(&mut self, range: Range<u64>, content: Content) -> bool {
         let block = self.real_block(range.start);
-        block.map(|block| self.contents.set_range(block, range, content)).is_some()
+        block.map(|block| self.contents.set_range(&block, range, content)).is_some()
     }
 
     /// Returns the bytes of blocks and handles on a device that have their own memory.
     pub(super) fn taken(&self, device: u32) -> u64 {
-        let blocks = self.blocks.values().filter(|block| block.device == device && block.backing == Backing::Real);
         let handles = self.physical.values().filter(|physical| physical.device == device && !physical.is_dry);
-        let bytes: u64 = blocks.map(|block| block.bytes).sum();
+        let bytes = self.real.get(&device).copied().unwrap_or(0);
         bytes.next_multiple_of(PAGE) + handles.map(|physical| physical.bytes).sum::<u64>()
     }
 
@@ -264,7 +274,21 @@ impl ProcessMemory {
 
     /// Returns the bytes of real blocks.
     pub(super) fn real(&self) -> u64 {
-        self.real
+        self.real.values().sum()
+    }
+
+    /// Notes that an allocation or a free of real memory starts: until it ends, the driver and the account may differ.
+    pub(super) fn start_change(&mut self) {
+        self.started += 1;
+    }
+
+    pub(super) fn end_change(&mut self) {
+        self.ended += 1;
+    }
+
+    /// Returns the number of changes so far. `None` while one is being made.
+    pub(super) fn changes(&self) -> Option<u64> {
+        (self.started == self.ended).then_some(self.ended)
     }
 
     /// Removes a block. Returns `None` if it is not known.
@@ -280,7 +304,8 @@ impl ProcessMemory {
         match backing {
             Backing::Dry => self.places.release(address, bytes),
             Backing::Real => {
-                self.real = self.real.saturating_sub(bytes);
+                let real = self.real.entry(device).or_default();
+                *real = real.saturating_sub(bytes);
                 self.contents.forget(address..address + bytes);
             }
             Backing::Managed => {}
@@ -292,7 +317,8 @@ impl ProcessMemory {
 
     /// Removes all blocks of a context that has ended.
     pub(super) fn remove_all_of(&mut self, context: u64) {
-        let gone = |(_, block): &(&u64, &Block)| block.context == context;
+        // A pool outlives the context.
+        let gone = |(_, block): &(&u64, &Block)| block.context == context && !block.is_pooled;
         let gone: Vec<_> = self.blocks.iter().filter(gone).map(|(at, _)| *at).collect();
         for address in gone {
             self.remove(address);
@@ -342,6 +368,20 @@ impl ProcessMemory {
             physical.references = physical.references.saturating_sub(1);
             self.end_unused(handle);
         }
+    }
+
+    /// Returns whether the program has a reference to a handle.
+    pub(super) fn has_reference(&self, handle: u64) -> bool {
+        self.physical.get(&handle).is_some_and(|physical| physical.references > 0)
+    }
+
+    /// Returns whether all of a handle can be mapped to these addresses.
+    pub(super) fn can_map(&self, address: u64, bytes: u64, handle: u64) -> bool {
+        let is_whole = self.physical.get(&handle).is_some_and(|physical| physical.bytes == bytes);
+        let end = address.checked_add(bytes).filter(|_| address != 0 && address % PAGE == 0);
+        let before = end.and_then(|end| self.mapped.range(..end).next_back());
+        let is_free = before.is_none_or(|(start, mapping)| start + mapping.bytes <= address);
+        is_whole && end.is_some() && is_free && self.has_reference(handle)
     }
 
     pub(super) fn map(&mut self, address: u64, bytes: u64, handle: u64) {

@@ -131,9 +131,19 @@ pub(crate) fn has_real_drivers_memory() -> bool {
     matches!(MODE.get(), Some(Mode::Dry { cards: 0, .. } | Mode::Limit { .. }))
 }
 
-/// Returns the memory that this process has on a device in a dry run, without the driver's own. `None` if it is not one.
-pub(crate) fn taken(device: u32) -> Option<u64> {
-    mode::is_dry_run().then(|| state::memory().taken(device) + behind::taken(device))
+/// Returns the memory that this process has on a device by the account of a dry run or a smaller GPU, without the driver's own.
+pub(crate) fn taken(device: u32) -> u64 {
+    state::memory().taken(device) + behind::taken(device)
+}
+
+/// Returns the same for a dry run. `None` if it is not one.
+pub(crate) fn taken_in_dry_run(device: u32) -> Option<u64> {
+    mode::is_dry_run().then(|| taken(device))
+}
+
+/// Returns the number of allocations and frees of real memory so far. `None` while one is being made: the driver and the account may differ.
+pub(crate) fn changes() -> Option<u64> {
+    state::memory().changes()
 }
 
 /// Returns whether the latest launch of this thread was skipped.

@@ -15,7 +15,7 @@ use super::{
     places::PAGE,
     state::{
         ALWAYS_REAL, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get,
-        inside, is_dry_handle, memory, physical, put, watch, watch_real,
+        inside, is_dry_handle, largest_real, memory, physical, put, watch, watch_real,
     },
 };
 
@@ -40,7 +40,8 @@ pub(super) unsafe fn reserve(words: &[u64], real: Real<'_>) -> u32 {
 pub(super) unsafe fn create(words: &[u64], real: Real<'_>) -> u32 {
     const CU_MEM_LOCATION_TYPE_DEVICE: u32 = 1;
     let [out, bytes, properties, _] = *words else { return real() };
-    if out == 0 || properties == 0 || bytes == 0 {
+    // The driver rejects what is not a number of pages.
+    if out == 0 || properties == 0 || bytes == 0 || bytes % PAGE != 0 {
         return real();
     }
     // SAFETY: the caller passes a `CUmemAllocationProp`, which has 32 bytes: its third int is the type of its location, and the fourth one
@@ -54,6 +55,9 @@ pub(super) unsafe fn create(words: &[u64], real: Real<'_>) -> u32 {
         Ok(location) => [properties[0], location, properties[2], properties[3]],
         Err(code) => return code,
     };
+    if is_dry_run() {
+        _ = largest_real();
+    }
     if !memory().hold(device, bytes) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -159,6 +163,13 @@ pub(super) unsafe fn import(words: &[u64], real: Real<'_>) -> u32 {
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
 pub(super) fn unmap(address: u64, bytes: u64) -> u32 {
     let mapped = memory().mapped_in(address, bytes);
+    let all: u64 = mapped.iter().map(|(_, mapping)| mapping.bytes).sum();
+    // The driver unmaps only whole mappings.
+    if let Some((first, _)) = mapped.first()
+        && (*first, all) != (address, bytes)
+    {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     for (address, mapping) in &mapped {
         if mapping.backing == Backing::Dry {
             behind::take_away(*address, mapping.bytes);
@@ -179,7 +190,11 @@ pub(super) fn unmap(address: u64, bytes: u64) -> u32 {
 }
 
 pub(super) fn release(handle: u64, real: Real<'_>) -> u32 {
-    let result = if is_dry_handle(handle) { SUCCESS } else { real() };
+    let result = match is_dry_handle(handle) {
+        true if memory().has_reference(handle) => SUCCESS,
+        true => CUDA_ERROR_INVALID_VALUE,
+        false => real(),
+    };
     if result == SUCCESS {
         memory().release(handle);
     }
@@ -209,9 +224,14 @@ pub(super) unsafe fn retain(out: u64, address: u64, real: Real<'_>) -> u32 {
     }
 }
 
-pub(super) fn map(address: u64, bytes: u64, handle: u64, real: Real<'_>) -> u32 {
+pub(super) fn map(words: &[u64], real: Real<'_>) -> u32 {
+    let [address, bytes, offset, handle, ..] = *words else { return real() };
     let is_dry = is_dry_handle(handle);
-    let result = if is_dry { SUCCESS } else { real() };
+    let result = match is_dry {
+        true if offset == 0 && memory().can_map(address, bytes, handle) => SUCCESS,
+        true => CUDA_ERROR_INVALID_VALUE,
+        false => real(),
+    };
     if result == SUCCESS {
         if is_dry || cards::are_apart() {
             watch(address, bytes);

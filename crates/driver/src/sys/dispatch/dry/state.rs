@@ -145,7 +145,7 @@ fn real_part() -> Option<RealPart> {
             _ => None,
         };
         let by_memory = || (free / REAL_OF_FREE / PAGE * PAGE).min(MOST_REAL);
-        let largest = chosen.unwrap_or_else(by_memory).max(ALWAYS_REAL);
+        let largest = chosen.unwrap_or_else(by_memory).min(free / 2).max(ALWAYS_REAL);
         if let Some(observer) = OBSERVER.get() {
             (observer.real_part)(Bytes::new(largest));
         }
@@ -161,9 +161,13 @@ pub(super) fn largest_real() -> u64 {
 
 /// Returns whether a new block is real.
 pub(super) fn is_real(bytes: u64) -> bool {
-    !is_dry_run()
-        || bytes <= ALWAYS_REAL
-        || real_part().is_some_and(|part| bytes <= part.largest && memory().real() + bytes <= part.all)
+    if !is_dry_run() {
+        return true;
+    }
+    // The first block of any size decides.
+    let part = real_part();
+    let has_room = |part: RealPart| bytes <= part.largest && memory().real() + bytes <= part.all;
+    bytes <= ALWAYS_REAL || part.is_some_and(has_room)
 }
 
 /// Returns whether this address must not be used: it has no memory, or it would get memory if it were touched.

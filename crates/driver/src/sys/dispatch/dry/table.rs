@@ -37,6 +37,7 @@ pub(super) enum Replacement {
     Synchronize,
     ContextDestroy,
     PrimaryReset,
+    PrimaryRelease,
     /// Exports memory to another process or to a group of devices. Fails if the address is dry.
     RejectAddress(usize),
     /// Like `RejectAddress`, for a handle.
@@ -45,8 +46,10 @@ pub(super) enum Replacement {
     Reject,
     /// Does nothing if one of these addresses is dry.
     Skip(&'static [usize]),
-    /// Sets memory. Does nothing if the address is dry.
-    Set,
+    /// Sets this number of bytes for each element. Does nothing if the address is dry.
+    Set(u64),
+    /// The same for rows.
+    SetRows(u64),
     /// Copies bytes to and from these places. The arguments are the address of each place, and the number of bytes.
     Copy([Place; 2], [usize; 3]),
     /// A `CUDA_MEMCPY2D`.
@@ -135,7 +138,9 @@ impl Replacement {
     /// The arguments that are addresses of structs or lists, which are read here. The driver rejects a call if one of them is null.
     pub(super) const fn structs(self) -> &'static [usize] {
         match self {
-            Self::Copy2D | Self::Copy3D => &[0],
+            Self::Copy2D | Self::Copy3D | Self::Launch { function: 1, .. } => &[0],
+            Self::AllocPitch => &[0, 1],
+            Self::PoolAttribute | Self::SetPoolAttribute | Self::SetAccess => &[2],
             Self::CopyBatch => &[0, 1, 2],
             Self::ChangeKernelNode(1) | Self::ChangeCopyNode(1) | Self::ChangeSetNode(1) | Self::ChangeNode(1) => &[1],
             Self::ChangeKernelNode(_)
@@ -179,6 +184,7 @@ impl Replacement {
                 | S::Synchronize
                 | S::ContextDestroy
                 | S::PrimaryReset
+                | S::PrimaryRelease
         )
     }
 }
@@ -224,7 +230,7 @@ macro_rules! with_functions {
             [cuCtxSynchronize_v2](context): Replacement::Synchronize;
             [cuStreamSynchronize, cuStreamSynchronize_ptsz](stream): Replacement::Synchronize;
             [cuEventSynchronize](event): Replacement::Synchronize;
-            [cuCtxDestroy_v2](context): Replacement::ContextDestroy;
+            [cuCtxDestroy_v2, cuCtxDestroy](context): Replacement::ContextDestroy;
             [cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset](device): Replacement::PrimaryReset;
             [cuMemAdvise](address, bytes, advice, device): Replacement::Skip(&[0]);
             [cuMemAdvise_v2](address, bytes, advice, location): Replacement::Skip(&[0]);
@@ -253,14 +259,18 @@ macro_rules! with_functions {
                 (to, from, bytes, count, attributes, indexes, kinds, stream): Replacement::CopyBatch;
             [cuMemcpy3DBatchAsync, cuMemcpy3DBatchAsync_ptsz](count, operations, failed, flags, stream): Replacement::Reject;
             [cuMemcpy3DBatchAsync_v2, cuMemcpy3DBatchAsync_v2_ptsz](count, operations, flags, stream): Replacement::Reject;
-            [cuMemsetD8_v2, cuMemsetD8_v2_ptds, cuMemsetD16_v2, cuMemsetD16_v2_ptds, cuMemsetD32_v2, cuMemsetD32_v2_ptds]
-                (to, value, count): Replacement::Set;
-            [cuMemsetD2D8_v2, cuMemsetD2D8_v2_ptds, cuMemsetD2D16_v2, cuMemsetD2D16_v2_ptds, cuMemsetD2D32_v2, cuMemsetD2D32_v2_ptds]
-                (to, pitch, value, width, height): Replacement::Set;
-            [cuMemsetD8Async, cuMemsetD8Async_ptsz, cuMemsetD16Async, cuMemsetD16Async_ptsz, cuMemsetD32Async, cuMemsetD32Async_ptsz]
-                (to, value, count, stream): Replacement::Set;
-            [cuMemsetD2D8Async, cuMemsetD2D8Async_ptsz, cuMemsetD2D16Async, cuMemsetD2D16Async_ptsz, cuMemsetD2D32Async,
-             cuMemsetD2D32Async_ptsz](to, pitch, value, width, height, stream): Replacement::Set;
+            [cuMemsetD8_v2, cuMemsetD8_v2_ptds](to, value, count): Replacement::Set(1);
+            [cuMemsetD8Async, cuMemsetD8Async_ptsz](to, value, count, stream): Replacement::Set(1);
+            [cuMemsetD2D8_v2, cuMemsetD2D8_v2_ptds](to, pitch, value, width, height): Replacement::SetRows(1);
+            [cuMemsetD2D8Async, cuMemsetD2D8Async_ptsz](to, pitch, value, width, height, stream): Replacement::SetRows(1);
+            [cuMemsetD16_v2, cuMemsetD16_v2_ptds](to, value, count): Replacement::Set(2);
+            [cuMemsetD16Async, cuMemsetD16Async_ptsz](to, value, count, stream): Replacement::Set(2);
+            [cuMemsetD2D16_v2, cuMemsetD2D16_v2_ptds](to, pitch, value, width, height): Replacement::SetRows(2);
+            [cuMemsetD2D16Async, cuMemsetD2D16Async_ptsz](to, pitch, value, width, height, stream): Replacement::SetRows(2);
+            [cuMemsetD32_v2, cuMemsetD32_v2_ptds](to, value, count): Replacement::Set(4);
+            [cuMemsetD32Async, cuMemsetD32Async_ptsz](to, value, count, stream): Replacement::Set(4);
+            [cuMemsetD2D32_v2, cuMemsetD2D32_v2_ptds](to, pitch, value, width, height): Replacement::SetRows(4);
+            [cuMemsetD2D32Async, cuMemsetD2D32Async_ptsz](to, pitch, value, width, height, stream): Replacement::SetRows(4);
             [cuLaunchKernel, cuLaunchKernel_ptsz]
                 (function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra): Replacement::Launch { function: 0, parameters: 9, extra: Some(10) };
             [cuLaunchKernelEx, cuLaunchKernelEx_ptsz]
@@ -317,7 +327,7 @@ macro_rules! with_functions {
             [cuCtxEnablePeerAccess](context, flags): Replacement::Card(CardCall::EnablePeer);
             [cuCtxDisablePeerAccess](context): Replacement::Card(CardCall::DisablePeer);
             [cuDevicePrimaryCtxRetain](out, device): Replacement::Card(CardCall::Retain);
-            [cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2](device): Replacement::Card(CardCall::Release);
+            [cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2](device): Replacement::PrimaryRelease;
             [cuDevicePrimaryCtxSetFlags, cuDevicePrimaryCtxSetFlags_v2](device, flags): Replacement::Card(CardCall::SetFlags);
             [cuDevicePrimaryCtxGetState](device, flags, active): Replacement::Card(CardCall::State);
             [cuCtxCreate, cuCtxCreate_v2](out, flags, device): Replacement::Card(CardCall::CreateContext { device: 2 });
