@@ -72,7 +72,7 @@ struct Reading {
     is_of_process: bool,
     /// The bytes of allocations, and of pools.
     allocated: u64,
-    /// The number of allocations and frees of a dry run or a smaller GPU. `None` while another thread makes one.
+    /// The number of allocations and frees so far. In a dry run and on a smaller GPU, `None` while another thread makes one.
     changes: Option<u64>,
 }
 
@@ -290,7 +290,10 @@ impl DeviceMemory {
     /// Reads the memory. The device's memory is read in a fraction of the time that the list of processes takes.
     fn read(&mut self, ordinal: u32) -> Option<Reading> {
         let is_of_process = self.gauge == Some(DriverGauge::Process) && self.has_others || readings::has_only_list();
-        let changes = || if readings::has_only_list() { cards::changes_of_blocks() } else { Some(0) };
+        let changes = || match readings::has_only_list() {
+            true => cards::changes_of_blocks(),
+            false => Some(live(cuda_device(ordinal)).events),
+        };
         let before = changes();
         let bytes = if is_of_process { self.listed(ordinal)? } else { readings::device_memory(ordinal)? };
         // The account has a block before the block is recorded.
@@ -314,16 +317,18 @@ impl DeviceMemory {
         let gives_back =
             matches!(work, DriverWork::Limit { .. } | DriverWork::Unloaded | DriverWork::GraphDestroyed { .. });
         let least = if readings::has_only_list() && !gives_back { 0 } else { i64::MIN };
-        let change = self.change_since(before).map(|change| change.max(least));
+        let change = self.change_since(before, is_shared).map(|change| change.max(least));
         self.record(ordinal, change.unwrap_or(0), is_shared, work);
         self.update_pools(ordinal);
     }
 
     /// Returns the change of the memory that allocations and other rows do not explain. `None` if it is not known.
-    fn change_since(&mut self, before: &Before) -> Option<i64> {
+    fn change_since(&mut self, before: &Before, is_shared: bool) -> Option<i64> {
         let (first, now) = (before.reading?, self.read(before.ordinal)?);
-        // The account of the GPU does not say what another thread allocates or frees at the same time.
-        if first.changes.is_none() || first.changes != now.changes {
+        // Another thread allocates or frees at the same time, and what of it is in the readings is not known. A comparison finds the rest.
+        // The rows of another call at the same time are changes, too, unless only an account is compared.
+        let is_alone = readings::has_only_list() || !is_shared;
+        if is_alone && (first.changes.is_none() || first.changes != now.changes) {
             return None;
         }
         let explained =
