@@ -208,12 +208,7 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
             let weights = WeightsAnswer { by_dtype, by_module, estimate: None, weights, range };
             terminal::answer(as_json, &weights, |out, paint| {
                 writeln!(out, "{}", InPaint(&tensors, paint))?;
-                let Some(([low, high], what)) = &ranged else { return Ok(()) };
-                if low.to_string() == high.to_string() {
-                    return writeln!(out, "\na known decoder with these sizes has a peak of {low}: {what}");
-                }
-                writeln!(out, "\na known decoder with these sizes has a peak of {low} to {high}: {what}")?;
-                writeln!(out, "The lower peak is with attention in one kernel, the higher one with stored scores.")
+                ranged.as_ref().map_or(Ok(()), |(range, what)| write_range(out, *range, what))
             })?;
             let next = "describe the model as JSON or TOML";
             terminal::error(&Failure::new(format!("`{}` cannot be estimated", file.display()), why, next));
@@ -269,6 +264,16 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
         return Ok(Exit::LimitExceeded);
     }
     Ok(if is_doubtful { Exit::Failed } else { Exit::Done })
+}
+
+/// Writes the peaks of known decoders that have the sizes of an unknown one.
+fn write_range(out: &mut dyn Write, [low, high]: [Bytes; 2], what: &str) -> io::Result<()> {
+    let [low, high] = [low, high].map(|peak| peak.to_string());
+    if low == high {
+        return writeln!(out, "\na known decoder with these sizes has a peak of {low}: {what}");
+    }
+    writeln!(out, "\na known decoder with these sizes has a peak of {low} to {high}: {what}")?;
+    writeln!(out, "The lower peak is with attention in one kernel, the higher one with stored scores.")
 }
 
 /// Returns the step that the options or the file describe. `stored` is the type of the parameters in the files.

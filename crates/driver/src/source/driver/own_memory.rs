@@ -290,17 +290,14 @@ impl DeviceMemory {
     /// Reads the memory. The device's memory is read in a fraction of the time that the list of processes takes.
     fn read(&mut self, ordinal: u32) -> Option<Reading> {
         let is_of_process = self.gauge == Some(DriverGauge::Process) && self.has_others || readings::has_only_list();
-        let changes = || match readings::has_only_list() {
-            true => cards::changes_of_blocks(),
-            false => Some(live(cuda_device(ordinal)).events),
+        // The account has a block before the block is recorded.
+        let by_account = readings::has_only_list();
+        let changes = || {
+            if by_account { cards::changes_of_blocks() } else { Some(live(cuda_device(ordinal)).events) }
         };
         let before = changes();
         let bytes = if is_of_process { self.listed(ordinal)? } else { readings::device_memory(ordinal)? };
-        // The account has a block before the block is recorded.
-        let allocated = match readings::has_only_list() {
-            true => cards::taken_by_account(ordinal),
-            false => self.allocated(ordinal),
-        };
+        let allocated = if by_account { cards::taken_by_account(ordinal) } else { self.allocated(ordinal) };
         Some(Reading { bytes, is_of_process, allocated, changes: before.filter(|_| before == changes()) })
     }
 

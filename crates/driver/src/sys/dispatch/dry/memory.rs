@@ -378,7 +378,7 @@ impl ProcessMemory {
     /// Returns whether all of a handle can be mapped to these addresses.
     pub(super) fn can_map(&self, address: u64, bytes: u64, handle: u64) -> bool {
         let is_whole = self.physical.get(&handle).is_some_and(|physical| physical.bytes == bytes);
-        let end = address.checked_add(bytes).filter(|_| address != 0 && address % PAGE == 0);
+        let end = address.checked_add(bytes).filter(|_| address != 0 && address.is_multiple_of(PAGE));
         let before = end.and_then(|end| self.mapped.range(..end).next_back());
         let is_free = before.is_none_or(|(start, mapping)| start + mapping.bytes <= address);
         is_whole && end.is_some() && is_free && self.has_reference(handle)

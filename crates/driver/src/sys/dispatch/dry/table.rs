@@ -140,13 +140,15 @@ impl Replacement {
         match self {
             Self::Copy2D | Self::Copy3D | Self::Launch { function: 1, .. } => &[0],
             Self::AllocPitch => &[0, 1],
-            Self::PoolAttribute | Self::SetPoolAttribute | Self::SetAccess => &[2],
             Self::CopyBatch => &[0, 1, 2],
             Self::ChangeKernelNode(1) | Self::ChangeCopyNode(1) | Self::ChangeSetNode(1) | Self::ChangeNode(1) => &[1],
             Self::ChangeKernelNode(_)
             | Self::ChangeCopyNode(_)
             | Self::ChangeSetNode(_)
             | Self::ChangeNode(_)
+            | Self::PoolAttribute
+            | Self::SetPoolAttribute
+            | Self::SetAccess
             | Self::StreamOperations => &[2],
             Self::KernelNode | Self::CopyNode | Self::SetNode | Self::Node { parameters: 4 } => &[4],
             Self::Node { .. } => &[5],
