@@ -69,10 +69,10 @@ fn values_that_were_not_computed_are_counted() {
     let content = json!([0, "abababab"]);
     let expected = json!({
         "before": content, "skipped": [0, 0], "indices": [0, 0], "computed": [0, 1],
-        "overwritten": [[0, 1], content, content], "kernel": [0, 0], "other kernel": [0, 1],
+        "overwritten": [[0, 1], content, content], "before it": content, "kernel": [0, 0], "other kernel": [0, 1],
     });
     assert_eq!(seen, expected, "{outcome}");
-    let sentence = "6 values were read from memory that is not there, at 4 places, first at tests/run/unknown.py:25: sizes that depend on them may \
+    let sentence = "7 values were read from memory that is not there, at 5 places, first at tests/run/unknown.py:25: sizes that depend on them may \
         differ\n";
     assert!(outcome.stderr.contains(sentence), "{outcome}");
     assert!(
@@ -86,15 +86,16 @@ fn values_that_were_not_computed_are_counted() {
     };
     let json: Value = serde_json::from_str(&report(&["--json"]).stdout).unwrap();
     let (dry, device) = (&json["dry_run"], &json["devices"][0]);
-    assert_eq!((&dry["real_bytes"], &dry["unknown_values"]), (&json!(64 << 20), &json!(6)));
+    assert_eq!((&dry["real_bytes"], &dry["unknown_values"]), (&json!(64 << 20), &json!(7)));
     let lines: Vec<_> =
         dry["places"].as_array().unwrap().iter().map(|place| place["place"].as_str().unwrap()).collect();
-    assert_eq!(lines, [25, 27, 30, 32].map(|line| format!("tests/run/unknown.py:{line}")));
+    assert_eq!(lines, [25, 27, 30, 32, 38].map(|line| format!("tests/run/unknown.py:{line}")));
     // The kernel was skipped, and the driver took what its launch would have taken.
     let rows = device["process_peak"]["taken_by_driver"].as_array().unwrap();
     let bytes =
         |kind: &str| rows.iter().filter(|row| row["kind"] == kind).filter_map(|row| row["bytes"].as_u64()).sum::<u64>();
-    assert_eq!([bytes("context") >> 20, bytes("modules") >> 20], [518, 6], "{device}");
+    // The stream that sets new blocks to zeros may count for the context.
+    assert!([518, 520].contains(&(bytes("context") >> 20)) && bytes("modules") >> 20 == 6, "{device}");
     assert_eq!(bytes("local memory"), 132 * 2048 * (8192 - 1024), "{device}");
     assert_eq!(report(&["--fail-if", "unknown"]).exit(), "exit status: 1");
     assert_eq!(run(&["--real", "64MiB", "--fail-if", "unknown"]).exit(), "exit status: 1");
@@ -102,7 +103,7 @@ fn values_that_were_not_computed_are_counted() {
     let twice = report(&[&file]).stdout;
     assert!(
         twice.contains(
-            "\n12 values were read from memory that is not there, at 4 places, first at tests/run/unknown.py:25: "
+            "\n14 values were read from memory that is not there, at 5 places, first at tests/run/unknown.py:25: "
         ),
         "{twice}"
     );

@@ -33,6 +33,11 @@ for _ in range(3):
 call("cuMemcpyHtoD_v2", written, ctypes.cast(ctypes.create_string_buffer(8), ctypes.c_void_p), 8)
 seen["overwritten"] = launch(written), read(written), read(known)
 
+# Unknown: a part of what is read was not written.
+launch(large, known + 4096)
+cuda.cuMemcpyDtoH_v2(ctypes.create_string_buffer(8192), word(known), word(8192))
+seen["before it"] = read(known)
+
 # The kernel of a library is loaded when it is launched, and its threads need local memory.
 library, kernel = word(), word()
 call("cuLibraryLoadData", library, text(b"module:6291456/deep1:0:8192/deep0:0:4096"), 0, 0, 0, 0, 0, 0)

@@ -517,10 +517,21 @@ mod tests {
         let handle = memory.dry_handle();
         assert!(memory.hold(0, 20 * MIB) && !memory.hold(0, 1024 * MIB));
         memory.create(handle, 20 * MIB, 0, true, [0; 4]);
+        let can_map = |memory: &ProcessMemory, address, bytes| memory.can_map(address, bytes, handle);
+        let wrong = [(64, 22), (64, 18), (0, 20)].map(|(at, mib)| can_map(&memory, at * MIB, mib * MIB));
+        assert_eq!(
+            (wrong, can_map(&memory, 64 * MIB + 4096, 20 * MIB), can_map(&memory, u64::MAX - PAGE + 1, 20 * MIB)),
+            ([false; 3], false, false)
+        );
+        assert!(can_map(&memory, 64 * MIB, 20 * MIB));
         memory.map(64 * MIB, 20 * MIB, handle);
+        let other = [44, 46, 64, 82, 84].map(|at| can_map(&memory, at * MIB, 20 * MIB));
+        assert_eq!(other, [true, false, false, false, true], "mappings do not overlap");
         assert!(memory.retain(handle) && !memory.retain(1));
         memory.release(handle);
+        assert!(memory.has_reference(handle));
         memory.release(handle);
+        assert!(!memory.has_reference(handle) && !can_map(&memory, 84 * MIB, 20 * MIB));
         assert_eq!(memory.free(), 477 * MIB);
         assert_eq!(memory.backing(84 * MIB - 1), Some(Backing::Dry));
         assert_eq!(memory.mapped_in(60 * MIB, 5 * MIB).len(), 1);
