@@ -161,10 +161,4 @@ impl Eager {
         drop((output, scaled));
         self.to(&sum, dtype)
     }
-
-    /// Runs `clone()`, which passes the gradient on.
-    fn copied(&self, input: &Tensor) -> Result<Tensor, Error> {
-        let output = self.output(&input.shape, input.dtype)?;
-        Ok(self.passing_on(input, output))
-    }
 }

@@ -290,7 +290,7 @@ impl Attention {
         let repeated = |tensor: &Tensor| match (repeats, self.key_value_heads()) {
             (1, _) => Ok(tensor.clone()),
             (_, 1) => Ok(eager.expand(tensor, 1, repeats)),
-            _ => eager.repeat_heads(tensor, repeats),
+            _ => eager.repeat(tensor, 1, repeats),
         };
         // The kernel needs no mask without a window, or while all tokens fit into the window.
         let has_mask = self.window > 0 && key_length > self.window;

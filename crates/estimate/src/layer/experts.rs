@@ -136,17 +136,17 @@ impl Experts {
         let scattered = eager.multiply_by_number(&logits)?;
         let scores = eager.to(&eager.sigmoid(&eager.to(&scattered, Dtype::F32)?)?, logits.dtype)?;
         drop((scattered, largest, choice));
-        let repeated = eager.repeat(rows, experts)?;
+        let repeated = eager.repeat(rows, 0, experts)?;
         let column = eager.reshape(&eager.transpose(&scores, 0, 1), &Shape::from([total, 1]))?;
         let routed = eager.multiply(&repeated, &column)?;
         drop((repeated, column));
         let (gate_up, down) = (built.parameter(eager, 0), built.parameter(eager, 1));
         let routed_out = {
             let routed = eager.reshape(&routed, &Shape::from([experts, tokens, self.size]))?;
-            let both = eager.batched_product(&routed, &gate_up)?;
+            let both = eager.matmul(&routed, &gate_up)?;
             let [gate, up] = eager.split_last(&both, [self.hidden; 2])?;
             let inner = eager.multiply(&up, &activate(eager, self.function, false, &gate)?)?;
-            eager.batched_product(&inner, &down)?
+            eager.matmul(&inner, &down)?
         };
         let output = built.child("shared_expert").forward(eager, rows)?;
         let sum = eager.sum_over(&routed_out, 0)?;

@@ -18,25 +18,12 @@ pub(crate) struct AttentionArguments<'a> {
     pub(crate) dropout: f64,
 }
 
-/// The kernels of `scaled_dot_product_attention`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kernel {
-    /// `_scaled_dot_product_efficient_attention`, from CUTLASS.
-    Efficient,
-    /// `_scaled_dot_product_cudnn_attention`.
-    CuDnn,
-}
-
-impl Kernel {
-    /// Returns the kernel that PyTorch chooses. On GPUs of compute capability 9.0 or 10.0 with cuDNN 9.15 or later,
-    /// PyTorch prefers cuDNN (`sdp_utils.cpp`, `check_prefer_cudnn_attention`). It does not support `f32`, and it cannot
-    /// compute the gradient of a mask.
-    fn chosen(dtype: Dtype, mask: Option<&Tensor>) -> Self {
-        match dtype {
-            Dtype::F16 | Dtype::Bf16 if mask.is_none_or(|mask| mask.edge.is_none()) => Self::CuDnn,
-            _ => Self::Efficient,
-        }
-    }
+/// Returns whether PyTorch chooses cuDNN's kernel (`_scaled_dot_product_cudnn_attention`) and not the one from CUTLASS
+/// (`_scaled_dot_product_efficient_attention`). On GPUs of compute capability 9.0 or 10.0 with cuDNN 9.15 or later, PyTorch
+/// prefers cuDNN (`sdp_utils.cpp`, `check_prefer_cudnn_attention`). It does not support `f32`, and it cannot compute the
+/// gradient of a mask.
+fn uses_cudnn(dtype: Dtype, mask: Option<&Tensor>) -> bool {
+    matches!(dtype, Dtype::F16 | Dtype::Bf16) && mask.is_none_or(|mask| mask.edge.is_none())
 }
 
 impl Eager {
@@ -75,7 +62,7 @@ impl Eager {
                 None => self.output(&Shape::from([queries.shape[2], keys.shape[2]]), queries.dtype)?,
             };
             let [keys, values] = if repeats > 1 {
-                [self.repeat_heads(&keys, repeats)?, self.repeat_heads(&values, repeats)?]
+                [self.repeat(&keys, 1, repeats)?, self.repeat(&values, 1, repeats)?]
             } else {
                 [keys, values]
             };
@@ -113,19 +100,18 @@ impl Eager {
         let sizes = Sizes::of(&queries, &keys);
         let Sizes { batch, heads, length, size, .. } = sizes;
         let mask = mask.map(|mask| self.lowered(mask)).transpose()?;
-        let kernel = Kernel::chosen(queries.dtype, mask.as_ref());
-        let mask =
-            mask.map(|mask| if kernel == Kernel::Efficient { self.aligned(&mask) } else { Ok(mask) }).transpose()?;
+        let is_cudnn = uses_cudnn(queries.dtype, mask.as_ref());
+        let mask = mask.map(|mask| if is_cudnn { Ok(mask) } else { self.aligned(&mask) }).transpose()?;
         let mut all = vec![&queries, &keys, &values];
         all.extend(&mask);
         let mut saved = self.save_all(&all, all.iter().copied())?;
         // The kernel writes (batch, n, heads, size), and the result is a view of that. cuDNN uses the order of the
         // queries (`alloc_with_matching_layout`).
-        let heads_first = kernel == Kernel::CuDnn && heads > 1 && queries.strides()[1] > queries.strides()[2];
+        let heads_first = is_cudnn && heads > 1 && queries.strides()[1] > queries.strides()[2];
         let rows = if heads_first { [batch, heads, length, size] } else { [batch, length, heads, size] };
         let rows = self.output(&Shape::from(rows), queries.dtype)?;
         // CUTLASS aligns the numbers of each head to 32.
-        let numbers = if kernel == Kernel::Efficient { length.next_multiple_of(32) } else { length };
+        let numbers = if is_cudnn { length } else { length.next_multiple_of(32) };
         let needs = self.needs_grad(&all);
         let sums = needs.then(|| self.output(&Shape::from([batch, heads, numbers]), Dtype::F32)).transpose()?;
         let view = if heads_first { rows.clone() } else { self.with_grad(false, || self.transpose(&rows, 1, 2)) };
@@ -142,9 +128,10 @@ impl Eager {
             // The gradient has a part for each sequence, even if the mask is broadcast.
             let shape = Shape::from([batch, heads, length, sizes.keys.next_multiple_of(16)]);
             let mask_grad = mask_dtype.map(|dtype| eager.output(&shape, dtype)).transpose()?;
-            match kernel {
-                Kernel::Efficient => eager.efficient_backward(&sizes, dtype)?,
-                Kernel::CuDnn => eager.work_in(sizes.cudnn_workspace())?,
+            if is_cudnn {
+                eager.work_in(sizes.cudnn_workspace())?;
+            } else {
+                eager.efficient_backward(&sizes, dtype)?;
             }
             // The gradients have the order (batch, n, heads, size) as well.
             let ordered = |grad: Tensor| {
@@ -231,8 +218,7 @@ impl Sizes {
 
 #[cfg(test)]
 mod tests {
-    use super::{Kernel, Sizes};
-    use crate::dtype::Dtype;
+    use super::Sizes;
 
     const MIB: u64 = 1 << 20;
 
@@ -245,12 +231,5 @@ mod tests {
         assert_eq!(llama.cudnn_workspace(), Some(129 * MIB));
         let vit = Sizes { batch: 32, heads: 12, key_heads: 12, length: 197, keys: 197, size: 64 };
         assert_eq!(vit.efficient_workspace(), Some(25_190_400));
-    }
-
-    #[test]
-    fn kernels_are_chosen_as_pytorch_does() {
-        assert_eq!(Kernel::chosen(Dtype::F32, None), Kernel::Efficient);
-        assert_eq!(Kernel::chosen(Dtype::Bf16, None), Kernel::CuDnn);
-        assert_eq!(Kernel::chosen(Dtype::F16, None), Kernel::CuDnn);
     }
 }

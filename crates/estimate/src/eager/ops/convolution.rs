@@ -67,15 +67,7 @@ impl Eager {
             let image = vec!["…"; dimensions].join(", ");
             return Err(self.mismatch(format!("(…, {inputs}, {image})"), input));
         }
-        let mut sizes = vec![input.shape[0], weight.shape[0]];
-        for at in 0..dimensions {
-            let (size, kernel) = (input.shape[at + 2], weight.shape[at + 2]);
-            let (stride, padding) = (conv.stride[at], conv.padding[at]);
-            let fits = positions(size, kernel, stride, padding);
-            sizes.push(fits.ok_or_else(|| {
-                self.mismatch(format!("a window of {kernel} with stride {stride} and padding {padding} or more"), input)
-            })?);
-        }
+        let shape = self.windows(input, weight.shape[0], &weight.shape[2..], [&conv.stride, &conv.padding])?;
         let (input, weight) = (self.lowered(input)?, self.lowered(weight)?);
         let bias = bias.map(|bias| self.lowered(bias)).transpose()?;
         let mut all = vec![&input, &weight];
@@ -87,7 +79,7 @@ impl Eager {
         let is_depthwise = conv.groups > 1 && conv.groups == inputs;
         let is_half = input.dtype == Dtype::F16 && inputs >= 32;
         let uses_cudnn = channels_last || !is_depthwise || is_half;
-        let mut output = self.output(&sizes.into(), input.dtype)?;
+        let mut output = self.output(&shape, input.dtype)?;
         if channels_last {
             output = output.with_channels_last();
         }
@@ -148,7 +140,9 @@ impl Eager {
 
     /// Runs max pooling, which also returns the positions of the largest elements, in `i64`.
     pub(crate) fn max_pool(&self, input: &Tensor, pool: &Pool) -> Result<Tensor, Error> {
-        let shape = self.pooled(input, pool)?;
+        let Pool { kernel, stride, padding } = pool;
+        self.check_image(input, kernel.len())?;
+        let shape = self.windows(input, input.shape[1], kernel, [stride, padding])?;
         let mut saved = self.save_all(&[input], [input])?;
         let output = self.output(&shape, input.dtype)?;
         let positions = self.integers(&shape)?;
@@ -159,34 +153,38 @@ impl Eager {
     /// Runs average pooling to an image of this size. For an image of one pixel, PyTorch computes a mean, which saves
     /// nothing.
     pub(crate) fn adaptive_average_pool(&self, input: &Tensor, size: &[u64]) -> Result<Tensor, Error> {
-        if input.shape.rank() != size.len() + 2 {
-            let image = vec!["…"; size.len() + 2].join(", ");
-            return Err(self.mismatch(format!("({image})"), input));
-        }
+        self.check_image(input, size.len())?;
         let mut sizes = input.shape.sizes()[..2].to_vec();
         sizes.extend(size);
-        self.averaged(input, &sizes.into(), size.iter().any(|size| *size != 1))
-    }
-
-    fn averaged(&self, input: &Tensor, shape: &Shape, keeps_input: bool) -> Result<Tensor, Error> {
-        let saved = self.save_all(&[input], keeps_input.then_some(input))?;
-        let output = self.output(shape, input.dtype)?;
+        let saved = self.save_all(&[input], size.iter().any(|size| *size != 1).then_some(input))?;
+        let output = self.output(&sizes.into(), input.dtype)?;
         if !self.needs_grad(&[input]) {
             return Ok(output);
         }
         Ok(self.with_gradients(&[input], output, saved).in_order_of(input))
     }
 
-    fn pooled(&self, input: &Tensor, pool: &Pool) -> Result<Shape, Error> {
-        let Pool { kernel, stride, padding } = pool;
-        if input.shape.rank() != kernel.len() + 2 {
-            let image = vec!["…"; kernel.len() + 2].join(", ");
-            return Err(self.mismatch(format!("({image})"), input));
+    fn check_image(&self, input: &Tensor, dimensions: usize) -> Result<(), Error> {
+        if input.shape.rank() == dimensions + 2 {
+            return Ok(());
         }
-        let mut sizes = input.shape.sizes()[..2].to_vec();
-        for at in 0..kernel.len() {
-            let fits = positions(input.shape[at + 2], kernel[at], stride[at], padding[at]);
-            sizes.push(fits.ok_or_else(|| self.mismatch(format!("a window of {} or more", kernel[at]), input))?);
+        Err(self.mismatch(format!("({})", vec!["…"; dimensions + 2].join(", ")), input))
+    }
+
+    /// Returns the shape of a result that has a pixel for each position of a window.
+    fn windows(
+        &self,
+        input: &Tensor,
+        channels: u64,
+        kernel: &[u64],
+        [strides, paddings]: [&[u64]; 2],
+    ) -> Result<Shape, Error> {
+        let mut sizes = vec![input.shape[0], channels];
+        for (at, kernel) in kernel.iter().enumerate() {
+            let (stride, padding) = (strides[at], paddings[at]);
+            sizes.push(positions(input.shape[at + 2], *kernel, stride, padding).ok_or_else(|| {
+                self.mismatch(format!("a window of {kernel} with stride {stride} and padding {padding} or more"), input)
+            })?);
         }
         Ok(sizes.into())
     }

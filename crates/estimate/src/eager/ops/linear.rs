@@ -74,18 +74,23 @@ impl Eager {
         if indices.dtype.is_float() {
             return Err(self.error(Kind::Invalid(format!("an embedding needs integers and gets {}", indices.dtype))));
         }
+        // More than 3072 indices are sorted.
+        self.rows_at(indices, table, 3072)
+    }
+
+    /// Returns rows of a tensor, and keeps their indices. The gradient is as large as the tensor. More indices than
+    /// `most` are sorted for it, which takes two copies of the indices and two of their positions.
+    pub(super) fn rows_at(&self, indices: &Tensor, table: &Tensor, most: u64) -> Result<Tensor, Error> {
         let saved = self.save_all(&[table], [indices])?;
         let mut sizes = indices.shape.sizes().to_vec();
-        sizes.push(table.shape.last());
+        sizes.extend(&table.shape[1..]);
         let output = self.output(&sizes.into(), table.dtype)?;
-        let likes = Like::of_all(&[table]);
-        let count = indices.shape.elements().unwrap_or(u64::MAX);
+        let (likes, indices) = (Like::of_all(&[table]), indices.shape.clone());
         Ok(self.recorded(&[table], output, move |eager, _| {
             let _indices = eager.unpack(saved)?;
             let grads = eager.gradients(&likes)?;
-            // More than 3072 indices are sorted, which takes two copies of the indices and two of their positions.
-            if count > 3072 {
-                let _sorted = (0..4).map(|_| eager.integers(&Shape::from([count]))).collect::<Result<Vec<_>, _>>()?;
+            if indices.elements().is_none_or(|count| count > most) {
+                let _sorted = (0..4).map(|_| eager.integers(&indices)).collect::<Result<Vec<_>, _>>()?;
             }
             Ok(grads)
         }))

@@ -11,9 +11,7 @@ impl Eager {
     /// Runs `layer_norm` over the last dimension. The input is kept, and a mean and a deviation in `f32` for each row.
     pub(crate) fn layer_norm(&self, input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor, Error> {
         let input = self.contiguous(&self.raised(input)?)?;
-        if weight.shape.last() != input.shape.last() {
-            return Err(self.mismatch(input.shape.with_last(weight.shape.last()).to_string(), &input));
-        }
+        self.check_last(&input, weight)?;
         let all = [&input, weight, bias];
         let mut saved = self.save_all(&all, [&input])?;
         let output = self.output(&input.shape, input.dtype)?;
@@ -25,9 +23,7 @@ impl Eager {
 
     /// Runs RMS norm as transformers writes it out: in `f32`, `weight * (x * rsqrt(mean(x ** 2) + eps)).to(type of x)`.
     pub(crate) fn rms_norm_written_out(&self, input: &Tensor, weight: &Tensor) -> Result<Tensor, Error> {
-        if weight.shape.last() != input.shape.last() {
-            return Err(self.mismatch(input.shape.with_last(weight.shape.last()).to_string(), input));
-        }
+        self.check_last(input, weight)?;
         let wide = self.to(input, Dtype::F32)?;
         let square = self.power(&wide)?;
         let variance = self.mean_of_last(&square)?;
@@ -44,9 +40,7 @@ impl Eager {
 
     /// Runs RMS norm as Gemma writes it out: in `f32`, `(x * rsqrt(mean(x ** 2) + eps) * (1 + weight)).to(type of x)`.
     pub(crate) fn gemma_norm(&self, input: &Tensor, weight: &Tensor) -> Result<Tensor, Error> {
-        if weight.shape.last() != input.shape.last() {
-            return Err(self.mismatch(input.shape.with_last(weight.shape.last()).to_string(), input));
-        }
+        self.check_last(input, weight)?;
         let normalized = self.normalized_by_square(&self.to(input, Dtype::F32)?)?;
         let factor = self.add_number(&self.to(weight, Dtype::F32)?)?;
         let output = self.multiply(&normalized, &factor)?;
@@ -78,27 +72,31 @@ impl Eager {
 
     /// Runs batch norm over dimension 1. The input is kept and, in training, a mean and a deviation for each channel.
     pub(crate) fn batch_norm(&self, input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor, Error> {
-        if input.shape.rank() < 2 || input.shape[1] != weight.shape.last() {
-            return Err(self.channels(weight.shape.last(), input));
+        let channels = weight.shape.last();
+        if input.shape.rank() < 2 {
+            return Err(self.mismatch(format!("(…, {channels}, …)"), input));
+        }
+        if input.shape[1] != channels {
+            return Err(self.mismatch(input.shape.with(1, channels).to_string(), input));
         }
         let all = [input, weight, bias];
         let mut saved = self.save_all(&all, [input])?;
         let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
-        let channels = Shape::from([input.shape[1]]);
         if self.settings.training {
             for _ in 0..2 {
-                let statistics = self.output(&channels, Dtype::F32)?;
+                let statistics = self.output(&Shape::from([channels]), Dtype::F32)?;
                 saved.extend(self.save_all(&all, [&statistics])?);
             }
         }
         Ok(self.with_gradients(&all, output, saved))
     }
 
-    /// Returns the error for an input with another number of channels.
-    pub(super) fn channels(&self, channels: u64, input: &Tensor) -> Error {
-        let is_one = input.shape.rank() < 2;
-        let expected =
-            if is_one { format!("(…, {channels}, …)") } else { input.shape.with(1, channels).to_string() };
-        self.mismatch(expected, input)
+    /// Checks that the last dimension of an input has the size of a weight.
+    fn check_last(&self, input: &Tensor, weight: &Tensor) -> Result<(), Error> {
+        let size = weight.shape.last();
+        if size == input.shape.last() {
+            return Ok(());
+        }
+        Err(self.mismatch(input.shape.with_last(size).to_string(), input))
     }
 }

@@ -31,6 +31,11 @@ impl Eager {
         if input.is_contiguous() {
             return Ok(input.clone());
         }
+        self.copied(input)
+    }
+
+    /// Runs `clone()`, which passes the gradient on.
+    pub(crate) fn copied(&self, input: &Tensor) -> Result<Tensor, Error> {
         let output = self.output(&input.shape, input.dtype)?;
         Ok(self.passing_on(input, output))
     }
@@ -60,10 +65,10 @@ impl Eager {
         self.passing_on(input, view)
     }
 
-    /// Copies each head of (batch, heads, n, size) this many times.
-    pub(crate) fn repeat_heads(&self, input: &Tensor, repeats: u64) -> Result<Tensor, Error> {
-        let heads = input.shape[1].checked_mul(repeats).ok_or_else(|| self.error(Kind::TooLarge))?;
-        let output = self.output(&input.shape.with(1, heads), input.dtype)?;
+    /// Copies each element of a dimension, such as heads, this many times.
+    pub(crate) fn repeat(&self, input: &Tensor, dimension: usize, times: u64) -> Result<Tensor, Error> {
+        let size = input.shape[dimension].checked_mul(times).ok_or_else(|| self.error(Kind::TooLarge))?;
+        let output = self.output(&input.shape.with(dimension, size), input.dtype)?;
         Ok(self.with_new_gradient(input, output))
     }
 
