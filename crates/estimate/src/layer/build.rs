@@ -5,8 +5,8 @@ use std::{collections::HashMap, rc::Rc};
 use gpumem_core::report::counted;
 
 use super::{
-    Attention, AttentionNames, Built, Embeddings, Experts, Function, Layer, Linear, Named, PositionKind,
-    RelativeAttention, RunExperts,
+    Attention, AttentionNames, Built, Embeddings, Experts, Function, Layer, Linear, Named, RelativeAttention,
+    RunExperts,
 };
 use crate::{
     dtype::{Dtype, Types},
@@ -116,8 +116,9 @@ impl Building<'_> {
             Layer::Similarity { .. } => {
                 parameters = vec![self.eager.add_parameter(&Shape::default(), self.types.others, true)?];
             }
-            Layer::Positions { rows, size, kind: positions } => {
-                parameters = vec![self.positions(&Shape::from([*rows, *size]), *positions)?];
+            Layer::Positions { rows, size, is_fixed } => {
+                let shape = Shape::from([*rows, *size]);
+                parameters = vec![self.eager.add_parameter(&shape, self.types.others, !*is_fixed)?];
             }
             Layer::LayerNorm { size } => parameters = vec![self.add([*size])?, self.add([*size])?],
             Layer::RmsNorm { size } | Layer::GemmaNorm { size } => parameters = vec![self.add([*size])?],
@@ -175,13 +176,6 @@ impl Building<'_> {
             self.all(&[convolution.named("patch_embeddings.projection")])?
         };
         Ok((parameters, children))
-    }
-
-    fn positions(&self, shape: &Shape, kind: PositionKind) -> Result<ParameterId, Error> {
-        match kind {
-            PositionKind::Trained => self.eager.add_parameter(shape, self.types.others, true),
-            PositionKind::Fixed => self.eager.add_parameter(shape, self.types.others, false),
-        }
     }
 
     fn conv(&mut self, conv: &mut Conv) -> Result<Vec<ParameterId>, Error> {

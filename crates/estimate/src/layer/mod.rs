@@ -197,9 +197,9 @@ pub enum Layer {
         rows: u64,
         /// The size of a row.
         size: u64,
-        /// The kind of the table.
+        /// True if the table has no gradient.
         #[serde(default)]
-        kind: PositionKind,
+        is_fixed: bool,
     },
     /// Leaves the input for a later layer, and passes it on.
     Leave {
@@ -233,18 +233,6 @@ pub enum Layer {
         /// Their name.
         slot: String,
     },
-}
-
-/// The kinds of tables of positions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum PositionKind {
-    /// A parameter.
-    #[default]
-    Trained,
-    /// A parameter without a gradient.
-    Fixed,
 }
 
 /// An operation on each element.

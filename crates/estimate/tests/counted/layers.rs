@@ -92,7 +92,7 @@ fn what_does_not_fit_names_the_layer_and_the_shapes() {
     assert!(Step::inference(2).estimate(&model([text(8), cross()], tokens())).is_ok());
     let rotated = Layer::Attention(Attention { size: 8, heads: 2, rotates: true, rotated: 5, ..Attention::default() });
     assert_eq!(message([rotated], tokens()), "layer `0`: heads of 4 cannot rotate 5 elements");
-    let positions = Layer::Positions { rows: 4, size: 8, kind: gpumem_estimate::PositionKind::Trained };
+    let positions = Layer::Positions { rows: 4, size: 8, is_fixed: false };
     let expected = "layer `0`: expects an input of shape (…, 4 or less, 8) and gets (2, 5, 8)";
     assert_eq!(message([positions], tokens()), expected);
     let norm = HeadNorm::Rms;
