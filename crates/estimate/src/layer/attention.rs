@@ -81,7 +81,7 @@ pub struct Attention {
     pub names: AttentionNames,
 }
 
-/// The normalization of queries and keys, for each head by itself.
+/// A normalization over the last dimension, such as that of the queries and keys of each head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -100,7 +100,7 @@ pub enum HeadNorm {
 }
 
 impl HeadNorm {
-    pub(super) fn layer(self, size: u64) -> Option<Layer> {
+    pub(crate) fn layer(self, size: u64) -> Option<Layer> {
         match self {
             Self::None | Self::WithoutWeight => None,
             Self::Rms => Some(Layer::RmsNorm { size }),

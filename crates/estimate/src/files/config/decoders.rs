@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::{
-    families::{Family, Mlp, Norm, Order, Slides},
+    families::{Family, Mlp, Order, Slides},
     fields::{Fields, head_size, product, wrong},
 };
 use crate::{
@@ -126,12 +126,7 @@ impl Frame<'_> {
     }
 
     fn norm(&self, name: &str) -> Named {
-        let size = self.size;
-        let norm = match self.family.norm {
-            Norm::Rms => Layer::RmsNorm { size },
-            Norm::Gemma => Layer::GemmaNorm { size },
-            Norm::Layer => Layer::LayerNorm { size },
-        };
+        let norm = self.family.norm.layer(self.size).expect("a family has norms");
         norm.named(name)
     }
 

@@ -38,7 +38,7 @@ pub(crate) struct Family {
     pub(super) head_has_bias: bool,
 
     /// The kind of all norms but those of heads.
-    pub(super) norm: Norm,
+    pub(super) norm: HeadNorm,
     /// True if attention and MLP are followed by a norm as well.
     pub(super) norms_outputs: bool,
     pub(super) order: Order,
@@ -71,15 +71,6 @@ pub(crate) struct Family {
     pub(super) is_capped: bool,
     /// True if the matrix of scores is stored. Gemma 2 limits its scores, which no fused kernel can do.
     pub(super) stores_scores: bool,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Norm {
-    #[default]
-    Rms,
-    Gemma,
-    Layer,
 }
 
 /// The order of attention and MLP.
