@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::error::{Error, Kind};
+use crate::error::Error;
 
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -186,7 +186,7 @@ impl FromStr for Dtype {
             let known = Self::names().collect::<Vec<_>>().join(", ");
             let what =
                 format!("`{text}` is not a type of elements; there are {known}, and PyTorch's names, such as bfloat16");
-            Kind::Syntax(what).into()
+            Error::invalid(what)
         })
     }
 }

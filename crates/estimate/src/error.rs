@@ -17,37 +17,28 @@ pub struct Error {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A layer needs an input of another shape.
-    Mismatch {
-        expected: String,
-        found: Shape,
-    },
+    Mismatch { expected: String, found: Shape },
     /// Two tensors do not fit together.
-    Pair {
-        operation: &'static str,
-        first: Shape,
-        second: Shape,
-    },
-    /// A layer or a setting is not valid.
+    Pair { operation: &'static str, first: Shape, second: Shape },
+    /// A layer, a setting or a file is not valid.
     Invalid(String),
     /// A sequence is longer than the table of positions.
-    TooLong {
-        positions: u64,
-        length: u64,
-    },
+    TooLong { positions: u64, length: u64 },
     /// The allocator has run out of memory.
-    OutOfMemory {
-        requested: u64,
-        in_use: u64,
-    },
+    OutOfMemory { requested: u64, in_use: u64 },
     /// A size does not fit into 64 bits, or the sum of all blocks does not fit into 62 bits.
     TooLarge,
-    Syntax(String),
     /// A checkpointed block has recomputed everything that it saved. This ends the second run of the block. The user
     /// never sees it.
     RecomputedAll,
 }
 
 impl Error {
+    /// Creates an error outside of all layers.
+    pub(crate) fn invalid(what: impl Into<String>) -> Self {
+        Kind::Invalid(what.into()).into()
+    }
+
     /// Creates an error in a layer. The path is empty for errors outside all layers.
     pub(crate) fn in_layer(layer: String, kind: Kind) -> Self {
         Self { layer, kind: Box::new(kind) }
@@ -93,7 +84,7 @@ impl fmt::Display for Error {
             Kind::Pair { operation, first, second } => {
                 write!(f, "{operation} does not work with the shapes {first} and {second}")
             }
-            Kind::Invalid(what) | Kind::Syntax(what) => f.write_str(what),
+            Kind::Invalid(what) => f.write_str(what),
             Kind::OutOfMemory { requested, in_use } => {
                 let (requested, in_use) = (Bytes::new(*requested), Bytes::new(*in_use));
                 write!(f, "out of memory: {requested} are requested and {in_use} in use")

@@ -3,13 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{
-    dtype::Dtype,
-    error::{Error, Kind},
-    layer::Named,
-    model_check,
-    shape::Shape,
-};
+use crate::{dtype::Dtype, error::Error, layer::Named, model_check, shape::Shape};
 
 /// A model as data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -118,7 +112,7 @@ impl Model {
         };
         match (read, why) {
             (Ok(model), None) => Ok(model),
-            (_, why) => Err(Kind::Syntax(format!("this is not a model: {}", why.unwrap_or_default())).into()),
+            (_, why) => Err(Error::invalid(format!("this is not a model: {}", why.unwrap_or_default()))),
         }
     }
 
@@ -127,7 +121,7 @@ impl Model {
     /// # Errors
     /// Returns the error of `serde_json`. No model is known to cause one.
     pub fn to_json(&self) -> Result<String, Error> {
-        serde_json::to_string_pretty(self).map_err(|error| Kind::Syntax(error.to_string()).into())
+        serde_json::to_string_pretty(self).map_err(|error| Error::invalid(error.to_string()))
     }
 
     /// Returns the shape of a decoder's input for a batch.

@@ -10,7 +10,7 @@ use crate::{
     class::Class,
     dtype::{Dtype, Types},
     eager::{Eager, Optimizer, OptimizerState, ROOT, Settings, Tensor},
-    error::{Error, Kind},
+    error::Error,
     estimate::{ConvolutionWorkspace, Estimate, PhasePeak},
     files,
     layer::{Built, build, run_all, run_model},
@@ -207,7 +207,7 @@ impl Step {
     /// Returns the errors of [`estimate`](Self::estimate).
     pub fn record(&self, model: &Model) -> Result<(Estimate, Vec<u8>), Error> {
         let memory = self.memory(true);
-        let failed = |error: io::Error| Error::from(Kind::Invalid(error.to_string()));
+        let failed = |error: io::Error| Error::invalid(error.to_string());
         memory.record(&model.name).map_err(failed)?;
         let estimate = self.estimate_in(&memory, model)?;
         let recording = memory.finish_recording().map_err(failed)?;
@@ -256,14 +256,14 @@ impl Step {
         eager.check_adapters()?;
         if self.checkpointing == Checkpointing::Blocks && !layers.iter().any(|layer| layer.has_block()) {
             let what = "the model has no blocks that checkpointing could run again".to_owned();
-            return Err(Kind::Invalid(what).into());
+            return Err(Error::invalid(what));
         }
         let (parameters, parameter_bytes) = eager.count_parameters();
         memory.open("input");
         let (shape, dtype) = model.input(self.batch);
         if shape.elements() == Some(0) {
             let what = format!("the input has the shape {shape}, which has no elements");
-            return Err(Kind::Invalid(what).into());
+            return Err(Error::invalid(what));
         }
         // Without autocast, numbers have the type of the parameters.
         let is_converted = dtype.is_float() && types.others.is_float() && self.autocast.is_none();
@@ -346,7 +346,7 @@ impl Step {
         } else {
             return Ok(());
         };
-        Err(Kind::Invalid(wrong.to_owned()).into())
+        Err(Error::invalid(wrong))
     }
 
     /// Returns the reason why the settings do not work with several GPUs, or `None` if they do.
@@ -487,7 +487,7 @@ impl Step {
         prompt: &Tensor,
         phases: &mut Vec<PhasePeak>,
     ) -> Result<(), Error> {
-        let invalid = |what: &str| Err(Kind::Invalid(what.to_owned()).into());
+        let invalid = |what: &str| Err(Error::invalid(what));
         if decode.tokens == 0 {
             return invalid("decoding needs at least 1 token");
         }

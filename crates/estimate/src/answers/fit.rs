@@ -3,7 +3,7 @@
 use gpumem_core::model::Bytes;
 
 use crate::{
-    error::{Error, Kind},
+    error::Error,
     model::{Input, Model},
     step::{Peak, Step},
 };
@@ -31,7 +31,7 @@ impl Step {
     pub fn largest_length(&self, model: &Model) -> Result<u64, Error> {
         let limit = self.check_limit()?;
         if !matches!(model.input, Input::Tokens(_)) {
-            return Err(Kind::Invalid("the model does not read sequences of tokens".to_owned()).into());
+            return Err(Error::invalid("the model does not read sequences of tokens"));
         }
         largest_in(limit, |length| {
             let model = Model { input: Input::Tokens(length), ..model.clone() };
@@ -43,8 +43,7 @@ impl Step {
     }
 
     fn check_limit(&self) -> Result<Bytes, Error> {
-        let missing = || Kind::Invalid("the largest step depends on a limit, and the step has none".to_owned());
-        self.limit.ok_or_else(|| missing().into())
+        self.limit.ok_or_else(|| Error::invalid("the largest step depends on a limit, and the step has none"))
     }
 }
 

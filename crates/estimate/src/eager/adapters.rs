@@ -1,12 +1,7 @@
 //! Linear layers with adapters, and with 4-bit weights.
 
 use super::{Eager, ParameterId, Settings, Tensor};
-use crate::{
-    dtype::Dtype,
-    error::{Error, Kind},
-    settings::Quantized,
-    shape::Shape,
-};
+use crate::{dtype::Dtype, error::Error, settings::Quantized, shape::Shape};
 
 /// The tensors that a linear layer has in addition to its weight, or instead of it.
 #[derive(Clone, Debug, Default)]
@@ -69,12 +64,12 @@ impl Eager {
         names.sort_unstable();
         names.dedup();
         let what = format!("adapters: no linear layer has the name `{unused}`; there are {}", names.join(", "));
-        Err(Kind::Invalid(what).into())
+        Err(Error::invalid(what))
     }
 
     /// Adds packed elements and a `QuantState`, like bitsandbytes' `quantize_4bit`.
     fn add_in_4_bits(&self, inputs: u64, outputs: u64, quantized: &Quantized) -> Result<In4Bits, Error> {
-        let elements = inputs.checked_mul(outputs).ok_or_else(|| self.error(Kind::TooLarge))?;
+        let elements = inputs.checked_mul(outputs).ok_or_else(|| self.too_large())?;
         let packed = self.add_packed(&Shape::from([elements.div_ceil(2), 1]), elements)?;
         let flat = |length: u64, dtype| self.add_buffer(&Shape::from([length]), dtype);
         let scales = elements.div_ceil(BLOCK);

@@ -3,11 +3,7 @@
 use gpumem_core::report::counted;
 
 use super::{Eager, KeptTokens, Tensor};
-use crate::{
-    class::Class,
-    error::{Error, Kind},
-    settings::KvCache,
-};
+use crate::{class::Class, error::Error, settings::KvCache};
 
 impl Eager {
     /// Starts a pass over the next tokens. Its layers find the keys and values of earlier passes.
@@ -75,7 +71,7 @@ impl Eager {
         if layer.tokens > room {
             let what =
                 format!("a cache with room for {} cannot keep {}", counted(room, "token", "tokens"), layer.tokens);
-            return Err(self.error(Kind::Invalid(what)));
+            return Err(self.invalid(what));
         }
         if layer.keys.is_none() {
             (layer.keys, layer.values) = (Some(allocate(keys)?), Some(allocate(values)?));
@@ -84,7 +80,7 @@ impl Eager {
             // `sdpa_attention_forward` uses the part that contains tokens, in the first pass.
             (Some(keys), Some(values)) if is_first => Ok([self.narrow(keys, 2, new), self.narrow(values, 2, new)]),
             (Some(keys), Some(values)) => Ok([keys.clone(), values.clone()]),
-            _ => Err(self.error(Kind::Invalid("a cache has no keys".to_owned()))),
+            _ => Err(self.invalid("a cache has no keys")),
         }
     }
 

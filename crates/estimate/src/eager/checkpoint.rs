@@ -33,9 +33,7 @@ impl Saved {
                     eager.run_again(&block)?;
                 }
                 let tensor = block.state.borrow_mut().again.get_mut(number).and_then(Option::take);
-                tensor.ok_or_else(|| {
-                    eager.error(Kind::Invalid("a checkpointed block saved less when it ran again".into()))
-                })
+                tensor.ok_or_else(|| eager.invalid("a checkpointed block saved less when it ran again"))
             }
         }
     }

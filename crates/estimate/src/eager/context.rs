@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::{Eager, Tensor};
-use crate::error::{Error, Kind};
+use crate::error::Error;
 
 /// The shared tensors. A checkpointed block keeps them as they were when the block first ran, as PyTorch keeps the
 /// arguments of the block.
@@ -50,7 +50,7 @@ impl Eager {
         let context = self.context.borrow();
         let encoded = context.encoded.as_ref().filter(|_| slot == "encoder");
         let tensor = encoded.or_else(|| context.slots.get(slot)?.last()).cloned();
-        tensor.ok_or_else(|| self.error(Kind::Invalid(format!("no layer before it leaves `{slot}`"))))
+        tensor.ok_or_else(|| self.invalid(format!("no layer before it leaves `{slot}`")))
     }
 
     /// Drops all tensors that were left with this name.

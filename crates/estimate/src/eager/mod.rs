@@ -312,6 +312,14 @@ impl Eager {
         Error::in_layer(self.memory.path(), kind)
     }
 
+    pub(crate) fn invalid(&self, what: impl Into<String>) -> Error {
+        self.error(Kind::Invalid(what.into()))
+    }
+
+    pub(crate) fn too_large(&self) -> Error {
+        self.error(Kind::TooLarge)
+    }
+
     pub(crate) fn mismatch(&self, expected: impl Into<String>, found: &Tensor) -> Error {
         self.error(Kind::Mismatch { expected: expected.into(), found: found.shape.clone() })
     }

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     class::Class,
     dtype::Dtype,
-    error::{Error, Kind},
+    error::Error,
     memory::Storage,
     settings::{DataParallel, DataParallelKind},
     shape::Shape,
@@ -45,14 +45,14 @@ impl Eager {
     pub(super) fn sharded(&self, number: usize, shape: &Shape, dtype: Dtype) -> Result<Option<(Tensor, Shard)>, Error> {
         let Some(parallel) = self.shards() else { return Ok(None) };
         let Some(rows) = shape.sizes().first() else {
-            return Err(self.error(Kind::Invalid("a parameter without dimensions cannot be split".to_owned())));
+            return Err(self.invalid("a parameter without dimensions cannot be split"));
         };
         // `torch.chunk`: all shards except the last ones have as many rows as the first one.
         let tensor = self.empty(&shape.with(0, rows.div_ceil(parallel.ranks)), dtype, Class::Weights)?;
         let elements = tensor.shape.elements().and_then(|elements| elements.checked_mul(parallel.ranks));
         let gathered = parallel.gathered.unwrap_or(dtype);
         let whole_bytes = elements.and_then(|elements| gathered.bytes(elements));
-        let whole_bytes = whole_bytes.ok_or_else(|| self.error(Kind::TooLarge))?;
+        let whole_bytes = whole_bytes.ok_or_else(|| self.too_large())?;
         let whole = Tensor::new(Rc::new(Storage::without_bytes(&self.memory)), shape.clone(), gathered);
         self.sharding.groups.borrow_mut()[self.sharding.building.get()].parameters.push(number);
         Ok(Some((whole, Shard { tensor, gradient: None, whole_bytes })))

@@ -3,12 +3,7 @@
 use std::cell::RefCell;
 
 use super::{Eager, Tensor};
-use crate::{
-    class::Class,
-    dtype::Dtype,
-    error::{Error, Kind},
-    shape::Shape,
-};
+use crate::{class::Class, dtype::Dtype, error::Error, shape::Shape};
 
 /// The workspace that PyTorch gives cuBLASLt (`CUDABlas.cpp`, `_parseChosenWorkspaceSize`).
 const CUBLASLT: u64 = 1 << 20;
@@ -80,8 +75,7 @@ impl Eager {
     /// heuristics choose. It ranges from nothing, if the algorithm reads the tensors as they are, to
     /// [`Convolution::most`].
     pub(crate) fn use_cudnn(&self, convolution: &Convolution, is_for_weight: bool) -> Result<(), Error> {
-        let bytes =
-            convolution.most(self.settings.multiprocessors, is_for_weight).ok_or_else(|| self.error(Kind::TooLarge))?;
+        let bytes = convolution.most(self.settings.multiprocessors, is_for_weight).ok_or_else(|| self.too_large())?;
         let largest = &self.workspaces.largest;
         largest.set(largest.get().max(bytes));
         if self.settings.convolutions_take_most {

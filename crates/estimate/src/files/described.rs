@@ -15,12 +15,7 @@ use super::{
     input::{LONGEST_TEXT, text},
     safetensors,
 };
-use crate::{
-    dtype::Dtype,
-    error::{Error, Kind},
-    model::Model,
-    tensors::Tensors,
-};
+use crate::{dtype::Dtype, error::Error, model::Model, tensors::Tensors};
 
 /// The weight files that a folder may contain. The first one that exists is read.
 const WEIGHTS: [&str; 4] = [
@@ -241,7 +236,7 @@ fn folder(path: &Path, length: Length) -> Result<Described, Error> {
 fn weights(path: &Path, config: &Path, length: Length) -> Result<Described, Error> {
     let is_index = path.extension().is_some_and(|extension| extension == "json");
     let alone = if is_index { safetensors::index_alone(path)? } else { None };
-    let unknown = || Kind::Invalid("there is no `config.json` next to the weights".to_owned()).into();
+    let unknown = || Error::invalid("there is no `config.json` next to the weights");
     let config = if config.is_file() { text(config, LONGEST_TEXT) } else { Err(unknown()) };
     let config = Config::new(config.as_deref().map_err(Clone::clone), length);
     let stored = config.dtype();

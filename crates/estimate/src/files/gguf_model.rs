@@ -6,17 +6,13 @@ use super::{
     config::FAMILIES,
     gguf::{Gguf, Value},
 };
-use crate::{
-    dtype::Dtype,
-    error::{Error, Kind},
-    model::Model,
-};
+use crate::{dtype::Dtype, error::Error, model::Model};
 
 /// Tensors that are not parameters: factors for the angles of positions, which other programs compute.
 const NO_PARAMETERS: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
 fn wrong(what: impl std::fmt::Display) -> Error {
-    Kind::Syntax(format!("GGUF: {what}")).into()
+    Error::invalid(format!("GGUF: {what}"))
 }
 
 impl Gguf {

@@ -4,7 +4,7 @@ use std::{fs::File, io::Read, path::Path};
 
 use gpumem_core::regular_file;
 
-use crate::error::{Error, Kind};
+use crate::error::Error;
 
 /// The longest configuration or model that is read. In memory, JSON may take a hundred times its length. The
 /// configuration of a vision model with the names of 21,000 classes has 1.5 MB.
@@ -34,5 +34,5 @@ pub(crate) fn text(path: &Path, longest: u64) -> Result<String, Error> {
 
 /// Returns an error that names the file.
 pub(crate) fn file_error(path: &Path, what: impl std::fmt::Display) -> Error {
-    Kind::Syntax(format!("{}: {what}", path.display())).into()
+    Error::invalid(format!("{}: {what}", path.display()))
 }

@@ -6,7 +6,7 @@ use super::{Built, Layer};
 use crate::{
     dtype::Dtype,
     eager::{AttentionArguments, Eager, Tensor},
-    error::{Error, Kind},
+    error::Error,
     shape::Shape,
 };
 
@@ -169,7 +169,7 @@ impl Attention {
             return Err(eager.mismatch(format!("(…, …, {})", self.size), input));
         }
         let (batch, length, head_size) = (input.shape[0], input.shape[1], self.head_size());
-        let Some(widths) = self.widths() else { return Err(eager.error(Kind::TooLarge)) };
+        let Some(widths) = self.widths() else { return Err(eager.too_large()) };
         let read = self.reads.as_deref().map(|slot| eager.left(slot)).transpose()?;
         let source = read.as_ref().unwrap_or(input);
         if source.shape.rank() != 3 || source.shape.last() != self.size || source.shape[0] != batch {

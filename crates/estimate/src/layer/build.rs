@@ -11,7 +11,7 @@ use super::{
 use crate::{
     dtype::{Dtype, Types},
     eager::{Adapted, Conv, Eager, ParameterId},
-    error::{Error, Kind},
+    error::Error,
     settings::Quantized,
     shape::Shape,
 };
@@ -70,7 +70,7 @@ impl Building<'_> {
         }
         if self.path > LONGEST_PATH {
             let what = format!("the names of layers make a path of more than {LONGEST_PATH} bytes");
-            return Err(Kind::Invalid(what).into());
+            return Err(Error::invalid(what));
         }
         let (mut kind, mut parameters, mut children, mut shortcut) = (named.layer.clone(), vec![], vec![], vec![]);
         let mut adapted = Adapted::default();
@@ -127,7 +127,7 @@ impl Building<'_> {
             Layer::RelativeAttention(attention) => (parameters, children) = self.relative_attention(attention)?,
             Layer::GatedMlp { size, hidden, is_joined, has_bias, .. } => {
                 let mut layers = if *is_joined {
-                    let both = hidden.checked_mul(2).ok_or_else(|| self.eager.error(Kind::TooLarge))?;
+                    let both = hidden.checked_mul(2).ok_or_else(|| self.eager.too_large())?;
                     vec![linear("gate_up_proj", *size, both, !*has_bias)]
                 } else {
                     ["gate_proj", "up_proj"].map(|name| linear(name, *size, *hidden, !*has_bias)).to_vec()
@@ -153,7 +153,7 @@ impl Building<'_> {
     }
 
     fn invalid(&self, what: impl Into<String>) -> Error {
-        self.eager.error(Kind::Invalid(what.into()))
+        self.eager.invalid(what)
     }
 
     fn patches(&mut self, layer: &Layer) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>), Error> {
@@ -162,7 +162,7 @@ impl Building<'_> {
         };
         let side = image.checked_div(*patch).unwrap_or(0);
         let patches = side.checked_mul(side).and_then(|patches| patches.checked_add(1));
-        let patches = patches.ok_or_else(|| self.eager.error(Kind::TooLarge))?;
+        let patches = patches.ok_or_else(|| self.eager.too_large())?;
         let mut convolution = Layer::conv2d(*channels, *size, *patch, *patch, 0);
         let mut parameters = vec![self.add([1, 1, *size])?];
         let children = if *as_clip {
@@ -215,12 +215,12 @@ impl Building<'_> {
             let (rotated, size) = (attention.rotated(), attention.head_size());
             return Err(self.invalid(format!("heads of {size} cannot rotate {rotated} elements")));
         }
-        let [queries, keys, values] = attention.widths().ok_or_else(|| self.eager.error(Kind::TooLarge))?;
+        let [queries, keys, values] = attention.widths().ok_or_else(|| self.eager.too_large())?;
         let AttentionNames { queries: q, keys: k, values: v, joined, output, norms: [q_norm, k_norm] } =
             &attention.names;
         let mut layers = if is_joined {
             let sum = queries.checked_add(keys).and_then(|sum| sum.checked_add(values));
-            vec![linear(joined, size, sum.ok_or_else(|| self.eager.error(Kind::TooLarge))?, no_bias)]
+            vec![linear(joined, size, sum.ok_or_else(|| self.eager.too_large())?, no_bias)]
         } else {
             vec![
                 linear(q, size, queries, no_bias),
@@ -278,8 +278,8 @@ impl Building<'_> {
 
     /// Returns the weight of the layer at this path.
     fn shared(&self, path: &str) -> Result<ParameterId, Error> {
-        let unknown = || Kind::Invalid(format!("no layer before it has the path `{path}` and a weight to share"));
-        self.weights.get(path).copied().ok_or_else(|| self.eager.error(unknown()))
+        let unknown = || self.invalid(format!("no layer before it has the path `{path}` and a weight to share"));
+        self.weights.get(path).copied().ok_or_else(unknown)
     }
 
     fn experts(&mut self, experts: &Experts) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>), Error> {
@@ -289,7 +289,7 @@ impl Building<'_> {
             return Err(self.invalid(what));
         }
         let mut children = vec![self.one(&linear(experts.router(), size, count, true))?];
-        let both = hidden.checked_mul(2).ok_or_else(|| self.eager.error(Kind::TooLarge))?;
+        let both = hidden.checked_mul(2).ok_or_else(|| self.eager.too_large())?;
         self.eager.memory.open("experts");
         let parameters = match run {
             RunExperts::Grouped => [self.add_table([count, both, size])?, self.add_table([count, size, hidden])?],

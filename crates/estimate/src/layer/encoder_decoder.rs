@@ -7,7 +7,7 @@ use super::{Built, run_all};
 use crate::{
     dtype::Dtype,
     eager::{AttentionArguments, Eager, Tensor},
-    error::{Error, Kind},
+    error::Error,
     shape::Shape,
 };
 
@@ -44,7 +44,7 @@ impl RelativeAttention {
         if input.shape.rank() != 3 || input.shape.last() != self.size {
             return Err(eager.mismatch(format!("(…, …, {})", self.size), input));
         }
-        let Some(width) = self.width() else { return Err(eager.error(Kind::TooLarge)) };
+        let Some(width) = self.width() else { return Err(eager.too_large()) };
         let in_heads = |tensor: &Tensor| {
             let shape = Shape::from([tensor.shape[0], tensor.shape[1], self.heads, self.head_size]);
             Ok::<_, Error>(eager.transpose(&eager.reshape(tensor, &shape)?, 1, 2))
@@ -52,7 +52,7 @@ impl RelativeAttention {
         let queries = in_heads(&built.child("q").forward(eager, input)?)?;
         let encoded = eager.context().encoded.filter(|_| self.is_cross);
         if self.is_cross && encoded.is_none() {
-            return Err(eager.error(Kind::Invalid("cross attention needs an encoder".to_owned())));
+            return Err(eager.invalid("cross attention needs an encoder"));
         }
         let source = encoded.as_ref().unwrap_or(input);
         let mut keys = in_heads(&built.child("k").forward(eager, source)?)?;
@@ -85,9 +85,7 @@ impl RelativeAttention {
         } else {
             let buckets = buckets(eager, &Shape::from([length, key_length]))?;
             let table = built.parameters.first().copied();
-            let table = table.ok_or_else(|| {
-                eager.error(Kind::Invalid("no layer before it has a table of position biases".to_owned()))
-            })?;
+            let table = table.ok_or_else(|| eager.invalid("no layer before it has a table of position biases"))?;
             let rows = eager.embedding(&buckets, &eager.parameter(table))?;
             drop(buckets);
             eager.unsqueeze_first(&eager.transpose(&eager.transpose(&rows, 1, 2), 0, 1))
@@ -128,7 +126,7 @@ impl Built {
     pub(super) fn run_both(&self, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
         let mut context = eager.context();
         let Some(target) = context.target.clone() else {
-            return Err(eager.error(Kind::Invalid("a decoder needs target tokens".to_owned())));
+            return Err(eager.invalid("a decoder needs target tokens"));
         };
         (context.bias, context.cross_bias) = (None, None);
         eager.set_context(context.clone());

@@ -6,7 +6,7 @@ use super::{Built, Function, forward::activate};
 use crate::{
     dtype::Dtype,
     eager::{Eager, Tensor},
-    error::{Error, Kind},
+    error::Error,
     shape::Shape,
 };
 
@@ -99,7 +99,7 @@ impl Experts {
         scores: &Tensor,
         choice: &Tensor,
     ) -> Result<Tensor, Error> {
-        let too_large = || eager.error(Kind::TooLarge);
+        let too_large = || eager.too_large();
         let chosen = rows.shape[0].checked_mul(self.per_token).ok_or_else(too_large)?;
         let flat = |tensor: &Tensor| eager.reshape(tensor, &Shape::from([chosen]));
         let (scores, choice) = (flat(scores)?, flat(choice)?);
@@ -130,7 +130,7 @@ impl Experts {
     fn all(&self, built: &Built, eager: &Eager, rows: &Tensor) -> Result<Tensor, Error> {
         let logits = built.child(self.router()).forward(eager, rows)?;
         let (tokens, experts) = (rows.shape[0], self.experts);
-        let total = tokens.checked_mul(experts).ok_or_else(|| eager.error(Kind::TooLarge))?;
+        let total = tokens.checked_mul(experts).ok_or_else(|| eager.too_large())?;
         let [largest, choice] = eager.top_k(&logits, self.per_token)?;
         // The scores of all other experts are 0.
         let scattered = eager.multiply_by_number(&logits)?;

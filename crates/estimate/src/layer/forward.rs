@@ -123,7 +123,7 @@ impl Built {
                         Some(result) => eager.multiply(&result, &output)?,
                     });
                 }
-                result.ok_or_else(|| eager.error(Kind::Invalid("there are no branches".to_owned())))
+                result.ok_or_else(|| eager.invalid("there are no branches"))
             }
             Layer::Idle { .. } => Ok(input.clone()),
             Layer::Residual { in_place, .. } => {
@@ -158,7 +158,7 @@ impl Built {
             Layer::Flatten => {
                 let rows = input.shape.sizes().first().copied().unwrap_or(1);
                 let rest = Shape::from(input.shape.sizes().get(1..).unwrap_or_default().to_vec());
-                let rest = rest.elements().ok_or_else(|| eager.error(Kind::TooLarge))?;
+                let rest = rest.elements().ok_or_else(|| eager.too_large())?;
                 eager.reshape(input, &Shape::from([rows, rest]))
             }
             Layer::ChannelsToLast | Layer::ChannelsToFirst if input.shape.rank() == 3 => {
@@ -278,7 +278,7 @@ impl Built {
     fn patches(&self, eager: &Eager, input: &Tensor, size: u64) -> Result<Tensor, Error> {
         let [convolution, ..] = &self.children[..] else { return Ok(input.clone()) };
         let patches = convolution.forward(eager, input)?;
-        let count = patches.shape[2].checked_mul(patches.shape[3]).ok_or_else(|| eager.error(Kind::TooLarge))?;
+        let count = patches.shape[2].checked_mul(patches.shape[3]).ok_or_else(|| eager.too_large())?;
         let batch = input.shape[0];
         let tokens = eager.transpose(&eager.reshape(&patches, &Shape::from([batch, size, count]))?, 1, 2);
         drop(patches);

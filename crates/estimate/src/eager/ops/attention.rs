@@ -5,7 +5,7 @@ use crate::{
     class::Class,
     dtype::Dtype,
     eager::{Eager, Tensor},
-    error::{Error, Kind},
+    error::Error,
     shape::Shape,
 };
 
@@ -174,7 +174,7 @@ impl Eager {
 
     /// Allocates a workspace that lives while a kernel is started.
     fn work_in(&self, bytes: Option<u64>) -> Result<(), Error> {
-        let bytes = bytes.ok_or_else(|| self.error(Kind::TooLarge))?;
+        let bytes = bytes.ok_or_else(|| self.too_large())?;
         self.empty(&Shape::from([bytes]), Dtype::U8, Class::Workspace).map(drop)
     }
 }

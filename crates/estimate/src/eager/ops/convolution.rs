@@ -6,7 +6,7 @@ use super::linear::Like;
 use crate::{
     dtype::Dtype,
     eager::{Convolution, Eager, Tensor, channels_last_strides},
-    error::{Error, Kind},
+    error::Error,
     shape::Shape,
 };
 
@@ -62,7 +62,7 @@ impl Eager {
         conv: &Conv,
     ) -> Result<Tensor, Error> {
         let dimensions = weight.shape.rank() - 2;
-        let inputs = weight.shape[1].checked_mul(conv.groups).ok_or_else(|| self.error(Kind::TooLarge))?;
+        let inputs = weight.shape[1].checked_mul(conv.groups).ok_or_else(|| self.too_large())?;
         if input.shape.rank() != dimensions + 2 || input.shape[1] != inputs {
             let image = vec!["…"; dimensions].join(", ");
             return Err(self.mismatch(format!("(…, {inputs}, {image})"), input));

@@ -5,7 +5,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::{
     dtype::Dtype,
     eager::{Eager, Grads, Saved, Tensor},
-    error::{Error, Kind},
+    error::Error,
     shape::Shape,
 };
 
@@ -72,7 +72,7 @@ impl Eager {
     /// Returns rows of a table. The gradient of the table is as large as the table.
     pub(crate) fn embedding(&self, indices: &Tensor, table: &Tensor) -> Result<Tensor, Error> {
         if indices.dtype.is_float() {
-            return Err(self.error(Kind::Invalid(format!("an embedding needs integers and gets {}", indices.dtype))));
+            return Err(self.invalid(format!("an embedding needs integers and gets {}", indices.dtype)));
         }
         // More than 3072 indices are sorted.
         self.rows_at(indices, table, 3072)

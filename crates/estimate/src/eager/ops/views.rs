@@ -3,7 +3,7 @@
 use crate::{
     dtype::Dtype,
     eager::{Eager, Tensor},
-    error::{Error, Kind},
+    error::Error,
     shape::Shape,
 };
 
@@ -67,7 +67,7 @@ impl Eager {
 
     /// Copies each element of a dimension, such as heads, this many times.
     pub(crate) fn repeat(&self, input: &Tensor, dimension: usize, times: u64) -> Result<Tensor, Error> {
-        let size = input.shape[dimension].checked_mul(times).ok_or_else(|| self.error(Kind::TooLarge))?;
+        let size = input.shape[dimension].checked_mul(times).ok_or_else(|| self.too_large())?;
         let output = self.output(&input.shape.with(dimension, size), input.dtype)?;
         Ok(self.with_new_gradient(input, output))
     }
@@ -124,14 +124,14 @@ impl Eager {
     /// Joins several tensors along a dimension.
     pub(crate) fn concatenate(&self, inputs: &[&Tensor], dimension: usize) -> Result<Tensor, Error> {
         let Some(first) = inputs.first() else {
-            return Err(self.error(Kind::Invalid("there is nothing to join".into())));
+            return Err(self.invalid("there is nothing to join"));
         };
         let mut sum = 0_u64;
         for input in inputs {
             if input.shape.with(dimension, 0) != first.shape.with(dimension, 0) {
                 return Err(self.pair("joining", &first.shape, &input.shape));
             }
-            sum = sum.checked_add(input.shape[dimension]).ok_or_else(|| self.error(Kind::TooLarge))?;
+            sum = sum.checked_add(input.shape[dimension]).ok_or_else(|| self.too_large())?;
         }
         let output = self.output(&first.shape.with(dimension, sum), first.dtype)?;
         let parts: Vec<_> = inputs.iter().map(|input| (input.shape.clone(), input.edge.is_some())).collect();

@@ -4,10 +4,7 @@ use std::{cell::RefCell, collections::BTreeMap};
 
 use serde_json::{Map, Value};
 
-use crate::{
-    error::{Error, Kind},
-    layer::Function,
-};
+use crate::{error::Error, layer::Function};
 
 /// The largest number of blocks, which no known model reaches. Each block is run, because the allocator's free blocks
 /// differ from one to the next. Without a limit, a short file could therefore take any time and memory.
@@ -26,7 +23,7 @@ pub(super) struct Fields<'a> {
 }
 
 pub(super) fn wrong(what: impl std::fmt::Display) -> Error {
-    Kind::Syntax(format!("config.json: {what}")).into()
+    Error::invalid(format!("config.json: {what}"))
 }
 
 /// Returns the size of one head of a layer of this size.
