@@ -286,7 +286,7 @@ impl StepMemory {
             path.reverse();
             path
         };
-        let class = |StackId(stack): StackId| Class::ALL.into_iter().find(|class| *class as u32 + 1 == stack);
+        let class = |StackId(stack): StackId| Class::ALL.get((stack as usize).wrapping_sub(1)).copied();
         let mut sums: BTreeMap<(u32, Class), u64> = BTreeMap::new();
         for part in &groups {
             let class = class(part.group.stack).unwrap_or(Class::Activations);

@@ -32,7 +32,7 @@ impl Recording {
         let library = "gpumem-estimate".to_owned();
         recording.write(&Item::Interception(Interception { source: Source::Simulation, library }));
         // The classes replace the allocating libraries of a program's recording.
-        for class in Class::ALL {
+        for &class in Class::ALL {
             let (StackId(module), path) = (stack(class), class.name().to_owned());
             recording.write(&Item::Module(ModuleDefinition { id: module, path, build_id: Vec::new(), base: 0 }));
             let addresses = vec![CodeAddress { module, offset: 0 }];
