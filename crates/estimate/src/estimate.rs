@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use gpumem_core::model::Bytes;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::class::Class;
 
 /// The predicted memory of a step. `Display` is a report of at most 80 columns. Serialized amounts are in bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Estimate {
     /// The number of elements of all parameters. Tied weights are counted once.
@@ -18,6 +18,7 @@ pub struct Estimate {
     /// The highest sum of allocated bytes, as `torch.cuda.max_memory_allocated()` returns it.
     pub peak: Bytes,
     /// The parts of the peak, the largest first. They add up to the peak.
+    #[serde(flatten, serialize_with = "with_classes")]
     pub parts: Vec<PeakPart>,
     /// The most memory that the allocator held from the driver, as `torch.cuda.max_memory_reserved()` returns it.
     pub reserved: Bytes,
@@ -104,11 +105,26 @@ impl Estimate {
 
     /// Returns the peak by class.
     pub fn classes(&self) -> Vec<(Class, Bytes)> {
-        let mut sums: BTreeMap<Class, Bytes> = BTreeMap::new();
-        for part in &self.parts {
-            let sum = sums.entry(part.class).or_default();
-            *sum = *sum + part.bytes;
-        }
-        sums.into_iter().collect()
+        sums(&self.parts).into_iter().collect()
     }
+
+    /// Returns the estimate as a JSON object. Amounts are in bytes.
+    pub fn to_json(&self) -> String {
+        // The conversion sorts the keys by name.
+        serde_json::to_value(self).unwrap_or_default().to_string()
+    }
+}
+
+fn sums(parts: &[PeakPart]) -> BTreeMap<Class, Bytes> {
+    let mut sums: BTreeMap<Class, Bytes> = BTreeMap::new();
+    for part in parts {
+        let sum = sums.entry(part.class).or_default();
+        *sum = *sum + part.bytes;
+    }
+    sums
+}
+
+/// Writes the parts, and the peak by class.
+fn with_classes<S: Serializer>(parts: &[PeakPart], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map([("classes", serde_json::json!(sums(parts))), ("parts", serde_json::json!(parts))])
 }

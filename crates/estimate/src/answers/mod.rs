@@ -1,7 +1,6 @@
 //! The results of an estimate: text, data and what changes would save.
 
 mod fit;
-mod json;
 mod savings;
 mod text;
 
