@@ -3,16 +3,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     io::{ErrorKind, Read},
     path::{Component, Path},
 };
 
 use gpumem_core::model::Bytes;
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error as _, IgnoredAny, MapAccess, Visitor},
-};
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use super::{file_error, input};
 use crate::{
@@ -32,39 +29,6 @@ struct Entry {
     dtype: String,
     shape: Shape,
     data_offsets: [u64; 2],
-}
-
-/// The tensors by name. Nothing else is kept, so that a header needs little more memory than its bytes.
-struct Header(BTreeMap<String, Entry>);
-
-impl<'de> Deserialize<'de> for Header {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Object;
-
-        impl<'de> Visitor<'de> for Object {
-            type Value = Header;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object with a field for each tensor")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
-                let mut entries = BTreeMap::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    if name == "__metadata__" {
-                        map.next_value::<IgnoredAny>()?;
-                        continue;
-                    }
-                    let entry = map.next_value();
-                    let entry = entry.map_err(|error| A::Error::custom(format_args!("tensor `{name}`: {error}")))?;
-                    entries.insert(name, entry);
-                }
-                Ok(Header(entries))
-            }
-        }
-
-        deserializer.deserialize_map(Object)
-    }
 }
 
 #[derive(Deserialize)]
@@ -152,13 +116,14 @@ fn one_file(path: &Path) -> Result<Vec<TensorInfo>, Error> {
 
 /// Returns the tensors in a header.
 fn tensors(header: &[u8]) -> Result<Vec<TensorInfo>, String> {
-    let Header(entries) = serde_json::from_slice(header).map_err(|error| match error.to_string() {
-        of_tensor if of_tensor.starts_with("tensor `") => of_tensor,
-        other => format!("the header is not a JSON object: {other}"),
-    })?;
+    // Entries are read one by one, so that a header needs little more memory than its bytes.
+    let mut entries: BTreeMap<String, &RawValue> =
+        serde_json::from_slice(header).map_err(|error| format!("the header is not a JSON object: {error}"))?;
+    entries.remove("__metadata__");
     let mut tensors = Vec::with_capacity(entries.len());
     for (name, entry) in entries {
         let of_tensor = |what: &dyn std::fmt::Display| format!("tensor `{name}`: {what}");
+        let entry = serde_json::from_str(entry.get()).map_err(|error| of_tensor(&error))?;
         let Entry { dtype, shape, data_offsets: [start, end] } = entry;
         let dtype = dtype_of(&dtype).ok_or_else(|| of_tensor(&format!("`{dtype}` is not a type of elements")))?;
         let elements = shape.elements().filter(|elements| elements % dtype.block() == 0);
@@ -242,7 +207,7 @@ mod tests {
         assert_eq!(error(&unknown), "tensor `a`: `F33` is not a type of elements");
         assert!(error(&"[".repeat(1_000_000)).starts_with("the header is not a JSON object"));
         let nested = error(&format!(r#"{{"a":{}"#, r#"{"a":"#.repeat(1_000_000)));
-        assert!(nested.starts_with("tensor `a`: EOF while parsing"), "{nested}");
+        assert!(nested.starts_with("the header is not a JSON object: EOF while parsing"), "{nested}");
         let metadata = format!(r#"{{"__metadata__":{}}}"#, "[".repeat(1_000_000));
         assert!(error(&metadata).starts_with("the header is not a JSON object: "), "{}", error(&metadata));
         assert!(error("").starts_with("the header is not a JSON object"));
