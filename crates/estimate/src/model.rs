@@ -61,18 +61,7 @@ pub enum Loss {
 }
 
 impl Model {
-    /// Reads a model from JSON. An error names the layer and its field. A field that does not exist is an error.
-    ///
-    /// ```
-    /// use gpumem_estimate::Model;
-    ///
-    /// let model = r#"{"name": "small", "input": {"numbers": [4]}, "layers": [
-    ///     {"name": "act", "type": "activation", "function": "relu"},
-    ///     {"name": "head", "type": "linear", "inputs": 4, "outputs": "ten"}]}"#;
-    /// let error = Model::from_json(model).unwrap_err().to_string();
-    /// let expected = "layer `head` (`layers[1]`): the field `outputs` is \"ten\", and may be a whole number, 0 or more";
-    /// assert_eq!(error, format!("this is not a model: {expected}"));
-    /// ```
+    /// Reads a model from JSON. An error names the layer. A field that does not exist is an error.
     ///
     /// # Errors
     /// Returns an error if the text is not JSON, or is not a model.
@@ -108,7 +97,7 @@ impl Model {
         let fields = fields().unwrap_or_default();
         let why = match &read {
             Ok(model) => model_check::unknown_field(&fields, model),
-            Err(error) => model_check::wrong_part::<Self>(&fields).or_else(|| Some(error.clone())),
+            Err(error) => model_check::wrong_layer(&fields).or_else(|| Some(error.clone())),
         };
         match (read, why) {
             (Ok(model), None) => Ok(model),
