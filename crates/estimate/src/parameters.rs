@@ -18,15 +18,6 @@ impl Model {
     /// Returns the parameters of the model, each named by the path of its layer: two parameters of one layer have the
     /// same name. Tied weights are counted once.
     ///
-    /// ```
-    /// use gpumem_estimate::{Dtype, models};
-    ///
-    /// let parameters = models::gpt2(16).parameters(Dtype::F32)?;
-    /// assert_eq!(parameters.sum().elements, 124_439_808);
-    /// assert_eq!(parameters.by_module(2)["transformer.wpe"].elements, 1024 * 768);
-    /// # Ok::<(), gpumem_estimate::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// Returns an error if the sizes of a layer are not valid, or if the sum is too large to be counted.
     pub fn parameters(&self, dtype: Dtype) -> Result<Tensors, Error> {

@@ -32,9 +32,6 @@ use crate::{
 /// let model = models::gpt2(128);
 /// assert!(step.estimate(&model)?.peak < plain.estimate(&model)?.peak);
 ///
-/// let read: Step = serde_json::from_str(r#"{"batch": 8, "optimizer": "adam", "checkpointing": "blocks"}"#).unwrap();
-/// assert_eq!(read, step);
-///
 /// let senseless = Step { master_weights: true, ..plain };
 /// let error = senseless.estimate(&model).unwrap_err();
 /// assert_eq!(error.to_string(), "copies of the parameters in f32 are for parameters of a smaller type");

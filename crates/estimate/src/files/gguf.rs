@@ -35,15 +35,6 @@ const LONGEST_ARRAY: u64 = 4096;
 const MOST_FILES: u64 = 10_000;
 
 /// The header of a GGUF file: the metadata of the model, and its tensors.
-///
-/// ```no_run
-/// # fn main() -> Result<(), gpumem_estimate::Error> {
-/// let file = gpumem_estimate::Gguf::read("model-Q4_K_M.gguf")?;
-/// for (dtype, sum) in file.tensors().by_dtype() {
-///     println!("{dtype}: {} parameters in {}", sum.elements, sum.bytes);
-/// }
-/// # Ok(()) }
-/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gguf {
     metadata: BTreeMap<String, Value>,

@@ -43,18 +43,6 @@ pub struct Lora {
 /// and frees the copy afterwards.
 ///
 /// Such weights have no gradients, so training needs adapters: [`Lora`].
-///
-/// ```
-/// use gpumem_estimate::{Dtype, Quantized, Step, models};
-///
-/// let model = models::llama_1b(128);
-/// let wide = Step { parameters: Dtype::Bf16, ..Step::inference(1) };
-/// let narrow = Step { quantized: Some(Quantized::default()), ..wide.clone() };
-/// let saved = wide.estimate(&model)?.parameter_bytes.get() - narrow.estimate(&model)?.parameter_bytes.get();
-/// // One and a half bytes for each of 973 million elements of linear layers; the embedding and the head stay as they are.
-/// assert_eq!(saved, 973_078_528 * 3 / 2);
-/// # Ok::<(), gpumem_estimate::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Quantized {
@@ -98,16 +86,6 @@ impl From<bool> for Checkpointing {
 ///
 /// The first token comes from the pass over the prompt (the phase `prefill`), every other token from a pass over the previous one
 /// (the phase `decode`). Logits are computed for the last position only. All passes are run, so an estimate takes longer with more tokens.
-///
-/// ```
-/// use gpumem_estimate::{Decode, KvCache, Step, models};
-///
-/// let decode = Decode { tokens: 8, cache: KvCache::Dynamic };
-/// let estimate = Step { decode: Some(decode), ..Step::inference(1) }.estimate(&models::gpt2(32))?;
-/// let phases: Vec<_> = estimate.phases.iter().map(|phase| phase.name).collect();
-/// assert_eq!(phases, ["prefill", "decode"]);
-/// # Ok::<(), gpumem_estimate::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decode {
@@ -133,17 +111,6 @@ pub enum KvCache {
 }
 
 /// Several GPUs, each with its own batch. An estimate is for the GPU that needs the most memory.
-///
-/// ```
-/// use gpumem_estimate::{DataParallel, DataParallelKind, Dtype, Optimizer, Step, models};
-///
-/// let shards = DataParallel { kind: DataParallelKind::Zero3, ranks: 8, gathered: Some(Dtype::Bf16) };
-/// let alone = Step::training(1, Optimizer::Adam);
-/// let model = models::gpt2(128);
-/// let with_others = Step { data_parallel: Some(shards), ..alone.clone() };
-/// assert!(with_others.estimate(&model)?.peak < alone.estimate(&model)?.peak);
-/// # Ok::<(), gpumem_estimate::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataParallel {
