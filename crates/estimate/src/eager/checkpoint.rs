@@ -7,14 +7,12 @@ use super::{BlockRun, Eager, RecomputedBlock, RunBlock, Tensor};
 use crate::error::{Error, Kind};
 
 /// A tensor that the forward pass saved for the backward pass.
-#[derive(Debug)]
 pub(crate) enum Saved {
     Tensor(Tensor),
     /// A tensor of a block that runs again.
     Recomputed(RecomputedTensor),
 }
 
-#[derive(Debug)]
 pub(crate) struct RecomputedTensor {
     block: Rc<RecomputedBlock>,
     number: usize,

@@ -17,7 +17,6 @@ mod workspace;
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
-    fmt,
     rc::Rc,
 };
 
@@ -50,7 +49,6 @@ use crate::{
 type SharedKey = (&'static str, u64, Shape, Dtype);
 
 /// The engine that runs operations. Contains all data of a model except its layers.
-#[derive(Debug)]
 pub(crate) struct Eager {
     pub(crate) memory: Rc<StepMemory>,
     /// True if operations are recorded for the backward pass.
@@ -106,12 +104,6 @@ pub(crate) type Grads = Vec<Option<Tensor>>;
 /// that the forward pass saved, which are freed after it has run.
 type BackwardFunction = Box<dyn FnOnce(&Eager, &[Option<Tensor>]) -> Result<Grads, Error>>;
 
-impl fmt::Debug for Tape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tape").field("nodes", &self.0.borrow().len()).finish()
-    }
-}
-
 #[derive(Debug)]
 struct Parameter {
     tensor: Tensor,
@@ -142,7 +134,7 @@ struct Autocast {
 }
 
 /// How a checkpointed block is running.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 enum BlockRun {
     /// The block runs for the first time. The tensors that it saves are counted but not kept.
     First(Rc<RecomputedBlock>),
@@ -166,12 +158,6 @@ struct RecomputedState {
     saved: usize,
     /// The tensors that the second run saved and that the backward pass has not used yet.
     again: Vec<Option<Tensor>>,
-}
-
-impl fmt::Debug for RecomputedBlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecomputedBlock").field("state", &self.state).finish_non_exhaustive()
-    }
 }
 
 #[derive(Debug, Default)]
