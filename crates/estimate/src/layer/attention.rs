@@ -10,8 +10,9 @@ use crate::{
     shape::Shape,
 };
 
-/// The sizes of a self-attention layer.
+/// The sizes of a self-attention layer. Without heads, it is an error.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub struct Attention {
     /// The size of a token.
@@ -19,65 +20,46 @@ pub struct Attention {
     /// The number of heads of the queries.
     pub heads: u64,
     /// The number of heads of keys and values; 0 for as many as the queries have.
-    #[serde(default)]
     pub key_value_heads: u64,
     /// The size of a head; 0 for the size of a token divided by the heads.
-    #[serde(default)]
     pub head_size: u64,
     /// True if queries, keys and values come from a single matrix product.
-    #[serde(default)]
     pub is_joined: bool,
     /// True if no projection has a bias.
-    #[serde(default)]
     pub no_bias: bool,
     /// True if the output projection has no bias.
-    #[serde(default)]
     pub no_output_bias: bool,
     /// True if the projection of keys has no bias.
-    #[serde(default)]
     pub no_key_bias: bool,
     /// Where cross attention gets keys and values: `encoder`, or the name of a tensor that an earlier layer has left.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub reads: Option<String>,
     /// True if queries are scaled by a separate operation, and the heads of queries, keys and values are copied.
-    #[serde(default)]
     pub copies_heads: bool,
     /// True if the parts of a joined product are taken one by one (`x[..., a:b]`), instead of with one split.
-    #[serde(default)]
     pub takes_parts: bool,
     /// The normalization of queries and keys.
-    #[serde(default)]
     pub norm: HeadNorm,
     /// True if queries and keys are rotated by their position.
-    #[serde(default)]
     pub rotates: bool,
     /// The number of elements at the start of a head that are rotated; the rest is joined with them afterwards. 0 for
     /// all.
-    #[serde(default)]
     pub rotated: u64,
     /// True if pairs of elements are rotated as complex numbers, in `f32`.
-    #[serde(default)]
     pub rotates_complex: bool,
     /// True if queries are multiplied by a number for each position.
-    #[serde(default)]
     pub scales_queries: bool,
     /// The maximum number of tokens that a token sees; 0 for all.
-    #[serde(default)]
     pub window: u64,
     /// True if scores are limited: `cap * tanh(score / cap)`. This needs stored scores.
-    #[serde(default)]
     pub caps_scores: bool,
     /// True if the matrix of scores is stored, because attention uses a separate operation for each step.
-    #[serde(default)]
     pub stores_scores: bool,
     /// The dropout of the stored scores.
-    #[serde(default)]
     pub dropout: f64,
     /// True if inference keeps keys and values.
-    #[serde(default)]
     pub keeps_cache: bool,
     /// The names of the inner layers.
-    #[serde(default)]
     pub names: AttentionNames,
 }
 

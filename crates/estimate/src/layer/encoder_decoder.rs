@@ -14,6 +14,7 @@ use crate::{
 /// The sizes of an attention layer with a relative position bias. There is no other bias, and the scores are not
 /// scaled.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct RelativeAttention {
     /// The size of a token.
     pub size: u64,
@@ -22,16 +23,12 @@ pub struct RelativeAttention {
     /// The size of a head.
     pub head_size: u64,
     /// The rows of its table of biases; 0 if the layer has none and uses the bias of the first layer that has one.
-    #[serde(default)]
     pub buckets: u64,
     /// The dropout of the weights.
-    #[serde(default)]
     pub dropout: f64,
     /// True if a token does not read later tokens. Inference then keeps keys and values.
-    #[serde(default)]
     pub is_causal: bool,
     /// True if keys and values come from the output of the encoder. There is no table: the bias is 0.
-    #[serde(default)]
     pub is_cross: bool,
 }
 
