@@ -348,42 +348,30 @@ impl Step {
 
     /// Returns the reason why the settings do not work with several GPUs, or `None` if they do.
     fn wrong_parallel(&self, parallel: DataParallel) -> Option<&'static str> {
-        let has_shards = parallel.kind.has_shards();
-        let is_inference = self.optimizer.is_none();
-        let choices = [
-            (parallel.ranks < 2, "data parallelism needs two ranks or more"),
-            (
-                is_inference && parallel.kind != DataParallelKind::Zero3,
-                "inference has no gradients and no optimizer to share out; only zero3 shares out parameters",
-            ),
-            (self.decode.is_some(), "decoding with zero3 would gather all parameters for each token"),
-            (!has_shards && parallel.gathered.is_some(), "only shards of parameters (zero2, zero3) are gathered"),
-            (
-                has_shards && self.autocast.is_some(),
-                "autocast keeps copies of all parameters, which shards are meant to avoid; gather them in the smaller type instead",
-            ),
-            (
-                has_shards && self.master_weights,
-                "shards of parameters in f32 that are gathered in a smaller type need no other copies in f32",
-            ),
-            (
-                parallel.kind == DataParallelKind::Zero1 && self.master_weights,
-                "ZeroRedundancyOptimizer has no copies of parameters in f32",
-            ),
-            (
-                has_shards && (self.adapters.is_some() || self.quantized.is_some()),
-                "adapters and weights in 4 bits are not modelled with shards of parameters",
-            ),
-            (
-                has_shards && self.optimizer == Some(Optimizer::Adam8bit),
-                "bitsandbytes cannot update the shards of fully_shard, which are of the type DTensor",
-            ),
-            (
-                has_shards && self.optimizer == Some(Optimizer::Adafactor),
-                "Adafactor adds up rows and columns of whole parameters, which is not modelled with shards of them",
-            ),
-        ];
-        choices.into_iter().find(|(is_wrong, _)| *is_wrong).map(|(_, why)| why)
+        let (has_shards, is_inference) = (parallel.kind.has_shards(), self.optimizer.is_none());
+        Some(if parallel.ranks < 2 {
+            "data parallelism needs two ranks or more"
+        } else if is_inference && parallel.kind != DataParallelKind::Zero3 {
+            "inference has no gradients and no optimizer to share out; only zero3 shares out parameters"
+        } else if self.decode.is_some() {
+            "decoding with zero3 would gather all parameters for each token"
+        } else if !has_shards && parallel.gathered.is_some() {
+            "only shards of parameters (zero2, zero3) are gathered"
+        } else if has_shards && self.autocast.is_some() {
+            "autocast keeps copies of all parameters, which shards are meant to avoid; gather them in the smaller type instead"
+        } else if has_shards && self.master_weights {
+            "shards of parameters in f32 that are gathered in a smaller type need no other copies in f32"
+        } else if parallel.kind == DataParallelKind::Zero1 && self.master_weights {
+            "ZeroRedundancyOptimizer has no copies of parameters in f32"
+        } else if has_shards && (self.adapters.is_some() || self.quantized.is_some()) {
+            "adapters and weights in 4 bits are not modelled with shards of parameters"
+        } else if has_shards && self.optimizer == Some(Optimizer::Adam8bit) {
+            "bitsandbytes cannot update the shards of fully_shard, which are of the type DTensor"
+        } else if has_shards && self.optimizer == Some(Optimizer::Adafactor) {
+            "Adafactor adds up rows and columns of whole parameters, which is not modelled with shards of them"
+        } else {
+            return None;
+        })
     }
 
     fn labels(&self, eager: &Eager, model: &Model, shape: &Shape) -> Result<Option<Tensor>, Error> {
