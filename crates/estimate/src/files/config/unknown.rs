@@ -1,6 +1,6 @@
 //! Estimates the weights of an unknown architecture: they are those of a known decoder with the sizes in its configuration.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::{
     dtype::Dtype,
@@ -51,23 +51,21 @@ pub(in crate::files) fn unknown_decoder(fields: &Value, dtype: Dtype, length: u6
         return None;
     }
     let experts = EXPERTS.iter().find_map(|key| number(key));
-    let mut known: Map<String, Value> =
-        SIZES.iter().chain(&KNOWN).filter_map(|key| Some(((*key).to_owned(), decoder.get(*key)?.clone()))).collect();
     let has_bias = decoder["attention_bias"].as_bool() == Some(true);
-    let class = match experts {
+    let (class, kind) = match experts {
         Some(_) => ("MixtralForCausalLM", "mixtral"),
         None if has_bias => ("Qwen2ForCausalLM", "qwen2"),
         None => ("LlamaForCausalLM", "llama"),
     };
-    known.insert("architectures".to_owned(), json!([class.0]));
-    known.insert("model_type".to_owned(), json!(class.1));
-    if let Some(experts) = experts {
-        known.insert("num_local_experts".to_owned(), json!(experts));
-        let of_token = number("num_experts_per_tok").filter(|of_token| *of_token <= experts);
-        known.extend(of_token.map(|of_token| ("num_experts_per_tok".to_owned(), json!(of_token))));
+    let of_token = number("num_experts_per_tok").filter(|of_token| Some(*of_token) <= experts);
+    let mut known = json!({
+        "architectures": [class], "model_type": kind, "num_local_experts": experts, "num_experts_per_tok": of_token,
+    });
+    for key in SIZES.iter().chain(&KNOWN) {
+        known[*key] = decoder[*key].clone();
     }
     number("intermediate_size").or_else(|| number("moe_intermediate_size").filter(|_| experts.is_some()))?;
-    let fused = Model::from_fields(&Value::Object(known), length).ok()?;
+    let fused = Model::from_fields(&known, length).ok()?;
     let mut stored = fused.clone();
     store_scores(&mut stored.layers);
     let stand_ins = [fused, stored];
