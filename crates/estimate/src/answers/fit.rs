@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl Step {
-    /// Returns a batch with which the step stays within its limit; 0 if none fits. A bisection finds a batch that fits
+    /// Returns a batch with which the step stays within its limit; 0 if none fits. The search finds a batch that fits
     /// while the next larger one does not. Sometimes a still larger batch needs less memory, because its blocks fit
     /// better into the allocator's segments. Therefore, at most 16 batches that are up to 10 % larger are tried as
     /// well, and the same again above each one that fits, unless the model has very many layers.
@@ -56,26 +56,20 @@ fn fitting(result: Result<Peak, Error>) -> Result<Option<Peak>, Error> {
     }
 }
 
-/// If a step has more events than this, it takes so long that only a few numbers are tried. A training step of a Llama
-/// with 250 blocks has fewer.
+/// If a step has more events than this, it takes so long that no larger numbers are tried. A training step of a Llama with
+/// 250 blocks has fewer.
 const MANY_EVENTS: u64 = 150_000;
 
-/// Returns the largest number that fits into a limit, found by [`largest_with_gaps`], or by [`largest_of_few`] if a step is long.
+/// Returns the largest number that fits into a limit, improved by [`with_gaps`] unless a step is long.
 fn largest_in(limit: Bytes, mut peak: impl FnMut(u64) -> Result<Option<Peak>, Error>) -> Result<u64, Error> {
     let Some(first) = peak(1)? else { return Ok(0) };
-    if first.events > MANY_EVENTS {
-        return largest_of_few(limit.get(), first.bytes, |number| Ok(peak(number)?.map(|peak| peak.bytes)));
-    }
-    largest_with_gaps(|number| Ok(number == 1 || peak(number)?.is_some()))
+    let found = largest(limit.get(), first.bytes, |number| Ok(peak(number)?.map(|peak| peak.bytes)))?;
+    if first.events > MANY_EVENTS { Ok(found) } else { with_gaps(found, |number| Ok(peak(number)?.is_some())) }
 }
 
-/// Returns the largest number that fits, like [`largest`], but with fewer tries: the peak grows roughly evenly with the
-/// number, so the peaks found so far show where the limit is. `first` is the peak for 1.
-fn largest_of_few(
-    limit: u64,
-    first: u64,
-    mut peak: impl FnMut(u64) -> Result<Option<u64>, Error>,
-) -> Result<u64, Error> {
+/// Returns a number that fits while the next larger one does not. The peak grows roughly evenly with the number, so the
+/// peaks found so far show where the limit is. `first` is the peak for 1.
+fn largest(limit: u64, first: u64, mut peak: impl FnMut(u64) -> Result<Option<u64>, Error>) -> Result<u64, Error> {
     const FASTEST: u64 = 8;
 
     let ((mut before, mut peak_before), mut fitting, mut peak_of_fitting) = ((0, 0), 1_u64, first);
@@ -101,48 +95,27 @@ fn largest_of_few(
         too_large -= step;
         step *= 2;
     }
-    largest_between(fitting, too_large, |number| Ok(peak(number)?.is_some()))
-}
-
-/// Returns the result of [`largest`], improved by trying at most 16 larger numbers up to 10 % above it, and again above each that fits.
-fn largest_with_gaps(mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result<u64, Error> {
-    let mut found = largest(&mut fits)?;
-    let mut next = found;
-    while found > 0 && next < found.saturating_add(found.div_ceil(10)) {
-        next = next.saturating_add(found.div_ceil(160));
-        if fits(next)? {
-            found = next;
-        }
-    }
-    Ok(found)
-}
-
-/// Returns the largest number for which `fits` is true, by bisection; 0 if it is false for 1. Once `fits` is false, it
-/// must be false for all larger numbers.
-fn largest(mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result<u64, Error> {
-    let (mut fitting, mut too_large) = (0, 1);
-    while fits(too_large)? {
-        fitting = too_large;
-        let Some(next) = too_large.checked_mul(2) else { return Ok(fitting) };
-        too_large = next;
-    }
-    largest_between(fitting, too_large, fits)
-}
-
-fn largest_between(
-    mut fitting: u64,
-    mut too_large: u64,
-    mut fits: impl FnMut(u64) -> Result<bool, Error>,
-) -> Result<u64, Error> {
     while too_large - fitting > 1 {
         let middle = fitting + (too_large - fitting) / 2;
-        if fits(middle)? {
+        if peak(middle)?.is_some() {
             fitting = middle;
         } else {
             too_large = middle;
         }
     }
     Ok(fitting)
+}
+
+/// Tries at most 16 larger numbers up to 10 % above the one that was found, and again above each that fits.
+fn with_gaps(mut found: u64, mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result<u64, Error> {
+    let mut next = found;
+    while next < found.saturating_add(found.div_ceil(10)) {
+        next = next.saturating_add(found.div_ceil(160));
+        if fits(next)? {
+            found = next;
+        }
+    }
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -152,19 +125,17 @@ mod tests {
     #[test]
     fn a_gap_is_passed() {
         // 18 does not fit, and 19 does.
-        let with_gaps = |numbers: &[u64]| largest_with_gaps(|number| Ok(number <= 17 || numbers.contains(&number)));
-        assert_eq!(with_gaps(&[]).unwrap(), 17);
-        assert_eq!(with_gaps(&[19]).unwrap(), 19);
-        assert_eq!(with_gaps(&[19, 21]).unwrap(), 21, "21 is within 10 % of 19");
-        assert_eq!(with_gaps(&[30]).unwrap(), 17);
-        assert_eq!(largest_with_gaps(|_| Ok(false)).unwrap(), 0);
-        assert_eq!(largest_with_gaps(|number| Ok(number <= 10_000)).unwrap(), 10_000);
+        let found = |numbers: &[u64]| with_gaps(17, |number| Ok(numbers.contains(&number))).unwrap();
+        assert_eq!(found(&[]), 17);
+        assert_eq!(found(&[19]), 19);
+        assert_eq!(found(&[19, 21]), 21, "21 is within 10 % of 19");
+        assert_eq!(found(&[30]), 17);
     }
 
     /// Finds the largest number whose peak is not above a limit of 10^9. Returns it, and how many numbers were tried.
     fn tried(peak: impl Fn(u64) -> u64) -> (u64, u32) {
         let mut tries = 0;
-        let found = largest_of_few(1_000_000_000, peak(1), |number| {
+        let found = largest(1_000_000_000, peak(1), |number| {
             tries += 1;
             Ok(Some(peak(number)).filter(|peak| *peak <= 1_000_000_000))
         });
@@ -172,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_step_is_tried_a_few_times() {
+    fn few_numbers_are_tried() {
         for most in [1, 2, 3, 14, 100, 7446, 100_000, 900_000_000] {
             // The peak grows evenly, in steps, ever faster, and with a constant part.
             let evenly = |number: u64| number.saturating_mul(1_000_000_000 / most);
