@@ -3,7 +3,6 @@
 use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, HashMap},
-    io,
     rc::Rc,
     time::Duration,
 };
@@ -132,16 +131,15 @@ impl StepMemory {
     }
 
     /// Writes all events of the step to a recording as well.
-    pub(crate) fn record(&self, model: &str) -> io::Result<()> {
+    pub(crate) fn record(&self, model: &str) {
         let mut state = self.0.borrow_mut();
         let limit = (state.limit < MOST).then(|| Bytes::new(state.limit));
-        state.recording = Some(Recording::new(model, DEVICE, limit)?);
-        Ok(())
+        state.recording = Some(Recording::new(model, DEVICE, limit));
     }
 
     /// Returns the recording, if there is one.
-    pub(crate) fn finish_recording(&self) -> io::Result<Option<Vec<u8>>> {
-        self.0.borrow_mut().recording.take().map(Recording::finish).transpose()
+    pub(crate) fn finish_recording(&self) -> Option<Vec<u8>> {
+        self.0.borrow_mut().recording.take().map(Recording::finish)
     }
 
     /// Allocates memory in the open scope. `set_class` may override the class.

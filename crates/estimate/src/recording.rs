@@ -1,6 +1,6 @@
 //! Writes an estimate as a recording: the events of the step, in the format of the recordings of programs.
 
-use std::{collections::HashSet, io};
+use std::collections::HashSet;
 
 use gpumem_core::model::{Bytes, CallsiteId, Device, EventKind, Source, StackId, ThreadId, Time};
 use gpumem_recording::{
@@ -10,20 +10,20 @@ use gpumem_recording::{
 
 use crate::class::Class;
 
-/// Writes a recording. Writing to memory cannot fail; if it does, the error is kept until the end.
+const IN_MEMORY: &str = "a recording in memory can be written";
+
+/// Writes a recording.
 #[derive(Debug)]
 pub(crate) struct Recording {
     writer: Writer<Vec<u8>>,
-    result: io::Result<()>,
     /// The names of scopes that are already defined.
     names: HashSet<CallsiteId>,
 }
 
 impl Recording {
     /// Starts a recording. `limit` is the memory that the allocator may take.
-    pub(crate) fn new(model: &str, device: Device, limit: Option<Bytes>) -> io::Result<Self> {
-        let writer = Writer::new(Vec::new())?;
-        let mut recording = Self { writer, result: Ok(()), names: HashSet::new() };
+    pub(crate) fn new(model: &str, device: Device, limit: Option<Bytes>) -> Self {
+        let mut recording = Self { writer: Writer::new(Vec::new()).expect(IN_MEMORY), names: HashSet::new() };
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let executable = format!("estimate of {model}");
         recording.write(&Item::Process(Process { executable, version, ..Process::default() }));
@@ -38,7 +38,7 @@ impl Recording {
             let addresses = vec![CodeAddress { module, offset: 0 }];
             recording.write(&Item::Stack(StackDefinition { id: stack(class), addresses }));
         }
-        Ok(recording)
+        recording
     }
 
     /// Defines the name of a scope, unless it is known.
@@ -52,21 +52,16 @@ impl Recording {
     /// Writes an event. Its number serves as the time, as in the ledger of the estimate.
     pub(crate) fn event(&mut self, number: u64, thread: ThreadId, kind: EventKind) {
         let event = RecordedEvent { number, ticks: number, time: Time::from_nanos(number), thread, kind };
-        if self.result.is_ok() {
-            self.result = self.writer.write_event(&event);
-        }
+        self.writer.write_event(&event).expect(IN_MEMORY);
     }
 
     /// Returns the contents of the file.
-    pub(crate) fn finish(self) -> io::Result<Vec<u8>> {
-        self.result?;
-        self.writer.finish()
+    pub(crate) fn finish(self) -> Vec<u8> {
+        self.writer.finish().expect(IN_MEMORY)
     }
 
     fn write(&mut self, item: &Item) {
-        if self.result.is_ok() {
-            self.result = self.writer.write(item);
-        }
+        self.writer.write(item).expect(IN_MEMORY);
     }
 }
 

@@ -1,6 +1,6 @@
 //! A step of inference or training, as events.
 
-use std::{io, path::Path, rc::Rc};
+use std::{path::Path, rc::Rc};
 
 use gpumem_core::model::Bytes;
 use serde::{Deserialize, Serialize};
@@ -204,11 +204,9 @@ impl Step {
     /// Returns the errors of [`estimate`](Self::estimate).
     pub fn record(&self, model: &Model) -> Result<(Estimate, Vec<u8>), Error> {
         let memory = self.memory(true);
-        let failed = |error: io::Error| Error::invalid(error.to_string());
-        memory.record(&model.name).map_err(failed)?;
+        memory.record(&model.name);
         let estimate = self.estimate_in(&memory, model)?;
-        let recording = memory.finish_recording().map_err(failed)?;
-        Ok((estimate, recording.unwrap_or_default()))
+        Ok((estimate, memory.finish_recording().unwrap_or_default()))
     }
 
     /// Returns the type of activations and of the cache, and of parameters that are not weights of products.
