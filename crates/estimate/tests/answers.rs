@@ -8,6 +8,8 @@ use gpumem_estimate::{
     AllocatorKind, Class, Dtype, Input, Layer, Loss, Model, Optimizer, Shape, Step, Tensors, models, numbered,
 };
 
+use crate::files::safetensors;
+
 /// The weights take 1 MiB and 4 KiB, in two layers.
 fn small() -> Model {
     let layers = vec![
@@ -228,11 +230,8 @@ fn weights_without_a_model_are_no_estimate() {
     let header = r#"{"model.layers.0.up.weight":{"dtype":"BF16","shape":[512,512],"data_offsets":[0,524288]},
         "model.layers.1.up.weight":{"dtype":"BF16","shape":[512,512],"data_offsets":[524288,1048576]},
         "norm.scale":{"dtype":"F32","shape":[512],"data_offsets":[1048576,1050624]}}"#;
-    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-    bytes.extend(header.as_bytes());
-    bytes.resize(bytes.len() + 1_050_624, 0);
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(&file, bytes).unwrap();
+    std::fs::write(&file, safetensors(header, 0)).unwrap();
     assert_text(
         &Tensors::from_safetensors(&file).unwrap().to_string(),
         "\

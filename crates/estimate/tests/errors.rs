@@ -1,6 +1,9 @@
 //! Tests models that do not fit together, and hostile files.
 
-use gpumem_estimate::{Input, Layer, Linear, Loss, Model, Optimizer, RelativeAttention, Shape, Step, models, numbered};
+use gpumem_estimate::{
+    Attention, Experts, Function, HeadNorm, Input, Layer, Linear, Loss, Model, Optimizer, RelativeAttention,
+    RunExperts, Shape, Step, models, numbered,
+};
 
 fn model(layers: impl IntoIterator<Item = Layer>, input: Input) -> Model {
     Model { name: "test".to_owned(), input, layers: numbered(layers), loss: Loss::default() }
@@ -60,7 +63,7 @@ fn sizes_that_make_no_sense_are_errors() {
         (0, 0, "layer `0`: 0 heads cannot share 0 heads of keys"),
         (1, 2, "layer `0`: 1 head cannot share 2 heads of keys"),
     ] {
-        let attention = gpumem_estimate::Attention { size: 8, heads, key_value_heads, ..Default::default() };
+        let attention = Attention { size: 8, heads, key_value_heads, ..Default::default() };
         assert_eq!(message([Layer::Attention(attention)], Input::Numbers(Shape::from([4, 8]))), expected);
     }
     let embedding = Layer::Embedding { rows: 10, size: 4 };
@@ -158,6 +161,49 @@ fn long_paths_are_errors() {
     let long = vec![inside.named("a".repeat(300))];
     let error = Step::inference(1).estimate(&Model { layers: long, ..model([], image()) }).unwrap_err();
     assert_eq!(error.to_string(), "the names of layers make a path of more than 500 bytes");
+}
+
+#[test]
+fn sizes_inside_of_layers_fit() {
+    let tokens = || Input::Numbers(Shape::from([5, 8]));
+    let experts = |size, per_token| {
+        let (function, run) = (Function::Silu, RunExperts::Grouped);
+        Layer::Experts(Experts {
+            size,
+            hidden: 4,
+            experts: 3,
+            per_token,
+            function,
+            shared: 0,
+            gates_shared: false,
+            run,
+        })
+    };
+    assert_eq!(message([experts(9, 2)], tokens()), "layer `0`: expects an input of shape (…, …, 9) and gets (2, 5, 8)");
+    for per_token in [0, 4] {
+        let expected = format!("layer `0`: a token cannot pass through {per_token} of 3 experts");
+        assert_eq!(message([experts(8, per_token)], tokens()), expected);
+    }
+    let cross = || {
+        let reads = Some("text".to_owned());
+        Layer::Attention(Attention { size: 8, heads: 2, reads, ..Attention::default() })
+    };
+    assert_eq!(message([cross()], tokens()), "layer `0`: no layer before it leaves `text`");
+    let text = |size| {
+        let (slot, sizes) = ("text".to_owned(), vec![3, size]);
+        Layer::Provide { slot, sizes, integers: false, is_next: false, layers: vec![] }
+    };
+    let expected = "layer `1`: expects an input of shape (2, …, 8) and gets (2, 3, 7)";
+    assert_eq!(message([text(7), cross()], tokens()), expected);
+    assert!(Step::inference(2).estimate(&model([text(8), cross()], tokens())).is_ok());
+    let rotated = Layer::Attention(Attention { size: 8, heads: 2, rotates: true, rotated: 5, ..Attention::default() });
+    assert_eq!(message([rotated], tokens()), "layer `0`: heads of 4 cannot rotate 5 elements");
+    let positions = Layer::Positions { rows: 4, size: 8, is_fixed: false };
+    let expected = "layer `0`: expects an input of shape (…, 4 or less, 8) and gets (2, 5, 8)";
+    assert_eq!(message([positions], tokens()), expected);
+    let norm = HeadNorm::Rms;
+    let normed = Layer::Attention(Attention { size: 8, heads: 2, head_size: 3, norm, ..Attention::default() });
+    assert!(Step::inference(2).estimate(&model([normed], tokens())).is_ok());
 }
 
 /// The depth of hostile values.

@@ -19,7 +19,7 @@ impl Folder {
     }
 }
 
-fn safetensors(header: &str, data: usize) -> Vec<u8> {
+pub(crate) fn safetensors(header: &str, data: usize) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());
     bytes.resize(bytes.len() + data, 0);

@@ -21,12 +21,3 @@ fn blocks_keep_their_inputs() {
     // input.
     assert_eq!(peak(Checkpointing::Off) - peak(Checkpointing::Blocks), 3 * output);
 }
-
-#[test]
-fn a_step_is_read_from_json() {
-    let step: Step = serde_json::from_str(r#"{"batch": 8, "optimizer": "adam", "checkpointing": "blocks"}"#).unwrap();
-    assert_eq!(step, Step { checkpointing: Checkpointing::Blocks, ..Step::training(8, Optimizer::Adam) });
-    assert_eq!(serde_json::from_str::<Step>(&serde_json::to_string(&step).unwrap()).unwrap(), step);
-    let error = serde_json::from_str::<Step>(r#"{"bach": 8}"#).unwrap_err().to_string();
-    assert!(error.starts_with("unknown field `bach`"), "{error}");
-}

@@ -1,21 +1,12 @@
-//! Tests single layers with sums by hand, and layers that do not fit together.
+//! Tests single layers with sums by hand.
 
-use gpumem_estimate::{
-    Attention, Experts, Function, HeadNorm, Input, Layer, Loss, Model, Optimizer, RunExperts, Shape, Step, numbered,
-};
+use gpumem_estimate::{Experts, Function, Input, Layer, Loss, Model, Optimizer, RunExperts, Shape, Step, numbered};
 
 use super::exact;
 
-fn model(layers: impl IntoIterator<Item = Layer>, input: Input) -> Model {
-    Model { name: "test".to_owned(), input, layers: numbered(layers), loss: Loss::MeanSquares }
-}
-
 fn peak(layers: impl IntoIterator<Item = Layer>, input: Input, step: Step) -> u64 {
-    exact(step).estimate(&model(layers, input)).unwrap().peak.get()
-}
-
-fn message(layers: impl IntoIterator<Item = Layer>, input: Input) -> String {
-    Step::inference(2).estimate(&model(layers, input)).unwrap_err().to_string()
+    let (name, layers) = ("test".to_owned(), numbered(layers));
+    exact(step).estimate(&Model { name, input, layers, loss: Loss::MeanSquares }).unwrap().peak.get()
 }
 
 fn tokens() -> Input {
@@ -67,35 +58,4 @@ fn branches_and_idle_layers() {
     let idle = Layer::Idle { layers: numbered([Layer::linear(100, 100)]) };
     let plain = peak([linear()], tokens(), Step::training(2, Optimizer::Adam));
     assert_eq!(peak([idle, linear()], tokens(), Step::training(2, Optimizer::Adam)), plain + 4 * 100 * 101);
-}
-
-#[test]
-fn what_does_not_fit_names_the_layer_and_the_shapes() {
-    let wide = Layer::Experts(Experts { size: 9, ..experts() });
-    assert_eq!(message([wide], tokens()), "layer `0`: expects an input of shape (…, …, 9) and gets (2, 5, 8)");
-    for per_token in [0, 4] {
-        let none = Layer::Experts(Experts { per_token, ..experts() });
-        let expected = format!("layer `0`: a token cannot pass through {per_token} of 3 experts");
-        assert_eq!(message([none], tokens()), expected);
-    }
-    let cross = || {
-        let reads = Some("text".to_owned());
-        Layer::Attention(Attention { size: 8, heads: 2, reads, ..Attention::default() })
-    };
-    assert_eq!(message([cross()], tokens()), "layer `0`: no layer before it leaves `text`");
-    let text = |size| {
-        let (slot, sizes) = ("text".to_owned(), vec![3, size]);
-        Layer::Provide { slot, sizes, integers: false, is_next: false, layers: vec![] }
-    };
-    let expected = "layer `1`: expects an input of shape (2, …, 8) and gets (2, 3, 7)";
-    assert_eq!(message([text(7), cross()], tokens()), expected);
-    assert!(Step::inference(2).estimate(&model([text(8), cross()], tokens())).is_ok());
-    let rotated = Layer::Attention(Attention { size: 8, heads: 2, rotates: true, rotated: 5, ..Attention::default() });
-    assert_eq!(message([rotated], tokens()), "layer `0`: heads of 4 cannot rotate 5 elements");
-    let positions = Layer::Positions { rows: 4, size: 8, is_fixed: false };
-    let expected = "layer `0`: expects an input of shape (…, 4 or less, 8) and gets (2, 5, 8)";
-    assert_eq!(message([positions], tokens()), expected);
-    let norm = HeadNorm::Rms;
-    let normed = Layer::Attention(Attention { size: 8, heads: 2, head_size: 3, norm, ..Attention::default() });
-    assert!(Step::inference(2).estimate(&model([normed], tokens())).is_ok());
 }
