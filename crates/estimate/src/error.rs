@@ -61,11 +61,6 @@ impl Error {
     pub(crate) fn is_recomputed_all(&self) -> bool {
         *self.kind == Kind::RecomputedAll
     }
-
-    /// Returns whether an input has another shape than a layer needs.
-    pub fn is_shape_mismatch(&self) -> bool {
-        matches!(*self.kind, Kind::Mismatch { .. } | Kind::Pair { .. })
-    }
 }
 
 impl From<Kind> for Error {

@@ -69,7 +69,7 @@ fn parts_add_up_or_an_error_says_why() {
         let estimate = match step.estimate(&model) {
             Ok(estimate) => estimate,
             Err(error) => {
-                assert!(!error.is_out_of_memory() && !error.is_shape_mismatch(), "{step:?}: {error}");
+                assert!(!error.is_out_of_memory(), "{step:?}: {error}");
                 reasons.push(error.to_string());
                 continue;
             }
