@@ -239,9 +239,7 @@ impl StepMemory {
 
     /// Returns the path of the open layer, such as `features.0`. The outermost scope is not a layer.
     pub(crate) fn path(&self) -> String {
-        let state = self.0.borrow();
-        let names = state.open.iter().skip(1).map(|scope| &*state.names[scope.name.0 as usize]);
-        names.collect::<Vec<_>>().join(".")
+        self.path_of(&self.layers())
     }
 
     /// Returns the path of layers that were open earlier.

@@ -62,7 +62,7 @@ impl Tensors {
 
     /// Returns the sum over all tensors.
     pub fn sum(&self) -> TensorSum {
-        sum(&self.all)
+        self.all.iter().fold(TensorSum::default(), TensorSum::with)
     }
 
     /// Returns the sums by type of elements.
@@ -83,18 +83,19 @@ impl Tensors {
     }
 
     fn by(&self, key: impl Fn(&TensorInfo) -> String) -> BTreeMap<String, TensorSum> {
-        let mut groups: BTreeMap<String, Vec<&TensorInfo>> = BTreeMap::new();
+        let mut groups: BTreeMap<String, TensorSum> = BTreeMap::new();
         for tensor in &self.all {
-            groups.entry(key(tensor)).or_default().push(tensor);
+            let sum = groups.entry(key(tensor)).or_default();
+            *sum = sum.with(tensor);
         }
-        groups.into_iter().map(|(key, tensors)| (key, sum(tensors))).collect()
+        groups
     }
 }
 
-/// Returns the sum. The readers have checked that it fits.
-fn sum<'a>(tensors: impl IntoIterator<Item = &'a TensorInfo>) -> TensorSum {
-    tensors.into_iter().fold(TensorSum::default(), |sum, tensor| TensorSum {
-        elements: sum.elements.saturating_add(tensor.shape.elements().unwrap_or(u64::MAX)),
-        bytes: sum.bytes + tensor.bytes,
-    })
+impl TensorSum {
+    /// Returns the sum with one more tensor. The readers have checked that it fits.
+    fn with(self, tensor: &TensorInfo) -> Self {
+        let elements = self.elements.saturating_add(tensor.shape.elements().unwrap_or(u64::MAX));
+        Self { elements, bytes: self.bytes + tensor.bytes }
+    }
 }

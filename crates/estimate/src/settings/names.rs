@@ -40,12 +40,6 @@ impl Names {
 
 impl<S: Into<String>, const N: usize> From<[S; N]> for Names {
     fn from(names: [S; N]) -> Self {
-        names.into_iter().collect()
-    }
-}
-
-impl<S: Into<String>> FromIterator<S> for Names {
-    fn from_iter<I: IntoIterator<Item = S>>(names: I) -> Self {
         Self(names.into_iter().map(Into::into).collect())
     }
 }

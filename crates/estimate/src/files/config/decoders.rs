@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::{
     families::{Family, Mlp, Order, Slides},
-    fields::{Fields, head_size, product, wrong},
+    fields::{Fields, head_size, wrong},
 };
 use crate::{
     error::Error,
@@ -61,7 +61,7 @@ impl Frame<'_> {
         for field in &family.off {
             fields.is_off(field)?;
         }
-        let count = fields.layers("num_hidden_layers", 0)?;
+        let count = Fields::blocks("num_hidden_layers", fields.number("num_hidden_layers", 0)?)?;
         let blocks = if family.model_type == "llama4_text" { self.llama4(count)? } else { self.blocks(count)? };
         let embedding = Layer::Embedding { rows: self.vocabulary, size: self.size };
         let embedding = vec![embedding.named(self.path(&family.embedding))];
@@ -180,7 +180,8 @@ impl Frame<'_> {
 
     /// Returns the size inside the MLP.
     fn hidden(&self) -> Result<u64, Error> {
-        self.fields.optional("intermediate_size")?.map_or_else(|| product(&[4, self.size]), Ok)
+        let size = self.fields.optional("intermediate_size")?.or_else(|| self.size.checked_mul(4));
+        size.ok_or_else(|| wrong("the sizes are too large"))
     }
 
     fn function(&self) -> Result<Function, Error> {

@@ -34,12 +34,6 @@ pub(super) fn head_size(size: u64, heads: u64) -> Result<u64, Error> {
     }
 }
 
-/// Returns a product of sizes.
-pub(super) fn product(sizes: &[u64]) -> Result<u64, Error> {
-    let product = sizes.iter().try_fold(1_u64, |product, size| product.checked_mul(*size));
-    product.ok_or_else(|| wrong("the sizes are too large"))
-}
-
 impl<'a> Fields<'a> {
     pub(super) fn new(value: &'a Value, assumed: &'a RefCell<Assumed>) -> Self {
         Self { value, inside: None, assumed }
@@ -116,10 +110,6 @@ impl<'a> Fields<'a> {
     pub(super) fn divisor(self, key: &str, default: u64) -> Result<u64, Error> {
         let number = self.number(key, default)?;
         if number == 0 { Err(wrong(format!("`{key}` is 0"))) } else { Ok(number) }
-    }
-
-    pub(super) fn layers(self, key: &str, default: u64) -> Result<usize, Error> {
-        Self::blocks(key, self.number(key, default)?)
     }
 
     /// Returns a number of blocks if it is not too large.
