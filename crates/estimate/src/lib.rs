@@ -53,8 +53,7 @@ pub use self::{
     estimate::{ConvolutionWorkspace, Estimate, OptimizerParts, PeakPart, PhasePeak},
     files::{Described, Gguf},
     layer::{
-        Attention, AttentionNames, Embeddings, Experts, Function, HeadNorm, Layer, Linear, Named, RelativeAttention,
-        RunExperts, numbered,
+        Attention, AttentionNames, Embeddings, Experts, Function, HeadNorm, Layer, Linear, Named, RunExperts, numbered,
     },
     model::{Input, Loss, Model},
     settings::{Checkpointing, DataParallel, DataParallelKind, Decode, KvCache, Lora, Names, Quantized},

@@ -1,8 +1,8 @@
 //! Tests models that do not fit together, and hostile files.
 
 use gpumem_estimate::{
-    Attention, Experts, Function, HeadNorm, Input, Layer, Linear, Loss, Model, Optimizer, RelativeAttention,
-    RunExperts, Shape, Step, models, numbered,
+    Attention, Experts, Function, HeadNorm, Input, Layer, Linear, Loss, Model, Optimizer, RunExperts, Shape, Step,
+    models, numbered,
 };
 
 fn model(layers: impl IntoIterator<Item = Layer>, input: Input) -> Model {
@@ -227,14 +227,12 @@ fn hostile_toml_is_an_error() {
 
 #[test]
 fn a_decoder_needs_an_encoder_and_target_tokens() {
-    let attention = RelativeAttention { size: 8, heads: 2, head_size: 4, ..RelativeAttention::default() };
+    let attention = Attention { size: 8, heads: 2, relative: true, ..Attention::default() };
     let tokens = || Input::Numbers(Shape::from([4, 8]));
-    let cross = Layer::RelativeAttention(RelativeAttention { is_cross: true, ..attention.clone() });
-    assert_eq!(message([cross], tokens()), "layer `0`: cross attention needs an encoder");
-    let own = Layer::RelativeAttention(attention.clone());
+    let cross = Layer::Attention(Attention { reads: Some("encoder".to_owned()), ..attention.clone() });
+    assert_eq!(message([cross], tokens()), "layer `0`: no layer before it leaves `encoder`");
+    let own = Layer::Attention(attention);
     assert_eq!(message([own], tokens()), "layer `0`: no layer before it has a table of position biases");
-    let none = Layer::RelativeAttention(RelativeAttention { heads: 0, ..attention });
-    assert_eq!(message([none], tokens()), "layer `0`: it has no heads");
     let pair = Layer::EncoderDecoder { encoder: vec![], decoder: vec![] };
     assert_eq!(message([pair.clone()], tokens()), "layer `0`: a decoder needs target tokens");
     let both = model([pair], Input::Pair { source: 4, target: 3 });

@@ -26,7 +26,6 @@ pub(crate) use self::{
     adapters::Adapted,
     checkpoint::Saved,
     context::Context,
-    ops::AttentionArguments,
     optimizer::OptimizerState,
     sharding::ROOT,
     tensor::{Edge, Tensor, channels_last_strides, contiguous_strides},

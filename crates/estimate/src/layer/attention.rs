@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Built, Layer};
 use crate::{
     dtype::Dtype,
-    eager::{AttentionArguments, Eager, Tensor},
+    eager::{Eager, Tensor},
     error::Error,
     shape::Shape,
 };
@@ -57,6 +57,13 @@ pub struct Attention {
     pub stores_scores: bool,
     /// The dropout of the stored scores.
     pub dropout: f64,
+    /// True if a bias that depends on the distance of two positions is added to the scores, which are not scaled (T5). With
+    /// `reads`, the bias is 0.
+    pub relative: bool,
+    /// The rows of the table of biases; 0 if the layer has none and uses the bias of the first layer that has one.
+    pub buckets: u64,
+    /// True if the bias also masks later tokens. In other layers, the kernel does that.
+    pub is_causal: bool,
     /// True if inference keeps keys and values.
     pub keeps_cache: bool,
     /// The names of the inner layers.
@@ -200,7 +207,9 @@ impl Attention {
         keys = normed(keys, &names.norms[1])?;
         (queries, keys) = self.rotate(eager, &queries, &keys, input.dtype)?;
         let [keys, values] = self.kept(eager, [keys, values])?;
-        let (output, weights) = self.attend(eager, [&queries, &keys, &values])?;
+        let inputs = [&queries, &keys, &values];
+        let (output, weights) =
+            if self.relative { self.attend_with_bias(built, eager, inputs)? } else { self.attend(eager, inputs)? };
         let output = eager.contiguous(&eager.transpose(&output, 1, 2))?;
         let output = eager.reshape(&output, &Shape::from([batch, length, widths[0]]))?;
         let result = built.child(&names.output).forward(eager, &output);
@@ -288,15 +297,13 @@ impl Attention {
             let _mask = eager.shared(("mask", self.window), &Shape::from([1, 1, length, key_length]), Dtype::Bool)?;
             let (keys, values) = (repeated(keys)?, repeated(values)?);
             let converted = eager.output(&matrix, dtype)?;
-            let arguments = AttentionArguments { mask: Some(&converted), ..AttentionArguments::default() };
-            return Ok((eager.fused_attention([queries, &keys, &values], arguments)?, None));
+            return Ok((eager.fused_attention([queries, &keys, &values], Some(&converted))?, None));
         }
         let output = if repeats > 1 && dtype == Dtype::F32 {
             // The kernel for `f32` needs as many heads of keys as of queries, so PyTorch does not use a kernel.
-            let arguments = AttentionArguments { dropout: self.dropout, ..AttentionArguments::default() };
-            eager.attention_without_kernel([queries, keys, values], repeats, arguments)?
+            eager.attention_without_kernel([queries, keys, values], repeats, None, self.dropout)?
         } else {
-            eager.fused_attention([queries, keys, values], AttentionArguments::default())?
+            eager.fused_attention([queries, keys, values], None)?
         };
         Ok((output, None))
     }

@@ -4,10 +4,7 @@ use std::{collections::HashMap, rc::Rc};
 
 use gpumem_core::report::counted;
 
-use super::{
-    Attention, AttentionNames, Built, Embeddings, Experts, Function, Layer, Linear, Named, RelativeAttention,
-    RunExperts,
-};
+use super::{Attention, AttentionNames, Built, Embeddings, Experts, Function, Layer, Linear, Named, RunExperts};
 use crate::{
     dtype::{Dtype, Types},
     eager::{Adapted, Conv, Eager, ParameterId},
@@ -123,8 +120,7 @@ impl Building<'_> {
             Layer::LayerNorm { size } => parameters = vec![self.add([*size])?, self.add([*size])?],
             Layer::RmsNorm { size } | Layer::GemmaNorm { size } => parameters = vec![self.add([*size])?],
             Layer::ChannelScale { size } => parameters = vec![self.add([*size, 1, 1])?],
-            Layer::Attention(attention) => children = self.attention(attention)?,
-            Layer::RelativeAttention(attention) => (parameters, children) = self.relative_attention(attention)?,
+            Layer::Attention(attention) => (parameters, children) = self.attention(attention)?,
             Layer::GatedMlp { size, hidden, is_joined, has_bias, .. } => {
                 let mut layers = if *is_joined {
                     let both = hidden.checked_mul(2).ok_or_else(|| self.eager.too_large())?;
@@ -197,7 +193,7 @@ impl Building<'_> {
         Ok(parameters)
     }
 
-    fn attention(&mut self, attention: &Attention) -> Result<Vec<Rc<Built>>, Error> {
+    fn attention(&mut self, attention: &Attention) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>), Error> {
         let Attention { size, heads, no_bias, no_output_bias, is_joined, .. } = *attention;
         let repeats = heads.checked_rem(attention.key_value_heads());
         if attention.head_size() == 0 || repeats != Some(0) {
@@ -232,22 +228,11 @@ impl Building<'_> {
         if let Some(norm) = attention.norm.layer(attention.head_size()) {
             layers.extend([norm.clone().named(q_norm.as_str()), norm.named(k_norm.as_str())]);
         }
-        self.all(&layers)
-    }
-
-    fn relative_attention(
-        &mut self,
-        attention: &RelativeAttention,
-    ) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>), Error> {
-        let RelativeAttention { size, heads, buckets, .. } = *attention;
-        let width = attention.width().filter(|width| *width > 0);
-        let width = width.ok_or_else(|| self.invalid("it has no heads"))?;
-        let layers = [("q", size, width), ("k", size, width), ("v", size, width), ("o", width, size)];
-        let children = self.all(&layers.map(|(name, inputs, outputs)| linear(name, inputs, outputs, true)))?;
+        let children = self.all(&layers)?;
         let mut table = Vec::new();
-        if buckets > 0 {
+        if attention.buckets > 0 {
             self.eager.memory.open("relative_attention_bias");
-            table.push(self.add([buckets, heads])?);
+            table.push(self.add([attention.buckets, heads])?);
             self.eager.memory.close();
         }
         Ok((table, children))

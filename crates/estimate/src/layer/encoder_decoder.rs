@@ -1,81 +1,38 @@
-//! An encoder with a decoder that reads its output, and attention with a bias that depends on the distance between two
+//! An encoder with a decoder that reads its output, and the bias of attention that depends on the distance between two
 //! positions: T5, as written in transformers.
 
-use serde::{Deserialize, Serialize};
-
-use super::{Built, run_all};
+use super::{Attention, Built, run_all};
 use crate::{
     dtype::Dtype,
-    eager::{AttentionArguments, Eager, Tensor},
+    eager::{Eager, Tensor},
     error::Error,
     shape::Shape,
 };
 
-/// The sizes of an attention layer with a relative position bias. There is no other bias, and the scores are not
-/// scaled.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct RelativeAttention {
-    /// The size of a token.
-    pub size: u64,
-    /// The number of heads.
-    pub heads: u64,
-    /// The size of a head.
-    pub head_size: u64,
-    /// The rows of its table of biases; 0 if the layer has none and uses the bias of the first layer that has one.
-    pub buckets: u64,
-    /// The dropout of the weights.
-    pub dropout: f64,
-    /// True if a token does not read later tokens. Inference then keeps keys and values.
-    pub is_causal: bool,
-    /// True if keys and values come from the output of the encoder. There is no table: the bias is 0.
-    pub is_cross: bool,
-}
-
-impl RelativeAttention {
-    pub(super) fn width(&self) -> Option<u64> {
-        self.heads.checked_mul(self.head_size)
-    }
-
-    pub(super) fn forward(&self, built: &Built, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
-        if input.shape.rank() != 3 || input.shape.last() != self.size {
-            return Err(eager.mismatch(format!("(…, …, {})", self.size), input));
-        }
-        let Some(width) = self.width() else { return Err(eager.too_large()) };
-        let in_heads = |tensor: &Tensor| {
-            let shape = Shape::from([tensor.shape[0], tensor.shape[1], self.heads, self.head_size]);
-            Ok::<_, Error>(eager.transpose(&eager.reshape(tensor, &shape)?, 1, 2))
-        };
-        let queries = in_heads(&built.child("q").forward(eager, input)?)?;
-        let encoded = eager.context().encoded.filter(|_| self.is_cross);
-        if self.is_cross && encoded.is_none() {
-            return Err(eager.invalid("cross attention needs an encoder"));
-        }
-        let source = encoded.as_ref().unwrap_or(input);
-        let mut keys = in_heads(&built.child("k").forward(eager, source)?)?;
-        let mut values = in_heads(&built.child("v").forward(eager, source)?)?;
-        if (self.is_causal || self.is_cross) && !eager.settings.training {
-            [keys, values] = eager.append_to_cache(&keys, &values, None)?;
-        }
-        let bias = self.bias(built, eager, &queries, &keys)?;
-        // Each layer combines the bias with the mask for later tokens again.
+impl Attention {
+    /// Attends with a relative position bias. Each layer combines the bias with the mask for later tokens again. Also
+    /// returns that mask.
+    pub(super) fn attend_with_bias(
+        &self,
+        built: &Built,
+        eager: &Eager,
+        inputs: [&Tensor; 3],
+    ) -> Result<(Tensor, Option<Tensor>), Error> {
+        let bias = self.bias(built, eager, inputs[0], inputs[1])?;
         let mask = if self.is_causal { eager.select(&bias)? } else { bias };
-        let arguments = AttentionArguments { mask: Some(&mask), dropout: self.dropout };
-        let output = eager.masked_attention([&queries, &keys, &values], arguments)?;
-        let output = eager.contiguous(&eager.transpose(&output, 1, 2))?;
-        let output = eager.reshape(&output, &Shape::from([input.shape[0], input.shape[1], width]))?;
-        built.child("o").forward(eager, &output)
+        Ok((eager.masked_attention(inputs, &mask, self.dropout)?, Some(mask)))
     }
 
     /// Returns the bias of each head for each pair of positions. The first layer computes it for all layers.
     fn bias(&self, built: &Built, eager: &Eager, queries: &Tensor, keys: &Tensor) -> Result<Tensor, Error> {
         let mut context = eager.context();
-        let known = if self.is_cross { &mut context.cross_bias } else { &mut context.bias };
+        let is_cross = self.reads.is_some();
+        let known = if is_cross { &mut context.cross_bias } else { &mut context.bias };
         if let Some(bias) = known {
             return Ok(bias.clone());
         }
         let (length, key_length) = (queries.shape[2], keys.shape[2]);
-        let bias = if self.is_cross {
+        let bias = if is_cross {
             let zeros = eager.output(&Shape::from([1, self.heads, length, key_length]), queries.dtype)?;
             // Checkpointing needs an input with a gradient, so transformers gives the bias one.
             if eager.settings.checkpoints_blocks { eager.leaf(zeros) } else { zeros }

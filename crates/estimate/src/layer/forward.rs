@@ -171,7 +171,6 @@ impl Built {
             Layer::Scale => eager.multiply_by_number(input),
             Layer::ToF32 => eager.to(input, Dtype::F32),
             Layer::Attention(attention) => attention.forward(self, eager, input),
-            Layer::RelativeAttention(attention) => attention.forward(self, eager, input),
             Layer::GatedMlp { function, hidden, is_joined, .. } => {
                 self.gated_mlp(eager, input, *function, is_joined.then_some(*hidden))
             }

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     attention::{Attention, AttentionNames, HeadNorm},
-    encoder_decoder::RelativeAttention,
     experts::{Experts, RunExperts},
 };
 pub(crate) use self::{
@@ -172,8 +171,6 @@ pub enum Layer {
     ToF32,
     /// Self-attention.
     Attention(Attention),
-    /// Attention with a relative position bias, as in T5.
-    RelativeAttention(RelativeAttention),
     /// A gated MLP: `down(function(gate(x)) * up(x))`.
     GatedMlp {
         /// The size of the input and of the output.

@@ -9,15 +9,6 @@ use crate::{
     shape::Shape,
 };
 
-/// The arguments of attention in addition to queries, keys and values.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct AttentionArguments<'a> {
-    /// The tensor that is added to the scores, with the shape (batch or 1, heads or 1, n, m).
-    pub(crate) mask: Option<&'a Tensor>,
-    /// The dropout of the weights.
-    pub(crate) dropout: f64,
-}
-
 /// Returns whether PyTorch chooses cuDNN's kernel (`_scaled_dot_product_cudnn_attention`) and not the one from CUTLASS
 /// (`_scaled_dot_product_efficient_attention`). On GPUs of compute capability 9.0 or 10.0 with cuDNN 9.15 or later, PyTorch
 /// prefers cuDNN (`sdp_utils.cpp`, `check_prefer_cudnn_attention`). It does not support `f32`, and it cannot compute the
@@ -29,17 +20,12 @@ fn uses_cudnn(dtype: Dtype, mask: Option<&Tensor>) -> bool {
 impl Eager {
     /// Computes attention with a mask. No kernel accepts a mask whose last dimension is not in order
     /// (`sdp_utils_cpp.h`, `check_last_dim_stride_equals_1_dense`).
-    pub(crate) fn masked_attention(
-        &self,
-        inputs: [&Tensor; 3],
-        arguments: AttentionArguments<'_>,
-    ) -> Result<Tensor, Error> {
-        let mask = arguments.mask.map(|mask| self.lowered(mask)).transpose()?;
-        let arguments = AttentionArguments { mask: mask.as_ref(), ..arguments };
-        if mask.as_ref().is_some_and(|mask| mask.strides().last() != Some(&1)) {
-            self.attention_without_kernel(inputs, 1, arguments)
+    pub(crate) fn masked_attention(&self, inputs: [&Tensor; 3], mask: &Tensor, dropout: f64) -> Result<Tensor, Error> {
+        let mask = self.lowered(mask)?;
+        if mask.strides().last() == Some(&1) {
+            self.fused_attention(inputs, Some(&mask))
         } else {
-            self.fused_attention(inputs, arguments)
+            self.attention_without_kernel(inputs, 1, Some(&mask), dropout)
         }
     }
 
@@ -49,7 +35,8 @@ impl Eager {
         &self,
         [queries, keys, values]: [&Tensor; 3],
         repeats: u64,
-        AttentionArguments { mask, dropout }: AttentionArguments<'_>,
+        mask: Option<&Tensor>,
+        dropout: f64,
     ) -> Result<Tensor, Error> {
         let [queries, keys, values] = [self.lowered(queries)?, self.lowered(keys)?, self.lowered(values)?];
         let dtype = queries.dtype;
@@ -85,7 +72,7 @@ impl Eager {
     pub(crate) fn fused_attention(
         &self,
         [queries, keys, values]: [&Tensor; 3],
-        AttentionArguments { mask, .. }: AttentionArguments<'_>,
+        mask: Option<&Tensor>,
     ) -> Result<Tensor, Error> {
         let [queries, keys, values] = [self.lowered(queries)?, self.lowered(keys)?, self.lowered(values)?];
         let fits = queries.shape.rank() == 4

@@ -10,5 +10,4 @@ mod normalization;
 mod reduction;
 mod views;
 
-pub(crate) use self::attention::AttentionArguments;
 pub use self::convolution::{Conv, Pool};

@@ -57,7 +57,7 @@ static FILE: LazyLock<File> = LazyLock::new(|| {
 });
 
 /// The arguments of layers that need no name, after the type of the layer.
-const ARGUMENTS: [&str; 18] = [
+const ARGUMENTS: [&str; 17] = [
     "activation function",
     "attention size heads",
     "conv inputs outputs",
@@ -71,7 +71,6 @@ const ARGUMENTS: [&str; 18] = [
     "patch_embedding channels image patch size",
     "positions rows size",
     "provide slot",
-    "relative_attention size heads head_size",
     "release slot",
     "rms_norm size",
     "similarity slot",
