@@ -121,16 +121,6 @@ impl Building<'_> {
             Layer::RmsNorm { size } | Layer::GemmaNorm { size } => parameters = vec![self.add([*size])?],
             Layer::ChannelScale { size } => parameters = vec![self.add([*size, 1, 1])?],
             Layer::Attention(attention) => (parameters, children) = self.attention(attention)?,
-            Layer::GatedMlp { size, hidden, is_joined, has_bias, .. } => {
-                let mut layers = if *is_joined {
-                    let both = hidden.checked_mul(2).ok_or_else(|| self.eager.too_large())?;
-                    vec![linear("gate_up_proj", *size, both, !*has_bias)]
-                } else {
-                    ["gate_proj", "up_proj"].map(|name| linear(name, *size, *hidden, !*has_bias)).to_vec()
-                };
-                layers.push(linear("down_proj", *hidden, *size, !*has_bias));
-                children = self.all(&layers)?;
-            }
             Layer::Experts(experts) => (parameters, children) = self.experts(experts)?,
             Layer::Activation { function, in_place: true } if !matches!(function, Function::Relu | Function::Relu6) => {
                 return Err(self.invalid(format!("{function:?} cannot overwrite its input")));
@@ -282,7 +272,7 @@ impl Building<'_> {
         };
         self.eager.memory.close();
         if shared > 0 {
-            let mlp = Layer::GatedMlp { size, hidden: shared, function, is_joined: false, has_bias: false };
+            let mlp = Layer::gated_mlp(size, shared, function, true);
             children.push(self.one(&mlp.named("shared_expert"))?);
             if gates_shared {
                 children.push(self.one(&linear("shared_expert_gate", size, 1, true))?);

@@ -171,8 +171,10 @@ impl Built {
             Layer::Scale => eager.multiply_by_number(input),
             Layer::ToF32 => eager.to(input, Dtype::F32),
             Layer::Attention(attention) => attention.forward(self, eager, input),
-            Layer::GatedMlp { function, hidden, is_joined, .. } => {
-                self.gated_mlp(eager, input, *function, is_joined.then_some(*hidden))
+            Layer::Gate { function } => {
+                let half = input.shape.last() / 2;
+                let [gate, up] = eager.split_last(input, [half; 2])?;
+                eager.multiply(&up, &activate(eager, *function, false, &gate)?)
             }
             Layer::Experts(experts) => experts.forward(self, eager, input),
             Layer::Positions { .. } => self.positions(eager, input),
@@ -204,26 +206,6 @@ impl Built {
                 eager.multiply(&products, &self.parameter(eager, 0))
             }
         }
-    }
-
-    /// Runs a gated MLP. `joined` is the inner size, if gate and up are a single product.
-    fn gated_mlp(
-        &self,
-        eager: &Eager,
-        input: &Tensor,
-        function: Function,
-        joined: Option<u64>,
-    ) -> Result<Tensor, Error> {
-        let product = if let Some(hidden) = joined {
-            let both = self.child("gate_up_proj").forward(eager, input)?;
-            let [gate, up] = eager.split_last(&both, [hidden; 2])?;
-            eager.multiply(&up, &activate(eager, function, false, &gate)?)?
-        } else {
-            let gate = activate(eager, function, false, &self.child("gate_proj").forward(eager, input)?)?;
-            let up = self.child("up_proj").forward(eager, input)?;
-            eager.multiply(&gate, &up)?
-        };
-        self.child("down_proj").forward(eager, &product)
     }
 
     fn conv(&self, conv: &Conv, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {

@@ -171,20 +171,10 @@ pub enum Layer {
     ToF32,
     /// Self-attention.
     Attention(Attention),
-    /// A gated MLP: `down(function(gate(x)) * up(x))`.
-    GatedMlp {
-        /// The size of the input and of the output.
-        size: u64,
-        /// The size in between.
-        hidden: u64,
-        /// The activation of the gate.
+    /// Splits the last dimension in halves, and multiplies the activation of the first with the second.
+    Gate {
+        /// The activation.
         function: Function,
-        /// True if gate and up are a single matrix product.
-        #[serde(default)]
-        is_joined: bool,
-        /// True if the matrix products have a bias.
-        #[serde(default)]
-        has_bias: bool,
     },
     /// A mixture of experts.
     Experts(Experts),
@@ -311,6 +301,16 @@ impl Layer {
     /// Creates a linear layer with a bias.
     pub fn linear(inputs: u64, outputs: u64) -> Self {
         Self::Linear(Linear { inputs, outputs, ..Linear::default() })
+    }
+
+    /// Creates a gated MLP: `down(function(gate(x)) * up(x))`.
+    pub(crate) fn gated_mlp(size: u64, hidden: u64, function: Function, no_bias: bool) -> Self {
+        let linear =
+            |name, inputs, outputs| Self::Linear(Linear { inputs, outputs, no_bias, tied_to: None }).named(name);
+        let activation = Self::Activation { function, in_place: false }.named("");
+        let gate = Self::Sequential { layers: vec![linear("gate_proj", size, hidden), activation] }.named("");
+        let product = Self::Product { layers: vec![gate, linear("up_proj", size, hidden)] }.named("");
+        Self::Sequential { layers: vec![product, linear("down_proj", hidden, size)] }
     }
 
     /// Creates max pooling with a square window.

@@ -192,17 +192,28 @@ impl Frame<'_> {
 
     fn mlp(&self, hidden: u64) -> Result<Named, Error> {
         let (size, function) = (self.size, self.function()?);
-        let is_joined = match &self.family.mlp {
+        let linear = |name: &str, inputs, outputs, no_bias| {
+            Layer::Linear(Linear { inputs, outputs, no_bias, tied_to: None }).named(name)
+        };
+        let no_bias = !self.fields.flag("mlp_bias", false)?;
+        let mlp = match &self.family.mlp {
             Mlp::Plain([first, second]) => {
                 let activation = Layer::Activation { function, in_place: false }.named("");
-                let second = Layer::linear(hidden, size).named(second);
-                return Ok(inline(vec![Layer::linear(size, hidden).named(first), activation, second]));
+                return Ok(inline(vec![
+                    linear(first, size, hidden, false),
+                    activation,
+                    linear(second, hidden, size, false),
+                ]));
             }
-            Mlp::Gated => false,
-            Mlp::GatedJoined => true,
+            Mlp::Gated => Layer::gated_mlp(size, hidden, function, no_bias),
+            Mlp::GatedJoined => {
+                let both = hidden.checked_mul(2).ok_or_else(|| wrong("the sizes are too large"))?;
+                let gate = Layer::Gate { function }.named("");
+                let down = linear("down_proj", hidden, size, no_bias);
+                Layer::Sequential { layers: vec![linear("gate_up_proj", size, both, no_bias), gate, down] }
+            }
         };
-        let has_bias = self.fields.flag("mlp_bias", false)?;
-        Ok(Layer::GatedMlp { size, hidden, function, is_joined, has_bias }.named("mlp"))
+        Ok(mlp.named("mlp"))
     }
 
     /// Creates experts whose products are grouped. `hidden` is the size inside the MLP.
