@@ -4,7 +4,9 @@ use std::{collections::HashMap, rc::Rc};
 
 use gpumem_core::report::counted;
 
-use super::{Attention, AttentionNames, Built, Embeddings, Experts, Function, Layer, Linear, Named, RunExperts};
+use super::{
+    Attention, AttentionNames, Built, Embeddings, Experts, Function, Layer, Linear, Named, RunExperts, linear,
+};
 use crate::{
     dtype::{Dtype, Types},
     eager::{Adapted, Conv, Eager, ParameterId},
@@ -312,8 +314,4 @@ impl Building<'_> {
         }
         Ok(())
     }
-}
-
-fn linear(name: &str, inputs: u64, outputs: u64, no_bias: bool) -> Named {
-    Layer::Linear(Linear { inputs, outputs, no_bias, tied_to: None }).named(name)
 }

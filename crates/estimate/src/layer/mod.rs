@@ -328,3 +328,8 @@ impl Layer {
 pub fn numbered(layers: impl IntoIterator<Item = Layer>) -> Vec<Named> {
     layers.into_iter().enumerate().map(|(number, layer)| layer.named(number.to_string())).collect()
 }
+
+/// Returns a linear layer with a name.
+pub(crate) fn linear(name: &str, inputs: u64, outputs: u64, no_bias: bool) -> Named {
+    Layer::Linear(Linear { inputs, outputs, no_bias, tied_to: None }).named(name)
+}

@@ -8,7 +8,9 @@ use super::{
 };
 use crate::{
     error::Error,
-    layer::{Attention, AttentionNames, Experts, Function, HeadNorm, Layer, Linear, Named, RunExperts, numbered},
+    layer::{
+        Attention, AttentionNames, Experts, Function, HeadNorm, Layer, Linear, Named, RunExperts, linear, numbered,
+    },
     model::{Input, Loss, Model},
 };
 
@@ -192,9 +194,6 @@ impl Frame<'_> {
 
     fn mlp(&self, hidden: u64) -> Result<Named, Error> {
         let (size, function) = (self.size, self.function()?);
-        let linear = |name: &str, inputs, outputs, no_bias| {
-            Layer::Linear(Linear { inputs, outputs, no_bias, tied_to: None }).named(name)
-        };
         let no_bias = !self.fields.flag("mlp_bias", false)?;
         let mlp = match &self.family.mlp {
             Mlp::Plain([first, second]) => {
