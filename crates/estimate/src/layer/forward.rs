@@ -30,22 +30,9 @@ pub(crate) fn run_all(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Re
         if at > 0 && at + 1 == layers.len() && eager.memory.layers().is_empty() {
             eager.free_shared();
         }
-        current = match layer.kind {
-            Layer::SoftCap => soft_capped(eager, current)?,
-            _ => layer.forward(eager, &current)?,
-        };
+        current = layer.forward(eager, &current)?;
     }
     Ok(current)
-}
-
-/// Runs `cap * tanh(x / cap)`. Each result is assigned to the variable of the previous one, so that only two exist at a
-/// time.
-fn soft_capped(eager: &Eager, input: Tensor) -> Result<Tensor, Error> {
-    let divided = eager.multiply_by_number(&input)?;
-    drop(input);
-    let capped = eager.tanh(&divided)?;
-    drop(divided);
-    eager.multiply_by_number(&capped)
 }
 
 /// A layer with its parameters and the layers inside it.
@@ -149,7 +136,6 @@ impl Built {
             Layer::LayerNorm { .. } => eager.layer_norm(input, &self.parameter(eager, 0), &self.parameter(eager, 1)),
             Layer::RmsNorm { .. } => eager.rms_norm_written_out(input, &self.parameter(eager, 0)),
             Layer::GemmaNorm { .. } => eager.gemma_norm(input, &self.parameter(eager, 0)),
-            Layer::SoftCap => soft_capped(eager, input.clone()),
             Layer::ChannelScale { .. } => eager.multiply(&self.parameter(eager, 0), input),
             Layer::Activation { function, in_place } => activate(eager, *function, *in_place, input),
             Layer::Dropout { probability } => eager.dropout(input, *probability),

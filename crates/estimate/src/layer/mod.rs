@@ -132,8 +132,6 @@ pub enum Layer {
         /// The size of the last dimension.
         size: u64,
     },
-    /// `cap * tanh(x / cap)`.
-    SoftCap,
     /// An operation on each element.
     Activation {
         /// The operation.

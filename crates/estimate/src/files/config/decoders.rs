@@ -78,7 +78,10 @@ impl Frame<'_> {
         let head = Linear { inputs: self.size, outputs: self.vocabulary, no_bias: !family.head_has_bias, tied_to };
         let head = Layer::Linear(head).named(self.head);
         let is_capped = self.is_capped("final_logit_softcapping");
-        layers.push(if is_capped { inline(vec![head, Layer::SoftCap.named("")]) } else { head });
+        // `cap * tanh(logits / cap)`.
+        let tanh = Layer::Activation { function: Function::Tanh, in_place: false };
+        let cap = [Layer::Scale, tanh, Layer::Scale].map(|layer| layer.named(""));
+        layers.push(if is_capped { inline([head].into_iter().chain(cap).collect()) } else { head });
         Ok(layers)
     }
 
