@@ -67,11 +67,6 @@ impl Eager {
         Edge { node: self.tape.push(node), output: 0 }
     }
 
-    /// Returns the number of recorded nodes.
-    pub(super) fn node_count(&self) -> usize {
-        self.tape.0.borrow().len()
-    }
-
     /// Removes the nodes from this one on. Their part of the graph is no longer used.
     pub(super) fn forget_from(&self, first: usize) {
         // The borrow of the tape must end before the saved tensors are freed.
@@ -118,7 +113,7 @@ impl Eager {
                 }
             }
             drop(grads);
-            self.release_variables();
+            self.unpacked.borrow_mut().clear();
             for (input, result) in inputs.iter().zip(results) {
                 let Some(NodeInput { edge, .. }) = input else { continue };
                 if let Some(result) = result {
@@ -132,16 +127,6 @@ impl Eager {
             }
         }
         Ok(())
-    }
-
-    /// Keeps a tensor that a node saved until the node's results have been checked. Tensors that a checkpointed block
-    /// saved again are not kept.
-    pub(super) fn keep_until_checked(&self, tensor: &Tensor) {
-        self.unpacked.borrow_mut().push(Rc::clone(&tensor.storage));
-    }
-
-    fn release_variables(&self) {
-        self.unpacked.borrow_mut().clear();
     }
 
     /// Returns a gradient with the shape and type of its input: broadcast dimensions are summed, and a different type

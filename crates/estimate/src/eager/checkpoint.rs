@@ -10,12 +10,10 @@ use crate::error::{Error, Kind};
 pub(crate) enum Saved {
     Tensor(Tensor),
     /// A tensor of a block that runs again.
-    Recomputed(RecomputedTensor),
-}
-
-pub(crate) struct RecomputedTensor {
-    block: Rc<RecomputedBlock>,
-    number: usize,
+    Recomputed {
+        block: Rc<RecomputedBlock>,
+        number: usize,
+    },
 }
 
 impl Saved {
@@ -23,10 +21,11 @@ impl Saved {
     pub(crate) fn unpack(self, eager: &Eager) -> Result<Tensor, Error> {
         match self {
             Self::Tensor(tensor) => {
-                eager.keep_until_checked(&tensor);
+                // It lives until the results of the node have been checked, unless a checkpointed block saved it again.
+                eager.unpacked.borrow_mut().push(Rc::clone(&tensor.storage));
                 Ok(tensor)
             }
-            Self::Recomputed(RecomputedTensor { block, number }) => {
+            Self::Recomputed { block, number } => {
                 if block.state.borrow().again.is_empty() {
                     eager.run_again(&block)?;
                 }
@@ -53,7 +52,7 @@ impl Eager {
                 let number = state.saved;
                 state.saved += 1;
                 drop(state);
-                Ok(Saved::Recomputed(RecomputedTensor { block, number }))
+                Ok(Saved::Recomputed { block, number })
             }
             Some(BlockRun::Again(block)) => {
                 let mut state = block.state.borrow_mut();
@@ -122,7 +121,7 @@ impl Eager {
 
     fn run_again(&self, block: &Rc<RecomputedBlock>) -> Result<(), Error> {
         let before = self.checkpointing.replace(Some(BlockRun::Again(Rc::clone(block))));
-        let (layers, first) = (self.memory.layers(), self.node_count());
+        let (layers, first) = (self.memory.layers(), self.tape.0.borrow().len());
         self.memory.move_to(&block.layers);
         let result = self.with_grad(true, || (block.run)(self));
         self.memory.move_to(&layers);

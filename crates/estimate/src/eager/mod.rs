@@ -144,7 +144,7 @@ enum BlockRun {
 type RunBlock = Box<dyn Fn(&Eager) -> Result<(), Error>>;
 
 /// A block whose saved tensors are recomputed.
-struct RecomputedBlock {
+pub(crate) struct RecomputedBlock {
     run: RunBlock,
     /// The layer that the block is in.
     layers: Rc<[CallsiteId]>,

@@ -74,7 +74,12 @@ impl Eager {
 
     /// Runs `zero_grad(set_to_none=True)`.
     pub(crate) fn zero_grad(&self, state: &mut OptimizerState) {
-        self.free_gradients();
+        for parameter in &mut *self.parameters.borrow_mut() {
+            parameter.grad = None;
+            if let Some(shard) = &mut parameter.shard {
+                shard.gradient = None;
+            }
+        }
         state.gradients.clear();
     }
 

@@ -118,16 +118,6 @@ impl Eager {
         self.forget_from(0);
     }
 
-    /// Runs `zero_grad(set_to_none=True)`.
-    pub(crate) fn free_gradients(&self) {
-        for parameter in &mut *self.parameters.borrow_mut() {
-            parameter.grad = None;
-            if let Some(shard) = &mut parameter.shard {
-                shard.gradient = None;
-            }
-        }
-    }
-
     /// Accumulates a gradient. The first one becomes the gradient of the parameter, and later ones are added to it in
     /// place.
     pub(super) fn accumulate(&self, parameter: usize, mut grads: Grads) {

@@ -191,11 +191,8 @@ impl<R: Read> Source<R> {
             return Ok(None);
         }
         let mut bytes = Vec::new();
-        match self.read.by_ref().take(length).read_to_end(&mut bytes) {
-            Ok(found) if found as u64 == length => {}
-            Ok(_) => return Err("the file ends inside its header".to_owned()),
-            Err(error) => return Err(self.failed(&error)),
-        }
+        let found = self.read.by_ref().take(length).read_to_end(&mut bytes);
+        self.check_length(found.map(|found| found as u64), length)?;
         String::from_utf8(bytes).map(Some).map_err(|_| "a text is not UTF-8".to_owned())
     }
 
@@ -204,8 +201,13 @@ impl<R: Read> Source<R> {
     }
 
     fn skip(&mut self, bytes: u64) -> Result<(), Wrong> {
-        match io::copy(&mut self.read.by_ref().take(bytes), &mut io::sink()) {
-            Ok(skipped) if skipped == bytes => Ok(()),
+        let skipped = io::copy(&mut self.read.by_ref().take(bytes), &mut io::sink());
+        self.check_length(skipped, bytes)
+    }
+
+    fn check_length(&self, found: io::Result<u64>, expected: u64) -> Result<(), Wrong> {
+        match found {
+            Ok(found) if found == expected => Ok(()),
             Ok(_) => Err("the file ends inside its header".to_owned()),
             Err(error) => Err(self.failed(&error)),
         }
