@@ -167,16 +167,7 @@ fn sizes_inside_of_layers_fit() {
     let tokens = || Input::Numbers(Shape::from([5, 8]));
     let experts = |size, per_token| {
         let (function, run) = (Function::Silu, RunExperts::Grouped);
-        Layer::Experts(Experts {
-            size,
-            hidden: 4,
-            experts: 3,
-            per_token,
-            function,
-            shared: 0,
-            gates_shared: false,
-            run,
-        })
+        Layer::Experts(Experts { size, hidden: 4, experts: 3, per_token, function, shared: 0, run })
     };
     assert_eq!(message([experts(9, 2)], tokens()), "layer `0`: expects an input of shape (…, …, 9) and gets (2, 5, 8)");
     for per_token in [0, 4] {

@@ -260,7 +260,7 @@ impl Building<'_> {
     }
 
     fn experts(&mut self, experts: &Experts) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>), Error> {
-        let Experts { size, hidden, experts: count, per_token, function, shared, gates_shared, run } = *experts;
+        let Experts { size, hidden, experts: count, per_token, function, shared, run } = *experts;
         if per_token == 0 || per_token > count {
             let what = format!("a token cannot pass through {per_token} of {count} experts");
             return Err(self.invalid(what));
@@ -276,7 +276,7 @@ impl Building<'_> {
         if shared > 0 {
             let mlp = Layer::gated_mlp(size, shared, function, true);
             children.push(self.one(&mlp.named("shared_expert"))?);
-            if gates_shared {
+            if run == RunExperts::Grouped {
                 children.push(self.one(&linear("shared_expert_gate", size, 1, true))?);
             }
         } else if run == RunExperts::All {

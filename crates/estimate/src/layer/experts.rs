@@ -23,12 +23,10 @@ pub struct Experts {
     pub per_token: u64,
     /// The activation of the gate of an expert.
     pub function: Function,
-    /// The inner size of an expert that all tokens pass through; 0 if there is none.
+    /// The inner size of an expert that all tokens pass through; 0 if there is none. In [`RunExperts::Grouped`], its output
+    /// is multiplied by its own gate.
     #[serde(default)]
     pub shared: u64,
-    /// True if the output of the shared expert is multiplied by its own gate.
-    #[serde(default)]
-    pub gates_shared: bool,
     /// How the experts run.
     #[serde(default)]
     pub run: RunExperts,
@@ -67,11 +65,9 @@ impl Experts {
                 drop((scores, choice));
                 match shared {
                     None => output,
-                    Some(mut shared) => {
-                        if self.gates_shared {
-                            let gate = eager.sigmoid(&built.child("shared_expert_gate").forward(eager, &rows)?)?;
-                            shared = eager.multiply(&gate, &shared)?;
-                        }
+                    Some(shared) => {
+                        let gate = eager.sigmoid(&built.child("shared_expert_gate").forward(eager, &rows)?)?;
+                        let shared = eager.multiply(&gate, &shared)?;
                         eager.add(&output, &shared)?
                     }
                 }

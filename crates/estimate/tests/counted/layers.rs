@@ -21,7 +21,6 @@ fn experts() -> Experts {
         per_token: 2,
         function: Function::Silu,
         shared: 0,
-        gates_shared: false,
         run: RunExperts::Grouped,
     }
 }

@@ -222,15 +222,13 @@ impl Frame<'_> {
     fn experts(&self, hidden: u64) -> Result<Experts, Error> {
         let fields = self.fields;
         let count = fields.optional("num_experts")?.or(fields.optional("num_local_experts")?);
-        let shared = fields.derived("shared_expert_intermediate_size", 0)?;
         Ok(Experts {
             size: self.size,
             hidden: fields.derived("moe_intermediate_size", hidden)?,
             experts: count.unwrap_or(self.family.experts),
             per_token: fields.number("num_experts_per_tok", 0)?,
             function: self.function()?,
-            shared,
-            gates_shared: shared > 0,
+            shared: fields.derived("shared_expert_intermediate_size", 0)?,
             run: RunExperts::Grouped,
         })
     }
