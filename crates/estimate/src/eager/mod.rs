@@ -28,7 +28,7 @@ pub(crate) use self::{
     context::Context,
     optimizer::OptimizerState,
     sharding::ROOT,
-    tensor::{Edge, Tensor, channels_last_strides, contiguous_strides},
+    tensor::{Edge, Tensor, channels_last_strides},
     workspace::Convolution,
 };
 pub use self::{

@@ -116,10 +116,13 @@ impl Tensor {
     }
 
     pub(crate) fn is_contiguous(&self) -> bool {
-        let Some(strides) = &self.strides else { return true };
-        let expected = contiguous_strides(&self.shape);
-        let sizes = self.shape.sizes().iter().zip(&**strides).zip(&expected);
-        sizes.into_iter().all(|((size, stride), expected)| *size == 1 || stride == expected)
+        self.strides.is_none() || self.has_strides(&contiguous_strides(&self.shape))
+    }
+
+    /// Returns whether the elements are in the order of these strides. That of a dimension of size 1 is irrelevant.
+    pub(crate) fn has_strides(&self, expected: &[u64]) -> bool {
+        let sizes = self.shape.sizes().iter().zip(self.strides()).zip(expected);
+        sizes.into_iter().all(|((size, stride), expected)| *size == 1 || stride == *expected)
     }
 
     /// Returns whether the elements fill the storage without gaps and overlaps, in any order.

@@ -8,7 +8,7 @@ use super::{Function, Layer, Linear};
 use crate::{
     class::Class,
     dtype::Dtype,
-    eager::{Adapted, Conv, Eager, ParameterId, Tensor},
+    eager::{Adapted, Eager, ParameterId, Tensor},
     error::{Error, Kind},
     shape::Shape,
 };
@@ -119,7 +119,10 @@ impl Built {
                 if *in_place { eager.add_in_place(&output, &shortcut) } else { eager.add(&shortcut, &output) }
             }
             Layer::EncoderDecoder { .. } => self.run_both(eager, input),
-            Layer::Conv(conv) => self.conv(conv, eager, input),
+            Layer::Conv(conv) => {
+                let bias = (self.parameters.len() > 1).then(|| self.parameter(eager, 1));
+                eager.convolution(input, &self.parameter(eager, 0), bias.as_ref(), conv)
+            }
             Layer::Linear(linear) => self.linear(linear, eager, input),
             Layer::Embedding { .. } | Layer::TiedEmbedding { .. } => eager.embedding(input, &self.parameter(eager, 0)),
             Layer::Embeddings(_) => self.embeddings(eager, input),
@@ -192,11 +195,6 @@ impl Built {
                 eager.multiply(&products, &self.parameter(eager, 0))
             }
         }
-    }
-
-    fn conv(&self, conv: &Conv, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
-        let bias = (self.parameters.len() > 1).then(|| self.parameter(eager, 1));
-        eager.convolution(input, &self.parameter(eager, 0), bias.as_ref(), conv)
     }
 
     fn linear(&self, linear: &Linear, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {

@@ -127,14 +127,11 @@ impl Eager {
 
     /// Copies the tensor into the order that a convolution reads, unless it already has that order.
     fn in_order(&self, tensor: &Tensor, channels_last: bool) -> Result<Option<Tensor>, Error> {
-        // The order of a dimension of size 1 is irrelevant.
-        let expected = if channels_last {
-            channels_last_strides(&tensor.shape)
+        let is_so = if channels_last {
+            tensor.has_strides(&channels_last_strides(&tensor.shape))
         } else {
-            super::super::contiguous_strides(&tensor.shape)
+            tensor.is_contiguous()
         };
-        let sizes = tensor.shape.sizes().iter().zip(tensor.strides()).zip(&expected);
-        let is_so = sizes.into_iter().all(|((size, stride), expected)| *size == 1 || stride == *expected);
         if is_so { Ok(None) } else { self.with_grad(false, || self.output(&tensor.shape, tensor.dtype)).map(Some) }
     }
 

@@ -41,13 +41,9 @@ impl Eager {
             let expected = [labels.shape.sizes(), &[logits.shape.last()]].concat();
             return Err(self.mismatch(Shape::from(expected).to_string(), logits));
         }
+        // `nll_loss` keeps its input.
         let logarithms = self.log_softmax(logits)?;
-        self.mean_of_labels(&logarithms, labels)
-    }
-
-    /// Runs `nll_loss`, which keeps its input.
-    fn mean_of_labels(&self, input: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
-        let input = self.raised(input)?;
+        let input = self.raised(&logarithms)?;
         let mut saved = self.save_all(&[&input], [&input, labels])?;
         let loss = self.output(&Shape::default(), input.dtype)?;
         let total_weight = self.output(&Shape::default(), input.dtype)?;

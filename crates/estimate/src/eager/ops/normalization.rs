@@ -24,15 +24,7 @@ impl Eager {
     /// Runs RMS norm as transformers writes it out: in `f32`, `weight * (x * rsqrt(mean(x ** 2) + eps)).to(type of x)`.
     pub(crate) fn rms_norm_written_out(&self, input: &Tensor, weight: &Tensor) -> Result<Tensor, Error> {
         self.check_last(input, weight)?;
-        let wide = self.to(input, Dtype::F32)?;
-        let square = self.power(&wide)?;
-        let variance = self.mean_of_last(&square)?;
-        drop(square);
-        let sum = self.add_number(&variance)?;
-        let factor = self.rsqrt(&sum)?;
-        drop(sum);
-        let normalized = self.multiply(&wide, &factor)?;
-        drop((wide, factor, variance));
+        let normalized = self.normalized_by_square(&self.to(input, Dtype::F32)?)?;
         let narrow = self.to(&normalized, input.dtype)?;
         drop(normalized);
         self.multiply(weight, &narrow)
