@@ -70,7 +70,8 @@ impl Eager {
     /// Adds packed elements and a `QuantState`, like bitsandbytes' `quantize_4bit`.
     fn add_in_4_bits(&self, inputs: u64, outputs: u64, quantized: &Quantized) -> Result<In4Bits, Error> {
         let elements = inputs.checked_mul(outputs).ok_or_else(|| self.too_large())?;
-        let packed = self.add_packed(&Shape::from([elements.div_ceil(2), 1]), elements)?;
+        let packed = self.add_frozen(&Shape::from([elements.div_ceil(2), 1]), Dtype::U8)?;
+        self.parameters.borrow_mut()[packed.0].packed_elements = Some(elements);
         let flat = |length: u64, dtype| self.add_buffer(&Shape::from([length]), dtype);
         let scales = elements.div_ceil(BLOCK);
         // The 16 numbers that 4 bits can represent.

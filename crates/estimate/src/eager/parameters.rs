@@ -19,28 +19,21 @@ pub(super) struct Updated<'a> {
 }
 
 impl Eager {
-    /// Adds a parameter to the model, in the scope of its layer.
-    pub(crate) fn add_parameter(&self, shape: &Shape, dtype: Dtype, is_trainable: bool) -> Result<ParameterId, Error> {
-        self.add_tensor(shape, [dtype; 2], is_trainable && dtype.is_float() && !self.is_frozen(), false)
-    }
-
-    /// Adds a weight of products or a table of rows. If its stored type is not the type of computation, kernels read
-    /// the stored type directly, without a copy in the other type.
-    pub(crate) fn add_weight(&self, shape: &Shape, stored: Dtype, computed: Dtype) -> Result<ParameterId, Error> {
+    /// Adds a parameter to the model, in the scope of its layer. If its stored type is not the type of computation, kernels
+    /// read the stored type directly, without a copy in the other type.
+    pub(crate) fn add_parameter(&self, shape: &Shape, [stored, computed]: [Dtype; 2]) -> Result<ParameterId, Error> {
         let is_trainable = stored == computed && computed.is_float() && !self.is_frozen();
         self.add_tensor(shape, [stored, computed], is_trainable, false)
+    }
+
+    /// Adds a parameter that is never trained.
+    pub(crate) fn add_frozen(&self, shape: &Shape, dtype: Dtype) -> Result<ParameterId, Error> {
+        self.add_tensor(shape, [dtype; 2], false, false)
     }
 
     /// Adds a parameter that is trained while those of the model are frozen.
     pub(super) fn add_adapter(&self, shape: &Shape, dtype: Dtype) -> Result<ParameterId, Error> {
         self.add_tensor(shape, [dtype; 2], true, false)
-    }
-
-    /// Adds a frozen parameter whose elements do not take whole bytes.
-    pub(super) fn add_packed(&self, shape: &Shape, elements: u64) -> Result<ParameterId, Error> {
-        let number = self.add_tensor(shape, [Dtype::U8; 2], false, false)?;
-        self.parameters.borrow_mut()[number.0].packed_elements = Some(elements);
-        Ok(number)
     }
 
     /// Adds a tensor that belongs to the model but is not a parameter, such as the running mean of a batch norm.

@@ -113,11 +113,12 @@ impl Building<'_> {
                 self.eager.add_buffer(&Shape::default(), Dtype::I64)?;
             }
             Layer::Similarity { .. } => {
-                parameters = vec![self.eager.add_parameter(&Shape::default(), self.types.others, true)?];
+                parameters = vec![self.add([])?];
             }
             Layer::Positions { rows, size, is_fixed } => {
-                let shape = Shape::from([*rows, *size]);
-                parameters = vec![self.eager.add_parameter(&shape, self.types.others, !*is_fixed)?];
+                let shape = [*rows, *size];
+                let fixed = || self.eager.add_frozen(&Shape::from(shape), self.types.others);
+                parameters = vec![if *is_fixed { fixed()? } else { self.add(shape)? }];
             }
             Layer::LayerNorm { size } => parameters = vec![self.add([*size])?, self.add([*size])?],
             Layer::RmsNorm { size } | Layer::GemmaNorm { size } => parameters = vec![self.add([*size])?],
@@ -178,7 +179,7 @@ impl Building<'_> {
         }
         let mut sizes = vec![outputs, inputs / groups];
         sizes.extend(&conv.kernel);
-        let mut parameters = vec![self.eager.add_parameter(&sizes.into(), self.types.others, true)?];
+        let mut parameters = vec![self.add(sizes)?];
         if !conv.no_bias {
             parameters.push(self.add([outputs])?);
         }
@@ -240,7 +241,7 @@ impl Building<'_> {
                 let Types { weights, tables, others } = self.types;
                 let is_head = weights != tables && Quantized::default().except.contains(&self.eager.memory.path());
                 let stored = if is_head { tables } else { weights };
-                self.eager.add_weight(&Shape::from([*outputs, *inputs]), stored, others)?
+                self.eager.add_parameter(&Shape::from([*outputs, *inputs]), [stored, others])?
             }
         };
         if adapted.in_4_bits.is_none() {
@@ -248,7 +249,7 @@ impl Building<'_> {
         }
         let mut parameters = vec![weight];
         if !no_bias {
-            parameters.push(self.eager.add_parameter(&Shape::from([*outputs]), self.types.others, true)?);
+            parameters.push(self.add([*outputs])?);
         }
         Ok((parameters, adapted))
     }
@@ -285,13 +286,13 @@ impl Building<'_> {
         Ok((parameters.into(), children))
     }
 
-    fn add<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId, Error> {
-        self.eager.add_parameter(&Shape::from(sizes), self.types.others, true)
+    fn add(&self, sizes: impl Into<Shape>) -> Result<ParameterId, Error> {
+        self.eager.add_parameter(&sizes.into(), [self.types.others; 2])
     }
 
     /// Adds the weights of experts, or a table of rows.
     fn add_table<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId, Error> {
-        self.eager.add_weight(&Shape::from(sizes), self.types.tables, self.types.others)
+        self.eager.add_parameter(&Shape::from(sizes), [self.types.tables, self.types.others])
     }
 
     /// Lets later layers share this weight.
