@@ -171,27 +171,20 @@ impl Step {
         Ok(Peak { bytes: estimate.peak.get(), events: memory.events() })
     }
 
-    /// Returns the peak and the allocator's memory if each convolution takes the largest workspace. If a workspace does
-    /// not fit, PyTorch chooses another algorithm, so the result is the limit.
-    fn with_workspaces(&self, high: u64, model: &Model) -> Result<ConvolutionWorkspace, Error> {
-        let memory = self.memory(false);
-        let high = Bytes::new(high);
-        match self.run_in(&memory, true, model) {
-            Ok((with, _)) => Ok(ConvolutionWorkspace { high, peak: with.peak, reserved: with.reserved }),
-            Err(error) => match self.limit.filter(|_| error.is_out_of_memory()) {
-                Some(limit) => Ok(ConvolutionWorkspace { high, peak: limit, reserved: limit }),
-                None => Err(error),
-            },
-        }
-    }
-
     fn estimate_in(&self, memory: &Rc<StepMemory>, model: &Model) -> Result<Estimate, Error> {
         let (mut estimate, largest_workspace) = self.run_in(memory, false, model)?;
         if largest_workspace > 0 {
-            let with = self.with_workspaces(largest_workspace, model)?;
+            let (peak, reserved) = match self.run_in(&self.memory(false), true, model) {
+                Ok((with, _)) => (with.peak, with.reserved),
+                // If a workspace does not fit, PyTorch chooses another algorithm, so the result is the limit.
+                Err(error) => {
+                    let limit = self.limit.filter(|_| error.is_out_of_memory()).ok_or(error)?;
+                    (limit, limit)
+                }
+            };
             // Blocks may be placed better with workspaces than without.
-            let (peak, reserved) = (with.peak.max(estimate.peak), with.reserved.max(estimate.reserved));
-            estimate.convolutions = Some(ConvolutionWorkspace { peak, reserved, ..with });
+            let (peak, reserved) = (peak.max(estimate.peak), reserved.max(estimate.reserved));
+            estimate.convolutions = Some(ConvolutionWorkspace { high: Bytes::new(largest_workspace), peak, reserved });
         }
         Ok(estimate)
     }
