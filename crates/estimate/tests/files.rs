@@ -31,16 +31,6 @@ const FIRST: &str = r#"{"model.a.weight":{"dtype":"BF16","shape":[4,2],"data_off
 const SECOND: &str = r#"{"model.b.weight":{"dtype":"BF16","shape":[3],"data_offsets":[0,6]}}"#;
 
 #[test]
-fn sums_by_type_and_module() {
-    let folder = Folder::new();
-    let tensors = Tensors::from_safetensors(folder.write("a.safetensors", &safetensors(FIRST, 32))).unwrap();
-    assert_eq!((tensors.sum().elements, tensors.sum().bytes.get()), (12, 32));
-    let by_dtype: Vec<_> = tensors.by_dtype().into_iter().map(|(dtype, sum)| (dtype, sum.elements)).collect();
-    assert_eq!(by_dtype, [("bf16".to_owned(), 8), ("f32".to_owned(), 4)]);
-    assert_eq!(tensors.by_module(2).into_keys().collect::<Vec<_>>(), ["model.a"]);
-}
-
-#[test]
 fn an_index_names_several_files() {
     let folder = Folder::new();
     folder.write("1.safetensors", &safetensors(FIRST, 32));
