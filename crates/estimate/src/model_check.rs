@@ -8,29 +8,25 @@ use crate::layer::Named;
 
 /// The fields that contain inner layers.
 const INNER: [&str; 4] = ["layers", "shortcut", "encoder", "decoder"];
-/// The position of a layer, such as `blocks.norm` and `layers[1].layers[0]`.
-#[derive(Clone, Default)]
-struct Place {
-    name: String,
-    index: String,
+
+/// The name and the position of a layer, such as `blocks.norm` and `layers[1].layers[0]`. Both are empty outside of all
+/// layers.
+type Place = [String; 2];
+
+fn inner(place: &Place, list: &str, at: usize, layer: &Value) -> Place {
+    let name = layer["name"].as_str().unwrap_or_default();
+    let join = |outer: &String, inner: &str| {
+        let dot = if outer.is_empty() || inner.is_empty() { "" } else { "." };
+        format!("{outer}{dot}{inner}")
+    };
+    [join(&place[0], name), join(&place[1], &format!("{list}[{at}]"))]
 }
 
-impl Place {
-    fn inner(&self, list: &str, at: usize, layer: &Value) -> Self {
-        let name = layer["name"].as_str().unwrap_or_default();
-        let join = |outer: &str, inner: &str| {
-            let dot = if outer.is_empty() || inner.is_empty() { "" } else { "." };
-            format!("{outer}{dot}{inner}")
-        };
-        Self { name: join(&self.name, name), index: join(&self.index, &format!("{list}[{at}]")) }
-    }
-
-    fn says(&self, what: &str) -> String {
-        if self.name.is_empty() {
-            format!("the layer `{}`: {what}", self.index)
-        } else {
-            format!("layer `{}` (`{}`): {what}", self.name, self.index)
-        }
+fn says([name, index]: &Place, what: &str) -> String {
+    match (name.as_str(), index.as_str()) {
+        (_, "") => what.to_owned(),
+        ("", index) => format!("the layer `{index}`: {what}"),
+        (name, index) => format!("layer `{name}` (`{index}`): {what}"),
     }
 }
 
@@ -43,9 +39,9 @@ fn wrong_in(place: &Place, list: &str, outer: &Value) -> Option<String> {
     let layers = outer.get(list)?.as_array()?;
     layers.iter().enumerate().find_map(|(at, layer)| {
         let error = Named::deserialize(layer).err()?;
-        let place = place.inner(list, at, layer);
+        let place = inner(place, list, at, layer);
         let inside = INNER.iter().find_map(|list| wrong_in(&place, list, layer));
-        inside.or_else(|| Some(place.says(&error.to_string())))
+        inside.or_else(|| Some(says(&place, &error.to_string())))
     })
 }
 
@@ -61,14 +57,12 @@ fn unknown_in(place: &Place, read: &Value, known: &Value) -> Option<String> {
         let Some(known) = known.get(field) else {
             // Empty fields are not serialized.
             let is_empty = value.is_null() || value.as_array().is_some_and(Vec::is_empty);
-            let what = format!("there is no field `{field}`");
-            let what = if place.index.is_empty() { what } else { place.says(&what) };
-            return (!is_empty).then_some(what);
+            return (!is_empty).then(|| says(place, &format!("there is no field `{field}`")));
         };
         match (value.as_array(), known.as_array()) {
             (Some(read), Some(known)) if INNER.contains(&field.as_str()) => {
                 let mut layers = read.iter().zip(known).enumerate();
-                layers.find_map(|(at, (layer, known))| unknown_in(&place.inner(field, at, layer), layer, known))
+                layers.find_map(|(at, (layer, known))| unknown_in(&inner(place, field, at, layer), layer, known))
             }
             _ => unknown_in(place, value, known),
         }
