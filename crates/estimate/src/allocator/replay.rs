@@ -101,22 +101,10 @@ mod tests {
             whole.parse::<u64>().unwrap() * (1 << 20) + half
         };
         let of = |word: &str| {
-            let (size, sharing) = match word.split_once(['@', '/']) {
-                Some((size, number)) => {
-                    let number = number.parse().unwrap();
-                    let is_stream = word.contains('@');
-                    (
-                        size,
-                        if is_stream {
-                            Sharing { stream: number, pool: 0 }
-                        } else {
-                            Sharing { stream: 0, pool: number }
-                        },
-                    )
-                }
-                None => (word, Sharing::default()),
-            };
-            (bytes(size), sharing)
+            let (size, number) = word.split_once(['@', '/']).unwrap_or((word, "0"));
+            let number = number.parse().unwrap();
+            let [stream, pool] = if word.contains('@') { [number, 0] } else { [0, number] };
+            (bytes(size), Sharing { stream, pool })
         };
         let request = |word: &str| match word.split_at(1) {
             _ if word == "empty" => Request::EmptyCache,
