@@ -13,10 +13,8 @@ pub(crate) struct Context {
     pub(crate) target: Option<Tensor>,
     /// The output of the encoder.
     pub(crate) encoded: Option<Tensor>,
-    /// The bias of self-attention, which the first block computes and the others share.
-    pub(crate) bias: Option<Tensor>,
-    /// The bias of cross attention.
-    pub(crate) cross_bias: Option<Tensor>,
+    /// The biases of self-attention and of cross attention, which the first block computes and the others share.
+    pub(crate) biases: [Option<Tensor>; 2],
     /// Tensors that layers leave for later ones, by name. Of several with one name, the last one is read first.
     slots: HashMap<String, Vec<Tensor>>,
 }

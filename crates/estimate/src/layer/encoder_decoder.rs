@@ -27,7 +27,7 @@ impl Attention {
     fn bias(&self, built: &Built, eager: &Eager, queries: &Tensor, keys: &Tensor) -> Result<Tensor, Error> {
         let mut context = eager.context();
         let is_cross = self.reads.is_some();
-        let known = if is_cross { &mut context.cross_bias } else { &mut context.bias };
+        let known = &mut context.biases[usize::from(is_cross)];
         if let Some(bias) = known {
             return Ok(bias.clone());
         }
@@ -82,14 +82,14 @@ impl Built {
         let Some(target) = context.target.clone() else {
             return Err(eager.invalid("a decoder needs target tokens"));
         };
-        (context.bias, context.cross_bias) = (None, None);
+        context.biases = [None, None];
         eager.set_context(context.clone());
         let encoded = run_all(&self.children, eager, input)?;
         let target = if eager.settings.training { eager.shifted_labels(&target)? } else { target };
         context.encoded = Some(encoded);
         eager.set_context(context.clone());
         let output = run_all(&self.shortcut, eager, &target)?;
-        (context.bias, context.cross_bias) = (None, None);
+        context.biases = [None, None];
         // In inference, the output of the model refers to the output of the encoder.
         if eager.settings.training {
             context.encoded = None;
