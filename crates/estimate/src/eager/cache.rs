@@ -22,7 +22,7 @@ impl Eager {
     ) -> Result<[Tensor; 2], Error> {
         let number = self.cache.next.replace(self.cache.next.get() + 1);
         if self.cache.layers.borrow().len() == number {
-            self.cache.layers.borrow_mut().push(KeptTokens { keys: None, values: None, tokens: 0 });
+            self.cache.layers.borrow_mut().push(KeptTokens::default());
         }
         let before = self.memory.set_class(Some(Class::Cache));
         let both = match self.settings.cache {
@@ -36,27 +36,24 @@ impl Eager {
     /// Runs `DynamicLayer.update`: `torch.cat` of the keys, and then of the values. The first tensor is empty and has
     /// the type of the keys.
     fn joined(&self, number: usize, keys: &Tensor, values: &Tensor, window: Option<u64>) -> Result<[Tensor; 2], Error> {
-        let old_keys = self.cache.layers.borrow_mut()[number].keys.take();
-        let all_keys = match &old_keys {
-            Some(old) => self.concatenate(&[old, keys], 2)?,
-            None => self.concatenate(&[keys], 2)?,
+        let old = self.cache.layers.borrow_mut()[number].kept.take();
+        let (old_keys, old_values) = old.map(|[keys, values]| (keys, values)).unzip();
+        let join = |old: &Option<Tensor>, new: &Tensor| match old {
+            Some(old) => self.concatenate(&[old, new], 2),
+            None if new.dtype == keys.dtype => self.concatenate(&[new], 2),
+            None => self.to(new, keys.dtype),
         };
+        let all_keys = join(&old_keys, keys)?;
         // Without a window, the new keys are assigned to the variable of the old ones, which frees these.
         let old_keys = old_keys.filter(|_| window.is_some());
-        let old_values = self.cache.layers.borrow_mut()[number].values.take();
-        let all_values = match &old_values {
-            Some(old) => self.concatenate(&[old, values], 2)?,
-            None if values.dtype == keys.dtype => self.concatenate(&[values], 2)?,
-            None => self.to(values, keys.dtype)?,
-        };
+        let all_values = join(&old_values, values)?;
         drop((old_keys, old_values));
         let kept = |all: &Tensor| match window {
             // A view of the last tokens keeps the memory of all tokens alive.
             Some(window) if all.shape[2] >= window.max(1) => self.narrow(all, 2, window.max(1) - 1),
             _ => all.clone(),
         };
-        let layer = &mut self.cache.layers.borrow_mut()[number];
-        (layer.keys, layer.values) = (Some(kept(&all_keys)), Some(kept(&all_values)));
+        self.cache.layers.borrow_mut()[number].kept = Some([kept(&all_keys), kept(&all_values)]);
         Ok([all_keys, all_values])
     }
 
@@ -73,15 +70,12 @@ impl Eager {
                 format!("a cache with room for {} cannot keep {}", counted(room, "token", "tokens"), layer.tokens);
             return Err(self.invalid(what));
         }
-        if layer.keys.is_none() {
-            (layer.keys, layer.values) = (Some(allocate(keys)?), Some(allocate(values)?));
-        }
-        match (&layer.keys, &layer.values) {
-            // `sdpa_attention_forward` uses the part that contains tokens, in the first pass.
-            (Some(keys), Some(values)) if is_first => Ok([self.narrow(keys, 2, new), self.narrow(values, 2, new)]),
-            (Some(keys), Some(values)) => Ok([keys.clone(), values.clone()]),
-            _ => Err(self.invalid("a cache has no keys")),
-        }
+        let both = match &layer.kept {
+            Some(kept) => kept.clone(),
+            None => layer.kept.insert([allocate(keys)?, allocate(values)?]).clone(),
+        };
+        // `sdpa_attention_forward` uses the part that contains tokens, in the first pass.
+        Ok(if is_first { both.map(|kept| self.narrow(&kept, 2, new)) } else { both })
     }
 
     /// Runs a model as transformers' `generate` does: each sequence has its own positions.

@@ -171,10 +171,10 @@ struct Cache {
     held: RefCell<Vec<Tensor>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct KeptTokens {
-    keys: Option<Tensor>,
-    values: Option<Tensor>,
+    /// The keys and the values.
+    kept: Option<[Tensor; 2]>,
     /// How many tokens it contains, if it has a fixed room for them.
     tokens: u64,
 }
