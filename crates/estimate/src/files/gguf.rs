@@ -49,8 +49,8 @@ pub(crate) enum Value {
     Fraction(f64),
     Bool(bool),
     Text(String),
-    /// An array: its length, and its values if they are integers and not too many.
-    Array(u64, Vec<u64>),
+    /// The values of an array, if they are integers and not too many.
+    Array(Vec<u64>),
     /// A negative number, or a text that is too long to be kept.
     Other,
 }
@@ -265,7 +265,7 @@ impl<R: Read> Source<R> {
         if kept.len() as u64 != count {
             kept.clear();
         }
-        Ok(Value::Array(count, kept))
+        Ok(Value::Array(kept))
     }
 
     fn metadata(&mut self) -> Result<(String, Value), Wrong> {
@@ -410,8 +410,8 @@ mod tests {
         let tensors = [tensor("b", &[64, 2], 2), tensor("a", &[3], 0), tensor("c", &[], 1)];
         let file = File::new(&entries, &tensors).read().unwrap();
         assert_eq!(file.architecture(), Some("llama"));
-        assert_eq!(file.value("heads"), Some(&Value::Array(2, vec![7, 8])));
-        assert_eq!(file.value("tokens"), Some(&Value::Array(2, vec![])));
+        assert_eq!(file.value("heads"), Some(&Value::Array(vec![7, 8])));
+        assert_eq!(file.value("tokens"), Some(&Value::Array(vec![])));
         assert_eq!(file.value("negative"), Some(&Value::Other));
         assert_eq!(file.value("count"), Some(&Value::Number(9)));
         assert_eq!(file.value("fraction"), Some(&Value::Fraction(0.5)));

@@ -44,9 +44,7 @@ impl Gguf {
             None => Ok(None),
             Some(Value::Number(number)) => Ok(Some(*number)),
             // A list with a number for each layer is usable if all numbers are the same.
-            Some(Value::Array(_, numbers))
-                if numbers.windows(2).all(|pair| pair[0] == pair[1]) && !numbers.is_empty() =>
-            {
+            Some(Value::Array(numbers)) if numbers.windows(2).all(|pair| pair[0] == pair[1]) && !numbers.is_empty() => {
                 Ok(Some(numbers[0]))
             }
             Some(_) => Err(wrong(format!("`{}` is not one whole number", key(name)))),
