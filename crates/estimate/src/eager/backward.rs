@@ -2,8 +2,8 @@
 
 use std::{collections::BinaryHeap, mem, rc::Rc};
 
-use super::{Eager, Edge, Grads, Node, NodeInput, Tape, Tensor};
-use crate::{class::Class, error::Error};
+use super::{Eager, Edge, Grads, Like, Node, NodeInput, Tape, Tensor};
+use crate::error::Error;
 
 impl Eager {
     /// Records an operation, and returns its outputs as tensors that need a gradient.
@@ -13,11 +13,7 @@ impl Eager {
         mut outputs: [Tensor; N],
         function: impl FnOnce(&Self, &[Option<Tensor>]) -> Result<Grads, Error> + 'static,
     ) -> [Tensor; N] {
-        let inputs = inputs.iter().map(|input| {
-            let edge = input.edge?;
-            let parameter = input.parameter.is_some();
-            Some(NodeInput { edge, shape: input.shape.clone(), dtype: input.dtype, parameter })
-        });
+        let inputs = inputs.iter().map(|input| Some(NodeInput { edge: input.edge?, like: Like::of(input) }));
         let node = Node {
             function: Some(Box::new(function)),
             inputs: inputs.collect(),
@@ -109,7 +105,7 @@ impl Eager {
             let mut results = function(self, &grads)?;
             for (input, result) in inputs.iter().zip(&mut results) {
                 if let (Some(input), Some(grad)) = (input, result.take()) {
-                    *result = Some(self.validated(input, grad)?);
+                    *result = Some(self.validated(&input.like, grad)?);
                 }
             }
             drop(grads);
@@ -131,16 +127,15 @@ impl Eager {
 
     /// Returns a gradient with the shape and type of its input: broadcast dimensions are summed, and a different type
     /// is converted.
-    fn validated(&self, input: &NodeInput, grad: Tensor) -> Result<Tensor, Error> {
-        let class = if input.parameter { Class::Gradients } else { Class::Activations };
+    fn validated(&self, input: &Like, grad: Tensor) -> Result<Tensor, Error> {
         let grad = if grad.shape.elements() == input.shape.elements() {
             grad
         } else {
-            let sum = self.empty(&input.shape, grad.dtype, class)?;
+            let sum = self.empty(&input.shape, grad.dtype, input.class())?;
             self.sum_buffer(&grad, &input.shape)?;
             sum
         };
-        if grad.dtype == input.dtype { Ok(grad) } else { self.empty(&grad.shape, input.dtype, class) }
+        if grad.dtype == input.dtype { Ok(grad) } else { self.empty(&grad.shape, input.dtype, input.class()) }
     }
 
     /// Adds a gradient to those from other uses of the same tensor, in place if nothing else uses the earlier sum.

@@ -26,6 +26,7 @@ pub(crate) use self::{
     adapters::Adapted,
     checkpoint::Saved,
     context::Context,
+    ops::Like,
     optimizer::OptimizerState,
     sharding::ROOT,
     tensor::{Edge, Tensor, channels_last_strides},
@@ -88,12 +89,10 @@ struct Node {
     layers: Rc<[CallsiteId]>,
 }
 
-/// An input of an operation. Its gradient has the same shape and type.
+/// An input of an operation, whose gradient is like the input.
 struct NodeInput {
     edge: Edge,
-    shape: Shape,
-    dtype: Dtype,
-    parameter: bool,
+    like: Like,
 }
 
 /// The gradients of the outputs of a node, or of its inputs. `None` for a missing one.

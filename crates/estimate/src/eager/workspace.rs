@@ -79,9 +79,15 @@ impl Eager {
         let largest = &self.workspaces.largest;
         largest.set(largest.get().max(bytes));
         if self.settings.convolutions_take_most {
-            drop(self.empty(&Shape::from([bytes]), Dtype::U8, Class::Workspace)?);
+            self.work_in(Some(bytes))?;
         }
         Ok(())
+    }
+
+    /// Allocates a workspace that lives while a kernel is started. `None` is a size that is too large.
+    pub(crate) fn work_in(&self, bytes: Option<u64>) -> Result<(), Error> {
+        let bytes = bytes.ok_or_else(|| self.too_large())?;
+        self.empty(&Shape::from([bytes]), Dtype::U8, Class::Workspace).map(drop)
     }
 
     /// Returns the largest workspace that a convolution may have used; 0 if there was none.

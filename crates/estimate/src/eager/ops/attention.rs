@@ -2,7 +2,6 @@
 
 use super::linear::Like;
 use crate::{
-    class::Class,
     dtype::Dtype,
     eager::{Eager, Tensor},
     error::Error,
@@ -157,12 +156,6 @@ impl Eager {
         let _delta = self.output(&Shape::from([batch, heads, length]), Dtype::F32)?;
         drop((product, sum));
         self.work_in(sizes.efficient_workspace())
-    }
-
-    /// Allocates a workspace that lives while a kernel is started.
-    fn work_in(&self, bytes: Option<u64>) -> Result<(), Error> {
-        let bytes = bytes.ok_or_else(|| self.too_large())?;
-        self.empty(&Shape::from([bytes]), Dtype::U8, Class::Workspace).map(drop)
     }
 }
 

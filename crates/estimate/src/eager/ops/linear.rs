@@ -3,6 +3,7 @@
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
+    class::Class,
     dtype::Dtype,
     eager::{Eager, Grads, Saved, Tensor},
     error::Error,
@@ -113,14 +114,14 @@ impl Eager {
 
 /// The shape and type of an input, without its memory.
 #[derive(Clone, Debug)]
-pub(super) struct Like {
-    shape: Shape,
-    dtype: Dtype,
+pub(crate) struct Like {
+    pub(crate) shape: Shape,
+    pub(crate) dtype: Dtype,
     is_parameter: bool,
 }
 
 impl Like {
-    pub(super) fn of(input: &Tensor) -> Self {
+    pub(crate) fn of(input: &Tensor) -> Self {
         Self { shape: input.shape.clone(), dtype: input.dtype, is_parameter: input.parameter.is_some() }
     }
 
@@ -129,9 +130,13 @@ impl Like {
         inputs.iter().map(|input| input.edge.map(|_| Self::of(input))).collect()
     }
 
+    /// Returns the class of a gradient for the input.
+    pub(crate) fn class(&self) -> Class {
+        if self.is_parameter { Class::Gradients } else { Class::Activations }
+    }
+
     /// Allocates a gradient for the input.
     pub(super) fn empty(&self, eager: &Eager) -> Result<Tensor, Error> {
-        let class = if self.is_parameter { crate::Class::Gradients } else { crate::Class::Activations };
-        eager.empty(&self.shape, self.dtype, class)
+        eager.empty(&self.shape, self.dtype, self.class())
     }
 }

@@ -48,11 +48,7 @@ impl Eager {
         let loss = self.output(&Shape::default(), input.dtype)?;
         let total_weight = self.output(&Shape::default(), input.dtype)?;
         saved.extend(self.save_all(&[&input], [&total_weight])?);
-        let (shape, dtype) = (input.shape.clone(), input.dtype);
-        Ok(self.recorded(&[&input], loss, move |eager, _| {
-            let _saved = eager.unpack(saved)?;
-            Ok(vec![Some(eager.output(&shape, dtype)?)])
-        }))
+        Ok(self.with_gradients(&[&input], loss, saved))
     }
 
     /// Runs `mse_loss` with a target of the same shape, in `f32` under autocast. Both are kept.

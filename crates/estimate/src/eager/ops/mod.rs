@@ -11,3 +11,4 @@ mod reduction;
 mod views;
 
 pub use self::convolution::{Conv, Pool};
+pub(crate) use self::linear::Like;

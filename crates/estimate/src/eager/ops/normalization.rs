@@ -59,7 +59,7 @@ impl Eager {
     /// Returns the mean over the last dimension, which then has size 1.
     pub(crate) fn mean_of_last(&self, input: &Tensor) -> Result<Tensor, Error> {
         let output = self.output(&input.shape.with_last(1), input.dtype)?;
-        Ok(self.with_new_gradient(input, output))
+        Ok(self.with_gradients(&[input], output, Vec::new()))
     }
 
     /// Runs batch norm over dimension 1. The input is kept and, in training, a mean and a deviation for each channel.

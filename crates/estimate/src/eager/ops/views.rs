@@ -8,12 +8,6 @@ use crate::{
 };
 
 impl Eager {
-    /// Records an operation whose gradient is a new tensor that needs only the shape of the input.
-    pub(super) fn with_new_gradient(&self, input: &Tensor, output: Tensor) -> Tensor {
-        let (shape, dtype) = (input.shape.clone(), input.dtype);
-        self.recorded(&[input], output, move |eager, _| Ok(vec![Some(eager.output(&shape, dtype)?)]))
-    }
-
     /// Records an operation that passes its gradient on.
     pub(crate) fn passing_on(&self, input: &Tensor, output: Tensor) -> Tensor {
         self.recorded(&[input], output, |_, grad| Ok(vec![Some(grad.clone())]))
@@ -69,7 +63,7 @@ impl Eager {
     pub(crate) fn repeat(&self, input: &Tensor, dimension: usize, times: u64) -> Result<Tensor, Error> {
         let size = input.shape[dimension].checked_mul(times).ok_or_else(|| self.too_large())?;
         let output = self.output(&input.shape.with(dimension, size), input.dtype)?;
-        Ok(self.with_new_gradient(input, output))
+        Ok(self.with_gradients(&[input], output, Vec::new()))
     }
 
     /// Swaps two dimensions.
@@ -118,7 +112,7 @@ impl Eager {
     /// Returns a part of one dimension as a view. The gradient is padded with zeros.
     pub(crate) fn narrow(&self, input: &Tensor, dimension: usize, size: u64) -> Tensor {
         let view = input.as_view().with_shape(input.shape.with(dimension, size)).with_strides(&input.strides());
-        self.with_new_gradient(input, view)
+        self.with_gradients(&[input], view, Vec::new())
     }
 
     /// Joins several tensors along a dimension.
