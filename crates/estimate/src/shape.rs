@@ -100,12 +100,6 @@ impl From<Shape> for Vec<u64> {
     }
 }
 
-impl From<Numbers> for Shape {
-    fn from(sizes: Numbers) -> Self {
-        Self(sizes)
-    }
-}
-
 /// Prints `(64, 3, 3, 3)`.
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
