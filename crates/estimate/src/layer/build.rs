@@ -103,7 +103,9 @@ impl Building<'_> {
                 let tables: Vec<_> = rows.filter(|(_, rows)| *rows > 0).map(layer).collect();
                 children = self.all(&tables)?;
             }
-            Layer::PatchEmbedding { .. } => (parameters, children) = self.patches(&named.layer)?,
+            Layer::PatchEmbedding { channels, image, patch, size, as_clip } => {
+                (parameters, children) = self.patches([*channels, *image, *patch, *size], *as_clip)?;
+            }
             Layer::BatchNorm { channels } => {
                 parameters = vec![self.add([*channels])?, self.add([*channels])?];
                 for _ in 0..2 {
@@ -145,23 +147,23 @@ impl Building<'_> {
         self.eager.invalid(what)
     }
 
-    fn patches(&mut self, layer: &Layer) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>), Error> {
-        let Layer::PatchEmbedding { channels, image, patch, size, as_clip } = layer else {
-            return Ok((vec![], vec![]));
-        };
-        let side = image.checked_div(*patch).unwrap_or(0);
+    fn patches(
+        &mut self,
+        [inputs, image, patch, outputs]: [u64; 4],
+        as_clip: bool,
+    ) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>), Error> {
+        let side = image.checked_div(patch).unwrap_or(0);
         let patches = side.checked_mul(side).and_then(|patches| patches.checked_add(1));
         let patches = patches.ok_or_else(|| self.eager.too_large())?;
-        let mut convolution = Layer::conv2d(*channels, *size, *patch, *patch, 0);
-        let mut parameters = vec![self.add([1, 1, *size])?];
-        let children = if *as_clip {
-            if let Layer::Conv(conv) = &mut convolution {
-                conv.no_bias = true;
-            }
-            let positions = Layer::Embedding { rows: patches, size: *size };
+        let (kernel, stride) = (vec![patch; 2], vec![patch]);
+        let convolution = Conv { inputs, outputs, kernel, stride, no_bias: as_clip, ..Conv::default() };
+        let convolution = Layer::Conv(convolution);
+        let mut parameters = vec![self.add([1, 1, outputs])?];
+        let children = if as_clip {
+            let positions = Layer::Embedding { rows: patches, size: outputs };
             self.all(&[convolution.named("patch_embedding"), positions.named("position_embedding")])?
         } else {
-            parameters.push(self.add([1, patches, *size])?);
+            parameters.push(self.add([1, patches, outputs])?);
             self.all(&[convolution.named("patch_embeddings.projection")])?
         };
         Ok((parameters, children))

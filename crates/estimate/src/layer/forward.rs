@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use gpumem_core::model::CallsiteId;
 
-use super::{Function, Layer, Linear};
+use super::{Embeddings, Function, Layer, Linear};
 use crate::{
     class::Class,
     dtype::Dtype,
@@ -125,7 +125,7 @@ impl Built {
             }
             Layer::Linear(linear) => self.linear(linear, eager, input),
             Layer::Embedding { .. } | Layer::TiedEmbedding { .. } => eager.embedding(input, &self.parameter(eager, 0)),
-            Layer::Embeddings(_) => self.embeddings(eager, input),
+            Layer::Embeddings(embeddings) => self.embeddings(embeddings, eager, input),
             Layer::PatchEmbedding { size, .. } => self.patches(eager, input, *size),
             Layer::FirstToken => {
                 if input.shape.rank() != 3 {
@@ -217,8 +217,7 @@ impl Built {
         eager.add(input, &rows)
     }
 
-    fn embeddings(&self, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
-        let Layer::Embeddings(embeddings) = &self.kind else { return Ok(input.clone()) };
+    fn embeddings(&self, embeddings: &Embeddings, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
         let [tokens, positions, segments] = embeddings.table_names();
         let mut sum = self.child(tokens).forward(eager, input)?;
         for name in [segments, positions] {
