@@ -150,13 +150,12 @@ impl Built {
                 let rest = rest.elements().ok_or_else(|| eager.too_large())?;
                 eager.reshape(input, &Shape::from([rows, rest]))
             }
-            Layer::ChannelsToLast | Layer::ChannelsToFirst if input.shape.rank() == 3 => {
-                Ok(eager.transpose(input, 1, 2))
-            }
-            Layer::ChannelsToLast => image(eager, input).map(|()| eager.transpose(&eager.transpose(input, 1, 2), 2, 3)),
-            Layer::ChannelsToFirst => {
-                image(eager, input).map(|()| eager.transpose(&eager.transpose(input, 2, 3), 1, 2))
-            }
+            Layer::ChannelsToLast | Layer::ChannelsToFirst => match (input.shape.rank(), &self.kind) {
+                (3, _) => Ok(eager.transpose(input, 1, 2)),
+                (4, Layer::ChannelsToLast) => Ok(eager.transpose(&eager.transpose(input, 1, 2), 2, 3)),
+                (4, _) => Ok(eager.transpose(&eager.transpose(input, 2, 3), 1, 2)),
+                _ => Err(eager.mismatch("(…, …, …, …)", input)),
+            },
             Layer::Scale => eager.multiply_by_number(input),
             Layer::ToF32 => eager.to(input, Dtype::F32),
             Layer::Attention(attention) => attention.forward(self, eager, input),
@@ -258,10 +257,6 @@ impl Built {
             None => eager.add(&all, &self.parameter(eager, 1)),
         }
     }
-}
-
-fn image(eager: &Eager, input: &Tensor) -> Result<(), Error> {
-    if input.shape.rank() == 4 { Ok(()) } else { Err(eager.mismatch("(…, …, …, …)", input)) }
 }
 
 pub(super) fn activate(eager: &Eager, function: Function, in_place: bool, input: &Tensor) -> Result<Tensor, Error> {

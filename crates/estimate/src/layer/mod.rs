@@ -220,7 +220,7 @@ pub enum Layer {
     },
 }
 
-/// An operation on each element.
+/// An operation on each element. Aliases are names in `ACT2FN` of transformers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -229,11 +229,14 @@ pub enum Function {
     Relu,
     Relu6,
     /// GELU in a single kernel, with `tanh` or without.
+    #[serde(alias = "gelu_pytorch_tanh")]
     Gelu,
     /// GELU with `tanh`, written out in Python with a separate operation for each step.
+    #[serde(alias = "gelu_new")]
     GeluWrittenOut,
     /// `x * sigmoid(1.702 * x)`, with a separate operation for each step.
     QuickGelu,
+    #[serde(alias = "swish")]
     Silu,
     Tanh,
 }

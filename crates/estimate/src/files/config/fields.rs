@@ -165,14 +165,7 @@ impl<'a> Fields<'a> {
 
     /// Returns the operation for a name in transformers' `ACT2FN`.
     pub(super) fn function(self, key: &str, default: &'a str) -> Result<Function, Error> {
-        Ok(match self.text(key, default)? {
-            "silu" | "swish" => Function::Silu,
-            "gelu" | "gelu_pytorch_tanh" => Function::Gelu,
-            "gelu_new" => Function::GeluWrittenOut,
-            "quick_gelu" => Function::QuickGelu,
-            "relu" => Function::Relu,
-            "tanh" => Function::Tanh,
-            other => return Err(wrong(format!("`{key}` is \"{other}\", which is not supported"))),
-        })
+        let name = self.text(key, default)?;
+        serde_json::from_value(name.into()).map_err(|_| wrong(format!("`{key}` is \"{name}\", which is not supported")))
     }
 }
