@@ -1,9 +1,9 @@
 //! Tests adapters and weights in 4 bits. The live bytes are counted by hand, or are numbers that peft and the authors of `QLoRA`
 //! published.
 
-use gpumem_estimate::{Class, Dtype, Input, Lora, Loss, Model, Optimizer, Quantized, Shape, Step};
+use gpumem_estimate::{Class, Dtype, Lora, Model, Optimizer, Quantized, Step};
 
-use super::{exact, linear, of, phases, small};
+use super::{classifier, exact, linear, of, phases, small};
 
 fn lora(rank: u64, target: &str) -> Lora {
     Lora { rank, targets: [target].into(), dropout: 0.0 }
@@ -40,9 +40,7 @@ fn parameters_of_llama_are_those_of_peft() {
 }
 
 fn in_4_bits(inputs: u64, outputs: u64) -> Model {
-    let layer = linear(inputs, outputs);
-    let input = Input::Numbers(Shape::from([inputs]));
-    Model { name: "one".to_owned(), input, layers: vec![layer.named("fc")], loss: Loss::CrossEntropy }
+    classifier(inputs, vec![linear(inputs, outputs).named("fc")])
 }
 
 #[test]
@@ -78,9 +76,7 @@ fn weights_in_4_bits() {
 #[test]
 fn the_backward_pass_widens_weights() {
     let layer = |name: &str| linear(1024, 1024).named(name);
-    let input = Input::Numbers(Shape::from([1024]));
-    let layers = vec![layer("first"), layer("second")];
-    let model = Model { name: "two".to_owned(), input, layers, loss: Loss::CrossEntropy };
+    let model = classifier(1024, vec![layer("first"), layer("second")]);
     let training = Step::training(1, Optimizer::Sgd);
     let quantized = Some(Quantized::default());
     let step = exact(Step { parameters: Dtype::Bf16, quantized, adapters: Some(lora(2, "*")), ..training });

@@ -1,11 +1,11 @@
 //! Tests steps on several GPUs. The live bytes on one of the GPUs are counted by hand.
 
 use gpumem_estimate::{
-    AllocatorKind, Checkpointing, Class, DataParallel, DataParallelKind, Input, Layer, Loss, Model, Optimizer, Shape,
-    Step, models, numbered,
+    AllocatorKind, Checkpointing, Class, DataParallel, DataParallelKind, Layer, Model, Optimizer, Step, models,
+    numbered,
 };
 
-use super::{classifier, exact, highest, linear, of, phases};
+use super::{classifier, exact, highest, linear, of, phases, small};
 
 const BATCH: u64 = 4;
 /// The bytes of the weight of a block. `HEAD` is those of the last layer.
@@ -85,9 +85,7 @@ fn replicas_have_buckets() {
 /// The parameters have 5000, 50, 2500 and 50 elements. The rank with the most elements updates the first one.
 #[test]
 fn the_state_is_shared_out_by_parameters() {
-    let layers = numbered([Layer::linear(100, 50), Layer::relu(false), Layer::linear(50, 50)]);
-    let input = Input::Numbers(Shape::from([100]));
-    let model = Model { name: "small".to_owned(), input, layers, loss: Loss::CrossEntropy };
+    let model = small();
     let update = |kind, ranks| highest(&training(Optimizer::Adam, parallel(kind, ranks)).estimate(&model).unwrap())[2];
     let all = update(DataParallelKind::Replicas, 2);
     // Adam has two moments and roots.
@@ -100,8 +98,7 @@ fn the_state_is_shared_out_by_parameters() {
     let peaks: Vec<_> = zero1.phases.iter().map(|phase| phase.peak.get()).collect();
     let second = [111_984, 145_968, 163_884].map(|bytes| bytes - 2 * 4);
     assert_eq!(peaks, [[74_088, 108_072, 163_884 - 2 * 4], second].concat());
-    let even = numbered((0..4).map(|_| linear(50, 50)));
-    let model = Model { layers: even, input: Input::Numbers(Shape::from([50])), ..model };
+    let model = classifier(50, numbered((0..4).map(|_| linear(50, 50))));
     let update = |kind, ranks| highest(&training(Optimizer::Adam, parallel(kind, ranks)).estimate(&model).unwrap())[2];
     // There are four equal parameters for three ranks, so one rank has two.
     let all = update(DataParallelKind::Replicas, 3);
