@@ -57,11 +57,12 @@ fn step(number: usize) -> Step {
     }
 }
 
+const LLAMA: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}"#;
+
 #[test]
 fn parts_add_up_or_an_error_says_why() {
-    let config = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64,
-        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}"#;
-    let model = Model::from_config(config, 16).unwrap();
+    let model = Model::from_config(LLAMA, 16).unwrap();
     let (mut estimates, mut reasons) = (0, Vec::new());
     // Every 11th step is tested. 11 is prime and divides no number of choices, so all choices are combined.
     for number in (0..ALL).step_by(11) {
@@ -155,6 +156,6 @@ fn the_documented_step_is_read() {
     let json = section.split("```json").nth(1).unwrap().split("```").next().unwrap();
     let step: Step = serde_json::from_str(json).unwrap();
     assert_eq!((step.batch, step.micro_batches, step.checkpointing), (4, 8, Checkpointing::Blocks));
-    let estimate = step.estimate(&models::llama_1b(16)).unwrap();
+    let estimate = step.estimate(&Model::from_config(LLAMA, 16).unwrap()).unwrap();
     assert!(estimate.peak.get() > 0);
 }

@@ -47,12 +47,3 @@ pub fn resnet50() -> Model {
 pub fn gpt2(length: u64) -> Model {
     known("gpt2", &json!({ "model_type": "gpt2" }), length)
 }
-
-/// Returns a Llama with 1.24 B parameters (the sizes of Llama 3.2 1B), with sequences of this length.
-pub fn llama_1b(length: u64) -> Model {
-    let config = json!({
-        "model_type": "llama", "vocab_size": 128_256, "hidden_size": 2048, "num_hidden_layers": 16,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 8192, "tie_word_embeddings": true,
-    });
-    known("llama-1b", &config, length)
-}
