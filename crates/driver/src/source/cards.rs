@@ -53,7 +53,7 @@ of_dry_run! {
 
 of_dry_run! {
     /// Returns the number of allocations and frees on GPUs that are not the real ones. `None` while one is being made.
-    changes_of_blocks() -> Option<u64>, dispatch::dry::changes(), Some(0)
+    changes_of_blocks() -> Option<u64>, dispatch::dry::changes(), None
 }
 
 of_dry_run! {
