@@ -1,6 +1,9 @@
 //! Records what only a dry run knows: how much of its memory is real, and which values it did not compute.
 
-use super::super::{recorder::record, stacks};
+use super::{
+    super::{recorder::record, stacks},
+    own_memory::LARGE,
+};
 use crate::{
     model::{Bytes, EventKind},
     sys::{
@@ -8,9 +11,6 @@ use crate::{
         dispatch::dry::{self, Observe},
     },
 };
-
-/// The stack of each value is recorded, like those of large blocks.
-const LARGE: u64 = 1 << 40;
 
 /// Makes a dry run report here.
 pub(super) fn watch() {
@@ -21,6 +21,7 @@ fn real_part(largest: Bytes) {
     calls::as_observer_cold(|| record(&EventKind::RealBlocks { largest }));
 }
 
+/// Records the stack of each value, as of a large block.
 fn value_read(bytes: Bytes) {
     calls::as_observer_cold(|| record(&EventKind::UnknownValue { bytes, stack: stacks::stack_for(LARGE) }));
 }

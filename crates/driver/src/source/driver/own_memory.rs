@@ -42,7 +42,7 @@ const UNUSED: u64 = 16 << 20;
 const PAGE: u64 = 2 << 20;
 
 /// The stacks of large blocks are recorded, and the driver's rows are few.
-const LARGE: u64 = 1 << 40;
+pub(super) const LARGE: u64 = 1 << 40;
 
 static DEVICES: Lazy<Mutex<BTreeMap<u32, DeviceMemory>>> = Lazy::new(Mutex::default);
 
@@ -322,8 +322,8 @@ impl DeviceMemory {
     /// Returns the change of the memory that allocations and other rows do not explain. `None` if it is not known.
     fn change_since(&mut self, before: &Before, is_shared: bool) -> Option<i64> {
         let (first, now) = (before.reading?, self.read(before.ordinal)?);
-        // Another thread allocates or frees at the same time, and what of it is in the readings is not known. A comparison finds the rest.
-        // The rows of another call at the same time are changes, too, unless only an account is compared.
+        // Another thread has allocated or freed during the call, so the two readings cannot be compared. The next comparison with NVML finds
+        // the difference. Rows that a call of another thread has added are changes, too, except in an account.
         let is_alone = readings::has_only_list() || !is_shared;
         if is_alone && (first.changes.is_none() || first.changes != now.changes) {
             return None;
@@ -435,7 +435,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Returns the bytes that a launch has taken besides local memory that was recorded before, when another launch was skipped.
+    /// Returns the bytes that a launch has taken, without the local memory that was recorded already when another launch was skipped.
     fn besides_skipped_local(&mut self, ordinal: u32, bytes: u64, grown: u64) -> u64 {
         let threads = cuda::resident_threads(ordinal).unwrap_or(0);
         let real = threads.saturating_mul(self.local_bytes()).saturating_sub(self.skipped_local);
@@ -445,7 +445,7 @@ impl DeviceMemory {
         grown - recorded
     }
 
-    /// Returns the bytes of local memory for all threads that a function needs in addition to what the context has.
+    /// Returns how much the local memory of the context must grow for a function, in bytes for all threads.
     fn needed_local(&mut self, ordinal: u32, bytes: u64) -> u64 {
         let more = bytes.saturating_sub(self.local_bytes());
         cuda::resident_threads(ordinal).unwrap_or(0).saturating_mul(more)

@@ -50,7 +50,7 @@ impl Rows {
         self.0.iter().filter(|row| row.kind != MemKind::PoolCache).map(|row| row.bytes).sum()
     }
 
-    /// Returns the bytes of [`bytes`](Self::bytes) with a known cause. What is not known may be an allocation that was not recorded yet.
+    /// Returns the bytes of the rows whose cause is known, without pools. A row without a cause may be an allocation that was not recorded yet.
     pub(super) fn known_bytes(&self) -> u64 {
         self.bytes() - self.0.iter().filter(|row| row.kind == MemKind::NotKnown).map(|row| row.bytes).sum::<u64>()
     }

@@ -1,12 +1,12 @@
-//! What is known about the contents of real memory: values that a skipped kernel or copy should have written are unknown, and a table of dry
-//! addresses must not be used by kernels.
+//! The contents of real memory in a dry run: computed values, values that a skipped kernel or copy should have written, and tables of dry
+//! addresses, which no kernel may use.
 //!
-//! The sizes of tensors are not known here, only the addresses at which kernels and copies start to use memory. What is known about an
-//! address holds up to the next address in use, or to the end of the block.
+//! This module sees only the addresses at which kernels and copies start to use memory, not the sizes of tensors. Therefore the content of an
+//! address extends to the next address in use, or to the end of the block.
 
 use std::{collections::BTreeMap, ops::Range};
 
-/// What is known about the bytes from an address on.
+/// The content of the bytes from an address on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Content {
     /// The values are those of a real run, as far as a kernel can tell. A new block has zeros.
@@ -18,17 +18,17 @@ pub(super) enum Content {
     Table,
 }
 
-/// What is known about all addresses.
+/// The contents of all addresses.
 #[derive(Debug, Default)]
 pub(super) struct Contents(BTreeMap<u64, Content>);
 
 impl Contents {
-    /// Returns what is known about an address of a block that starts at `block`.
+    /// Returns the content of an address in a block that starts at `block`.
     pub(super) fn at(&self, block: u64, address: u64) -> Content {
         self.0.range(block..=address).next_back().map(|(_, content)| *content).unwrap_or_default()
     }
 
-    /// Returns what is known about a range as a whole: one unknown value makes all of it unknown.
+    /// Returns the content of a range. One unknown value makes all of it unknown.
     pub(super) fn of_range(&self, block: u64, range: Range<u64>) -> Content {
         let is_unknown = |content: &Content| *content == Content::Unknown;
         let first = self.at(block, range.start);
@@ -38,12 +38,12 @@ impl Contents {
         first
     }
 
-    /// Sets what is known from an address on.
+    /// Sets the content from an address to the next address in use.
     pub(super) fn set(&mut self, address: u64, content: Content) {
         self.0.insert(address, content);
     }
 
-    /// Sets what is known about a range of a block. What is known about the addresses behind it does not change.
+    /// Sets the content of a range in a block. The content behind the range does not change.
     pub(super) fn set_range(&mut self, block: &Range<u64>, range: Range<u64>, content: Content) {
         let range = range.start..range.end.min(block.end);
         if range.is_empty() {

@@ -78,7 +78,7 @@ pub(super) struct ProcessMemory {
     pub(super) places: Places,
     /// The places of addresses that the program reserves.
     pub(super) program_places: Places,
-    /// The memory that the driver takes for itself, by device, if it is known.
+    /// The memory that is held for the driver itself, by device, if it was measured.
     driver: BTreeMap<u32, u64>,
     /// The bytes of real blocks, by device.
     real: BTreeMap<u32, u64>,
@@ -260,16 +260,18 @@ impl ProcessMemory {
         bytes.next_multiple_of(PAGE) + handles.map(|physical| physical.bytes).sum::<u64>()
     }
 
-    /// Sets the memory that the driver takes on a device for itself. Before, it is that of a context.
+    /// Holds as much memory of a device as the driver takes for itself. Before the first call, it is that of a context.
     pub(super) fn set_driver_memory(&mut self, device: u32, bytes: u64) {
-        let before = self.driver.insert(device, bytes);
-        self.on_card(device, |card| {
+        let before = self.driver.get(&device).copied();
+        let held = self.on_card(device, |card| {
             let before = before.unwrap_or_else(|| CONTEXT.get().min(card.total()));
             card.release(before.saturating_sub(bytes));
-            let more = bytes.saturating_sub(before);
             // On a full GPU, the driver returns an error to the program.
-            _ = card.hold(more).or_else(|_| card.hold(card.free()));
+            let more = bytes.saturating_sub(before).min(card.free());
+            _ = card.hold(more);
+            before.min(bytes) + more
         });
+        self.driver.insert(device, held);
     }
 
     /// Returns the bytes of real blocks.
@@ -277,11 +279,12 @@ impl ProcessMemory {
         self.real.values().sum()
     }
 
-    /// Notes that an allocation or a free of real memory starts: until it ends, the driver and the account may differ.
+    /// Counts an allocation or a free of real memory that starts. Until it ends, the driver and the account may differ.
     pub(super) fn start_change(&mut self) {
         self.started += 1;
     }
 
+    /// Counts its end.
     pub(super) fn end_change(&mut self) {
         self.ended += 1;
     }
@@ -544,6 +547,16 @@ mod tests {
         memory.unmap(84 * MIB);
         memory.unmap(64 * MIB);
         assert_eq!((memory.free(), memory.backing(64 * MIB)), (497 * MIB, None));
+    }
+
+    #[test]
+    fn what_the_driver_takes_comes_back() {
+        let mut memory = ProcessMemory::new(1024 * MIB, None);
+        let frees = [527, 600, 2000, 600, 520].map(|mib| {
+            memory.set_driver_memory(0, mib * MIB);
+            memory.free() / MIB
+        });
+        assert_eq!(frees, [497, 424, 0, 424, 504]);
     }
 
     #[test]

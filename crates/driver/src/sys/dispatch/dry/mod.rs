@@ -151,7 +151,7 @@ pub(crate) fn was_skipped() -> bool {
     work::was_skipped()
 }
 
-/// Sets the memory that the driver takes on a device for itself.
+/// Makes the account of a device hold what the driver takes for itself.
 pub(crate) fn set_driver_memory(device: u32, bytes: u64) {
     state::memory().set_driver_memory(device, bytes);
 }
