@@ -91,8 +91,9 @@ impl Kernel {
     }
 
     /// Returns the role of an address: `at` counts the addresses of the kernel, and `parameter` is the parameter that contains it, of so many.
-    pub(super) fn role(&self, at: usize, parameter: usize, parameters: usize) -> Role {
-        let has_types = self.reads_only.len() == parameters;
+    /// The number of parameters is not known if they were passed in a buffer.
+    pub(super) fn role(&self, at: usize, parameter: usize, parameters: Option<usize>) -> Role {
+        let has_types = Some(self.reads_only.len()) == parameters;
         match self.order {
             _ if has_types && self.reads_only[parameter] => READ,
             Some(Order::Output) if at > 0 => READ,
@@ -164,7 +165,7 @@ mod tests {
     fn roles(name: &str, parameters: &[usize]) -> Vec<Role> {
         let kernel = Kernel::named(name);
         let count = parameters.iter().max().map_or(0, |last| last + 1);
-        parameters.iter().enumerate().map(|(at, parameter)| kernel.role(at, *parameter, count)).collect()
+        parameters.iter().enumerate().map(|(at, parameter)| kernel.role(at, *parameter, Some(count))).collect()
     }
 
     #[test]
@@ -174,6 +175,7 @@ mod tests {
         // The number of parameters is another one, or there are no types.
         assert_eq!(roles("_Z3addPKfPfi", &[0, 1]), [BOTH, BOTH]);
         assert_eq!(roles("triton_poi_fused_add_0", &[0, 1]), [BOTH, BOTH]);
+        assert_eq!(Kernel::named("").role(0, 0, None), BOTH);
         assert!(parameters("_Z").is_empty() && parameters("").is_empty() && parameters("x)").is_empty());
     }
 

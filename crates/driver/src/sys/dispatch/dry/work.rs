@@ -226,7 +226,7 @@ unsafe fn is_skipped_kernel(kernel: &Kernel, function: (u64, &str), rows: u64, p
         unsafe { if parameters != 0 { addresses_of(function, rows, parameters) } else { addresses_in_buffer(extra) } };
     let Some(Arguments { addresses, parameters }) = arguments else { return true };
     let is_dry = addresses.iter().any(|argument| is_out_of_reach(argument.address));
-    let role = |at: usize, parameter| kernel.role(at, parameter, parameters.unwrap_or(0));
+    let role = |at: usize, parameter| kernel.role(at, parameter, parameters);
     let mut memory = memory();
     let used: Vec<_> = addresses.iter().enumerate().map(|(at, it)| (it.address, role(at, it.parameter))).collect();
     let is_unknown = |memory: &ProcessMemory, address| memory.content(address) == Some(Content::Unknown);
