@@ -3,9 +3,12 @@
 //! Code on the GPU may use a dry address that gpumem does not see, for example through a table that a kernel has written. Such an access
 //! must not end the program. Therefore blocks of physical memory are mapped behind all dry addresses, the same ones again and again: they
 //! take 126 MiB at most, and what is written there has no meaning. On an H100, a block of 64 MiB behind 1 TiB takes 0.6 s.
+//!
+//! Blocks that are real get memory of their own behind addresses of the same kind.
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -43,6 +46,9 @@ fn behind() -> MutexGuard<'static, Behind> {
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
 pub(super) fn put(address: u64, bytes: u64, device: u32) {
     let Ok(location) = cards::location_on_driver(u64::from(device) << 32 | DEVICE) else { return };
+    if bytes == 0 {
+        return;
+    }
     let (mut at, end) = (address, address + bytes);
     let mut new = Vec::new();
     let mut behind = behind();
@@ -51,13 +57,52 @@ pub(super) fn put(address: u64, bytes: u64, device: u32) {
         at += size;
     }
     drop(behind);
-    // `CUmemAccessDesc`: the location, and the flags for reading and writing.
-    let access = [location, 3];
-    // SAFETY: these addresses were just mapped, and the descriptor is as long as the struct.
-    _ = inside(|| unsafe { sys::cuMemSetAccess(address, (at - address) as usize, access.as_ptr().cast(), 1) });
+    allow_access(address, at - address, location);
     for (at, size) in new {
         clear(at, size);
     }
+}
+
+/// Makes memory usable that was just mapped at these addresses.
+#[allow(clippy::cast_possible_truncation, reason = "a size is as wide as `usize` on these targets")]
+fn allow_access(address: u64, bytes: u64, location: u64) -> bool {
+    // `CUmemAccessDesc`: the location, and the flags for reading and writing.
+    let access = [location, 3];
+    // SAFETY: gpumem has mapped these addresses, and the descriptor is as long as the struct.
+    inside(|| unsafe { sys::cuMemSetAccess(address, bytes as usize, access.as_ptr().cast(), 1) }).result().is_ok()
+}
+
+/// Maps new memory at the place of a block instead of the memory that is behind it. Returns whether the GPU has enough.
+#[allow(clippy::cast_possible_truncation, reason = "a size is as wide as `usize` on these targets")]
+pub(super) fn put_own(address: u64, bytes: u64, device: u32) -> bool {
+    let location = cards::location_on_driver(u64::from(device) << 32 | DEVICE);
+    let Some((location, block)) = location.ok().and_then(|location| Some((location, create(bytes, location)?))) else {
+        return false;
+    };
+    let around = behind().unmap(address, bytes);
+    // SAFETY: nothing is mapped at these addresses now, and the block has this size. Without the handle, it lives as long as the mapping.
+    let is_mapped = inside(|| unsafe {
+        let mapped = sys::cuMemMap(address, bytes as usize, 0, block, 0);
+        _ = sys::cuMemRelease(block);
+        mapped.result().is_ok()
+    });
+    if is_mapped {
+        behind().mapped.insert(address, bytes);
+    }
+    let is_usable = is_mapped && allow_access(address, bytes, location);
+    let end = address + bytes;
+    put(around.start, address - around.start, device);
+    put(end, around.end - end, device);
+    if !is_usable {
+        put_back(address, bytes, device);
+    }
+    is_usable
+}
+
+/// Unmaps a block's own memory.
+pub(super) fn put_back(address: u64, bytes: u64, device: u32) {
+    let around = behind().unmap(address, bytes);
+    put(around.start, around.end - around.start, device);
 }
 
 /// Returns the bytes that the blocks take on a device.
@@ -75,18 +120,25 @@ pub(super) fn is_freed(address: u64) -> bool {
 }
 
 /// Unmaps the memory behind these addresses, which the program unmaps.
-#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
 pub(super) fn take_away(address: u64, bytes: u64) {
-    let mut behind = behind();
-    let mapped: Vec<_> = behind.mapped.range(address..address + bytes).map(|(at, size)| (*at, *size)).collect();
-    for (at, size) in mapped {
-        behind.mapped.remove(&at);
-        // SAFETY: `put` has mapped this block, and no dry block is there any more.
-        _ = inside(|| unsafe { sys::cuMemUnmap(at, size as usize) });
-    }
+    behind().unmap(address, bytes);
 }
 
 impl Behind {
+    /// Unmaps what is mapped in a range. The driver unmaps only whole blocks. Returns the range without memory, which may be larger.
+    #[allow(clippy::cast_possible_truncation, reason = "a size is as wide as `usize` on these targets")]
+    fn unmap(&mut self, address: u64, bytes: u64) -> Range<u64> {
+        let mut around = address..address + bytes;
+        let mapped = self.mapped.range(..around.end).rev().map(|(at, size)| (*at, *size));
+        for (at, size) in mapped.take_while(|(at, size)| at + size > address).collect::<Vec<_>>() {
+            around = around.start.min(at)..around.end.max(at + size);
+            self.mapped.remove(&at);
+            // SAFETY: this module has mapped the block. Any other dry block in the range gets memory again.
+            _ = inside(|| unsafe { sys::cuMemUnmap(at, size as usize) });
+        }
+        around
+    }
+
     /// Maps the largest block that fits. Returns its size, and whether its content is not yet known.
     #[allow(clippy::cast_possible_truncation, reason = "a size is as wide as `usize` on these targets")]
     fn map(&mut self, at: u64, bytes: u64, location: u64) -> Option<(u64, bool)> {

@@ -3,15 +3,16 @@
 use std::ffi::c_int;
 
 use cudarc::driver::sys;
+use once_cell::sync::OnceCell;
 
 use super::{
     behind, cards,
-    memory::Backing,
+    memory::{Backing, Block},
     mode::is_dry_run,
     places::{PAGE, Place},
     state::{
-        CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, here, inside, is_dry, is_real,
-        largest_real, memory, put, watch, watch_real,
+        ALWAYS_REAL, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, here, inside, is_real,
+        largest_real, memory, own_block, put, watch, watch_real,
     },
     work::clear,
 };
@@ -42,12 +43,14 @@ pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, stream: u64,
     let dry = || place(bytes, device).map(|address| (address, Backing::Dry)).ok_or(CUDA_ERROR_OUT_OF_MEMORY);
     let is_real = is_real(bytes);
     let result = if is_real {
-        match changing(real) {
+        memory().start_change();
+        let placed = if pool.is_none() { place_real(bytes, device) } else { None };
+        match placed.map_or_else(|| Err(real()), |address| Ok((address, Backing::Placed))) {
             // SAFETY: the call succeeded, so it wrote the address.
-            SUCCESS => Ok((unsafe { get(out) }, Backing::Real)),
+            Err(SUCCESS) => Ok((unsafe { get(out) }, Backing::Real)),
             // Other processes may use the memory of the real GPU.
-            CUDA_ERROR_OUT_OF_MEMORY if is_dry_run() => dry(),
-            code => Err(code),
+            Err(CUDA_ERROR_OUT_OF_MEMORY) if is_dry_run() => dry(),
+            result => result,
         }
     } else {
         dry()
@@ -60,15 +63,16 @@ pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, stream: u64,
         Ok((address, backing)) => {
             account.insert(address, bytes, backing, context, device, Some(grant));
             drop(account);
-            if backing == Backing::Dry || cards::are_apart() {
+            if backing.is_ours() || cards::are_apart() {
                 watch(address, bytes);
             } else {
                 watch_real(address, bytes);
             }
-            if backing == Backing::Dry {
+            if backing.is_ours() {
                 // SAFETY: this function's contract requires that `out` is valid for writing the address.
                 unsafe { put(out, address) };
-            } else if is_dry_run() {
+            }
+            if backing.is_real() && is_dry_run() {
                 clear(address, bytes);
             }
             SUCCESS
@@ -100,6 +104,39 @@ fn place(bytes: u64, device: u32) -> Option<u64> {
     Some(start)
 }
 
+/// Allocates memory of the GPU among the addresses of dry blocks: if the driver chose the address, the order of all addresses, and thus
+/// what PyTorch's allocator does, would not be that of a real run. Returns `None` if the driver should allocate the block: if it is small,
+/// because the driver puts several of these into a page, and if there are several GPUs, because each could reach the driver's memory.
+fn place_real(bytes: u64, device: u32) -> Option<u64> {
+    static IS_ALONE: OnceCell<bool> = OnceCell::new();
+
+    let mut count = 0;
+    // SAFETY: the out-parameter is live.
+    let is_alone = || inside(|| unsafe { sys::cuDeviceGetCount(&raw mut count) }).result().is_ok() && count == 1;
+    if !is_dry_run() || bytes <= ALWAYS_REAL || !*IS_ALONE.get_or_init(is_alone) {
+        return None;
+    }
+    let start = place(bytes, device)?;
+    if behind::put_own(start, bytes.next_multiple_of(PAGE), device) {
+        return Some(start);
+    }
+    memory().places.release(start, bytes);
+    None
+}
+
+/// Frees a block that gpumem has placed.
+fn free_placed(address: u64, block: Block) {
+    // As with the driver's own free, work that uses the block ends first.
+    inside(|| {
+        cuda::relaxed(|| {
+            // SAFETY: the call has no arguments.
+            _ = unsafe { sys::cuCtxSynchronize() };
+        });
+    });
+    behind::put_back(address, block.bytes.next_multiple_of(PAGE), block.device);
+    memory().withdraw_block(address, block);
+}
+
 /// Reserves addresses without memory for the program.
 pub(super) fn reserve(bytes: u64) -> Option<u64> {
     let place = || Some(memory().program_places.take(bytes)?.start);
@@ -129,6 +166,10 @@ fn reserve_at(place: u64, bytes: u64) -> Option<u64> {
 /// Removes all blocks of a destroyed context.
 fn end_context(context: u64) {
     cards::forget(context);
+    let placed = memory().placed_of(context);
+    for address in placed {
+        free(address, &|| CUDA_ERROR_INVALID_VALUE);
+    }
     memory().remove_all_of(context);
 }
 
@@ -140,6 +181,13 @@ pub(super) fn free(address: u64, real: Real<'_>) -> u32 {
             Some(_) => SUCCESS,
             None => CUDA_ERROR_INVALID_VALUE,
         },
+        Some(block) if block.backing == Backing::Placed => {
+            let Some(block) = memory().blocks.remove(&address) else { return CUDA_ERROR_INVALID_VALUE };
+            memory().start_change();
+            free_placed(address, block);
+            memory().end_change();
+            SUCCESS
+        }
         Some(_) => {
             let removed = memory().blocks.remove(&address);
             let result = changing(real);
@@ -171,7 +219,7 @@ pub(super) unsafe fn alloc_pitch(words: &[u64], real: Real<'_>) -> u32 {
     // SAFETY: the first two arguments are the places for the address and the pitch.
     unsafe {
         let result = alloc(words[0], bytes, None, 0, real);
-        if result == SUCCESS && is_dry(get(words[0])) {
+        if result == SUCCESS && own_block(get(words[0])).is_some() {
             put(words[1], pitch);
         }
         result

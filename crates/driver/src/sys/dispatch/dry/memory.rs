@@ -22,10 +22,24 @@ use crate::{
 pub(super) enum Backing {
     /// The driver has allocated memory for the block.
     Real,
+    /// The block has memory, which gpumem has mapped among the addresses of dry blocks.
+    Placed,
     /// The block has no memory. It is a range of addresses that must not be read or written.
     Dry,
     /// The driver allocates memory for the block when it is touched. Kernels do not touch it.
     Managed,
+}
+
+impl Backing {
+    /// Returns whether the driver does not know the block.
+    pub(super) fn is_ours(self) -> bool {
+        matches!(self, Self::Dry | Self::Placed)
+    }
+
+    /// Returns whether kernels and copies may use the memory.
+    pub(super) fn is_real(self) -> bool {
+        matches!(self, Self::Real | Self::Placed)
+    }
 }
 
 /// A block at an address.
@@ -40,6 +54,13 @@ pub(super) struct Block {
     /// The address in the model of the GPU; `None` if the block takes no memory there.
     model: Option<u64>,
     is_pooled: bool,
+}
+
+impl Block {
+    /// Returns the size of the block with the rest of its last page, if that belongs to it.
+    fn taken(&self) -> u64 {
+        if self.backing.is_ours() { self.bytes.next_multiple_of(PAGE) } else { self.bytes }
+    }
 }
 
 /// Physical memory that a program maps itself.
@@ -211,11 +232,11 @@ impl ProcessMemory {
         device: u32,
         grant: Option<Grant>,
     ) {
-        self.dry += u64::from(backing == Backing::Dry);
+        self.dry += u64::from(backing.is_ours());
         let (model, is_pooled) = (grant.map(|grant| grant.model), grant.is_some_and(|grant| grant.is_pooled));
         let block = Block { bytes, backing, device, context, number: self.dry, model, is_pooled };
-        if backing == Backing::Real {
-            *self.real.entry(device).or_default() += bytes;
+        if backing.is_real() {
+            *self.real.entry(device).or_default() += block.taken();
             self.contents.forget(address..address + bytes);
         }
         if let Some(older) = self.blocks.insert(address, block) {
@@ -227,7 +248,7 @@ impl ProcessMemory {
     fn real_block(&self, address: u64) -> Option<Range<u64>> {
         let block = self.block_at(address).map(|(start, block)| (start, *block));
         let (start, block) = block.or_else(|| self.mapped_as_block(address))?;
-        (block.backing == Backing::Real).then_some(start..start + block.bytes)
+        block.backing.is_real().then_some(start..start + block.bytes)
     }
 
     /// Returns what is known about this address. `None` if it is not in real memory.
@@ -309,18 +330,23 @@ impl ProcessMemory {
     /// Releases what a block has taken that was at this address.
     pub(super) fn withdraw_block(&mut self, address: u64, block: Block) {
         let Block { bytes, backing, device, model, is_pooled, .. } = block;
-        match backing {
-            Backing::Dry => self.places.release(address, bytes),
-            Backing::Real => {
-                let real = self.real.entry(device).or_default();
-                *real = real.saturating_sub(bytes);
-                self.contents.forget(address..address + bytes);
-            }
-            Backing::Managed => {}
+        if backing.is_real() {
+            let real = self.real.entry(device).or_default();
+            *real = real.saturating_sub(block.taken());
+            self.contents.forget(address..address + bytes);
+        }
+        if backing.is_ours() {
+            self.places.release(address, bytes);
         }
         if let Some(model) = model {
             self.withdraw(Grant { device, model, is_pooled });
         }
+    }
+
+    /// Returns the addresses of a context's blocks that gpumem has placed.
+    pub(super) fn placed_of(&self, context: u64) -> Vec<u64> {
+        let is_placed = |block: &Block| block.context == context && block.backing == Backing::Placed;
+        self.blocks.iter().filter(|(_, block)| is_placed(block)).map(|(address, _)| *address).collect()
     }
 
     /// Removes all blocks of a context that has ended.
@@ -436,11 +462,11 @@ impl ProcessMemory {
         }
     }
 
-    /// Returns the block that contains this address, and its start address. A dry block includes all addresses of its last page.
+    /// Returns the block that contains this address, and its start address. A block that the driver does not know includes all addresses of
+    /// its last page.
     pub(super) fn block_at(&self, address: u64) -> Option<(u64, &Block)> {
         let (start, block) = self.blocks.range(..=address).next_back()?;
-        let end = start + if block.backing == Backing::Dry { block.bytes.next_multiple_of(PAGE) } else { block.bytes };
-        (address < end).then_some((*start, block))
+        (address < start + block.taken()).then_some((*start, block))
     }
 
     /// Returns the mapping that contains this address.

@@ -8,7 +8,7 @@ use super::{
     cards,
     memory::Block,
     state::{
-        CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, card, dry_block, get, here, inside, is_dry, memory, physical, put,
+        CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, card, get, here, inside, is_dry, memory, own_block, physical, put,
     },
 };
 
@@ -45,7 +45,7 @@ unsafe fn attribute(data: u64, number: u32, address: u64, (start, block): (u64, 
 /// `words` must be the arguments of `cuPointerGetAttribute`.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) unsafe fn one_attribute(words: &[u64], real: Real<'_>) -> u32 {
-    match dry_block(words[2]) {
+    match own_block(words[2]) {
         Some(_) if words[0] == 0 => CUDA_ERROR_INVALID_VALUE,
         // SAFETY: the program passes a place for this attribute.
         Some(block) => unsafe { attribute(words[0], words[1] as u32, words[2], block) },
@@ -89,7 +89,7 @@ unsafe fn name_card(result: u32, data: u64, number: u32, address: u64) {
 /// `words` must be the arguments of `cuPointerGetAttributes`.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) unsafe fn attributes(words: &[u64], real: Real<'_>) -> u32 {
-    let block = dry_block(words[3]);
+    let block = own_block(words[3]);
     let result = if block.is_none() { real() } else { SUCCESS };
     if block.is_none() && (result != SUCCESS || !cards::are_simulated()) {
         return result;
@@ -126,7 +126,7 @@ unsafe fn put_both(places: [(u64, u64); 2]) -> u32 {
 /// # Safety
 /// `words` must be the arguments of `cuMemGetAddressRange_v2`.
 pub(super) unsafe fn range(words: &[u64], real: Real<'_>) -> u32 {
-    match dry_block(words[2]) {
+    match own_block(words[2]) {
         // SAFETY: the first two are null, or places for a word.
         Some((start, block)) => unsafe { put_both([(words[0], start), (words[1], block.bytes)]) },
         None => real(),

@@ -14,7 +14,7 @@ use once_cell::sync::{Lazy, OnceCell};
 use super::{
     cards,
     contents::Content,
-    memory::{Backing, Block, Physical, ProcessMemory},
+    memory::{Block, Physical, ProcessMemory},
     mode::{MODE, Mode, OBSERVER, is_dry_run},
     places::PAGE,
     shared::{self, Shared},
@@ -172,7 +172,7 @@ pub(super) fn is_real(bytes: u64) -> bool {
 
 /// Returns whether this address must not be used: it has no memory, or it would get memory if it were touched.
 pub(super) fn is_dry(address: u64) -> bool {
-    may_be_dry(address) && !matches!(memory().backing(address), None | Some(Backing::Real))
+    may_be_dry(address) && memory().backing(address).is_some_and(|backing| !backing.is_real())
 }
 
 /// Returns whether a block or a mapping contains this address.
@@ -196,10 +196,10 @@ pub(super) fn is_out_of_reach(address: u64) -> bool {
     let owner = {
         let memory = memory();
         match memory.backing(address) {
-            Some(Backing::Real) if memory.content(address) == Some(Content::Table) => return true,
-            Some(Backing::Real) if cards::are_apart() => memory.device_of(address),
-            None | Some(Backing::Real) => return false,
-            Some(_) => return true,
+            Some(backing) if !backing.is_real() => return true,
+            Some(_) if memory.content(address) == Some(Content::Table) => return true,
+            Some(_) if cards::are_apart() => memory.device_of(address),
+            _ => return false,
         }
     };
     owner.is_some_and(|card| card != here().1)
@@ -255,12 +255,12 @@ pub(super) fn here() -> (u64, u32) {
     })
 }
 
-/// Returns the dry block or the dry mapping that contains an address, and its start address.
-pub(super) fn dry_block(address: u64) -> Option<(u64, Block)> {
+/// Returns the block or the mapping that contains an address and that the driver does not know, and its start address.
+pub(super) fn own_block(address: u64) -> Option<(u64, Block)> {
     if !may_be_dry(address) {
         return None;
     }
     let memory = memory();
     let block = memory.block_at(address).map(|(start, block)| (start, *block));
-    block.or_else(|| memory.mapped_as_block(address)).filter(|(_, block)| block.backing == Backing::Dry)
+    block.or_else(|| memory.mapped_as_block(address)).filter(|(_, block)| block.backing.is_ours())
 }
