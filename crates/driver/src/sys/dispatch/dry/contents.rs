@@ -38,12 +38,6 @@ impl Contents {
         first
     }
 
-    /// Returns whether all values of a range are unknown.
-    pub(super) fn is_unknown(&self, block: u64, range: Range<u64>) -> bool {
-        let is_unknown = |content| content == Content::Unknown;
-        is_unknown(self.at(block, range.start)) && self.0.range(range).all(|(_, content)| is_unknown(*content))
-    }
-
     /// Sets the content from an address to the next address in use.
     pub(super) fn set(&mut self, address: u64, content: Content) {
         self.0.insert(address, content);

@@ -37,13 +37,6 @@ impl Range {
         matches!(self.place, Place::Device | Place::Either) && is_dry(self.address)
     }
 
-    /// Returns whether nothing is known about all of these bytes. The host then reads what it reads from dry memory, not the old bytes of
-    /// the block: as an index or as the result of a solver, these would end the program.
-    fn is_unknown(&self) -> bool {
-        let Self { place, address, bytes } = *self;
-        place != Place::Host && has_any_dry() && memory().is_unknown(address..address.saturating_add(bytes))
-    }
-
     /// Returns whether this side is memory of the host.
     fn is_on_host(&self) -> bool {
         match self.place {
@@ -109,7 +102,7 @@ fn attribute(address: u64, attribute: sys::CUpointer_attribute) -> Option<u32> {
 /// The program must have requested a copy from one range to the other, and `real` must make it.
 pub(super) unsafe fn copy(to: Range, from: Range, real: Real<'_>) -> u32 {
     let sides = [to, from];
-    let is_skipped = sides.iter().any(Range::is_skipped) || from.is_unknown() && to.is_on_host();
+    let is_skipped = sides.iter().any(Range::is_skipped);
     // The driver does not know dry addresses, and would treat them as addresses of the host.
     let is_wrong = |side: &Range| match side.place {
         Place::Host if !is_skipped => side.bytes > 0 && (is_dry(side.address) || !side.is_mapped()) && !side.is_valid(),

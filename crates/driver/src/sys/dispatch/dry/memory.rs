@@ -261,11 +261,6 @@ impl ProcessMemory {
         Some(self.contents.of_range(self.real_block(range.start)?.start, range))
     }
 
-    /// Returns whether a range is in real memory and nothing in it is known.
-    pub(super) fn is_unknown(&self, range: Range<u64>) -> bool {
-        self.real_block(range.start).is_some_and(|block| self.contents.is_unknown(block.start, range))
-    }
-
     /// Sets what is known from an address on, if it is in real memory.
     pub(super) fn set_content(&mut self, address: u64, content: Content) {
         if self.real_block(address).is_some() {
