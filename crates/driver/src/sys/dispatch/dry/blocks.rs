@@ -11,8 +11,8 @@ use super::{
     mode::is_dry_run,
     places::{PAGE, Place},
     state::{
-        ALWAYS_REAL, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, here, inside, is_real,
-        largest_real, memory, own_block, put, watch, watch_real,
+        CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, here, inside, is_real, largest_real,
+        memory, own_block, put, watch, watch_real,
     },
     work::clear,
 };
@@ -113,7 +113,7 @@ fn place_real(bytes: u64, device: u32) -> Option<u64> {
     let mut count = 0;
     // SAFETY: the out-parameter is live.
     let is_alone = || inside(|| unsafe { sys::cuDeviceGetCount(&raw mut count) }).result().is_ok() && count == 1;
-    if !is_dry_run() || bytes <= ALWAYS_REAL || !*IS_ALONE.get_or_init(is_alone) {
+    if !is_dry_run() || bytes < PAGE || !*IS_ALONE.get_or_init(is_alone) {
         return None;
     }
     let start = place(bytes, device)?;

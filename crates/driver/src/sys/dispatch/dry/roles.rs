@@ -26,7 +26,12 @@ enum Order {
     Input,
     /// All addresses are written.
     Outputs,
+    /// The second address is read and written, and the others are read.
+    Scatter,
 }
+
+/// Writes some of a tensor's values, at given indices.
+const SCATTER: &str = "_scatter_gather_elementwise_kernel";
 
 /// Kernels of PyTorch by a part of their name. The first row that matches counts.
 const ORDERS: &[(&str, Option<Order>)] = &[
@@ -35,7 +40,7 @@ const ORDERS: &[(&str, Option<Order>)] = &[
     ("CatArrayBatchedCopy", Some(Order::Output)),
     ("vectorized_gather_kernel", Some(Order::Output)),
     ("native13reduce_kernel", Some(Order::Input)),
-    ("_scatter_gather_elementwise_kernel", None),
+    (SCATTER, Some(Order::Scatter)),
     ("for_multi_outputs", None),
     ("elementwise_kernel", Some(Order::Output)),
 ];
@@ -66,14 +71,22 @@ const WITHOUT_INDICES: &[&str] = &[
     "upsample",
 ];
 
+/// The addresses whose values may end the program if they are wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Indices {
+    None,
+    /// Only the first address.
+    First,
+    All,
+}
+
 /// What a kernel does with its memory.
 #[derive(Clone, Debug)]
 pub(super) struct Kernel {
     order: Option<Order>,
     /// True for each parameter through which nothing is written.
     reads_only: Vec<bool>,
-    /// True if no value that it reads can end the program.
-    pub(super) is_harmless: bool,
+    indices: Indices,
     /// True if it waits for kernels of other ranks, which may be skipped.
     pub(super) is_collective: bool,
 }
@@ -82,11 +95,26 @@ impl Kernel {
     /// Returns what is known by this name, as the compiler has written it.
     pub(super) fn named(name: &str) -> Self {
         let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
+        let indices = match name {
+            // Its lambda uses the index first, then what it writes, then the source.
+            _ if name.contains(SCATTER) => Indices::First,
+            _ if has(WITHOUT_INDICES) && !has(WITH_INDICES) => Indices::None,
+            _ => Indices::All,
+        };
         Self {
             order: ORDERS.iter().find(|(part, _)| name.contains(part)).and_then(|(_, order)| *order),
             reads_only: parameters(name).iter().map(|parameter| is_read_only(parameter)).collect(),
-            is_harmless: has(WITHOUT_INDICES) && !has(WITH_INDICES),
+            indices,
             is_collective: name.starts_with("nccl"),
+        }
+    }
+
+    /// Returns whether a wrong value at an address that it reads may end the program. `at` counts the addresses of the kernel.
+    pub(super) fn needs(&self, at: usize) -> bool {
+        match self.indices {
+            Indices::None => false,
+            Indices::First => at == 0,
+            Indices::All => true,
         }
     }
 
@@ -98,6 +126,13 @@ impl Kernel {
             _ if has_types && self.reads_only[parameter] => READ,
             Some(Order::Output) if at > 0 => READ,
             Some(Order::Input) if at == 0 => READ,
+            Some(Order::Scatter) => {
+                if at == 1 {
+                    BOTH
+                } else {
+                    READ
+                }
+            }
             Some(_) => WRITTEN,
             None => BOTH,
         }
@@ -186,11 +221,15 @@ mod tests {
         let add =
             "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEESt5arrayIPcLm3EEEEviT0_T1_";
         assert_eq!(roles(add, &[2, 2, 2]), [WRITTEN, READ, READ]);
-        assert!(Kernel::named(add).is_harmless);
+        assert!(!Kernel::named(add).needs(0));
         let both = "_ZN2at6native46unrolled_elementwise_kernel_for_multi_outputsILi2EvEEvT1_";
         assert_eq!(roles(both, &[0, 0]), [BOTH, BOTH]);
         let index = "_ZN2at6native24index_elementwise_kernelILi128ELi4EZNS0_16gpu_index_kernelIvEEvEUliE_EEvlT1_";
-        assert!(!Kernel::named(index).is_harmless);
+        assert!(Kernel::named(index).needs(1));
+        let scatter =
+            "_ZN2at6native34_scatter_gather_elementwise_kernelILi128ELi8EZNS0_36_cuda_scatter_gather_internal_kernelE";
+        assert_eq!(roles(scatter, &[0, 0, 0]), [READ, BOTH, READ]);
+        assert_eq!([0, 1, 2].map(|at| Kernel::named(scatter).needs(at)), [true, false, false]);
         assert_eq!(roles("_ZN2at6native13reduce_kernelILi512ELi1EvEEvT1_", &[0, 0, 0]), [READ, WRITTEN, WRITTEN]);
     }
 
@@ -209,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_kernel_with_an_unknown_name_may_use_values_as_indices() {
-        assert!(!Kernel::named("").is_harmless && !Kernel::named("_Z4walkPKiPf").is_harmless);
+        assert!(["", "_Z4walkPKiPf"].iter().all(|name| Kernel::named(name).needs(1)));
         assert!(Kernel::named("ncclDevKernel_AllReduce_Sum_f32_RING_LL").is_collective);
     }
 }

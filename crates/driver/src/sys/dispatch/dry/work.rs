@@ -17,9 +17,8 @@ use once_cell::sync::{Lazy, OnceCell};
 
 use super::{
     contents::Content,
-    memory::ProcessMemory,
     mode::{IS_ALONE, MODE, Mode, OBSERVER, is_dry_run},
-    roles::{Kernel, Kernels},
+    roles::{Kernel, Kernels, Role},
     state::{
         CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, is_on_card, is_out_of_reach, memory,
     },
@@ -229,16 +228,18 @@ unsafe fn is_skipped_kernel(kernel: &Kernel, function: (u64, &str), rows: u64, p
     let role = |at: usize, parameter| kernel.role(at, parameter, parameters);
     let mut memory = memory();
     let used: Vec<_> = addresses.iter().enumerate().map(|(at, it)| (it.address, role(at, it.parameter))).collect();
-    let is_unknown = |memory: &ProcessMemory, address| memory.content(address) == Some(Content::Unknown);
-    let reads_unknown = used.iter().any(|(address, role)| role.is_read && is_unknown(&memory, *address));
-    let written = if is_dry || reads_unknown { Content::Unknown } else { Content::Known };
+    let is_unknown = |(_, (address, role)): &(usize, &(u64, Role))| {
+        role.is_read && memory.content(*address) == Some(Content::Unknown)
+    };
+    let unknown: Vec<_> = used.iter().enumerate().filter(is_unknown).map(|(at, _)| at).collect();
+    let written = if is_dry || !unknown.is_empty() { Content::Unknown } else { Content::Known };
     for (address, _) in used.iter().filter(|(_, role)| role.is_written) {
         // A kernel that is skipped because of a table leaves it as it is.
         if memory.content(*address) != Some(Content::Table) {
             memory.set_content(*address, written);
         }
     }
-    is_dry || reads_unknown && !kernel.is_harmless
+    is_dry || unknown.into_iter().any(|at| kernel.needs(at))
 }
 
 /// Returns the addresses in the parameters of a launch. `None` if the driver does not report the parameters of the function.
