@@ -24,6 +24,16 @@ pub fn builder_in<F>(_here: &F, module: &'static str) -> GpuMemTraceBuilder {
     GpuMemTrace::builder().function(type_name::<F>(), module)
 }
 
+/// Returns the builder of a trace at this line of a program in another language.
+pub fn builder_at(file: &'static str, line: u32) -> GpuMemTraceBuilder {
+    GpuMemTrace::builder().at(file, line).on_exit_report(false)
+}
+
+/// Stops a trace and prints its last report. The trace can be read afterwards.
+pub fn exit(trace: &mut GpuMemTrace) {
+    trace.exit();
+}
+
 /// Never called. The return type gives the compiler the type of the body.
 pub fn return_type_hint<R>() -> R {
     unreachable!("gpumem: nothing calls this")

@@ -13,6 +13,7 @@ mod library;
 mod nccl;
 mod nvml;
 mod nvtx;
+mod package;
 mod parts;
 mod pools;
 mod program;

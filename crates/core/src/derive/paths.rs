@@ -29,10 +29,11 @@ pub fn short_names(view: &dyn LedgerView, names: &dyn Names, scopes: &[CallsiteI
     full[full.len() - scopes.len()..].iter().map(|name| short.get(name).to_owned()).collect()
 }
 
-/// Returns the names of the scopes around the one with this period, as the line of its trace shows them.
+/// Returns the names of the scopes around the one with this period, as the line of its trace shows them. A scope that the program did not
+/// name is left out, because its place would make each line inside it longer.
 pub fn outer_names(view: &dyn LedgerView, names: &dyn Names, period: &ScopePeriod) -> Vec<String> {
-    let name = |id| name_in_line(&names.callsite(id).to_string()).into_owned();
-    view.scopes_around(period).into_iter().map(name).collect()
+    let name = |id| Some(name_in_line(&names.callsite(id).name?).into_owned());
+    view.scopes_around(period).into_iter().filter_map(name).collect()
 }
 
 /// All scope paths. Paths share the names of their scopes, because full copies would be many times as long.

@@ -4,7 +4,7 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "no other code of the libraries prints")]
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     fmt,
     fs::File,
     io::{self, Write},
@@ -14,8 +14,29 @@ use std::{
 
 use super::process::without_cancellation;
 
+thread_local! {
+    /// What the thread would have written to stdout, while it is captured.
+    static CAPTURED: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Runs code and returns what it would have written to stdout, for programs in languages that have a stdout of their own.
+pub fn captured(code: impl FnOnce()) -> String {
+    CAPTURED.with(|captured| captured.replace(Some(String::new())));
+    code();
+    CAPTURED.with(RefCell::take).unwrap_or_default()
+}
+
+/// Returns whether the thread's stdout is captured.
+pub fn is_captured() -> bool {
+    CAPTURED.try_with(|captured| captured.borrow().is_some()).unwrap_or(false)
+}
+
 /// Writes the text to stdout. Returns whether that was possible.
 pub fn to_stdout(text: &str) -> bool {
+    let add = |captured: &RefCell<Option<String>>| captured.borrow_mut().as_mut().map(|lines| lines.push_str(text));
+    if CAPTURED.try_with(add).is_ok_and(|added| added.is_some()) {
+        return true;
+    }
     let text = Quiet::new(text);
     unharmed(|| print!("{text}"));
     !text.failed.get()

@@ -59,6 +59,12 @@ impl GpuMemTraceBuilder {
         self
     }
 
+    /// Sets the line of a program in another language.
+    pub(crate) fn at(mut self, file: &'static str, line: u32) -> Self {
+        self.at = Some(CodeLine { file, line, column: 1 });
+        self
+    }
+
     /// Returns the context to show in reports.
     pub(super) fn shown_ctx(&self) -> Option<Cow<'_, str>> {
         let given = self.ctx.as_deref().map(Cow::Borrowed);

@@ -82,13 +82,18 @@ impl GpuMemTrace {
         self.print_report(Some(&subctx), self.read_n_reset(), Vec::new(), false);
     }
 
-    /// Stops the trace, and prints its last report.
+    /// Stops the trace, and prints its last report: what a drop does to a trace with a report. It can be read afterwards.
+    pub(crate) fn exit(&mut self) {
+        let Some(guard) = &self.guard else { return };
+        let prints_lines = guard.prints_lines();
+        self.close(prints_lines);
+        self.print_report(Some(&"exit"), self.data(), Vec::new(), true);
+    }
+
     fn end(&mut self) {
         let Some(guard) = &mut self.guard else { return };
         if guard.settings.on_exit_report && !guard.settings.silent {
-            let prints_lines = guard.prints_lines();
-            self.close(prints_lines);
-            self.print_report(Some(&"exit"), self.data(), Vec::new(), true);
+            self.exit();
         } else if let TraceState::Running(scope) = mem::replace(&mut guard.state, TraceState::Off) {
             scope.close_unread();
         }

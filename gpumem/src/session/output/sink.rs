@@ -61,6 +61,11 @@ impl Session {
     }
 
     pub(super) fn sink(&self) -> Sink {
+        // The lines of a trace that the recorded program has opened itself are the program's.
+        #[cfg(feature = "capture")]
+        if print::is_captured() && self.recorder.is_injected() {
+            return Sink::Stdout;
+        }
         // The sink is cloned, because the function of a custom sink may set another sink.
         let set = self.sink.set.read().unwrap_or_else(PoisonError::into_inner).clone();
         set.unwrap_or_else(|| self.settings.report.clone())
@@ -109,7 +114,7 @@ impl Session {
                 let text = Form::Text.write(output, self.paint(&sink, output.content.is_report()));
                 if !matches!(output.content, Content::Trace(_)) {
                     self.print_repeats();
-                } else if self.is_repeated(&text) {
+                } else if !print::is_captured() && self.is_repeated(&text) {
                     return;
                 }
                 self.write_text(&sink, &text, output.content.is_report());

@@ -104,7 +104,7 @@ impl Recorder {
         }
     }
 
-    pub(super) fn is_injected(&self) -> bool {
+    pub(in crate::session) fn is_injected(&self) -> bool {
         self.is_injected.load(Relaxed)
     }
 }

@@ -1,0 +1,51 @@
+"""The GPU memory of a piece of Python code: how much more is in use after it, and how much it needed on top of that while it ran.
+
+    from gpumem_trace import GPUMemTrace, gpu_mem_trace
+
+    with GPUMemTrace(ctx="load"):
+        weights = load()            # prints: △Used Peaked MB:     20      0 (load: exit)
+
+    @gpu_mem_trace
+    def forward(x): ...             # each call prints: △Used Peaked MB:     10     15 (forward: exit)
+
+The names are those of fastai's `fastai.utils.mem`. The peaks are exact: each allocation of the process is counted when it is made, for any
+number of traces that are nested or run at the same time. Nothing is imported but the standard library, and nothing is loaded before the first
+trace or query. The command `gpumem` records whole programs: `gpumem run -- python train.py`.
+
+Without a GPU, traces are off: a notice says why, and nothing is printed. With `GPUMEM_SIM=16GiB` in the environment there is a simulated GPU,
+whose memory `gpumem_trace.sim` allocates.
+"""
+
+from ._library import Error
+from ._memory import (
+    GPUMemory,
+    b2mb,
+    gpu_mem_get,
+    gpu_mem_get_all,
+    gpu_mem_get_free,
+    gpu_mem_get_free_no_cache,
+    gpu_mem_get_used,
+    gpu_mem_get_used_no_cache,
+    gpu_mem_restore,
+    gpu_with_max_free_mem,
+    preload_pytorch,
+)
+from ._trace import Data, GPUMemTrace, gpu_mem_trace
+
+__all__ = [
+    "Data",
+    "Error",
+    "GPUMemTrace",
+    "GPUMemory",
+    "b2mb",
+    "gpu_mem_get",
+    "gpu_mem_get_all",
+    "gpu_mem_get_free",
+    "gpu_mem_get_free_no_cache",
+    "gpu_mem_get_used",
+    "gpu_mem_get_used_no_cache",
+    "gpu_mem_restore",
+    "gpu_mem_trace",
+    "gpu_with_max_free_mem",
+    "preload_pytorch",
+]

@@ -1,0 +1,80 @@
+"""Loads the library, which is the one that `gpumem run` puts into programs, and declares its functions."""
+
+import ctypes
+import os
+
+VERSION = 1
+# The library, after the first use.
+_loaded = None
+
+
+class Error(RuntimeError):
+    """A reading or a trace that is not possible. The text says why."""
+
+
+class Values(ctypes.Structure):
+    _fields_ = [
+        ("used", ctypes.c_int64),
+        ("peaked", ctypes.c_uint64),
+        ("shared", ctypes.c_uint64),
+        ("lost", ctypes.c_uint64),
+        ("untracked", ctypes.c_uint64),
+        ("device", ctypes.c_uint32),
+        ("gauge", ctypes.c_uint32),
+    ]
+
+
+def library():
+    """Returns the library, which is loaded at the first call."""
+    global _loaded
+    if _loaded is None:
+        _loaded = _load()
+    return _loaded
+
+
+def _path():
+    """Returns the path of the library. A program under `gpumem run` uses the one that the driver loads into it, so that it is recorded once."""
+    injected = os.environ.get("CUDA_INJECTION64_PATH", "")
+    if os.path.basename(injected).startswith("libgpumem_inject") and os.path.exists(injected):
+        return injected
+    return os.environ.get("GPUMEM_LIBRARY") or os.path.join(os.path.dirname(__file__), "libgpumem_inject.so")
+
+
+def _load():
+    path = _path()
+    try:
+        # These functions are short, and a trace may be used by one thread at a time: Python's lock is not released.
+        lib = ctypes.PyDLL(path)
+        version = lib.gpumem_trace_version()
+    except (OSError, AttributeError) as why:
+        raise Error(f"gpumem's library cannot be used: {why}. Install the package again for this machine.") from None
+    if version != VERSION:
+        raise Error(f"`gpumem run` and the package gpumem-trace have different versions: the command loaded {path}. Install the same version.")
+    text, trace, size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64
+    why = ctypes.POINTER(text)
+    lib.gpumem_trace_open.argtypes = [text, text, ctypes.c_uint32, ctypes.c_int32, ctypes.c_bool, why]
+    lib.gpumem_trace_open.restype = trace
+    lib.gpumem_trace_do.argtypes, lib.gpumem_trace_do.restype = [trace, ctypes.c_uint32, text], text
+    lib.gpumem_trace_read.argtypes, lib.gpumem_trace_read.restype = [trace, ctypes.POINTER(Values)], None
+    lib.gpumem_trace_close.argtypes, lib.gpumem_trace_close.restype = [trace], None
+    lib.gpumem_memory.argtypes, lib.gpumem_memory.restype = [ctypes.c_int32, ctypes.POINTER(size * 3)], text
+    lib.gpumem_devices.argtypes, lib.gpumem_devices.restype = [ctypes.POINTER(ctypes.c_uint32)], text
+    lib.gpumem_preload.argtypes, lib.gpumem_preload.restype = [], text
+    lib.gpumem_sim_alloc.argtypes, lib.gpumem_sim_alloc.restype = [ctypes.c_uint32, size, why], trace
+    lib.gpumem_sim_free.argtypes, lib.gpumem_sim_free.restype = [trace], None
+    return lib
+
+
+def opened(function, *arguments):
+    """Calls a function that returns a pointer, or an error in its last argument."""
+    why = ctypes.c_char_p()
+    pointer = function(*arguments, ctypes.byref(why))
+    if why.value is not None:
+        raise Error(why.value.decode())
+    return pointer
+
+
+def check(why):
+    """Raises the error that a function has returned."""
+    if why is not None:
+        raise Error(why.decode())

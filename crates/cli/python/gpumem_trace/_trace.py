@@ -1,0 +1,240 @@
+"""The guard and the decorator."""
+
+import collections
+import functools
+import inspect
+import sys
+import types
+
+from ._library import Values, library, opened
+
+# What `gpumem_trace_do` does.
+_RESET, _START, _STOP, _REPORT, _REPORT_AND_RESET, _EXIT, _ENTER, _LEAVE, _TEXT = range(1, 10)
+
+Data = collections.namedtuple("Data", ["used", "peaked"])
+Data.__doc__ = "How much more memory is in use than at the start, and how much was needed on top of that. In MB, rounded towards 0."
+
+
+def _bytes(text):
+    # Half of a surrogate pair, which a file name may contain, has no bytes.
+    return str(text).encode(errors="replace")
+
+
+class GPUMemTrace:
+    """Traces the GPU memory of a piece of code, from the moment when it is created.
+
+        with GPUMemTrace(ctx="load"):
+            weights = load()        # prints: △Used Peaked MB:     20      0 (load: exit)
+
+    `used` is how much more memory is in use than at the start. `peaked` is how much was needed on top of that at the worst moment. Both are
+    exact to the byte if `is_exact`.
+
+    ctx: the name of the trace in its reports. Without a name, the trace is known by its line.
+    silent: if true, `report` prints nothing. It is an attribute that may be changed.
+    on_exit_report: whether the end of a `with` block prints a report.
+    device: the CUDA number of a GPU. The default is the current one.
+
+    A trace counts its own thread, and threads that are in no trace. It may be read on any thread.
+    """
+
+    def __init__(self, silent=False, ctx=None, on_exit_report=True, device=None):
+        frame = sys._getframe(1)
+        self._open(ctx, frame.f_code.co_filename, frame.f_lineno, device, False)
+        self.silent, self.on_exit_report = silent, on_exit_report
+
+    def _open(self, ctx, file, line, device, is_task):
+        self._lib, self._trace, self.ctx = library(), None, ctx
+        name = _bytes(ctx) if ctx is not None else None
+        self._trace = opened(
+            self._lib.gpumem_trace_open, name, _bytes(file), line, -1 if device is None else device, is_task
+        )
+
+    def __del__(self):
+        # Without a trace, the constructor has failed.
+        if getattr(self, "_trace", None):
+            self._lib.gpumem_trace_close(self._trace)
+            self._trace = None
+
+    def _print(self, what, subctx=None):
+        text = self._lib.gpumem_trace_do(self._trace, what, _bytes(subctx) if subctx is not None else None)
+        if text is not None:
+            print(text.decode(), end="", flush=True)
+
+    def report(self, subctx=None):
+        """Prints the current values: `△Used Peaked MB:     10     15 (ctx: subctx)`."""
+        if not self.silent:
+            self._print(_REPORT, subctx)
+
+    def report_n_reset(self, subctx=None):
+        """Prints the current values, and then starts the measurement again from this reading."""
+        if self.silent:
+            self.reset()
+        else:
+            self._print(_REPORT_AND_RESET, subctx)
+
+    def reset(self):
+        """Starts the measurement again, if the trace is running."""
+        self._print(_RESET)
+
+    def start(self):
+        """Starts the measurement: of a trace that is stopped, or again of one that is running."""
+        self._print(_START)
+
+    def stop(self):
+        """Ends the measurement. The last values stay."""
+        self._print(_STOP)
+
+    def _values(self):
+        values = Values()
+        self._lib.gpumem_trace_read(self._trace, values)
+        return values
+
+    def data(self):
+        """Returns the current values in MB, rounded towards 0: `used, peaked = trace.data()`."""
+        values = self._values()
+        return Data(int(values.used / 2**20), int(values.peaked / 2**20))
+
+    @property
+    def used(self):
+        """How many bytes more are in use than at the start."""
+        return self._values().used
+
+    @property
+    def peaked(self):
+        """How many bytes were needed on top of `used` at the worst moment."""
+        return self._values().peaked
+
+    @property
+    def is_exact(self):
+        """Whether each allocation was counted. If not, the memory was sampled, or nothing is measured, or something was missed."""
+        values = self._values()
+        return values.gauge == 0 and values.lost == values.untracked == 0
+
+    @property
+    def is_measured(self):
+        """Whether anything is measured. Without a GPU, all values are 0 and mean nothing."""
+        return self._values().gauge != 3
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *error):
+        self._exit()
+
+    def _exit(self):
+        self._print(_EXIT if self.on_exit_report and not self.silent else _STOP)
+
+    def __str__(self):
+        return (self._lib.gpumem_trace_do(self._trace, _TEXT, None) or b"").decode()
+
+    __repr__ = __str__
+
+
+def _traced(ctx, code, device, is_task=False):
+    """Starts the trace of a decorated function."""
+    trace = GPUMemTrace.__new__(GPUMemTrace)
+    trace._open(ctx, code[0], code[1], device, is_task)
+    trace.silent, trace.on_exit_report = False, True
+    return trace
+
+
+def gpu_mem_trace(func=None, *, ctx=None, device=None):
+    """Traces each call of a function, a method, an async function or a generator, and prints a report at its end.
+
+        @gpu_mem_trace
+        def forward(x): ...         # △Used Peaked MB:     10     15 (forward: exit)
+
+    An async function or a generator counts only while it runs itself: not what others do while it waits. Its report comes when it ends.
+    `ctx` is the name in reports instead of the function's, and `device` the CUDA number of a GPU instead of the current one.
+    """
+    if func is None:
+        return functools.partial(gpu_mem_trace, ctx=ctx, device=device)
+    if isinstance(func, (staticmethod, classmethod)):
+        return type(func)(gpu_mem_trace(func.__func__, ctx=ctx, device=device))
+    name = ctx if ctx is not None else func.__qualname__.rpartition("<locals>.")[2]
+    code = getattr(inspect.unwrap(func), "__code__", None)
+    place = (code.co_filename, code.co_firstlineno) if code else (func.__module__ or "", 0)
+
+    if inspect.iscoroutinefunction(func):
+
+        @functools.wraps(func)
+        async def traced(*args, **kwargs):
+            return await _steps(func(*args, **kwargs), _traced(name, place, device, True))
+
+    elif inspect.isasyncgenfunction(func):
+
+        @functools.wraps(func)
+        async def traced(*args, **kwargs):
+            trace, inner = _traced(name, place, device, True), func(*args, **kwargs)
+            try:
+                step = inner.__anext__()
+                while True:
+                    try:
+                        given = await _steps(step, trace, False)
+                    except StopAsyncIteration:
+                        return
+                    try:
+                        sent = yield given
+                    except GeneratorExit:
+                        await _steps(inner.aclose(), trace, False)
+                        raise
+                    except BaseException as error:
+                        step = inner.athrow(error)
+                    else:
+                        step = inner.asend(sent)
+            finally:
+                trace._exit()
+
+    elif inspect.isgeneratorfunction(func):
+
+        @functools.wraps(func)
+        def traced(*args, **kwargs):
+            return (yield from _driven(func(*args, **kwargs), _traced(name, place, device, True)))
+
+    else:
+
+        @functools.wraps(func)
+        def traced(*args, **kwargs):
+            trace = _traced(name, place, device)
+            try:
+                return func(*args, **kwargs)
+            finally:
+                trace._exit()
+
+    return traced
+
+
+def _driven(inner, trace, ends=True):
+    """Runs a generator or a coroutine. The thread is in the scope of the trace during each step."""
+    step, value = inner.send, None
+    try:
+        while True:
+            trace._print(_ENTER)
+            try:
+                given = step(value)
+            except StopIteration as stop:
+                return stop.value
+            finally:
+                trace._print(_LEAVE)
+            try:
+                value = yield given
+                step = inner.send
+            except GeneratorExit:
+                trace._print(_ENTER)
+                try:
+                    inner.close()
+                finally:
+                    trace._print(_LEAVE)
+                raise
+            except BaseException as error:
+                step, value = inner.throw, error
+    finally:
+        if ends:
+            trace._exit()
+
+
+@types.coroutine
+def _steps(awaited, trace, ends=True):
+    # What an async generator returns for a step is an iterator, not a coroutine, and has the same methods.
+    return (yield from _driven(awaited, trace, ends))

@@ -1,0 +1,296 @@
+"""Traces on a simulated GPU: `GPUMEM_SIM=16GiB python -m unittest discover crates/cli/python/tests`."""
+
+import asyncio
+import contextlib
+import gc
+import io
+import subprocess
+import sys
+import threading
+import unittest
+
+from gpumem_trace import (
+    Data,
+    Error,
+    GPUMemory,
+    GPUMemTrace,
+    gpu_mem_get,
+    gpu_mem_get_all,
+    gpu_mem_restore,
+    gpu_mem_trace,
+    gpu_with_max_free_mem,
+    sim,
+)
+
+MIB = 1 << 20
+
+
+def lines(code):
+    """Returns what the code prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code()
+    return out.getvalue().splitlines()
+
+
+def line(used, peaked, ctx=""):
+    return f"△Used Peaked MB: {used:6,} {peaked:6,}" + (f" ({ctx})" if ctx else "")
+
+
+def blip(mib):
+    """Allocates memory and frees it at once."""
+    sim.alloc(mib * MIB).free()
+
+
+class Fastai(unittest.TestCase):
+    """The sequences of fastai's documentation."""
+
+    def test_reports(self):
+        def code():
+            trace = GPUMemTrace()
+            kept = sim.alloc(10 * MIB)
+            blip(15)
+            trace.report()
+            self.assertEqual(tuple(trace.data()), (10, 15))
+            trace.report("2nd run")
+            trace.report_n_reset("3rd")
+            self.assertEqual(trace.data(), Data(0, 0))
+            kept.free()
+            trace.report("4th")
+
+        self.assertEqual(lines(code), [line(10, 15), line(10, 15, "2nd run"), line(10, 15, "3rd"), line(-10, 0, "4th")])
+
+    def test_the_documentation(self):
+        def code():
+            mtrace = GPUMemTrace()
+            mtrace.report()
+            mtrace.report("2nd run of some_code()")
+            for i in range(3):
+                mtrace.reset()
+                mtrace.report(f"i={i}")
+            mtrace = GPUMemTrace(ctx="foobar")
+            mtrace.report()
+            mtrace.report("1st try")
+            mtrace = GPUMemTrace(silent=True)
+            mtrace.report()
+            mtrace.silent = False
+            mtrace.report()
+            mtrace.silent = True
+            mtrace.report_n_reset()
+            with GPUMemTrace():
+                blip(1)
+            with GPUMemTrace(ctx="some context"):
+                blip(2)
+            with GPUMemTrace(ctx="some_func", on_exit_report=False) as mtrace:
+                blip(3)
+            mtrace.report("measured in ctx")
+            with GPUMemTrace(on_exit_report=False) as mtrace:
+                blip(4)
+            blip(100)
+            print(mtrace)
+
+        expected = [line(0, 0), line(0, 0, "2nd run of some_code()"), *(line(0, 0, f"i={i}") for i in range(3))]
+        expected += [line(0, 0, "foobar"), line(0, 0, "foobar: 1st try"), line(0, 0)]
+        expected += [line(0, 1, "exit"), line(0, 2, "some context: exit"), line(0, 3, "some_func: measured in ctx"), line(0, 4)]
+        self.assertEqual(lines(code), expected)
+
+    def test_a_trace_in_another_one(self):
+        def code():
+            with GPUMemTrace(ctx="train"):
+                with GPUMemTrace(ctx="forward"):
+                    blip(3)
+
+        self.assertEqual(lines(code), [line(0, 3) + "   (train > forward: exit)", line(0, 3, "train: exit")])
+
+    def test_start_and_stop(self):
+        trace = GPUMemTrace()
+        trace.stop()
+        kept = sim.alloc(7 * MIB)
+        self.assertEqual(trace.data(), (0, 0))
+        trace.start()
+        blip(5)
+        self.assertEqual((trace.data(), trace.used, trace.peaked), ((0, 5), 0, 5 * MIB))
+        self.assertTrue(trace.is_exact and trace.is_measured)
+        kept.free()
+
+    def test_queries(self):
+        before = gpu_mem_get()
+        kept = sim.alloc(160 * MIB)
+        after = gpu_mem_get()
+        self.assertEqual((after.total, after.used - before.used), (16 * 1024, 160))
+        self.assertEqual((gpu_mem_get_all(), gpu_with_max_free_mem()), ([after], (0, after.free)))
+        self.assertEqual(gpu_mem_get(99), GPUMemory(0, 0, 0))
+        kept.free()
+
+
+class Decorated(unittest.TestCase):
+    def test_functions(self):
+        @gpu_mem_trace
+        def forward():
+            blip(25)
+            return sim.alloc(10 * MIB)
+
+        class Model:
+            @gpu_mem_trace
+            def step(self):
+                raise ValueError("kept")
+
+            @gpu_mem_trace
+            @staticmethod
+            def load(size):
+                blip(size)
+
+            @gpu_mem_trace(ctx="named")
+            @classmethod
+            def name(cls):
+                return cls.__name__
+
+        def code():
+            kept.append(forward())
+            with self.assertRaisesRegex(ValueError, "kept"):
+                Model().step()
+            Model.load(4)
+            self.assertEqual(Model.name(), "Model")
+
+        kept = []
+        expected = [line(10, 15, "forward: exit"), line(0, 0, "Model.step: exit"), line(0, 4, "Model.load: exit"), line(0, 0, "named: exit")]
+        self.assertEqual(lines(code), expected)
+        self.assertEqual(forward.__name__, "forward")
+
+    def test_generators(self):
+        @gpu_mem_trace
+        def batches(count):
+            for batch in range(count):
+                blip(2)
+                got = yield batch
+                if got:
+                    blip(got)
+            return "end"
+
+        def code():
+            inner = batches(2)
+            self.assertEqual(next(inner), 0)
+            blip(50)  # not in the generator
+            self.assertEqual(inner.send(6), 1)
+            with self.assertRaises(StopIteration) as stop:
+                next(inner)
+            self.assertEqual(stop.exception.value, "end")
+            closed = batches(2)
+            next(closed)
+            closed.close()
+
+        self.assertEqual(lines(code), [line(0, 6, "batches: exit"), line(0, 2, "batches: exit")])
+
+    def test_tasks_that_share_a_thread(self):
+        @gpu_mem_trace
+        async def task(mib, steps):
+            kept = sim.alloc(mib * MIB)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+                blip(1)
+            kept.free()
+            return mib
+
+        @gpu_mem_trace
+        async def stream(count):
+            for at in range(count):
+                blip(at + 1)
+                yield at
+
+        async def main():
+            got = await asyncio.gather(task(10, 5), task(20, 3), task(30, 1))
+            return got + [at async for at in stream(3)]
+
+        got = []
+        printed = lines(lambda: got.extend(asyncio.run(main())))
+        self.assertEqual(got, [10, 20, 30, 0, 1, 2])
+        expected = [line(0, peak, "task: exit") for peak in (31, 21, 11)]
+        self.assertEqual(printed, [*expected, line(0, 3, "stream: exit")])
+
+
+class Threads(unittest.TestCase):
+    def test_each_thread_has_its_own(self):
+        found = {}
+
+        def work(mib):
+            with GPUMemTrace(silent=True) as trace:
+                for _ in range(200):
+                    blip(mib)
+                    with GPUMemTrace(silent=True) as inner:
+                        blip(mib + 1)
+                    assert inner.data() == (0, mib + 1), inner
+            found[mib] = trace.data()
+
+        threads = [threading.Thread(target=work, args=(mib,)) for mib in range(1, 9)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(found, {mib: (0, mib + 1) for mib in range(1, 9)})
+
+
+class Ends(unittest.TestCase):
+    def test_a_traceback_that_holds_memory(self):
+        held = []
+
+        class Weak:
+            def __init__(self):
+                self.block = sim.alloc(64 * MIB)
+
+        @gpu_mem_restore
+        def step():
+            weights = Weak()
+            held.append(id(weights))
+            raise MemoryError("CUDA out of memory")
+
+        trace = GPUMemTrace()
+        with self.assertRaises(MemoryError) as raised:
+            step()
+        gc.collect()
+        self.assertEqual((trace.data(), str(raised.exception)), ((0, 64), "CUDA out of memory"))
+
+    def test_errors(self):
+        with self.assertRaisesRegex(Error, "device 99"):
+            GPUMemTrace(device=99)
+        with self.assertRaisesRegex(Error, "no simulated GPU 3"):
+            sim.alloc(1, device=3)
+        with self.assertRaises(Error):
+            sim.alloc(1 << 50)
+        self.assertEqual(lines(lambda: GPUMemTrace(ctx="two\nlines").report()), [line(0, 0, "two\\nlines")])
+        self.assertEqual(lines(lambda: GPUMemTrace(ctx="half \ud800").report("half \ud800")), [line(0, 0, "half ?: half ?")])
+
+    def test_without_a_gpu(self):
+        code = """
+from gpumem_trace import *
+with GPUMemTrace(ctx="off") as trace:
+    pass
+assert not trace.is_measured and not trace.is_exact and trace.data() == (0, 0)
+assert gpu_mem_get() == (0, 0, 0) and gpu_mem_get_all() == [] and gpu_with_max_free_mem() == (None, 0)
+preload_pytorch()
+"""
+        import os
+
+        env = {name: value for name, value in os.environ.items() if name != "GPUMEM_SIM"}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+        self.assertEqual(done.stderr.count("gpumem: "), 1, done.stderr)
+
+    def test_a_fork(self):
+        import os
+
+        trace = GPUMemTrace(ctx="parent")
+        if not hasattr(os, "fork"):
+            return
+        child = os.fork()
+        if child == 0:
+            with GPUMemTrace(ctx="child"):
+                pass
+            trace.report()
+            os._exit(7)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 7)
+        blip(3)
+        self.assertEqual(trace.data(), (0, 3))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,293 @@
+//! Traces for other languages. The Python package `gpumem_trace` loads the library and calls these functions.
+//!
+//! Any thread may use a trace, but only one at a time: Python's package holds its lock. A text that a function returns is valid until the
+//! thread calls the next function.
+
+#![expect(unsafe_code, reason = "Python finds the functions by their names, and hands over pointers")]
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    ffi::{CStr, CString, c_char},
+    panic::{AssertUnwindSafe, catch_unwind},
+    ptr,
+    sync::{LazyLock, Mutex, PoisonError},
+};
+
+use gpumem::{
+    __private::builder_at,
+    Bytes, GpuMemTrace, device, recording,
+    scope::Entered,
+    sim::{SimBlock, SimGpu},
+    try_gpu_mem_get, try_preload,
+};
+use gpumem_driver::print;
+
+use crate::request::Request;
+
+/// The version of these functions, which changes with each of them.
+const VERSION: u32 = 1;
+
+thread_local! {
+    static ANSWER: RefCell<CString> = RefCell::default();
+}
+
+/// A trace of the package.
+pub(crate) struct PythonTrace {
+    trace: GpuMemTrace,
+    /// How the thread that runs a step of a task has entered the scope.
+    step: Option<Entered>,
+}
+
+/// What a trace has measured.
+#[repr(C)]
+pub(crate) struct Values {
+    used: i64,
+    peaked: u64,
+    /// The part that other traces count as well.
+    shared: u64,
+    lost: u64,
+    untracked: u64,
+    device: u32,
+    /// The number of [`gpumem::Gauge`].
+    gauge: u32,
+}
+
+fn answer(text: impl Into<Vec<u8>>) -> *const c_char {
+    let mut text: Vec<u8> = text.into();
+    text.retain(|byte| *byte != 0);
+    let text = CString::new(text).unwrap_or_default();
+    ANSWER.with(|answer| {
+        let mut answer = answer.borrow_mut();
+        *answer = text;
+        answer.as_ptr()
+    })
+}
+
+/// Runs code that must not unwind into C, and returns its error, or null.
+fn guarded(code: impl FnOnce() -> Result<(), String>) -> *const c_char {
+    match catch_unwind(AssertUnwindSafe(code)) {
+        Ok(Ok(())) => ptr::null(),
+        Ok(Err(why)) => answer(why),
+        Err(_) => answer("gpumem panicked"),
+    }
+}
+
+/// # Safety
+/// `text` must be null or a C string.
+unsafe fn text_of(text: *const c_char) -> Option<String> {
+    // SAFETY: it is not null here.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}
+
+/// Returns a text that lives as long as the process: one copy of each.
+fn kept(text: String) -> &'static str {
+    static TEXTS: LazyLock<Mutex<HashMap<String, &'static str>>> = LazyLock::new(Mutex::default);
+
+    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    texts.entry(text).or_insert_with_key(|text| Box::leak(text.clone().into_boxed_str()))
+}
+
+/// Returns the version of the functions. Python calls this first. Under `gpumem run` this may be before the driver loads the library.
+// SAFETY: the names of all functions here start with the prefix of this project, so they cannot clash with others of the program.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn gpumem_trace_version() -> u32 {
+    _ = guarded(|| {
+        Request::of_environment().map(|request| recording::serve_foreign_program(&request.options.backtrace))
+    });
+    VERSION
+}
+
+/// Starts a trace at a line of the program. `device` is -1 for the current one. With `is_task`, only the threads that run its steps are in
+/// it. Returns the trace, and writes an error to `why`.
+///
+/// # Safety
+/// The texts must be C strings, `ctx` or null, and `why` a place for a pointer.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn gpumem_trace_open(
+    ctx: *const c_char,
+    file: *const c_char,
+    line: u32,
+    device: i32,
+    is_task: bool,
+    why: *mut *const c_char,
+) -> *mut PythonTrace {
+    // SAFETY: required by this function's contract.
+    let (ctx, file) = unsafe { (text_of(ctx), text_of(file)) };
+    let mut opened = ptr::null_mut();
+    let failed = guarded(|| {
+        let mut builder = builder_at(kept(file.unwrap_or_default()), line).entered(!is_task);
+        if let Some(ctx) = ctx {
+            builder = builder.ctx(ctx);
+        }
+        let trace = match u32::try_from(device) {
+            Ok(device) => builder.device(device).start().map_err(|why| why.to_string())?,
+            Err(_) => builder.start_or_off(),
+        };
+        opened = Box::into_raw(Box::new(PythonTrace { trace, step: None }));
+        Ok(())
+    });
+    // SAFETY: required by this function's contract.
+    unsafe { *why = failed };
+    opened
+}
+
+/// What Python does with a trace.
+const RESET: u32 = 1;
+const START: u32 = 2;
+const STOP: u32 = 3;
+const REPORT: u32 = 4;
+const REPORT_AND_RESET: u32 = 5;
+const EXIT: u32 = 6;
+const ENTER: u32 = 7;
+const LEAVE: u32 = 8;
+const TEXT: u32 = 9;
+
+/// Does something with a trace. Returns the lines that Python prints, or null.
+///
+/// # Safety
+/// The trace must be one that was opened and not closed, and `subctx` null or a C string.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn gpumem_trace_do(
+    this: *mut PythonTrace,
+    what: u32,
+    subctx: *const c_char,
+) -> *const c_char {
+    // SAFETY: required by this function's contract. Python's lock is held, so no other thread uses the trace.
+    let (PythonTrace { trace, step }, subctx) = unsafe { (&mut *this, text_of(subctx)) };
+    let mut lines = String::new();
+    let failed = guarded(|| {
+        lines = print::captured(|| match (what, subctx) {
+            (RESET, _) => trace.reset(),
+            (START, _) => trace.start(),
+            (STOP, _) => trace.stop(),
+            (REPORT, None) => trace.report(),
+            (REPORT, Some(subctx)) => trace.report_with(subctx),
+            (REPORT_AND_RESET, None) => trace.report_n_reset(),
+            (REPORT_AND_RESET, Some(subctx)) => trace.report_n_reset_with(subctx),
+            (EXIT, _) => gpumem::__private::exit(trace),
+            (ENTER, _) => *step = Some(trace.handle().enter()),
+            (LEAVE, _) => *step = None,
+            _ => {}
+        });
+        if what == TEXT {
+            lines = trace.to_string();
+        }
+        Ok(())
+    });
+    if failed.is_null() && !lines.is_empty() { answer(lines) } else { failed }
+}
+
+/// Writes what a trace has measured.
+///
+/// # Safety
+/// The trace must be one that was opened and not closed, and `to` a place for the values.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn gpumem_trace_read(this: *const PythonTrace, to: *mut Values) {
+    // SAFETY: required by this function's contract.
+    let (this, to) = unsafe { (&*this, &mut *to) };
+    _ = guarded(|| {
+        let data = this.trace.data();
+        *to = Values {
+            used: data.used.get(),
+            peaked: data.peaked.get(),
+            shared: data.shared.get(),
+            lost: data.lost,
+            untracked: data.untracked,
+            device: data.device,
+            gauge: data.gauge as u32,
+        };
+        Ok(())
+    });
+}
+
+/// Ends a trace, without a report.
+///
+/// # Safety
+/// The trace must be one that was opened and not closed.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn gpumem_trace_close(this: *mut PythonTrace) {
+    // SAFETY: required by this function's contract.
+    let trace = unsafe { Box::from_raw(this) };
+    _ = guarded(|| {
+        drop(trace);
+        Ok(())
+    });
+}
+
+/// Writes the total, free and used memory of a device in bytes; -1 is the current one. Returns the reason if it cannot be read, or null.
+///
+/// # Safety
+/// `to` must be a place for three numbers.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn gpumem_memory(device: i32, to: *mut [u64; 3]) -> *const c_char {
+    guarded(|| {
+        let memory = try_gpu_mem_get(u32::try_from(device).ok()).map_err(|why| why.to_string())?;
+        // SAFETY: required by this function's contract.
+        unsafe { *to = [memory.total, memory.free, memory.used].map(Bytes::get) };
+        Ok(())
+    })
+}
+
+/// Writes the number of devices. Returns the reason if it is not known, or null.
+///
+/// # Safety
+/// `to` must be a place for a number.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn gpumem_devices(to: *mut u32) -> *const c_char {
+    guarded(|| {
+        let count = device::count().map_err(|why| why.to_string())?;
+        // SAFETY: required by this function's contract.
+        unsafe { *to = count };
+        Ok(())
+    })
+}
+
+/// Creates the CUDA context, so that traces do not include it. Returns the reason if it cannot, or null.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn gpumem_preload() -> *const c_char {
+    guarded(|| try_preload().map_err(|why| why.to_string()))
+}
+
+/// Allocates memory of a simulated GPU. Returns the block, and writes an error to `why`.
+///
+/// # Safety
+/// `why` must be a place for a pointer.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn gpumem_sim_alloc(device: u32, bytes: u64, why: *mut *const c_char) -> *mut SimBlock {
+    let mut block = ptr::null_mut();
+    let failed = guarded(|| {
+        let gpus = SimGpu::all().map_err(|why| why.to_string())?;
+        let gpu = gpus
+            .get(device as usize)
+            .ok_or_else(|| format!("there is no simulated GPU {device}: set GPUMEM_SIM=16GiB"))?;
+        block = Box::into_raw(Box::new(gpu.alloc(Bytes::new(bytes)).map_err(|why| why.to_string())?));
+        Ok(())
+    });
+    // SAFETY: required by this function's contract.
+    unsafe { *why = failed };
+    block
+}
+
+/// Frees memory of a simulated GPU.
+///
+/// # Safety
+/// The block must be one that was allocated and not freed.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn gpumem_sim_free(block: *mut SimBlock) {
+    // SAFETY: required by this function's contract.
+    let block = unsafe { Box::from_raw(block) };
+    _ = guarded(|| {
+        drop(block);
+        Ok(())
+    });
+}

@@ -1,0 +1,75 @@
+//! The Python package `gpumem_trace`, with the library of the command.
+
+use std::{fs, path::Path, process::Command};
+
+use gpumem_tests::{built, interpreters};
+
+use super::{Folder, machine, python};
+
+const PACKAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/cli/python");
+const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/package.py");
+
+/// Returns the library that the command unpacks.
+fn library(folder: &Folder) -> String {
+    let unpacked = machine()
+        .env("XDG_CACHE_HOME", folder.file("cache"))
+        .run_program(&built("gpumem-command"), &["run", "-o", &folder.file("none.capture"), "--", "true"]);
+    let cache = Path::new(&folder.file("cache")).join("gpumem");
+    let files = fs::read_dir(&cache).unwrap_or_else(|error| panic!("{error}: {unpacked}"));
+    let paths = files.map(|file| file.unwrap().path().to_str().unwrap().to_owned());
+    paths.into_iter().find(|path| path.ends_with(".so")).expect("the command has unpacked it")
+}
+
+#[test]
+fn the_tests_of_the_package_pass_in_each_python() {
+    let folder = Folder::new();
+    let library = library(&folder);
+    for python in interpreters().into_values() {
+        let tests = format!("{PACKAGE}/tests");
+        let done = Command::new(&python)
+            .args(["-B", "-m", "unittest", "discover", "-s", &tests])
+            .envs([("GPUMEM_LIBRARY", library.as_str()), ("GPUMEM_SIM", "16GiB"), ("PYTHONPATH", PACKAGE)])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&done.stderr);
+        assert!(
+            done.status.success() && text.contains("\nOK\n") && !text.contains("Ran 0 tests"),
+            "{python:?}: {text}"
+        );
+    }
+}
+
+/// A program with the package under `gpumem run` is recorded once, with the scopes of both.
+#[test]
+fn traces_of_a_recorded_program_are_scopes_of_the_recording() {
+    let Some(python) = python() else { return gpumem_tests::skipped("no Python whose lines are recorded") };
+    let folder = Folder::new();
+    let library = library(&folder);
+    let with_package = || {
+        let machine = machine().env("PYTHONPATH", PACKAGE).env("PYTHONDONTWRITEBYTECODE", "1");
+        machine.env("GPUMEM_LIBRARY", library.as_str())
+    };
+    let file = folder.file("a.capture");
+    let run = with_package().run_program(&built("gpumem-command"), &["run", "-o", &file, "--", &python, PROGRAM]);
+    let printed = "\
+                   △Used Peaked MB:     10     40   (train > forward: exit)\n\
+                   △Used Peaked MB:     10     40   (train > forward: exit)\n\
+                   △Used Peaked MB:      0      7   (train > task: exit)\n\
+                   △Used Peaked MB:      0      9   (train > task: exit)\n\
+                   △Used Peaked MB:     20     40 (train: exit)\n\
+                   True 20 40 True\n";
+    assert!(run.succeeded() && run.stdout == printed, "{run}");
+    let report = machine().run_program(&built("gpumem-command"), &["report", "--tree", &file]);
+    for name in ["train", "forward", "task"] {
+        assert!(report.stdout.contains(name), "{report}");
+    }
+    // Without the command, the numbers are the same.
+    let alone = with_package().run_program(Path::new(&python), &[PROGRAM]);
+    assert_eq!(alone.stdout, printed, "{alone}");
+    // `GPUMEM_CAPTURE` records it.
+    let own = folder.file("own.capture");
+    let alone = with_package().env("GPUMEM_CAPTURE", &own).run_program(Path::new(&python), &[PROGRAM]);
+    assert_eq!(alone.stdout, printed, "{alone}");
+    let report = machine().run_program(&built("gpumem-command"), &["report", "--tree", &own]);
+    assert!(report.stdout.contains("forward"), "{report}");
+}
