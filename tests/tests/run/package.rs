@@ -16,8 +16,9 @@ fn library(folder: &Folder) -> String {
         .run_program(&built("gpumem-command"), &["run", "-o", &folder.file("none.capture"), "--", "true"]);
     let cache = Path::new(&folder.file("cache")).join("gpumem");
     let files = fs::read_dir(&cache).unwrap_or_else(|error| panic!("{error}: {unpacked}"));
-    let paths = files.map(|file| file.unwrap().path().to_str().unwrap().to_owned());
-    paths.into_iter().find(|path| path.ends_with(".so")).expect("the command has unpacked it")
+    let mut paths = files.map(|file| file.unwrap().path());
+    let path = paths.find(|path| path.extension().is_some_and(|extension| extension == "so"));
+    path.expect("the command has unpacked it").to_str().unwrap().to_owned()
 }
 
 #[test]

@@ -5,7 +5,6 @@ import ctypes
 import functools
 import gc
 import sys
-import traceback
 
 from ._library import Error, check, library
 
@@ -86,6 +85,8 @@ def gpu_mem_restore(func):
         except Exception as error:
             if not _is_out_of_memory(error):
                 raise
+            import traceback
+
             traceback.clear_frames(error.__traceback__)
             kept = error
         try:

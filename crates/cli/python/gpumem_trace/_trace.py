@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import inspect
 import sys
 import types
 
@@ -10,6 +9,9 @@ from ._library import Values, library, opened
 
 # What `gpumem_trace_do` does.
 _RESET, _START, _STOP, _REPORT, _REPORT_AND_RESET, _EXIT, _ENTER, _LEAVE, _TEXT = range(1, 10)
+
+# Flags of code objects.
+_GENERATOR, _COROUTINE, _ITERABLE_COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x100, 0x200
 
 Data = collections.namedtuple("Data", ["used", "peaked"])
 Data.__doc__ = "How much more memory is in use than at the start, and how much was needed on top of that. In MB, rounded towards 0."
@@ -152,17 +154,22 @@ def gpu_mem_trace(func=None, *, ctx=None, device=None):
         return functools.partial(gpu_mem_trace, ctx=ctx, device=device)
     if isinstance(func, (staticmethod, classmethod)):
         return type(func)(gpu_mem_trace(func.__func__, ctx=ctx, device=device))
-    name = ctx if ctx is not None else func.__qualname__.rpartition("<locals>.")[2]
-    code = getattr(inspect.unwrap(func), "__code__", None)
-    place = (code.co_filename, code.co_firstlineno) if code else (func.__module__ or "", 0)
+    # This is what `inspect` does, whose import takes longer than all else here.
+    inner = func
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    code = getattr(inner, "__code__", None)
+    flags = code.co_flags if code else 0
+    name = ctx if ctx is not None else getattr(inner, "__qualname__", type(inner).__name__).rpartition("<locals>.")[2]
+    place = (code.co_filename, code.co_firstlineno) if code else ("", 0)
 
-    if inspect.iscoroutinefunction(func):
+    if flags & (_COROUTINE | _ITERABLE_COROUTINE):
 
         @functools.wraps(func)
         async def traced(*args, **kwargs):
             return await _steps(func(*args, **kwargs), _traced(name, place, device, True))
 
-    elif inspect.isasyncgenfunction(func):
+    elif flags & _ASYNC_GENERATOR:
 
         @functools.wraps(func)
         async def traced(*args, **kwargs):
@@ -186,7 +193,7 @@ def gpu_mem_trace(func=None, *, ctx=None, device=None):
             finally:
                 trace._exit()
 
-    elif inspect.isgeneratorfunction(func):
+    elif flags & _GENERATOR:
 
         @functools.wraps(func)
         def traced(*args, **kwargs):

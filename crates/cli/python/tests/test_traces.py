@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import gc
 import io
 import subprocess
@@ -145,7 +146,12 @@ class Decorated(unittest.TestCase):
             def name(cls):
                 return cls.__name__
 
+        class Callable:
+            def __call__(self):
+                blip(6)
+
         def code():
+            gpu_mem_trace(functools.partial(Callable()))()
             kept.append(forward())
             with self.assertRaisesRegex(ValueError, "kept"):
                 Model().step()
@@ -153,7 +159,7 @@ class Decorated(unittest.TestCase):
             self.assertEqual(Model.name(), "Model")
 
         kept = []
-        expected = [line(10, 15, "forward: exit"), line(0, 0, "Model.step: exit"), line(0, 4, "Model.load: exit"), line(0, 0, "named: exit")]
+        expected = [line(0, 6, "Callable: exit"), line(10, 15, "forward: exit"), line(0, 0, "Model.step: exit"), line(0, 4, "Model.load: exit"), line(0, 0, "named: exit")]
         self.assertEqual(lines(code), expected)
         self.assertEqual(forward.__name__, "forward")
 
