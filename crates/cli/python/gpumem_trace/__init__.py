@@ -16,6 +16,7 @@ Without a GPU, traces are off: a notice says why, and nothing is printed. With `
 whose memory `gpumem_trace.sim` allocates.
 """
 
+from . import sim
 from ._library import Error
 from ._memory import (
     GPUMemory,
@@ -25,6 +26,7 @@ from ._memory import (
     gpu_mem_get_free,
     gpu_mem_get_free_no_cache,
     gpu_mem_get_used,
+    gpu_mem_get_used_fast,
     gpu_mem_get_used_no_cache,
     gpu_mem_restore,
     gpu_with_max_free_mem,
@@ -43,9 +45,11 @@ __all__ = [
     "gpu_mem_get_free",
     "gpu_mem_get_free_no_cache",
     "gpu_mem_get_used",
+    "gpu_mem_get_used_fast",
     "gpu_mem_get_used_no_cache",
     "gpu_mem_restore",
     "gpu_mem_trace",
     "gpu_with_max_free_mem",
     "preload_pytorch",
+    "sim",
 ]

@@ -52,6 +52,11 @@ def gpu_mem_get_used():
     return gpu_mem_get().used
 
 
+def gpu_mem_get_used_fast(gpu_handle):
+    """Returns what `gpu_mem_get_used` does for the GPU with this CUDA number. In fastai it is faster than the others; here all are as fast."""
+    return gpu_mem_get(gpu_handle).used
+
+
 def gpu_mem_get_used_no_cache():
     """Returns the memory of the current GPU in MB that any process uses, after PyTorch's cache was emptied."""
     _empty_cache()

@@ -17,6 +17,7 @@ from gpumem_trace import (
     GPUMemTrace,
     gpu_mem_get,
     gpu_mem_get_all,
+    gpu_mem_get_used_fast,
     gpu_mem_restore,
     gpu_mem_trace,
     gpu_with_max_free_mem,
@@ -120,7 +121,7 @@ class Fastai(unittest.TestCase):
         after = gpu_mem_get()
         self.assertEqual((after.total, after.used - before.used), (16 * 1024, 160))
         self.assertEqual((gpu_mem_get_all(), gpu_with_max_free_mem()), ([after], (0, after.free)))
-        self.assertEqual(gpu_mem_get(99), GPUMemory(0, 0, 0))
+        self.assertEqual((gpu_mem_get(99), gpu_mem_get_used_fast(0)), (GPUMemory(0, 0, 0), after.used))
         kept.free()
 
 

@@ -1,0 +1,142 @@
+"""Limits on the GPU memory of tests, for pytest.
+
+    @pytest.mark.limit_gpu_memory("2 GB")       # fails if the test needs more at its worst moment
+    @pytest.mark.limit_gpu_leaks("10 MB")       # fails if more is in use after the test than before it
+
+`pytest --gpumem` prints the tests that need the most memory, and `--gpumem-baseline FILE` compares each test with an earlier run: the file
+is written where it is missing, and `--gpumem-update` writes it again. A test with a limit fails if its memory cannot be measured.
+"""
+
+import json
+import os
+import re
+
+import pytest
+
+from ._trace import GPUMemTrace
+
+_UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
+_KEY = "gpumem"
+# A test may need this much more than in its baseline: PyTorch's cache grows in such steps.
+_TOLERANCE = 2**20
+
+
+def parse(size):
+    """Returns a number of bytes: of `"10 MB"` or `"1.5GiB"`, with units of powers of 1024, or of a number."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        return size
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)I?B\s*", str(size).upper())
+    if match is None:
+        raise pytest.UsageError(f"{size!r} is not a size of memory; write for example '512 MB' or '2 GB'")
+    return int(float(match[1]) * _UNITS[match[2] + "B"])
+
+
+def text(size):
+    for unit in ("GB", "MB", "KB"):
+        if abs(size) >= _UNITS[unit]:
+            return f"{size / _UNITS[unit]:.2f}".rstrip("0").rstrip(".") + f" {unit}"
+    return f"{size} B"
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("gpumem", "GPU memory of tests")
+    group.addoption("--gpumem", action="store_true", default=None, help="print the tests that need the most GPU memory")
+    group.addoption("--gpumem-most", type=int, metavar="N", help="how many tests --gpumem prints (10)")
+    group.addoption("--gpumem-baseline", metavar="FILE", help="fail tests that need more GPU memory than in this file")
+    group.addoption("--gpumem-update", action="store_true", help="write the file of --gpumem-baseline again")
+    parser.addini("gpumem", "whether to print the tests that need the most GPU memory", type="bool", default=False)
+    parser.addini("gpumem_most", "how many tests --gpumem prints", default="10")
+    parser.addini("gpumem_baseline", "the file of --gpumem-baseline")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "limit_gpu_memory(size, device=None): fail if the test needs more GPU memory")
+    config.addinivalue_line("markers", "limit_gpu_leaks(size, device=None): fail if more GPU memory is in use after the test")
+    config.pluginmanager.register(Plugin(config), "gpumem-plugin")
+
+
+class Plugin:
+    def __init__(self, config):
+        self.config = config
+        self.prints = config.getoption("--gpumem") or config.getini("gpumem")
+        self.most = config.getoption("--gpumem-most") or int(config.getini("gpumem_most"))
+        path = config.getoption("--gpumem-baseline") or config.getini("gpumem_baseline")
+        self.path = os.path.join(str(config.rootpath), path) if path else None
+        self.updates = config.getoption("--gpumem-update")
+        self.baseline, self.found = {}, {}
+        if self.updates and not self.path:
+            raise pytest.UsageError("--gpumem-update needs --gpumem-baseline FILE")
+        if self.path and os.path.exists(self.path) and not self.updates:
+            try:
+                with open(self.path) as file:
+                    self.baseline = {name: int(size) for name, size in json.load(file).items()}
+            except (OSError, ValueError, AttributeError, TypeError) as why:
+                raise pytest.UsageError(f"{self.path} is not a baseline of gpumem: {why}; --gpumem-update writes it again") from None
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_call(self, item):
+        marks = [mark for name in ("limit_gpu_memory", "limit_gpu_leaks") for mark in item.iter_markers(name)]
+        if not (marks or self.prints or self.path):
+            yield
+            return
+        limits = [(mark.name, *_arguments(mark)) for mark in marks]
+        devices = {device for _, _, device in limits} or {None}
+        traces = {device: GPUMemTrace(silent=True, ctx=item.nodeid, device=device) for device in devices}
+        outcome = yield
+        for trace in traces.values():
+            trace.stop()
+        failures = [failure for limit in limits if (failure := _failure(*limit, traces[limit[2]]))]
+        first = next(iter(traces.values()))
+        if first.is_measured:
+            peak = first.peaked + max(first.used, 0)
+            item.user_properties.append((_KEY, peak))
+            before = self.baseline.get(item.nodeid)
+            if before is not None and peak > before + _TOLERANCE:
+                failures.append(f"the test needed {text(peak)} of GPU memory, and {text(before)} in {self.path}")
+        elif self.path:
+            failures.append("the GPU memory of the test cannot be compared with the baseline, because it was not measured")
+        if failures and outcome.excinfo is None:
+            # The result of the test itself counts more.
+            outcome.force_exception(pytest.fail.Exception("\n".join(failures), pytrace=False))
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call":
+            self.found.update((report.nodeid, value) for key, value in report.user_properties if key == _KEY)
+
+    def pytest_sessionfinish(self, session):
+        # With xdist, the workers' reports reach the first process.
+        if self.path and not hasattr(self.config, "workerinput") and self.found and (self.updates or not os.path.exists(self.path)):
+            with open(self.path, "w") as file:
+                json.dump(dict(sorted(self.found.items())), file, indent=1)
+                file.write("\n")
+
+    def pytest_terminal_summary(self, terminalreporter):
+        if not self.prints:
+            return
+        terminalreporter.section("GPU memory")
+        for name, peak in sorted(self.found.items(), key=lambda row: -row[1])[: self.most]:
+            terminalreporter.write_line(f"{text(peak):>12}  {name}")
+        if not self.found:
+            terminalreporter.write_line("nothing was measured")
+
+
+def _arguments(mark):
+    def read(size, device=None):
+        return parse(size), device
+
+    try:
+        return read(*mark.args, **mark.kwargs)
+    except TypeError:
+        raise pytest.UsageError(f"write @pytest.mark.{mark.name}('512 MB'), with device=1 for another GPU than the current one") from None
+
+
+def _failure(name, limit, device, trace):
+    if not trace.is_measured:
+        return f"the limit of {text(limit)} was not checked, because GPU memory cannot be measured here"
+    if not trace.is_exact:
+        return f"the limit of {text(limit)} was not checked, because allocations were missed"
+    if name == "limit_gpu_memory":
+        peak = trace.peaked + max(trace.used, 0)
+        return f"the test needed {text(peak)} of GPU memory, which is more than its limit of {text(limit)}" if peak > limit else None
+    used = trace.used
+    return f"{text(used)} more of GPU memory is in use after the test, and its limit is {text(limit)}" if used > limit else None

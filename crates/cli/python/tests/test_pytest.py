@@ -1,0 +1,104 @@
+"""The pytest plugin, on a simulated GPU."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import pytest
+except ImportError:
+    pytest = None
+
+TESTS = """
+import pytest
+from gpumem_trace import sim
+
+MIB = 1 << 20
+KEPT = []
+
+@pytest.mark.limit_gpu_memory("10 MB")
+@pytest.mark.parametrize("mib", [10, 11])
+def test_limit(mib):
+    sim.alloc(mib * MIB).free()
+
+@pytest.mark.limit_gpu_leaks("1 MB")
+@pytest.mark.parametrize("mib", [1, 2])
+def test_leak(mib):
+    sim.alloc(500 * MIB).free()
+    KEPT.append(sim.alloc(mib * MIB))
+
+@pytest.mark.limit_gpu_memory("1 KB")
+def test_own_failure():
+    sim.alloc(MIB).free()
+    assert False, "its own"
+"""
+
+
+@unittest.skipIf(pytest is None, "pytest is not installed")
+class Plugin(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.write("test_limits.py", TESTS)
+
+    def write(self, name, text):
+        with open(os.path.join(self.folder.name, name), "w") as file:
+            file.write(text)
+
+    def run_pytest(self, *options, **env):
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "gpumem_trace.pytest_plugin", "-p", "no:cacheprovider", *options]
+        done = subprocess.run(command, cwd=self.folder.name, env={**os.environ, **env}, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    def test_limits(self):
+        code, out = self.run_pytest("--gpumem")
+        self.assertIn("3 failed, 2 passed", out)
+        self.assertIn("the test needed 11 MB of GPU memory, which is more than its limit of 10 MB", out)
+        self.assertIn("2 MB more of GPU memory is in use after the test, and its limit is 1 MB", out)
+        self.assertIn("AssertionError: its own", out)
+        self.assertNotIn("limit of 1 KB", out)
+        self.assertIn("      500 MB  test_limits.py::test_leak[1]\n", out)
+        self.assertEqual(code, 1)
+
+    def test_what_is_not_measured_does_not_pass(self):
+        code, out = self.run_pytest("-k", "limit and 10", GPUMEM_GAUGE="off")
+        self.assertIn("the limit of 10 MB was not checked, because GPU memory cannot be measured here", out)
+        self.assertEqual(code, 1)
+
+    def test_baseline(self):
+        options = ["-k", "limit and 10", "--gpumem-baseline", "base.json"]
+        self.assertEqual(self.run_pytest(*options)[0], 0)
+        with open(os.path.join(self.folder.name, "base.json")) as file:
+            self.assertEqual(json.load(file), {"test_limits.py::test_limit[10]": 10 << 20})
+        self.write("test_limits.py", TESTS.replace("mib * MIB).free", "(mib - 2) * MIB).free"))
+        self.assertEqual(self.run_pytest(*options)[0], 0)
+        self.write("base.json", json.dumps({"test_limits.py::test_limit[10]": 5 << 20}))
+        code, out = self.run_pytest(*options)
+        self.assertIn("the test needed 8 MB of GPU memory, and 5 MB in ", out)
+        self.assertEqual((code, self.run_pytest(*options, "--gpumem-update")[0], self.run_pytest(*options)[0]), (1, 0, 0))
+        self.write("base.json", "[1]")
+        self.assertIn("is not a baseline of gpumem", self.run_pytest(*options)[1])
+
+    def test_wrong_arguments(self):
+        self.write("test_limits.py", TESTS.replace('"10 MB"', '"ten"'))
+        self.assertIn("'ten' is not a size of memory; write for example '512 MB'", self.run_pytest()[1])
+        self.write("test_limits.py", TESTS.replace('"10 MB"', ""))
+        self.assertIn("write @pytest.mark.limit_gpu_memory('512 MB')", self.run_pytest()[1])
+
+    def test_settings_and_workers(self):
+        self.write("pyproject.toml", "[tool.pytest.ini_options]\ngpumem = true\ngpumem_most = 1\n")
+        _, out = self.run_pytest()
+        self.assertIn("500 MB", out)
+        self.assertNotIn("  10 MB ", out)
+        try:
+            import xdist  # noqa: F401
+        except ImportError:
+            return
+        self.assertIn("500 MB", self.run_pytest("-n", "2")[1])
+
+
+if __name__ == "__main__":
+    unittest.main()
