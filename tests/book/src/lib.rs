@@ -21,6 +21,7 @@ pages! {
     output "output.md"
     recordings "recordings.md"
     command "command.md"
+    python "python.md"
     metrics "metrics.md"
     environment "environment.md"
     platforms "platforms.md"
