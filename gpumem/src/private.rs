@@ -6,7 +6,7 @@ use std::any::type_name;
 #[cfg(feature = "sim")]
 pub use crate::session::simulated_gpu;
 pub use crate::{
-    model::Gauge,
+    model::{Gauge, Trace},
     print::notice,
     session::{BodyGuard, Budget, End, GpuMemTrace, GpuMemTraceBuilder, Lines, Quantity, Relation, TraceSpec, Traced},
 };
@@ -32,6 +32,11 @@ pub fn builder_at(file: &'static str, line: u32) -> GpuMemTraceBuilder {
 /// Stops a trace and prints its last report. The trace can be read afterwards.
 pub fn exit(trace: &mut GpuMemTrace) {
     trace.exit();
+}
+
+/// Returns what a trace has measured since the last call.
+pub fn read_next(trace: &GpuMemTrace) -> Trace {
+    trace.read_next()
 }
 
 /// Never called. The return type gives the compiler the type of the body.

@@ -8,6 +8,9 @@
     @gpu_mem_trace
     def forward(x): ...             # each call prints: △Used Peaked MB:     10     15 (forward: exit)
 
+    @gpumem_trace.lines
+    def forward(x): ...             # prints a table of the lines of each call
+
 The names are those of fastai's `fastai.utils.mem`. The peaks are exact: each allocation of the process is counted when it is made, for any
 number of traces that are nested or run at the same time. Nothing is imported but the standard library, and nothing is loaded before the first
 trace or query. The command `gpumem` records whole programs: `gpumem run -- python train.py`.
@@ -18,6 +21,7 @@ whose memory `gpumem_trace.sim` allocates.
 
 from . import sim
 from ._library import Error
+from ._lines import Table, lines
 from ._memory import (
     GPUMemory,
     b2mb,
@@ -39,6 +43,7 @@ __all__ = [
     "Error",
     "GPUMemTrace",
     "GPUMemory",
+    "Table",
     "b2mb",
     "gpu_mem_get",
     "gpu_mem_get_all",
@@ -50,6 +55,27 @@ __all__ = [
     "gpu_mem_restore",
     "gpu_mem_trace",
     "gpu_with_max_free_mem",
+    "lines",
     "preload_pytorch",
     "sim",
 ]
+
+_cells = None
+
+
+def load_ipython_extension(shell):
+    """`%load_ext gpumem_trace`: prints a line after each cell of a notebook."""
+    global _cells
+    from . import _notebook
+
+    _cells = _cells or _notebook.load(shell)
+
+
+def unload_ipython_extension(shell):
+    """`%unload_ext gpumem_trace`"""
+    global _cells
+    from . import _notebook
+
+    if _cells is not None:
+        _notebook.unload(shell, _cells)
+        _cells = None

@@ -55,7 +55,7 @@ def _load():
     lib.gpumem_trace_open.argtypes = [text, text, ctypes.c_uint32, ctypes.c_int32, ctypes.c_bool, why]
     lib.gpumem_trace_open.restype = trace
     lib.gpumem_trace_do.argtypes, lib.gpumem_trace_do.restype = [trace, ctypes.c_uint32, text], text
-    lib.gpumem_trace_read.argtypes, lib.gpumem_trace_read.restype = [trace, ctypes.POINTER(Values)], None
+    lib.gpumem_trace_read.argtypes, lib.gpumem_trace_read.restype = [trace, ctypes.POINTER(Values), ctypes.c_bool], None
     lib.gpumem_trace_close.argtypes, lib.gpumem_trace_close.restype = [trace], None
     lib.gpumem_memory.argtypes, lib.gpumem_memory.restype = [ctypes.c_int32, ctypes.POINTER(size * 3)], text
     lib.gpumem_devices.argtypes, lib.gpumem_devices.restype = [ctypes.POINTER(ctypes.c_uint32)], text

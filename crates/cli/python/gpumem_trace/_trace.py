@@ -86,9 +86,9 @@ class GPUMemTrace:
         """Ends the measurement. The last values stay."""
         self._print(_STOP)
 
-    def _values(self):
+    def _values(self, is_next=False):
         values = Values()
-        self._lib.gpumem_trace_read(self._trace, values)
+        self._lib.gpumem_trace_read(self._trace, values, is_next)
         return values
 
     def data(self):
@@ -154,13 +154,9 @@ def gpu_mem_trace(func=None, *, ctx=None, device=None):
         return functools.partial(gpu_mem_trace, ctx=ctx, device=device)
     if isinstance(func, (staticmethod, classmethod)):
         return type(func)(gpu_mem_trace(func.__func__, ctx=ctx, device=device))
-    # This is what `inspect` does, whose import takes longer than all else here.
-    inner = func
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    code = getattr(inner, "__code__", None)
+    code, name = _code_and_name(func)
+    name = ctx if ctx is not None else name
     flags = code.co_flags if code else 0
-    name = ctx if ctx is not None else getattr(inner, "__qualname__", type(inner).__name__).rpartition("<locals>.")[2]
     place = (code.co_filename, code.co_firstlineno) if code else ("", 0)
 
     if flags & (_COROUTINE | _ITERABLE_COROUTINE):
@@ -210,6 +206,14 @@ def gpu_mem_trace(func=None, *, ctx=None, device=None):
                 trace._exit()
 
     return traced
+
+
+def _code_and_name(func):
+    # This is what `inspect` does, whose import takes longer than all else here.
+    while isinstance(func, functools.partial):
+        func = func.func
+    name = getattr(func, "__qualname__", type(func).__name__).rpartition("<locals>.")[2]
+    return getattr(func, "__code__", None), name
 
 
 def _driven(inner, trace, ends=True):

@@ -10,6 +10,7 @@ import sys
 import threading
 import unittest
 
+import gpumem_trace
 from gpumem_trace import (
     Data,
     Error,
@@ -213,6 +214,39 @@ class Decorated(unittest.TestCase):
         self.assertEqual(got, [10, 20, 30, 0, 1, 2])
         expected = [line(0, peak, "task: exit") for peak in (31, 21, 11)]
         self.assertEqual(printed, [*expected, line(0, 3, "stream: exit")])
+
+
+class Lines(unittest.TestCase):
+    def test_lines(self):
+        @gpumem_trace.lines
+        def forward(depth):
+            kept = sim.alloc(10 * MIB)
+            for _ in range(2):
+                blip(30)
+            if depth:
+                forward(depth - 1)
+            return kept
+
+        first = forward.__wrapped__.__code__.co_firstlineno + 2
+        printed = lines(lambda: self.assertEqual(forward(0).bytes, 10 * MIB))
+        rows = [(row["line"] - first, row["calls"], row["used"] // MIB, row["peak"] // MIB) for row in forward.table.rows]
+        self.assertEqual(rows, [(0, 1, 10, 10), (1, 3, 0, 10), (2, 2, 0, 40), (3, 1, 0, 10), (5, 1, 0, 10)])
+        self.assertEqual(len(printed), 7)
+        self.assertEqual(printed[1], "    used     peak  calls   line")
+        self.assertTrue(printed[2].endswith("              kept = sim.alloc(10 * MIB)"), printed[2])
+        self.assertTrue(forward.table.is_exact and "in MB:" in printed[0], printed[0])
+        # A call inside of it has its own lines.
+        lines(lambda: forward(1).free())
+        self.assertEqual([row["peak"] // MIB for row in forward.table.rows], [10, 10, 40, 10, 50, 10])
+        self.assertEqual(lines(lambda: gpumem_trace.lines(silent=True)(blip)(1)), [])
+
+    def test_what_has_no_lines(self):
+        async def task():
+            pass
+
+        for function in (task, len):
+            with self.assertRaisesRegex(TypeError, "cannot be measured"):
+                gpumem_trace.lines(function)
 
 
 class Threads(unittest.TestCase):

@@ -180,17 +180,17 @@ pub(crate) unsafe extern "C" fn gpumem_trace_do(
     if failed.is_null() && !lines.is_empty() { answer(lines) } else { failed }
 }
 
-/// Writes what a trace has measured.
+/// Writes what a trace has measured: since its start, or since the last call with `is_next`.
 ///
 /// # Safety
 /// The trace must be one that was opened and not closed, and `to` a place for the values.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn gpumem_trace_read(this: *const PythonTrace, to: *mut Values) {
+pub(crate) unsafe extern "C" fn gpumem_trace_read(this: *const PythonTrace, to: *mut Values, is_next: bool) {
     // SAFETY: required by this function's contract.
     let (this, to) = unsafe { (&*this, &mut *to) };
     _ = guarded(|| {
-        let data = this.trace.data();
+        let data = if is_next { gpumem::__private::read_next(&this.trace) } else { this.trace.data() };
         *to = Values {
             used: data.used.get(),
             peaked: data.peaked.get(),

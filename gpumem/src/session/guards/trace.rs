@@ -376,7 +376,7 @@ impl GpuMemTrace {
     }
 
     /// Like [`read_n_reset`](Self::read_n_reset), but [`peak_holders`](Self::peak_holders) still counts from the start.
-    pub(in crate::session) fn read_next(&self) -> Trace {
+    pub(crate) fn read_next(&self) -> Trace {
         self.running().map_or_else(|| self.data(), |(_, scope)| scope.next())
     }
 }

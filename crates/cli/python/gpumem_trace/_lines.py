@@ -1,0 +1,162 @@
+"""The memory of each line of a function."""
+
+import functools
+import linecache
+import sys
+import threading
+
+from ._trace import _ASYNC_GENERATOR, _COROUTINE, _GENERATOR, _code_and_name, _traced
+
+_MIB = 2**20
+# The calls of measured functions that run on a thread, the innermost last.
+_running = threading.local()
+
+
+class Table:
+    """The memory of each line of a function: of one call, or of all (`function.table`).
+
+    `rows` has a dict for each line that ran, in the order of the lines: `line`, `text`, `calls` (how often it ran), `used` (how much more memory
+    is in use after it than before it) and `peak` (the most that was in use while it ran, compared with the start of the function). Sizes are in
+    bytes; of several runs, `used` is the sum and `peak` the largest. `is_exact` is false if a number may be wrong.
+    """
+
+    def __init__(self, name, file):
+        self.name, self.file, self.is_exact, self._lines = name, file, True, {}
+
+    def _add(self, line, used, peak, calls=1):
+        row = self._lines.setdefault(line, [0, 0, 0])
+        row[:] = row[0] + used, max(row[1], peak), row[2] + calls
+
+    def _join(self, other):
+        self.is_exact = self.is_exact and other.is_exact
+        for line, (used, peak, calls) in other._lines.items():
+            self._add(line, used, peak, calls)
+
+    @property
+    def rows(self):
+        text = {line: linecache.getline(self.file, line).rstrip() for line in self._lines}
+        return [
+            {"line": line, "text": text[line], "calls": calls, "used": used, "peak": peak}
+            for line, (used, peak, calls) in sorted(self._lines.items())
+        ]
+
+    def frame(self):
+        """Returns the rows as a DataFrame of pandas."""
+        import pandas
+
+        return pandas.DataFrame(self.rows, columns=["line", "text", "calls", "used", "peak"])
+
+    def __str__(self):
+        known = "" if self.is_exact else ", not exact"
+        lines = [f"{self.name} ({self.file}), in MB{known}:", f"{'used':>8} {'peak':>8} {'calls':>6}   line"]
+        for row in self.rows:
+            lines.append(f"{row['used'] / _MIB:8,.0f} {row['peak'] / _MIB:8,.0f} {row['calls']:6,} {row['line']:6}  {row['text']}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+class _Call:
+    def __init__(self, code, trace, table):
+        self.code, self.trace, self.table = code, trace, table
+        self.line, self.used = None, 0
+
+    def next_line(self, line):
+        values = self.trace._values(is_next=True)
+        peak = self.used + max(values.used, 0) + values.peaked
+        self.used += values.used
+        self.table.is_exact = self.table.is_exact and values.gauge == 0 and values.lost == values.untracked == 0
+        if self.line is not None:
+            self.table._add(self.line, values.used, peak)
+        self.line = line
+
+
+def lines(func=None, *, ctx=None, device=None, silent=False):
+    """Measures each line of a function. Each call prints a table at its end, unless it is `silent`.
+
+        @gpumem_trace.lines
+        def forward(x): ...
+
+    `forward.table` is the sum of all calls so far.
+    """
+    if func is None:
+        return functools.partial(lines, ctx=ctx, device=device, silent=silent)
+    code, name = _code_and_name(func)
+    if code is None or code.co_flags & (_GENERATOR | _COROUTINE | _ASYNC_GENERATOR):
+        raise TypeError(f"the lines of {name} cannot be measured: it is not a plain function written in Python")
+    name = ctx if ctx is not None else name
+
+    @functools.wraps(func)
+    def traced(*args, **kwargs):
+        def done(table):
+            traced.table._join(table)
+            if not silent:
+                print(table, flush=True)
+
+        return _measure(code, name, device, functools.partial(func, *args, **kwargs), done)
+
+    traced.table = Table(name, code.co_filename)
+    return traced
+
+
+def _measure(code, name, device, run, done):
+    """Runs code and passes the table of its lines to `done`, unless nothing is measured."""
+    trace = _traced(name, (code.co_filename, code.co_firstlineno), device)
+    call = _Call(code, trace, Table(name, code.co_filename))
+    try:
+        return (_monitored if hasattr(sys, "monitoring") else _settraced)(call, run)
+    finally:
+        call.next_line(None)
+        trace.stop()
+        if trace.is_measured:
+            done(call.table)
+
+
+def _settraced(call, run):
+    """Runs a call with a trace function, for Python before 3.12. The debugger's own one is kept for all other functions."""
+    before = sys.gettrace()
+
+    def own(frame, event, _):
+        if event == "line":
+            call.next_line(frame.f_lineno)
+        return own
+
+    def of_all(frame, event, arg):
+        if frame.f_code is call.code and call.line is None:
+            return own
+        return before(frame, event, arg) if before else None
+
+    sys.settrace(of_all)
+    try:
+        return run()
+    finally:
+        sys.settrace(before)
+
+
+def _monitored(call, run):
+    """Runs a call with `sys.monitoring`, which only slows the lines of this function."""
+    tool = _tool()
+    calls = _running.__dict__.setdefault("calls", [])
+    calls.append(call)
+    sys.monitoring.set_local_events(tool, call.code, sys.monitoring.events.LINE)
+    try:
+        return run()
+    finally:
+        calls.pop()
+
+
+def _line_started(code, line):
+    calls = _running.__dict__.get("calls")
+    if calls and calls[-1].code is code:
+        calls[-1].next_line(line)
+
+
+@functools.lru_cache(maxsize=None)
+def _tool():
+    monitoring = sys.monitoring
+    for tool in (4, 3, 1, 0, 2, 5):
+        if monitoring.get_tool(tool) is None:
+            monitoring.use_tool_id(tool, "gpumem_trace")
+            monitoring.register_callback(tool, monitoring.events.LINE, _line_started)
+            return tool
+    raise RuntimeError("all tools of sys.monitoring are in use, so the lines of functions cannot be measured")
