@@ -17,6 +17,20 @@ Data = collections.namedtuple("Data", ["used", "peaked"])
 Data.__doc__ = "How much more memory is in use than at the start, and how much was needed on top of that. In MB, rounded towards 0."
 
 
+# Libraries whose allocators keep freed memory.
+_caches = {"torch": "PyTorch", "jax": "JAX", "cupy": "CuPy", "tensorflow": "TensorFlow"}
+
+
+def _note_caches():
+    """Says once for each library with a cache, before the first line, what the lines count."""
+    for module in [module for module in _caches if module in sys.modules]:
+        name = _caches.pop(module)
+        print(
+            f"gpumem: {name} keeps freed memory, and the lines count what it takes from the driver: a second call often shows 0 0",
+            file=sys.stderr,
+        )
+
+
 def _bytes(text):
     # Half of a surrogate pair, which a file name may contain, has no bytes.
     return str(text).encode(errors="replace")
@@ -60,6 +74,7 @@ class GPUMemTrace:
     def _print(self, what, subctx=None):
         text = self._lib.gpumem_trace_do(self._trace, what, _bytes(subctx) if subctx is not None else None)
         if text is not None:
+            _note_caches()
             print(text.decode(), end="", flush=True)
 
     def report(self, subctx=None):

@@ -300,6 +300,12 @@ class Ends(unittest.TestCase):
         self.assertEqual(lines(lambda: GPUMemTrace(ctx="two\nlines").report()), [line(0, 0, "two\\nlines")])
         self.assertEqual(lines(lambda: GPUMemTrace(ctx="half \ud800").report("half \ud800")), [line(0, 0, "half ?: half ?")])
 
+    def test_a_cache_is_mentioned_once(self):
+        code = "import sys; sys.modules['cupy'] = sys; from gpumem_trace import *; [GPUMemTrace().report() for _ in range(2)]"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        self.assertEqual(done.stdout.count("Used Peaked"), 2)
+        self.assertEqual(done.stderr.count("gpumem: CuPy keeps freed memory"), 1, done.stderr)
+
     def test_without_a_gpu(self):
         code = """
 from gpumem_trace import *
