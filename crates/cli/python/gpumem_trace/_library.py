@@ -47,7 +47,7 @@ def _load():
         lib = ctypes.PyDLL(path)
         version = lib.gpumem_trace_version()
     except (OSError, AttributeError) as why:
-        raise Error(f"gpumem's library cannot be used: {why}. Install the package again for this machine.") from None
+        raise Error(f"gpumem's library {path} cannot be used: {why}. Install the package again for this machine.") from None
     if version != VERSION:
         raise Error(f"`gpumem run` and the package gpumem-trace have different versions: the command loaded {path}. Install the same version.")
     text, trace, size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64
@@ -72,6 +72,15 @@ def opened(function, *arguments):
     if why.value is not None:
         raise Error(why.value.decode())
     return pointer
+
+
+def number(device):
+    """Returns what the library takes for a device: its CUDA number, or -1 for the current one."""
+    if device is None:
+        return -1
+    if not isinstance(device, int) or not 0 <= device < 2**31:
+        raise Error(f"{device!r} is not the CUDA number of a GPU")
+    return device
 
 
 def check(why):

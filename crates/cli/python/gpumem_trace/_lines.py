@@ -5,7 +5,7 @@ import linecache
 import sys
 import threading
 
-from ._trace import _ASYNC_GENERATOR, _COROUTINE, _GENERATOR, _code_and_name, _traced
+from ._trace import _ASYNC_GENERATOR, _COROUTINE, _GENERATOR, _code_and_name, _traced, show
 
 _MIB = 2**20
 # The calls of measured functions that run on a thread, the innermost last.
@@ -59,13 +59,16 @@ class Table:
 class _Call:
     def __init__(self, code, trace, table):
         self.code, self.trace, self.table = code, trace, table
-        self.line, self.used = None, 0
+        self.line, self.used, self.frame = None, 0, None
 
     def next_line(self, line):
         values = self.trace._values(is_next=True)
         peak = self.used + max(values.used, 0) + values.peaked
         self.used += values.used
         self.table.is_exact = self.table.is_exact and values.gauge == 0 and values.lost == values.untracked == 0
+        if line is None and not self.table._lines and self.line is None:
+            # Newer versions of Python do not report the line of a function that has only one.
+            self.line = self.code.co_firstlineno
         if self.line is not None:
             self.table._add(self.line, values.used, peak)
         self.line = line
@@ -91,7 +94,7 @@ def lines(func=None, *, ctx=None, device=None, silent=False):
         def done(table):
             traced.table._join(table)
             if not silent:
-                print(table, flush=True)
+                show(f"{table}\n")
 
         return _measure(code, name, device, functools.partial(func, *args, **kwargs), done)
 
@@ -113,18 +116,22 @@ def _measure(code, name, device, run, done):
 
 
 def _settraced(call, run):
-    """Runs a call with a trace function, for Python before 3.12. The debugger's own one is kept for all other functions."""
+    """Runs a call with a trace function, for Python before 3.12. A debugger's own one is called, too."""
     before = sys.gettrace()
 
-    def own(frame, event, _):
-        if event == "line":
-            call.next_line(frame.f_lineno)
-        return own
-
     def of_all(frame, event, arg):
-        if frame.f_code is call.code and call.line is None:
+        other = before(frame, event, arg) if before else None
+        if frame.f_code is not call.code or call.line is not None:
+            return other
+
+        def own(frame, event, arg):
+            nonlocal other
+            if event == "line":
+                call.next_line(frame.f_lineno)
+            other = other(frame, event, arg) if other else None
             return own
-        return before(frame, event, arg) if before else None
+
+        return own
 
     sys.settrace(of_all)
     try:
@@ -148,7 +155,11 @@ def _monitored(call, run):
 def _line_started(code, line):
     calls = _running.__dict__.get("calls")
     if calls and calls[-1].code is code:
-        calls[-1].next_line(line)
+        call, frame = calls[-1], id(sys._getframe(1))
+        # The function may call itself without its decorator.
+        call.frame = call.frame or frame
+        if call.frame == frame:
+            call.next_line(line)
 
 
 @functools.lru_cache(maxsize=None)

@@ -6,7 +6,7 @@ import functools
 import gc
 import sys
 
-from ._library import Error, check, library
+from ._library import Error, check, library, number
 
 GPUMemory = collections.namedtuple("GPUMemory", ["total", "free", "used"])
 GPUMemory.__doc__ = "The memory of a GPU in MB, rounded down."
@@ -19,7 +19,7 @@ def b2mb(num):
 
 def _bytes(id):
     sizes = (ctypes.c_uint64 * 3)()
-    check(library().gpumem_memory(-1 if id is None else int(id), ctypes.byref(sizes)))
+    check(library().gpumem_memory(number(id), ctypes.byref(sizes)))
     return tuple(sizes)
 
 
@@ -82,6 +82,10 @@ def preload_pytorch():
 
 def gpu_mem_restore(func):
     """Frees what a traceback holds, if the function fails because memory ran out: the exception then has no frames with tensors."""
+
+    flags = getattr(getattr(func, "__code__", None), "co_flags", 0)
+    if flags & 0x3A0:
+        raise TypeError(f"{func.__qualname__} has to be a plain function, not an async function or a generator")
 
     @functools.wraps(func)
     def restored(*args, **kwargs):

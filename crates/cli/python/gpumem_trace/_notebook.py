@@ -3,22 +3,22 @@
 import linecache
 
 from ._lines import _measure
-from ._trace import GPUMemTrace
+from ._trace import GPUMemTrace, show
 
 
 class Cells:
     def __init__(self, shell):
-        self.shell, self.trace = shell, None
+        # A cell may run another one.
+        self.shell, self.traces = shell, []
 
     def start(self, *_):
         # The cell is added to the history after this. `execution_count` is that of the next cell, in newer versions of IPython.
-        self.trace = GPUMemTrace(ctx=f"cell {len(self.shell.history_manager.input_hist_parsed)}")
+        self.traces.append(GPUMemTrace(ctx=f"cell {len(self.shell.history_manager.input_hist_parsed)}"))
 
     def end(self, *_):
-        trace, self.trace = self.trace, None
         # The cell that loads the extension has no start.
-        if trace is not None:
-            trace._exit()
+        if self.traces:
+            self.traces.pop()._exit()
 
     def lines(self, line, cell):
         """Runs a cell, and shows the memory of each of its lines."""
@@ -26,7 +26,7 @@ class Cells:
         name = f"<{cell_name}>"
         code = compile(text, name, "exec")
         linecache.cache[name] = len(text), None, text.splitlines(True), name
-        _measure(code, cell_name, None, lambda: exec(code, self.shell.user_ns), print)
+        _measure(code, cell_name, None, lambda: exec(code, self.shell.user_ns), lambda table: show(f"{table}\n"))
 
 
 def load(shell):
@@ -40,3 +40,5 @@ def load(shell):
 def unload(shell, cells):
     shell.events.unregister("pre_run_cell", cells.start)
     shell.events.unregister("post_run_cell", cells.end)
+    while cells.traces:
+        cells.traces.pop().stop()

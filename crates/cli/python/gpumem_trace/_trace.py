@@ -5,7 +5,7 @@ import functools
 import sys
 import types
 
-from ._library import Values, library, opened
+from ._library import Values, library, number, opened
 
 # What `gpumem_trace_do` does.
 _RESET, _START, _STOP, _REPORT, _REPORT_AND_RESET, _EXIT, _ENTER, _LEAVE, _TEXT = range(1, 10)
@@ -31,6 +31,18 @@ def _note_caches():
         )
 
 
+def show(text):
+    """Prints lines. What cannot be written is lost: the program that is measured must not fail because of it."""
+    try:
+        try:
+            print(text, end="", flush=True)
+        except UnicodeError:
+            encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+            print(text.encode(encoding, "replace").decode(encoding), end="", flush=True)
+    except Exception:
+        pass
+
+
 def _bytes(text):
     # Half of a surrogate pair, which a file name may contain, has no bytes.
     return str(text).encode(errors="replace")
@@ -54,6 +66,8 @@ class GPUMemTrace:
     """
 
     def __init__(self, silent=False, ctx=None, on_exit_report=True, device=None):
+        if isinstance(silent, (str, bytes)):
+            raise TypeError(f"the name of a trace is its argument ctx: GPUMemTrace(ctx={silent!r})")
         frame = sys._getframe(1)
         self._open(ctx, frame.f_code.co_filename, frame.f_lineno, device, False)
         self.silent, self.on_exit_report = silent, on_exit_report
@@ -61,9 +75,10 @@ class GPUMemTrace:
     def _open(self, ctx, file, line, device, is_task):
         self._lib, self._trace, self.ctx = library(), None, ctx
         name = _bytes(ctx) if ctx is not None else None
-        self._trace = opened(
-            self._lib.gpumem_trace_open, name, _bytes(file), line, -1 if device is None else device, is_task
-        )
+        self._trace = opened(self._lib.gpumem_trace_open, name, _bytes(file), line, number(device), is_task)
+
+    def __reduce_ex__(self, _):
+        raise TypeError("a trace cannot be copied or stored")
 
     def __del__(self):
         # Without a trace, the constructor has failed.
@@ -75,7 +90,7 @@ class GPUMemTrace:
         text = self._lib.gpumem_trace_do(self._trace, what, _bytes(subctx) if subctx is not None else None)
         if text is not None:
             _note_caches()
-            print(text.decode(), end="", flush=True)
+            show(text.decode())
 
     def report(self, subctx=None):
         """Prints the current values: `△Used Peaked MB:     10     15 (ctx: subctx)`."""
@@ -169,6 +184,8 @@ def gpu_mem_trace(func=None, *, ctx=None, device=None):
         return functools.partial(gpu_mem_trace, ctx=ctx, device=device)
     if isinstance(func, (staticmethod, classmethod)):
         return type(func)(gpu_mem_trace(func.__func__, ctx=ctx, device=device))
+    if isinstance(func, type) or not callable(func):
+        raise TypeError(f"{func!r} cannot be traced: write @gpu_mem_trace, or @gpu_mem_trace(ctx='name'), above a function")
     code, name = _code_and_name(func)
     name = ctx if ctx is not None else name
     flags = code.co_flags if code else 0
@@ -178,37 +195,42 @@ def gpu_mem_trace(func=None, *, ctx=None, device=None):
 
         @functools.wraps(func)
         async def traced(*args, **kwargs):
-            return await _steps(func(*args, **kwargs), _traced(name, place, device, True))
+            inner = func(*args, **kwargs)
+            # The function itself decides how long its arguments live.
+            del args, kwargs
+            return await _steps(inner, _traced(name, place, device, True))
 
     elif flags & _ASYNC_GENERATOR:
 
         @functools.wraps(func)
         async def traced(*args, **kwargs):
-            trace, inner = _traced(name, place, device, True), func(*args, **kwargs)
+            trace, inner, ended = _traced(name, place, device, True), func(*args, **kwargs), None
+            del args, kwargs
             try:
-                step = inner.__anext__()
-                while True:
+                step = [inner.__anext__()]
+                while ended is None:
                     try:
-                        given = await _steps(step, trace, False)
-                    except StopAsyncIteration:
-                        return
-                    try:
-                        sent = yield given
+                        step.append(inner.asend((yield await _async_step(step, trace))))
+                    except _Ended as end:
+                        ended = end.args[0]
                     except GeneratorExit:
                         await _steps(inner.aclose(), trace, False)
                         raise
                     except BaseException as error:
-                        step = inner.athrow(error)
-                    else:
-                        step = inner.asend(sent)
+                        step.append(inner.athrow(error))
+                if not isinstance(ended, StopAsyncIteration):
+                    raise ended
             finally:
+                ended = None
                 trace._exit()
 
     elif flags & _GENERATOR:
 
         @functools.wraps(func)
         def traced(*args, **kwargs):
-            return (yield from _driven(func(*args, **kwargs), _traced(name, place, device, True)))
+            inner = func(*args, **kwargs)
+            del args, kwargs
+            return (yield from _driven(inner, _traced(name, place, device, True)))
 
     else:
 
@@ -231,21 +253,38 @@ def _code_and_name(func):
     return getattr(func, "__code__", None), name
 
 
+class _Ended(Exception):
+    """Wraps the exception with which a generator has ended, so that it differs from one that was thrown into it."""
+
+
+def _step(next_step, trace):
+    """Runs a step. Nothing here refers to what it yields, so that the program can free it."""
+    function, value = next_step.pop()
+    trace._print(_ENTER)
+    try:
+        return function(value)
+    except BaseException as error:
+        raise _Ended(error) from None
+    finally:
+        trace._print(_LEAVE)
+
+
+async def _async_step(next_step, trace):
+    try:
+        return await _steps(next_step.pop(), trace, False)
+    except BaseException as error:
+        raise _Ended(error) from None
+
+
 def _driven(inner, trace, ends=True):
     """Runs a generator or a coroutine. The thread is in the scope of the trace during each step."""
-    step, value = inner.send, None
+    next_step, ended = [(inner.send, None)], None
     try:
-        while True:
-            trace._print(_ENTER)
+        while ended is None:
             try:
-                given = step(value)
-            except StopIteration as stop:
-                return stop.value
-            finally:
-                trace._print(_LEAVE)
-            try:
-                value = yield given
-                step = inner.send
+                next_step.append((inner.send, (yield _step(next_step, trace))))
+            except _Ended as end:
+                ended = end.args[0]
             except GeneratorExit:
                 trace._print(_ENTER)
                 try:
@@ -254,8 +293,13 @@ def _driven(inner, trace, ends=True):
                     trace._print(_LEAVE)
                 raise
             except BaseException as error:
-                step, value = inner.throw, error
+                next_step.append((inner.throw, error))
+        if isinstance(ended, StopIteration):
+            return ended.value
+        raise ended
     finally:
+        # Its traceback refers to this frame.
+        ended = None
         if ends:
             trace._exit()
 

@@ -59,23 +59,33 @@ class Plugin:
     def __init__(self, config):
         self.config = config
         self.prints = config.getoption("--gpumem") or config.getini("gpumem")
-        self.most = config.getoption("--gpumem-most") or int(config.getini("gpumem_most"))
+        most = config.getoption("--gpumem-most")
+        most = config.getini("gpumem_most") if most is None else most
+        if not str(most).isdecimal() or int(most) == 0:
+            raise pytest.UsageError(f"gpumem_most must be a number of tests, not {most!r}")
+        self.most = int(most)
         path = config.getoption("--gpumem-baseline") or config.getini("gpumem_baseline")
         self.path = os.path.join(str(config.rootpath), path) if path else None
         self.updates = config.getoption("--gpumem-update")
         self.baseline, self.found = {}, {}
         if self.updates and not self.path:
             raise pytest.UsageError("--gpumem-update needs --gpumem-baseline FILE")
-        if self.path and os.path.exists(self.path) and not self.updates:
+        if self.path and not os.path.isdir(os.path.dirname(self.path)):
+            raise pytest.UsageError(f"the folder of {self.path} does not exist; create it for the baseline of gpumem")
+        if self.path and os.path.exists(self.path):
             try:
                 with open(self.path) as file:
                     self.baseline = {name: int(size) for name, size in json.load(file).items()}
             except (OSError, ValueError, AttributeError, TypeError) as why:
+                if self.updates:
+                    return
                 raise pytest.UsageError(f"{self.path} is not a baseline of gpumem: {why}; --gpumem-update writes it again") from None
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_call(self, item):
-        marks = [mark for name in ("limit_gpu_memory", "limit_gpu_leaks") for mark in item.iter_markers(name)]
+        # The closest mark of each name counts, as with other marks.
+        closest = map(item.get_closest_marker, ("limit_gpu_memory", "limit_gpu_leaks"))
+        marks = [mark for mark in closest if mark is not None]
         if not (marks or self.prints or self.path):
             yield
             return
@@ -91,9 +101,9 @@ class Plugin:
             peak = first.peaked + max(first.used, 0)
             item.user_properties.append((_KEY, peak))
             before = self.baseline.get(item.nodeid)
-            if before is not None and peak > before + _TOLERANCE:
+            if before is not None and not self.updates and peak > before + _TOLERANCE:
                 failures.append(f"the test needed {text(peak)} of GPU memory, and {text(before)} in {self.path}")
-        elif self.path:
+        elif item.nodeid in self.baseline:
             failures.append("the GPU memory of the test cannot be compared with the baseline, because it was not measured")
         if failures and outcome.excinfo is None:
             # The result of the test itself counts more.
@@ -107,11 +117,15 @@ class Plugin:
         # With xdist, the workers' reports reach the first process.
         if self.path and not hasattr(self.config, "workerinput") and self.found and (self.updates or not os.path.exists(self.path)):
             with open(self.path, "w") as file:
-                json.dump(dict(sorted(self.found.items())), file, indent=1)
+                # Other tests may not have run.
+                json.dump(dict(sorted({**self.baseline, **self.found}.items())), file, indent=1)
                 file.write("\n")
 
     def pytest_terminal_summary(self, terminalreporter):
-        if not self.prints:
+        new = self.found.keys() - self.baseline.keys() if self.baseline and not self.updates else ()
+        if new:
+            terminalreporter.write_line(f"{len(new)} tests are not in {self.path}; --gpumem-update adds them")
+        if not self.prints or self.config.getoption("collectonly", False):
             return
         terminalreporter.section("GPU memory")
         for name, peak in sorted(self.found.items(), key=lambda row: -row[1])[: self.most]:

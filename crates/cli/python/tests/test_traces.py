@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import copy
 import functools
 import gc
 import io
+import os
 import subprocess
 import sys
 import threading
@@ -240,9 +242,17 @@ class Lines(unittest.TestCase):
         self.assertEqual([row["peak"] // MIB for row in forward.table.rows], [10, 10, 40, 10, 50, 10])
         self.assertEqual(lines(lambda: gpumem_trace.lines(silent=True)(blip)(1)), [])
 
+    def test_a_function_with_one_line(self):
+        measured = gpumem_trace.lines(lambda: sim.alloc(3 * MIB), silent=True)
+        block = measured()
+        self.assertEqual([row["used"] for row in measured.table.rows], [block.bytes])
+
     def test_what_has_no_lines(self):
         async def task():
             pass
+
+        with self.assertRaisesRegex(TypeError, "plain function"):
+            gpu_mem_restore(task)
 
         for function in (task, len):
             with self.assertRaisesRegex(TypeError, "cannot be measured"):
@@ -271,6 +281,71 @@ class Threads(unittest.TestCase):
 
 
 class Ends(unittest.TestCase):
+    def test_what_cannot_be_traced(self):
+        for wrong in (int, "load", property(lambda self: 1)):
+            with self.assertRaisesRegex(TypeError, "cannot be traced"):
+                gpu_mem_trace(wrong)
+        with self.assertRaisesRegex(TypeError, "ctx='train'"):
+            GPUMemTrace("train")
+        for device in (-1, 1 << 32, "cuda:0"):
+            with self.assertRaisesRegex(Error, "is not the CUDA number"):
+                GPUMemTrace(device=device)
+        for thing in (GPUMemTrace(silent=True), sim.alloc(MIB)):
+            with self.assertRaisesRegex(TypeError, "cannot be copied"):
+                copy.copy(thing)
+
+    def test_a_generator_holds_nothing(self):
+        @gpu_mem_trace
+        def batches(first):
+            del first
+            for _ in range(2):
+                yield sim.alloc(10 * MIB)
+
+        @gpu_mem_trace
+        async def stream(first):
+            del first
+            for _ in range(2):
+                yield sim.alloc(10 * MIB)
+
+        async def main():
+            async for block in stream(sim.alloc(MIB)):
+                del block
+                self.assertEqual(trace.used, 0)
+
+        def code():
+            for block in batches(sim.alloc(MIB)):
+                del block
+                self.assertEqual(trace.used, 0)
+            asyncio.run(main())
+
+        trace = GPUMemTrace(silent=True)
+        self.assertEqual(len(lines(code)), 2)
+
+    def test_a_trace_that_python_has_finalized(self):
+        code = """
+import gc
+from gpumem_trace import *
+class Model:
+    def __del__(self):
+        self.trace.report()
+        assert not self.trace.is_measured or self.trace.data() == (0, 0)
+model = Model()
+model.trace = GPUMemTrace()
+model.trace.model = model
+del model
+gc.collect()
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr.count("Error")), (0, 0), done.stderr)
+
+    def test_output_that_cannot_be_written(self):
+        code = "from gpumem_trace import *\nwith GPUMemTrace(): raise ValueError('mine')"
+        for env, shown in (({"PYTHONIOENCODING": "ascii"}, "?Used Peaked MB:      0      0 (exit)\n"), ({"GPUMEM_REPORT": "off"}, "")):
+            done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True)
+            self.assertEqual(done.stdout, shown)
+            self.assertIn("ValueError: mine", done.stderr)
+            self.assertNotIn("During handling", done.stderr)
+
     def test_a_traceback_that_holds_memory(self):
         held = []
 
@@ -315,16 +390,12 @@ assert not trace.is_measured and not trace.is_exact and trace.data() == (0, 0)
 assert gpu_mem_get() == (0, 0, 0) and gpu_mem_get_all() == [] and gpu_with_max_free_mem() == (None, 0)
 preload_pytorch()
 """
-        import os
-
         env = {name: value for name, value in os.environ.items() if name != "GPUMEM_SIM"}
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
         self.assertEqual(done.stderr.count("gpumem: "), 1, done.stderr)
 
     def test_a_fork(self):
-        import os
-
         trace = GPUMemTrace(ctx="parent")
         if not hasattr(os, "fork"):
             return

@@ -16,7 +16,7 @@ use std::{
 
 use gpumem::{
     __private::builder_at,
-    Bytes, GpuMemTrace, device, recording,
+    Bytes, Gauge, GpuMemTrace, device, recording,
     scope::Entered,
     sim::{SimBlock, SimGpu},
     try_gpu_mem_get, try_preload,
@@ -147,7 +147,7 @@ const TEXT: u32 = 9;
 /// Does something with a trace. Returns the lines that Python prints, or null.
 ///
 /// # Safety
-/// The trace must be one that was opened and not closed, and `subctx` null or a C string.
+/// The trace must be null, or one that was opened and not closed, and `subctx` null or a C string.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn gpumem_trace_do(
@@ -156,7 +156,9 @@ pub(crate) unsafe extern "C" fn gpumem_trace_do(
     subctx: *const c_char,
 ) -> *const c_char {
     // SAFETY: required by this function's contract. Python's lock is held, so no other thread uses the trace.
-    let (PythonTrace { trace, step }, subctx) = unsafe { (&mut *this, text_of(subctx)) };
+    let (this, subctx) = unsafe { (this.as_mut(), text_of(subctx)) };
+    // A finalizer may use a trace that Python has finalized before.
+    let Some(PythonTrace { trace, step }) = this else { return ptr::null() };
     let mut lines = String::new();
     let failed = guarded(|| {
         lines = print::captured(|| match (what, subctx) {
@@ -183,14 +185,16 @@ pub(crate) unsafe extern "C" fn gpumem_trace_do(
 /// Writes what a trace has measured: since its start, or since the last call with `is_next`.
 ///
 /// # Safety
-/// The trace must be one that was opened and not closed, and `to` a place for the values.
+/// The trace must be null, or one that was opened and not closed, and `to` a place for the values.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn gpumem_trace_read(this: *const PythonTrace, to: *mut Values, is_next: bool) {
     // SAFETY: required by this function's contract.
-    let (this, to) = unsafe { (&*this, &mut *to) };
+    let (this, to) = unsafe { (this.as_ref(), &mut *to) };
+    to.gauge = Gauge::Off as u32;
     _ = guarded(|| {
-        let data = if is_next { gpumem::__private::read_next(&this.trace) } else { this.trace.data() };
+        let Some(PythonTrace { trace, .. }) = this else { return Ok(()) };
+        let data = if is_next { gpumem::__private::read_next(trace) } else { trace.data() };
         *to = Values {
             used: data.used.get(),
             peaked: data.peaked.get(),
