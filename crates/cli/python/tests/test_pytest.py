@@ -1,4 +1,4 @@
-"""The pytest plugin, on a simulated GPU. `.ci/wheel` runs it with pytest and pytest-xdist."""
+"""The pytest plugin of the installed package, on a simulated GPU. `.ci/wheel` runs this with pytest and pytest-xdist."""
 
 import json
 import os
@@ -43,7 +43,7 @@ class Plugin(unittest.TestCase):
             file.write(text)
 
     def run_pytest(self, *options, **env):
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "gpumem_trace.pytest_plugin", "-p", "no:cacheprovider", *options]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
         done = subprocess.run(command, cwd=self.folder.name, env={**os.environ, **env}, capture_output=True, text=True)
         return done.returncode, done.stdout + done.stderr
 
