@@ -16,10 +16,8 @@ class Values(ctypes.Structure):
     _fields_ = [
         ("used", ctypes.c_int64),
         ("peaked", ctypes.c_uint64),
-        ("shared", ctypes.c_uint64),
         ("lost", ctypes.c_uint64),
         ("untracked", ctypes.c_uint64),
-        ("device", ctypes.c_uint32),
         ("gauge", ctypes.c_uint32),
     ]
 

@@ -86,7 +86,7 @@ class GPUMemTrace:
             self._lib.gpumem_trace_close(self._trace)
             self._trace = None
 
-    def _print(self, what, subctx=None):
+    def _do(self, what, subctx=None):
         text = self._lib.gpumem_trace_do(self._trace, what, _bytes(subctx) if subctx is not None else None)
         if text is not None:
             _note_caches()
@@ -95,26 +95,26 @@ class GPUMemTrace:
     def report(self, subctx=None):
         """Prints the current values: `△Used Peaked MB:     10     15 (ctx: subctx)`."""
         if not self.silent:
-            self._print(_REPORT, subctx)
+            self._do(_REPORT, subctx)
 
     def report_n_reset(self, subctx=None):
         """Prints the current values, and then starts the measurement again from this reading."""
         if self.silent:
             self.reset()
         else:
-            self._print(_REPORT_AND_RESET, subctx)
+            self._do(_REPORT_AND_RESET, subctx)
 
     def reset(self):
         """Starts the measurement again, if the trace is running."""
-        self._print(_RESET)
+        self._do(_RESET)
 
     def start(self):
         """Starts the measurement: of a trace that is stopped, or again of one that is running."""
-        self._print(_START)
+        self._do(_START)
 
     def stop(self):
         """Ends the measurement. The last values stay."""
-        self._print(_STOP)
+        self._do(_STOP)
 
     def _values(self, is_next=False):
         values = Values()
@@ -155,7 +155,7 @@ class GPUMemTrace:
         self._exit()
 
     def _exit(self):
-        self._print(_EXIT if self.on_exit_report and not self.silent else _STOP)
+        self._do(_EXIT if self.on_exit_report and not self.silent else _STOP)
 
     def __str__(self):
         return (self._lib.gpumem_trace_do(self._trace, _TEXT, None) or b"").decode()
@@ -260,13 +260,13 @@ class _Ended(Exception):
 def _step(next_step, trace):
     """Runs a step. Nothing here refers to what it yields, so that the program can free it."""
     function, value = next_step.pop()
-    trace._print(_ENTER)
+    trace._do(_ENTER)
     try:
         return function(value)
     except BaseException as error:
         raise _Ended(error) from None
     finally:
-        trace._print(_LEAVE)
+        trace._do(_LEAVE)
 
 
 async def _async_step(next_step, trace):
@@ -286,11 +286,11 @@ def _driven(inner, trace, ends=True):
             except _Ended as end:
                 ended = end.args[0]
             except GeneratorExit:
-                trace._print(_ENTER)
+                trace._do(_ENTER)
                 try:
                     inner.close()
                 finally:
-                    trace._print(_LEAVE)
+                    trace._do(_LEAVE)
                 raise
             except BaseException as error:
                 next_step.append((inner.throw, error))

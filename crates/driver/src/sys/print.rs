@@ -15,11 +15,11 @@ use std::{
 use super::process::without_cancellation;
 
 thread_local! {
-    /// What the thread would have written to stdout, while it is captured.
+    /// The text that the thread has printed since its capture started. `None` if it is not captured.
     static CAPTURED: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Runs code and returns what it would have written to stdout, for programs in languages that have a stdout of their own.
+/// Runs code, and returns what it prints instead of writing it to stdout. Python has its own buffer for stdout.
 pub fn captured(code: impl FnOnce()) -> String {
     CAPTURED.with(|captured| captured.replace(Some(String::new())));
     code();

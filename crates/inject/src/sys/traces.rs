@@ -25,7 +25,7 @@ use gpumem_driver::print;
 
 use crate::request::Request;
 
-/// The version of these functions, which changes with each of them.
+/// The version of this interface, which the package compares with its own. Increase it with each change.
 const VERSION: u32 = 1;
 
 thread_local! {
@@ -44,11 +44,8 @@ pub(crate) struct PythonTrace {
 pub(crate) struct Values {
     used: i64,
     peaked: u64,
-    /// The part that other traces count as well.
-    shared: u64,
     lost: u64,
     untracked: u64,
-    device: u32,
     /// The number of [`gpumem::Gauge`].
     gauge: u32,
 }
@@ -71,6 +68,31 @@ fn guarded(code: impl FnOnce() -> Result<(), String>) -> *const c_char {
         Ok(Err(why)) => answer(why),
         Err(_) => answer("gpumem panicked"),
     }
+}
+
+/// Hands a value over to Python, which returns it to [`release`]. Writes an error to `why`, or null.
+///
+/// # Safety
+/// `why` must be a place for a pointer.
+unsafe fn boxed<T>(why: *mut *const c_char, make: impl FnOnce() -> Result<T, String>) -> *mut T {
+    let mut pointer = ptr::null_mut();
+    let failed = guarded(|| make().map(|value| pointer = Box::into_raw(Box::new(value))));
+    // SAFETY: required by this function's contract.
+    unsafe { *why = failed };
+    pointer
+}
+
+/// Drops a value that was handed over.
+///
+/// # Safety
+/// The pointer must come from [`boxed`], and not be used again.
+unsafe fn release<T>(value: *mut T) {
+    // SAFETY: required by this function's contract.
+    let value = unsafe { Box::from_raw(value) };
+    _ = guarded(|| {
+        drop(value);
+        Ok(())
+    });
 }
 
 /// # Safety
@@ -115,8 +137,7 @@ pub(crate) unsafe extern "C" fn gpumem_trace_open(
 ) -> *mut PythonTrace {
     // SAFETY: required by this function's contract.
     let (ctx, file) = unsafe { (text_of(ctx), text_of(file)) };
-    let mut opened = ptr::null_mut();
-    let failed = guarded(|| {
+    let open = || {
         let mut builder = builder_at(kept(file.unwrap_or_default()), line).entered(!is_task);
         if let Some(ctx) = ctx {
             builder = builder.ctx(ctx);
@@ -125,12 +146,10 @@ pub(crate) unsafe extern "C" fn gpumem_trace_open(
             Ok(device) => builder.device(device).start().map_err(|why| why.to_string())?,
             Err(_) => builder.start_or_off(),
         };
-        opened = Box::into_raw(Box::new(PythonTrace { trace, step: None }));
-        Ok(())
-    });
+        Ok(PythonTrace { trace, step: None })
+    };
     // SAFETY: required by this function's contract.
-    unsafe { *why = failed };
-    opened
+    unsafe { boxed(why, open) }
 }
 
 /// What Python does with a trace.
@@ -198,10 +217,8 @@ pub(crate) unsafe extern "C" fn gpumem_trace_read(this: *const PythonTrace, to: 
         *to = Values {
             used: data.used.get(),
             peaked: data.peaked.get(),
-            shared: data.shared.get(),
             lost: data.lost,
             untracked: data.untracked,
-            device: data.device,
             gauge: data.gauge as u32,
         };
         Ok(())
@@ -216,11 +233,7 @@ pub(crate) unsafe extern "C" fn gpumem_trace_read(this: *const PythonTrace, to: 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn gpumem_trace_close(this: *mut PythonTrace) {
     // SAFETY: required by this function's contract.
-    let trace = unsafe { Box::from_raw(this) };
-    _ = guarded(|| {
-        drop(trace);
-        Ok(())
-    });
+    unsafe { release(this) }
 }
 
 /// Writes the total, free and used memory of a device in bytes; -1 is the current one. Returns the reason if it cannot be read, or null.
@@ -267,18 +280,15 @@ pub(crate) extern "C" fn gpumem_preload() -> *const c_char {
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn gpumem_sim_alloc(device: u32, bytes: u64, why: *mut *const c_char) -> *mut SimBlock {
-    let mut block = ptr::null_mut();
-    let failed = guarded(|| {
+    let alloc = || {
         let gpus = SimGpu::all().map_err(|why| why.to_string())?;
         let gpu = gpus
             .get(device as usize)
             .ok_or_else(|| format!("there is no simulated GPU {device}: set GPUMEM_SIM=16GiB"))?;
-        block = Box::into_raw(Box::new(gpu.alloc(Bytes::new(bytes)).map_err(|why| why.to_string())?));
-        Ok(())
-    });
+        gpu.alloc(Bytes::new(bytes)).map_err(|why| why.to_string())
+    };
     // SAFETY: required by this function's contract.
-    unsafe { *why = failed };
-    block
+    unsafe { boxed(why, alloc) }
 }
 
 /// Frees memory of a simulated GPU.
@@ -289,9 +299,5 @@ pub(crate) unsafe extern "C" fn gpumem_sim_alloc(device: u32, bytes: u64, why: *
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn gpumem_sim_free(block: *mut SimBlock) {
     // SAFETY: required by this function's contract.
-    let block = unsafe { Box::from_raw(block) };
-    _ = guarded(|| {
-        drop(block);
-        Ok(())
-    });
+    unsafe { release(block) }
 }

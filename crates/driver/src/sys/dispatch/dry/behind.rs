@@ -4,7 +4,7 @@
 //! must not end the program. Therefore blocks of physical memory are mapped behind all dry addresses, the same ones again and again: they
 //! take 126 MiB at most, and what is written there has no meaning. On an H100, a block of 64 MiB behind 1 TiB takes 0.6 s.
 //!
-//! Blocks that are real get memory of their own behind addresses of the same kind.
+//! A real block has its own memory behind such an address.
 
 use std::{
     collections::BTreeMap,
@@ -125,7 +125,8 @@ pub(super) fn take_away(address: u64, bytes: u64) {
 }
 
 impl Behind {
-    /// Unmaps what is mapped in a range. The driver unmaps only whole blocks. Returns the range without memory, which may be larger.
+    /// Unmaps all blocks that overlap a range, because the driver unmaps only whole blocks. Returns the range that has no memory afterwards:
+    /// the given one, or a larger one.
     #[allow(clippy::cast_possible_truncation, reason = "a size is as wide as `usize` on these targets")]
     fn unmap(&mut self, address: u64, bytes: u64) -> Range<u64> {
         let mut around = address..address + bytes;

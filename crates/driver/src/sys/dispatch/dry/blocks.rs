@@ -7,7 +7,7 @@ use once_cell::sync::OnceCell;
 
 use super::{
     behind, cards,
-    memory::{Backing, Block},
+    memory::Backing,
     mode::is_dry_run,
     places::{PAGE, Place},
     state::{
@@ -104,9 +104,9 @@ fn place(bytes: u64, device: u32) -> Option<u64> {
     Some(start)
 }
 
-/// Allocates memory of the GPU among the addresses of dry blocks: if the driver chose the address, the order of all addresses, and thus
-/// what PyTorch's allocator does, would not be that of a real run. Returns `None` if the driver should allocate the block: if it is small,
-/// because the driver puts several of these into a page, and if there are several GPUs, because each could reach the driver's memory.
+/// Allocates memory of the GPU for a block, at an address among those of dry blocks. PyTorch's allocator compares addresses, so their order
+/// must be that of a real run. Returns `None` if the driver must allocate the block: small blocks share a page of the driver, and on a machine
+/// with several GPUs, each GPU can reach the driver's blocks.
 fn place_real(bytes: u64, device: u32) -> Option<u64> {
     static IS_ALONE: OnceCell<bool> = OnceCell::new();
 
@@ -125,7 +125,9 @@ fn place_real(bytes: u64, device: u32) -> Option<u64> {
 }
 
 /// Frees a block that gpumem has placed.
-fn free_placed(address: u64, block: Block) {
+fn free_placed(address: u64) -> u32 {
+    let Some(block) = memory().blocks.remove(&address) else { return CUDA_ERROR_INVALID_VALUE };
+    memory().start_change();
     // As with the driver's own free, work that uses the block ends first.
     inside(|| {
         cuda::relaxed(|| {
@@ -134,7 +136,10 @@ fn free_placed(address: u64, block: Block) {
         });
     });
     behind::put_back(address, block.bytes.next_multiple_of(PAGE), block.device);
-    memory().withdraw_block(address, block);
+    let mut memory = memory();
+    memory.withdraw_block(address, block);
+    memory.end_change();
+    SUCCESS
 }
 
 /// Reserves addresses without memory for the program.
@@ -168,7 +173,7 @@ fn end_context(context: u64) {
     cards::forget(context);
     let placed = memory().placed_of(context);
     for address in placed {
-        free(address, &|| CUDA_ERROR_INVALID_VALUE);
+        free_placed(address);
     }
     memory().remove_all_of(context);
 }
@@ -181,13 +186,7 @@ pub(super) fn free(address: u64, real: Real<'_>) -> u32 {
             Some(_) => SUCCESS,
             None => CUDA_ERROR_INVALID_VALUE,
         },
-        Some(block) if block.backing == Backing::Placed => {
-            let Some(block) = memory().blocks.remove(&address) else { return CUDA_ERROR_INVALID_VALUE };
-            memory().start_change();
-            free_placed(address, block);
-            memory().end_change();
-            SUCCESS
-        }
+        Some(block) if block.backing == Backing::Placed => free_placed(address),
         Some(_) => {
             let removed = memory().blocks.remove(&address);
             let result = changing(real);

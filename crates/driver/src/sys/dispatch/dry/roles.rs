@@ -30,7 +30,7 @@ enum Order {
     Scatter,
 }
 
-/// Writes some of a tensor's values, at given indices.
+/// The kernel that copies values to or from given indices of a tensor.
 const SCATTER: &str = "_scatter_gather_elementwise_kernel";
 
 /// Kernels of PyTorch by a part of their name. The first row that matches counts.
@@ -96,7 +96,7 @@ impl Kernel {
     pub(super) fn named(name: &str) -> Self {
         let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
         let indices = match name {
-            // Its lambda uses the index first, then what it writes, then the source.
+            // The compiler passes addresses in the order in which the kernel's lambda uses them: index, destination, source.
             _ if name.contains(SCATTER) => Indices::First,
             _ if has(WITHOUT_INDICES) && !has(WITH_INDICES) => Indices::None,
             _ => Indices::All,
@@ -126,15 +126,9 @@ impl Kernel {
             _ if has_types && self.reads_only[parameter] => READ,
             Some(Order::Output) if at > 0 => READ,
             Some(Order::Input) if at == 0 => READ,
-            Some(Order::Scatter) => {
-                if at == 1 {
-                    BOTH
-                } else {
-                    READ
-                }
-            }
+            Some(Order::Scatter) if at != 1 => READ,
+            Some(Order::Scatter) | None => BOTH,
             Some(_) => WRITTEN,
-            None => BOTH,
         }
     }
 }

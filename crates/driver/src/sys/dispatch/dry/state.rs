@@ -255,7 +255,7 @@ pub(super) fn here() -> (u64, u32) {
     })
 }
 
-/// Returns the block or the mapping that contains an address and that the driver does not know, and its start address.
+/// Returns the block or the mapping that contains an address, and its start address. `None` if it is the driver's.
 pub(super) fn own_block(address: u64) -> Option<(u64, Block)> {
     if !may_be_dry(address) {
         return None;
