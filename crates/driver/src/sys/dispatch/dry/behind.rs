@@ -43,66 +43,55 @@ fn behind() -> MutexGuard<'static, Behind> {
 }
 
 /// Maps memory behind addresses that were reserved in whole pages. If the GPU does not have a page for it, an access still faults.
-#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
 pub(super) fn put(address: u64, bytes: u64, device: u32) {
-    let Ok(location) = cards::location_on_driver(u64::from(device) << 32 | DEVICE) else { return };
-    if bytes == 0 {
-        return;
+    if let Ok(location) = location_of(device) {
+        behind().fill(address..address + bytes, location);
     }
-    let (mut at, end) = (address, address + bytes);
-    let mut new = Vec::new();
-    let mut behind = behind();
-    while let Some((size, is_new)) = behind.map(at, end - at, location) {
-        new.extend(is_new.then_some((at, size)));
-        at += size;
-    }
-    drop(behind);
-    allow_access(address, at - address, location);
-    for (at, size) in new {
-        clear(at, size);
-    }
+}
+
+/// Returns the location of a GPU's memory, as the driver numbers it.
+fn location_of(device: u32) -> Result<u64, u32> {
+    cards::location_on_driver(u64::from(device) << 32 | DEVICE)
 }
 
 /// Makes memory usable that was just mapped at these addresses.
 #[allow(clippy::cast_possible_truncation, reason = "a size is as wide as `usize` on these targets")]
-fn allow_access(address: u64, bytes: u64, location: u64) -> bool {
+fn allow_access(range: Range<u64>, location: u64) -> bool {
     // `CUmemAccessDesc`: the location, and the flags for reading and writing.
     let access = [location, 3];
+    let bytes = (range.end - range.start) as usize;
     // SAFETY: gpumem has mapped these addresses, and the descriptor is as long as the struct.
-    inside(|| unsafe { sys::cuMemSetAccess(address, bytes as usize, access.as_ptr().cast(), 1) }).result().is_ok()
+    inside(|| unsafe { sys::cuMemSetAccess(range.start, bytes, access.as_ptr().cast(), 1) }).result().is_ok()
 }
 
 /// Maps new memory at the place of a block instead of the memory that is behind it. Returns whether the GPU has enough.
-#[allow(clippy::cast_possible_truncation, reason = "a size is as wide as `usize` on these targets")]
 pub(super) fn put_own(address: u64, bytes: u64, device: u32) -> bool {
-    let location = cards::location_on_driver(u64::from(device) << 32 | DEVICE);
-    let Some((location, block)) = location.ok().and_then(|location| Some((location, create(bytes, location)?))) else {
-        return false;
-    };
-    let around = behind().unmap(address, bytes);
-    // SAFETY: nothing is mapped at these addresses now, and the block has this size. Without the handle, it lives as long as the mapping.
-    let is_mapped = inside(|| unsafe {
-        let mapped = sys::cuMemMap(address, bytes as usize, 0, block, 0);
-        _ = sys::cuMemRelease(block);
-        mapped.result().is_ok()
-    });
-    if is_mapped {
-        behind().mapped.insert(address, bytes);
-    }
-    let is_usable = is_mapped && allow_access(address, bytes, location);
-    let end = address + bytes;
-    put(around.start, address - around.start, device);
-    put(end, around.end - end, device);
-    if !is_usable {
-        put_back(address, bytes, device);
+    let Ok(location) = location_of(device) else { return false };
+    let Some(block) = create(bytes, location) else { return false };
+    let own = address..address + bytes;
+    // A neighbour must not get a place while the memory around the block is unmapped.
+    let mut behind = behind();
+    let around = behind.unmap(own.clone());
+    let is_usable = behind.map_block(own.start, bytes, block) && allow_access(own.clone(), location);
+    // SAFETY: the block was just created. Without the handle, it lives as long as the mapping.
+    _ = inside(|| unsafe { sys::cuMemRelease(block) });
+    if is_usable {
+        behind.fill(around.start..own.start, location);
+        behind.fill(own.end..around.end, location);
+    } else {
+        behind.unmap(own);
+        behind.fill(around, location);
     }
     is_usable
 }
 
 /// Unmaps a block's own memory.
 pub(super) fn put_back(address: u64, bytes: u64, device: u32) {
-    let around = behind().unmap(address, bytes);
-    put(around.start, around.end - around.start, device);
+    let mut behind = behind();
+    let around = behind.unmap(address..address + bytes);
+    if let Ok(location) = location_of(device) {
+        behind.fill(around, location);
+    }
 }
 
 /// Returns the bytes that the blocks take on a device.
@@ -121,40 +110,60 @@ pub(super) fn is_freed(address: u64) -> bool {
 
 /// Unmaps the memory behind these addresses, which the program unmaps.
 pub(super) fn take_away(address: u64, bytes: u64) {
-    behind().unmap(address, bytes);
+    behind().unmap(address..address + bytes);
 }
 
 impl Behind {
+    /// Maps the shared blocks behind a range that has no memory, the largest that fit.
+    fn fill(&mut self, range: Range<u64>, location: u64) {
+        let (mut at, mut new) = (range.start, Vec::new());
+        while let Some((size, is_new)) = self.map(at, range.end - at, location) {
+            new.extend(is_new.then_some((at, size)));
+            at += size;
+        }
+        if at > range.start {
+            allow_access(range.start..at, location);
+        }
+        for (at, size) in new {
+            clear(at, size);
+        }
+    }
+
     /// Unmaps all blocks that overlap a range, because the driver unmaps only whole blocks. Returns the range that has no memory afterwards:
     /// the given one, or a larger one.
     #[allow(clippy::cast_possible_truncation, reason = "a size is as wide as `usize` on these targets")]
-    fn unmap(&mut self, address: u64, bytes: u64) -> Range<u64> {
-        let mut around = address..address + bytes;
-        let mapped = self.mapped.range(..around.end).rev().map(|(at, size)| (*at, *size));
-        for (at, size) in mapped.take_while(|(at, size)| at + size > address).collect::<Vec<_>>() {
-            around = around.start.min(at)..around.end.max(at + size);
+    fn unmap(&mut self, range: Range<u64>) -> Range<u64> {
+        let mapped = self.mapped.range(..range.end).rev().map(|(at, size)| (*at, *size));
+        let mapped = mapped.take_while(|(at, size)| at + size > range.start).collect::<Vec<_>>();
+        mapped.into_iter().fold(range, |around, (at, size)| {
             self.mapped.remove(&at);
             // SAFETY: this module has mapped the block. Any other dry block in the range gets memory again.
             _ = inside(|| unsafe { sys::cuMemUnmap(at, size as usize) });
-        }
-        around
+            around.start.min(at)..around.end.max(at + size)
+        })
     }
 
-    /// Maps the largest block that fits. Returns its size, and whether its content is not yet known.
-    #[allow(clippy::cast_possible_truncation, reason = "a size is as wide as `usize` on these targets")]
+    /// Maps the largest shared block that fits. Returns its size, and whether its content is not yet known.
     fn map(&mut self, at: u64, bytes: u64, location: u64) -> Option<(u64, bool)> {
         let sizes = (0..).map(|half| LARGEST >> half).take_while(|size| *size >= PAGE);
         for size in sizes.filter(|size| *size <= bytes) {
             let is_new = !self.blocks.contains_key(&(location, size));
             let block = *self.blocks.entry((location, size)).or_insert_with(|| create(size, location));
-            // SAFETY: the range was reserved for a dry block, and nothing is mapped there.
-            let map = |block| inside(|| unsafe { sys::cuMemMap(at, size as usize, 0, block, 0) });
-            if block.is_some_and(|block| map(block).result().is_ok()) {
-                self.mapped.insert(at, size);
+            if block.is_some_and(|block| self.map_block(at, size, block)) {
                 return Some((size, is_new));
             }
         }
         None
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "a size is as wide as `usize` on these targets")]
+    fn map_block(&mut self, at: u64, bytes: u64, block: u64) -> bool {
+        // SAFETY: the range was reserved for a dry block, nothing is mapped there, and the block has this size.
+        let mapped = inside(|| unsafe { sys::cuMemMap(at, bytes as usize, 0, block, 0) }).result();
+        if mapped.is_ok() {
+            self.mapped.insert(at, bytes);
+        }
+        mapped.is_ok()
     }
 }
 
