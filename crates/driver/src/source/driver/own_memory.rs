@@ -544,11 +544,17 @@ impl DeviceMemory {
         Some(Unexplained { bytes, events })
     }
 
-    /// Returns the bytes of the process that nothing explains.
+    /// Returns the bytes of the process that nothing explains. `None` if an account has changed meanwhile: it has a block before or after
+    /// NVML's list does.
     fn unexplained_now(&mut self, ordinal: u32) -> Option<i64> {
+        let by_account = readings::has_only_list();
+        let before = if by_account { Some(cards::changes_of_blocks()?) } else { None };
         let listed = readings::listed_memory(ordinal)?;
         self.has_others = listed.others > 0;
         let explained = self.allocated(ordinal) + rounding(ordinal)? + self.rows.bytes();
+        if by_account && cards::changes_of_blocks() != before {
+            return None;
+        }
         // Without a context, the process is not in the list.
         Some(signed(listed.own.unwrap_or(0)) - signed(explained))
     }

@@ -9,7 +9,7 @@ use super::{
     behind, cards,
     memory::Backing,
     mode::is_dry_run,
-    places::{PAGE, Place},
+    places::PAGE,
     state::{
         CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, here, inside, is_real, largest_real,
         memory, own_block, put, watch, watch_real,
@@ -91,13 +91,26 @@ const TRIES: usize = 8;
 fn place(bytes: u64, device: u32) -> Option<u64> {
     let bytes = bytes.checked_next_multiple_of(PAGE)?;
     for _ in 0..TRIES {
-        let Place { start, new } = memory().places.take(bytes)?;
-        let Some(end) = new else { return Some(start) };
-        if reserve_at(start, end - start) == Some(start) {
-            behind::put(start, end - start, device);
-            return Some(start);
+        let (place, unused) = {
+            let mut memory = memory();
+            let unused = memory.places.unused(bytes);
+            (memory.places.take(bytes)?, unused)
+        };
+        let Some(new) = place.new else { return Some(place.start) };
+        // Before it starts a chunk, the driver takes a hole in its own chunks, wherever it is asked for addresses.
+        if let Some(start) = unused.and_then(|unused| reserve_anywhere(unused, bytes)) {
+            if Some(start) != unused {
+                memory().places.release(place.start, bytes);
+                behind::put(start, bytes, device);
+                return Some(start);
+            }
+            free_addresses(start, bytes);
         }
-        memory().places.discard(start, end);
+        if new.is_empty() || reserve_at(new.start, new.end - new.start) == Some(new.start) {
+            behind::put(new.start, new.end - new.start, device);
+            return Some(place.start);
+        }
+        memory().places.discard(place.start);
     }
     let start = reserve_at(0, bytes)?;
     behind::put(start, bytes, device);
@@ -154,18 +167,29 @@ pub(super) fn reserve(bytes: u64) -> Option<u64> {
 
 /// Reserves addresses from this one on, or somewhere else if it is 0. Returns where they are, or `None` if the driver has its own memory
 /// there.
-#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
 fn reserve_at(place: u64, bytes: u64) -> Option<u64> {
-    let mut start = 0;
-    // SAFETY: the out-parameter is live.
-    let code = inside(|| unsafe { sys::cuMemAddressReserve(&raw mut start, bytes as usize, PAGE as usize, place, 0) });
-    code.result().ok()?;
+    let start = reserve_anywhere(place, bytes)?;
     if place == 0 || start == place {
         return Some(start);
     }
-    // SAFETY: the range was just reserved, and no other code uses it.
-    _ = inside(|| unsafe { sys::cuMemAddressFree(start, bytes as usize) });
+    free_addresses(start, bytes);
     None
+}
+
+/// Reserves addresses, from this one on if the driver wants to.
+#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
+fn reserve_anywhere(place: u64, bytes: u64) -> Option<u64> {
+    let mut start = 0;
+    // SAFETY: the out-parameter is live.
+    let code = inside(|| unsafe { sys::cuMemAddressReserve(&raw mut start, bytes as usize, PAGE as usize, place, 0) });
+    code.result().ok().map(|()| start)
+}
+
+/// Frees addresses that were just reserved.
+#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
+fn free_addresses(start: u64, bytes: u64) {
+    // SAFETY: gpumem has reserved the range, and no other code uses it.
+    _ = inside(|| unsafe { sys::cuMemAddressFree(start, bytes as usize) });
 }
 
 /// Removes all blocks of a destroyed context.

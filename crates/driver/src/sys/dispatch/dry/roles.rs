@@ -50,11 +50,11 @@ const WITH_INDICES: &[&str] =
     &["index", "Index", "gather", "scatter", "mbedding", "nll_loss", "assert", "one_hot", "histogram", "multinomial"];
 
 /// Kernels that only compute with values: no value can end the program. All others are skipped if they would read a value that is not known.
+/// Those of lists of tensors are not in it: gradient scaling would find infinite gradients, and the optimizer would not make its step.
 const WITHOUT_INDICES: &[&str] = &[
     "elementwise_kernel",
     "reduce_kernel",
     "CatArrayBatchedCopy",
-    "multi_tensor_apply_kernel",
     "oftmax",
     "oftMax",
     "layer_norm",
@@ -220,6 +220,9 @@ mod tests {
         assert_eq!(roles(both, &[0, 0]), [BOTH, BOTH]);
         let index = "_ZN2at6native24index_elementwise_kernelILi128ELi4EZNS0_16gpu_index_kernelIvEEvEUliE_EEvlT1_";
         assert!(Kernel::named(index).needs(1));
+        let unscale =
+            "_ZN2at6native12_GLOBAL__N_125multi_tensor_apply_kernelINS1_18TensorListMetadataILi1EEEvJEEEvT_T0_DpT1_";
+        assert!(Kernel::named(unscale).needs(0), "it finds infinite gradients");
         let scatter =
             "_ZN2at6native34_scatter_gather_elementwise_kernelILi128ELi8EZNS0_36_cuda_scatter_gather_internal_kernelE";
         assert_eq!(roles(scatter, &[0, 0, 0]), [READ, BOTH, READ]);
