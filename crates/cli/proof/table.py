@@ -125,6 +125,9 @@ def smallest_card(proof, name, enough, too_small):
         else:
             too_small = max(too_small, middle)
         middle = (too_small + enough) // 2
+    # The allocator divides its memory otherwise on each GPU, so a smaller one may do although one in between does not.
+    while fits(int(enough * SHARES[1])):
+        enough = int(enough * SHARES[1])
     return enough
 
 
