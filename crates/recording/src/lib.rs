@@ -8,6 +8,7 @@
 
 mod allocator;
 mod allocator_sizes;
+mod allocator_tracker;
 mod budget;
 mod bytes;
 mod check;
@@ -36,6 +37,7 @@ pub use self::{
         AllocatorAction, AllocatorContradiction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents,
         AllocatorSettings, AllocatorStats, TensorClass, TensorGroup, TensorHolder,
     },
+    allocator_tracker::{AllocatorTracker, Held, TrackedEvent},
     definitions::Definitions,
     event::RecordedEvent,
     follow::{FileStart, Follower, Growing},

@@ -22,8 +22,6 @@
 mod observer;
 #[cfg(has_cuda)]
 mod sys;
-#[cfg(has_cuda)]
-mod tracker;
 
 use std::{error, fmt};
 
@@ -43,7 +41,7 @@ pub enum Error {
     NoCuda,
     /// PyTorch uses another allocator instead of its own.
     OtherAllocator,
-    /// There are tensors whose memory was allocated before gpumem intercepted allocations.
+    /// There are expandable segments that were allocated before gpumem intercepted allocations.
     TooLate,
     /// An error from PyTorch.
     PyTorch(String),
@@ -65,7 +63,7 @@ impl fmt::Display for Error {
                  sees each tensor without observe(), so leave the call out",
             ),
             Self::TooLate => f.write_str(
-                "gpumem_tch: PyTorch has memory that gpumem did not see it take; call observe() before the first tensor",
+                "gpumem_tch: PyTorch has expandable segments that gpumem did not see it take; call observe() before the first tensor",
             ),
             Self::PyTorch(message) => write!(f, "gpumem_tch: PyTorch: {message}"),
             Self::Gpumem(error) => write!(f, "gpumem_tch: {error}"),
@@ -90,8 +88,7 @@ impl From<gpumem::Error> for Error {
 
 /// Makes gpumem see each tensor, on all devices, until the process ends. A second call does nothing.
 ///
-/// Call this before the first tensor. Older tensors count for the scope in which this is called, if gpumem intercepted the allocation of
-/// their memory, for example after [`gpumem::preload()`].
+/// Call this before the first tensor. Older tensors count for the scope in which this is called.
 ///
 /// The threads of a backward pass belong to the scope that waits for them: every scope that is opened after this call adopts the threads
 /// whose names start with `pt_autograd_`.

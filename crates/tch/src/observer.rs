@@ -2,12 +2,11 @@
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use gpumem::{pool::Pool, scope::Threads};
-
 use crate::{
     Error, Result, sys,
     tracker::{Event, Held, Tracker},
 };
+use gpumem::{pool::Pool, scope::Threads};
 
 /// The name of the pools.
 const NAME: &str = "PyTorch";
@@ -53,11 +52,10 @@ fn new_trackers() -> Result<Vec<Tracker>> {
 
 /// Starts the trackers so that no tensor is lost or counted twice: later tensors have an event, and the trackers add the others.
 fn settle(trackers: &[Tracker]) -> Result<()> {
-    let mut is_late = false;
     loop {
         let segment_events: Vec<_> = trackers.iter().map(Tracker::segment_events).collect();
         if segment_events.iter().all(Option::is_none) {
-            return if is_late { Err(Error::TooLate) } else { Ok(()) };
+            return Ok(());
         }
         let snapshot = sys::snapshot()?;
         for ((ordinal, tracker), segment_events) in (0..).zip(trackers).zip(segment_events) {
@@ -71,12 +69,11 @@ fn settle(trackers: &[Tracker]) -> Result<()> {
                 Ok(Pool::register(NAME, ordinal)?)
             })?;
         }
-        is_late = gpumem::summary().pools.iter().any(|pool| pool.name == NAME && pool.outside > 0);
     }
 }
 
 /// Receives an event from PyTorch, which holds the lock of the device during the call. Therefore this must not call PyTorch.
-pub(crate) fn event(ordinal: usize, event: Event, address: u64, bytes: u64) {
+pub(crate) fn event(ordinal: usize, event: TrackedEvent, address: u64, bytes: u64) {
     if let Some(tracker) = TRACKERS.get().and_then(|trackers| trackers.get(ordinal)) {
         tracker.event(event, address, bytes);
     }

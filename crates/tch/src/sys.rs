@@ -7,12 +7,9 @@ use std::{
     panic::catch_unwind,
 };
 
-use gpumem_recording::AllocatorSettings;
+use gpumem_recording::{AllocatorSettings, Held, TrackedEvent};
 
-use crate::{
-    Error, Result, observer,
-    tracker::{Event, Held},
-};
+use crate::{Error, Result, observer};
 
 unsafe extern "C" {
     fn gpumem_tch_init(devices: *mut i32, is_native: *mut bool) -> *mut c_char;
@@ -50,13 +47,13 @@ pub(crate) fn attach() -> Result<()> {
 
 extern "C" fn event(action: i32, device: i32, address: u64, bytes: u64) {
     let event = match action {
-        1 => Event::Alloc,
-        2 => Event::FreeRequested,
-        3 => Event::FreeCompleted,
-        4 => Event::SegmentAlloc,
-        5 => Event::SegmentFree,
-        6 => Event::SegmentMap,
-        7 => Event::SegmentUnmap,
+        1 => TrackedEvent::Alloc,
+        2 => TrackedEvent::FreeRequested,
+        3 => TrackedEvent::FreeCompleted,
+        4 => TrackedEvent::SegmentAlloc,
+        5 => TrackedEvent::SegmentFree,
+        6 => TrackedEvent::SegmentMap,
+        7 => TrackedEvent::SegmentUnmap,
         _ => return,
     };
     let Ok(device) = usize::try_from(device) else { return };

@@ -1,17 +1,14 @@
-//! Tests how `gpumem-tch` handles the events of PyTorch's allocator. The crate itself needs libtorch.
-
-#[path = "../../../crates/tch/src/tracker.rs"]
-mod tracker;
+//! Tests how the events of PyTorch's allocator become parts of a pool, as in `gpumem-tch` and in Python.
 
 use gpumem::{Bytes, GpuMemTrace, pool::Pool, report::RegisteredPool, sim::SimGpu, summary};
-use gpumem_recording::AllocatorSettings;
+use gpumem_recording::{
+    AllocatorSettings, AllocatorTracker,
+    Held::{self, Awaiting, Block, Expandable, Segment},
+    TrackedEvent::{Alloc, FreeCompleted, FreeRequested, SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap},
+};
 use gpumem_tests::simulated_gpu;
 
-use self::tracker::{
-    Event::{Alloc, FreeCompleted, FreeRequested, SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap},
-    Held::{self, Awaiting, Block, Expandable, Segment},
-    Tracker,
-};
+type Tracker = AllocatorTracker<Pool>;
 
 const MIB: u64 = 1 << 20;
 

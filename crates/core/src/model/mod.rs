@@ -58,6 +58,7 @@ mod memory;
 mod printable;
 mod process;
 mod source;
+mod tensor_pool;
 mod threads;
 mod trace;
 
@@ -81,5 +82,6 @@ pub use memory::{GpuMemory, PoolUsage};
 pub use printable::{bounded, is_printable, one_line, quoted};
 pub use process::{GpuProcess, ProcessKind};
 pub use source::{ParseSourceError, Source};
+pub use tensor_pool::TensorPool;
 pub use threads::{ThreadName, Threads};
 pub use trace::{DriverUsage, Trace};

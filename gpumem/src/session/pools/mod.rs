@@ -10,7 +10,7 @@ use super::{Session, current};
 use crate::{
     error::{Kind, Result},
     inbox::LedgerView,
-    model::{Bytes, Device, EventKind, Family, Gauge, Key, MemKind, PoolId, StackId, Tag},
+    model::{Block, Bytes, Device, EventKind, Family, Gauge, Key, MemKind, PoolId, Space, StackId, Tag, TensorPool},
     process,
     recorded_pools::RecordedPool,
     source::{Devices, min_bytes_of},
@@ -102,6 +102,28 @@ impl Pool {
         if let Some(recorded) = self.recorded.as_ref().filter(|_| !process::is_forked()) {
             recorded.set_reserved(bytes.get());
         }
+    }
+}
+
+impl TensorPool for Pool {
+    fn has_block(&self, address: u64, size: Bytes) {
+        let key = Key::new(Space::Address, address);
+        if self.session.inbox.block(key).is_none() {
+            let block = Block::new(self.device, size, MemKind::Device);
+            self.session.inbox.post(&EventKind::Alloc { key, block });
+        }
+    }
+
+    fn allocated(&self, address: u64, size: Bytes) {
+        Self::allocated(self, address, size);
+    }
+
+    fn freed(&self, address: u64) {
+        Self::freed(self, address);
+    }
+
+    fn set_reserved(&self, size: Bytes) {
+        Self::set_reserved(self, size);
     }
 }
 

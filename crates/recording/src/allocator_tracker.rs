@@ -1,16 +1,17 @@
-//! Turns the events of PyTorch's allocator on one device into calls of a gpumem pool.
+//! Turns the events of PyTorch's allocator on one device into calls of a pool.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use gpumem::{Bytes, pool::Pool};
-use gpumem_recording::AllocatorSettings;
+use gpumem_core::model::{Bytes, TensorPool};
+
+use crate::AllocatorSettings;
 
 /// An event of the allocator, with an address and a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub enum TrackedEvent {
     /// A block was allocated. The size is the requested one.
     Alloc,
     /// A block was freed. `memory_allocated()` falls at this event.
@@ -29,7 +30,8 @@ pub(crate) enum Event {
 
 /// A part of the allocator's memory at one moment. It comes with an address and a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Held {
+pub enum Held {
+    /// A segment from the driver.
     Segment,
     /// A part of an expandable segment.
     Expandable,
@@ -40,17 +42,18 @@ pub(crate) enum Held {
 }
 
 /// Tracks the allocator on one device.
-pub(crate) struct Tracker {
+#[derive(Debug)]
+pub struct AllocatorTracker<P> {
     settings: AllocatorSettings,
-    state: Mutex<State>,
+    state: Mutex<State<P>>,
 }
 
 /// The state of the allocator. The addresses are needed for the size of a block: PyTorch rounds the requested size up, and a block of the
 /// large pool also gets the rest of a segment if less than 1 MiB is left.
-#[derive(Default)]
-struct State {
+#[derive(Debug)]
+struct State<P> {
     /// The pool. `None` before the first step of the start.
-    pool: Option<Pool>,
+    pool: Option<P>,
     /// The bytes that the allocator holds from the driver.
     reserved: u64,
     /// The sizes of the segments, by address, without expandable ones.
@@ -62,7 +65,7 @@ struct State {
 }
 
 /// A step of the start. It notes the blocks that occur in events: their state comes from the events, and not from the snapshot.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct InitialState {
     /// The blocks that occurred in events, and whether a tensor uses them.
     named: HashMap<u64, bool>,
@@ -70,14 +73,20 @@ struct InitialState {
     segment_events: u64,
 }
 
-impl Tracker {
+impl<P> Default for State<P> {
+    fn default() -> Self {
+        Self { pool: None, reserved: 0, segments: BTreeMap::new(), large: BTreeSet::new(), initial: None }
+    }
+}
+
+impl<P: TensorPool> AllocatorTracker<P> {
     /// Creates a tracker that ignores events until [`start`](Self::start) is called.
-    pub(crate) fn new(settings: AllocatorSettings) -> Self {
+    pub fn new(settings: AllocatorSettings) -> Self {
         Self { settings, state: Mutex::default() }
     }
 
     /// Starts to handle events. Does nothing if the tracker has already started.
-    pub(crate) fn start(&self) {
+    pub fn start(&self) {
         let state = &mut *self.state();
         if state.pool.is_none() {
             *state = State { initial: Some(InitialState::default()), ..State::default() };
@@ -85,19 +94,19 @@ impl Tracker {
     }
 
     /// Drops the pool and stops handling events.
-    pub(crate) fn stop(&self) {
+    pub fn stop(&self) {
         *self.state() = State::default();
     }
 
     /// Handles an event. PyTorch holds the lock of the device, so the events of one device arrive one after the other.
-    pub(crate) fn event(&self, event: Event, address: u64, bytes: u64) {
+    pub fn event(&self, event: TrackedEvent, address: u64, bytes: u64) {
         let state = &mut *self.state();
         if state.pool.is_none() && state.initial.is_none() {
             return;
         }
         let is_large = bytes > AllocatorSettings::SMALL;
         match event {
-            Event::Alloc => {
+            TrackedEvent::Alloc => {
                 let size = state.size_of_new(&self.settings, address, bytes);
                 if is_large {
                     state.large.insert(address);
@@ -109,7 +118,7 @@ impl Tracker {
                     pool.allocated(address, Bytes::new(size));
                 }
             }
-            Event::FreeRequested => {
+            TrackedEvent::FreeRequested => {
                 let is_known = match &mut state.initial {
                     Some(initial) => initial.named.insert(address, false) == Some(true),
                     None => true,
@@ -121,20 +130,20 @@ impl Tracker {
                     pool.freed(address);
                 }
             }
-            Event::FreeCompleted => {
+            TrackedEvent::FreeCompleted => {
                 state.large.remove(&address);
                 if let Some(initial) = &mut state.initial {
                     initial.named.insert(address, false);
                 }
             }
-            Event::SegmentAlloc | Event::SegmentMap => {
-                if event == Event::SegmentAlloc {
+            TrackedEvent::SegmentAlloc | TrackedEvent::SegmentMap => {
+                if event == TrackedEvent::SegmentAlloc {
                     state.segments.insert(address, bytes);
                 }
                 state.reserve(state.reserved.saturating_add(bytes));
             }
-            Event::SegmentFree | Event::SegmentUnmap => {
-                if event == Event::SegmentFree {
+            TrackedEvent::SegmentFree | TrackedEvent::SegmentUnmap => {
+                if event == TrackedEvent::SegmentFree {
                     state.segments.remove(&address);
                 }
                 state.reserve(state.reserved.saturating_sub(bytes));
@@ -143,7 +152,7 @@ impl Tracker {
     }
 
     /// Returns the number of segment events since the last step of the start, for [`settle`](Self::settle). `None` if no step is left.
-    pub(crate) fn segment_events(&self) -> Option<u64> {
+    pub fn segment_events(&self) -> Option<u64> {
         self.state().initial.as_ref().map(|initial| initial.segment_events)
     }
 
@@ -153,11 +162,11 @@ impl Tracker {
     ///
     /// The first step registers the pool. No event is handled during that, so each segment is either older than the pool, or has an event
     /// after it. The second step counts the blocks that did not occur in a later event.
-    pub(crate) fn settle<E>(
+    pub fn settle<E>(
         &self,
         held: &[(Held, u64, u64)],
         segment_events: u64,
-        register: impl FnOnce() -> Result<Pool, E>,
+        register: impl FnOnce() -> Result<P, E>,
     ) -> Result<(), E> {
         let state = &mut *self.state();
         let Some(InitialState { named, .. }) =
@@ -182,7 +191,8 @@ impl Tracker {
         } else {
             let pool = register()?;
             // This makes the driver's blocks belong to the pool, even those that no tensor uses.
-            for segment in state.segments.keys() {
+            for (segment, bytes) in &state.segments {
+                pool.has_block(*segment, Bytes::new(*bytes));
                 pool.allocated(*segment, Bytes::ZERO);
                 pool.freed(*segment);
             }
@@ -191,12 +201,12 @@ impl Tracker {
         Ok(())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State<P>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl<P: TensorPool> State<P> {
     fn reserve(&mut self, bytes: u64) {
         self.reserved = bytes;
         if let Some(initial) = &mut self.initial {
