@@ -39,6 +39,8 @@ pub mod python {
     };
 }
 
+#[cfg(feature = "backtrace")]
+pub use self::sys::stack::address_of;
 pub use self::sys::{cgroup, clock, descriptor, lock_file, own_threads, print, process, recorded_pools};
 #[cfg(feature = "capture")]
 pub use self::sys::{recording_file, ring_memory};

@@ -73,16 +73,22 @@ fn machine() -> Standin {
 /// Compiles a C program into a folder, and the library that it is linked with. The library stands in for one of NVIDIA's
 /// libraries. `name` is the folder of the sources. Returns the path of the program.
 fn compiled(folder: &Folder, name: &str, source: &str, library: &str, options: &[&str]) -> String {
-    let to = |file: &str| folder.file(file);
-    let cc = |words: &[&str]| {
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run").join(name);
-        let status = Command::new("cc").current_dir(sources).arg("-w").args(words).args(["-ldl", "-lpthread"]).status();
-        assert!(status.expect("there is a C compiler").success());
-    };
-    let soname = format!("-Wl,-soname,{library}");
-    cc(&[&["-shared", "-fPIC", &soname, source, "-o", &to(library)], options].concat());
-    cc(&["program.c", "-o", &to("program"), &to(library), "-Wl,-rpath,$ORIGIN"]);
-    to("program")
+    let (library, program) = (compiled_library(folder, name, source, library, options), folder.file("program"));
+    cc(name, &["program.c", "-o", &program, &library, "-Wl,-rpath,$ORIGIN"]);
+    program
+}
+
+/// Compiles a library in C, and returns its path.
+fn compiled_library(folder: &Folder, name: &str, source: &str, library: &str, options: &[&str]) -> String {
+    let (soname, path) = (format!("-Wl,-soname,{library}"), folder.file(library));
+    cc(name, &[&["-shared", "-fPIC", &soname, source, "-o", &path], options].concat());
+    path
+}
+
+fn cc(name: &str, words: &[&str]) {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run").join(name);
+    let status = Command::new("cc").current_dir(sources).arg("-w").args(words).args(["-ldl", "-lpthread"]).status();
+    assert!(status.expect("there is a C compiler").success());
 }
 
 fn probe() -> String {

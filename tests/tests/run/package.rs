@@ -4,7 +4,7 @@ use std::{fs, path::Path, process::Command};
 
 use gpumem_tests::{built, interpreters};
 
-use super::{Folder, machine, python};
+use super::{Folder, compiled_library, machine, python};
 
 const PACKAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/cli/python");
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/package.py");
@@ -74,4 +74,48 @@ fn traces_of_a_recorded_program_are_scopes_of_the_recording() {
     assert_eq!(alone.stdout, printed, "{alone}");
     let report = machine().run_program(&built("gpumem-command"), &["report", "--tree", &own]);
     assert!(report.stdout.contains("forward"), "{report}");
+}
+
+/// A trace counts PyTorch's tensors, and not what its cache takes from the driver. A library and a module stand in for PyTorch.
+#[test]
+fn traces_count_the_tensors_of_pytorch() {
+    let Some(python) = python() else { return gpumem_tests::skipped("no Python whose lines are recorded") };
+    let folder = Folder::new();
+    let allocator = compiled_library(&folder, "allocator", "allocator.c", "libc10_cuda.so", &[]);
+    let library = library(&folder);
+    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run");
+    let modules = format!("{PACKAGE}:{sources}:{sources}/allocator");
+    let run = |what: &str| {
+        let machine = machine().env("PYTHONPATH", &modules).env("PYTHONDONTWRITEBYTECODE", "1");
+        let machine = machine.env("GPUMEM_LIBRARY", library.as_str()).env("ALLOCATOR", allocator.as_str());
+        machine.run_program(Path::new(&python), &[&format!("{sources}/allocator/tensors.py"), what])
+    };
+    let counted = "\
+                   3145728 7340544 True\n\
+                   △Used Peaked MB:      3      7 (step: exit)\n\
+                   △Used Peaked MB:      2      0 (again: exit)\n";
+    // In the second program, the first trace starts after the first tensor.
+    for what in ["plain", "late"] {
+        let seen = run(what);
+        assert!(seen.stdout == counted && seen.stderr.is_empty(), "{seen}");
+    }
+    let not_counted = "\
+                       20971520 0 True\n\
+                       △Used Peaked MB:     20      0 (step: exit)\n\
+                       △Used Peaked MB:      0      0 (again: exit)\n";
+    for (what, why) in [
+        ("replaced", "PYTORCH_CUDA_ALLOC_CONF or the program has replaced its allocator"),
+        ("old", "this version of gpumem-trace knows PyTorch 2.2 to 2.15 and not 2.1.2"),
+        (
+            "expandable",
+            "it had expandable segments before gpumem saw them: start a trace or call preload_pytorch() before the first tensor",
+        ),
+    ] {
+        let why = format!(
+            "gpumem: PyTorch's tensors are not seen, because {why}; lines count what it takes from the driver\n"
+        );
+        let seen = run(what);
+        assert!(what == "expandable" || seen.stdout == not_counted, "{seen}");
+        assert_eq!(seen.stderr, why, "{seen}");
+    }
 }

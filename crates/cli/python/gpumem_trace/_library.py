@@ -3,7 +3,7 @@
 import ctypes
 import os
 
-VERSION = 1
+VERSION = 2
 # The library, after the first use.
 _loaded = None
 
@@ -58,6 +58,11 @@ def _load():
     lib.gpumem_memory.argtypes, lib.gpumem_memory.restype = [ctypes.c_int32, ctypes.POINTER(size * 3)], text
     lib.gpumem_devices.argtypes, lib.gpumem_devices.restype = [ctypes.POINTER(ctypes.c_uint32)], text
     lib.gpumem_preload.argtypes, lib.gpumem_preload.restype = [], text
+    numbers = ctypes.POINTER(size)
+    lib.gpumem_tensors_attach.argtypes = [ctypes.c_uint32, size, numbers, ctypes.c_size_t]
+    lib.gpumem_tensors_settle.argtypes = [ctypes.c_uint32, ctypes.c_int64, numbers, ctypes.c_size_t]
+    lib.gpumem_tensors_attach.restype = lib.gpumem_tensors_settle.restype = text
+    lib.gpumem_tensors_events.argtypes, lib.gpumem_tensors_events.restype = [ctypes.c_uint32], ctypes.c_int64
     lib.gpumem_sim_alloc.argtypes, lib.gpumem_sim_alloc.restype = [ctypes.c_uint32, size, why], trace
     lib.gpumem_sim_free.argtypes, lib.gpumem_sim_free.restype = [trace], None
     return lib

@@ -6,6 +6,7 @@ import functools
 import gc
 import sys
 
+from . import _tensors
 from ._library import Error, check, library, number
 
 GPUMemory = collections.namedtuple("GPUMemory", ["total", "free", "used"])
@@ -77,6 +78,8 @@ def preload_pytorch():
         return
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
+        torch.cuda.init()
+        _tensors.observe()
         torch.ones((1, 1), device="cuda")
 
 

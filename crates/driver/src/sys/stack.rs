@@ -153,19 +153,44 @@ pub(crate) fn resolve(address: usize) -> Vec<Frame> {
 
 /// Returns the function that contains a return address, by the symbols in its file.
 fn function_in(loaded: &LoadedFile, address: usize) -> Option<String> {
+    // The return address is after the call.
+    let before = address.checked_sub(loaded.base)?.checked_sub(1)? as u64;
+    in_file(loaded, |first, object| {
+        let at = before.checked_add(first)?;
+        let symbols = object.symbols().chain(object.dynamic_symbols());
+        let mut functions = symbols.filter(|symbol| symbol.kind() == SymbolKind::Text);
+        let function =
+            functions.find(|symbol| at.checked_sub(symbol.address()).is_some_and(|after| after < symbol.size()))?;
+        Some(format!("{:#}", backtrace::SymbolName::new(function.name_bytes().ok()?)))
+    })
+}
+
+/// Returns the address of the first symbol that has one of these names, as the compiler has written them, in the file of a library that is
+/// loaded. The library need not export the symbol. `None` without a symbol, for example if the file was stripped.
+#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
+pub fn address_of(library: &str, names: &[&str]) -> Option<usize> {
+    let files = loader::files();
+    let loaded = files.iter().find(|file| file.path.file_name().is_some_and(|name| name == library))?;
+    in_file(loaded, |first, object| {
+        let is_it = |name: &[u8]| names.iter().any(|known| known.as_bytes() == name);
+        let mut symbols = object.symbols().chain(object.dynamic_symbols());
+        let found = symbols.find(|symbol| !symbol.is_undefined() && symbol.name_bytes().is_ok_and(is_it))?;
+        loaded.base.checked_add(found.address().checked_sub(first)? as usize)
+    })
+}
+
+/// Calls `search` with the address of a file's first page, and with the file.
+fn in_file<T>(
+    loaded: &LoadedFile,
+    search: impl FnOnce(u64, &object::File<'_, &ReadCache<fs::File>>) -> Option<T>,
+) -> Option<T> {
     if !fs::metadata(&loaded.path).ok()?.is_file() {
         return None;
     }
     let data = ReadCache::new(fs::File::open(&loaded.path).ok()?);
     let object = object::File::parse(&data).ok()?;
     let first = object.segments().map(|segment| segment.address()).min()? / PAGE * PAGE;
-    // The return address is after the call.
-    let at = (address.checked_sub(loaded.base)? as u64).checked_add(first)?.checked_sub(1)?;
-    let symbols = object.symbols().chain(object.dynamic_symbols());
-    let mut functions = symbols.filter(|symbol| symbol.kind() == SymbolKind::Text);
-    let function =
-        functions.find(|symbol| at.checked_sub(symbol.address()).is_some_and(|after| after < symbol.size()))?;
-    Some(format!("{:#}", backtrace::SymbolName::new(function.name_bytes().ok()?)))
+    search(first, &object)
 }
 
 /// Returns the file of the program or library that contains an address. Hooks and callbacks may call it.

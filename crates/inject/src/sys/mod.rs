@@ -3,6 +3,7 @@
 mod nccl;
 pub(crate) mod pools;
 pub(crate) mod socket;
+mod tensors;
 mod traces;
 
 use std::{

@@ -26,7 +26,7 @@ use gpumem_driver::print;
 use crate::request::Request;
 
 /// The version of this interface, which the package compares with its own. Increase it with each change.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 thread_local! {
     static ANSWER: RefCell<CString> = RefCell::default();
@@ -62,7 +62,7 @@ fn answer(text: impl Into<Vec<u8>>) -> *const c_char {
 }
 
 /// Runs code that must not unwind into C, and returns its error, or null.
-fn guarded(code: impl FnOnce() -> Result<(), String>) -> *const c_char {
+pub(super) fn guarded(code: impl FnOnce() -> Result<(), String>) -> *const c_char {
     match catch_unwind(AssertUnwindSafe(code)) {
         Ok(Ok(())) => ptr::null(),
         Ok(Err(why)) => answer(why),
