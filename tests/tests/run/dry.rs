@@ -73,7 +73,7 @@ fn values_that_were_not_computed_are_counted() {
     });
     assert_eq!(seen, expected, "{outcome}");
     let sentence = "7 values were read from memory that is not there, at 5 places, first at tests/run/unknown.py:25: sizes that depend on them may \
-        differ\n";
+        differ. A larger --real computes more values\n";
     assert!(outcome.stderr.contains(sentence), "{outcome}");
     assert!(
         outcome

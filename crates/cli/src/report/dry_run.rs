@@ -104,7 +104,8 @@ impl DryRunOverview {
         let different: HashSet<_> = self.places.iter().map(|at| (&at.place, &at.caller, &at.operation)).collect();
         let places = if different.len() > 1 { format!("at {} places, ", different.len()) } else { String::new() };
         format!(
-            "{values} read from memory that is not there, {places}first at {}{details}: sizes that depend on them may differ",
+            "{values} read from memory that is not there, {places}first at {}{details}: sizes that depend on them may differ. A larger --real \
+             computes more values",
             first.place,
         )
     }
