@@ -73,8 +73,8 @@ impl fmt::Display for Kind {
                 )
             }
             Self::Forked => f.write_str(
-                "this process was forked from one that used gpumem, and CUDA does not work in it; start it with \
-                 std::process::Command, or use gpumem in the child only",
+                "this process was forked from one that used gpumem, and CUDA does not work in it; start it \
+                 as a program of its own, or use gpumem in the child only",
             ),
             Self::UnknownBlock { address, why: None } => write!(
                 f,

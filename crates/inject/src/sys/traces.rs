@@ -21,7 +21,7 @@ use gpumem::{
     sim::{SimBlock, SimGpu},
     try_gpu_mem_get, try_preload,
 };
-use gpumem_driver::print;
+use gpumem_driver::{print, process};
 
 use crate::request::Request;
 
@@ -212,7 +212,8 @@ pub(crate) unsafe extern "C" fn gpumem_trace_read(this: *const PythonTrace, to: 
     let (this, to) = unsafe { (this.as_ref(), &mut *to) };
     to.gauge = Gauge::Off as u32;
     _ = guarded(|| {
-        let Some(PythonTrace { trace, .. }) = this else { return Ok(()) };
+        // After a fork, nothing is counted in the child.
+        let Some(PythonTrace { trace, .. }) = this.filter(|_| !process::is_forked()) else { return Ok(()) };
         let data = if is_next { gpumem::__private::read_next(trace) } else { trace.data() };
         *to = Values {
             used: data.used.get(),
