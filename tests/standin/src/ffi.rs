@@ -65,7 +65,7 @@ impl Out<c_char> {
     pub(crate) fn put_text(self, text: &str, length: usize) -> Result<(), NullPointer> {
         let fitting = text.len().min(length.saturating_sub(1));
         let bytes = text.as_bytes()[..fitting].iter().copied().chain([0]);
-        self.put_all(&bytes.map(u8::cast_signed).take(length).collect::<Vec<_>>())
+        self.put_all(&bytes.map(|byte| c_char::from_ne_bytes([byte])).take(length).collect::<Vec<_>>())
     }
 }
 
