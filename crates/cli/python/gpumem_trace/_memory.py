@@ -6,7 +6,7 @@ import functools
 import gc
 import sys
 
-from . import _tensors
+from . import _pytorch
 from ._library import Error, check, library, number
 
 GPUMemory = collections.namedtuple("GPUMemory", ["total", "free", "used"])
@@ -79,7 +79,7 @@ def preload_pytorch():
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.init()
-        _tensors.observe()
+        _pytorch.observe()
         torch.ones((1, 1), device="cuda")
 
 

@@ -5,7 +5,7 @@ import functools
 import sys
 import types
 
-from . import _tensors
+from . import _pytorch
 from ._library import Values, library, number, opened
 
 # What `gpumem_trace_do` does.
@@ -26,7 +26,7 @@ def _note_caches():
     """Says once for each library with a cache, before the first line, what the lines count."""
     for module in [module for module in _caches if module in sys.modules]:
         name = _caches.pop(module)
-        if name == "PyTorch" and not _tensors.is_pending:
+        if name == "PyTorch" and not _pytorch.is_pending:
             continue
         print(
             f"gpumem: {name} keeps freed memory, and the lines count what it takes from the driver: a second call often shows 0 0",
@@ -76,8 +76,8 @@ class GPUMemTrace:
         self.silent, self.on_exit_report = silent, on_exit_report
 
     def _open(self, ctx, file, line, device, is_task):
-        if _tensors.is_pending:
-            _tensors.observe()
+        if _pytorch.is_pending:
+            _pytorch.observe()
         self._lib, self._trace, self.ctx = library(), None, ctx
         name = _bytes(ctx) if ctx is not None else None
         self._trace = opened(self._lib.gpumem_trace_open, name, _bytes(file), line, number(device), is_task)
