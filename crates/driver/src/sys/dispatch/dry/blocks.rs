@@ -90,27 +90,25 @@ const TRIES: usize = 8;
 /// Returns addresses for a dry block. Another block may have had them.
 fn place(bytes: u64, device: u32) -> Option<u64> {
     let bytes = bytes.checked_next_multiple_of(PAGE)?;
-    for _ in 0..TRIES {
-        let (place, unused) = {
-            let mut memory = memory();
-            let unused = memory.places.unused(bytes);
-            (memory.places.take(bytes)?, unused)
-        };
-        let Some(new) = place.new else { return Some(place.start) };
-        // Before it starts a chunk, the driver takes a hole in its own chunks, wherever it is asked for addresses.
-        if let Some(start) = unused.and_then(|unused| reserve_anywhere(unused, bytes)) {
-            if Some(start) != unused {
-                memory().places.release(place.start, bytes);
-                behind::put(start, bytes, device);
-                return Some(start);
-            }
-            free_addresses(start, bytes);
+    if let Some(start) = memory().places.take_hole(bytes) {
+        return Some(start);
+    }
+    // Before it starts a chunk, the driver takes a hole in its own chunks, wherever it is asked for addresses.
+    let unused = memory().places.unused(bytes);
+    if let Some(start) = unused.and_then(|unused| reserve_anywhere(unused, bytes)) {
+        if Some(start) != unused {
+            behind::put(start, bytes, device);
+            return Some(start);
         }
+        free_addresses(start, bytes);
+    }
+    for _ in 0..TRIES {
+        let (start, new) = memory().places.take_chunk(bytes)?;
         if new.is_empty() || reserve_at(new.start, new.end - new.start) == Some(new.start) {
             behind::put(new.start, new.end - new.start, device);
-            return Some(place.start);
+            return Some(start);
         }
-        memory().places.discard(place.start);
+        memory().places.discard(start);
     }
     let start = reserve_at(0, bytes)?;
     behind::put(start, bytes, device);
@@ -157,7 +155,10 @@ fn free_placed(address: u64) -> u32 {
 
 /// Reserves addresses without memory for the program.
 pub(super) fn reserve(bytes: u64) -> Option<u64> {
-    let place = || Some(memory().program_places.take(bytes)?.start);
+    let place = || {
+        let places = &mut memory().program_places;
+        places.take_hole(bytes).or_else(|| Some(places.take_chunk(bytes)?.0))
+    };
     let reserved = (0..TRIES).find_map(|_| {
         let place = place()?;
         reserve_at(place, bytes).filter(|start| *start == place)

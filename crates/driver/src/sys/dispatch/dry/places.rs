@@ -45,14 +45,6 @@ struct Chunk {
 #[derive(Debug, Default)]
 struct Holes(BTreeMap<u64, u64>);
 
-/// A place for a block.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) start: u64,
-    /// The part of a new chunk that must be reserved; `None` if the place is in a chunk that was there.
-    pub(super) new: Option<Range<u64>>,
-}
-
 impl Places {
     pub(super) const OF_BLOCKS: Self = Self::within(MIDDLE..END);
     pub(super) const OF_PROGRAM: Self = Self::within(START..MIDDLE);
@@ -61,21 +53,25 @@ impl Places {
         Self { lowest: range.end, range, chunks: Vec::new(), of_driver: Holes(BTreeMap::new()) }
     }
 
-    /// Returns a place for this many bytes, or `None` if there is none.
-    pub(super) fn take(&mut self, bytes: u64) -> Option<Place> {
+    /// Takes a place for this many bytes in a chunk that is there, or returns `None`.
+    pub(super) fn take_hole(&mut self, bytes: u64) -> Option<u64> {
         let bytes = bytes.checked_next_multiple_of(PAGE)?;
         let holes = self.chunks.iter_mut().rev().map(|chunk| &mut chunk.holes).chain([&mut self.of_driver]);
-        if let Some(start) = holes.into_iter().find_map(|holes| holes.take(bytes)) {
-            return Some(Place { start, new: None });
-        }
-        let chunk = self.highest_gap(bytes.checked_next_multiple_of(STEP)?)?;
-        let (start, lowest) = (chunk.start, self.lowest);
+        holes.into_iter().find_map(|holes| holes.take(bytes))
+    }
+
+    /// Starts a chunk with a place for this many bytes. Returns the start of the place, and the part of the chunk that must be reserved. `None`
+    /// if there is no room.
+    pub(super) fn take_chunk(&mut self, bytes: u64) -> Option<(u64, Range<u64>)> {
+        let bytes = bytes.checked_next_multiple_of(PAGE)?;
+        let range = self.highest_gap(bytes.checked_next_multiple_of(STEP)?)?;
+        let (start, lowest) = (range.start, self.lowest);
         self.lowest = lowest.min(start);
         let mut holes = Holes::default();
-        holes.add(start + bytes..chunk.end);
-        let new = Some(start..chunk.end.min(lowest).max(start));
-        self.chunks.push(Chunk { range: chunk, holes });
-        Some(Place { start, new })
+        holes.add(start + bytes..range.end);
+        let new = start..range.end.min(lowest).max(start);
+        self.chunks.push(Chunk { range, holes });
+        Some((start, new))
     }
 
     /// Returns the end of the highest gap between chunks that is larger than a size. The lowest gap has no lower end.
@@ -154,7 +150,8 @@ mod tests {
 
     /// Takes a place, and returns the distance of its start from the end, in MiB.
     fn take(places: &mut Places, mib: u64) -> u64 {
-        places.take(mib * MIB).map_or(0, |place| below(place.start))
+        let start = places.take_hole(mib * MIB).or_else(|| Some(places.take_chunk(mib * MIB)?.0));
+        start.map_or(0, below)
     }
 
     /// Sequences of random allocations and frees on an H200 with driver 580, one on each line: `+PAGES@PLACE` and `-PLACE`. A place is its
@@ -168,13 +165,12 @@ mod tests {
             let (mut places, mut live) = (Places::OF_BLOCKS, BTreeMap::new());
             for (at, step) in sequence.split(' ').enumerate() {
                 if let Some((pages, place)) = step.split_once('@') {
-                    let bytes = number(&pages[1..]) * PAGE;
-                    let taken = places.take(bytes).unwrap();
-                    assert_eq!((END - taken.start) / PAGE, number(place), "step {at}: {step}");
-                    live.insert(number(place), (taken.start, bytes));
+                    let (place, bytes) = (number(place), number(&pages[1..]) * PAGE);
+                    assert_eq!(take(&mut places, bytes / MIB), place * PAGE / MIB, "step {at}: {step}");
+                    live.insert(place, bytes);
                 } else {
-                    let (start, bytes) = live.remove(&number(&step[1..])).unwrap();
-                    places.release(start, bytes);
+                    let place = number(&step[1..]);
+                    places.release(END - place * PAGE, live.remove(&place).unwrap());
                 }
             }
             assert!(live.is_empty() && places.chunks.is_empty());
@@ -184,19 +180,23 @@ mod tests {
     #[test]
     fn only_what_was_never_reserved_is_new() {
         let mut places = Places::OF_BLOCKS;
-        let new = |place: Place| place.new.map(|new| (below(new.start), below(new.end)));
-        let mut take = |mib: u64| new(places.take(mib * MIB).unwrap());
-        assert_eq!([20, 10, 50].map(&mut take), [Some((32, 0)), None, Some((96, 32))]);
-        // The first chunk becomes a gap, which is too small for the same size, and the last one is followed by free addresses.
+        let chunk = |places: &mut Places, mib: u64| {
+            let (start, new) = places.take_chunk(mib * MIB).unwrap();
+            (below(start), below(new.start), below(new.end))
+        };
+        assert_eq!(chunk(&mut places, 20), (32, 32, 0));
+        assert_eq!(chunk(&mut places, 50), (96, 96, 32));
+        // The chunk becomes a gap, which is followed by free addresses.
         places.release(END - 96 * MIB, 50 * MIB);
-        let mut take = |mib: u64| new(places.take(mib * MIB).unwrap());
-        assert_eq!(take(90), Some((128, 96)));
+        assert_eq!(chunk(&mut places, 90), (128, 128, 96));
+        places.release(END - 128 * MIB, 90 * MIB);
+        assert_eq!(chunk(&mut places, 32), (64, 64, 64), "it is reserved already");
     }
 
     #[test]
     fn a_range_that_cannot_be_reserved_is_not_used() {
         let mut places = Places::OF_BLOCKS;
-        let Place { start, .. } = places.take(2 * MIB).unwrap();
+        let (start, _) = places.take_chunk(2 * MIB).unwrap();
         places.discard(start);
         assert_eq!([take(&mut places, 2), places.unused(40 * MIB).map_or(0, below)], [64, 128]);
     }
@@ -204,17 +204,19 @@ mod tests {
     #[test]
     fn what_does_not_fit_gets_no_place() {
         let mut places = Places::OF_BLOCKS;
-        assert_eq!([END, u64::MAX].map(|bytes| places.take(bytes)), [None, None]);
+        assert_eq!(
+            [END, u64::MAX].map(|bytes| (places.take_hole(bytes), places.take_chunk(bytes))),
+            [const { (None, None) }; 2]
+        );
         assert_eq!(take(&mut places, (END - MIDDLE) / MIB), (END - MIDDLE) / MIB);
-        assert_eq!((places.take(2 * MIB), places.unused(1)), (None, None));
+        assert_eq!((take(&mut places, 2), places.unused(1)), (0, None));
     }
 
     #[test]
     fn a_place_that_the_driver_chose_is_used_last() {
         let mut places = Places::OF_BLOCKS;
         places.release(16 << 30, 8 * MIB);
-        let place = places.take(6 * MIB).unwrap();
-        assert_eq!(place, Place { start: 16 << 30, new: None });
+        assert_eq!(places.take_hole(6 * MIB), Some(16 << 30));
         assert_eq!([20, 6].map(|mib| take(&mut places, mib)), [32, 12]);
     }
 }
