@@ -63,6 +63,18 @@ __all__ = [
 _cells = None
 
 
+def __getattr__(name):
+    if name == "__version__":
+        # The import takes longer than that of this package.
+        from importlib import metadata
+
+        try:
+            return metadata.version("gpumem-trace")
+        except metadata.PackageNotFoundError:
+            raise AttributeError("the version is not known, because gpumem-trace is not installed; install its wheel with pip") from None
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def load_ipython_extension(shell):
     """`%load_ext gpumem_trace`: prints a line after each cell of a notebook."""
     global _cells

@@ -5,12 +5,14 @@ import contextlib
 import copy
 import functools
 import gc
+import importlib.metadata
 import io
 import os
 import subprocess
 import sys
 import threading
 import unittest
+from unittest import mock
 
 import gpumem_trace
 from gpumem_trace import (
@@ -364,6 +366,14 @@ gc.collect()
             step()
         gc.collect()
         self.assertEqual((trace.data(), str(raised.exception)), ((0, 64), "CUDA out of memory"))
+
+    def test_the_version(self):
+        with mock.patch("importlib.metadata.version", {"gpumem-trace": "1.2"}.get):
+            self.assertEqual(gpumem_trace.__version__, "1.2")
+        with mock.patch("importlib.metadata.version", side_effect=importlib.metadata.PackageNotFoundError):
+            with self.assertRaisesRegex(AttributeError, "is not installed"):
+                gpumem_trace.__version__
+        self.assertFalse(hasattr(gpumem_trace, "versions"))
 
     def test_errors(self):
         with self.assertRaisesRegex(Error, "device 99"):
