@@ -36,6 +36,7 @@ from ._memory import (
     gpu_with_max_free_mem,
     preload_pytorch,
 )
+from ._peak import Pool, peak
 from ._trace import Data, GPUMemTrace, gpu_mem_trace
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Error",
     "GPUMemTrace",
     "GPUMemory",
+    "Pool",
     "Table",
     "b2mb",
     "gpu_mem_get",
@@ -56,6 +58,7 @@ __all__ = [
     "gpu_mem_trace",
     "gpu_with_max_free_mem",
     "lines",
+    "peak",
     "preload_pytorch",
     "sim",
 ]

@@ -142,6 +142,12 @@ class GPUMemTrace:
         return self._values().peaked
 
     @property
+    def peak(self):
+        """How many bytes more than at the start were in use at the worst moment."""
+        values = self._values()
+        return max(values.used, 0) + values.peaked
+
+    @property
     def is_exact(self):
         """Whether each allocation was counted. If not, the memory was sampled, or nothing is measured, or something was missed."""
         values = self._values()

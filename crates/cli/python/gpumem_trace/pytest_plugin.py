@@ -98,7 +98,7 @@ class Plugin:
         failures = [failure for limit in limits if (failure := _failure(*limit, traces[limit[2]]))]
         first = next(iter(traces.values()))
         if first.is_measured:
-            peak = first.peaked + max(first.used, 0)
+            peak = first.peak
             item.user_properties.append((_KEY, peak))
             before = self.baseline.get(item.nodeid)
             if before is not None and not self.updates and peak > before + _TOLERANCE:
@@ -150,7 +150,7 @@ def _failure(name, limit, device, trace):
     if not trace.is_exact:
         return f"the limit of {text(limit)} was not checked, because allocations were missed"
     if name == "limit_gpu_memory":
-        peak = trace.peaked + max(trace.used, 0)
+        peak = trace.peak
         return f"the test needed {text(peak)} of GPU memory, which is more than its limit of {text(limit)}" if peak > limit else None
     used = trace.used
     return f"{text(used)} more of GPU memory is in use after the test, and its limit is {text(limit)}" if used > limit else None

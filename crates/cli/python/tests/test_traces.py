@@ -261,6 +261,49 @@ class Lines(unittest.TestCase):
                 gpumem_trace.lines(function)
 
 
+class Peaks(unittest.TestCase):
+    def jax(self, *statistics, is_started=True):
+        """Returns a JAX whose GPU has these statistics, one after the other."""
+        read = iter([dict(zip(["bytes_in_use", "peak_bytes_in_use"], (value * MIB for value in of))) for of in statistics])
+        gpu = mock.Mock(platform="gpu", local_hardware_id=0, memory_stats=lambda: next(read))
+        bridge = mock.Mock()
+        bridge.backends_are_initialized.side_effect = [is_started, True]
+        modules = {"jax": mock.Mock(local_devices=lambda: [gpu]), "jax._src.xla_bridge": bridge}
+        return mock.patch.dict(sys.modules, modules)
+
+    def test_a_block(self):
+        with gpumem_trace.peak() as p:
+            kept = sim.alloc(10 * MIB)
+            blip(30)
+        self.assertEqual((p.used, p.peak, p.pool, str(p)), (kept.bytes, 40 * MIB, None, "used 10.0 MB, peak 40.0 MB"))
+        with p:
+            kept.free()
+        self.assertEqual((p.used, p.peak), (-10 * MIB, 0))
+        self.assertEqual(lines(lambda: gpumem_trace.peak(ctx="none").__exit__()), [])
+
+    def test_a_peak_inside_of_the_pool_of_jax(self):
+        for statistics, is_started, pool in (
+            ([(100, 150), (110, 200)], True, (10 * MIB, 100 * MIB, 100 * MIB)),
+            ([(100, 150), (90, 150)], True, (-10 * MIB, None, 50 * MIB)),
+            ([(110, 200)], False, (110 * MIB, 200 * MIB, 200 * MIB)),
+            ([(1, 1), ()], True, None),
+        ):
+            with self.jax(*statistics, is_started=is_started), gpumem_trace.peak() as p:
+                pass
+            self.assertEqual(p.pool, pool)
+
+    def test_sentences(self):
+        for statistics, text in (
+            ([(0, 150), (10, 200)], "Its arrays in there: used 10.0 MB, peak 200.0 MB"),
+            ([(100, 150), (110, 150)], "used 10.0 MB, peak at most 50.0 MB, because JAX keeps only the highest of the process"),
+            ([(), ()], "not known, because JAX gives no statistics of a GPU"),
+        ):
+            with self.jax(*statistics):
+                with gpumem_trace.peak() as p:
+                    pass
+                self.assertIn(text, str(p))
+
+
 class Threads(unittest.TestCase):
     def test_each_thread_has_its_own(self):
         found = {}
@@ -397,6 +440,10 @@ from gpumem_trace import *
 with GPUMemTrace(ctx="off") as trace:
     pass
 assert not trace.is_measured and not trace.is_exact and trace.data() == (0, 0)
+from gpumem_trace import peak
+with peak() as p:
+    pass
+assert str(p) == "nothing was measured"
 assert gpu_mem_get() == (0, 0, 0) and gpu_mem_get_all() == [] and gpu_with_max_free_mem() == (None, 0)
 preload_pytorch()
 """
