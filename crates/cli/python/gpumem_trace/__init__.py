@@ -37,6 +37,7 @@ from ._memory import (
     preload_pytorch,
 )
 from ._peak import Pool, peak
+from ._tensors import Tensors, tensors
 from ._trace import Data, GPUMemTrace, gpu_mem_trace
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "GPUMemory",
     "Pool",
     "Table",
+    "Tensors",
     "b2mb",
     "gpu_mem_get",
     "gpu_mem_get_all",
@@ -61,6 +63,7 @@ __all__ = [
     "peak",
     "preload_pytorch",
     "sim",
+    "tensors",
 ]
 
 _cells = None

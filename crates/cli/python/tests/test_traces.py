@@ -304,6 +304,34 @@ class Peaks(unittest.TestCase):
                 self.assertIn(text, str(p))
 
 
+class Tensors(unittest.TestCase):
+    """`test_frameworks.py` lists PyTorch's own."""
+
+    def test_without_pytorch(self):
+        with self.assertRaisesRegex(Error, "has not imported PyTorch; call tensors after `import torch`"):
+            gpumem_trace.tensors()
+
+    def test_the_table(self):
+        def row(name, kind, device, size, *shared):
+            return {"name": name, "kind": kind, "device": device, "bytes": size, "shape": (2, 3), "dtype": "float32", "shared": list(shared)}
+
+        rows = [row("x", "other", "cpu", 64 * MIB), row("w.grad", "gradient", "cuda:0", MIB), row("?", "other", "cuda:0", None)]
+        rows[2]["shape"] = None
+        rows.append(row("w", "parameter", "cuda:0", 2 * MIB, "a", "b", "c", "d"))
+        table = gpumem_trace.Tensors(rows, {"cuda:0": 5 * MIB})
+        expected = """\
+        MB  device  kind             tensor
+      2.00  cuda:0  parameter        w (2, 3) float32, shared with a, b, c and 1 more
+      1.00  cuda:0  gradient         w.grad (2, 3) float32
+         ?  cuda:0  other            ? float32
+     64.00  in 1 more
+total: 3.00 of 5.00 that PyTorch has in use on cuda:0 (parameter 2.00, gradient 1.00); 64.00 on cpu (other 64.00); \
+without 1 whose size cannot be read"""
+        self.assertEqual(table.text(3), expected)
+        self.assertEqual(table.totals["cuda:0"], {"parameter": 2 * MIB, "gradient": MIB})
+        self.assertTrue(str(gpumem_trace.Tensors([], {})).endswith("total: no tensors"))
+
+
 class Threads(unittest.TestCase):
     def test_each_thread_has_its_own(self):
         found = {}
