@@ -5,7 +5,7 @@ import linecache
 import sys
 import threading
 
-from ._trace import _ASYNC_GENERATOR, _COROUTINE, _GENERATOR, _code_and_name, _traced, show
+from ._trace import _ASYNC_GENERATOR, _COROUTINE, _GENERATOR, _code_and_name, _traced, exact, show
 
 _MIB = 2**20
 # The calls of measured functions that run on a thread, the innermost last.
@@ -65,7 +65,7 @@ class _Call:
         values = self.trace._values(is_next=True)
         peak = self.used + max(values.used, 0) + values.peaked
         self.used += values.used
-        self.table.is_exact = self.table.is_exact and values.gauge == 0 and values.lost == values.untracked == 0
+        self.table.is_exact = self.table.is_exact and exact(values)
         if line is None and not self.table._lines and self.line is None:
             # Newer versions of Python do not report the line of a function that has only one.
             self.line = self.code.co_firstlineno

@@ -51,6 +51,11 @@ def _bytes(text):
     return str(text).encode(errors="replace")
 
 
+def exact(values):
+    """Returns whether each allocation was counted."""
+    return values.gauge == 0 and values.lost == values.untracked == 0
+
+
 class GPUMemTrace:
     """Traces the GPU memory of a piece of code, from the moment when it is created.
 
@@ -150,8 +155,7 @@ class GPUMemTrace:
     @property
     def is_exact(self):
         """Whether each allocation was counted. If not, the memory was sampled, or nothing is measured, or something was missed."""
-        values = self._values()
-        return values.gauge == 0 and values.lost == values.untracked == 0
+        return exact(self._values())
 
     @property
     def is_measured(self):

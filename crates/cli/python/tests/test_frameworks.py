@@ -1,14 +1,23 @@
 """What needs a framework, on a simulated GPU. `.ci/wheel` runs it without them. To run it: `pip install torch lightning transformers accelerate`."""
 
+import contextlib
+import csv
 import gc
 import importlib.util
+import io
+import pickle
+import sys
+import tempfile
 import unittest
 import warnings
 import weakref
+from unittest import mock
 
 import gpumem_trace
+from gpumem_trace import callbacks, sim
 
 MIB = 1 << 20
+kept = []
 
 
 def needs(*modules):
@@ -22,6 +31,7 @@ class Tensors(unittest.TestCase):
         global torch
         import torch
 
+        gc.collect()
         warnings.simplefilter("error")
         self.addCleanup(warnings.resetwarnings)
 
@@ -58,9 +68,8 @@ class Tensors(unittest.TestCase):
         self.assertEqual(list(kinds.values()), ["buffer", "optimizer state", "optimizer state", "other"])
         # All of it is found without being told, and has other names.
         others = self.rows()
-        for name, row in rows.items():
-            if name != "Tensor":
-                self.assertEqual(others[f"Model.{name}"]["bytes"], row["bytes"])
+        for name in kinds:
+            self.assertEqual(others[f"Model.{name}"]["bytes"], rows[name]["bytes"])
         self.assertEqual(self.rows({"adam": optimizer})["Model.embed.weight.exp_avg"]["kind"], "optimizer state")
 
     def test_what_shares_storage_is_counted_once(self):
@@ -118,6 +127,135 @@ class Tensors(unittest.TestCase):
         frame = gpumem_trace.tensors([weight]).frame()
         self.assertEqual(list(frame.columns), ["name", "kind", "device", "bytes", "shape", "dtype", "shared"])
         self.assertEqual(int(frame[frame.name == "0"].bytes.iloc[0]), weight.nbytes)
+
+
+def work():
+    """What each epoch does."""
+    kept.append(sim.alloc(10 * MIB))
+    sim.alloc(40 * MIB).free()
+
+
+ROWS = [{"epoch": epoch, "used": (epoch + 1) * 10 * MIB, "peak": (epoch + 5) * 10 * MIB, "is_exact": True} for epoch in range(3)]
+
+
+class Callbacks(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.addCleanup(kept.clear)
+
+    def lightning(self, name):
+        trainers = importlib.import_module(name)
+        loggers = importlib.import_module("lightning.pytorch.loggers" if name == "lightning" else "pytorch_lightning.loggers")
+        import torch
+
+        class Module(trainers.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(4, 1)
+
+            def training_step(self, batch, at):
+                if at == 0:
+                    work()
+                return self.layer(batch).sum()
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters())
+
+        # Each has its own base class.
+        callbacks.__dict__.pop("LightningCallback", None)
+        with mock.patch.dict(sys.modules, {"pytorch_lightning" if name == "lightning" else "lightning.pytorch": None}):
+            # Lightning sends it to other processes like this.
+            callback = pickle.loads(pickle.dumps(callbacks.LightningCallback()))
+        logger = loggers.CSVLogger(self.folder.name)
+        options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "accelerator": "cpu"}
+        trainer = trainers.Trainer(max_epochs=3, callbacks=[callback], logger=logger, **options)
+        trainer.fit(Module(), torch.utils.data.DataLoader(torch.zeros(8, 4), batch_size=2))
+        self.assertIsInstance(callback, trainers.Callback)
+        self.assertEqual(callback.rows, ROWS)
+        with open(f"{logger.log_dir}/metrics.csv") as file:
+            logged = [row for row in csv.DictReader(file) if row["gpumem/used_MB"]]
+        self.assertEqual([float(row["gpumem/peak_MB"]) for row in logged], [50, 60, 70])
+        self.assertEqual([(row["epoch"], row["step"]) for row in logged], [("0", "3"), ("1", "7"), ("2", "11")])
+
+    @needs("torch", "lightning")
+    def test_lightning(self):
+        self.lightning("lightning")
+
+    @needs("torch", "pytorch_lightning")
+    def test_pytorch_lightning(self):
+        self.lightning("pytorch_lightning")
+
+    @needs("torch", "transformers", "accelerate")
+    def test_transformers(self):
+        import torch
+        import transformers
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(4, 1)
+
+            def forward(self, x):
+                return {"loss": self.layer(x).sum()}
+
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 8
+
+            def __getitem__(self, at):
+                if at == 0:
+                    work()
+                return {"x": torch.zeros(4)}
+
+        options = {"per_device_train_batch_size": 2, "report_to": [], "use_cpu": True, "save_strategy": "no", "logging_strategy": "epoch"}
+        arguments = transformers.TrainingArguments(self.folder.name, num_train_epochs=3, **options)
+        trainer = transformers.Trainer(Model(), arguments, train_dataset=Data())
+        callback = callbacks.TransformersCallback(trainer)
+        trainer.add_callback(callback)
+        trainer.remove_callback(transformers.ProgressCallback)
+        trainer.train()
+        self.assertEqual(callback.rows, ROWS)
+        logged = [row for row in trainer.state.log_history if "gpumem/used_MB" in row]
+        self.assertEqual(logged[0], {"gpumem/used_MB": 10, "gpumem/peak_MB": 50, "epoch": 1, "step": 4})
+        self.assertEqual(sum("loss" in row for row in trainer.state.log_history), 3)
+        # A training may end inside of an epoch.
+        trainer.args.max_steps = 5
+        trainer.train()
+        self.assertEqual([row["epoch"] for row in callback.rows], [0, 1])
+        # One was not there when this training started, and the other has no GPU.
+        trainer.remove_callback(callback)
+        late = callbacks.TransformersCallback(trainer)
+        late.on_train_begin = mock.Mock()
+        trainer.add_callback(late)
+        trainer.add_callback(callbacks.TransformersCallback(trainer, device=99))
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            trainer.train()
+        self.assertRegex(err.getvalue(), "^gpumem: the epochs are not measured: .*device 99.*\n$")
+
+    @needs("torch", "accelerate")
+    def test_accelerate(self):
+        import accelerate
+
+        class Tracker(accelerate.tracking.GeneralTracker):
+            name, requires_logging_directory, tracker = "list", False, None
+
+            def store_init_configuration(self, values):
+                pass
+
+            def log(self, values, step=None, **kwargs):
+                logged.append((step, values))
+
+        logged = []
+        accelerator = accelerate.Accelerator(cpu=True, log_with=Tracker())
+        accelerator.init_trackers("test")
+        epochs = callbacks.Epochs(accelerator.log)
+        for epoch in range(3):
+            work()
+            epochs.end(epoch)
+        epochs.stop()
+        self.assertEqual(epochs.rows, ROWS)
+        self.assertEqual(logged[2], (2, {"gpumem/used_MB": 30, "gpumem/peak_MB": 70}))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from gpumem_trace import (
     Error,
     GPUMemory,
     GPUMemTrace,
+    callbacks,
     gpu_mem_get,
     gpu_mem_get_all,
     gpu_mem_get_used_fast,
@@ -332,6 +333,31 @@ without 1 whose size cannot be read"""
         self.assertTrue(str(gpumem_trace.Tensors([], {})).endswith("total: no tensors"))
 
 
+class Epochs(unittest.TestCase):
+    """`test_frameworks.py` runs the callbacks."""
+
+    def test_a_loop(self):
+        logged, kept = [], []
+        epochs = callbacks.Epochs(lambda values, step: logged.append((step, values)))
+        for epoch in range(2):
+            kept.append(sim.alloc(10 * MIB))
+            blip(40)
+            epochs.end(epoch, step=epoch * 5)
+        epochs.stop()
+        self.assertEqual(logged[1], (5, {"gpumem/used_MB": 20, "gpumem/peak_MB": 60}))
+        self.assertEqual(epochs.rows[0], {"epoch": 0, "used": 10 * MIB, "peak": 50 * MIB, "is_exact": True})
+        # Traces after it are not inside of it.
+        self.assertEqual(lines(lambda: GPUMemTrace(ctx="after").report()), [line(0, 0, "after")])
+
+    def test_a_framework_that_is_not_there(self):
+        with mock.patch.dict(sys.modules, dict.fromkeys(["lightning.pytorch", "pytorch_lightning", "transformers"])):
+            with self.assertRaisesRegex(ImportError, "needs PyTorch Lightning; install it with `pip install lightning`"):
+                callbacks.LightningCallback
+            with self.assertRaisesRegex(ImportError, "install it with `pip install transformers`"):
+                from gpumem_trace.callbacks import TransformersCallback  # noqa: F401
+        self.assertFalse(hasattr(callbacks, "Callback"))
+
+
 class Threads(unittest.TestCase):
     def test_each_thread_has_its_own(self):
         found = {}
@@ -472,6 +498,10 @@ from gpumem_trace import peak
 with peak() as p:
     pass
 assert str(p) == "nothing was measured"
+from gpumem_trace.callbacks import Epochs
+epochs = Epochs(print)
+epochs.end(0)
+assert epochs.rows == []
 assert gpu_mem_get() == (0, 0, 0) and gpu_mem_get_all() == [] and gpu_with_max_free_mem() == (None, 0)
 preload_pytorch()
 """
