@@ -56,10 +56,47 @@ class Table:
     __repr__ = __str__
 
 
-class _Call:
-    def __init__(self, code, trace, table):
-        self.code, self.trace, self.table = code, trace, table
+class Call:
+    """Measures the lines of code while it runs in a `with` block. Passes their table to `done`, unless nothing is measured."""
+
+    def __init__(self, code, name, device, done):
+        self.code, self.done, self.table = code, done, Table(name, code.co_filename)
+        self.trace = _traced(name, (code.co_filename, code.co_firstlineno), device)
         self.line, self.used, self.frame = None, 0, None
+
+    def __enter__(self):
+        if hasattr(sys, "monitoring"):
+            # It only slows the lines of this code.
+            _running.__dict__.setdefault("calls", []).append(self)
+            sys.monitoring.set_local_events(_tool(), self.code, sys.monitoring.events.LINE)
+        else:
+            self.before = sys.gettrace()
+            sys.settrace(self.of_all)
+
+    def __exit__(self, *error):
+        if hasattr(sys, "monitoring"):
+            _running.calls.pop()
+        else:
+            sys.settrace(self.before)
+        self.next_line(None)
+        self.trace.stop()
+        if self.trace.is_measured:
+            self.done(self.table)
+
+    def of_all(self, frame, event, arg):
+        """The trace function for Python before 3.12. A debugger's own one is called, too."""
+        other = self.before(frame, event, arg) if self.before else None
+        if frame.f_code is not self.code or self.line is not None:
+            return other
+
+        def own(frame, event, arg):
+            nonlocal other
+            if event == "line":
+                self.next_line(frame.f_lineno)
+            other = other(frame, event, arg) if other else None
+            return own
+
+        return own
 
     def next_line(self, line):
         values = self.trace._values(is_next=True)
@@ -96,60 +133,11 @@ def lines(func=None, *, ctx=None, device=None, silent=False):
             if not silent:
                 show(f"{table}\n")
 
-        return _measure(code, name, device, functools.partial(func, *args, **kwargs), done)
+        with Call(code, name, device, done):
+            return func(*args, **kwargs)
 
     traced.table = Table(name, code.co_filename)
     return traced
-
-
-def _measure(code, name, device, run, done):
-    """Runs code and passes the table of its lines to `done`, unless nothing is measured."""
-    trace = _traced(name, (code.co_filename, code.co_firstlineno), device)
-    call = _Call(code, trace, Table(name, code.co_filename))
-    try:
-        return (_monitored if hasattr(sys, "monitoring") else _settraced)(call, run)
-    finally:
-        call.next_line(None)
-        trace.stop()
-        if trace.is_measured:
-            done(call.table)
-
-
-def _settraced(call, run):
-    """Runs a call with a trace function, for Python before 3.12. A debugger's own one is called, too."""
-    before = sys.gettrace()
-
-    def of_all(frame, event, arg):
-        other = before(frame, event, arg) if before else None
-        if frame.f_code is not call.code or call.line is not None:
-            return other
-
-        def own(frame, event, arg):
-            nonlocal other
-            if event == "line":
-                call.next_line(frame.f_lineno)
-            other = other(frame, event, arg) if other else None
-            return own
-
-        return own
-
-    sys.settrace(of_all)
-    try:
-        return run()
-    finally:
-        sys.settrace(before)
-
-
-def _monitored(call, run):
-    """Runs a call with `sys.monitoring`, which only slows the lines of this function."""
-    tool = _tool()
-    calls = _running.__dict__.setdefault("calls", [])
-    calls.append(call)
-    sys.monitoring.set_local_events(tool, call.code, sys.monitoring.events.LINE)
-    try:
-        return run()
-    finally:
-        calls.pop()
 
 
 def _line_started(code, line):

@@ -7,10 +7,11 @@ from nbclient import NotebookClient
 
 
 def run(*cells):
-    """Runs the cells of a notebook. Returns what each prints."""
+    """Runs the cells of a notebook. Returns what each prints, with its value."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     NotebookClient(notebook, kernel_name="python3", timeout=60).execute()
-    return ["".join(out.get("text", "") for out in cell.outputs if out.get("name") == "stdout") for cell in notebook.cells]
+    values = {"execute_result": lambda out: f"Out: {out.data['text/plain']}\n", "stream": lambda out: out.text if out.name == "stdout" else ""}
+    return ["".join(values[out.output_type](out) for out in cell.outputs) for cell in notebook.cells]
 
 
 class Notebook(unittest.TestCase):
@@ -30,7 +31,28 @@ class Notebook(unittest.TestCase):
         self.assertEqual(lines[3], "      20       20      1      1  more = sim.alloc(20 << 20)")
         self.assertEqual(lines[5], "       0       25      2      3      sim.alloc(5 << 20).free()")
         self.assertEqual(lines[-1], "△Used Peaked MB:     20      5 (cell 3: exit)")
-        self.assertEqual((outputs[3], outputs[5]), ("△Used Peaked MB:      0      0 (cell 4: exit)\n", ""))
+        self.assertEqual((outputs[3], outputs[5]), ("Out: 20971520\n△Used Peaked MB:      0      0 (cell 4: exit)\n", ""))
+
+    def test_values_and_tasks(self):
+        outputs = run(
+            "%load_ext gpumem_trace\nimport asyncio\nfrom gpumem_trace import sim",
+            "%%gpumem\nfirst = sim.alloc(10 << 20)\nfirst.bytes",
+            "%%gpumem\nfirst.bytes;",
+            "%%gpumem\nawait asyncio.sleep(0.01)\nsecond = sim.alloc(20 << 20)\nawait asyncio.sleep(0.01, second.bytes)",
+            "%%gpumem\nawait asyncio.sleep(0.01, 7);",
+            "%%gpumem\nasync def later():\n    return 8\nprint('no task')",
+            "_ + 1, '__gpumem_value__' in globals()",
+        )
+        self.assertIn("      10       10      1      1  first = sim.alloc(10 << 20)\n", outputs[1])
+        self.assertIn("Out: 10485760\n", outputs[1])
+        self.assertNotIn("Out: ", outputs[2] + outputs[4])
+        lines = outputs[3].splitlines()
+        self.assertEqual(lines[0], "cell 4 (<cell 4>), in MB:")
+        self.assertEqual(lines[3], "      20       20      1      2  second = sim.alloc(20 << 20)")
+        self.assertEqual(lines[5:], ["Out: 20971520", "△Used Peaked MB:     20      0 (cell 4: exit)"])
+        self.assertIn("      1  await asyncio.sleep(0.01, 7);\n", outputs[4])
+        self.assertTrue(outputs[5].startswith("no task\ncell 6 "), outputs[5])
+        self.assertTrue(outputs[6].startswith("Out: (20971521, False)\n"), outputs[6])
 
 
 if __name__ == "__main__":
