@@ -135,6 +135,12 @@ class Plugin:
 
 
 def _arguments(mark):
+    if "filter_fn" in mark.kwargs:
+        raise pytest.UsageError(
+            f"{mark.name} has no filter_fn, because a test is not told where its memory was allocated; "
+            "raise the limit instead, and find the places with `gpumem run -- pytest` and `gpumem report --leaks`"
+        )
+
     def read(size, device=None):
         return parse(size), device
 

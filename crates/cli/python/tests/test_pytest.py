@@ -81,6 +81,8 @@ class Plugin(unittest.TestCase):
         self.assertIn("'ten' is not a size of memory; write for example '512 MB'", self.run_pytest()[1])
         self.write("test_limits.py", TESTS.replace('"10 MB"', ""))
         self.assertIn("write @pytest.mark.limit_gpu_memory('512 MB')", self.run_pytest()[1])
+        self.write("test_limits.py", TESTS.replace('leaks("1 MB"', 'leaks("1 MB", filter_fn=bool'))
+        self.assertIn("limit_gpu_leaks has no filter_fn, because a test is not told where its memory was allocated", self.run_pytest()[1])
 
     def test_settings_and_workers(self):
         self.write("pyproject.toml", "[tool.pytest.ini_options]\ngpumem = true\ngpumem_most = 1\n")
