@@ -49,9 +49,9 @@ class peak(GPUMemTrace):
             text = "nothing was measured"
         if "jax" not in sys.modules:
             return text
-        text += ". This counts blocks of the driver, and JAX's pool is one of them. Its arrays in there: "
         if self.pool is None:
-            return text + "not known, because JAX gives no statistics of a GPU"
+            return text + ". This counts blocks of the driver: what is inside of a pool of JAX is not known, because JAX gives no statistics of a GPU"
+        text += ". This counts blocks of the driver, and JAX's pool is one of them. Its arrays in there: "
         used, peak, at_most = self.pool
         if peak is None:
             peak = f"at most {_mb(at_most)}, because JAX keeps only the highest of the process, and that was before"

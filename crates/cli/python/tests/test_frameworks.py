@@ -25,6 +25,12 @@ def needs(*modules):
     return unittest.skipIf(missing, f"not installed: {', '.join(missing)}")
 
 
+def setUpModule():
+    missing = [module for module in ("torch", "lightning", "pytorch_lightning", "transformers", "accelerate") if importlib.util.find_spec(module) is None]
+    if missing:
+        print(f"skipped: the tests that need {', '.join(missing)}, which are not installed", file=sys.stderr)
+
+
 @needs("torch")
 class Tensors(unittest.TestCase):
     def setUp(self):

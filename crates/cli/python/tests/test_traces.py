@@ -297,7 +297,7 @@ class Peaks(unittest.TestCase):
         for statistics, text in (
             ([(0, 150), (10, 200)], "Its arrays in there: used 10.0 MB, peak 200.0 MB"),
             ([(100, 150), (110, 150)], "used 10.0 MB, peak at most 50.0 MB, because JAX keeps only the highest of the process"),
-            ([(), ()], "not known, because JAX gives no statistics of a GPU"),
+            ([(), ()], "what is inside of a pool of JAX is not known, because JAX gives no statistics of a GPU"),
         ):
             with self.jax(*statistics):
                 with gpumem_trace.peak() as p:
