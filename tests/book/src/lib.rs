@@ -41,6 +41,7 @@ pages! {
     tch "frameworks/tch.md"
     ort "frameworks/ort.md"
     pools "frameworks/pools.md"
+    coming_from "coming-from.md"
     fastai "migration/fastai.md"
     pytorch "migration/pytorch.md"
     memory_utils "migration/memory-utils.md"
