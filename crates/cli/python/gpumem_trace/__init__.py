@@ -11,6 +11,12 @@
     @gpumem_trace.lines
     def forward(x): ...             # prints a table of the lines of each call
 
+    with gpumem_trace.peak() as p:
+        step()
+    print(p.used, p.peak)           # in bytes
+
+    print(gpumem_trace.tensors(model, optimizer))
+
 The names are those of fastai's `fastai.utils.mem`. The peaks are exact: each allocation of the process is counted when it is made, for any
 number of traces that are nested or run at the same time. Nothing is imported but the standard library, and nothing is loaded before the first
 trace or query. The command `gpumem` records whole programs: `gpumem run -- python train.py`.
