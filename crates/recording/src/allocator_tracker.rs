@@ -162,6 +162,9 @@ impl<P: TensorPool> AllocatorTracker<P> {
     ///
     /// The first step registers the pool. No event is handled during that, so each segment is either older than the pool, or has an event
     /// after it. The second step counts the blocks that did not occur in a later event.
+    ///
+    /// # Errors
+    /// Returns the error of `register`.
     pub fn settle<E>(
         &self,
         held: &[(Held, u64, u64)],
