@@ -285,23 +285,13 @@ pub(super) fn destroy_context(context: u64, real: Real<'_>) -> u32 {
     result
 }
 
-/// Releases a reference to a primary context, which may be the last one.
+/// Resets a primary context, or releases a reference to it, which may be the last one.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
-pub(super) fn release_primary_context(device: u64, real: Real<'_>) -> u32 {
+pub(super) fn leave_primary_context(device: u64, real: Real<'_>) -> u32 {
     let context = inside(|| cuda::primary_context(device as c_int)).map_or(0, |context| context as u64);
     let result = real();
     let is_left = || inside(|| cuda::has_primary_context(device as c_int));
     if result == SUCCESS && context != 0 && !is_left() {
-        end_context(context);
-    }
-    result
-}
-
-#[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
-pub(super) fn reset_primary_context(device: u64, real: Real<'_>) -> u32 {
-    let context = inside(|| cuda::primary_context(device as c_int)).map_or(0, |context| context as u64);
-    let result = real();
-    if result == SUCCESS && context != 0 {
         end_context(context);
     }
     result

@@ -90,9 +90,9 @@ unsafe fn run(shape: Replacement, names: &[&str], words: &[u64], driver: &dyn Fn
             Replacement::PrimaryRelease if cards::are_simulated() => {
                 card_calls::run(CardCall::Release, words, real, driver)
             }
-            Replacement::PrimaryRelease => blocks::release_primary_context(words[0], real),
+            Replacement::PrimaryRelease => blocks::leave_primary_context(words[0], real),
             Replacement::PrimaryReset => card_calls::reset_primary_context(words[0])
-                .unwrap_or_else(|| blocks::reset_primary_context(words[0], real)),
+                .unwrap_or_else(|| blocks::leave_primary_context(words[0], real)),
             Replacement::Reserve => physical::reserve(words, real),
             Replacement::Create => physical::create(words, real),
             Replacement::Release => physical::release(words[0], real),
