@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 
 VERSION = 2
 # The library, after the first use.
@@ -90,3 +91,11 @@ def check(why):
     """Raises the error that a function has returned."""
     if why is not None:
         raise Error(why.decode())
+
+
+def note(text):
+    """Prints a notice. The program that is measured must not fail because of it."""
+    try:
+        print(f"gpumem: {text}", file=sys.stderr)
+    except Exception:
+        pass

@@ -3,7 +3,7 @@
 import ctypes
 import sys
 
-from ._library import check, library
+from ._library import check, library, note
 
 # Whether it was not yet tried to observe PyTorch's allocator, and whether PyTorch calls `observe` when it initialises CUDA.
 is_pending, _is_waiting = True, False
@@ -16,22 +16,22 @@ def observe():
     """Makes traces count PyTorch's tensors, once PyTorch has initialised CUDA. Before that, PyTorch calls this when it does."""
     global is_pending, _is_waiting
     torch = sys.modules.get("torch") if is_pending else None
-    # While PyTorch is being imported, it has no such module.
-    cuda = getattr(torch, "cuda", None)
-    if not hasattr(cuda, "is_initialized"):
-        return
-    if not cuda.is_initialized():
-        if not _is_waiting and hasattr(cuda, "_lazy_call"):
-            _is_waiting = True
-            cuda._lazy_call(observe)
-        return
-    is_pending = False
     try:
+        # While PyTorch is being imported, it has no such module.
+        cuda = getattr(torch, "cuda", None)
+        if not hasattr(cuda, "is_initialized"):
+            return
+        if not cuda.is_initialized():
+            if not _is_waiting and hasattr(cuda, "_lazy_call"):
+                _is_waiting = True
+                cuda._lazy_call(observe)
+            return
+        is_pending = False
         why = _attached(torch)
     except Exception as error:
-        why = error
+        is_pending, why = False, error
     if why is not None:
-        print(f"gpumem: PyTorch's tensors are not seen, because {why}; lines count what it takes from the driver", file=sys.stderr)
+        note(f"PyTorch's tensors are not seen, because {why}; lines count what it takes from the driver")
 
 
 def _attached(torch):

@@ -6,7 +6,7 @@ import sys
 import types
 
 from . import _pytorch
-from ._library import Values, library, number, opened
+from ._library import Values, library, note, number, opened
 
 # What `gpumem_trace_do` does.
 _RESET, _START, _STOP, _REPORT, _REPORT_AND_RESET, _EXIT, _ENTER, _LEAVE, _TEXT = range(1, 10)
@@ -28,10 +28,7 @@ def _note_caches():
         name = _caches.pop(module)
         if name == "PyTorch" and not _pytorch.is_pending:
             continue
-        print(
-            f"gpumem: {name} keeps freed memory, and the lines count what it takes from the driver: a second call often shows 0 0",
-            file=sys.stderr,
-        )
+        note(f"{name} keeps freed memory, and the lines count what it takes from the driver: a second call often shows 0 0")
 
 
 def show(text):

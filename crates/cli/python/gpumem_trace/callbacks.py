@@ -16,7 +16,7 @@ import math
 import sys
 import weakref
 
-from ._library import Error
+from ._library import Error, note
 from ._trace import GPUMemTrace, exact
 
 __all__ = ["Epochs", "LightningCallback", "TransformersCallback"]
@@ -78,7 +78,7 @@ class _Callback:
         except Error as why:
             # The training goes on.
             self._epochs = None
-            print(f"gpumem: the epochs are not measured: {why}", file=sys.stderr)
+            note(f"the epochs are not measured: {why}")
 
     def _end(self, epoch):
         # A callback may be added when the training has started.

@@ -488,6 +488,25 @@ gc.collect()
         self.assertEqual(done.stdout.count("Used Peaked"), 2)
         self.assertEqual(done.stderr.count("gpumem: CuPy keeps freed memory"), 1, done.stderr)
 
+    def test_a_pytorch_that_fails(self):
+        code = """
+import sys, types
+sys.modules["torch"] = torch = types.ModuleType("torch")
+from gpumem_trace import GPUMemTrace, sim
+class Cuda:
+    def is_initialized(self):
+        raise RuntimeError("it is broken")
+with GPUMemTrace(ctx="first", silent=True):
+    torch.cuda = Cuda()
+kept = []
+for _ in range(2):
+    with GPUMemTrace(ctx="second") as trace:
+        kept.append(sim.alloc(5 << 20))
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        self.assertEqual(done.stdout, "△Used Peaked MB:      5      0 (second: exit)\n" * 2, done.stderr)
+        self.assertEqual(done.stderr.count("PyTorch's tensors are not seen, because it is broken; lines count"), 1, done.stderr)
+
     def test_without_a_gpu(self):
         code = """
 from gpumem_trace import *
