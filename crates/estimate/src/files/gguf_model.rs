@@ -3,7 +3,7 @@
 use serde_json::{Value as Json, json};
 
 use super::{
-    config::FAMILIES,
+    config,
     gguf::{Gguf, Value},
 };
 use crate::{dtype::Dtype, error::Error, model::Model};
@@ -52,9 +52,9 @@ impl Gguf {
         let needed = |name: &str| number(name)?.ok_or_else(|| wrong(format!("`{}` is missing", key(name))));
         let has = |tensor: &str| self.tensors().all().iter().any(|known| known.name == tensor);
         let experts = number("expert_count")?.filter(|experts| *experts > 0);
-        let all = || FAMILIES.iter().filter_map(|family| Some((family.gguf.as_deref()?, family)));
+        let all = || config::all().filter_map(|family| Some((family.gguf.as_deref()?, family)));
         let named = || all().filter(|(known, _)| *known == architecture);
-        let found = named().find(|(_, family)| (family.experts > 0) == experts.is_some());
+        let found = named().find(|(_, family)| family.has_experts() == experts.is_some());
         let (_, family) = found.ok_or_else(|| {
             let with = match (named().next(), experts) {
                 (None, _) => "",

@@ -7,5 +7,8 @@ mod gguf_model;
 mod input;
 mod safetensors;
 
-pub(crate) use self::input::{file_error, text};
+pub(crate) use self::{
+    config::torchvision,
+    input::{file_error, text},
+};
 pub use self::{described::Described, gguf::Gguf};

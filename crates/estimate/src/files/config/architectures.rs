@@ -1,36 +1,49 @@
-//! The architectures that are described layer by layer, as data: `architectures.json`.
+//! The architectures, as data: `architectures.json`. Each is described layer by layer, with templates.
 //!
 //! A layer is a text such as `ln_1: layer_norm n_embd`: its name, its type, and its arguments, see [`ARGUMENTS`]. Arguments
 //! after these have a name (`output=c_proj`), or are true (`no_bias`). A layer with inner ones is an object of that text and
-//! the list of inner layers. An argument is a field of the configuration, a product of fields such as `4*n_embd`, or else
-//! the text itself. `@is_decoder=true` names a value for the inner layers; `@in=vision_config` lets them use the fields of
-//! an inner object. These are not layers:
+//! the list of inner layers. An argument is a field of the configuration, a product of fields such as `4*n_embd`, a choice
+//! (`first?a:b`, with conditions such as `a&!b`), or else the text itself. `{prefix}` stands for a value inside of a name, a type or a
+//! text. `@is_decoder=true` names a value for the inner layers; `@in=vision_config` lets them use the fields of an inner object. These
+//! are not layers:
 //!
-//! - `use PART` stands for the layers of a part, and `if FIELD=VALUE` and `unless FIELD=VALUE` for their inner layers.
+//! - `use PART` stands for the layers of a part, and `if FIELD=VALUE` and `unless FIELD=VALUE` for their inner layers. `repeat COUNT`
+//!   stands for its inner layers as often as the field says.
 //! - `NAME: blocks COUNT` contains its inner layers as often as the field says, as numbered blocks.
-//! - `decoder FAMILY OBJECT` stands for a model of `families.json`.
+//! - `decoder MODEL_TYPE OBJECT` stands for the layers of another architecture, whose configuration is an inner object.
 //! - A dropout of 0 without a name is left out.
 //!
-//! To add an architecture, add its record and a line to `tests/modules.jsonl`.
+//! Models that predict the next token share the part `decoder`. The field `decoder` of their records has the values in which they
+//! differ, and `decoders.rs` adds what follows from the fields of a configuration. A record that is `like` an earlier one has its
+//! fields, with its own changes. `torchvision` has the models of torchvision, as parts with values or as configurations.
+//!
+//! To add an architecture, add its record and a line to `tests/modules.jsonl`, which `measure/models.py` completes.
 
-use std::sync::LazyLock;
+use std::{rc::Rc, sync::LazyLock};
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    decoders,
-    families::FAMILIES,
+    decoders::{self, Values},
     fields::{Fields, head_size, wrong},
 };
-use crate::{error::Error, model::Model};
+use crate::{
+    error::Error,
+    model::{Input, Loss, Model},
+    shape::Shape,
+};
 
 /// An architecture: its names, and templates of its model.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Architecture {
+pub(in crate::files) struct Architecture {
+    /// The Python class, which a `config.json` lists in `architectures`.
     pub(super) class: String,
-    pub(super) model_type: String,
+    /// The `model_type` of a `config.json`.
+    pub(in crate::files) model_type: String,
+    /// The name in GGUF files. One with experts may have the same name there as one without.
+    pub(in crate::files) gguf: Option<String>,
     input: Value,
     loss: Value,
     /// The field with the longest sequences, if the model cannot be built for longer ones.
@@ -43,12 +56,19 @@ pub(super) struct Architecture {
     /// Fields that change the layers, with the only supported value.
     #[serde(default)]
     is: Map<String, Value>,
+    /// Fields that change the layers, and that must be false or 0.
+    #[serde(default)]
+    off: Vec<String>,
+    /// The values of the part `decoder`, if the model predicts the next token. A text may be an argument of other values.
+    decoder: Option<Map<String, Value>>,
     layers: Value,
 }
 
 #[derive(Deserialize)]
 struct File {
     parts: Map<String, Value>,
+    torchvision: Map<String, Value>,
+    #[serde(deserialize_with = "whole")]
     architectures: Vec<Architecture>,
 }
 
@@ -56,14 +76,40 @@ static FILE: LazyLock<File> = LazyLock::new(|| {
     serde_json::from_str(include_str!("architectures.json")).expect("`architectures.json` has records of architectures")
 });
 
+/// Completes records with the fields of those that they are like.
+fn whole<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<Architecture>, D::Error> {
+    let mut whole: Vec<Map<String, Value>> = Vec::new();
+    for mut record in Vec::<Map<String, Value>>::deserialize(from)? {
+        let mut all = record.remove("like").map_or_else(Map::new, |like| {
+            let like = whole.iter().find(|known| known["model_type"] == like);
+            like.expect("a record is like one before it").clone()
+        });
+        for (field, value) in record {
+            match (all.get_mut(&field), value) {
+                // The values are those of the other record, with these changes.
+                (Some(Value::Object(values)), Value::Object(changed)) => values.extend(changed),
+                (_, value) => drop(all.insert(field, value)),
+            }
+        }
+        whole.push(all);
+    }
+    whole
+        .into_iter()
+        .map(|record| Architecture::deserialize(Value::Object(record)).map_err(serde::de::Error::custom))
+        .collect()
+}
+
 /// The arguments of layers that need no name, after the type of the layer.
-const ARGUMENTS: [&str; 17] = [
+const ARGUMENTS: [&str; 20] = [
     "activation function",
     "attention size heads",
+    "batch_norm channels",
+    "channel_scale size",
     "conv inputs outputs",
     "dropout probability",
     "embedding rows size",
     "embeddings size tokens positions segments",
+    "gate function",
     "gemma_norm size",
     "layer_norm size",
     "leave slot",
@@ -76,38 +122,54 @@ const ARGUMENTS: [&str; 17] = [
     "similarity slot",
     "tied_embedding tied_to",
 ];
-/// Arguments that are lists.
-const LISTS: [&str; 5] = ["kernel", "stride", "padding", "sizes", "names"];
+/// Arguments that are lists. Others are lists if they have a comma.
+const LISTS: [&str; 4] = ["kernel", "stride", "padding", "sizes"];
 /// Arguments that are the names of layers inside attention.
-const NAMES: [&str; 5] = ["queries", "keys", "values", "joined", "output"];
+const NAMES: [&str; 6] = ["queries", "keys", "values", "joined", "output", "norms"];
 
 /// Returns the architectures, in the order of the file.
-pub(super) fn all() -> impl Iterator<Item = &'static Architecture> {
+pub(in crate::files) fn all() -> impl Iterator<Item = &'static Architecture> {
     FILE.architectures.iter()
+}
+
+impl Architecture {
+    /// Returns whether blocks may have experts in place of an MLP.
+    pub(in crate::files) fn has_experts(&self) -> bool {
+        self.decoder.as_ref().is_some_and(|values| values["experts"] == true)
+    }
+
+    /// Returns the fields of a configuration, with the defaults that no template has to ask for.
+    fn with_defaults(&self, fields: Fields<'_>) -> Value {
+        if self.decoder.is_some() { fields.with_defaults(&self.defaults) } else { Value::Object(fields.object()) }
+    }
 }
 
 /// Builds a model for sequences of this length.
 pub(super) fn build(architecture: &'static Architecture, fields: Fields<'_>, length: u64) -> Result<Model, Error> {
-    let Architecture { model_type, input, loss, longest, defaults, divisors, is, layers, .. } = architecture;
-    for (key, known) in is {
-        fields.is(key, known.clone())?;
-    }
-    let filler = Filler { fields, defaults, inside: None, values: vec![("length", length.into())] };
-    for divisor in divisors {
-        let (size, key) = divisor.split_once('/').unwrap_or(("", divisor));
-        match (filler.number(key)?, size) {
-            (0, _) => return Err(is_zero(key)),
-            (_, "") => {}
-            (heads, size) => drop(head_size(filler.number(size)?, heads)?),
-        }
-    }
+    let Architecture { model_type, input, loss, longest, layers, .. } = architecture;
+    let all = architecture.with_defaults(fields);
+    let filler = Filler::new(architecture, fields.of(&all))?.with("length", length.into());
     if let Some(positions) = longest.as_ref().map(|key| filler.number(key)).transpose()?
         && length > positions
     {
         return Err(wrong(format!("texts of {length} tokens are longer than the {positions} positions")));
     }
-    let (input, layers) = (filler.filled(input)?, filler.layers(layers)?);
-    Model::deserialize(json!({"name": model_type, "input": input, "loss": loss, "layers": layers})).map_err(wrong)
+    let (name, input, layers) = (model_type.trim_end_matches("_text"), filler.filled(input)?, filler.layers(layers)?);
+    Model::deserialize(json!({"name": name, "input": input, "loss": loss, "layers": layers})).map_err(wrong)
+}
+
+/// Builds a model of torchvision for images of 224 × 224 and 1000 classes. `None` if the name is not known.
+pub(crate) fn torchvision(name: &str) -> Option<Result<Model, Error>> {
+    let config = match FILE.torchvision.get(name)? {
+        Value::String(part) => part,
+        config => return Some(Model::from_fields(config, 0).map(|model| Model { name: name.to_owned(), ..model })),
+    };
+    let assumed = std::cell::RefCell::default();
+    let fields = Fields::new(&Value::Null, &assumed);
+    let filler = Filler { architecture: None, fields, inside: None, values: vec![], blocks: Rc::default() };
+    let layers = filler.part(config).and_then(|layers| Vec::deserialize(Value::from(layers)).map_err(wrong));
+    let input = Input::Numbers(Shape::from([3, 224, 224]));
+    Some(layers.map(|layers| Model { name: name.to_owned(), input, layers, loss: Loss::CrossEntropy }))
 }
 
 fn is_zero(key: &str) -> Error {
@@ -117,15 +179,43 @@ fn is_zero(key: &str) -> Error {
 /// Fills templates with the fields of a configuration.
 #[derive(Clone)]
 struct Filler<'a> {
+    /// `None` for a model of torchvision, whose layers without a name have numbers.
+    architecture: Option<&'static Architecture>,
     fields: Fields<'a>,
-    defaults: &'static Map<String, Value>,
     /// The inner object whose fields are used.
     inside: Option<&'static str>,
     /// Named values, the latest last.
-    values: Vec<(&'static str, Value)>,
+    values: Values,
+    /// The values that differ from block to block, if there are any.
+    blocks: Rc<Vec<Values>>,
 }
 
 impl<'a> Filler<'a> {
+    /// Checks the fields of a configuration, in which defaults may be missing unless the model predicts the next token.
+    fn new(architecture: &'static Architecture, fields: Fields<'a>) -> Result<Self, Error> {
+        let mut filler =
+            Self { architecture: Some(architecture), fields, inside: None, values: vec![], blocks: Rc::default() };
+        for (key, known) in &architecture.is {
+            fields.is(key, known.clone())?;
+        }
+        for key in &architecture.off {
+            fields.is_off(key)?;
+        }
+        for divisor in &architecture.divisors {
+            let (size, key) = divisor.split_once('/').unwrap_or(("", divisor));
+            match (filler.number(key)?, size) {
+                (0, _) => return Err(is_zero(key)),
+                (_, "") => {}
+                (heads, size) => drop(head_size(filler.number(size)?, heads)?),
+            }
+        }
+        if let Some(parts) = &architecture.decoder {
+            (filler.values, filler.blocks) =
+                (decoders::values(parts, fields)?, Rc::new(decoders::of_blocks(parts, fields)?));
+        }
+        Ok(filler)
+    }
+
     fn with(&self, name: &'static str, value: Value) -> Self {
         let mut filler = self.clone();
         filler.values.push((name, value));
@@ -134,18 +224,64 @@ impl<'a> Filler<'a> {
 
     /// Returns the object with a field, its key, and its default. `None` if there is no such field.
     fn field(&self, name: &'static str) -> Option<(Fields<'a>, &'static str, &'static Value)> {
+        let all = &self.architecture?.defaults;
         let (inside, key) = match name.split_once('.') {
-            Some((inner, key)) if self.defaults.contains_key(inner) => (Some(inner), key),
+            Some((inner, key)) if all.contains_key(inner) => (Some(inner), key),
             _ => (self.inside, name),
         };
-        let defaults = inside.map_or(Some(self.defaults), |inner| self.defaults.get(inner)?.as_object())?;
+        let defaults = inside.map_or(Some(all), |inner| all.get(inner)?.as_object())?;
         Some((inside.map_or(self.fields, |inner| self.fields.inner(inner)), key, defaults.get(key)?))
+    }
+
+    /// Returns a value of the part `decoder`.
+    fn of_decoder(&self, name: &str) -> Option<&'static Value> {
+        self.architecture?.decoder.as_ref()?.get(name)
+    }
+
+    /// Returns a text with values in place of their names in braces.
+    fn text(&self, text: &str) -> String {
+        let Some((before, (name, after))) =
+            text.split_once('{').and_then(|(before, rest)| Some((before, rest.split_once('}')?)))
+        else {
+            return text.to_owned();
+        };
+        let named = self.values.iter().rev().find(|(known, _)| *known == name).map(|(_, value)| value);
+        let value = named.or(self.of_decoder(name)).and_then(Value::as_str).unwrap_or_default();
+        format!("{before}{value}{}", self.text(after))
+    }
+
+    fn is_true(&self, condition: &'static str) -> Result<bool, Error> {
+        if let Some((first, second)) = condition.split_once('&') {
+            return Ok(self.is_true(first)? && self.is_true(second)?);
+        }
+        match condition.strip_prefix('!') {
+            Some(condition) => Ok(!self.is_true(condition)?),
+            None => {
+                let value = self.value(condition)?;
+                Ok(value == true || value.as_u64().is_some_and(|number| number > 0))
+            }
+        }
     }
 
     /// Returns the value of an argument.
     fn value(&self, text: &'static str) -> Result<Value, Error> {
+        if let Some((condition, values)) = text.split_once('?') {
+            let (first, second) = values.split_once(':').unwrap_or((values, ""));
+            return self.value(if self.is_true(condition)? { first } else { second });
+        }
+        if text.contains(['&', '!']) {
+            return Ok(self.is_true(text)?.into());
+        }
+        if text.contains('{') {
+            return Ok(self.text(text).into());
+        }
         if let Some((_, value)) = self.values.iter().rev().find(|(name, _)| *name == text) {
             return Ok(value.clone());
+        }
+        match self.of_decoder(text) {
+            Some(Value::String(argument)) => return self.value(argument),
+            Some(value) => return Ok(value.clone()),
+            None => {}
         }
         if let Some((fields, key, default)) = self.field(text) {
             return match (default, default.as_str().map(|default| (default.strip_prefix("= "), default))) {
@@ -164,10 +300,9 @@ impl<'a> Filler<'a> {
                 Ok(labels.or(self.fields.optional("num_labels")?).unwrap_or(2).into())
             }
             "true" | "false" => Ok((text == "true").into()),
-            _ if text.starts_with(|first: char| first.is_ascii_digit()) || text.contains(['*', '/', '+']) => {
-                Ok(self.number(text)?.into())
-            }
-            _ => Ok(text.into()),
+            _ if text.contains(['*', '/', '+']) => Ok(self.number(text)?.into()),
+            // A number, or a text.
+            _ => Ok(serde_json::from_str::<serde_json::Number>(text).map_or_else(|_| text.into(), Value::from)),
         }
     }
 
@@ -188,10 +323,7 @@ impl<'a> Filler<'a> {
         if let Some((dividend, divisor)) = text.split_once('/') {
             return self.number(dividend)?.checked_div(self.number(divisor)?).ok_or_else(|| is_zero(divisor));
         }
-        match text.parse() {
-            Ok(number) => Ok(number),
-            Err(_) => self.value(text)?.as_u64().ok_or_else(|| wrong(format!("`{text}` is not a whole number"))),
-        }
+        self.value(text)?.as_u64().ok_or_else(|| wrong(format!("`{text}` is not a whole number")))
     }
 
     /// Fills all texts inside a value.
@@ -217,13 +349,18 @@ impl<'a> Filler<'a> {
             let (name, text) = text.split_once(": ").unwrap_or(("", text));
             let (kind, arguments) = text.split_once(' ').unwrap_or((text, ""));
             match kind {
-                "use" => layers.extend(self.layers(&FILE.parts[arguments])?),
+                "use" => layers.extend(self.part(arguments)?),
                 "if" | "unless" => {
                     if self.holds(arguments)? == (kind == "if") {
                         layers.extend(self.layers(inner)?);
                     }
                 }
                 "decoder" => layers.extend(self.decoder(arguments)?),
+                "repeat" => {
+                    for at in 0..self.number(arguments)? {
+                        layers.extend(self.with("first", u64::from(at == 0).into()).layers(inner)?);
+                    }
+                }
                 "blocks" => layers.push(self.blocks(name, arguments, inner)?),
                 _ => layers.extend(self.layer(name, kind, arguments, inner)?),
             }
@@ -231,22 +368,54 @@ impl<'a> Filler<'a> {
         Ok(layers)
     }
 
+    /// Returns the layers of a part, with the values that follow its name.
+    fn part(&self, text: &'static str) -> Result<Vec<Value>, Error> {
+        let (name, arguments) = text.split_once(' ').unwrap_or((text, ""));
+        self.within(arguments)?.0.layers(&FILE.parts[&self.text(name)])
+    }
+
+    /// Returns the filler for inner layers, and the other arguments.
+    fn within(&self, arguments: &'static str) -> Result<(Self, Vec<&'static str>), Error> {
+        let (mut filler, mut others) = (self.clone(), Vec::new());
+        for argument in arguments.split(' ').filter(|argument| !argument.is_empty()) {
+            match argument.strip_prefix('@').and_then(|named| named.split_once('=')) {
+                Some(("in", object)) => filler.inside = Some(object),
+                Some((name, value)) => filler.values.push((name, self.value(value)?)),
+                None => others.push(argument),
+            }
+        }
+        Ok((filler, others))
+    }
+
     /// Returns whether a field has a value.
     fn holds(&self, condition: &'static str) -> Result<bool, Error> {
-        let (name, expected) = condition.split_once('=').unwrap_or((condition, "true"));
+        let Some((name, expected)) = condition.split_once('=') else { return self.is_true(condition) };
         match self.field(name) {
             Some((fields, key, Value::String(default))) => Ok(fields.text(key, default)? == expected),
-            _ => Ok(self.value(name)? == (expected == "true")),
+            _ => Ok(self.value(name)? == self.value(expected)?),
         }
     }
 
     fn blocks(&self, name: &str, count: &'static str, inner: &'static Value) -> Result<Value, Error> {
         let count = Fields::blocks(count, self.number(count)?)?;
         let blocks = (0..count).map(|at| {
-            let layers = self.with("first", u64::from(at == 0).into()).layers(inner)?;
-            Ok(json!({"name": at.to_string(), "type": "block", "layers": layers}))
+            let mut filler = self.with("first", u64::from(at == 0).into());
+            filler.values.extend(self.blocks.get(at).into_iter().flatten().cloned());
+            Ok(json!({"name": at.to_string(), "type": "block", "layers": filler.layers(inner)?}))
         });
-        Ok(json!({"name": name, "type": "sequential", "layers": blocks.collect::<Result<Vec<_>, Error>>()?}))
+        let blocks = blocks.collect::<Result<Vec<_>, Error>>()?;
+        Ok(json!({"name": self.text(name), "type": "sequential", "layers": blocks}))
+    }
+
+    /// Returns inner layers. Those of models of torchvision have numbers if they have no names.
+    fn inner(&self, templates: &'static Value) -> Result<Value, Error> {
+        let mut layers = self.layers(templates)?;
+        for (at, layer) in layers.iter_mut().enumerate().filter(|_| self.architecture.is_none()) {
+            if layer["name"] == "" {
+                layer["name"] = at.to_string().into();
+            }
+        }
+        Ok(layers.into())
     }
 
     /// Returns a layer. `None` if it would do nothing.
@@ -257,20 +426,15 @@ impl<'a> Filler<'a> {
         arguments: &'static str,
         inner: &'static Value,
     ) -> Result<Option<Value>, Error> {
+        let (name, kind) = (self.text(name), self.text(kind));
         let mut unnamed =
-            ARGUMENTS.iter().find_map(|known| known.strip_prefix(kind)?.strip_prefix(' ')).unwrap_or("").split(' ');
-        let mut filler = self.clone();
-        let mut layer = Map::from_iter([("name".to_owned(), name.into()), ("type".to_owned(), kind.into())]);
-        for argument in arguments.split(' ').filter(|argument| !argument.is_empty()) {
-            if let Some((name, value)) = argument.strip_prefix('@').and_then(|named| named.split_once('=')) {
-                match name {
-                    "in" => filler.inside = Some(value),
-                    _ => filler = filler.with(name, self.value(value)?),
-                }
-                continue;
-            }
+            ARGUMENTS.iter().find_map(|known| known.strip_prefix(&*kind)?.strip_prefix(' ')).unwrap_or("").split(' ');
+        let (filler, arguments) = self.within(arguments)?;
+        let mut layer =
+            Map::from_iter([("name".to_owned(), name.clone().into()), ("type".to_owned(), kind.clone().into())]);
+        for argument in arguments {
             let (key, value) = match argument.split_once('=') {
-                Some((key, list)) if LISTS.contains(&key) => {
+                Some((key, list)) if LISTS.contains(&key) || list.contains(',') => {
                     (key, list.split(',').map(|value| filler.value(value)).collect::<Result<_, _>>()?)
                 }
                 Some((key, value)) => (key, filler.value(value)?),
@@ -291,37 +455,36 @@ impl<'a> Filler<'a> {
         match inner {
             Value::Object(lists) => {
                 for (key, list) in lists {
-                    layer.insert(key.clone(), filler.layers(list)?.into());
+                    layer.insert(key.clone(), filler.inner(list)?);
                 }
             }
-            Value::Array(_) => drop(layer.insert("layers".to_owned(), filler.layers(inner)?.into())),
+            Value::Array(_) => drop(layer.insert("layers".to_owned(), filler.inner(inner)?)),
             _ => {}
         }
         Ok(Some(layer.into()))
     }
 
-    /// Returns the layers of a model of a family, whose configuration is an inner object.
+    /// Returns the layers of another architecture, whose configuration is an inner object.
     fn decoder(&self, arguments: &'static str) -> Result<Vec<Value>, Error> {
         let mut words = arguments.split(' ');
         let (model_type, object) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        let family =
-            FAMILIES.iter().find(|family| family.model_type == model_type).expect("a family of `families.json`");
-        let named = |key: &str| words.clone().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
-        let inner = self.fields.inner(object);
-        let mut text = inner.object();
-        if let Some(key) = named("inherits")
-            && text.get(key).is_none_or(Value::is_null)
-            && let Some(value) = self.fields.get(key)
-        {
-            text.insert(key.to_owned(), value.clone());
+        let architecture =
+            all().find(|known| known.model_type == model_type).expect("a record of `architectures.json`");
+        let (inner, mut own, mut values) =
+            (self.fields.inner(object), self.fields.inner(object).object(), Values::new());
+        for (key, value) in words.filter_map(|word| word.split_once('=')) {
+            if key != "inherits" {
+                values.push((key, value.into()));
+            } else if own.get(value).is_none_or(Value::is_null)
+                && let Some(outer) = self.fields.get(value)
+            {
+                own.insert(value.to_owned(), outer.clone());
+            }
         }
-        let text = Value::Object(text);
-        let layers = decoders::layers(
-            family,
-            inner.of(&text),
-            named("prefix").unwrap_or_default(),
-            named("head").unwrap_or_default(),
-        )?;
-        Ok(layers.into_iter().map(|layer| json!(layer)).collect())
+        let own = Value::Object(own);
+        let whole = architecture.with_defaults(inner.of(&own));
+        let mut filler = Filler::new(architecture, inner.of(&whole))?;
+        filler.values.extend(values);
+        filler.layers(&architecture.layers)
     }
 }

@@ -68,10 +68,12 @@ impl<'a> Fields<'a> {
         self.assumed.borrow_mut().insert(inside + key, default);
     }
 
-    /// Returns all fields, with these defaults for those that are missing or `null`. Notes the numbers among them.
+    /// Returns all fields, with these defaults for those that are missing or `null`. Notes the numbers among them. A default that
+    /// follows from other fields is left out.
     pub(super) fn with_defaults(self, defaults: &Map<String, Value>) -> Value {
         let mut all = self.object();
-        for (key, default) in defaults.iter().filter(|(key, _)| self.known(key).is_none()) {
+        let is_derived = |default: &Value| default.as_str().is_some_and(|text| text.starts_with("= "));
+        for (key, default) in defaults.iter().filter(|(key, value)| self.known(key).is_none() && !is_derived(value)) {
             if let Some(number) = default.as_u64().filter(|number| *number > 0) {
                 self.assume(key, number);
             }

@@ -3,7 +3,6 @@
 
 mod architectures;
 mod decoders;
-mod families;
 mod fields;
 mod unknown;
 
@@ -11,29 +10,13 @@ use std::cell::RefCell;
 
 use serde_json::Value;
 
-use self::{
-    architectures::Architecture,
-    families::Family,
-    fields::{Assumed, Fields, wrong},
-};
+pub(crate) use self::architectures::torchvision;
+use self::fields::{Assumed, Fields, wrong};
 pub(super) use self::{
-    families::FAMILIES,
+    architectures::all,
     unknown::{UnknownDecoder, unknown_decoder},
 };
 use crate::{error::Error, model::Model};
-
-/// How the model of an architecture is described.
-enum Record {
-    Family(&'static Family),
-    Architecture(&'static Architecture),
-}
-
-/// Returns the known architectures: the class, the `model_type`, and the record.
-fn known_records() -> impl Iterator<Item = (&'static str, &'static str, Record)> {
-    let families = FAMILIES.iter().map(|family| (&*family.class, &*family.model_type, Record::Family(family)));
-    let others = architectures::all().map(|known| (&*known.class, &*known.model_type, Record::Architecture(known)));
-    families.chain(others)
-}
 
 /// The next step in an error message: the supported files.
 const READ: &str = "give a `config.json` of Hugging Face, a file .gguf, .safetensors or .toml, or a model as JSON";
@@ -99,26 +82,23 @@ impl Model {
         let class = name(&fields["architectures"][0]).or_else(|| name(&fields["_class_name"]));
         let kind = name(&fields["model_type"]);
         let found = match (&class, &kind) {
-            (Some(class), _) => known_records().find(|(known, ..)| known == class),
-            (None, Some(kind)) => known_records().find(|(_, known, _)| known == kind),
+            (Some(class), _) => all().find(|known| known.class == *class),
+            (None, Some(kind)) => all().find(|known| known.model_type == *kind),
             (None, None) => return Err(wrong(format!("it names no architecture and has no `layers`; {READ}"))),
         };
         let name = class.or(kind).unwrap_or_default();
         let known = || Self::known_architectures().collect::<Vec<_>>().join(", ");
         let unknown = || wrong(format!("the architecture `{name}` is not supported; supported are {}", known()));
-        let (_, known, record) = found.ok_or_else(unknown)?;
-        if let Some(kind) = fields["model_type"].as_str().filter(|kind| *kind != known) {
+        let found = found.ok_or_else(unknown)?;
+        let known = &found.model_type;
+        if let Some(kind) = fields["model_type"].as_str().filter(|kind| kind != known) {
             return Err(wrong(format!("`{name}` has the `model_type` \"{known}\", and this is \"{kind}\"")));
         }
-        let fields = Fields::new(fields, assumed);
-        match record {
-            Record::Family(family) => decoders::build(family, fields, length),
-            Record::Architecture(architecture) => architectures::build(architecture, fields, length),
-        }
+        architectures::build(found, Fields::new(fields, assumed), length)
     }
 
     /// Returns the names of the architectures that [`from_config`](Self::from_config) supports.
     pub fn known_architectures() -> impl Iterator<Item = &'static str> {
-        known_records().map(|(name, ..)| name)
+        all().map(|known| &*known.class)
     }
 }
