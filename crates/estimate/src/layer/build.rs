@@ -277,7 +277,7 @@ impl Building<'_> {
         };
         self.eager.memory.close();
         if shared > 0 {
-            let mlp = Layer::gated_mlp(size, shared, function, true);
+            let mlp = Layer::gated_mlp(size, shared, function);
             children.push(self.one(&mlp.named("shared_expert"))?);
             if run == RunExperts::Grouped {
                 children.push(self.one(&linear("shared_expert_gate", size, 1, true))?);

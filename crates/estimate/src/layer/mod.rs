@@ -29,134 +29,79 @@ pub struct Named {
     pub layer: Layer,
 }
 
-/// A layer of a model.
+/// A layer of a model. The description of each says what its fields are.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the fields are described with their layer")]
 pub enum Layer {
     /// Layers that run one after the other.
-    Sequential {
-        /// The layers.
-        layers: Vec<Named>,
-    },
+    Sequential { layers: Vec<Named> },
     /// Layers that run one after the other, as a block that checkpointing may recompute.
-    Block {
-        /// The layers.
-        layers: Vec<Named>,
-    },
+    Block { layers: Vec<Named> },
     /// The sum of the outputs of all layers for the same input, such as attention and MLP in parallel.
-    Branches {
-        /// The layers.
-        layers: Vec<Named>,
-    },
+    Branches { layers: Vec<Named> },
     /// The product of the outputs of all layers for the same input.
-    Product {
-        /// The layers.
-        layers: Vec<Named>,
-    },
+    Product { layers: Vec<Named> },
     /// Layers that have parameters but do not run, such as the image part if there are no images.
-    Idle {
-        /// The layers.
-        layers: Vec<Named>,
-    },
-    /// The sum of the layers' output and the input, or the output of `shortcut`.
+    Idle { layers: Vec<Named> },
+    /// The sum of the layers' output and the input, or the output of `shortcut`: layers that the input passes through before it is
+    /// added. With `in_place`, the sum overwrites the output of the layers.
     Residual {
-        /// The layers.
         layers: Vec<Named>,
-        /// The layers that the input passes through before it is added.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         shortcut: Vec<Named>,
-        /// True if the sum overwrites the output of the layers.
         #[serde(default)]
         in_place: bool,
     },
-    /// Layers that read the input, and layers that read the target tokens of the model and the output of the first
-    /// ones.
-    EncoderDecoder {
-        /// The layers that read the input.
-        encoder: Vec<Named>,
-        /// The layers that read the target tokens.
-        decoder: Vec<Named>,
-    },
+    /// Layers that read the input (`encoder`), and layers that read the target tokens of the model and the output of the first ones
+    /// (`decoder`).
+    EncoderDecoder { encoder: Vec<Named>, decoder: Vec<Named> },
     /// A convolution.
     Conv(Conv),
     /// A matrix product with a weight.
     Linear(Linear),
-    /// Rows of a table.
-    Embedding {
-        /// The number of rows of the table.
-        rows: u64,
-        /// The size of a row.
-        size: u64,
-    },
-    /// An embedding that uses the table of an earlier layer.
-    TiedEmbedding {
-        /// The path of that layer.
-        tied_to: String,
-    },
+    /// Rows of a table with so many `rows` of this `size`.
+    Embedding { rows: u64, size: u64 },
+    /// An embedding that uses the table of an earlier layer, which has the path `tied_to`.
+    TiedEmbedding { tied_to: String },
     /// The sum of the rows of tables for tokens, positions and segments.
     Embeddings(Embeddings),
-    /// A convolution that cuts an image into patches, a class token, and positions.
+    /// A convolution that cuts an image into patches, a class token, and positions. The image has so many `channels`, and `image` is
+    /// its height and width, as `patch` is that of a patch. Tokens have this `size`. With `as_clip`, the convolution has no bias, and
+    /// the positions are rows of a table.
     PatchEmbedding {
-        /// The channels of the image.
         channels: u64,
-        /// The height and width of the image.
         image: u64,
-        /// The height and width of a patch.
         patch: u64,
-        /// The size of a token.
         size: u64,
-        /// True for CLIP: the convolution has no bias, and the positions are rows of a table.
         #[serde(default)]
         as_clip: bool,
     },
     /// The first token of each sequence.
     FirstToken,
-    /// Batch norm.
-    BatchNorm {
-        /// The channels.
-        channels: u64,
-    },
-    /// Layer norm over the last dimension.
-    LayerNorm {
-        /// The size of that dimension.
-        size: u64,
-    },
-    /// RMS norm over the last dimension, as transformers writes it out.
-    RmsNorm {
-        /// The size of that dimension.
-        size: u64,
-    },
-    /// RMS norm as in Gemma: in `f32`, with `1 + weight`.
-    GemmaNorm {
-        /// The size of the last dimension.
-        size: u64,
-    },
-    /// An operation on each element.
+    /// Batch norm over so many `channels`.
+    BatchNorm { channels: u64 },
+    /// Layer norm over the last dimension, which has this `size`.
+    LayerNorm { size: u64 },
+    /// RMS norm over the last dimension, which has this `size`, as transformers writes it out.
+    RmsNorm { size: u64 },
+    /// RMS norm over the last dimension, which has this `size`, as in Gemma: in `f32`, with `1 + weight`.
+    GemmaNorm { size: u64 },
+    /// An operation on each element. With `in_place`, it overwrites its input; only `relu` and `relu6` can.
     Activation {
-        /// The operation.
         function: Function,
-        /// True if the operation overwrites its input. Only `relu` and `relu6` can.
         #[serde(default)]
         in_place: bool,
     },
     /// Multiplies each channel of an image by a weight, as in `ConvNeXt`: a parameter of shape (size, 1, 1).
-    ChannelScale {
-        /// The channels.
-        size: u64,
-    },
-    /// Dropout.
-    Dropout {
-        /// The probability.
-        probability: f64,
-    },
+    ChannelScale { size: u64 },
+    /// Dropout with this `probability`.
+    Dropout { probability: f64 },
     /// The largest element of each window.
     MaxPool(Pool),
-    /// The means of windows that are chosen to give a result of this size.
-    AdaptiveAveragePool {
-        /// The sizes of the result.
-        size: Vec<u64>,
-    },
+    /// The means of windows that are chosen to give a result of this `size`.
+    AdaptiveAveragePool { size: Vec<u64> },
     /// Joins all dimensions after the first.
     Flatten,
     /// Reorders the dimensions: from (n, c, h, w) to (n, h, w, c).
@@ -169,55 +114,37 @@ pub enum Layer {
     ToF32,
     /// Self-attention.
     Attention(Attention),
-    /// Splits the last dimension in halves, and multiplies the activation of the first with the second.
-    Gate {
-        /// The activation.
-        function: Function,
-    },
+    /// Splits the last dimension in halves, and multiplies the activation (`function`) of the first with the second.
+    Gate { function: Function },
     /// A mixture of experts.
     Experts(Experts),
-    /// Adds a row of a table to each token, by its position.
+    /// Adds a row of a table with so many `rows` of this `size` to each token, by its position. With `is_fixed`, the table has no
+    /// gradient.
     Positions {
-        /// The rows of the table.
         rows: u64,
-        /// The size of a row.
         size: u64,
-        /// True if the table has no gradient.
         #[serde(default)]
         is_fixed: bool,
     },
-    /// Leaves the input for a later layer, and passes it on.
-    Leave {
-        /// The name with which it is left.
-        slot: String,
-    },
-    /// A second input of the model. Passes the layer's own input on, runs layers on the new tensor, and leaves their
-    /// output.
+    /// Leaves the input for a later layer, with the name `slot`, and passes it on.
+    Leave { slot: String },
+    /// A second input of the model. Passes the layer's own input on, runs layers on the new tensor, and leaves their output with the
+    /// name `slot`. The new tensor has these `sizes` without the batch, and numbers or `integers`. If `is_next`, the next layer reads the
+    /// output of these layers instead.
     Provide {
-        /// The name with which the output is left.
         slot: String,
-        /// The sizes of the new tensor, without the batch.
         sizes: Vec<u64>,
-        /// True if the tensor contains integers.
         #[serde(default)]
         integers: bool,
-        /// True if the next layer reads the output of these layers.
         #[serde(default)]
         is_next: bool,
-        /// The layers.
         #[serde(default)]
         layers: Vec<Named>,
     },
-    /// Drops all tensors that were left with a name.
-    Release {
-        /// The name.
-        slot: String,
-    },
-    /// Multiplies normalized vectors with those that were left, and with a parameter.
-    Similarity {
-        /// Their name.
-        slot: String,
-    },
+    /// Drops all tensors that were left with the name `slot`.
+    Release { slot: String },
+    /// Multiplies normalized vectors with those that were left with the name `slot`, and with a parameter.
+    Similarity { slot: String },
 }
 
 /// An operation on each element. Aliases are names in `ACT2FN` of transformers.
@@ -304,14 +231,12 @@ impl Layer {
         Self::Linear(Linear { inputs, outputs, ..Linear::default() })
     }
 
-    /// Creates a gated MLP: `down(function(gate(x)) * up(x))`.
-    pub(crate) fn gated_mlp(size: u64, hidden: u64, function: Function, no_bias: bool) -> Self {
-        let linear =
-            |name, inputs, outputs| Self::Linear(Linear { inputs, outputs, no_bias, tied_to: None }).named(name);
+    /// Creates a gated MLP without biases: `down(function(gate(x)) * up(x))`.
+    pub(crate) fn gated_mlp(size: u64, hidden: u64, function: Function) -> Self {
         let activation = Self::Activation { function, in_place: false }.named("");
-        let gate = Self::Sequential { layers: vec![linear("gate_proj", size, hidden), activation] }.named("");
-        let product = Self::Product { layers: vec![gate, linear("up_proj", size, hidden)] }.named("");
-        Self::Sequential { layers: vec![product, linear("down_proj", hidden, size)] }
+        let gate = Self::Sequential { layers: vec![linear("gate_proj", size, hidden, true), activation] }.named("");
+        let product = Self::Product { layers: vec![gate, linear("up_proj", size, hidden, true)] }.named("");
+        Self::Sequential { layers: vec![product, linear("down_proj", hidden, size, true)] }
     }
 
     /// Creates max pooling with a square window.
