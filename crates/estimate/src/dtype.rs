@@ -66,48 +66,26 @@ impl Types {
     }
 }
 
-/// The formats with blocks.
-const BLOCKS: &[Blocks] = &[
-    // 64 elements of 4 bits and a scale of 32 bits: bitsandbytes without nested quantisation. `fp4` is its other table of values.
-    Blocks { name: "nf4", elements: 64, bytes: 36 },
-    Blocks { name: "fp4", elements: 64, bytes: 36 },
-    // With nested quantisation: 8-bit scales, with one 32-bit scale for every 256 of them.
-    Blocks { name: "nf4_nested", elements: 64 * 256, bytes: (32 + 1) * 256 + 4 },
-    // The formats of the Open Compute Project: 32 elements and an 8-bit exponent.
-    Blocks { name: "mxfp8", elements: 32, bytes: 33 },
-    Blocks { name: "mxfp6", elements: 32, bytes: 25 },
-    Blocks { name: "mxfp4", elements: 32, bytes: 17 },
-    Blocks { name: "nvfp4", elements: 16, bytes: 9 },
-    // 4-bit and 6-bit numbers without scales, as safetensors stores them.
-    Blocks { name: "f4", elements: 2, bytes: 1 },
-    Blocks { name: "f6", elements: 4, bytes: 3 },
-    // GGUF's types.
-    Blocks { name: "q1_0", elements: 128, bytes: 18 },
-    Blocks { name: "q4_0", elements: 32, bytes: 18 },
-    Blocks { name: "q4_1", elements: 32, bytes: 20 },
-    Blocks { name: "q5_0", elements: 32, bytes: 22 },
-    Blocks { name: "q5_1", elements: 32, bytes: 24 },
-    Blocks { name: "q8_0", elements: 32, bytes: 34 },
-    // No file contains this type: ggml creates it for products. Python's package has an older size.
-    Blocks { name: "q8_1", elements: 32, bytes: 36 },
-    Blocks { name: "q2_k", elements: 256, bytes: 84 },
-    Blocks { name: "q3_k", elements: 256, bytes: 110 },
-    Blocks { name: "q4_k", elements: 256, bytes: 144 },
-    Blocks { name: "q5_k", elements: 256, bytes: 176 },
-    Blocks { name: "q6_k", elements: 256, bytes: 210 },
-    Blocks { name: "q8_k", elements: 256, bytes: 292 },
-    Blocks { name: "iq1_s", elements: 256, bytes: 50 },
-    Blocks { name: "iq1_m", elements: 256, bytes: 56 },
-    Blocks { name: "iq2_xxs", elements: 256, bytes: 66 },
-    Blocks { name: "iq2_xs", elements: 256, bytes: 74 },
-    Blocks { name: "iq2_s", elements: 256, bytes: 82 },
-    Blocks { name: "iq3_xxs", elements: 256, bytes: 98 },
-    Blocks { name: "iq3_s", elements: 256, bytes: 110 },
-    Blocks { name: "iq4_nl", elements: 32, bytes: 18 },
-    Blocks { name: "iq4_xs", elements: 256, bytes: 136 },
-    Blocks { name: "tq1_0", elements: 256, bytes: 54 },
-    Blocks { name: "tq2_0", elements: 256, bytes: 66 },
-];
+/// The formats with blocks: the name, and the elements and the bytes of a block.
+///
+/// - bitsandbytes: 64 elements of 4 bits and a scale of 32 bits. `fp4` is its other table of values. With nested quantisation, scales
+///   have 8 bits, and there is one 32-bit scale for every 256 of them.
+/// - The Open Compute Project: 32 elements and an 8-bit exponent.
+/// - 4-bit and 6-bit numbers without scales, as safetensors stores them.
+/// - GGUF. No file contains `q8_1`: ggml creates it for products, and Python's package has an older size.
+const BLOCKS: &str = "nf4 64 36, fp4 64 36, nf4_nested 16384 8452, mxfp8 32 33, mxfp6 32 25, mxfp4 32 17, nvfp4 16 9, f4 2 1, f6 4 3, \
+                      q1_0 128 18, q4_0 32 18, q4_1 32 20, q5_0 32 22, q5_1 32 24, q8_0 32 34, q8_1 32 36, q2_k 256 84, q3_k 256 110, \
+                      q4_k 256 144, q5_k 256 176, q6_k 256 210, q8_k 256 292, iq1_s 256 50, iq1_m 256 56, iq2_xxs 256 66, \
+                      iq2_xs 256 74, iq2_s 256 82, iq3_xxs 256 98, iq3_s 256 110, iq4_nl 32 18, iq4_xs 256 136, tq1_0 256 54, \
+                      tq2_0 256 66";
+
+fn blocks() -> impl Iterator<Item = Blocks> {
+    BLOCKS.split(", ").filter_map(|format| {
+        let mut words = format.split(' ');
+        let (name, mut number) = (words.next()?, || words.next()?.parse().ok());
+        Some(Blocks { name, elements: number()?, bytes: number()? })
+    })
+}
 
 /// The name of each other type, and other names that PyTorch and people use for it.
 pub(crate) const PLAIN: &[(&str, Dtype, &[&str])] = &[
@@ -155,7 +133,7 @@ impl Dtype {
 
     /// Returns the names of all types, as `Display` prints them.
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-        PLAIN.iter().map(|(name, ..)| *name).chain(BLOCKS.iter().map(|blocks| blocks.name))
+        PLAIN.iter().map(|(name, ..)| *name).chain(blocks().map(|blocks| blocks.name))
     }
 
     /// Returns whether the elements are floating-point numbers, which can have gradients.
@@ -181,7 +159,7 @@ impl FromStr for Dtype {
         let name = name.strip_prefix("torch.").unwrap_or(&name);
         let is_plain = |(known, _, others): &&(&str, Self, &[&str])| *known == name || others.contains(&name);
         let plain = PLAIN.iter().find(is_plain).map(|(_, dtype, _)| *dtype);
-        let blocks = || BLOCKS.iter().find(|blocks| blocks.name == name).copied().map(Self::Blocks);
+        let blocks = || blocks().find(|blocks| blocks.name == name).map(Self::Blocks);
         plain.or_else(blocks).ok_or_else(|| {
             let known = Self::names().collect::<Vec<_>>().join(", ");
             let what =
@@ -205,11 +183,11 @@ impl<'de> Deserialize<'de> for Dtype {
 
 #[cfg(test)]
 mod tests {
-    use super::{BLOCKS, Dtype, PLAIN};
+    use super::{Dtype, PLAIN, blocks};
 
     #[test]
     fn names_are_read_back() {
-        let all = PLAIN.iter().map(|(_, dtype, _)| *dtype).chain(BLOCKS.iter().copied().map(Dtype::Blocks));
+        let all = PLAIN.iter().map(|(_, dtype, _)| *dtype).chain(blocks().map(Dtype::Blocks));
         for dtype in all {
             assert_eq!(dtype.to_string().parse::<Dtype>().unwrap(), dtype);
         }

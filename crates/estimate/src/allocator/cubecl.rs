@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::placement::Placement;
+use super::Placement;
 
 /// The alignment of slices on CUDA.
 const ALIGNMENT: u64 = 512;
