@@ -2,13 +2,13 @@
 //! read as well.
 
 use std::{
-    collections::BTreeMap,
     fmt::Display,
     io::{self, BufReader, ErrorKind, Read},
     path::Path,
 };
 
 use gpumem_core::{model::Bytes, report::counted};
+use serde_json::{Map, Value};
 
 use super::{file_error, input};
 use crate::{
@@ -37,22 +37,9 @@ const MOST_FILES: u64 = 10_000;
 /// The header of a GGUF file: the metadata of the model, and its tensors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gguf {
-    metadata: BTreeMap<String, Value>,
+    /// The values by key. A text that is too long to be kept is `null`. An array has its values if they are integers and not too many.
+    metadata: Map<String, Value>,
     tensors: Tensors,
-}
-
-/// A value of the metadata.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Value {
-    /// A non-negative integer.
-    Number(u64),
-    Fraction(f64),
-    Bool(bool),
-    Text(String),
-    /// The values of an array, if they are integers and not too many.
-    Array(Vec<u64>),
-    /// A negative number, or a text that is too long to be kept.
-    Other,
 }
 
 impl Gguf {
@@ -64,18 +51,15 @@ impl Gguf {
     pub fn read(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let mut first = one_file(path)?;
-        let count = match first.metadata.get("split.count") {
-            Some(Value::Number(count)) => *count,
-            _ => 1,
-        };
+        let count = first.number("split.count").unwrap_or(1);
         if count > 1 {
             first.tensors.all.extend(other_parts(path, count)?);
         }
         let tensors = Tensors::checked(first.tensors.all).map_err(|what| file_error(path, what))?;
         first.tensors = tensors;
         let tensors = &first.tensors.all;
-        if let Some(Value::Number(expected)) = first.metadata.get("split.tensors.count")
-            && *expected != tensors.len() as u64
+        if let Some(expected) = first.number("split.tensors.count")
+            && expected != tensors.len() as u64
         {
             let found = counted(tensors.len() as u64, "tensor", "tensors");
             return Err(file_error(path, format!("the files have {found} and not {expected}")));
@@ -103,14 +87,15 @@ impl Gguf {
 
     /// Returns the longest sequences that the model supports.
     pub(crate) fn positions(&self) -> Option<u64> {
-        match self.value(&format!("{}.context_length", self.architecture()?)) {
-            Some(Value::Number(positions)) => Some(*positions),
-            _ => None,
-        }
+        self.number(&format!("{}.context_length", self.architecture()?))
+    }
+
+    fn number(&self, key: &str) -> Option<u64> {
+        self.value(key)?.as_u64()
     }
 
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
-        if let Some(Value::Text(text)) = self.metadata.get(key) { Some(text) } else { None }
+        self.value(key)?.as_str()
     }
 
     pub(crate) fn value(&self, key: &str) -> Option<&Value> {
@@ -215,20 +200,19 @@ impl<R: Read> Source<R> {
 
     /// Reads a value that is not an array. The numbers of the types are those in the specification.
     fn value(&mut self, kind: u32) -> Result<Value, Wrong> {
-        let signed = |number: i64| u64::try_from(number).map_or(Value::Other, Value::Number);
         Ok(match kind {
-            0 => Value::Number(u8::from_le_bytes(self.bytes()?).into()),
-            1 => signed(i8::from_le_bytes(self.bytes()?).into()),
-            2 => Value::Number(u16::from_le_bytes(self.bytes()?).into()),
-            3 => signed(i16::from_le_bytes(self.bytes()?).into()),
-            4 => Value::Number(self.u32()?.into()),
-            5 => signed(i32::from_le_bytes(self.bytes()?).into()),
-            6 => Value::Fraction(f32::from_le_bytes(self.bytes()?).into()),
-            7 => Value::Bool(u8::from_le_bytes(self.bytes()?) != 0),
-            8 => self.text(LONGEST_KEPT)?.map_or(Value::Other, Value::Text),
-            10 => Value::Number(self.u64()?),
-            11 => signed(i64::from_le_bytes(self.bytes()?)),
-            12 => Value::Fraction(f64::from_le_bytes(self.bytes()?)),
+            0 => u8::from_le_bytes(self.bytes()?).into(),
+            1 => i8::from_le_bytes(self.bytes()?).into(),
+            2 => u16::from_le_bytes(self.bytes()?).into(),
+            3 => i16::from_le_bytes(self.bytes()?).into(),
+            4 => self.u32()?.into(),
+            5 => i32::from_le_bytes(self.bytes()?).into(),
+            6 => f32::from_le_bytes(self.bytes()?).into(),
+            7 => (u8::from_le_bytes(self.bytes()?) != 0).into(),
+            8 => self.text(LONGEST_KEPT)?.into(),
+            10 => self.u64()?.into(),
+            11 => i64::from_le_bytes(self.bytes()?).into(),
+            12 => f64::from_le_bytes(self.bytes()?).into(),
             kind => return Err(format!("values of the type {kind} are not known")),
         })
     }
@@ -254,18 +238,15 @@ impl<R: Read> Source<R> {
             self.skip(count * size)?;
         } else {
             for _ in 0..count {
-                match self.value(kind)? {
-                    Value::Number(number) => kept.push(number),
-                    Value::Bool(is_true) => kept.push(is_true.into()),
-                    _ => {}
-                }
+                let value = self.value(kind)?;
+                kept.extend(value.as_u64().or(value.as_bool().map(u64::from)));
             }
         }
         // A list with only some of the numbers would look complete.
         if kept.len() as u64 != count {
             kept.clear();
         }
-        Ok(Value::Array(kept))
+        Ok(kept.into())
     }
 
     fn metadata(&mut self) -> Result<(String, Value), Wrong> {
@@ -320,7 +301,7 @@ fn header(read: impl Read) -> Result<Gguf, Wrong> {
             return Err(format!("{count} {of}; at most {most} are allowed"));
         }
     }
-    let mut metadata = BTreeMap::new();
+    let mut metadata = Map::new();
     for _ in 0..entries {
         let (key, value) = source.metadata()?;
         if metadata.contains_key(&key) {
@@ -346,82 +327,59 @@ fn dtype_of(kind: u32) -> Option<(Dtype, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::{Gguf, LONGEST_HEADER, MOST_ENTRIES, MOST_TENSORS, Value, header};
 
-    struct File(Vec<u8>);
-
     fn text(text: &str) -> Vec<u8> {
-        let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
-        bytes.extend(text.as_bytes());
-        bytes
+        [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
     }
 
     fn entry(key: &str, kind: u32, value: &[u8]) -> Vec<u8> {
         [&text(key), &kind.to_le_bytes()[..], value].concat()
     }
 
-    fn tensor(name: &str, sizes: &[u64], kind: u32) -> Vec<u8> {
-        let mut bytes = text(name);
-        bytes.extend(u32::try_from(sizes.len()).unwrap().to_le_bytes());
-        bytes.extend(sizes.iter().flat_map(|size| size.to_le_bytes()));
-        bytes.extend(kind.to_le_bytes());
-        bytes.extend(0_u64.to_le_bytes());
-        bytes
+    /// Returns the value of an array: its type, its length, and its elements.
+    fn array(kind: u32, length: u64, elements: &[u8]) -> Vec<u8> {
+        [&kind.to_le_bytes(), &length.to_le_bytes()[..], elements].concat()
     }
 
-    impl File {
-        fn new(entries: &[Vec<u8>], tensors: &[Vec<u8>]) -> Self {
-            let mut bytes = b"GGUF\x03\0\0\0".to_vec();
-            bytes.extend((tensors.len() as u64).to_le_bytes());
-            bytes.extend((entries.len() as u64).to_le_bytes());
-            bytes.extend(entries.concat());
-            bytes.extend(tensors.concat());
-            Self(bytes)
-        }
+    fn tensor(name: &str, sizes: &[u64], kind: u32) -> Vec<u8> {
+        let rank = u32::try_from(sizes.len()).unwrap().to_le_bytes();
+        let sizes: Vec<_> = sizes.iter().flat_map(|size| size.to_le_bytes()).collect();
+        [&text(name), &rank[..], &sizes, &kind.to_le_bytes(), &[0; 8]].concat()
+    }
 
-        fn read(&self) -> Result<Gguf, String> {
-            header(&self.0[..])
-        }
+    /// Returns the start of a header, which says how many tensors and entries there are.
+    fn start(tensors: u64, entries: u64) -> Vec<u8> {
+        [b"GGUF\x03\0\0\0", &tensors.to_le_bytes()[..], &entries.to_le_bytes()].concat()
+    }
 
-        fn error(&self) -> String {
-            self.read().unwrap_err()
-        }
-
-        fn with(mut self, at: usize, bytes: &[u8]) -> Self {
-            self.0[at..at + bytes.len()].copy_from_slice(bytes);
-            self
-        }
+    fn read(entries: &[Vec<u8>], tensors: &[Vec<u8>]) -> Result<Gguf, String> {
+        let start = start(tensors.len() as u64, entries.len() as u64);
+        header(&[start, entries.concat(), tensors.concat()].concat()[..])
     }
 
     #[test]
     fn a_header_is_read() {
-        let array =
-            [&5_u32.to_le_bytes()[..], &2_u64.to_le_bytes(), &7_i32.to_le_bytes(), &8_i32.to_le_bytes()].concat();
-        let words = [&8_u32.to_le_bytes()[..], &2_u64.to_le_bytes(), &text("a"), &text("bc")].concat();
         let entries = [
             entry("general.architecture", 8, &text("llama")),
-            entry("heads", 9, &array),
-            entry("tokens", 9, &words),
+            entry("heads", 9, &array(5, 2, &[7_i32.to_le_bytes(), 8_i32.to_le_bytes()].concat())),
+            entry("tokens", 9, &array(8, 2, &[text("a"), text("bc")].concat())),
             entry("negative", 5, &(-1_i32).to_le_bytes()),
             entry("count", 10, &9_u64.to_le_bytes()),
             entry("fraction", 6, &0.5_f32.to_le_bytes()),
             entry("flag", 7, &[1]),
         ];
         let tensors = [tensor("b", &[64, 2], 2), tensor("a", &[3], 0), tensor("c", &[], 1)];
-        let file = File::new(&entries, &tensors).read().unwrap();
+        let file = read(&entries, &tensors).unwrap();
         assert_eq!(file.architecture(), Some("llama"));
-        assert_eq!(file.value("heads"), Some(&Value::Array(vec![7, 8])));
-        assert_eq!(file.value("tokens"), Some(&Value::Array(vec![])));
-        assert_eq!(file.value("negative"), Some(&Value::Other));
-        assert_eq!(file.value("count"), Some(&Value::Number(9)));
-        assert_eq!(file.value("fraction"), Some(&Value::Fraction(0.5)));
-        assert_eq!(file.value("flag"), Some(&Value::Bool(true)));
-        let lines: Vec<_> = file
-            .tensors()
-            .all()
-            .iter()
-            .map(|tensor| format!("{} {} {}", tensor.name, tensor.dtype, tensor.shape))
-            .collect();
+        let expected = json!({
+            "general.architecture": "llama", "heads": [7, 8], "tokens": [], "negative": -1, "count": 9, "fraction": 0.5, "flag": true,
+        });
+        assert_eq!(Value::Object(file.metadata.clone()), expected);
+        let all = file.tensors().all().iter();
+        let lines: Vec<_> = all.map(|tensor| format!("{} {} {}", tensor.name, tensor.dtype, tensor.shape)).collect();
         assert_eq!(lines, ["a f32 (3,)", "b q4_0 (2, 64)", "c f16 ()"]);
         let sum = file.tensors().sum();
         assert_eq!((sum.elements, sum.bytes.get()), (132, 72 + 12 + 2));
@@ -429,79 +387,85 @@ mod tests {
 
     #[test]
     fn hostile_tensors_are_errors() {
-        let error = |tensors: &[Vec<u8>]| File::new(&[], tensors).error();
-        for sizes in [&[u64::MAX, u64::MAX][..], &[1 << 32, 1 << 32], &[1 << 60]] {
-            assert!(error(&[tensor("a", sizes, 0)]).ends_with(" of f32 is too large"), "{sizes:?}");
+        for (tensors, expected) in [
+            (vec![tensor("a", &[u64::MAX, u64::MAX], 0)], " of f32 is too large"),
+            (vec![tensor("a", &[1 << 32, 1 << 32], 0)], " of f32 is too large"),
+            (vec![tensor("a", &[1 << 60], 0)], " of f32 is too large"),
+            (vec![tensor("a", &[1 << 59], 0), tensor("b", &[1 << 59], 0)], "the tensors have more than 2^62 bytes"),
+            (vec![tensor("a", &[1; 5], 0)], "tensor `a`: 5 dimensions; at most 4 are allowed"),
+            (vec![tensor("a", &[33, 2], 2)], "tensor `a`: the shape (2, 33) of q4_0 has no whole blocks of 32"),
+            (vec![tensor("a", &[8], 0), tensor("a", &[8], 0)], "the tensor `a` occurs twice"),
+        ] {
+            let error = read(&[], &tensors).unwrap_err();
+            assert!(error.ends_with(expected), "{error}");
         }
-        let halves = [tensor("a", &[1 << 59], 0), tensor("b", &[1 << 59], 0)];
-        assert_eq!(error(&halves), "the tensors have more than 2^62 bytes");
-        assert_eq!(error(&[tensor("a", &[1; 5], 0)]), "tensor `a`: 5 dimensions; at most 4 are allowed");
-        let part = "tensor `a`: the shape (2, 33) of q4_0 has no whole blocks of 32";
-        assert_eq!(error(&[tensor("a", &[33, 2], 2)]), part);
         for removed in [4, 5, 31, 36, 1000] {
             let expected = format!("tensor `a`: the type {removed} of elements is not known");
-            assert_eq!(error(&[tensor("a", &[32], removed)]), expected);
+            assert_eq!(read(&[], &[tensor("a", &[32], removed)]).unwrap_err(), expected);
         }
-        let twice = [tensor("a", &[8], 0), tensor("a", &[8], 0)];
-        assert_eq!(error(&twice), "the tensor `a` occurs twice");
     }
 
     #[test]
     fn hostile_metadata_is_an_error() {
-        let error = |entries: &[Vec<u8>]| File::new(entries, &[]).error();
-        let huge = (1_u64 << 60).to_le_bytes();
-        let text_of = format!("the header is too short for {} bytes of a text", 1_u64 << 60);
-        assert_eq!(error(&[entry("k", 8, &huge)]), format!("key `k`: {text_of}"));
-        assert_eq!(File::new(&[entry("k", 8, &text("v"))], &[]).with(24, &huge).error(), text_of);
-        for kind in [0_u32, 8, 12] {
-            let array = [&kind.to_le_bytes()[..], &huge].concat();
-            let expected = format!("key `k`: the header is too short for {} elements of an array", 1_u64 << 60);
-            assert_eq!(error(&[entry("k", 9, &array)]), expected);
+        const HUGE: u64 = 1 << 60;
+        let flag = || entry("k", 7, &[0]);
+        for (entries, expected) in [
+            (
+                vec![entry("k", 8, &HUGE.to_le_bytes())],
+                format!("key `k`: the header is too short for {HUGE} bytes of a text"),
+            ),
+            (vec![HUGE.to_le_bytes().to_vec()], format!("the header is too short for {HUGE} bytes of a text")),
+            (
+                vec![entry("k", 9, &array(0, HUGE, &[]))],
+                format!("key `k`: the header is too short for {HUGE} elements of an array"),
+            ),
+            (
+                vec![entry("k", 9, &array(8, HUGE, &[]))],
+                format!("key `k`: the header is too short for {HUGE} elements of an array"),
+            ),
+            (vec![entry("k", 9, &array(12, 2 * HUGE, &[]))], " elements of an array".to_owned()),
+            (vec![entry("k", 9, &array(9, 1, &[]))], "key `k`: an array of arrays".to_owned()),
+            (vec![entry("k", 13, &[])], "key `k`: values of the type 13 are not known".to_owned()),
+            (vec![flag(), flag()], "the key `k` occurs twice".to_owned()),
+            (vec![entry(&"k".repeat(65_536), 7, &[0])], "a name of more than 65535 bytes".to_owned()),
+            (vec![entry("k", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 255])], "key `k`: a text is not UTF-8".to_owned()),
+        ] {
+            let error = read(&entries, &[]).unwrap_err();
+            assert!(error.ends_with(&expected), "{error}");
         }
-        let overflow = [&12_u32.to_le_bytes()[..], &(1_u64 << 61).to_le_bytes()].concat();
-        assert!(error(&[entry("k", 9, &overflow)]).ends_with(" elements of an array"));
-        let nested = [&9_u32.to_le_bytes()[..], &1_u64.to_le_bytes()].concat();
-        assert_eq!(error(&[entry("k", 9, &nested)]), "key `k`: an array of arrays");
-        assert_eq!(error(&[entry("k", 13, &[])]), "key `k`: values of the type 13 are not known");
-        let twice = entry("k", 7, &[0]);
-        assert_eq!(error(&[twice.clone(), twice]), "the key `k` occurs twice");
-        let name = entry(&"k".repeat(65_536), 7, &[0]);
-        assert_eq!(error(&[name]), "a name of more than 65535 bytes");
-        let not_text = [&1_u64.to_le_bytes()[..], &[255]].concat();
-        assert_eq!(error(&[entry("k", 8, &not_text)]), "key `k`: a text is not UTF-8");
     }
 
+    /// Some of these files return endless zeros after their first bytes.
     #[test]
     fn counts_and_versions_that_lie_are_errors() {
-        let empty = || File::new(&[], &[]);
-        assert!(empty().read().is_ok());
-        assert!(empty().with(4, &[2]).read().is_ok());
-        assert_eq!(empty().with(0, b"GGML").error(), "this is not a GGUF file");
-        assert_eq!(empty().with(4, &[1]).error(), "the version 1 of GGUF is not known");
-        assert_eq!(empty().with(4, &[0, 0, 0, 3]).error(), "the numbers of the file are big-endian");
-        for count in [1 << 60, u64::MAX] {
-            let bytes = count.to_le_bytes();
-            assert_eq!(empty().with(8, &bytes).error(), format!("the header is too short for {count} tensors"));
-            let expected = format!("the header is too short for {count} entries of the metadata");
-            assert_eq!(empty().with(16, &bytes).error(), expected);
+        let of = |bytes: &[u8]| header(bytes).map_err(|error| error.replace("entries of the metadata", "entries"));
+        let with = |at: usize, bytes: &[u8]| [&start(0, 0)[..at], bytes, &start(0, 0)[at + bytes.len()..]].concat();
+        assert!(of(&start(0, 0)).is_ok() && of(&with(4, &[2])).is_ok());
+        for (file, expected) in [
+            (with(0, b"GGML"), "this is not a GGUF file".to_owned()),
+            (with(4, &[1]), "the version 1 of GGUF is not known".to_owned()),
+            (with(4, &[0, 0, 0, 3]), "the numbers of the file are big-endian".to_owned()),
+            (start(1 << 60, 0), format!("the header is too short for {} tensors", 1_u64 << 60)),
+            (start(u64::MAX, 0), format!("the header is too short for {} tensors", u64::MAX)),
+            (start(0, 1 << 60), format!("the header is too short for {} entries", 1_u64 << 60)),
+            (start(0, u64::MAX), format!("the header is too short for {} entries", u64::MAX)),
+        ] {
+            assert_eq!(of(&file).unwrap_err(), expected);
         }
         for length in 0..24 {
-            let error = header(&empty().0[..length]).unwrap_err();
+            let error = of(&start(0, 0)[..length]).unwrap_err();
             assert!(error.ends_with("inside its header"), "{length}: {error}");
         }
-    }
-
-    /// After its first bytes, the file returns endless zeros.
-    #[test]
-    fn a_header_without_an_end_is_an_error() {
-        let start = |count: u64| [b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0", &count.to_le_bytes()[..]].concat();
-        let error = |start: Vec<u8>| header(std::io::Read::chain(&start[..], std::io::repeat(0))).unwrap_err();
-        assert_eq!(error(start(LONGEST_HEADER / 13)), "the header is too short for 3846153 entries of the metadata");
-        assert_eq!(error(start(MOST_ENTRIES + 1)), "65537 entries of the metadata; at most 65536 are allowed");
-        assert_eq!(error(start(MOST_ENTRIES)), "the key `` occurs twice");
-        let tensors = [b"GGUF\x03\0\0\0", &(MOST_TENSORS + 1).to_le_bytes()[..], &[0; 8]].concat();
-        assert_eq!(error(tensors), "262145 tensors; at most 262144 are allowed");
-        let text = [b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0", &(1_u64 << 59).to_le_bytes()[..]].concat();
-        assert_eq!(error(text), format!("the header is too short for {} bytes of a text", 1_u64 << 59));
+        let endless = |start: Vec<u8>| header(std::io::Read::chain(&start[..], std::io::repeat(0))).unwrap_err();
+        for (start, expected) in [
+            (start(0, LONGEST_HEADER / 13), "the header is too short for 3846153 entries of the metadata"),
+            (start(0, MOST_ENTRIES + 1), "65537 entries of the metadata; at most 65536 are allowed"),
+            (start(0, MOST_ENTRIES), "the key `` occurs twice"),
+            (start(MOST_TENSORS + 1, 0), "262145 tensors; at most 262144 are allowed"),
+        ] {
+            assert_eq!(endless(start), expected);
+        }
+        let expected = format!("the header is too short for {} bytes of a text", 1_u64 << 59);
+        assert_eq!(endless([start(0, 1), (1_u64 << 59).to_le_bytes().to_vec()].concat()), expected);
     }
 }

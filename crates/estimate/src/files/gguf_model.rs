@@ -1,11 +1,8 @@
 //! Models from the metadata of GGUF files.
 
-use serde_json::{Value as Json, json};
+use serde_json::{Value, json};
 
-use super::{
-    config,
-    gguf::{Gguf, Value},
-};
+use super::{config, gguf::Gguf};
 use crate::{dtype::Dtype, error::Error, model::Model};
 
 /// Tensors that are not parameters: factors for the angles of positions, which other programs compute.
@@ -37,17 +34,24 @@ impl Gguf {
     }
 
     /// Converts the metadata to a `config.json`.
-    fn config(&self) -> Result<Json, Error> {
+    fn config(&self) -> Result<Value, Error> {
         let architecture = self.architecture().ok_or_else(|| wrong("the file names no architecture"))?;
         let key = |name: &str| format!("{architecture}.{name}");
-        let number = |name: &str| match self.value(&key(name)) {
-            None => Ok(None),
-            Some(Value::Number(number)) => Ok(Some(*number)),
+        let number = |name: &str| {
             // A list with a number for each layer is usable if all numbers are the same.
-            Some(Value::Array(numbers)) if numbers.windows(2).all(|pair| pair[0] == pair[1]) && !numbers.is_empty() => {
-                Ok(Some(numbers[0]))
+            let all = match self.value(&key(name)) {
+                Some(Value::Array(numbers)) => numbers,
+                value => value.map_or(&[][..], std::slice::from_ref),
+            };
+            match all.split_first() {
+                None if self.value(&key(name)).is_none() => Ok(None),
+                Some((Value::Number(first), others))
+                    if first.is_u64() && others.iter().all(|other| *other == all[0]) =>
+                {
+                    Ok(first.as_u64())
+                }
+                _ => Err(wrong(format!("`{}` is not one whole number", key(name)))),
             }
-            Some(_) => Err(wrong(format!("`{}` is not one whole number", key(name)))),
         };
         let needed = |name: &str| number(name)?.ok_or_else(|| wrong(format!("`{}` is missing", key(name))));
         let has = |tensor: &str| self.tensors().all().iter().any(|known| known.name == tensor);

@@ -173,43 +173,37 @@ fn dtype_of(name: &str) -> Option<Dtype> {
 mod tests {
     use super::tensors;
 
-    fn error(header: &str) -> String {
-        tensors(header.as_bytes()).unwrap_err()
-    }
-
     #[test]
     fn a_header_is_read() {
         let header = r#"{"__metadata__":{"format":"pt"},"b":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},
             "a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"c":{"dtype":"U8","shape":[0,7],"data_offsets":[16,16]}}"#;
         let found = tensors(header.as_bytes()).unwrap();
-        let lines: Vec<_> = found
-            .iter()
-            .map(|tensor| format!("{} {} {} {}", tensor.name, tensor.dtype, tensor.shape, tensor.bytes.get()))
-            .collect();
-        assert_eq!(lines, ["a f32 () 4", "b bf16 (2, 3) 12", "c u8 (0, 7) 0"]);
+        let line = |of: &super::TensorInfo| format!("{} {} {} {}", of.name, of.dtype, of.shape, of.bytes.get());
+        assert_eq!(found.iter().map(line).collect::<Vec<_>>(), ["a f32 () 4", "b bf16 (2, 3) 12", "c u8 (0, 7) 0"]);
     }
 
     #[test]
     fn hostile_headers_are_errors() {
-        let one = |shape: &str, offsets: &str| {
-            format!(r#"{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#)
-        };
-        let size = "tensor `a`: the shape";
-        assert!(error(&one("[2]", "[0,4]")).starts_with(size));
-        assert!(error(&one("[2]", "[8,0]")).starts_with(size));
-        let overflow = one("[4294967296,4294967296,2]", "[0,0]");
-        assert!(error(&overflow).starts_with(size), "{}", error(&overflow));
-        let odd = one("[3]", "[0,2]").replace("F32", "F4");
-        assert!(error(&odd).starts_with(size), "three numbers of 4 bits fill no bytes");
-        assert!(error(&one("[-1]", "[0,4]")).starts_with("tensor `a`: invalid value"));
-        assert!(error(&one("[1.5]", "[0,4]")).starts_with("tensor `a`: invalid type"));
-        let unknown = one("[1]", "[0,4]").replace("F32", "F33");
-        assert_eq!(error(&unknown), "tensor `a`: `F33` is not a type of elements");
-        assert!(error(&"[".repeat(1_000_000)).starts_with("the header is not a JSON object"));
-        let nested = error(&format!(r#"{{"a":{}"#, r#"{"a":"#.repeat(1_000_000)));
-        assert!(nested.starts_with("the header is not a JSON object: EOF while parsing"), "{nested}");
-        let metadata = format!(r#"{{"__metadata__":{}}}"#, "[".repeat(1_000_000));
-        assert!(error(&metadata).starts_with("the header is not a JSON object: "), "{}", error(&metadata));
-        assert!(error("").starts_with("the header is not a JSON object"));
+        for (dtype, shape, offsets, expected) in [
+            ("F32", "[2]", "[0,4]", "tensor `a`: the shape"),
+            ("F32", "[2]", "[8,0]", "tensor `a`: the shape"),
+            ("F32", "[4294967296,4294967296,2]", "[0,0]", "tensor `a`: the shape"),
+            // Three numbers of 4 bits fill no bytes.
+            ("F4", "[3]", "[0,2]", "tensor `a`: the shape"),
+            ("F32", "[-1]", "[0,4]", "tensor `a`: invalid value"),
+            ("F32", "[1.5]", "[0,4]", "tensor `a`: invalid type"),
+            ("F33", "[1]", "[0,4]", "tensor `a`: `F33` is not a type of elements"),
+        ] {
+            let header = format!(r#"{{"a":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#);
+            let error = tensors(header.as_bytes()).unwrap_err();
+            assert!(error.starts_with(expected), "{error}");
+        }
+        let deep = "[".repeat(1_000_000);
+        for header in
+            ["", &deep, &format!(r#"{{"a":{}"#, r#"{"a":"#.repeat(1_000_000)), &format!(r#"{{"__metadata__":{deep}}}"#)]
+        {
+            let error = tensors(header.as_bytes()).unwrap_err();
+            assert!(error.starts_with("the header is not a JSON object"), "{error}");
+        }
     }
 }
