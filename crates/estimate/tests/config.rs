@@ -6,62 +6,69 @@ fn error(config: &str) -> String {
     Model::from_config(config, 16).unwrap_err().to_string()
 }
 
+/// Each configuration has the class `Llama` unless it names another one.
 #[test]
-fn what_is_not_known_is_an_error() {
+fn errors_say_why() {
+    let next = "give a `config.json` of Hugging Face, a file .gguf, .safetensors or .toml, or a model as JSON";
     for empty in ["{}", "[]"] {
-        let next = "give a `config.json` of Hugging Face, a file .gguf, .safetensors or .toml, or a model as JSON";
         assert_eq!(error(empty), format!("config.json: it names no architecture and has no `layers`; {next}"));
     }
-    let unknown = error(r#"{"architectures": ["NewLM"]}"#);
-    assert!(unknown.starts_with("config.json: the architecture `NewLM` is not supported; supported are "), "{unknown}");
-    let diffusers = error(r#"{"_class_name": "UNet2DConditionModel", "sample_size": 64}"#);
-    let expected = "config.json: the architecture `UNet2DConditionModel` is not supported; supported are ";
-    assert!(diffusers.starts_with(expected), "{diffusers}");
-    assert!(Model::known_architectures().all(|name| unknown.contains(name)), "{unknown}");
-    let llama = |field: &str| format!(r#"{{"architectures": ["LlamaForCausalLM"], {field}}}"#);
-    assert_eq!(
-        error(&llama(r#""hidden_act": "gelu_10""#)),
-        "config.json: `hidden_act` is \"gelu_10\", which is not supported"
-    );
-    assert!(error(&llama(r#""attention_bias": "yes""#)).ends_with("`attention_bias` is \"yes\" and not a boolean"));
-    let gpt2 = |field: &str| format!(r#"{{"architectures": ["GPT2LMHeadModel"], {field}}}"#);
-    assert!(error(&gpt2(r#""add_cross_attention": true"#)).ends_with("is true; only false is supported"));
-    let qwen3 = |field: &str| format!(r#"{{"model_type": "qwen3", {field}}}"#);
-    let layers = r#""num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]"#;
-    assert!(error(&qwen3(layers)).ends_with("`layer_types` has \"linear_attention\", which is not supported"));
-    let layers = r#""num_hidden_layers": 2, "layer_types": ["full_attention"]"#;
-    assert!(error(&qwen3(layers)).ends_with("`layer_types` has fewer elements than the model has layers: 1 and 2"));
-}
-
-#[test]
-fn hostile_numbers_are_errors() {
-    let llama = |field: &str| format!(r#"{{"architectures": ["LlamaForCausalLM"], {field}}}"#);
-    assert!(error(&llama(r#""hidden_size": -1"#)).ends_with("`hidden_size` is -1 and not a whole number"));
-    assert!(error(&llama(r#""num_attention_heads": 0"#)).ends_with("`num_attention_heads` is 0"));
-    let deep = error(&llama(r#""num_hidden_layers": 65537"#));
-    assert_eq!(deep, "config.json: `num_hidden_layers` is 65537; a model of at most 1024 blocks is estimated");
-    assert!(error(r#"{"architectures": ["GPT2LMHeadModel"], "n_embd": 9223372036854775800}"#).ends_with("too large"));
     assert!(error(&"[".repeat(1_000_000)).starts_with("config.json: this is not JSON"));
+    for (class, name) in [("architectures", r#"["NewLM"]"#), ("_class_name", r#""UNet2DConditionModel""#)] {
+        let unknown = error(&format!(r#"{{"{class}": {name}, "sample_size": 64}}"#));
+        let name = name.trim_matches(['[', ']', '"']);
+        let expected = format!("config.json: the architecture `{name}` is not supported; supported are ");
+        assert!(unknown.starts_with(&expected), "{unknown}");
+        assert!(Model::known_architectures().all(|name| unknown.contains(name)), "{unknown}");
+    }
+    for (fields, expected) in [
+        (r#""hidden_act": "gelu_10""#, "config.json: `hidden_act` is \"gelu_10\", which is not supported"),
+        (r#""attention_bias": "yes""#, "`attention_bias` is \"yes\" and not a boolean"),
+        (r#""model_type": "gpt2", "add_cross_attention": true"#, "is true; only false is supported"),
+        (
+            r#""model_type": "qwen3", "num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]"#,
+            "`layer_types` has \"linear_attention\", which is not supported",
+        ),
+        (
+            r#""model_type": "qwen3", "num_hidden_layers": 2, "layer_types": ["full_attention"]"#,
+            "`layer_types` has fewer elements than the model has layers: 1 and 2",
+        ),
+        // Hostile numbers.
+        (r#""hidden_size": -1"#, "`hidden_size` is -1 and not a whole number"),
+        (r#""num_attention_heads": 0"#, "`num_attention_heads` is 0"),
+        (r#""num_key_value_heads": 0"#, "config.json: `num_key_value_heads` is 0"),
+        (r#""vocab_size": 0"#, "config.json: `vocab_size` is 0"),
+        (r#""intermediate_size": 0"#, "config.json: `intermediate_size` is 0"),
+        (r#""num_hidden_layers": 0"#, "config.json: `num_hidden_layers` is 0"),
+        (r#""hidden_size": 0"#, "config.json: `hidden_size` is 0"),
+        (
+            r#""num_hidden_layers": 65537"#,
+            "config.json: `num_hidden_layers` is 65537; a model of at most 1024 blocks is estimated",
+        ),
+        (r#""model_type": "gpt2", "n_embd": 9223372036854775800"#, "too large"),
+        (r#""hidden_size": 4097"#, "4097 features cannot be divided among 32 heads"),
+        (r#""model_type": "bert", "hidden_size": 100"#, "100 features cannot be divided among 12 heads"),
+        (r#""model_type": "gpt2", "n_embd": 100"#, "100 features cannot be divided among 12 heads"),
+        // Contradictions.
+        (
+            r#""architectures": ["LlamaForCausalLM"], "model_type": "gpt2""#,
+            r#"has the `model_type` "llama", and this is "gpt2""#,
+        ),
+        (
+            r#""quantization_config": {"quant_method": "gptq", "bits": 4}"#,
+            "are quantized (`quant_method` gptq), which is not supported; remove the field, and set `quantized` of the step, \
+             or use the file of the weights",
+        ),
+    ] {
+        let class = if fields.contains("model_type") { "" } else { r#""architectures": ["LlamaForCausalLM"], "# };
+        let found = error(&format!("{{{class}{fields}}}"));
+        assert!(found.ends_with(expected), "{fields}: {found}");
+    }
+    let llama = |field: &str| format!(r#"{{"architectures": ["LlamaForCausalLM"], {field}}}"#);
+    assert!(Model::from_config(&llama(r#""model_type": "llama""#), 16).is_ok());
+    assert!(Model::from_config(&llama(r#""quantization_config": null"#), 16).is_ok());
     let huge = Model::from_config(&llama(r#""hidden_size": 4611686018427387904"#), 16).unwrap();
     assert!(Step::inference(1).estimate(&huge).is_err());
-    for size in ["num_key_value_heads", "vocab_size", "intermediate_size", "num_hidden_layers", "hidden_size"] {
-        assert_eq!(error(&llama(&format!(r#""{size}": 0"#))), format!("config.json: `{size}` is 0"));
-    }
-    assert!(error(&llama(r#""hidden_size": 4097"#)).ends_with("4097 features cannot be divided among 32 heads"));
-    let bert = r#"{"architectures": ["BertForMaskedLM"], "hidden_size": 100}"#;
-    assert!(error(bert).ends_with("100 features cannot be divided among 12 heads"));
-    let gpt2 = r#"{"architectures": ["GPT2LMHeadModel"], "n_embd": 100}"#;
-    assert!(error(gpt2).ends_with("100 features cannot be divided among 12 heads"));
-}
-
-#[test]
-fn contradictions_are_errors() {
-    let llama = |field: &str| format!(r#"{{"architectures": ["LlamaForCausalLM"], {field}}}"#);
-    assert!(error(&llama(r#""model_type": "gpt2""#)).ends_with(r#"has the `model_type` "llama", and this is "gpt2""#));
-    assert!(Model::from_config(&llama(r#""model_type": "llama""#), 16).is_ok());
-    let quantized = error(&llama(r#""quantization_config": {"quant_method": "gptq", "bits": 4}"#));
-    assert!(quantized.contains("`quant_method` gptq"), "{quantized}");
-    assert!(Model::from_config(&llama(r#""quantization_config": null"#), 16).is_ok());
 }
 
 /// The model has as many blocks as a file can ask for. Each block differs from the one before it.
