@@ -1,60 +1,28 @@
 //! Combines the choices of a step. Each combination gives an estimate whose parts add up, or an error with the reason.
 
-use gpumem_estimate::{
-    Checkpointing, DataParallel, DataParallelKind, Decode, Dtype, KvCache, Lora, Model, Optimizer, Quantized, Step,
-    models,
-};
+use gpumem_estimate::{Checkpointing, Decode, KvCache, Lora, Model, Step, models};
+use serde_json::{Value, json};
 
-/// A number in mixed radix. Each call returns the next digit.
-struct Digits(usize);
-
-impl Digits {
-    fn pick<T: Clone>(&mut self, choices: &[T]) -> T {
-        let choice = choices[self.0 % choices.len()].clone();
-        self.0 /= choices.len();
-        choice
-    }
-}
-
-/// The number of steps.
-const ALL: usize = 6 * 2 * 2 * 2 * 2 * 2 * 2 * 7 * 2 * 3;
-
-fn step(number: usize) -> Step {
-    let mut digits = Digits(number);
-    let parallel = |kind, gathered| Some(DataParallel { kind, ranks: 2, gathered });
-    let optimizers = [
-        None,
-        Some(Optimizer::Sgd),
-        Some(Optimizer::Adam),
-        Some(Optimizer::Adafactor),
-        Some(Optimizer::Lion),
-        Some(Optimizer::Adam8bit),
-    ];
-    let data_parallel = [
-        None,
-        parallel(DataParallelKind::Replicas, None),
-        parallel(DataParallelKind::Zero1, None),
-        parallel(DataParallelKind::Zero2, None),
-        parallel(DataParallelKind::Zero3, None),
-        parallel(DataParallelKind::Zero2, Some(Dtype::Bf16)),
-        parallel(DataParallelKind::Zero3, Some(Dtype::Bf16)),
-    ];
-    let lora = Lora { rank: 4, targets: ["q_proj", "mlp.*"].into(), dropout: 0.1 };
-    let decode = |cache| Some(Decode { tokens: 3, cache });
-    Step {
-        batch: 2,
-        optimizer: digits.pick(&optimizers),
-        parameters: digits.pick(&[Dtype::F32, Dtype::Bf16]),
-        master_weights: digits.pick(&[false, true]),
-        autocast: digits.pick(&[None, Some(Dtype::Bf16)]),
-        checkpointing: digits.pick(&[Checkpointing::Off, Checkpointing::Blocks]),
-        adapters: digits.pick(&[None, Some(lora)]),
-        quantized: digits.pick(&[None, Some(Quantized::default())]),
-        data_parallel: digits.pick(&data_parallel),
-        micro_batches: digits.pick(&[1, 2]),
-        decode: digits.pick(&[None, decode(KvCache::Dynamic), decode(KvCache::Static(40))]),
-        ..Step::default()
-    }
+/// Returns the choices of each field of a step.
+fn choices() -> [(&'static str, Vec<Value>); 10] {
+    let parallel = |kind: &str, gathered: Value| json!({"kind": kind, "ranks": 2, "gathered": gathered});
+    let data_parallel = ["replicas", "zero1", "zero2", "zero3"].map(|kind| parallel(kind, Value::Null));
+    let gathered = ["zero2", "zero3"].map(|kind| parallel(kind, json!("bf16")));
+    let lora = json!({"rank": 4, "targets": ["q_proj", "mlp.*"], "dropout": 0.1});
+    let decode = |cache| json!({"tokens": 3, "cache": cache});
+    let list = |values: Value| values.as_array().unwrap().clone();
+    [
+        ("optimizer", list(json!([null, "sgd", "adam", "adafactor", "lion", "adam8bit"]))),
+        ("parameters", list(json!(["f32", "bf16"]))),
+        ("master_weights", list(json!([false, true]))),
+        ("autocast", list(json!([null, "bf16"]))),
+        ("checkpointing", list(json!(["off", "blocks"]))),
+        ("adapters", vec![Value::Null, lora]),
+        ("quantized", list(json!([null, {}]))),
+        ("data_parallel", [vec![Value::Null], data_parallel.into(), gathered.into()].concat()),
+        ("micro_batches", list(json!([1, 2]))),
+        ("decode", vec![Value::Null, decode(json!("dynamic")), decode(json!({"static": 40}))]),
+    ]
 }
 
 const LLAMA: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64,
@@ -63,10 +31,16 @@ const LLAMA: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 512
 #[test]
 fn parts_add_up_or_an_error_says_why() {
     let model = Model::from_config(LLAMA, 16).unwrap();
-    let (mut estimates, mut reasons) = (0, Vec::new());
+    let (mut estimates, mut reasons, choices) = (0, Vec::new(), choices());
+    let all = choices.iter().map(|(_, values)| values.len()).product();
     // Every 11th step is tested. 11 is prime and divides no number of choices, so all choices are combined.
-    for number in (0..ALL).step_by(11) {
-        let step = step(number);
+    for mut number in (0..all).step_by(11) {
+        let mut fields = json!({"batch": 2});
+        for (field, values) in &choices {
+            fields[field] = values[number % values.len()].clone();
+            number /= values.len();
+        }
+        let step: Step = serde_json::from_value(fields).unwrap();
         let estimate = match step.estimate(&model) {
             Ok(estimate) => estimate,
             Err(error) => {
@@ -90,7 +64,7 @@ fn parts_add_up_or_an_error_says_why() {
     assert!(reasons.iter().all(|reason| !reason.starts_with("layer `")), "{reasons:#?}");
 }
 
-/// Steps that make no sense for GPT-2, each with a part of the reason. They do not include the combinations of `step`.
+/// Steps that make no sense for GPT-2, each with a part of the reason. They do not include the combinations of `choices`.
 const SENSELESS: &[(&str, &str)] = &[
     (r#"{"batch": 0}"#, "the batch and the number of passes (`micro_batches`) are 1 or more"),
     (r#"{"optimizer": "sgd", "micro_batches": 0}"#, "are 1 or more"),

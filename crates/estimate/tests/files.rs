@@ -3,6 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use gpumem_estimate::{Described, Dtype, Model, Step, Tensors, models};
+use serde_json::json;
 use tempfile::TempDir;
 
 struct Folder(TempDir);
@@ -30,17 +31,30 @@ const FIRST: &str = r#"{"model.a.weight":{"dtype":"BF16","shape":[4,2],"data_off
     "model.a.bias":{"dtype":"F32","shape":[4],"data_offsets":[16,32]}}"#;
 const SECOND: &str = r#"{"model.b.weight":{"dtype":"BF16","shape":[3],"data_offsets":[0,6]}}"#;
 
+const ALL: &str =
+    r#"{"model.a.weight":"1.safetensors","model.a.bias":"1.safetensors","model.b.weight":"2.safetensors"}"#;
+
+impl Folder {
+    /// Writes the two files of a model.
+    fn with_parts() -> Self {
+        let folder = Self::new();
+        folder.write("1.safetensors", &safetensors(FIRST, 32));
+        folder.write("2.safetensors", &safetensors(SECOND, 6));
+        folder
+    }
+
+    /// Writes an index, which maps tensors to files.
+    fn index(&self, map: &str) -> PathBuf {
+        self.write("model.safetensors.index.json", format!(r#"{{"weight_map":{map}}}"#).as_bytes())
+    }
+}
+
 #[test]
 fn an_index_names_several_files() {
-    let folder = Folder::new();
-    folder.write("1.safetensors", &safetensors(FIRST, 32));
-    folder.write("2.safetensors", &safetensors(SECOND, 6));
-    let index =
-        |map: &str| folder.write("model.safetensors.index.json", format!(r#"{{"weight_map":{map}}}"#).as_bytes());
-    let all = r#"{"model.a.weight":"1.safetensors","model.a.bias":"1.safetensors","model.b.weight":"2.safetensors"}"#;
-    let tensors = Tensors::from_safetensors(index(all)).unwrap();
+    let folder = Folder::with_parts();
+    let tensors = Tensors::from_safetensors(folder.index(ALL)).unwrap();
     assert_eq!((tensors.all().len(), tensors.sum().elements), (3, 15));
-    let error = |map: &str| Tensors::from_safetensors(index(map)).unwrap_err().to_string();
+    let error = |map: &str| Tensors::from_safetensors(folder.index(map)).unwrap_err().to_string();
     assert!(error(r#"{"x":"2.safetensors"}"#).ends_with("the files do not have the tensor `x`"));
     for name in ["../2.safetensors", "/etc/passwd", "a/b", ""] {
         let message = error(&format!(r#"{{"x":"{name}"}}"#));
@@ -57,10 +71,7 @@ fn an_index_without_its_files_has_their_sum() {
     let model = Model::from_config(CONFIG, 16).unwrap().parameters(Dtype::Bf16).unwrap().sum();
     let folder = Folder::new();
     let index = |size: &str| {
-        let text = format!(
-            r#"{{"metadata":{{"total_size":{size}}},"weight_map":{{"a":"1.safetensors","b":"2.safetensors"}}}}"#
-        );
-        folder.write("model.safetensors.index.json", text.as_bytes())
+        folder.index(&format!(r#"{{"a":"1.safetensors","b":"2.safetensors"}},"metadata":{{"total_size":{size}}}"#))
     };
     // Without a configuration, only the bytes are known.
     let alone = Described::read(index("1000"), 16).unwrap();
@@ -152,19 +163,17 @@ fn files_that_lie_about_their_length_are_errors() {
 
 /// Returns the header of a file with the weights of a model in `bf16`, and the length of the data that would follow.
 fn weights_of(model: &Model) -> (String, usize) {
-    let parameters = model.parameters(Dtype::Bf16).unwrap();
-    let mut end = 0;
-    let mut entries = Vec::new();
-    for (number, tensor) in parameters.all().iter().enumerate() {
+    let (mut end, mut entries) = (0, serde_json::Map::new());
+    for (number, tensor) in model.parameters(Dtype::Bf16).unwrap().all().iter().enumerate() {
         let start = end;
         end += tensor.bytes.get();
-        let shape = serde_json::to_string(&tensor.shape).unwrap();
-        let range = format!(r#""dtype":"BF16","shape":{shape},"data_offsets":[{start},{end}]"#);
-        entries.push(format!(r#""{}.{number}":{{{range}}}"#, tensor.name));
+        let entry = json!({"dtype": "BF16", "shape": tensor.shape, "data_offsets": [start, end]});
+        entries.insert(format!("{}.{number}", tensor.name), entry);
     }
-    (format!("{{{}}}", entries.join(",")), usize::try_from(end).unwrap())
+    (json!(entries).to_string(), usize::try_from(end).unwrap())
 }
 
+const ALL_TYPES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/gguf/all_types.gguf");
 const CONFIG: &str =
     r#"{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 32}"#;
 
@@ -195,11 +204,8 @@ fn a_folder_describes_a_model() {
 /// The parameters of an unknown architecture are known, but nothing else is.
 #[test]
 fn an_unknown_architecture_has_parameters_and_no_model() {
-    let folder = Folder::new();
-    folder.write("1.safetensors", &safetensors(FIRST, 32));
-    folder.write("2.safetensors", &safetensors(SECOND, 6));
-    let all = r#"{"model.a.weight":"1.safetensors","model.a.bias":"1.safetensors","model.b.weight":"2.safetensors"}"#;
-    let index = folder.write("model.safetensors.index.json", format!(r#"{{"weight_map":{all}}}"#).as_bytes());
+    let folder = Folder::with_parts();
+    let index = folder.index(ALL);
     let no_config = Described::read(&index, 16).unwrap();
     assert_eq!(no_config.model.unwrap_err().to_string(), "there is no `config.json` next to the weights");
     folder.write("config.json", br#"{"architectures": ["NewLM"]}"#);
@@ -224,20 +230,21 @@ fn an_unknown_architecture_has_parameters_and_no_model() {
 #[test]
 fn the_type_and_the_positions_are_those_of_the_files() {
     let folder = Folder::new();
-    let said = |config: &str| {
+    for (fields, expected) in [
+        ("", (None, None)),
+        (r#", "torch_dtype": "bfloat16""#, (Some(Dtype::Bf16), None)),
+        (r#", "dtype": "float16", "torch_dtype": "bfloat16""#, (Some(Dtype::F16), None)),
+        (r#", "torch_dtype": "float32""#, (Some(Dtype::F32), None)),
+        (r#", "torch_dtype": "auto", "max_position_embeddings": 8192"#, (None, Some(8192))),
+    ] {
+        let config = CONFIG.replace('}', &format!("{fields}}}"));
         let found = Described::read(folder.write("config.json", config.as_bytes()), 16).unwrap();
-        (found.dtype, found.positions)
-    };
-    let with = |fields: &str| CONFIG.replace('}', &format!(", {fields}}}"));
-    assert_eq!(said(CONFIG), (None, None));
-    assert_eq!(said(&with(r#""torch_dtype": "bfloat16""#)), (Some(Dtype::Bf16), None));
-    assert_eq!(said(&with(r#""dtype": "float16", "torch_dtype": "bfloat16""#)), (Some(Dtype::F16), None));
-    assert_eq!(said(&with(r#""torch_dtype": "float32""#)), (Some(Dtype::F32), None));
-    assert_eq!(said(&with(r#""torch_dtype": "auto", "max_position_embeddings": 8192"#)), (None, Some(8192)));
-    let gguf = |name: &str| format!("{}/tests/gguf/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
+        assert_eq!((found.dtype, found.positions), expected, "{fields}");
+    }
     // Most elements of this file have blocks of 4 bits.
-    let found = Described::read(gguf("all_types"), 16).unwrap();
-    assert!(found.dtype.is_some() && found.positions.is_none());
+    let found = Described::read(ALL_TYPES, 16).unwrap();
+    assert!(found.dtype.is_some() && found.positions.is_none() && found.model.is_err());
+    assert!(found.tensors.all().len() > 30);
 }
 
 /// The reader does not wait for a pipe, and does not read a file without end.
@@ -259,9 +266,7 @@ fn what_is_no_regular_file_and_what_is_too_long_is_rejected() {
     // The pipe is the second file of an index. Then `/dev/zero` is given as a step.
     folder.write("1.safetensors", &safetensors(FIRST, 32));
     std::os::unix::fs::symlink(&pipe, folder.0.path().join("2.safetensors")).unwrap();
-    let map = r#"{"weight_map":{"model.a.weight":"1.safetensors","model.b.weight":"2.safetensors"}}"#;
-    let index = folder.write("model.safetensors.index.json", map.as_bytes());
-    assert!(error(&index).ends_with("2.safetensors: it is not a regular file"));
+    assert!(error(&folder.index(ALL)).ends_with("2.safetensors: it is not a regular file"));
     let step = |path: &std::path::Path| Step::read(path).unwrap_err().to_string();
     assert_eq!(step(std::path::Path::new("/dev/zero")), "/dev/zero: it is not a regular file");
     // The file is longer than any configuration, model or step.
@@ -289,9 +294,6 @@ fn models_are_read_from_their_own_files() {
         "name = \"a\"\ninput = { tokens = 4 }\nlayers = [{ name = \"e\", type = \"embedding\", rows = 3, size = 2 }]";
     let found = Described::read(folder.write("model.toml", toml.as_bytes()), 16).unwrap();
     assert_eq!((found.tensors.sum().elements, found.tensors.sum().bytes.get()), (6, 24));
-    let gguf = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/gguf/all_types.gguf");
-    let found = Described::read(gguf, 16).unwrap();
-    assert!(found.model.is_err() && found.tensors.all().len() > 30);
     assert!(Described::read(folder.0.path().join("none.json"), 16).is_err());
     assert!(Described::read(folder.write("bad.json", b"\xff\xfe"), 16).is_err());
 }
