@@ -33,7 +33,6 @@ mod memory;
 mod model;
 mod model_check;
 pub mod models;
-mod parameters;
 mod recording;
 mod settings;
 mod shape;

@@ -76,7 +76,7 @@ impl Described {
     /// # Errors
     /// Returns an error if a file cannot be read, or if it has none of these formats. The error names the file.
     pub fn read(path: impl AsRef<Path>, length: u64) -> Result<Self, Error> {
-        Self::read_with(path.as_ref(), Length::Exactly(length))
+        Self::read_with(path.as_ref(), &|_| length)
     }
 
     /// Like [`read`](Self::read), but with shorter sequences if the model does not support this length.
@@ -84,10 +84,10 @@ impl Described {
     /// # Errors
     /// Returns the same errors as [`read`](Self::read).
     pub fn read_up_to(path: impl AsRef<Path>, length: u64) -> Result<Self, Error> {
-        Self::read_with(path.as_ref(), Length::UpTo(length))
+        Self::read_with(path.as_ref(), &|longest| longest.map_or(length, |longest| longest.min(length)))
     }
 
-    fn read_with(path: &Path, length: Length) -> Result<Self, Error> {
+    fn read_with(path: &Path, length: Length<'_>) -> Result<Self, Error> {
         if path.is_dir() {
             return folder(path, length);
         }
@@ -96,7 +96,7 @@ impl Described {
             "gguf" => {
                 let file = Gguf::read(path)?;
                 let (tensors, positions) = (file.tensors().clone(), file.positions());
-                let (dtype, model) = (tensors.dtype(), file.model(length.within(positions)));
+                let (dtype, model) = (tensors.dtype(), file.model(length(positions)));
                 Ok(Self { dtype, positions, ..Self::new(tensors, model) })
             }
             extension if extension == "safetensors" || name.ends_with(".safetensors.index.json") => {
@@ -139,6 +139,9 @@ impl Described {
     }
 }
 
+/// Returns the length of sequences for a model that supports no longer ones than this.
+type Length<'a> = &'a dyn Fn(Option<u64>) -> u64;
+
 /// A `config.json`. Without one, all fields are missing.
 struct Config {
     fields: Value,
@@ -150,7 +153,7 @@ struct Config {
 }
 
 impl Config {
-    fn new(text: Result<&str, Error>, length: Length) -> Self {
+    fn new(text: Result<&str, Error>, length: Length<'_>) -> Self {
         let fields: Value = text.as_ref().ok().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let field = |key: &str| if fields[key].is_null() { &fields["text_config"][key] } else { &fields[key] };
         let positions = field("max_position_embeddings").as_u64();
@@ -165,7 +168,7 @@ impl Config {
         let name = field("dtype").as_str().or(field("torch_dtype").as_str());
         let known = |name: &str| name.parse().ok().filter(|dtype: &Dtype| dtype.is_float());
         let stored = name.map(|name| known(name).ok_or_else(|| name.to_owned()));
-        let model = text.and_then(|text| Model::from_config_with_assumed(text, length.within(longest)));
+        let model = text.and_then(|text| Model::from_config_with_assumed(text, length(longest)));
         Self { fields, model, positions, stored }
     }
 
@@ -173,8 +176,8 @@ impl Config {
         self.stored.as_ref()?.as_ref().ok().copied()
     }
 
-    fn unknown(&self, length: Length) -> Option<UnknownDecoder> {
-        unknown_decoder(&self.fields, self.dtype().unwrap_or_default(), length.within(self.positions))
+    fn unknown(&self, length: Length<'_>) -> Option<UnknownDecoder> {
+        unknown_decoder(&self.fields, self.dtype().unwrap_or_default(), length(self.positions))
     }
 
     /// Describes a model with these parameters.
@@ -187,7 +190,7 @@ impl Config {
     }
 
     /// Describes a model whose architecture is not known, by its sizes. `None` if they are not those of a decoder.
-    fn describes_unknown(self, length: Length) -> Option<Described> {
+    fn describes_unknown(self, length: Length<'_>) -> Option<Described> {
         let UnknownDecoder { weights, cache, others, stand_ins } = self.unknown(length)?;
         let without = if others.is_empty() {
             String::new()
@@ -201,28 +204,11 @@ impl Config {
     }
 }
 
-/// The length of sequences.
-#[derive(Clone, Copy)]
-enum Length {
-    Exactly(u64),
-    /// Shorter sequences are used if the model does not support this length.
-    UpTo(u64),
-}
-
-impl Length {
-    fn within(self, longest: Option<u64>) -> u64 {
-        match self {
-            Self::Exactly(length) => length,
-            Self::UpTo(length) => longest.map_or(length, |longest| longest.min(length)),
-        }
-    }
-}
-
 fn weights_in(folder: &Path) -> Option<PathBuf> {
     WEIGHTS.iter().map(|name| folder.join(name)).find(|path| path.is_file())
 }
 
-fn folder(path: &Path, length: Length) -> Result<Described, Error> {
+fn folder(path: &Path, length: Length<'_>) -> Result<Described, Error> {
     let config = path.join("config.json");
     if let Some(found) = weights_in(path) {
         return weights(&found, &config, length);
@@ -233,7 +219,7 @@ fn folder(path: &Path, length: Length) -> Result<Described, Error> {
     Err(file_error(path, "the folder has no `config.json` and no weights in safetensors files"))
 }
 
-fn weights(path: &Path, config: &Path, length: Length) -> Result<Described, Error> {
+fn weights(path: &Path, config: &Path, length: Length<'_>) -> Result<Described, Error> {
     let is_index = path.extension().is_some_and(|extension| extension == "json");
     let alone = if is_index { safetensors::index_alone(path)? } else { None };
     let unknown = || Error::invalid("there is no `config.json` next to the weights");

@@ -45,32 +45,20 @@ impl<S: Into<String>, const N: usize> From<[S; N]> for Names {
 }
 
 fn stands_for(name: &str, path: &str) -> bool {
-    if matches(name.as_bytes(), path.as_bytes()) {
-        return true;
-    }
-    path.match_indices('.').any(|(dot, _)| matches(name.as_bytes(), &path.as_bytes()[dot + 1..]))
+    let ends = path.match_indices('.').map(|(dot, _)| &path[dot + 1..]);
+    [path].into_iter().chain(ends).any(|path| matches(name, path))
 }
 
-/// Matches a name against a path. `*` matches any bytes. Only the last `*` is tried again, so the time is at most the
-/// product of both lengths.
-fn matches(name: &[u8], path: &[u8]) -> bool {
-    let (mut at, mut path_at, mut star) = (0, 0, None);
-    while path_at < path.len() {
-        if name.get(at) == Some(&b'*') {
-            star = Some((at, path_at));
-            at += 1;
-        } else if name.get(at) == path.get(path_at) {
-            at += 1;
-            path_at += 1;
-        } else if let Some((star_at, skipped)) = star {
-            star = Some((star_at, skipped + 1));
-            at = star_at + 1;
-            path_at = skipped + 1;
-        } else {
-            return false;
-        }
-    }
-    name[at..].iter().all(|byte| *byte == b'*')
+/// Matches a name against a path. `*` matches any text. Each part between two stars matches where it occurs first, so the time is at
+/// most the product of both lengths.
+fn matches(name: &str, path: &str) -> bool {
+    let Some((first, others)) = name.split_once('*') else { return name == path };
+    let (between, last) = others.rsplit_once('*').unwrap_or(("", others));
+    let inner = path.strip_prefix(first).and_then(|rest| rest.strip_suffix(last));
+    let after = |rest: &'_ str, part: &str| rest.find(part).map(|at| at + part.len());
+    inner.is_some_and(|mut rest| {
+        between.split('*').all(|part| after(rest, part).inspect(|at| rest = &rest[*at..]).is_some())
+    })
 }
 
 #[cfg(test)]
