@@ -85,22 +85,14 @@ fn largest(limit: u64, first: u64, mut peak: impl FnMut(u64) -> Result<Option<u6
             None => break next,
         }
     };
-    // The result is close to the first number that does not fit.
+    // The result is close to the first number that does not fit. Once that is passed, the range is halved.
     let mut step = ((too_large - fitting) / 64).max(1);
-    while too_large - fitting > step {
-        if peak(too_large - step)?.is_some() {
-            fitting = too_large - step;
-            break;
-        }
-        too_large -= step;
-        step *= 2;
-    }
     while too_large - fitting > 1 {
-        let middle = fitting + (too_large - fitting) / 2;
-        if peak(middle)?.is_some() {
-            fitting = middle;
+        let next = too_large.saturating_sub(step).max(fitting + (too_large - fitting) / 2);
+        if peak(next)?.is_some() {
+            (fitting, step) = (next, u64::MAX);
         } else {
-            too_large = middle;
+            (too_large, step) = (next, step.saturating_mul(2));
         }
     }
     Ok(fitting)

@@ -244,15 +244,10 @@ impl Show for Savings {
             .amounts("change", amounts)
             .column("%", Fit::Right)
             .column("", Fit::Left);
-        let highest =
-            self.changes.iter().filter_map(|change| change.peak).map(Bytes::signed).max().unwrap_or(0).max(base);
-        table.row([
-            "none".into(),
-            amounts.show(base).into(),
-            Cell::default(),
-            Cell::default(),
-            Cell::bar(base, highest),
-        ]);
+        let peaks = self.changes.iter().filter_map(|change| change.peak).map(Bytes::signed);
+        let highest = peaks.max().unwrap_or(0).max(base);
+        let bar = |peak| Cell::bar(peak, highest);
+        table.row(["none".into(), amounts.show(base).into(), Cell::default(), Cell::default(), bar(base)]);
         for Saving { change, peak, why_not, .. } in &self.changes {
             let Some(peak) = peak.map(Bytes::signed) else {
                 let dash = || Cell::from("—");
@@ -261,16 +256,10 @@ impl Show for Savings {
                 continue;
             };
             let difference = peak - base;
-            let role = if difference > 0 { Role::Less } else { Role::More };
-            let sign = if difference > 0 { "+" } else { "" };
+            let (role, sign) = if difference > 0 { (Role::Less, "+") } else { (Role::More, "") };
             let shown = Cell::from(format!("{sign}{}", amounts.show(difference))).role(role);
-            table.row([
-                change.into(),
-                amounts.show(peak).into(),
-                shown,
-                percent(difference, base).into(),
-                Cell::bar(peak, highest),
-            ]);
+            let percent = percent(difference, base).into();
+            table.row([change.into(), amounts.show(peak).into(), shown, percent, bar(peak)]);
             if let Some(why_not) = why_not {
                 table.note(1, why_not);
             }
