@@ -4,8 +4,6 @@ use std::fmt;
 
 use gpumem_core::{model::Bytes, report::counted};
 
-use crate::shape::Shape;
-
 /// The reason why there is no estimate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
@@ -16,11 +14,7 @@ pub struct Error {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A layer needs an input of another shape.
-    Mismatch { expected: String, found: Shape },
-    /// Two tensors do not fit together.
-    Pair { operation: &'static str, first: Shape, second: Shape },
-    /// A layer, a setting or a file is not valid.
+    /// A layer, a setting or a file is not valid, or tensors do not fit together.
     Invalid(String),
     /// A sequence is longer than the table of positions.
     TooLong { positions: u64, length: u64 },
@@ -75,10 +69,6 @@ impl fmt::Display for Error {
             write!(f, "layer `{}`: ", self.layer)?;
         }
         match &*self.kind {
-            Kind::Mismatch { expected, found } => write!(f, "expects an input of shape {expected} and gets {found}"),
-            Kind::Pair { operation, first, second } => {
-                write!(f, "{operation} does not work with the shapes {first} and {second}")
-            }
             Kind::Invalid(what) => f.write_str(what),
             Kind::OutOfMemory { requested, in_use } => {
                 let (requested, in_use) = (Bytes::new(*requested), Bytes::new(*in_use));

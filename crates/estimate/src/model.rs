@@ -8,13 +8,13 @@ use serde_json::Value;
 use crate::{
     allocator::AllocatorKind,
     dtype::{Dtype, Types},
-    eager::{Eager, Settings},
+    eager::Eager,
     error::Error,
     layer::{Named, build},
     memory::StepMemory,
     model_check,
     shape::Shape,
-    step::COMPUTE,
+    step::{COMPUTE, Step},
     tensors::Tensors,
 };
 
@@ -133,7 +133,7 @@ impl Model {
     /// Returns an error if the sizes of a layer are not valid, or if the sum is too large to be counted.
     pub fn parameters(&self, dtype: Dtype) -> Result<Tensors, Error> {
         let memory = Rc::new(StepMemory::new(AllocatorKind::Exact, u64::MAX, true));
-        let eager = Eager::new(Rc::clone(&memory), Settings::default());
+        let eager = Eager::new(Rc::clone(&memory), Step::default(), false);
         memory.open("model");
         build(&eager, &self.layers, Types::new(dtype, COMPUTE))?;
         Ok(Tensors::new(eager.list_parameters()))

@@ -9,7 +9,7 @@ use crate::{
     allocator::AllocatorKind,
     class::Class,
     dtype::{Dtype, Types},
-    eager::{Eager, Optimizer, OptimizerState, ROOT, Settings, Tensor},
+    eager::{Eager, Optimizer, OptimizerState, ROOT, Tensor},
     error::Error,
     estimate::{ConvolutionWorkspace, Estimate, PhasePeak},
     files,
@@ -224,25 +224,14 @@ impl Step {
         model: &Model,
     ) -> Result<(Estimate, u64), Error> {
         self.check()?;
-        let settings = Settings {
-            training: self.optimizer.is_some(),
-            checkpoints_blocks: self.checkpointing == Checkpointing::Blocks,
-            lora: self.adapters.clone(),
-            quantized: self.quantized.clone(),
-            parallel: self.data_parallel,
-            cache: self.decode.as_ref().map(|decode| decode.cache).unwrap_or_default(),
-            cublas: self.cublas_workspace,
-            multiprocessors: self.multiprocessors,
-            convolutions_take_most,
-        };
-        let eager = Eager::new(Rc::clone(memory), settings);
+        let eager = Eager::new(Rc::clone(memory), self.clone(), convolutions_take_most);
         memory.open("model");
         let types = Types::new(self.parameters, self.computes_in());
         let layers = build(&eager, &model.layers, types)?;
         eager.make_buckets()?;
         memory.close();
         eager.check_adapters()?;
-        if self.checkpointing == Checkpointing::Blocks && !layers.iter().any(|layer| layer.has_block()) {
+        if eager.checkpoints_blocks() && !layers.iter().any(|layer| layer.has_block()) {
             let what = "the model has no blocks that checkpointing could run again".to_owned();
             return Err(Error::invalid(what));
         }

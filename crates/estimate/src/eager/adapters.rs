@@ -1,7 +1,7 @@
 //! Linear layers with adapters, and with 4-bit weights.
 
-use super::{Eager, ParameterId, Settings, Tensor};
-use crate::{dtype::Dtype, error::Error, settings::Quantized, shape::Shape};
+use super::{Eager, ParameterId, Tensor};
+use crate::{dtype::Dtype, error::Error, settings::Quantized, shape::Shape, step::Step};
 
 /// The tensors that a linear layer has in addition to its weight, or instead of it.
 #[derive(Clone, Debug, Default)]
@@ -31,12 +31,12 @@ const BLOCK_OF_SCALES: u64 = 256;
 impl Eager {
     /// Returns whether the model's own parameters are frozen.
     pub(super) fn is_frozen(&self) -> bool {
-        self.settings.lora.is_some()
+        self.step.adapters.is_some()
     }
 
     /// Adds the tensors that a linear layer has in addition to its weight, or instead of it.
     pub(crate) fn adapt(&self, inputs: u64, outputs: u64, dtype: Dtype, is_tied: bool) -> Result<Adapted, Error> {
-        let Settings { lora, quantized, .. } = &self.settings;
+        let Step { adapters: lora, quantized, .. } = &self.step;
         if lora.is_none() && quantized.is_none() {
             return Ok(Adapted::default());
         }
@@ -57,7 +57,7 @@ impl Eager {
 
     /// Returns an error if a name of the adapters matches no linear layer.
     pub(crate) fn check_adapters(&self) -> Result<(), Error> {
-        let Some(lora) = &self.settings.lora else { return Ok(()) };
+        let Some(lora) = &self.step.adapters else { return Ok(()) };
         let linear = self.linear.borrow();
         let Some(unused) = lora.targets.unused(&linear) else { return Ok(()) };
         let mut names: Vec<_> = linear.iter().filter_map(|path| path.rsplit('.').next()).collect();

@@ -30,12 +30,10 @@ impl Eager {
         if let Some(copy) = parameter.and_then(|number| self.autocast.copies.borrow().get(&number).cloned()) {
             return Ok(copy);
         }
-        let before = parameter.map(|_| self.memory.set_class(Some(Class::Cache)));
-        let copy = self.to(input, dtype);
-        if let Some(before) = before {
-            self.memory.set_class(before);
-        }
-        let copy = copy?;
+        let copy = match parameter {
+            Some(_) => self.with_class(Class::Cache, || self.to(input, dtype))?,
+            None => self.to(input, dtype)?,
+        };
         if let Some(number) = parameter {
             self.autocast.copies.borrow_mut().insert(number, copy.clone());
         }

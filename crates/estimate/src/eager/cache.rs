@@ -24,13 +24,11 @@ impl Eager {
         if self.cache.layers.borrow().len() == number {
             self.cache.layers.borrow_mut().push(KeptTokens::default());
         }
-        let before = self.memory.set_class(Some(Class::Cache));
-        let both = match self.settings.cache {
+        let cache = self.step.decode.as_ref().map(|decode| decode.cache).unwrap_or_default();
+        self.with_class(Class::Cache, || match cache {
             KvCache::Dynamic => self.joined(number, keys, values, window),
             KvCache::Static(room) => self.placed(number, keys, values, room),
-        };
-        self.memory.set_class(before);
-        both
+        })
     }
 
     /// Runs `DynamicLayer.update`: `torch.cat` of the keys, and then of the values. The first tensor is empty and has

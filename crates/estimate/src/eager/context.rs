@@ -37,10 +37,10 @@ impl Eager {
     pub(crate) fn leave(&self, slot: &str, tensor: Tensor, replaces: bool) {
         let mut context = self.context.borrow_mut();
         let tensors = context.slots.entry(slot.to_owned()).or_default();
-        let freed = if replaces { std::mem::take(tensors) } else { Vec::new() };
+        if replaces {
+            tensors.clear();
+        }
         tensors.push(tensor);
-        drop(context);
-        drop(freed);
     }
 
     /// Returns the last tensor that was left with this name. `encoder` is the output of an encoder.
@@ -53,13 +53,11 @@ impl Eager {
 
     /// Drops all tensors that were left with this name.
     pub(crate) fn release(&self, slot: &str) {
-        let freed = self.context.borrow_mut().slots.remove(slot);
-        drop(freed);
+        self.context.borrow_mut().slots.remove(slot);
     }
 
     /// Drops all tensors that were left, when the model has computed its output.
     pub(crate) fn free_left(&self) {
-        let freed = std::mem::take(&mut self.context.borrow_mut().slots);
-        drop(freed);
+        self.context.borrow_mut().slots.clear();
     }
 }

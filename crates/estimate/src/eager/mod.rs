@@ -41,8 +41,9 @@ use crate::{
     dtype::Dtype,
     error::{Error, Kind},
     memory::{StepMemory, Storage},
-    settings::{DataParallel, KvCache, Lora, Quantized},
+    settings::Checkpointing,
     shape::Shape,
+    step::Step,
 };
 
 /// The key of a shared tensor: its use and a number, its shape and its type.
@@ -53,7 +54,7 @@ pub(crate) struct Eager {
     pub(crate) memory: Rc<StepMemory>,
     /// True if operations are recorded for the backward pass.
     grad_enabled: Cell<bool>,
-    pub(crate) settings: Settings,
+    pub(crate) step: Step,
     /// True while the backward pass runs. It runs on its own thread, and therefore with its own handles of NVIDIA's
     /// libraries.
     in_backward: Cell<bool>,
@@ -215,26 +216,6 @@ struct Shard {
     whole_bytes: u64,
 }
 
-/// The settings of a step.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Settings {
-    /// True if dropout and batch norm are in training mode.
-    pub(crate) training: bool,
-    /// True if each block runs again in the backward pass.
-    pub(crate) checkpoints_blocks: bool,
-    /// The adapters. With adapters, all parameters of the model are frozen.
-    pub(crate) lora: Option<Lora>,
-    pub(crate) quantized: Option<Quantized>,
-    pub(crate) parallel: Option<DataParallel>,
-    pub(crate) cache: KvCache,
-    /// The workspace of cuBLAS; 0 for none.
-    pub(crate) cublas: u64,
-    /// The number of multiprocessors of the GPU.
-    pub(crate) multiprocessors: u64,
-    /// True if each convolution takes cuDNN's largest workspace, and not none.
-    pub(crate) convolutions_take_most: bool,
-}
-
 #[derive(Debug, Default)]
 struct Workspaces {
     /// One workspace for each thread: the first one runs the forward pass, the second one the backward pass.
@@ -242,14 +223,16 @@ struct Workspaces {
     cublaslt: RefCell<[Option<Tensor>; 2]>,
     /// The largest workspace of a convolution.
     largest: Cell<u64>,
+    /// True if each convolution takes cuDNN's largest workspace, and not none.
+    convolutions_take_most: bool,
 }
 
 impl Eager {
-    pub(crate) fn new(memory: Rc<StepMemory>, settings: Settings) -> Self {
+    pub(crate) fn new(memory: Rc<StepMemory>, step: Step, convolutions_take_most: bool) -> Self {
         Self {
             memory,
             grad_enabled: Cell::new(false),
-            settings,
+            step,
             in_backward: Cell::new(false),
             tape: Tape::default(),
             parameters: RefCell::default(),
@@ -261,8 +244,17 @@ impl Eager {
             context: RefCell::default(),
             unpacked: RefCell::default(),
             shared: RefCell::default(),
-            workspaces: Workspaces::default(),
+            workspaces: Workspaces { convolutions_take_most, ..Workspaces::default() },
         }
+    }
+
+    /// Returns whether dropout and batch norm are in training mode.
+    pub(crate) fn is_training(&self) -> bool {
+        self.step.optimizer.is_some()
+    }
+
+    pub(crate) fn checkpoints_blocks(&self) -> bool {
+        self.step.checkpointing == Checkpointing::Blocks
     }
 
     /// Calls `run` with or without recording for the backward pass.
@@ -270,6 +262,14 @@ impl Eager {
         let before = self.grad_enabled.replace(enabled);
         let result = run();
         self.grad_enabled.set(before);
+        result
+    }
+
+    /// Calls `run`, whose allocations all have this class.
+    fn with_class<R>(&self, class: Class, run: impl FnOnce() -> R) -> R {
+        let before = self.memory.set_class(Some(class));
+        let result = run();
+        self.memory.set_class(before);
         result
     }
 
@@ -287,7 +287,7 @@ impl Eager {
     /// Drops the shared tensors when the model has computed its output. Blocks that run again keep the tensors that
     /// they read.
     pub(crate) fn free_shared(&self) {
-        if !self.settings.checkpoints_blocks {
+        if !self.checkpoints_blocks() {
             drop(self.shared.take());
         }
     }
@@ -304,13 +304,14 @@ impl Eager {
         self.error(Kind::TooLarge)
     }
 
-    pub(crate) fn mismatch(&self, expected: impl Into<String>, found: &Tensor) -> Error {
-        self.error(Kind::Mismatch { expected: expected.into(), found: found.shape.clone() })
+    /// Returns the error for a layer that needs an input of another shape.
+    pub(crate) fn mismatch(&self, expected: impl std::fmt::Display, found: &Tensor) -> Error {
+        self.invalid(format!("expects an input of shape {expected} and gets {}", found.shape))
     }
 
     /// Returns the error for two tensors that do not fit together.
-    pub(crate) fn pair(&self, operation: &'static str, first: &Shape, second: &Shape) -> Error {
-        self.error(Kind::Pair { operation, first: first.clone(), second: second.clone() })
+    pub(crate) fn pair(&self, operation: &str, first: &Shape, second: &Shape) -> Error {
+        self.invalid(format!("{operation} does not work with the shapes {first} and {second}"))
     }
 
     /// Allocates a tensor.

@@ -129,33 +129,31 @@ impl Eager {
     }
 
     fn make_state(&self, optimizer: Optimizer, tensor: &Tensor, states: &mut Vec<Tensor>) -> Result<(), Error> {
-        let flat = |elements: u64, dtype| self.empty(&Shape::from([elements]), dtype, Class::Optimizer);
         let elements = tensor.shape.elements().unwrap_or(0);
+        let whole = |dtype| (tensor.shape.clone(), dtype);
+        let flat = |elements: u64| (Shape::from([elements]), Dtype::F32);
+        let mut parts = Vec::new();
         match optimizer {
             Optimizer::Sgd => {}
-            Optimizer::Momentum | Optimizer::Lion => states.push(self.like(tensor, tensor.dtype)?),
-            Optimizer::Adam => states.extend([self.like(tensor, tensor.dtype)?, self.like(tensor, tensor.dtype)?]),
+            Optimizer::Momentum | Optimizer::Lion => parts.push(whole(tensor.dtype)),
+            Optimizer::Adam => parts.extend([whole(tensor.dtype), whole(tensor.dtype)]),
             Optimizer::Adafactor => match factors(&tensor.shape) {
-                Some(factors) => {
-                    for shape in factors {
-                        states.push(self.empty(&shape, tensor.dtype, Class::Optimizer)?);
-                    }
-                }
-                None => states.push(self.like(tensor, tensor.dtype)?),
+                Some(factors) => parts.extend(factors.map(|shape| (shape, tensor.dtype))),
+                None => parts.push(whole(tensor.dtype)),
             },
             // `Optimizer2State.init_state`.
-            Optimizer::Adam8bit if elements < LEAST_8BIT => {
-                states.extend([self.like(tensor, Dtype::F32)?, self.like(tensor, Dtype::F32)?]);
-            }
+            Optimizer::Adam8bit if elements < LEAST_8BIT => parts.extend([whole(Dtype::F32), whole(Dtype::F32)]),
             Optimizer::Adam8bit => {
                 if !states.iter().any(|state| state.dtype == Dtype::U8) {
                     // The values that the 256 bytes represent, with and without a sign. All parameters share them.
-                    states.extend([flat(256, Dtype::F32)?, flat(256, Dtype::F32)?]);
+                    parts.extend([flat(256), flat(256)]);
                 }
-                states.extend([self.like(tensor, Dtype::U8)?, self.like(tensor, Dtype::U8)?]);
                 let blocks = elements.div_ceil(BLOCK_8BIT);
-                states.extend([flat(blocks, Dtype::F32)?, flat(blocks, Dtype::F32)?]);
+                parts.extend([whole(Dtype::U8), whole(Dtype::U8), flat(blocks), flat(blocks)]);
             }
+        }
+        for (shape, dtype) in parts {
+            states.push(self.empty(&shape, dtype, Class::Optimizer)?.in_order_of(tensor));
         }
         Ok(())
     }

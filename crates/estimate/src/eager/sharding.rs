@@ -24,7 +24,7 @@ const BUCKETS: [u64; 2] = [1 << 20, 25 << 20];
 
 impl Eager {
     fn shards(&self) -> Option<DataParallel> {
-        self.settings.parallel.filter(|parallel| parallel.kind.has_shards())
+        self.step.data_parallel.filter(|parallel| parallel.kind.has_shards())
     }
 
     /// Runs the function that builds a block. Returns the block's group of parameters, if blocks have groups.
@@ -224,7 +224,7 @@ impl Eager {
     /// reverse order, with one open bucket for each type. Without `gradient_as_bucket_view`, buckets take memory in
     /// addition to the gradients.
     pub(crate) fn make_buckets(&self) -> Result<(), Error> {
-        let is_replicated = self.settings.parallel.is_some_and(|parallel| !parallel.kind.has_shards());
+        let is_replicated = self.step.data_parallel.is_some_and(|parallel| !parallel.kind.has_shards());
         if !is_replicated {
             return Ok(());
         }
@@ -258,7 +258,7 @@ impl Eager {
     /// goes to the rank with the fewest elements. Returns for each parameter whether the rank with the most elements
     /// updates it.
     pub(super) fn partition(&self, sizes: &[u64]) -> Option<Vec<bool>> {
-        let parallel = self.settings.parallel.filter(|parallel| parallel.kind == DataParallelKind::Zero1)?;
+        let parallel = self.step.data_parallel.filter(|parallel| parallel.kind == DataParallelKind::Zero1)?;
         // If there are more ranks than parameters, the others get none.
         let ranks = usize::try_from(parallel.ranks).unwrap_or(usize::MAX).min(sizes.len()).max(1);
         let mut largest_first: Vec<_> = (0..sizes.len()).collect();

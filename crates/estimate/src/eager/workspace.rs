@@ -52,13 +52,13 @@ impl Convolution {
 impl Eager {
     /// Allocates the workspace of cuBLAS: each thread that multiplies matrices has one, and keeps it.
     pub(crate) fn use_cublas(&self) -> Result<(), Error> {
-        self.keep_workspace(&self.workspaces.cublas, self.settings.cublas)
+        self.keep_workspace(&self.workspaces.cublas, self.step.cublas_workspace)
     }
 
     /// Allocates the workspace of cuBLASLt, which multiplies matrices and adds a bias: each thread has one, and keeps
     /// it.
     pub(crate) fn use_cublaslt(&self) -> Result<(), Error> {
-        let bytes = if self.settings.cublas == 0 { 0 } else { CUBLASLT };
+        let bytes = if self.step.cublas_workspace == 0 { 0 } else { CUBLASLT };
         self.keep_workspace(&self.workspaces.cublaslt, bytes)
     }
 
@@ -75,10 +75,10 @@ impl Eager {
     /// heuristics choose. It ranges from nothing, if the algorithm reads the tensors as they are, to
     /// [`Convolution::most`].
     pub(crate) fn use_cudnn(&self, convolution: &Convolution, is_for_weight: bool) -> Result<(), Error> {
-        let bytes = convolution.most(self.settings.multiprocessors, is_for_weight).ok_or_else(|| self.too_large())?;
+        let bytes = convolution.most(self.step.multiprocessors, is_for_weight).ok_or_else(|| self.too_large())?;
         let largest = &self.workspaces.largest;
         largest.set(largest.get().max(bytes));
-        if self.settings.convolutions_take_most {
+        if self.workspaces.convolutions_take_most {
             self.work_in(Some(bytes))?;
         }
         Ok(())

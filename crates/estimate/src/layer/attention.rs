@@ -119,16 +119,9 @@ pub struct AttentionNames {
 
 impl Default for AttentionNames {
     fn default() -> Self {
-        Self::new(["q_proj", "k_proj", "v_proj", "o_proj"])
-    }
-}
-
-impl AttentionNames {
-    /// Creates the names of a layer with separate projections of queries, keys and values, and an output projection.
-    pub fn new([queries, keys, values, output]: [&str; 4]) -> Self {
-        let [queries, keys, values, output] = [queries, keys, values, output].map(str::to_owned);
-        let norms = ["q_norm", "k_norm"].map(str::to_owned);
-        Self { queries, keys, values, joined: "qkv_proj".to_owned(), output, norms }
+        let [queries, keys, values, joined, output] =
+            ["q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"].map(str::to_owned);
+        Self { queries, keys, values, joined, output, norms: ["q_norm", "k_norm"].map(str::to_owned) }
     }
 }
 
@@ -263,7 +256,7 @@ impl Attention {
 
     /// Returns keys and values as attention uses them, after inference has added them to its cache.
     fn kept(&self, eager: &Eager, [keys, values]: [Tensor; 2]) -> Result<[Tensor; 2], Error> {
-        if !self.keeps_cache || eager.settings.training {
+        if !self.keeps_cache || eager.is_training() {
             return Ok([keys, values]);
         }
         let window = (self.window > 0).then_some(self.window);

@@ -35,7 +35,7 @@ impl Attention {
         let bias = if is_cross {
             let zeros = eager.output(&Shape::from([1, self.heads, length, key_length]), queries.dtype)?;
             // Checkpointing needs an input with a gradient, so transformers gives the bias one.
-            if eager.settings.checkpoints_blocks { eager.leaf(zeros) } else { zeros }
+            if eager.checkpoints_blocks() { eager.leaf(zeros) } else { zeros }
         } else {
             let buckets = buckets(eager, &Shape::from([length, key_length]))?;
             let table = built.parameters.first().copied();
@@ -85,13 +85,13 @@ impl Built {
         context.biases = [None, None];
         eager.set_context(context.clone());
         let encoded = run_all(&self.children, eager, input)?;
-        let target = if eager.settings.training { eager.shifted_labels(&target)? } else { target };
+        let target = if eager.is_training() { eager.shifted_labels(&target)? } else { target };
         context.encoded = Some(encoded);
         eager.set_context(context.clone());
         let output = run_all(&self.shortcut, eager, &target)?;
         context.biases = [None, None];
         // In inference, the output of the model refers to the output of the encoder.
-        if eager.settings.training {
+        if eager.is_training() {
             context.encoded = None;
         }
         eager.set_context(context);

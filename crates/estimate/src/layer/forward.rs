@@ -89,7 +89,7 @@ impl Built {
     }
 
     fn output(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
-        if eager.settings.checkpoints_blocks && matches!(self.kind, Layer::Block { .. }) {
+        if eager.checkpoints_blocks() && matches!(self.kind, Layer::Block { .. }) {
             let layer = Rc::clone(self);
             return eager.checkpoint(input, move |eager, input| layer.output_once(eager, input));
         }

@@ -239,11 +239,6 @@ impl Layer {
         Self::Sequential { layers: vec![product, linear("down_proj", hidden, size, true)] }
     }
 
-    /// Creates max pooling with a square window.
-    pub fn max_pool2d(kernel: u64, stride: u64, padding: u64) -> Self {
-        Self::MaxPool(Pool { kernel: vec![kernel; 2], stride: vec![stride], padding: vec![padding] })
-    }
-
     /// Creates the activation `max(x, 0)`.
     pub fn relu(in_place: bool) -> Self {
         Self::Activation { function: Function::Relu, in_place }

@@ -166,7 +166,7 @@ impl Eager {
 
     /// Runs dropout, which keeps a mask with one byte for each element.
     pub(crate) fn dropout(&self, input: &Tensor, probability: f64) -> Result<Tensor, Error> {
-        if probability == 0.0 || !self.settings.training {
+        if probability == 0.0 || !self.is_training() {
             return Ok(input.clone());
         }
         let output = self.output(&input.shape, input.dtype)?.in_order_of(input);

@@ -11,8 +11,7 @@ impl Eager {
     /// Returns the largest elements of each row, and their positions.
     pub(crate) fn top_k(&self, input: &Tensor, count: u64) -> Result<[Tensor; 2], Error> {
         if count > input.shape.last() {
-            let expected = input.shape.with_last(count).to_string();
-            return Err(self.mismatch(format!("{expected} or more"), input));
+            return Err(self.mismatch(format!("{} or more", input.shape.with_last(count)), input));
         }
         let shape = input.shape.with_last(count);
         let values = self.output(&shape, input.dtype)?;

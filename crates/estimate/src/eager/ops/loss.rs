@@ -39,7 +39,7 @@ impl Eager {
         let rows = logits.shape.elements().map(|elements| elements.checked_div(logits.shape.last()).unwrap_or(0));
         if logits.shape.rank() < 2 || labels.shape.elements() != rows {
             let expected = [labels.shape.sizes(), &[logits.shape.last()]].concat();
-            return Err(self.mismatch(Shape::from(expected).to_string(), logits));
+            return Err(self.mismatch(Shape::from(expected), logits));
         }
         // `nll_loss` keeps its input.
         let logarithms = self.log_softmax(logits)?;

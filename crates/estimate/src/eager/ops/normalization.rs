@@ -69,12 +69,12 @@ impl Eager {
             return Err(self.mismatch(format!("(…, {channels}, …)"), input));
         }
         if input.shape[1] != channels {
-            return Err(self.mismatch(input.shape.with(1, channels).to_string(), input));
+            return Err(self.mismatch(input.shape.with(1, channels), input));
         }
         let all = [input, weight, bias];
         let mut saved = self.save_all(&all, [input])?;
         let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
-        if self.settings.training {
+        if self.is_training() {
             for _ in 0..2 {
                 let statistics = self.output(&Shape::from([channels]), Dtype::F32)?;
                 saved.extend(self.save_all(&all, [&statistics])?);
@@ -89,6 +89,6 @@ impl Eager {
         if size == input.shape.last() {
             return Ok(());
         }
-        Err(self.mismatch(input.shape.with_last(size).to_string(), input))
+        Err(self.mismatch(input.shape.with_last(size), input))
     }
 }

@@ -64,7 +64,7 @@ impl Eager {
         let fastest = (0..input.shape.rank()).filter(|at| input.shape[*at] > 1).min_by_key(|at| strides[*at]);
         let offset = input.shape.rank().saturating_sub(result.rank());
         let sums_neighbours = fastest.is_some_and(|at| at < offset || result[at - offset] == 1);
-        let bytes = buffer(outputs, all / outputs, sums_neighbours, self.settings.multiprocessors).unwrap_or(0);
+        let bytes = buffer(outputs, all / outputs, sums_neighbours, self.step.multiprocessors).unwrap_or(0);
         self.output(&Shape::from([bytes]), Dtype::U8).map(drop)
     }
 }

@@ -22,10 +22,7 @@ impl Eager {
 
     /// Returns the elements in order. If they are not in order, this is a copy.
     pub(crate) fn contiguous(&self, input: &Tensor) -> Result<Tensor, Error> {
-        if input.is_contiguous() {
-            return Ok(input.clone());
-        }
-        self.copied(input)
+        if input.is_contiguous() { Ok(input.clone()) } else { self.copied(input) }
     }
 
     /// Runs `clone()`, which passes the gradient on.
@@ -91,7 +88,7 @@ impl Eager {
     /// Returns parts of the last dimension as views. The gradients of all parts are copied into one tensor.
     pub(crate) fn split_last<const N: usize>(&self, input: &Tensor, sizes: [u64; N]) -> Result<[Tensor; N], Error> {
         if sizes.iter().sum::<u64>() != input.shape.last() {
-            return Err(self.mismatch(input.shape.with_last(sizes.iter().sum()).to_string(), input));
+            return Err(self.mismatch(input.shape.with_last(sizes.iter().sum()), input));
         }
         let strides = input.strides();
         let part = |size: u64| input.as_view().with_shape(input.shape.with_last(size)).with_strides(&strides);

@@ -26,7 +26,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     decoders::{self, Values},
-    fields::{Fields, head_size, wrong},
+    fields::{Fields, head_size, is_zero, wrong},
 };
 use crate::{
     error::Error,
@@ -170,10 +170,6 @@ pub(crate) fn torchvision(name: &str) -> Option<Result<Model, Error>> {
     let layers = filler.part(config).and_then(|layers| Vec::deserialize(Value::from(layers)).map_err(wrong));
     let input = Input::Numbers(Shape::from([3, 224, 224]));
     Some(layers.map(|layers| Model { name: name.to_owned(), input, layers, loss: Loss::CrossEntropy }))
-}
-
-fn is_zero(key: &str) -> Error {
-    wrong(format!("`{}` is 0", key.rsplit('.').next().unwrap_or(key)))
 }
 
 /// Fills templates with the fields of a configuration.

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::fields::{Fields, head_size, wrong};
+use super::fields::{Fields, head_size, is_zero, wrong};
 use crate::error::Error;
 
 /// Values by the names that templates use.
@@ -90,7 +90,11 @@ fn windows(parts: &Map<String, Value>, fields: Fields<'_>, rotates: &[bool]) -> 
         "last" => first = fields.number("max_window_layers", 0)?,
         "all_but_each" => {
             let known = fields.optional("sliding_window_pattern")?.is_some();
-            pattern = fields.divisor(if known { "sliding_window_pattern" } else { "_sliding_window_pattern" }, 6)?;
+            let field = if known { "sliding_window_pattern" } else { "_sliding_window_pattern" };
+            pattern = fields.number(field, 6)?;
+            if pattern == 0 {
+                return Err(is_zero(field));
+            }
         }
         _ => {}
     }

@@ -26,6 +26,10 @@ pub(super) fn wrong(what: impl std::fmt::Display) -> Error {
     Error::invalid(format!("config.json: {what}"))
 }
 
+pub(super) fn is_zero(key: &str) -> Error {
+    wrong(format!("`{}` is 0", key.rsplit('.').next().unwrap_or(key)))
+}
+
 /// Returns the size of one head of a layer of this size.
 pub(super) fn head_size(size: u64, heads: u64) -> Result<u64, Error> {
     match size.checked_rem(heads) {
@@ -106,12 +110,6 @@ impl<'a> Fields<'a> {
     pub(super) fn number_or_null(self, key: &str, absent: u64) -> Result<u64, Error> {
         let default = if self.get(key).is_none() { absent } else { 0 };
         if default > 0 { self.number(key, default) } else { self.derived(key, 0) }
-    }
-
-    /// Returns a number that is used as a divisor.
-    pub(super) fn divisor(self, key: &str, default: u64) -> Result<u64, Error> {
-        let number = self.number(key, default)?;
-        if number == 0 { Err(wrong(format!("`{key}` is 0"))) } else { Ok(number) }
     }
 
     /// Returns a number of blocks if it is not too large.

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use serde_json::Value;
 
 pub(crate) use self::architectures::torchvision;
-use self::fields::{Assumed, Fields, wrong};
+use self::fields::{Assumed, Fields, is_zero, wrong};
 pub(super) use self::{
     architectures::all,
     unknown::{UnknownDecoder, unknown_decoder},
@@ -45,7 +45,7 @@ fn check(fields: &Value) -> Result<(), Error> {
         )));
     }
     match SIZES.iter().find(|size| fields[**size].as_u64() == Some(0)) {
-        Some(size) => Err(wrong(format!("`{size}` is 0"))),
+        Some(size) => Err(is_zero(size)),
         None => Ok(()),
     }
 }
