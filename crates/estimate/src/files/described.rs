@@ -195,7 +195,7 @@ impl Config {
         let without = if others.is_empty() {
             String::new()
         } else {
-            format!(", without what these fields describe: {}", others.join(", "))
+            format!(", without what these fields describe: {}", others.into_iter().collect::<Vec<_>>().join(", "))
         };
         let cache = cache.map(|cache| format!("; keys and values take {} for each token", Bytes::new(cache)));
         let about = "the weights are about those of a decoder with the sizes in the file";

@@ -100,28 +100,11 @@ fn whole<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<Architecture>,
 }
 
 /// The arguments of layers that need no name, after the type of the layer.
-const ARGUMENTS: [&str; 20] = [
-    "activation function",
-    "attention size heads",
-    "batch_norm channels",
-    "channel_scale size",
-    "conv inputs outputs",
-    "dropout probability",
-    "embedding rows size",
-    "embeddings size tokens positions segments",
-    "gate function",
-    "gemma_norm size",
-    "layer_norm size",
-    "leave slot",
-    "linear inputs outputs",
-    "patch_embedding channels image patch size",
-    "positions rows size",
-    "provide slot",
-    "release slot",
-    "rms_norm size",
-    "similarity slot",
-    "tied_embedding tied_to",
-];
+const ARGUMENTS: &str = "activation function, attention size heads, batch_norm channels, channel_scale size, conv inputs outputs, \
+                         dropout probability, embedding rows size, embeddings size tokens positions segments, gate function, \
+                         gemma_norm size, layer_norm size, leave slot, linear inputs outputs, \
+                         patch_embedding channels image patch size, positions rows size, provide slot, release slot, \
+                         rms_norm size, similarity slot, tied_embedding tied_to";
 /// Arguments that are lists. Others are lists if they have a comma.
 const LISTS: [&str; 4] = ["kernel", "stride", "padding", "sizes"];
 /// Arguments that are the names of layers inside attention.
@@ -423,8 +406,8 @@ impl<'a> Filler<'a> {
         inner: &'static Value,
     ) -> Result<Option<Value>, Error> {
         let (name, kind) = (self.text(name), self.text(kind));
-        let mut unnamed =
-            ARGUMENTS.iter().find_map(|known| known.strip_prefix(&*kind)?.strip_prefix(' ')).unwrap_or("").split(' ');
+        let mut known = ARGUMENTS.split(", ").map(|known| known.split_once(' ').unwrap_or((known, "")));
+        let mut unnamed = known.find(|(known, _)| *known == kind).map_or("", |(_, names)| names).split(' ');
         let (filler, arguments) = self.within(arguments)?;
         let mut layer =
             Map::from_iter([("name".to_owned(), name.clone().into()), ("type".to_owned(), kind.clone().into())]);

@@ -1,13 +1,10 @@
 //! Estimates the weights of an unknown architecture: they are those of a known decoder with the sizes in its configuration.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
-use crate::{
-    dtype::Dtype,
-    layer::{Layer, Named},
-    model::Model,
-    tensors::Tensors,
-};
+use crate::{dtype::Dtype, model::Model, tensors::Tensors};
 
 /// The objects inside a configuration that may contain the sizes of the decoder.
 const INSIDE: [&str; 4] = ["text_config", "language_config", "llm_config", "thinker_config"];
@@ -32,7 +29,7 @@ pub(in crate::files) struct UnknownDecoder {
     /// The bytes of the keys and values of a token. `None` if some layers do not keep them for each token.
     pub(in crate::files) cache: Option<u64>,
     /// The fields that say what else the model may contain.
-    pub(in crate::files) others: Vec<String>,
+    pub(in crate::files) others: BTreeSet<String>,
     /// The known decoder: with attention in one kernel, and with stored scores.
     pub(in crate::files) stand_ins: [Model; 2],
 }
@@ -66,38 +63,19 @@ pub(in crate::files) fn unknown_decoder(fields: &Value, dtype: Dtype, length: u6
     }
     number("intermediate_size").or_else(|| number("moe_intermediate_size").filter(|_| experts.is_some()))?;
     let fused = Model::from_fields(&known, length).ok()?;
-    let mut stored = fused.clone();
-    store_scores(&mut stored.layers);
-    let stand_ins = [fused, stored];
+    known["stores_scores"] = true.into();
+    let stand_ins = [fused, Model::from_fields(&known, length).ok()?];
     let weights = stand_ins[0].parameters(dtype).ok()?;
     let is_set = |value: &Value| !matches!(value, Value::Null | Value::Bool(false)) && value.as_u64() != Some(0);
-    let others = |of: &Value| {
-        let fields = of.as_object().into_iter().flatten();
-        let others = fields.filter(|(key, value)| is_set(value) && OTHERS.iter().any(|part| key.contains(part)));
-        others.map(|(key, _)| key.clone()).collect::<Vec<_>>()
-    };
-    let mut all = [others(fields), others(decoder)].concat();
-    all.sort();
-    all.dedup();
+    let fields = [fields, decoder].into_iter().filter_map(Value::as_object).flatten();
+    let others = fields.filter(|(key, value)| is_set(value) && OTHERS.iter().any(|part| key.contains(part)));
+    let others: BTreeSet<String> = others.map(|(key, _)| key.clone()).collect();
     let heads = number("num_attention_heads")?;
     let size = number("head_dim").or_else(|| number("hidden_size")?.checked_div(heads))?;
     let keeps_all =
-        !all.iter().any(|key| ["linear_", "mamba", "ssm", "lora_rank"].iter().any(|part| key.contains(part)));
+        !others.iter().any(|key| ["linear_", "mamba", "ssm", "lora_rank"].iter().any(|part| key.contains(part)));
     let sizes =
         [2, number("num_hidden_layers")?, number("num_key_value_heads").unwrap_or(heads), size, dtype.bytes(1)?];
     let cache = sizes.into_iter().try_fold(1_u64, u64::checked_mul).filter(|_| keeps_all);
-    Some(UnknownDecoder { weights, cache, others: all, stand_ins })
-}
-
-/// Lets all attention layers store their scores.
-fn store_scores(layers: &mut [Named]) {
-    for named in layers {
-        match &mut named.layer {
-            Layer::Attention(attention) => attention.stores_scores = true,
-            Layer::Sequential { layers } | Layer::Block { layers } | Layer::Residual { layers, .. } => {
-                store_scores(layers);
-            }
-            _ => {}
-        }
-    }
+    Some(UnknownDecoder { weights, cache, others, stand_ins })
 }
