@@ -47,7 +47,7 @@ pub use self::{
     class::Class,
     context::ContextSize,
     dtype::{Blocks, Dtype},
-    eager::{Conv, Optimizer, Pool},
+    eager::{Conv, Optimizer, Window},
     error::Error,
     estimate::{ConvolutionWorkspace, Estimate, OptimizerParts, PeakPart, PhasePeak},
     files::{Described, Gguf},

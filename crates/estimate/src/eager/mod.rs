@@ -33,7 +33,7 @@ pub(crate) use self::{
     workspace::Convolution,
 };
 pub use self::{
-    ops::{Conv, Pool},
+    ops::{Conv, Window},
     optimizer::Optimizer,
 };
 use crate::{

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     dtype::{Dtype, Types},
-    eager::{Adapted, Conv, Eager, ParameterId},
+    eager::{Adapted, Conv, Eager, ParameterId, Window},
     error::Error,
     settings::Quantized,
     shape::Shape,
@@ -130,13 +130,11 @@ impl Building<'_> {
             Layer::Activation { function, in_place: true } if !matches!(function, Function::Relu | Function::Relu6) => {
                 return Err(self.invalid(format!("{function:?} cannot overwrite its input")));
             }
-            Layer::MaxPool(pool) => {
-                let dimensions = pool.kernel.len();
-                if pool.stride.is_empty() {
-                    pool.stride.clone_from(&pool.kernel);
+            Layer::MaxPool(window) => {
+                if window.stride.is_empty() {
+                    window.stride.clone_from(&window.kernel);
                 }
-                self.spread(&mut pool.stride, dimensions, 1)?;
-                self.spread(&mut pool.padding, dimensions, 0)?;
+                self.spread(window)?;
             }
             _ => {}
         }
@@ -155,9 +153,8 @@ impl Building<'_> {
         let side = image.checked_div(patch).unwrap_or(0);
         let patches = side.checked_mul(side).and_then(|patches| patches.checked_add(1));
         let patches = patches.ok_or_else(|| self.eager.too_large())?;
-        let (kernel, stride) = (vec![patch; 2], vec![patch]);
-        let convolution = Conv { inputs, outputs, kernel, stride, no_bias: as_clip, ..Conv::default() };
-        let convolution = Layer::Conv(convolution);
+        let window = Window::square(patch, patch, 0);
+        let convolution = Layer::Conv(Conv { inputs, outputs, window, no_bias: as_clip, ..Conv::default() });
         let mut parameters = vec![self.add([1, 1, outputs])?];
         let children = if as_clip {
             let positions = Layer::Embedding { rows: patches, size: outputs };
@@ -170,9 +167,7 @@ impl Building<'_> {
     }
 
     fn conv(&mut self, conv: &mut Conv) -> Result<Vec<ParameterId>, Error> {
-        let dimensions = conv.kernel.len();
-        self.spread(&mut conv.stride, dimensions, 1)?;
-        self.spread(&mut conv.padding, dimensions, 0)?;
+        self.spread(&mut conv.window)?;
         conv.groups = conv.groups.max(1);
         let Conv { inputs, outputs, groups, .. } = *conv;
         if inputs % groups != 0 || outputs % groups != 0 {
@@ -180,7 +175,7 @@ impl Building<'_> {
             return Err(self.invalid(what));
         }
         let mut sizes = vec![outputs, inputs / groups];
-        sizes.extend(&conv.kernel);
+        sizes.extend(&conv.window.kernel);
         let mut parameters = vec![self.add(sizes)?];
         if !conv.no_bias {
             parameters.push(self.add([outputs])?);
@@ -302,18 +297,17 @@ impl Building<'_> {
         self.weights.insert(self.eager.memory.path(), weight);
     }
 
-    /// Expands the list to one number for each dimension.
-    fn spread(&self, sizes: &mut Vec<u64>, dimensions: usize, default: u64) -> Result<(), Error> {
-        if sizes.len() < 2 {
-            *sizes = vec![sizes.first().copied().unwrap_or(default); dimensions];
-        }
-        if sizes.len() != dimensions || dimensions == 0 {
-            let what = format!(
-                "{} numbers were given for {}",
-                sizes.len(),
-                counted(dimensions as u64, "dimension", "dimensions")
-            );
-            return Err(self.invalid(what));
+    /// Expands the step and the padding of a window to one number for each dimension.
+    fn spread(&self, window: &mut Window) -> Result<(), Error> {
+        let dimensions = window.kernel.len();
+        for (sizes, default) in [(&mut window.stride, 1), (&mut window.padding, 0)] {
+            if sizes.len() < 2 {
+                *sizes = vec![sizes.first().copied().unwrap_or(default); dimensions];
+            }
+            if sizes.len() != dimensions || dimensions == 0 {
+                let dimensions = counted(dimensions as u64, "dimension", "dimensions");
+                return Err(self.invalid(format!("{} numbers were given for {dimensions}", sizes.len())));
+            }
         }
         Ok(())
     }

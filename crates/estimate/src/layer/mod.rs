@@ -16,7 +16,7 @@ pub(crate) use self::{
     build::build,
     forward::{Built, run_all, run_model},
 };
-use crate::eager::{Conv, Pool};
+use crate::eager::{Conv, Window};
 
 /// A layer with its name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -99,7 +99,7 @@ pub enum Layer {
     /// Dropout with this `probability`.
     Dropout { probability: f64 },
     /// The largest element of each window.
-    MaxPool(Pool),
+    MaxPool(Window),
     /// The means of windows that are chosen to give a result of this `size`.
     AdaptiveAveragePool { size: Vec<u64> },
     /// Joins all dimensions after the first.
@@ -222,8 +222,8 @@ impl Layer {
 
     /// Creates a convolution over a two-dimensional image, with a square window.
     pub fn conv2d(inputs: u64, outputs: u64, kernel: u64, stride: u64, padding: u64) -> Self {
-        let (stride, padding) = (vec![stride], vec![padding]);
-        Self::Conv(Conv { inputs, outputs, kernel: vec![kernel; 2], stride, padding, ..Conv::default() })
+        let window = Window::square(kernel, stride, padding);
+        Self::Conv(Conv { inputs, outputs, window, ..Conv::default() })
     }
 
     /// Creates a linear layer with a bias.

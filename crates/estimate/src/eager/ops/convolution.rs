@@ -10,21 +10,16 @@ use crate::{
     shape::Shape,
 };
 
-/// The sizes of a convolution. A list with one element applies to all dimensions of the image.
+/// The sizes of a convolution.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conv {
     /// The channels of the input.
     pub inputs: u64,
     /// The channels of the output.
     pub outputs: u64,
-    /// The size of the window: one number for each dimension of the image.
-    pub kernel: Vec<u64>,
-    /// The step of the window; 1 if empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub stride: Vec<u64>,
-    /// The padding on each side; 0 if empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub padding: Vec<u64>,
+    /// The window, with a step of 1 if it has none.
+    #[serde(flatten)]
+    pub window: Window,
     /// The number of groups of channels; 0 means 1.
     #[serde(default)]
     pub groups: u64,
@@ -33,17 +28,24 @@ pub struct Conv {
     pub no_bias: bool,
 }
 
-/// The sizes of a pooling window. A list with one element applies to all dimensions of the image.
+/// The sizes of a window. A list with one element applies to all dimensions of the image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pool {
+pub struct Window {
     /// The size of the window: one number for each dimension of the image.
     pub kernel: Vec<u64>,
-    /// The step of the window; its size if empty.
+    /// The step of the window; that of a pooling window is its size if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stride: Vec<u64>,
     /// The padding on each side; 0 if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub padding: Vec<u64>,
+}
+
+impl Window {
+    /// Creates a square window for an image with two dimensions.
+    pub fn square(kernel: u64, stride: u64, padding: u64) -> Self {
+        Self { kernel: vec![kernel; 2], stride: vec![stride], padding: vec![padding] }
+    }
 }
 
 /// Returns the number of positions of a window: at least 1. `None` if the window does not fit or the sizes overflow.
@@ -67,7 +69,7 @@ impl Eager {
             let image = vec!["…"; dimensions].join(", ");
             return Err(self.mismatch(format!("(…, {inputs}, {image})"), input));
         }
-        let shape = self.windows(input, weight.shape[0], &weight.shape[2..], [&conv.stride, &conv.padding])?;
+        let shape = self.windows(input, weight.shape[0], &conv.window)?;
         let (input, weight) = (self.lowered(input)?, self.lowered(weight)?);
         let bias = bias.map(|bias| self.lowered(bias)).transpose()?;
         let mut all = vec![&input, &weight];
@@ -89,7 +91,7 @@ impl Eager {
             groups: conv.groups,
             dtype: input.dtype,
             channels_last,
-            is_product: weight.shape.sizes()[2..].iter().chain(&conv.stride).all(|size| *size == 1),
+            is_product: weight.shape.sizes()[2..].iter().chain(&conv.window.stride).all(|size| *size == 1),
         };
         {
             let _copies = [self.in_order(&input, channels_last)?, self.in_order(&weight, channels_last)?];
@@ -136,10 +138,9 @@ impl Eager {
     }
 
     /// Runs max pooling, which also returns the positions of the largest elements, in `i64`.
-    pub(crate) fn max_pool(&self, input: &Tensor, pool: &Pool) -> Result<Tensor, Error> {
-        let Pool { kernel, stride, padding } = pool;
-        self.check_image(input, kernel.len())?;
-        let shape = self.windows(input, input.shape[1], kernel, [stride, padding])?;
+    pub(crate) fn max_pool(&self, input: &Tensor, window: &Window) -> Result<Tensor, Error> {
+        self.check_image(input, window.kernel.len())?;
+        let shape = self.windows(input, input.shape[1], window)?;
         let mut saved = self.save_all(&[input], [input])?;
         let output = self.output(&shape, input.dtype)?;
         let positions = self.integers(&shape)?;
@@ -169,16 +170,10 @@ impl Eager {
     }
 
     /// Returns the shape of a result that has a pixel for each position of a window.
-    fn windows(
-        &self,
-        input: &Tensor,
-        channels: u64,
-        kernel: &[u64],
-        [strides, paddings]: [&[u64]; 2],
-    ) -> Result<Shape, Error> {
+    fn windows(&self, input: &Tensor, channels: u64, window: &Window) -> Result<Shape, Error> {
         let mut sizes = vec![input.shape[0], channels];
-        for (at, kernel) in kernel.iter().enumerate() {
-            let (stride, padding) = (strides[at], paddings[at]);
+        for (at, kernel) in window.kernel.iter().enumerate() {
+            let (stride, padding) = (window.stride[at], window.padding[at]);
             sizes.push(positions(input.shape[at + 2], *kernel, stride, padding).ok_or_else(|| {
                 self.mismatch(format!("a window of {kernel} with stride {stride} and padding {padding} or more"), input)
             })?);

@@ -10,5 +10,5 @@ mod normalization;
 mod reduction;
 mod views;
 
-pub use self::convolution::{Conv, Pool};
+pub use self::convolution::{Conv, Window};
 pub(crate) use self::linear::Like;
