@@ -79,7 +79,7 @@ impl Model {
     /// # Errors
     /// Returns an error if the text is not JSON, or is not a model.
     pub fn from_json(text: &str) -> Result<Self, Error> {
-        Self::checked(serde_json::from_str(text).map_err(|error| error.to_string()), || serde_json::from_str(text).ok())
+        Self::checked(serde_json::from_str(text).map_err(|error| error.to_string()))
     }
 
     /// Reads a model from TOML, with the same names as in JSON.
@@ -102,20 +102,12 @@ impl Model {
     /// # Errors
     /// Returns an error if the text is not TOML, or is not a model.
     pub fn from_toml(text: &str) -> Result<Self, Error> {
-        Self::checked(toml::from_str(text).map_err(|error| error.message().to_owned()), || toml::from_str(text).ok())
+        Self::checked(toml::from_str(text).map_err(|error| error.message().to_owned()))
     }
 
-    /// Returns a model if it was read without errors and has no unknown fields. `fields` is the same text as data.
-    fn checked(read: Result<Self, String>, fields: impl FnOnce() -> Option<Value>) -> Result<Self, Error> {
-        let fields = fields().unwrap_or_default();
-        let why = match &read {
-            Ok(model) => model_check::unknown_field(&fields, model),
-            Err(error) => model_check::wrong_layer(&fields).or_else(|| Some(error.clone())),
-        };
-        match (read, why) {
-            (Ok(model), None) => Ok(model),
-            (_, why) => Err(Error::invalid(format!("this is not a model: {}", why.unwrap_or_default()))),
-        }
+    fn checked(fields: Result<Value, String>) -> Result<Self, Error> {
+        let model = fields.and_then(|fields| model_check::read(&Default::default(), &fields));
+        model.map_err(|why| Error::invalid(format!("this is not a model: {why}")))
     }
 
     /// Returns the model as JSON.

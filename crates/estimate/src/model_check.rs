@@ -1,7 +1,7 @@
-//! Finds the layer that causes the error in a model given as JSON or TOML. The errors of `serde` do not name the position
-//! in a list of layers, and `serde` accepts unknown fields.
+//! Finds what is wrong with a model given as JSON or TOML. The errors of `serde` do not name the position in a list of layers, and
+//! `serde` accepts unknown fields.
 
-use serde::{Deserialize, Serialize};
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::layer::Named;
@@ -11,7 +11,7 @@ const INNER: [&str; 4] = ["layers", "shortcut", "encoder", "decoder"];
 
 /// The name and the position of a layer, such as `blocks.norm` and `layers[1].layers[0]`. Both are empty outside of all
 /// layers.
-type Place = [String; 2];
+pub(crate) type Place = [String; 2];
 
 fn inner(place: &Place, list: &str, at: usize, layer: &Value) -> Place {
     let name = layer["name"].as_str().unwrap_or_default();
@@ -22,49 +22,32 @@ fn inner(place: &Place, list: &str, at: usize, layer: &Value) -> Place {
     [join(&place[0], name), join(&place[1], &format!("{list}[{at}]"))]
 }
 
-fn says([name, index]: &Place, what: &str) -> String {
-    match (name.as_str(), index.as_str()) {
-        (_, "") => what.to_owned(),
-        ("", index) => format!("the layer `{index}`: {what}"),
-        (name, index) => format!("layer `{name}` (`{index}`): {what}"),
+/// Reads a model or a layer. The error is that of the first layer that cannot be read, or that has an unknown field, such as a misspelt
+/// one.
+pub(crate) fn read<T: Serialize + DeserializeOwned>(place: &Place, fields: &Value) -> Result<T, String> {
+    for list in INNER {
+        for (at, layer) in fields.get(list).and_then(Value::as_array).into_iter().flatten().enumerate() {
+            read::<Named>(&inner(place, list, at, layer), layer)?;
+        }
+    }
+    let says = |what: String| match place {
+        [_, index] if index.is_empty() => what,
+        [name, index] if name.is_empty() => format!("the layer `{index}`: {what}"),
+        [name, index] => format!("layer `{name}` (`{index}`): {what}"),
+    };
+    let value = T::deserialize(fields).map_err(|error| says(error.to_string()))?;
+    match unknown(fields, &serde_json::to_value(&value).unwrap_or_default()) {
+        Some(field) => Err(says(format!("there is no field `{field}`"))),
+        None => Ok(value),
     }
 }
 
-/// Returns the error of the first layer that cannot be read. `None` if all can be read.
-pub(crate) fn wrong_layer(model: &Value) -> Option<String> {
-    wrong_in(&Place::default(), "layers", model)
-}
-
-fn wrong_in(place: &Place, list: &str, outer: &Value) -> Option<String> {
-    let layers = outer.get(list)?.as_array()?;
-    layers.iter().enumerate().find_map(|(at, layer)| {
-        let error = Named::deserialize(layer).err()?;
-        let place = inner(place, list, at, layer);
-        let inside = INNER.iter().find_map(|list| wrong_in(&place, list, layer));
-        inside.or_else(|| Some(says(&place, &error.to_string())))
-    })
-}
-
-/// Returns an unknown field of a model, such as a misspelt one, with its position. `serde` would ignore it.
-pub(crate) fn unknown_field(read: &Value, model: &impl Serialize) -> Option<String> {
-    let known = model.serialize(serde_json::value::Serializer).ok()?;
-    unknown_in(&Place::default(), read, &known)
-}
-
-fn unknown_in(place: &Place, read: &Value, known: &Value) -> Option<String> {
-    let (read, known) = (read.as_object()?, known.as_object()?);
-    read.iter().find_map(|(field, value)| {
-        let Some(known) = known.get(field) else {
-            // Empty fields are not serialized.
-            let is_empty = value.is_null() || value.as_array().is_some_and(Vec::is_empty);
-            return (!is_empty).then(|| says(place, &format!("there is no field `{field}`")));
-        };
-        match (value.as_array(), known.as_array()) {
-            (Some(read), Some(known)) if INNER.contains(&field.as_str()) => {
-                let mut layers = read.iter().zip(known).enumerate();
-                layers.find_map(|(at, (layer, known))| unknown_in(&inner(place, field, at, layer), layer, known))
-            }
-            _ => unknown_in(place, value, known),
-        }
+/// Returns a field of an object that `known`, which `serde` has written, does not have. Inner layers have been read before.
+fn unknown<'a>(fields: &'a Value, known: &Value) -> Option<&'a str> {
+    let fields = fields.as_object()?.iter().filter(|(field, _)| !INNER.contains(&field.as_str()));
+    fields.into_iter().find_map(|(field, value)| match known.as_object()?.get(field) {
+        Some(known) => unknown(value, known),
+        // Empty fields are not serialized.
+        None => (!value.is_null() && value.as_array().is_none_or(|list| !list.is_empty())).then_some(field.as_str()),
     })
 }
