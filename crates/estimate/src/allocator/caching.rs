@@ -135,8 +135,7 @@ impl Caching {
         self.remove(block);
         let rest = self.at(block).bytes - size;
         if self.settings.splits(size, rest, self.settings.is_expandable) {
-            let rest = self.split(block, size);
-            self.insert(rest, State::Free);
+            self.split(block, size, State::Free);
         }
         let placement = self.take(block);
         if self.reserved_peak > peak {
@@ -166,14 +165,13 @@ impl Caching {
         for (start, length) in blocks {
             self.remove(rest);
             if let Some(before) = start.checked_sub(self.at(rest).address).filter(|bytes| *bytes > 0) {
-                let block = self.split(rest, before);
+                let block = self.split(rest, before, State::InUse);
                 self.insert(rest, State::Free);
                 rest = block;
             }
             let block = rest;
             if self.at(block).bytes > *length {
-                rest = self.split(block, *length);
-                self.insert(rest, State::Free);
+                rest = self.split(block, *length, State::Free);
             }
             placements.push(self.take(block));
         }
@@ -308,8 +306,7 @@ impl Caching {
         self.reserve(mapped)?;
         self.remove(block);
         if mapped < bytes {
-            let rest = self.split(block, mapped);
-            self.insert(rest, State::Unmapped);
+            self.split(block, mapped, State::Unmapped);
         }
         self.join(block, State::Free);
         Some(())
@@ -382,11 +379,10 @@ impl Caching {
             }
             self.remove(block);
             if end_unmapped < end {
-                let rest = self.split(block, end_unmapped - address);
-                self.insert(rest, State::Free);
+                self.split(block, end_unmapped - address, State::Free);
             }
             let unmapped = if address < start_unmapped {
-                let unmapped = self.split(block, start_unmapped - address);
+                let unmapped = self.split(block, start_unmapped - address, State::InUse);
                 self.insert(block, State::Free);
                 unmapped
             } else {
@@ -405,7 +401,8 @@ impl Caching {
         is_expandable: bool,
         state: State,
     ) -> BlockId {
-        let block = Block { address, bytes, before: None, after: None, sharing, is_small, is_expandable, state };
+        let block =
+            Block { address, bytes, before: None, after: None, sharing, is_small, is_expandable, state: State::InUse };
         let number = self.number(block);
         self.insert(number, state);
         number
@@ -421,8 +418,8 @@ impl Caching {
         BlockId::try_from(self.blocks.len() - 1).unwrap_or(BlockId::MAX)
     }
 
-    /// Cuts a block that is in no set. Returns the part after `bytes`, which is in no set either.
-    fn split(&mut self, block: BlockId, bytes: u64) -> BlockId {
+    /// Cuts a block that is in no set. Returns the part after `bytes`, which gets this state.
+    fn split(&mut self, block: BlockId, bytes: u64, state: State) -> BlockId {
         let whole = *self.at(block);
         let rest = Block {
             address: whole.address + bytes,
@@ -437,6 +434,7 @@ impl Caching {
         }
         let whole = self.at(block);
         (whole.bytes, whole.after) = (bytes, Some(number));
+        self.insert(number, state);
         number
     }
 
@@ -470,27 +468,26 @@ impl Caching {
         self.insert(block, state);
     }
 
+    /// Gives a block another state, and moves it from the set of the old state to that of the new one.
     fn insert(&mut self, block: BlockId, state: State) {
-        self.at(block).state = state;
-        let Block { address, bytes, sharing, is_small, .. } = *self.at(block);
-        let pool = self.pool(sharing, is_small);
+        let Block { address, bytes, sharing, is_small, state: old, .. } = *self.at(block);
+        let (stream, pool) = (sharing.stream, self.pool(sharing, is_small));
+        match old {
+            State::InUse => false,
+            State::Free => pool.free.remove(&(stream, bytes, address, block)),
+            State::Unmapped => pool.unmapped.remove(&(stream, address, block)),
+        };
         match state {
             State::InUse => false,
-            State::Free => pool.free.insert((sharing.stream, bytes, address, block)),
-            State::Unmapped => pool.unmapped.insert((sharing.stream, address, block)),
+            State::Free => pool.free.insert((stream, bytes, address, block)),
+            State::Unmapped => pool.unmapped.insert((stream, address, block)),
         };
+        self.at(block).state = state;
     }
 
     /// Removes a block from the set of its state. It counts as in use until it is inserted again.
     fn remove(&mut self, block: BlockId) {
-        let Block { address, bytes, sharing, is_small, state, .. } = *self.at(block);
-        let pool = self.pool(sharing, is_small);
-        match state {
-            State::InUse => false,
-            State::Free => pool.free.remove(&(sharing.stream, bytes, address, block)),
-            State::Unmapped => pool.unmapped.remove(&(sharing.stream, address, block)),
-        };
-        self.at(block).state = State::InUse;
+        self.insert(block, State::InUse);
     }
 
     fn at(&mut self, block: BlockId) -> &mut Block {

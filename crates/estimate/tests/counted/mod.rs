@@ -1,7 +1,6 @@
 //! Tests estimates of small steps without the rounding of an allocator. The live bytes are counted by hand.
 
 mod adapters;
-mod checkpointing;
 mod decode;
 mod layers;
 mod optimizers;

@@ -1,9 +1,11 @@
-//! Tests the live memory of steps at the peak, with autocast, with limits, and with quantized weights.
+//! Tests the live memory of steps at the peak, with autocast, with limits, with checkpointing, and with quantized weights.
 
 use gpumem_core::model::Bytes;
-use gpumem_estimate::{Class, Dtype, Input, Layer, Loss, Model, Optimizer, Quantized, Shape, Step, models, numbered};
+use gpumem_estimate::{
+    Checkpointing, Class, Dtype, Input, Layer, Loss, Model, Optimizer, Quantized, Shape, Step, models, numbered,
+};
 
-use super::{exact, highest, of, small};
+use super::{exact, highest, linear, of, small};
 
 /// Each byte of a small step is counted by hand.
 #[test]
@@ -115,4 +117,21 @@ fn weights_alone_are_quantized() {
     let quantized = Some(Quantized { double: false, ..Quantized::default() });
     let narrow = estimate(Step { quantized, ..with("bf16") });
     assert_eq!(of(&narrow, Class::Cache), 1024 << 20);
+}
+
+/// The blocks are next to the head of a language model, which is not in a block. The input of the head lives until the loss is
+/// computed.
+#[test]
+fn blocks_keep_their_inputs() {
+    let block = || Layer::Block { layers: numbered([linear(8, 8), linear(8, 8)]) };
+    let layers = numbered([Layer::Embedding { rows: 16, size: 8 }, block(), block(), block(), linear(8, 16)]);
+    let model = Model { name: "tokens".to_owned(), input: Input::Tokens(100), layers, loss: Loss::NextToken };
+    let peak = |checkpointing| {
+        let step = exact(Step { checkpointing, ..Step::training(10, Optimizer::Sgd) });
+        step.estimate(&model).unwrap().phases[0].peak.get()
+    };
+    let output = 10 * 100 * 8 * 4;
+    // Each of the three blocks keeps two inputs without checkpointing, and one input with it. The head always keeps its own
+    // input.
+    assert_eq!(peak(Checkpointing::Off) - peak(Checkpointing::Blocks), 3 * output);
 }
