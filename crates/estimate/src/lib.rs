@@ -33,6 +33,7 @@ mod memory;
 mod model;
 mod model_check;
 pub mod models;
+mod parameters;
 mod recording;
 mod settings;
 mod shape;
@@ -47,7 +48,7 @@ pub use self::{
     class::Class,
     context::ContextSize,
     dtype::{Blocks, Dtype},
-    eager::{Conv, Optimizer, Window},
+    eager::{Conv, Window},
     error::Error,
     estimate::{ConvolutionWorkspace, Estimate, OptimizerParts, PeakPart, PhasePeak},
     files::{Described, Gguf},
@@ -55,8 +56,9 @@ pub use self::{
         Attention, AttentionNames, Embeddings, Experts, Function, HeadNorm, Layer, Linear, Named, RunExperts, numbered,
     },
     model::{Input, Loss, Model},
-    settings::{Checkpointing, DataParallel, DataParallelKind, Decode, KvCache, Lora, Names, Quantized},
+    settings::{
+        Checkpointing, DataParallel, DataParallelKind, Decode, KvCache, Lora, Names, Optimizer, Quantized, Step,
+    },
     shape::Shape,
-    step::Step,
     tensors::{TensorInfo, TensorSum, Tensors},
 };

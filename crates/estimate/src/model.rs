@@ -1,22 +1,9 @@
 //! Models: layers, their input, and the loss of training.
 
-use std::rc::Rc;
-
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{
-    allocator::AllocatorKind,
-    dtype::{Dtype, Types},
-    eager::Eager,
-    error::Error,
-    layer::{Named, build},
-    memory::StepMemory,
-    model_check,
-    shape::Shape,
-    step::{COMPUTE, Step},
-    tensors::Tensors,
-};
+use crate::{dtype::Dtype, error::Error, layer::Named, model_check, shape::Shape};
 
 /// A model as data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -116,19 +103,6 @@ impl Model {
     /// Returns the error of `serde_json`. No model is known to cause one.
     pub fn to_json(&self) -> Result<String, Error> {
         serde_json::to_string_pretty(self).map_err(|error| Error::invalid(error.to_string()))
-    }
-
-    /// Returns the parameters of the model, each named by the path of its layer: two parameters of one layer have the
-    /// same name. Tied weights are counted once. The model does not run.
-    ///
-    /// # Errors
-    /// Returns an error if the sizes of a layer are not valid, or if the sum is too large to be counted.
-    pub fn parameters(&self, dtype: Dtype) -> Result<Tensors, Error> {
-        let memory = Rc::new(StepMemory::new(AllocatorKind::Exact, u64::MAX, true));
-        let eager = Eager::new(Rc::clone(&memory), Step::default(), false);
-        memory.open("model");
-        build(&eager, &self.layers, Types::new(dtype, COMPUTE))?;
-        Ok(Tensors::new(eager.list_parameters()))
     }
 
     /// Returns the shape of a decoder's input for a batch.

@@ -1,6 +1,6 @@
 //! Allocators without a layout: their memory from the driver depends only on the sum of the blocks.
 
-use super::Placement;
+use super::placement::Placement;
 
 /// An allocator whose blocks take the requested bytes, and whose memory from the driver is a multiple of a step.
 ///

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Placement;
+use super::placement::Placement;
 
 /// The alignment of slices on CUDA.
 const ALIGNMENT: u64 = 512;

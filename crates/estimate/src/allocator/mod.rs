@@ -3,22 +3,15 @@
 mod caching;
 mod counting;
 mod cubecl;
+mod placement;
 pub mod replay;
 
 use gpumem_core::model::Bytes;
 use gpumem_recording::AllocatorSettings;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::placement::Placement;
 use self::{caching::Caching, counting::Counting, cubecl::Cubecl};
-
-/// The address of a block, and the bytes that it takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Placement {
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
-    /// The id that the allocator needs to free the block.
-    block: u32,
-}
 
 /// The allocator that a step uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

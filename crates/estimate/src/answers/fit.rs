@@ -5,7 +5,8 @@ use gpumem_core::model::Bytes;
 use crate::{
     error::Error,
     model::{Input, Model},
-    step::{Peak, Step},
+    settings::Step,
+    step::Peak,
 };
 
 impl Step {

@@ -8,12 +8,10 @@ use serde::Serialize;
 use crate::{
     class::Class,
     dtype::Dtype,
-    eager::Optimizer,
     error::Error,
     estimate::Estimate,
     model::Model,
-    settings::{DataParallel, DataParallelKind, Lora, Quantized},
-    step::Step,
+    settings::{DataParallel, DataParallelKind, Lora, Optimizer, Quantized, Step},
 };
 
 /// The memory that some changes of a step would save, each by itself. `Display` is a table.

@@ -1,7 +1,12 @@
 //! Linear layers with adapters, and with 4-bit weights.
 
 use super::{Eager, ParameterId, Tensor};
-use crate::{dtype::Dtype, error::Error, settings::Quantized, shape::Shape, step::Step};
+use crate::{
+    dtype::Dtype,
+    error::Error,
+    settings::{Quantized, Step},
+    shape::Shape,
+};
 
 /// The tensors that a linear layer has in addition to its weight, or instead of it.
 #[derive(Clone, Debug, Default)]

@@ -22,6 +22,7 @@ use std::{
 
 use gpumem_core::model::CallsiteId;
 
+pub use self::ops::{Conv, Window};
 pub(crate) use self::{
     adapters::Adapted,
     checkpoint::Saved,
@@ -32,18 +33,13 @@ pub(crate) use self::{
     tensor::{Edge, Tensor, channels_last_strides},
     workspace::Convolution,
 };
-pub use self::{
-    ops::{Conv, Window},
-    optimizer::Optimizer,
-};
 use crate::{
     class::Class,
     dtype::Dtype,
     error::{Error, Kind},
     memory::{StepMemory, Storage},
-    settings::Checkpointing,
+    settings::{Checkpointing, Step},
     shape::Shape,
-    step::Step,
 };
 
 /// The key of a shared tensor: its use and a number, its shape and its type.

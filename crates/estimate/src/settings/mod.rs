@@ -1,11 +1,40 @@
 //! The parts of a [`Step`](crate::Step), as data. `eager/`, `layer/` and `step/` implement them.
 
 mod names;
+mod step;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::names::Names;
+pub(crate) use self::step::COMPUTE;
+pub use self::{names::Names, step::Step};
 use crate::dtype::Dtype;
+
+/// The optimizer of a training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Optimizer {
+    /// SGD without momentum. It has no state.
+    Sgd,
+    /// SGD with momentum (`torch.optim.SGD` with `foreach`): a copy of the gradients.
+    Momentum,
+    /// Adam and `AdamW` (`torch.optim`, with `foreach`): two tensors for each parameter, and temporary tensors for all
+    /// parameters at the same time. `adamw` is another name for it.
+    #[serde(alias = "adamw")]
+    Adam,
+    /// `torch.optim.Adafactor` with its default settings, which processes one parameter after the other. The state of a
+    /// matrix is a number for each row and each column, and that of a vector is as large as the vector. The temporary
+    /// tensors are as large as two consecutive parameters.
+    Adafactor,
+    /// Lion as in `lion-pytorch`: one tensor for each parameter, and two temporary ones for the parameter being
+    /// updated.
+    Lion,
+    /// 8-bit Adam of bitsandbytes: two bytes for each element, and two scales for each block of 256 elements.
+    /// Parameters with fewer than 4096 elements have Adam's state in `f32`. There are no temporary tensors. `adamw8bit`
+    /// is another name for it.
+    #[serde(alias = "adamw8bit")]
+    Adam8bit,
+}
 
 /// Low-rank adapters (`LoRA`, as in peft): the parameters of the model are frozen, and the chosen linear layers get two small matrices
 /// each, which are trained instead.

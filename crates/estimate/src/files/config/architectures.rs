@@ -229,16 +229,21 @@ impl<'a> Filler<'a> {
         format!("{before}{value}{}", self.text(after))
     }
 
+    /// Returns whether a condition holds: a field that is true or not 0, or that has a value (`a=b`), or several of these.
     fn is_true(&self, condition: &'static str) -> Result<bool, Error> {
         if let Some((first, second)) = condition.split_once('&') {
             return Ok(self.is_true(first)? && self.is_true(second)?);
         }
-        match condition.strip_prefix('!') {
-            Some(condition) => Ok(!self.is_true(condition)?),
-            None => {
-                let value = self.value(condition)?;
-                Ok(value == true || value.as_u64().is_some_and(|number| number > 0))
-            }
+        if let Some(condition) = condition.strip_prefix('!') {
+            return Ok(!self.is_true(condition)?);
+        }
+        let Some((name, expected)) = condition.split_once('=') else {
+            let value = self.value(condition)?;
+            return Ok(value == true || value.as_u64().is_some_and(|number| number > 0));
+        };
+        match self.field(name) {
+            Some((fields, key, Value::String(default))) => Ok(fields.text(key, default)? == expected),
+            _ => Ok(self.value(name)? == self.value(expected)?),
         }
     }
 
@@ -330,7 +335,7 @@ impl<'a> Filler<'a> {
             match kind {
                 "use" => layers.extend(self.part(arguments)?),
                 "if" | "unless" => {
-                    if self.holds(arguments)? == (kind == "if") {
+                    if self.is_true(arguments)? == (kind == "if") {
                         layers.extend(self.layers(inner)?);
                     }
                 }
@@ -364,15 +369,6 @@ impl<'a> Filler<'a> {
             }
         }
         Ok((filler, others))
-    }
-
-    /// Returns whether a field has a value.
-    fn holds(&self, condition: &'static str) -> Result<bool, Error> {
-        let Some((name, expected)) = condition.split_once('=') else { return self.is_true(condition) };
-        match self.field(name) {
-            Some((fields, key, Value::String(default))) => Ok(fields.text(key, default)? == expected),
-            _ => Ok(self.value(name)? == self.value(expected)?),
-        }
     }
 
     fn blocks(&self, name: &str, count: &'static str, inner: &'static Value) -> Result<Value, Error> {

@@ -1,6 +1,8 @@
 //! What templates of models that predict the next token cannot say: values that follow from several fields by a rule of their own,
 //! and values that differ from block to block.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
 use super::fields::{Fields, head_size, is_zero, wrong};
@@ -40,8 +42,9 @@ pub(super) fn of_blocks(parts: &Map<String, Value>, fields: Fields<'_>) -> Resul
     };
     check_length(part(parts, "rotation_list").unwrap_or_default(), rotates.len(), count)?;
     let step = part(parts, "expert_step").map_or(Ok(None), |field| fields.optional(field))?.unwrap_or(1);
-    let plain = fields.numbers("mlp_only_layers")?.unwrap_or_default();
-    let chosen = part(parts, "expert_list").map_or(Ok(None), |field| fields.numbers(field))?;
+    let set = |numbers: Vec<u64>| numbers.into_iter().collect::<HashSet<_>>();
+    let plain = fields.numbers("mlp_only_layers")?.map(set).unwrap_or_default();
+    let chosen = part(parts, "expert_list").map_or(Ok(None), |field| fields.numbers(field))?.map(set);
     let has_experts = |at: u64| match &chosen {
         Some(chosen) => chosen.contains(&at),
         None => (at + 1).is_multiple_of(step) && !plain.contains(&at),
