@@ -1,4 +1,4 @@
-//! Matrix products and embeddings.
+//! Matrix products, with one weight or with those of many experts at once, and rows of tables.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -70,6 +70,18 @@ impl Eager {
         }))
     }
 
+    /// Runs `grouped_mm`: groups of rows (n, inputs) are multiplied by their weights (groups, outputs, inputs).
+    /// Autocast does not cover this operation: the rows get the type of the weights.
+    pub(crate) fn grouped_product(&self, rows: &Tensor, weights: &Tensor) -> Result<Tensor, Error> {
+        if rows.shape.rank() != 2 || weights.shape.rank() != 3 || rows.shape[1] != weights.shape[2] {
+            return Err(self.pair("a product with the weights of experts", &rows.shape, &weights.shape));
+        }
+        let rows = self.to(rows, weights.dtype)?;
+        let saved = self.save_factors(&rows, weights)?;
+        let output = self.output(&Shape::from([rows.shape[0], weights.shape[1]]), rows.dtype)?;
+        Ok(self.with_gradients(&[&rows, weights], output, saved))
+    }
+
     /// Returns rows of a table. The gradient of the table is as large as the table.
     pub(crate) fn embedding(&self, indices: &Tensor, table: &Tensor) -> Result<Tensor, Error> {
         if indices.dtype.is_float() {
@@ -77,6 +89,12 @@ impl Eager {
         }
         // More than 3072 indices are sorted.
         self.rows_at(indices, table, 3072)
+    }
+
+    /// Returns rows of a tensor in another order: `input[index]`. Its gradient is always sorted (`index_put_` with
+    /// accumulation).
+    pub(crate) fn rows(&self, input: &Tensor, index: &Tensor) -> Result<Tensor, Error> {
+        self.rows_at(index, input, 0)
     }
 
     /// Returns rows of a tensor, and keeps their indices. The gradient is as large as the tensor. More indices than

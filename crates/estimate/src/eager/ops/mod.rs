@@ -3,7 +3,6 @@
 mod attention;
 mod convolution;
 mod elementwise;
-mod experts;
 mod linear;
 mod loss;
 mod normalization;

@@ -1,5 +1,5 @@
-//! Sums over many elements. PyTorch splits such a sum among several blocks of threads, which write their parts into a
-//! buffer.
+//! Sums over many elements, and the largest of many. PyTorch splits a sum among several blocks of threads, which write their parts into
+//! a buffer.
 
 use crate::{
     dtype::Dtype,
@@ -55,6 +55,32 @@ fn buffer(outputs: u64, inputs: u64, sums_neighbours: bool, multiprocessors: u64
 }
 
 impl Eager {
+    /// Returns the largest elements of each row, and their positions.
+    pub(crate) fn top_k(&self, input: &Tensor, count: u64) -> Result<[Tensor; 2], Error> {
+        if count > input.shape.last() {
+            return Err(self.mismatch(format!("{} or more", input.shape.with_last(count)), input));
+        }
+        let shape = input.shape.with_last(count);
+        let values = self.output(&shape, input.dtype)?;
+        let positions = self.integers(&shape)?;
+        let saved = self.save_all(&[input], [&positions])?;
+        Ok([self.with_gradients(&[input], values, saved), positions])
+    }
+
+    /// Sums over one dimension, which is removed. The gradient of the input is the gradient of the sum, repeated
+    /// without a copy.
+    pub(crate) fn sum_over(&self, input: &Tensor, dimension: usize) -> Result<Tensor, Error> {
+        let mut sizes = input.shape.sizes().to_vec();
+        sizes.remove(dimension);
+        let output = self.output(&sizes.into(), input.dtype)?;
+        let shape = input.shape.clone();
+        Ok(self.recorded(&[input], output, move |_, grad| {
+            let mut strides = grad.strides();
+            strides.insert(dimension, 0);
+            Ok(vec![Some(grad.as_view().with_shape(shape).with_strides(&strides))])
+        }))
+    }
+
     /// Allocates the buffer for a sum over all dimensions that a result of this shape does not have. The buffer lives
     /// while the kernel is started.
     pub(crate) fn sum_buffer(&self, input: &Tensor, result: &Shape) -> Result<(), Error> {
