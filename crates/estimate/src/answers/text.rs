@@ -1,10 +1,6 @@
 //! Writes results as text of at most 80 columns, in the style of gpumem's other reports.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, HashMap},
-    fmt,
-};
+use std::{cmp::Reverse, collections::HashMap, fmt};
 
 use gpumem_core::{
     export::{Amounts, Cell, Fit, Leaf, Paint, Role, Row, Show, Table, Tree, grouped, part_table_in},
@@ -74,7 +70,9 @@ impl Show for Estimate {
         f.write_str("\n\n")?;
         part_table_in("at the peak, by class", &classes, amounts).show(f, paint)?;
         f.write_str("\n\n")?;
-        show_layers(f, paint, "at the peak, by layer", layers(&self.parts), amounts)?;
+        let is_added = |part: &PeakPart| part.class == Class::Rounding;
+        let parts = self.parts.iter().map(|part| (Some(&*part.phase), &*part.layer, part.bytes, is_added(part)));
+        show_layers(f, paint, "at the peak, by layer", tree(parts), amounts)?;
         let mut phases: Vec<Row> = Vec::new();
         for phase in &self.phases {
             match phases.iter_mut().find(|row| row.name == phase.name) {
@@ -108,25 +106,16 @@ struct Run {
     each: Bytes,
 }
 
-/// The bytes of a layer, in total and without those that the allocator added.
-#[derive(Clone, Copy, Default)]
-struct OfLayer {
-    bytes: Bytes,
-    each: Bytes,
-}
-
-/// Returns the bytes of layers by name. Equal layers are joined.
-fn runs<'a>(layers: impl IntoIterator<Item = (&'a str, OfLayer)>) -> Vec<Run> {
-    let mut all: Vec<Run> = layers
-        .into_iter()
-        .map(|(path, OfLayer { bytes, each })| {
-            let (before, last) = path.rsplit_once('.').unwrap_or(("", path));
-            // A number counts only in the form that `numbered` writes, such as `7` but not `07`.
-            let number: Option<u64> = last.parse().ok().filter(|number: &u64| number.to_string() == last);
-            let name = if number.is_some() { before } else { path };
-            Run { name: name.to_owned(), numbers: number.map(|number| (number, number)), bytes, each }
-        })
-        .collect();
+/// Returns the bytes of layers by name: in total, and without those that the allocator added. Equal layers are joined.
+fn runs<'a>(layers: impl IntoIterator<Item = (&'a str, [Bytes; 2])>) -> Vec<Run> {
+    let of_layer = |(path, [bytes, each]): (&'a str, [Bytes; 2])| {
+        let (before, last) = path.rsplit_once('.').unwrap_or(("", path));
+        // A number counts only in the form that `numbered` writes, such as `7` but not `07`.
+        let number: Option<u64> = last.parse().ok().filter(|number: &u64| number.to_string() == last);
+        let name = if number.is_some() { before } else { path };
+        Run { name: name.to_owned(), numbers: number.map(|number| (number, number)), bytes, each }
+    };
+    let mut all: Vec<Run> = layers.into_iter().map(of_layer).collect();
     all.sort_by(|a, b| (&a.name, a.numbers).cmp(&(&b.name, b.numbers)));
     let mut runs: Vec<Run> = Vec::new();
     for next in all {
@@ -155,26 +144,27 @@ impl Run {
     }
 }
 
-/// Returns a tree of phases and layers. A layer includes the layers inside it, see [`shown`].
-fn layers(parts: &[PeakPart]) -> Tree {
-    let mut phases: Vec<(&str, HashMap<&str, OfLayer>)> = Vec::new();
-    for PeakPart { phase, layer, bytes, class } in parts {
-        let at = phases.iter().position(|(known, _)| known == phase).unwrap_or_else(|| {
+/// Returns a tree of layers, in phases if they have one. A part is a phase, the path of a layer, bytes, and whether the allocator added
+/// these. A layer includes the layers inside it, see [`shown`].
+fn tree<'a>(parts: impl Iterator<Item = (Option<&'a str>, &'a str, Bytes, bool)>) -> Tree {
+    let mut phases: Vec<(Option<&str>, HashMap<&str, [Bytes; 2]>)> = Vec::new();
+    for (phase, layer, bytes, is_added) in parts {
+        let at = phases.iter().position(|(known, _)| *known == phase).unwrap_or_else(|| {
             phases.push((phase, HashMap::new()));
             phases.len() - 1
         });
         let layer = if layer.is_empty() { "(outside of all layers)" } else { shown(layer) };
-        let sum = phases[at].1.entry(layer).or_default();
-        sum.bytes = sum.bytes + *bytes;
-        if *class != Class::Rounding {
-            sum.each = sum.each + *bytes;
+        let [sum, each] = phases[at].1.entry(layer).or_default();
+        *sum = *sum + bytes;
+        if !is_added {
+            *each = *each + bytes;
         }
     }
     let mut tree = Tree::new();
     for (phase, layers) in phases {
+        let path: Vec<_> = phase.map(str::to_owned).into_iter().collect();
         for run in runs(layers) {
-            let leaf = Leaf { name: run.shown(), bytes: run.bytes.signed(), blocks: 0, note: None };
-            tree.leaf(&[phase.to_owned()], leaf);
+            tree.leaf(&path, Leaf { name: run.shown(), bytes: run.bytes.signed(), blocks: 0, note: None });
         }
     }
     tree
@@ -211,16 +201,8 @@ impl Show for Tensors {
         let sum = format!("the weights have {} {}", amounts.show(bytes.signed()), amounts.unit);
         writeln!(f, "{}", paint.on(Role::Heading, sum))?;
         sizes(&rows, amounts).show(f, paint)?;
-        let mut modules: BTreeMap<&str, Bytes> = BTreeMap::new();
-        for tensor in self.all() {
-            let sum = modules.entry(shown(&tensor.name)).or_default();
-            *sum = *sum + tensor.bytes;
-        }
-        let mut tree = Tree::new();
-        for run in runs(modules.into_iter().map(|(name, bytes)| (name, OfLayer { bytes, each: bytes }))) {
-            tree.leaf(&[], Leaf { name: run.shown(), bytes: run.bytes.signed(), blocks: 0, note: None });
-        }
         f.write_str("\n\n")?;
+        let tree = tree(self.all().iter().map(|tensor| (None, tensor.name.as_str(), tensor.bytes, false)));
         show_layers(f, paint, "by module", tree, amounts)?;
         let rest = "activations, gradients, caches and workspaces: unknown. A file of weights does not describe what a step computes.";
         f.write_str("\n")?;
@@ -282,7 +264,7 @@ mod tests {
     /// What the allocator adds to one layer and not to the other makes no difference.
     #[test]
     fn equal_layers_are_one_row() {
-        let layer = |name, bytes, each| (name, OfLayer { bytes: Bytes::new(bytes), each: Bytes::new(each) });
+        let layer = |name, bytes, each| (name, [bytes, each].map(Bytes::new));
         let all = [
             layer("model.layers.2", 5, 5),
             layer("model.layers.10", 6, 5),

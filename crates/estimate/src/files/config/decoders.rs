@@ -1,5 +1,14 @@
 //! What templates of models that predict the next token cannot say: values that follow from several fields by a rule of their own,
 //! and values that differ from block to block.
+//!
+//! The field `decoder` of a record, here called its parts, says how they follow:
+//!
+//! - `rotates_part` is the field with the part of a head that is rotated. Without it, all of it is.
+//! - `is_capped` is true if scores and logits are limited when a configuration does not have the fields of the limits.
+//! - `experts` is true if blocks have experts in place of the MLP: each n-th block, where the field `expert_step` says n, unless the
+//!   field `expert_list` lists them.
+//! - `rotation_list` is the field that lists whether blocks rotate. Otherwise each n-th does not, where the field `rotation_step` says n.
+//! - `slides` says which blocks have a window, `window_field` is its field, and `default_window` its default.
 
 use std::collections::HashSet;
 
