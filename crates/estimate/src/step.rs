@@ -14,7 +14,7 @@ use crate::{
     layer::{Built, build, run_all, run_model},
     memory::StepMemory,
     model::{Loss, Model},
-    settings::{Checkpointing, DataParallel, DataParallelKind, Decode, Optimizer, Step},
+    settings::{Checkpointing, DataParallelKind, Decode, Optimizer, Step},
     shape::Shape,
 };
 
@@ -165,6 +165,9 @@ impl Step {
     /// Returns an error if settings contradict each other or are not supported.
     fn check(&self) -> Result<(), Error> {
         let is_training = self.optimizer.is_some();
+        let kind = self.data_parallel.map(|parallel| parallel.kind);
+        let gathered = self.data_parallel.and_then(|parallel| parallel.gathered);
+        let has_shards = kind.is_some_and(DataParallelKind::has_shards);
         let wrong = if self.batch == 0 || self.micro_batches == 0 {
             "the batch and the number of passes (`micro_batches`) are 1 or more"
         } else if is_training && !is_wide(self.parameters) && self.parameters != Dtype::F64 {
@@ -183,7 +186,7 @@ impl Step {
             "autocast is to f16 or bf16"
         } else if self.adapters.as_ref().is_some_and(|lora| !(0.0..1.0).contains(&lora.dropout)) {
             "the dropout of adapters is a probability below 1"
-        } else if self.data_parallel.and_then(|parallel| parallel.gathered).is_some_and(|dtype| !is_wide(dtype)) {
+        } else if gathered.is_some_and(|dtype| !is_wide(dtype)) {
             "shards are gathered as f16, bf16 or f32"
         } else if self.decode.as_ref().is_some_and(|decode| decode.tokens > MOST_TOKENS) {
             "more than 32,768 tokens are too many to run one by one; a longer prompt and fewer tokens have the same cache"
@@ -205,30 +208,19 @@ impl Step {
             "weights in 4 bits are multiplied as f16, bf16 or f32"
         } else if !is_training && self.checkpointing != Checkpointing::Off {
             "checkpointing needs a backward pass, which inference does not have"
-        } else if let Some(wrong) = self.data_parallel.and_then(|parallel| self.wrong_parallel(parallel)) {
-            wrong
-        } else {
-            return Ok(());
-        };
-        Err(Error::invalid(wrong))
-    }
-
-    /// Returns the reason why the settings do not work with several GPUs, or `None` if they do.
-    fn wrong_parallel(&self, parallel: DataParallel) -> Option<&'static str> {
-        let (has_shards, is_inference) = (parallel.kind.has_shards(), self.optimizer.is_none());
-        Some(if parallel.ranks < 2 {
+        } else if self.data_parallel.is_some_and(|parallel| parallel.ranks < 2) {
             "data parallelism needs two ranks or more"
-        } else if is_inference && parallel.kind != DataParallelKind::Zero3 {
+        } else if !is_training && kind.is_some_and(|kind| kind != DataParallelKind::Zero3) {
             "inference has no gradients and no optimizer to share out; only zero3 shares out parameters"
-        } else if self.decode.is_some() {
+        } else if kind.is_some() && self.decode.is_some() {
             "decoding with zero3 would gather all parameters for each token"
-        } else if !has_shards && parallel.gathered.is_some() {
+        } else if !has_shards && gathered.is_some() {
             "only shards of parameters (zero2, zero3) are gathered"
         } else if has_shards && self.autocast.is_some() {
             "autocast keeps copies of all parameters, which shards are meant to avoid; gather them in the smaller type instead"
         } else if has_shards && self.master_weights {
             "shards of parameters in f32 that are gathered in a smaller type need no other copies in f32"
-        } else if parallel.kind == DataParallelKind::Zero1 && self.master_weights {
+        } else if kind == Some(DataParallelKind::Zero1) && self.master_weights {
             "ZeroRedundancyOptimizer has no copies of parameters in f32"
         } else if has_shards && (self.adapters.is_some() || self.quantized.is_some()) {
             "adapters and weights in 4 bits are not modelled with shards of parameters"
@@ -237,8 +229,9 @@ impl Step {
         } else if has_shards && self.optimizer == Some(Optimizer::Adafactor) {
             "Adafactor adds up rows and columns of whole parameters, which is not modelled with shards of them"
         } else {
-            return None;
-        })
+            return Ok(());
+        };
+        Err(Error::invalid(wrong))
     }
 
     fn labels(&self, eager: &Eager, model: &Model, shape: &Shape) -> Result<Option<Tensor>, Error> {

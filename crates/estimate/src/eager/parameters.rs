@@ -122,9 +122,7 @@ impl Eager {
     /// Frees the memory of a gradient. The parameter still counts as having a gradient, because its `f32` copy has one.
     pub(super) fn free_gradient_memory(&self, number: usize) {
         let empty = self.empty(&Shape::from([0]), Dtype::U8, Class::Gradients).ok();
-        let freed = self.parameters.borrow_mut()[number].grad.take();
         self.parameters.borrow_mut()[number].grad = empty;
-        drop(freed);
     }
 }
 

@@ -99,11 +99,8 @@ impl Eager {
             eager.gather(group)?;
             eager.copy_out(group, false)?;
             let order = eager.sharding.order.borrow();
-            let before = order.iter().rposition(|other| *other == group).and_then(|at| at.checked_sub(1));
-            let next = before.map(|at| order[at]);
-            drop(order);
-            if let Some(next) = next {
-                eager.gather(next)?;
+            if let Some(at @ 1..) = order.iter().rposition(|other| *other == group) {
+                eager.gather(order[at - 1])?;
             }
             Ok(grads.to_vec())
         });
@@ -199,8 +196,7 @@ impl Eager {
         for group in 0..count {
             self.reduce(group)?;
             self.sharding.groups.borrow_mut()[group].is_reduced = false;
-            let freed = self.sharding.groups.borrow_mut()[group].pending.take();
-            drop(freed);
+            self.sharding.groups.borrow_mut()[group].pending = None;
         }
         drop(self.sharding.reduced.take());
         self.sharding.order.borrow_mut().clear();
