@@ -21,12 +21,17 @@ fn message(layers: impl IntoIterator<Item = Layer>, input: Input) -> String {
     Step::inference(2).estimate(&model(layers, input)).unwrap_err().to_string()
 }
 
-/// Checks messages of models that read an image. The message of an only layer starts with its name.
+/// Compares a message with the expected one, which is only its start if it ends with `*`.
+fn fits(found: &str, expected: &str) -> bool {
+    expected.strip_suffix('*').map_or(found == expected, |start| found.starts_with(start))
+}
+
+/// Checks messages of models that read an image and have one layer.
 #[track_caller]
 fn check<const N: usize>(cases: [(Layer, &str); N]) {
     for (layer, expected) in cases {
         let found = message([layer], image());
-        assert!(found.starts_with(&format!("layer `0`: {expected}")), "{found}");
+        assert!(fits(&found, &format!("layer `0`: {expected}")), "{found}");
     }
 }
 
@@ -40,7 +45,7 @@ fn a_mismatch_names_the_layer_and_both_shapes() {
     let expected = "layer `1`: expects an input of shape (…, 5) and gets (2, 192)";
     assert_eq!(message([Layer::Flatten, Layer::linear(5, 5)], image()), expected);
     let layers = numbered([Layer::conv2d(3, 4, 3, 1, 1)]);
-    let window = "expects an input of shape a window of 9 with stride 1 and padding 0 or more";
+    let window = "expects an input of shape a window of 9 with stride 1 and padding 0 or more*";
     check([
         (Layer::BatchNorm { channels: 5 }, "expects an input of shape (2, 5, 8, 8) and gets (2, 3, 8, 8)"),
         (
@@ -67,8 +72,8 @@ fn sizes_that_overflow_are_errors() {
 #[test]
 fn sizes_that_make_no_sense_are_errors() {
     check([
-        (Layer::conv2d(3, 4, 3, 0, 1), "expects"),
-        (Layer::conv2d(3, 4, 0, 1, 1), "expects"),
+        (Layer::conv2d(3, 4, 3, 0, 1), "expects*"),
+        (Layer::conv2d(3, 4, 0, 1, 1), "expects*"),
         (
             Layer::Linear(Linear { inputs: 192, outputs: 2, no_bias: true, tied_to: Some("x".to_owned()) }),
             "no layer before it has the path `x` and a weight to share",
@@ -138,11 +143,11 @@ fn a_wrong_layer_is_named() {
         (r#""type": "linear", "inputs": 4"#, "missing field `outputs`"),
         (r#""inputs": 4"#, "missing field `type`"),
         (r#""type": "linear", "outputs": 4, "inputs": -1"#, "invalid value: integer `-1`, expected u64"),
-        (r#""type": "activation", "function": "tan""#, "unknown variant `tan`, expected one of `relu`"),
+        (r#""type": "activation", "function": "tan""#, "unknown variant `tan`, expected one of `relu`*"),
         (r#""type": "linear", "inputs": 4, "outputs": 4, "no_bais": true"#, "there is no field `no_bais`"),
     ] {
         let found = error(&format!(r#"{{"name": "b", {fields}}}"#));
-        assert!(found.starts_with(&format!("layer `mlp.b` (`layers[0].layers[1]`): {what}")), "{found}");
+        assert!(fits(&found, &format!("layer `mlp.b` (`layers[0].layers[1]`): {what}")), "{found}");
     }
     let unnamed = error(r#"{"type": "flatten"}"#);
     assert_eq!(unnamed, "layer `mlp` (`layers[0].layers[1]`): missing field `name`");

@@ -409,51 +409,42 @@ mod tests {
     fn hostile_metadata_is_an_error() {
         const HUGE: u64 = 1 << 60;
         let flag = || entry("k", 7, &[0]);
+        let of_array = |kind, length| entry("k", 9, &array(kind, length, &[]));
         for (entries, expected) in [
-            (
-                vec![entry("k", 8, &HUGE.to_le_bytes())],
-                format!("key `k`: the header is too short for {HUGE} bytes of a text"),
-            ),
-            (vec![HUGE.to_le_bytes().to_vec()], format!("the header is too short for {HUGE} bytes of a text")),
-            (
-                vec![entry("k", 9, &array(0, HUGE, &[]))],
-                format!("key `k`: the header is too short for {HUGE} elements of an array"),
-            ),
-            (
-                vec![entry("k", 9, &array(8, HUGE, &[]))],
-                format!("key `k`: the header is too short for {HUGE} elements of an array"),
-            ),
-            (vec![entry("k", 9, &array(12, 2 * HUGE, &[]))], " elements of an array".to_owned()),
-            (vec![entry("k", 9, &array(9, 1, &[]))], "key `k`: an array of arrays".to_owned()),
-            (vec![entry("k", 13, &[])], "key `k`: values of the type 13 are not known".to_owned()),
-            (vec![flag(), flag()], "the key `k` occurs twice".to_owned()),
-            (vec![entry(&"k".repeat(65_536), 7, &[0])], "a name of more than 65535 bytes".to_owned()),
-            (vec![entry("k", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 255])], "key `k`: a text is not UTF-8".to_owned()),
+            (vec![entry("k", 8, &HUGE.to_le_bytes())], "key `k`: too short for 1152921504606846976 bytes of a text"),
+            (vec![HUGE.to_le_bytes().to_vec()], "too short for 1152921504606846976 bytes of a text"),
+            (vec![of_array(0, HUGE)], "key `k`: too short for 1152921504606846976 elements of an array"),
+            (vec![of_array(8, HUGE)], "key `k`: too short for 1152921504606846976 elements of an array"),
+            (vec![of_array(12, HUGE)], "key `k`: too short for 1152921504606846976 elements of an array"),
+            (vec![of_array(12, 2 * HUGE)], "key `k`: too short for 2305843009213693952 elements of an array"),
+            (vec![of_array(9, 1)], "key `k`: an array of arrays"),
+            (vec![entry("k", 13, &[])], "key `k`: values of the type 13 are not known"),
+            (vec![flag(), flag()], "the key `k` occurs twice"),
+            (vec![entry(&"k".repeat(65_536), 7, &[0])], "a name of more than 65535 bytes"),
+            (vec![entry("k", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 255])], "key `k`: a text is not UTF-8"),
         ] {
-            let error = read(&entries, &[]).unwrap_err();
-            assert!(error.ends_with(&expected), "{error}");
+            assert_eq!(read(&entries, &[]).unwrap_err().replace("the header is too short", "too short"), expected);
         }
     }
 
     /// Some of these files return endless zeros after their first bytes.
     #[test]
     fn counts_and_versions_that_lie_are_errors() {
-        let of = |bytes: &[u8]| header(bytes).map_err(|error| error.replace("entries of the metadata", "entries"));
         let with = |at: usize, bytes: &[u8]| [&start(0, 0)[..at], bytes, &start(0, 0)[at + bytes.len()..]].concat();
-        assert!(of(&start(0, 0)).is_ok() && of(&with(4, &[2])).is_ok());
+        assert!(header(&start(0, 0)[..]).is_ok() && header(&with(4, &[2])[..]).is_ok());
         for (file, expected) in [
-            (with(0, b"GGML"), "this is not a GGUF file".to_owned()),
-            (with(4, &[1]), "the version 1 of GGUF is not known".to_owned()),
-            (with(4, &[0, 0, 0, 3]), "the numbers of the file are big-endian".to_owned()),
-            (start(1 << 60, 0), format!("the header is too short for {} tensors", 1_u64 << 60)),
-            (start(u64::MAX, 0), format!("the header is too short for {} tensors", u64::MAX)),
-            (start(0, 1 << 60), format!("the header is too short for {} entries", 1_u64 << 60)),
-            (start(0, u64::MAX), format!("the header is too short for {} entries", u64::MAX)),
+            (with(0, b"GGML"), "this is not a GGUF file"),
+            (with(4, &[1]), "the version 1 of GGUF is not known"),
+            (with(4, &[0, 0, 0, 3]), "the numbers of the file are big-endian"),
+            (start(1 << 60, 0), "the header is too short for 1152921504606846976 tensors"),
+            (start(u64::MAX, 0), "the header is too short for 18446744073709551615 tensors"),
+            (start(0, 1 << 60), "the header is too short for 1152921504606846976 entries of the metadata"),
+            (start(0, u64::MAX), "the header is too short for 18446744073709551615 entries of the metadata"),
         ] {
-            assert_eq!(of(&file).unwrap_err(), expected);
+            assert_eq!(header(&file[..]).unwrap_err(), expected);
         }
         for length in 0..24 {
-            let error = of(&start(0, 0)[..length]).unwrap_err();
+            let error = header(&start(0, 0)[..length]).unwrap_err();
             assert!(error.ends_with("inside its header"), "{length}: {error}");
         }
         let endless = |start: Vec<u8>| header(std::io::Read::chain(&start[..], std::io::repeat(0))).unwrap_err();
@@ -462,10 +453,12 @@ mod tests {
             (start(0, MOST_ENTRIES + 1), "65537 entries of the metadata; at most 65536 are allowed"),
             (start(0, MOST_ENTRIES), "the key `` occurs twice"),
             (start(MOST_TENSORS + 1, 0), "262145 tensors; at most 262144 are allowed"),
+            (
+                [start(0, 1), (1_u64 << 59).to_le_bytes().to_vec()].concat(),
+                "the header is too short for 576460752303423488 bytes of a text",
+            ),
         ] {
             assert_eq!(endless(start), expected);
         }
-        let expected = format!("the header is too short for {} bytes of a text", 1_u64 << 59);
-        assert_eq!(endless([start(0, 1), (1_u64 << 59).to_le_bytes().to_vec()].concat()), expected);
     }
 }

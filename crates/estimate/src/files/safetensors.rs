@@ -198,12 +198,15 @@ mod tests {
             let error = tensors(header.as_bytes()).unwrap_err();
             assert!(error.starts_with(expected), "{error}");
         }
-        let deep = "[".repeat(1_000_000);
-        for header in
-            ["", &deep, &format!(r#"{{"a":{}"#, r#"{"a":"#.repeat(1_000_000)), &format!(r#"{{"__metadata__":{deep}}}"#)]
-        {
+        let (deep, nested) = ("[".repeat(1_000_000), r#"{"a":"#.repeat(1_000_000));
+        for (header, expected) in [
+            (String::new(), ""),
+            (format!(r#"{{"__metadata__":{deep}}}"#), ": "),
+            (deep, ""),
+            (format!(r#"{{"a":{nested}"#), ": EOF while parsing"),
+        ] {
             let error = tensors(header.as_bytes()).unwrap_err();
-            assert!(error.starts_with("the header is not a JSON object"), "{error}");
+            assert!(error.starts_with(&format!("the header is not a JSON object{expected}")), "{error}");
         }
     }
 }
