@@ -93,7 +93,7 @@ impl Model {
     }
 
     fn checked(fields: Result<Value, String>) -> Result<Self, Error> {
-        let model = fields.and_then(|fields| model_check::read(&Default::default(), &fields));
+        let model = fields.and_then(|fields| model_check::read(&fields));
         model.map_err(|why| Error::invalid(format!("this is not a model: {why}")))
     }
 

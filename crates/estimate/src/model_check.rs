@@ -2,16 +2,16 @@
 //! `serde` accepts unknown fields.
 
 use serde::{Serialize, de::DeserializeOwned};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
-use crate::layer::Named;
+use crate::layer::{Layer, Named};
 
 /// The fields that contain inner layers.
 const INNER: [&str; 4] = ["layers", "shortcut", "encoder", "decoder"];
 
 /// The name and the position of a layer, such as `blocks.norm` and `layers[1].layers[0]`. Both are empty outside of all
 /// layers.
-pub(crate) type Place = [String; 2];
+type Place = [String; 2];
 
 fn inner(place: &Place, list: &str, at: usize, layer: &Value) -> Place {
     let name = layer["name"].as_str().unwrap_or_default();
@@ -22,30 +22,39 @@ fn inner(place: &Place, list: &str, at: usize, layer: &Value) -> Place {
     [join(&place[0], name), join(&place[1], &format!("{list}[{at}]"))]
 }
 
-/// Reads a model or a layer. The error is that of the first layer that cannot be read, or that has an unknown field, such as a misspelt
-/// one.
-pub(crate) fn read<T: Serialize + DeserializeOwned>(place: &Place, fields: &Value) -> Result<T, String> {
-    for list in INNER {
-        for (at, layer) in fields.get(list).and_then(Value::as_array).into_iter().flatten().enumerate() {
-            read::<Named>(&inner(place, list, at, layer), layer)?;
+/// Reads a model. The error is that of the first layer that cannot be read, or that has an unknown field, such as a misspelt one.
+pub(crate) fn read<T: Serialize + DeserializeOwned>(fields: &Value) -> Result<T, String> {
+    check::<T>(&Place::default(), fields)?;
+    T::deserialize(fields).map_err(|error| error.to_string())
+}
+
+fn check<T: Serialize + DeserializeOwned>(place: &Place, fields: &Value) -> Result<(), String> {
+    // Inner layers have been checked, so one stands for all. Otherwise, each would be read as often as there are layers around it.
+    let mut own = Map::new();
+    for (field, value) in fields.as_object().into_iter().flatten() {
+        let layers = value.as_array().filter(|_| INNER.contains(&field.as_str()));
+        for (at, layer) in layers.into_iter().flatten().enumerate() {
+            check::<Named>(&inner(place, field, at, layer), layer)?;
         }
+        let is_long = layers.is_some_and(|layers| !layers.is_empty());
+        own.insert(field.clone(), if is_long { json!([Layer::Flatten.named("")]) } else { value.clone() });
     }
     let says = |what: String| match place {
         [_, index] if index.is_empty() => what,
         [name, index] if name.is_empty() => format!("the layer `{index}`: {what}"),
         [name, index] => format!("layer `{name}` (`{index}`): {what}"),
     };
-    let value = T::deserialize(fields).map_err(|error| says(error.to_string()))?;
-    match unknown(fields, &serde_json::to_value(&value).unwrap_or_default()) {
+    let own = if fields.is_object() { own.into() } else { fields.clone() };
+    let value = T::deserialize(&own).map_err(|error| says(error.to_string()))?;
+    match unknown(&own, &serde_json::to_value(&value).unwrap_or_default()) {
         Some(field) => Err(says(format!("there is no field `{field}`"))),
-        None => Ok(value),
+        None => Ok(()),
     }
 }
 
-/// Returns a field of an object that `known`, which `serde` has written, does not have. Inner layers have been read before.
+/// Returns a field of an object that `known`, which `serde` has written, does not have.
 fn unknown<'a>(fields: &'a Value, known: &Value) -> Option<&'a str> {
-    let fields = fields.as_object()?.iter().filter(|(field, _)| !INNER.contains(&field.as_str()));
-    fields.into_iter().find_map(|(field, value)| match known.as_object()?.get(field) {
+    fields.as_object()?.iter().find_map(|(field, value)| match known.as_object()?.get(field) {
         Some(known) => unknown(value, known),
         // Empty fields are not serialized.
         None => (!value.is_null() && value.as_array().is_none_or(|list| !list.is_empty())).then_some(field.as_str()),

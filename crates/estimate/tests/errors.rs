@@ -145,6 +145,7 @@ fn a_wrong_layer_is_named() {
         (r#""type": "linear", "outputs": 4, "inputs": -1"#, "invalid value: integer `-1`, expected u64"),
         (r#""type": "activation", "function": "tan""#, "unknown variant `tan`, expected one of `relu`*"),
         (r#""type": "linear", "inputs": 4, "outputs": 4, "no_bais": true"#, "there is no field `no_bais`"),
+        (r#""type": "flatten", "layers": [{"name": "c", "type": "flatten"}]"#, "there is no field `layers`"),
     ] {
         let found = error(&format!(r#"{{"name": "b", {fields}}}"#));
         assert!(fits(&found, &format!("layer `mlp.b` (`layers[0].layers[1]`): {what}")), "{found}");
