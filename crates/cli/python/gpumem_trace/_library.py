@@ -51,7 +51,7 @@ def _load():
         raise Error(f"`gpumem run` and the package gpumem-trace have different versions: the command loaded {path}. Install the same version.")
     text, trace, size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64
     why = ctypes.POINTER(text)
-    lib.gpumem_trace_open.argtypes = [text, text, ctypes.c_uint32, ctypes.c_int32, ctypes.c_bool, why]
+    lib.gpumem_trace_open.argtypes = [text, text, ctypes.c_uint32, ctypes.c_int32, ctypes.c_uint32, why]
     lib.gpumem_trace_open.restype = trace
     lib.gpumem_trace_do.argtypes, lib.gpumem_trace_do.restype = [trace, ctypes.c_uint32, text], text
     lib.gpumem_trace_read.argtypes, lib.gpumem_trace_read.restype = [trace, ctypes.POINTER(Values), ctypes.c_bool], None
@@ -72,7 +72,11 @@ def _load():
 def opened(function, *arguments):
     """Calls a function that returns a pointer, or an error in its last argument."""
     why = ctypes.c_char_p()
-    pointer = function(*arguments, ctypes.byref(why))
+    try:
+        pointer = function(*arguments, ctypes.byref(why))
+    except ctypes.ArgumentError as error:
+        # So says ctypes when the recursion is too deep.
+        raise RecursionError(str(error)) from None
     if why.value is not None:
         raise Error(why.value.decode())
     return pointer

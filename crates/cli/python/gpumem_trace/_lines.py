@@ -65,6 +65,10 @@ class Call:
         self.line, self.used, self.frame = None, 0, None
 
     def __enter__(self):
+        # Events of lines make Python slow.
+        self.is_on = self.trace.is_measured
+        if not self.is_on:
+            return
         if hasattr(sys, "monitoring"):
             # It only slows the lines of this code.
             _running.__dict__.setdefault("calls", []).append(self)
@@ -74,6 +78,8 @@ class Call:
             sys.settrace(self.of_all)
 
     def __exit__(self, *error):
+        if not self.is_on:
+            return
         if hasattr(sys, "monitoring"):
             _running.calls.pop()
         else:

@@ -26,9 +26,13 @@ def _bytes(id):
 
 def gpu_mem_get(id=None):
     """Returns the total, free and used memory of a GPU in MB: of the one with this CUDA number, or of the current one."""
+    number(id)
     try:
         return GPUMemory(*map(b2mb, _bytes(id)))
     except Error:
+        # Zeros mean that there is no GPU, and not that there is no such one.
+        if _count():
+            raise
         return GPUMemory(0, 0, 0)
 
 
@@ -125,6 +129,10 @@ def _count():
 
 
 def _empty_cache():
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    try:
+        torch = sys.modules["torch"]
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+    except Exception:
+        # PyTorch is not imported, or only in part.
+        pass

@@ -11,6 +11,9 @@ from ._library import Values, library, note, number, opened
 # What `gpumem_trace_do` does.
 _RESET, _START, _STOP, _REPORT, _REPORT_AND_RESET, _EXIT, _ENTER, _LEAVE, _TEXT = range(1, 10)
 
+# The threads that `gpumem_trace_open` counts: the own one and those in no trace, those that run a task, or all.
+_OWN, _TASK, _ALL = range(3)
+
 # Flags of code objects.
 _GENERATOR, _COROUTINE, _ITERABLE_COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x100, 0x200
 
@@ -24,7 +27,7 @@ _caches = {"torch": "PyTorch", "jax": "JAX", "cupy": "CuPy", "tensorflow": "Tens
 
 def _note_caches():
     """Says once for each library with a cache, before the first line, what the lines count."""
-    for module in [module for module in _caches if module in sys.modules]:
+    for module in [module for module in _caches if sys.modules.get(module)]:
         name = _caches.pop(module)
         if name == "PyTorch" and not _pytorch.is_pending:
             continue
@@ -67,22 +70,24 @@ class GPUMemTrace:
     on_exit_report: whether the end of a `with` block prints a report.
     device: the CUDA number of a GPU. The default is the current one.
 
-    A trace counts its own thread, and threads that are in no trace. It may be read on any thread.
+    all_threads: whether it counts all threads of the process. By default it counts its own, and threads that are in no trace.
+
+    A trace may be read on any thread. MB are 2^20 bytes.
     """
 
-    def __init__(self, silent=False, ctx=None, on_exit_report=True, device=None):
+    def __init__(self, silent=False, ctx=None, on_exit_report=True, device=None, all_threads=False):
         if isinstance(silent, (str, bytes)):
             raise TypeError(f"the name of a trace is its argument ctx: GPUMemTrace(ctx={silent!r})")
         frame = sys._getframe(1)
-        self._open(ctx, frame.f_code.co_filename, frame.f_lineno, device, False)
+        self._open(ctx, frame.f_code.co_filename, frame.f_lineno, device, _ALL if all_threads else _OWN)
         self.silent, self.on_exit_report = silent, on_exit_report
 
-    def _open(self, ctx, file, line, device, is_task):
+    def _open(self, ctx, file, line, device, threads):
         if _pytorch.is_pending:
             _pytorch.observe()
         self._lib, self._trace, self.ctx = library(), None, ctx
         name = _bytes(ctx) if ctx is not None else None
-        self._trace = opened(self._lib.gpumem_trace_open, name, _bytes(file), line, number(device), is_task)
+        self._trace = opened(self._lib.gpumem_trace_open, name, _bytes(file), line, number(device), threads)
 
     def __reduce_ex__(self, _):
         raise TypeError("a trace cannot be copied or stored")
@@ -175,10 +180,10 @@ class GPUMemTrace:
     __repr__ = __str__
 
 
-def _traced(ctx, code, device, is_task=False):
+def _traced(ctx, code, device, threads=_OWN):
     """Starts the trace of a decorated function."""
     trace = GPUMemTrace.__new__(GPUMemTrace)
-    trace._open(ctx, code[0], code[1], device, is_task)
+    trace._open(ctx, code[0], code[1], device, threads)
     trace.silent, trace.on_exit_report = False, True
     return trace
 
@@ -210,13 +215,13 @@ def gpu_mem_trace(func=None, *, ctx=None, device=None):
             inner = func(*args, **kwargs)
             # The function itself decides how long its arguments live.
             del args, kwargs
-            return await _steps(inner, _traced(name, place, device, True))
+            return await _steps(inner, _traced(name, place, device, _TASK))
 
     elif flags & _ASYNC_GENERATOR:
 
         @functools.wraps(func)
         async def traced(*args, **kwargs):
-            trace, inner, ended = _traced(name, place, device, True), func(*args, **kwargs), None
+            trace, inner, ended = _traced(name, place, device, _TASK), func(*args, **kwargs), None
             del args, kwargs
             try:
                 step = [inner.__anext__()]
@@ -242,7 +247,7 @@ def gpu_mem_trace(func=None, *, ctx=None, device=None):
         def traced(*args, **kwargs):
             inner = func(*args, **kwargs)
             del args, kwargs
-            return (yield from _driven(inner, _traced(name, place, device, True)))
+            return (yield from _driven(inner, _traced(name, place, device, _TASK)))
 
     else:
 

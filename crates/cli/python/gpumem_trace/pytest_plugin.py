@@ -72,6 +72,18 @@ class Plugin:
             raise pytest.UsageError("--gpumem-update needs --gpumem-baseline FILE")
         if self.path and not os.path.isdir(os.path.dirname(self.path)):
             raise pytest.UsageError(f"the folder of {self.path} does not exist; create it for the baseline of gpumem")
+        if self.path and os.path.exists(self.path) and not os.path.isfile(self.path):
+            raise pytest.UsageError(f"{self.path} is not a regular file; name another one for the baseline of gpumem")
+        is_new = self.path and not os.path.exists(self.path)
+        if (is_new or self.updates) and not hasattr(config, "workerinput"):
+            # This must not fail after all tests.
+            try:
+                with open(self.path, "a"):
+                    pass
+                if is_new:
+                    os.remove(self.path)
+            except OSError as why:
+                raise pytest.UsageError(f"the baseline of gpumem cannot be written: {why}") from None
         if self.path and os.path.exists(self.path):
             try:
                 with open(self.path) as file:
@@ -91,7 +103,7 @@ class Plugin:
             return
         limits = [(mark.name, *_arguments(mark)) for mark in marks]
         devices = {device for _, _, device in limits} or {None}
-        traces = {device: GPUMemTrace(silent=True, ctx=item.nodeid, device=device) for device in devices}
+        traces = {device: GPUMemTrace(silent=True, ctx=item.nodeid, device=device, all_threads=True) for device in devices}
         outcome = yield
         for trace in traces.values():
             trace.stop()
@@ -103,7 +115,7 @@ class Plugin:
             before = self.baseline.get(item.nodeid)
             if before is not None and not self.updates and peak > before + _TOLERANCE:
                 failures.append(f"the test needed {text(peak)} of GPU memory, and {text(before)} in {self.path}")
-        elif item.nodeid in self.baseline:
+        elif self.path:
             failures.append("the GPU memory of the test cannot be compared with the baseline, because it was not measured")
         if failures and outcome.excinfo is None:
             # The result of the test itself counts more.

@@ -31,6 +31,24 @@ def test_own_failure():
     assert False, "its own"
 """
 
+THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+import pytest
+from gpumem_trace import gpu_mem_trace, sim
+
+kept = []
+
+@gpu_mem_trace
+def load(_):
+    kept.append(sim.alloc(10 << 20))
+
+@pytest.mark.limit_gpu_memory("20 MB")
+@pytest.mark.limit_gpu_leaks("20 MB")
+def test_threads():
+    with ThreadPoolExecutor(1) as threads:
+        list(threads.map(load, range(3)))
+"""
+
 
 class Plugin(unittest.TestCase):
     def setUp(self):
@@ -57,6 +75,12 @@ class Plugin(unittest.TestCase):
         self.assertIn("      500 MB  test_limits.py::test_leak[1]\n", out)
         self.assertEqual(code, 1)
 
+    def test_threads_with_traces_of_their_own_count(self):
+        self.write("test_limits.py", THREADS)
+        code, out = self.run_pytest()
+        self.assertIn("the test needed 30 MB of GPU memory, which is more than its limit of 20 MB", out)
+        self.assertIn("30 MB more of GPU memory is in use after the test, and its limit is 20 MB", out)
+
     def test_what_is_not_measured_does_not_pass(self):
         code, out = self.run_pytest("-k", "limit and 10", GPUMEM_GAUGE="off")
         self.assertIn("the limit of 10 MB was not checked, because GPU memory cannot be measured here", out)
@@ -73,8 +97,12 @@ class Plugin(unittest.TestCase):
         code, out = self.run_pytest(*options)
         self.assertIn("the test needed 8 MB of GPU memory, and 5 MB in ", out)
         self.assertEqual((code, self.run_pytest(*options, "--gpumem-update")[0], self.run_pytest(*options)[0]), (1, 0, 0))
+        code, out = self.run_pytest(*options, GPUMEM_GAUGE="off")
+        self.assertIn("cannot be compared with the baseline, because it was not measured", out)
         self.write("base.json", "[1]")
         self.assertIn("is not a baseline of gpumem", self.run_pytest(*options)[1])
+        self.assertIn("/dev/full is not a regular file", self.run_pytest("--gpumem-baseline", "/dev/full")[1])
+        self.assertIn("the baseline of gpumem cannot be written: ", self.run_pytest("--gpumem-baseline", "/proc/base.json")[1])
 
     def test_wrong_arguments(self):
         self.write("test_limits.py", TESTS.replace('"10 MB"', '"ten"'))

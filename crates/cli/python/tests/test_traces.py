@@ -127,7 +127,9 @@ class Fastai(unittest.TestCase):
         after = gpu_mem_get()
         self.assertEqual((after.total, after.used - before.used), (16 * 1024, 160))
         self.assertEqual((gpu_mem_get_all(), gpu_with_max_free_mem()), ([after], (0, after.free)))
-        self.assertEqual((gpu_mem_get(99), gpu_mem_get_used_fast(0)), (GPUMemory(0, 0, 0), after.used))
+        self.assertEqual(gpu_mem_get_used_fast(0), after.used)
+        for wrong in (99, -1, "cuda:0"):
+            self.assertRaises(Error, gpu_mem_get, wrong)
         kept.free()
 
 
@@ -521,13 +523,23 @@ from gpumem_trace.callbacks import Epochs
 epochs = Epochs(print)
 epochs.end(0)
 assert epochs.rows == []
-assert gpu_mem_get() == (0, 0, 0) and gpu_mem_get_all() == [] and gpu_with_max_free_mem() == (None, 0)
+with GPUMemTrace(device=1) as trace:
+    pass
+assert not trace.is_measured
+assert gpu_mem_get() == gpu_mem_get(1) == (0, 0, 0) and gpu_mem_get_all() == [] and gpu_with_max_free_mem() == (None, 0)
 preload_pytorch()
 """
         env = {name: value for name, value in os.environ.items() if name != "GPUMEM_SIM"}
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
         self.assertEqual(done.stderr.count("gpumem: "), 1, done.stderr)
+
+    def test_a_recursion_that_is_too_deep(self):
+        @gpu_mem_trace
+        def deeper(n):
+            return deeper(n + 1)
+
+        self.assertRaises(RecursionError, deeper, 0)
 
     def test_a_fork(self):
         trace = GPUMemTrace(ctx="parent")

@@ -120,8 +120,13 @@ pub(crate) extern "C" fn gpumem_trace_version() -> u32 {
     VERSION
 }
 
-/// Starts a trace at a line of the program. `device` is -1 for the current one. With `is_task`, only the threads that run its steps are in
-/// it. Returns the trace, and writes an error to `why`.
+/// The trace counts only the threads that run steps of a task.
+const TASK: u32 = 1;
+/// The trace counts all threads.
+const ALL: u32 = 2;
+
+/// Starts a trace at a line of the program. `device` is -1 for the current one. `threads` is 0, [`TASK`] or [`ALL`]. Returns the trace, and
+/// writes an error to `why`.
 ///
 /// # Safety
 /// The texts must be C strings, `ctx` or null, and `why` a place for a pointer.
@@ -132,20 +137,27 @@ pub(crate) unsafe extern "C" fn gpumem_trace_open(
     file: *const c_char,
     line: u32,
     device: i32,
-    is_task: bool,
+    threads: u32,
     why: *mut *const c_char,
 ) -> *mut PythonTrace {
     // SAFETY: required by this function's contract.
     let (ctx, file) = unsafe { (text_of(ctx), text_of(file)) };
     let open = || {
-        let mut builder = builder_at(kept(file.unwrap_or_default()), line).entered(!is_task);
+        let mut builder = builder_at(kept(file.unwrap_or_default()), line).entered(threads != TASK);
+        if threads == ALL {
+            builder = builder.all_threads();
+        }
         if let Some(ctx) = ctx {
             builder = builder.ctx(ctx);
         }
-        let trace = match u32::try_from(device) {
-            Ok(device) => builder.device(device).start().map_err(|why| why.to_string())?,
-            Err(_) => builder.start_or_off(),
-        };
+        if let Ok(device) = u32::try_from(device) {
+            builder = builder.device(device);
+            // Without a GPU, a notice says why nothing is measured.
+            if device::count().is_ok_and(|count| count > 0) {
+                return Ok(PythonTrace { trace: builder.start().map_err(|why| why.to_string())?, step: None });
+            }
+        }
+        let trace = builder.start_or_off();
         Ok(PythonTrace { trace, step: None })
     };
     // SAFETY: required by this function's contract.
