@@ -224,7 +224,7 @@ def gpu_mem_trace(func=None, *, ctx=None, device=None):
             trace, inner, ended = _traced(name, place, device, _TASK), func(*args, **kwargs), None
             del args, kwargs
             try:
-                step = [inner.__anext__()]
+                step = [_first(inner)]
                 while ended is None:
                     try:
                         step.append(inner.asend((yield await _async_step(step, trace))))
@@ -284,6 +284,16 @@ def _step(next_step, trace):
         raise _Ended(error) from None
     finally:
         trace._do(_LEAVE)
+
+
+def _first(inner):
+    """Returns the first step of an async generator. The loop does not get to know it, because it would close it besides the one around it."""
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        return inner.__anext__()
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
 
 
 async def _async_step(next_step, trace):

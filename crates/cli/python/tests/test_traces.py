@@ -534,6 +534,26 @@ preload_pytorch()
         self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
         self.assertEqual(done.stderr.count("gpumem: "), 1, done.stderr)
 
+    def test_an_async_generator_that_the_loop_closes(self):
+        done, errors = [], []
+
+        @gpu_mem_trace
+        async def rows():
+            try:
+                yield sim.alloc(MIB)
+                yield None
+            finally:
+                await asyncio.sleep(0)
+                done.append(True)
+
+        async def main():
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+            main.rows = rows()
+            await main.rows.__anext__()
+
+        asyncio.run(main())
+        self.assertEqual((done, errors), ([True], []))
+
     def test_a_recursion_that_is_too_deep(self):
         @gpu_mem_trace
         def deeper(n):
