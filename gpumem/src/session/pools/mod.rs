@@ -106,6 +106,7 @@ impl Pool {
 }
 
 impl TensorPool for Pool {
+    #[inline]
     fn has_block(&self, address: u64, size: Bytes) {
         let key = Key::new(Space::Address, address);
         if self.session.inbox.block(key).is_none() {
@@ -114,14 +115,17 @@ impl TensorPool for Pool {
         }
     }
 
+    #[inline]
     fn allocated(&self, address: u64, size: Bytes) {
         Self::allocated(self, address, size);
     }
 
+    #[inline]
     fn freed(&self, address: u64) {
         Self::freed(self, address);
     }
 
+    #[inline]
     fn set_reserved(&self, size: Bytes) {
         Self::set_reserved(self, size);
     }
