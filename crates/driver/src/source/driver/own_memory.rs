@@ -544,15 +544,15 @@ impl DeviceMemory {
         Some(Unexplained { bytes, events })
     }
 
-    /// Returns the bytes of the process that nothing explains. `None` if an account has changed meanwhile: it has a block before or after
-    /// NVML's list does.
+    /// Returns the bytes of the process that nothing explains. `None` if the account of a dry run or a smaller GPU changed during the reading,
+    /// because the account and NVML's list do not change at the same moment.
     fn unexplained_now(&mut self, ordinal: u32) -> Option<i64> {
-        let by_account = readings::has_only_list();
-        let before = if by_account { Some(cards::changes_of_blocks()?) } else { None };
+        let changes = || if readings::has_only_list() { cards::changes_of_blocks() } else { Some(0) };
+        let before = changes()?;
         let listed = readings::listed_memory(ordinal)?;
         self.has_others = listed.others > 0;
         let explained = self.allocated(ordinal) + rounding(ordinal)? + self.rows.bytes();
-        if by_account && cards::changes_of_blocks() != before {
+        if changes() != Some(before) {
             return None;
         }
         // Without a context, the process is not in the list.
