@@ -18,7 +18,7 @@ class peak(GPUMemTrace):
         print(p.used, p.peak)
         print(p)                    # the same as a sentence
 
-    It counts what the driver hands out. JAX takes most of a GPU in one block and puts its arrays there, so they are in `p.pool`: what
+    It counts PyTorch's tensors, and of other libraries what the driver hands out. JAX takes most of a GPU in one block and puts its arrays there, so they are in `p.pool`: what
     `memory_stats` of JAX's device tells after the block. JAX cannot reset its peak, so `p.pool.peak` is None if the process had a higher one
     before. `p.pool` is None without JAX, and if JAX tells nothing. JAX runs work in the background: wait for it inside the block.
     """

@@ -139,7 +139,7 @@ impl Described {
     }
 }
 
-/// Returns the length of sequences for a model that supports no longer ones than this.
+/// Returns the length of sequences. The argument is the longest length that the model supports, if it is known.
 type Length<'a> = &'a dyn Fn(Option<u64>) -> u64;
 
 /// A `config.json`. Without one, all fields are missing.

@@ -29,7 +29,7 @@ pub struct Named {
     pub layer: Layer,
 }
 
-/// A layer of a model. The description of each says what its fields are.
+/// A layer of a model. The description of each layer explains its fields.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -61,15 +61,15 @@ pub enum Layer {
     Conv(Conv),
     /// A matrix product with a weight.
     Linear(Linear),
-    /// Rows of a table with so many `rows` of this `size`.
+    /// Selects rows of a table. The table has `rows` rows, and each row has `size` elements.
     Embedding { rows: u64, size: u64 },
     /// An embedding that uses the table of an earlier layer, which has the path `tied_to`.
     TiedEmbedding { tied_to: String },
     /// The sum of the rows of tables for tokens, positions and segments.
     Embeddings(Embeddings),
-    /// A convolution that cuts an image into patches, a class token, and positions. The image has so many `channels`, and `image` is
-    /// its height and width, as `patch` is that of a patch. Tokens have this `size`. With `as_clip`, the convolution has no bias, and
-    /// the positions are rows of a table.
+    /// A convolution that cuts an image into patches, a class token, and positions. The image has `channels` channels. `image` is the
+    /// height and width of the image, `patch` those of a patch, and `size` is the size of a token. With `as_clip`, the convolution has no
+    /// bias, and the positions are rows of a table.
     PatchEmbedding {
         channels: u64,
         image: u64,
@@ -80,7 +80,7 @@ pub enum Layer {
     },
     /// The first token of each sequence.
     FirstToken,
-    /// Batch norm over so many `channels`.
+    /// Batch norm over `channels` channels.
     BatchNorm { channels: u64 },
     /// Layer norm over the last dimension, which has this `size`.
     LayerNorm { size: u64 },
@@ -118,7 +118,7 @@ pub enum Layer {
     Gate { function: Function },
     /// A mixture of experts.
     Experts(Experts),
-    /// Adds a row of a table with so many `rows` of this `size` to each token, by its position. With `is_fixed`, the table has no
+    /// Adds a row of a table to each token, by its position. The table has `rows` rows of `size` elements. With `is_fixed`, it has no
     /// gradient.
     Positions {
         rows: u64,
@@ -126,7 +126,7 @@ pub enum Layer {
         #[serde(default)]
         is_fixed: bool,
     },
-    /// Leaves the input for a later layer, with the name `slot`, and passes it on.
+    /// Keeps the input under the name `slot` for a later layer, and passes it on.
     Leave { slot: String },
     /// A second input of the model. Passes the layer's own input on, runs layers on the new tensor, and leaves their output with the
     /// name `slot`. The new tensor has these `sizes` without the batch, and numbers or `integers`. If `is_next`, the next layer reads the

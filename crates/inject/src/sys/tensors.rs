@@ -128,7 +128,7 @@ fn stop() {
 /// null.
 ///
 /// # Safety
-/// `divisions` must point to so many numbers.
+/// `divisions` must point to `count` numbers.
 // SAFETY: the names of all functions here start with the prefix of this project, so they cannot clash with others of the program.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn gpumem_tensors_attach(
@@ -163,7 +163,7 @@ pub(crate) extern "C" fn gpumem_tensors_events(device: u32) -> i64 {
 /// block (2 for a tensor, 3 for what another stream may still use). Returns an error, or null.
 ///
 /// # Safety
-/// `held` must point to so many rows.
+/// `held` must point to `count` rows.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn gpumem_tensors_settle(

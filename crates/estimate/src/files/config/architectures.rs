@@ -42,7 +42,7 @@ pub(in crate::files) struct Architecture {
     pub(super) class: String,
     /// The `model_type` of a `config.json`.
     pub(in crate::files) model_type: String,
-    /// The name in GGUF files. One with experts may have the same name there as one without.
+    /// The name in GGUF files. An architecture with experts may share it with one without experts.
     pub(in crate::files) gguf: Option<String>,
     input: Value,
     loss: Value,
@@ -121,7 +121,7 @@ impl Architecture {
         self.decoder.as_ref().is_some_and(|values| values["experts"] == true)
     }
 
-    /// Returns the fields of a configuration, with the defaults that no template has to ask for.
+    /// Returns the fields of a configuration, with default values for those that are missing.
     fn with_defaults(&self, fields: Fields<'_>) -> Value {
         if self.decoder.is_some() { fields.with_defaults(&self.defaults) } else { Value::Object(fields.object()) }
     }
@@ -358,7 +358,7 @@ impl<'a> Filler<'a> {
         self.within(arguments)?.0.layers(&FILE.parts[&self.text(name)])
     }
 
-    /// Returns the filler for inner layers, and the other arguments.
+    /// Returns the filler that inner layers use, and the arguments that are not for them.
     fn within(&self, arguments: &'static str) -> Result<(Self, Vec<&'static str>), Error> {
         let (mut filler, mut others) = (self.clone(), Vec::new());
         for argument in arguments.split(' ').filter(|argument| !argument.is_empty()) {

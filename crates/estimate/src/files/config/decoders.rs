@@ -7,7 +7,8 @@
 //! - `is_capped` is true if scores and logits are limited when a configuration does not have the fields of the limits.
 //! - `experts` is true if blocks have experts in place of the MLP: each n-th block, where the field `expert_step` says n, unless the
 //!   field `expert_list` lists them.
-//! - `rotation_list` is the field that lists whether blocks rotate. Otherwise each n-th does not, where the field `rotation_step` says n.
+//! - `rotation_list` names the field that says for each block whether it rotates. Without that field, every n-th block does not rotate, and
+//!   `rotation_step` names the field with n.
 //! - `slides` says which blocks have a window, `window_field` is its field, and `default_window` its default.
 
 use std::collections::HashSet;

@@ -69,7 +69,7 @@ pub(super) fn put_own(address: u64, bytes: u64, device: u32) -> bool {
     let Ok(location) = location_of(device) else { return false };
     let Some(block) = create(bytes, location) else { return false };
     let own = address..address + bytes;
-    // A neighbour must not get a place while the memory around the block is unmapped.
+    // No other thread may place a block nearby while the memory around this one is unmapped.
     let mut behind = behind();
     let around = behind.unmap(own.clone());
     let is_usable = behind.map_block(own.start, bytes, block) && allow_access(own.clone(), location);
@@ -114,7 +114,7 @@ pub(super) fn take_away(address: u64, bytes: u64) {
 }
 
 impl Behind {
-    /// Maps the shared blocks behind a range that has no memory, the largest that fit.
+    /// Maps shared blocks behind a range that has no memory. Each is the largest one that fits.
     fn fill(&mut self, range: Range<u64>, location: u64) {
         let (mut at, mut new) = (range.start, Vec::new());
         while let Some((size, is_new)) = self.map(at, range.end - at, location) {

@@ -2,8 +2,8 @@
 //!
 //! If several free blocks have the same size, PyTorch's allocator takes the one with the lowest address. Therefore the order of addresses
 //! determines how its memory is divided, and must be as in the driver. On an H200 (driver 580), the driver reserves chunks of multiples of
-//! 32 MiB. A block goes into the newest chunk that has a large enough hole, and there into the smallest such hole. If there is none, the
-//! block starts a new chunk at the end of the highest gap that is larger than the chunk. A chunk that becomes empty is a gap again. (In
+//! 32 MiB. A block goes into the newest chunk with a hole that is large enough, and there into the smallest such hole. Without such a
+//! chunk, the block starts a new one at the end of the highest gap that is larger than it. A chunk that becomes empty is a gap again. (In
 //! 1,334 allocations of random sequences, one was elsewhere, in a chunk that was older than the sequence.)
 //!
 //! The addresses are far from those that the driver would choose, which may be `0x4_0000_0000`: in a kernel's parameters, the numbers 0 and
@@ -31,7 +31,7 @@ pub(super) struct Places {
     lowest: u64,
     /// The oldest one comes first.
     chunks: Vec<Chunk>,
-    /// What is free of the places that the driver chose, in its own chunks. These are older than all others.
+    /// The free places in the driver's own chunks, which are older than all others.
     of_driver: Holes,
 }
 
@@ -53,7 +53,7 @@ impl Places {
         Self { lowest: range.end, range, chunks: Vec::new(), of_driver: Holes(BTreeMap::new()) }
     }
 
-    /// Takes a place for this many bytes in a chunk that is there, or returns `None`.
+    /// Takes a place for this many bytes in one of the chunks. Returns `None` if no hole is large enough.
     pub(super) fn take_hole(&mut self, bytes: u64) -> Option<u64> {
         let bytes = bytes.checked_next_multiple_of(PAGE)?;
         let holes = self.chunks.iter_mut().rev().map(|chunk| &mut chunk.holes).chain([&mut self.of_driver]);
@@ -74,7 +74,8 @@ impl Places {
         Some((start, new))
     }
 
-    /// Returns the end of the highest gap between chunks that is larger than a size. The lowest gap has no lower end.
+    /// Returns the last `size` bytes of the highest gap between chunks that is larger than `size`. The lowest gap reaches down to the start of
+    /// the range.
     fn highest_gap(&self, size: u64) -> Option<Range<u64>> {
         let mut used: Vec<_> = self.chunks.iter().map(|chunk| chunk.range.clone()).collect();
         used.sort_by_key(|range| range.start);
@@ -93,7 +94,7 @@ impl Places {
         self.lowest.checked_sub(bytes.checked_next_multiple_of(STEP)?).filter(|start| *start >= self.range.start)
     }
 
-    /// Keeps the chunk of a place from being used again, because a part of it cannot be reserved.
+    /// Discards the chunk of a place, because a part of it cannot be reserved. No block gets a place there any more.
     pub(super) fn discard(&mut self, start: u64) {
         if let Some(chunk) = self.chunks.iter_mut().find(|chunk| chunk.range.contains(&start)) {
             chunk.holes = Holes::default();
@@ -115,7 +116,7 @@ impl Places {
 }
 
 impl Holes {
-    /// Takes the start of the smallest hole that is large enough, and returns it.
+    /// Takes this many bytes from the start of the smallest hole that is large enough. Returns their address.
     fn take(&mut self, bytes: u64) -> Option<u64> {
         let sizes = self.0.iter().map(|(start, end)| (end - start, *start));
         let (size, start) = sizes.filter(|(size, _)| *size >= bytes).min()?;
