@@ -125,7 +125,7 @@ def smallest_card(proof, name, enough, too_small):
         else:
             too_small = max(too_small, middle)
         middle = (too_small + enough) // 2
-    # The allocator divides its memory otherwise on each GPU, so a smaller one may do although one in between does not.
+    # A smaller GPU may be enough although one in between is not, because the allocator divides its memory differently on each.
     while fits(int(enough * SHARES[1])):
         enough = int(enough * SHARES[1])
     return enough

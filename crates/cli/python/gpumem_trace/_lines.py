@@ -5,7 +5,7 @@ import linecache
 import sys
 import threading
 
-from ._trace import _ASYNC_GENERATOR, _COROUTINE, _GENERATOR, _code_and_name, _traced, exact, show
+from ._trace import _ASYNC_GENERATOR, _COROUTINE, _GENERATOR, _code_and_name, _traced, exact, peak_of, show
 
 _MIB = 2**20
 # The calls of measured functions that run on a thread, the innermost last.
@@ -106,7 +106,7 @@ class Call:
 
     def next_line(self, line):
         values = self.trace._values(is_next=True)
-        peak = self.used + max(values.used, 0) + values.peaked
+        peak = self.used + peak_of(values)
         self.used += values.used
         self.table.is_exact = self.table.is_exact and exact(values)
         if line is None and not self.table._lines and self.line is None:

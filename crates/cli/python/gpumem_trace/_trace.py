@@ -51,6 +51,11 @@ def _bytes(text):
     return str(text).encode(errors="replace")
 
 
+def peak_of(values):
+    """Returns how many bytes more than at the start were in use at the worst moment."""
+    return max(values.used, 0) + values.peaked
+
+
 def exact(values):
     """Returns whether each allocation was counted."""
     return values.gauge == 0 and values.lost == values.untracked == 0
@@ -151,8 +156,7 @@ class GPUMemTrace:
     @property
     def peak(self):
         """How many bytes more than at the start were in use at the worst moment."""
-        values = self._values()
-        return max(values.used, 0) + values.peaked
+        return peak_of(self._values())
 
     @property
     def is_exact(self):

@@ -17,7 +17,7 @@ import sys
 import weakref
 
 from ._library import Error, note
-from ._trace import GPUMemTrace, exact
+from ._trace import GPUMemTrace, exact, peak_of
 
 __all__ = ["Epochs", "LightningCallback", "TransformersCallback"]
 
@@ -48,7 +48,7 @@ class Epochs:
         values = self._trace._values(is_next=True)
         if not self._trace.is_measured:
             return None
-        peak = self._used + max(values.used, 0) + values.peaked
+        peak = self._used + peak_of(values)
         self._used += values.used
         self.rows.append({"epoch": epoch, "used": self._used, "peak": peak, "is_exact": exact(values)})
         return {"gpumem/used_MB": self._used / 2**20, "gpumem/peak_MB": peak / 2**20}
