@@ -1,6 +1,7 @@
 """PyTorch's tensors as parts of a pool, so that a trace counts them and not PyTorch's cache."""
 
 import ctypes
+import functools
 import sys
 
 from ._library import check, library, note
@@ -12,7 +13,7 @@ is_pending, _is_waiting = True, False
 _SEGMENT, _EXPANDABLE, _TENSOR, _AWAITING = range(4)
 
 
-def observe():
+def observe(is_initializing=False):
     """Makes traces count PyTorch's tensors, once PyTorch has initialised CUDA. Before that, PyTorch calls this when it does."""
     global is_pending, _is_waiting
     torch = sys.modules.get("torch") if is_pending else None
@@ -21,10 +22,11 @@ def observe():
         cuda = getattr(torch, "cuda", None)
         if not hasattr(cuda, "is_initialized"):
             return
-        if not cuda.is_initialized():
+        # PyTorch calls this before it says that it is initialised.
+        if not (is_initializing or cuda.is_initialized()):
             if not _is_waiting and hasattr(cuda, "_lazy_call"):
                 _is_waiting = True
-                cuda._lazy_call(observe)
+                cuda._lazy_call(functools.partial(observe, is_initializing=True))
             return
         is_pending = False
         why = _attached(torch)

@@ -24,9 +24,9 @@ def init():
     if not is_ready:
         assert call("cuInit", 0) == 0
         enter(0)
-        is_ready = True
         for lazy in calls:
             lazy()
+        is_ready = True
 
 
 def new_segment():
