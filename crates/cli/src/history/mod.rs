@@ -18,6 +18,7 @@ mod process_memory;
 mod read;
 mod recorded;
 mod recording_bytes;
+mod step_peaks;
 mod tensor_blocks;
 pub(crate) mod tensors;
 #[cfg(test)]
@@ -35,5 +36,6 @@ pub(crate) use self::{
     origin_sums::{OriginSum, Sum, sums_by},
     process_memory::{DriverSum, ProcessMemory, ProcessSeries, taken_now},
     recorded::{History, MarkedMoment, RejectedRequest, ScopeLife, UnknownValue},
+    step_peaks::{step_of, step_peaks},
     time::{AskedMoment, Moment, in_words, nanos},
 };

@@ -19,7 +19,7 @@ use serde_json::Serializer;
 use super::script::InScript;
 use crate::{
     formats::{Indices, stack},
-    history::{History, Lives, Origin, ProcessSeries},
+    history::{History, Lives, Origin, ProcessSeries, step_of, step_peaks},
     report::{
         dry_run::DryRunOverview,
         modules::NOT_CLASSIFIED,
@@ -449,9 +449,8 @@ fn tensors<'a>(
 /// Divides the time into equal parts, and returns the peak of all devices together in each; `None` if the recording
 /// does not contain it.
 fn curve(history: &History) -> Vec<Option<u64>> {
-    let end = history.end_nanos().max(1);
-    let step_of =
-        |time: u64| usize::try_from(u128::from(time) * STEPS as u128 / u128::from(end)).unwrap_or(0).min(STEPS - 1);
+    let end = history.end_nanos();
+    let step_of = |time: u64| step_of(time, end, STEPS);
     if history.has_only_peaks() {
         let mut curve = vec![None; STEPS];
         let used: Vec<_> = history.devices.iter().filter_map(|device| Some((device.peak_at?, device.peak))).collect();
@@ -462,20 +461,11 @@ fn curve(history: &History) -> Vec<Option<u64>> {
         curve[STEPS - 1] = curve[STEPS - 1].max(Some(history.devices.iter().map(|device| device.live).sum()));
         return curve;
     }
-    let mut curve = vec![0; STEPS];
-    let (mut live, mut step) = (0_u64, 0);
-    for change in history.lives.changes() {
-        let at = step_of(change.time);
-        while step < at {
-            step += 1;
-            curve[step] = live;
-        }
-        if history.origin(&history.lives.block(change.block)).kind.is_on_device() {
-            live = live.saturating_add_signed(change.delta);
-        }
-        curve[step] = curve[step].max(live);
-    }
-    curve[step..].iter_mut().skip(1).for_each(|rest| *rest = live);
+    let changes = history.lives.changes().map(|change| {
+        let is_on_device = history.origin(&history.lives.block(change.block)).kind.is_on_device();
+        (change.time, if is_on_device { change.delta } else { 0 })
+    });
     let first = history.known_from().map_or(0, step_of);
-    curve.into_iter().enumerate().map(|(step, most)| (step >= first).then_some(most)).collect()
+    let peaks = step_peaks(changes, end, STEPS).into_iter().enumerate();
+    peaks.map(|(step, most)| (step >= first).then_some(most.bytes)).collect()
 }

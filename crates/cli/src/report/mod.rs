@@ -15,7 +15,7 @@ pub(crate) mod modules;
 pub(crate) mod moment;
 mod moved;
 pub(crate) mod overview;
-mod place_peaks;
+pub(crate) mod place_peaks;
 pub(crate) mod place_sums;
 pub(crate) mod places;
 pub(crate) mod process;

@@ -568,6 +568,14 @@ impl DeviceOverview {
         }
     }
 
+    /// Returns whether most of the peak belongs to PyTorch: segments of its caching allocator, or blocks of the
+    /// driver's stream-ordered pool. Its tensors then say more about the peak than the blocks.
+    pub(crate) fn holds_cache(&self) -> bool {
+        let sums = self.peak_by_library.iter().filter(|sum| sum.name == "PyTorch");
+        let bytes: u64 = sums.map(|sum| sum.bytes.unsigned_abs()).sum();
+        self.peak_bytes.is_some_and(|peak| bytes * 2 > peak)
+    }
+
     /// Returns the peak that must fit on the device, including the memory that pools keep unused.
     pub(super) fn highest_bytes(&self) -> Option<u64> {
         self.driver_peak_bytes.filter(|peak| *peak > 0).or(self.peak_bytes)

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use gpumem_core::derive::Stack;
 
 use super::place_sums::NO_LINE;
-use crate::history::{DeviceHistory, History, Lives, Origin, tensors::Tensors};
+use crate::history::{DeviceHistory, History, Lives, Origin};
 
 /// The peak of a place on a device.
 #[derive(Clone, Debug)]
@@ -18,12 +18,65 @@ pub(super) struct PlacePeak {
 }
 
 /// Blocks and the place of each of their origins.
-struct Placed<'a> {
-    lives: &'a Lives,
+pub(crate) struct Placed<'a> {
+    pub(crate) lives: &'a Lives,
     /// `None` for origins to leave out.
     of_origin: Vec<Option<String>>,
-    devices: Vec<u32>,
+    pub(crate) devices: Vec<&'a DeviceHistory>,
     is_of_tensors: bool,
+}
+
+impl<'a> Placed<'a> {
+    /// Returns the driver's blocks, with or without those of PyTorch's allocator. `folder` is that of [`place_peaks`].
+    pub(crate) fn blocks(history: &'a History, folder: Option<&str>, has_cache: bool) -> Self {
+        let place = |origin: &Origin| {
+            let is_cache = !has_cache && origin.library.as_deref() == Some("PyTorch");
+            let name = || line_below(history, origin, folder).unwrap_or_else(|| origin.place());
+            (origin.kind.is_on_device() && !is_cache).then(name)
+        };
+        Self {
+            lives: &history.lives,
+            of_origin: history.origins.iter().map(place).collect(),
+            devices: history.devices.iter().collect(),
+            is_of_tensors: false,
+        }
+    }
+
+    /// Returns PyTorch's tensors, if they are known.
+    pub(crate) fn tensors(history: &'a History, folder: Option<&str>) -> Option<Self> {
+        let tensors = history.tensors.as_ref().filter(|tensors| tensors.missing.is_none())?;
+        let line = |origin: &Origin| {
+            let line = line_below(history, origin, folder).or_else(|| origin.line.clone());
+            Some(line.unwrap_or_else(|| NO_LINE.to_owned()))
+        };
+        Some(Self {
+            lives: &tensors.blocks.lives,
+            of_origin: tensors.origins.iter().map(line).collect(),
+            devices: tensors.devices.iter().map(|device| &device.live).collect(),
+            is_of_tensors: true,
+        })
+    }
+
+    /// Returns the places, and the index of the place of each origin.
+    pub(crate) fn numbered(&self) -> (Vec<&str>, Vec<Option<usize>>) {
+        let (mut numbers, mut names) = (HashMap::new(), Vec::new());
+        let mut number = |name| {
+            *numbers.entry(name).or_insert_with(|| {
+                names.push(name);
+                names.len() - 1
+            })
+        };
+        let of_origin = self.of_origin.iter().map(|place| place.as_deref().map(&mut number)).collect();
+        (names, of_origin)
+    }
+}
+
+/// Returns the line of an origin relative to `folder`, if it is below it.
+fn line_below(history: &History, origin: &Origin, folder: Option<&str>) -> Option<String> {
+    let of = history.definitions();
+    let (_, folder) = origin.line.as_ref().zip(folder)?;
+    let stack = Stack::new(&of.frames(origin.stack), "", of.process().own_module.as_deref());
+    Some(stack.line?.strip_prefix(folder)?.strip_prefix('/')?.to_owned())
 }
 
 /// Returns the peak of each place, each at its own time. If PyTorch's tensors are known, they replace PyTorch's driver
@@ -41,7 +94,8 @@ pub(super) fn changes_of(history: &History, of: &PlacePeak) -> Vec<(u64, i64)> {
         let is_here: Vec<_> = of_origin.iter().map(is_here).collect();
         lives.changes().filter_map(move |change| {
             let block = lives.block(change.block);
-            let is_on_device = devices.get(usize::from(block.device)) == Some(&of.device);
+            let device = devices.get(usize::from(block.device)).map(|of| of.device.ordinal);
+            let is_on_device = device == Some(of.device);
             let is_here = is_on_device && is_here.get(block.origin as usize).is_some_and(|is_here| *is_here);
             is_here.then_some((change.time, change.delta))
         })
@@ -50,51 +104,14 @@ pub(super) fn changes_of(history: &History, of: &PlacePeak) -> Vec<(u64, i64)> {
 }
 
 fn placed<'a>(history: &'a History, folder: Option<&str>) -> Vec<Placed<'a>> {
-    let line_below = |origin: &Origin| {
-        let of = history.definitions();
-        origin.line.as_ref().zip(folder).and_then(|(_, folder)| {
-            let stack = Stack::new(&of.frames(origin.stack), "", of.process().own_module.as_deref());
-            Some(stack.line?.strip_prefix(folder)?.strip_prefix('/')?.to_owned())
-        })
-    };
-    let tensors = history.tensors.as_ref().filter(|tensors| tensors.missing.is_none());
-    let place = |origin: &Origin| {
-        let is_cache = tensors.is_some() && origin.library.as_deref() == Some("PyTorch");
-        let name = || line_below(origin).unwrap_or_else(|| origin.place());
-        (origin.kind.is_on_device() && !is_cache).then(name)
-    };
-    let ordinals = |devices: &mut dyn Iterator<Item = &DeviceHistory>| -> Vec<u32> {
-        devices.map(|history| history.device.ordinal).collect()
-    };
-    let mut all = vec![Placed {
-        lives: &history.lives,
-        of_origin: history.origins.iter().map(place).collect(),
-        devices: ordinals(&mut history.devices.iter()),
-        is_of_tensors: false,
-    }];
-    if let Some(Tensors { blocks, origins, devices, .. }) = tensors {
-        let line =
-            |origin: &Origin| line_below(origin).or_else(|| origin.line.clone()).or_else(|| Some(NO_LINE.to_owned()));
-        all.push(Placed {
-            lives: &blocks.lives,
-            of_origin: origins.iter().map(line).collect(),
-            devices: ordinals(&mut devices.iter().map(|device| &device.live)),
-            is_of_tensors: true,
-        });
-    }
-    all
+    let tensors = Placed::tensors(history, folder);
+    let blocks = Placed::blocks(history, folder, tensors.is_none());
+    [Some(blocks), tensors].into_iter().flatten().collect()
 }
 
-fn peaks(Placed { lives, of_origin, devices, is_of_tensors }: &Placed<'_>) -> Vec<PlacePeak> {
-    let mut numbers = HashMap::new();
-    let mut names = Vec::new();
-    let mut number = |name: &String| {
-        *numbers.entry(name.clone()).or_insert_with_key(|name| {
-            names.push(name.clone());
-            names.len() - 1
-        })
-    };
-    let of_origin: Vec<_> = of_origin.iter().map(|place| place.as_ref().map(&mut number)).collect();
+fn peaks(list: &Placed<'_>) -> Vec<PlacePeak> {
+    let Placed { lives, devices, is_of_tensors, .. } = list;
+    let (names, of_origin) = list.numbered();
     // The current memory of each place on each device, and its peak.
     let mut sums = vec![[0_i64; 2]; names.len() * devices.len()];
     for change in lives.changes() {
@@ -105,12 +122,12 @@ fn peaks(Placed { lives, of_origin, devices, is_of_tensors }: &Placed<'_>) -> Ve
         *now += change.delta;
         *most = (*most).max(*now);
     }
-    let places = devices.iter().flat_map(|device| names.iter().map(move |place| (*device, place)));
+    let places = devices.iter().flat_map(|device| names.iter().map(move |place| (device.device.ordinal, *place)));
     let used = places.zip(sums).filter(|(_, [_, most])| *most > 0);
     used.map(|((device, place), [_, most])| PlacePeak {
         device,
         is_of_tensors: *is_of_tensors,
-        place: place.clone(),
+        place: place.to_owned(),
         bytes: most.unsigned_abs(),
     })
     .collect()

@@ -96,8 +96,8 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
         };
         writeln!(out)?;
         // The driver blocks are only those that PyTorch's cache holds for the tensors.
-        write_device(device, overview.missing.symbols.is_some(), has_tensors && holds_cache(device), out, paint)?;
-        if torch.is_none() && holds_cache(device) {
+        write_device(device, overview.missing.symbols.is_some(), has_tensors && device.holds_cache(), out, paint)?;
+        if torch.is_none() && device.holds_cache() {
             let text = "PyTorch keeps freed memory in a cache: a line is where the cache grew. `gpumem run --modules` shows the tensors.";
             writeln!(out, "{text}")?;
         }
@@ -139,14 +139,6 @@ fn write_dry_run(dry: Option<&DryRunOverview>, out: &mut dyn Write, paint: Paint
     }
     let role = if dry.unknown_values == 0 { Role::Heading } else { Role::Alarm };
     writeln!(out, "{}", paint.on(role, one_line(&dry.in_words())))
-}
-
-/// Returns whether most of the peak belongs to PyTorch: segments of its caching allocator, or blocks of the
-/// driver's stream-ordered pool.
-fn holds_cache(device: &DeviceOverview) -> bool {
-    let sums = device.peak_by_library.iter().filter(|sum| sum.name == "PyTorch");
-    let bytes: u64 = sums.map(|sum| sum.bytes.unsigned_abs()).sum();
-    device.peak_bytes.is_some_and(|peak| bytes * 2 > peak)
 }
 
 /// Returns whether the memory not freed is the memory at the peaks. Programs that keep their memory in a cache free nothing,
