@@ -44,6 +44,7 @@ Examples:
   gpumem report snapshot.pickle                    a PyTorch snapshot
   gpumem report --html train.html train.capture
   gpumem report --format perfetto -o train.pftrace train.capture
+  gpumem report --format svg -o train.svg train.capture
   gpumem report --json train.capture | jq '.devices[0].peak_bytes'
   gpumem report --max-peak 20GiB train.capture     exits with 1 if the peak was higher
   gpumem report --max-peak train.py:31=2GiB train.capture";
@@ -72,7 +73,7 @@ pub(crate) struct ReportArguments {
     /// be given several times.
     #[arg(long = "rank", value_name = "NUMBER", requires = "html")]
     ranks: Vec<u64>,
-    /// Write the recording in the format of another tool.
+    /// Write the recording in the format of another tool, or as a picture.
     #[arg(long, value_name = "FORMAT", conflicts_with_all = ["view", "json", "limits"])]
     format: Option<Format>,
     /// With formats that have stacks: leave out functions that only pass a call on, as --calls does.

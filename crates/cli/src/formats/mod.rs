@@ -1,4 +1,4 @@
-//! Writes recordings in the formats of other tools, one module for each.
+//! Writes recordings in the formats of other tools, and as a picture, one module for each.
 
 mod folded;
 pub(crate) mod frames;
@@ -8,6 +8,7 @@ pub(crate) mod parquet;
 mod perfetto;
 mod pickle;
 mod pprof;
+mod svg;
 mod texts;
 mod torch;
 
@@ -35,6 +36,8 @@ pub(crate) enum Format {
     Torch,
     /// Tables of events, of blocks and of PyTorch's tensors, in a folder, for DuckDB, DataFusion and Spark
     Parquet,
+    /// A picture of the memory over time, for notebooks, READMEs and bug reports
+    Svg,
 }
 
 impl Format {
@@ -67,6 +70,7 @@ impl Format {
             Self::Pprof => pprof::write(history, moment, is_folded, out),
             Self::Perfetto => perfetto::write(history, out),
             Self::Torch => torch::write(history, out),
+            Self::Svg => svg::write(history, out),
             Self::Parquet => Err(io::Error::other("it is written to a folder")),
         }
     }

@@ -63,7 +63,7 @@ fn everything(history: &mut History, folder: &Path) {
             format.write(history, at, true, &mut out).unwrap();
         }
     }
-    for format in [Format::Json, Format::Perfetto, Format::Torch] {
+    for format in [Format::Json, Format::Perfetto, Format::Torch, Format::Svg] {
         format.write(history, Moment::Peak, false, &mut out).unwrap();
     }
     let mut page = Page::default();

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::model::{CallsiteId, DriverGauge, EventKind, MemKind};
+use gpumem_core::model::{CallsiteId, Device, DriverGauge, EventKind, MemKind};
 use gpumem_recording::TensorClass;
 use parquet::{
     file::reader::{FileReader, SerializedFileReader},
@@ -24,7 +24,7 @@ use crate::{
     file, folder,
     golden::data,
     gpumem, linked, output_of, ran,
-    recording_builder::{MIB, RecordingBuilder},
+    recording_builder::{DEVICE, MIB, RecordingBuilder},
     report::{json, printed, recorded, training, written},
 };
 
@@ -591,6 +591,94 @@ fn perfetto_has_counters_of_tensors() {
     assert!(tensors.0 > 60_000 && segments.0 == tensors.0, "{tensors:?} {segments:?}");
 }
 
+/// A picture shows who had how much at the peak, however short that was, and what is not known.
+#[test]
+fn pictures_show_the_peak() {
+    let second = Device { ordinal: 1, ..DEVICE };
+    let mut many = RecordingBuilder::new("train");
+    let places: Vec<_> = (1..=10).map(|line| many.stack(&[(0, "f", "/home/ada/train/many.py", line)]).0 - 1).collect();
+    for place in &places {
+        let key = many.alloc(u64::from(place - places[0] + 1) * MIB, MemKind::Device, *place);
+        many.wait(1_000_000);
+        if *place == places[9] {
+            many.free(key);
+        }
+    }
+    let mut short = RecordingBuilder::new("train");
+    short.device(second, "NVIDIA H200");
+    short.alloc(512 * MIB, MemKind::Device, 0);
+    for second_size in [1000, 1024] {
+        short.wait(500_000);
+        let key = short.alloc_on(second, second_size * MIB, MemKind::Pool, 2);
+        short.free(key);
+    }
+    short.wait(1_000_000);
+    let mut rejected = RecordingBuilder::new("train");
+    rejected.alloc(64 * MIB, MemKind::Device, 1);
+    rejected.rejected(2 << 30, MemKind::Device, 2);
+    rejected.wait(1000);
+    rejected.rejected(3 << 30, MemKind::Device, 2);
+    let tensors = |from| RecordingBuilder::new("train").tensors(3, 10, 10 * MIB, from);
+    // The highest value is here.
+    let top = "V68.5";
+    for (made, expected, others) in [
+        (
+            RecordingBuilder::new("train").training(3, 10, 10 * MIB),
+            &[">437 MiB at the peak; src/adam.rs:30 held 200 MiB<", top, ">128 MiB<", ">cuBLAS<", ">32 MiB<"][..],
+            &["other places", "reject", "the driver's blocks"][..],
+        ),
+        (
+            many,
+            &[
+                ">55 MiB at the peak; many.py:10 held 10 MiB<",
+                top,
+                ">many.py:3<",
+                ">other places<",
+                ">3 MiB<",
+                ">10 s<",
+            ],
+            &[">many.py:2<"],
+        ),
+        (
+            short,
+            &[">1 GiB at the peak; src/model.rs:77 held 1 GiB<", top, ">device 1 (NVIDIA H200), of 2 devices; train "],
+            &["512 MiB held", "src/model.rs:12"],
+        ),
+        (
+            rejected,
+            &[top, ">2 rejected, the largest<", ">3 GiB<", "M66.5 62V232", "M495.5 62V232", ">64 MiB after 1 µs<"],
+            &["not known"],
+        ),
+        (
+            tensors(None),
+            &[
+                ">PyTorch's tensors: 205 MiB at the peak; ",
+                ">the driver's blocks, at most<",
+                ">300 MiB<",
+                "V120.3H168V",
+                "V68.5H496\"",
+            ],
+            &["other places", "reject"],
+        ),
+        (
+            tensors(Some(Duration::from_micros(60))),
+            &["PyTorch's tensors: 205 MiB", "fill=\"#eef1f4\" d=\"M66 232V62H", ">Tensors on device 0 are known from "],
+            &[],
+        ),
+        (RecordingBuilder::new("train"), &[">Nothing was allocated<"], &["<path", "at the peak"]),
+    ] {
+        let picture = String::from_utf8(bytes("svg", &recorded("picture.capture", made))).expect("it is text");
+        assert!(picture.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"820\""), "{picture}");
+        for part in expected {
+            assert!(picture.contains(part), "{part}: {picture}");
+        }
+        for part in others.iter().chain(&["<script", "<style", "href", "url(", "<image"]) {
+            assert!(!picture.contains(part), "{part}: {picture}");
+        }
+        assert!(picture.len() < 50_000, "it is small: {picture}");
+    }
+}
+
 #[test]
 fn what_cannot_be_written_is_said_in_one_line() {
     let recording = training("refused.capture");
@@ -600,6 +688,8 @@ fn what_cannot_be_written_is_said_in_one_line() {
             "--format parquet cannot be written: it consists of several files; pass --output FOLDER",
         ),
         (&["--format", "torch", "--at", "end"], "--at cannot be used with --format torch: the format has all moments"),
+        (&["--format", "svg", "--at", "end"], "--at cannot be used with --format svg: the format has all moments"),
+        (&["--format", "svg", "--fold"], "--fold cannot be used with --format svg: the format has no stacks to fold"),
         (&["--format", "folded", "--output", "/no/such/folder/x"], "`/no/such/folder/x` cannot be written: "),
         (&["--format", "parquet", "--output", "/dev/null/x"], "the tables cannot be written to `/dev/null/x`: "),
         (&["--format", "folded", &recording], "--format folded cannot be written: it is for one recording"),
@@ -633,9 +723,8 @@ fn a_file_gets_its_name_when_all_of_it_is_written() {
 #[test]
 fn all_formats_stop_when_nobody_reads() {
     let recording = training("closed.capture");
-    for option in
-        ["--json", "--format=folded", "--format=json", "--format=pprof", "--format=perfetto", "--format=torch"]
-    {
+    let formats = ["folded", "json", "pprof", "perfetto", "torch", "svg"].map(|format| format!("--format={format}"));
+    for option in ["--json"].into_iter().chain(formats.iter().map(String::as_str)) {
         let mut child = gpumem(&["report", option, &recording])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -26,7 +26,7 @@ use serde_json::Value;
 use crate::{
     Ran, VIEWS, file,
     formats::{Fields, rows, unpickled},
-    gpumem,
+    gpumem, output_of,
     recording_builder::{DEVICE, MIB, RecordingBuilder, allocator_event},
     report::written,
 };
@@ -34,7 +34,7 @@ use crate::{
 /// A name with characters that a terminal obeys, that reverse text or that are invisible, and with the delimiters of
 /// tables, Markdown, HTML and stacks.
 const NAME: &str = "x\u{1b}[31m\u{7}\r\t\u{7f}\u{85}\u{9b}2J\u{200b}\u{200e}\u{2028}\u{2029}\u{202e}\u{2066}\u{61c}\u{feff}\u{e0041}\
-                    |`;<script>\"'\\\nFORGED: y";
+                    |`;<script>\"'\\\nFORGED: y\u{ffff}";
 
 /// Checks that the text is JSON that a terminal can show. If the text contains the name, a reader must find the name unchanged.
 #[track_caller]
@@ -324,6 +324,16 @@ fn formats_of_other_tools() {
                     assert!(tables.len() >= 2, "{tables:?}");
                     let has_name = |table: &PathBuf| rows(table).iter().any(|row| row.to_string().contains(NAME));
                     assert!(tables.iter().all(|table| !rows(table).is_empty()) && tables.iter().all(has_name));
+                }
+                // The format is a picture for people.
+                "svg" => {
+                    let text = text();
+                    assert_printable(&text);
+                    assert!(text.contains("x\\u{1b}[31m") && !text.contains("<script"), "{text}");
+                    assert!(!text.contains(">FORGED"), "a name forges a line: {text}");
+                    let script = "import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])";
+                    let parsed = output_of("python3", &["-c".as_ref(), script.as_ref(), out.as_os_str()]);
+                    assert!(parsed.is_none_or(|parsed| parsed.status.success()), "{text}");
                 }
                 other => panic!("the format {other} has no test of its names"),
             }

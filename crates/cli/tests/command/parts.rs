@@ -192,6 +192,11 @@ fn formats_have_what_is_known() {
     let sum: u64 = stacks.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();
     assert_eq!(sum, 800 * MIB, "{stacks}");
     assert_eq!(ran_to("torch", &[], &peaks), None);
+    // A picture has the peak and the end, and grey columns around them.
+    let picture = printed(&["report", "--format", "svg", &peaks]);
+    for part in [">800 MiB at the peak", "V68.5", "fill=\"#eef1f4\" d=\"M66 232V62H", "(--only-peak)"] {
+        assert!(picture.contains(part), "{part}: {picture}");
+    }
     let folder = file("peaks-tables");
     printed(&["report", "--format", "parquet", "-o", folder.to_str().unwrap(), &peaks]);
     let events = rows(&folder.join("peaks-formats.events.parquet"));

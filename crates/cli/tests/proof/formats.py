@@ -10,6 +10,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import xml.etree.ElementTree
 
 import duckdb
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -49,6 +50,11 @@ for action in (["stats"], ["trace"], ["trace_plot", "-o", folder / "t.html"], ["
     script = [sys.executable, _memory_viz.__file__, action[0], pickle, *action[1:]]
     text = subprocess.run(script, check=True, capture_output=True, text=True).stdout
     print(f"torch {action[0]}: {len(text.splitlines())} lines")
+
+# Browsers, and anything else that reads XML.
+texts = [text.text for text in xml.etree.ElementTree.fromstring(gpumem("--format", "svg")).iter("{*}text")]
+assert "at the peak" in texts, texts
+print(f"svg: {texts[0]}")
 
 # DuckDB.
 gpumem("--format", "parquet", "--output", folder)
