@@ -16,6 +16,8 @@ const CONTENT: u8 = 0xab;
 
 /// The handle of a function with the name and the parameters of PyTorch's function that joins tensors.
 const JOINS: Handle = 1000;
+/// That of PyTorch's function that computes a sequence from a value.
+const SEQUENCE: Handle = 1001;
 /// From this handle on, functions are NCCL's.
 const COLLECTIVES: Handle = 100;
 
@@ -131,6 +133,7 @@ dispatched! { jumps;
     fn cuFuncGetParamInfo(function: Handle, at: usize, offset: Out<usize>, bytes: Out<usize>) |call| {
         let (count, words) = match function {
             JOINS => (1, 128),
+            SEQUENCE => (2, 1),
             _ => (modules::parameters(call, function).unwrap_or(function % COLLECTIVES), 1),
         };
         if at >= count {
@@ -149,6 +152,7 @@ dispatched! { jumps;
         }
         let known = match function {
             JOINS => c"_ZN2at6native19CatArrayBatchedCopyE",
+            SEQUENCE => c"_Z29elementwise_kernel_with_indexlPl",
             COLLECTIVES.. => c"ncclDevKernel_AllReduce_Sum_f32_RING_LL",
             _ => c"add",
         };

@@ -69,7 +69,8 @@ fn values_that_were_not_computed_are_counted() {
     let content = json!([0, "abababab"]);
     let expected = json!({
         "before": content, "skipped": [0, 0], "indices": [0, 0], "computed": [0, 1],
-        "overwritten": [[0, 1], content, content], "before it": content, "kernel": [0, 0], "other kernel": [0, 1],
+        "overwritten": [[0, 1], content, content], "before it": content,
+        "table": [[0, 1], [0, 0], [0, 1], [0, 1]], "kernel": [0, 0], "other kernel": [0, 1],
     });
     assert_eq!(seen, expected, "{outcome}");
     let sentence = "7 values were read from memory that is not there, at 5 places, first at tests/run/unknown.py:25: sizes that depend on them may \

@@ -38,6 +38,10 @@ launch(large, known + 4096)
 cuda.cuMemcpyDtoH_v2(ctypes.create_string_buffer(8192), word(known), word(8192))
 seen["before it"] = read(known)
 
+# PyTorch computes a table of addresses. A kernel that would read through it is skipped, and the memory can be used again.
+table = alloc(1)[1]
+seen["table"] = [launched(1001, 1, [word(large), word(table)]), launch(table), launched(1001, 1, [word(5), word(table)]), launch(table)]
+
 # The kernel of a library is loaded when it is launched, and its threads need local memory.
 library, kernel = word(), word()
 call("cuLibraryLoadData", library, text(b"module:6291456/deep1:0:8192/deep0:0:4096"), 0, 0, 0, 0, 0, 0)

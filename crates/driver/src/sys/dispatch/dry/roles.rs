@@ -13,9 +13,18 @@ pub(super) struct Role {
     pub(super) is_written: bool,
 }
 
+impl Role {
+    /// Returns whether the kernel uses memory at the address.
+    pub(super) fn is_used(self) -> bool {
+        self.is_read || self.is_written
+    }
+}
+
 const READ: Role = Role { is_read: true, is_written: false };
 const WRITTEN: Role = Role { is_read: false, is_written: true };
 const BOTH: Role = Role { is_read: true, is_written: true };
+/// The kernel computes with the address, and uses no memory there.
+const VALUE: Role = Role { is_read: false, is_written: false };
 
 /// The order of a kernel's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +35,8 @@ enum Order {
     Input,
     /// All addresses are written.
     Outputs,
+    /// The last address is written, and the others are values: PyTorch computes the tables of addresses for cuSOLVER with `arange`.
+    Sequence,
     /// The second address is read and written, and the others are read.
     Scatter,
 }
@@ -36,7 +47,7 @@ const SCATTER: &str = "_scatter_gather_elementwise_kernel";
 /// Kernels of PyTorch by a part of their name. The first row that matches counts.
 const ORDERS: &[(&str, Option<Order>)] = &[
     ("distribution_elementwise_grid_stride_kernel", Some(Order::Outputs)),
-    ("elementwise_kernel_with_index", Some(Order::Outputs)),
+    ("elementwise_kernel_with_index", Some(Order::Sequence)),
     ("CatArrayBatchedCopy", Some(Order::Output)),
     ("vectorized_gather_kernel", Some(Order::Output)),
     ("native13reduce_kernel", Some(Order::Input)),
@@ -69,6 +80,8 @@ const WITHOUT_INDICES: &[&str] = &[
     "cudnn",
     "pool",
     "upsample",
+    // cuSOLVER turns its initial value for "no error" into 0.
+    "reset_info",
 ];
 
 /// The addresses whose values may end the program if they are wrong.
@@ -118,8 +131,8 @@ impl Kernel {
         }
     }
 
-    /// Returns the role of an address: `at` counts the addresses of the kernel, and `parameter` is the parameter that contains it, of so many.
-    /// The number of parameters is not known if they were passed in a buffer.
+    /// Returns the role of an address: `at` counts the addresses of the kernel, and `parameter` is the parameter that contains it, of
+    /// `parameters`. That number is not known if they were passed in a buffer.
     pub(super) fn role(&self, at: usize, parameter: usize, parameters: Option<usize>) -> Role {
         let has_types = Some(self.reads_only.len()) == parameters;
         match self.order {
@@ -127,6 +140,7 @@ impl Kernel {
             Some(Order::Output) if at > 0 => READ,
             Some(Order::Input) if at == 0 => READ,
             Some(Order::Scatter) if at != 1 => READ,
+            Some(Order::Sequence) if parameters.is_some_and(|count| parameter + 1 < count) => VALUE,
             Some(Order::Scatter) | None => BOTH,
             Some(_) => WRITTEN,
         }
@@ -220,6 +234,8 @@ mod tests {
         assert_eq!(roles(both, &[0, 0]), [BOTH, BOTH]);
         let index = "_ZN2at6native24index_elementwise_kernelILi128ELi4EZNS0_16gpu_index_kernelIvEEvEUliE_EEvlT1_";
         assert!(Kernel::named(index).needs(1));
+        let range = "_ZN50_GLOBAL__N__fa15d16e_17_RangeFactories_cu_38772b0829elementwise_kernel_with_indexIiZZZN2at6native15arange_cuda_outEEEvT_T0_Pl";
+        assert_eq!(roles(range, &[1, 2]), [VALUE, WRITTEN]);
         let unscale =
             "_ZN2at6native12_GLOBAL__N_125multi_tensor_apply_kernelINS1_18TensorListMetadataILi1EEEvJEEEvT_T0_DpT1_";
         assert!(Kernel::named(unscale).needs(0), "it finds infinite gradients");
@@ -246,6 +262,7 @@ mod tests {
     #[test]
     fn a_kernel_with_an_unknown_name_may_use_values_as_indices() {
         assert!(["", "_Z4walkPKiPf"].iter().all(|name| Kernel::named(name).needs(1)));
+        assert!(!Kernel::named("_Z16potrf_reset_infoILi256EEviPi").needs(0));
         assert!(Kernel::named("ncclDevKernel_AllReduce_Sum_f32_RING_LL").is_collective);
     }
 }

@@ -187,9 +187,9 @@ pub(super) fn watch_real(address: u64, bytes: u64) {
     HIGHEST_REAL.fetch_max(address.saturating_add(bytes), Relaxed);
 }
 
-/// Returns whether no kernel may use this address: it is dry, or contains dry addresses, or is memory of another GPU, which the context of
-/// this GPU cannot reach.
-pub(super) fn is_out_of_reach(address: u64) -> bool {
+/// Returns whether no kernel may use this address: it is dry, or memory of another GPU, which the context of this GPU cannot reach, or it
+/// contains dry addresses and the kernel reads them.
+pub(super) fn is_out_of_reach(address: u64, is_read: bool) -> bool {
     if !may_be_dry(address) {
         return false;
     }
@@ -197,7 +197,7 @@ pub(super) fn is_out_of_reach(address: u64) -> bool {
         let memory = memory();
         match memory.backing(address) {
             Some(backing) if !backing.is_real() => return true,
-            Some(_) if memory.content(address) == Some(Content::Table) => return true,
+            Some(_) if is_read && memory.content(address) == Some(Content::Table) => return true,
             Some(_) if cards::are_apart() => memory.device_of(address),
             _ => return false,
         }

@@ -21,6 +21,7 @@ use super::{
     roles::{Kernel, Kernels, Role},
     state::{
         CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, is_on_card, is_out_of_reach, memory,
+        watch,
     },
     unused::unused,
 };
@@ -224,22 +225,30 @@ unsafe fn is_skipped_kernel(kernel: &Kernel, function: (u64, &str), rows: u64, p
     let arguments =
         unsafe { if parameters != 0 { addresses_of(function, rows, parameters) } else { addresses_in_buffer(extra) } };
     let Some(Arguments { addresses, parameters }) = arguments else { return true };
-    let is_dry = addresses.iter().any(|argument| is_out_of_reach(argument.address));
     let role = |at: usize, parameter| kernel.role(at, parameter, parameters);
-    let mut memory = memory();
     let used: Vec<_> = addresses.iter().enumerate().map(|(at, it)| (it.address, role(at, it.parameter))).collect();
+    let is_out = used.iter().any(|(address, role)| role.is_used() && is_out_of_reach(*address, role.is_read));
+    let is_table = used.iter().any(|(address, role)| !role.is_used() && is_dry(*address));
+    let mut memory = memory();
     let is_unknown = |(_, (address, role)): &(usize, &(u64, Role))| {
         role.is_read && memory.content(*address) == Some(Content::Unknown)
     };
     let unknown: Vec<_> = used.iter().enumerate().filter(is_unknown).map(|(at, _)| at).collect();
-    let written = if is_dry || !unknown.is_empty() { Content::Unknown } else { Content::Known };
-    for (address, _) in used.iter().filter(|(_, role)| role.is_written) {
+    let written = match () {
+        () if is_out || !unknown.is_empty() => Content::Unknown,
+        () if is_table => Content::Table,
+        () => Content::Known,
+    };
+    for (address, role) in used.iter().filter(|(_, role)| role.is_written) {
         // A kernel that is skipped because of a table leaves it as it is.
-        if memory.content(*address) != Some(Content::Table) {
+        if !role.is_read || memory.content(*address) != Some(Content::Table) {
             memory.set_content(*address, written);
         }
+        if written == Content::Table {
+            watch(*address, 1);
+        }
     }
-    is_dry || unknown.into_iter().any(|at| kernel.needs(at))
+    is_out || unknown.into_iter().any(|at| kernel.needs(at))
 }
 
 /// Returns the addresses in the parameters of a launch. `None` if the driver does not report the parameters of the function.
