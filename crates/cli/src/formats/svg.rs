@@ -11,7 +11,7 @@ use std::{
 
 use gpumem_core::{
     export::{shortened, shortened_command},
-    model::{Bytes, Family, bounded, one_line},
+    model::{Bytes, Device, Family, bounded, one_line},
     report::counted,
 };
 
@@ -55,6 +55,7 @@ struct Areas {
     columns: Vec<Option<Vec<i64>>>,
     peak: u64,
     peak_time: u64,
+    is_of_tensors: bool,
 }
 
 impl Areas {
@@ -110,6 +111,7 @@ impl Areas {
             columns,
             peak,
             peak_time,
+            is_of_tensors: placed.is_of_tensors,
         })
     }
 }
@@ -117,7 +119,7 @@ impl Areas {
 /// Writes the picture.
 pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     let overview = Overview::of(history);
-    let picture = overview.busiest().and_then(|device| Picture::of(history, device));
+    let picture = Picture::of(history, &overview);
     let unknown = overview.why_empty();
     let headline = match &picture {
         Some(picture) => picture.headline(),
@@ -139,8 +141,8 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "<rect width=\"{WIDTH}\" height=\"{height}\" rx=\"6\" fill=\"#fff\"/>")?;
     text(out, (16, 24), "font-size=\"15\" font-weight=\"600\"", &headline)?;
     let device = picture.as_ref().map(|picture| match overview.devices.len() {
-        1 => picture.about.words(),
-        several => format!("{}, of {several} devices", picture.about.words()),
+        0 | 1 => picture.words.clone(),
+        several => format!("{}, of {several} devices", picture.words),
     });
     let command = Some(shortened_command(&overview.command.join(" "), 50)).filter(|command| !command.is_empty());
     let about: Vec<_> = [device, unknown.map(str::to_owned), command, Some(file)].into_iter().flatten().collect();
@@ -155,39 +157,50 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// The memory of one device.
-struct Picture<'a> {
-    about: &'a DeviceOverview,
-    /// The index of the device in the history.
-    device: usize,
+struct Picture {
+    /// The name of the device.
+    words: String,
+    device: Device,
     areas: Areas,
     /// The driver's blocks, if the areas are those of PyTorch's tensors.
     driver: Option<Areas>,
 }
 
-impl<'a> Picture<'a> {
-    /// Creates the picture of a device. As in the summary, PyTorch's tensors replace the driver's blocks if these are
-    /// mostly PyTorch's cache.
-    fn of(history: &History, about: &'a DeviceOverview) -> Option<Self> {
+impl Picture {
+    /// Returns the picture of the device with the highest peak. As in the summary, PyTorch's tensors replace the driver's blocks if these are
+    /// mostly PyTorch's cache. So they do if they are larger: a recording does not have blocks that are older than itself.
+    fn of(history: &History, overview: &Overview) -> Option<Self> {
         let end = history.end_nanos();
-        let device = history.devices.iter().position(|DeviceHistory { device, .. }| {
-            (device.ordinal, device.family == Family::Simulated) == (about.device, about.simulated)
-        })?;
-        let tensors = || {
-            let all = &history.tensors.as_ref().filter(|_| about.holds_cache())?.devices;
-            let number = all.iter().position(|all| all.about.device == history.devices[device].device)?;
-            Areas::of(&Placed::tensors(history, None)?, number, end, all[number].known_from(), false)
-        };
-        let blocks = Placed::blocks(history, None, true);
-        let blocks = Areas::of(&blocks, device, end, history.known_from(), history.has_only_peaks())?;
-        Some(match tensors() {
-            Some(areas) => Self { about, device, areas, driver: Some(blocks) },
-            None => Self { about, device, areas: blocks, driver: None },
+        let about = overview.busiest();
+        let number = about.and_then(|about| {
+            history.devices.iter().position(|DeviceHistory { device, .. }| {
+                (device.ordinal, device.family == Family::Simulated) == (about.device, about.simulated)
+            })
+        });
+        let blocks = number.and_then(|number| {
+            let placed = Placed::blocks(history, None, true);
+            Areas::of(&placed, number, end, history.known_from(), history.has_only_peaks())
+        });
+        let tensors = history.tensors.iter().flat_map(|tensors| &tensors.devices).enumerate();
+        let device = number.map(|number| history.devices[number].device);
+        let tensors = tensors.filter(|(_, all)| device.is_none_or(|device| all.about.device == device));
+        let (number, tensors) = tensors.max_by_key(|(_, all)| all.live.peak).unzip();
+        let is_larger = tensors.is_some_and(|all| blocks.as_ref().is_none_or(|blocks| all.live.peak > blocks.peak));
+        let areas = number.zip(tensors).filter(|_| is_larger || about.is_some_and(DeviceOverview::holds_cache));
+        let areas = areas.and_then(|(number, all)| {
+            Areas::of(&Placed::tensors(history, None)?, number, end, all.known_from(), false)
+        });
+        let device = device.or_else(|| Some(tensors?.about.device))?;
+        let words = about.map_or_else(|| format!("device {}", device.ordinal), DeviceOverview::words);
+        Some(match areas {
+            Some(areas) => Self { words, device, areas, driver: blocks },
+            None => Self { words, device, areas: blocks?, driver: None },
         })
     }
 
     /// Returns how much memory there was at the peak, and who had most of it.
     fn headline(&self) -> String {
-        let of = if self.driver.is_some() { "PyTorch's tensors: " } else { "" };
+        let of = if self.areas.is_of_tensors { "PyTorch's tensors: " } else { "" };
         let most = self.areas.names.iter().zip(&self.areas.at_peak).next();
         let most =
             most.map(|(name, bytes)| format!("; {} held {}", shortened(name, 30), Bytes::new(bytes.unsigned_abs())));
@@ -195,7 +208,7 @@ impl<'a> Picture<'a> {
     }
 
     fn write(&self, history: &History, out: &mut dyn Write) -> io::Result<()> {
-        let Self { about: _, device, areas, driver } = self;
+        let Self { words: _, device, areas, driver } = self;
         let end = history.end_nanos();
         let highest = driver.as_ref().map_or(0, |driver| driver.peak).max(areas.peak);
         #[expect(clippy::cast_precision_loss, reason = "a tenth of a pixel is much less precise")]
@@ -256,7 +269,9 @@ impl<'a> Picture<'a> {
             writeln!(out, "<path {line} d=\"{}\"/>", outline(false, tops))?;
             entry(out, &format!("h11\" {line}"), "the driver's blocks, at most", driver.peak)?;
         }
-        let is_here = |rejected: &&RejectedRequest| rejected.device.is_none_or(|on| usize::from(on) == *device);
+        let is_here = |rejected: &&RejectedRequest| {
+            rejected.device.is_none_or(|on| history.devices[usize::from(on)].device == *device)
+        };
         let rejections: Vec<_> = history.rejections.iter().filter(is_here).collect();
         for at in rejections.iter().map(|rejected| x(rejected.time)).collect::<BTreeSet<_>>() {
             writeln!(out, "<path stroke=\"{ALARM}\" stroke-opacity=\".7\" d=\"M{at}.5 {TOP}V{BOTTOM}\"/>")?;

@@ -23,7 +23,7 @@ pub(crate) struct Placed<'a> {
     /// `None` for origins to leave out.
     of_origin: Vec<Option<String>>,
     pub(crate) devices: Vec<&'a DeviceHistory>,
-    is_of_tensors: bool,
+    pub(crate) is_of_tensors: bool,
 }
 
 impl<'a> Placed<'a> {
