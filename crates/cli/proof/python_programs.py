@@ -1,6 +1,7 @@
 """Programs that trace themselves with the package `gpumem_trace`, for `python.py`: each prints what it saw as JSON."""
 
 import asyncio
+import io
 import json
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import statistics
 import sys
 import threading
 import time
+from contextlib import redirect_stdout
 
 import torch
 
@@ -170,6 +172,8 @@ def threads(count=8, steps=300):
                     used -= live.pop(rng.randrange(len(live)))[1]
                 most = max(most, used)
             found = (trace.used, trace.peaked)
+            # A thread in no trace would free them for the traces of all others.
+            live.clear()
         if found != (used, most - used):
             wrong.append([found, (used, most - used)])
 
@@ -185,20 +189,25 @@ def tasks(count=20):
     """Tasks that take turns: each decorated function counts what it allocates itself."""
     from gpumem_trace import GPUMemTrace, gpu_mem_trace
 
-    kept = {}
+    kept = []
 
-    @gpu_mem_trace
-    async def task(number):
-        for part in range(3):
-            kept[number, part] = tensor((number + 1) * MIB)
-            await asyncio.sleep(0)
+    def task(number):
+        @gpu_mem_trace(ctx=f"task {number}")
+        async def traced():
+            for _ in range(3):
+                # PyTorch rounds tensors of this size to nothing else.
+                kept.extend(tensor(MIB) for _ in range(number + 1))
+                await asyncio.sleep(0)
+
+        return traced()
 
     async def main():
         await asyncio.gather(*map(task, range(count)))
 
-    with GPUMemTrace(ctx="all", on_exit_report=False) as trace:
+    with GPUMemTrace(ctx="all", on_exit_report=False) as trace, redirect_stdout(io.StringIO()) as lines:
         asyncio.run(main())
-    return {"used": trace.used, "expected": sum(3 * (number + 1) * MIB for number in range(count))}
+    expected = [f"△Used Peaked MB:{3 * (number + 1):7}      0   (all > task {number}: exit)" for number in range(count)]
+    return {"used": trace.used, "expected": torch.cuda.memory_allocated(), "lines": sorted(lines.getvalue().splitlines()) == sorted(expected)}
 
 
 def backward():
@@ -263,6 +272,27 @@ def failures():
     }
 
 
+def layers(epochs=3):
+    """What is recorded of an epoch: the classes and the layers at its peak add up to what PyTorch counts, and older tensors are among them."""
+    from gpumem_trace.callbacks import Epochs
+
+    net = torch.nn.Sequential(*[torch.nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True) for _ in range(4)]).cuda()
+    optimizer, batch, sums, logged = torch.optim.AdamW(net.parameters()), torch.randn(8, 256, 512, device="cuda"), [], []
+    measured = Epochs(lambda values, step: logged.append(values), layers=True)
+    for epoch in range(epochs):
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(5):
+            net(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        peak = torch.cuda.max_memory_allocated()
+        measured.end(epoch)
+        row = measured.rows[-1]
+        sums.append([peak, *(sum(row.get(kind, {}).values()) for kind in ("classes", "layers"))])
+    measured.stop()
+    return {"sums": sums, "classes": measured.rows[-1].get("classes"), "logged": len(logged[-1])}
+
+
 def times(code, count, repeats=7):
     """Returns the median time of a call in µs."""
     each = []
@@ -276,7 +306,7 @@ def times(code, count, repeats=7):
 
 def costs(traced):
     """Times tensors and training steps: in a process with a trace, or in one that never loads gpumem."""
-    values = {}
+    values, kept = {}, tensor(MIB)
     if traced:
         from gpumem_trace import GPUMemTrace, gpu_mem_trace
 
@@ -295,7 +325,6 @@ def costs(traced):
         values["decorated_us"] = times(decorated, 2000)
         sys.stdout = stdout
         outer = GPUMemTrace(silent=True)
-    kept = tensor(MIB)
     values["tensor_us"] = times(lambda: tensor(4096), 20000)
     layers = torch.nn.Sequential(*[torch.nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True) for _ in range(6)]).cuda()
     optimizer, batch = torch.optim.AdamW(layers.parameters()), torch.randn(8, 256, 768, device="cuda")

@@ -22,6 +22,8 @@ MOST_MARKED = 300_000
 MOST_TIMES = 50_000
 marked = 0
 is_observing = False
+# The hooks.
+hooks = []
 # The maximum number of modules that have names at a time.
 MOST_NAMES = 100_000
 
@@ -87,11 +89,21 @@ def observe_modules(torch):
     # PyTorch would warn about hooks that the program did not add.
     warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global hooks")
     modules = sys.modules["torch.nn.modules.module"]
-    modules.register_module_forward_pre_hook(enter)
-    modules.register_module_forward_hook(leave, with_kwargs=True, always_call=True)
+    hooks.append(modules.register_module_forward_pre_hook(enter))
+    hooks.append(modules.register_module_forward_hook(leave, with_kwargs=True, always_call=True))
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    register_optimizer_step_post_hook(stepped)
+    hooks.append(register_optimizer_step_post_hook(stepped))
+
+
+def leave_modules():
+    """Stops observing modules, and forgets them: another recording may start later."""
+    global is_observing, marked
+    while hooks:
+        hooks.pop().remove()
+    for known in (names, paths, marks, newest):
+        known.clear()
+    is_observing, marked = False, 0
 
 
 def is_cast(weight):

@@ -19,6 +19,8 @@ most = 0
 is_on = False
 # The function of `modules.py`, with `--modules`. If it fails, it returns the reason.
 observe_modules = None
+# The function of `modules.py` that undoes this.
+leave_modules = None
 # The reason why the modules are missing.
 missing_modules = None
 # True if the handlers for the end of the program are set.
@@ -226,6 +228,10 @@ def finish():
         pass
     # The recording may have ended before the program. Then this runs again at the end of the program, and must do nothing.
     process = None
+    if Watch in sys.meta_path:
+        sys.meta_path.remove(Watch)
+    if leave_modules:
+        leave_modules()
 
 
 def write(torch):

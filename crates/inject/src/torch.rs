@@ -22,11 +22,15 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Makes PyTorch keep the events of each device, as soon as the program has imported PyTorch and initialised CUDA.
 pub(crate) fn start(recording: &Path, Torch { events, modules }: Torch) {
-    let modules = if modules { MODULES } else { "" };
     let path = variable::python_bytes(variable::torch_file(recording).as_os_str().as_bytes());
     let again = format!("begin({path}, {events})\n");
     // Without an interpreter there is no PyTorch. The command reports that.
-    run(&format!("{CODE}\n{modules}\n{again}"), &again);
+    run(&format!("{}{again}", code(modules)), &again);
+}
+
+/// Returns the code that runs in the program.
+pub(crate) fn code(modules: bool) -> String {
+    format!("{CODE}\n{}\n", if modules { MODULES } else { "" })
 }
 
 /// Makes PyTorch's history be written when a recording ends before the program, and waits until the file is complete.

@@ -1,6 +1,6 @@
 //! Recordings that start and end while the process runs.
 
-use std::{fs, io, panic::Location, path::Path};
+use std::{fs, io, panic::Location, path::Path, sync::atomic::Ordering::Relaxed};
 
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 use super::ranges;
@@ -33,6 +33,8 @@ pub fn start_at_launch(file: &Path, keep: Keep) -> io::Result<()> {
     if session.is_recorded() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "this process is recorded already"));
     }
+    let is_intercepted = session.devices().is_ok_and(|devices| devices.subscribed().is_some());
+    session.recorder.starts_interception.store(!is_intercepted, Relaxed);
     session.try_record(file, keep)?;
     subscribe().map_err(|why| {
         session.end_recording();
@@ -44,12 +46,15 @@ pub fn start_at_launch(file: &Path, keep: Keep) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends the recording, so that the file is complete. Nothing is intercepted afterwards, until [`start`],
-/// [`subscribe`](crate::intercept::subscribe) or [`preload`](crate::preload) is called.
+/// Ends the recording, so that the file is complete. If nothing was intercepted before its [`start`], nothing is intercepted afterwards,
+/// until [`start`], [`subscribe`](crate::intercept::subscribe) or [`preload`](crate::preload) is called.
 pub fn end() {
+    let session = of_process();
     // The recording ends first: events lost at the end of the interception are not missing in this recording.
-    of_process().end_recording();
-    unsubscribe();
+    session.end_recording();
+    if session.recorder.starts_interception.swap(false, Relaxed) {
+        unsubscribe();
+    }
 }
 
 /// Marks this moment with a name in the recording of the process. Does nothing if the process is not recorded.

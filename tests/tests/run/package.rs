@@ -1,6 +1,6 @@
 //! The Python package `gpumem_trace`, with the library of the command.
 
-use std::{fs, path::Path, process::Command};
+use std::{env, fs, os::unix::fs::symlink, path::Path, process::Command};
 
 use gpumem_tests::{built, interpreters};
 
@@ -25,12 +25,20 @@ fn library(folder: &Folder) -> String {
 fn the_tests_of_the_package_pass_in_each_python() {
     let folder = Folder::new();
     let library = library(&folder);
+    // A recording is read with the command.
+    symlink(built("gpumem-command"), folder.file("gpumem")).unwrap();
+    let path = format!("{}:{}", folder.file(""), env::var("PATH").unwrap());
     for python in interpreters().into_values() {
         let tests = format!("{PACKAGE}/tests");
         // `.ci/wheel` runs the tests of the pytest plugin.
         let done = Command::new(&python)
             .args(["-B", "-m", "unittest", "discover", "-s", &tests, "-p", "test_traces.py"])
-            .envs([("GPUMEM_LIBRARY", library.as_str()), ("GPUMEM_SIM", "16GiB"), ("PYTHONPATH", PACKAGE)])
+            .envs([
+                ("GPUMEM_LIBRARY", library.as_str()),
+                ("GPUMEM_SIM", "16GiB"),
+                ("PYTHONPATH", PACKAGE),
+                ("PATH", &path),
+            ])
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&done.stderr);
@@ -88,12 +96,15 @@ fn traces_count_the_tensors_of_pytorch() {
     let run = |what: &str| {
         let machine = machine().env("PYTHONPATH", &modules).env("PYTHONDONTWRITEBYTECODE", "1");
         let machine = machine.env("GPUMEM_LIBRARY", library.as_str()).env("ALLOCATOR", allocator.as_str());
-        machine.run_program(Path::new(&python), &[&format!("{sources}/allocator/tensors.py"), what])
+        let recording = folder.file("part.capture");
+        machine.run_program(Path::new(&python), &[&format!("{sources}/allocator/tensors.py"), what, &recording])
     };
     let counted = "\
                    3145728 7340544 True\n\
                    △Used Peaked MB:      3      7 (step: exit)\n\
-                   △Used Peaked MB:      2      0 (again: exit)\n";
+                   △Used Peaked MB:      2      0 (again: exit)\n\
+                   3145728 5242880 True\n\
+                   △Used Peaked MB:      3      2 (recorded: exit)\n";
     // In the second program, the first trace starts after the first tensor.
     for what in ["plain", "late"] {
         let seen = run(what);
@@ -102,7 +113,9 @@ fn traces_count_the_tensors_of_pytorch() {
     let not_counted = "\
                        20971520 0 True\n\
                        △Used Peaked MB:     20      0 (step: exit)\n\
-                       △Used Peaked MB:      0      0 (again: exit)\n";
+                       △Used Peaked MB:      0      0 (again: exit)\n\
+                       20971520 20971520 True\n\
+                       △Used Peaked MB:     20      0 (recorded: exit)\n";
     for (what, why) in [
         ("replaced", "PYTORCH_CUDA_ALLOC_CONF or the program has replaced its allocator"),
         ("old", "this version of gpumem-trace knows PyTorch 2.2 to 2.15 and not 2.1.2"),

@@ -43,6 +43,7 @@ from ._memory import (
     preload_pytorch,
 )
 from ._peak import Pool, peak
+from ._record import record
 from ._tensors import Tensors, tensors
 from ._trace import Data, GPUMemTrace, gpu_mem_trace
 
@@ -68,6 +69,7 @@ __all__ = [
     "lines",
     "peak",
     "preload_pytorch",
+    "record",
     "sim",
     "tensors",
 ]

@@ -1,10 +1,11 @@
 """Loads the library, which is the one that `gpumem run` puts into programs, and declares its functions."""
 
 import ctypes
+import functools
 import os
 import sys
 
-VERSION = 2
+VERSION = 3
 # The library, after the first use.
 _loaded = None
 
@@ -31,6 +32,15 @@ def library():
     return _loaded
 
 
+@functools.lru_cache(maxsize=None)
+def unlocked():
+    """Returns the functions that take long: Python's lock is released while they run."""
+    lib = ctypes.CDLL(library()._name)
+    lib.gpumem_record.argtypes, lib.gpumem_record.restype = [ctypes.c_char_p], ctypes.c_char_p
+    lib.gpumem_record_end.argtypes, lib.gpumem_record_end.restype = [], None
+    return lib
+
+
 def _path():
     """Returns the path of the library. A program under `gpumem run` uses the one that the driver loads into it, so that it is recorded once."""
     injected = os.environ.get("CUDA_INJECTION64_PATH", "")
@@ -50,35 +60,32 @@ def _load():
     if version != VERSION:
         raise Error(f"`gpumem run` and the package gpumem-trace have different versions: the command loaded {path}. Install the same version.")
     text, trace, size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64
-    why = ctypes.POINTER(text)
-    lib.gpumem_trace_open.argtypes = [text, text, ctypes.c_uint32, ctypes.c_int32, ctypes.c_uint32, why]
+    lib.gpumem_why.argtypes, lib.gpumem_why.restype = [], text
+    lib.gpumem_trace_open.argtypes = [text, text, ctypes.c_uint32, ctypes.c_int32, ctypes.c_uint32]
     lib.gpumem_trace_open.restype = trace
-    lib.gpumem_trace_do.argtypes, lib.gpumem_trace_do.restype = [trace, ctypes.c_uint32, text], text
+    lib.gpumem_trace_set.argtypes, lib.gpumem_trace_set.restype = [trace, ctypes.c_uint32], None
+    lib.gpumem_trace_report.argtypes, lib.gpumem_trace_report.restype = [trace, ctypes.c_uint32, text], text
     lib.gpumem_trace_read.argtypes, lib.gpumem_trace_read.restype = [trace, ctypes.POINTER(Values), ctypes.c_bool], None
+    lib.gpumem_trace_live.argtypes, lib.gpumem_trace_live.restype = [trace], text
     lib.gpumem_trace_close.argtypes, lib.gpumem_trace_close.restype = [trace], None
     lib.gpumem_memory.argtypes, lib.gpumem_memory.restype = [ctypes.c_int32, ctypes.POINTER(size * 3)], text
     lib.gpumem_devices.argtypes, lib.gpumem_devices.restype = [ctypes.POINTER(ctypes.c_uint32)], text
     lib.gpumem_preload.argtypes, lib.gpumem_preload.restype = [], text
     numbers = ctypes.POINTER(size)
+    lib.gpumem_torch_code.argtypes, lib.gpumem_torch_code.restype = [], text
     lib.gpumem_tensors_attach.argtypes = [ctypes.c_uint32, size, numbers, ctypes.c_size_t]
     lib.gpumem_tensors_settle.argtypes = [ctypes.c_uint32, ctypes.c_int64, numbers, ctypes.c_size_t]
     lib.gpumem_tensors_attach.restype = lib.gpumem_tensors_settle.restype = text
     lib.gpumem_tensors_events.argtypes, lib.gpumem_tensors_events.restype = [ctypes.c_uint32], ctypes.c_int64
-    lib.gpumem_sim_alloc.argtypes, lib.gpumem_sim_alloc.restype = [ctypes.c_uint32, size, why], trace
+    lib.gpumem_sim_alloc.argtypes, lib.gpumem_sim_alloc.restype = [ctypes.c_uint32, size], trace
     lib.gpumem_sim_free.argtypes, lib.gpumem_sim_free.restype = [trace], None
     return lib
 
 
-def opened(function, *arguments):
-    """Calls a function that returns a pointer, or an error in its last argument."""
-    why = ctypes.c_char_p()
-    try:
-        pointer = function(*arguments, ctypes.byref(why))
-    except ctypes.ArgumentError as error:
-        # So says ctypes when the recursion is too deep.
-        raise RecursionError(str(error)) from None
-    if why.value is not None:
-        raise Error(why.value.decode())
+def opened(pointer):
+    """Returns a pointer that a function has returned. Raises the error if it is null."""
+    if pointer is None:
+        raise Error(library().gpumem_why().decode())
     return pointer
 
 

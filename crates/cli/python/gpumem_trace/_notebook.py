@@ -1,9 +1,13 @@
-"""The extension of IPython: `%load_ext gpumem_trace` prints a line after each cell, and `%%gpumem` shows the memory of each line of a cell."""
+"""The extension of IPython: `%load_ext gpumem_trace` prints a line after each cell, and `%%gpumem` shows the memory of each line of a cell, and a
+picture of it."""
 
 import ast
+import contextlib
 import linecache
 
+from ._library import Error, note
 from ._lines import Call
+from ._record import record
 from ._trace import _COROUTINE, GPUMemTrace, show
 
 # The value of the last expression of a cell, until IPython shows it.
@@ -27,7 +31,7 @@ class Cells:
     def lines(self, line, cell):
         """Runs a cell, and shows the memory of each of its lines."""
         code, text = self.compiled(cell)
-        with self.call(code, text):
+        with self.measured(code, text):
             exec(code, self.shell.user_ns)
         return self.shell.user_ns.pop(_VALUE, None)
 
@@ -37,7 +41,7 @@ class Cells:
     async def lines_of_task(self, cell):
         """Like `lines`, but for a cell with an `await` at its top level."""
         code, text = self.compiled(cell)
-        with self.call(code, text):
+        with self.measured(code, text):
             await eval(code, self.shell.user_ns)
         return self.shell.user_ns.pop(_VALUE, None)
 
@@ -49,9 +53,28 @@ class Cells:
             tree.body[-1] = ast.copy_location(ast.Assign([ast.Name(_VALUE, ast.Store())], last.value), last)
         return compile(ast.fix_missing_locations(tree), name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), text
 
-    def call(self, code, text):
+    @contextlib.contextmanager
+    def measured(self, code, text):
+        """Shows the table of the lines and a picture after a `with` block. An error in the block is more important than both."""
+        from IPython.display import display
+
         linecache.cache[code.co_filename] = len(text), None, text.splitlines(True), code.co_filename
-        return Call(code, code.co_filename.strip("<>"), None, lambda table: show(f"{table}\n"))
+        call, recording = Call(code, code.co_filename.strip("<>"), None, lambda table: show(f"{table}\n")), record()
+        try:
+            if call.trace.is_measured:
+                recording.start()
+        except Error as why:
+            note(f"the cell has no picture, because {why}")
+        try:
+            with call:
+                yield
+        finally:
+            recording.stop()
+        try:
+            if recording.is_complete:
+                display({"image/svg+xml": recording.svg()}, raw=True)
+        except Error as why:
+            note(f"the cell has no picture, because {why}")
 
     def transform(self, lines):
         """Makes a cell wait itself for what its lines wait for: IPython does not wait for magics."""

@@ -1,6 +1,7 @@
 """The guard and the decorator."""
 
 import collections
+import ctypes
 import functools
 import sys
 import types
@@ -8,8 +9,9 @@ import types
 from . import _pytorch
 from ._library import Values, library, note, number, opened
 
-# What `gpumem_trace_do` does.
-_RESET, _START, _STOP, _REPORT, _REPORT_AND_RESET, _EXIT, _ENTER, _LEAVE, _TEXT = range(1, 10)
+# What `gpumem_trace_set` and `gpumem_trace_report` do.
+_RESET, _START, _STOP, _ENTER, _LEAVE = range(1, 6)
+_REPORT, _REPORT_AND_RESET, _EXIT, _TEXT = range(1, 5)
 
 # The threads that `gpumem_trace_open` counts: the own one and those in no trace, those that run a task, or all.
 _OWN, _TASK, _ALL = range(3)
@@ -23,10 +25,16 @@ Data.__doc__ = "How much more memory is in use than at the start, and how much w
 
 # Libraries whose allocators keep freed memory.
 _caches = {"torch": "PyTorch", "jax": "JAX", "cupy": "CuPy", "tensorflow": "TensorFlow"}
+# The number of modules that were imported when this was last looked at.
+_modules = 0
 
 
 def _note_caches():
     """Says once for each library with a cache, before the first line, what the lines count."""
+    global _modules
+    if len(sys.modules) == _modules:
+        return
+    _modules = len(sys.modules)
     for module in [module for module in _caches if sys.modules.get(module)]:
         name = _caches.pop(module)
         if name == "PyTorch" and not _pytorch.is_pending:
@@ -38,14 +46,16 @@ def show(text):
     """Prints lines. What cannot be written is lost: the program that is measured must not fail because of it."""
     try:
         try:
-            print(text, end="", flush=True)
+            sys.stdout.write(text)
         except UnicodeError:
             encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-            print(text.encode(encoding, "replace").decode(encoding), end="", flush=True)
+            sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.flush()
     except Exception:
         pass
 
 
+@functools.lru_cache(maxsize=1024)
 def _bytes(text):
     # Half of a surrogate pair, which a file name may contain, has no bytes.
     return str(text).encode(errors="replace")
@@ -80,6 +90,8 @@ class GPUMemTrace:
     A trace may be read on any thread. MB are 2^20 bytes.
     """
 
+    silent, on_exit_report, _is_loaded, _trace = False, True, False, None
+
     def __init__(self, silent=False, ctx=None, on_exit_report=True, device=None, all_threads=False):
         if isinstance(silent, (str, bytes)):
             raise TypeError(f"the name of a trace is its argument ctx: GPUMemTrace(ctx={silent!r})")
@@ -88,23 +100,42 @@ class GPUMemTrace:
         self.silent, self.on_exit_report = silent, on_exit_report
 
     def _open(self, ctx, file, line, device, threads):
-        if _pytorch.is_pending:
+        if _pytorch.is_pending and "torch" in sys.modules:
             _pytorch.observe()
-        self._lib, self._trace, self.ctx = library(), None, ctx
-        name = _bytes(ctx) if ctx is not None else None
-        self._trace = opened(self._lib.gpumem_trace_open, name, _bytes(file), line, number(device), threads)
+        if not self._is_loaded:
+            self._load()
+        self.ctx = ctx
+        try:
+            name = None if ctx is None else _bytes(ctx)
+            self._trace = self._c_open(name, _bytes(file), line, -1 if device is None else number(device), threads)
+        except ctypes.ArgumentError as error:
+            # So says ctypes when the recursion is too deep.
+            raise RecursionError(str(error)) from None
+        if self._trace is None:
+            opened(None)
+
+    @staticmethod
+    def _load():
+        """Makes the functions of the library attributes of the class, where Python finds them fastest."""
+        lib, this = library(), GPUMemTrace
+        this._c_open, this._c_set, this._c_report = lib.gpumem_trace_open, lib.gpumem_trace_set, lib.gpumem_trace_report
+        this._c_read, this._c_live, this._c_close = lib.gpumem_trace_read, lib.gpumem_trace_live, lib.gpumem_trace_close
+        this._is_loaded = True
 
     def __reduce_ex__(self, _):
         raise TypeError("a trace cannot be copied or stored")
 
     def __del__(self):
         # Without a trace, the constructor has failed.
-        if getattr(self, "_trace", None):
-            self._lib.gpumem_trace_close(self._trace)
+        if self._trace:
+            self._c_close(self._trace)
             self._trace = None
 
-    def _do(self, what, subctx=None):
-        text = self._lib.gpumem_trace_do(self._trace, what, _bytes(subctx) if subctx is not None else None)
+    def _set(self, what):
+        self._c_set(self._trace, what)
+
+    def _report(self, what, subctx=None):
+        text = self._c_report(self._trace, what, _bytes(subctx) if subctx is not None else None)
         if text is not None:
             _note_caches()
             show(text.decode())
@@ -112,30 +143,30 @@ class GPUMemTrace:
     def report(self, subctx=None):
         """Prints the current values: `△Used Peaked MB:     10     15 (ctx: subctx)`."""
         if not self.silent:
-            self._do(_REPORT, subctx)
+            self._report(_REPORT, subctx)
 
     def report_n_reset(self, subctx=None):
         """Prints the current values, and then starts the measurement again from this reading."""
         if self.silent:
             self.reset()
         else:
-            self._do(_REPORT_AND_RESET, subctx)
+            self._report(_REPORT_AND_RESET, subctx)
 
     def reset(self):
         """Starts the measurement again, if the trace is running."""
-        self._do(_RESET)
+        self._set(_RESET)
 
     def start(self):
         """Starts the measurement: of a trace that is stopped, or again of one that is running."""
-        self._do(_START)
+        self._set(_START)
 
     def stop(self):
         """Ends the measurement. The last values stay."""
-        self._do(_STOP)
+        self._set(_STOP)
 
     def _values(self, is_next=False):
         values = Values()
-        self._lib.gpumem_trace_read(self._trace, values, is_next)
+        self._c_read(self._trace, values, is_next)
         return values
 
     def data(self):
@@ -168,18 +199,32 @@ class GPUMemTrace:
         """Whether anything is measured. Without a GPU, all values are 0 and mean nothing."""
         return self._values().gauge != 3
 
+    def live(self):
+        """Returns what was allocated in the trace and is still in use, the largest first.
+
+        Each is a dict with `bytes`, `device`, `line` (such as `train.py:31`), `caller` (the line that called the function of that line),
+        `library`, `scopes` (the names of the open traces) and `frames` (the functions, the innermost first). The lines are known for 1 MB or
+        more, with Python 3.11 or later on Linux.
+        """
+        import json
+
+        return json.loads(self._c_live(self._trace))
+
     def __enter__(self):
-        self.start()
+        self._c_set(self._trace, _START)
         return self
 
     def __exit__(self, *error):
         self._exit()
 
     def _exit(self):
-        self._do(_EXIT if self.on_exit_report and not self.silent else _STOP)
+        if self.on_exit_report and not self.silent:
+            self._report(_EXIT)
+        else:
+            self._c_set(self._trace, _STOP)
 
     def __str__(self):
-        return (self._lib.gpumem_trace_do(self._trace, _TEXT, None) or b"").decode()
+        return (self._c_report(self._trace, _TEXT, None) or b"").decode()
 
     __repr__ = __str__
 
@@ -188,7 +233,6 @@ def _traced(ctx, code, device, threads=_OWN):
     """Starts the trace of a decorated function."""
     trace = GPUMemTrace.__new__(GPUMemTrace)
     trace._open(ctx, code[0], code[1], device, threads)
-    trace.silent, trace.on_exit_report = False, True
     return trace
 
 
@@ -281,13 +325,13 @@ class _Ended(Exception):
 def _step(next_step, trace):
     """Runs a step. Nothing here refers to what it yields, so that the program can free it."""
     function, value = next_step.pop()
-    trace._do(_ENTER)
+    trace._set(_ENTER)
     try:
         return function(value)
     except BaseException as error:
         raise _Ended(error) from None
     finally:
-        trace._do(_LEAVE)
+        trace._set(_LEAVE)
 
 
 def _first(inner):
@@ -317,11 +361,11 @@ def _driven(inner, trace, ends=True):
             except _Ended as end:
                 ended = end.args[0]
             except GeneratorExit:
-                trace._do(_ENTER)
+                trace._set(_ENTER)
                 try:
                     inner.close()
                 finally:
-                    trace._do(_LEAVE)
+                    trace._set(_LEAVE)
                 raise
             except BaseException as error:
                 next_step.append((inner.throw, error))

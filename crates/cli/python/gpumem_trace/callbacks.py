@@ -9,6 +9,9 @@
 Each logs `gpumem/used_MB` and `gpumem/peak_MB`: how much more memory is in use at the end of the epoch than at the start of the training, and
 the most that was in use during the epoch, compared with the start of the training. `rows` has the same in bytes. If nothing is measured, nothing
 is logged.
+
+With `layers=True`, each epoch is recorded with PyTorch's tensors, which slows it. What was in use at the peak of the tensors is logged by class, such as
+`gpumem/class/weights_MB`, and for the ten largest layers, such as `gpumem/layer/GPT.h.0 … 11.mlp_MB`.
 """
 
 import importlib
@@ -17,9 +20,13 @@ import sys
 import weakref
 
 from ._library import Error, note
+from ._record import record
 from ._trace import GPUMemTrace, exact, peak_of
 
 __all__ = ["Epochs", "LightningCallback", "TransformersCallback"]
+
+# At most this many classes and layers are logged.
+_MOST = 10
 
 
 class Epochs:
@@ -31,12 +38,15 @@ class Epochs:
             epochs.end(epoch)                   # calls accelerator.log({"gpumem/used_MB": 10.0, "gpumem/peak_MB": 40.0}, step=epoch)
         epochs.stop()
 
-    `rows` has a dict for each epoch, with sizes in bytes: `epoch`, `used`, `peak`, and `is_exact`, which is false if they may be wrong.
+    `rows` has a dict for each epoch, with sizes in bytes: `epoch`, `used`, `peak`, and `is_exact`, which is false if they may be wrong. With
+    `layers`, it also has `classes` and `layers`: the sizes of all classes and layers at the peak of the tensors, by name, the largest first.
     """
 
-    def __init__(self, log, device=None):
-        self.rows, self._log, self._used = [], log, 0
+    def __init__(self, log, device=None, layers=False):
+        self.rows, self._log, self._used, self._recording = [], log, 0, None
         self._trace = GPUMemTrace(ctx="training", silent=True, device=device)
+        if layers and self._trace.is_measured:
+            self._record()
 
     def end(self, epoch, step=None):
         """Ends an epoch, and starts the next. `step` is what the logger gets if it is not the epoch."""
@@ -50,20 +60,62 @@ class Epochs:
             return None
         peak = self._used + peak_of(values)
         self._used += values.used
-        self.rows.append({"epoch": epoch, "used": self._used, "peak": peak, "is_exact": exact(values)})
-        return {"gpumem/used_MB": self._used / 2**20, "gpumem/peak_MB": peak / 2**20}
+        row = {"epoch": epoch, "used": self._used, "peak": peak, "is_exact": exact(values)}
+        self.rows.append(row)
+        logged = {"gpumem/used_MB": self._used / 2**20, "gpumem/peak_MB": peak / 2**20}
+        for kind, sizes in self._at_peak().items():
+            row["classes" if kind == "class" else "layers"] = sizes
+            logged.update((f"gpumem/{kind}/{name}_MB", size / 2**20) for name, size in list(sizes.items())[:_MOST])
+        return logged
+
+    def _record(self):
+        """Records the next epoch."""
+        try:
+            self._recording = record(layers=True)
+            self._recording.start()
+        except Error as why:
+            self._give_up(why)
+
+    def _at_peak(self):
+        """Ends the recording of an epoch, and starts the next. Returns the classes and the layers at the peak of the tensors."""
+        if self._recording is None:
+            return {}
+        try:
+            self._recording.stop()
+            tensors = self._recording.data()["torch"] or {"missing": "PyTorch was not used", "devices": []}
+            self._record()
+            peaks = [device["peak"] for device in tensors["devices"] if device["peak"]]
+            if tensors["missing"] or tensors["missing_modules"]:
+                self._give_up(tensors["missing"] or tensors["missing_modules"])
+            elif peaks:
+                most = max(peaks, key=lambda peak: peak["allocated_bytes"])
+                layers = {row["module"] or "outside of all layers": row["bytes"] for row in most["by_module"]}
+                return {"class": {row["class"]: row["bytes"] for row in most["by_class"]}, "layer": layers}
+        except Error as why:
+            self._give_up(why)
+        return {}
+
+    def _give_up(self, why):
+        self._end_recording()
+        note(f"the layers of the epochs are not known: {why}")
+
+    def _end_recording(self):
+        if self._recording is not None:
+            self._recording.stop()
+            self._recording = None
 
     def stop(self):
         """Ends the measurement."""
+        self._end_recording()
         self._trace.stop()
 
 
 class _Callback:
     """What the callbacks have in common."""
 
-    def __init__(self, device=None):
+    def __init__(self, device=None, layers=False):
         super().__init__()
-        self._device, self._epochs = device, None
+        self._device, self._layers, self._epochs = device, layers, None
 
     @property
     def rows(self):
@@ -74,7 +126,7 @@ class _Callback:
         self._stop()
         try:
             # It does not refer to the trainer, whose model it would keep alive.
-            self._epochs = Epochs(None, self._device)
+            self._epochs = Epochs(None, self._device, self._layers)
         except Error as why:
             # The training goes on.
             self._epochs = None
@@ -132,8 +184,8 @@ def _transformers():
 
         __qualname__ = "TransformersCallback"
 
-        def __init__(self, trainer, device=None):
-            super().__init__(device)
+        def __init__(self, trainer, device=None, layers=False):
+            super().__init__(device, layers)
             # The trainer has the callback. A cycle would keep its model alive.
             self._trainer = weakref.ref(trainer)
 

@@ -7,6 +7,7 @@
 is written where it is missing, and `--gpumem-update` writes it again. A test with a limit fails if its memory cannot be measured.
 """
 
+import collections
 import json
 import os
 import re
@@ -51,7 +52,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "limit_gpu_memory(size, device=None): fail if the test needs more GPU memory")
-    config.addinivalue_line("markers", "limit_gpu_leaks(size, device=None): fail if more GPU memory is in use after the test")
+    config.addinivalue_line("markers", "limit_gpu_leaks(size, device=None, filter_fn=None): fail if more GPU memory is in use after the test")
     config.pluginmanager.register(Plugin(config), "gpumem-plugin")
 
 
@@ -102,7 +103,7 @@ class Plugin:
             yield
             return
         limits = [(mark.name, *_arguments(mark)) for mark in marks]
-        devices = {device for _, _, device in limits} or {None}
+        devices = {device for _, _, device, _ in limits} or {None}
         traces = {device: GPUMemTrace(silent=True, ctx=item.nodeid, device=device, all_threads=True) for device in devices}
         outcome = yield
         for trace in traces.values():
@@ -147,22 +148,24 @@ class Plugin:
 
 
 def _arguments(mark):
-    if "filter_fn" in mark.kwargs:
-        raise pytest.UsageError(
-            f"{mark.name} has no filter_fn, because a test is not told where its memory was allocated; "
-            "raise the limit instead, and find the places with `gpumem run -- pytest` and `gpumem report --leaks`"
-        )
-
     def read(size, device=None):
-        return parse(size), device
+        return parse(size), device, None
+
+    def read_leaks(size, device=None, filter_fn=None):
+        if filter_fn is not None and not callable(filter_fn):
+            raise TypeError
+        return parse(size), device, filter_fn
 
     try:
-        return read(*mark.args, **mark.kwargs)
+        return (read_leaks if mark.name == "limit_gpu_leaks" else read)(*mark.args, **mark.kwargs)
     except TypeError:
-        raise pytest.UsageError(f"write @pytest.mark.{mark.name}('512 MB'), with device=1 for another GPU than the current one") from None
+        filters = " and filter_fn=f for those leaks that count" if mark.name == "limit_gpu_leaks" else ""
+        raise pytest.UsageError(
+            f"write @pytest.mark.{mark.name}('512 MB'), with device=1 for another GPU than the current one{filters}"
+        ) from None
 
 
-def _failure(name, limit, device, trace):
+def _failure(name, limit, device, filter_fn, trace):
     if not trace.is_measured:
         return f"the limit of {text(limit)} was not checked, because GPU memory cannot be measured here"
     if not trace.is_exact:
@@ -170,5 +173,15 @@ def _failure(name, limit, device, trace):
     if name == "limit_gpu_memory":
         peak = trace.peak
         return f"the test needed {text(peak)} of GPU memory, which is more than its limit of {text(limit)}" if peak > limit else None
-    used = trace.used
-    return f"{text(used)} more of GPU memory is in use after the test, and its limit is {text(limit)}" if used > limit else None
+    if filter_fn is None:
+        used, rows = trace.used, ()
+    else:
+        rows = [row for row in trace.live() if filter_fn(row)]
+        used = sum(row["bytes"] for row in rows)
+    if used <= limit:
+        return None
+    places = collections.Counter()
+    for row in rows or trace.live():
+        places[row["line"] or row["library"] or "a line that is not known"] += row["bytes"]
+    where = "".join(f"\n  {text(size)} from {place}" for place, size in places.most_common(5))
+    return f"{text(used)} more of GPU memory is in use after the test, and its limit is {text(limit)}:{where}"

@@ -10,7 +10,7 @@ class Block:
         if not isinstance(bytes, int) or not 0 < bytes < 2**63:
             raise Error(f"{bytes!r} is not a size in bytes")
         self._free = library().gpumem_sim_free
-        self._block = opened(library().gpumem_sim_alloc, number(device), bytes)
+        self._block = opened(library().gpumem_sim_alloc(number(device), bytes))
         self.bytes = bytes
 
     def free(self):

@@ -10,7 +10,11 @@ def run(*cells):
     """Runs the cells of a notebook. Returns what each prints, with its value."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     NotebookClient(notebook, kernel_name="python3", timeout=60).execute()
-    values = {"execute_result": lambda out: f"Out: {out.data['text/plain']}\n", "stream": lambda out: out.text if out.name == "stdout" else ""}
+    values = {
+        "execute_result": lambda out: f"Out: {out.data['text/plain']}\n",
+        "display_data": lambda out: "picture\n" if out.data["image/svg+xml"].startswith("<svg") else "",
+        "stream": lambda out: out.text if out.name == "stdout" else "",
+    }
     return ["".join(values[out.output_type](out) for out in cell.outputs) for cell in notebook.cells]
 
 
@@ -30,7 +34,7 @@ class Notebook(unittest.TestCase):
         self.assertEqual(lines[1:3], ["cell 3 (<cell 3>), in MB:", "    used     peak  calls   line"])
         self.assertEqual(lines[3], "      20       20      1      1  more = sim.alloc(20 << 20)")
         self.assertEqual(lines[5], "       0       25      2      3      sim.alloc(5 << 20).free()")
-        self.assertEqual(lines[-1], "△Used Peaked MB:     20      5 (cell 3: exit)")
+        self.assertEqual(lines[-2:], ["picture", "△Used Peaked MB:     20      5 (cell 3: exit)"])
         self.assertEqual((outputs[3], outputs[5]), ("Out: 20971520\n△Used Peaked MB:      0      0 (cell 4: exit)\n", ""))
 
     def test_values_and_tasks(self):
@@ -49,7 +53,7 @@ class Notebook(unittest.TestCase):
         lines = outputs[3].splitlines()
         self.assertEqual(lines[0], "cell 4 (<cell 4>), in MB:")
         self.assertEqual(lines[3], "      20       20      1      2  second = sim.alloc(20 << 20)")
-        self.assertEqual(lines[5:], ["Out: 20971520", "△Used Peaked MB:     20      0 (cell 4: exit)"])
+        self.assertEqual(lines[5:], ["picture", "Out: 20971520", "△Used Peaked MB:     20      0 (cell 4: exit)"])
         self.assertIn("      1  await asyncio.sleep(0.01, 7);\n", outputs[4])
         self.assertTrue(outputs[5].startswith("no task\ncell 6 "), outputs[5])
         self.assertTrue(outputs[6].startswith("Out: (20971521, False)\n"), outputs[6])

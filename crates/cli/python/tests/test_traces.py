@@ -10,6 +10,7 @@ import io
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import unittest
 from unittest import mock
@@ -335,6 +336,75 @@ without 1 whose size cannot be read"""
         self.assertTrue(str(gpumem_trace.Tensors([], {})).endswith("total: no tensors"))
 
 
+class Recordings(unittest.TestCase):
+    """These need the command `gpumem`."""
+
+    def test_a_part_of_the_program(self):
+        kept = [sim.alloc(100 * MIB)]
+
+        def load():
+            kept.append(sim.alloc(20 * MIB))
+
+        with GPUMemTrace(silent=True, ctx="around") as trace:
+            with gpumem_trace.record() as recording:
+                load()
+                blip(70)
+                with self.assertRaisesRegex(Error, "cannot record to .*: this process is recorded already, to "):
+                    gpumem_trace.record().start()
+            load()
+        # The recording has nothing that is older or younger. The trace goes on.
+        self.assertEqual((trace.used, trace.peak, trace.is_exact), (40 * MIB, 90 * MIB, True))
+        data = recording.data()
+        self.assertEqual(data["devices"][0]["peak_bytes"], 90 * MIB)
+        self.assertEqual(data["not_freed"]["bytes"], 20 * MIB)
+        self.assertIn("the peak was 90", recording.report())
+        self.assertTrue(recording.svg().startswith("<svg"))
+        with self.assertRaisesRegex(Error, "`gpumem report --nothing .*unexpected argument '--nothing'"):
+            recording.report("--nothing")
+        path = recording.path
+        del recording
+        gc.collect()
+        self.assertFalse(os.path.exists(path))
+
+    def test_a_file(self):
+        with self.assertRaisesRegex(Error, "cannot record to /nothing/a.capture: No such file"):
+            gpumem_trace.record("/nothing/a.capture").start()
+        with tempfile.TemporaryDirectory() as folder:
+            recording = gpumem_trace.record(os.path.join(folder, "ä.capture"))
+            # The second one replaces the first.
+            for mib in (5, 7):
+                with recording:
+                    blip(mib)
+            self.assertEqual(recording.data()["devices"][0]["peak_bytes"], 7 * MIB)
+            with mock.patch.dict(os.environ, PATH=folder), mock.patch("sysconfig.get_path", lambda _: folder):
+                with self.assertRaisesRegex(Error, "the command gpumem is neither in .* nor in a folder of PATH; install gpumem-trace"):
+                    recording.report()
+
+    def test_what_is_live(self):
+        kept = []
+
+        def load(mib):
+            kept.append(sim.alloc(mib * MIB))
+
+        thread = threading.Thread(target=load, args=(3,))
+        with GPUMemTrace(silent=True, ctx="own") as own, GPUMemTrace(silent=True, ctx="all", all_threads=True) as every:
+            load(10)
+            load(20)
+            blip(30)
+            thread.start()
+            thread.join()
+        self.assertEqual([row["bytes"] // MIB for row in own.live()], [20, 10])
+        self.assertEqual([row["bytes"] // MIB for row in every.live()], [20, 10, 3])
+        row = own.live()[0]
+        self.assertEqual((row["device"], row["scopes"], row["library"]), (0, ["own", "all"], None))
+        if sys.version_info >= (3, 11):
+            here = load.__code__.co_firstlineno + 1
+            self.assertTrue(row["line"].endswith(f"test_traces.py:{here}"), row)
+            self.assertTrue(any(frame.endswith(f"test_traces.py:{here}") for frame in row["frames"]), row)
+        kept.pop().free()
+        self.assertEqual(len(every.live()), 2)
+
+
 class Epochs(unittest.TestCase):
     """`test_frameworks.py` runs the callbacks."""
 
@@ -350,6 +420,35 @@ class Epochs(unittest.TestCase):
         self.assertEqual(epochs.rows[0], {"epoch": 0, "used": 10 * MIB, "peak": 50 * MIB, "is_exact": True})
         # Traces after it are not inside of it.
         self.assertEqual(lines(lambda: GPUMemTrace(ctx="after").report()), [line(0, 0, "after")])
+
+    def test_layers(self):
+        def data(_):
+            peak = {
+                "allocated_bytes": 30 * MIB,
+                "by_class": [{"class": "weights", "bytes": 20 * MIB}, {"class": "activations", "bytes": 10 * MIB}],
+                "by_module": [{"module": "Net.layers.0 … 11", "bytes": 24 * MIB}, {"module": None, "bytes": 6 * MIB}],
+            }
+            other = {"allocated_bytes": 1, "by_class": [], "by_module": []}
+            devices = [{"peak": None}, {"peak": other}, {"peak": peak}]
+            return {"torch": {"missing": None, "missing_modules": "it is older than 2.10" if logged else None, "devices": devices}}
+
+        logged, err = [], io.StringIO()
+        with mock.patch.object(gpumem_trace.record, "data", data), contextlib.redirect_stderr(err):
+            epochs = callbacks.Epochs(lambda values, step: logged.append(values), layers=True)
+            epochs.end(0)
+            epochs.end(1)
+            epochs.stop()
+        self.assertEqual(
+            logged[0],
+            {
+                "gpumem/used_MB": 0, "gpumem/peak_MB": 0, "gpumem/class/weights_MB": 20, "gpumem/class/activations_MB": 10,
+                "gpumem/layer/Net.layers.0 … 11_MB": 24, "gpumem/layer/outside of all layers_MB": 6,
+            },
+        )
+        self.assertEqual(epochs.rows[0]["layers"], {"Net.layers.0 … 11": 24 * MIB, "outside of all layers": 6 * MIB})
+        # The training goes on without them.
+        self.assertEqual(logged[1], {"gpumem/used_MB": 0, "gpumem/peak_MB": 0})
+        self.assertEqual(err.getvalue(), "gpumem: the layers of the epochs are not known: it is older than 2.10\n")
 
     def test_a_framework_that_is_not_there(self):
         with mock.patch.dict(sys.modules, dict.fromkeys(["lightning.pytorch", "pytorch_lightning", "transformers"])):

@@ -8,25 +8,34 @@
 use std::{
     cell::RefCell,
     collections::HashMap,
-    ffi::{CStr, CString, c_char},
+    env,
+    ffi::{CStr, CString, OsStr, c_char},
+    os::unix::ffi::OsStrExt,
     panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
     ptr,
     sync::{LazyLock, Mutex, PoisonError},
 };
 
 use gpumem::{
     __private::builder_at,
-    Bytes, Gauge, GpuMemTrace, device, recording,
+    Bytes, Gauge, GpuMemTrace, device, intercept,
+    recording::{self, Keep},
+    report::LiveBlock,
     scope::Entered,
     sim::{SimBlock, SimGpu},
     try_gpu_mem_get, try_preload,
 };
-use gpumem_driver::{print, process};
+use gpumem_driver::{
+    print, process,
+    settings::{self, Settings},
+};
+use serde_json::{Value, json};
 
-use crate::request::Request;
+use crate::{request::Request, torch};
 
 /// The version of this interface, which the package compares with its own. Increase it with each change.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 thread_local! {
     static ANSWER: RefCell<CString> = RefCell::default();
@@ -35,6 +44,7 @@ thread_local! {
 /// A trace of the package.
 pub(crate) struct PythonTrace {
     trace: GpuMemTrace,
+    is_of_all_threads: bool,
     /// How the thread that runs a step of a task has entered the scope.
     step: Option<Entered>,
 }
@@ -70,15 +80,10 @@ pub(super) fn guarded(code: impl FnOnce() -> Result<(), String>) -> *const c_cha
     }
 }
 
-/// Hands a value over to Python, which returns it to [`release`]. Writes an error to `why`, or null.
-///
-/// # Safety
-/// `why` must be a place for a pointer.
-unsafe fn boxed<T>(why: *mut *const c_char, make: impl FnOnce() -> Result<T, String>) -> *mut T {
+/// Hands a value over to Python, which returns it to [`release`]. After an error, it is null, and [`gpumem_why`] returns the error.
+fn boxed<T>(make: impl FnOnce() -> Result<T, String>) -> *mut T {
     let mut pointer = ptr::null_mut();
-    let failed = guarded(|| make().map(|value| pointer = Box::into_raw(Box::new(value))));
-    // SAFETY: required by this function's contract.
-    unsafe { *why = failed };
+    _ = guarded(|| make().map(|value| pointer = Box::into_raw(Box::new(value))));
     pointer
 }
 
@@ -110,14 +115,63 @@ fn kept(text: String) -> &'static str {
     texts.entry(text).or_insert_with_key(|text| Box::leak(text.clone().into_boxed_str()))
 }
 
-/// Returns the version of the functions. Python calls this first. Under `gpumem run` this may be before the driver loads the library.
+/// Returns the version of the functions. Python calls this first. Under `gpumem run` this may be before the driver loads the library; then
+/// the command's settings hold, and otherwise those of the environment, with Python's lines in stacks.
 // SAFETY: the names of all functions here start with the prefix of this project, so they cannot clash with others of the program.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gpumem_trace_version() -> u32 {
     _ = guarded(|| {
-        Request::of_environment().map(|request| recording::serve_foreign_program(&request.options.backtrace))
+        match Request::of_environment() {
+            Ok(request) => recording::serve_foreign_program(&request.options.backtrace),
+            Err(_) => settings::preset(Settings::read(|name| {
+                env::var_os(name).or_else(|| (name == "GPUMEM_BACKTRACE").then(|| "python".into()))
+            })),
+        }
+        Ok(())
     });
     VERSION
+}
+
+/// Returns the error of the thread's latest function that returned null.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn gpumem_why() -> *const c_char {
+    ANSWER.with(|answer| answer.borrow().as_ptr())
+}
+
+/// Starts to record the process to a file, until [`gpumem_record_end`]. Returns the reason if it cannot, or null.
+///
+/// # Safety
+/// `file` must be a C string.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn gpumem_record(file: *const c_char) -> *const c_char {
+    // SAFETY: required by this function's contract.
+    let file = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(file) }.to_bytes()));
+    guarded(|| {
+        // Later traces need the interception, which would end with the recording.
+        let started = intercept::subscribe().map_err(|why| why.to_string());
+        let started = started.and_then(|()| recording::start(file, Keep::All).map_err(|why| why.to_string()));
+        started.map_err(|why| format!("cannot record to {}: {why}", file.display()))
+    })
+}
+
+/// Ends the recording, so that its file is complete.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn gpumem_record_end() {
+    _ = guarded(|| {
+        recording::end();
+        Ok(())
+    });
+}
+
+/// Returns the Python code that records the history of PyTorch's allocator, with the modules of tensors: `begin(file, events)` starts and
+/// `finish()` writes the file.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn gpumem_torch_code() -> *const c_char {
+    answer(torch::code(true))
 }
 
 /// The trace counts only the threads that run steps of a task.
@@ -125,11 +179,11 @@ const TASK: u32 = 1;
 /// The trace counts all threads.
 const ALL: u32 = 2;
 
-/// Starts a trace at a line of the program. `device` is -1 for the current one. `threads` is 0, [`TASK`] or [`ALL`]. Returns the trace, and
-/// writes an error to `why`.
+/// Starts a trace at a line of the program. `device` is -1 for the current one. `threads` is 0, [`TASK`] or [`ALL`]. Returns the trace, or
+/// null after an error.
 ///
 /// # Safety
-/// The texts must be C strings, `ctx` or null, and `why` a place for a pointer.
+/// The texts must be C strings, `ctx` or null.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn gpumem_trace_open(
@@ -138,7 +192,6 @@ pub(crate) unsafe extern "C" fn gpumem_trace_open(
     line: u32,
     device: i32,
     threads: u32,
-    why: *mut *const c_char,
 ) -> *mut PythonTrace {
     // SAFETY: required by this function's contract.
     let (ctx, file) = unsafe { (text_of(ctx), text_of(file)) };
@@ -154,55 +207,73 @@ pub(crate) unsafe extern "C" fn gpumem_trace_open(
             builder = builder.device(device);
             // Without a GPU, a notice says why nothing is measured.
             if device::count().is_ok_and(|count| count > 0) {
-                return Ok(PythonTrace { trace: builder.start().map_err(|why| why.to_string())?, step: None });
+                let trace = builder.start().map_err(|why| why.to_string())?;
+                return Ok(PythonTrace { trace, is_of_all_threads: threads == ALL, step: None });
             }
         }
-        let trace = builder.start_or_off();
-        Ok(PythonTrace { trace, step: None })
+        Ok(PythonTrace { trace: builder.start_or_off(), is_of_all_threads: threads == ALL, step: None })
     };
-    // SAFETY: required by this function's contract.
-    unsafe { boxed(why, open) }
+    boxed(open)
 }
 
-/// What Python does with a trace.
+/// What Python does with a trace: [`gpumem_trace_set`].
 const RESET: u32 = 1;
 const START: u32 = 2;
 const STOP: u32 = 3;
-const REPORT: u32 = 4;
-const REPORT_AND_RESET: u32 = 5;
-const EXIT: u32 = 6;
-const ENTER: u32 = 7;
-const LEAVE: u32 = 8;
-const TEXT: u32 = 9;
+const ENTER: u32 = 4;
+const LEAVE: u32 = 5;
+/// And [`gpumem_trace_report`].
+const REPORT: u32 = 1;
+const REPORT_AND_RESET: u32 = 2;
+const EXIT: u32 = 3;
+const TEXT: u32 = 4;
 
-/// Does something with a trace. Returns the lines that Python prints, or null.
+/// Changes the state of a trace.
+///
+/// # Safety
+/// The trace must be null, or one that was opened and not closed.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn gpumem_trace_set(this: *mut PythonTrace, what: u32) {
+    // SAFETY: required by this function's contract. Python's lock is held, so no other thread uses the trace.
+    let this = unsafe { this.as_mut() };
+    // A finalizer may use a trace that Python has finalized before.
+    let Some(PythonTrace { trace, step, .. }) = this else { return };
+    _ = guarded(|| {
+        match what {
+            RESET => trace.reset(),
+            START => trace.start(),
+            STOP => trace.stop(),
+            ENTER => *step = Some(trace.handle().enter()),
+            LEAVE => *step = None,
+            _ => {}
+        }
+        Ok(())
+    });
+}
+
+/// Returns the lines of a report, which Python prints, or null.
 ///
 /// # Safety
 /// The trace must be null, or one that was opened and not closed, and `subctx` null or a C string.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn gpumem_trace_do(
+pub(crate) unsafe extern "C" fn gpumem_trace_report(
     this: *mut PythonTrace,
     what: u32,
     subctx: *const c_char,
 ) -> *const c_char {
-    // SAFETY: required by this function's contract. Python's lock is held, so no other thread uses the trace.
+    // SAFETY: as for `gpumem_trace_set`.
     let (this, subctx) = unsafe { (this.as_mut(), text_of(subctx)) };
-    // A finalizer may use a trace that Python has finalized before.
-    let Some(PythonTrace { trace, step }) = this else { return ptr::null() };
+    let Some(PythonTrace { trace, .. }) = this else { return ptr::null() };
     let mut lines = String::new();
     let failed = guarded(|| {
         lines = print::captured(|| match (what, subctx) {
-            (RESET, _) => trace.reset(),
-            (START, _) => trace.start(),
-            (STOP, _) => trace.stop(),
             (REPORT, None) => trace.report(),
             (REPORT, Some(subctx)) => trace.report_with(subctx),
             (REPORT_AND_RESET, None) => trace.report_n_reset(),
             (REPORT_AND_RESET, Some(subctx)) => trace.report_n_reset_with(subctx),
             (EXIT, _) => gpumem::__private::exit(trace),
-            (ENTER, _) => *step = Some(trace.handle().enter()),
-            (LEAVE, _) => *step = None,
             _ => {}
         });
         if what == TEXT {
@@ -236,6 +307,35 @@ pub(crate) unsafe extern "C" fn gpumem_trace_read(this: *const PythonTrace, to: 
         };
         Ok(())
     });
+}
+
+/// Returns the blocks that were allocated inside a trace and are still live, as JSON: the largest first.
+///
+/// # Safety
+/// The trace must be null, or one that was opened and not closed.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn gpumem_trace_live(this: *const PythonTrace) -> *const c_char {
+    // SAFETY: required by this function's contract.
+    let this = unsafe { this.as_ref() };
+    let mut rows = Vec::new();
+    _ = guarded(|| {
+        let Some(PythonTrace { trace, is_of_all_threads, .. }) = this.filter(|_| !process::is_forked()) else {
+            return Ok(());
+        };
+        let live = if *is_of_all_threads { gpumem::__private::live_of_all_threads(trace) } else { trace.live() };
+        let on_device = live.into_iter().filter(|block| block.kind.is_on_device());
+        rows = on_device
+            .map(|LiveBlock { bytes, device, line, caller, library, path, backtrace, .. }| {
+                json!({
+                    "bytes": bytes.get(), "device": device, "line": line, "caller": caller, "library": library, "scopes": path,
+                    "frames": backtrace,
+                })
+            })
+            .collect();
+        Ok(())
+    });
+    answer(Value::from(rows).to_string())
 }
 
 /// Ends a trace, without a report.
@@ -286,13 +386,10 @@ pub(crate) extern "C" fn gpumem_preload() -> *const c_char {
     guarded(|| try_preload().map_err(|why| why.to_string()))
 }
 
-/// Allocates memory of a simulated GPU. Returns the block, and writes an error to `why`.
-///
-/// # Safety
-/// `why` must be a place for a pointer.
+/// Allocates memory of a simulated GPU. Returns the block, or null after an error.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn gpumem_sim_alloc(device: u32, bytes: u64, why: *mut *const c_char) -> *mut SimBlock {
+pub(crate) extern "C" fn gpumem_sim_alloc(device: u32, bytes: u64) -> *mut SimBlock {
     let alloc = || {
         let gpus = SimGpu::all().map_err(|why| why.to_string())?;
         let gpu = gpus
@@ -300,8 +397,7 @@ pub(crate) unsafe extern "C" fn gpumem_sim_alloc(device: u32, bytes: u64, why: *
             .ok_or_else(|| format!("there is no simulated GPU {device}: set GPUMEM_SIM=16GiB"))?;
         gpu.alloc(Bytes::new(bytes)).map_err(|why| why.to_string())
     };
-    // SAFETY: required by this function's contract.
-    unsafe { boxed(why, alloc) }
+    boxed(alloc)
 }
 
 /// Frees memory of a simulated GPU.

@@ -282,7 +282,7 @@ impl GpuMemTrace {
     }
 
     /// Like [`live`](Self::live), but with the blocks of all threads.
-    pub(in crate::session) fn live_of_all_threads(&self) -> Vec<LiveBlock> {
+    pub(crate) fn live_of_all_threads(&self) -> Vec<LiveBlock> {
         self.live_of(ScopePeriod::of_all_threads)
     }
 

@@ -1,6 +1,7 @@
 # Traces that count the tensors of an allocator.
 import sys
 
+import gpumem_trace
 import torch
 from gpumem_trace import GPUMemTrace
 from torch import MIB, lib, new_segment
@@ -26,3 +27,10 @@ with GPUMemTrace(ctx="step") as trace:
 # The segment stays, and the second call counts its tensors as well.
 with GPUMemTrace(ctx="again") as trace:
     torch.tensor(segment, 8 * MIB, 2 * MIB, 2 * MIB)
+# A recording leaves the traces as they are.
+with GPUMemTrace(ctx="recorded") as trace:
+    with gpumem_trace.record(sys.argv[2]):
+        torch.tensor(segment, 10 * MIB, 5 * MIB, 5 * MIB)
+    lib.drop(start + 8 * MIB, 2 * MIB)
+    new_segment()
+    print(trace.used, trace.peak, trace.is_exact)

@@ -12,7 +12,7 @@ pub(super) const PACKAGE_FOLDERS: &[&str] = &["/site-packages/", "/dist-packages
 /// Parts of the paths of Python packages, of Python's standard library, and of files that `torch.compile` writes. `<frozen` is the name
 /// of files inside the interpreter.
 pub(super) const PYTHON_PACKAGES: &[&str] =
-    &["/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen ", TORCH_COMPILE];
+    &["/site-packages/", "/dist-packages/", "/gpumem_trace/", "/lib/python3.", "<frozen ", TORCH_COMPILE];
 
 /// The folder of files that `torch.compile` writes, followed by the name of the user.
 pub(super) const TORCH_COMPILE: &str = "/torchinductor_";
