@@ -72,6 +72,8 @@ pub(super) const LOST: u64 = 4_000;
 pub(super) enum Rejection {
     /// The item contradicts earlier items.
     Contradiction,
+    /// The event is about a scope that was not opened. A recording that starts late does not have those that are older.
+    UnknownScope,
     /// The item is above a limit.
     Limit,
     /// Reading this file takes more work or memory than its size allows, so reading stops.
@@ -266,10 +268,10 @@ impl Checks {
             }
             EventKind::Leave { scope } => self.leave(scope, thread),
             EventKind::Read { scope } | EventKind::Reset { scope } | EventKind::ResetKeepingPeak { scope } => {
-                ensure_consistent(self.open.contains_key(&scope))?;
+                self.ensure_open(scope)?;
             }
             EventKind::Close { scope } => {
-                let opener = self.open.remove(&scope).ok_or(Rejection::Contradiction)?;
+                let opener = self.open.remove(&scope).ok_or(Rejection::UnknownScope)?;
                 self.adopting.remove(&scope);
                 self.leave(scope, opener);
             }
@@ -301,7 +303,7 @@ impl Checks {
             | EventKind::Mark { .. }
             | EventKind::Named { .. } => {}
             EventKind::Adopt { scope, .. } => {
-                ensure_consistent(self.open.contains_key(&scope))?;
+                self.ensure_open(scope)?;
                 self.adopting.insert(scope);
             }
         }
@@ -343,6 +345,10 @@ impl Checks {
         self.enter(scope, thread)?;
         self.open.insert(scope, thread);
         Ok(())
+    }
+
+    fn ensure_open(&self, scope: ScopeId) -> Result {
+        if self.open.contains_key(&scope) { Ok(()) } else { Err(Rejection::UnknownScope) }
     }
 
     fn enter(&mut self, scope: ScopeId, thread: ThreadId) -> Result {

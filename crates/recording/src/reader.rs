@@ -174,7 +174,8 @@ impl<R: io::Read> Reader<R> {
             match step {
                 Ok(None) => {}
                 Ok(step) => return Ok(step),
-                Err(Rejection::Contradiction) => self.skipped.contradictions += 1,
+                Err(Rejection::UnknownScope) if self.definitions().process().ran_before.is_some() => {}
+                Err(Rejection::Contradiction | Rejection::UnknownScope) => self.skipped.contradictions += 1,
                 Err(Rejection::Limit) => self.skipped.above_limits += 1,
                 Err(Rejection::Exceeded(limit)) => self.items.stop(limit),
             }

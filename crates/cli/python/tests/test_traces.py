@@ -345,9 +345,12 @@ class Recordings(unittest.TestCase):
         def load():
             kept.append(sim.alloc(20 * MIB))
 
+        older = GPUMemTrace(silent=True, ctx="older")
         with GPUMemTrace(silent=True, ctx="around") as trace:
             with gpumem_trace.record() as recording:
                 load()
+                older.reset()
+                older.stop()
                 blip(70)
                 with self.assertRaisesRegex(Error, "cannot record to .*: this process is recorded already, to "):
                     gpumem_trace.record().start()
@@ -357,6 +360,7 @@ class Recordings(unittest.TestCase):
         data = recording.data()
         self.assertEqual(data["devices"][0]["peak_bytes"], 90 * MIB)
         self.assertEqual(data["not_freed"]["bytes"], 20 * MIB)
+        self.assertEqual((data["missing"]["unreadable_items"], data["missing"]["contradictory"]), (0, False))
         self.assertIn("the peak was 90", recording.report())
         self.assertTrue(recording.svg().startswith("<svg"))
         with self.assertRaisesRegex(Error, "`gpumem report --nothing .*unexpected argument '--nothing'"):

@@ -3,7 +3,7 @@
 
 use std::{io::Cursor, time::Duration};
 
-use crate::{CallsiteDefinition, End, Item, Reader, RecordedEvent, Skipped, Writer, items_of};
+use crate::{CallsiteDefinition, End, Item, Process, Reader, RecordedEvent, Skipped, Writer, items_of};
 use gpumem_core::model::{
     Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, PoolId, ScopeId, ScopeSpec,
     StackId, ThreadId, ThreadName, Threads,
@@ -164,6 +164,8 @@ fn what_contradicts_itself_is_left_out_and_counted() {
     let close = |number, scope| event(number, EventKind::Close { scope: ScopeId(scope) });
     let read_of = |number, scope| event(number, EventKind::Read { scope: ScopeId(scope) });
     check("scopes that nobody opened", &[close(1, 9), read_of(2, 9)], contradicts(2));
+    let late = Item::Process(Process { ran_before: Some(Duration::from_secs(1)), ..Process::default() });
+    check("scopes that are older than the recording", &[late, close(1, 9), read_of(2, 9)], contradicts(0));
     check("a scope that is opened twice", &[open(1, 9), open(2, 9), close(3, 9), close(4, 9)], contradicts(2));
     check(
         "numbers that fall",
