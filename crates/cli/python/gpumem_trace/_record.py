@@ -8,16 +8,32 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import weakref
 
 from . import _pytorch
-from ._library import Error, check, library, unlocked
+from ._library import Error, check, library, note, unlocked
 
 
 # The code that records the history of PyTorch's allocator.
 _history = {}
-# The recording that has started and not ended.
-_running = None
+# The recording that has started and not ended, as a weak reference. The lock is held while it starts or ends.
+_running, _lock = None, threading.Lock()
+
+
+def _forget():
+    """In the child of a fork, nothing is recorded, and another thread may have held the lock."""
+    global _running, _lock
+    _running, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _remove(folder, process):
+    # A child of a fork inherits the object, too.
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class record:
@@ -38,51 +54,55 @@ class record:
     def __init__(self, path=None, layers=False):
         if path is None:
             folder = tempfile.mkdtemp(prefix="gpumem-")
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            weakref.finalize(self, _remove, folder, os.getpid())
             path = os.path.join(folder, "part.capture")
-        self.path = os.fspath(path)
+        self.path = os.path.abspath(os.fsdecode(path))
         # `is_complete` says whether there is a recording that has ended.
-        self._layers, self._was_kept, self.is_complete = layers, False, False
+        self._layers, self.is_complete = layers, False
 
     def start(self):
         global _running
-        if _running is not None:
-            raise Error(f"cannot record to {self.path}: this process is recorded already, to {_running.path}")
-        if _pytorch.is_pending and "torch" in sys.modules:
-            _pytorch.observe()
-        file = os.fsencode(os.path.abspath(self.path))
-        # The history takes longer to start, and would be missing at the start of the recording.
-        has_history = "torch" in sys.modules
-        if has_history:
-            self._start_history(file)
-        why = unlocked().gpumem_record(file)
-        if why is not None and has_history:
-            self._end_history()
+        with _lock:
+            known = _running and _running()
+            if known is not None:
+                raise Error(f"cannot record to {self.path}: this process is recorded already, to {known.path}")
+            if _running is not None:
+                # Nobody can end it any more.
+                _end()
+            # Ctrl-C may come at any line.
+            _running, self.is_complete = weakref.ref(self), False
+            try:
+                self._start()
+            except BaseException:
+                _end()
+                raise
+
+    def _start(self):
+        if "torch" in sys.modules:
+            if _pytorch.is_pending:
+                _pytorch.observe()
+            # The history takes longer to start, and would be missing at the start of the recording.
+            self._start_history(os.fsencode(self.path) + b".torch")
+        why = unlocked().gpumem_record(os.fsencode(self.path))
+        if why is not None:
+            _end_history()
             with contextlib.suppress(OSError):
-                os.remove(file + b".torch")
+                os.remove(self.path + ".torch")
         check(why)
-        _running, self.is_complete = self, False
 
     def _start_history(self, file):
         if not _history:
             exec(library().gpumem_torch_code().decode(), _history)
             _history["observe"] = _history["observe_modules"]
         _history["observe_modules"] = _history["observe"] if self._layers else None
-        self._was_kept = _keeps_history()
-        _history["begin"](file + b".torch", 500_000)
-
-    def _end_history(self):
-        if _history:
-            _history["finish"]()
-            if not self._was_kept and _keeps_history():
-                sys.modules["torch"].cuda.memory._record_memory_history(enabled=None)
+        _history["was_kept"] = _keeps_history()
+        _history["begin"](file, 500_000)
 
     def stop(self):
-        global _running
-        if _running is self:
-            self._end_history()
-            unlocked().gpumem_record_end()
-            _running, self.is_complete = None, True
+        with _lock:
+            if _running is not None and _running() is self:
+                _end()
+                self.is_complete = True
 
     def __enter__(self):
         self.start()
@@ -93,6 +113,9 @@ class record:
 
     def report(self, *options):
         """Returns what `gpumem report` prints, with its options: `recording.report("--table")`."""
+        if not self.is_complete:
+            is_on = _running is not None and _running() is self
+            raise Error("the recording has not ended; leave its `with` block first" if is_on else "nothing was recorded yet")
         return _command("report", *options, self.path)
 
     def data(self):
@@ -105,6 +128,25 @@ class record:
 
     # A notebook shows this.
     _repr_svg_ = svg
+
+
+def _end():
+    """Ends the recording that runs, if it has started."""
+    global _running
+    try:
+        _end_history()
+    finally:
+        try:
+            unlocked().gpumem_record_end()
+        finally:
+            _running = None
+
+
+def _end_history():
+    if _history:
+        _history["finish"]()
+        if not _history["was_kept"] and _keeps_history():
+            sys.modules["torch"].cuda.memory._record_memory_history(enabled=None)
 
 
 def _keeps_history():
@@ -122,6 +164,10 @@ def _command(*words):
     # The command is a program of its own.
     env = {name: value for name, value in os.environ.items() if name != "CUDA_INJECTION64_PATH"}
     done = subprocess.run([command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
-    if done.returncode:
-        raise Error(f"`gpumem {' '.join(words)}` failed: {done.stderr.decode(errors='replace').strip()}")
+    why = done.stderr.decode(errors="replace").strip()
+    if done.returncode and not done.stdout:
+        raise Error(f"`gpumem {' '.join(words)}` failed: {why}")
+    if why:
+        # The recording is not complete, for example because the disk is full.
+        note(why)
     return done.stdout.decode()

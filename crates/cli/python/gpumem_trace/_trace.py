@@ -200,15 +200,21 @@ class GPUMemTrace:
         return self._values().gauge != 3
 
     def live(self):
-        """Returns what was allocated in the trace and is still in use, the largest first.
+        """Returns what the trace's thread allocated on its device since the trace was created and is still in use, the largest first; with
+        `all_threads`, what all threads allocated.
 
         Each is a dict with `bytes`, `device`, `line` (such as `train.py:31`), `caller` (the line that called the function of that line),
         `library`, `scopes` (the names of the open traces) and `frames` (the functions, the innermost first). The lines are known for 1 MB or
-        more, with Python 3.11 or later on Linux.
+        more, with Python 3.11 or later on Linux, and are None otherwise.
         """
         import json
 
-        return json.loads(self._c_live(self._trace))
+        rows = json.loads(self._c_live(self._trace))
+        if sys.version_info < (3, 11):
+            # These are functions of Python itself.
+            for row in rows:
+                row["line"] = row["caller"] = None
+        return rows
 
     def __enter__(self):
         self._c_set(self._trace, _START)

@@ -20,6 +20,8 @@ _UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 _KEY = "gpumem"
 # A test may need this much more than in its baseline: PyTorch's cache grows in such steps.
 _TOLERANCE = 2**20
+# A failure names at most this many places.
+_MOST_PLACES = 5
 
 
 def parse(size):
@@ -108,19 +110,32 @@ class Plugin:
         outcome = yield
         for trace in traces.values():
             trace.stop()
-        failures = [failure for limit in limits if (failure := _failure(*limit, traces[limit[2]]))]
         first = next(iter(traces.values()))
         if first.is_measured:
-            peak = first.peak
-            item.user_properties.append((_KEY, peak))
-            before = self.baseline.get(item.nodeid)
-            if before is not None and not self.updates and peak > before + _TOLERANCE:
-                failures.append(f"the test needed {text(peak)} of GPU memory, and {text(before)} in {self.path}")
-        elif self.path:
-            failures.append("the GPU memory of the test cannot be compared with the baseline, because it was not measured")
-        if failures and outcome.excinfo is None:
-            # The result of the test itself counts more.
-            outcome.force_exception(pytest.fail.Exception("\n".join(failures), pytrace=False))
+            item.user_properties.append((_KEY, first.peak))
+        # The result of the test itself counts more.
+        if outcome.excinfo is None:
+            try:
+                failures = list(self._failures(item.nodeid, limits, traces, first))
+            except Exception as error:
+                # So ended a function that filters.
+                outcome.force_exception(error)
+                return
+            if failures:
+                outcome.force_exception(pytest.fail.Exception("\n".join(failures), pytrace=False))
+
+    def _failures(self, test, limits, traces, first):
+        for limit in limits:
+            failure = _failure(*limit, traces[limit[2]])
+            if failure:
+                yield failure
+        if not first.is_measured:
+            if self.path:
+                yield "the GPU memory of the test cannot be compared with the baseline, because it was not measured"
+            return
+        before = self.baseline.get(test)
+        if before is not None and not self.updates and first.peak > before + _TOLERANCE:
+            yield f"the test needed {text(first.peak)} of GPU memory, and {text(before)} in {self.path}"
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call":
@@ -183,5 +198,7 @@ def _failure(name, limit, device, filter_fn, trace):
     places = collections.Counter()
     for row in rows or trace.live():
         places[row["line"] or row["library"] or "a line that is not known"] += row["bytes"]
-    where = "".join(f"\n  {text(size)} from {place}" for place, size in places.most_common(5))
+    where = "".join(f"\n  {text(size)} from {place}" for place, size in places.most_common(_MOST_PLACES))
+    if len(places) > _MOST_PLACES:
+        where += f"\n  and {len(places) - _MOST_PLACES} more places"
     return f"{text(used)} more of GPU memory is in use after the test, and its limit is {text(limit)}:{where}"

@@ -75,6 +75,12 @@ def test_enough():
 @pytest.mark.limit_gpu_leaks("19 MB", filter_fn=is_leak)
 def test_too_much():
     work()
+
+@pytest.mark.limit_gpu_leaks("1 MB", filter_fn=lambda row: row["nothing"])
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_wrong_filter(is_wrong):
+    work()
+    assert not is_wrong, "its own"
 """
 
 
@@ -113,7 +119,8 @@ class Plugin(unittest.TestCase):
     def test_leaks_are_filtered_by_their_places(self):
         self.write("test_limits.py", LEAKS)
         _, out = self.run_pytest()
-        self.assertIn("1 failed, 1 passed", out)
+        self.assertIn("3 failed, 1 passed", out)
+        self.assertEqual((out.count("KeyError: 'nothing'"), "AssertionError: its own" in out), (2, True), out)
         self.assertIn("20 MB more of GPU memory is in use after the test, and its limit is 19 MB:\n  20 MB from test_limits.py:11\n", out)
 
     def test_what_is_not_measured_does_not_pass(self):

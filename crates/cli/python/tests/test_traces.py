@@ -8,10 +8,12 @@ import gc
 import importlib.metadata
 import io
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 from unittest import mock
 
@@ -366,9 +368,60 @@ class Recordings(unittest.TestCase):
         with self.assertRaisesRegex(Error, "`gpumem report --nothing .*unexpected argument '--nothing'"):
             recording.report("--nothing")
         path = recording.path
+        if not os.fork():
+            # The child does not remove the file.
+            del recording
+            os._exit(gc.collect() * 0)
+        os.wait()
+        self.assertTrue(os.path.exists(path))
         del recording
         gc.collect()
         self.assertFalse(os.path.exists(path))
+
+    def test_interrupts_and_lost_recordings(self):
+        def interrupted(signal_number, frame):
+            raise KeyboardInterrupt
+
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, interrupted))
+        for delay in range(1, 40):
+            signal.setitimer(signal.ITIMER_REAL, delay / 2000)
+            try:
+                with gpumem_trace.record():
+                    blip(1)
+                time.sleep(0.03)
+            except KeyboardInterrupt:
+                pass
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            gc.collect()
+        gpumem_trace.record().start()
+        with gpumem_trace.record() as recording:
+            blip(3)
+            with self.assertRaisesRegex(Error, "the recording has not ended; leave its `with` block first"):
+                recording.report()
+        self.assertEqual(recording.data()["devices"][0]["peak_bytes"], 3 * MIB)
+        with self.assertRaisesRegex(Error, "nothing was recorded yet"):
+            gpumem_trace.record().svg()
+
+    def test_threads_take_turns(self):
+        done = []
+
+        def work():
+            for _ in range(20):
+                try:
+                    with gpumem_trace.record() as recording:
+                        blip(1)
+                    done.append(recording.is_complete)
+                except Error as why:
+                    self.assertIn("this process is recorded already, to ", str(why))
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertTrue(done and all(done))
+        with gpumem_trace.record():
+            pass
 
     def test_a_file(self):
         with self.assertRaisesRegex(Error, "cannot record to /nothing/a.capture: No such file"):
@@ -380,6 +433,7 @@ class Recordings(unittest.TestCase):
                 with recording:
                     blip(mib)
             self.assertEqual(recording.data()["devices"][0]["peak_bytes"], 7 * MIB)
+            self.assertEqual(gpumem_trace.record("-x.capture").path, os.path.join(os.getcwd(), "-x.capture"))
             with mock.patch.dict(os.environ, PATH=folder), mock.patch("sysconfig.get_path", lambda _: folder):
                 with self.assertRaisesRegex(Error, "the command gpumem is neither in .* nor in a folder of PATH; install gpumem-trace"):
                     recording.report()

@@ -14,7 +14,10 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     ptr,
-    sync::{LazyLock, Mutex, PoisonError},
+    sync::{
+        LazyLock, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use gpumem::{
@@ -139,6 +142,9 @@ pub(crate) extern "C" fn gpumem_why() -> *const c_char {
     ANSWER.with(|answer| answer.borrow().as_ptr())
 }
 
+/// True between [`gpumem_record`] and [`gpumem_record_end`]. Another recording is not Python's.
+static IS_RECORDED: AtomicBool = AtomicBool::new(false);
+
 /// Starts to record the process to a file, until [`gpumem_record_end`]. Returns the reason if it cannot, or null.
 ///
 /// # Safety
@@ -152,16 +158,20 @@ pub(crate) unsafe extern "C" fn gpumem_record(file: *const c_char) -> *const c_c
         // Later traces need the interception, which would end with the recording.
         let started = intercept::subscribe().map_err(|why| why.to_string());
         let started = started.and_then(|()| recording::start(file, Keep::All).map_err(|why| why.to_string()));
-        started.map_err(|why| format!("cannot record to {}: {why}", file.display()))
+        started.map_err(|why| format!("cannot record to {}: {why}", file.display()))?;
+        IS_RECORDED.store(true, Relaxed);
+        Ok(())
     })
 }
 
-/// Ends the recording, so that its file is complete.
+/// Ends the recording, if there is one, so that its file is complete.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gpumem_record_end() {
     _ = guarded(|| {
-        recording::end();
+        if IS_RECORDED.swap(false, Relaxed) {
+            recording::end();
+        }
         Ok(())
     });
 }
@@ -309,7 +319,7 @@ pub(crate) unsafe extern "C" fn gpumem_trace_read(this: *const PythonTrace, to: 
     });
 }
 
-/// Returns the blocks that were allocated inside a trace and are still live, as JSON: the largest first.
+/// Returns the blocks that were allocated inside a trace on its device and are still live, as JSON: the largest first.
 ///
 /// # Safety
 /// The trace must be null, or one that was opened and not closed.
@@ -324,7 +334,8 @@ pub(crate) unsafe extern "C" fn gpumem_trace_live(this: *const PythonTrace) -> *
             return Ok(());
         };
         let live = if *is_of_all_threads { gpumem::__private::live_of_all_threads(trace) } else { trace.live() };
-        let on_device = live.into_iter().filter(|block| block.kind.is_on_device());
+        let device = trace.data().device;
+        let on_device = live.into_iter().filter(|block| block.device == device && block.kind.is_on_device());
         rows = on_device
             .map(|LiveBlock { bytes, device, line, caller, library, path, backtrace, .. }| {
                 json!({
