@@ -14,7 +14,6 @@ import weakref
 from . import _pytorch
 from ._library import Error, check, library, note, unlocked
 
-
 # The code that records the history of PyTorch's allocator.
 _history = {}
 # The recording that has started and not ended, as a weak reference. The lock is held while it starts or ends.
@@ -91,7 +90,7 @@ class record:
         check(why)
 
     def _start_history(self, file):
-        if not _history:
+        if "observe" not in _history:
             exec(library().gpumem_torch_code().decode(), _history)
             _history["observe"] = _history["observe_modules"]
         _history["observe_modules"] = _history["observe"] if self._layers else None
@@ -143,9 +142,9 @@ def _end():
 
 
 def _end_history():
-    if _history:
+    if "was_kept" in _history:
         _history["finish"]()
-        if not _history["was_kept"] and _keeps_history():
+        if not _history.pop("was_kept") and _keeps_history():
             sys.modules["torch"].cuda.memory._record_memory_history(enabled=None)
 
 
