@@ -8,7 +8,6 @@ pub use crate::session::simulated_gpu;
 pub use crate::{
     model::{Gauge, Trace},
     print::notice,
-    report::LiveBlock,
     session::{BodyGuard, Budget, End, GpuMemTrace, GpuMemTraceBuilder, Lines, Quantity, Relation, TraceSpec, Traced},
 };
 
@@ -38,11 +37,6 @@ pub fn exit(trace: &mut GpuMemTrace) {
 /// Returns what a trace has measured since the last call.
 pub fn read_next(trace: &GpuMemTrace) -> Trace {
     trace.read_next()
-}
-
-/// Like [`GpuMemTrace::live`], but with the blocks of all threads.
-pub fn live_of_all_threads(trace: &GpuMemTrace) -> Vec<LiveBlock> {
-    trace.live_of_all_threads()
 }
 
 /// Never called. The return type gives the compiler the type of the body.

@@ -47,7 +47,6 @@ thread_local! {
 /// A trace of the package.
 pub(crate) struct PythonTrace {
     trace: GpuMemTrace,
-    is_of_all_threads: bool,
     /// How the thread that runs a step of a task has entered the scope.
     step: Option<Entered>,
 }
@@ -218,10 +217,10 @@ pub(crate) unsafe extern "C" fn gpumem_trace_open(
             // Without a GPU, a notice says why nothing is measured.
             if device::count().is_ok_and(|count| count > 0) {
                 let trace = builder.start().map_err(|why| why.to_string())?;
-                return Ok(PythonTrace { trace, is_of_all_threads: threads == ALL, step: None });
+                return Ok(PythonTrace { trace, step: None });
             }
         }
-        Ok(PythonTrace { trace: builder.start_or_off(), is_of_all_threads: threads == ALL, step: None })
+        Ok(PythonTrace { trace: builder.start_or_off(), step: None })
     };
     boxed(open)
 }
@@ -330,12 +329,11 @@ pub(crate) unsafe extern "C" fn gpumem_trace_live(this: *const PythonTrace) -> *
     let this = unsafe { this.as_ref() };
     let mut rows = Vec::new();
     _ = guarded(|| {
-        let Some(PythonTrace { trace, is_of_all_threads, .. }) = this.filter(|_| !process::is_forked()) else {
+        let Some(PythonTrace { trace, .. }) = this.filter(|_| !process::is_forked()) else {
             return Ok(());
         };
-        let live = if *is_of_all_threads { gpumem::__private::live_of_all_threads(trace) } else { trace.live() };
         let device = trace.data().device;
-        let on_device = live.into_iter().filter(|block| block.device == device && block.kind.is_on_device());
+        let on_device = trace.live().into_iter().filter(|block| block.device == device && block.kind.is_on_device());
         rows = on_device
             .map(|LiveBlock { bytes, device, line, caller, library, path, backtrace, .. }| {
                 json!({

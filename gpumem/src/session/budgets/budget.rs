@@ -9,26 +9,22 @@ use super::{baseline, exclusive_tests::Turn, other_threads::Others};
 use crate::{
     model::{Gauge, Trace, one_line},
     process,
-    report::{Content, Counted, Limit, LiveBlock, Measurement, Place, Quantity, Relation, Verdict, by_place, judge},
+    report::{Content, Counted, Limit, Measurement, Place, Quantity, Relation, Verdict, by_place, judge},
     session::{GpuMemTrace, GpuMemTraceBuilder, Notice, current},
 };
 
 /// Returns the number of blocks that were allocated inside the trace and are still live. `None` if it is not known.
-fn live_inside(trace: &GpuMemTrace, counted: Counted) -> Option<u64> {
-    (trace.data().gauge == Gauge::Exact).then(|| live(trace, counted).len() as u64)
-}
-
-fn live(trace: &GpuMemTrace, counted: Counted) -> Vec<LiveBlock> {
-    if counted == Counted::AllThreads { trace.live_of_all_threads() } else { trace.live() }
+fn live_inside(trace: &GpuMemTrace) -> Option<u64> {
+    (trace.data().gauge == Gauge::Exact).then(|| trace.live().len() as u64)
 }
 
 /// Returns the ten source locations with the most memory that was allocated inside the trace and is still live. `None` if the
 /// trace is not exact.
-fn places(trace: &GpuMemTrace, counted: Counted) -> Option<Vec<Place>> {
+fn places(trace: &GpuMemTrace) -> Option<Vec<Place>> {
     if trace.data().gauge != Gauge::Exact {
         return None;
     }
-    Some(by_place(&live(trace, counted)))
+    Some(by_place(&trace.live()))
 }
 
 /// Panics with a message, at a line of the function that has the budget.
@@ -199,13 +195,13 @@ impl Budget {
         };
         let is_counted = self.limits.iter().any(|limit| limit.quantity == Quantity::Leaks);
         let counted = self.counted;
-        let live = if is_counted { live_inside(trace, counted) } else { None };
+        let live = if is_counted { live_inside(trace) } else { None };
         let measured = Measurement {
             counted,
             others: &|| self.others.as_ref().map(Others::found).unwrap_or_default(),
             trace: result,
             live,
-            places: &|| places(trace, counted),
+            places: &|| places(trace),
             peak: &|| trace.peak_holders(),
         };
         match judge(&self.name, &self.limits, &measured) {

@@ -261,7 +261,8 @@ impl GpuMemTrace {
 
     /// Returns the blocks that were allocated inside the trace and are still live, the largest first. A stopped trace lists those allocated
     /// before it was stopped. Blocks count if the trace's own thread allocated them while the trace was open, or if another thread
-    /// allocated them in its scope through the [handle](Self::handle). The list covers all kinds of memory on all devices since the trace
+    /// allocated them in its scope through the [handle](Self::handle); with [`all_threads`](GpuMemTraceBuilder::all_threads), those of any
+    /// thread. The list covers all kinds of memory on all devices since the trace
     /// was created, even after a [`reset`](Self::reset). Empty if allocations are not intercepted ([`Trace::gauge`] is not exact).
     ///
     /// ```
@@ -278,19 +279,12 @@ impl GpuMemTrace {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn live(&self) -> Vec<LiveBlock> {
-        self.live_of(|within| within)
-    }
-
-    /// Like [`live`](Self::live), but with the blocks of all threads.
-    pub(crate) fn live_of_all_threads(&self) -> Vec<LiveBlock> {
-        self.live_of(ScopePeriod::of_all_threads)
-    }
-
-    fn live_of(&self, blocks: impl FnOnce(ScopePeriod) -> ScopePeriod) -> Vec<LiveBlock> {
         let Some(guard) = &self.guard else { return Vec::new() };
-        let session = guard.session;
-        let within = guard.period().map(blocks);
-        within.map(|within| live_blocks(&session.inbox, session, Some(&within))).unwrap_or_default()
+        let Some(mut within) = guard.period() else { return Vec::new() };
+        if guard.settings.request.all_threads {
+            within = within.of_all_threads();
+        }
+        live_blocks(&guard.session.inbox, guard.session, Some(&within))
     }
 
     /// Returns the memory that the driver took for itself inside the trace and has not returned, the largest first: modules that were
