@@ -7,7 +7,7 @@ use std::{
     sync::mpsc::{Receiver, RecvTimeoutError},
 };
 
-use gpumem::recording;
+use gpumem::{intercept, recording};
 use gpumem_driver::{own_threads, process::exit_without_program};
 
 use crate::{
@@ -65,6 +65,7 @@ fn answer_to(command: &str, request: &Request, recording: &mut Option<PathBuf>) 
             }
             recordings::change();
             recording::end();
+            intercept::unsubscribe();
             Ok(known)
         }
         (variable::STOP, None) => Err("it is not recorded".to_owned()),

@@ -1,15 +1,10 @@
 //! Recordings that start and end while the process runs.
 
-use std::{fs, io, panic::Location, path::Path, sync::atomic::Ordering::Relaxed};
+use std::{fs, io, panic::Location, path::Path};
 
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 use super::ranges;
-use super::{
-    events::{subscribe, unsubscribe},
-    of_process,
-    output::oom,
-    recorder::Keep,
-};
+use super::{events::subscribe, of_process, output::oom, recorder::Keep};
 use crate::settings::{self, Settings};
 
 /// Starts to record the allocations of all threads of the process to this file. An existing recording is replaced.
@@ -33,8 +28,6 @@ pub fn start_at_launch(file: &Path, keep: Keep) -> io::Result<()> {
     if session.is_recorded() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "this process is recorded already"));
     }
-    let is_intercepted = session.devices().is_ok_and(|devices| devices.subscribed().is_some());
-    session.recorder.starts_interception.store(!is_intercepted, Relaxed);
     session.try_record(file, keep)?;
     subscribe().map_err(|why| {
         session.end_recording();
@@ -46,15 +39,10 @@ pub fn start_at_launch(file: &Path, keep: Keep) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends the recording, so that the file is complete. If nothing was intercepted before its [`start`], nothing is intercepted afterwards,
-/// until [`start`], [`subscribe`](crate::intercept::subscribe) or [`preload`](crate::preload) is called.
+/// Ends the recording, so that the file is complete. Allocations are intercepted afterwards as well, for traces;
+/// [`unsubscribe`](crate::intercept::unsubscribe) ends that.
 pub fn end() {
-    let session = of_process();
-    // The recording ends first: events lost at the end of the interception are not missing in this recording.
-    session.end_recording();
-    if session.recorder.starts_interception.swap(false, Relaxed) {
-        unsubscribe();
-    }
+    of_process().end_recording();
 }
 
 /// Marks this moment with a name in the recording of the process. Does nothing if the process is not recorded.

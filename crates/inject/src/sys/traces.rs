@@ -22,7 +22,7 @@ use std::{
 
 use gpumem::{
     __private::builder_at,
-    Bytes, Gauge, GpuMemTrace, device, intercept,
+    Bytes, Gauge, GpuMemTrace, device,
     recording::{self, Keep},
     report::LiveBlock,
     scope::Entered,
@@ -154,10 +154,7 @@ pub(crate) unsafe extern "C" fn gpumem_record(file: *const c_char) -> *const c_c
     // SAFETY: required by this function's contract.
     let file = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(file) }.to_bytes()));
     guarded(|| {
-        // Later traces need the interception, which would end with the recording.
-        let started = intercept::subscribe().map_err(|why| why.to_string());
-        let started = started.and_then(|()| recording::start(file, Keep::All).map_err(|why| why.to_string()));
-        started.map_err(|why| format!("cannot record to {}: {why}", file.display()))?;
+        recording::start(file, Keep::All).map_err(|why| format!("cannot record to {}: {why}", file.display()))?;
         IS_RECORDED.store(true, Relaxed);
         Ok(())
     })

@@ -61,8 +61,6 @@ pub(in crate::session) struct Recorder {
     /// The age of the process when the recording started, if it may have allocated before.
     pub(super) ran_before: Mutex<Option<Duration>>,
     pub(super) modules: ModuleTable,
-    /// True if allocations are intercepted only for the recording.
-    pub(in crate::session) starts_interception: AtomicBool,
     /// True if there is space for definitions.
     pub(super) defines_stacks: AtomicBool,
     pub(super) early: Mutex<Option<EarlyDefinitions>>,
