@@ -457,8 +457,10 @@ class Recordings(unittest.TestCase):
         self.assertEqual([row["bytes"] // MIB for row in own.live()], [20, 10])
         self.assertEqual([row["bytes"] // MIB for row in every.live()], [20, 10, 3])
         row = own.live()[0]
-        self.assertEqual((row["device"], row["scopes"], row["library"]), (0, ["own", "all"], None))
+        self.assertEqual((row["device"], row["scopes"]), (0, ["own", "all"]))
+        # Before 3.11, the library is that of ctypes.
         if sys.version_info >= (3, 11):
+            self.assertIsNone(row["library"])
             here = load.__code__.co_firstlineno + 1
             self.assertTrue(row["line"].endswith(f"test_traces.py:{here}"), row)
             self.assertTrue(any(frame.endswith(f"test_traces.py:{here}") for frame in row["frames"]), row)
