@@ -30,6 +30,10 @@ class Cells:
 
     def lines(self, line, cell):
         """Runs a cell, and shows the memory of each of its lines."""
+        if line.strip():
+            from IPython.core.error import UsageError
+
+            raise UsageError(f"%%gpumem takes no options: {line}")
         code, text = self.compiled(cell)
         with self.measured(code, text):
             exec(code, self.shell.user_ns)

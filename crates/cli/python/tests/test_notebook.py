@@ -4,6 +4,7 @@ import unittest
 
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 
 def run(*cells):
@@ -36,6 +37,10 @@ class Notebook(unittest.TestCase):
         self.assertEqual(lines[5], "       0       25      2      3      sim.alloc(5 << 20).free()")
         self.assertEqual(lines[-2:], ["picture", "△Used Peaked MB:     20      5 (cell 3: exit)"])
         self.assertEqual((outputs[3], outputs[5]), ("Out: 20971520\n△Used Peaked MB:      0      0 (cell 4: exit)\n", ""))
+
+    def test_there_are_no_options(self):
+        with self.assertRaisesRegex(CellExecutionError, "UsageError: %%gpumem takes no options: fast"):
+            run("%load_ext gpumem_trace", "%%gpumem fast\nprint(1)")
 
     def test_values_and_tasks(self):
         outputs = run(
