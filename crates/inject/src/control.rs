@@ -64,6 +64,7 @@ fn answer_to(command: &str, request: &Request, recording: &mut Option<PathBuf>) 
                 torch::end(&known);
             }
             recordings::change();
+            // The recording ends first: it does not miss the events that are lost when the interception ends.
             recording::end();
             intercept::unsubscribe();
             Ok(known)

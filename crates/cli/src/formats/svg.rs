@@ -47,7 +47,7 @@ const FAINT: &str = "#5d6670";
 const LINE: &str = "#d5dae0";
 const ALARM: &str = "#b3261e";
 
-/// The memory of the largest places of a device, and of all others together, which come last.
+/// The memory of the largest places of a device. The last area is the sum of all other places.
 struct Areas {
     names: Vec<String>,
     at_peak: Vec<i64>,
@@ -168,7 +168,7 @@ struct Picture {
 
 impl Picture {
     /// Returns the picture of the device with the highest peak. As in the summary, PyTorch's tensors replace the driver's blocks if these are
-    /// mostly PyTorch's cache. So they do if they are larger: a recording does not have blocks that are older than itself.
+    /// mostly PyTorch's cache. They also replace the blocks if they are larger: blocks that are older than the recording are not in it.
     fn of(history: &History, overview: &Overview) -> Option<Self> {
         let end = history.end_nanos();
         let about = overview.busiest();
@@ -252,7 +252,7 @@ impl Picture {
         };
         let has_others = areas.columns.iter().flatten().any(|live| live.last() > Some(&0));
         let others = has_others.then(|| "other places".to_owned());
-        // The highest area is drawn first, and each down to the axis, so that there are no seams.
+        // Each area is drawn down to the axis, the highest one first. Otherwise there would be thin gaps between them.
         let colour = |area: usize| if area < areas.names.len() { COLOURS[area] } else { OTHERS };
         for area in (0..areas.names.len() + usize::from(has_others)).rev() {
             let top = |live: &Vec<i64>| y(sum(&live[..=area]));
@@ -304,7 +304,7 @@ fn time_in_words(nanos: u64) -> String {
     in_words(Duration::from_nanos(nanos))
 }
 
-/// Returns a line over columns with these tops. An area goes down to the axis. Columns without a top are left out.
+/// Returns an SVG path along the tops of the columns. An area is closed at the axis. Columns without a top are left out.
 fn outline<Y: Copy + PartialEq + Display>(is_area: bool, tops: impl Iterator<Item = Option<Y>>) -> String {
     let (mut path, mut now) = (Vec::new(), None);
     for (x, top) in (LEFT..).zip(tops.chain([None])) {

@@ -569,7 +569,7 @@ impl DeviceOverview {
     }
 
     /// Returns whether most of the peak belongs to PyTorch: segments of its caching allocator, or blocks of the
-    /// driver's stream-ordered pool. Its tensors then say more about the peak than the blocks.
+    /// driver's stream-ordered pool. PyTorch's tensors then explain the peak better than the blocks.
     pub(crate) fn holds_cache(&self) -> bool {
         let sums = self.peak_by_library.iter().filter(|sum| sum.name == "PyTorch");
         let bytes: u64 = sums.map(|sum| sum.bytes.unsigned_abs()).sum();

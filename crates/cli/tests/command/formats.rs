@@ -591,7 +591,7 @@ fn perfetto_has_counters_of_tensors() {
     assert!(tensors.0 > 60_000 && segments.0 == tensors.0, "{tensors:?} {segments:?}");
 }
 
-/// A picture shows who had how much at the peak, however short that was, and what is not known.
+/// The picture shows the memory of each place at the peak, even if the peak was short, and the time that is not known.
 #[test]
 fn pictures_show_the_peak() {
     let second = Device { ordinal: 1, ..DEVICE };

@@ -82,7 +82,8 @@ pub(super) fn guarded(code: impl FnOnce() -> Result<(), String>) -> *const c_cha
     }
 }
 
-/// Hands a value over to Python, which returns it to [`release`]. After an error, it is null, and [`gpumem_why`] returns the error.
+/// Returns a pointer to a value. Python passes it to [`release`] later. After an error, the pointer is null, and [`gpumem_why`] returns the
+/// error.
 fn boxed<T>(make: impl FnOnce() -> Result<T, String>) -> *mut T {
     let mut pointer = ptr::null_mut();
     _ = guarded(|| make().map(|value| pointer = Box::into_raw(Box::new(value))));
@@ -160,7 +161,7 @@ pub(crate) unsafe extern "C" fn gpumem_record(file: *const c_char) -> *const c_c
     })
 }
 
-/// Ends the recording, if there is one, so that its file is complete.
+/// Ends the recording of [`gpumem_record`], if there is one. Its file is complete afterwards.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gpumem_record_end() {
@@ -172,8 +173,8 @@ pub(crate) extern "C" fn gpumem_record_end() {
     });
 }
 
-/// Returns the Python code that records the history of PyTorch's allocator, with the modules of tensors: `begin(file, events)` starts and
-/// `finish()` writes the file.
+/// Returns Python code that records the history of PyTorch's allocator and the modules of tensors. Its function `begin(file, events)` starts
+/// the history, and `finish()` writes the file.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gpumem_torch_code() -> *const c_char {
@@ -258,7 +259,7 @@ pub(crate) unsafe extern "C" fn gpumem_trace_set(this: *mut PythonTrace, what: u
     });
 }
 
-/// Returns the lines of a report, which Python prints, or null.
+/// Returns the lines of a report for Python to print, or null if there are none.
 ///
 /// # Safety
 /// The trace must be null, or one that was opened and not closed, and `subctx` null or a C string.

@@ -194,10 +194,9 @@ impl Budget {
             None => false,
         };
         let is_counted = self.limits.iter().any(|limit| limit.quantity == Quantity::Leaks);
-        let counted = self.counted;
         let live = if is_counted { live_inside(trace) } else { None };
         let measured = Measurement {
-            counted,
+            counted: self.counted,
             others: &|| self.others.as_ref().map(Others::found).unwrap_or_default(),
             trace: result,
             live,

@@ -261,9 +261,9 @@ impl GpuMemTrace {
 
     /// Returns the blocks that were allocated inside the trace and are still live, the largest first. A stopped trace lists those allocated
     /// before it was stopped. Blocks count if the trace's own thread allocated them while the trace was open, or if another thread
-    /// allocated them in its scope through the [handle](Self::handle); with [`all_threads`](GpuMemTraceBuilder::all_threads), those of any
-    /// thread. The list covers all kinds of memory on all devices since the trace
-    /// was created, even after a [`reset`](Self::reset). Empty if allocations are not intercepted ([`Trace::gauge`] is not exact).
+    /// allocated them in its scope through the [handle](Self::handle). With [`all_threads`](GpuMemTraceBuilder::all_threads), the blocks of
+    /// all threads count. The list covers all kinds of memory on all devices since the trace was created, even after a
+    /// [`reset`](Self::reset). Empty if allocations are not intercepted ([`Trace::gauge`] is not exact).
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -23,7 +23,7 @@ impl Role {
 const READ: Role = Role { is_read: true, is_written: false };
 const WRITTEN: Role = Role { is_read: false, is_written: true };
 const BOTH: Role = Role { is_read: true, is_written: true };
-/// The kernel computes with the address, and uses no memory there.
+/// The kernel computes with the address and does not access memory there.
 const VALUE: Role = Role { is_read: false, is_written: false };
 
 /// The order of a kernel's addresses.
