@@ -269,9 +269,7 @@ impl Picture {
             writeln!(out, "<path {line} d=\"{}\"/>", outline(false, tops))?;
             entry(out, &format!("h11\" {line}"), "the driver's blocks, at most", driver.peak)?;
         }
-        let is_here = |rejected: &&RejectedRequest| {
-            rejected.device.is_none_or(|on| history.devices[usize::from(on)].device == *device)
-        };
+        let is_here = |rejected: &&RejectedRequest| rejected.device_in(history).is_none_or(|on| on == *device);
         let rejections: Vec<_> = history.rejections.iter().filter(is_here).collect();
         for at in rejections.iter().map(|rejected| x(rejected.time)).collect::<BTreeSet<_>>() {
             writeln!(out, "<path stroke=\"{ALARM}\" stroke-opacity=\".7\" d=\"M{at}.5 {TOP}V{BOTTOM}\"/>")?;

@@ -96,6 +96,13 @@ pub(crate) struct RejectedRequest {
     pub(crate) was_obtained: bool,
 }
 
+impl RejectedRequest {
+    /// Returns the device, if it is known.
+    pub(crate) fn device_in(&self, history: &History) -> Option<Device> {
+        Some(history.devices.get(usize::from(self.device?))?.device)
+    }
+}
+
 /// A time during which a scope was open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScopeLife {

@@ -66,7 +66,7 @@ pub(crate) struct RejectedAllocation {
 impl RejectedAllocation {
     fn of(history: &History, rejected: &RejectedRequest) -> Self {
         let stack = history.definitions().stack(rejected.stack);
-        let device = rejected.device.and_then(|device| history.devices.get(usize::from(device))).map(|all| all.device);
+        let device = rejected.device_in(history);
         let has_library_as_place = stack.library_as_place().is_some();
         let live_bytes = rejected.live.filter(|_| history.is_whole_at(rejected.number));
         let defined = device.and_then(|device| history.definitions().device(device)?.total);

@@ -277,7 +277,7 @@ impl DeviceTensors {
 /// Returns the main failed allocation, if it was on this device and the allocator's memory at that moment is known.
 fn rejection_on<'a>(history: &'a History, tensors: &TensorHistory) -> Option<&'a RejectedRequest> {
     let rejection = history.oom().filter(|rejection| !rejection.was_obtained)?;
-    let device = history.devices.get(usize::from(rejection.device?))?.device;
+    let device = rejection.device_in(history)?;
     let is_known = tensors.known_from().is_none_or(|from| from <= rejection.time);
     (device == tensors.about.device && is_known && !tensors.steps.is_empty()).then_some(rejection)
 }
