@@ -82,6 +82,10 @@ def solvers():
     torch.linalg.eigh(positive)
     torch.linalg.lstsq(batch, batch[..., :4])
     torch.linalg.solve(positive, batch)
+    large = torch.linalg.matrix_power(torch.eye(2048, device=GPU), 2) * 2048
+    for matrix in (positive, positive[0], large):
+        for name in ("inv", "slogdet", "qr", "lu", "lu_factor", "ldl_factor", "eigvalsh", "pinv"):
+            getattr(torch.linalg, name)(matrix)
 
 
 def chosen(count=40_000_000):

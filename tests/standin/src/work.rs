@@ -18,6 +18,10 @@ const CONTENT: u8 = 0xab;
 const JOINS: Handle = 1000;
 /// That of PyTorch's function that computes a sequence from a value.
 const SEQUENCE: Handle = 1001;
+/// That of a function that writes all of its second parameter, by the types in its name.
+const SCALES: Handle = 1002;
+/// That of PyTorch's reduction of values to whether any of them is true.
+const ANY: Handle = 1003;
 /// From this handle on, functions are NCCL's.
 const COLLECTIVES: Handle = 100;
 
@@ -128,12 +132,11 @@ dispatched! { jumps;
         launch(call, function, stream)
     }
 
-    // The handle of a function determines how many parameters it has, of one word each. The function that joins tensors has one parameter,
-    // of 128 words.
+    // The handle of a function determines how many parameters it has, of one word each. PyTorch's functions have one of 128 words.
     fn cuFuncGetParamInfo(function: Handle, at: usize, offset: Out<usize>, bytes: Out<usize>) |call| {
         let (count, words) = match function {
-            JOINS => (1, 128),
-            SEQUENCE => (2, 1),
+            JOINS | ANY => (1, 128),
+            SEQUENCE | SCALES => (2, 1),
             _ => (modules::parameters(call, function).unwrap_or(function % COLLECTIVES), 1),
         };
         if at >= count {
@@ -153,6 +156,8 @@ dispatched! { jumps;
         let known = match function {
             JOINS => c"_ZN2at6native19CatArrayBatchedCopyE",
             SEQUENCE => c"_Z29elementwise_kernel_with_indexlPl",
+            SCALES => c"_Z5scalePKfPf",
+            ANY => c"_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIiNS0_14func_wrapper_tIbZZZNS0_14or_kernel_cudaEEEvT1_",
             COLLECTIVES.. => c"ncclDevKernel_AllReduce_Sum_f32_RING_LL",
             _ => c"add",
         };

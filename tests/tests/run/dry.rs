@@ -71,9 +71,11 @@ fn values_that_were_not_computed_are_counted() {
         "before": content, "skipped": [0, 0], "indices": [0, 0], "computed": [0, 1],
         "overwritten": [[0, 1], content, content], "before it": content,
         "table": [[0, 1], [0, 0], [0, 1], [0, 1]], "kernel": [0, 0], "other kernel": [0, 1],
+        "missing": [[0, 0], [0, 1], "00000000", "00000000", "00000000", "abababab"],
+        "pinned": [[0, 0], [0, 1], [0, 1], [0, 1], [0, 1]],
     });
     assert_eq!(seen, expected, "{outcome}");
-    let sentence = "7 values were read from memory that is not there, at 5 places, first at tests/run/unknown.py:25: sizes that depend on them may \
+    let sentence = "11 values were read from memory that is not there, at 7 places, first at tests/run/unknown.py:25: sizes that depend on them may \
         differ. A larger --real computes more values\n";
     assert!(outcome.stderr.contains(sentence), "{outcome}");
     assert!(
@@ -87,10 +89,10 @@ fn values_that_were_not_computed_are_counted() {
     };
     let json: Value = serde_json::from_str(&report(&["--json"]).stdout).unwrap();
     let (dry, device) = (&json["dry_run"], &json["devices"][0]);
-    assert_eq!((&dry["real_bytes"], &dry["unknown_values"]), (&json!(64 << 20), &json!(7)));
+    assert_eq!((&dry["real_bytes"], &dry["unknown_values"]), (&json!(64 << 20), &json!(11)));
     let lines: Vec<_> =
         dry["places"].as_array().unwrap().iter().map(|place| place["place"].as_str().unwrap()).collect();
-    assert_eq!(lines, [25, 27, 30, 32, 38].map(|line| format!("tests/run/unknown.py:{line}")));
+    assert_eq!(lines, [25, 27, 30, 32, 38, 60, 64].map(|line| format!("tests/run/unknown.py:{line}")));
     // The kernel was skipped, and the driver took what its launch would have taken.
     let rows = device["process_peak"]["taken_by_driver"].as_array().unwrap();
     let bytes =
@@ -104,7 +106,7 @@ fn values_that_were_not_computed_are_counted() {
     let twice = report(&[&file]).stdout;
     assert!(
         twice.contains(
-            "\n14 values were read from memory that is not there, at 5 places, first at tests/run/unknown.py:25: "
+            "\n22 values were read from memory that is not there, at 7 places, first at tests/run/unknown.py:25: "
         ),
         "{twice}"
     );

@@ -50,4 +50,29 @@ seen["kernel"] = launched(kernel.value, 1, [word(large)])
 # This one is executed, and takes less than is recorded already.
 call("cuLibraryGetKernel", kernel, library.value, text(b"deep0"))
 seen["other kernel"] = launched(kernel.value, 1, [])
+
+# The host gets zeros instead of a result that a skipped kernel should have written as a whole, also through copies and reductions.
+missing = alloc(1)[1]
+seen["missing"] = [launched(1002, 1, [word(large), word(missing)])]
+call("cuMemcpyDtoD_v2", copied, missing, 8)
+seen["missing"].append(launched(1003, 1, [(word * 128)(missing, computed)]))
+for address in missing, copied, computed:
+    cuda.cuMemcpyDtoH_v2(host, word(address), word(4))
+    seen["missing"].append(host.raw.hex())
+# A part of what is read is known.
+call("cuMemcpyHtoD_v2", missing, text(b"ab"), 2)
+cuda.cuMemcpyDtoH_v2(host, word(missing), word(4))
+seen["missing"].append(host.raw.hex())
+
+# A kernel gets a table of addresses in pinned memory.
+pinned = word()
+call("cuMemHostAlloc", pinned, 4096, 0)
+first = word.from_address(pinned.value)
+seen["pinned"] = []
+for first.value in large, written, 5:
+    seen["pinned"].append(launch(pinned.value))
+first.value = large
+seen["pinned"].append(launch(pinned.value + 4096))
+call("cuMemFreeHost", pinned.value)
+seen["pinned"].append(launch(pinned.value))
 print(json.dumps(seen))

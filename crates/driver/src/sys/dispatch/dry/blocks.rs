@@ -12,7 +12,7 @@ use super::{
     places::PAGE,
     state::{
         CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, here, inside, is_real, largest_real,
-        memory, own_block, put, watch, watch_real,
+        memory, own_block, put, watch, watch_pinned, watch_real,
     },
     work::clear,
 };
@@ -277,7 +277,34 @@ pub(super) unsafe fn alloc_managed(words: &[u64], real: Real<'_>) -> u32 {
     result
 }
 
+/// Allocates pinned memory, which may contain tables of addresses.
+///
+/// # Safety
+/// `words` must be the arguments of `cuMemHostAlloc` or `cuMemAllocHost`.
+pub(super) unsafe fn alloc_host(words: &[u64], real: Real<'_>) -> u32 {
+    let result = real();
+    if result == SUCCESS {
+        // SAFETY: the call succeeded, so it wrote the address.
+        let address = unsafe { get(words[0]) };
+        let (context, _) = here();
+        memory().pinned.insert(address, (words[1], context));
+        watch_pinned(address, words[1]);
+    }
+    result
+}
+
+pub(super) fn free_host(address: u64, real: Real<'_>) -> u32 {
+    memory().pinned.remove(&address);
+    real()
+}
+
+/// Forgets the pinned memory of a context, which the driver frees with the context.
+fn forget_pinned(context: u64) {
+    memory().pinned.retain(|_, (_, owner)| *owner != context);
+}
+
 pub(super) fn destroy_context(context: u64, real: Real<'_>) -> u32 {
+    forget_pinned(context);
     let result = real();
     if result == SUCCESS {
         end_context(context);
@@ -289,6 +316,7 @@ pub(super) fn destroy_context(context: u64, real: Real<'_>) -> u32 {
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) fn leave_primary_context(device: u64, real: Real<'_>) -> u32 {
     let context = inside(|| cuda::primary_context(device as c_int)).map_or(0, |context| context as u64);
+    forget_pinned(context);
     let result = real();
     let is_left = || inside(|| cuda::has_primary_context(device as c_int));
     if result == SUCCESS && context != 0 && !is_left() {

@@ -12,10 +12,19 @@ pub(super) enum Content {
     /// The values are those of a real run, as far as a kernel can tell. A new block has zeros.
     #[default]
     Known,
-    /// A skipped kernel or copy should have written there, or the values were computed from such ones.
+    /// A skipped kernel may have written there, or the values were computed from ones that are not known.
     Unknown,
+    /// A skipped kernel or copy should have written there. The host gets this byte, repeated.
+    Missing(u8),
     /// Addresses without memory of their own, which the program has copied there.
     Table,
+}
+
+impl Content {
+    /// Returns whether the values may differ from those of a real run.
+    pub(super) fn is_unknown(self) -> bool {
+        matches!(self, Self::Unknown | Self::Missing(_))
+    }
 }
 
 /// The contents of all addresses.
@@ -28,14 +37,13 @@ impl Contents {
         self.0.range(block..=address).next_back().map(|(_, content)| *content).unwrap_or_default()
     }
 
-    /// Returns the content of a range. One unknown value makes all of it unknown.
+    /// Returns the content of a range. If the contents of its parts differ, one unknown value makes all of it unknown.
     pub(super) fn of_range(&self, block: u64, range: Range<u64>) -> Content {
-        let is_unknown = |content: &Content| *content == Content::Unknown;
         let first = self.at(block, range.start);
-        if range.start < range.end && self.0.range(range).any(|(_, content)| is_unknown(content)) {
-            return Content::Unknown;
-        }
-        first
+        let others = (range.start < range.end).then(|| self.0.range(range).map(|(_, content)| *content));
+        let different: Vec<_> = others.into_iter().flatten().filter(|content| *content != first).collect();
+        let is_unknown = first.is_unknown() || different.iter().any(|content| content.is_unknown());
+        if !different.is_empty() && is_unknown { Content::Unknown } else { first }
     }
 
     /// Sets the content from an address to the next address in use.
@@ -88,8 +96,10 @@ mod tests {
         contents.set_range(&(0..1000), 130..130, Unknown);
         assert_eq!(at(&contents, &[129, 130]), [Table, Table], "an empty range changes nothing");
         contents.set_range(&(0..1000), 300..400, Unknown);
+        contents.set_range(&(0..1000), 600..700, Missing(0));
         let of = |range: Range<u64>| contents.of_range(0, range);
         assert_eq!([of(170..300), of(170..301), of(399..500), of(400..500)], [Known, Unknown, Unknown, Known]);
+        assert_eq!([of(600..700), of(599..700), of(600..701)], [Missing(0), Unknown, Unknown]);
         contents.set_range(&(0..200), 190..400, Unknown);
         assert_eq!(at(&contents, &[199, 200, 201]), [Unknown; 3]);
         assert_eq!(contents.at(200, 200), Known, "the next block starts there");

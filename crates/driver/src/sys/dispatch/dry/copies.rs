@@ -16,7 +16,7 @@ use super::{
     memory::Backing,
     state::{ALWAYS_REAL, CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, memory, watch},
     table::Place,
-    work::{fill, value_read},
+    work::{fill, fill_byte, value_read},
 };
 
 /// Addresses on one side of a copy.
@@ -96,6 +96,19 @@ fn attribute(address: u64, attribute: sys::CUpointer_attribute) -> Option<u32> {
     answer.result().ok().map(|()| value)
 }
 
+/// Returns what the host gets instead of these values, if skipped work should have written all of them.
+fn missing(to: Range, from: Range) -> Option<u8> {
+    let Range { place, address, bytes } = from;
+    if place == Place::Host || bytes == 0 || !has_any_dry() {
+        return None;
+    }
+    let content = memory().content_of(address..address.saturating_add(bytes));
+    match content {
+        Some(Content::Missing(byte)) if to.is_on_host() => Some(byte),
+        _ => None,
+    }
+}
+
 /// Executes a copy that does not consist of rows, or skips it and fills memory of the host.
 ///
 /// # Safety
@@ -112,19 +125,20 @@ pub(super) unsafe fn copy(to: Range, from: Range, real: Real<'_>) -> u32 {
     if sides.iter().any(is_wrong) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    if !is_skipped {
+    let byte = if is_skipped { Some(fill_byte()) } else { missing(to, from) };
+    let Some(byte) = byte else {
         let result = real();
         if result == SUCCESS {
             // SAFETY: the driver has just read these bytes.
             unsafe { note_contents(to, from) };
         }
         return result;
-    }
+    };
     if to.bytes > 0 && to.is_on_host() {
         // SAFETY: the program requested a copy to this range, which is valid.
-        unsafe { fill(to.address, to.bytes) };
+        unsafe { fill(to.address, to.bytes, byte) };
     } else {
-        set_contents(to, Content::Unknown);
+        set_contents(to, Content::Missing(byte));
     }
     SUCCESS
 }
@@ -146,7 +160,7 @@ unsafe fn note_contents(to: Range, from: Range) {
         None if unsafe { has_dry_addresses(from) } => Content::Table,
         None => Content::Known,
     };
-    if !set_contents(to, content) && content == Content::Unknown && to.is_on_host() {
+    if !set_contents(to, content) && content.is_unknown() && to.is_on_host() {
         value_read(to.bytes);
     }
     if content == Content::Table {
@@ -211,11 +225,13 @@ pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
     if copies.iter().flat_map(|[to, from, _]| [to, from]).any(|address| is_freed(*address)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    if !copies.iter().any(|[to, from, _]| is_dry(*to) || is_dry(*from)) {
+    let ranges = |[to, from, bytes]: [u64; 3]| [to, from].map(|address| Range::new(Place::Either, address, bytes));
+    let copies: Vec<_> = copies.into_iter().map(ranges).collect();
+    let is_skipped = |[to, from]: &[Range; 2]| to.is_skipped() || from.is_skipped() || missing(*to, *from).is_some();
+    if !copies.iter().any(is_skipped) {
         let result = real();
         if result == SUCCESS {
-            for [to, from, bytes] in copies {
-                let [to, from] = [to, from].map(|address| Range::new(Place::Either, address, bytes));
+            for [to, from] in copies {
                 // SAFETY: bytes of the host are not read for this kind of place.
                 unsafe { note_contents(to, from) };
             }
@@ -223,12 +239,11 @@ pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
         return result;
     }
     let stream = words[words.len() - 1];
-    for [to, from, bytes] in copies {
-        let [to, from] = [to, from].map(|address| Range::new(Place::Either, address, bytes));
+    for [to, from] in copies {
         // SAFETY: the program requested this copy on this stream.
         let code = unsafe {
             copy(to, from, &|| {
-                inside(|| sys::cuMemcpyAsync(to.address, from.address, bytes as usize, stream as *mut _)) as u32
+                inside(|| sys::cuMemcpyAsync(to.address, from.address, to.bytes as usize, stream as *mut _)) as u32
             })
         };
         if code != SUCCESS {
@@ -337,9 +352,16 @@ impl Rows {
 /// # Safety
 /// The program must have requested this copy.
 pub(super) unsafe fn copy_rows(rows: Option<&Rows>, real: Real<'_>) -> u32 {
-    let Some((rows, skipped)) = rows.and_then(|rows| Some((rows, rows.skipped()?))) else {
+    let Some(rows) = rows else { return real() };
+    let ranges = rows.ranges();
+    let skipped = match rows.skipped() {
+        Some(Err(code)) => return code,
+        Some(Ok(to)) => Some((to, fill_byte())),
+        None => ranges.and_then(|(to, from)| Some((to, missing(to, from)?))),
+    };
+    let Some((to, byte)) = skipped else {
         let result = real();
-        if let (SUCCESS, Some((to, from))) = (result, rows.and_then(Rows::ranges)) {
+        if let (SUCCESS, Some((to, from))) = (result, ranges) {
             // The bytes between rows may not be there, so rows of the host are not read.
             let from = Range { place: Place::Either, ..from };
             // SAFETY: as in `copy_batch`.
@@ -347,17 +369,15 @@ pub(super) unsafe fn copy_rows(rows: Option<&Rows>, real: Real<'_>) -> u32 {
         }
         return result;
     };
-    match skipped {
-        Err(code) => return code,
-        Ok(to) if to.bytes > 0 && to.is_on_host() => {
-            let [width, height, depth] = rows.size;
-            let Side { pitch, rows, .. } = rows.to;
-            for (z, y) in (0..depth).flat_map(|z| (0..height).map(move |y| (z, y))) {
-                // SAFETY: the program requested a copy to these rows, and their range is valid.
-                unsafe { fill(to.address + (z * rows + y) * pitch, width) };
-            }
+    if to.bytes > 0 && to.is_on_host() {
+        let [width, height, depth] = rows.size;
+        let Side { pitch, rows, .. } = rows.to;
+        for (z, y) in (0..depth).flat_map(|z| (0..height).map(move |y| (z, y))) {
+            // SAFETY: the program requested a copy to these rows, and their range is valid.
+            unsafe { fill(to.address + (z * rows + y) * pitch, width, byte) };
         }
-        Ok(to) => _ = set_contents(to, Content::Unknown),
+    } else {
+        set_contents(to, Content::Missing(byte));
     }
     SUCCESS
 }

@@ -85,6 +85,8 @@ unsafe fn run(shape: Replacement, names: &[&str], words: &[u64], driver: &dyn Fn
             }
             Replacement::AllocPitch => blocks::alloc_pitch(words, real),
             Replacement::AllocManaged => blocks::alloc_managed(words, real),
+            Replacement::AllocHost => blocks::alloc_host(words, real),
+            Replacement::FreeHost => blocks::free_host(words[0], real),
             Replacement::Free => blocks::free(words[0], real),
             Replacement::ContextDestroy => blocks::destroy_context(words[0], real),
             Replacement::PrimaryRelease if cards::are_simulated() => {

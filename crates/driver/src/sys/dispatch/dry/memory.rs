@@ -107,6 +107,8 @@ pub(super) struct ProcessMemory {
     started: u64,
     ended: u64,
     contents: Contents,
+    /// The size and the context of pinned blocks, by address.
+    pub(super) pinned: BTreeMap<u64, (u64, u64)>,
     /// The number of dry blocks and dry handles so far.
     dry: u64,
 }
@@ -137,6 +139,7 @@ impl ProcessMemory {
             started: 0,
             ended: 0,
             contents: Contents::default(),
+            pinned: BTreeMap::new(),
             dry: 0,
         }
     }

@@ -2,29 +2,41 @@
 //!
 //! The driver tells the sizes of a kernel's parameters, and not whether the kernel reads or writes through an address. The name of a C++
 //! kernel has the types of its parameters: nothing is written through `T const*`. PyTorch's iterators pass all addresses in one struct, whose
-//! order is known. An address about which nothing is known is read and written.
+//! order is known. An address about which nothing is known is read, and may be written.
 
 use std::{collections::HashMap, sync::Arc};
+
+use super::contents::Content;
 
 /// The use of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Role {
     pub(super) is_read: bool,
-    pub(super) is_written: bool,
+    /// `None` if the kernel does not write there.
+    pub(super) output: Option<Output>,
+}
+
+/// What a kernel writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Output {
+    /// It may write some of the values, or none.
+    Possible,
+    Certain,
+    Addresses,
 }
 
 impl Role {
     /// Returns whether the kernel uses memory at the address.
     pub(super) fn is_used(self) -> bool {
-        self.is_read || self.is_written
+        self.is_read || self.output.is_some()
     }
 }
 
-const READ: Role = Role { is_read: true, is_written: false };
-const WRITTEN: Role = Role { is_read: false, is_written: true };
-const BOTH: Role = Role { is_read: true, is_written: true };
+const READ: Role = Role { is_read: true, output: None };
+/// Nothing is known about the use.
+const ANY: Role = Role { is_read: true, output: Some(Output::Possible) };
 /// The kernel computes with the address and does not access memory there.
-const VALUE: Role = Role { is_read: false, is_written: false };
+const VALUE: Role = Role { is_read: false, output: None };
 
 /// The order of a kernel's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,9 +92,14 @@ const WITHOUT_INDICES: &[&str] = &[
     "cudnn",
     "pool",
     "upsample",
-    // cuSOLVER turns its initial value for "no error" into 0.
-    "reset_info",
 ];
+
+/// Reductions of PyTorch, and what they are without values, as in Python: `any([])` is false, and `all([])` is true. Thus a solver does not
+/// report an error, and a program that waits for all values does not wait forever.
+const REDUCTIONS: &[(&str, u8)] = &[("14or_kernel_cuda", 0), ("15and_kernel_cuda", 1)];
+
+/// The kernel of PyTorch that copies a tensor and may convert it.
+const COPY: &str = "direct_copy_kernel_cuda";
 
 /// The addresses whose values may end the program if they are wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,9 +114,13 @@ enum Indices {
 #[derive(Clone, Debug)]
 pub(super) struct Kernel {
     order: Option<Order>,
-    /// True for each parameter through which nothing is written.
-    reads_only: Vec<bool>,
+    /// The use of an address in each parameter, by its type. Empty if the name does not have them.
+    by_type: Vec<Role>,
     indices: Indices,
+    /// True if it is known that all of an output is written.
+    fills_outputs: bool,
+    is_copy: bool,
+    result_of_nothing: Option<u8>,
     /// True if it waits for kernels of other ranks, which may be skipped.
     pub(super) is_collective: bool,
 }
@@ -116,8 +137,11 @@ impl Kernel {
         };
         Self {
             order: ORDERS.iter().find(|(part, _)| name.contains(part)).and_then(|(_, order)| *order),
-            reads_only: parameters(name).iter().map(|parameter| is_read_only(parameter)).collect(),
+            by_type: parameters(name).iter().map(|parameter| role_of_type(parameter)).collect(),
             indices,
+            fills_outputs: !has(WITH_INDICES),
+            is_copy: has(&[COPY]),
+            result_of_nothing: REDUCTIONS.iter().find(|(part, _)| name.contains(part)).map(|(_, result)| *result),
             is_collective: name.starts_with("nccl"),
         }
     }
@@ -134,15 +158,37 @@ impl Kernel {
     /// Returns the role of an address: `at` counts the addresses of the kernel, and `parameter` is the parameter that contains it, of
     /// `parameters`. That number is not known if they were passed in a buffer.
     pub(super) fn role(&self, at: usize, parameter: usize, parameters: Option<usize>) -> Role {
-        let has_types = Some(self.reads_only.len()) == parameters;
-        match self.order {
-            _ if has_types && self.reads_only[parameter] => READ,
+        let by_type = if Some(self.by_type.len()) == parameters { self.by_type[parameter] } else { ANY };
+        let role = match self.order {
+            _ if by_type == READ => READ,
             Some(Order::Output) if at > 0 => READ,
             Some(Order::Input) if at == 0 => READ,
             Some(Order::Scatter) if at != 1 => READ,
             Some(Order::Sequence) if parameters.is_some_and(|count| parameter + 1 < count) => VALUE,
-            Some(Order::Scatter) | None => BOTH,
-            Some(_) => WRITTEN,
+            Some(Order::Scatter) => ANY,
+            None => by_type,
+            Some(_) => Role { is_read: false, output: Some(Output::Certain) },
+        };
+        match role.output {
+            Some(Output::Certain) if !self.fills_outputs => Role { output: Some(Output::Possible), ..role },
+            _ => role,
+        }
+    }
+
+    /// Returns the result of a reduction without values. `None` for all other kernels.
+    pub(super) fn result_of_nothing(&self) -> Option<u8> {
+        self.result_of_nothing
+    }
+
+    /// Returns what the kernel writes if it is executed with values that are not known.
+    pub(super) fn result_of(&self, mut unknown: impl Iterator<Item = Content>) -> Content {
+        match (self.result_of_nothing, self.is_copy) {
+            (Some(result), _) if unknown.all(|content| matches!(content, Content::Missing(_))) => {
+                Content::Missing(result)
+            }
+            // A converted 0 is 0. Other bytes may change.
+            (None, true) if unknown.all(|content| content == Content::Missing(0)) => Content::Missing(0),
+            _ => Content::Unknown,
         }
     }
 }
@@ -171,10 +217,17 @@ fn parameters(name: &str) -> Vec<String> {
     Vec::new()
 }
 
-/// Returns whether nothing is written through a parameter of this type.
-fn is_read_only(parameter: &str) -> bool {
+/// Returns the use of an address in a parameter of this type.
+fn role_of_type(parameter: &str) -> Role {
     let is_tensor = ["TensorInfo<", "PackedTensorAccessor"].iter().any(|part| parameter.contains(part));
-    parameter.ends_with("const*") || is_tensor && parameter.contains(" const,")
+    let output = match parameter {
+        _ if parameter.ends_with("const*") || is_tensor && parameter.contains(" const,") => return READ,
+        _ if parameter.ends_with("**") => Output::Addresses,
+        // Of a buffer whose type is not known, only a part may be used.
+        _ if parameter.ends_with('*') && parameter != "void*" => Output::Certain,
+        _ => Output::Possible,
+    };
+    Role { is_read: true, output: Some(output) }
 }
 
 /// The kernels that were launched, with their names, by the handle of their function.
@@ -211,14 +264,25 @@ mod tests {
         parameters.iter().enumerate().map(|(at, parameter)| kernel.role(at, *parameter, Some(count))).collect()
     }
 
+    const WRITTEN: Role = Role { is_read: false, output: Some(Output::Certain) };
+    const CHANGED: Role = Role { is_read: true, output: Some(Output::Certain) };
+    const TABLE: Role = Role { is_read: true, output: Some(Output::Addresses) };
+
     #[test]
     fn the_types_of_parameters_are_in_the_name() {
         assert_eq!(parameters("_Z3addPKfPfi"), ["float const*", "float*", "int"]);
-        assert_eq!(roles("_Z3addPKfPf", &[0, 1]), [READ, BOTH]);
+        assert_eq!(roles("_Z3addPKfPf", &[0, 1]), [READ, CHANGED]);
+        assert_eq!(
+            roles("_Z24magma_iset_pointer_kernelPPiS_PvS1_", &[0, 1, 2]),
+            [ANY; 3],
+            "the name has a wrong length"
+        );
+        assert_eq!(roles("_Z11set_pointerPPiS_PvPKS_", &[0, 1, 2, 3]), [TABLE, CHANGED, ANY, READ]);
+        assert_eq!(roles("_Z9index_addPKfPf", &[0, 1]), [READ, ANY], "it may change a part of the output");
         // The number of parameters is another one, or there are no types.
-        assert_eq!(roles("_Z3addPKfPfi", &[0, 1]), [BOTH, BOTH]);
-        assert_eq!(roles("triton_poi_fused_add_0", &[0, 1]), [BOTH, BOTH]);
-        assert_eq!(Kernel::named("").role(0, 0, None), BOTH);
+        assert_eq!(roles("_Z3addPKfPfi", &[0, 1]), [ANY, ANY]);
+        assert_eq!(roles("triton_poi_fused_add_0", &[0, 1]), [ANY, ANY]);
+        assert_eq!(Kernel::named("").role(0, 0, None), ANY);
         assert!(parameters("_Z").is_empty() && parameters("").is_empty() && parameters("x)").is_empty());
     }
 
@@ -231,19 +295,38 @@ mod tests {
         assert_eq!(roles(add, &[2, 2, 2]), [WRITTEN, READ, READ]);
         assert!(!Kernel::named(add).needs(0));
         let both = "_ZN2at6native46unrolled_elementwise_kernel_for_multi_outputsILi2EvEEvT1_";
-        assert_eq!(roles(both, &[0, 0]), [BOTH, BOTH]);
+        assert_eq!(roles(both, &[0, 0]), [ANY, ANY]);
         let index = "_ZN2at6native24index_elementwise_kernelILi128ELi4EZNS0_16gpu_index_kernelIvEEvEUliE_EEvlT1_";
         assert!(Kernel::named(index).needs(1));
         let range = "_ZN50_GLOBAL__N__fa15d16e_17_RangeFactories_cu_38772b0829elementwise_kernel_with_indexIiZZZN2at6native15arange_cuda_outEEEvT_T0_Pl";
-        assert_eq!(roles(range, &[1, 2]), [VALUE, WRITTEN]);
+        assert_eq!(roles(range, &[1, 2]), [VALUE, Role { is_read: false, ..ANY }]);
         let unscale =
             "_ZN2at6native12_GLOBAL__N_125multi_tensor_apply_kernelINS1_18TensorListMetadataILi1EEEvJEEEvT_T0_DpT1_";
         assert!(Kernel::named(unscale).needs(0), "it finds infinite gradients");
         let scatter =
             "_ZN2at6native34_scatter_gather_elementwise_kernelILi128ELi8EZNS0_36_cuda_scatter_gather_internal_kernelE";
-        assert_eq!(roles(scatter, &[0, 0, 0]), [READ, BOTH, READ]);
+        assert_eq!(roles(scatter, &[0, 0, 0]), [READ, ANY, READ]);
         assert_eq!([0, 1, 2].map(|at| Kernel::named(scatter).needs(at)), [true, false, false]);
         assert_eq!(roles("_ZN2at6native13reduce_kernelILi512ELi1EvEEvT1_", &[0, 0, 0]), [READ, WRITTEN, WRITTEN]);
+    }
+
+    #[test]
+    fn missing_values_are_as_an_empty_list() {
+        use Content::{Missing, Unknown};
+
+        let reduction = |kind: &str| {
+            Kernel::named(&format!(
+                "_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIiNS0_14func_wrapper_tIbZZZNS0_{kind}_kernel_cudaERNS_14TensorIteratorEEEvT1_"
+            ))
+        };
+        let copy =
+            Kernel::named("_ZN2at6native18elementwise_kernelILi128ELi2EZZZNS0_23direct_copy_kernel_cudaERNSEEviT1_");
+        let kernels = [reduction("14or"), reduction("15and"), reduction("7sum_functor"), copy];
+        assert_eq!(kernels.each_ref().map(Kernel::result_of_nothing), [Some(0), Some(1), None, None]);
+        let results = |unknown: &[Content]| kernels.each_ref().map(|kernel| kernel.result_of(unknown.iter().copied()));
+        assert_eq!(results(&[Missing(0)]), [Missing(0), Missing(1), Unknown, Missing(0)]);
+        assert_eq!(results(&[Missing(1)]), [Missing(0), Missing(1), Unknown, Unknown]);
+        assert_eq!(results(&[Missing(0), Unknown]), [Unknown; 4]);
     }
 
     #[test]
@@ -262,7 +345,6 @@ mod tests {
     #[test]
     fn a_kernel_with_an_unknown_name_may_use_values_as_indices() {
         assert!(["", "_Z4walkPKiPf"].iter().all(|name| Kernel::named(name).needs(1)));
-        assert!(!Kernel::named("_Z16potrf_reset_infoILi256EEviPi").needs(0));
         assert!(Kernel::named("ncclDevKernel_AllReduce_Sum_f32_RING_LL").is_collective);
     }
 }

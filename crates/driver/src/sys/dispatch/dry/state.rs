@@ -42,6 +42,10 @@ static HIGHEST: AtomicU64 = AtomicU64::new(0);
 static LOWEST_REAL: AtomicU64 = AtomicU64::new(u64::MAX);
 static HIGHEST_REAL: AtomicU64 = AtomicU64::new(0);
 
+/// The same for pinned memory.
+static LOWEST_PINNED: AtomicU64 = AtomicU64::new(u64::MAX);
+static HIGHEST_PINNED: AtomicU64 = AtomicU64::new(0);
+
 thread_local! {
     /// True while the thread is in a driver function that one of ours has called. Calls made by that function are the driver's own.
     pub(super) static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
@@ -179,6 +183,23 @@ pub(super) fn is_dry(address: u64) -> bool {
 pub(super) fn is_on_card(address: u64) -> bool {
     let is_near = may_be_dry(address) || (LOWEST_REAL.load(Relaxed)..HIGHEST_REAL.load(Relaxed)).contains(&address);
     is_near && memory().backing(address).is_some()
+}
+
+/// Returns the word at an address in pinned memory.
+pub(super) fn in_pinned(address: u64) -> Option<u64> {
+    if !(LOWEST_PINNED.load(Relaxed)..HIGHEST_PINNED.load(Relaxed)).contains(&address) || !address.is_multiple_of(8) {
+        return None;
+    }
+    let memory = memory();
+    let (start, (bytes, _)) = memory.pinned.range(..=address).next_back()?;
+    // SAFETY: the word is in a block, which lives until the lock is free, because it is removed from the list before the driver frees it.
+    (address + 8 <= start + bytes).then(|| unsafe { get(address) })
+}
+
+/// Makes [`in_pinned`] check these addresses.
+pub(super) fn watch_pinned(address: u64, bytes: u64) {
+    LOWEST_PINNED.fetch_min(address, Relaxed);
+    HIGHEST_PINNED.fetch_max(address.saturating_add(bytes), Relaxed);
 }
 
 /// Makes [`is_on_card`] check these addresses of real memory.

@@ -18,10 +18,10 @@ use once_cell::sync::{Lazy, OnceCell};
 use super::{
     contents::Content,
     mode::{IS_ALONE, MODE, Mode, OBSERVER, is_dry_run},
-    roles::{Kernel, Kernels, Role},
+    roles::{Kernel, Kernels, Output, Role},
     state::{
-        CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, is_on_card, is_out_of_reach, memory,
-        watch,
+        CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, in_pinned, inside, is_dry, is_on_card,
+        is_out_of_reach, memory, watch,
     },
     unused::unused,
 };
@@ -49,18 +49,22 @@ pub(super) fn load() {
     });
 }
 
-/// Writes the content of dry memory for the host.
+/// Returns the content of dry memory for the host: this byte, repeated.
+pub(super) fn fill_byte() -> u8 {
+    match MODE.get() {
+        Some(Mode::Dry { fill, .. }) => *fill,
+        _ => 0,
+    }
+}
+
+/// Writes values for the host that were not computed.
 ///
 /// # Safety
 /// `to` must be valid for writes of `bytes` bytes.
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
-pub(super) unsafe fn fill(to: u64, bytes: u64) {
-    let fill = match MODE.get() {
-        Some(Mode::Dry { fill, .. }) => *fill,
-        _ => 0,
-    };
+pub(super) unsafe fn fill(to: u64, bytes: u64, byte: u8) {
     // SAFETY: required by this function's contract.
-    unsafe { ptr::write_bytes(to as *mut u8, fill, bytes as usize) };
+    unsafe { ptr::write_bytes(to as *mut u8, byte, bytes as usize) };
     value_read(bytes);
 }
 
@@ -169,6 +173,8 @@ struct Argument {
     address: u64,
     /// The index of the parameter that contains it.
     parameter: usize,
+    /// True if the parameter has the address of this one in pinned memory.
+    is_in_pinned: bool,
 }
 
 /// The addresses in the parameters of a launch.
@@ -225,30 +231,39 @@ unsafe fn is_skipped_kernel(kernel: &Kernel, function: (u64, &str), rows: u64, p
     let arguments =
         unsafe { if parameters != 0 { addresses_of(function, rows, parameters) } else { addresses_in_buffer(extra) } };
     let Some(Arguments { addresses, parameters }) = arguments else { return true };
-    let role = |at: usize, parameter| kernel.role(at, parameter, parameters);
-    let used: Vec<_> = addresses.iter().enumerate().map(|(at, it)| (it.address, role(at, it.parameter))).collect();
+    let used = |(at, argument): (usize, &Argument)| {
+        // The types are those of the parameters.
+        let parameters = parameters.filter(|_| !argument.is_in_pinned);
+        (argument.address, kernel.role(at, argument.parameter, parameters))
+    };
+    let used: Vec<_> = addresses.iter().enumerate().map(used).collect();
     let is_out = used.iter().any(|(address, role)| role.is_used() && is_out_of_reach(*address, role.is_read));
     let is_table = used.iter().any(|(address, role)| !role.is_used() && is_dry(*address));
     let mut memory = memory();
-    let is_unknown = |(_, (address, role)): &(usize, &(u64, Role))| {
-        role.is_read && memory.content(*address) == Some(Content::Unknown)
+    let content = |(at, (address, role)): (usize, &(u64, Role))| {
+        let content = memory.content(*address).filter(|content| role.is_read && content.is_unknown());
+        Some((at, content?))
     };
-    let unknown: Vec<_> = used.iter().enumerate().filter(is_unknown).map(|(at, _)| at).collect();
-    let written = match () {
-        () if is_out || !unknown.is_empty() => Content::Unknown,
-        () if is_table => Content::Table,
-        () => Content::Known,
-    };
-    for (address, role) in used.iter().filter(|(_, role)| role.is_written) {
-        // A kernel that is skipped because of a table leaves it as it is.
-        if !role.is_read || memory.content(*address) != Some(Content::Table) {
-            memory.set_content(*address, written);
-        }
-        if written == Content::Table {
-            watch(*address, 1);
+    let unknown: Vec<_> = used.iter().enumerate().filter_map(content).collect();
+    let is_skipped = is_out || unknown.iter().any(|(at, _)| kernel.needs(*at));
+    for (address, Role { is_read, output }) in used {
+        let Some(output) = output else { continue };
+        let content = match output {
+            // A kernel that is skipped because of a table leaves it as it is.
+            _ if is_read && memory.content(address) == Some(Content::Table) => continue,
+            _ if !is_skipped && !unknown.is_empty() => kernel.result_of(unknown.iter().map(|(_, content)| *content)),
+            _ if !is_skipped && is_table => Content::Table,
+            _ if !is_skipped => Content::Known,
+            Output::Possible => Content::Unknown,
+            Output::Certain => Content::Missing(kernel.result_of_nothing().unwrap_or_else(fill_byte)),
+            Output::Addresses => Content::Table,
+        };
+        memory.set_content(address, content);
+        if content == Content::Table {
+            watch(address, 1);
         }
     }
-    is_out || unknown.into_iter().any(|at| kernel.needs(at))
+    is_skipped
 }
 
 /// Returns the addresses in the parameters of a launch. `None` if the driver does not report the parameters of the function.
@@ -274,10 +289,12 @@ unsafe fn addresses_of((function, name): (u64, &str), rows: u64, parameters: u64
             match ask(info, at) {
                 // SAFETY: the driver reads the same list when it launches the function: it has an address for each parameter that the
                 // function has, where its bytes are.
-                (SUCCESS, bytes) => found.addresses.extend(unsafe {
-                    addresses_in(get(parameters + at as u64 * 8), bytes, &unused)
-                        .map(|address| Argument { address, parameter: at })
-                }),
+                (SUCCESS, bytes) => {
+                    // SAFETY: the driver reads the same list when it launches the function: it has an address for each parameter that the
+                    // function has, where its bytes are.
+                    let arguments = unsafe { addresses_in(get(parameters + at as u64 * 8), bytes, at, &unused) };
+                    found.addresses.extend(arguments);
+                }
                 // There are no more parameters.
                 (CUDA_ERROR_INVALID_VALUE, _) if at > 0 => {
                     return Some(Arguments { parameters: Some(at), ..found });
@@ -309,7 +326,8 @@ fn name_of(function: u64) -> Option<String> {
     })
 }
 
-/// Returns the words that are addresses on a GPU, without those that the kernel does not read.
+/// Returns the addresses on a GPU among the words, without those that the kernel does not read. An address of pinned memory stands for the
+/// one that is stored there: MAGMA passes tables of addresses in pinned memory.
 ///
 /// # Safety
 /// `at` must be valid for reads of `bytes` bytes.
@@ -317,12 +335,17 @@ fn name_of(function: u64) -> Option<String> {
 unsafe fn addresses_in(
     at: u64,
     bytes: u64,
+    parameter: usize,
     unused: &dyn Fn(&[u32]) -> Option<Range<usize>>,
-) -> impl Iterator<Item = u64> {
+) -> impl Iterator<Item = Argument> {
     // SAFETY: by the contract of this function, `bytes` bytes can be read at `at`, and this reads whole words of them.
     let word = |index: u64| unsafe { get(at + index * 8) };
-    let mut found: Vec<_> =
-        (0..bytes / 8).map(|index| (index, word(index))).filter(|(_, word)| is_on_card(*word)).collect();
+    let argument = |word| {
+        let address = is_on_card(word).then_some(word);
+        let in_pinned = || in_pinned(word).filter(|address| is_on_card(*address));
+        Some(Argument { address: address.or_else(in_pinned)?, parameter, is_in_pinned: address.is_none() })
+    };
+    let mut found: Vec<_> = (0..bytes / 8).filter_map(|index| Some((index, argument(word(index))?))).collect();
     if !found.is_empty() {
         // SAFETY: as above.
         let words: Vec<u32> =
@@ -330,7 +353,7 @@ unsafe fn addresses_in(
         let unused = unused(&words).unwrap_or_default();
         found.retain(|(index, _)| !unused.contains(&(*index as usize * 2)));
     }
-    found.into_iter().map(|(_, word)| word)
+    found.into_iter().map(|(_, argument)| argument)
 }
 
 /// Returns the addresses in a buffer of parameters.
@@ -353,8 +376,8 @@ unsafe fn addresses_in_buffer(extra: u64) -> Option<Arguments> {
         at += 16;
     }
     // SAFETY: the program declared this size of the buffer.
-    let found = unsafe { addresses_in(buffer, bytes, &|_| None) };
-    Some(Arguments { addresses: found.map(|address| Argument { address, parameter: 0 }).collect(), parameters: None })
+    let found = unsafe { addresses_in(buffer, bytes, 0, &|_| None) };
+    Some(Arguments { addresses: found.collect(), parameters: None })
 }
 
 /// # Safety
