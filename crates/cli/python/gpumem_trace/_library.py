@@ -5,13 +5,17 @@ import functools
 import os
 import sys
 
-VERSION = 3
+VERSION = 4
 # The library, after the first use.
 _loaded = None
 
 
 class Error(RuntimeError):
     """A reading or a trace that is not possible. The text says why."""
+
+
+class Trace(ctypes.c_void_p):
+    """A trace of the library. ctypes returns a subclass as it is, and passes it without a conversion."""
 
 
 class Values(ctypes.Structure):
@@ -59,15 +63,12 @@ def _load():
         raise Error(f"gpumem's library {path} cannot be used: {why}. Install the package again for this machine.") from None
     if version != VERSION:
         raise Error(f"`gpumem run` and the package gpumem-trace have different versions: the command loaded {path}. Install the same version.")
-    text, trace, size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64
+    text, block, size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64
     lib.gpumem_why.argtypes, lib.gpumem_why.restype = [], text
-    lib.gpumem_trace_open.argtypes = [text, text, ctypes.c_uint32, ctypes.c_int32, ctypes.c_uint32]
-    lib.gpumem_trace_open.restype = trace
-    lib.gpumem_trace_set.argtypes, lib.gpumem_trace_set.restype = [trace, ctypes.c_uint32], None
-    lib.gpumem_trace_report.argtypes, lib.gpumem_trace_report.restype = [trace, ctypes.c_uint32, text], text
-    lib.gpumem_trace_read.argtypes, lib.gpumem_trace_read.restype = [trace, ctypes.POINTER(Values), ctypes.c_bool], None
-    lib.gpumem_trace_live.argtypes, lib.gpumem_trace_live.restype = [trace], text
-    lib.gpumem_trace_close.argtypes, lib.gpumem_trace_close.restype = [trace], None
+    # Without the types of arguments, a call takes half the time: a small integer is an int, bytes are a text, and None is null.
+    lib.gpumem_trace_open.restype, lib.gpumem_trace_read.restype = Trace, ctypes.c_int64
+    lib.gpumem_trace_report.restype = lib.gpumem_trace_live.restype = text
+    lib.gpumem_trace_set.restype = lib.gpumem_trace_close.restype = None
     lib.gpumem_memory.argtypes, lib.gpumem_memory.restype = [ctypes.c_int32, ctypes.POINTER(size * 3)], text
     lib.gpumem_devices.argtypes, lib.gpumem_devices.restype = [ctypes.POINTER(ctypes.c_uint32)], text
     lib.gpumem_preload.argtypes, lib.gpumem_preload.restype = [], text
@@ -77,14 +78,14 @@ def _load():
     lib.gpumem_tensors_settle.argtypes = [ctypes.c_uint32, ctypes.c_int64, numbers, ctypes.c_size_t]
     lib.gpumem_tensors_attach.restype = lib.gpumem_tensors_settle.restype = text
     lib.gpumem_tensors_events.argtypes, lib.gpumem_tensors_events.restype = [ctypes.c_uint32], ctypes.c_int64
-    lib.gpumem_sim_alloc.argtypes, lib.gpumem_sim_alloc.restype = [ctypes.c_uint32, size], trace
-    lib.gpumem_sim_free.argtypes, lib.gpumem_sim_free.restype = [trace], None
+    lib.gpumem_sim_alloc.argtypes, lib.gpumem_sim_alloc.restype = [ctypes.c_uint32, size], block
+    lib.gpumem_sim_free.argtypes, lib.gpumem_sim_free.restype = [block], None
     return lib
 
 
 def opened(pointer):
     """Returns a pointer that a function has returned. Raises the error if it is null."""
-    if pointer is None:
+    if not pointer:
         raise Error(library().gpumem_why().decode())
     return pointer
 

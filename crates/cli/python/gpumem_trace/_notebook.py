@@ -26,7 +26,7 @@ class Cells:
     def end(self, *_):
         # The cell that loads the extension has no start.
         if self.traces:
-            self.traces.pop()._exit()
+            self.traces.pop().__exit__()
 
     def lines(self, line, cell):
         """Runs a cell, and shows the memory of each of its lines."""

@@ -111,7 +111,7 @@ class GPUMemTrace:
         except ctypes.ArgumentError as error:
             # So says ctypes when the recursion is too deep.
             raise RecursionError(str(error)) from None
-        if self._trace is None:
+        if not self._trace:
             opened(None)
 
     @staticmethod
@@ -166,7 +166,7 @@ class GPUMemTrace:
 
     def _values(self, is_next=False):
         values = Values()
-        self._c_read(self._trace, values, is_next)
+        self._c_read(self._trace, ctypes.byref(values), is_next)
         return values
 
     def data(self):
@@ -177,7 +177,7 @@ class GPUMemTrace:
     @property
     def used(self):
         """How many bytes more are in use than at the start."""
-        return self._values().used
+        return self._c_read(self._trace, None, 0)
 
     @property
     def peaked(self):
@@ -221,9 +221,6 @@ class GPUMemTrace:
         return self
 
     def __exit__(self, *error):
-        self._exit()
-
-    def _exit(self):
         if self.on_exit_report and not self.silent:
             self._report(_EXIT)
         else:
@@ -293,7 +290,7 @@ def gpu_mem_trace(func=None, *, ctx=None, device=None):
                     raise ended
             finally:
                 ended = None
-                trace._exit()
+                trace.__exit__()
 
     elif flags & _GENERATOR:
 
@@ -311,7 +308,7 @@ def gpu_mem_trace(func=None, *, ctx=None, device=None):
             try:
                 return func(*args, **kwargs)
             finally:
-                trace._exit()
+                trace.__exit__()
 
     return traced
 
@@ -382,7 +379,7 @@ def _driven(inner, trace, ends=True):
         # Its traceback refers to this frame.
         ended = None
         if ends:
-            trace._exit()
+            trace.__exit__()
 
 
 @types.coroutine

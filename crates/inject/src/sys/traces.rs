@@ -38,7 +38,7 @@ use serde_json::{Value, json};
 use crate::{request::Request, torch};
 
 /// The version of this interface, which the package compares with its own. Increase it with each change.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 thread_local! {
     static ANSWER: RefCell<CString> = RefCell::default();
@@ -52,6 +52,7 @@ pub(crate) struct PythonTrace {
 }
 
 /// What a trace has measured.
+#[derive(Default)]
 #[repr(C)]
 pub(crate) struct Values {
     used: i64,
@@ -291,21 +292,21 @@ pub(crate) unsafe extern "C" fn gpumem_trace_report(
     if failed.is_null() && !lines.is_empty() { answer(lines) } else { failed }
 }
 
-/// Writes what a trace has measured: since its start, or since the last call with `is_next`.
+/// Writes what a trace has measured: since its start, or since the last call with `is_next`, which is not 0. Returns `used`.
 ///
 /// # Safety
-/// The trace must be null, or one that was opened and not closed, and `to` a place for the values.
+/// The trace must be null, or one that was opened and not closed, and `to` null or a place for the values.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn gpumem_trace_read(this: *const PythonTrace, to: *mut Values, is_next: bool) {
+pub(crate) unsafe extern "C" fn gpumem_trace_read(this: *const PythonTrace, to: *mut Values, is_next: u32) -> i64 {
     // SAFETY: required by this function's contract.
-    let (this, to) = unsafe { (this.as_ref(), &mut *to) };
-    to.gauge = Gauge::Off as u32;
+    let (this, to) = unsafe { (this.as_ref(), to.as_mut()) };
+    let mut values = Values { gauge: Gauge::Off as u32, ..Values::default() };
     _ = guarded(|| {
         // After a fork, nothing is counted in the child.
         let Some(PythonTrace { trace, .. }) = this.filter(|_| !process::is_forked()) else { return Ok(()) };
-        let data = if is_next { gpumem::__private::read_next(trace) } else { trace.data() };
-        *to = Values {
+        let data = if is_next != 0 { gpumem::__private::read_next(trace) } else { trace.data() };
+        values = Values {
             used: data.used.get(),
             peaked: data.peaked.get(),
             lost: data.lost,
@@ -314,6 +315,11 @@ pub(crate) unsafe extern "C" fn gpumem_trace_read(this: *const PythonTrace, to: 
         };
         Ok(())
     });
+    let used = values.used;
+    if let Some(to) = to {
+        *to = values;
+    }
+    used
 }
 
 /// Returns the blocks that were allocated inside a trace on its device and are still live, as JSON: the largest first.
