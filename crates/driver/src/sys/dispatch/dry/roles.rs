@@ -69,8 +69,21 @@ const ORDERS: &[(&str, Option<Order>)] = &[
 ];
 
 /// Kernels that use values from memory as indices, or that check them: with a wrong value, they end the program.
-const WITH_INDICES: &[&str] =
-    &["index", "Index", "gather", "scatter", "mbedding", "nll_loss", "assert", "one_hot", "histogram", "multinomial"];
+const WITH_INDICES: &[&str] = &[
+    "index",
+    "Index",
+    "gather",
+    "scatter",
+    "mbedding",
+    "nll_loss",
+    "assert",
+    "one_hot",
+    "histogram",
+    "multinomial",
+    "unpack_pivots",
+    "unpool",
+    "fractional_max_pool",
+];
 
 /// Kernels that only compute with values: no value can end the program. All others are skipped if they would read a value that is not known.
 /// Those of lists of tensors are not in it: gradient scaling would find infinite gradients, and the optimizer would not make its step.
@@ -297,7 +310,8 @@ mod tests {
         let both = "_ZN2at6native46unrolled_elementwise_kernel_for_multi_outputsILi2EvEEvT1_";
         assert_eq!(roles(both, &[0, 0]), [ANY, ANY]);
         let index = "_ZN2at6native24index_elementwise_kernelILi128ELi4EZNS0_16gpu_index_kernelIvEEvEUliE_EEvlT1_";
-        assert!(Kernel::named(index).needs(1));
+        let pivots = "_ZN2at6native12_GLOBAL__N_119_elementwise_kernelILi128ELi8EZNS1_25unpack_pivots_cuda_kernelERNS_14TensorIteratorEllEUliE_EEviT1_";
+        assert!([index, pivots].iter().all(|name| Kernel::named(name).needs(1)));
         let range = "_ZN50_GLOBAL__N__fa15d16e_17_RangeFactories_cu_38772b0829elementwise_kernel_with_indexIiZZZN2at6native15arange_cuda_outEEEvT_T0_Pl";
         assert_eq!(roles(range, &[1, 2]), [VALUE, Role { is_read: false, ..ANY }]);
         let unscale =
