@@ -72,7 +72,7 @@ fn values_that_were_not_computed_are_counted() {
         "overwritten": [[0, 1], content, content], "before it": content,
         "table": [[0, 1], [0, 0], [0, 1], [0, 1]], "kernel": [0, 0], "other kernel": [0, 1],
         "missing": [[0, 0], [0, 1], "00000000", "00000000", "00000000", "abababab"],
-        "pinned": [[0, 0], [0, 1], [0, 1], [0, 1], [0, 1]],
+        "beyond it": 1, "pinned": [[0, 0], [0, 1], [0, 1], [0, 1], [0, 1]],
     });
     assert_eq!(seen, expected, "{outcome}");
     let sentence = "11 values were read from memory that is not there, at 7 places, first at tests/run/unknown.py:25: sizes that depend on them may \
@@ -92,7 +92,7 @@ fn values_that_were_not_computed_are_counted() {
     assert_eq!((&dry["real_bytes"], &dry["unknown_values"]), (&json!(64 << 20), &json!(11)));
     let lines: Vec<_> =
         dry["places"].as_array().unwrap().iter().map(|place| place["place"].as_str().unwrap()).collect();
-    assert_eq!(lines, [25, 27, 30, 32, 38, 60, 64].map(|line| format!("tests/run/unknown.py:{line}")));
+    assert_eq!(lines, [25, 27, 30, 32, 38, 60, 65].map(|line| format!("tests/run/unknown.py:{line}")));
     // The kernel was skipped, and the driver took what its launch would have taken.
     let rows = device["process_peak"]["taken_by_driver"].as_array().unwrap();
     let bytes =

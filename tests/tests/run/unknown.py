@@ -59,6 +59,7 @@ seen["missing"].append(launched(1003, 1, [(word * 128)(missing, computed)]))
 for address in missing, copied, computed:
     cuda.cuMemcpyDtoH_v2(host, word(address), word(4))
     seen["missing"].append(host.raw.hex())
+seen["beyond it"] = cuda.cuMemcpyDtoH_v2(ctypes.create_string_buffer(2 << 20), word(missing), word(2 << 20))
 # A part of what is read is known.
 call("cuMemcpyHtoD_v2", missing, text(b"ab"), 2)
 cuda.cuMemcpyDtoH_v2(host, word(missing), word(4))

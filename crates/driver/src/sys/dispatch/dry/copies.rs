@@ -96,7 +96,8 @@ fn attribute(address: u64, attribute: sys::CUpointer_attribute) -> Option<u32> {
     answer.result().ok().map(|()| value)
 }
 
-/// Returns what the host gets instead of these values, if skipped work should have written all of them.
+/// Returns what the host gets instead of these values, if skipped work should have written all of them. Only the driver knows whether a
+/// wrong copy is an error.
 fn missing(to: Range, from: Range) -> Option<u8> {
     let Range { place, address, bytes } = from;
     if place == Place::Host || bytes == 0 || !has_any_dry() {
@@ -104,7 +105,7 @@ fn missing(to: Range, from: Range) -> Option<u8> {
     }
     let content = memory().content_of(address..address.saturating_add(bytes));
     match content {
-        Some(Content::Missing(byte)) if to.is_on_host() => Some(byte),
+        Some(Content::Missing(byte)) if to.is_on_host() && to.is_valid() && from.is_valid() => Some(byte),
         _ => None,
     }
 }

@@ -246,17 +246,20 @@ unsafe fn is_skipped_kernel(kernel: &Kernel, function: (u64, &str), rows: u64, p
     };
     let unknown: Vec<_> = used.iter().enumerate().filter_map(content).collect();
     let is_skipped = is_out || unknown.iter().any(|(at, _)| kernel.needs(*at));
+    let of_executed = match () {
+        () if !unknown.is_empty() => kernel.result_of(unknown.iter().map(|(_, content)| *content)),
+        () if is_table => Content::Table,
+        () => Content::Known,
+    };
     for (address, Role { is_read, output }) in used {
-        let Some(output) = output else { continue };
         let content = match output {
+            None => continue,
             // A kernel that is skipped because of a table leaves it as it is.
-            _ if is_read && memory.content(address) == Some(Content::Table) => continue,
-            _ if !is_skipped && !unknown.is_empty() => kernel.result_of(unknown.iter().map(|(_, content)| *content)),
-            _ if !is_skipped && is_table => Content::Table,
-            _ if !is_skipped => Content::Known,
-            Output::Possible => Content::Unknown,
-            Output::Certain => Content::Missing(kernel.result_of_nothing().unwrap_or_else(fill_byte)),
-            Output::Addresses => Content::Table,
+            Some(_) if is_read && memory.content(address) == Some(Content::Table) => continue,
+            Some(_) if !is_skipped => of_executed,
+            Some(Output::Possible) => Content::Unknown,
+            Some(Output::Certain) => Content::Missing(kernel.result_of_nothing().unwrap_or_else(fill_byte)),
+            Some(Output::Addresses) => Content::Table,
         };
         memory.set_content(address, content);
         if content == Content::Table {
