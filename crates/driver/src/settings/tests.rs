@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     export::Sink,
-    model::{Bytes, Gauge, Source},
+    model::{Gauge, Source},
 };
 
 fn of(variables: &[(&str, &str)]) -> Settings {
@@ -97,7 +97,10 @@ fn each_value_is_read_and_listed() {
     assert_eq!(check("GPUMEM_CAPTURE", "a-%p", "a-%p").recording.as_deref(), Some("a-%p".as_ref()));
     assert_eq!(check("GPUMEM_BASELINE", "a b", "a b").baseline.as_deref(), Some("a b".as_ref()));
     #[cfg(feature = "sim")]
-    assert_eq!(check("GPUMEM_SIM", "16GiB, 8GiB", "16 GiB, 8 GiB").sim(), Ok(&[Bytes::gib(16), Bytes::gib(8)][..]));
+    assert_eq!(
+        check("GPUMEM_SIM", "16GiB, 8GiB", "16 GiB, 8 GiB").sim(),
+        Ok(&[16, 8].map(crate::model::Bytes::gib)[..])
+    );
 }
 
 #[test]
