@@ -365,6 +365,12 @@ fn the_largest_batch_that_fits_is_found() {
     assert_eq!(outcome.stdout, "BATCH=76 is the largest that runs on a GPU of 8 GiB.\n", "{outcome}");
     let Some(outcome) = what_if(&["--card", "1GiB", "--largest", "BATCH"], NEEDS) else { return };
     assert_eq!(outcome.stdout, "BATCH=4 is the largest that runs on a GPU of 1 GiB.\n", "{outcome}");
+    // The program reads a value of its block, which is not there.
+    let reading = NEEDS.replace("sys.exit(", "failed = (").replace("), ctypes.c_uint64(mib << 20)))", "), ctypes.c_uint64(mib << 20)))\nfailed or cuda.cuMemcpyDtoH_v2(ctypes.create_string_buffer(4), address, ctypes.c_uint64(4))\nsys.exit(failed)");
+    let Some(outcome) = what_if(&["--card", "1GiB", "--largest", "BATCH"], &reading) else { return };
+    let expected = "BATCH=4 is the largest that runs on a GPU of 1 GiB.\n\
+        Up to 1 value was read from memory that is not there: `gpumem run --dry` shows where, and sizes that depend on them may differ.\n";
+    assert_eq!(outcome.stdout, expected, "{outcome}");
     // With values above 12, the program fails for another reason than memory.
     let few =
         format!("if int(__import__('os').environ['BATCH']) > 12: raise SystemExit('there are 12 inputs')\n{NEEDS}");

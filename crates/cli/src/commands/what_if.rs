@@ -105,16 +105,15 @@ pub(super) fn execute(arguments: WhatIfArguments) -> Result<Exit, Failure> {
     let (next, why) = found.other_failure.unzip();
     let value = serde_json::json!({
         "variable": name, "largest": found.value, "card_bytes": card.get(),
-        "other_failure": next.map(|value| serde_json::json!({ "value": value, "why": why })),
+        "other_failure": next.map(|value| serde_json::json!({ "value": value, "why": why })), "unknown_values": found.unknown_values,
     });
     terminal::answer(json, &value, |out, paint| {
         writeln!(out, "{}", paint.on(Role::Heading, &words))?;
-        match (next, &why) {
-            (Some(next), Some(why)) => {
-                writeln!(out, "{name}={next} fails for a reason other than memory: {}", one_line(why))
-            }
-            _ => Ok(()),
+        if let (Some(next), Some(why)) = (next, &why) {
+            writeln!(out, "{name}={next} fails for a reason other than memory: {}", one_line(why))?;
         }
+        let unknown = what_if::unknown_values(found.unknown_values);
+        unknown.map_or(Ok(()), |note| writeln!(out, "{}", paint.on(Role::Faint, note)))
     })?;
     Ok(if found.value.is_some() { Exit::Done } else { Exit::LimitExceeded })
 }

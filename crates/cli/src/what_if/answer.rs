@@ -155,20 +155,20 @@ impl Answer {
             By::DryRuns(count) => {
                 let runs = counted(*count as u64, "dry run", "dry runs");
                 let card = format!("{runs}. The size of a GPU is all of its memory, including what the driver takes.");
-                let unknown = self.rows.iter().map(|row| row.unknown_values).max().filter(|most| *most > 0);
-                let unknown = unknown.map(|most| {
-                    let next = "`gpumem run --dry` shows where, and sizes that depend on them may differ";
-                    format!(
-                        "Up to {} read from memory that is not there: {next}.",
-                        counted(most, "value was", "values were")
-                    )
-                });
-                [Some(card), unknown].into_iter().flatten().collect()
+                let unknown = self.rows.iter().map(|row| row.unknown_values).max();
+                [Some(card), unknown.and_then(unknown_values)].into_iter().flatten().collect()
             }
             By::Replay(recorded) => recorded.notes(),
         };
         notes.iter().try_for_each(|note| writeln!(out, "{}", paint.on(Role::Faint, note)))
     }
+}
+
+/// Says that dry runs have read values that were not computed: in one of them, so many.
+pub(crate) fn unknown_values(most: u64) -> Option<String> {
+    let values = counted(most, "value was", "values were");
+    let next = "`gpumem run --dry` shows where, and sizes that depend on them may differ";
+    (most > 0).then(|| format!("Up to {values} read from memory that is not there: {next}."))
 }
 
 /// The rows, and whether they come from a replay.

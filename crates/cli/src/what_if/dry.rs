@@ -1,6 +1,10 @@
 //! Dry runs of a program with different settings.
 
-use std::{cell::RefCell, collections::BTreeMap, ffi::OsString};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    ffi::OsString,
+};
 
 use gpumem_core::model::Bytes;
 use gpumem_driver::settings::CONTEXT;
@@ -55,15 +59,19 @@ pub(crate) struct Largest {
     pub(crate) value: Option<u64>,
     /// The next value, with the reason why the program fails with it, if that is not memory.
     pub(crate) other_failure: Option<(u64, String)>,
+    /// The most values that one of the dry runs has read although they were not computed.
+    pub(crate) unknown_values: u64,
 }
 
 /// Searches for the largest value of a variable with which the program succeeds. With larger values, a program may also
 /// fail for reasons other than memory, such as too few inputs for a batch.
 pub(crate) fn largest(question: &Question, name: &str) -> Result<Largest, Failure> {
     let trials = Trials::new(&question.command)?;
-    let other_failures = RefCell::new(BTreeMap::new());
+    let (other_failures, most_unknown) = (RefCell::new(BTreeMap::new()), Cell::new(0));
     let fits = |value: u64| {
-        let Outcome { failed, rejected, .. } = trials.run(&format!("{name}={value}"), question.card)?;
+        let outcome = trials.run(&format!("{name}={value}"), question.card)?;
+        let Outcome { failed, rejected, unknown_values, .. } = outcome;
+        most_unknown.set(most_unknown.get().max(unknown_values));
         let is_fitting = failed.is_none();
         if let Some(why) = failed.filter(|_| rejected == 0) {
             other_failures.borrow_mut().insert(value, why);
@@ -87,7 +95,8 @@ pub(crate) fn largest(question: &Question, name: &str) -> Result<Largest, Failur
         }
         other => {
             let value = (failing > 1).then(|| failing - 1);
-            Ok(Largest { value, other_failure: other.map(|why| (failing, why)) })
+            let other_failure = other.map(|why| (failing, why));
+            Ok(Largest { value, other_failure, unknown_values: most_unknown.get() })
         }
     }
 }

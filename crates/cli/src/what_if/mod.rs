@@ -10,6 +10,7 @@ mod requests;
 mod search;
 
 pub(crate) use self::{
+    answer::unknown_values,
     dry::{Question, ask, largest},
     replay::ask as ask_recording,
 };
