@@ -102,6 +102,8 @@ fn values_that_were_not_computed_are_counted() {
     assert_eq!(bytes("local memory"), 132 * 2048 * (8192 - 1024), "{device}");
     assert_eq!(report(&["--fail-if", "unknown"]).exit(), "exit status: 1");
     assert_eq!(run(&["--real", "64MiB", "--fail-if", "unknown"]).exit(), "exit status: 1");
+    let difference = machine().run_program(&built("gpumem-command"), &["diff", &file, &file]).stdout;
+    assert_eq!(difference.matches(&format!("{file}: {sentence}")).count(), 1, "{difference}");
     // The summary of several processes has the values of all.
     let twice = report(&[&file]).stdout;
     assert!(

@@ -19,6 +19,7 @@ use super::{
         Change, Limit, MARKDOWN_TITLE, Named, check, escaped, named, signed, sorted, verdict, write_markdown_rows,
         write_rows, write_verdict,
     },
+    dry_run::DryRunOverview,
     modules::{ClassSum, ModuleSum},
     moved::moved,
     overview::{DeviceOverview, Missing, Overview},
@@ -47,6 +48,7 @@ pub(crate) struct Difference {
 pub(crate) struct Side {
     pub(crate) file: String,
     pub(crate) missing: Missing,
+    pub(crate) dry_run: Option<DryRunOverview>,
 }
 
 /// The peaks of one device.
@@ -338,20 +340,25 @@ impl Difference {
             is_exceeded,
             limit,
             tensors_missing: TensorsDifference::missing([&before, &after]),
-            before: Side { file: before.file, missing: before.missing },
-            after: Side { file: after.file, missing: after.missing },
+            before: Side { file: before.file, missing: before.missing, dry_run: before.dry_run },
+            after: Side { file: after.file, missing: after.missing, dry_run: after.dry_run },
             devices,
             not_measured,
         }
     }
 
-    /// Returns notes about data that PyTorch's snapshots lack. The peak is compared anyway.
+    /// Returns notes about data that PyTorch's snapshots lack, and about values that dry runs did not compute. The peak is compared anyway.
     fn notes(&self) -> Vec<String> {
-        let snapshots = [&self.before, &self.after].into_iter().filter(|side| side.missing.has_only_pytorch);
-        let in_words = |side: &Side| (side.file.clone(), side.missing.in_words());
-        let mut notes: Vec<_> = snapshots.filter(|_| self.not_measured.is_empty()).map(in_words).collect();
+        let lines = |side: &Side| {
+            let is_snapshot = side.missing.has_only_pytorch && self.not_measured.is_empty();
+            let missing = if is_snapshot { side.missing.in_words() } else { Vec::new() };
+            let dry_run = side.dry_run.as_ref().filter(|dry_run| dry_run.unknown_values > 0);
+            let lines = missing.into_iter().chain(dry_run.map(DryRunOverview::in_words));
+            lines.map(|line| format!("{}: {line}", side.file)).collect::<Vec<_>>()
+        };
+        let mut notes = [&self.before, &self.after].map(lines).to_vec();
         notes.dedup();
-        notes.iter().flat_map(|(file, lines)| lines.iter().map(move |line| format!("{file}: {line}"))).collect()
+        notes.concat()
     }
 
     /// Returns a check for each device that has a limit.
