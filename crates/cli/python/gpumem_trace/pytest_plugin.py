@@ -26,7 +26,7 @@ _MOST_PLACES = 5
 
 def parse(size):
     """Returns a number of bytes: of `"10 MB"` or `"1.5GiB"`, with units of powers of 1024, or of a number."""
-    if isinstance(size, int) and not isinstance(size, bool):
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
         return size
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)I?B\s*", str(size).upper())
     if match is None:

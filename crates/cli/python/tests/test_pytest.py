@@ -147,8 +147,9 @@ class Plugin(unittest.TestCase):
         self.assertIn("the baseline of gpumem cannot be written: ", self.run_pytest("--gpumem-baseline", "/proc/base.json")[1])
 
     def test_wrong_arguments(self):
-        self.write("test_limits.py", TESTS.replace('"10 MB"', '"ten"'))
-        self.assertIn("'ten' is not a size of memory; write for example '512 MB'", self.run_pytest()[1])
+        for size in ("'ten'", "-1"):
+            self.write("test_limits.py", TESTS.replace('"10 MB"', size))
+            self.assertIn(f"{size} is not a size of memory; write for example '512 MB'", self.run_pytest()[1])
         self.write("test_limits.py", TESTS.replace('"10 MB"', ""))
         self.assertIn("write @pytest.mark.limit_gpu_memory('512 MB')", self.run_pytest()[1])
         self.write("test_limits.py", TESTS.replace('leaks("1 MB"', 'leaks("1 MB", filter_fn=1'))
