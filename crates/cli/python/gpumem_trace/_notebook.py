@@ -64,21 +64,17 @@ class Cells:
 
         linecache.cache[code.co_filename] = len(text), None, text.splitlines(True), code.co_filename
         call, recording = Call(code, code.co_filename.strip("<>"), None, lambda table: show(f"{table}\n")), record()
-        try:
+        with _without_picture_if_it_fails():
             if call.trace.is_measured:
                 recording.start()
-        except Error as why:
-            note(f"the cell has no picture, because {why}")
         try:
             with call:
                 yield
         finally:
             recording.stop()
-        try:
+        with _without_picture_if_it_fails():
             if recording.is_complete:
                 display({"image/svg+xml": recording.svg()}, raw=True)
-        except Error as why:
-            note(f"the cell has no picture, because {why}")
 
     def transform(self, lines):
         """Makes a cell wait itself for what its lines wait for: IPython does not wait for magics."""
@@ -90,6 +86,14 @@ class Cells:
             return lines
         semicolon = ";" if cell.rstrip().endswith(";") else ""
         return [f"await get_ipython().find_cell_magic('gpumem').__self__.lines_of_task({cell!r}){semicolon}\n"]
+
+
+@contextlib.contextmanager
+def _without_picture_if_it_fails():
+    try:
+        yield
+    except Error as why:
+        note(f"the cell has no picture, because {why}")
 
 
 def load(shell):
