@@ -22,6 +22,8 @@ const SEQUENCE: Handle = 1001;
 const SCALES: Handle = 1002;
 /// That of PyTorch's reduction of values to whether any of them is true.
 const ANY: Handle = 1003;
+/// That of a function that writes addresses, by the type of its first parameter.
+const POINTS: Handle = 1004;
 /// From this handle on, functions are NCCL's.
 const COLLECTIVES: Handle = 100;
 
@@ -136,7 +138,7 @@ dispatched! { jumps;
     fn cuFuncGetParamInfo(function: Handle, at: usize, offset: Out<usize>, bytes: Out<usize>) |call| {
         let (count, words) = match function {
             JOINS | ANY => (1, 128),
-            SEQUENCE | SCALES => (2, 1),
+            SEQUENCE | SCALES | POINTS => (2, 1),
             _ => (modules::parameters(call, function).unwrap_or(function % COLLECTIVES), 1),
         };
         if at >= count {
@@ -157,6 +159,7 @@ dispatched! { jumps;
             JOINS => c"_ZN2at6native19CatArrayBatchedCopyE",
             SEQUENCE => c"_Z29elementwise_kernel_with_indexlPl",
             SCALES => c"_Z5scalePKfPf",
+            POINTS => c"_Z11set_pointerPPfS_",
             ANY => c"_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIiNS0_14func_wrapper_tIbZZZNS0_14or_kernel_cudaEEEvT1_",
             COLLECTIVES.. => c"ncclDevKernel_AllReduce_Sum_f32_RING_LL",
             _ => c"add",

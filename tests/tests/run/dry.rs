@@ -72,7 +72,7 @@ fn values_that_were_not_computed_are_counted() {
         "overwritten": [[0, 1], content, content], "before it": content,
         "table": [[0, 1], [0, 0], [0, 1], [0, 1]], "kernel": [0, 0], "other kernel": [0, 1],
         "missing": [[0, 0], [0, 1], "00000000", "00000000", "00000000", "abababab"],
-        "beyond it": 1, "pinned": [[0, 0], [0, 1], [0, 1], [0, 1], [0, 1]],
+        "beyond it": 1, "addresses": [[0, 0], [0, 0]], "pinned": [[0, 0], [0, 1], [0, 1], [0, 1], [0, 1]],
     });
     assert_eq!(seen, expected, "{outcome}");
     let sentence = "11 values were read from memory that is not there, at 7 places, first at tests/run/unknown.py:25: sizes that depend on them may \

@@ -65,6 +65,10 @@ call("cuMemcpyHtoD_v2", missing, text(b"ab"), 2)
 cuda.cuMemcpyDtoH_v2(host, word(missing), word(4))
 seen["missing"].append(host.raw.hex())
 
+# A skipped kernel should have written addresses: a kernel that reads them is skipped.
+addresses = alloc(1)[1]
+seen["addresses"] = [launched(1004, 1, [word(addresses), word(large)]), launch(addresses)]
+
 # A kernel gets a table of addresses in pinned memory.
 pinned = word()
 call("cuMemHostAlloc", pinned, 4096, 0)
