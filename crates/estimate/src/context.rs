@@ -1,6 +1,6 @@
 //! The memory of a process on a GPU outside its allocator.
 
-use gpumem_core::model::Bytes;
+use crate::Bytes;
 
 /// The memory that the driver counts for a process outside the allocator: the CUDA context, loaded kernels, and the
 /// blocks of NVIDIA's libraries. This is a range, because kernels are loaded when they are first needed.

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::error::Error;
+use crate::Error;
 
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

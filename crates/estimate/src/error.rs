@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use gpumem_core::{model::Bytes, report::counted};
+use crate::Bytes;
+use gpumem_core::report::counted;
 
 /// The reason why there is no estimate.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use gpumem_core::model::Bytes;
 use serde::{Serialize, Serializer};
 
-use crate::class::Class;
+use crate::{Bytes, Class};
 
 /// The predicted memory of a step. `Display` is a report of at most 80 columns. Serialized amounts are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

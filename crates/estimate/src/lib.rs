@@ -62,3 +62,9 @@ pub use self::{
     shape::Shape,
     tensors::{TensorInfo, TensorSum, Tensors},
 };
+use self::{
+    dtype::Types,
+    eager::{Eager, Tensor},
+    error::Kind,
+    memory::StepMemory,
+};

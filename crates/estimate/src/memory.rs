@@ -11,16 +11,14 @@ use gpumem_core::{
     inbox::{Inbox, LedgerView},
     ledger::NodeId,
     model::{
-        Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Source, Space,
-        StackId, ThreadId,
+        Block, CallsiteId, Device, Event, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Source, Space, StackId,
+        ThreadId,
     },
 };
 
 use crate::{
-    allocator::{Allocator, AllocatorKind, Placement},
-    class::Class,
-    error::{Error, Kind},
-    estimate::PeakPart,
+    AllocatorKind, Bytes, Class, Error, Kind, PeakPart,
+    allocator::{Allocator, Placement},
     recording::{Recording, stack},
 };
 

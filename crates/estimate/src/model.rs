@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{dtype::Dtype, error::Error, layer::Named, model_check, shape::Shape};
+use crate::{Dtype, Error, Named, Shape, model_check};
 
 /// A model as data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

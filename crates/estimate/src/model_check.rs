@@ -4,7 +4,7 @@
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 
-use crate::layer::{Layer, Named};
+use crate::{Layer, Named};
 
 /// The fields that contain inner layers.
 const INNER: [&str; 4] = ["layers", "shortcut", "encoder", "decoder"];

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::{error::Error, files, model::Model};
+use crate::{Error, Model, files};
 
 /// Returns a model whose description is in this crate.
 fn known(model: Option<Result<Model, Error>>) -> Model {

@@ -3,15 +3,7 @@
 use std::rc::Rc;
 
 use crate::{
-    allocator::AllocatorKind,
-    dtype::{Dtype, Types},
-    eager::Eager,
-    error::Error,
-    layer::build,
-    memory::StepMemory,
-    model::Model,
-    settings::{COMPUTE, Step},
-    tensors::Tensors,
+    AllocatorKind, Dtype, Eager, Error, Model, Step, StepMemory, Tensors, Types, layer::build, settings::COMPUTE,
 };
 
 impl Model {

@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 
-use gpumem_core::model::{Bytes, CallsiteId, Device, EventKind, Source, StackId, ThreadId, Time};
+use gpumem_core::model::{CallsiteId, Device, EventKind, Source, StackId, ThreadId, Time};
 use gpumem_recording::{
     CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process, RecordedEvent,
     StackDefinition, Writer,
 };
 
-use crate::class::Class;
+use crate::{Bytes, Class};
 
 const IN_MEMORY: &str = "a recording in memory can be written";
 

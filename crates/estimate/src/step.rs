@@ -2,20 +2,12 @@
 
 use std::{path::Path, rc::Rc};
 
-use gpumem_core::model::Bytes;
-
 use crate::{
-    class::Class,
-    dtype::{Dtype, Types},
-    eager::{Eager, OptimizerState, ROOT, Tensor},
-    error::Error,
-    estimate::{ConvolutionWorkspace, Estimate, PhasePeak},
+    Bytes, Checkpointing, Class, ConvolutionWorkspace, DataParallelKind, Decode, Dtype, Eager, Error, Estimate, Loss,
+    Model, Optimizer, PhasePeak, Shape, Step, StepMemory, Tensor, Types,
+    eager::{OptimizerState, ROOT},
     files,
     layer::{Built, build, run_all, run_model},
-    memory::StepMemory,
-    model::{Loss, Model},
-    settings::{Checkpointing, DataParallelKind, Decode, Optimizer, Step},
-    shape::Shape,
 };
 
 /// The peak of a step, without its parts.

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use gpumem_core::model::Bytes;
 use serde::Serialize;
 
-use crate::{dtype::Dtype, shape::Shape};
+use crate::{Bytes, Dtype, Shape};
 
 /// The tensors of a model, as a file or a [`Model`](crate::Model) describes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

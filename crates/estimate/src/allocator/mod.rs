@@ -6,12 +6,12 @@ mod cubecl;
 mod placement;
 pub mod replay;
 
-use gpumem_core::model::Bytes;
 use gpumem_recording::AllocatorSettings;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::placement::Placement;
 use self::{caching::Caching, counting::Counting, cubecl::Cubecl};
+use crate::Bytes;
 
 /// The allocator that a step uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

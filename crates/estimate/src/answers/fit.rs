@@ -1,13 +1,6 @@
 //! The largest batch and the longest sequences that fit.
 
-use gpumem_core::model::Bytes;
-
-use crate::{
-    error::Error,
-    model::{Input, Model},
-    settings::Step,
-    step::Peak,
-};
+use crate::{Bytes, Error, Input, Model, Step, step::Peak};
 
 impl Step {
     /// Returns a batch with which the step stays within its limit; 0 if none fits. The search finds a batch that fits

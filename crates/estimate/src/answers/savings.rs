@@ -2,16 +2,11 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-use gpumem_core::model::{ByteDelta, Bytes};
+use gpumem_core::model::ByteDelta;
 use serde::Serialize;
 
 use crate::{
-    class::Class,
-    dtype::Dtype,
-    error::Error,
-    estimate::Estimate,
-    model::Model,
-    settings::{DataParallel, DataParallelKind, Lora, Optimizer, Quantized, Step},
+    Bytes, Class, DataParallel, DataParallelKind, Dtype, Error, Estimate, Lora, Model, Optimizer, Quantized, Step,
 };
 
 /// The memory that some changes of a step would save, each by itself. `Display` is a table.

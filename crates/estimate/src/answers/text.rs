@@ -2,17 +2,10 @@
 
 use std::{cmp::Reverse, collections::HashMap, fmt};
 
-use gpumem_core::{
-    export::{Amounts, Cell, Fit, Leaf, Paint, Role, Row, Show, Table, Tree, grouped, part_table_in},
-    model::Bytes,
-};
+use gpumem_core::export::{Amounts, Cell, Fit, Leaf, Paint, Role, Row, Show, Table, Tree, grouped, part_table_in};
 
 use super::{Saving, Savings};
-use crate::{
-    class::Class,
-    estimate::{ConvolutionWorkspace, Estimate, OptimizerParts, PeakPart},
-    tensors::{TensorSum, Tensors},
-};
+use crate::{Bytes, Class, ConvolutionWorkspace, Estimate, OptimizerParts, PeakPart, TensorSum, Tensors};
 
 /// Reports show at most this many rows of layers.
 const MOST_LAYERS: usize = 24;

@@ -1,12 +1,7 @@
 //! Linear layers with adapters, and with 4-bit weights.
 
 use super::{Eager, ParameterId, Tensor};
-use crate::{
-    dtype::Dtype,
-    error::Error,
-    settings::{Quantized, Step},
-    shape::Shape,
-};
+use crate::{Dtype, Error, Quantized, Shape, Step};
 
 /// The tensors that a linear layer has in addition to its weight, or instead of it.
 #[derive(Clone, Debug, Default)]

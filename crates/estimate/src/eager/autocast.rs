@@ -1,7 +1,7 @@
 //! Autocast: matrix products and convolutions run in a smaller type, and some operations in `f32`.
 
 use super::{Eager, Tensor};
-use crate::{class::Class, dtype::Dtype, error::Error};
+use crate::{Class, Dtype, Error};
 
 impl Eager {
     /// Calls `run` under autocast to this type, or without autocast.

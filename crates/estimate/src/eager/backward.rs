@@ -3,7 +3,7 @@
 use std::{collections::BinaryHeap, mem, rc::Rc};
 
 use super::{Eager, Edge, Grads, Like, Node, NodeInput, Tape, Tensor};
-use crate::error::Error;
+use crate::Error;
 
 impl Eager {
     /// Records an operation, and returns its outputs as tensors that need a gradient.

@@ -3,7 +3,7 @@
 use gpumem_core::report::counted;
 
 use super::{Eager, KeptTokens, Tensor};
-use crate::{class::Class, error::Error, settings::KvCache};
+use crate::{Class, Error, KvCache};
 
 impl Eager {
     /// Starts a pass over the next tokens. Its layers find the keys and values of earlier passes.

@@ -4,7 +4,7 @@
 use std::{cell::RefCell, rc::Rc};
 
 use super::{BlockRun, Eager, RecomputedBlock, RunBlock, Tensor};
-use crate::error::{Error, Kind};
+use crate::{Error, Kind};
 
 /// A tensor that the forward pass saved for the backward pass.
 pub(crate) enum Saved {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::{Eager, Tensor};
-use crate::error::Error;
+use crate::Error;
 
 /// The shared tensors. A checkpointed block keeps them as they were when the block first ran, as PyTorch keeps the
 /// arguments of the block.

@@ -33,14 +33,7 @@ pub(crate) use self::{
     tensor::{Edge, Tensor, channels_last_strides},
     workspace::Convolution,
 };
-use crate::{
-    class::Class,
-    dtype::Dtype,
-    error::{Error, Kind},
-    memory::{StepMemory, Storage},
-    settings::{Checkpointing, Step},
-    shape::Shape,
-};
+use crate::{Checkpointing, Class, Dtype, Error, Kind, Shape, Step, StepMemory, memory::Storage};
 
 /// The key of a shared tensor: its use and a number, its shape and its type.
 type SharedKey = (&'static str, u64, Shape, Dtype);

@@ -4,7 +4,7 @@ use super::{
     Eager, Tensor,
     parameters::{Updated, trainable},
 };
-use crate::{class::Class, dtype::Dtype, error::Error, settings::Optimizer, shape::Shape};
+use crate::{Class, Dtype, Error, Optimizer, Shape};
 
 /// The tensors that an optimizer keeps from one update to the next.
 #[derive(Debug, Default)]

@@ -2,10 +2,10 @@
 
 use std::rc::Rc;
 
-use gpumem_core::model::{Bytes, CallsiteId};
+use gpumem_core::model::CallsiteId;
 
 use super::{Eager, Grads, Parameter, ParameterId, Tensor};
-use crate::{class::Class, dtype::Dtype, error::Error, shape::Shape, tensors::TensorInfo};
+use crate::{Bytes, Class, Dtype, Error, Shape, TensorInfo};
 
 /// A parameter as the optimizer sees it.
 #[derive(Debug)]

@@ -7,14 +7,7 @@ use super::{
     Eager, ParameterGroup, Shard, Tensor,
     parameters::{Updated, trainable},
 };
-use crate::{
-    class::Class,
-    dtype::Dtype,
-    error::Error,
-    memory::Storage,
-    settings::{DataParallel, DataParallelKind},
-    shape::Shape,
-};
+use crate::{Class, DataParallel, DataParallelKind, Dtype, Error, Shape, memory::Storage};
 
 /// The group of the parameters outside all blocks.
 pub(crate) const ROOT: usize = 0;

@@ -4,11 +4,7 @@ use std::rc::Rc;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::{
-    dtype::Dtype,
-    memory::Storage,
-    shape::{Numbers, Shape},
-};
+use crate::{Dtype, Shape, memory::Storage, shape::Numbers};
 
 /// A tensor without values. Clones and views share its storage, which is freed with the last of them.
 #[derive(Clone, Debug)]

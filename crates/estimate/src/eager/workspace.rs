@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::{Eager, Tensor};
-use crate::{class::Class, dtype::Dtype, error::Error, shape::Shape};
+use crate::{Class, Dtype, Error, Shape};
 
 /// The workspace that PyTorch gives cuBLASLt (`CUDABlas.cpp`, `_parseChosenWorkspaceSize`).
 const CUBLASLT: u64 = 1 << 20;

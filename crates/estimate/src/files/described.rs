@@ -5,7 +5,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gpumem_core::model::Bytes;
 use serde_json::Value;
 
 use super::{
@@ -15,7 +14,7 @@ use super::{
     input::{LONGEST_TEXT, text},
     safetensors,
 };
-use crate::{dtype::Dtype, error::Error, model::Model, tensors::Tensors};
+use crate::{Bytes, Dtype, Error, Model, Tensors};
 
 /// The weight files that a folder may contain. The first one that exists is read.
 const WEIGHTS: [&str; 4] = [

@@ -7,16 +7,11 @@ use std::{
     path::Path,
 };
 
-use gpumem_core::{model::Bytes, report::counted};
+use gpumem_core::report::counted;
 use serde_json::{Map, Value};
 
 use super::{file_error, input};
-use crate::{
-    dtype::Dtype,
-    error::Error,
-    shape::Shape,
-    tensors::{TensorInfo, Tensors},
-};
+use crate::{Bytes, Dtype, Error, Shape, TensorInfo, Tensors};
 
 /// The longest allowed header. The largest vocabularies take about 20 MB.
 const LONGEST_HEADER: u64 = 50_000_000;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{config, gguf::Gguf};
-use crate::{dtype::Dtype, error::Error, model::Model};
+use crate::{Dtype, Error, Model};
 
 /// Tensors that are not parameters: factors for the angles of positions, which other programs compute.
 const NO_PARAMETERS: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];

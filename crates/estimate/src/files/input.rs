@@ -4,7 +4,7 @@ use std::{fs::File, io::Read, path::Path};
 
 use gpumem_core::regular_file;
 
-use crate::error::Error;
+use crate::Error;
 
 /// The longest configuration or model that is read. In memory, JSON may take a hundred times its length. The
 /// configuration of a vision model with the names of 21,000 classes has 1.5 MB.

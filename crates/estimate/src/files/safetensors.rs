@@ -7,17 +7,11 @@ use std::{
     path::{Component, Path},
 };
 
-use gpumem_core::model::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{file_error, input};
-use crate::{
-    dtype::{Dtype, PLAIN},
-    error::Error,
-    shape::Shape,
-    tensors::{TensorInfo, Tensors},
-};
+use crate::{Bytes, Dtype, Error, Shape, TensorInfo, Tensors, dtype::PLAIN};
 
 /// The format's own limit for its header.
 const LONGEST_HEADER: u64 = 100_000_000;

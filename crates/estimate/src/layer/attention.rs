@@ -3,12 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Built, Layer};
-use crate::{
-    dtype::Dtype,
-    eager::{Eager, Tensor},
-    error::Error,
-    shape::Shape,
-};
+use crate::{Dtype, Eager, Error, Shape, Tensor};
 
 /// The sizes of a self-attention layer. Without heads, it is an error.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

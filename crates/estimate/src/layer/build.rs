@@ -8,11 +8,8 @@ use super::{
     Attention, AttentionNames, Built, Embeddings, Experts, Function, Layer, Linear, Named, RunExperts, linear,
 };
 use crate::{
-    dtype::{Dtype, Types},
-    eager::{Adapted, Conv, Eager, ParameterId, Window},
-    error::Error,
-    settings::Quantized,
-    shape::Shape,
+    Conv, Dtype, Eager, Error, Quantized, Shape, Types, Window,
+    eager::{Adapted, ParameterId},
 };
 
 /// The maximum depth of nested layers. Without it, a hostile file could overflow the stack.

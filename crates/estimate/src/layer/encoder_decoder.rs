@@ -2,12 +2,7 @@
 //! positions: T5, as written in transformers.
 
 use super::{Attention, Built, run_all};
-use crate::{
-    dtype::Dtype,
-    eager::{Eager, Tensor},
-    error::Error,
-    shape::Shape,
-};
+use crate::{Dtype, Eager, Error, Shape, Tensor};
 
 impl Attention {
     /// Attends with a relative position bias. Each layer combines the bias with the mask for later tokens again. Also

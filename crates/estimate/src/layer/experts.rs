@@ -3,12 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Built, Function, forward::activate};
-use crate::{
-    dtype::Dtype,
-    eager::{Eager, Tensor},
-    error::Error,
-    shape::Shape,
-};
+use crate::{Dtype, Eager, Error, Shape, Tensor};
 
 /// The sizes of a mixture of experts. Each expert is a gated MLP; a router chooses some of them for each token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

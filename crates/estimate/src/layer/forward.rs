@@ -6,11 +6,8 @@ use gpumem_core::model::CallsiteId;
 
 use super::{Embeddings, Function, Layer, Linear};
 use crate::{
-    class::Class,
-    dtype::Dtype,
-    eager::{Adapted, Eager, ParameterId, Tensor},
-    error::{Error, Kind},
-    shape::Shape,
+    Class, Dtype, Eager, Error, Kind, Shape, Tensor,
+    eager::{Adapted, ParameterId},
 };
 
 /// Runs a model. The tensors that its layers share are freed when the output exists.

@@ -16,7 +16,7 @@ pub(crate) use self::{
     build::build,
     forward::{Built, run_all, run_model},
 };
-use crate::eager::{Conv, Window};
+use crate::{Conv, Window};
 
 /// A layer with its name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::step::COMPUTE;
 pub use self::{names::Names, step::Step};
-use crate::dtype::Dtype;
+use crate::Dtype;
 
 /// The optimizer of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,10 +1,9 @@
 //! A step, as data. `step.rs` runs it.
 
-use gpumem_core::model::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::{Checkpointing, DataParallel, Decode, Lora, Optimizer, Quantized};
-use crate::{allocator::AllocatorKind, dtype::Dtype};
+use crate::{AllocatorKind, Bytes, Dtype};
 
 /// The settings of a step. Fields that are missing in a file have the values of [`Step::default`]: inference in `f32` with one input.
 ///

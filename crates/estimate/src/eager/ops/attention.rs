@@ -1,12 +1,7 @@
 //! Scaled dot product attention in a single kernel, which does not store the matrix of scores.
 
 use super::linear::Like;
-use crate::{
-    dtype::Dtype,
-    eager::{Eager, Tensor},
-    error::Error,
-    shape::Shape,
-};
+use crate::{Dtype, Eager, Error, Shape, Tensor};
 
 /// Returns whether PyTorch chooses cuDNN's kernel (`_scaled_dot_product_cudnn_attention`) and not the one from CUTLASS
 /// (`_scaled_dot_product_efficient_attention`). On GPUs of compute capability 9.0 or 10.0 with cuDNN 9.15 or later, PyTorch

@@ -4,10 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::linear::Like;
 use crate::{
-    dtype::Dtype,
-    eager::{Convolution, Eager, Tensor, channels_last_strides},
-    error::Error,
-    shape::Shape,
+    Dtype, Eager, Error, Shape, Tensor,
+    eager::{Convolution, channels_last_strides},
 };
 
 /// The sizes of a convolution.

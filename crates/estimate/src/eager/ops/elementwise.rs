@@ -1,12 +1,7 @@
 //! Operations on each element.
 
 use super::linear::Like;
-use crate::{
-    dtype::Dtype,
-    eager::{Eager, Saved, Tensor},
-    error::Error,
-    shape::Shape,
-};
+use crate::{Dtype, Eager, Error, Shape, Tensor, eager::Saved};
 
 /// The tensor that an operation with one input saves for its backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

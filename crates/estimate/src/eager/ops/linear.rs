@@ -3,11 +3,8 @@
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
-    class::Class,
-    dtype::Dtype,
-    eager::{Eager, Grads, Saved, Tensor},
-    error::Error,
-    shape::Shape,
+    Class, Dtype, Eager, Error, Shape, Tensor,
+    eager::{Grads, Saved},
 };
 
 impl Eager {

@@ -1,12 +1,6 @@
 //! Softmax and losses.
 
-use crate::{
-    class::Class,
-    dtype::Dtype,
-    eager::{Eager, Tensor},
-    error::Error,
-    shape::Shape,
-};
+use crate::{Class, Dtype, Eager, Error, Shape, Tensor};
 
 impl Eager {
     /// Runs softmax over the last dimension, in `f32` under autocast. The backward pass first multiplies the gradient

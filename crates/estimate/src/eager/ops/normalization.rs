@@ -1,11 +1,6 @@
 //! Normalization.
 
-use crate::{
-    dtype::Dtype,
-    eager::{Eager, Tensor},
-    error::Error,
-    shape::Shape,
-};
+use crate::{Dtype, Eager, Error, Shape, Tensor};
 
 impl Eager {
     /// Runs `layer_norm` over the last dimension. The input is kept, and a mean and a deviation in `f32` for each row.

@@ -1,12 +1,7 @@
 //! Sums over many elements, and the largest of many. PyTorch splits a sum among several blocks of threads, which write their parts into
 //! a buffer.
 
-use crate::{
-    dtype::Dtype,
-    eager::{Eager, Tensor},
-    error::Error,
-    shape::Shape,
-};
+use crate::{Dtype, Eager, Error, Shape, Tensor};
 
 /// The threads of a block (`mnt_wrapper`), the threads of a multiprocessor of an A100, H100 or H200, and the threads of a warp.
 const BLOCK: u64 = 512;

@@ -1,11 +1,6 @@
 //! Views share the memory of their input. Elements are copied only if their order requires it.
 
-use crate::{
-    dtype::Dtype,
-    eager::{Eager, Tensor},
-    error::Error,
-    shape::Shape,
-};
+use crate::{Dtype, Eager, Error, Shape, Tensor};
 
 impl Eager {
     /// Records an operation that passes its gradient on.

@@ -28,11 +28,7 @@ use super::{
     decoders::{self, Values},
     fields::{Fields, head_size, is_zero, wrong},
 };
-use crate::{
-    error::Error,
-    model::{Input, Loss, Model},
-    shape::Shape,
-};
+use crate::{Error, Input, Loss, Model, Shape};
 
 /// An architecture: its names, and templates of its model.
 #[derive(Debug, Deserialize)]

@@ -16,7 +16,7 @@ use std::collections::HashSet;
 use serde_json::{Map, Value, json};
 
 use super::fields::{Fields, head_size, is_zero, wrong};
-use crate::error::Error;
+use crate::Error;
 
 /// Values by the names that templates use.
 pub(super) type Values = Vec<(&'static str, Value)>;

@@ -4,7 +4,7 @@ use std::{cell::RefCell, collections::BTreeMap};
 
 use serde_json::{Map, Value};
 
-use crate::{error::Error, layer::Function};
+use crate::{Error, Function};
 
 /// The largest number of blocks, which no known model reaches. Each block is run, because the allocator's free blocks
 /// differ from one to the next. Without a limit, a short file could therefore take any time and memory.

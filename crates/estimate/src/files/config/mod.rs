@@ -16,7 +16,7 @@ pub(super) use self::{
     architectures::all,
     unknown::{UnknownDecoder, unknown_decoder},
 };
-use crate::{error::Error, model::Model};
+use crate::{Error, Model};
 
 /// The next step in an error message: the supported files.
 const READ: &str = "give a `config.json` of Hugging Face, a file .gguf, .safetensors or .toml, or a model as JSON";

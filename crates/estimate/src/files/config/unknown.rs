@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::{dtype::Dtype, model::Model, tensors::Tensors};
+use crate::{Dtype, Model, Tensors};
 
 /// The objects inside a configuration that may contain the sizes of the decoder.
 const INSIDE: [&str; 4] = ["text_config", "language_config", "llm_config", "thinker_config"];
