@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -154,7 +154,7 @@ impl fmt::Display for Dtype {
 impl FromStr for Dtype {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, Error> {
+    fn from_str(text: &str) -> Result<Self> {
         let name = text.to_ascii_lowercase();
         let name = name.strip_prefix("torch.").unwrap_or(&name);
         let is_plain = |(known, _, others): &&(&str, Self, &[&str])| *known == name || others.contains(&name);

@@ -13,6 +13,9 @@ pub struct Error {
     kind: Box<Kind>,
 }
 
+/// A result that has this error, unless another one is given.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A layer, a setting or a file is not valid, or tensors do not fit together.

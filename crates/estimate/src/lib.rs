@@ -49,7 +49,7 @@ pub use self::{
     context::ContextSize,
     dtype::{Blocks, Dtype},
     eager::{Conv, Window},
-    error::Error,
+    error::{Error, Result},
     estimate::{ConvolutionWorkspace, Estimate, OptimizerParts, PeakPart, PhasePeak},
     files::{Described, Gguf},
     layer::{

@@ -17,7 +17,7 @@ use gpumem_core::{
 };
 
 use crate::{
-    AllocatorKind, Bytes, Class, Error, Kind, PeakPart,
+    AllocatorKind, Bytes, Class, Error, Kind, PeakPart, Result,
     allocator::{Allocator, Placement},
     recording::{Recording, stack},
 };
@@ -85,7 +85,7 @@ impl Storage {
     }
 
     /// Allocates the bytes, if there are none: `untyped_storage().resize_()`.
-    pub(crate) fn fill(&self, bytes: u64, class: Class) -> Result<(), Error> {
+    pub(crate) fn fill(&self, bytes: u64, class: Class) -> Result<()> {
         if self.block.get().is_none() && bytes > 0 {
             self.block.set(Some((self.memory.place(bytes, class)?, bytes)));
         }
@@ -141,12 +141,12 @@ impl StepMemory {
     }
 
     /// Allocates memory in the open scope. `set_class` may override the class.
-    pub(crate) fn alloc(self: &Rc<Self>, bytes: u64, class: Class) -> Result<Storage, Error> {
+    pub(crate) fn alloc(self: &Rc<Self>, bytes: u64, class: Class) -> Result<Storage> {
         let block = if bytes == 0 { None } else { Some((self.place(bytes, class)?, bytes)) };
         Ok(Storage { memory: Rc::clone(self), block: Cell::new(block) })
     }
 
-    fn place(&self, bytes: u64, class: Class) -> Result<Placement, Error> {
+    fn place(&self, bytes: u64, class: Class) -> Result<Placement> {
         let mut state = self.0.borrow_mut();
         let class = state.class.unwrap_or(class);
         let placement = state.allocator.alloc(bytes);

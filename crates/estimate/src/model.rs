@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{Dtype, Error, Named, Shape, model_check};
+use crate::{Dtype, Error, Named, Result, Shape, model_check};
 
 /// A model as data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -65,7 +65,7 @@ impl Model {
     ///
     /// # Errors
     /// Returns an error if the text is not JSON, or is not a model.
-    pub fn from_json(text: &str) -> Result<Self, Error> {
+    pub fn from_json(text: &str) -> Result<Self> {
         Self::checked(serde_json::from_str(text).map_err(|error| error.to_string()))
     }
 
@@ -88,11 +88,11 @@ impl Model {
     ///
     /// # Errors
     /// Returns an error if the text is not TOML, or is not a model.
-    pub fn from_toml(text: &str) -> Result<Self, Error> {
+    pub fn from_toml(text: &str) -> Result<Self> {
         Self::checked(toml::from_str(text).map_err(|error| error.message().to_owned()))
     }
 
-    fn checked(fields: Result<Value, String>) -> Result<Self, Error> {
+    fn checked(fields: Result<Value, String>) -> Result<Self> {
         let model = fields.and_then(|fields| model_check::read(&fields));
         model.map_err(|why| Error::invalid(format!("this is not a model: {why}")))
     }
@@ -101,7 +101,7 @@ impl Model {
     ///
     /// # Errors
     /// Returns the error of `serde_json`. No model is known to cause one.
-    pub fn to_json(&self) -> Result<String, Error> {
+    pub fn to_json(&self) -> Result<String> {
         serde_json::to_string_pretty(self).map_err(|error| Error::invalid(error.to_string()))
     }
 

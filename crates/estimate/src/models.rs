@@ -2,10 +2,10 @@
 
 use serde_json::json;
 
-use crate::{Error, Model, files};
+use crate::{Model, Result, files};
 
 /// Returns a model whose description is in this crate.
-fn known(model: Option<Result<Model, Error>>) -> Model {
+fn known(model: Option<Result<Model>>) -> Model {
     model.and_then(Result::ok).expect("the description has only what the readers know")
 }
 

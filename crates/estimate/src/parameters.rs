@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use crate::{
-    AllocatorKind, Dtype, Eager, Error, Model, Step, StepMemory, Tensors, Types, layer::build, settings::COMPUTE,
+    AllocatorKind, Dtype, Eager, Model, Result, Step, StepMemory, Tensors, Types, layer::build, settings::COMPUTE,
 };
 
 impl Model {
@@ -12,7 +12,7 @@ impl Model {
     ///
     /// # Errors
     /// Returns an error if the sizes of a layer are not valid, or if the sum is too large to be counted.
-    pub fn parameters(&self, dtype: Dtype) -> Result<Tensors, Error> {
+    pub fn parameters(&self, dtype: Dtype) -> Result<Tensors> {
         let memory = Rc::new(StepMemory::new(AllocatorKind::Exact, u64::MAX, true));
         let eager = Eager::new(Rc::clone(&memory), Step::default(), false);
         memory.open("model");

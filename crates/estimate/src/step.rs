@@ -4,7 +4,7 @@ use std::{path::Path, rc::Rc};
 
 use crate::{
     Bytes, Checkpointing, Class, ConvolutionWorkspace, DataParallelKind, Decode, Dtype, Eager, Error, Estimate, Loss,
-    Model, Optimizer, PhasePeak, Shape, Step, StepMemory, Tensor, Types,
+    Model, Optimizer, PhasePeak, Result, Shape, Step, StepMemory, Tensor, Types,
     eager::{OptimizerState, ROOT},
     files,
     layer::{Built, build, run_all, run_model},
@@ -39,7 +39,7 @@ impl Step {
     ///
     /// # Errors
     /// Returns an error if the file cannot be read, is too long, or is not a step. The error names the file.
-    pub fn read(path: impl AsRef<Path>) -> Result<Self, Error> {
+    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let text = files::text(path.as_ref(), LONGEST_STEP)?;
         serde_json::from_str(&text).map_err(|error| files::file_error(path.as_ref(), error))
     }
@@ -48,18 +48,18 @@ impl Step {
     ///
     /// # Errors
     /// Returns an error if the step cannot run with the model, or if it needs more memory than its limit. The error names the layer.
-    pub fn estimate(&self, model: &Model) -> Result<Estimate, Error> {
+    pub fn estimate(&self, model: &Model) -> Result<Estimate> {
         self.estimate_in(&self.memory(true), model)
     }
 
     /// Returns the peak of [`estimate`](Self::estimate), without its parts.
-    pub(crate) fn peak(&self, model: &Model) -> Result<Peak, Error> {
+    pub(crate) fn peak(&self, model: &Model) -> Result<Peak> {
         let memory = self.memory(false);
         let (estimate, _) = self.run_in(&memory, false, model)?;
         Ok(Peak { bytes: estimate.peak.get(), events: memory.events() })
     }
 
-    fn estimate_in(&self, memory: &Rc<StepMemory>, model: &Model) -> Result<Estimate, Error> {
+    fn estimate_in(&self, memory: &Rc<StepMemory>, model: &Model) -> Result<Estimate> {
         let (mut estimate, largest_workspace) = self.run_in(memory, false, model)?;
         if largest_workspace > 0 {
             let (peak, reserved) = match self.run_in(&self.memory(false), true, model) {
@@ -83,7 +83,7 @@ impl Step {
     ///
     /// # Errors
     /// Returns the errors of [`estimate`](Self::estimate).
-    pub fn record(&self, model: &Model) -> Result<(Estimate, Vec<u8>), Error> {
+    pub fn record(&self, model: &Model) -> Result<(Estimate, Vec<u8>)> {
         let memory = self.memory(true);
         memory.record(&model.name);
         let estimate = self.estimate_in(&memory, model)?;
@@ -96,12 +96,7 @@ impl Step {
     }
 
     /// Returns an estimate, and the largest workspace of a convolution.
-    fn run_in(
-        &self,
-        memory: &Rc<StepMemory>,
-        convolutions_take_most: bool,
-        model: &Model,
-    ) -> Result<(Estimate, u64), Error> {
+    fn run_in(&self, memory: &Rc<StepMemory>, convolutions_take_most: bool, model: &Model) -> Result<(Estimate, u64)> {
         self.check()?;
         let eager = Eager::new(Rc::clone(memory), self.clone(), convolutions_take_most);
         memory.open("model");
@@ -155,7 +150,7 @@ impl Step {
     }
 
     /// Returns an error if settings contradict each other or are not supported.
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<()> {
         let is_training = self.optimizer.is_some();
         let kind = self.data_parallel.map(|parallel| parallel.kind);
         let gathered = self.data_parallel.and_then(|parallel| parallel.gathered);
@@ -226,7 +221,7 @@ impl Step {
         Err(Error::invalid(wrong))
     }
 
-    fn labels(&self, eager: &Eager, model: &Model, shape: &Shape) -> Result<Option<Tensor>, Error> {
+    fn labels(&self, eager: &Eager, model: &Model, shape: &Shape) -> Result<Option<Tensor>> {
         if self.optimizer.is_none() {
             return Ok(None);
         }
@@ -250,7 +245,7 @@ impl Step {
         (layers, input, labels): (&[Rc<Built>], &Tensor, Option<&Tensor>),
         state: &mut OptimizerState,
         phases: &mut Vec<PhasePeak>,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let mut done = |name, peak| phases.push(PhasePeak { name, peak: Bytes::new(peak) });
         eager.zero_grad(state);
         let mut output = None;
@@ -301,7 +296,7 @@ impl Step {
         Ok(())
     }
 
-    fn loss(eager: &Eager, loss: Loss, output: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
+    fn loss(eager: &Eager, loss: Loss, output: &Tensor, labels: &Tensor) -> Result<Tensor> {
         match loss {
             Loss::CrossEntropy | Loss::Token => eager.cross_entropy(output, labels),
             Loss::MeanSquares => eager.mean_squares(output),
@@ -323,7 +318,7 @@ impl Step {
         layers: &[Rc<Built>],
         prompt: &Tensor,
         phases: &mut Vec<PhasePeak>,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let invalid = |what: &str| Err(Error::invalid(what));
         if decode.tokens == 0 {
             return invalid("decoding needs at least 1 token");
@@ -364,7 +359,7 @@ fn next_token(
     body: &[Rc<Built>],
     head: &Rc<Built>,
     (all, tokens): (&Tensor, &Tensor),
-) -> Result<Tensor, Error> {
+) -> Result<Tensor> {
     // `prepare_inputs_for_generation` makes a copy of the tokens, their positions, and the mask of all tokens so far.
     let tokens = &eager.integers(&tokens.shape)?;
     let _others = [eager.integers(&tokens.shape)?, eager.integers(&all.shape)?];

@@ -1,6 +1,6 @@
 //! The largest batch and the longest sequences that fit.
 
-use crate::{Bytes, Error, Input, Model, Step, step::Peak};
+use crate::{Bytes, Error, Input, Model, Result, Step, step::Peak};
 
 impl Step {
     /// Returns a batch with which the step stays within its limit; 0 if none fits. The search finds a batch that fits
@@ -10,7 +10,7 @@ impl Step {
     ///
     /// # Errors
     /// Returns an error if the step has no limit, or if the model and the step do not fit together.
-    pub fn largest_batch(&self, model: &Model) -> Result<u64, Error> {
+    pub fn largest_batch(&self, model: &Model) -> Result<u64> {
         let limit = self.check_limit()?;
         largest_in(limit, |batch| fitting(Self { batch, ..self.clone() }.peak(model)))
     }
@@ -22,7 +22,7 @@ impl Step {
     /// # Errors
     /// Returns an error if the step has no limit, if the model does not read tokens, or if the model and the step do
     /// not fit together.
-    pub fn largest_length(&self, model: &Model) -> Result<u64, Error> {
+    pub fn largest_length(&self, model: &Model) -> Result<u64> {
         let limit = self.check_limit()?;
         if !matches!(model.input, Input::Tokens(_)) {
             return Err(Error::invalid("the model does not read sequences of tokens"));
@@ -36,13 +36,13 @@ impl Step {
         })
     }
 
-    fn check_limit(&self) -> Result<Bytes, Error> {
+    fn check_limit(&self) -> Result<Bytes> {
         self.limit.ok_or_else(|| Error::invalid("the largest step depends on a limit, and the step has none"))
     }
 }
 
 /// Returns the peak of a step that fits. `None` if the step does not fit.
-fn fitting(result: Result<Peak, Error>) -> Result<Option<Peak>, Error> {
+fn fitting(result: Result<Peak>) -> Result<Option<Peak>> {
     match result {
         Ok(peak) => Ok(Some(peak)),
         Err(error) if error.is_out_of_memory() => Ok(None),
@@ -55,7 +55,7 @@ fn fitting(result: Result<Peak, Error>) -> Result<Option<Peak>, Error> {
 const MANY_EVENTS: u64 = 150_000;
 
 /// Returns the largest number that fits into a limit, improved by [`with_gaps`] unless a step is long.
-fn largest_in(limit: Bytes, mut peak: impl FnMut(u64) -> Result<Option<Peak>, Error>) -> Result<u64, Error> {
+fn largest_in(limit: Bytes, mut peak: impl FnMut(u64) -> Result<Option<Peak>>) -> Result<u64> {
     let Some(first) = peak(1)? else { return Ok(0) };
     let found = largest(limit.get(), first.bytes, |number| Ok(peak(number)?.map(|peak| peak.bytes)))?;
     if first.events > MANY_EVENTS { Ok(found) } else { with_gaps(found, |number| Ok(peak(number)?.is_some())) }
@@ -63,7 +63,7 @@ fn largest_in(limit: Bytes, mut peak: impl FnMut(u64) -> Result<Option<Peak>, Er
 
 /// Returns a number that fits while the next larger one does not. The peak grows roughly evenly with the number, so the
 /// peaks found so far show where the limit is. `first` is the peak for 1.
-fn largest(limit: u64, first: u64, mut peak: impl FnMut(u64) -> Result<Option<u64>, Error>) -> Result<u64, Error> {
+fn largest(limit: u64, first: u64, mut peak: impl FnMut(u64) -> Result<Option<u64>>) -> Result<u64> {
     const FASTEST: u64 = 8;
 
     let ((mut before, mut peak_before), mut fitting, mut peak_of_fitting) = ((0, 0), 1_u64, first);
@@ -93,7 +93,7 @@ fn largest(limit: u64, first: u64, mut peak: impl FnMut(u64) -> Result<Option<u6
 }
 
 /// Tries at most 16 larger numbers up to 10 % above the one that was found, and again above each that fits.
-fn with_gaps(mut found: u64, mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result<u64, Error> {
+fn with_gaps(mut found: u64, mut fits: impl FnMut(u64) -> Result<bool>) -> Result<u64> {
     let mut next = found;
     while next < found.saturating_add(found.div_ceil(10)) {
         next = next.saturating_add(found.div_ceil(160));

@@ -6,7 +6,8 @@ use gpumem_core::model::ByteDelta;
 use serde::Serialize;
 
 use crate::{
-    Bytes, Class, DataParallel, DataParallelKind, Dtype, Error, Estimate, Lora, Model, Optimizer, Quantized, Step,
+    Bytes, Class, DataParallel, DataParallelKind, Dtype, Error, Estimate, Lora, Model, Optimizer, Quantized, Result,
+    Step,
 };
 
 /// The memory that some changes of a step would save, each by itself. `Display` is a table.
@@ -69,7 +70,7 @@ impl Step {
     ///
     /// # Errors
     /// Returns an error if the step without changes cannot run with the model.
-    pub fn savings(&self, model: &Model) -> Result<Savings, Error> {
+    pub fn savings(&self, model: &Model) -> Result<Savings> {
         // A step that does not fit now may fit with a change, so there is no limit here.
         let base = Self { limit: None, ..self.clone() };
         let estimate = base.estimate(model)?;

@@ -1,7 +1,7 @@
 //! Linear layers with adapters, and with 4-bit weights.
 
-use super::{Eager, ParameterId, Tensor};
-use crate::{Dtype, Error, Quantized, Shape, Step};
+use super::ParameterId;
+use crate::{Dtype, Eager, Error, Quantized, Result, Shape, Step, Tensor};
 
 /// The tensors that a linear layer has in addition to its weight, or instead of it.
 #[derive(Clone, Debug, Default)]
@@ -35,7 +35,7 @@ impl Eager {
     }
 
     /// Adds the tensors that a linear layer has in addition to its weight, or instead of it.
-    pub(crate) fn adapt(&self, inputs: u64, outputs: u64, dtype: Dtype, is_tied: bool) -> Result<Adapted, Error> {
+    pub(crate) fn adapt(&self, inputs: u64, outputs: u64, dtype: Dtype, is_tied: bool) -> Result<Adapted> {
         let Step { adapters: lora, quantized, .. } = &self.step;
         if lora.is_none() && quantized.is_none() {
             return Ok(Adapted::default());
@@ -56,7 +56,7 @@ impl Eager {
     }
 
     /// Returns an error if a name of the adapters matches no linear layer.
-    pub(crate) fn check_adapters(&self) -> Result<(), Error> {
+    pub(crate) fn check_adapters(&self) -> Result<()> {
         let Some(lora) = &self.step.adapters else { return Ok(()) };
         let linear = self.linear.borrow();
         let Some(unused) = lora.targets.unused(&linear) else { return Ok(()) };
@@ -68,7 +68,7 @@ impl Eager {
     }
 
     /// Adds packed elements and a `QuantState`, like bitsandbytes' `quantize_4bit`.
-    fn add_in_4_bits(&self, inputs: u64, outputs: u64, quantized: &Quantized) -> Result<In4Bits, Error> {
+    fn add_in_4_bits(&self, inputs: u64, outputs: u64, quantized: &Quantized) -> Result<In4Bits> {
         let elements = inputs.checked_mul(outputs).ok_or_else(|| self.too_large())?;
         let packed = self.add_frozen(&Shape::from([elements.div_ceil(2), 1]), Dtype::U8)?;
         self.parameters.borrow_mut()[packed.0].packed_elements = Some(elements);
@@ -90,12 +90,7 @@ impl Eager {
 
     /// Runs `Linear4bit.forward`: the input is converted to the type of the products, multiplied, and the result is
     /// converted to the type of the input.
-    pub(crate) fn linear_in_4_bits(
-        &self,
-        input: &Tensor,
-        weight: &In4Bits,
-        bias: Option<&Tensor>,
-    ) -> Result<Tensor, Error> {
+    pub(crate) fn linear_in_4_bits(&self, input: &Tensor, weight: &In4Bits, bias: Option<&Tensor>) -> Result<Tensor> {
         if input.shape.rank() == 0 || input.shape.last() != weight.inputs {
             return Err(self.mismatch(format!("(…, {})", weight.inputs), input));
         }
@@ -128,14 +123,14 @@ impl Eager {
     }
 
     /// Runs `dequantize_4bit`. If the scales are quantized as well, they come first.
-    fn widened(&self, weight: &In4Bits) -> Result<Tensor, Error> {
+    fn widened(&self, weight: &In4Bits) -> Result<Tensor> {
         let scales = weight.quantized_scales.map(|scales| self.output(&Shape::from([scales]), Dtype::F32));
         let _scales = scales.transpose()?;
         self.output(&Shape::from([weight.outputs, weight.inputs]), weight.compute)
     }
 
     /// Runs the adapter of a linear layer: `forward` of peft's `lora.Linear` and `lora.Linear4bit`.
-    pub(crate) fn adapted(&self, adapted: &Adapted, input: &Tensor, output: Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn adapted(&self, adapted: &Adapted, input: &Tensor, output: Tensor) -> Result<Tensor> {
         let Some([first, second]) = adapted.adapter else { return Ok(output) };
         let [first, second] = [first, second].map(|number| self.parameter(number));
         let dtype = output.dtype;

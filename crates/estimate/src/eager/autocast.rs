@@ -1,7 +1,6 @@
 //! Autocast: matrix products and convolutions run in a smaller type, and some operations in `f32`.
 
-use super::{Eager, Tensor};
-use crate::{Class, Dtype, Error};
+use crate::{Class, Dtype, Eager, Result, Tensor};
 
 impl Eager {
     /// Calls `run` under autocast to this type, or without autocast.
@@ -20,7 +19,7 @@ impl Eager {
     }
 
     /// Converts an input of a matrix product or a convolution.
-    pub(crate) fn lowered(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn lowered(&self, input: &Tensor) -> Result<Tensor> {
         let Some(dtype) = self.autocast.dtype.get() else { return Ok(input.clone()) };
         if input.dtype == dtype || !input.dtype.is_float() || input.dtype == Dtype::F64 {
             return Ok(input.clone());
@@ -41,7 +40,7 @@ impl Eager {
     }
 
     /// Converts an input of an operation that autocast runs in `f32`.
-    pub(crate) fn raised(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn raised(&self, input: &Tensor) -> Result<Tensor> {
         let is_small = matches!(input.dtype, Dtype::F16 | Dtype::Bf16);
         if self.autocast.dtype.get().is_some() && is_small { self.to(input, Dtype::F32) } else { Ok(input.clone()) }
     }

@@ -2,8 +2,8 @@
 
 use std::{collections::BinaryHeap, mem, rc::Rc};
 
-use super::{Eager, Edge, Grads, Like, Node, NodeInput, Tape, Tensor};
-use crate::Error;
+use super::{Edge, Grads, Like, Node, NodeInput, Tape};
+use crate::{Eager, Result, Tensor};
 
 impl Eager {
     /// Records an operation, and returns its outputs as tensors that need a gradient.
@@ -11,7 +11,7 @@ impl Eager {
         &self,
         inputs: &[&Tensor],
         mut outputs: [Tensor; N],
-        function: impl FnOnce(&Self, &[Option<Tensor>]) -> Result<Grads, Error> + 'static,
+        function: impl FnOnce(&Self, &[Option<Tensor>]) -> Result<Grads> + 'static,
     ) -> [Tensor; N] {
         let inputs = inputs.iter().map(|input| Some(NodeInput { edge: input.edge?, like: Like::of(input) }));
         let node = Node {
@@ -34,7 +34,7 @@ impl Eager {
         &self,
         inputs: &[&Tensor],
         output: Tensor,
-        function: impl FnOnce(&Self, &Tensor) -> Result<Grads, Error> + 'static,
+        function: impl FnOnce(&Self, &Tensor) -> Result<Grads> + 'static,
     ) -> Tensor {
         if !self.needs_grad(inputs) {
             return output;
@@ -72,7 +72,7 @@ impl Eager {
 
     /// Runs the backward pass from a loss. A node runs when all gradients of its outputs are available, the latest node
     /// first, as in PyTorch's engine. Gradients of parameters are accumulated as soon as they are available.
-    pub(crate) fn backward(&self, loss: &Tensor) -> Result<(), Error> {
+    pub(crate) fn backward(&self, loss: &Tensor) -> Result<()> {
         self.in_backward.set(true);
         let result = loss.edge.map_or(Ok(()), |edge| {
             // The gradient of the loss itself. `torch.autograd.backward` holds it until it returns.
@@ -84,7 +84,7 @@ impl Eager {
         result
     }
 
-    fn run_backward(&self, root: Edge, gradient: Tensor) -> Result<(), Error> {
+    fn run_backward(&self, root: Edge, gradient: Tensor) -> Result<()> {
         let mut missing = self.tape.dependencies(root.node);
         let mut waiting: Vec<Grads> = vec![Grads::new(); missing.len()];
         let mut ready = BinaryHeap::new();
@@ -127,7 +127,7 @@ impl Eager {
 
     /// Returns a gradient with the shape and type of its input: broadcast dimensions are summed, and a different type
     /// is converted.
-    fn validated(&self, input: &Like, grad: Tensor) -> Result<Tensor, Error> {
+    fn validated(&self, input: &Like, grad: Tensor) -> Result<Tensor> {
         let grad = if grad.shape.elements() == input.shape.elements() {
             grad
         } else {
@@ -139,7 +139,7 @@ impl Eager {
     }
 
     /// Adds a gradient to those from other uses of the same tensor, in place if nothing else uses the earlier sum.
-    fn add_to_buffer(&self, waiting: &mut [Grads], edge: Edge, grad: Tensor) -> Result<(), Error> {
+    fn add_to_buffer(&self, waiting: &mut [Grads], edge: Edge, grad: Tensor) -> Result<()> {
         let outputs = self.tape.0.borrow()[edge.node].outputs;
         let grads = &mut waiting[edge.node];
         grads.resize(outputs, None);

@@ -2,8 +2,8 @@
 
 use gpumem_core::report::counted;
 
-use super::{Eager, KeptTokens, Tensor};
-use crate::{Class, Error, KvCache};
+use super::KeptTokens;
+use crate::{Class, Eager, KvCache, Result, Tensor};
 
 impl Eager {
     /// Starts a pass over the next tokens. Its layers find the keys and values of earlier passes.
@@ -14,12 +14,7 @@ impl Eager {
 
     /// Joins the keys and values of earlier tokens, (batch, heads, n, size), with new ones, like `Cache.update` of
     /// transformers. With a window, all are returned, but only the last `window - 1` tokens are kept.
-    pub(crate) fn append_to_cache(
-        &self,
-        keys: &Tensor,
-        values: &Tensor,
-        window: Option<u64>,
-    ) -> Result<[Tensor; 2], Error> {
+    pub(crate) fn append_to_cache(&self, keys: &Tensor, values: &Tensor, window: Option<u64>) -> Result<[Tensor; 2]> {
         let number = self.cache.next.replace(self.cache.next.get() + 1);
         if self.cache.layers.borrow().len() == number {
             self.cache.layers.borrow_mut().push(KeptTokens::default());
@@ -33,7 +28,7 @@ impl Eager {
 
     /// Runs `DynamicLayer.update`: `torch.cat` of the keys, and then of the values. The first tensor is empty and has
     /// the type of the keys.
-    fn joined(&self, number: usize, keys: &Tensor, values: &Tensor, window: Option<u64>) -> Result<[Tensor; 2], Error> {
+    fn joined(&self, number: usize, keys: &Tensor, values: &Tensor, window: Option<u64>) -> Result<[Tensor; 2]> {
         let old = self.cache.layers.borrow_mut()[number].kept.take();
         let (old_keys, old_values) = old.map(|[keys, values]| (keys, values)).unzip();
         let join = |old: &Option<Tensor>, new: &Tensor| match old {
@@ -56,7 +51,7 @@ impl Eager {
     }
 
     /// Writes into tensors with room for all tokens (`StaticLayer.update`).
-    fn placed(&self, number: usize, keys: &Tensor, values: &Tensor, room: u64) -> Result<[Tensor; 2], Error> {
+    fn placed(&self, number: usize, keys: &Tensor, values: &Tensor, room: u64) -> Result<[Tensor; 2]> {
         let allocate = |like: &Tensor| self.empty(&like.shape.with(2, room), keys.dtype, Class::Cache);
         let mut layers = self.cache.layers.borrow_mut();
         let layer = &mut layers[number];

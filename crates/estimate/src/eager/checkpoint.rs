@@ -3,8 +3,8 @@
 
 use std::{cell::RefCell, rc::Rc};
 
-use super::{BlockRun, Eager, RecomputedBlock, RunBlock, Tensor};
-use crate::{Error, Kind};
+use super::{BlockRun, RecomputedBlock, RunBlock};
+use crate::{Eager, Kind, Result, Tensor};
 
 /// A tensor that the forward pass saved for the backward pass.
 pub(crate) enum Saved {
@@ -18,7 +18,7 @@ pub(crate) enum Saved {
 
 impl Saved {
     /// Returns the tensor. If it belongs to a checkpointed block that has not run again yet, the block runs.
-    pub(crate) fn unpack(self, eager: &Eager) -> Result<Tensor, Error> {
+    pub(crate) fn unpack(self, eager: &Eager) -> Result<Tensor> {
         match self {
             Self::Tensor(tensor) => {
                 // It lives until the results of the node have been checked, unless a checkpointed block saved it again.
@@ -43,7 +43,7 @@ impl Eager {
     }
 
     /// Keeps a tensor for the backward pass.
-    pub(crate) fn save(&self, tensor: &Tensor) -> Result<Saved, Error> {
+    pub(crate) fn save(&self, tensor: &Tensor) -> Result<Saved> {
         let mode = self.checkpointing.borrow().clone();
         match mode {
             None => Ok(Saved::Tensor(tensor.detached())),
@@ -72,7 +72,7 @@ impl Eager {
         &self,
         inputs: &[&Tensor],
         tensors: impl IntoIterator<Item = &'a Tensor>,
-    ) -> Result<Vec<Saved>, Error> {
+    ) -> Result<Vec<Saved>> {
         if self.needs_grad(inputs) {
             tensors.into_iter().map(|tensor| self.save(tensor)).collect()
         } else {
@@ -81,14 +81,14 @@ impl Eager {
     }
 
     /// Keeps the factors of a product, because each is the derivative with respect to the other.
-    pub(crate) fn save_factors(&self, first: &Tensor, second: &Tensor) -> Result<Vec<Saved>, Error> {
+    pub(crate) fn save_factors(&self, first: &Tensor, second: &Tensor) -> Result<Vec<Saved>> {
         let mut saved = self.save_all(&[first], [second])?;
         saved.extend(self.save_all(&[second], [first])?);
         Ok(saved)
     }
 
     /// Returns the tensors that were kept.
-    pub(crate) fn unpack(&self, saved: Vec<Saved>) -> Result<Vec<Tensor>, Error> {
+    pub(crate) fn unpack(&self, saved: Vec<Saved>) -> Result<Vec<Tensor>> {
         saved.into_iter().map(|saved| saved.unpack(self)).collect()
     }
 
@@ -96,8 +96,8 @@ impl Eager {
     pub(crate) fn checkpoint(
         &self,
         input: &Tensor,
-        run: impl Fn(&Self, &Tensor) -> Result<Tensor, Error> + 'static,
-    ) -> Result<Tensor, Error> {
+        run: impl Fn(&Self, &Tensor) -> Result<Tensor> + 'static,
+    ) -> Result<Tensor> {
         if !self.needs_grad(&[input]) && !self.grad_enabled.get() || self.checkpointing.borrow().is_some() {
             return run(self, input);
         }
@@ -119,7 +119,7 @@ impl Eager {
         output
     }
 
-    fn run_again(&self, block: &Rc<RecomputedBlock>) -> Result<(), Error> {
+    fn run_again(&self, block: &Rc<RecomputedBlock>) -> Result<()> {
         let before = self.checkpointing.replace(Some(BlockRun::Again(Rc::clone(block))));
         let (layers, first) = (self.memory.layers(), self.tape.0.borrow().len());
         self.memory.move_to(&block.layers);

@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Eager, Tensor};
-use crate::Error;
+use crate::{Eager, Result, Tensor};
 
 /// The shared tensors. A checkpointed block keeps them as they were when the block first ran, as PyTorch keeps the
 /// arguments of the block.
@@ -44,7 +43,7 @@ impl Eager {
     }
 
     /// Returns the last tensor that was left with this name. `encoder` is the output of an encoder.
-    pub(crate) fn left(&self, slot: &str) -> Result<Tensor, Error> {
+    pub(crate) fn left(&self, slot: &str) -> Result<Tensor> {
         let context = self.context.borrow();
         let encoded = context.encoded.as_ref().filter(|_| slot == "encoder");
         let tensor = encoded.or_else(|| context.slots.get(slot)?.last()).cloned();

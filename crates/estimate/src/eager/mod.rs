@@ -33,7 +33,7 @@ pub(crate) use self::{
     tensor::{Edge, Tensor, channels_last_strides},
     workspace::Convolution,
 };
-use crate::{Checkpointing, Class, Dtype, Error, Kind, Shape, Step, StepMemory, memory::Storage};
+use crate::{Checkpointing, Class, Dtype, Error, Kind, Result, Shape, Step, StepMemory, memory::Storage};
 
 /// The key of a shared tensor: its use and a number, its shape and its type.
 type SharedKey = (&'static str, u64, Shape, Dtype);
@@ -90,7 +90,7 @@ pub(crate) type Grads = Vec<Option<Tensor>>;
 
 /// The function of a node, which computes the gradients of the inputs from those of the outputs. It owns the tensors
 /// that the forward pass saved, which are freed after it has run.
-type BackwardFunction = Box<dyn FnOnce(&Eager, &[Option<Tensor>]) -> Result<Grads, Error>>;
+type BackwardFunction = Box<dyn FnOnce(&Eager, &[Option<Tensor>]) -> Result<Grads>>;
 
 #[derive(Debug)]
 struct Parameter {
@@ -130,7 +130,7 @@ enum BlockRun {
     Again(Rc<RecomputedBlock>),
 }
 
-type RunBlock = Box<dyn Fn(&Eager) -> Result<(), Error>>;
+type RunBlock = Box<dyn Fn(&Eager) -> Result<()>>;
 
 /// A block whose saved tensors are recomputed.
 pub(crate) struct RecomputedBlock {
@@ -263,7 +263,7 @@ impl Eager {
     }
 
     /// Returns a tensor that all layers with the same key share until the model has computed its output.
-    pub(crate) fn shared(&self, key: (&'static str, u64), shape: &Shape, dtype: Dtype) -> Result<Tensor, Error> {
+    pub(crate) fn shared(&self, key: (&'static str, u64), shape: &Shape, dtype: Dtype) -> Result<Tensor> {
         let key = (key.0, key.1, shape.clone(), dtype);
         if let Some((_, tensor)) = self.shared.borrow().iter().find(|(known, _)| *known == key) {
             return Ok(tensor.clone());
@@ -304,7 +304,7 @@ impl Eager {
     }
 
     /// Allocates a tensor.
-    pub(crate) fn empty(&self, shape: &Shape, dtype: Dtype, class: Class) -> Result<Tensor, Error> {
+    pub(crate) fn empty(&self, shape: &Shape, dtype: Dtype, class: Class) -> Result<Tensor> {
         let bytes = shape.elements().and_then(|elements| dtype.bytes(elements));
         let bytes = bytes.ok_or_else(|| self.error(Kind::TooLarge))?;
         let storage = Rc::new(self.memory.alloc(bytes, class)?);
@@ -312,7 +312,7 @@ impl Eager {
     }
 
     /// Allocates a tensor for a result.
-    pub(crate) fn output(&self, shape: &Shape, dtype: Dtype) -> Result<Tensor, Error> {
+    pub(crate) fn output(&self, shape: &Shape, dtype: Dtype) -> Result<Tensor> {
         self.empty(shape, dtype, Class::Activations)
     }
 

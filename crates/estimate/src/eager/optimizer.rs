@@ -4,7 +4,7 @@ use super::{
     Eager, Tensor,
     parameters::{Updated, trainable},
 };
-use crate::{Class, Dtype, Error, Optimizer, Shape};
+use crate::{Class, Dtype, Error, Optimizer, Result, Shape};
 
 /// The tensors that an optimizer keeps from one update to the next.
 #[derive(Debug, Default)]
@@ -33,7 +33,7 @@ const LEAST_8BIT: u64 = 4096;
 impl Eager {
     /// Allocates `f32` copies of all parameters of a smaller type. The optimizer updates these instead:
     /// `Float16OptimizerWithFloat16Params` of Megatron-LM.
-    pub(crate) fn make_masters(&self, state: &mut OptimizerState) -> Result<(), Error> {
+    pub(crate) fn make_masters(&self, state: &mut OptimizerState) -> Result<()> {
         for Updated { tensor, layers, .. } in trainable(&self.parameters.borrow()) {
             self.memory.move_to(layers);
             let master = if tensor.dtype == Dtype::F32 { None } else { Some(self.like(tensor, Dtype::F32)?) };
@@ -55,7 +55,7 @@ impl Eager {
     }
 
     /// Runs `step()`. The first step allocates the state, parameter by parameter.
-    pub(crate) fn update(&self, optimizer: Optimizer, state: &mut OptimizerState) -> Result<(), Error> {
+    pub(crate) fn update(&self, optimizer: Optimizer, state: &mut OptimizerState) -> Result<()> {
         if !state.masters.is_empty() {
             self.gradients_of_masters(state)?;
         }
@@ -99,7 +99,7 @@ impl Eager {
         Ok(())
     }
 
-    fn make_state(&self, optimizer: Optimizer, tensor: &Tensor, states: &mut Vec<Tensor>) -> Result<(), Error> {
+    fn make_state(&self, optimizer: Optimizer, tensor: &Tensor, states: &mut Vec<Tensor>) -> Result<()> {
         let elements = tensor.shape.elements().unwrap_or(0);
         let whole = |dtype| (tensor.shape.clone(), dtype);
         let flat = |elements: u64| (Shape::from([elements]), Dtype::F32);
@@ -131,7 +131,7 @@ impl Eager {
 
     /// Runs `_single_tensor_adafactor`. Python variables keep their tensors until they are assigned again, even from
     /// one parameter to the next.
-    fn adafactor(&self, tensors: &[&Tensor]) -> Result<(), Error> {
+    fn adafactor(&self, tensors: &[&Tensor]) -> Result<()> {
         let (mut means, mut squared, mut update) = ([const { None }; 2], None, None);
         for tensor in tensors {
             let norm = || self.empty(&Shape::default(), tensor.dtype, Class::Optimizer);
@@ -157,7 +157,7 @@ impl Eager {
     }
 
     /// Converts each gradient and then frees it, like Megatron-LM's `_copy_model_grads_to_main_grads`.
-    fn gradients_of_masters(&self, state: &mut OptimizerState) -> Result<(), Error> {
+    fn gradients_of_masters(&self, state: &mut OptimizerState) -> Result<()> {
         let has_gradient: Vec<_> =
             trainable(&self.parameters.borrow()).map(|updated| (updated.number, updated.has_gradient)).collect();
         for ((number, has_gradient), master) in has_gradient.into_iter().zip(&state.masters) {
@@ -170,7 +170,7 @@ impl Eager {
     }
 
     /// Allocates a tensor with the shape and memory order of another one.
-    fn like(&self, tensor: &Tensor, dtype: Dtype) -> Result<Tensor, Error> {
+    fn like(&self, tensor: &Tensor, dtype: Dtype) -> Result<Tensor> {
         Ok(self.empty(&tensor.shape, dtype, Class::Optimizer)?.in_order_of(tensor))
     }
 }

@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use gpumem_core::model::CallsiteId;
 
-use super::{Eager, Grads, Parameter, ParameterId, Tensor};
-use crate::{Bytes, Class, Dtype, Error, Shape, TensorInfo};
+use super::{Grads, Parameter, ParameterId};
+use crate::{Bytes, Class, Dtype, Eager, Result, Shape, Tensor, TensorInfo};
 
 /// A parameter as the optimizer sees it.
 #[derive(Debug)]
@@ -21,23 +21,23 @@ pub(super) struct Updated<'a> {
 impl Eager {
     /// Adds a parameter to the model, in the scope of its layer. If its stored type is not the type of computation, kernels
     /// read the stored type directly, without a copy in the other type.
-    pub(crate) fn add_parameter(&self, shape: &Shape, [stored, computed]: [Dtype; 2]) -> Result<ParameterId, Error> {
+    pub(crate) fn add_parameter(&self, shape: &Shape, [stored, computed]: [Dtype; 2]) -> Result<ParameterId> {
         let is_trainable = stored == computed && computed.is_float() && !self.is_frozen();
         self.add_tensor(shape, [stored, computed], is_trainable, false)
     }
 
     /// Adds a parameter that is never trained.
-    pub(crate) fn add_frozen(&self, shape: &Shape, dtype: Dtype) -> Result<ParameterId, Error> {
+    pub(crate) fn add_frozen(&self, shape: &Shape, dtype: Dtype) -> Result<ParameterId> {
         self.add_tensor(shape, [dtype; 2], false, false)
     }
 
     /// Adds a parameter that is trained while those of the model are frozen.
-    pub(super) fn add_adapter(&self, shape: &Shape, dtype: Dtype) -> Result<ParameterId, Error> {
+    pub(super) fn add_adapter(&self, shape: &Shape, dtype: Dtype) -> Result<ParameterId> {
         self.add_tensor(shape, [dtype; 2], true, false)
     }
 
     /// Adds a tensor that belongs to the model but is not a parameter, such as the running mean of a batch norm.
-    pub(crate) fn add_buffer(&self, shape: &Shape, dtype: Dtype) -> Result<ParameterId, Error> {
+    pub(crate) fn add_buffer(&self, shape: &Shape, dtype: Dtype) -> Result<ParameterId> {
         self.add_tensor(shape, [dtype; 2], false, true)
     }
 
@@ -47,7 +47,7 @@ impl Eager {
         [stored, computed]: [Dtype; 2],
         is_trainable: bool,
         is_buffer: bool,
-    ) -> Result<ParameterId, Error> {
+    ) -> Result<ParameterId> {
         let number = self.parameters.borrow().len();
         let is_whole = is_buffer || stored != computed;
         let sharded = if is_whole { None } else { self.sharded(number, shape, stored)? };

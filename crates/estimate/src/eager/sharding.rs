@@ -7,7 +7,7 @@ use super::{
     Eager, ParameterGroup, Shard, Tensor,
     parameters::{Updated, trainable},
 };
-use crate::{Class, DataParallel, DataParallelKind, Dtype, Error, Shape, memory::Storage};
+use crate::{Class, DataParallel, DataParallelKind, Dtype, Result, Shape, memory::Storage};
 
 /// The group of the parameters outside all blocks.
 pub(crate) const ROOT: usize = 0;
@@ -35,7 +35,7 @@ impl Eager {
 
     /// Returns the shard of a parameter, and the parameter without memory (`_init_sharded_param`). `None` if each rank
     /// has the whole parameter.
-    pub(super) fn sharded(&self, number: usize, shape: &Shape, dtype: Dtype) -> Result<Option<(Tensor, Shard)>, Error> {
+    pub(super) fn sharded(&self, number: usize, shape: &Shape, dtype: Dtype) -> Result<Option<(Tensor, Shard)>> {
         let Some(parallel) = self.shards() else { return Ok(None) };
         let Some(rows) = shape.sizes().first() else {
             return Err(self.invalid("a parameter without dimensions cannot be split"));
@@ -56,8 +56,8 @@ impl Eager {
         &self,
         group: usize,
         input: &Tensor,
-        run: impl FnOnce(&Tensor) -> Result<Tensor, Error>,
-    ) -> Result<Tensor, Error> {
+        run: impl FnOnce(&Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         // A block that runs again already has its parameters, because the hook of its output ran before.
         let Some(parallel) = self.shards().filter(|_| !self.runs_again()) else { return run(input) };
         self.gather(group)?;
@@ -101,7 +101,7 @@ impl Eager {
     }
 
     /// Gathers the parameters of a group: `unshard`, `foreach_all_gather`.
-    fn gather(&self, group: usize) -> Result<(), Error> {
+    fn gather(&self, group: usize) -> Result<()> {
         let Some(parallel) = self.shards() else { return Ok(()) };
         let (elements, dtype, is_needed) = {
             let groups = self.sharding.groups.borrow();
@@ -122,7 +122,7 @@ impl Eager {
     }
 
     /// Copies the gathered parameters out: `wait_for_unshard`, `foreach_all_gather_copy_out`.
-    fn copy_out(&self, group: usize, is_forward: bool) -> Result<(), Error> {
+    fn copy_out(&self, group: usize, is_forward: bool) -> Result<()> {
         let Some(gathered) = self.sharding.groups.borrow_mut()[group].pending.take() else { return Ok(()) };
         if is_forward {
             drop(self.sharding.gathered.take());
@@ -151,7 +151,7 @@ impl Eager {
     }
 
     /// Adds up the gradients of a group: `post_backward`, `foreach_reduce`.
-    fn reduce(&self, group: usize) -> Result<(), Error> {
+    fn reduce(&self, group: usize) -> Result<()> {
         let Some(parallel) = self.shards() else { return Ok(()) };
         if std::mem::replace(&mut self.sharding.groups.borrow_mut()[group].is_reduced, true) {
             return Ok(());
@@ -184,7 +184,7 @@ impl Eager {
     }
 
     /// Finishes groups whose input needs no gradient, such as the root: `_root_post_backward_final_callback`.
-    pub(crate) fn finish_backward(&self) -> Result<(), Error> {
+    pub(crate) fn finish_backward(&self) -> Result<()> {
         let count = self.sharding.groups.borrow().len();
         for group in 0..count {
             self.reduce(group)?;
@@ -212,7 +212,7 @@ impl Eager {
     /// Allocates the buckets of `DistributedDataParallel`: `compute_bucket_assignment_by_size` of the parameters in
     /// reverse order, with one open bucket for each type. Without `gradient_as_bucket_view`, buckets take memory in
     /// addition to the gradients.
-    pub(crate) fn make_buckets(&self) -> Result<(), Error> {
+    pub(crate) fn make_buckets(&self) -> Result<()> {
         let is_replicated = self.step.data_parallel.is_some_and(|parallel| !parallel.kind.has_shards());
         if !is_replicated {
             return Ok(());

@@ -2,8 +2,7 @@
 
 use std::cell::RefCell;
 
-use super::{Eager, Tensor};
-use crate::{Class, Dtype, Error, Shape};
+use crate::{Class, Dtype, Eager, Result, Shape, Tensor};
 
 /// The workspace that PyTorch gives cuBLASLt (`CUDABlas.cpp`, `_parseChosenWorkspaceSize`).
 const CUBLASLT: u64 = 1 << 20;
@@ -51,18 +50,18 @@ impl Convolution {
 
 impl Eager {
     /// Allocates the workspace of cuBLAS: each thread that multiplies matrices has one, and keeps it.
-    pub(crate) fn use_cublas(&self) -> Result<(), Error> {
+    pub(crate) fn use_cublas(&self) -> Result<()> {
         self.keep_workspace(&self.workspaces.cublas, self.step.cublas_workspace)
     }
 
     /// Allocates the workspace of cuBLASLt, which multiplies matrices and adds a bias: each thread has one, and keeps
     /// it.
-    pub(crate) fn use_cublaslt(&self) -> Result<(), Error> {
+    pub(crate) fn use_cublaslt(&self) -> Result<()> {
         let bytes = if self.step.cublas_workspace == 0 { 0 } else { CUBLASLT };
         self.keep_workspace(&self.workspaces.cublaslt, bytes)
     }
 
-    fn keep_workspace(&self, kept: &RefCell<[Option<Tensor>; 2]>, bytes: u64) -> Result<(), Error> {
+    fn keep_workspace(&self, kept: &RefCell<[Option<Tensor>; 2]>, bytes: u64) -> Result<()> {
         let thread = usize::from(self.in_backward.get());
         if kept.borrow()[thread].is_none() {
             let workspace = self.empty(&Shape::from([bytes]), Dtype::U8, Class::Workspace)?;
@@ -74,7 +73,7 @@ impl Eager {
     /// Notes a convolution of cuDNN, forward or backward. The workspace depends on the algorithm that cuDNN's
     /// heuristics choose. It ranges from nothing, if the algorithm reads the tensors as they are, to
     /// [`Convolution::most`].
-    pub(crate) fn use_cudnn(&self, convolution: &Convolution, is_for_weight: bool) -> Result<(), Error> {
+    pub(crate) fn use_cudnn(&self, convolution: &Convolution, is_for_weight: bool) -> Result<()> {
         let bytes = convolution.most(self.step.multiprocessors, is_for_weight).ok_or_else(|| self.too_large())?;
         let largest = &self.workspaces.largest;
         largest.set(largest.get().max(bytes));
@@ -85,7 +84,7 @@ impl Eager {
     }
 
     /// Allocates a workspace that lives while a kernel is started. `None` is a size that is too large.
-    pub(crate) fn work_in(&self, bytes: Option<u64>) -> Result<(), Error> {
+    pub(crate) fn work_in(&self, bytes: Option<u64>) -> Result<()> {
         let bytes = bytes.ok_or_else(|| self.too_large())?;
         self.empty(&Shape::from([bytes]), Dtype::U8, Class::Workspace).map(drop)
     }

@@ -14,7 +14,7 @@ use super::{
     input::{LONGEST_TEXT, text},
     safetensors,
 };
-use crate::{Bytes, Dtype, Error, Model, Tensors};
+use crate::{Bytes, Dtype, Error, Model, Result, Tensors};
 
 /// The weight files that a folder may contain. The first one that exists is read.
 const WEIGHTS: [&str; 4] = [
@@ -46,7 +46,7 @@ pub struct Described {
     pub tensors: Tensors,
     /// The model. If the architecture is not known, this is an error that explains it, and nothing is known about
     /// activations.
-    pub model: Result<Model, Error>,
+    pub model: Result<Model>,
     /// True if the sequences have the length with which the files were read. A model as JSON or TOML defines its own
     /// input.
     pub takes_length: bool,
@@ -74,7 +74,7 @@ impl Described {
     ///
     /// # Errors
     /// Returns an error if a file cannot be read, or if it has none of these formats. The error names the file.
-    pub fn read(path: impl AsRef<Path>, length: u64) -> Result<Self, Error> {
+    pub fn read(path: impl AsRef<Path>, length: u64) -> Result<Self> {
         Self::read_with(path.as_ref(), &|_| length)
     }
 
@@ -82,11 +82,11 @@ impl Described {
     ///
     /// # Errors
     /// Returns the same errors as [`read`](Self::read).
-    pub fn read_up_to(path: impl AsRef<Path>, length: u64) -> Result<Self, Error> {
+    pub fn read_up_to(path: impl AsRef<Path>, length: u64) -> Result<Self> {
         Self::read_with(path.as_ref(), &|longest| longest.map_or(length, |longest| longest.min(length)))
     }
 
-    fn read_with(path: &Path, length: Length<'_>) -> Result<Self, Error> {
+    fn read_with(path: &Path, length: Length<'_>) -> Result<Self> {
         if path.is_dir() {
             return folder(path, length);
         }
@@ -127,13 +127,13 @@ impl Described {
         }
     }
 
-    fn new(tensors: Tensors, model: Result<Model, Error>) -> Self {
+    fn new(tensors: Tensors, model: Result<Model>) -> Self {
         let (dtype, unknown_dtype, positions, assumed, notes, stand_ins) = Default::default();
         Self { tensors, model, takes_length: true, dtype, unknown_dtype, positions, assumed, notes, stand_ins }
     }
 
     /// Describes a model as JSON or TOML.
-    fn of_model(model: Model) -> Result<Self, Error> {
+    fn of_model(model: Model) -> Result<Self> {
         Ok(Self { takes_length: false, ..Self::new(model.parameters(Dtype::default())?, Ok(model)) })
     }
 }
@@ -145,14 +145,14 @@ type Length<'a> = &'a dyn Fn(Option<u64>) -> u64;
 struct Config {
     fields: Value,
     /// The model, and the numbers that the file leaves out.
-    model: Result<(Model, BTreeMap<String, u64>), Error>,
+    model: Result<(Model, BTreeMap<String, u64>)>,
     positions: Option<u64>,
     /// The type of the parameters, or its name if it is not a known type of floats.
     stored: Option<Result<Dtype, String>>,
 }
 
 impl Config {
-    fn new(text: Result<&str, Error>, length: Length<'_>) -> Self {
+    fn new(text: Result<&str>, length: Length<'_>) -> Self {
         let fields: Value = text.as_ref().ok().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let field = |key: &str| if fields[key].is_null() { &fields["text_config"][key] } else { &fields[key] };
         let positions = field("max_position_embeddings").as_u64();
@@ -207,7 +207,7 @@ fn weights_in(folder: &Path) -> Option<PathBuf> {
     WEIGHTS.iter().map(|name| folder.join(name)).find(|path| path.is_file())
 }
 
-fn folder(path: &Path, length: Length<'_>) -> Result<Described, Error> {
+fn folder(path: &Path, length: Length<'_>) -> Result<Described> {
     let config = path.join("config.json");
     if let Some(found) = weights_in(path) {
         return weights(&found, &config, length);
@@ -218,7 +218,7 @@ fn folder(path: &Path, length: Length<'_>) -> Result<Described, Error> {
     Err(file_error(path, "the folder has no `config.json` and no weights in safetensors files"))
 }
 
-fn weights(path: &Path, config: &Path, length: Length<'_>) -> Result<Described, Error> {
+fn weights(path: &Path, config: &Path, length: Length<'_>) -> Result<Described> {
     let is_index = path.extension().is_some_and(|extension| extension == "json");
     let alone = if is_index { safetensors::index_alone(path)? } else { None };
     let unknown = || Error::invalid("there is no `config.json` next to the weights");

@@ -11,7 +11,7 @@ use gpumem_core::report::counted;
 use serde_json::{Map, Value};
 
 use super::{file_error, input};
-use crate::{Bytes, Dtype, Error, Shape, TensorInfo, Tensors};
+use crate::{Bytes, Dtype, Result, Shape, TensorInfo, Tensors};
 
 /// The longest allowed header. The largest vocabularies take about 20 MB.
 const LONGEST_HEADER: u64 = 50_000_000;
@@ -43,7 +43,7 @@ impl Gguf {
     /// # Errors
     /// Returns an error if a file cannot be read or is damaged, or if the parts contradict each other. The error names
     /// the file.
-    pub fn read(path: impl AsRef<Path>) -> Result<Self, Error> {
+    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let mut first = one_file(path)?;
         let count = first.number("split.count").unwrap_or(1);
@@ -66,7 +66,7 @@ impl Gguf {
     ///
     /// # Errors
     /// Returns an error if reading fails, or if the header is damaged.
-    pub fn from_header(read: impl Read) -> Result<Self, Error> {
+    pub fn from_header(read: impl Read) -> Result<Self> {
         header(read).map_err(|what| file_error(Path::new("GGUF"), what))
     }
 
@@ -99,7 +99,7 @@ impl Gguf {
 }
 
 /// Reads the tensors in the other files of a model: `name-00001-of-00003.gguf` is the first of three.
-fn other_parts(path: &Path, count: u64) -> Result<Vec<TensorInfo>, Error> {
+fn other_parts(path: &Path, count: u64) -> Result<Vec<TensorInfo>> {
     let wrong =
         || file_error(path, format!("the model has {count} files, and the name does not end with the index of one"));
     let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(wrong)?;
@@ -114,7 +114,7 @@ fn other_parts(path: &Path, count: u64) -> Result<Vec<TensorInfo>, Error> {
     Ok(tensors)
 }
 
-fn one_file(path: &Path) -> Result<Gguf, Error> {
+fn one_file(path: &Path) -> Result<Gguf> {
     header(BufReader::new(input::open(path)?)).map_err(|what| file_error(path, what))
 }
 

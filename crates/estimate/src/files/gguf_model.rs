@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{config, gguf::Gguf};
-use crate::{Dtype, Error, Model};
+use crate::{Dtype, Error, Model, Result};
 
 /// Tensors that are not parameters: factors for the angles of positions, which other programs compute.
 const NO_PARAMETERS: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
@@ -18,7 +18,7 @@ impl Gguf {
     /// # Errors
     /// Returns an error if the architecture is not known, if the metadata is incomplete, or if the model has another
     /// number of parameters than the file.
-    pub fn model(&self, length: u64) -> Result<Model, Error> {
+    pub fn model(&self, length: u64) -> Result<Model> {
         let config = self.config()?;
         let model = Model::from_fields(&config, length)?;
         let built = model.parameters(Dtype::F32)?.sum().elements;
@@ -34,7 +34,7 @@ impl Gguf {
     }
 
     /// Converts the metadata to a `config.json`.
-    fn config(&self) -> Result<Value, Error> {
+    fn config(&self) -> Result<Value> {
         let architecture = self.architecture().ok_or_else(|| wrong("the file names no architecture"))?;
         let key = |name: &str| format!("{architecture}.{name}");
         let number = |name: &str| {

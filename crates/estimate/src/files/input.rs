@@ -4,19 +4,19 @@ use std::{fs::File, io::Read, path::Path};
 
 use gpumem_core::regular_file;
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// The longest configuration or model that is read. In memory, JSON may take a hundred times its length. The
 /// configuration of a vision model with the names of 21,000 classes has 1.5 MB.
 pub(crate) const LONGEST_TEXT: u64 = 4_000_000;
 
 /// Opens a regular file.
-pub(super) fn open(path: &Path) -> Result<File, Error> {
+pub(super) fn open(path: &Path) -> Result<File> {
     regular_file::open_to_read(path).map_err(|error| file_error(path, error))
 }
 
 /// Reads a file that has at most `longest` bytes.
-pub(super) fn bytes(path: &Path, longest: u64) -> Result<Vec<u8>, Error> {
+pub(super) fn bytes(path: &Path, longest: u64) -> Result<Vec<u8>> {
     let file = open(path)?;
     let mut bytes = Vec::new();
     // The file system may report a wrong length, as in /proc.
@@ -28,7 +28,7 @@ pub(super) fn bytes(path: &Path, longest: u64) -> Result<Vec<u8>, Error> {
 }
 
 /// Reads a text that has at most `longest` bytes.
-pub(crate) fn text(path: &Path, longest: u64) -> Result<String, Error> {
+pub(crate) fn text(path: &Path, longest: u64) -> Result<String> {
     String::from_utf8(bytes(path, longest)?).map_err(|_| file_error(path, "it is not text in UTF-8"))
 }
 

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{file_error, input};
-use crate::{Bytes, Dtype, Error, Shape, TensorInfo, Tensors, dtype::PLAIN};
+use crate::{Bytes, Dtype, Result, Shape, TensorInfo, Tensors, dtype::PLAIN};
 
 /// The format's own limit for its header.
 const LONGEST_HEADER: u64 = 100_000_000;
@@ -57,7 +57,7 @@ impl IndexAlone {
 }
 
 /// Reads an index. Returns `None` if any of its files is there, or if it does not contain the sum of its tensors.
-pub(super) fn index_alone(path: &Path) -> Result<Option<IndexAlone>, Error> {
+pub(super) fn index_alone(path: &Path) -> Result<Option<IndexAlone>> {
     let Index { weight_map, metadata } = index(path)?;
     let is_there = |name: &String| path.with_file_name(name).exists();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is checked, and most are exact")]
@@ -67,7 +67,7 @@ pub(super) fn index_alone(path: &Path) -> Result<Option<IndexAlone>, Error> {
     Ok(bytes.map(|bytes| IndexAlone { bytes, tensors: weight_map.len() }))
 }
 
-fn index(path: &Path) -> Result<Index, Error> {
+fn index(path: &Path) -> Result<Index> {
     let text = input::bytes(path, LONGEST_INDEX)?;
     serde_json::from_slice(&text).map_err(|error| file_error(path, format!("this is not an index: {error}")))
 }
@@ -78,7 +78,7 @@ impl Tensors {
     ///
     /// # Errors
     /// Returns an error if a file cannot be read or is damaged. The error names the file.
-    pub fn from_safetensors(path: impl AsRef<Path>) -> Result<Self, Error> {
+    pub fn from_safetensors(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let is_index = path.extension().is_some_and(|extension| extension == "json");
         let tensors = if is_index { all_files(path)? } else { one_file(path)? };
@@ -86,7 +86,7 @@ impl Tensors {
     }
 }
 
-fn one_file(path: &Path) -> Result<Vec<TensorInfo>, Error> {
+fn one_file(path: &Path) -> Result<Vec<TensorInfo>> {
     let cut = || file_error(path, "the file ends inside its header");
     let failed = |error: std::io::Error| match error.kind() {
         ErrorKind::UnexpectedEof => cut(),
@@ -131,7 +131,7 @@ fn tensors(header: &[u8]) -> Result<Vec<TensorInfo>, String> {
     Ok(tensors)
 }
 
-fn all_files(index: &Path) -> Result<Vec<TensorInfo>, Error> {
+fn all_files(index: &Path) -> Result<Vec<TensorInfo>> {
     let Index { weight_map, .. } = self::index(index)?;
     let files: BTreeSet<&String> = weight_map.values().collect();
     let mut tensors = Vec::new();

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Built, Layer};
-use crate::{Dtype, Eager, Error, Shape, Tensor};
+use crate::{Dtype, Eager, Error, Result, Shape, Tensor};
 
 /// The sizes of a self-attention layer. Without heads, it is an error.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -141,7 +141,7 @@ impl Attention {
         Some([self.heads.checked_mul(self.head_size())?, keys, keys])
     }
 
-    pub(super) fn forward(&self, built: &Built, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+    pub(super) fn forward(&self, built: &Built, eager: &Eager, input: &Tensor) -> Result<Tensor> {
         if input.shape.rank() != 3 || input.shape.last() != self.size {
             return Err(eager.mismatch(format!("(…, …, {})", self.size), input));
         }
@@ -208,7 +208,7 @@ impl Attention {
 
     /// Rotates queries and keys by their positions, as far as the layer does this. The earlier tensors live until both
     /// results exist.
-    fn rotate(&self, eager: &Eager, queries: &Tensor, keys: &Tensor, dtype: Dtype) -> Result<(Tensor, Tensor), Error> {
+    fn rotate(&self, eager: &Eager, queries: &Tensor, keys: &Tensor, dtype: Dtype) -> Result<(Tensor, Tensor)> {
         let (mut queries, mut keys) = (queries.clone(), keys.clone());
         if self.rotates {
             // The angles have the type of the layer's input, which may be wider than that of the queries.
@@ -238,7 +238,7 @@ impl Attention {
         Ok((queries, keys))
     }
 
-    fn rotated_part(&self, eager: &Eager, input: &Tensor, angles: &[&Tensor; 2]) -> Result<Tensor, Error> {
+    fn rotated_part(&self, eager: &Eager, input: &Tensor, angles: &[&Tensor; 2]) -> Result<Tensor> {
         if self.rotated == 0 {
             return rotated(eager, input, angles);
         }
@@ -250,7 +250,7 @@ impl Attention {
     }
 
     /// Returns keys and values as attention uses them, after inference has added them to its cache.
-    fn kept(&self, eager: &Eager, [keys, values]: [Tensor; 2]) -> Result<[Tensor; 2], Error> {
+    fn kept(&self, eager: &Eager, [keys, values]: [Tensor; 2]) -> Result<[Tensor; 2]> {
         if !self.keeps_cache || eager.is_training() {
             return Ok([keys, values]);
         }
@@ -259,7 +259,7 @@ impl Attention {
     }
 
     /// Returns the values weighted by the scores, and the scores if they are stored.
-    fn attend(&self, eager: &Eager, [queries, keys, values]: [&Tensor; 3]) -> Result<(Tensor, Option<Tensor>), Error> {
+    fn attend(&self, eager: &Eager, [queries, keys, values]: [&Tensor; 3]) -> Result<(Tensor, Option<Tensor>)> {
         let repeats = self.heads.checked_div(self.key_value_heads()).unwrap_or(1);
         let dtype = eager.autocast_dtype().unwrap_or(queries.dtype);
         let (length, key_length) = (queries.shape[2], keys.shape[2]);
@@ -303,7 +303,7 @@ fn stored(
     [queries, keys, values]: [&Tensor; 3],
     mask: Option<&Tensor>,
     attention: &Attention,
-) -> Result<(Tensor, Tensor), Error> {
+) -> Result<(Tensor, Tensor)> {
     let scores = eager.matmul(queries, &eager.transpose(keys, 2, 3))?;
     let mut scaled = eager.multiply_by_number(&scores)?;
     drop(scores);
@@ -325,13 +325,13 @@ fn stored(
 }
 
 /// Multiplies pairs of elements by complex numbers, in `f32`.
-fn rotated_complex(eager: &Eager, input: &Tensor, angles: &Tensor) -> Result<Tensor, Error> {
+fn rotated_complex(eager: &Eager, input: &Tensor, angles: &Tensor) -> Result<Tensor> {
     let product = eager.multiply(&eager.to(input, Dtype::F32)?, angles)?;
     eager.to(&product, input.dtype)
 }
 
 /// Runs `x * cos + cat(-x2, x1) * sin`.
-fn rotated(eager: &Eager, input: &Tensor, [cosines, sines]: &[&Tensor; 2]) -> Result<Tensor, Error> {
+fn rotated(eager: &Eager, input: &Tensor, [cosines, sines]: &[&Tensor; 2]) -> Result<Tensor> {
     let last = input.shape.rank() - 1;
     let first = eager.multiply(input, cosines)?;
     let half = input.shape.last() / 2;

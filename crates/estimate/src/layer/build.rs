@@ -8,7 +8,7 @@ use super::{
     Attention, AttentionNames, Built, Embeddings, Experts, Function, Layer, Linear, Named, RunExperts, linear,
 };
 use crate::{
-    Conv, Dtype, Eager, Error, Quantized, Shape, Types, Window,
+    Conv, Dtype, Eager, Error, Quantized, Result, Shape, Types, Window,
     eager::{Adapted, ParameterId},
 };
 
@@ -29,16 +29,16 @@ struct Building<'a> {
 }
 
 /// Builds layers and allocates their parameters, in the order of the layers.
-pub(crate) fn build(eager: &Eager, layers: &[Named], types: Types) -> Result<Vec<Rc<Built>>, Error> {
+pub(crate) fn build(eager: &Eager, layers: &[Named], types: Types) -> Result<Vec<Rc<Built>>> {
     Building { eager, types, weights: HashMap::new(), depth: 0, path: 0 }.all(layers)
 }
 
 impl Building<'_> {
-    fn all(&mut self, layers: &[Named]) -> Result<Vec<Rc<Built>>, Error> {
+    fn all(&mut self, layers: &[Named]) -> Result<Vec<Rc<Built>>> {
         layers.iter().map(|layer| self.one(layer)).collect()
     }
 
-    fn one(&mut self, named: &Named) -> Result<Rc<Built>, Error> {
+    fn one(&mut self, named: &Named) -> Result<Rc<Built>> {
         let eager = self.eager;
         let scope = (!named.name.is_empty()).then(|| eager.memory.name(&named.name));
         if let Some(scope) = scope {
@@ -60,7 +60,7 @@ impl Building<'_> {
         built.map(|built| Rc::new(Built { scope, ..built }))
     }
 
-    fn parts(&mut self, named: &Named) -> Result<Built, Error> {
+    fn parts(&mut self, named: &Named) -> Result<Built> {
         if self.depth > DEEPEST {
             return Err(self.invalid(format!("layers are nested deeper than {DEEPEST}")));
         }
@@ -146,7 +146,7 @@ impl Building<'_> {
         &mut self,
         [inputs, image, patch, outputs]: [u64; 4],
         as_clip: bool,
-    ) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>), Error> {
+    ) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>)> {
         let side = image.checked_div(patch).unwrap_or(0);
         let patches = side.checked_mul(side).and_then(|patches| patches.checked_add(1));
         let patches = patches.ok_or_else(|| self.eager.too_large())?;
@@ -163,7 +163,7 @@ impl Building<'_> {
         Ok((parameters, children))
     }
 
-    fn conv(&mut self, conv: &mut Conv) -> Result<Vec<ParameterId>, Error> {
+    fn conv(&mut self, conv: &mut Conv) -> Result<Vec<ParameterId>> {
         self.spread(&mut conv.window)?;
         conv.groups = conv.groups.max(1);
         let Conv { inputs, outputs, groups, .. } = *conv;
@@ -180,7 +180,7 @@ impl Building<'_> {
         Ok(parameters)
     }
 
-    fn attention(&mut self, attention: &Attention) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>), Error> {
+    fn attention(&mut self, attention: &Attention) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>)> {
         let Attention { size, heads, no_bias, no_output_bias, is_joined, .. } = *attention;
         let repeats = heads.checked_rem(attention.key_value_heads());
         if attention.head_size() == 0 || repeats != Some(0) {
@@ -225,7 +225,7 @@ impl Building<'_> {
         Ok((table, children))
     }
 
-    fn linear(&mut self, linear: &Linear) -> Result<(Vec<ParameterId>, Adapted), Error> {
+    fn linear(&mut self, linear: &Linear) -> Result<(Vec<ParameterId>, Adapted)> {
         let Linear { inputs, outputs, no_bias, tied_to } = linear;
         let adapted = self.eager.adapt(*inputs, *outputs, self.types.others, tied_to.is_some())?;
         let weight = match (tied_to, &adapted.in_4_bits) {
@@ -249,12 +249,12 @@ impl Building<'_> {
     }
 
     /// Returns the weight of the layer at this path.
-    fn shared(&self, path: &str) -> Result<ParameterId, Error> {
+    fn shared(&self, path: &str) -> Result<ParameterId> {
         let unknown = || self.invalid(format!("no layer before it has the path `{path}` and a weight to share"));
         self.weights.get(path).copied().ok_or_else(unknown)
     }
 
-    fn experts(&mut self, experts: &Experts) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>), Error> {
+    fn experts(&mut self, experts: &Experts) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>)> {
         let Experts { size, hidden, experts: count, per_token, function, shared, run } = *experts;
         if per_token == 0 || per_token > count {
             let what = format!("a token cannot pass through {per_token} of {count} experts");
@@ -280,12 +280,12 @@ impl Building<'_> {
         Ok((parameters.into(), children))
     }
 
-    fn add(&self, sizes: impl Into<Shape>) -> Result<ParameterId, Error> {
+    fn add(&self, sizes: impl Into<Shape>) -> Result<ParameterId> {
         self.eager.add_parameter(&sizes.into(), [self.types.others; 2])
     }
 
     /// Adds the weights of experts, or a table of rows.
-    fn add_table<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId, Error> {
+    fn add_table<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId> {
         self.eager.add_parameter(&Shape::from(sizes), [self.types.tables, self.types.others])
     }
 
@@ -295,7 +295,7 @@ impl Building<'_> {
     }
 
     /// Expands the step and the padding of a window to one number for each dimension.
-    fn spread(&self, window: &mut Window) -> Result<(), Error> {
+    fn spread(&self, window: &mut Window) -> Result<()> {
         let dimensions = window.kernel.len();
         for (sizes, default) in [(&mut window.stride, 1), (&mut window.padding, 0)] {
             if sizes.len() < 2 {

@@ -2,7 +2,7 @@
 //! positions: T5, as written in transformers.
 
 use super::{Attention, Built, run_all};
-use crate::{Dtype, Eager, Error, Shape, Tensor};
+use crate::{Dtype, Eager, Result, Shape, Tensor};
 
 impl Attention {
     /// Attends with a relative position bias. Each layer combines the bias with the mask for later tokens again. Also
@@ -12,14 +12,14 @@ impl Attention {
         built: &Built,
         eager: &Eager,
         inputs: [&Tensor; 3],
-    ) -> Result<(Tensor, Option<Tensor>), Error> {
+    ) -> Result<(Tensor, Option<Tensor>)> {
         let bias = self.bias(built, eager, inputs[0], inputs[1])?;
         let mask = if self.is_causal { eager.select(&bias)? } else { bias };
         Ok((eager.masked_attention(inputs, &mask, self.dropout)?, Some(mask)))
     }
 
     /// Returns the bias of each head for each pair of positions. The first layer computes it for all layers.
-    fn bias(&self, built: &Built, eager: &Eager, queries: &Tensor, keys: &Tensor) -> Result<Tensor, Error> {
+    fn bias(&self, built: &Built, eager: &Eager, queries: &Tensor, keys: &Tensor) -> Result<Tensor> {
         let mut context = eager.context();
         let is_cross = self.reads.is_some();
         let known = &mut context.biases[usize::from(is_cross)];
@@ -47,7 +47,7 @@ impl Attention {
 
 /// Returns the bucket of each pair of positions, by their distance. Each small distance has its own bucket; larger ones
 /// share buckets.
-fn buckets(eager: &Eager, shape: &Shape) -> Result<Tensor, Error> {
+fn buckets(eager: &Eager, shape: &Shape) -> Result<Tensor> {
     let distance = eager.integers(shape)?;
     let is_small = eager.output(shape, Dtype::Bool)?;
     let offset = eager.integers(shape)?;
@@ -72,7 +72,7 @@ fn buckets(eager: &Eager, shape: &Shape) -> Result<Tensor, Error> {
 impl Built {
     /// Runs the encoder and the decoder. The encoder reads the input, and the decoder reads the target tokens. In
     /// training these are the labels, shifted by one position.
-    pub(super) fn run_both(&self, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+    pub(super) fn run_both(&self, eager: &Eager, input: &Tensor) -> Result<Tensor> {
         let mut context = eager.context();
         let Some(target) = context.target.clone() else {
             return Err(eager.invalid("a decoder needs target tokens"));

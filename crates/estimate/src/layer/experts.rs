@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Built, Function, forward::activate};
-use crate::{Dtype, Eager, Error, Shape, Tensor};
+use crate::{Dtype, Eager, Result, Shape, Tensor};
 
 /// The sizes of a mixture of experts. Each expert is a gated MLP; a router chooses some of them for each token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ impl Experts {
         if self.run == RunExperts::All { "router" } else { "gate" }
     }
 
-    pub(super) fn forward(&self, built: &Built, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+    pub(super) fn forward(&self, built: &Built, eager: &Eager, input: &Tensor) -> Result<Tensor> {
         if input.shape.rank() < 2 || input.shape.last() != self.size {
             return Err(eager.mismatch(format!("(…, …, {})", self.size), input));
         }
@@ -73,7 +73,7 @@ impl Experts {
     }
 
     /// Returns the scores of the chosen experts and their indexes: (tokens, experts of a token).
-    fn route(&self, built: &Built, eager: &Eager, rows: &Tensor) -> Result<(Tensor, Tensor), Error> {
+    fn route(&self, built: &Built, eager: &Eager, rows: &Tensor) -> Result<(Tensor, Tensor)> {
         let logits = built.child(self.router()).forward(eager, rows)?;
         let probabilities = eager.softmax(&eager.to(&logits, Dtype::F32)?)?;
         let [scores, choice] = eager.top_k(&probabilities, self.per_token)?;
@@ -82,14 +82,7 @@ impl Experts {
         Ok((scores, choice))
     }
 
-    fn grouped(
-        &self,
-        built: &Built,
-        eager: &Eager,
-        rows: &Tensor,
-        scores: &Tensor,
-        choice: &Tensor,
-    ) -> Result<Tensor, Error> {
+    fn grouped(&self, built: &Built, eager: &Eager, rows: &Tensor, scores: &Tensor, choice: &Tensor) -> Result<Tensor> {
         let too_large = || eager.too_large();
         let chosen = rows.shape[0].checked_mul(self.per_token).ok_or_else(too_large)?;
         let flat = |tensor: &Tensor| eager.reshape(tensor, &Shape::from([chosen]));
@@ -118,7 +111,7 @@ impl Experts {
         eager.to(&sum, rows.dtype)
     }
 
-    fn all(&self, built: &Built, eager: &Eager, rows: &Tensor) -> Result<Tensor, Error> {
+    fn all(&self, built: &Built, eager: &Eager, rows: &Tensor) -> Result<Tensor> {
         let logits = built.child(self.router()).forward(eager, rows)?;
         let (tokens, experts) = (rows.shape[0], self.experts);
         let total = tokens.checked_mul(experts).ok_or_else(|| eager.too_large())?;

@@ -6,12 +6,12 @@ use gpumem_core::model::CallsiteId;
 
 use super::{Embeddings, Function, Layer, Linear};
 use crate::{
-    Class, Dtype, Eager, Error, Kind, Shape, Tensor,
+    Class, Dtype, Eager, Kind, Result, Shape, Tensor,
     eager::{Adapted, ParameterId},
 };
 
 /// Runs a model. The tensors that its layers share are freed when the output exists.
-pub(crate) fn run_model(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+pub(crate) fn run_model(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor> {
     let output = run_all(layers, eager, input)?;
     eager.free_left();
     eager.free_shared();
@@ -19,7 +19,7 @@ pub(crate) fn run_model(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> 
 }
 
 /// Runs layers one after the other.
-pub(crate) fn run_all(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+pub(crate) fn run_all(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor> {
     let mut current = input.clone();
     for (at, layer) in layers.iter().enumerate() {
         // This is the head, the outermost last layer. The earlier part of the model has returned, so the variables of
@@ -69,7 +69,7 @@ impl Built {
     }
 
     /// Returns the output for an input.
-    pub(crate) fn forward(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn forward(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor> {
         if let Some(scope) = self.scope {
             eager.memory.open_layer(scope);
         }
@@ -85,7 +85,7 @@ impl Built {
         Ok(output)
     }
 
-    fn output(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+    fn output(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor> {
         if eager.checkpoints_blocks() && matches!(self.kind, Layer::Block { .. }) {
             let layer = Rc::clone(self);
             return eager.checkpoint(input, move |eager, input| layer.output_once(eager, input));
@@ -93,7 +93,7 @@ impl Built {
         self.output_once(eager, input)
     }
 
-    fn output_once(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+    fn output_once(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor> {
         match &self.kind {
             Layer::Sequential { .. } | Layer::Block { .. } => run_all(&self.children, eager, input),
             Layer::Branches { .. } | Layer::Product { .. } => {
@@ -193,7 +193,7 @@ impl Built {
         }
     }
 
-    fn linear(&self, linear: &Linear, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+    fn linear(&self, linear: &Linear, eager: &Eager, input: &Tensor) -> Result<Tensor> {
         let bias = (!linear.no_bias).then(|| eager.parameter(self.parameters[1]));
         let output = match &self.adapted.in_4_bits {
             Some(weight) => eager.linear_in_4_bits(input, weight, bias.as_ref())?,
@@ -202,7 +202,7 @@ impl Built {
         eager.adapted(&self.adapted, input, output)
     }
 
-    fn positions(&self, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+    fn positions(&self, eager: &Eager, input: &Tensor) -> Result<Tensor> {
         let table = self.parameter(eager, 0);
         let tokens = if input.shape.rank() == 3 { input.shape[1] } else { 0 };
         if input.shape.last() != table.shape[1] || tokens == 0 || tokens > table.shape[0] {
@@ -213,7 +213,7 @@ impl Built {
         eager.add(input, &rows)
     }
 
-    fn embeddings(&self, embeddings: &Embeddings, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+    fn embeddings(&self, embeddings: &Embeddings, eager: &Eager, input: &Tensor) -> Result<Tensor> {
         let [tokens, positions, segments] = embeddings.table_names();
         let mut sum = self.child(tokens).forward(eager, input)?;
         for name in [segments, positions] {
@@ -235,7 +235,7 @@ impl Built {
         Ok(sum)
     }
 
-    fn patches(&self, eager: &Eager, input: &Tensor, size: u64) -> Result<Tensor, Error> {
+    fn patches(&self, eager: &Eager, input: &Tensor, size: u64) -> Result<Tensor> {
         let [convolution, ..] = &self.children[..] else { return Ok(input.clone()) };
         let patches = convolution.forward(eager, input)?;
         let count = patches.shape[2].checked_mul(patches.shape[3]).ok_or_else(|| eager.too_large())?;
@@ -256,7 +256,7 @@ impl Built {
     }
 }
 
-pub(super) fn activate(eager: &Eager, function: Function, in_place: bool, input: &Tensor) -> Result<Tensor, Error> {
+pub(super) fn activate(eager: &Eager, function: Function, in_place: bool, input: &Tensor) -> Result<Tensor> {
     match function {
         Function::Relu if in_place => eager.relu_in_place(input),
         Function::Relu6 if in_place => eager.relu6_in_place(input),

@@ -1,7 +1,7 @@
 //! Scaled dot product attention in a single kernel, which does not store the matrix of scores.
 
 use super::linear::Like;
-use crate::{Dtype, Eager, Error, Shape, Tensor};
+use crate::{Dtype, Eager, Result, Shape, Tensor};
 
 /// Returns whether PyTorch chooses cuDNN's kernel (`_scaled_dot_product_cudnn_attention`) and not the one from CUTLASS
 /// (`_scaled_dot_product_efficient_attention`). On GPUs of compute capability 9.0 or 10.0 with cuDNN 9.15 or later, PyTorch
@@ -14,7 +14,7 @@ fn uses_cudnn(dtype: Dtype, mask: Option<&Tensor>) -> bool {
 impl Eager {
     /// Computes attention with a mask. No kernel accepts a mask whose last dimension is not in order
     /// (`sdp_utils_cpp.h`, `check_last_dim_stride_equals_1_dense`).
-    pub(crate) fn masked_attention(&self, inputs: [&Tensor; 3], mask: &Tensor, dropout: f64) -> Result<Tensor, Error> {
+    pub(crate) fn masked_attention(&self, inputs: [&Tensor; 3], mask: &Tensor, dropout: f64) -> Result<Tensor> {
         let mask = self.lowered(mask)?;
         if mask.strides().last() == Some(&1) {
             self.fused_attention(inputs, Some(&mask))
@@ -31,7 +31,7 @@ impl Eager {
         repeats: u64,
         mask: Option<&Tensor>,
         dropout: f64,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         let [queries, keys, values] = [self.lowered(queries)?, self.lowered(keys)?, self.lowered(values)?];
         let dtype = queries.dtype;
         self.with_autocast(None, || {
@@ -67,7 +67,7 @@ impl Eager {
         &self,
         [queries, keys, values]: [&Tensor; 3],
         mask: Option<&Tensor>,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         let [queries, keys, values] = [self.lowered(queries)?, self.lowered(keys)?, self.lowered(values)?];
         let fits = queries.shape.rank() == 4
             && keys.shape.rank() == 4
@@ -105,7 +105,7 @@ impl Eager {
         let (count, dtype) = (all.len(), queries.dtype);
         Ok(self.recorded(&all, view, move |eager, _| {
             let _saved = eager.unpack(saved)?;
-            let grads = likes.iter().map(|like| like.empty(eager)).collect::<Result<Vec<_>, Error>>()?;
+            let grads = likes.iter().map(|like| like.empty(eager)).collect::<Result<Vec<_>>>()?;
             // The gradient has a part for each sequence, even if the mask is broadcast.
             let shape = Shape::from([batch, heads, length, sizes.keys.next_multiple_of(16)]);
             let mask_grad = mask_dtype.map(|dtype| eager.output(&shape, dtype)).transpose()?;
@@ -128,7 +128,7 @@ impl Eager {
     }
 
     /// Copies a mask so that its rows start at multiples of 8 elements (`preprocess_mask`).
-    fn aligned(&self, mask: &Tensor) -> Result<Tensor, Error> {
+    fn aligned(&self, mask: &Tensor) -> Result<Tensor> {
         let strides = mask.strides();
         let Some((1, others)) = strides.split_last() else { return self.contiguous(mask) };
         if others.iter().all(|stride| stride % 8 == 0) {
@@ -142,7 +142,7 @@ impl Eager {
     }
 
     /// Allocates the temporary tensors of `_efficient_attention_backward` (`attention_backward.cu`).
-    fn efficient_backward(&self, sizes: &Sizes, dtype: Dtype) -> Result<(), Error> {
+    fn efficient_backward(&self, sizes: &Sizes, dtype: Dtype) -> Result<()> {
         let Sizes { batch, heads, length, size, .. } = *sizes;
         // The sum of output times gradient for each query, which the kernels for `f32` do not compute.
         let is_wide = dtype == Dtype::F32;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::linear::Like;
 use crate::{
-    Dtype, Eager, Error, Shape, Tensor,
+    Dtype, Eager, Result, Shape, Tensor,
     eager::{Convolution, channels_last_strides},
 };
 
@@ -60,7 +60,7 @@ impl Eager {
         weight: &Tensor,
         bias: Option<&Tensor>,
         conv: &Conv,
-    ) -> Result<Tensor, Error> {
+    ) -> Result<Tensor> {
         let dimensions = weight.shape.rank() - 2;
         let inputs = weight.shape[1].checked_mul(conv.groups).ok_or_else(|| self.too_large())?;
         if input.shape.rank() != dimensions + 2 || input.shape[1] != inputs {
@@ -126,7 +126,7 @@ impl Eager {
     }
 
     /// Copies the tensor into the order that a convolution reads, unless it already has that order.
-    fn in_order(&self, tensor: &Tensor, channels_last: bool) -> Result<Option<Tensor>, Error> {
+    fn in_order(&self, tensor: &Tensor, channels_last: bool) -> Result<Option<Tensor>> {
         let is_so = if channels_last {
             tensor.has_strides(&channels_last_strides(&tensor.shape))
         } else {
@@ -136,7 +136,7 @@ impl Eager {
     }
 
     /// Runs max pooling, which also returns the positions of the largest elements, in `i64`.
-    pub(crate) fn max_pool(&self, input: &Tensor, window: &Window) -> Result<Tensor, Error> {
+    pub(crate) fn max_pool(&self, input: &Tensor, window: &Window) -> Result<Tensor> {
         self.check_image(input, window.kernel.len())?;
         let shape = self.windows(input, input.shape[1], window)?;
         let mut saved = self.save_all(&[input], [input])?;
@@ -148,7 +148,7 @@ impl Eager {
 
     /// Runs average pooling to an image of this size. For an image of one pixel, PyTorch computes a mean, which saves
     /// nothing.
-    pub(crate) fn adaptive_average_pool(&self, input: &Tensor, size: &[u64]) -> Result<Tensor, Error> {
+    pub(crate) fn adaptive_average_pool(&self, input: &Tensor, size: &[u64]) -> Result<Tensor> {
         self.check_image(input, size.len())?;
         let mut sizes = input.shape.sizes()[..2].to_vec();
         sizes.extend(size);
@@ -160,7 +160,7 @@ impl Eager {
         Ok(self.with_gradients(&[input], output, saved).in_order_of(input))
     }
 
-    fn check_image(&self, input: &Tensor, dimensions: usize) -> Result<(), Error> {
+    fn check_image(&self, input: &Tensor, dimensions: usize) -> Result<()> {
         if input.shape.rank() == dimensions + 2 {
             return Ok(());
         }
@@ -168,7 +168,7 @@ impl Eager {
     }
 
     /// Returns the shape of a result that has a pixel for each position of a window.
-    fn windows(&self, input: &Tensor, channels: u64, window: &Window) -> Result<Shape, Error> {
+    fn windows(&self, input: &Tensor, channels: u64, window: &Window) -> Result<Shape> {
         let mut sizes = vec![input.shape[0], channels];
         for (at, kernel) in window.kernel.iter().enumerate() {
             let (stride, padding) = (window.stride[at], window.padding[at]);

@@ -1,7 +1,7 @@
 //! Operations on each element.
 
 use super::linear::Like;
-use crate::{Dtype, Eager, Error, Shape, Tensor, eager::Saved};
+use crate::{Dtype, Eager, Error, Result, Shape, Tensor, eager::Saved};
 
 /// The tensor that an operation with one input saves for its backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ enum Saves {
 macro_rules! unary {
     ($($(#[$doc:meta])* $name:ident: $saves:ident;)*) => {$(
         $(#[$doc])*
-        pub(crate) fn $name(&self, input: &Tensor) -> Result<Tensor, Error> {
+        pub(crate) fn $name(&self, input: &Tensor) -> Result<Tensor> {
             self.unary(input, Saves::$saves, 0)
         }
     )*};
@@ -24,7 +24,7 @@ macro_rules! unary {
 impl Eager {
     /// Runs an operation. In the backward pass, this many temporary tensors are live together with the gradient, which is
     /// a new tensor.
-    fn unary(&self, input: &Tensor, saves: Saves, temporaries: usize) -> Result<Tensor, Error> {
+    fn unary(&self, input: &Tensor, saves: Saves, temporaries: usize) -> Result<Tensor> {
         let mut kept = self.save_all(&[input], (saves == Saves::Input).then_some(input))?;
         let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
         kept.extend(self.save_all(&[input], (saves == Saves::Output).then_some(&output))?);
@@ -49,18 +49,18 @@ impl Eager {
 
     /// Runs `relu6_` (`hardtanh_`): the result overwrites the input. The backward pass needs the input, so it is copied
     /// first.
-    pub(crate) fn relu6_in_place(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn relu6_in_place(&self, input: &Tensor) -> Result<Tensor> {
         self.overwritten(input, || Ok(self.output(&input.shape, input.dtype)?.in_order_of(input)))
     }
 
     /// Runs `relu_`: the result overwrites the input, and the backward pass needs the result.
-    pub(crate) fn relu_in_place(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn relu_in_place(&self, input: &Tensor) -> Result<Tensor> {
         self.overwritten(input, || Ok(input.clone()))
     }
 
     /// Returns a result in the memory of the input. `kept` returns the tensor for the backward pass, and is called only
     /// if there will be one.
-    fn overwritten(&self, input: &Tensor, kept: impl FnOnce() -> Result<Tensor, Error>) -> Result<Tensor, Error> {
+    fn overwritten(&self, input: &Tensor, kept: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
         if !self.needs_grad(&[input]) {
             return Ok(input.clone());
         }
@@ -83,25 +83,25 @@ impl Eager {
     }
 
     /// Adds a number. The gradient is passed on.
-    pub(crate) fn add_number(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn add_number(&self, input: &Tensor) -> Result<Tensor> {
         let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
         Ok(self.passing_on(input, output))
     }
 
     /// Raises elements to a fixed power, in `f32` under autocast. The backward pass is
     /// `grad * (exponent * input ** (exponent - 1))`.
-    pub(crate) fn power(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn power(&self, input: &Tensor) -> Result<Tensor> {
         self.unary(&self.raised(input)?, Saves::Input, 2)
     }
 
     /// Runs `rsqrt`. The backward pass is `-0.5 * grad * result ** 3`.
-    pub(crate) fn rsqrt(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn rsqrt(&self, input: &Tensor) -> Result<Tensor> {
         self.unary(&self.raised(input)?, Saves::Output, 2)
     }
 
     /// Runs GELU with `tanh` as transformers writes it out (`NewGELUActivation`):
     /// `0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))`.
-    pub(crate) fn gelu_written_out(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn gelu_written_out(&self, input: &Tensor) -> Result<Tensor> {
         let half = self.multiply_by_number(input)?;
         let cube = self.power(input)?;
         let scaled = self.multiply_by_number(&cube)?;
@@ -128,27 +128,27 @@ impl Eager {
         if rank(second) > rank(first) { second } else { first }
     }
 
-    fn result_of_two(&self, operation: &'static str, first: &Tensor, second: &Tensor) -> Result<Tensor, Error> {
+    fn result_of_two(&self, operation: &'static str, first: &Tensor, second: &Tensor) -> Result<Tensor> {
         let shape = first.shape.broadcast(&second.shape);
         let shape = shape.ok_or_else(|| self.pair(operation, &first.shape, &second.shape))?;
         let output = self.output(&shape, Self::common_dtype(first.dtype, second.dtype))?;
         Ok(output.in_order_of(if first.shape == shape { first } else { second }))
     }
 
-    pub(crate) fn add(&self, first: &Tensor, second: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn add(&self, first: &Tensor, second: &Tensor) -> Result<Tensor> {
         let output = self.result_of_two("a sum", first, second)?;
         Ok(self.sum([first, second], output))
     }
 
     /// Runs `first += second`.
-    pub(crate) fn add_in_place(&self, first: &Tensor, second: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn add_in_place(&self, first: &Tensor, second: &Tensor) -> Result<Tensor> {
         if first.shape.broadcast(&second.shape).as_ref() != Some(&first.shape) {
             return Err(self.pair("a sum in place", &first.shape, &second.shape));
         }
         Ok(self.sum([first, second], first.detached()))
     }
 
-    pub(crate) fn multiply(&self, first: &Tensor, second: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn multiply(&self, first: &Tensor, second: &Tensor) -> Result<Tensor> {
         let saved = self.save_factors(first, second)?;
         let output = self.result_of_two("a product", first, second)?;
         let needs = [first, second].map(|input| input.edge.is_some());
@@ -160,7 +160,7 @@ impl Eager {
     }
 
     /// Runs dropout, which keeps a mask with one byte for each element.
-    pub(crate) fn dropout(&self, input: &Tensor, probability: f64) -> Result<Tensor, Error> {
+    pub(crate) fn dropout(&self, input: &Tensor, probability: f64) -> Result<Tensor> {
         if probability == 0.0 || !self.is_training() {
             return Ok(input.clone());
         }
@@ -171,7 +171,7 @@ impl Eager {
     }
 
     /// Runs `where(condition, input, number)` with a condition for the last two dimensions. It keeps the condition.
-    pub(crate) fn select(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn select(&self, input: &Tensor) -> Result<Tensor> {
         let sizes = input.shape.sizes();
         let condition = self.output(&Shape::from(sizes[sizes.len().saturating_sub(2)..].to_vec()), Dtype::Bool)?;
         let saved = self.save_all(&[input], [&condition])?;
@@ -180,7 +180,7 @@ impl Eager {
     }
 
     /// Converts to another type. The gradient is converted back.
-    pub(crate) fn to(&self, input: &Tensor, dtype: Dtype) -> Result<Tensor, Error> {
+    pub(crate) fn to(&self, input: &Tensor, dtype: Dtype) -> Result<Tensor> {
         if input.dtype == dtype {
             return Ok(input.clone());
         }

@@ -3,13 +3,13 @@
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
-    Class, Dtype, Eager, Error, Shape, Tensor,
+    Class, Dtype, Eager, Result, Shape, Tensor,
     eager::{Grads, Saved},
 };
 
 impl Eager {
     /// Runs `F.linear`. The weight has the shape (outputs, inputs).
-    pub(crate) fn linear(&self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, Error> {
+    pub(crate) fn linear(&self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let (outputs, inputs) = (weight.shape[0], weight.shape[1]);
         if input.shape.rank() == 0 || input.shape.last() != inputs {
             let mut expected: Vec<_> = vec!["…".to_owned(); input.shape.rank().saturating_sub(1)];
@@ -46,7 +46,7 @@ impl Eager {
     }
 
     /// Multiplies matrices in batches: (…, n, k) and (…, k, m).
-    pub(crate) fn matmul(&self, first: &Tensor, second: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn matmul(&self, first: &Tensor, second: &Tensor) -> Result<Tensor> {
         let (rank, sizes) = (first.shape.rank(), second.shape.sizes());
         let fits = rank >= 2
             && sizes.len() == rank
@@ -69,7 +69,7 @@ impl Eager {
 
     /// Runs `grouped_mm`: groups of rows (n, inputs) are multiplied by their weights (groups, outputs, inputs).
     /// Autocast does not cover this operation: the rows get the type of the weights.
-    pub(crate) fn grouped_product(&self, rows: &Tensor, weights: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn grouped_product(&self, rows: &Tensor, weights: &Tensor) -> Result<Tensor> {
         if rows.shape.rank() != 2 || weights.shape.rank() != 3 || rows.shape[1] != weights.shape[2] {
             return Err(self.pair("a product with the weights of experts", &rows.shape, &weights.shape));
         }
@@ -80,7 +80,7 @@ impl Eager {
     }
 
     /// Returns rows of a table. The gradient of the table is as large as the table.
-    pub(crate) fn embedding(&self, indices: &Tensor, table: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn embedding(&self, indices: &Tensor, table: &Tensor) -> Result<Tensor> {
         if indices.dtype.is_float() {
             return Err(self.invalid(format!("an embedding needs integers and gets {}", indices.dtype)));
         }
@@ -90,13 +90,13 @@ impl Eager {
 
     /// Returns rows of a tensor in another order: `input[index]`. Its gradient is always sorted (`index_put_` with
     /// accumulation).
-    pub(crate) fn rows(&self, input: &Tensor, index: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn rows(&self, input: &Tensor, index: &Tensor) -> Result<Tensor> {
         self.rows_at(index, input, 0)
     }
 
     /// Returns rows of a tensor, and keeps their indices. The gradient is as large as the tensor. More indices than
     /// `most` are sorted for it, which takes two copies of the indices and two of their positions.
-    pub(super) fn rows_at(&self, indices: &Tensor, table: &Tensor, most: u64) -> Result<Tensor, Error> {
+    pub(super) fn rows_at(&self, indices: &Tensor, table: &Tensor, most: u64) -> Result<Tensor> {
         let saved = self.save_all(&[table], [indices])?;
         let mut sizes = indices.shape.sizes().to_vec();
         sizes.extend(&table.shape[1..]);
@@ -122,7 +122,7 @@ impl Eager {
     }
 
     /// Allocates gradients for the inputs that need one.
-    pub(super) fn gradients(&self, likes: &[Option<Like>]) -> Result<Grads, Error> {
+    pub(super) fn gradients(&self, likes: &[Option<Like>]) -> Result<Grads> {
         likes.iter().map(|like| like.as_ref().map(|like| like.empty(self)).transpose()).collect()
     }
 }
@@ -151,7 +151,7 @@ impl Like {
     }
 
     /// Allocates a gradient for the input.
-    pub(super) fn empty(&self, eager: &Eager) -> Result<Tensor, Error> {
+    pub(super) fn empty(&self, eager: &Eager) -> Result<Tensor> {
         eager.empty(&self.shape, self.dtype, self.class())
     }
 }

@@ -1,11 +1,11 @@
 //! Softmax and losses.
 
-use crate::{Class, Dtype, Eager, Error, Shape, Tensor};
+use crate::{Class, Dtype, Eager, Result, Shape, Tensor};
 
 impl Eager {
     /// Runs softmax over the last dimension, in `f32` under autocast. The backward pass first multiplies the gradient
     /// by the result.
-    pub(crate) fn softmax(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn softmax(&self, input: &Tensor) -> Result<Tensor> {
         let input = self.raised(input)?;
         let output = self.output(&input.shape, input.dtype)?;
         let saved = self.save_all(&[&input], [&output])?;
@@ -19,7 +19,7 @@ impl Eager {
 
     /// Runs a softmax that returns zeros for rows in which everything is masked: the input is tested, and the result is
     /// selected from the first one.
-    pub(crate) fn safe_softmax(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn safe_softmax(&self, input: &Tensor) -> Result<Tensor> {
         let first = self.with_grad(false, || self.softmax(input))?;
         let is_masked = self.output(&input.shape, Dtype::Bool)?;
         let result = self.softmax(input);
@@ -29,7 +29,7 @@ impl Eager {
 
     /// Runs cross entropy of logits (…, classes) with one label for each row: the logarithms of the probabilities in
     /// the type of the logits, and the mean of those at the labels, in `f32` under autocast.
-    pub(crate) fn cross_entropy(&self, logits: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn cross_entropy(&self, logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
         let rows = logits.shape.elements().map(|elements| elements.checked_div(logits.shape.last()).unwrap_or(0));
         if logits.shape.rank() < 2 || labels.shape.elements() != rows {
             let expected = [labels.shape.sizes(), &[logits.shape.last()]].concat();
@@ -46,7 +46,7 @@ impl Eager {
     }
 
     /// Runs `mse_loss` with a target of the same shape, in `f32` under autocast. Both are kept.
-    pub(crate) fn mean_squares(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn mean_squares(&self, input: &Tensor) -> Result<Tensor> {
         let input = self.raised(input)?;
         let target = self.empty(&input.shape, input.dtype, Class::Inputs)?;
         let saved = self.save_all(&[&input], [&input, &target])?;
@@ -57,7 +57,7 @@ impl Eager {
     }
 
     /// Shifts labels by one position, as losses of language models do: a padded copy, and a copy of a part of it.
-    pub(crate) fn shifted_labels(&self, labels: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn shifted_labels(&self, labels: &Tensor) -> Result<Tensor> {
         let padded = self.output(&labels.shape.with_last(labels.shape.last() + 1), Dtype::I64)?;
         let shifted = self.output(&labels.shape, Dtype::I64)?;
         drop(padded);

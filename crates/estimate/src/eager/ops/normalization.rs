@@ -1,10 +1,10 @@
 //! Normalization.
 
-use crate::{Dtype, Eager, Error, Shape, Tensor};
+use crate::{Dtype, Eager, Result, Shape, Tensor};
 
 impl Eager {
     /// Runs `layer_norm` over the last dimension. The input is kept, and a mean and a deviation in `f32` for each row.
-    pub(crate) fn layer_norm(&self, input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn layer_norm(&self, input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
         let input = self.contiguous(&self.raised(input)?)?;
         self.check_last(&input, weight)?;
         let all = [&input, weight, bias];
@@ -17,7 +17,7 @@ impl Eager {
     }
 
     /// Runs RMS norm as transformers writes it out: in `f32`, `weight * (x * rsqrt(mean(x ** 2) + eps)).to(type of x)`.
-    pub(crate) fn rms_norm_written_out(&self, input: &Tensor, weight: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn rms_norm_written_out(&self, input: &Tensor, weight: &Tensor) -> Result<Tensor> {
         self.check_last(input, weight)?;
         let normalized = self.normalized_by_square(&self.to(input, Dtype::F32)?)?;
         let narrow = self.to(&normalized, input.dtype)?;
@@ -26,7 +26,7 @@ impl Eager {
     }
 
     /// Runs RMS norm as Gemma writes it out: in `f32`, `(x * rsqrt(mean(x ** 2) + eps) * (1 + weight)).to(type of x)`.
-    pub(crate) fn gemma_norm(&self, input: &Tensor, weight: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn gemma_norm(&self, input: &Tensor, weight: &Tensor) -> Result<Tensor> {
         self.check_last(input, weight)?;
         let normalized = self.normalized_by_square(&self.to(input, Dtype::F32)?)?;
         let factor = self.add_number(&self.to(weight, Dtype::F32)?)?;
@@ -36,14 +36,14 @@ impl Eager {
     }
 
     /// Runs `x * rsqrt(mean(x ** 2) + eps)`, with an operation for each step.
-    pub(crate) fn normalized_by_square(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn normalized_by_square(&self, input: &Tensor) -> Result<Tensor> {
         let variance = self.mean_of_last(&self.power(input)?)?;
         let factor = self.rsqrt(&self.add_number(&variance)?)?;
         self.multiply(input, &factor)
     }
 
     /// Divides each row by its length: `x / x.pow(2).sum(-1, keepdim=True).pow(0.5)`.
-    pub(crate) fn unit_vectors(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn unit_vectors(&self, input: &Tensor) -> Result<Tensor> {
         let squares = self.power(input)?;
         let sums = self.mean_of_last(&squares)?;
         drop(squares);
@@ -52,13 +52,13 @@ impl Eager {
     }
 
     /// Returns the mean over the last dimension, which then has size 1.
-    pub(crate) fn mean_of_last(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn mean_of_last(&self, input: &Tensor) -> Result<Tensor> {
         let output = self.output(&input.shape.with_last(1), input.dtype)?;
         Ok(self.with_gradients(&[input], output, Vec::new()))
     }
 
     /// Runs batch norm over dimension 1. The input is kept and, in training, a mean and a deviation for each channel.
-    pub(crate) fn batch_norm(&self, input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn batch_norm(&self, input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
         let channels = weight.shape.last();
         if input.shape.rank() < 2 {
             return Err(self.mismatch(format!("(…, {channels}, …)"), input));
@@ -79,7 +79,7 @@ impl Eager {
     }
 
     /// Checks that the last dimension of an input has the size of a weight.
-    fn check_last(&self, input: &Tensor, weight: &Tensor) -> Result<(), Error> {
+    fn check_last(&self, input: &Tensor, weight: &Tensor) -> Result<()> {
         let size = weight.shape.last();
         if size == input.shape.last() {
             return Ok(());

@@ -1,7 +1,7 @@
 //! Sums over many elements, and the largest of many. PyTorch splits a sum among several blocks of threads, which write their parts into
 //! a buffer.
 
-use crate::{Dtype, Eager, Error, Shape, Tensor};
+use crate::{Dtype, Eager, Result, Shape, Tensor};
 
 /// The threads of a block (`mnt_wrapper`), the threads of a multiprocessor of an A100, H100 or H200, and the threads of a warp.
 const BLOCK: u64 = 512;
@@ -51,7 +51,7 @@ fn buffer(outputs: u64, inputs: u64, sums_neighbours: bool, multiprocessors: u64
 
 impl Eager {
     /// Returns the largest elements of each row, and their positions.
-    pub(crate) fn top_k(&self, input: &Tensor, count: u64) -> Result<[Tensor; 2], Error> {
+    pub(crate) fn top_k(&self, input: &Tensor, count: u64) -> Result<[Tensor; 2]> {
         if count > input.shape.last() {
             return Err(self.mismatch(format!("{} or more", input.shape.with_last(count)), input));
         }
@@ -64,7 +64,7 @@ impl Eager {
 
     /// Sums over one dimension, which is removed. The gradient of the input is the gradient of the sum, repeated
     /// without a copy.
-    pub(crate) fn sum_over(&self, input: &Tensor, dimension: usize) -> Result<Tensor, Error> {
+    pub(crate) fn sum_over(&self, input: &Tensor, dimension: usize) -> Result<Tensor> {
         let mut sizes = input.shape.sizes().to_vec();
         sizes.remove(dimension);
         let output = self.output(&sizes.into(), input.dtype)?;
@@ -78,7 +78,7 @@ impl Eager {
 
     /// Allocates the buffer for a sum over all dimensions that a result of this shape does not have. The buffer lives
     /// while the kernel is started.
-    pub(crate) fn sum_buffer(&self, input: &Tensor, result: &Shape) -> Result<(), Error> {
+    pub(crate) fn sum_buffer(&self, input: &Tensor, result: &Shape) -> Result<()> {
         let (Some(all), Some(outputs @ 1..)) = (input.shape.elements(), result.elements()) else { return Ok(()) };
         // The buffer depends on whether the sum is over the dimension whose elements are adjacent.
         let strides = input.strides();

@@ -1,6 +1,6 @@
 //! Views share the memory of their input. Elements are copied only if their order requires it.
 
-use crate::{Dtype, Eager, Error, Shape, Tensor};
+use crate::{Dtype, Eager, Result, Shape, Tensor};
 
 impl Eager {
     /// Records an operation that passes its gradient on.
@@ -16,19 +16,19 @@ impl Eager {
     }
 
     /// Returns the elements in order. If they are not in order, this is a copy.
-    pub(crate) fn contiguous(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn contiguous(&self, input: &Tensor) -> Result<Tensor> {
         if input.is_contiguous() { Ok(input.clone()) } else { self.copied(input) }
     }
 
     /// Runs `clone()`, which passes the gradient on.
-    pub(crate) fn copied(&self, input: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn copied(&self, input: &Tensor) -> Result<Tensor> {
         let output = self.output(&input.shape, input.dtype)?;
         Ok(self.passing_on(input, output))
     }
 
     /// Returns the tensor in another shape with the same number of elements. If the elements are not in order, they are
     /// copied.
-    pub(crate) fn reshape(&self, input: &Tensor, shape: &Shape) -> Result<Tensor, Error> {
+    pub(crate) fn reshape(&self, input: &Tensor, shape: &Shape) -> Result<Tensor> {
         if input.shape.elements() != shape.elements() {
             return Err(self.pair("a change of shape", &input.shape, shape));
         }
@@ -52,7 +52,7 @@ impl Eager {
     }
 
     /// Copies each element of a dimension, such as heads, this many times.
-    pub(crate) fn repeat(&self, input: &Tensor, dimension: usize, times: u64) -> Result<Tensor, Error> {
+    pub(crate) fn repeat(&self, input: &Tensor, dimension: usize, times: u64) -> Result<Tensor> {
         let size = input.shape[dimension].checked_mul(times).ok_or_else(|| self.too_large())?;
         let output = self.output(&input.shape.with(dimension, size), input.dtype)?;
         Ok(self.with_gradients(&[input], output, Vec::new()))
@@ -81,7 +81,7 @@ impl Eager {
     }
 
     /// Returns parts of the last dimension as views. The gradients of all parts are copied into one tensor.
-    pub(crate) fn split_last<const N: usize>(&self, input: &Tensor, sizes: [u64; N]) -> Result<[Tensor; N], Error> {
+    pub(crate) fn split_last<const N: usize>(&self, input: &Tensor, sizes: [u64; N]) -> Result<[Tensor; N]> {
         if sizes.iter().sum::<u64>() != input.shape.last() {
             return Err(self.mismatch(input.shape.with_last(sizes.iter().sum()), input));
         }
@@ -108,7 +108,7 @@ impl Eager {
     }
 
     /// Joins several tensors along a dimension.
-    pub(crate) fn concatenate(&self, inputs: &[&Tensor], dimension: usize) -> Result<Tensor, Error> {
+    pub(crate) fn concatenate(&self, inputs: &[&Tensor], dimension: usize) -> Result<Tensor> {
         let Some(first) = inputs.first() else {
             return Err(self.invalid("there is nothing to join"));
         };
@@ -131,7 +131,7 @@ impl Eager {
     }
 
     /// Allocates a tensor of integers, such as positions.
-    pub(crate) fn integers(&self, shape: &Shape) -> Result<Tensor, Error> {
+    pub(crate) fn integers(&self, shape: &Shape) -> Result<Tensor> {
         self.output(shape, Dtype::I64)
     }
 }

@@ -28,7 +28,7 @@ use super::{
     decoders::{self, Values},
     fields::{Fields, head_size, is_zero, wrong},
 };
-use crate::{Error, Input, Loss, Model, Shape};
+use crate::{Input, Loss, Model, Result, Shape};
 
 /// An architecture: its names, and templates of its model.
 #[derive(Debug, Deserialize)]
@@ -124,7 +124,7 @@ impl Architecture {
 }
 
 /// Builds a model for sequences of this length.
-pub(super) fn build(architecture: &'static Architecture, fields: Fields<'_>, length: u64) -> Result<Model, Error> {
+pub(super) fn build(architecture: &'static Architecture, fields: Fields<'_>, length: u64) -> Result<Model> {
     let Architecture { model_type, input, loss, longest, layers, .. } = architecture;
     let all = architecture.with_defaults(fields);
     let filler = Filler::new(architecture, fields.of(&all))?.with("length", length.into());
@@ -138,7 +138,7 @@ pub(super) fn build(architecture: &'static Architecture, fields: Fields<'_>, len
 }
 
 /// Builds a model of torchvision for images of 224 × 224 and 1000 classes. `None` if the name is not known.
-pub(crate) fn torchvision(name: &str) -> Option<Result<Model, Error>> {
+pub(crate) fn torchvision(name: &str) -> Option<Result<Model>> {
     let config = match FILE.torchvision.get(name)? {
         Value::String(part) => part,
         config => return Some(Model::from_fields(config, 0).map(|model| Model { name: name.to_owned(), ..model })),
@@ -167,7 +167,7 @@ struct Filler<'a> {
 
 impl<'a> Filler<'a> {
     /// Checks the fields of a configuration, in which defaults may be missing unless the model predicts the next token.
-    fn new(architecture: &'static Architecture, fields: Fields<'a>) -> Result<Self, Error> {
+    fn new(architecture: &'static Architecture, fields: Fields<'a>) -> Result<Self> {
         let mut filler =
             Self { architecture: Some(architecture), fields, inside: None, values: vec![], blocks: Rc::default() };
         for (key, known) in &architecture.is {
@@ -226,7 +226,7 @@ impl<'a> Filler<'a> {
     }
 
     /// Returns whether a condition holds: a field that is true or not 0, or that has a value (`a=b`), or several of these.
-    fn is_true(&self, condition: &'static str) -> Result<bool, Error> {
+    fn is_true(&self, condition: &'static str) -> Result<bool> {
         if let Some((first, second)) = condition.split_once('&') {
             return Ok(self.is_true(first)? && self.is_true(second)?);
         }
@@ -244,7 +244,7 @@ impl<'a> Filler<'a> {
     }
 
     /// Returns the value of an argument.
-    fn value(&self, text: &'static str) -> Result<Value, Error> {
+    fn value(&self, text: &'static str) -> Result<Value> {
         if let Some((condition, values)) = text.split_once('?') {
             let (first, second) = values.split_once(':').unwrap_or((values, ""));
             return self.value(if self.is_true(condition)? { first } else { second });
@@ -287,7 +287,7 @@ impl<'a> Filler<'a> {
     }
 
     /// Returns a sum of products of quotients.
-    fn number(&self, text: &'static str) -> Result<u64, Error> {
+    fn number(&self, text: &'static str) -> Result<u64> {
         let too_large = || wrong("the sizes are too large");
         let all = |parts: &mut dyn Iterator<Item = &'static str>, add: fn(u64, u64) -> Option<u64>| {
             let mut parts = parts.map(|part| self.number(part));
@@ -307,7 +307,7 @@ impl<'a> Filler<'a> {
     }
 
     /// Fills all texts inside a value.
-    fn filled(&self, value: &'static Value) -> Result<Value, Error> {
+    fn filled(&self, value: &'static Value) -> Result<Value> {
         match value {
             Value::String(text) => self.value(text),
             Value::Array(values) => values.iter().map(|value| self.filled(value)).collect(),
@@ -319,7 +319,7 @@ impl<'a> Filler<'a> {
     }
 
     /// Returns the layers of a list of templates.
-    fn layers(&self, templates: &'static Value) -> Result<Vec<Value>, Error> {
+    fn layers(&self, templates: &'static Value) -> Result<Vec<Value>> {
         let mut layers = Vec::new();
         for template in templates.as_array().into_iter().flatten() {
             let (text, inner) = match template.as_object().and_then(|template| template.iter().next()) {
@@ -349,13 +349,13 @@ impl<'a> Filler<'a> {
     }
 
     /// Returns the layers of a part, with the values that follow its name.
-    fn part(&self, text: &'static str) -> Result<Vec<Value>, Error> {
+    fn part(&self, text: &'static str) -> Result<Vec<Value>> {
         let (name, arguments) = text.split_once(' ').unwrap_or((text, ""));
         self.within(arguments)?.0.layers(&FILE.parts[&self.text(name)])
     }
 
     /// Returns the filler that inner layers use, and the arguments that are not for them.
-    fn within(&self, arguments: &'static str) -> Result<(Self, Vec<&'static str>), Error> {
+    fn within(&self, arguments: &'static str) -> Result<(Self, Vec<&'static str>)> {
         let (mut filler, mut others) = (self.clone(), Vec::new());
         for argument in arguments.split(' ').filter(|argument| !argument.is_empty()) {
             match argument.strip_prefix('@').and_then(|named| named.split_once('=')) {
@@ -367,19 +367,19 @@ impl<'a> Filler<'a> {
         Ok((filler, others))
     }
 
-    fn blocks(&self, name: &str, count: &'static str, inner: &'static Value) -> Result<Value, Error> {
+    fn blocks(&self, name: &str, count: &'static str, inner: &'static Value) -> Result<Value> {
         let count = Fields::blocks(count, self.number(count)?)?;
         let blocks = (0..count).map(|at| {
             let mut filler = self.with("first", u64::from(at == 0).into());
             filler.values.extend(self.blocks.get(at).into_iter().flatten().cloned());
             Ok(json!({"name": at.to_string(), "type": "block", "layers": filler.layers(inner)?}))
         });
-        let blocks = blocks.collect::<Result<Vec<_>, Error>>()?;
+        let blocks = blocks.collect::<Result<Vec<_>>>()?;
         Ok(json!({"name": self.text(name), "type": "sequential", "layers": blocks}))
     }
 
     /// Returns inner layers. Those of models of torchvision have numbers if they have no names.
-    fn inner(&self, templates: &'static Value) -> Result<Value, Error> {
+    fn inner(&self, templates: &'static Value) -> Result<Value> {
         let mut layers = self.layers(templates)?;
         for (at, layer) in layers.iter_mut().enumerate().filter(|_| self.architecture.is_none()) {
             if layer["name"] == "" {
@@ -390,13 +390,7 @@ impl<'a> Filler<'a> {
     }
 
     /// Returns a layer. `None` if it would do nothing.
-    fn layer(
-        &self,
-        name: &str,
-        kind: &str,
-        arguments: &'static str,
-        inner: &'static Value,
-    ) -> Result<Option<Value>, Error> {
+    fn layer(&self, name: &str, kind: &str, arguments: &'static str, inner: &'static Value) -> Result<Option<Value>> {
         let (name, kind) = (self.text(name), self.text(kind));
         let mut known = ARGUMENTS.split(", ").map(|known| known.split_once(' ').unwrap_or((known, "")));
         let mut unnamed = known.find(|(known, _)| *known == kind).map_or("", |(_, names)| names).split(' ');
@@ -436,7 +430,7 @@ impl<'a> Filler<'a> {
     }
 
     /// Returns the layers of another architecture, whose configuration is an inner object.
-    fn decoder(&self, arguments: &'static str) -> Result<Vec<Value>, Error> {
+    fn decoder(&self, arguments: &'static str) -> Result<Vec<Value>> {
         let mut words = arguments.split(' ');
         let (model_type, object) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let architecture =

@@ -16,13 +16,13 @@ use std::collections::HashSet;
 use serde_json::{Map, Value, json};
 
 use super::fields::{Fields, head_size, is_zero, wrong};
-use crate::Error;
+use crate::Result;
 
 /// Values by the names that templates use.
 pub(super) type Values = Vec<(&'static str, Value)>;
 
 /// Returns the values for the whole model. `parts` is the field `decoder` of its record.
-pub(super) fn values(parts: &Map<String, Value>, fields: Fields<'_>) -> Result<Values, Error> {
+pub(super) fn values(parts: &Map<String, Value>, fields: Fields<'_>) -> Result<Values> {
     let (size, heads) = (fields.number("hidden_size", 0)?, fields.number("num_attention_heads", 0)?);
     let head_size = fields.optional("head_dim")?.map_or_else(|| head_size(size, heads), Ok)?;
     let rotated = part(parts, "rotates_part").map_or(Ok(0), |field| rotated(fields, field, head_size))?;
@@ -41,7 +41,7 @@ pub(super) fn values(parts: &Map<String, Value>, fields: Fields<'_>) -> Result<V
 }
 
 /// Returns the values for each block.
-pub(super) fn of_blocks(parts: &Map<String, Value>, fields: Fields<'_>) -> Result<Vec<Values>, Error> {
+pub(super) fn of_blocks(parts: &Map<String, Value>, fields: Fields<'_>) -> Result<Vec<Values>> {
     let count = Fields::blocks("num_hidden_layers", fields.number("num_hidden_layers", 0)?)?;
     // The list contains 1 for each layer that rotates. An empty list is ignored.
     let list = part(parts, "rotation_list").map_or(Ok(None), |field| fields.numbers(field))?;
@@ -72,7 +72,7 @@ fn part<'a>(parts: &'a Map<String, Value>, name: &str) -> Option<&'a str> {
 }
 
 /// Returns the number of elements of a head that are rotated. The factor may be in one of two fields.
-fn rotated(fields: Fields<'_>, field: &str, head_size: u64) -> Result<u64, Error> {
+fn rotated(fields: Fields<'_>, field: &str, head_size: u64) -> Result<u64> {
     let factor = fields.fraction(field, 1.0)?;
     let factor = fields.inner("rope_parameters").fraction("partial_rotary_factor", factor)?;
     if !(0.0..=1.0).contains(&factor) {
@@ -90,7 +90,7 @@ fn rotated(fields: Fields<'_>, field: &str, head_size: u64) -> Result<u64, Error
 /// Returns the window of each layer; 0 for none. `slides` of a record names the layers that have one: `none`, `all`, those from
 /// `max_window_layers` on (`last`), `every_second`, `all_but_each` n-th, where n is `sliding_window_pattern`, or those that are
 /// `rotated`. Unless it is `none` or `all`, the list `layer_types` of a configuration decides if there is one.
-fn windows(parts: &Map<String, Value>, fields: Fields<'_>, rotates: &[bool]) -> Result<Vec<u64>, Error> {
+fn windows(parts: &Map<String, Value>, fields: Fields<'_>, rotates: &[bool]) -> Result<Vec<u64>> {
     let (slides, blocks) = (part(parts, "slides").unwrap_or_default(), rotates.len());
     let absent = parts.get("default_window").and_then(Value::as_u64).unwrap_or(0);
     let has_windows = fields.flag("use_sliding_window", true)?;
@@ -129,7 +129,7 @@ fn windows(parts: &Map<String, Value>, fields: Fields<'_>, rotates: &[bool]) -> 
     types[..blocks].iter().map(known).collect()
 }
 
-fn check_length(list: &str, length: usize, blocks: usize) -> Result<(), Error> {
+fn check_length(list: &str, length: usize, blocks: usize) -> Result<()> {
     let what = "fewer elements than the model has layers";
     if length < blocks { Err(wrong(format!("`{list}` has {what}: {length} and {blocks}"))) } else { Ok(()) }
 }

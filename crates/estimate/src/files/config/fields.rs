@@ -4,7 +4,7 @@ use std::{cell::RefCell, collections::BTreeMap};
 
 use serde_json::{Map, Value};
 
-use crate::{Error, Function};
+use crate::{Error, Function, Result};
 
 /// The largest number of blocks, which no known model reaches. Each block is run, because the allocator's free blocks
 /// differ from one to the next. Without a limit, a short file could therefore take any time and memory.
@@ -31,7 +31,7 @@ pub(super) fn is_zero(key: &str) -> Error {
 }
 
 /// Returns the size of one head of a layer of this size.
-pub(super) fn head_size(size: u64, heads: u64) -> Result<u64, Error> {
+pub(super) fn head_size(size: u64, heads: u64) -> Result<u64> {
     match size.checked_rem(heads) {
         Some(0) => Ok(size / heads),
         _ => Err(wrong(format!("{size} features cannot be divided among {heads} heads"))),
@@ -53,13 +53,13 @@ impl<'a> Fields<'a> {
     }
 
     /// Returns the result of `read` for a field. `None` if the field is missing or `null`.
-    fn read<T>(self, key: &str, expected: &str, read: impl FnOnce(&'a Value) -> Option<T>) -> Result<Option<T>, Error> {
+    fn read<T>(self, key: &str, expected: &str, read: impl FnOnce(&'a Value) -> Option<T>) -> Result<Option<T>> {
         let read = |value| read(value).ok_or_else(|| wrong(format!("`{key}` is {value} and not {expected}")));
         self.known(key).map(read).transpose()
     }
 
     /// Returns a number. If it is missing, returns the default of the Python class and notes that it was assumed.
-    pub(super) fn number(self, key: &str, default: u64) -> Result<u64, Error> {
+    pub(super) fn number(self, key: &str, default: u64) -> Result<u64> {
         let number = self.optional(key)?;
         if number.is_none() {
             self.assume(key, default);
@@ -97,45 +97,45 @@ impl<'a> Fields<'a> {
     }
 
     /// Returns a number that follows from others, unless the configuration contains it.
-    pub(super) fn derived(self, key: &str, number: u64) -> Result<u64, Error> {
+    pub(super) fn derived(self, key: &str, number: u64) -> Result<u64> {
         Ok(self.optional(key)?.unwrap_or(number))
     }
 
     /// Returns a number. `None` if it is missing or `null`.
-    pub(super) fn optional(self, key: &str) -> Result<Option<u64>, Error> {
+    pub(super) fn optional(self, key: &str) -> Result<Option<u64>> {
         self.read(key, "a whole number", Value::as_u64)
     }
 
     /// Returns a number: 0 if the field is `null`, and this default if it is missing.
-    pub(super) fn number_or_null(self, key: &str, absent: u64) -> Result<u64, Error> {
+    pub(super) fn number_or_null(self, key: &str, absent: u64) -> Result<u64> {
         let default = if self.get(key).is_none() { absent } else { 0 };
         if default > 0 { self.number(key, default) } else { self.derived(key, 0) }
     }
 
     /// Returns a number of blocks if it is not too large.
-    pub(super) fn blocks(key: &str, layers: u64) -> Result<usize, Error> {
+    pub(super) fn blocks(key: &str, layers: u64) -> Result<usize> {
         let few = usize::try_from(layers).ok().filter(|_| layers <= MOST_BLOCKS);
         few.ok_or_else(|| wrong(format!("`{key}` is {layers}; a model of at most {MOST_BLOCKS} blocks is estimated")))
     }
 
-    pub(super) fn fraction(self, key: &str, default: f64) -> Result<f64, Error> {
+    pub(super) fn fraction(self, key: &str, default: f64) -> Result<f64> {
         Ok(self.read(key, "a number", Value::as_f64)?.unwrap_or(default))
     }
 
-    pub(super) fn flag(self, key: &str, default: bool) -> Result<bool, Error> {
+    pub(super) fn flag(self, key: &str, default: bool) -> Result<bool> {
         Ok(self.read(key, "a boolean", Value::as_bool)?.unwrap_or(default))
     }
 
-    pub(super) fn text(self, key: &str, default: &'a str) -> Result<&'a str, Error> {
+    pub(super) fn text(self, key: &str, default: &'a str) -> Result<&'a str> {
         Ok(self.read(key, "a text", Value::as_str)?.unwrap_or(default))
     }
 
-    pub(super) fn list(self, key: &str) -> Result<Option<&'a [Value]>, Error> {
+    pub(super) fn list(self, key: &str) -> Result<Option<&'a [Value]>> {
         Ok(self.read(key, "a list", Value::as_array)?.map(Vec::as_slice))
     }
 
     /// Returns a list of integers. `None` if it is missing or `null`.
-    pub(super) fn numbers(self, key: &str) -> Result<Option<Vec<u64>>, Error> {
+    pub(super) fn numbers(self, key: &str) -> Result<Option<Vec<u64>>> {
         let number = |value: &Value| {
             value.as_u64().ok_or_else(|| wrong(format!("`{key}` has {value}, which is not a whole number")))
         };
@@ -148,7 +148,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Checks a setting that changes the layers. Only the value that the builders support is allowed.
-    pub(super) fn is(self, key: &str, known: impl Into<Value>) -> Result<(), Error> {
+    pub(super) fn is(self, key: &str, known: impl Into<Value>) -> Result<()> {
         let known = known.into();
         match self.known(key) {
             Some(value) if *value != known && value.as_f64() != known.as_f64().or(Some(f64::NAN)) => {
@@ -159,12 +159,12 @@ impl<'a> Fields<'a> {
     }
 
     /// Checks a setting that must be false or 0.
-    pub(super) fn is_off(self, key: &str) -> Result<(), Error> {
+    pub(super) fn is_off(self, key: &str) -> Result<()> {
         self.is(key, if self.known(key).is_some_and(Value::is_number) { Value::from(0) } else { Value::from(false) })
     }
 
     /// Returns the operation for a name in transformers' `ACT2FN`.
-    pub(super) fn function(self, key: &str, default: &'a str) -> Result<Function, Error> {
+    pub(super) fn function(self, key: &str, default: &'a str) -> Result<Function> {
         let name = self.text(key, default)?;
         serde_json::from_value(name.into()).map_err(|_| wrong(format!("`{key}` is \"{name}\", which is not supported")))
     }

@@ -16,7 +16,7 @@ pub(super) use self::{
     architectures::all,
     unknown::{UnknownDecoder, unknown_decoder},
 };
-use crate::{Error, Model};
+use crate::{Model, Result};
 
 /// The next step in an error message: the supported files.
 const READ: &str = "give a `config.json` of Hugging Face, a file .gguf, .safetensors or .toml, or a model as JSON";
@@ -36,7 +36,7 @@ const SIZES: &[&str] = &[
 ];
 
 /// Returns an error for settings with which the results of any architecture would be wrong.
-fn check(fields: &Value) -> Result<(), Error> {
+fn check(fields: &Value) -> Result<()> {
     if let Some(quantization) = fields.get("quantization_config").filter(|quantization| !quantization.is_null()) {
         let method = quantization["quant_method"].as_str().unwrap_or("unknown");
         let next = "remove the field, and set `quantized` of the step, or use the file of the weights";
@@ -58,12 +58,12 @@ impl Model {
     ///
     /// # Errors
     /// Returns an error if the text is not JSON, or if a field is missing, unknown or wrong. The error names the field.
-    pub fn from_config(text: &str, length: u64) -> Result<Self, Error> {
+    pub fn from_config(text: &str, length: u64) -> Result<Self> {
         Ok(Self::from_config_with_assumed(text, length)?.0)
     }
 
     /// Like [`from_config`](Self::from_config), but also returns the numbers that the configuration leaves out.
-    pub(super) fn from_config_with_assumed(text: &str, length: u64) -> Result<(Self, Assumed), Error> {
+    pub(super) fn from_config_with_assumed(text: &str, length: u64) -> Result<(Self, Assumed)> {
         let no_json = |error| wrong(format!("this is not JSON: {error}; {READ}"));
         let fields: Value = serde_json::from_str(text).map_err(no_json)?;
         let assumed = RefCell::default();
@@ -71,11 +71,11 @@ impl Model {
         Ok((model, assumed.into_inner()))
     }
 
-    pub(crate) fn from_fields(fields: &Value, length: u64) -> Result<Self, Error> {
+    pub(crate) fn from_fields(fields: &Value, length: u64) -> Result<Self> {
         Self::build(fields, length, &RefCell::default())
     }
 
-    fn build(fields: &Value, length: u64, assumed: &RefCell<Assumed>) -> Result<Self, Error> {
+    fn build(fields: &Value, length: u64, assumed: &RefCell<Assumed>) -> Result<Self> {
         check(fields)?;
         let name = |value: &Value| value.as_str().map(str::to_owned);
         // The models of diffusers, none of which is known, have their name in another field.
