@@ -18,7 +18,7 @@ use gpumem_core::{
 
 use crate::{
     AllocatorKind, Bytes, Class, Error, Kind, PeakPart, Result,
-    allocator::{Allocator, Placement},
+    allocator::{Allocator, Placement, allocator},
     recording::{Recording, stack},
 };
 
@@ -35,7 +35,7 @@ pub(crate) struct StepMemory(RefCell<State>);
 
 #[derive(Debug)]
 struct State {
-    allocator: Allocator,
+    allocator: Box<dyn Allocator>,
     /// The inbox with the ledger, which knows the parts of the peak. `None` if only the peak is needed: that takes a
     /// third of the time.
     inbox: Option<Inbox>,
@@ -110,7 +110,7 @@ impl StepMemory {
     /// Creates a memory. Without `knows_parts`, it knows its peak, but not the parts of the peak.
     pub(crate) fn new(kind: AllocatorKind, limit: u64, knows_parts: bool) -> Self {
         Self(RefCell::new(State {
-            allocator: Allocator::new(kind, limit.min(MOST)),
+            allocator: allocator(kind, limit.min(MOST)),
             limit,
             inbox: knows_parts.then(Inbox::new),
             number: 0,

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 use gpumem_recording::AllocatorSettings;
 
-use super::placement::Placement;
+use super::{Allocator, Placement};
 
 /// `kSmallBuffer`: the size of the segments of the small pool.
 const SMALL_SEGMENT: u64 = 2 << 20;
@@ -32,7 +32,7 @@ const MOST_ADDRESSES: u64 = 1 << 50;
 /// The id of a block.
 type BlockId = u32;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
     InUse,
     Free,
@@ -62,13 +62,9 @@ struct Block {
     state: State,
 }
 
-#[derive(Debug, Default)]
-struct FreeBlocks {
-    /// The free blocks, ordered by stream, size and address.
-    free: BTreeSet<(u32, u64, u64, BlockId)>,
-    /// The ranges without memory, ordered by stream and address.
-    unmapped: BTreeSet<(u32, u64, BlockId)>,
-}
+/// The blocks of a pool that are not in use: for each stream, first the free blocks, ordered by size and address, and then the
+/// ranges without memory, ordered by address.
+type Unused = BTreeSet<(u32, State, u64, u64, BlockId)>;
 
 /// A request for a new block.
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +83,7 @@ pub(crate) struct Caching {
     /// Ids in `blocks` that are not in use.
     unused: Vec<BlockId>,
     /// The pools of large and of small blocks. The first pair is not private.
-    pools: Vec<[FreeBlocks; 2]>,
+    pools: Vec<[Unused; 2]>,
     /// The blocks whose free was requested while work on other streams may still use them.
     awaiting: BTreeSet<BlockId>,
     segments_end: u64,
@@ -108,11 +104,7 @@ pub(crate) struct Caching {
 
 impl Caching {
     pub(super) fn new(settings: AllocatorSettings, limit: u64) -> Self {
-        Self { settings, limit, pools: vec![<[FreeBlocks; 2]>::default()], ..Self::default() }
-    }
-
-    pub(super) fn alloc(&mut self, bytes: u64) -> Option<Placement> {
-        self.alloc_for(bytes, Sharing::default(), None)
+        Self { settings, limit, pools: vec![<[Unused; 2]>::default()], ..Self::default() }
     }
 
     /// Allocates a block (`malloc`). If this needs a new segment of the size of `segment`, the new segment gets the
@@ -179,11 +171,6 @@ impl Caching {
         Some(placements)
     }
 
-    pub(super) fn free(&mut self, block: BlockId) {
-        self.allocated -= self.at(block).bytes;
-        self.join(block, State::Free);
-    }
-
     /// Frees a block that work on another stream may still use.
     pub(super) fn request_free(&mut self, block: BlockId) {
         self.allocated -= self.at(block).bytes;
@@ -202,7 +189,8 @@ impl Caching {
     fn best_fit(&self, request: BlockRequest) -> Option<BlockId> {
         let BlockRequest { size, is_small, sharing: Sharing { stream, pool }, .. } = request;
         let pool = &self.pools.get(pool as usize)?[usize::from(is_small)];
-        let mut fitting = pool.free.range((stream, size, 0, 0)..(stream + 1, 0, 0, 0)).map(|(.., block)| *block);
+        let fitting = pool.range((stream, State::Free, size, 0, 0)..(stream, State::Unmapped, 0, 0, 0));
+        let mut fitting = fitting.map(|(.., block)| *block);
         let mut found = fitting.next()?;
         let block = |number: BlockId| self.blocks[number as usize];
         let expandable = |number: BlockId| {
@@ -250,8 +238,8 @@ impl Caching {
     fn expand(&mut self, request: BlockRequest) -> Option<BlockId> {
         let BlockRequest { size, is_small, sharing, .. } = request;
         let stream = sharing.stream;
-        let unmapped = &self.pool(sharing, is_small).unmapped;
-        let unmapped: Vec<_> = unmapped.range((stream, 0, 0)..(stream + 1, 0, 0)).map(|(.., block)| *block).collect();
+        let unmapped = (stream, State::Unmapped, 0, 0, 0)..(stream + 1, State::InUse, 0, 0, 0);
+        let unmapped: Vec<_> = self.pool(sharing, is_small).range(unmapped).map(|(.., block)| *block).collect();
         let has_room = |first: &BlockId| {
             let (mut room, mut next) = (0_u64, Some(*first));
             while let Some(Block { bytes, after, .. }) = next.map(|block| self.blocks[block as usize])
@@ -324,10 +312,12 @@ impl Caching {
         let BlockRequest { size, is_small, sharing, .. } = request;
         let (stream, least) = (sharing.stream, self.settings.max_split);
         let size = size.max(least);
-        let free = &self.pool(sharing, is_small).free;
-        let blocks = |from, to| free.range((stream, from, 0, 0)..to).map(|(.., block)| *block);
-        let enough = blocks(size, (stream + 1, 0, 0, 0)).next();
-        let smaller: Vec<_> = blocks(least, (stream, size, 0, 0)).rev().collect();
+        let pool = self.pool(sharing, is_small);
+        let blocks = |from, state, to| {
+            pool.range((stream, State::Free, from, 0, 0)..(stream, state, to, 0, 0)).map(|(.., block)| *block)
+        };
+        let enough = blocks(size, State::Unmapped, 0).next();
+        let smaller: Vec<_> = blocks(least, State::Free, size).rev().collect();
         // A segment of this size can only be split if it was allocated earlier with other settings.
         let is_segment = |block: &BlockId| self.is_segment(*block);
         if let Some(block) = enough.filter(is_segment) {
@@ -363,8 +353,8 @@ impl Caching {
         for block in std::mem::take(&mut self.awaiting) {
             self.join(block, State::Free);
         }
-        let free = self.pools[0].iter().flat_map(|pool| &pool.free).map(|(.., block)| *block);
-        for block in free.collect::<Vec<_>>() {
+        let free = self.pools[0].iter().flatten().filter(|(_, state, ..)| *state == State::Free);
+        for block in free.map(|(.., block)| *block).collect::<Vec<_>>() {
             if self.is_segment(block) {
                 self.return_segment(block);
             }
@@ -421,49 +411,40 @@ impl Caching {
     /// Cuts a block that is in no set. Returns the part after `bytes`, which gets this state.
     fn split(&mut self, block: BlockId, bytes: u64, state: State) -> BlockId {
         let whole = *self.at(block);
-        let rest = Block {
-            address: whole.address + bytes,
-            bytes: whole.bytes - bytes,
-            before: Some(block),
-            state: State::InUse,
-            ..whole
-        };
-        let number = self.number(rest);
-        if let Some(after) = whole.after {
-            self.at(after).before = Some(number);
-        }
-        let whole = self.at(block);
-        (whole.bytes, whole.after) = (bytes, Some(number));
+        let (address, rest) = (whole.address + bytes, whole.bytes - bytes);
+        let number = self.number(Block { address, bytes: rest, state: State::InUse, ..whole });
+        self.link(Some(number), whole.after);
+        self.link(Some(block), Some(number));
+        self.at(block).bytes = bytes;
         self.insert(number, state);
         number
+    }
+
+    /// Makes two blocks neighbours. `None` is the start or the end of a segment.
+    fn link(&mut self, before: Option<BlockId>, after: Option<BlockId>) {
+        if let Some(before) = before {
+            self.at(before).after = after;
+        }
+        if let Some(after) = after {
+            self.at(after).before = before;
+        }
     }
 
     /// Joins a block that is in no set with its neighbours that have this state, and inserts it.
     fn join(&mut self, block: BlockId, state: State) {
         let Block { before, after, .. } = *self.at(block);
-        if let Some(before) = before
-            && self.at(before).state == state
-        {
-            self.remove(before);
-            let Block { address, bytes, before: next, .. } = *self.at(before);
-            let joined = self.at(block);
-            (joined.address, joined.bytes, joined.before) = (address, joined.bytes + bytes, next);
-            if let Some(next) = next {
-                self.at(next).after = Some(block);
+        for other in [before, after].into_iter().flatten() {
+            if self.at(other).state != state {
+                continue;
             }
-            self.unused.push(before);
-        }
-        if let Some(after) = after
-            && self.at(after).state == state
-        {
-            self.remove(after);
-            let Block { bytes, after: next, .. } = *self.at(after);
+            self.remove(other);
+            let ends = if Some(other) == before { [other, block] } else { [block, other] };
+            let [first, last] = ends.map(|end| *self.at(end));
+            self.link(first.before, Some(block));
+            self.link(Some(block), last.after);
             let joined = self.at(block);
-            (joined.bytes, joined.after) = (joined.bytes + bytes, next);
-            if let Some(next) = next {
-                self.at(next).before = Some(block);
-            }
-            self.unused.push(after);
+            (joined.address, joined.bytes) = (first.address, first.bytes + last.bytes);
+            self.unused.push(other);
         }
         self.insert(block, state);
     }
@@ -471,17 +452,12 @@ impl Caching {
     /// Gives a block another state, and moves it from the set of the old state to that of the new one.
     fn insert(&mut self, block: BlockId, state: State) {
         let Block { address, bytes, sharing, is_small, state: old, .. } = *self.at(block);
-        let (stream, pool) = (sharing.stream, self.pool(sharing, is_small));
-        match old {
-            State::InUse => false,
-            State::Free => pool.free.remove(&(stream, bytes, address, block)),
-            State::Unmapped => pool.unmapped.remove(&(stream, address, block)),
-        };
-        match state {
-            State::InUse => false,
-            State::Free => pool.free.insert((stream, bytes, address, block)),
-            State::Unmapped => pool.unmapped.insert((stream, address, block)),
-        };
+        let pool = self.pool(sharing, is_small);
+        let key = |state| (sharing.stream, state, if state == State::Free { bytes } else { 0 }, address, block);
+        pool.remove(&key(old));
+        if state != State::InUse {
+            pool.insert(key(state));
+        }
         self.at(block).state = state;
     }
 
@@ -494,7 +470,7 @@ impl Caching {
         &mut self.blocks[block as usize]
     }
 
-    fn pool(&mut self, sharing: Sharing, is_small: bool) -> &mut FreeBlocks {
+    fn pool(&mut self, sharing: Sharing, is_small: bool) -> &mut Unused {
         let pool = sharing.pool as usize;
         if self.pools.len() <= pool {
             self.pools.resize_with(pool + 1, Default::default);
@@ -503,9 +479,24 @@ impl Caching {
     }
 }
 
+impl Allocator for Caching {
+    fn alloc(&mut self, bytes: u64) -> Option<Placement> {
+        self.alloc_for(bytes, Sharing::default(), None)
+    }
+
+    fn free(&mut self, Placement { block, .. }: Placement) {
+        self.allocated -= self.at(block).bytes;
+        self.join(block, State::Free);
+    }
+
+    fn reserved_peak(&self) -> u64 {
+        self.reserved_peak
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{AllocatorSettings, Caching, Placement, Sharing};
+    use super::{Allocator, AllocatorSettings, Caching, Placement, Sharing};
 
     const MIB: u64 = 1 << 20;
 
@@ -537,7 +528,7 @@ mod tests {
                 let number = random.u64(..1 << 31);
                 if number.is_multiple_of(2) && !live.is_empty() {
                     let at = usize::try_from(number / 2).unwrap() % live.len();
-                    caching.free(live.swap_remove(at).block);
+                    caching.free(live.swap_remove(at));
                 } else if let Some(new) = caching.alloc_for(
                     (1 << (number % 25)) + number % 999,
                     Sharing { stream: u32::try_from(number % 3).unwrap(), pool: 0 },
@@ -550,12 +541,13 @@ mod tests {
                     live.push(new);
                 }
                 let in_use: u64 = live.iter().map(|block| block.bytes).sum();
-                let free = caching.pools[0].iter().flat_map(|pool| &pool.free);
-                assert_eq!(caching.reserved, in_use + free.map(|(_, bytes, ..)| bytes).sum::<u64>());
+                // Ranges without memory count as 0 bytes.
+                let free = caching.pools[0].iter().flatten().map(|(_, _, bytes, ..)| bytes);
+                assert_eq!(caching.reserved, in_use + free.sum::<u64>());
             }
             assert!(live.len() > 5);
-            for block in &live {
-                caching.free(block.block);
+            for block in live {
+                caching.free(block);
             }
             caching.empty_cache();
             assert_eq!(caching.reserved, 0);

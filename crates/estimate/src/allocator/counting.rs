@@ -1,6 +1,6 @@
 //! Allocators without a layout: their memory from the driver depends only on the sum of the blocks.
 
-use super::placement::Placement;
+use super::{Allocator, Placement};
 
 /// An allocator whose blocks take the requested bytes, and whose memory from the driver is a multiple of a step.
 ///
@@ -14,15 +14,17 @@ pub(crate) struct Counting {
     limit: u64,
     next: u64,
     in_use: u64,
-    pub(super) reserved_peak: u64,
+    reserved_peak: u64,
 }
 
 impl Counting {
     pub(super) fn new(step: u64, limit: u64) -> Self {
         Self { step, limit, next: 0, in_use: 0, reserved_peak: 0 }
     }
+}
 
-    pub(super) fn alloc(&mut self, bytes: u64) -> Option<Placement> {
+impl Allocator for Counting {
+    fn alloc(&mut self, bytes: u64) -> Option<Placement> {
         let in_use = self.in_use.checked_add(bytes)?;
         let reserved = in_use.checked_next_multiple_of(self.step).filter(|reserved| *reserved <= self.limit)?;
         self.in_use = in_use;
@@ -32,14 +34,18 @@ impl Counting {
         Some(Placement { address: self.next, bytes, block: 0 })
     }
 
-    pub(super) fn free(&mut self, bytes: u64) {
-        self.in_use -= bytes;
+    fn free(&mut self, placement: Placement) {
+        self.in_use -= placement.bytes;
+    }
+
+    fn reserved_peak(&self) -> u64 {
+        self.reserved_peak
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Counting;
+    use super::{Allocator, Counting};
 
     const MIB: u64 = 1 << 20;
 
@@ -51,10 +57,10 @@ mod tests {
         let second = pool.alloc(60 * MIB).unwrap();
         assert_eq!(pool.reserved_peak, 64 * MIB);
         assert_eq!(pool.alloc(36 * MIB), None, "96 MiB and 1 byte are in use then");
-        pool.free(first.bytes);
+        pool.free(first);
         assert!(pool.alloc(36 * MIB).is_some());
         assert_eq!(pool.reserved_peak, 96 * MIB);
-        pool.free(second.bytes);
+        pool.free(second);
         assert!(pool.alloc(60 * MIB).is_some(), "what was freed is used again");
     }
 }

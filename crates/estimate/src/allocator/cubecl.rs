@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::placement::Placement;
+use super::{Allocator, Placement};
 
 /// The alignment of slices on CUDA.
 const ALIGNMENT: u64 = 512;
@@ -59,8 +59,10 @@ impl Cubecl {
         pools.push(PagePool { page: largest, most: largest, pages: Vec::new() });
         Self { pools, limit, reserved: 0 }
     }
+}
 
-    pub(super) fn alloc(&mut self, bytes: u64) -> Option<Placement> {
+impl Allocator for Cubecl {
+    fn alloc(&mut self, bytes: u64) -> Option<Placement> {
         let size = bytes.checked_next_multiple_of(ALIGNMENT)?;
         let (number, pool) = self.pools.iter_mut().enumerate().find(|(_, pool)| pool.accepts(bytes))?;
         let in_a_page = pool.pages.iter_mut().find_map(|page| page.cut(size));
@@ -81,7 +83,7 @@ impl Cubecl {
         Some(Placement { address, bytes: size, block: u32::try_from(number).unwrap_or(u32::MAX) })
     }
 
-    pub(super) fn free(&mut self, Placement { address, bytes, block }: Placement) {
+    fn free(&mut self, Placement { address, bytes, block }: Placement) {
         let Some(pool) = self.pools.get_mut(block as usize) else { return };
         let at = pool.pages.partition_point(|page| page.address <= address);
         if let Some(page) = at.checked_sub(1).and_then(|at| pool.pages.get_mut(at)) {
@@ -91,7 +93,7 @@ impl Cubecl {
 
     /// Returns the most memory that was held from the driver. That is the current amount, because pages are never
     /// returned.
-    pub(super) fn reserved_peak(&self) -> u64 {
+    fn reserved_peak(&self) -> u64 {
         self.reserved
     }
 }
@@ -130,7 +132,7 @@ impl Page {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cubecl, Placement};
+    use super::{Allocator, Cubecl, Placement};
 
     const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;

@@ -3,13 +3,11 @@
 mod caching;
 mod counting;
 mod cubecl;
-mod placement;
 pub mod replay;
 
 use gpumem_recording::AllocatorSettings;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::placement::Placement;
 use self::{caching::Caching, counting::Counting, cubecl::Cubecl};
 use crate::Bytes;
 
@@ -40,51 +38,37 @@ pub enum AllocatorKind {
 /// The step in which the stream-ordered pool grows.
 const POOL_STEP: u64 = 32 << 20;
 
-#[derive(Debug)]
-pub(crate) enum Allocator {
-    Counting(Counting),
-    Caching(Caching),
-    Cubecl(Cubecl),
+/// The address of a block, and the bytes that it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Placement {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// The id that the allocator needs to free the block.
+    block: u32,
 }
 
-impl Allocator {
-    /// Creates an allocator that may take this much memory from the driver.
-    pub(crate) fn new(kind: AllocatorKind, limit: u64) -> Self {
-        match kind {
-            AllocatorKind::Exact => Self::Counting(Counting::new(1, limit)),
-            AllocatorKind::PyTorch => Self::Caching(Caching::new(AllocatorSettings::default(), limit)),
-            AllocatorKind::PyTorchExpandable => {
-                let settings = AllocatorSettings { is_expandable: true, ..AllocatorSettings::default() };
-                Self::Caching(Caching::new(settings, limit))
-            }
-            AllocatorKind::StreamOrdered => Self::Counting(Counting::new(POOL_STEP, limit)),
-            AllocatorKind::Cubecl { card } => Self::Cubecl(Cubecl::new(card.get(), limit)),
-        }
-    }
-
+/// A model of an allocator.
+pub(crate) trait Allocator: std::fmt::Debug {
     /// Allocates a block. `None` if there is not enough memory.
-    pub(crate) fn alloc(&mut self, bytes: u64) -> Option<Placement> {
-        match self {
-            Self::Counting(counting) => counting.alloc(bytes),
-            Self::Caching(caching) => caching.alloc(bytes),
-            Self::Cubecl(cubecl) => cubecl.alloc(bytes),
-        }
-    }
+    fn alloc(&mut self, bytes: u64) -> Option<Placement>;
 
-    pub(crate) fn free(&mut self, placement: Placement) {
-        match self {
-            Self::Counting(counting) => counting.free(placement.bytes),
-            Self::Caching(caching) => caching.free(placement.block),
-            Self::Cubecl(cubecl) => cubecl.free(placement),
-        }
-    }
+    fn free(&mut self, placement: Placement);
 
     /// Returns the most memory that the allocator held from the driver.
-    pub(crate) fn reserved_peak(&self) -> u64 {
-        match self {
-            Self::Counting(counting) => counting.reserved_peak,
-            Self::Caching(caching) => caching.reserved_peak,
-            Self::Cubecl(cubecl) => cubecl.reserved_peak(),
-        }
+    fn reserved_peak(&self) -> u64;
+}
+
+/// Creates an allocator that may take this much memory from the driver.
+pub(crate) fn allocator(kind: AllocatorKind, limit: u64) -> Box<dyn Allocator> {
+    let caching = |is_expandable| {
+        let settings = AllocatorSettings { is_expandable, ..AllocatorSettings::default() };
+        Box::new(Caching::new(settings, limit))
+    };
+    match kind {
+        AllocatorKind::Exact => Box::new(Counting::new(1, limit)),
+        AllocatorKind::PyTorch => caching(false),
+        AllocatorKind::PyTorchExpandable => caching(true),
+        AllocatorKind::StreamOrdered => Box::new(Counting::new(POOL_STEP, limit)),
+        AllocatorKind::Cubecl { card } => Box::new(Cubecl::new(card.get(), limit)),
     }
 }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use gpumem_recording::AllocatorSettings;
 
-use super::caching::Caching;
 pub use super::caching::Sharing;
+use super::{Allocator, Placement, caching::Caching};
 
 /// One request. Blocks have ids, starting at 0, in the order of allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,31 +55,31 @@ pub struct Outcome {
 /// Replays all requests in an allocator that may hold `limit` bytes. `None` if that is not enough.
 pub fn replay(requests: &[Request], settings: &AllocatorSettings, limit: u64) -> Option<Outcome> {
     let mut caching = Caching::new(settings.clone(), limit);
-    let mut blocks: Vec<u32> = Vec::new();
+    let mut blocks: Vec<Placement> = Vec::new();
     // For each block whose free was requested, the number of times that the cache had been emptied before. If the cache
     // has been emptied again since then, the block is already free, and another block may have its id in the model.
     let mut requested = HashMap::new();
     for request in requests {
         match *request {
             Request::Old { segment, sharing, blocks: ref old } => {
-                blocks.extend(caching.add_old(segment, sharing, old)?.iter().map(|placed| placed.block));
+                blocks.extend(caching.add_old(segment, sharing, old)?);
             }
             Request::Alloc { bytes, sharing, segment } => {
-                blocks.push(caching.alloc_for(bytes, sharing, segment)?.block);
+                blocks.push(caching.alloc_for(bytes, sharing, segment)?);
             }
             Request::Free(block) => caching.free(blocks[block as usize]),
             Request::RequestFree(block) => {
                 requested.insert(block, caching.emptied);
-                caching.request_free(blocks[block as usize]);
+                caching.request_free(blocks[block as usize].block);
             }
             Request::CompleteFree(block) => {
                 if requested.remove(&block) == Some(caching.emptied) {
-                    caching.complete_free(blocks[block as usize]);
+                    caching.complete_free(blocks[block as usize].block);
                 }
             }
             Request::EmptyCache => caching.empty_cache(),
             Request::Rejected(bytes, sharing) => {
-                let block = caching.alloc_for(bytes, sharing, None)?.block;
+                let block = caching.alloc_for(bytes, sharing, None)?;
                 caching.free(block);
             }
         }
