@@ -80,7 +80,7 @@ pub(crate) struct Storage {
 
 impl Storage {
     /// Creates a storage that has no bytes yet.
-    pub(crate) fn without_bytes(memory: &Rc<StepMemory>) -> Self {
+    pub(crate) fn new(memory: &Rc<StepMemory>) -> Self {
         Self { memory: Rc::clone(memory), block: Cell::new(None) }
     }
 
@@ -141,11 +141,6 @@ impl StepMemory {
     }
 
     /// Allocates memory in the open scope. `set_class` may override the class.
-    pub(crate) fn alloc(self: &Rc<Self>, bytes: u64, class: Class) -> Result<Storage> {
-        let block = if bytes == 0 { None } else { Some((self.place(bytes, class)?, bytes)) };
-        Ok(Storage { memory: Rc::clone(self), block: Cell::new(block) })
-    }
-
     fn place(&self, bytes: u64, class: Class) -> Result<Placement> {
         let mut state = self.0.borrow_mut();
         let class = state.class.unwrap_or(class);
@@ -198,17 +193,21 @@ impl StepMemory {
 
     /// Opens a scope inside the open ones.
     pub(crate) fn open(&self, name: &str) {
-        self.open_layer(self.name(name));
+        let mut state = self.0.borrow_mut();
+        let name = state.name(name);
+        state.open(name);
     }
 
-    /// Returns the callsite id for scopes with this name.
-    pub(crate) fn name(&self, name: &str) -> CallsiteId {
-        self.0.borrow_mut().name(name)
-    }
-
-    /// Opens a scope by the id of its name, see [`open`](Self::open).
-    pub(crate) fn open_layer(&self, name: CallsiteId) {
-        self.0.borrow_mut().open(name);
+    /// Runs a function in the scope of a layer; a layer without a name has none. After an error, the scope is not closed: the message
+    /// contains its path, and nothing runs afterwards. Recomputation also ends with an error, and restores the scopes itself.
+    pub(crate) fn in_layer<R>(&self, name: &str, run: impl FnOnce() -> Result<R>) -> Result<R> {
+        if name.is_empty() {
+            return run();
+        }
+        self.open(name);
+        let result = run()?;
+        self.close();
+        Ok(result)
     }
 
     /// Closes the innermost scope. Returns the peak of the device while it was open.

@@ -306,9 +306,9 @@ impl Eager {
     /// Allocates a tensor.
     pub(crate) fn empty(&self, shape: &Shape, dtype: Dtype, class: Class) -> Result<Tensor> {
         let bytes = shape.elements().and_then(|elements| dtype.bytes(elements));
-        let bytes = bytes.ok_or_else(|| self.error(Kind::TooLarge))?;
-        let storage = Rc::new(self.memory.alloc(bytes, class)?);
-        Ok(Tensor::new(storage, shape.clone(), dtype))
+        let storage = Storage::new(&self.memory);
+        storage.fill(bytes.ok_or_else(|| self.too_large())?, class)?;
+        Ok(Tensor::new(Rc::new(storage), shape.clone(), dtype))
     }
 
     /// Allocates a tensor for a result.

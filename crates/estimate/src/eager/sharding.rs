@@ -46,7 +46,7 @@ impl Eager {
         let gathered = parallel.gathered.unwrap_or(dtype);
         let whole_bytes = elements.and_then(|elements| gathered.bytes(elements));
         let whole_bytes = whole_bytes.ok_or_else(|| self.too_large())?;
-        let whole = Tensor::new(Rc::new(Storage::without_bytes(&self.memory)), shape.clone(), gathered);
+        let whole = Tensor::new(Rc::new(Storage::new(&self.memory)), shape.clone(), gathered);
         self.sharding.groups.borrow_mut()[self.sharding.building.get()].parameters.push(number);
         Ok(Some((whole, Shard { tensor, gradient: None, whole_bytes })))
     }

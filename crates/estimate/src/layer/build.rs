@@ -40,24 +40,18 @@ impl Building<'_> {
 
     fn one(&mut self, named: &Named) -> Result<Rc<Built>> {
         let eager = self.eager;
-        let scope = (!named.name.is_empty()).then(|| eager.memory.name(&named.name));
-        if let Some(scope) = scope {
-            eager.memory.open_layer(scope);
-        }
         self.depth += 1;
         self.path += named.name.len() + 1;
-        let built = if matches!(named.layer, Layer::Block { .. }) {
+        let built = eager.memory.in_layer(&named.name, || {
+            if !matches!(named.layer, Layer::Block { .. }) {
+                return self.parts(named);
+            }
             let (group, built) = eager.build_group(|| self.parts(named));
-            built.map(|built| Built { group, ..built })
-        } else {
-            self.parts(named)
-        };
+            Ok(Built { group, ..built? })
+        });
         self.depth -= 1;
         self.path -= named.name.len() + 1;
-        if scope.is_some() {
-            eager.memory.close();
-        }
-        built.map(|built| Rc::new(Built { scope, ..built }))
+        built.map(Rc::new)
     }
 
     fn parts(&mut self, named: &Named) -> Result<Built> {
@@ -68,62 +62,56 @@ impl Building<'_> {
             let what = format!("the names of layers make a path of more than {LONGEST_PATH} bytes");
             return Err(Error::invalid(what));
         }
-        let (mut kind, mut parameters, mut children, mut shortcut) = (named.layer.clone(), vec![], vec![], vec![]);
-        let mut adapted = Adapted::default();
-        match &mut kind {
+        let (name, kind, adapted) = (named.name.clone(), named.layer.clone(), Adapted::default());
+        let (parameters, children, shortcut) = (vec![], vec![], vec![]);
+        let mut built = Built { name, kind, parameters, adapted, group: None, children, shortcut };
+        match &mut built.kind {
             Layer::Sequential { layers }
             | Layer::Block { layers }
             | Layer::Branches { layers }
             | Layer::Product { layers }
             | Layer::Idle { layers }
-            | Layer::Provide { layers, .. } => children = self.all(&std::mem::take(layers))?,
-            Layer::Residual { layers, shortcut: other, .. } => {
-                children = self.all(&std::mem::take(layers))?;
-                shortcut = self.all(&std::mem::take(other))?;
+            | Layer::Provide { layers, .. } => built.children = self.all(&std::mem::take(layers))?,
+            Layer::Residual { layers, shortcut, .. } | Layer::EncoderDecoder { encoder: layers, decoder: shortcut } => {
+                built.children = self.all(&std::mem::take(layers))?;
+                built.shortcut = self.all(&std::mem::take(shortcut))?;
             }
-            Layer::EncoderDecoder { encoder, decoder } => {
-                children = self.all(&std::mem::take(encoder))?;
-                shortcut = self.all(&std::mem::take(decoder))?;
-            }
-            Layer::Conv(conv) => parameters = self.conv(conv)?,
-            Layer::Linear(linear) => (parameters, adapted) = self.linear(linear)?,
+            Layer::Conv(conv) => built.parameters = self.conv(conv)?,
+            Layer::Linear(linear) => (built.parameters, built.adapted) = self.linear(linear)?,
             Layer::Embedding { rows, size } => {
-                let table = self.add_table([*rows, *size])?;
-                self.share(table);
-                parameters.push(table);
+                built.parameters = vec![self.add_table([*rows, *size])?];
+                self.share(built.parameters[0]);
             }
-            Layer::TiedEmbedding { tied_to } => parameters = vec![self.shared(tied_to)?],
+            Layer::TiedEmbedding { tied_to } => built.parameters = vec![self.shared(tied_to)?],
             Layer::Embeddings(embeddings) => {
                 let Embeddings { size, tokens, positions, segments, .. } = *embeddings;
                 let rows = embeddings.table_names().into_iter().zip([tokens, positions, segments]);
                 let layer = |(name, rows): (&str, u64)| Layer::Embedding { rows, size }.named(name);
                 let tables: Vec<_> = rows.filter(|(_, rows)| *rows > 0).map(layer).collect();
-                children = self.all(&tables)?;
+                built.children = self.all(&tables)?;
             }
             Layer::PatchEmbedding { channels, image, patch, size, as_clip } => {
-                (parameters, children) = self.patches([*channels, *image, *patch, *size], *as_clip)?;
+                (built.parameters, built.children) = self.patches([*channels, *image, *patch, *size], *as_clip)?;
             }
             Layer::BatchNorm { channels } => {
-                parameters = vec![self.add([*channels])?, self.add([*channels])?];
+                built.parameters = vec![self.add([*channels])?, self.add([*channels])?];
                 for _ in 0..2 {
                     self.eager.add_buffer(&Shape::from([*channels]), Dtype::F32)?;
                 }
                 // This buffer counts the batches.
                 self.eager.add_buffer(&Shape::default(), Dtype::I64)?;
             }
-            Layer::Similarity { .. } => {
-                parameters = vec![self.add([])?];
-            }
+            Layer::Similarity { .. } => built.parameters = vec![self.add([])?],
             Layer::Positions { rows, size, is_fixed } => {
                 let shape = [*rows, *size];
                 let fixed = || self.eager.add_frozen(&Shape::from(shape), self.types.others);
-                parameters = vec![if *is_fixed { fixed()? } else { self.add(shape)? }];
+                built.parameters = vec![if *is_fixed { fixed()? } else { self.add(shape)? }];
             }
-            Layer::LayerNorm { size } => parameters = vec![self.add([*size])?, self.add([*size])?],
-            Layer::RmsNorm { size } | Layer::GemmaNorm { size } => parameters = vec![self.add([*size])?],
-            Layer::ChannelScale { size } => parameters = vec![self.add([*size, 1, 1])?],
-            Layer::Attention(attention) => (parameters, children) = self.attention(attention)?,
-            Layer::Experts(experts) => (parameters, children) = self.experts(experts)?,
+            Layer::LayerNorm { size } => built.parameters = vec![self.add([*size])?, self.add([*size])?],
+            Layer::RmsNorm { size } | Layer::GemmaNorm { size } => built.parameters = vec![self.add([*size])?],
+            Layer::ChannelScale { size } => built.parameters = vec![self.add([*size, 1, 1])?],
+            Layer::Attention(attention) => (built.parameters, built.children) = self.attention(attention)?,
+            Layer::Experts(experts) => (built.parameters, built.children) = self.experts(experts)?,
             Layer::Activation { function, in_place: true } if !matches!(function, Function::Relu | Function::Relu6) => {
                 return Err(self.invalid(format!("{function:?} cannot overwrite its input")));
             }
@@ -135,7 +123,7 @@ impl Building<'_> {
             }
             _ => {}
         }
-        Ok(Built { name: named.name.clone(), scope: None, kind, parameters, adapted, group: None, children, shortcut })
+        Ok(built)
     }
 
     fn invalid(&self, what: impl Into<String>) -> Error {
@@ -218,9 +206,8 @@ impl Building<'_> {
         let children = self.all(&layers)?;
         let mut table = Vec::new();
         if attention.buckets > 0 {
-            self.eager.memory.open("relative_attention_bias");
-            table.push(self.add([attention.buckets, heads])?);
-            self.eager.memory.close();
+            let add = || self.add([attention.buckets, heads]);
+            table.push(self.eager.memory.in_layer("relative_attention_bias", add)?);
         }
         Ok((table, children))
     }
@@ -262,12 +249,12 @@ impl Building<'_> {
         }
         let mut children = vec![self.one(&linear(experts.router(), size, count, true))?];
         let both = hidden.checked_mul(2).ok_or_else(|| self.eager.too_large())?;
-        self.eager.memory.open("experts");
-        let parameters = match run {
-            RunExperts::Grouped => [self.add_table([count, both, size])?, self.add_table([count, size, hidden])?],
-            RunExperts::All => [self.add_table([count, size, both])?, self.add_table([count, hidden, size])?],
+        let [first, second] = match run {
+            RunExperts::Grouped => [[count, both, size], [count, size, hidden]],
+            RunExperts::All => [[count, size, both], [count, hidden, size]],
         };
-        self.eager.memory.close();
+        let add = || Ok(vec![self.add_table(first)?, self.add_table(second)?]);
+        let parameters = self.eager.memory.in_layer("experts", add)?;
         if shared > 0 {
             let mlp = Layer::gated_mlp(size, shared, function);
             children.push(self.one(&mlp.named("shared_expert"))?);
@@ -277,7 +264,7 @@ impl Building<'_> {
         } else if run == RunExperts::All {
             return Err(self.invalid("experts that all run need a shared expert"));
         }
-        Ok((parameters.into(), children))
+        Ok((parameters, children))
     }
 
     fn add(&self, sizes: impl Into<Shape>) -> Result<ParameterId> {

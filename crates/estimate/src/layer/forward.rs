@@ -2,8 +2,6 @@
 
 use std::rc::Rc;
 
-use gpumem_core::model::CallsiteId;
-
 use super::{Embeddings, Function, Layer, Linear};
 use crate::{
     Class, Dtype, Eager, Kind, Result, Shape, Tensor,
@@ -36,8 +34,6 @@ pub(crate) fn run_all(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Re
 #[derive(Debug)]
 pub(crate) struct Built {
     pub(crate) name: String,
-    /// The name of the layer's scope. `None` if it has no scope.
-    pub(super) scope: Option<CallsiteId>,
     pub(super) kind: Layer,
     pub(super) parameters: Vec<ParameterId>,
     /// The tensors that a linear layer has in addition to its weight, or instead of it.
@@ -70,19 +66,10 @@ impl Built {
 
     /// Returns the output for an input.
     pub(crate) fn forward(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor> {
-        if let Some(scope) = self.scope {
-            eager.memory.open_layer(scope);
-        }
-        // After an error, scopes are not closed: the message contains the path, and nothing runs afterwards.
-        // Recomputation also ends with an error, and restores the scopes itself.
-        let output = match self.group {
-            Some(group) => eager.in_group(group, input, |input| self.output(eager, input))?,
-            None => self.output(eager, input)?,
-        };
-        if self.scope.is_some() {
-            eager.memory.close();
-        }
-        Ok(output)
+        eager.memory.in_layer(&self.name, || match self.group {
+            Some(group) => eager.in_group(group, input, |input| self.output(eager, input)),
+            None => self.output(eager, input),
+        })
     }
 
     fn output(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor> {
