@@ -122,7 +122,7 @@ impl Step {
         let input = eager.empty(&shape, dtype, Class::Inputs)?;
         let target = model.target(self.batch);
         if let Some(target) = &target {
-            eager.set_target(Some(eager.empty(target, Dtype::I64, Class::Inputs)?));
+            eager.leave("target", eager.empty(target, Dtype::I64, Class::Inputs)?);
         }
         let labels = self.labels(&eager, model, target.as_ref().unwrap_or(&shape))?;
         memory.close();

@@ -1,6 +1,6 @@
 //! Linear layers with adapters, and with 4-bit weights.
 
-use super::ParameterId;
+use super::{ParameterId, Role};
 use crate::{Dtype, Eager, Error, Quantized, Result, Shape, Step, Tensor};
 
 /// The tensors that a linear layer has in addition to its weight, or instead of it.
@@ -47,8 +47,8 @@ impl Eager {
         }
         if let Some(lora) = lora.as_ref().filter(|lora| lora.targets.contains(&path)) {
             let dtype = if matches!(dtype, Dtype::F16 | Dtype::Bf16) { Dtype::F32 } else { dtype };
-            let first = self.add_adapter(&Shape::from([lora.rank, inputs]), dtype)?;
-            adapted.adapter = Some([first, self.add_adapter(&Shape::from([outputs, lora.rank]), dtype)?]);
+            let add = |sizes: [u64; 2]| self.add_tensor(Role::Adapter, &sizes.into(), [dtype; 2]);
+            adapted.adapter = Some([add([lora.rank, inputs])?, add([outputs, lora.rank])?]);
             adapted.dropout = lora.dropout;
         }
         self.linear.borrow_mut().push(path);
@@ -70,9 +70,9 @@ impl Eager {
     /// Adds packed elements and a `QuantState`, like bitsandbytes' `quantize_4bit`.
     fn add_in_4_bits(&self, inputs: u64, outputs: u64, quantized: &Quantized) -> Result<In4Bits> {
         let elements = inputs.checked_mul(outputs).ok_or_else(|| self.too_large())?;
-        let packed = self.add_frozen(&Shape::from([elements.div_ceil(2), 1]), Dtype::U8)?;
+        let packed = self.add_tensor(Role::Frozen, &Shape::from([elements.div_ceil(2), 1]), [Dtype::U8; 2])?;
         self.parameters.borrow_mut()[packed.0].packed_elements = Some(elements);
-        let flat = |length: u64, dtype| self.add_buffer(&Shape::from([length]), dtype);
+        let flat = |length: u64, dtype| self.add_tensor(Role::Buffer, &Shape::from([length]), [dtype; 2]);
         let scales = elements.div_ceil(BLOCK);
         // The 16 numbers that 4 bits can represent.
         flat(16, Dtype::F32)?;
@@ -80,7 +80,7 @@ impl Eager {
             flat(scales, Dtype::U8)?;
             flat(scales.div_ceil(BLOCK_OF_SCALES), Dtype::F32)?;
             // `offset`: the mean of all scales.
-            self.add_buffer(&Shape::default(), Dtype::F32)?;
+            self.add_tensor(Role::Buffer, &Shape::default(), [Dtype::F32; 2])?;
         } else {
             flat(scales, Dtype::F32)?;
         }

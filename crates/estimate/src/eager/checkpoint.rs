@@ -104,12 +104,12 @@ impl Eager {
         let run = Rc::new(run);
         let (again, kept) = (Rc::clone(&run), input.clone());
         let autocast = self.autocast_dtype();
-        let context = self.context();
+        let slots = self.slots.borrow().clone();
         // The second run ends at its last saved tensor, so it has no output.
         let again: RunBlock = Box::new(move |eager| {
-            let before = eager.set_context(context.clone());
+            let before = eager.slots.replace(slots.clone());
             let result = eager.with_autocast(autocast, || again(eager, &kept)).map(drop);
-            eager.set_context(before);
+            eager.slots.replace(before);
             result
         });
         let block = Rc::new(RecomputedBlock { run: again, layers: self.memory.layers(), state: RefCell::default() });

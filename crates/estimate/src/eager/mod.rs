@@ -6,7 +6,6 @@ mod autocast;
 mod backward;
 mod cache;
 mod checkpoint;
-mod context;
 mod ops;
 mod optimizer;
 mod parameters;
@@ -16,7 +15,7 @@ mod workspace;
 
 use std::{
     cell::{Cell, RefCell},
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     rc::Rc,
 };
 
@@ -26,9 +25,9 @@ pub use self::ops::{Conv, Window};
 pub(crate) use self::{
     adapters::Adapted,
     checkpoint::Saved,
-    context::Context,
     ops::Like,
     optimizer::OptimizerState,
+    parameters::Role,
     sharding::ROOT,
     tensor::{Edge, Tensor, channels_last_strides},
     workspace::Convolution,
@@ -37,6 +36,8 @@ use crate::{Checkpointing, Class, Dtype, Error, Kind, Result, Shape, Step, StepM
 
 /// The key of a shared tensor: its use and a number, its shape and its type.
 type SharedKey = (&'static str, u64, Shape, Dtype);
+
+type Slots = HashMap<String, Vec<Tensor>>;
 
 /// The engine that runs operations. Contains all data of a model except its layers.
 pub(crate) struct Eager {
@@ -56,7 +57,9 @@ pub(crate) struct Eager {
     /// The paths of all linear layers that were built, if the step has adapters or weights in 4 bits.
     linear: RefCell<Vec<String>>,
     sharding: Sharding,
-    context: RefCell<Context>,
+    /// Tensors that layers leave for later ones, by name. Of several with one name, the last one is read first. A checkpointed block
+    /// keeps them as they were when the block first ran, as PyTorch keeps the arguments of the block.
+    pub(crate) slots: RefCell<Slots>,
     /// The memory of the tensors that the running node saved.
     unpacked: RefCell<Vec<Rc<Storage>>>,
     /// Tensors that the model computes once and all its layers read, such as the angles of positions.
@@ -230,7 +233,7 @@ impl Eager {
             cache: Cache::default(),
             linear: RefCell::default(),
             sharding: Sharding { groups: RefCell::new(vec![ParameterGroup::default()]), ..Sharding::default() },
-            context: RefCell::default(),
+            slots: RefCell::default(),
             unpacked: RefCell::default(),
             shared: RefCell::default(),
             workspaces: Workspaces { convolutions_take_most, ..Workspaces::default() },
@@ -279,6 +282,17 @@ impl Eager {
         if !self.checkpoints_blocks() {
             drop(self.shared.take());
         }
+    }
+
+    /// Leaves a tensor for later layers, instead of others with the same name. `target` are the tokens that the decoder reads.
+    pub(crate) fn leave(&self, slot: &str, tensor: Tensor) {
+        self.slots.borrow_mut().insert(slot.to_owned(), vec![tensor]);
+    }
+
+    /// Returns the last tensor that was left with this name. `encoder` is the output of an encoder.
+    pub(crate) fn left(&self, slot: &str) -> Result<Tensor> {
+        let tensor = self.slots.borrow().get(slot).and_then(|tensors| tensors.last().cloned());
+        tensor.ok_or_else(|| self.invalid(format!("no layer before it leaves `{slot}`")))
     }
 
     pub(crate) fn error(&self, kind: Kind) -> Error {

@@ -7,6 +7,19 @@ use gpumem_core::model::CallsiteId;
 use super::{Grads, Parameter, ParameterId};
 use crate::{Bytes, Class, Dtype, Eager, Result, Shape, Tensor, TensorInfo};
 
+/// What a tensor of a model is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// A parameter, which is trained unless there are adapters.
+    Parameter,
+    /// A parameter that is never trained.
+    Frozen,
+    /// A parameter that is trained while those of the model are frozen.
+    Adapter,
+    /// Not a parameter, such as the running mean of a batch norm.
+    Buffer,
+}
+
 /// A parameter as the optimizer sees it.
 #[derive(Debug)]
 pub(super) struct Updated<'a> {
@@ -19,35 +32,12 @@ pub(super) struct Updated<'a> {
 }
 
 impl Eager {
-    /// Adds a parameter to the model, in the scope of its layer. If its stored type is not the type of computation, kernels
-    /// read the stored type directly, without a copy in the other type.
-    pub(crate) fn add_parameter(&self, shape: &Shape, [stored, computed]: [Dtype; 2]) -> Result<ParameterId> {
-        let is_trainable = stored == computed && computed.is_float() && !self.is_frozen();
-        self.add_tensor(shape, [stored, computed], is_trainable, false)
-    }
-
-    /// Adds a parameter that is never trained.
-    pub(crate) fn add_frozen(&self, shape: &Shape, dtype: Dtype) -> Result<ParameterId> {
-        self.add_tensor(shape, [dtype; 2], false, false)
-    }
-
-    /// Adds a parameter that is trained while those of the model are frozen.
-    pub(super) fn add_adapter(&self, shape: &Shape, dtype: Dtype) -> Result<ParameterId> {
-        self.add_tensor(shape, [dtype; 2], true, false)
-    }
-
-    /// Adds a tensor that belongs to the model but is not a parameter, such as the running mean of a batch norm.
-    pub(crate) fn add_buffer(&self, shape: &Shape, dtype: Dtype) -> Result<ParameterId> {
-        self.add_tensor(shape, [dtype; 2], false, true)
-    }
-
-    fn add_tensor(
-        &self,
-        shape: &Shape,
-        [stored, computed]: [Dtype; 2],
-        is_trainable: bool,
-        is_buffer: bool,
-    ) -> Result<ParameterId> {
+    /// Adds a tensor to the model, in the scope of its layer. If its stored type is not the type of computation, kernels read the
+    /// stored type directly, without a copy in the other type.
+    pub(crate) fn add_tensor(&self, role: Role, shape: &Shape, [stored, computed]: [Dtype; 2]) -> Result<ParameterId> {
+        let is_whole = stored == computed && computed.is_float();
+        let is_trainable = role == Role::Adapter || role == Role::Parameter && is_whole && !self.is_frozen();
+        let is_buffer = role == Role::Buffer;
         let number = self.parameters.borrow().len();
         let is_whole = is_buffer || stored != computed;
         let sharded = if is_whole { None } else { self.sharded(number, shape, stored)? };

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     Conv, Dtype, Eager, Error, Quantized, Result, Shape, Types, Window,
-    eager::{Adapted, ParameterId},
+    eager::{Adapted, ParameterId, Role},
 };
 
 /// The maximum depth of nested layers. Without it, a hostile file could overflow the stack.
@@ -95,17 +95,17 @@ impl Building<'_> {
             }
             Layer::BatchNorm { channels } => {
                 built.parameters = vec![self.add([*channels])?, self.add([*channels])?];
-                for _ in 0..2 {
-                    self.eager.add_buffer(&Shape::from([*channels]), Dtype::F32)?;
-                }
+                let buffer = |shape: Shape, dtype| self.eager.add_tensor(Role::Buffer, &shape, [dtype; 2]);
+                buffer([*channels].into(), Dtype::F32)?;
+                buffer([*channels].into(), Dtype::F32)?;
                 // This buffer counts the batches.
-                self.eager.add_buffer(&Shape::default(), Dtype::I64)?;
+                buffer(Shape::default(), Dtype::I64)?;
             }
             Layer::Similarity { .. } => built.parameters = vec![self.add([])?],
             Layer::Positions { rows, size, is_fixed } => {
-                let shape = [*rows, *size];
-                let fixed = || self.eager.add_frozen(&Shape::from(shape), self.types.others);
-                built.parameters = vec![if *is_fixed { fixed()? } else { self.add(shape)? }];
+                let role = if *is_fixed { Role::Frozen } else { Role::Parameter };
+                built.parameters =
+                    vec![self.eager.add_tensor(role, &Shape::from([*rows, *size]), [self.types.others; 2])?];
             }
             Layer::LayerNorm { size } => built.parameters = vec![self.add([*size])?, self.add([*size])?],
             Layer::RmsNorm { size } | Layer::GemmaNorm { size } => built.parameters = vec![self.add([*size])?],
@@ -222,7 +222,7 @@ impl Building<'_> {
                 let Types { weights, tables, others } = self.types;
                 let is_head = weights != tables && Quantized::default().except.contains(&self.eager.memory.path());
                 let stored = if is_head { tables } else { weights };
-                self.eager.add_parameter(&Shape::from([*outputs, *inputs]), [stored, others])?
+                self.eager.add_tensor(Role::Parameter, &Shape::from([*outputs, *inputs]), [stored, others])?
             }
         };
         if adapted.in_4_bits.is_none() {
@@ -268,12 +268,12 @@ impl Building<'_> {
     }
 
     fn add(&self, sizes: impl Into<Shape>) -> Result<ParameterId> {
-        self.eager.add_parameter(&sizes.into(), [self.types.others; 2])
+        self.eager.add_tensor(Role::Parameter, &sizes.into(), [self.types.others; 2])
     }
 
     /// Adds the weights of experts, or a table of rows.
     fn add_table<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId> {
-        self.eager.add_parameter(&Shape::from(sizes), [self.types.tables, self.types.others])
+        self.eager.add_tensor(Role::Parameter, &Shape::from(sizes), [self.types.tables, self.types.others])
     }
 
     /// Lets later layers share this weight.

@@ -4,6 +4,9 @@
 use super::{Attention, Built, run_all};
 use crate::{Dtype, Eager, Result, Shape, Tensor};
 
+/// The slots of the biases of self-attention and of cross attention, which the first block computes and the others share.
+const BIASES: [&str; 2] = ["self-attention bias", "cross attention bias"];
+
 impl Attention {
     /// Attends with a relative position bias. Each layer combines the bias with the mask for later tokens again. Also
     /// returns that mask.
@@ -20,11 +23,10 @@ impl Attention {
 
     /// Returns the bias of each head for each pair of positions. The first layer computes it for all layers.
     fn bias(&self, built: &Built, eager: &Eager, queries: &Tensor, keys: &Tensor) -> Result<Tensor> {
-        let mut context = eager.context();
         let is_cross = self.reads.is_some();
-        let known = &mut context.biases[usize::from(is_cross)];
-        if let Some(bias) = known {
-            return Ok(bias.clone());
+        let slot = BIASES[usize::from(is_cross)];
+        if let Ok(bias) = eager.left(slot) {
+            return Ok(bias);
         }
         let (length, key_length) = (queries.shape[2], keys.shape[2]);
         let bias = if is_cross {
@@ -39,8 +41,7 @@ impl Attention {
             drop(buckets);
             eager.unsqueeze_first(&eager.transpose(&eager.transpose(&rows, 1, 2), 0, 1))
         };
-        *known = Some(bias.clone());
-        eager.set_context(context);
+        eager.leave(slot, bias.clone());
         Ok(bias)
     }
 }
@@ -73,23 +74,15 @@ impl Built {
     /// Runs the encoder and the decoder. The encoder reads the input, and the decoder reads the target tokens. In
     /// training these are the labels, shifted by one position.
     pub(super) fn run_both(&self, eager: &Eager, input: &Tensor) -> Result<Tensor> {
-        let mut context = eager.context();
-        let Some(target) = context.target.clone() else {
-            return Err(eager.invalid("a decoder needs target tokens"));
-        };
-        context.biases = [None, None];
-        eager.set_context(context.clone());
+        let target = eager.left("target").map_err(|_| eager.invalid("a decoder needs target tokens"))?;
+        let forget = |slots: &[&str]| eager.slots.borrow_mut().retain(|name, _| !slots.contains(&name.as_str()));
         let encoded = run_all(&self.children, eager, input)?;
+        forget(&BIASES);
         let target = if eager.is_training() { eager.shifted_labels(&target)? } else { target };
-        context.encoded = Some(encoded);
-        eager.set_context(context.clone());
+        eager.leave("encoder", encoded);
         let output = run_all(&self.shortcut, eager, &target)?;
-        context.biases = [None, None];
         // In inference, the output of the model refers to the output of the encoder.
-        if eager.is_training() {
-            context.encoded = None;
-        }
-        eager.set_context(context);
+        forget(if eager.is_training() { &["encoder", BIASES[0], BIASES[1]] } else { &BIASES });
         Ok(output)
     }
 }

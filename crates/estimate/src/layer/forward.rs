@@ -11,7 +11,7 @@ use crate::{
 /// Runs a model. The tensors that its layers share are freed when the output exists.
 pub(crate) fn run_model(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor> {
     let output = run_all(layers, eager, input)?;
-    eager.free_left();
+    eager.slots.borrow_mut().retain(|name, _| ["encoder", "target"].contains(&name.as_str()));
     eager.free_shared();
     Ok(output)
 }
@@ -151,7 +151,7 @@ impl Built {
             Layer::Experts(experts) => experts.forward(self, eager, input),
             Layer::Positions { .. } => self.positions(eager, input),
             Layer::Leave { slot } => {
-                eager.leave(slot, input.clone(), false);
+                eager.slots.borrow_mut().entry(slot.clone()).or_default().push(input.clone());
                 Ok(input.clone())
             }
             Layer::Provide { slot, sizes, integers, is_next, .. } => {
@@ -164,11 +164,11 @@ impl Built {
                 if *is_next {
                     return Ok(output);
                 }
-                eager.leave(slot, output, true);
+                eager.leave(slot, output);
                 Ok(input.clone())
             }
             Layer::Release { slot } => {
-                eager.release(slot);
+                eager.slots.borrow_mut().remove(slot);
                 Ok(input.clone())
             }
             Layer::Similarity { slot } => {
