@@ -22,7 +22,6 @@
 mod allocator;
 mod answers;
 mod class;
-mod context;
 mod dtype;
 mod eager;
 mod error;
@@ -33,7 +32,6 @@ mod memory;
 mod model;
 mod model_check;
 pub mod models;
-mod parameters;
 mod recording;
 mod settings;
 mod shape;
@@ -46,11 +44,10 @@ pub use self::{
     allocator::{AllocatorKind, replay},
     answers::{Saving, Savings},
     class::Class,
-    context::ContextSize,
     dtype::{Blocks, Dtype},
     eager::{Conv, Window},
     error::{Error, Result},
-    estimate::{ConvolutionWorkspace, Estimate, OptimizerParts, PeakPart, PhasePeak},
+    estimate::{ContextSize, ConvolutionWorkspace, Estimate, OptimizerParts, PeakPart, PhasePeak},
     files::{Described, Gguf},
     layer::{
         Attention, AttentionNames, Embeddings, Experts, Function, HeadNorm, Layer, Linear, Named, RunExperts, numbered,

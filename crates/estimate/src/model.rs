@@ -1,9 +1,14 @@
 //! Models: layers, their input, and the loss of training.
 
+use std::rc::Rc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{Dtype, Error, Named, Result, Shape, model_check};
+use crate::{
+    AllocatorKind, Dtype, Eager, Error, Named, Result, Shape, Step, StepMemory, Tensors, Types, layer::build,
+    model_check, settings::COMPUTE,
+};
 
 /// A model as data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -103,6 +108,19 @@ impl Model {
     /// Returns the error of `serde_json`. No model is known to cause one.
     pub fn to_json(&self) -> Result<String> {
         serde_json::to_string_pretty(self).map_err(|error| Error::invalid(error.to_string()))
+    }
+
+    /// Returns the parameters of the model, each named by the path of its layer: two parameters of one layer have the
+    /// same name. Tied weights are counted once.
+    ///
+    /// # Errors
+    /// Returns an error if the sizes of a layer are not valid, or if the sum is too large to be counted.
+    pub fn parameters(&self, dtype: Dtype) -> Result<Tensors> {
+        let memory = Rc::new(StepMemory::new(AllocatorKind::Exact, u64::MAX, true));
+        let eager = Eager::new(Rc::clone(&memory), Step::default(), false);
+        memory.open("model");
+        build(&eager, &self.layers, Types::new(dtype, COMPUTE))?;
+        Ok(Tensors::new(eager.list_parameters()))
     }
 
     /// Returns the shape of a decoder's input for a batch.

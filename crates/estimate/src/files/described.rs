@@ -8,11 +8,9 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Gguf,
+    Gguf, LONGEST_TEXT,
     config::{UnknownDecoder, unknown_decoder},
-    file_error,
-    input::{LONGEST_TEXT, text},
-    safetensors,
+    file_error, safetensors, text,
 };
 use crate::{Bytes, Dtype, Error, Model, Result, Tensors};
 
@@ -104,25 +102,25 @@ impl Described {
             "toml" => Self::of_model(Model::from_toml(&text(path, LONGEST_TEXT)?)?),
             _ => {
                 let text = text(path, LONGEST_TEXT)?;
-                let config = Config::new(Ok(&text), length);
+                let (fields, mut described) = configured(Ok(&text), length);
                 // A configuration has no field `layers`.
-                if config.fields["layers"].is_array() {
-                    drop(config);
+                if fields["layers"].is_array() {
+                    drop((fields, described));
                     return Self::of_model(Model::from_json(&text)?);
                 }
-                let why = match &config.model {
-                    Ok((model, _)) => {
-                        let tensors = model.parameters(config.dtype().unwrap_or_default())?;
-                        return Ok(config.describes(tensors));
+                match &described.model {
+                    Ok(model) => described.tensors = model.parameters(described.dtype.unwrap_or_default())?,
+                    Err(why) => {
+                        // The weights are known if they are in the same folder.
+                        if let Some(beside) = weights_in(path.parent().unwrap_or(Path::new(""))) {
+                            return weights(&beside, path, length);
+                        }
+                        let why = why.to_string();
+                        let why = why.strip_prefix("config.json: ").unwrap_or(&why);
+                        described.stand_in(&fields, length).ok_or_else(|| file_error(path, why))?;
                     }
-                    Err(why) => why.to_string(),
-                };
-                // The weights are known if they are in the same folder.
-                if let Some(beside) = weights_in(path.parent().unwrap_or(Path::new(""))) {
-                    return weights(&beside, path, length);
                 }
-                let why = why.strip_prefix("config.json: ").unwrap_or(&why);
-                config.describes_unknown(length).ok_or_else(|| file_error(path, why))
+                Ok(described)
             }
         }
     }
@@ -130,6 +128,25 @@ impl Described {
     fn new(tensors: Tensors, model: Result<Model>) -> Self {
         let (dtype, unknown_dtype, positions, assumed, notes, stand_ins) = Default::default();
         Self { tensors, model, takes_length: true, dtype, unknown_dtype, positions, assumed, notes, stand_ins }
+    }
+
+    /// Describes a model whose architecture is not known, by its sizes. `None` if they are not those of a decoder.
+    fn stand_in(&mut self, fields: &Value, length: Length<'_>) -> Option<()> {
+        let UnknownDecoder { weights, cache, others, stand_ins } = self.unknown(fields, length)?;
+        let without = if others.is_empty() {
+            String::new()
+        } else {
+            format!(", without what these fields describe: {}", others.into_iter().collect::<Vec<_>>().join(", "))
+        };
+        let cache = cache.map(|cache| format!("; keys and values take {} for each token", Bytes::new(cache)));
+        let about = "the weights are about those of a decoder with the sizes in the file";
+        self.notes.push(format!("{about}{without}{}", cache.unwrap_or_default()));
+        (self.tensors, self.stand_ins) = (weights, Some(stand_ins));
+        Some(())
+    }
+
+    fn unknown(&self, fields: &Value, length: Length<'_>) -> Option<UnknownDecoder> {
+        unknown_decoder(fields, self.dtype.unwrap_or_default(), length(self.positions))
     }
 
     /// Describes a model as JSON or TOML.
@@ -141,66 +158,26 @@ impl Described {
 /// Returns the length of sequences. The argument is the longest length that the model supports, if it is known.
 type Length<'a> = &'a dyn Fn(Option<u64>) -> u64;
 
-/// A `config.json`. Without one, all fields are missing.
-struct Config {
-    fields: Value,
-    /// The model, and the numbers that the file leaves out.
-    model: Result<(Model, BTreeMap<String, u64>)>,
-    positions: Option<u64>,
-    /// The type of the parameters, or its name if it is not a known type of floats.
-    stored: Option<Result<Dtype, String>>,
-}
-
-impl Config {
-    fn new(text: Result<&str>, length: Length<'_>) -> Self {
-        let fields: Value = text.as_ref().ok().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-        let field = |key: &str| if fields[key].is_null() { &fields["text_config"][key] } else { &fields[key] };
-        let positions = field("max_position_embeddings").as_u64();
-        // The model cannot be built for longer sequences, because it trains its positions.
-        let longest = ["n_positions", "max_target_positions"].iter().find_map(|key| field(key).as_u64());
-        let longest = longest.or(positions).or_else(|| match fields["model_type"].as_str()? {
-            // The defaults of the Python classes.
-            "clip" => Some(77),
-            "whisper" => Some(448),
-            _ => None,
-        });
-        let name = field("dtype").as_str().or(field("torch_dtype").as_str());
-        let known = |name: &str| name.parse().ok().filter(|dtype: &Dtype| dtype.is_float());
-        let stored = name.map(|name| known(name).ok_or_else(|| name.to_owned()));
-        let model = text.and_then(|text| Model::from_config_with_assumed(text, length(longest)));
-        Self { fields, model, positions, stored }
-    }
-
-    fn dtype(&self) -> Option<Dtype> {
-        self.stored.as_ref()?.as_ref().ok().copied()
-    }
-
-    fn unknown(&self, length: Length<'_>) -> Option<UnknownDecoder> {
-        unknown_decoder(&self.fields, self.dtype().unwrap_or_default(), length(self.positions))
-    }
-
-    /// Describes a model with these parameters.
-    fn describes(self, tensors: Tensors) -> Described {
-        let (dtype, positions) = (self.dtype(), self.positions);
-        let (model, assumed) =
-            self.model.map_or_else(|why| (Err(why), BTreeMap::new()), |(model, all)| (Ok(model), all));
-        let unknown_dtype = self.stored.and_then(Result::err);
-        Described { dtype, unknown_dtype, positions, assumed, ..Described::new(tensors, model) }
-    }
-
-    /// Describes a model whose architecture is not known, by its sizes. `None` if they are not those of a decoder.
-    fn describes_unknown(self, length: Length<'_>) -> Option<Described> {
-        let UnknownDecoder { weights, cache, others, stand_ins } = self.unknown(length)?;
-        let without = if others.is_empty() {
-            String::new()
-        } else {
-            format!(", without what these fields describe: {}", others.into_iter().collect::<Vec<_>>().join(", "))
-        };
-        let cache = cache.map(|cache| format!("; keys and values take {} for each token", Bytes::new(cache)));
-        let about = "the weights are about those of a decoder with the sizes in the file";
-        let note = format!("{about}{without}{}", cache.unwrap_or_default());
-        Some(Described { notes: vec![note], stand_ins: Some(stand_ins), ..self.describes(weights) })
-    }
+/// Describes a model by its `config.json`, without its tensors. Also returns the fields, which are all missing without one.
+fn configured(text: Result<&str>, length: Length<'_>) -> (Value, Described) {
+    let fields: Value = text.as_ref().ok().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let field = |key: &str| if fields[key].is_null() { &fields["text_config"][key] } else { &fields[key] };
+    let positions = field("max_position_embeddings").as_u64();
+    // The model cannot be built for longer sequences, because it trains its positions.
+    let longest = ["n_positions", "max_target_positions"].iter().find_map(|key| field(key).as_u64());
+    let longest = longest.or(positions).or_else(|| match fields["model_type"].as_str()? {
+        // The defaults of the Python classes.
+        "clip" => Some(77),
+        "whisper" => Some(448),
+        _ => None,
+    });
+    let name = field("dtype").as_str().or(field("torch_dtype").as_str());
+    let dtype = name.and_then(|name| name.parse().ok()).filter(|dtype: &Dtype| dtype.is_float());
+    let unknown_dtype = name.filter(|_| dtype.is_none()).map(str::to_owned);
+    let model = text.and_then(|text| Model::from_config_with_assumed(text, length(longest)));
+    let (model, assumed) = model.map_or_else(|why| (Err(why), BTreeMap::new()), |(model, all)| (Ok(model), all));
+    let described = Described::new(Tensors::default(), model);
+    (fields, Described { dtype, unknown_dtype, positions, assumed, ..described })
 }
 
 fn weights_in(folder: &Path) -> Option<PathBuf> {
@@ -223,40 +200,42 @@ fn weights(path: &Path, config: &Path, length: Length<'_>) -> Result<Described> 
     let alone = if is_index { safetensors::index_alone(path)? } else { None };
     let unknown = || Error::invalid("there is no `config.json` next to the weights");
     let config = if config.is_file() { text(config, LONGEST_TEXT) } else { Err(unknown()) };
-    let config = Config::new(config.as_deref().map_err(Clone::clone), length);
-    let stored = config.dtype();
-    let built = config.model.as_ref().ok().and_then(|(model, _)| model.parameters(stored.unwrap_or_default()).ok());
-    let mut notes = Vec::new();
-    let (tensors, dtype) = match (alone, built) {
+    let (fields, mut described) = configured(config.as_deref().map_err(Clone::clone), length);
+    let stored = described.dtype;
+    let built = described.model.as_ref().ok().and_then(|model| model.parameters(stored.unwrap_or_default()).ok());
+    let mut note = |note: String| described.notes.push(note);
+    described.tensors = match (alone, built) {
         (None, built) => {
             let tensors = Tensors::from_safetensors(path)?;
             let found = tensors.sum().elements;
             let expected = built.map_or(found, |built| built.sum().elements);
             if expected != found {
-                notes.push(format!("the model has {expected} parameters, and the files have {found}"));
+                note(format!("the model has {expected} parameters, and the files have {found}"));
             }
-            let dtype = tensors.dtype();
-            (tensors, dtype)
+            described.dtype = tensors.dtype();
+            tensors
         }
         (Some(alone), Some(built)) => {
             let (expected, found) = (built.sum().bytes.get(), alone.bytes);
             if expected != found {
-                notes.push(format!(
+                note(format!(
                     "the model of `config.json` has {expected} B of parameters, and the index says {found} B"
                 ));
             }
-            (built, stored)
+            built
         }
         (Some(alone), None) => {
-            notes.push("the files of the index are not here: their sum is what the index says".to_owned());
+            note("the files of the index are not here: their sum is what the index says".to_owned());
             if stored.is_none() {
-                notes.push("the type of the parameters is not known, so bytes are counted as elements".to_owned());
+                note("the type of the parameters is not known, so bytes are counted as elements".to_owned());
             }
-            (alone.as_one(stored.unwrap_or(Dtype::U8)), stored)
+            alone.as_one(stored.unwrap_or(Dtype::U8))
         }
     };
+    described.unknown_dtype = None;
     // The weights are known, and the rest is about that of a decoder with the sizes of the configuration.
-    let unknown = config.model.is_err().then(|| config.unknown(length)).flatten();
-    let stand_ins = unknown.map(|unknown| unknown.stand_ins);
-    Ok(Described { dtype, unknown_dtype: None, notes, stand_ins, ..config.describes(tensors) })
+    if described.model.is_err() {
+        described.stand_ins = described.unknown(&fields, length).map(|unknown| unknown.stand_ins);
+    }
+    Ok(described)
 }

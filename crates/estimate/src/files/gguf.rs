@@ -3,14 +3,14 @@
 
 use std::{
     fmt::Display,
-    io::{self, BufReader, ErrorKind, Read},
+    io::{self, BufReader, Read},
     path::Path,
 };
 
 use gpumem_core::report::counted;
 use serde_json::{Map, Value};
 
-use super::{file_error, input};
+use super::{copy, file_error, open};
 use crate::{Bytes, Dtype, Result, Shape, TensorInfo, Tensors};
 
 /// The longest allowed header. The largest vocabularies take about 20 MB.
@@ -115,7 +115,7 @@ fn other_parts(path: &Path, count: u64) -> Result<Vec<TensorInfo>> {
 }
 
 fn one_file(path: &Path) -> Result<Gguf> {
-    header(BufReader::new(input::open(path)?)).map_err(|what| file_error(path, what))
+    header(BufReader::new(open(path)?)).map_err(|what| file_error(path, what))
 }
 
 /// The description of an error in a header.
@@ -127,22 +127,13 @@ struct Source<R> {
 }
 
 impl<R: Read> Source<R> {
-    fn failed(&self, error: &io::Error) -> Wrong {
-        match error.kind() {
-            ErrorKind::UnexpectedEof if self.read.limit() == 0 => {
-                format!("a header of more than {LONGEST_HEADER} bytes")
-            }
-            ErrorKind::UnexpectedEof => "the file ends inside its header".to_owned(),
-            _ => error.to_string(),
-        }
-    }
-
     fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Wrong> {
-        let mut bytes = [0; N];
-        match self.read.read_exact(&mut bytes) {
-            Ok(()) => Ok(bytes),
-            Err(error) => Err(self.failed(&error)),
+        if self.read.limit() < N as u64 {
+            return Err(format!("a header of more than {LONGEST_HEADER} bytes"));
         }
+        let mut bytes = [0; N];
+        copy(&mut self.read, N as u64, &mut &mut bytes[..])?;
+        Ok(bytes)
     }
 
     fn u32(&mut self) -> Result<u32, Wrong> {
@@ -167,12 +158,10 @@ impl<R: Read> Source<R> {
     fn text(&mut self, longest: u64) -> Result<Option<String>, Wrong> {
         let length = self.count(1, ["byte of a text", "bytes of a text"])?;
         if length > longest {
-            self.skip(length)?;
-            return Ok(None);
+            return self.skip(length).map(|()| None);
         }
         let mut bytes = Vec::new();
-        let found = self.read.by_ref().take(length).read_to_end(&mut bytes);
-        self.check_length(found.map(|found| found as u64), length)?;
+        copy(&mut self.read, length, &mut bytes)?;
         String::from_utf8(bytes).map(Some).map_err(|_| "a text is not UTF-8".to_owned())
     }
 
@@ -181,16 +170,7 @@ impl<R: Read> Source<R> {
     }
 
     fn skip(&mut self, bytes: u64) -> Result<(), Wrong> {
-        let skipped = io::copy(&mut self.read.by_ref().take(bytes), &mut io::sink());
-        self.check_length(skipped, bytes)
-    }
-
-    fn check_length(&self, found: io::Result<u64>, expected: u64) -> Result<(), Wrong> {
-        match found {
-            Ok(found) if found == expected => Ok(()),
-            Ok(_) => Err("the file ends inside its header".to_owned()),
-            Err(error) => Err(self.failed(&error)),
-        }
+        copy(&mut self.read, bytes, &mut io::sink())
     }
 
     /// Reads a value that is not an array. The numbers of the types are those in the specification.

@@ -3,14 +3,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::{ErrorKind, Read},
     path::{Component, Path},
 };
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{file_error, input};
+use super::{bytes, copy, file_error, open};
 use crate::{Bytes, Dtype, Result, Shape, TensorInfo, Tensors, dtype::PLAIN};
 
 /// The format's own limit for its header.
@@ -68,7 +67,7 @@ pub(super) fn index_alone(path: &Path) -> Result<Option<IndexAlone>> {
 }
 
 fn index(path: &Path) -> Result<Index> {
-    let text = input::bytes(path, LONGEST_INDEX)?;
+    let text = bytes(path, LONGEST_INDEX)?;
     serde_json::from_slice(&text).map_err(|error| file_error(path, format!("this is not an index: {error}")))
 }
 
@@ -87,25 +86,20 @@ impl Tensors {
 }
 
 fn one_file(path: &Path) -> Result<Vec<TensorInfo>> {
-    let cut = || file_error(path, "the file ends inside its header");
-    let failed = |error: std::io::Error| match error.kind() {
-        ErrorKind::UnexpectedEof => cut(),
-        _ => file_error(path, error),
+    let mut file = open(path)?;
+    let mut read = || {
+        let mut length = [0; 8];
+        copy(&mut file, 8, &mut &mut length[..])?;
+        let length = u64::from_le_bytes(length);
+        if length > LONGEST_HEADER {
+            return Err(format!("a header of {length} bytes; at most {LONGEST_HEADER} are allowed"));
+        }
+        // Grows with what is read, so that a short file needs little memory whatever its length says.
+        let mut header = Vec::new();
+        copy(&mut file, length, &mut header)?;
+        tensors(&header)
     };
-    let mut file = input::open(path)?;
-    let mut length = [0; 8];
-    file.read_exact(&mut length).map_err(failed)?;
-    let length = u64::from_le_bytes(length);
-    if length > LONGEST_HEADER {
-        return Err(file_error(path, format!("a header of {length} bytes; at most {LONGEST_HEADER} are allowed")));
-    }
-    // Grows with what is read, so that a short file needs little memory whatever its length says.
-    let mut header = Vec::new();
-    file.take(length).read_to_end(&mut header).map_err(failed)?;
-    if (header.len() as u64) < length {
-        return Err(cut());
-    }
-    tensors(&header).map_err(|what| file_error(path, what))
+    read().map_err(|what| file_error(path, what))
 }
 
 /// Returns the tensors in a header.
