@@ -16,6 +16,11 @@ pub struct Error {
 /// A result that has this error, unless another one is given.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Returns an error unless a condition holds.
+pub(crate) fn ensure<E>(holds: bool, error: impl FnOnce() -> E) -> Result<(), E> {
+    if holds { Ok(()) } else { Err(error()) }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A layer, a setting or a file is not valid, or tensors do not fit together.

@@ -62,6 +62,6 @@ pub use self::{
 use self::{
     dtype::Types,
     eager::{Eager, Tensor},
-    error::Kind,
+    error::{Kind, ensure},
     memory::StepMemory,
 };

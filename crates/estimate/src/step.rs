@@ -6,7 +6,7 @@ use crate::{
     Bytes, Checkpointing, Class, ConvolutionWorkspace, DataParallelKind, Decode, Dtype, Eager, Error, Estimate, Loss,
     Model, Optimizer, PhasePeak, Result, Shape, Step, StepMemory, Tensor, Types,
     eager::{OptimizerState, ROOT},
-    files,
+    ensure, files,
     layer::{Built, build, run_all, run_model},
 };
 
@@ -105,17 +105,13 @@ impl Step {
         eager.make_buckets()?;
         memory.close();
         eager.check_adapters()?;
-        if eager.checkpoints_blocks() && !layers.iter().any(|layer| layer.has_block()) {
-            let what = "the model has no blocks that checkpointing could run again".to_owned();
-            return Err(Error::invalid(what));
-        }
+        let fits = !eager.checkpoints_blocks() || layers.iter().any(|layer| layer.has_block());
+        ensure(fits, || Error::invalid("the model has no blocks that checkpointing could run again"))?;
         let (parameters, parameter_bytes) = eager.count_parameters();
         memory.open("input");
         let (shape, dtype) = model.input(self.batch);
-        if shape.elements() == Some(0) {
-            let what = format!("the input has the shape {shape}, which has no elements");
-            return Err(Error::invalid(what));
-        }
+        let fits = shape.elements() != Some(0);
+        ensure(fits, || Error::invalid(format!("the input has the shape {shape}, which has no elements")))?;
         // Without autocast, numbers have the type of the parameters.
         let is_converted = dtype.is_float() && types.others.is_float() && self.autocast.is_none();
         let dtype = if is_converted { types.others } else { dtype };
@@ -364,9 +360,7 @@ fn next_token(
     let tokens = &eager.integers(&tokens.shape)?;
     let _others = [eager.integers(&tokens.shape)?, eager.integers(&all.shape)?];
     let hidden = eager.while_generating(|| run_model(body, eager, tokens))?;
-    if hidden.shape.rank() != 3 {
-        return Err(eager.mismatch("(…, …, …)", &hidden));
-    }
+    ensure(hidden.shape.rank() == 3, || eager.mismatch("(…, …, …)", &hidden))?;
     let last = eager.narrow(&hidden, 1, 1);
     let logits = head.forward(eager, &last)?;
     let _scores = eager.output(&logits.shape, Dtype::F32)?;

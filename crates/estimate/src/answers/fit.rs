@@ -1,6 +1,6 @@
 //! The largest batch and the longest sequences that fit.
 
-use crate::{Bytes, Error, Input, Model, Result, Step, step::Peak};
+use crate::{Bytes, Error, Input, Model, Result, Step, ensure, step::Peak};
 
 impl Step {
     /// Returns a batch with which the step stays within its limit; 0 if none fits. The search finds a batch that fits
@@ -24,9 +24,8 @@ impl Step {
     /// not fit together.
     pub fn largest_length(&self, model: &Model) -> Result<u64> {
         let limit = self.check_limit()?;
-        if !matches!(model.input, Input::Tokens(_)) {
-            return Err(Error::invalid("the model does not read sequences of tokens"));
-        }
+        let fits = matches!(model.input, Input::Tokens(_));
+        ensure(fits, || Error::invalid("the model does not read sequences of tokens"))?;
         largest_in(limit, |length| {
             let model = Model { input: Input::Tokens(length), ..model.clone() };
             match self.peak(&model) {

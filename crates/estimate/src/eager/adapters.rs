@@ -1,7 +1,7 @@
 //! Linear layers with adapters, and with 4-bit weights.
 
 use super::{ParameterId, Role};
-use crate::{Dtype, Eager, Error, Quantized, Result, Shape, Step, Tensor};
+use crate::{Dtype, Eager, Error, Quantized, Result, Shape, Step, Tensor, ensure};
 
 /// The tensors that a linear layer has in addition to its weight, or instead of it.
 #[derive(Clone, Debug, Default)]
@@ -91,9 +91,8 @@ impl Eager {
     /// Runs `Linear4bit.forward`: the input is converted to the type of the products, multiplied, and the result is
     /// converted to the type of the input.
     pub(crate) fn linear_in_4_bits(&self, input: &Tensor, weight: &In4Bits, bias: Option<&Tensor>) -> Result<Tensor> {
-        if input.shape.rank() == 0 || input.shape.last() != weight.inputs {
-            return Err(self.mismatch(format!("(…, {})", weight.inputs), input));
-        }
+        let fits = input.shape.rank() != 0 && input.shape.last() == weight.inputs;
+        ensure(fits, || self.mismatch(format!("(…, {})", weight.inputs), input))?;
         let narrow = self.contiguous(&self.to(input, weight.compute)?)?;
         let bias = bias.map(|bias| self.to(bias, weight.compute)).transpose()?;
         self.use_cublas()?;

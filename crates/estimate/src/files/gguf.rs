@@ -11,7 +11,7 @@ use gpumem_core::report::counted;
 use serde_json::{Map, Value};
 
 use super::{copy, file_error, open};
-use crate::{Bytes, Dtype, Result, Shape, TensorInfo, Tensors};
+use crate::{Bytes, Dtype, Result, Shape, TensorInfo, Tensors, ensure};
 
 /// The longest allowed header. The largest vocabularies take about 20 MB.
 const LONGEST_HEADER: u64 = 50_000_000;
@@ -104,9 +104,8 @@ fn other_parts(path: &Path, count: u64) -> Result<Vec<TensorInfo>> {
         || file_error(path, format!("the model has {count} files, and the name does not end with the index of one"));
     let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(wrong)?;
     let stem = name.strip_suffix(&format!("-00001-of-{count:05}.gguf")).ok_or_else(wrong)?;
-    if count > MOST_FILES {
-        return Err(file_error(path, format!("the model has {count} files; at most {MOST_FILES} are allowed")));
-    }
+    let fits = count <= MOST_FILES;
+    ensure(fits, || file_error(path, format!("the model has {count} files; at most {MOST_FILES} are allowed")))?;
     let mut tensors = Vec::new();
     for number in 2..=count {
         tensors.extend(one_file(&path.with_file_name(format!("{stem}-{number:05}-of-{count:05}.gguf")))?.tensors.all);
@@ -128,9 +127,7 @@ struct Source<R> {
 
 impl<R: Read> Source<R> {
     fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Wrong> {
-        if self.read.limit() < N as u64 {
-            return Err(format!("a header of more than {LONGEST_HEADER} bytes"));
-        }
+        ensure(self.read.limit() >= N as u64, || format!("a header of more than {LONGEST_HEADER} bytes"))?;
         let mut bytes = [0; N];
         copy(&mut self.read, N as u64, &mut &mut bytes[..])?;
         Ok(bytes)
@@ -235,9 +232,7 @@ impl<R: Read> Source<R> {
         let name = self.name()?;
         let of_tensor = |what: &dyn Display| format!("tensor `{name}`: {what}");
         let rank = self.u32()?;
-        if rank > 4 {
-            return Err(of_tensor(&format!("{rank} dimensions; at most 4 are allowed")));
-        }
+        ensure(rank <= 4, || of_tensor(&format!("{rank} dimensions; at most 4 are allowed")))?;
         let mut sizes = (0..rank).map(|_| self.u64()).collect::<Result<Vec<_>, _>>()?;
         let kind = self.u32()?;
         let (dtype, block) =
@@ -246,9 +241,8 @@ impl<R: Read> Source<R> {
         // The file stores the innermost size first.
         sizes.reverse();
         let shape = Shape::from(sizes);
-        if row % block != 0 {
-            return Err(of_tensor(&format!("the shape {shape} of {dtype} has no whole blocks of {block}")));
-        }
+        let fits = row % block == 0;
+        ensure(fits, || of_tensor(&format!("the shape {shape} of {dtype} has no whole blocks of {block}")))?;
         let bytes = shape.elements().and_then(|elements| dtype.bytes(elements));
         let bytes = bytes.filter(|bytes| *bytes < 1 << 62);
         let bytes = bytes.ok_or_else(|| of_tensor(&format!("the shape {shape} of {dtype} is too large")))?;
@@ -260,9 +254,7 @@ impl<R: Read> Source<R> {
 
 fn header(read: impl Read) -> Result<Gguf, Wrong> {
     let mut source = Source { read: read.take(LONGEST_HEADER) };
-    if source.bytes()? != *b"GGUF" {
-        return Err("this is not a GGUF file".to_owned());
-    }
+    ensure(source.bytes()? == *b"GGUF", || "this is not a GGUF file".to_owned())?;
     match source.u32()? {
         2 | 3 => {}
         version if version.swap_bytes() == 3 => return Err("the numbers of the file are big-endian".to_owned()),
@@ -272,16 +264,12 @@ fn header(read: impl Read) -> Result<Gguf, Wrong> {
     let tensors = source.count(8 + 4 + 4 + 8, ["tensor", "tensors"])?;
     let entries = source.count(8 + 4 + 1, ["entry of the metadata", "entries of the metadata"])?;
     for (count, most, of) in [(tensors, MOST_TENSORS, "tensors"), (entries, MOST_ENTRIES, "entries of the metadata")] {
-        if count > most {
-            return Err(format!("{count} {of}; at most {most} are allowed"));
-        }
+        ensure(count <= most, || format!("{count} {of}; at most {most} are allowed"))?;
     }
     let mut metadata = Map::new();
     for _ in 0..entries {
         let (key, value) = source.metadata()?;
-        if metadata.contains_key(&key) {
-            return Err(format!("the key `{key}` occurs twice"));
-        }
+        ensure(!metadata.contains_key(&key), || format!("the key `{key}` occurs twice"))?;
         metadata.insert(key, value);
     }
     let all = (0..tensors).map(|_| source.tensor()).collect::<Result<_, _>>()?;

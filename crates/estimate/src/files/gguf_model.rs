@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{config, gguf::Gguf};
-use crate::{Dtype, Error, Model, Result};
+use crate::{Dtype, Error, Model, Result, ensure};
 
 /// Tensors that are not parameters: factors for the angles of positions, which other programs compute.
 const NO_PARAMETERS: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
@@ -25,10 +25,8 @@ impl Gguf {
         let others = self.tensors().all().iter().filter(|tensor| NO_PARAMETERS.contains(&tensor.name.as_str()));
         let others: u64 = others.filter_map(|tensor| tensor.shape.elements()).sum();
         let found = self.tensors().sum().elements.saturating_sub(others);
-        if built != found {
-            let what = format!("the metadata describes a model with {built} parameters, and the file has {found}");
-            return Err(wrong(what));
-        }
+        let what = || format!("the metadata describes a model with {built} parameters, and the file has {found}");
+        ensure(built == found, || wrong(what()))?;
         let name = self.text("general.name").unwrap_or(&model.name).to_owned();
         Ok(Model { name, ..model })
     }
@@ -73,13 +71,10 @@ impl Gguf {
             ))
         })?;
         let (size, heads) = (needed("embedding_length")?, needed("attention.head_count")?);
-        if heads == 0 {
-            return Err(wrong(format!("`{}` is 0", key("attention.head_count"))));
-        }
+        ensure(heads != 0, || wrong(format!("`{}` is 0", key("attention.head_count"))))?;
         let head_size = number("attention.key_length")?.unwrap_or(size / heads);
-        if number("attention.value_length")?.is_some_and(|values| values != head_size) {
-            return Err(wrong("keys and values of different sizes are not supported"));
-        }
+        let fits = number("attention.value_length")?.is_none_or(|values| values == head_size);
+        ensure(fits, || wrong("keys and values of different sizes are not supported"))?;
         let table = self.tensors().all().iter().find(|tensor| tensor.name == "token_embd.weight");
         let vocabulary = table.and_then(|table| table.shape.sizes().first().copied());
         let vocabulary = vocabulary.ok_or_else(|| wrong("the tensor `token_embd.weight` is missing"))?;

@@ -18,7 +18,7 @@ use gpumem_core::regular_file;
 
 pub(crate) use self::config::torchvision;
 pub use self::{described::Described, gguf::Gguf};
-use crate::{Error, Result};
+use crate::{Error, Result, ensure};
 
 /// The longest configuration or model that is read. In memory, JSON may take a hundred times its length. The
 /// configuration of a vision model with the names of 21,000 classes has 1.5 MB.
@@ -35,9 +35,8 @@ fn bytes(path: &Path, longest: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // The file system may report a wrong length, as in /proc.
     file.take(longest + 1).read_to_end(&mut bytes).map_err(|error| file_error(path, error))?;
-    if bytes.len() as u64 > longest {
-        return Err(file_error(path, format!("it has more than {longest} bytes, and no such file needs that many")));
-    }
+    let fits = bytes.len() as u64 <= longest;
+    ensure(fits, || file_error(path, format!("it has more than {longest} bytes, and no such file needs that many")))?;
     Ok(bytes)
 }
 

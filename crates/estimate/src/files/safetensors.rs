@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{bytes, copy, file_error, open};
-use crate::{Bytes, Dtype, Result, Shape, TensorInfo, Tensors, dtype::PLAIN};
+use crate::{Bytes, Dtype, Result, Shape, TensorInfo, Tensors, dtype::PLAIN, ensure};
 
 /// The format's own limit for its header.
 const LONGEST_HEADER: u64 = 100_000_000;
@@ -91,9 +91,8 @@ fn one_file(path: &Path) -> Result<Vec<TensorInfo>> {
         let mut length = [0; 8];
         copy(&mut file, 8, &mut &mut length[..])?;
         let length = u64::from_le_bytes(length);
-        if length > LONGEST_HEADER {
-            return Err(format!("a header of {length} bytes; at most {LONGEST_HEADER} are allowed"));
-        }
+        let fits = length <= LONGEST_HEADER;
+        ensure(fits, || format!("a header of {length} bytes; at most {LONGEST_HEADER} are allowed"))?;
         // Grows with what is read, so that a short file needs little memory whatever its length says.
         let mut header = Vec::new();
         copy(&mut file, length, &mut header)?;
@@ -117,9 +116,8 @@ fn tensors(header: &[u8]) -> Result<Vec<TensorInfo>, String> {
         let elements = shape.elements().filter(|elements| elements % dtype.block() == 0);
         let bytes = elements.and_then(|elements| dtype.bytes(elements));
         let length = end.checked_sub(start);
-        if bytes.is_none() || bytes != length {
-            return Err(of_tensor(&format!("the shape {shape} of {dtype} does not take the bytes {start} to {end}")));
-        }
+        let wrong = || of_tensor(&format!("the shape {shape} of {dtype} does not take the bytes {start} to {end}"));
+        ensure(bytes.is_some() && bytes == length, wrong)?;
         tensors.push(TensorInfo { name, dtype, shape, bytes: Bytes::new(end - start) });
     }
     Ok(tensors)
@@ -131,9 +129,8 @@ fn all_files(index: &Path) -> Result<Vec<TensorInfo>> {
     let mut tensors = Vec::new();
     for name in files {
         let mut parts = Path::new(name).components();
-        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
-            return Err(file_error(index, format!("`{name}` is not the name of a file next to the index")));
-        }
+        let fits = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
+        ensure(fits, || file_error(index, format!("`{name}` is not the name of a file next to the index")))?;
         let found = one_file(&index.with_file_name(name))?;
         // A file may contain tensors that the index takes from another file.
         tensors.extend(found.into_iter().filter(|tensor| weight_map.get(&tensor.name) == Some(name)));

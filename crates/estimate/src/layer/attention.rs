@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Built, Layer};
-use crate::{Dtype, Eager, Error, Result, Shape, Tensor};
+use crate::{Dtype, Eager, Error, Result, Shape, Tensor, ensure};
 
 /// The sizes of a self-attention layer. Without heads, it is an error.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -142,16 +142,14 @@ impl Attention {
     }
 
     pub(super) fn forward(&self, built: &Built, eager: &Eager, input: &Tensor) -> Result<Tensor> {
-        if input.shape.rank() != 3 || input.shape.last() != self.size {
-            return Err(eager.mismatch(format!("(…, …, {})", self.size), input));
-        }
+        let fits = input.shape.rank() == 3 && input.shape.last() == self.size;
+        ensure(fits, || eager.mismatch(format!("(…, …, {})", self.size), input))?;
         let (batch, length, head_size) = (input.shape[0], input.shape[1], self.head_size());
         let Some(widths) = self.widths() else { return Err(eager.too_large()) };
         let read = self.reads.as_deref().map(|slot| eager.left(slot)).transpose()?;
         let source = read.as_ref().unwrap_or(input);
-        if source.shape.rank() != 3 || source.shape.last() != self.size || source.shape[0] != batch {
-            return Err(eager.mismatch(format!("({batch}, …, {})", self.size), source));
-        }
+        let fits = source.shape.rank() == 3 && source.shape.last() == self.size && source.shape[0] == batch;
+        ensure(fits, || eager.mismatch(format!("({batch}, …, {})", self.size), source))?;
         let in_heads = |tensor: &Tensor, width: u64| {
             let heads = width.checked_div(head_size).unwrap_or(0);
             let shape = Shape::from([batch, tensor.shape[1], heads, head_size]);

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     Conv, Dtype, Eager, Error, Quantized, Result, Shape, Types, Window,
     eager::{Adapted, ParameterId, Role},
+    ensure,
 };
 
 /// The maximum depth of nested layers. Without it, a hostile file could overflow the stack.
@@ -55,13 +56,9 @@ impl Building<'_> {
     }
 
     fn parts(&mut self, named: &Named) -> Result<Built> {
-        if self.depth > DEEPEST {
-            return Err(self.invalid(format!("layers are nested deeper than {DEEPEST}")));
-        }
-        if self.path > LONGEST_PATH {
-            let what = format!("the names of layers make a path of more than {LONGEST_PATH} bytes");
-            return Err(Error::invalid(what));
-        }
+        ensure(self.depth <= DEEPEST, || self.invalid(format!("layers are nested deeper than {DEEPEST}")))?;
+        let fits = self.path <= LONGEST_PATH;
+        ensure(fits, || Error::invalid(format!("the names of layers make a path of more than {LONGEST_PATH} bytes")))?;
         let (name, kind, adapted) = (named.name.clone(), named.layer.clone(), Adapted::default());
         let (parameters, children, shortcut) = (vec![], vec![], vec![]);
         let mut built = Built { name, kind, parameters, adapted, group: None, children, shortcut };
@@ -155,10 +152,8 @@ impl Building<'_> {
         self.spread(&mut conv.window)?;
         conv.groups = conv.groups.max(1);
         let Conv { inputs, outputs, groups, .. } = *conv;
-        if inputs % groups != 0 || outputs % groups != 0 {
-            let what = format!("{inputs} and {outputs} channels cannot be split into {groups} groups");
-            return Err(self.invalid(what));
-        }
+        let fits = inputs % groups == 0 && outputs % groups == 0;
+        ensure(fits, || self.invalid(format!("{inputs} and {outputs} channels cannot be split into {groups} groups")))?;
         let mut sizes = vec![outputs, inputs / groups];
         sizes.extend(&conv.window.kernel);
         let mut parameters = vec![self.add(sizes)?];
@@ -179,13 +174,10 @@ impl Building<'_> {
             );
             return Err(self.invalid(what));
         }
-        if is_joined && attention.reads.is_some() {
-            return Err(self.invalid("the projections of cross attention cannot be joined"));
-        }
-        if attention.rotated() > attention.head_size() {
-            let (rotated, size) = (attention.rotated(), attention.head_size());
-            return Err(self.invalid(format!("heads of {size} cannot rotate {rotated} elements")));
-        }
+        let fits = !is_joined || attention.reads.is_none();
+        ensure(fits, || self.invalid("the projections of cross attention cannot be joined"))?;
+        let (rotated, of) = (attention.rotated(), attention.head_size());
+        ensure(rotated <= of, || self.invalid(format!("heads of {of} cannot rotate {rotated} elements")))?;
         let [queries, keys, values] = attention.widths().ok_or_else(|| self.eager.too_large())?;
         let AttentionNames { queries: q, keys: k, values: v, joined, output, norms: [q_norm, k_norm] } =
             &attention.names;
@@ -243,10 +235,8 @@ impl Building<'_> {
 
     fn experts(&mut self, experts: &Experts) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>)> {
         let Experts { size, hidden, experts: count, per_token, function, shared, run } = *experts;
-        if per_token == 0 || per_token > count {
-            let what = format!("a token cannot pass through {per_token} of {count} experts");
-            return Err(self.invalid(what));
-        }
+        let fits = per_token != 0 && per_token <= count;
+        ensure(fits, || self.invalid(format!("a token cannot pass through {per_token} of {count} experts")))?;
         let mut children = vec![self.one(&linear(experts.router(), size, count, true))?];
         let both = hidden.checked_mul(2).ok_or_else(|| self.eager.too_large())?;
         let [first, second] = match run {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Built, Function, forward::activate};
-use crate::{Dtype, Eager, Result, Shape, Tensor};
+use crate::{Dtype, Eager, Result, Shape, Tensor, ensure};
 
 /// The sizes of a mixture of experts. Each expert is a gated MLP; a router chooses some of them for each token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,9 +46,8 @@ impl Experts {
     }
 
     pub(super) fn forward(&self, built: &Built, eager: &Eager, input: &Tensor) -> Result<Tensor> {
-        if input.shape.rank() < 2 || input.shape.last() != self.size {
-            return Err(eager.mismatch(format!("(…, …, {})", self.size), input));
-        }
+        let fits = input.shape.rank() >= 2 && input.shape.last() == self.size;
+        ensure(fits, || eager.mismatch(format!("(…, …, {})", self.size), input))?;
         let tokens = input.shape.elements().and_then(|elements| elements.checked_div(self.size)).unwrap_or(0);
         let rows = eager.reshape(input, &Shape::from([tokens, self.size]))?;
         let output = match self.run {

@@ -6,6 +6,7 @@ use super::{Embeddings, Function, Layer, Linear};
 use crate::{
     Class, Dtype, Eager, Kind, Result, Shape, Tensor,
     eager::{Adapted, ParameterId},
+    ensure,
 };
 
 /// Runs a model. The tensors that its layers share are freed when the output exists.
@@ -112,9 +113,7 @@ impl Built {
             Layer::Embeddings(embeddings) => self.embeddings(embeddings, eager, input),
             Layer::PatchEmbedding { size, .. } => self.patches(eager, input, *size),
             Layer::FirstToken => {
-                if input.shape.rank() != 3 {
-                    return Err(eager.mismatch("(…, …, …)", input));
-                }
+                ensure(input.shape.rank() == 3, || eager.mismatch("(…, …, …)", input))?;
                 let first = eager.narrow(input, 1, 1);
                 let (batch, size) = (input.shape[0], input.shape[2]);
                 Ok(eager.view(&first, &Shape::from([batch, size])))
@@ -206,9 +205,8 @@ impl Built {
         for name in [segments, positions] {
             let Some(table) = self.children.iter().find(|child| child.name == name) else { continue };
             let (length, rows) = (input.shape.last(), embeddings.positions);
-            if name == positions && length > rows {
-                return Err(eager.error(Kind::TooLong { positions: rows, length }));
-            }
+            let fits = name != positions || length <= rows;
+            ensure(fits, || eager.error(Kind::TooLong { positions: rows, length }))?;
             // All sequences have the same positions, but in `generate` each sequence has its own.
             let is_one = name == positions && !eager.is_generating();
             let shape = if is_one { Shape::from([1, input.shape.last()]) } else { input.shape.clone() };

@@ -1,7 +1,7 @@
 //! Scaled dot product attention in a single kernel, which does not store the matrix of scores.
 
 use super::linear::Like;
-use crate::{Dtype, Eager, Result, Shape, Tensor};
+use crate::{Dtype, Eager, Result, Shape, Tensor, ensure};
 
 /// Returns whether PyTorch chooses cuDNN's kernel (`_scaled_dot_product_cudnn_attention`) and not the one from CUTLASS
 /// (`_scaled_dot_product_efficient_attention`). On GPUs of compute capability 9.0 or 10.0 with cuDNN 9.15 or later, PyTorch
@@ -75,9 +75,7 @@ impl Eager {
             && queries.shape[0] == keys.shape[0]
             && queries.shape[1].checked_rem(keys.shape[1]) == Some(0)
             && queries.shape[3] == keys.shape[3];
-        if !fits {
-            return Err(self.pair("attention", &queries.shape, &keys.shape));
-        }
+        ensure(fits, || self.pair("attention", &queries.shape, &keys.shape))?;
         let sizes = Sizes::of(&queries, &keys);
         let Sizes { batch, heads, length, size, .. } = sizes;
         let mask = mask.map(|mask| self.lowered(mask)).transpose()?;

@@ -1,7 +1,7 @@
 //! Operations on each element.
 
 use super::linear::Like;
-use crate::{Dtype, Eager, Error, Result, Shape, Tensor, eager::Saved};
+use crate::{Dtype, Eager, Error, Result, Shape, Tensor, eager::Saved, ensure};
 
 /// The tensor that an operation with one input saves for its backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,9 +142,8 @@ impl Eager {
 
     /// Runs `first += second`.
     pub(crate) fn add_in_place(&self, first: &Tensor, second: &Tensor) -> Result<Tensor> {
-        if first.shape.broadcast(&second.shape).as_ref() != Some(&first.shape) {
-            return Err(self.pair("a sum in place", &first.shape, &second.shape));
-        }
+        let fits = first.shape.broadcast(&second.shape).as_ref() == Some(&first.shape);
+        ensure(fits, || self.pair("a sum in place", &first.shape, &second.shape))?;
         Ok(self.sum([first, second], first.detached()))
     }
 

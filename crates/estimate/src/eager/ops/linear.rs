@@ -5,6 +5,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::{
     Class, Dtype, Eager, Result, Shape, Tensor,
     eager::{Grads, Saved},
+    ensure,
 };
 
 impl Eager {
@@ -52,9 +53,7 @@ impl Eager {
             && sizes.len() == rank
             && first.shape[rank - 1] == sizes[rank - 2]
             && first.shape[..rank - 2] == sizes[..rank - 2];
-        if !fits {
-            return Err(self.pair("a matrix product", &first.shape, &second.shape));
-        }
+        ensure(fits, || self.pair("a matrix product", &first.shape, &second.shape))?;
         let (first, second) = (self.lowered(first)?, self.lowered(second)?);
         self.use_cublas()?;
         let saved = self.save_factors(&first, &second)?;
@@ -70,9 +69,8 @@ impl Eager {
     /// Runs `grouped_mm`: groups of rows (n, inputs) are multiplied by their weights (groups, outputs, inputs).
     /// Autocast does not cover this operation: the rows get the type of the weights.
     pub(crate) fn grouped_product(&self, rows: &Tensor, weights: &Tensor) -> Result<Tensor> {
-        if rows.shape.rank() != 2 || weights.shape.rank() != 3 || rows.shape[1] != weights.shape[2] {
-            return Err(self.pair("a product with the weights of experts", &rows.shape, &weights.shape));
-        }
+        let fits = rows.shape.rank() == 2 && weights.shape.rank() == 3 && rows.shape[1] == weights.shape[2];
+        ensure(fits, || self.pair("a product with the weights of experts", &rows.shape, &weights.shape))?;
         let rows = self.to(rows, weights.dtype)?;
         let saved = self.save_factors(&rows, weights)?;
         let output = self.output(&Shape::from([rows.shape[0], weights.shape[1]]), rows.dtype)?;
@@ -81,9 +79,8 @@ impl Eager {
 
     /// Returns rows of a table. The gradient of the table is as large as the table.
     pub(crate) fn embedding(&self, indices: &Tensor, table: &Tensor) -> Result<Tensor> {
-        if indices.dtype.is_float() {
-            return Err(self.invalid(format!("an embedding needs integers and gets {}", indices.dtype)));
-        }
+        let invalid = || self.invalid(format!("an embedding needs integers and gets {}", indices.dtype));
+        ensure(!indices.dtype.is_float(), invalid)?;
         // More than 3072 indices are sorted.
         self.rows_at(indices, table, 3072)
     }

@@ -1,6 +1,6 @@
 //! Normalization.
 
-use crate::{Dtype, Eager, Result, Shape, Tensor};
+use crate::{Dtype, Eager, Result, Shape, Tensor, ensure};
 
 impl Eager {
     /// Runs `layer_norm` over the last dimension. The input is kept, and a mean and a deviation in `f32` for each row.
@@ -60,12 +60,8 @@ impl Eager {
     /// Runs batch norm over dimension 1. The input is kept and, in training, a mean and a deviation for each channel.
     pub(crate) fn batch_norm(&self, input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
         let channels = weight.shape.last();
-        if input.shape.rank() < 2 {
-            return Err(self.mismatch(format!("(…, {channels}, …)"), input));
-        }
-        if input.shape[1] != channels {
-            return Err(self.mismatch(input.shape.with(1, channels), input));
-        }
+        ensure(input.shape.rank() >= 2, || self.mismatch(format!("(…, {channels}, …)"), input))?;
+        ensure(input.shape[1] == channels, || self.mismatch(input.shape.with(1, channels), input))?;
         let all = [input, weight, bias];
         let mut saved = self.save_all(&all, [input])?;
         let output = self.output(&input.shape, input.dtype)?.in_order_of(input);

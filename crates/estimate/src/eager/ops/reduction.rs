@@ -1,7 +1,7 @@
 //! Sums over many elements, and the largest of many. PyTorch splits a sum among several blocks of threads, which write their parts into
 //! a buffer.
 
-use crate::{Dtype, Eager, Result, Shape, Tensor};
+use crate::{Dtype, Eager, Result, Shape, Tensor, ensure};
 
 /// The threads of a block (`mnt_wrapper`), the threads of a multiprocessor of an A100, H100 or H200, and the threads of a warp.
 const BLOCK: u64 = 512;
@@ -52,9 +52,8 @@ fn buffer(outputs: u64, inputs: u64, sums_neighbours: bool, multiprocessors: u64
 impl Eager {
     /// Returns the largest elements of each row, and their positions.
     pub(crate) fn top_k(&self, input: &Tensor, count: u64) -> Result<[Tensor; 2]> {
-        if count > input.shape.last() {
-            return Err(self.mismatch(format!("{} or more", input.shape.with_last(count)), input));
-        }
+        let fits = count <= input.shape.last();
+        ensure(fits, || self.mismatch(format!("{} or more", input.shape.with_last(count)), input))?;
         let shape = input.shape.with_last(count);
         let values = self.output(&shape, input.dtype)?;
         let positions = self.integers(&shape)?;

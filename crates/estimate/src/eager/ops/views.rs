@@ -1,6 +1,6 @@
 //! Views share the memory of their input. Elements are copied only if their order requires it.
 
-use crate::{Dtype, Eager, Result, Shape, Tensor};
+use crate::{Dtype, Eager, Result, Shape, Tensor, ensure};
 
 impl Eager {
     /// Records an operation that passes its gradient on.
@@ -29,9 +29,7 @@ impl Eager {
     /// Returns the tensor in another shape with the same number of elements. If the elements are not in order, they are
     /// copied.
     pub(crate) fn reshape(&self, input: &Tensor, shape: &Shape) -> Result<Tensor> {
-        if input.shape.elements() != shape.elements() {
-            return Err(self.pair("a change of shape", &input.shape, shape));
-        }
+        ensure(input.shape.elements() == shape.elements(), || self.pair("a change of shape", &input.shape, shape))?;
         let input = self.contiguous(input)?;
         Ok(self.viewed(&input, shape.clone()))
     }
@@ -82,9 +80,8 @@ impl Eager {
 
     /// Returns parts of the last dimension as views. The gradients of all parts are copied into one tensor.
     pub(crate) fn split_last<const N: usize>(&self, input: &Tensor, sizes: [u64; N]) -> Result<[Tensor; N]> {
-        if sizes.iter().sum::<u64>() != input.shape.last() {
-            return Err(self.mismatch(input.shape.with_last(sizes.iter().sum()), input));
-        }
+        let fits = sizes.iter().sum::<u64>() == input.shape.last();
+        ensure(fits, || self.mismatch(input.shape.with_last(sizes.iter().sum()), input))?;
         let strides = input.strides();
         let part = |size: u64| input.as_view().with_shape(input.shape.with_last(size)).with_strides(&strides);
         let parts = sizes.map(part);
@@ -114,9 +111,8 @@ impl Eager {
         };
         let mut sum = 0_u64;
         for input in inputs {
-            if input.shape.with(dimension, 0) != first.shape.with(dimension, 0) {
-                return Err(self.pair("joining", &first.shape, &input.shape));
-            }
+            let fits = input.shape.with(dimension, 0) == first.shape.with(dimension, 0);
+            ensure(fits, || self.pair("joining", &first.shape, &input.shape))?;
             sum = sum.checked_add(input.shape[dimension]).ok_or_else(|| self.too_large())?;
         }
         let output = self.output(&first.shape.with(dimension, sum), first.dtype)?;

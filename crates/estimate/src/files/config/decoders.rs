@@ -16,7 +16,7 @@ use std::collections::HashSet;
 use serde_json::{Map, Value, json};
 
 use super::fields::{Fields, head_size, is_zero, wrong};
-use crate::Result;
+use crate::{Result, ensure};
 
 /// Values by the names that templates use.
 pub(super) type Values = Vec<(&'static str, Value)>;
@@ -75,9 +75,7 @@ fn part<'a>(parts: &'a Map<String, Value>, name: &str) -> Option<&'a str> {
 fn rotated(fields: Fields<'_>, field: &str, head_size: u64) -> Result<u64> {
     let factor = fields.fraction(field, 1.0)?;
     let factor = fields.inner("rope_parameters").fraction("partial_rotary_factor", factor)?;
-    if !(0.0..=1.0).contains(&factor) {
-        return Err(wrong(format!("`{field}` is {factor}, which is not between 0 and 1")));
-    }
+    ensure((0.0..=1.0).contains(&factor), || wrong(format!("`{field}` is {factor}, which is not between 0 and 1")))?;
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -105,9 +103,7 @@ fn windows(parts: &Map<String, Value>, fields: Fields<'_>, rotates: &[bool]) -> 
             let known = fields.optional("sliding_window_pattern")?.is_some();
             let field = if known { "sliding_window_pattern" } else { "_sliding_window_pattern" };
             pattern = fields.number(field, 6)?;
-            if pattern == 0 {
-                return Err(is_zero(field));
-            }
+            ensure(pattern != 0, || is_zero(field))?;
         }
         _ => {}
     }
