@@ -72,6 +72,7 @@ const SENSELESS: &[(&str, &str)] = &[
     (r#"{"optimizer": "sgd", "parameters": "bool"}"#, "parameters of this type have no gradients"),
     (r#"{"optimizer": "sgd", "parameters": "f8"}"#, "parameters of this type have no gradients"),
     (r#"{"optimizer": "sgd", "parameters": "q4_0"}"#, "parameters of this type have no gradients"),
+    (r#"{"optimizer": "sgd", "master_weights": true}"#, "copies of the parameters in f32 are for parameters"),
     (r#"{"parameters": "i64"}"#, "parameters are numbers with a fraction"),
     (r#"{"parameters": "bf16", "compute": "bf16"}"#, "`compute` is for weights that are only stored in theirs"),
     (r#"{"parameters": "q4_0", "compute": "i8"}"#, "products are computed in f16, bf16 or f32"),

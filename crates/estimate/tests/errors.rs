@@ -1,20 +1,30 @@
 //! Tests models that do not fit together, and hostile files.
 
-use gpumem_estimate::{
-    Attention, Experts, Function, HeadNorm, Input, Layer, Linear, Loss, Model, Optimizer, RunExperts, Shape, Step,
-    models, numbered,
-};
+use gpumem_estimate::{Input, Layer, Loss, Model, Optimizer, Shape, Step, models, numbered};
+use serde_json::json;
 
 fn model(layers: impl IntoIterator<Item = Layer>, input: Input) -> Model {
     Model { name: "test".to_owned(), input, layers: numbered(layers), loss: Loss::default() }
 }
 
-fn numbers<const N: usize>(shape: [u64; N]) -> Input {
-    Input::Numbers(Shape::from(shape))
+fn numbers(shape: &[u64]) -> Input {
+    Input::Numbers(Shape::from(shape.to_vec()))
 }
 
-fn image() -> Input {
-    numbers([3, 8, 8])
+const IMAGE: &[u64] = &[3, 8, 8];
+const TOKENS: &[u64] = &[5, 8];
+
+/// Returns layers from a text such as `flatten; linear inputs=5 outputs=5`.
+fn layers(text: &str) -> Vec<Layer> {
+    let layer = |text: &str| {
+        let (kind, fields) = text.split_once(' ').unwrap_or((text, ""));
+        let mut layer = json!({"type": kind});
+        for (field, value) in fields.split(' ').filter_map(|field| field.split_once('=')) {
+            layer[field] = serde_json::from_str(value).unwrap_or_else(|_| value.into());
+        }
+        serde_json::from_value(layer).unwrap()
+    };
+    text.split("; ").map(layer).collect()
 }
 
 fn message(layers: impl IntoIterator<Item = Layer>, input: Input) -> String {
@@ -26,72 +36,73 @@ fn fits(found: &str, expected: &str) -> bool {
     expected.strip_suffix('*').map_or(found == expected, |start| found.starts_with(start))
 }
 
-/// Checks messages of models that read an image and have one layer.
-#[track_caller]
-fn check<const N: usize>(cases: [(Layer, &str); N]) {
-    for (layer, expected) in cases {
-        let found = message([layer], image());
-        assert!(fits(&found, &format!("layer `0`: {expected}")), "{found}");
-    }
-}
-
 #[test]
 fn a_mismatch_names_the_layer_and_both_shapes() {
-    let layers = [Layer::sequence([Layer::conv2d(3, 4, 3, 1, 1), Layer::conv2d(8, 4, 3, 1, 1)])];
-    let error = Step::inference(2).estimate(&model(layers, image())).unwrap_err();
+    let large = "the sizes are too large: the sum does not fit into 62 bits";
+    let experts = |sizes: &str| format!("experts hidden=4 experts=3 function=silu {sizes}");
+    let provided = |size| format!("provide slot=text sizes=[3,{size}]; attention size=8 heads=2 reads=text");
+    let (wide, narrow) = (u64::MAX, 1_u64 << 40);
+    for (input, text, expected) in [
+        (IMAGE, "flatten; linear inputs=5 outputs=5", "1`: expects an input of shape (…, 5) and gets (2, 192)"),
+        (IMAGE, "batch_norm channels=5", "0`: expects an input of shape (2, 5, 8, 8) and gets (2, 3, 8, 8)"),
+        (IMAGE, "conv inputs=3 outputs=4 kernel=[9,9]", "0`: expects an input of shape a window of 9 with stride 1*"),
+        (IMAGE, "conv inputs=3 outputs=4 kernel=[3,3] stride=[0] padding=[1]", "0`: expects*"),
+        (IMAGE, "conv inputs=3 outputs=4 kernel=[0,0] padding=[1]", "0`: expects*"),
+        (IMAGE, &format!("linear inputs={narrow} outputs={narrow}"), &format!("0`: {large}")),
+        (IMAGE, &format!("conv inputs={wide} outputs={wide} kernel=[3,3]"), &format!("0`: {large}")),
+        // Each of the two layers has 2^61 bytes.
+        (
+            IMAGE,
+            "linear inputs=1073741824 outputs=536870912; linear inputs=536870912 outputs=1073741824",
+            &format!("1`: {large}"),
+        ),
+        (IMAGE, "linear inputs=192 outputs=2 tied_to=x", "0`: no layer before it has the path `x` and a weight*"),
+        (IMAGE, "tied_embedding tied_to=x", "0`: no layer before it has the path `x` and a weight to share"),
+        (IMAGE, "attention size=8", "0`: 0 heads cannot share 0 heads of keys"),
+        (IMAGE, "attention size=8 heads=1 key_value_heads=2", "0`: 1 head cannot share 2 heads of keys"),
+        (IMAGE, "embedding rows=10 size=4", "0`: an embedding needs integers and gets f32"),
+        (TOKENS, &experts("size=9 per_token=2"), "0`: expects an input of shape (…, …, 9) and gets (2, 5, 8)"),
+        (TOKENS, &experts("size=8 per_token=0"), "0`: a token cannot pass through 0 of 3 experts"),
+        (TOKENS, &experts("size=8 per_token=4"), "0`: a token cannot pass through 4 of 3 experts"),
+        (TOKENS, "attention size=8 heads=2 reads=text", "0`: no layer before it leaves `text`"),
+        (TOKENS, "attention size=8 heads=2 reads=encoder", "0`: no layer before it leaves `encoder`"),
+        (TOKENS, &provided(7), "1`: expects an input of shape (2, …, 8) and gets (2, 3, 7)"),
+        (TOKENS, "attention size=8 heads=2 rotates=true rotated=5", "0`: heads of 4 cannot rotate 5 elements"),
+        (TOKENS, "attention size=8 heads=2 relative=true", "0`: no layer before it has a table of position biases"),
+        (TOKENS, "positions rows=4 size=8", "0`: expects an input of shape (…, 4 or less, 8) and gets (2, 5, 8)"),
+        (TOKENS, "encoder_decoder encoder=[] decoder=[]", "0`: a decoder needs target tokens"),
+    ] {
+        let found = message(layers(text), numbers(input));
+        assert!(fits(&found, &format!("layer `{expected}")), "{text}: {found}");
+    }
+    for fitting in [provided(8), "attention size=8 heads=2 head_size=3 norm=rms".to_owned()] {
+        assert!(Step::inference(2).estimate(&model(layers(&fitting), numbers(TOKENS))).is_ok(), "{fitting}");
+    }
+    let both = model(layers("encoder_decoder encoder=[] decoder=[]"), Input::Pair { source: 4, target: 3 });
+    assert!(Step::inference(2).estimate(&both).is_ok());
+    let inner = [Layer::sequence([Layer::conv2d(3, 4, 3, 1, 1), Layer::conv2d(8, 4, 3, 1, 1)])];
+    let error = Step::inference(2).estimate(&model(inner, numbers(IMAGE))).unwrap_err();
     assert_eq!(error.layer(), "0.1");
     let expected = "layer `0.1`: expects an input of shape (…, 8, …, …) and gets (2, 4, 8, 8)";
     assert_eq!(error.to_string(), expected);
-    let expected = "layer `1`: expects an input of shape (…, 5) and gets (2, 192)";
-    assert_eq!(message([Layer::Flatten, Layer::linear(5, 5)], image()), expected);
-    let layers = numbered([Layer::conv2d(3, 4, 3, 1, 1)]);
-    let window = "expects an input of shape a window of 9 with stride 1 and padding 0 or more*";
-    check([
-        (Layer::BatchNorm { channels: 5 }, "expects an input of shape (2, 5, 8, 8) and gets (2, 3, 8, 8)"),
-        (
-            Layer::Residual { layers, shortcut: vec![], in_place: false },
-            "a sum does not work with the shapes (2, 3, 8, 8) and (2, 4, 8, 8)",
-        ),
-        (Layer::conv2d(3, 4, 9, 1, 0), window),
-    ]);
-}
-
-#[test]
-fn sizes_that_overflow_are_errors() {
-    let large = "the sizes are too large: the sum does not fit into 62 bits";
-    check([(Layer::linear(1 << 40, 1 << 40), large), (Layer::conv2d(u64::MAX, u64::MAX, 3, 1, 1), large)]);
-    // Each of the two layers has 2^61 bytes.
-    let halves = [Layer::linear(1 << 30, 1 << 29), Layer::linear(1 << 29, 1 << 30)];
-    assert_eq!(message(halves, image()), format!("layer `1`: {large}"));
-    let huge = || numbers([u64::MAX, u64::MAX]);
+    let inner = numbered([Layer::conv2d(3, 4, 3, 1, 1)]);
+    let residual = Layer::Residual { layers: inner, shortcut: vec![], in_place: false };
+    let expected = "layer `0`: a sum does not work with the shapes (2, 3, 8, 8) and (2, 4, 8, 8)";
+    assert_eq!(message([residual], numbers(IMAGE)), expected);
+    let huge = || numbers(&[u64::MAX, u64::MAX]);
     assert_eq!(message([Layer::Flatten], huge()), large);
     assert!(Step::inference(1).estimate(&model([Layer::Flatten], huge())).is_err());
     assert!(Step::training(u64::MAX, Optimizer::Adam).estimate(&models::vgg19()).is_err());
 }
 
 #[test]
-fn sizes_that_make_no_sense_are_errors() {
-    check([
-        (Layer::conv2d(3, 4, 3, 0, 1), "expects*"),
-        (Layer::conv2d(3, 4, 0, 1, 1), "expects*"),
-        (
-            Layer::Linear(Linear { inputs: 192, outputs: 2, no_bias: true, tied_to: Some("x".to_owned()) }),
-            "no layer before it has the path `x` and a weight to share",
-        ),
-        (Layer::TiedEmbedding { tied_to: "x".to_owned() }, "no layer before it has the path `x` and a weight to share"),
-        (Layer::Attention(Attention { size: 8, ..Attention::default() }), "0 heads cannot share 0 heads of keys"),
-        (
-            Layer::Attention(Attention { size: 8, heads: 1, key_value_heads: 2, ..Attention::default() }),
-            "1 head cannot share 2 heads of keys",
-        ),
-        (Layer::Embedding { rows: 10, size: 4 }, "an embedding needs integers and gets f32"),
-    ]);
+fn names_and_nested_layers_are_limited() {
     // The nesting is below the limit of the parser, and above that of a model.
     let nested = (0..100).fold(Layer::Flatten, |layer, _| Layer::sequence([layer]));
-    assert!(message([nested], image()).ends_with("layers are nested deeper than 64"));
+    assert!(message([nested], numbers(IMAGE)).ends_with("layers are nested deeper than 64"));
     // Each layer has the names of all layers around it.
     let inside = Layer::Sequential { layers: vec![Layer::Flatten.named("b".repeat(300))] };
-    let long = Model { layers: vec![inside.named("a".repeat(300))], ..model([], image()) };
+    let long = Model { layers: vec![inside.named("a".repeat(300))], ..model([], numbers(IMAGE)) };
     let error = Step::inference(1).estimate(&long).unwrap_err().to_string();
     assert_eq!(error, "the names of layers make a path of more than 500 bytes");
 }
@@ -154,46 +165,6 @@ fn a_wrong_layer_is_named() {
     assert_eq!(unnamed, "layer `mlp` (`layers[0].layers[1]`): missing field `name`");
     let model = Model::from_json(r#"{"layers": [], "input": {"tokens": 1}}"#).unwrap_err().to_string();
     assert!(model.starts_with("this is not a model: missing field `name`"), "{model}");
-}
-
-#[test]
-fn sizes_inside_of_layers_fit() {
-    let tokens = || numbers([5, 8]);
-    let experts = |size, per_token| {
-        let (function, run) = (Function::Silu, RunExperts::Grouped);
-        Layer::Experts(Experts { size, hidden: 4, experts: 3, per_token, function, shared: 0, run })
-    };
-    let attention = || Attention { size: 8, heads: 2, ..Attention::default() };
-    let cross = |slot: &str| Layer::Attention(Attention { reads: Some(slot.to_owned()), ..attention() });
-    let text = |size| {
-        let (slot, sizes) = ("text".to_owned(), vec![3, size]);
-        Layer::Provide { slot, sizes, integers: false, is_next: false, layers: vec![] }
-    };
-    let rotated = Layer::Attention(Attention { rotates: true, rotated: 5, ..attention() });
-    let relative = Layer::Attention(Attention { relative: true, ..attention() });
-    let pair = || Layer::EncoderDecoder { encoder: vec![], decoder: vec![] };
-    for (layers, expected) in [
-        (vec![experts(9, 2)], "0`: expects an input of shape (…, …, 9) and gets (2, 5, 8)"),
-        (vec![experts(8, 0)], "0`: a token cannot pass through 0 of 3 experts"),
-        (vec![experts(8, 4)], "0`: a token cannot pass through 4 of 3 experts"),
-        (vec![cross("text")], "0`: no layer before it leaves `text`"),
-        (vec![text(7), cross("text")], "1`: expects an input of shape (2, …, 8) and gets (2, 3, 7)"),
-        (vec![rotated], "0`: heads of 4 cannot rotate 5 elements"),
-        (
-            vec![Layer::Positions { rows: 4, size: 8, is_fixed: false }],
-            "0`: expects an input of shape (…, 4 or less, 8) and gets (2, 5, 8)",
-        ),
-        (vec![cross("encoder")], "0`: no layer before it leaves `encoder`"),
-        (vec![relative], "0`: no layer before it has a table of position biases"),
-        (vec![pair()], "0`: a decoder needs target tokens"),
-    ] {
-        assert_eq!(message(layers, tokens()), format!("layer `{expected}"));
-    }
-    let normed = Layer::Attention(Attention { head_size: 3, norm: HeadNorm::Rms, ..attention() });
-    let both = model([pair()], Input::Pair { source: 4, target: 3 });
-    for fitting in [model([text(8), cross("text")], tokens()), model([normed], tokens()), both] {
-        assert!(Step::inference(2).estimate(&fitting).is_ok(), "{fitting:?}");
-    }
 }
 
 /// The depth of hostile values.
