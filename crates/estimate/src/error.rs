@@ -57,12 +57,8 @@ impl Error {
         matches!(*self.kind, Kind::OutOfMemory { .. } | Kind::TooLarge)
     }
 
-    pub(crate) fn is_too_long(&self) -> bool {
-        matches!(*self.kind, Kind::TooLong { .. })
-    }
-
-    pub(crate) fn is_recomputed_all(&self) -> bool {
-        *self.kind == Kind::RecomputedAll
+    pub(crate) fn kind(&self) -> &Kind {
+        &self.kind
     }
 }
 

@@ -88,7 +88,6 @@ impl OptimizerParts {
 
 impl Estimate {
     /// Splits the memory of an optimizer, whose state has this size, into its parts.
-    #[must_use]
     pub(crate) fn with_optimizer(self, state: u64) -> Self {
         let of = |phase: &str| {
             let parts = self.parts.iter().filter(|part| part.class == Class::Optimizer && part.phase == phase);

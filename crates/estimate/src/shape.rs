@@ -36,7 +36,6 @@ impl Shape {
     }
 
     /// Returns the same shape, but with this size of a dimension, if there is such a dimension.
-    #[must_use]
     pub(crate) fn with(&self, dimension: usize, size: u64) -> Self {
         let mut shape = self.clone();
         if let Some(old) = shape.0.get_mut(dimension) {
@@ -46,7 +45,6 @@ impl Shape {
     }
 
     /// Returns the same shape, but with this size of the last dimension.
-    #[must_use]
     pub(crate) fn with_last(&self, size: u64) -> Self {
         self.with(self.rank().wrapping_sub(1), size)
     }
@@ -82,15 +80,9 @@ impl<I: SliceIndex<[u64]>> Index<I> for Shape {
     }
 }
 
-impl<const N: usize> From<[u64; N]> for Shape {
-    fn from(sizes: [u64; N]) -> Self {
-        Self(Numbers::from_slice(&sizes))
-    }
-}
-
-impl From<Vec<u64>> for Shape {
-    fn from(sizes: Vec<u64>) -> Self {
-        Self(sizes.into())
+impl<S: AsRef<[u64]>> From<S> for Shape {
+    fn from(sizes: S) -> Self {
+        Self(Numbers::from_slice(sizes.as_ref()))
     }
 }
 

@@ -142,7 +142,7 @@ impl Step {
         let reserved = Bytes::new(memory.reserved_peak());
         let (optimizer, convolutions) = (None, None);
         let estimate = Estimate { parameters, parameter_bytes, peak, parts, reserved, phases, optimizer, convolutions };
-        Ok((estimate.with_optimizer(state.bytes()), eager.largest_convolution_workspace()))
+        Ok((estimate.with_optimizer(state.bytes()), eager.workspaces.largest.get()))
     }
 
     /// Returns an error if settings contradict each other or are not supported.
@@ -337,7 +337,7 @@ impl Step {
                     ids = eager.concatenate(&[&ids, &new], 1)?;
                 }
                 phases.push(PhasePeak { name, peak: Bytes::new(eager.memory.close()) });
-                if eager.has_no_cache() {
+                if eager.cache.layers.borrow().is_empty() {
                     return invalid("the model keeps no keys and values, so it cannot decode");
                 }
             }
@@ -359,7 +359,7 @@ fn next_token(
     // `prepare_inputs_for_generation` makes a copy of the tokens, their positions, and the mask of all tokens so far.
     let tokens = &eager.integers(&tokens.shape)?;
     let _others = [eager.integers(&tokens.shape)?, eager.integers(&all.shape)?];
-    let hidden = eager.while_generating(|| run_model(body, eager, tokens))?;
+    let hidden = run_model(body, eager, tokens)?;
     ensure(hidden.shape.rank() == 3, || eager.mismatch("(…, …, …)", &hidden))?;
     let last = eager.narrow(&hidden, 1, 1);
     let logits = head.forward(eager, &last)?;

@@ -1,6 +1,6 @@
 //! The largest batch and the longest sequences that fit.
 
-use crate::{Bytes, Error, Input, Model, Result, Step, ensure, step::Peak};
+use crate::{Bytes, Error, Input, Kind, Model, Result, Step, ensure, step::Peak};
 
 impl Step {
     /// Returns a batch with which the step stays within its limit; 0 if none fits. The search finds a batch that fits
@@ -29,7 +29,7 @@ impl Step {
         largest_in(limit, |length| {
             let model = Model { input: Input::Tokens(length), ..model.clone() };
             match self.peak(&model) {
-                Err(error) if error.is_too_long() => Ok(None),
+                Err(error) if matches!(error.kind(), Kind::TooLong { .. }) => Ok(None),
                 result => fitting(result),
             }
         })

@@ -29,11 +29,6 @@ const BLOCK: u64 = 64;
 const BLOCK_OF_SCALES: u64 = 256;
 
 impl Eager {
-    /// Returns whether the model's own parameters are frozen.
-    pub(super) fn is_frozen(&self) -> bool {
-        self.step.adapters.is_some()
-    }
-
     /// Adds the tensors that a linear layer has in addition to its weight, or instead of it.
     pub(crate) fn adapt(&self, inputs: u64, outputs: u64, dtype: Dtype, is_tied: bool) -> Result<Adapted> {
         let Step { adapters: lora, quantized, .. } = &self.step;

@@ -71,29 +71,6 @@ impl Eager {
         Ok(if is_first { both.map(|kept| self.narrow(&kept, 2, new)) } else { both })
     }
 
-    /// Runs a model as transformers' `generate` does: each sequence has its own positions.
-    pub(crate) fn while_generating<R>(&self, run: impl FnOnce() -> R) -> R {
-        self.cache.is_generating.set(true);
-        let result = run();
-        self.cache.is_generating.set(false);
-        drop(self.cache.held.take());
-        result
-    }
-
-    pub(crate) fn is_generating(&self) -> bool {
-        self.cache.is_generating.get()
-    }
-
-    /// Keeps a tensor until the model's output exists, because a variable of the model refers to it.
-    pub(crate) fn hold(&self, tensor: Tensor) {
-        self.cache.held.borrow_mut().push(tensor);
-    }
-
-    /// Returns whether no layer keeps keys and values.
-    pub(crate) fn has_no_cache(&self) -> bool {
-        self.cache.layers.borrow().is_empty()
-    }
-
     /// Drops all keys and values.
     pub(crate) fn free_cache(&self) {
         drop(self.cache.layers.take());

@@ -37,11 +37,6 @@ impl Saved {
 }
 
 impl Eager {
-    /// Returns whether a checkpointed block is running again.
-    pub(super) fn runs_again(&self) -> bool {
-        matches!(*self.checkpointing.borrow(), Some(BlockRun::Again(_)))
-    }
-
     /// Keeps a tensor for the backward pass.
     pub(crate) fn save(&self, tensor: &Tensor) -> Result<Saved> {
         let mode = self.checkpointing.borrow().clone();
@@ -127,6 +122,6 @@ impl Eager {
         self.memory.move_to(&layers);
         self.forget_from(first);
         self.checkpointing.replace(before);
-        result.or_else(|error| if error.is_recomputed_all() { Ok(()) } else { Err(error) })
+        result.or_else(|error| if *error.kind() == Kind::RecomputedAll { Ok(()) } else { Err(error) })
     }
 }

@@ -53,7 +53,7 @@ pub(crate) struct Eager {
     autocast: Autocast,
     /// The checkpointed block that is running. `None` if there is none.
     checkpointing: RefCell<Option<BlockRun>>,
-    cache: Cache,
+    pub(crate) cache: Cache,
     /// The paths of all linear layers that were built, if the step has adapters or weights in 4 bits.
     linear: RefCell<Vec<String>>,
     sharding: Sharding,
@@ -64,7 +64,7 @@ pub(crate) struct Eager {
     unpacked: RefCell<Vec<Rc<Storage>>>,
     /// Tensors that the model computes once and all its layers read, such as the angles of positions.
     shared: RefCell<Vec<(SharedKey, Tensor)>>,
-    workspaces: Workspaces,
+    pub(crate) workspaces: Workspaces,
 }
 
 /// The nodes of one step, in the order of the forward pass.
@@ -152,19 +152,15 @@ struct RecomputedState {
 }
 
 #[derive(Debug, Default)]
-struct Cache {
+pub(crate) struct Cache {
     /// The kept tokens of each attention layer, in the order of the forward pass.
-    layers: RefCell<Vec<KeptTokens>>,
+    pub(crate) layers: RefCell<Vec<KeptTokens>>,
     /// The index of the next layer.
     next: Cell<usize>,
-    /// True while tokens are generated.
-    is_generating: Cell<bool>,
-    /// Tensors that are kept until the model's output exists, because variables of the model refer to them.
-    held: RefCell<Vec<Tensor>>,
 }
 
 #[derive(Debug, Default)]
-struct KeptTokens {
+pub(crate) struct KeptTokens {
     /// The keys and the values.
     kept: Option<[Tensor; 2]>,
     /// How many tokens it contains, if it has a fixed room for them.
@@ -209,12 +205,12 @@ struct Shard {
 }
 
 #[derive(Debug, Default)]
-struct Workspaces {
+pub(crate) struct Workspaces {
     /// One workspace for each thread: the first one runs the forward pass, the second one the backward pass.
     cublas: RefCell<[Option<Tensor>; 2]>,
     cublaslt: RefCell<[Option<Tensor>; 2]>,
     /// The largest workspace of a convolution.
-    largest: Cell<u64>,
+    pub(crate) largest: Cell<u64>,
     /// True if each convolution takes cuDNN's largest workspace, and not none.
     convolutions_take_most: bool,
 }

@@ -163,7 +163,9 @@ impl Eager {
         for ((number, has_gradient), master) in has_gradient.into_iter().zip(&state.masters) {
             if let Some(master) = master.as_ref().filter(|_| has_gradient) {
                 state.gradients.push(self.empty(&master.shape, Dtype::F32, Class::Gradients)?);
-                self.free_gradient_memory(number);
+                // The parameter still counts as having a gradient, because its `f32` copy has one.
+                let empty = self.empty(&Shape::from([0]), Dtype::U8, Class::Gradients)?;
+                self.parameters.borrow_mut()[number].grad = Some(empty);
             }
         }
         Ok(())

@@ -36,7 +36,7 @@ impl Eager {
     /// stored type directly, without a copy in the other type.
     pub(crate) fn add_tensor(&self, role: Role, shape: &Shape, [stored, computed]: [Dtype; 2]) -> Result<ParameterId> {
         let is_whole = stored == computed && computed.is_float();
-        let is_trainable = role == Role::Adapter || role == Role::Parameter && is_whole && !self.is_frozen();
+        let is_trainable = role == Role::Adapter || role == Role::Parameter && is_whole && self.step.adapters.is_none();
         let is_buffer = role == Role::Buffer;
         let number = self.parameters.borrow().len();
         let is_whole = is_buffer || stored != computed;
@@ -107,12 +107,6 @@ impl Eager {
         let Some(mut grad) = grads.pop().flatten() else { return };
         grad.edge = None;
         self.parameters.borrow_mut()[parameter].grad.get_or_insert(grad);
-    }
-
-    /// Frees the memory of a gradient. The parameter still counts as having a gradient, because its `f32` copy has one.
-    pub(super) fn free_gradient_memory(&self, number: usize) {
-        let empty = self.empty(&Shape::from([0]), Dtype::U8, Class::Gradients).ok();
-        self.parameters.borrow_mut()[number].grad = empty;
     }
 }
 

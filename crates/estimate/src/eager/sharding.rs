@@ -4,7 +4,7 @@
 use std::{cmp::Reverse, rc::Rc};
 
 use super::{
-    Eager, ParameterGroup, Shard, Tensor,
+    BlockRun, Eager, ParameterGroup, Shard, Tensor,
     parameters::{Updated, trainable},
 };
 use crate::{Class, DataParallel, DataParallelKind, Dtype, Result, Shape, memory::Storage};
@@ -59,7 +59,8 @@ impl Eager {
         run: impl FnOnce(&Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
         // A block that runs again already has its parameters, because the hook of its output ran before.
-        let Some(parallel) = self.shards().filter(|_| !self.runs_again()) else { return run(input) };
+        let runs_again = matches!(*self.checkpointing.borrow(), Some(BlockRun::Again(_)));
+        let Some(parallel) = self.shards().filter(|_| !runs_again) else { return run(input) };
         self.gather(group)?;
         self.copy_out(group, true)?;
         let input = match parallel.gathered {

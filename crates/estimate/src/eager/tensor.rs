@@ -66,26 +66,22 @@ impl Tensor {
     }
 
     /// Returns the same memory with other strides.
-    #[must_use]
     pub(crate) fn with_strides(self, strides: &[u64]) -> Self {
         Self { strides: Some(strides.into()), ..self }
     }
 
     /// Returns the same memory as an image whose channels are adjacent.
-    #[must_use]
     pub(crate) fn with_channels_last(self) -> Self {
         let strides = channels_last_strides(&self.shape);
         self.with_strides(&strides)
     }
 
     /// Returns the same memory in another shape, with elements in order.
-    #[must_use]
     pub(crate) fn with_shape(self, shape: Shape) -> Self {
         Self { shape, strides: None, ..self }
     }
 
     /// Returns a result in the memory order of an input with the same shape, as elementwise operations do.
-    #[must_use]
     pub(crate) fn in_order_of(self, like: &Self) -> Self {
         if like.shape == self.shape && like.is_dense() {
             return Self { strides: like.strides.clone(), ..self };
@@ -139,11 +135,6 @@ impl Tensor {
     /// belongs to refers to the same storage.
     pub(crate) fn is_sole(&self) -> bool {
         !self.is_view && Rc::strong_count(&self.storage) == 1
-    }
-
-    /// Returns the same tensor as if its elements were in order.
-    pub(crate) fn in_order(&self) -> Self {
-        Self { strides: None, ..self.clone() }
     }
 
     /// Returns the same memory as a view.

@@ -88,11 +88,6 @@ impl Eager {
         let bytes = bytes.ok_or_else(|| self.too_large())?;
         self.empty(&Shape::from([bytes]), Dtype::U8, Class::Workspace).map(drop)
     }
-
-    /// Returns the largest workspace that a convolution may have used; 0 if there was none.
-    pub(crate) fn largest_convolution_workspace(&self) -> u64 {
-        self.workspaces.largest.get()
-    }
 }
 
 #[cfg(test)]

@@ -208,12 +208,13 @@ impl Built {
             let fits = name != positions || length <= rows;
             ensure(fits, || eager.error(Kind::TooLong { positions: rows, length }))?;
             // All sequences have the same positions, but in `generate` each sequence has its own.
-            let is_one = name == positions && !eager.is_generating();
+            let is_generating = eager.step.decode.is_some();
+            let is_one = name == positions && !is_generating;
             let shape = if is_one { Shape::from([1, input.shape.last()]) } else { input.shape.clone() };
             let rows = table.forward(eager, &eager.integers(&shape)?)?;
-            if eager.is_generating() {
-                // `position_embeds` of GPT-2.
-                eager.hold(rows.clone());
+            if is_generating {
+                // `position_embeds` of GPT-2. The tensor is kept until the model's output exists, because this variable refers to it.
+                eager.leave("position_embeds", rows.clone());
             }
             sum = eager.add(&sum, &rows)?;
         }

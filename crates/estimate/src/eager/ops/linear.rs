@@ -41,7 +41,7 @@ impl Eager {
                 *result = result.take().map(|grad| if is_view { grad.as_view() } else { grad });
             }
             // The gradient is summed later, when it is checked against the shape of the bias.
-            results.extend(bias_needs.map(|needs| needs.then(|| grad.in_order())));
+            results.extend(bias_needs.map(|needs| needs.then(|| grad.clone().with_shape(grad.shape.clone()))));
             Ok(results)
         }))
     }
