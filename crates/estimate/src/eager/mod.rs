@@ -25,7 +25,7 @@ pub use self::ops::{Conv, Window};
 pub(crate) use self::{
     adapters::Adapted,
     checkpoint::Saved,
-    ops::Like,
+    ops::{Like, Saves},
     optimizer::OptimizerState,
     parameters::Role,
     sharding::ROOT,

@@ -292,7 +292,7 @@ fn dtype_of(kind: u32) -> Option<(Dtype, u64)> {
 mod tests {
     use serde_json::json;
 
-    use super::{Gguf, LONGEST_HEADER, MOST_ENTRIES, MOST_TENSORS, Value, header};
+    use super::{LONGEST_HEADER, MOST_ENTRIES, MOST_TENSORS, Value, header};
 
     fn text(text: &str) -> Vec<u8> {
         [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
@@ -318,11 +318,6 @@ mod tests {
         [b"GGUF\x03\0\0\0", &tensors.to_le_bytes()[..], &entries.to_le_bytes()].concat()
     }
 
-    fn read(entries: &[Vec<u8>], tensors: &[Vec<u8>]) -> Result<Gguf, String> {
-        let start = start(tensors.len() as u64, entries.len() as u64);
-        header(&[start, entries.concat(), tensors.concat()].concat()[..])
-    }
-
     #[test]
     fn a_header_is_read() {
         let entries = [
@@ -335,7 +330,8 @@ mod tests {
             entry("flag", 7, &[1]),
         ];
         let tensors = [tensor("b", &[64, 2], 2), tensor("a", &[3], 0), tensor("c", &[], 1)];
-        let file = read(&entries, &tensors).unwrap();
+        let file = [start(3, 7), entries.concat(), tensors.concat()].concat();
+        let file = header(&file[..]).unwrap();
         assert_eq!(file.architecture(), Some("llama"));
         let expected = json!({
             "general.architecture": "llama", "heads": [7, 8], "tokens": [], "negative": -1, "count": 9, "fraction": 0.5, "flag": true,
@@ -348,63 +344,53 @@ mod tests {
         assert_eq!((sum.elements, sum.bytes.get()), (132, 72 + 12 + 2));
     }
 
-    #[test]
-    fn hostile_tensors_are_errors() {
-        for (tensors, expected) in [
-            (vec![tensor("a", &[u64::MAX, u64::MAX], 0)], " of f32 is too large"),
-            (vec![tensor("a", &[1 << 32, 1 << 32], 0)], " of f32 is too large"),
-            (vec![tensor("a", &[1 << 60], 0)], " of f32 is too large"),
-            (vec![tensor("a", &[1 << 59], 0), tensor("b", &[1 << 59], 0)], "the tensors have more than 2^62 bytes"),
-            (vec![tensor("a", &[1; 5], 0)], "tensor `a`: 5 dimensions; at most 4 are allowed"),
-            (vec![tensor("a", &[33, 2], 2)], "tensor `a`: the shape (2, 33) of q4_0 has no whole blocks of 32"),
-            (vec![tensor("a", &[8], 0), tensor("a", &[8], 0)], "the tensor `a` occurs twice"),
-        ] {
-            let error = read(&[], &tensors).unwrap_err();
-            assert!(error.ends_with(expected), "{error}");
-        }
-        for removed in [4, 5, 31, 36, 1000] {
-            let expected = format!("tensor `a`: the type {removed} of elements is not known");
-            assert_eq!(read(&[], &[tensor("a", &[32], removed)]).unwrap_err(), expected);
-        }
-    }
-
-    #[test]
-    fn hostile_metadata_is_an_error() {
-        const HUGE: u64 = 1 << 60;
-        let flag = || entry("k", 7, &[0]);
-        let of_array = |kind, length| entry("k", 9, &array(kind, length, &[]));
-        for (entries, expected) in [
-            (vec![entry("k", 8, &HUGE.to_le_bytes())], "key `k`: too short for 1152921504606846976 bytes of a text"),
-            (vec![HUGE.to_le_bytes().to_vec()], "too short for 1152921504606846976 bytes of a text"),
-            (vec![of_array(0, HUGE)], "key `k`: too short for 1152921504606846976 elements of an array"),
-            (vec![of_array(8, HUGE)], "key `k`: too short for 1152921504606846976 elements of an array"),
-            (vec![of_array(12, HUGE)], "key `k`: too short for 1152921504606846976 elements of an array"),
-            (vec![of_array(12, 2 * HUGE)], "key `k`: too short for 2305843009213693952 elements of an array"),
-            (vec![of_array(9, 1)], "key `k`: an array of arrays"),
-            (vec![entry("k", 13, &[])], "key `k`: values of the type 13 are not known"),
-            (vec![flag(), flag()], "the key `k` occurs twice"),
-            (vec![entry(&"k".repeat(65_536), 7, &[0])], "a name of more than 65535 bytes"),
-            (vec![entry("k", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 255])], "key `k`: a text is not UTF-8"),
-        ] {
-            assert_eq!(read(&entries, &[]).unwrap_err().replace("the header is too short", "too short"), expected);
-        }
-    }
-
     /// Some of these files return endless zeros after their first bytes.
     #[test]
-    fn counts_and_versions_that_lie_are_errors() {
+    fn hostile_headers_are_errors() {
+        const HUGE: u64 = 1 << 60;
+        let of_tensors = |tensors: &[Vec<u8>]| [start(tensors.len() as u64, 0), tensors.concat()].concat();
+        let of_entries = |entries: &[Vec<u8>]| [start(0, entries.len() as u64), entries.concat()].concat();
+        let removed = |kind| of_tensors(&[tensor("a", &[32], kind)]);
+        let flag = || entry("k", 7, &[0]);
+        let of_array = |kind, length| of_entries(&[entry("k", 9, &array(kind, length, &[]))]);
         let with = |at: usize, bytes: &[u8]| [&start(0, 0)[..at], bytes, &start(0, 0)[at + bytes.len()..]].concat();
         assert!(header(&start(0, 0)[..]).is_ok() && header(&with(4, &[2])[..]).is_ok());
         for (file, expected) in [
+            (of_tensors(&[tensor("a", &[u64::MAX, u64::MAX], 0)]), " of f32 is too large"),
+            (of_tensors(&[tensor("a", &[1 << 32, 1 << 32], 0)]), " of f32 is too large"),
+            (of_tensors(&[tensor("a", &[HUGE], 0)]), " of f32 is too large"),
+            (
+                of_tensors(&[tensor("a", &[1 << 59], 0), tensor("b", &[1 << 59], 0)]),
+                "the tensors have more than 2^62 bytes",
+            ),
+            (of_tensors(&[tensor("a", &[1; 5], 0)]), "tensor `a`: 5 dimensions; at most 4 are allowed"),
+            (of_tensors(&[tensor("a", &[33, 2], 2)]), "the shape (2, 33) of q4_0 has no whole blocks of 32"),
+            (of_tensors(&[tensor("a", &[8], 0), tensor("a", &[8], 0)]), "the tensor `a` occurs twice"),
+            (removed(4), "tensor `a`: the type 4 of elements is not known"),
+            (removed(31), "tensor `a`: the type 31 of elements is not known"),
+            (removed(36), "tensor `a`: the type 36 of elements is not known"),
+            (removed(1000), "tensor `a`: the type 1000 of elements is not known"),
+            (of_entries(&[entry("k", 8, &HUGE.to_le_bytes())]), "too short for 1152921504606846976 bytes of a text"),
+            (of_entries(&[HUGE.to_le_bytes().to_vec()]), "too short for 1152921504606846976 bytes of a text"),
+            (of_array(0, HUGE), "key `k`: the header is too short for 1152921504606846976 elements of an array"),
+            (of_array(8, HUGE), "key `k`: the header is too short for 1152921504606846976 elements of an array"),
+            (of_array(12, HUGE), "key `k`: the header is too short for 1152921504606846976 elements of an array"),
+            (of_array(12, 2 * HUGE), "key `k`: the header is too short for 2305843009213693952 elements of an array"),
+            (of_array(9, 1), "key `k`: an array of arrays"),
+            (of_entries(&[entry("k", 13, &[])]), "key `k`: values of the type 13 are not known"),
+            (of_entries(&[flag(), flag()]), "the key `k` occurs twice"),
+            (of_entries(&[entry(&"k".repeat(65_536), 7, &[0])]), "a name of more than 65535 bytes"),
+            (of_entries(&[entry("k", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 255])]), "key `k`: a text is not UTF-8"),
             (with(0, b"GGML"), "this is not a GGUF file"),
             (with(4, &[1]), "the version 1 of GGUF is not known"),
             (with(4, &[0, 0, 0, 3]), "the numbers of the file are big-endian"),
-            (start(1 << 60, 0), "the header is too short for 1152921504606846976 tensors"),
+            (start(HUGE, 0), "the header is too short for 1152921504606846976 tensors"),
             (start(u64::MAX, 0), "the header is too short for 18446744073709551615 tensors"),
-            (start(0, 1 << 60), "the header is too short for 1152921504606846976 entries of the metadata"),
+            (start(0, HUGE), "the header is too short for 1152921504606846976 entries of the metadata"),
             (start(0, u64::MAX), "the header is too short for 18446744073709551615 entries of the metadata"),
         ] {
-            assert_eq!(header(&file[..]).unwrap_err(), expected);
+            let error = header(&file[..]).unwrap_err();
+            assert!(error.ends_with(expected), "{error}");
         }
         for length in 0..24 {
             let error = header(&start(0, 0)[..length]).unwrap_err();

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::{Embeddings, Function, Layer, Linear};
 use crate::{
     Class, Dtype, Eager, Kind, Result, Shape, Tensor,
-    eager::{Adapted, ParameterId},
+    eager::{Adapted, ParameterId, Saves},
     ensure,
 };
 
@@ -244,17 +244,14 @@ impl Built {
 
 pub(super) fn activate(eager: &Eager, function: Function, in_place: bool, input: &Tensor) -> Result<Tensor> {
     match function {
-        Function::Relu if in_place => eager.relu_in_place(input),
-        Function::Relu6 if in_place => eager.relu6_in_place(input),
-        Function::Relu => eager.relu(input),
-        Function::Relu6 => eager.relu6(input),
-        Function::Gelu => eager.gelu(input),
+        Function::Relu | Function::Relu6 if in_place => eager.overwritten(input, function == Function::Relu6),
+        Function::Relu | Function::Tanh => eager.unary(input, Saves::Output, 0),
+        // `relu6` calls `hardtanh`.
+        Function::Relu6 | Function::Gelu | Function::Silu => eager.unary(input, Saves::Input, 0),
         Function::GeluWrittenOut => eager.gelu_written_out(input),
         Function::QuickGelu => {
             let gate = eager.sigmoid(&eager.multiply_by_number(input)?)?;
             eager.multiply(input, &gate)
         }
-        Function::Silu => eager.silu(input),
-        Function::Tanh => eager.tanh(input),
     }
 }

@@ -5,7 +5,7 @@ use crate::{Dtype, Eager, Error, Result, Shape, Tensor, eager::Saved, ensure};
 
 /// The tensor that an operation with one input saves for its backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Saves {
+pub(crate) enum Saves {
     Nothing,
     Input,
     Output,
@@ -24,7 +24,7 @@ macro_rules! unary {
 impl Eager {
     /// Runs an operation. In the backward pass, this many temporary tensors are live together with the gradient, which is
     /// a new tensor.
-    fn unary(&self, input: &Tensor, saves: Saves, temporaries: usize) -> Result<Tensor> {
+    pub(crate) fn unary(&self, input: &Tensor, saves: Saves, temporaries: usize) -> Result<Tensor> {
         let mut kept = self.save_all(&[input], (saves == Saves::Input).then_some(input))?;
         let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
         kept.extend(self.save_all(&[input], (saves == Saves::Output).then_some(&output))?);
@@ -47,33 +47,20 @@ impl Eager {
         self.recorded(&inputs, output, move |_, grad| Ok(needs.map(|needs| needs.then(|| grad.clone())).to_vec()))
     }
 
-    /// Runs `relu6_` (`hardtanh_`): the result overwrites the input. The backward pass needs the input, so it is copied
-    /// first.
-    pub(crate) fn relu6_in_place(&self, input: &Tensor) -> Result<Tensor> {
-        self.overwritten(input, || Ok(self.output(&input.shape, input.dtype)?.in_order_of(input)))
-    }
-
-    /// Runs `relu_`: the result overwrites the input, and the backward pass needs the result.
-    pub(crate) fn relu_in_place(&self, input: &Tensor) -> Result<Tensor> {
-        self.overwritten(input, || Ok(input.clone()))
-    }
-
-    /// Returns a result in the memory of the input. `kept` returns the tensor for the backward pass, and is called only
-    /// if there will be one.
-    fn overwritten(&self, input: &Tensor, kept: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+    /// Returns a result in the memory of the input. The backward pass of `relu_` needs the result. That of `relu6_` (`hardtanh_`) needs
+    /// the input, so it is copied first. Nothing is kept or copied unless there will be a backward pass.
+    pub(crate) fn overwritten(&self, input: &Tensor, needs_copy: bool) -> Result<Tensor> {
         if !self.needs_grad(&[input]) {
             return Ok(input.clone());
         }
-        let saved = vec![self.save(&kept()?)?];
+        let copy = needs_copy.then(|| self.output(&input.shape, input.dtype)).transpose()?;
+        let kept = copy.map_or_else(|| input.clone(), |copy| copy.in_order_of(input));
+        let saved = vec![self.save(&kept)?];
+        drop(kept);
         Ok(self.with_gradient_of_result(input, input.detached(), saved, 0))
     }
 
     unary! {
-        relu: Output;
-        /// Runs `hardtanh`, which `relu6` calls.
-        relu6: Input;
-        gelu: Input;
-        silu: Input;
         tanh: Output;
         sigmoid: Output;
         /// Returns the logarithms of a softmax over the last dimension.
@@ -103,9 +90,7 @@ impl Eager {
     /// `0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))`.
     pub(crate) fn gelu_written_out(&self, input: &Tensor) -> Result<Tensor> {
         let half = self.multiply_by_number(input)?;
-        let cube = self.power(input)?;
-        let scaled = self.multiply_by_number(&cube)?;
-        drop(cube);
+        let scaled = self.multiply_by_number(&self.power(input)?)?;
         let sum = self.add(input, &scaled)?;
         drop(scaled);
         let argument = self.multiply_by_number(&sum)?;

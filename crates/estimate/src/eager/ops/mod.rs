@@ -10,4 +10,4 @@ mod reduction;
 mod views;
 
 pub use self::convolution::{Conv, Window};
-pub(crate) use self::linear::Like;
+pub(crate) use self::{elementwise::Saves, linear::Like};

@@ -44,9 +44,7 @@ impl Eager {
 
     /// Divides each row by its length: `x / x.pow(2).sum(-1, keepdim=True).pow(0.5)`.
     pub(crate) fn unit_vectors(&self, input: &Tensor) -> Result<Tensor> {
-        let squares = self.power(input)?;
-        let sums = self.mean_of_last(&squares)?;
-        drop(squares);
+        let sums = self.mean_of_last(&self.power(input)?)?;
         let lengths = self.power(&sums)?;
         self.multiply(input, &lengths)
     }
