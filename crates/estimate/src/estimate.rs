@@ -105,12 +105,6 @@ impl Estimate {
     pub fn classes(&self) -> Vec<(Class, Bytes)> {
         sums(&self.parts).into_iter().collect()
     }
-
-    /// Returns the estimate as a JSON object. Amounts are in bytes.
-    pub fn to_json(&self) -> String {
-        // The conversion sorts the keys by name.
-        serde_json::to_value(self).unwrap_or_default().to_string()
-    }
 }
 
 /// The memory that the driver counts for a process outside the allocator: the CUDA context, loaded kernels, and the

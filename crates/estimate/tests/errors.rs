@@ -15,7 +15,7 @@ const IMAGE: &[u64] = &[3, 8, 8];
 const TOKENS: &[u64] = &[5, 8];
 
 /// Returns layers from a text such as `flatten; linear inputs=5 outputs=5`.
-fn layers(text: &str) -> Vec<Layer> {
+pub(crate) fn layers(text: &str) -> Vec<Layer> {
     let layer = |text: &str| {
         let (kind, fields) = text.split_once(' ').unwrap_or((text, ""));
         let mut layer = json!({"type": kind});

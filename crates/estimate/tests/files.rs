@@ -18,6 +18,19 @@ impl Folder {
         fs::write(&path, bytes).unwrap();
         path
     }
+
+    /// Writes the two files of a model.
+    fn with_parts() -> Self {
+        let folder = Self::new();
+        folder.write("1.safetensors", &safetensors(FIRST, 32));
+        folder.write("2.safetensors", &safetensors(SECOND, 6));
+        folder
+    }
+
+    /// Writes an index, which maps tensors to files.
+    fn index(&self, map: &str) -> PathBuf {
+        self.write("model.safetensors.index.json", format!(r#"{{"weight_map":{map}}}"#).as_bytes())
+    }
 }
 
 pub(crate) fn safetensors(header: &str, data: usize) -> Vec<u8> {
@@ -33,21 +46,6 @@ const SECOND: &str = r#"{"model.b.weight":{"dtype":"BF16","shape":[3],"data_offs
 
 const ALL: &str =
     r#"{"model.a.weight":"1.safetensors","model.a.bias":"1.safetensors","model.b.weight":"2.safetensors"}"#;
-
-impl Folder {
-    /// Writes the two files of a model.
-    fn with_parts() -> Self {
-        let folder = Self::new();
-        folder.write("1.safetensors", &safetensors(FIRST, 32));
-        folder.write("2.safetensors", &safetensors(SECOND, 6));
-        folder
-    }
-
-    /// Writes an index, which maps tensors to files.
-    fn index(&self, map: &str) -> PathBuf {
-        self.write("model.safetensors.index.json", format!(r#"{{"weight_map":{map}}}"#).as_bytes())
-    }
-}
 
 #[test]
 fn an_index_names_several_files() {

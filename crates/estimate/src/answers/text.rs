@@ -140,22 +140,21 @@ impl Run {
 /// Returns a tree of layers, in phases if they have one. A part is a phase, the path of a layer, bytes, and whether the allocator added
 /// these. A layer includes the layers inside it, see [`shown`].
 fn tree<'a>(parts: impl Iterator<Item = (Option<&'a str>, &'a str, Bytes, bool)>) -> Tree {
-    let (mut phases, mut sums) = (Vec::new(), Vec::<HashMap<&str, [Bytes; 2]>>::new());
+    let mut phases: Vec<(_, HashMap<_, [Bytes; 2]>)> = Vec::new();
     for (phase, layer, bytes, is_added) in parts {
-        let at = phases.iter().position(|known| *known == phase).unwrap_or_else(|| {
-            phases.push(phase);
-            sums.push(HashMap::new());
-            sums.len() - 1
+        let at = phases.iter().position(|(known, _)| *known == phase).unwrap_or_else(|| {
+            phases.push((phase, HashMap::new()));
+            phases.len() - 1
         });
         let layer = if layer.is_empty() { "(outside of all layers)" } else { shown(layer) };
-        let [sum, each] = sums[at].entry(layer).or_default();
+        let [sum, each] = phases[at].1.entry(layer).or_default();
         *sum = *sum + bytes;
         if !is_added {
             *each = *each + bytes;
         }
     }
     let mut tree = Tree::new();
-    for (phase, layers) in phases.into_iter().zip(sums) {
+    for (phase, layers) in phases {
         let path: Vec<_> = phase.map(str::to_owned).into_iter().collect();
         for run in runs(layers) {
             tree.leaf(&path, Leaf { name: run.shown(), bytes: run.bytes.signed(), blocks: 0, note: None });

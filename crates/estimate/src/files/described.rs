@@ -12,7 +12,7 @@ use super::{
     config::{UnknownDecoder, unknown_decoder},
     file_error, safetensors, text,
 };
-use crate::{Bytes, Dtype, Error, Model, Result, Tensors};
+use crate::{Bytes, Dtype, Error, Model, Result, Shape, TensorInfo, Tensors};
 
 /// The weight files that a folder may contain. The first one that exists is read.
 const WEIGHTS: [&str; 4] = [
@@ -215,8 +215,8 @@ fn weights(path: &Path, config: &Path, length: Length<'_>) -> Result<Described> 
             described.dtype = tensors.dtype();
             tensors
         }
-        (Some(alone), Some(built)) => {
-            let (expected, found) = (built.sum().bytes.get(), alone.bytes);
+        (Some((found, _)), Some(built)) => {
+            let expected = built.sum().bytes.get();
             if expected != found {
                 note(format!(
                     "the model of `config.json` has {expected} B of parameters, and the index says {found} B"
@@ -224,12 +224,15 @@ fn weights(path: &Path, config: &Path, length: Length<'_>) -> Result<Described> 
             }
             built
         }
-        (Some(alone), None) => {
+        (Some((bytes, count)), None) => {
             note("the files of the index are not here: their sum is what the index says".to_owned());
             if stored.is_none() {
                 note("the type of the parameters is not known, so bytes are counted as elements".to_owned());
             }
-            alone.as_one(stored.unwrap_or(Dtype::U8))
+            // One tensor stands for all tensors, because the index does not contain their sizes.
+            let dtype = stored.unwrap_or(Dtype::U8);
+            let (name, shape) = (format!("{count} tensors"), Shape::from([bytes / dtype.bytes(1).unwrap_or(1).max(1)]));
+            Tensors::new(vec![TensorInfo { name, dtype, shape, bytes: Bytes::new(bytes) }])
         }
     };
     described.unknown_dtype = None;

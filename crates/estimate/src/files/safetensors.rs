@@ -38,32 +38,16 @@ struct Metadata {
     total_size: Option<serde_json::Number>,
 }
 
-/// An index whose files are not there.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct IndexAlone {
-    /// The bytes of all tensors.
-    pub(super) bytes: u64,
-    tensors: usize,
-}
-
-impl IndexAlone {
-    /// Returns one tensor that stands for all tensors, because the index does not contain their sizes.
-    pub(super) fn as_one(&self, dtype: Dtype) -> Tensors {
-        let elements = self.bytes / dtype.bytes(1).unwrap_or(1).max(1);
-        let name = format!("{} tensors", self.tensors);
-        Tensors::new(vec![TensorInfo { name, dtype, shape: Shape::from([elements]), bytes: Bytes::new(self.bytes) }])
-    }
-}
-
-/// Reads an index. Returns `None` if any of its files is there, or if it does not contain the sum of its tensors.
-pub(super) fn index_alone(path: &Path) -> Result<Option<IndexAlone>> {
+/// Reads an index whose files are not there. Returns the bytes of all tensors, and how many there are. Returns `None` if any of its
+/// files is there, or if it does not contain the sum of its tensors.
+pub(super) fn index_alone(path: &Path) -> Result<Option<(u64, usize)>> {
     let Index { weight_map, metadata } = index(path)?;
     let is_there = |name: &String| path.with_file_name(name).exists();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is checked, and most are exact")]
     let whole = |size: f64| (0.0..9e15).contains(&size).then_some(size as u64);
     let bytes = metadata.total_size.and_then(|size| size.as_u64().or_else(|| size.as_f64().and_then(whole)));
     let bytes = bytes.filter(|bytes| *bytes < 1 << 62 && !weight_map.values().any(is_there));
-    Ok(bytes.map(|bytes| IndexAlone { bytes, tensors: weight_map.len() }))
+    Ok(bytes.map(|bytes| (bytes, weight_map.len())))
 }
 
 fn index(path: &Path) -> Result<Index> {

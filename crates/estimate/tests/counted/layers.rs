@@ -1,8 +1,9 @@
 //! Tests single layers with sums by hand.
 
-use gpumem_estimate::{Experts, Function, Input, Layer, Loss, Model, Optimizer, RunExperts, Shape, Step, numbered};
+use gpumem_estimate::{Input, Layer, Loss, Model, Optimizer, Shape, Step, numbered};
 
 use super::exact;
+use crate::errors::layers;
 
 fn peak(layers: impl IntoIterator<Item = Layer>, input: Input, step: Step) -> u64 {
     let (name, layers) = ("test".to_owned(), numbered(layers));
@@ -11,18 +12,6 @@ fn peak(layers: impl IntoIterator<Item = Layer>, input: Input, step: Step) -> u6
 
 fn tokens() -> Input {
     Input::Numbers(Shape::from([5, 8]))
-}
-
-fn experts() -> Experts {
-    Experts {
-        size: 8,
-        hidden: 4,
-        experts: 3,
-        per_token: 2,
-        function: Function::Silu,
-        shared: 0,
-        run: RunExperts::Grouped,
-    }
 }
 
 /// There are 10 tokens, and each passes through 2 of 3 experts, which makes 20 rows.
@@ -35,12 +24,13 @@ fn experts_keep_what_grouped_products_need() {
     // These are live at the end: the outputs of the experts, the outputs times the scores, the reverse order, and the same rows
     // in that order.
     let last = 3 * 20 * 8 * 4 + 20 * 8;
-    let found = peak([Layer::Experts(experts())], tokens(), Step::inference(2));
+    let found =
+        peak(layers("experts size=8 hidden=4 experts=3 per_token=2 function=silu"), tokens(), Step::inference(2));
     assert_eq!(found, weights + input + scores + choice + chosen + last);
     // All experts get all tokens, so their size does not depend on how many of them are chosen.
     let all = |per_token| {
-        let experts = Experts { per_token, shared: 4, run: RunExperts::All, ..experts() };
-        peak([Layer::Experts(experts)], tokens(), Step::inference(2))
+        let text = format!("experts size=8 hidden=4 experts=3 per_token={per_token} function=silu shared=4 run=all");
+        peak(layers(&text), tokens(), Step::inference(2))
     };
     assert_eq!(all(2), all(1));
     assert!(all(1) > found);

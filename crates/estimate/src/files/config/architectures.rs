@@ -265,7 +265,9 @@ impl<'a> Filler<'a> {
         }
         if let Some((fields, key, default)) = self.field(text) {
             return match (default, default.as_str().map(|default| (default.strip_prefix("= "), default))) {
-                (_, Some((Some(derived), _))) => Ok(fields.derived(key, self.number(derived)?)?.into()),
+                (_, Some((Some(derived), _))) => {
+                    Ok(fields.optional(key)?.map_or_else(|| self.number(derived), Ok)?.into())
+                }
                 (_, Some((None, function))) => Ok(json!(fields.function(key, function)?)),
                 (Value::Bool(default), _) => Ok(fields.flag(key, *default)?.into()),
                 _ => match default.as_u64() {

@@ -96,11 +96,6 @@ impl<'a> Fields<'a> {
         Self { value, ..self }
     }
 
-    /// Returns a number that follows from others, unless the configuration contains it.
-    pub(super) fn derived(self, key: &str, number: u64) -> Result<u64> {
-        Ok(self.optional(key)?.unwrap_or(number))
-    }
-
     /// Returns a number. `None` if it is missing or `null`.
     pub(super) fn optional(self, key: &str) -> Result<Option<u64>> {
         self.read(key, "a whole number", Value::as_u64)
@@ -109,7 +104,7 @@ impl<'a> Fields<'a> {
     /// Returns a number: 0 if the field is `null`, and this default if it is missing.
     pub(super) fn number_or_null(self, key: &str, absent: u64) -> Result<u64> {
         let default = if self.get(key).is_none() { absent } else { 0 };
-        if default > 0 { self.number(key, default) } else { self.derived(key, 0) }
+        if default > 0 { self.number(key, default) } else { Ok(self.optional(key)?.unwrap_or(0)) }
     }
 
     /// Returns a number of blocks if it is not too large.

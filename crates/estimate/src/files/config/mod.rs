@@ -22,18 +22,8 @@ use crate::{Model, Result};
 const READ: &str = "give a `config.json` of Hugging Face, a file .gguf, .safetensors or .toml, or a model as JSON";
 
 /// Sizes that cannot be 0 in any model.
-const SIZES: &[&str] = &[
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "n_embd",
-    "n_layer",
-    "d_model",
-    "num_layers",
-    "decoder_sparse_step",
-];
+const SIZES: &str = "vocab_size hidden_size intermediate_size num_hidden_layers num_key_value_heads n_embd n_layer d_model \
+                     num_layers decoder_sparse_step";
 
 /// Returns an error for settings with which the results of any architecture would be wrong.
 fn check(fields: &Value) -> Result<()> {
@@ -44,7 +34,7 @@ fn check(fields: &Value) -> Result<()> {
             "the weights are quantized (`quant_method` {method}), which is not supported; {next}"
         )));
     }
-    match SIZES.iter().find(|size| fields[**size].as_u64() == Some(0)) {
+    match SIZES.split(' ').find(|size| fields[*size].as_u64() == Some(0)) {
         Some(size) => Err(is_zero(size)),
         None => Ok(()),
     }
