@@ -1,29 +1,24 @@
 //! Combines the choices of a step. Each combination gives an estimate whose parts add up, or an error with the reason.
 
+use std::collections::BTreeMap;
+
 use gpumem_estimate::{Checkpointing, Decode, KvCache, Lora, Model, Step, models};
 use serde_json::{Value, json};
 
-/// Returns the choices of each field of a step.
-fn choices() -> [(&'static str, Vec<Value>); 10] {
-    let parallel = |kind: &str, gathered: Value| json!({"kind": kind, "ranks": 2, "gathered": gathered});
-    let data_parallel = ["replicas", "zero1", "zero2", "zero3"].map(|kind| parallel(kind, Value::Null));
-    let gathered = ["zero2", "zero3"].map(|kind| parallel(kind, json!("bf16")));
-    let lora = json!({"rank": 4, "targets": ["q_proj", "mlp.*"], "dropout": 0.1});
-    let decode = |cache| json!({"tokens": 3, "cache": cache});
-    let list = |values: Value| values.as_array().unwrap().clone();
-    [
-        ("optimizer", list(json!([null, "sgd", "adam", "adafactor", "lion", "adam8bit"]))),
-        ("parameters", list(json!(["f32", "bf16"]))),
-        ("master_weights", list(json!([false, true]))),
-        ("autocast", list(json!([null, "bf16"]))),
-        ("checkpointing", list(json!(["off", "blocks"]))),
-        ("adapters", vec![Value::Null, lora]),
-        ("quantized", list(json!([null, {}]))),
-        ("data_parallel", [vec![Value::Null], data_parallel.into(), gathered.into()].concat()),
-        ("micro_batches", list(json!([1, 2]))),
-        ("decode", vec![Value::Null, decode(json!("dynamic")), decode(json!({"static": 40}))]),
-    ]
-}
+/// The choices of each field of a step.
+const CHOICES: &str = r#"{
+    "optimizer": [null, "sgd", "adam", "adafactor", "lion", "adam8bit"],
+    "parameters": ["f32", "bf16"],
+    "master_weights": [false, true],
+    "autocast": [null, "bf16"],
+    "checkpointing": ["off", "blocks"],
+    "adapters": [null, {"rank": 4, "targets": ["q_proj", "mlp.*"], "dropout": 0.1}],
+    "quantized": [null, {}],
+    "data_parallel": [null, {"kind": "replicas", "ranks": 2}, {"kind": "zero1", "ranks": 2}, {"kind": "zero2", "ranks": 2},
+        {"kind": "zero3", "ranks": 2}, {"kind": "zero2", "ranks": 2, "gathered": "bf16"}, {"kind": "zero3", "ranks": 2, "gathered": "bf16"}],
+    "micro_batches": [1, 2],
+    "decode": [null, {"tokens": 3, "cache": "dynamic"}, {"tokens": 3, "cache": {"static": 40}}]
+}"#;
 
 const LLAMA: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64,
     "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}"#;
@@ -31,8 +26,9 @@ const LLAMA: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 512
 #[test]
 fn parts_add_up_or_an_error_says_why() {
     let model = Model::from_config(LLAMA, 16).unwrap();
-    let (mut estimates, mut reasons, choices) = (0, Vec::new(), choices());
-    let all = choices.iter().map(|(_, values)| values.len()).product();
+    let choices: BTreeMap<String, Vec<Value>> = serde_json::from_str(CHOICES).unwrap();
+    let (mut estimates, mut reasons) = (0, Vec::new());
+    let all = choices.values().map(Vec::len).product();
     // Every 11th step is tested. 11 is prime and divides no number of choices, so all choices are combined.
     for mut number in (0..all).step_by(11) {
         let mut fields = json!({"batch": 2});
