@@ -31,18 +31,18 @@ const MOST: u64 = 1 << 62;
 
 /// The memory of a step. Each allocation is recorded with its class and the layer that makes it.
 #[derive(Debug)]
-pub(crate) struct StepMemory(RefCell<State>);
+pub(crate) struct StepMemory {
+    allocator: RefCell<Box<dyn Allocator>>,
+    state: RefCell<State>,
+}
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
-    allocator: Box<dyn Allocator>,
     /// The inbox with the ledger, which knows the parts of the peak. `None` if only the peak is needed: that takes a
     /// third of the time.
     inbox: Option<Inbox>,
     /// The number of the latest event.
     number: u64,
-    /// The number of events for bytes that the allocator added to requests.
-    roundings: u64,
     in_use: u64,
     /// The highest `in_use`.
     peak: u64,
@@ -109,42 +109,28 @@ impl Drop for Storage {
 impl StepMemory {
     /// Creates a memory. Without `knows_parts`, it knows its peak, but not the parts of the peak.
     pub(crate) fn new(kind: AllocatorKind, limit: u64, knows_parts: bool) -> Self {
-        Self(RefCell::new(State {
-            allocator: allocator(kind, limit.min(MOST)),
-            limit,
-            inbox: knows_parts.then(Inbox::new),
-            number: 0,
-            roundings: 0,
-            in_use: 0,
-            peak: 0,
-            open: Vec::new(),
-            layers: None,
-            scopes: 0,
-            names: vec!["".into(), "(other layers)".into()],
-            numbers: HashMap::new(),
-            class: None,
-            recording: None,
-            is_over: false,
-        }))
+        let allocator = RefCell::new(allocator(kind, limit.min(MOST)));
+        let (inbox, names) = (knows_parts.then(Inbox::new), vec!["".into(), "(other layers)".into()]);
+        Self { allocator, state: RefCell::new(State { inbox, limit, names, ..State::default() }) }
     }
 
     /// Writes all events of the step to a recording as well.
     pub(crate) fn record(&self, model: &str) {
-        let mut state = self.0.borrow_mut();
+        let mut state = self.state.borrow_mut();
         let limit = (state.limit < MOST).then(|| Bytes::new(state.limit));
         state.recording = Some(Recording::new(model, DEVICE, limit));
     }
 
     /// Returns the recording, if there is one.
     pub(crate) fn finish_recording(&self) -> Option<Vec<u8>> {
-        self.0.borrow_mut().recording.take().map(Recording::finish)
+        self.state.borrow_mut().recording.take().map(Recording::finish)
     }
 
     /// Allocates memory in the open scope. `set_class` may override the class.
     fn place(&self, bytes: u64, class: Class) -> Result<Placement> {
-        let mut state = self.0.borrow_mut();
+        let mut state = self.state.borrow_mut();
         let class = state.class.unwrap_or(class);
-        let placement = state.allocator.alloc(bytes);
+        let placement = self.allocator.borrow_mut().alloc(bytes);
         let in_use = placement.and_then(|placement| state.in_use.checked_add(placement.bytes));
         let (Some(placement), Some(in_use @ ..MOST)) = (placement, in_use) else {
             let has_limit = state.limit < MOST && bytes < MOST;
@@ -165,7 +151,6 @@ impl StepMemory {
         state.record(EventKind::Alloc { key: Key::new(Space::Address, placement.address), block: block(class, bytes) });
         if placement.bytes > bytes {
             // The bytes that the allocator adds are a separate block with the class `Rounding`.
-            state.roundings += 1;
             let block = block(Class::Rounding, placement.bytes - bytes);
             state.record(EventKind::Alloc { key: Key::new(Space::Handle, placement.address), block });
         }
@@ -173,27 +158,26 @@ impl StepMemory {
     }
 
     fn free(&self, placement: Placement, requested: u64) {
-        let mut state = self.0.borrow_mut();
+        let mut state = self.state.borrow_mut();
         if state.is_over {
             return;
         }
         state.in_use -= placement.bytes;
         state.record(EventKind::Free { key: Key::new(Space::Address, placement.address), block: None });
         if placement.bytes > requested {
-            state.roundings += 1;
             state.record(EventKind::Free { key: Key::new(Space::Handle, placement.address), block: None });
         }
-        state.allocator.free(placement);
+        self.allocator.borrow_mut().free(placement);
     }
 
     /// Sets the class of all allocations, until `None` is set again. Returns the previous setting.
     pub(crate) fn set_class(&self, class: Option<Class>) -> Option<Class> {
-        std::mem::replace(&mut self.0.borrow_mut().class, class)
+        std::mem::replace(&mut self.state.borrow_mut().class, class)
     }
 
     /// Opens a scope inside the open ones.
     pub(crate) fn open(&self, name: &str) {
-        let mut state = self.0.borrow_mut();
+        let mut state = self.state.borrow_mut();
         let name = state.name(name);
         state.open(name);
     }
@@ -212,19 +196,19 @@ impl StepMemory {
 
     /// Closes the innermost scope. Returns the peak of the device while it was open.
     pub(crate) fn close(&self) -> u64 {
-        self.0.borrow_mut().close()
+        self.state.borrow_mut().close()
     }
 
     /// Returns the names of the open layers, as ids. The outermost scope is not a layer.
     pub(crate) fn layers(&self) -> Rc<[CallsiteId]> {
-        let State { open, layers, .. } = &mut *self.0.borrow_mut();
+        let State { open, layers, .. } = &mut *self.state.borrow_mut();
         let names = || open.iter().skip(1).map(|scope| scope.name).collect();
         Rc::clone(layers.get_or_insert_with(names))
     }
 
     /// Closes and opens scopes so that the scopes inside the outermost one have these names.
     pub(crate) fn move_to(&self, layers: &[CallsiteId]) {
-        let mut state = self.0.borrow_mut();
+        let mut state = self.state.borrow_mut();
         let same = state.open.iter().skip(1).zip(layers).take_while(|(scope, name)| scope.name == **name).count();
         while state.open.len() > same + 1 {
             state.close();
@@ -241,24 +225,23 @@ impl StepMemory {
 
     /// Returns the path of layers that were open earlier.
     pub(crate) fn path_of(&self, layers: &[CallsiteId]) -> String {
-        let state = self.0.borrow();
+        let state = self.state.borrow();
         layers.iter().map(|layer| &*state.names[layer.0 as usize]).collect::<Vec<_>>().join(".")
     }
 
     /// Returns how many allocations, frees, and openings and closings of scopes there were.
     pub(crate) fn events(&self) -> u64 {
-        let state = self.0.borrow();
-        state.number - state.roundings
+        self.state.borrow().number
     }
 
     pub(crate) fn reserved_peak(&self) -> u64 {
-        self.0.borrow().allocator.reserved_peak()
+        self.allocator.borrow().reserved_peak()
     }
 
     /// Ends the step. Returns the highest sum of all blocks, and its parts if they are known: the largest first, and parts
     /// of the same size by layer and class.
     pub(crate) fn end(&self) -> (u64, Vec<PeakPart>) {
-        let mut state = self.0.borrow_mut();
+        let mut state = self.state.borrow_mut();
         state.is_over = true;
         let Some(inbox) = &state.inbox else { return (state.peak, Vec::new()) };
         if !inbox.keep_device_peak(DEVICE, PEAK, false) {
@@ -313,6 +296,9 @@ impl State {
             return *number;
         }
         let number = CallsiteId(u32::try_from(self.names.len()).unwrap_or(CallsiteId::OTHERS.0));
+        if let Some(recording) = &mut self.recording {
+            recording.define(number, name);
+        }
         let name: Rc<str> = name.into();
         self.names.push(Rc::clone(&name));
         self.numbers.insert(name, number);
@@ -324,9 +310,6 @@ impl State {
         self.scopes += 1;
         let scope = ScopeId(self.scopes);
         let spec = ScopeSpec { callsite: name, source: Source::Simulation, ..ScopeSpec::exact(DEVICE) };
-        if let Some(recording) = &mut self.recording {
-            recording.define(name, &self.names[name.0 as usize]);
-        }
         self.record(EventKind::Open { scope, spec });
         self.open.push(OpenScope { scope, name, peak: self.in_use });
     }

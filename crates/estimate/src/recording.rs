@@ -1,7 +1,5 @@
 //! Writes an estimate as a recording: the events of the step, in the format of the recordings of programs.
 
-use std::collections::HashSet;
-
 use gpumem_core::model::{CallsiteId, Device, EventKind, Source, StackId, ThreadId, Time};
 use gpumem_recording::{
     CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process, RecordedEvent,
@@ -16,14 +14,12 @@ const IN_MEMORY: &str = "a recording in memory can be written";
 #[derive(Debug)]
 pub(crate) struct Recording {
     writer: Writer<Vec<u8>>,
-    /// The names of scopes that are already defined.
-    names: HashSet<CallsiteId>,
 }
 
 impl Recording {
     /// Starts a recording. `limit` is the memory that the allocator may take.
     pub(crate) fn new(model: &str, device: Device, limit: Option<Bytes>) -> Self {
-        let mut recording = Self { writer: Writer::new(Vec::new()).expect(IN_MEMORY), names: HashSet::new() };
+        let mut recording = Self { writer: Writer::new(Vec::new()).expect(IN_MEMORY) };
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let executable = format!("estimate of {model}");
         recording.write(&Item::Process(Process { executable, version, ..Process::default() }));
@@ -41,12 +37,10 @@ impl Recording {
         recording
     }
 
-    /// Defines the name of a scope, unless it is known.
+    /// Defines the name of a scope, before it is opened.
     pub(crate) fn define(&mut self, id: CallsiteId, name: &str) {
-        if self.names.insert(id) {
-            let (name, file, line, column, module_path) = (Some(name.to_owned()), String::new(), 0, 0, None);
-            self.write(&Item::Callsite(CallsiteDefinition { id, name, file, line, column, module_path }));
-        }
+        let (name, file, line, column, module_path) = (Some(name.to_owned()), String::new(), 0, 0, None);
+        self.write(&Item::Callsite(CallsiteDefinition { id, name, file, line, column, module_path }));
     }
 
     /// Writes an event. Its number serves as the time, as in the ledger of the estimate.

@@ -51,7 +51,7 @@ fn fitting(result: Result<Peak>) -> Result<Option<Peak>> {
 
 /// If a step has more events than this, it takes so long that no larger numbers are tried. A training step of a Llama with
 /// 250 blocks has fewer.
-const MANY_EVENTS: u64 = 150_000;
+const MANY_EVENTS: u64 = 260_000;
 
 /// Returns the largest number that fits into a limit, improved by [`with_gaps`] unless a step is long.
 fn largest_in(limit: Bytes, mut peak: impl FnMut(u64) -> Result<Option<Peak>>) -> Result<u64> {
