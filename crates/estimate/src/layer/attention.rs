@@ -302,9 +302,7 @@ fn stored(
     mask: Option<&Tensor>,
     attention: &Attention,
 ) -> Result<(Tensor, Tensor)> {
-    let scores = eager.matmul(queries, &eager.transpose(keys, 2, 3))?;
-    let mut scaled = eager.multiply_by_number(&scores)?;
-    drop(scores);
+    let mut scaled = eager.multiply_by_number(&eager.matmul(queries, &eager.transpose(keys, 2, 3))?)?;
     if attention.caps_scores {
         scaled = eager.multiply_by_number(&scaled)?;
         scaled = eager.tanh(&scaled)?;
@@ -333,11 +331,10 @@ fn rotated(eager: &Eager, input: &Tensor, [cosines, sines]: &[&Tensor; 2]) -> Re
     let last = input.shape.rank() - 1;
     let first = eager.multiply(input, cosines)?;
     let half = input.shape.last() / 2;
-    let (lower, upper) = (eager.narrow(input, last, half), eager.narrow(input, last, input.shape.last() - half));
-    let negative = eager.multiply_by_number(&upper)?;
-    let turned = eager.concatenate(&[&negative, &lower], last)?;
-    drop((negative, lower, upper));
-    let second = eager.multiply(&turned, sines)?;
-    drop(turned);
+    let lower = eager.narrow(input, last, half);
+    let negative = eager.multiply_by_number(&eager.narrow(input, last, input.shape.last() - half))?;
+    let mut second = eager.concatenate(&[&negative, &lower], last)?;
+    drop((negative, lower));
+    second = eager.multiply(&second, sines)?;
     eager.add(&first, &second)
 }

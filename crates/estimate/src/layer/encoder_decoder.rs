@@ -49,24 +49,18 @@ impl Attention {
 /// Returns the bucket of each pair of positions, by their distance. Each small distance has its own bucket; larger ones
 /// share buckets.
 fn buckets(eager: &Eager, shape: &Shape) -> Result<Tensor> {
-    let distance = eager.integers(shape)?;
-    let is_small = eager.output(shape, Dtype::Bool)?;
+    let _distance = eager.integers(shape)?;
+    let _is_small = eager.output(shape, Dtype::Bool)?;
     let offset = eager.integers(shape)?;
-    let large = {
-        let logarithm = eager.output(shape, Dtype::F32)?;
-        let scaled = eager.output(shape, Dtype::F32)?;
-        drop(logarithm);
-        let whole = eager.integers(shape)?;
-        drop(scaled);
-        let shifted = eager.integers(shape)?;
-        drop(whole);
-        let most = eager.integers(shape)?;
-        let large = eager.integers(shape)?;
-        drop((shifted, most));
-        large
-    };
-    let chosen = eager.integers(shape)?;
-    drop((distance, is_small, large, chosen));
+    // The logarithm, scaled, as whole numbers, and shifted: each is freed when the next one exists.
+    let mut shifted = None;
+    for dtype in [Dtype::F32, Dtype::F32, Dtype::I64, Dtype::I64] {
+        shifted = Some(eager.output(shape, dtype)?);
+    }
+    let most = eager.integers(shape)?;
+    let _large = eager.integers(shape)?;
+    drop((shifted, most));
+    let _chosen = eager.integers(shape)?;
     Ok(offset)
 }
 

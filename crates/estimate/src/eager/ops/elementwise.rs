@@ -90,15 +90,12 @@ impl Eager {
     /// `0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))`.
     pub(crate) fn gelu_written_out(&self, input: &Tensor) -> Result<Tensor> {
         let half = self.multiply_by_number(input)?;
-        let scaled = self.multiply_by_number(&self.power(input)?)?;
-        let sum = self.add(input, &scaled)?;
-        drop(scaled);
-        let argument = self.multiply_by_number(&sum)?;
-        drop(sum);
-        let tanh = self.tanh(&argument)?;
-        drop(argument);
-        let factor = self.add_number(&tanh)?;
-        drop(tanh);
+        // Each assignment frees the tensor before it.
+        let mut factor = self.multiply_by_number(&self.power(input)?)?;
+        factor = self.add(input, &factor)?;
+        factor = self.multiply_by_number(&factor)?;
+        factor = self.tanh(&factor)?;
+        factor = self.add_number(&factor)?;
         self.multiply(&half, &factor)
     }
 

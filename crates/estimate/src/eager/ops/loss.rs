@@ -20,11 +20,9 @@ impl Eager {
     /// Runs a softmax that returns zeros for rows in which everything is masked: the input is tested, and the result is
     /// selected from the first one.
     pub(crate) fn safe_softmax(&self, input: &Tensor) -> Result<Tensor> {
-        let first = self.with_grad(false, || self.softmax(input))?;
-        let is_masked = self.output(&input.shape, Dtype::Bool)?;
-        let result = self.softmax(input);
-        drop((first, is_masked));
-        result
+        let _first = self.with_grad(false, || self.softmax(input))?;
+        let _is_masked = self.output(&input.shape, Dtype::Bool)?;
+        self.softmax(input)
     }
 
     /// Runs cross entropy of logits (…, classes) with one label for each row: the logarithms of the probabilities in
@@ -58,9 +56,7 @@ impl Eager {
 
     /// Shifts labels by one position, as losses of language models do: a padded copy, and a copy of a part of it.
     pub(crate) fn shifted_labels(&self, labels: &Tensor) -> Result<Tensor> {
-        let padded = self.output(&labels.shape.with_last(labels.shape.last() + 1), Dtype::I64)?;
-        let shifted = self.output(&labels.shape, Dtype::I64)?;
-        drop(padded);
-        Ok(shifted)
+        let _padded = self.output(&labels.shape.with_last(labels.shape.last() + 1), Dtype::I64)?;
+        self.output(&labels.shape, Dtype::I64)
     }
 }
