@@ -88,53 +88,31 @@ fn show_layers(f: &mut fmt::Formatter<'_>, paint: Paint, what: &str, tree: Tree,
     Ok(())
 }
 
-/// A layer, or consecutive equal layers.
-#[derive(Debug, PartialEq, Eq)]
-struct Run {
-    name: String,
-    /// The numbers at the end of the names of the first and of the last layer, if there are any.
-    numbers: Option<(u64, u64)>,
-    bytes: Bytes,
-    /// The bytes of each layer without those that the allocator added, which differ between layers.
-    each: Bytes,
-}
-
-/// Returns the bytes of layers by name: in total, and without those that the allocator added. Equal layers are joined.
-fn runs<'a>(layers: impl IntoIterator<Item = (&'a str, [Bytes; 2])>) -> Vec<Run> {
-    let of_layer = |(path, [bytes, each]): (&'a str, [Bytes; 2])| {
+/// Returns rows of layers, such as `model.layers.0 … 31 (32×)`, with their bytes: in total, and without those that the allocator added,
+/// which differ between layers. Equal layers are one row.
+fn runs<'a>(layers: impl IntoIterator<Item = (&'a str, [Bytes; 2])>) -> Vec<(String, Bytes)> {
+    let of_layer = |(path, bytes): (&'a str, [Bytes; 2])| {
         let (before, last) = path.rsplit_once('.').unwrap_or(("", path));
         // A number counts only in the form that `numbered` writes, such as `7` but not `07`.
         let number: Option<u64> = last.parse().ok().filter(|number: &u64| number.to_string() == last);
-        let name = if number.is_some() { before } else { path };
-        Run { name: name.to_owned(), numbers: number.map(|number| (number, number)), bytes, each }
+        (if number.is_some() { before } else { path }, number, bytes)
     };
-    let mut all: Vec<Run> = layers.into_iter().map(of_layer).collect();
-    all.sort_by(|a, b| (&a.name, a.numbers).cmp(&(&b.name, b.numbers)));
-    let mut runs: Vec<Run> = Vec::new();
-    for next in all {
-        if let Some(run) = runs.last_mut()
-            && let (Some((_, last)), Some((number, _))) = (&mut run.numbers, next.numbers)
-            && (&run.name, run.each, last.checked_add(1)) == (&next.name, next.each, Some(number))
-        {
-            *last = number;
-            run.bytes = run.bytes + next.bytes;
-        } else {
-            runs.push(next);
-        }
-    }
-    runs
-}
-
-impl Run {
-    /// Returns a name such as `model.layers.0 … 31 (32×)`.
-    fn shown(&self) -> String {
-        let dot = if self.name.is_empty() { "" } else { "." };
-        match self.numbers {
-            None => self.name.clone(),
-            Some((first, last)) if first == last => format!("{}{dot}{first}", self.name),
-            Some((first, last)) => format!("{}{dot}{first} … {last} ({}×)", self.name, last - first + 1),
-        }
-    }
+    let mut all: Vec<_> = layers.into_iter().map(of_layer).collect();
+    all.sort_unstable();
+    let runs = all.chunk_by(|(name, number, [_, each]), next| {
+        number.is_some_and(|number| (*name, number.checked_add(1), *each) == (next.0, next.1, next.2[1]))
+    });
+    let row = |run: &[(&str, Option<u64>, [Bytes; 2])]| {
+        let ((name, first, _), last) = (run[0], run[run.len() - 1].1);
+        let dot = if name.is_empty() { "" } else { "." };
+        let shown = match (first, last) {
+            (Some(first), Some(last)) if first < last => format!("{name}{dot}{first} … {last} ({}×)", run.len()),
+            (Some(number), _) => format!("{name}{dot}{number}"),
+            _ => name.to_owned(),
+        };
+        (shown, run.iter().map(|(.., [bytes, _])| *bytes).sum())
+    };
+    runs.map(row).collect()
 }
 
 /// Returns a tree of layers, in phases if they have one. A part is a phase, the path of a layer, bytes, and whether the allocator added
@@ -156,8 +134,8 @@ fn tree<'a>(parts: impl Iterator<Item = (Option<&'a str>, &'a str, Bytes, bool)>
     let mut tree = Tree::new();
     for (phase, layers) in phases {
         let path: Vec<_> = phase.map(str::to_owned).into_iter().collect();
-        for run in runs(layers) {
-            tree.leaf(&path, Leaf { name: run.shown(), bytes: run.bytes.signed(), blocks: 0, note: None });
+        for (name, bytes) in runs(layers) {
+            tree.leaf(&path, Leaf { name, bytes: bytes.signed(), blocks: 0, note: None });
         }
     }
     tree
@@ -269,7 +247,7 @@ mod tests {
             layer("4", 1, 1),
             layer("model.layers.01", 5, 5),
         ];
-        let rows: Vec<_> = runs(all).iter().map(|run| format!("{}: {}", run.shown(), run.bytes.get())).collect();
+        let rows: Vec<_> = runs(all).iter().map(|(name, bytes)| format!("{name}: {}", bytes.get())).collect();
         let expected = [
             "3 … 4 (2×): 2",
             "model.layers.0: 7",
