@@ -143,17 +143,9 @@ fn tree<'a>(parts: impl Iterator<Item = (Option<&'a str>, &'a str, Bytes, bool)>
 
 /// Returns the start of a path: up to the first number, as in `model.layers.0`, or else two names.
 fn shown(path: &str) -> &str {
-    let mut end = 0;
-    for (at, name) in path.split('.').enumerate() {
-        end += name.len() + usize::from(at > 0);
-        let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
-        let next_is_number =
-            || path[end..].split('.').nth(1).is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
-        if is_number || at >= 1 && !next_is_number() {
-            break;
-        }
-    }
-    &path[..end]
+    let is_number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
+    let names = path.split('.').take(3).position(is_number).map_or(2, |at| at + 1);
+    path.match_indices('.').nth(names - 1).map_or(path, |(dot, _)| &path[..dot])
 }
 
 /// Returns a percentage with its sign, such as `-12.3`. It is empty if `whole` is 0.

@@ -46,11 +46,9 @@ pub(crate) fn channels_last_strides(shape: &Shape) -> Numbers {
     if sizes.len() < 2 {
         return contiguous_strides(shape);
     }
-    let channels = sizes.remove(1);
-    sizes.push(channels);
+    sizes[1..].rotate_left(1);
     let mut strides = contiguous_strides(&sizes.into());
-    let channels = strides.pop().unwrap_or(1);
-    strides.insert(1, channels);
+    strides[1..].rotate_right(1);
     strides
 }
 

@@ -80,7 +80,7 @@ fn rotated(fields: Fields<'_>, field: &str, head_size: u64) -> Result<u64> {
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         clippy::cast_precision_loss,
-        reason = "as `int(...)`"
+        reason = "as `int`"
     )]
     Ok((head_size as f64 * factor) as u64)
 }
@@ -94,11 +94,12 @@ fn windows(parts: &Map<String, Value>, fields: Fields<'_>, rotates: &[bool]) -> 
     let has_windows = fields.flag("use_sliding_window", true)?;
     let field = part(parts, "window_field").unwrap_or_default();
     let window = if has_windows { fields.number_or_null(field, absent)? } else { 0 };
-    let (mut first, mut pattern) = (0, 1);
+    let (mut first, mut pattern) = (0, 0);
     match slides {
         "none" => return Ok(vec![0; blocks]),
         "all" => return Ok(vec![window; blocks]),
         "last" => first = fields.number("max_window_layers", 0)?,
+        "every_second" => pattern = 2,
         "all_but_each" => {
             let known = fields.optional("sliding_window_pattern")?.is_some();
             let field = if known { "sliding_window_pattern" } else { "_sliding_window_pattern" };
@@ -107,11 +108,8 @@ fn windows(parts: &Map<String, Value>, fields: Fields<'_>, rotates: &[bool]) -> 
         }
         _ => {}
     }
-    let has_window = |(at, rotates): (u64, &bool)| match slides {
-        "last" => at >= first,
-        "every_second" => at % 2 == 0,
-        "all_but_each" => !(at + 1).is_multiple_of(pattern),
-        _ => *rotates,
+    let has_window = |(at, rotates): (u64, &bool)| {
+        at >= first && !(at + 1).is_multiple_of(pattern) && (slides != "rotated" || *rotates)
     };
     let Some(types) = fields.list("layer_types")? else {
         return Ok((0..).zip(rotates).map(|layer| if has_window(layer) { window } else { 0 }).collect());

@@ -38,15 +38,12 @@ pub(in crate::files) struct UnknownDecoder {
 /// or if the weights are quantized.
 pub(in crate::files) fn unknown_decoder(fields: &Value, dtype: Dtype, length: u64) -> Option<UnknownDecoder> {
     let class = fields["architectures"][0].as_str()?;
-    if Model::known_architectures().any(|known| known == class) || !fields["quantization_config"].is_null() {
-        return None;
-    }
+    let is_known = Model::known_architectures().any(|known| known == class);
+    (!is_known && fields["quantization_config"].is_null()).then_some(())?;
     let inside = INSIDE.iter().map(|key| &fields[*key]).find(|inner| inner.is_object());
     let decoder = inside.unwrap_or(fields);
     let number = |key: &str| decoder[key].as_u64().filter(|number| *number > 0);
-    if SIZES.iter().any(|key| number(key).is_none()) {
-        return None;
-    }
+    SIZES.iter().all(|key| number(key).is_some()).then_some(())?;
     let experts = EXPERTS.iter().find_map(|key| number(key));
     let has_bias = decoder["attention_bias"].as_bool() == Some(true);
     let (class, kind) = match experts {
