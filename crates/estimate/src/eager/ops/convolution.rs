@@ -6,6 +6,7 @@ use super::linear::Like;
 use crate::{
     Dtype, Eager, Result, Shape, Tensor,
     eager::{Convolution, channels_last_strides},
+    ensure,
 };
 
 /// The sizes of a convolution.
@@ -161,10 +162,8 @@ impl Eager {
     }
 
     fn check_image(&self, input: &Tensor, dimensions: usize) -> Result<()> {
-        if input.shape.rank() == dimensions + 2 {
-            return Ok(());
-        }
-        Err(self.mismatch(format!("({})", vec!["…"; dimensions + 2].join(", ")), input))
+        let rank = dimensions + 2;
+        ensure(input.shape.rank() == rank, || self.mismatch(format!("({})", vec!["…"; rank].join(", ")), input))
     }
 
     /// Returns the shape of a result that has a pixel for each position of a window.

@@ -75,9 +75,6 @@ impl Eager {
     /// Checks that the last dimension of an input has the size of a weight.
     fn check_last(&self, input: &Tensor, weight: &Tensor) -> Result<()> {
         let size = weight.shape.last();
-        if size == input.shape.last() {
-            return Ok(());
-        }
-        Err(self.mismatch(input.shape.with_last(size), input))
+        ensure(size == input.shape.last(), || self.mismatch(input.shape.with_last(size), input))
     }
 }

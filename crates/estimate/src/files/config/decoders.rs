@@ -124,6 +124,6 @@ fn windows(parts: &Map<String, Value>, fields: Fields<'_>, rotates: &[bool]) -> 
 }
 
 fn check_length(list: &str, length: usize, blocks: usize) -> Result<()> {
-    let what = "fewer elements than the model has layers";
-    if length < blocks { Err(wrong(format!("`{list}` has {what}: {length} and {blocks}"))) } else { Ok(()) }
+    let wrong = || wrong(format!("`{list}` has fewer elements than the model has layers: {length} and {blocks}"));
+    ensure(length >= blocks, wrong)
 }
