@@ -10,14 +10,6 @@ use crate::{
     layer::{Built, build, run_all, run_model},
 };
 
-/// The peak of a step, without its parts.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peak {
-    pub(crate) bytes: u64,
-    /// The number of events in the step, which determines how long it takes to find the peak.
-    pub(crate) events: u64,
-}
-
 /// The number of steps that are run. The optimizer's state exists from the first update on, so the second step may need
 /// more than the first.
 const STEPS: usize = 2;
@@ -52,11 +44,12 @@ impl Step {
         self.estimate_in(&self.memory(true), model)
     }
 
-    /// Returns the peak of [`estimate`](Self::estimate), without its parts.
-    pub(crate) fn peak(&self, model: &Model) -> Result<Peak> {
+    /// Returns the peak of [`estimate`](Self::estimate), without its parts, and the number of events in the step, which determines how
+    /// long it takes to find the peak.
+    pub(crate) fn peak(&self, model: &Model) -> Result<(u64, u64)> {
         let memory = self.memory(false);
         let (estimate, _) = self.run_in(&memory, false, model)?;
-        Ok(Peak { bytes: estimate.peak.get(), events: memory.events() })
+        Ok((estimate.peak.get(), memory.events()))
     }
 
     fn estimate_in(&self, memory: &Rc<StepMemory>, model: &Model) -> Result<Estimate> {

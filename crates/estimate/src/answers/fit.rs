@@ -1,6 +1,6 @@
 //! The largest batch and the longest sequences that fit.
 
-use crate::{Bytes, Error, Input, Kind, Model, Result, Step, ensure, step::Peak};
+use crate::{Bytes, Error, Input, Kind, Model, Result, Step, ensure};
 
 impl Step {
     /// Returns a batch with which the step stays within its limit; 0 if none fits. The search finds a batch that fits
@@ -41,7 +41,7 @@ impl Step {
 }
 
 /// Returns the peak of a step that fits. `None` if the step does not fit.
-fn fitting(result: Result<Peak>) -> Result<Option<Peak>> {
+fn fitting(result: Result<(u64, u64)>) -> Result<Option<(u64, u64)>> {
     match result {
         Ok(peak) => Ok(Some(peak)),
         Err(error) if error.is_out_of_memory() => Ok(None),
@@ -54,10 +54,10 @@ fn fitting(result: Result<Peak>) -> Result<Option<Peak>> {
 const MANY_EVENTS: u64 = 260_000;
 
 /// Returns the largest number that fits into a limit, improved by [`with_gaps`] unless a step is long.
-fn largest_in(limit: Bytes, mut peak: impl FnMut(u64) -> Result<Option<Peak>>) -> Result<u64> {
-    let Some(first) = peak(1)? else { return Ok(0) };
-    let found = largest(limit.get(), first.bytes, |number| Ok(peak(number)?.map(|peak| peak.bytes)))?;
-    if first.events > MANY_EVENTS { Ok(found) } else { with_gaps(found, |number| Ok(peak(number)?.is_some())) }
+fn largest_in(limit: Bytes, mut peak: impl FnMut(u64) -> Result<Option<(u64, u64)>>) -> Result<u64> {
+    let Some((first, events)) = peak(1)? else { return Ok(0) };
+    let found = largest(limit.get(), first, |number| Ok(peak(number)?.map(|(bytes, _)| bytes)))?;
+    if events > MANY_EVENTS { Ok(found) } else { with_gaps(found, |number| Ok(peak(number)?.is_some())) }
 }
 
 /// Returns a number that fits while the next larger one does not. The peak grows roughly evenly with the number, so the

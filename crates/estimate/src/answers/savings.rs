@@ -77,7 +77,7 @@ impl Step {
         let peak = estimate.peak;
         let change = |(change, step): (String, Self)| {
             let changed = || {
-                let changed = Bytes::new(step.peak(model)?.bytes);
+                let changed = Bytes::new(step.peak(model)?.0);
                 // The parts of the peak are computed only if they are needed, because that takes longer.
                 let after = if changed < peak { None } else { Some(step.estimate(model)?) };
                 Ok((Some(changed), after.map(|after| why_nothing(&estimate, &after))))

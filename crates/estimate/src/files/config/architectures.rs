@@ -264,17 +264,17 @@ impl<'a> Filler<'a> {
             None => {}
         }
         if let Some((fields, key, default)) = self.field(text) {
-            return match (default, default.as_str().map(|default| (default.strip_prefix("= "), default))) {
-                (_, Some((Some(derived), _))) => {
-                    Ok(fields.optional(key)?.map_or_else(|| self.number(derived), Ok)?.into())
-                }
-                (_, Some((None, function))) => Ok(json!(fields.function(key, function)?)),
-                (Value::Bool(default), _) => Ok(fields.flag(key, *default)?.into()),
-                _ => match default.as_u64() {
-                    Some(default) => Ok(fields.number(key, default)?.into()),
-                    None => Ok(fields.fraction(key, default.as_f64().unwrap_or_default())?.into()),
+            return Ok(match default {
+                Value::String(text) => match text.strip_prefix("= ") {
+                    Some(derived) => fields.optional(key)?.map_or_else(|| self.number(derived), Ok)?.into(),
+                    None => json!(fields.function(key, text)?),
                 },
-            };
+                Value::Bool(default) => fields.flag(key, *default)?.into(),
+                _ => match default.as_u64() {
+                    Some(default) => fields.number(key, default)?.into(),
+                    None => fields.fraction(key, default.as_f64().unwrap_or_default())?.into(),
+                },
+            });
         }
         match text {
             "classes" => {
