@@ -330,7 +330,7 @@ impl Step {
                     ids = eager.concatenate(&[&ids, &new], 1)?;
                 }
                 phases.push(PhasePeak { name, peak: Bytes::new(eager.memory.close()) });
-                if eager.cache.layers.borrow().is_empty() {
+                if eager.cache.borrow().is_empty() {
                     return invalid("the model keeps no keys and values, so it cannot decode");
                 }
             }

@@ -8,16 +8,16 @@ use crate::{Class, Eager, KvCache, Result, Tensor};
 impl Eager {
     /// Starts a pass over the next tokens. Its layers find the keys and values of earlier passes.
     pub(crate) fn start_pass(&self) {
-        self.cache.next.set(0);
+        self.next_kept.set(0);
         self.free_shared();
     }
 
     /// Joins the keys and values of earlier tokens, (batch, heads, n, size), with new ones, like `Cache.update` of
     /// transformers. With a window, all are returned, but only the last `window - 1` tokens are kept.
     pub(crate) fn append_to_cache(&self, keys: &Tensor, values: &Tensor, window: Option<u64>) -> Result<[Tensor; 2]> {
-        let number = self.cache.next.replace(self.cache.next.get() + 1);
-        if self.cache.layers.borrow().len() == number {
-            self.cache.layers.borrow_mut().push(KeptTokens::default());
+        let number = self.next_kept.replace(self.next_kept.get() + 1);
+        if self.cache.borrow().len() == number {
+            self.cache.borrow_mut().push(KeptTokens::default());
         }
         let cache = self.step.decode.as_ref().map(|decode| decode.cache).unwrap_or_default();
         self.with_class(Class::Cache, || match cache {
@@ -29,7 +29,7 @@ impl Eager {
     /// Runs `DynamicLayer.update`: `torch.cat` of the keys, and then of the values. The first tensor is empty and has
     /// the type of the keys.
     fn joined(&self, number: usize, keys: &Tensor, values: &Tensor, window: Option<u64>) -> Result<[Tensor; 2]> {
-        let old = self.cache.layers.borrow_mut()[number].kept.take();
+        let old = self.cache.borrow_mut()[number].kept.take();
         let (old_keys, old_values) = old.map(|[keys, values]| (keys, values)).unzip();
         let join = |old: &Option<Tensor>, new: &Tensor| match old {
             Some(old) => self.concatenate(&[old, new], 2),
@@ -46,14 +46,14 @@ impl Eager {
             Some(window) if all.shape[2] >= window.max(1) => self.narrow(all, 2, window.max(1) - 1),
             _ => all.clone(),
         };
-        self.cache.layers.borrow_mut()[number].kept = Some([kept(&all_keys), kept(&all_values)]);
+        self.cache.borrow_mut()[number].kept = Some([kept(&all_keys), kept(&all_values)]);
         Ok([all_keys, all_values])
     }
 
     /// Writes into tensors with room for all tokens (`StaticLayer.update`).
     fn placed(&self, number: usize, keys: &Tensor, values: &Tensor, room: u64) -> Result<[Tensor; 2]> {
         let allocate = |like: &Tensor| self.empty(&like.shape.with(2, room), keys.dtype, Class::Cache);
-        let mut layers = self.cache.layers.borrow_mut();
+        let mut layers = self.cache.borrow_mut();
         let layer = &mut layers[number];
         let new = keys.shape[2];
         let is_first = layer.tokens == 0;
@@ -73,7 +73,7 @@ impl Eager {
 
     /// Drops all keys and values.
     pub(crate) fn free_cache(&self) {
-        drop(self.cache.layers.take());
+        drop(self.cache.take());
         self.start_pass();
     }
 }

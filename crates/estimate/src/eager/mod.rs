@@ -53,7 +53,10 @@ pub(crate) struct Eager {
     autocast: Autocast,
     /// The checkpointed block that is running. `None` if there is none.
     checkpointing: RefCell<Option<BlockRun>>,
-    pub(crate) cache: Cache,
+    /// The kept tokens of each attention layer, in the order of the forward pass.
+    pub(crate) cache: RefCell<Vec<KeptTokens>>,
+    /// The index of the next layer that keeps tokens.
+    next_kept: Cell<usize>,
     /// The paths of all linear layers that were built, if the step has adapters or weights in 4 bits.
     linear: RefCell<Vec<String>>,
     sharding: Sharding,
@@ -152,14 +155,6 @@ struct RecomputedState {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Cache {
-    /// The kept tokens of each attention layer, in the order of the forward pass.
-    pub(crate) layers: RefCell<Vec<KeptTokens>>,
-    /// The index of the next layer.
-    next: Cell<usize>,
-}
-
-#[derive(Debug, Default)]
 pub(crate) struct KeptTokens {
     /// The keys and the values.
     kept: Option<[Tensor; 2]>,
@@ -226,7 +221,8 @@ impl Eager {
             parameters: RefCell::default(),
             autocast: Autocast::default(),
             checkpointing: RefCell::default(),
-            cache: Cache::default(),
+            cache: RefCell::default(),
+            next_kept: Cell::default(),
             linear: RefCell::default(),
             sharding: Sharding { groups: RefCell::new(vec![ParameterGroup::default()]), ..Sharding::default() },
             slots: RefCell::default(),

@@ -45,21 +45,17 @@ impl Gguf {
     /// the file.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let mut first = one_file(path)?;
-        let count = first.number("split.count").unwrap_or(1);
+        let mut file = one_file(path)?;
+        let count = file.number("split.count").unwrap_or(1);
         if count > 1 {
-            first.tensors.all.extend(other_parts(path, count)?);
+            file.tensors.all.extend(other_parts(path, count)?);
         }
-        let tensors = Tensors::checked(first.tensors.all).map_err(|what| file_error(path, what))?;
-        first.tensors = tensors;
-        let tensors = &first.tensors.all;
-        if let Some(expected) = first.number("split.tensors.count")
-            && expected != tensors.len() as u64
-        {
-            let found = counted(tensors.len() as u64, "tensor", "tensors");
-            return Err(file_error(path, format!("the files have {found} and not {expected}")));
-        }
-        Ok(first)
+        file.tensors = Tensors::checked(file.tensors.all).map_err(|what| file_error(path, what))?;
+        let found = file.tensors.all.len() as u64;
+        let expected = file.number("split.tensors.count").unwrap_or(found);
+        let what = || format!("the files have {} and not {expected}", counted(found, "tensor", "tensors"));
+        ensure(found == expected, || file_error(path, what()))?;
+        Ok(file)
     }
 
     /// Reads a header from another source, such as the first bytes of a file on a server.
@@ -121,15 +117,13 @@ fn one_file(path: &Path) -> Result<Gguf> {
 type Wrong = String;
 
 /// A header that is being read.
-struct Source<R> {
-    read: io::Take<R>,
-}
+struct Source<R>(io::Take<R>);
 
 impl<R: Read> Source<R> {
     fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Wrong> {
-        ensure(self.read.limit() >= N as u64, || format!("a header of more than {LONGEST_HEADER} bytes"))?;
+        ensure(self.0.limit() >= N as u64, || format!("a header of more than {LONGEST_HEADER} bytes"))?;
         let mut bytes = [0; N];
-        copy(&mut self.read, N as u64, &mut &mut bytes[..])?;
+        copy(&mut self.0, N as u64, &mut &mut bytes[..])?;
         Ok(bytes)
     }
 
@@ -144,11 +138,8 @@ impl<R: Read> Source<R> {
     /// Reads a length that fits into the rest of the longest header. `size` is the smallest size of an element.
     fn count(&mut self, size: u64, [one, many]: [&str; 2]) -> Result<u64, Wrong> {
         let count = self.u64()?;
-        if count.checked_mul(size).is_some_and(|bytes| bytes <= self.read.limit()) {
-            Ok(count)
-        } else {
-            Err(format!("the header is too short for {}", counted(count, one, many)))
-        }
+        let fits = count.checked_mul(size).is_some_and(|bytes| bytes <= self.0.limit());
+        ensure(fits, || format!("the header is too short for {}", counted(count, one, many))).map(|()| count)
     }
 
     /// Reads a text that is preceded by its length. `None` if it has more than `longest` bytes and is skipped.
@@ -158,7 +149,7 @@ impl<R: Read> Source<R> {
             return self.skip(length).map(|()| None);
         }
         let mut bytes = Vec::new();
-        copy(&mut self.read, length, &mut bytes)?;
+        copy(&mut self.0, length, &mut bytes)?;
         String::from_utf8(bytes).map(Some).map_err(|_| "a text is not UTF-8".to_owned())
     }
 
@@ -167,7 +158,7 @@ impl<R: Read> Source<R> {
     }
 
     fn skip(&mut self, bytes: u64) -> Result<(), Wrong> {
-        copy(&mut self.read, bytes, &mut io::sink())
+        copy(&mut self.0, bytes, &mut io::sink())
     }
 
     /// Reads a value that is not an array. The numbers of the types are those in the specification.
@@ -203,8 +194,7 @@ impl<R: Read> Source<R> {
         let mut kept = Vec::new();
         if kind == 8 {
             for _ in 0..count {
-                let length = self.count(1, ["byte of a text", "bytes of a text"])?;
-                self.skip(length)?;
+                self.text(0)?;
             }
         } else if count > LONGEST_ARRAY {
             self.skip(count * size)?;
@@ -253,7 +243,7 @@ impl<R: Read> Source<R> {
 }
 
 fn header(read: impl Read) -> Result<Gguf, Wrong> {
-    let mut source = Source { read: read.take(LONGEST_HEADER) };
+    let mut source = Source(read.take(LONGEST_HEADER));
     ensure(source.bytes()? == *b"GGUF", || "this is not a GGUF file".to_owned())?;
     match source.u32()? {
         2 | 3 => {}

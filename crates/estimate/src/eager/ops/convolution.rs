@@ -102,27 +102,23 @@ impl Eager {
         Ok(self.recorded(&all, output, move |eager, grad| {
             let saved = eager.unpack(saved)?;
             let _grad = eager.in_order(grad, channels_last)?;
-            let mut results = Vec::with_capacity(likes.len());
-            for (at, like) in likes.iter().enumerate() {
-                let mut result = like.as_ref().map(|like| like.empty(eager)).transpose()?;
-                if let (2, Some(_)) = (at, &result) {
+            let gradient = |(at, like): (usize, &Option<Like>)| {
+                let Some(like) = like else { return Ok(None) };
+                let result = like.empty(eager)?;
+                if at == 2 {
                     let mut sum = vec![1; grad.shape.rank()];
                     sum[1] = grad.shape[1];
                     eager.sum_buffer(grad, &sum.into())?;
+                    return Ok(Some(result));
                 }
-                if at == 0 && channels_last {
-                    result = result.map(Tensor::with_channels_last);
+                // The gradient of the input needs the weight, and that of the weight needs the input.
+                let _copy = eager.in_order(&saved[1 - at], channels_last)?;
+                if uses_cudnn {
+                    eager.use_cudnn(&convolution, at == 1)?;
                 }
-                if at < 2 && result.is_some() {
-                    // The gradient of the input needs the weight, and that of the weight needs the input.
-                    let _copy = eager.in_order(&saved[1 - at], channels_last)?;
-                    if uses_cudnn {
-                        eager.use_cudnn(&convolution, at == 1)?;
-                    }
-                }
-                results.push(result);
-            }
-            Ok(results)
+                Ok(Some(if at == 0 && channels_last { result.with_channels_last() } else { result }))
+            };
+            likes.iter().enumerate().map(gradient).collect()
         }))
     }
 
