@@ -1,22 +1,16 @@
 //! Tests the answers of an estimate: text, JSON and the savings of changes.
 
-use gpumem_core::{
-    export::{InPaint, Paint},
-    model::Bytes,
-};
+use gpumem_core::export::{InPaint, Paint};
 use gpumem_estimate::{
-    AllocatorKind, Class, Dtype, Input, Layer, Loss, Model, Optimizer, Shape, Step, Tensors, models, numbered,
+    AllocatorKind, Bytes, Class, Dtype, Input, Layer, Model, Optimizer, Step, Tensors, models, numbered,
 };
 
-use crate::files::safetensors;
+use crate::{counted::classifier, files::safetensors};
 
 /// The weights take 1 MiB and 4 KiB, in two layers.
 fn small() -> Model {
-    let layers = vec![
-        Layer::linear(512, 512).named("first"),
-        Layer::sequence([Layer::relu(false), Layer::linear(512, 2)]).named("second"),
-    ];
-    Model { name: "small".to_owned(), input: Input::Numbers(Shape::from([512])), layers, loss: Loss::CrossEntropy }
+    let second = Layer::sequence([Layer::relu(false), Layer::linear(512, 2)]);
+    classifier(512, vec![Layer::linear(512, 512).named("first"), second.named("second")])
 }
 
 fn step() -> Step {
@@ -183,8 +177,7 @@ fn workspaces_of_convolutions_are_a_range() {
 fn a_deep_model_has_a_short_report() {
     let of = |sizes: &[u64]| {
         let layers = numbered((0..3000).map(|at| Layer::linear(sizes[at % 2], sizes[(at + 1) % 2])));
-        let model = Model { layers, input: Input::Numbers(Shape::from([8])), ..small() };
-        step().estimate(&model).unwrap().to_string()
+        step().estimate(&classifier(8, layers)).unwrap().to_string()
     };
     // These layers differ from the ones before and after them.
     let text = of(&[8, 9]);

@@ -58,11 +58,8 @@ impl Gguf {
         let named = || all().filter(|(known, _)| *known == architecture);
         let found = named().find(|(_, family)| family.has_experts() == experts.is_some());
         let (_, family) = found.ok_or_else(|| {
-            let with = match (named().next(), experts) {
-                (None, _) => "",
-                (Some(_), Some(_)) => " with experts",
-                (Some(_), None) => " without experts",
-            };
+            let with = if experts.is_some() { " with experts" } else { " without experts" };
+            let with = named().next().map_or("", |_| with);
             let mut known: Vec<_> = all().map(|(known, _)| known).collect();
             known.dedup();
             wrong(format!(

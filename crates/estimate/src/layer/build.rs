@@ -165,15 +165,9 @@ impl Building<'_> {
 
     fn attention(&mut self, attention: &Attention) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>)> {
         let Attention { size, heads, no_bias, no_output_bias, is_joined, .. } = *attention;
-        let repeats = heads.checked_rem(attention.key_value_heads());
-        if attention.head_size() == 0 || repeats != Some(0) {
-            let what = format!(
-                "{} cannot share {} heads of keys",
-                counted(heads, "head", "heads"),
-                attention.key_value_heads()
-            );
-            return Err(self.invalid(what));
-        }
+        let (of_keys, shown) = (attention.key_value_heads(), counted(heads, "head", "heads"));
+        let fits = attention.head_size() != 0 && heads.checked_rem(of_keys) == Some(0);
+        ensure(fits, || self.invalid(format!("{shown} cannot share {of_keys} heads of keys")))?;
         let fits = !is_joined || attention.reads.is_none();
         ensure(fits, || self.invalid("the projections of cross attention cannot be joined"))?;
         let (rotated, of) = (attention.rotated(), attention.head_size());

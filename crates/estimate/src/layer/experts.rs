@@ -53,18 +53,14 @@ impl Experts {
         let output = match self.run {
             RunExperts::Grouped => {
                 let shared =
-                    if self.shared > 0 { Some(built.child("shared_expert").forward(eager, &rows)?) } else { None };
-                let (scores, choice) = self.route(built, eager, &rows)?;
-                let output = self.grouped(built, eager, &rows, &scores, &choice)?;
-                drop((scores, choice));
-                match shared {
-                    None => output,
-                    Some(shared) => {
-                        let gate = eager.sigmoid(&built.child("shared_expert_gate").forward(eager, &rows)?)?;
-                        let shared = eager.multiply(&gate, &shared)?;
-                        eager.add(&output, &shared)?
-                    }
+                    (self.shared > 0).then(|| built.child("shared_expert").forward(eager, &rows)).transpose()?;
+                let mut output = self.grouped(built, eager, &rows)?;
+                if let Some(shared) = shared {
+                    let gate = eager.sigmoid(&built.child("shared_expert_gate").forward(eager, &rows)?)?;
+                    let shared = eager.multiply(&gate, &shared)?;
+                    output = eager.add(&output, &shared)?;
                 }
+                output
             }
             RunExperts::All => self.all(built, eager, &rows)?,
         };
@@ -81,7 +77,8 @@ impl Experts {
         Ok((scores, choice))
     }
 
-    fn grouped(&self, built: &Built, eager: &Eager, rows: &Tensor, scores: &Tensor, choice: &Tensor) -> Result<Tensor> {
+    fn grouped(&self, built: &Built, eager: &Eager, rows: &Tensor) -> Result<Tensor> {
+        let (scores, choice) = &self.route(built, eager, rows)?;
         let too_large = || eager.too_large();
         let chosen = rows.shape[0].checked_mul(self.per_token).ok_or_else(too_large)?;
         let flat = |tensor: &Tensor| eager.reshape(tensor, &Shape::from([chosen]));

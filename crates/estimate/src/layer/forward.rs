@@ -86,16 +86,11 @@ impl Built {
             Layer::Sequential { .. } | Layer::Block { .. } => run_all(&self.children, eager, input),
             Layer::Branches { .. } | Layer::Product { .. } => {
                 let is_sum = matches!(self.kind, Layer::Branches { .. });
-                let mut result: Option<Tensor> = None;
-                for branch in &self.children {
-                    let output = branch.forward(eager, input)?;
-                    result = Some(match result {
-                        None => output,
-                        Some(result) if is_sum => eager.add(&result, &output)?,
-                        Some(result) => eager.multiply(&result, &output)?,
-                    });
-                }
-                result.ok_or_else(|| eager.invalid("there are no branches"))
+                let mut outputs = self.children.iter().map(|branch| branch.forward(eager, input));
+                let first = outputs.next().ok_or_else(|| eager.invalid("there are no branches"))??;
+                outputs.try_fold(first, |result, output| {
+                    if is_sum { eager.add(&result, &output?) } else { eager.multiply(&result, &output?) }
+                })
             }
             Layer::Idle { .. } => Ok(input.clone()),
             Layer::Residual { in_place, .. } => {

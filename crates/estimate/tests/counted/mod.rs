@@ -30,7 +30,7 @@ fn highest(estimate: &Estimate) -> [u64; 3] {
 }
 
 /// Returns a model of layers for vectors of this size, with a loss for classes.
-fn classifier(size: u64, layers: Vec<Named>) -> Model {
+pub(crate) fn classifier(size: u64, layers: Vec<Named>) -> Model {
     Model { name: "test".to_owned(), input: Input::Numbers(Shape::from([size])), layers, loss: Loss::CrossEntropy }
 }
 

@@ -1,8 +1,8 @@
 //! Tests the kept and the temporary tensors of optimizers, counted by hand.
 
-use gpumem_estimate::{Class, Estimate, Input, Layer, Loss, Model, Optimizer, Shape, Step, models, numbered};
+use gpumem_estimate::{Class, Estimate, Input, Layer, Model, Optimizer, Shape, Step, models, numbered};
 
-use super::{exact, phases, small};
+use super::{classifier, exact, phases, small};
 
 /// The parameters of [`small`] have the shapes (50, 100), (50), (50, 50) and (50).
 const ELEMENTS: u64 = 5000 + 50 + 2500 + 50;
@@ -33,8 +33,7 @@ fn adafactor_keeps_rows_and_columns() {
     // the shape (64, 3, 3, 1), and `col_var` the shape (64, 3, 1, 3). The bias has 64 elements.
     let conv = Layer::conv2d(3, 64, 3, 1, 1);
     let layers = numbered([conv, Layer::Flatten, Layer::linear(64 * 16, 10)]);
-    let input = Input::Numbers(Shape::from([3, 4, 4]));
-    let model = Model { name: "conv".to_owned(), input, layers, loss: Loss::CrossEntropy };
+    let model = Model { input: Input::Numbers(Shape::from([3, 4, 4])), ..classifier(0, layers) };
     let estimate = training(Optimizer::Adafactor).estimate(&model).unwrap();
     let states = 64 * 3 * 3 + 64 * 3 * 3 + 64 + (10 + 1024) + 10;
     // These are live at the highest moment: the means and the update of the last layer's weight; the squares of the bias before

@@ -1,11 +1,10 @@
 //! Tests the live memory of steps at the peak, with autocast, with limits, with checkpointing, and with quantized weights.
 
-use gpumem_core::model::Bytes;
 use gpumem_estimate::{
-    Checkpointing, Class, Dtype, Input, Layer, Loss, Model, Optimizer, Quantized, Shape, Step, models, numbered,
+    Bytes, Checkpointing, Class, Dtype, Input, Layer, Loss, Model, Optimizer, Quantized, Step, models, numbered,
 };
 
-use super::{exact, highest, linear, of, small};
+use super::{classifier, exact, highest, linear, of, small};
 
 /// Each byte of a small step is counted by hand.
 #[test]
@@ -68,9 +67,7 @@ fn the_largest_batch_fits_and_the_next_one_does_not() {
 #[test]
 fn a_model_of_20_000_layers() {
     let layers = (0..10_000).flat_map(|_| [Layer::linear(4, 4), Layer::relu(false)]);
-    let input = Input::Numbers(Shape::from([4]));
-    let model = Model { name: "deep".to_owned(), input, layers: numbered(layers), loss: Loss::CrossEntropy };
-    let estimate = exact(Step::training(1, Optimizer::Sgd)).estimate(&model).unwrap();
+    let estimate = exact(Step::training(1, Optimizer::Sgd)).estimate(&classifier(4, numbered(layers))).unwrap();
     assert_eq!(estimate.parameters, 10_000 * 20);
     assert!(estimate.peak > Bytes::new(10_000 * 20 * 4 * 2));
 }
