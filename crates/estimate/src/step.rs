@@ -326,7 +326,7 @@ impl Step {
                 eager.memory.open(name);
                 for _ in 0..count {
                     eager.start_pass();
-                    new = next_token(eager, body, head, (&ids, &new))?;
+                    new = next_token(eager, body, head, [&ids, &new])?;
                     ids = eager.concatenate(&[&ids, &new], 1)?;
                 }
                 phases.push(PhasePeak { name, peak: Bytes::new(eager.memory.close()) });
@@ -343,12 +343,7 @@ impl Step {
 
 /// Returns the next token of each sequence, (batch, 1), computed from the logits of the last position
 /// (`logits_to_keep=1`), a copy of them in `f32`, and the index of the largest.
-fn next_token(
-    eager: &Eager,
-    body: &[Rc<Built>],
-    head: &Rc<Built>,
-    (all, tokens): (&Tensor, &Tensor),
-) -> Result<Tensor> {
+fn next_token(eager: &Eager, body: &[Rc<Built>], head: &Rc<Built>, [all, tokens]: [&Tensor; 2]) -> Result<Tensor> {
     // `prepare_inputs_for_generation` makes a copy of the tokens, their positions, and the mask of all tokens so far.
     let tokens = &eager.integers(&tokens.shape)?;
     let _others = [eager.integers(&tokens.shape)?, eager.integers(&all.shape)?];

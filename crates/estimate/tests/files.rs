@@ -77,10 +77,8 @@ fn an_index_without_its_files_has_their_sum() {
     assert!(alone.model.is_err() && alone.dtype.is_none() && alone.notes.len() == 2, "{:?}", alone.notes);
     folder.write("config.json", CONFIG.replace("Llama", "Unknown").replace("llama", "unknown").as_bytes());
     let typed = Described::read(index("1000.0"), 16).unwrap();
-    assert_eq!(
-        (typed.tensors.sum().elements, typed.tensors.sum().bytes.get(), typed.dtype),
-        (500, 1000, Some(Dtype::Bf16))
-    );
+    let sum = typed.tensors.sum();
+    assert_eq!((sum.elements, sum.bytes.get(), typed.dtype), (500, 1000, Some(Dtype::Bf16)));
     assert!(typed.stand_ins.is_some() && alone.stand_ins.is_none());
     // The configuration describes the tensors.
     folder.write("config.json", CONFIG.as_bytes());

@@ -41,8 +41,8 @@ fn parameters_are_those_that_the_file_has() {
         let (name, file) = (&line["name"], header(line));
         let sum = file.tensors().sum();
         assert_eq!(
-            [Some(sum.elements), Some(sum.bytes.get())],
-            [line["elements"].as_u64(), line["bytes"].as_u64()],
+            [&line["elements"], &line["bytes"]],
+            [sum.elements, sum.bytes.get()].map(Value::from).each_ref(),
             "{name}"
         );
         let types: serde_json::Map<String, Value> =

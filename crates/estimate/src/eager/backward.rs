@@ -163,12 +163,8 @@ impl Tape {
     /// Takes the function and the inputs of a node. The tensors that the function saved are freed with it.
     fn remove(&self, node: usize) -> Node {
         let node = &mut self.0.borrow_mut()[node];
-        Node {
-            function: node.function.take(),
-            inputs: mem::take(&mut node.inputs),
-            layers: Rc::clone(&node.layers),
-            ..*node
-        }
+        let (function, inputs) = (node.function.take(), mem::take(&mut node.inputs));
+        Node { function, inputs, layers: Rc::clone(&node.layers), ..*node }
     }
 
     /// Returns the order of a node: nodes that accumulate gradients come first, then later ones before earlier ones.

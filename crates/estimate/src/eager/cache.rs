@@ -3,7 +3,7 @@
 use gpumem_core::report::counted;
 
 use super::KeptTokens;
-use crate::{Class, Eager, KvCache, Result, Tensor};
+use crate::{Class, Eager, KvCache, Result, Tensor, ensure};
 
 impl Eager {
     /// Starts a pass over the next tokens. Its layers find the keys and values of earlier passes.
@@ -58,11 +58,8 @@ impl Eager {
         let new = keys.shape[2];
         let is_first = layer.tokens == 0;
         layer.tokens = layer.tokens.saturating_add(new);
-        if layer.tokens > room {
-            let what =
-                format!("a cache with room for {} cannot keep {}", counted(room, "token", "tokens"), layer.tokens);
-            return Err(self.invalid(what));
-        }
+        let (kept, shown) = (layer.tokens, counted(room, "token", "tokens"));
+        ensure(kept <= room, || self.invalid(format!("a cache with room for {shown} cannot keep {kept}")))?;
         let both = match &layer.kept {
             Some(kept) => kept.clone(),
             None => layer.kept.insert([allocate(keys)?, allocate(values)?]).clone(),

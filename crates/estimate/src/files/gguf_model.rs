@@ -62,10 +62,8 @@ impl Gguf {
             let with = named().next().map_or("", |_| with);
             let mut known: Vec<_> = all().map(|(known, _)| known).collect();
             known.dedup();
-            wrong(format!(
-                "the architecture `{architecture}`{with} is not supported; supported are {}",
-                known.join(", ")
-            ))
+            let known = known.join(", ");
+            wrong(format!("the architecture `{architecture}`{with} is not supported; supported are {known}"))
         })?;
         let (size, heads) = (needed("embedding_length")?, needed("attention.head_count")?);
         ensure(heads != 0, || wrong(format!("`{}` is 0", key("attention.head_count"))))?;

@@ -18,6 +18,9 @@ const DEEPEST: usize = 64;
 /// The longest allowed path of a layer. Each layer and each part of an estimate stores one.
 const LONGEST_PATH: usize = 500;
 
+/// The parameters of a layer, and the layers inside it.
+type Parts = (Vec<ParameterId>, Vec<Rc<Built>>);
+
 /// The state while the layers of a model are being built.
 struct Building<'a> {
     eager: &'a Eager,
@@ -127,11 +130,7 @@ impl Building<'_> {
         self.eager.invalid(what)
     }
 
-    fn patches(
-        &mut self,
-        [inputs, image, patch, outputs]: [u64; 4],
-        as_clip: bool,
-    ) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>)> {
+    fn patches(&mut self, [inputs, image, patch, outputs]: [u64; 4], as_clip: bool) -> Result<Parts> {
         let side = image.checked_div(patch).unwrap_or(0);
         let patches = side.checked_mul(side).and_then(|patches| patches.checked_add(1));
         let patches = patches.ok_or_else(|| self.eager.too_large())?;
@@ -163,7 +162,7 @@ impl Building<'_> {
         Ok(parameters)
     }
 
-    fn attention(&mut self, attention: &Attention) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>)> {
+    fn attention(&mut self, attention: &Attention) -> Result<Parts> {
         let Attention { size, heads, no_bias, no_output_bias, is_joined, .. } = *attention;
         let (of_keys, shown) = (attention.key_value_heads(), counted(heads, "head", "heads"));
         let fits = attention.head_size() != 0 && heads.checked_rem(of_keys) == Some(0);
@@ -227,7 +226,7 @@ impl Building<'_> {
         self.weights.get(path).copied().ok_or_else(unknown)
     }
 
-    fn experts(&mut self, experts: &Experts) -> Result<(Vec<ParameterId>, Vec<Rc<Built>>)> {
+    fn experts(&mut self, experts: &Experts) -> Result<Parts> {
         let Experts { size, hidden, experts: count, per_token, function, shared, run } = *experts;
         let fits = per_token != 0 && per_token <= count;
         ensure(fits, || self.invalid(format!("a token cannot pass through {per_token} of {count} experts")))?;

@@ -186,10 +186,9 @@ impl Built {
     fn positions(&self, eager: &Eager, input: &Tensor) -> Result<Tensor> {
         let table = self.parameter(eager, 0);
         let tokens = if input.shape.rank() == 3 { input.shape[1] } else { 0 };
-        if input.shape.last() != table.shape[1] || tokens == 0 || tokens > table.shape[0] {
-            let (rows, size) = (table.shape[0], table.shape[1]);
-            return Err(eager.mismatch(format!("(…, {rows} or less, {size})"), input));
-        }
+        let (rows, size) = (table.shape[0], table.shape[1]);
+        let fits = input.shape.last() == size && (1..=rows).contains(&tokens);
+        ensure(fits, || eager.mismatch(format!("(…, {rows} or less, {size})"), input))?;
         let rows = eager.embedding(&eager.integers(&Shape::from([tokens]))?, &table)?;
         eager.add(input, &rows)
     }

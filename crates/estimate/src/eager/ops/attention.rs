@@ -63,12 +63,9 @@ impl Eager {
 
     /// Computes attention of queries (batch, heads, n, size), and keys and values (batch, heads, m, size). Several
     /// heads of queries may share one head of keys. The inputs, the output and one number for each query are kept.
-    pub(crate) fn fused_attention(
-        &self,
-        [queries, keys, values]: [&Tensor; 3],
-        mask: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        let [queries, keys, values] = [self.lowered(queries)?, self.lowered(keys)?, self.lowered(values)?];
+    pub(crate) fn fused_attention(&self, inputs: [&Tensor; 3], mask: Option<&Tensor>) -> Result<Tensor> {
+        let [queries, keys, values] = inputs.map(|input| self.lowered(input));
+        let (queries, keys, values) = (queries?, keys?, values?);
         let fits = queries.shape.rank() == 4
             && keys.shape.rank() == 4
             && keys.shape == values.shape

@@ -64,10 +64,8 @@ impl Eager {
     ) -> Result<Tensor> {
         let dimensions = weight.shape.rank() - 2;
         let inputs = weight.shape[1].checked_mul(conv.groups).ok_or_else(|| self.too_large())?;
-        if input.shape.rank() != dimensions + 2 || input.shape[1] != inputs {
-            let image = vec!["…"; dimensions].join(", ");
-            return Err(self.mismatch(format!("(…, {inputs}, {image})"), input));
-        }
+        let fits = input.shape.rank() == dimensions + 2 && input.shape[1] == inputs;
+        ensure(fits, || self.mismatch(format!("(…, {inputs}{})", ", …".repeat(dimensions)), input))?;
         let shape = self.windows(input, weight.shape[0], &conv.window)?;
         let (input, weight) = (self.lowered(input)?, self.lowered(weight)?);
         let bias = bias.map(|bias| self.lowered(bias)).transpose()?;

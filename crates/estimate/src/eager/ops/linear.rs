@@ -12,11 +12,9 @@ impl Eager {
     /// Runs `F.linear`. The weight has the shape (outputs, inputs).
     pub(crate) fn linear(&self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let (outputs, inputs) = (weight.shape[0], weight.shape[1]);
-        if input.shape.rank() == 0 || input.shape.last() != inputs {
-            let mut expected: Vec<_> = vec!["…".to_owned(); input.shape.rank().saturating_sub(1)];
-            expected.push(inputs.to_string());
-            return Err(self.mismatch(format!("({})", expected.join(", ")), input));
-        }
+        let rank = input.shape.rank();
+        let fits = rank > 0 && input.shape.last() == inputs;
+        ensure(fits, || self.mismatch(format!("({}{inputs})", "…, ".repeat(rank.max(1) - 1)), input))?;
         let (input, weight) = (self.lowered(input)?, self.lowered(weight)?);
         let bias = bias.map(|bias| self.lowered(bias)).transpose()?;
         self.use_cublas()?;

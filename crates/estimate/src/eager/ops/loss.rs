@@ -1,6 +1,6 @@
 //! Softmax and losses.
 
-use crate::{Class, Dtype, Eager, Result, Shape, Tensor};
+use crate::{Class, Dtype, Eager, Result, Shape, Tensor, ensure};
 
 impl Eager {
     /// Runs softmax over the last dimension, in `f32` under autocast. The backward pass first multiplies the gradient
@@ -29,10 +29,9 @@ impl Eager {
     /// the type of the logits, and the mean of those at the labels, in `f32` under autocast.
     pub(crate) fn cross_entropy(&self, logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
         let rows = logits.shape.elements().map(|elements| elements.checked_div(logits.shape.last()).unwrap_or(0));
-        if logits.shape.rank() < 2 || labels.shape.elements() != rows {
-            let expected = [labels.shape.sizes(), &[logits.shape.last()]].concat();
-            return Err(self.mismatch(Shape::from(expected), logits));
-        }
+        let fits = logits.shape.rank() >= 2 && labels.shape.elements() == rows;
+        let expected = || Shape::from([labels.shape.sizes(), &[logits.shape.last()]].concat());
+        ensure(fits, || self.mismatch(expected(), logits))?;
         // `nll_loss` keeps its input.
         let logarithms = self.log_softmax(logits)?;
         let input = self.raised(&logarithms)?;

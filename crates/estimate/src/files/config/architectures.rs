@@ -28,7 +28,7 @@ use super::{
     decoders::{self, Values},
     fields::{Fields, head_size, is_zero, wrong},
 };
-use crate::{Input, Loss, Model, Result, Shape};
+use crate::{Input, Loss, Model, Result, Shape, ensure};
 
 /// An architecture: its names, and templates of its model.
 #[derive(Debug, Deserialize)]
@@ -128,11 +128,9 @@ pub(super) fn build(architecture: &'static Architecture, fields: Fields<'_>, len
     let Architecture { model_type, input, loss, longest, layers, .. } = architecture;
     let all = architecture.with_defaults(fields);
     let filler = Filler::new(architecture, fields.of(&all))?.with("length", length.into());
-    if let Some(positions) = longest.as_ref().map(|key| filler.number(key)).transpose()?
-        && length > positions
-    {
-        return Err(wrong(format!("texts of {length} tokens are longer than the {positions} positions")));
-    }
+    let positions = longest.as_ref().map_or(Ok(u64::MAX), |key| filler.number(key))?;
+    let wrong_length = || wrong(format!("texts of {length} tokens are longer than the {positions} positions"));
+    ensure(length <= positions, wrong_length)?;
     let (name, input, layers) = (model_type.trim_end_matches("_text"), filler.filled(input)?, filler.layers(layers)?);
     Model::deserialize(json!({"name": name, "input": input, "loss": loss, "layers": layers})).map_err(wrong)
 }
