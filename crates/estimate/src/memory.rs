@@ -144,10 +144,8 @@ impl StepMemory {
         if let Some(scope) = state.open.last_mut() {
             scope.peak = scope.peak.max(in_use);
         }
-        let block = |class: Class, bytes: u64| Block {
-            stack: stack(class),
-            ..Block::new(DEVICE, Bytes::new(bytes), MemKind::Device)
-        };
+        let block =
+            |class, bytes| Block { stack: stack(class), ..Block::new(DEVICE, Bytes::new(bytes), MemKind::Device) };
         state.record(EventKind::Alloc { key: Key::new(Space::Address, placement.address), block: block(class, bytes) });
         if placement.bytes > bytes {
             // The bytes that the allocator adds are a separate block with the class `Rounding`.

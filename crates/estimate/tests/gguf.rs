@@ -40,11 +40,8 @@ fn parameters_are_those_that_the_file_has() {
     for line in lines.iter().filter(|line| line["types"].is_object()) {
         let (name, file) = (&line["name"], header(line));
         let sum = file.tensors().sum();
-        assert_eq!(
-            [&line["elements"], &line["bytes"]],
-            [sum.elements, sum.bytes.get()].map(Value::from).each_ref(),
-            "{name}"
-        );
+        let sums = [sum.elements, sum.bytes.get()].map(Value::from);
+        assert_eq!([&line["elements"], &line["bytes"]], sums.each_ref(), "{name}");
         let types: serde_json::Map<String, Value> =
             file.tensors().by_dtype().into_iter().map(|(dtype, sum)| (dtype, sum.elements.into())).collect();
         assert_eq!(Some(&types), line["types"].as_object(), "{name}");

@@ -152,7 +152,7 @@ impl Caching {
         blocks: &[(u64, u64)],
     ) -> Option<Vec<Placement>> {
         self.reserve(bytes)?;
-        let mut rest = self.new_block(address, bytes, (sharing, bytes == SMALL_SEGMENT), false, State::Free);
+        let mut rest = self.new_block(address, bytes, (sharing, bytes == SMALL_SEGMENT), State::Free);
         let mut placements = Vec::new();
         for (start, length) in blocks {
             self.remove(rest);
@@ -231,7 +231,7 @@ impl Caching {
                 next
             }
         };
-        Some(self.new_block(address, bytes, (sharing, is_small), false, State::Free))
+        Some(self.new_block(address, bytes, (sharing, is_small), State::Free))
     }
 
     /// Maps memory at the lowest addresses with room for the size, in free and unmapped blocks (`try_allocate_expandable_block`).
@@ -279,7 +279,7 @@ impl Caching {
         let addresses = addresses.checked_next_multiple_of(Self::granule(is_small)).filter(|bytes| *bytes >= size)?;
         let address = self.segments_end.max(FIRST_ADDRESS).checked_next_multiple_of(Self::granule(is_small))?;
         self.segments_end = address.checked_add(addresses)?;
-        Some(self.new_block(address, addresses, (sharing, is_small), true, State::Unmapped))
+        Some(self.new_block(address, addresses, (sharing, is_small), State::Unmapped))
     }
 
     /// Returns the unit in which memory is mapped and unmapped.
@@ -383,16 +383,11 @@ impl Caching {
         }
     }
 
-    fn new_block(
-        &mut self,
-        address: u64,
-        bytes: u64,
-        (sharing, is_small): (Sharing, bool),
-        is_expandable: bool,
-        state: State,
-    ) -> BlockId {
-        let block =
-            Block { address, bytes, before: None, after: None, sharing, is_small, is_expandable, state: State::InUse };
+    /// Adds a segment, which is expandable if it has no memory.
+    fn new_block(&mut self, address: u64, bytes: u64, (sharing, is_small): (Sharing, bool), state: State) -> BlockId {
+        let is_expandable = state == State::Unmapped;
+        let (before, after) = (None, None);
+        let block = Block { address, bytes, before, after, sharing, is_small, is_expandable, state: State::InUse };
         let number = self.number(block);
         self.insert(number, state);
         number

@@ -180,17 +180,14 @@ impl Show for Tensors {
 impl Show for Savings {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let base = self.peak.signed();
-        let amounts = Amounts::of(
-            [base].into_iter().chain(self.changes.iter().filter_map(|change| change.peak).map(Bytes::signed)),
-        );
+        let peaks = self.changes.iter().filter_map(|change| change.peak).map(Bytes::signed).chain([base]);
+        let (amounts, highest) = (Amounts::of(peaks.clone()), peaks.max().unwrap_or(base));
         let mut table = Table::new()
             .column("one change", Fit::LeftCutEnd)
             .amounts("peak", amounts)
             .amounts("change", amounts)
             .column("%", Fit::Right)
             .column("", Fit::Left);
-        let peaks = self.changes.iter().filter_map(|change| change.peak).map(Bytes::signed);
-        let highest = peaks.max().unwrap_or(0).max(base);
         let bar = |peak| Cell::bar(peak, highest);
         table.row(["none".into(), amounts.show(base).into(), Cell::default(), Cell::default(), bar(base)]);
         for Saving { change, peak, why_not, .. } in &self.changes {

@@ -2,7 +2,7 @@
 
 use std::{collections::BinaryHeap, mem, rc::Rc};
 
-use super::{Edge, Grads, Like, Node, NodeInput, Tape};
+use super::{BackwardFunction, Edge, Grads, Like, Node, NodeInput, Tape};
 use crate::{Eager, Result, Tensor};
 
 impl Eager {
@@ -13,14 +13,9 @@ impl Eager {
         mut outputs: [Tensor; N],
         function: impl FnOnce(&Self, &[Option<Tensor>]) -> Result<Grads> + 'static,
     ) -> [Tensor; N] {
-        let inputs = inputs.iter().map(|input| Some(NodeInput { edge: input.edge?, like: Like::of(input) }));
-        let node = Node {
-            function: Some(Box::new(function)),
-            inputs: inputs.collect(),
-            outputs: N,
-            parameter: None,
-            layers: self.memory.layers(),
-        };
+        let inputs = inputs.iter().map(|input| Some(NodeInput { edge: input.edge?, like: Like::of(input) })).collect();
+        let (function, layers): (Option<BackwardFunction>, _) = (Some(Box::new(function)), self.memory.layers());
+        let node = Node { function, inputs, outputs: N, parameter: None, layers };
         let node = self.tape.push(node);
         for (at, output) in outputs.iter_mut().enumerate() {
             output.edge = Some(Edge { node, output: at });
