@@ -126,7 +126,7 @@ impl StepMemory {
         self.state.borrow_mut().recording.take().map(Recording::finish)
     }
 
-    /// Allocates memory in the open scope. `set_class` may override the class.
+    /// Allocates memory in the open scope. `with_class` may override the class.
     fn place(&self, bytes: u64, class: Class) -> Result<Placement> {
         let mut state = self.state.borrow_mut();
         let class = state.class.unwrap_or(class);
@@ -168,9 +168,12 @@ impl StepMemory {
         self.allocator.borrow_mut().free(placement);
     }
 
-    /// Sets the class of all allocations, until `None` is set again. Returns the previous setting.
-    pub(crate) fn set_class(&self, class: Option<Class>) -> Option<Class> {
-        std::mem::replace(&mut self.state.borrow_mut().class, class)
+    /// Calls `run`, whose allocations all have this class.
+    pub(crate) fn with_class<R>(&self, class: Class, run: impl FnOnce() -> R) -> R {
+        let before = self.state.borrow_mut().class.replace(class);
+        let result = run();
+        self.state.borrow_mut().class = before;
+        result
     }
 
     /// Opens a scope inside the open ones.

@@ -172,10 +172,6 @@ const DEEP: usize = 100_000;
 
 #[test]
 fn hostile_texts_are_errors() {
-    let unknown = Model::from_json(r#"{"name": "", "input": {"tokens": 1}, "layers": [{"name": "a", "type": "b"}]}"#);
-    let expected = "this is not a model: layer `a` (`layers[0]`): unknown variant `b`, expected one of `sequential`, ";
-    let read = unknown.unwrap_err().to_string();
-    assert!(read.starts_with(expected), "{read}");
     let open = r#"{"name":"a","type":"sequential","layers":["#.repeat(DEEP);
     assert!(Model::from_json(&format!(r#"{{"name": "", "input": {{"tokens": 1}}, "layers": [{open}"#)).is_err());
     assert!(Model::from_json(r#"{"name": "", "input": {"tokens": -1}, "layers": []}"#).is_err());

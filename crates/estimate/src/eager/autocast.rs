@@ -30,7 +30,7 @@ impl Eager {
             return Ok(copy);
         }
         let copy = match parameter {
-            Some(_) => self.with_class(Class::Cache, || self.to(input, dtype))?,
+            Some(_) => self.memory.with_class(Class::Cache, || self.to(input, dtype))?,
             None => self.to(input, dtype)?,
         };
         if let Some(number) = parameter {

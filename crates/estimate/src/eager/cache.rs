@@ -20,7 +20,7 @@ impl Eager {
             self.cache.borrow_mut().push(KeptTokens::default());
         }
         let cache = self.step.decode.as_ref().map(|decode| decode.cache).unwrap_or_default();
-        self.with_class(Class::Cache, || match cache {
+        self.memory.with_class(Class::Cache, || match cache {
             KvCache::Dynamic => self.joined(number, keys, values, window),
             KvCache::Static(room) => self.placed(number, keys, values, room),
         })

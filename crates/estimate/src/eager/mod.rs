@@ -249,14 +249,6 @@ impl Eager {
         result
     }
 
-    /// Calls `run`, whose allocations all have this class.
-    fn with_class<R>(&self, class: Class, run: impl FnOnce() -> R) -> R {
-        let before = self.memory.set_class(Some(class));
-        let result = run();
-        self.memory.set_class(before);
-        result
-    }
-
     /// Returns a tensor that all layers with the same key share until the model has computed its output.
     pub(crate) fn shared(&self, key: (&'static str, u64), shape: &Shape, dtype: Dtype) -> Result<Tensor> {
         let key = (key.0, key.1, shape.clone(), dtype);

@@ -154,7 +154,7 @@ impl Attention {
             let heads = width.checked_div(head_size).unwrap_or(0);
             let shape = Shape::from([batch, tensor.shape[1], heads, head_size]);
             // A part of a joint projection is not contiguous, but a view of its heads needs no copy either.
-            let view = if tensor.is_contiguous() { eager.reshape(tensor, &shape)? } else { eager.view(tensor, &shape) };
+            let view = if tensor.is_contiguous() { eager.reshape(tensor, &shape)? } else { eager.view(tensor, shape) };
             Ok::<_, Error>(eager.transpose(&view, 1, 2))
         };
         let normed = |tensor: Tensor, name: &str| {

@@ -111,7 +111,7 @@ impl Built {
                 ensure(input.shape.rank() == 3, || eager.mismatch("(…, …, …)", input))?;
                 let first = eager.narrow(input, 1, 1);
                 let (batch, size) = (input.shape[0], input.shape[2]);
-                Ok(eager.view(&first, &Shape::from([batch, size])))
+                Ok(eager.view(&first, Shape::from([batch, size])))
             }
             Layer::BatchNorm { .. } => eager.batch_norm(input, &self.parameter(eager, 0), &self.parameter(eager, 1)),
             Layer::LayerNorm { .. } => eager.layer_norm(input, &self.parameter(eager, 0), &self.parameter(eager, 1)),

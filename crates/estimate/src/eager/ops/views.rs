@@ -8,8 +8,9 @@ impl Eager {
         self.recorded(&[input], output, |_, grad| Ok(vec![Some(grad.clone())]))
     }
 
-    /// Records a view: its gradient is a view of the gradient of the result.
-    fn viewed(&self, input: &Tensor, shape: Shape) -> Tensor {
+    /// Returns a view with another shape, and records it: its gradient is a view of the gradient of the result. The last dimension of the
+    /// input must be in order, as in a part of a joined projection.
+    pub(crate) fn view(&self, input: &Tensor, shape: Shape) -> Tensor {
         let view = input.as_view().with_shape(shape);
         let shape = input.shape.clone();
         self.recorded(&[input], view, move |_, grad| Ok(vec![Some(grad.as_view().with_shape(shape))]))
@@ -31,13 +32,7 @@ impl Eager {
     pub(crate) fn reshape(&self, input: &Tensor, shape: &Shape) -> Result<Tensor> {
         ensure(input.shape.elements() == shape.elements(), || self.pair("a change of shape", &input.shape, shape))?;
         let input = self.contiguous(input)?;
-        Ok(self.viewed(&input, shape.clone()))
-    }
-
-    /// Returns a view with another shape. The last dimension of the input must be in order, as in a part of a joined
-    /// projection.
-    pub(crate) fn view(&self, input: &Tensor, shape: &Shape) -> Tensor {
-        self.viewed(input, shape.clone())
+        Ok(self.view(&input, shape.clone()))
     }
 
     /// Repeats a dimension of size 1 without a copy.
