@@ -1,4 +1,4 @@
-//! The parts of a [`Step`](crate::Step), as data. `eager/`, `layer/` and `step/` implement them.
+//! A [`Step`] and its parts, as data. `eager/`, `layer/` and `step.rs` implement them.
 
 mod names;
 
@@ -259,7 +259,7 @@ pub struct DataParallel {
     /// The number of ranks: 2 or more.
     pub ranks: u64,
     /// The type as which shards are gathered and in which the model computes (`MixedPrecisionPolicy(param_dtype=…)`).
-    /// Shards, their gradients and the state of the optimizer keep [`Step::parameters`](crate::Step::parameters). This
+    /// Shards, their gradients and the state of the optimizer keep [`Step::parameters`]. This
     /// needs shards of the parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gathered: Option<Dtype>,
