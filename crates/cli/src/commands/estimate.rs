@@ -60,8 +60,8 @@ pub(crate) struct EstimateArguments {
     /// Recompute each block in the backward pass (activation checkpointing).
     #[arg(long)]
     checkpointing: bool,
-    /// The allocator: `pytorch`, `pytorch_expandable`, `stream_ordered`, `exact`, or `cubecl=80GiB` with the memory of the GPU.
-    #[arg(long, default_value = "pytorch", value_name = "NAME", value_parser = allocator)]
+    /// The allocator: `pytorch`, `pytorch_expandable`, `stream_ordered` or `exact`.
+    #[arg(long, default_value = "pytorch", value_name = "NAME", value_parser = named::<AllocatorKind>)]
     allocator: AllocatorKind,
     /// Settings of the step as a JSON file, instead of the options above. `--json` prints them as `step`.
     #[arg(
@@ -149,13 +149,6 @@ struct WeightsAnswer {
     weights: TensorSum,
     /// The peaks of two known models with the sizes in the file.
     range: Option<[Bytes; 2]>,
-}
-
-fn allocator(text: &str) -> Result<AllocatorKind, String> {
-    match text.to_ascii_lowercase().strip_prefix("cubecl=") {
-        Some(card) => Ok(AllocatorKind::Cubecl { card: size(card)? }),
-        None => named(text),
-    }
 }
 
 /// Parses a value from the name that it has in files.

@@ -1,14 +1,12 @@
 //! Models of allocators: the bytes that a request takes, and the memory that the allocator holds from the driver.
 
 mod caching;
-mod cubecl;
 pub mod replay;
 
 use gpumem_recording::AllocatorSettings;
 use serde::{Deserialize, Serialize};
 
-use self::{caching::Caching, cubecl::Cubecl};
-use crate::Bytes;
+use self::caching::Caching;
 
 /// The allocator that a step uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,11 +25,6 @@ pub enum AllocatorKind {
     /// The driver's stream-ordered pool (`cudaMallocAsync`), as candle and cudarc use it, and PyTorch with
     /// `backend:cudaMallocAsync`.
     StreamOrdered,
-    /// The pages of cubecl 0.10 on CUDA, as Burn 0.21 uses them. Their sizes depend on the GPU's memory.
-    Cubecl {
-        /// The GPU's total memory.
-        card: Bytes,
-    },
 }
 
 /// The step in which the stream-ordered pool grows.
@@ -68,7 +61,6 @@ pub(crate) fn allocator(kind: AllocatorKind, limit: u64) -> Box<dyn Allocator> {
         AllocatorKind::PyTorch => caching(false),
         AllocatorKind::PyTorchExpandable => caching(true),
         AllocatorKind::StreamOrdered => Box::new(Counting { step: POOL_STEP, limit, ..Counting::default() }),
-        AllocatorKind::Cubecl { card } => Box::new(Cubecl::new(card.get(), limit)),
     }
 }
 
