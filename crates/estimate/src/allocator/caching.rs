@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 use gpumem_recording::AllocatorSettings;
 
-use super::{Allocator, Placement};
+use super::placement::{Allocator, Placement};
 
 /// `kSmallBuffer`: the size of the segments of the small pool.
 const SMALL_SEGMENT: u64 = 2 << 20;

@@ -1,12 +1,14 @@
 //! Models of allocators: the bytes that a request takes, and the memory that the allocator holds from the driver.
 
 mod caching;
+mod placement;
 pub mod replay;
 
 use gpumem_recording::AllocatorSettings;
 use serde::{Deserialize, Serialize};
 
 use self::caching::Caching;
+pub(crate) use self::placement::{Allocator, Placement};
 
 /// The allocator that a step uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,26 +31,6 @@ pub enum AllocatorKind {
 
 /// The step in which the stream-ordered pool grows.
 const POOL_STEP: u64 = 32 << 20;
-
-/// The address of a block, and the bytes that it takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Placement {
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
-    /// The id that the allocator needs to free the block.
-    block: u32,
-}
-
-/// A model of an allocator.
-pub(crate) trait Allocator: std::fmt::Debug {
-    /// Allocates a block. `None` if there is not enough memory.
-    fn alloc(&mut self, bytes: u64) -> Option<Placement>;
-
-    fn free(&mut self, placement: Placement);
-
-    /// Returns the most memory that the allocator held from the driver.
-    fn reserved_peak(&self) -> u64;
-}
 
 /// Creates an allocator that may take this much memory from the driver.
 pub(crate) fn allocator(kind: AllocatorKind, limit: u64) -> Box<dyn Allocator> {

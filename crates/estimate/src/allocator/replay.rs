@@ -5,7 +5,10 @@ use std::collections::HashMap;
 use gpumem_recording::AllocatorSettings;
 
 pub use super::caching::Sharing;
-use super::{Allocator, Placement, caching::Caching};
+use super::{
+    caching::Caching,
+    placement::{Allocator, Placement},
+};
 
 /// One request. Blocks have ids, starting at 0, in the order of allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
