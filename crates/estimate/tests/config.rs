@@ -35,6 +35,7 @@ fn errors_say_why() {
         ),
         // Hostile numbers.
         (r#""hidden_size": -1"#, "`hidden_size` is -1 and not a whole number"),
+        (r#""model_type": "clip", "vision_config": [1, 2]"#, "`vision_config` is [1,2] and not an object"),
         (r#""num_attention_heads": 0"#, "`num_attention_heads` is 0"),
         (r#""num_key_value_heads": 0"#, "config.json: `num_key_value_heads` is 0"),
         (r#""vocab_size": 0"#, "config.json: `vocab_size` is 0"),

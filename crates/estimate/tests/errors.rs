@@ -44,6 +44,7 @@ fn a_mismatch_names_the_layer_and_both_shapes() {
     let (wide, narrow) = (u64::MAX, 1_u64 << 40);
     for (input, text, expected) in [
         (IMAGE, "flatten; linear inputs=5 outputs=5", "1`: expects an input of shape (…, 5) and gets (2, 192)"),
+        (IMAGE, "dropout probability=-5", "0`: -5 is not a probability"),
         (IMAGE, "batch_norm channels=5", "0`: expects an input of shape (2, 5, 8, 8) and gets (2, 3, 8, 8)"),
         (IMAGE, "conv inputs=3 outputs=4 kernel=[9,9]", "0`: expects an input of shape a window of 9 with stride 1*"),
         (IMAGE, "conv inputs=3 outputs=4 kernel=[3,3] stride=[0] padding=[1]", "0`: expects*"),
@@ -85,6 +86,10 @@ fn a_mismatch_names_the_layer_and_both_shapes() {
     assert_eq!(error.layer(), "0.1");
     let expected = "layer `0.1`: expects an input of shape (…, 8, …, …) and gets (2, 4, 8, 8)";
     assert_eq!(error.to_string(), expected);
+    let trained = Step::training(2, Optimizer::Sgd).estimate(&model([Layer::conv2d(3, 4, 3, 1, 1)], numbers(IMAGE)));
+    let expected = "the loss expects an output of shape (2, 8) and gets (2, 4, 8, 8); the model's `loss` can be `next_token`, `token` or \
+        `mean_squares`";
+    assert!(trained.unwrap_err().to_string().ends_with(expected));
     let inner = numbered([Layer::conv2d(3, 4, 3, 1, 1)]);
     let residual = Layer::Residual { layers: inner, shortcut: vec![], in_place: false };
     let expected = "layer `0`: a sum does not work with the shapes (2, 3, 8, 8) and (2, 4, 8, 8)";

@@ -178,6 +178,11 @@ fn a_folder_describes_a_model() {
     let folder = Folder::new();
     let none = Described::read(&folder.0, 16).unwrap_err().to_string();
     assert!(none.ends_with("the folder has no `config.json` and no weights in safetensors files"), "{none}");
+    let config = folder.0.path().join("config.json");
+    std::os::unix::fs::symlink("/dev/zero", &config).unwrap();
+    let endless = Described::read(&folder.0, 16).unwrap_err().to_string();
+    assert!(endless.ends_with("config.json: it is not a regular file"), "{endless}");
+    std::fs::remove_file(&config).unwrap();
     folder.write("config.json", CONFIG.replace('}', r#", "torch_dtype": "bfloat16"}"#).as_bytes());
     let only_config = Described::read(&folder.0, 16).unwrap();
     let model = only_config.model.unwrap();
@@ -231,11 +236,15 @@ fn the_type_and_the_positions_are_those_of_the_files() {
         (r#", "torch_dtype": "bfloat16""#, (Some(Dtype::Bf16), None)),
         (r#", "dtype": "float16", "torch_dtype": "bfloat16""#, (Some(Dtype::F16), None)),
         (r#", "torch_dtype": "float32""#, (Some(Dtype::F32), None)),
+        (r#", "torch_dtype": [1, 2]"#, (None, None)),
         (r#", "torch_dtype": "auto", "max_position_embeddings": 8192"#, (None, Some(8192))),
     ] {
         let config = CONFIG.replace('}', &format!("{fields}}}"));
-        let found = Described::read(folder.write("config.json", config.as_bytes()), 16).unwrap();
+        // Programs on Windows start a text with this mark.
+        let file = folder.write("config.json", format!("\u{feff}{config}").as_bytes());
+        let found = Described::read(file, 16).unwrap();
         assert_eq!((found.dtype, found.positions), expected, "{fields}");
+        assert_eq!(found.unknown_dtype.is_some(), fields.contains('[') || fields.contains("auto"), "{fields}");
     }
     // Most elements of this file have blocks of 4 bits.
     let found = Described::read(ALL_TYPES, 16).unwrap();

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
@@ -171,9 +172,10 @@ fn configured(text: Result<&str>, length: Length<'_>) -> (Value, Described) {
         "whisper" => Some(448),
         _ => None,
     });
-    let name = field("dtype").as_str().or(field("torch_dtype").as_str());
-    let dtype = name.and_then(|name| name.parse().ok()).filter(|dtype: &Dtype| dtype.is_float());
-    let unknown_dtype = name.filter(|_| dtype.is_none()).map(str::to_owned);
+    let named = ["dtype", "torch_dtype"].map(field).into_iter().find(|value| !value.is_null());
+    let dtype = named.and_then(|name| name.as_str()?.parse().ok()).filter(|dtype: &Dtype| dtype.is_float());
+    let unknown_dtype = named.filter(|_| dtype.is_none());
+    let unknown_dtype = unknown_dtype.map(|name| name.as_str().map_or_else(|| name.to_string(), str::to_owned));
     let model = text.and_then(|text| Model::from_config_with_assumed(text, length(longest)));
     let (model, assumed) = model.map_or_else(|why| (Err(why), BTreeMap::new()), |(model, all)| (Ok(model), all));
     let described = Described::new(Tensors::default(), model);
@@ -189,10 +191,13 @@ fn folder(path: &Path, length: Length<'_>) -> Result<Described> {
     if let Some(found) = weights_in(path) {
         return weights(&found, &config, length);
     }
-    if config.is_file() {
-        return Described::read_with(&config, length);
+    match config.metadata() {
+        Ok(_) => Described::read_with(&config, length),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            Err(file_error(path, "the folder has no `config.json` and no weights in safetensors files"))
+        }
+        Err(error) => Err(file_error(&config, error)),
     }
-    Err(file_error(path, "the folder has no `config.json` and no weights in safetensors files"))
 }
 
 fn weights(path: &Path, config: &Path, length: Length<'_>) -> Result<Described> {

@@ -40,9 +40,11 @@ fn bytes(path: &Path, longest: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a text that has at most `longest` bytes.
+/// Reads a text that has at most `longest` bytes, without the mark with which programs on Windows start a text.
 pub(crate) fn text(path: &Path, longest: u64) -> Result<String> {
-    String::from_utf8(bytes(path, longest)?).map_err(|_| file_error(path, "it is not text in UTF-8"))
+    let bytes = bytes(path, longest)?;
+    let text = std::str::from_utf8(&bytes).map_err(|_| file_error(path, "it is not text in UTF-8"))?;
+    Ok(text.strip_prefix('\u{feff}').unwrap_or(text).to_owned())
 }
 
 /// Returns an error that names the file.

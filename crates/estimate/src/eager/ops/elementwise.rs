@@ -142,6 +142,8 @@ impl Eager {
 
     /// Runs dropout, which keeps a mask with one byte for each element.
     pub(crate) fn dropout(&self, input: &Tensor, probability: f64) -> Result<Tensor> {
+        let is_probability = (0.0..=1.0).contains(&probability);
+        ensure(is_probability, || self.invalid(format!("{probability} is not a probability")))?;
         if probability == 0.0 || !self.is_training() {
             return Ok(input.clone());
         }

@@ -31,7 +31,10 @@ impl Eager {
         let rows = logits.shape.elements().map(|elements| elements.checked_div(logits.shape.last()).unwrap_or(0));
         let fits = logits.shape.rank() >= 2 && labels.shape.elements() == rows;
         let expected = || Shape::from([labels.shape.sizes(), &[logits.shape.last()]].concat());
-        ensure(fits, || self.mismatch(expected(), logits))?;
+        let others = "the model's `loss` can be `next_token`, `token` or `mean_squares`";
+        let wrong =
+            || format!("the loss expects an output of shape {} and gets {}; {others}", expected(), logits.shape);
+        ensure(fits, || self.invalid(wrong()))?;
         // `nll_loss` keeps its input.
         let logarithms = self.log_softmax(logits)?;
         let input = self.raised(&logarithms)?;

@@ -125,7 +125,9 @@ impl Architecture {
 
 /// Builds a model for sequences of this length.
 pub(super) fn build(architecture: &'static Architecture, fields: Fields<'_>, length: u64) -> Result<Model> {
-    let Architecture { model_type, input, loss, longest, layers, .. } = architecture;
+    let Architecture { model_type, input, loss, longest, layers, defaults, .. } = architecture;
+    let parts = defaults.iter().filter(|(_, default)| default.is_object());
+    parts.into_iter().try_for_each(|(part, _)| fields.check_object(part))?;
     let all = architecture.with_defaults(fields);
     let filler = Filler::new(architecture, fields.of(&all))?.with("length", length.into());
     let positions = longest.as_ref().map_or(Ok(u64::MAX), |key| filler.number(key))?;

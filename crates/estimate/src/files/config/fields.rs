@@ -58,6 +58,11 @@ impl<'a> Fields<'a> {
         self.known(key).map(read).transpose()
     }
 
+    /// Returns an error if a field is something else than an object.
+    pub(super) fn check_object(self, key: &str) -> Result<()> {
+        self.read(key, "an object", Value::as_object).map(drop)
+    }
+
     /// Returns a number. If it is missing, returns the default of the Python class and notes that it was assumed.
     pub(super) fn number(self, key: &str, default: u64) -> Result<u64> {
         let number = self.optional(key)?;
