@@ -164,7 +164,7 @@ impl Answer {
     }
 }
 
-/// Says that dry runs have read values that were not computed: in one of them, so many.
+/// Returns the sentence about values that dry runs have read although they were not computed. `most` is the largest number of one run.
 pub(crate) fn unknown_values(most: u64) -> Option<String> {
     let values = counted(most, "value was", "values were");
     let next = "`gpumem run --dry` shows where, and sizes that depend on them may differ";
