@@ -40,10 +40,9 @@ impl Contents {
     /// Returns the content of a range. If the contents of its parts differ, one unknown value makes all of it unknown.
     pub(super) fn of_range(&self, block: u64, range: Range<u64>) -> Content {
         let first = self.at(block, range.start);
-        let others = (range.start < range.end).then(|| self.0.range(range).map(|(_, content)| *content));
-        let different: Vec<_> = others.into_iter().flatten().filter(|content| *content != first).collect();
-        let is_unknown = first.is_unknown() || different.iter().any(|content| content.is_unknown());
-        if !different.is_empty() && is_unknown { Content::Unknown } else { first }
+        let mut different = self.0.range(range).map(|(_, content)| *content).filter(|content| *content != first);
+        let is_unknown = different.any(|content| first.is_unknown() || content.is_unknown());
+        if is_unknown { Content::Unknown } else { first }
     }
 
     /// Sets the content from an address to the next address in use.

@@ -133,7 +133,8 @@ pub(super) struct Kernel {
     /// True if it is known that all of an output is written.
     fills_outputs: bool,
     is_copy: bool,
-    result_of_nothing: Option<u8>,
+    /// The result of a reduction without values. `None` for all other kernels.
+    pub(super) result_of_nothing: Option<u8>,
     /// True if it waits for kernels of other ranks, which may be skipped.
     pub(super) is_collective: bool,
 }
@@ -186,11 +187,6 @@ impl Kernel {
             Some(Output::Certain) if !self.fills_outputs => Role { output: Some(Output::Possible), ..role },
             _ => role,
         }
-    }
-
-    /// Returns the result of a reduction without values. `None` for all other kernels.
-    pub(super) fn result_of_nothing(&self) -> Option<u8> {
-        self.result_of_nothing
     }
 
     /// Returns what the kernel writes if it is executed with values that are not known.
@@ -336,7 +332,7 @@ mod tests {
         let copy =
             Kernel::named("_ZN2at6native18elementwise_kernelILi128ELi2EZZZNS0_23direct_copy_kernel_cudaERNSEEviT1_");
         let kernels = [reduction("14or"), reduction("15and"), reduction("7sum_functor"), copy];
-        assert_eq!(kernels.each_ref().map(Kernel::result_of_nothing), [Some(0), Some(1), None, None]);
+        assert_eq!(kernels.each_ref().map(|kernel| kernel.result_of_nothing), [Some(0), Some(1), None, None]);
         let results = |unknown: &[Content]| kernels.each_ref().map(|kernel| kernel.result_of(unknown.iter().copied()));
         assert_eq!(results(&[Missing(0)]), [Missing(0), Missing(1), Unknown, Missing(0)]);
         assert_eq!(results(&[Missing(1)]), [Missing(0), Missing(1), Unknown, Unknown]);

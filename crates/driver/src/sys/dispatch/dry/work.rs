@@ -258,7 +258,7 @@ unsafe fn is_skipped_kernel(kernel: &Kernel, function: (u64, &str), rows: u64, p
             Some(_) if is_read && memory.content(address) == Some(Content::Table) => continue,
             Some(_) if !is_skipped => of_executed,
             Some(Output::Possible) => Content::Unknown,
-            Some(Output::Certain) => Content::Missing(kernel.result_of_nothing().unwrap_or_else(fill_byte)),
+            Some(Output::Certain) => Content::Missing(kernel.result_of_nothing.unwrap_or_else(fill_byte)),
             Some(Output::Addresses) => Content::Table,
         };
         memory.set_content(address, content);
