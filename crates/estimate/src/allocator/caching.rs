@@ -383,7 +383,7 @@ impl Caching {
         }
     }
 
-    /// Adds a segment, which is expandable if it has no memory.
+    /// Adds a segment. A segment without memory is expandable.
     fn new_block(&mut self, address: u64, bytes: u64, (sharing, is_small): (Sharing, bool), state: State) -> BlockId {
         let is_expandable = state == State::Unmapped;
         let (before, after) = (None, None);

@@ -1,4 +1,4 @@
-//! What the models of allocators have in common.
+//! The interface of the models of allocators.
 
 /// The address of a block, and the bytes that it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

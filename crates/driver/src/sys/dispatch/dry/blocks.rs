@@ -298,7 +298,7 @@ pub(super) fn free_host(address: u64, real: Real<'_>) -> u32 {
     real()
 }
 
-/// Forgets the pinned memory of a context, which the driver frees with the context.
+/// Forgets the pinned blocks of a context. The driver frees them together with the context.
 fn forget_pinned(context: u64) {
     memory().pinned.retain(|_, (_, owner)| *owner != context);
 }

@@ -96,8 +96,8 @@ fn attribute(address: u64, attribute: sys::CUpointer_attribute) -> Option<u32> {
     answer.result().ok().map(|()| value)
 }
 
-/// Returns what the host gets instead of these values, if skipped work should have written all of them. Only the driver knows whether a
-/// wrong copy is an error.
+/// Returns the byte, repeated, that the host gets if skipped work should have written all of these values. A copy that may be wrong is left
+/// to the driver.
 fn missing(to: Range, from: Range) -> Option<u8> {
     let Range { place, address, bytes } = from;
     if place == Place::Host || bytes == 0 || !has_any_dry() {

@@ -189,7 +189,7 @@ impl Kernel {
         }
     }
 
-    /// Returns what the kernel writes if it is executed with values that are not known.
+    /// Returns the content of the outputs if the kernel is executed and some of its inputs are not known.
     pub(super) fn result_of(&self, mut unknown: impl Iterator<Item = Content>) -> Content {
         match (self.result_of_nothing, self.is_copy) {
             (Some(result), _) if unknown.all(|content| matches!(content, Content::Missing(_))) => {

@@ -192,7 +192,7 @@ pub(super) fn in_pinned(address: u64) -> Option<u64> {
     }
     let memory = memory();
     let (start, (bytes, _)) = memory.pinned.range(..=address).next_back()?;
-    // SAFETY: the word is in a block, which lives until the lock is free, because it is removed from the list before the driver frees it.
+    // SAFETY: the word is in a pinned block. A block is removed from this list before the driver frees it, and the lock of the list is held.
     (address + 8 <= start + bytes).then(|| unsafe { get(address) })
 }
 
