@@ -147,7 +147,8 @@ impl Session {
     fn paint(&self, sink: &Sink, is_report: bool) -> Paint {
         self.paint_if(match sink {
             Sink::File(_) => false,
-            Sink::Stdout if is_report => io::stdout().is_terminal(),
+            // Python may write captured text anywhere.
+            Sink::Stdout if is_report => !print::is_captured() && io::stdout().is_terminal(),
             _ => io::stderr().is_terminal(),
         })
     }
