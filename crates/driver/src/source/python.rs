@@ -26,11 +26,8 @@ const MAX_FRAMES: usize = 128;
 /// The bit that is set in ids of lines, and never in addresses of programs.
 const LINE: usize = 1 << (usize::BITS - 1);
 
-/// The number of stacks in each thread's cache.
-const CACHED: usize = 64;
-
-/// The number of innermost functions that are hashed for the slot in the cache.
-const HASHED: usize = 8;
+/// The maximum number of stacks in each thread's cache. A stack that is not in there costs a hundred times more.
+const CACHED: usize = 1024;
 
 /// The Python lines that occur on stacks. They belong to the process, like its code objects.
 #[derive(Default)]
@@ -48,11 +45,12 @@ struct CachedStack {
     number: StackId,
 }
 
-/// The stack cache of a thread: less than 3 KiB plus its stacks.
+/// The stack cache of a thread. A stack takes 48 bytes for each function.
 struct StackCache {
     /// The functions of the latest stack. They are kept here because filling a new array costs as much as reading three functions.
     keys: [FrameKey; MAX_FRAMES],
-    stacks: [Option<CachedStack>; CACHED],
+    /// The stacks by their hashes.
+    stacks: HashMap<u64, CachedStack, NumberHashBuilder>,
 }
 
 thread_local! {
@@ -83,27 +81,26 @@ fn number(native: StackId) -> Option<StackId> {
 
 impl StackCache {
     fn empty() -> Box<Self> {
-        Box::new(Self { keys: [FrameKey::default(); MAX_FRAMES], stacks: [const { None }; CACHED] })
+        Box::new(Self { keys: [FrameKey::default(); MAX_FRAMES], stacks: HashMap::default() })
     }
 
     fn number(&mut self, native: StackId, interpreter: &Interpreter) -> Option<StackId> {
         let Self { keys, stacks } = self;
         let read = |frames: Frames<'_>| {
-            let keys = frames.keys();
-            // The outer functions of two stacks are often the same, so only the inner ones are hashed.
-            let inner = &keys[..keys.len().min(HASHED)];
-            let at = usize::try_from(NumberHashBuilder::default().hash_one((native.0, keys.len(), inner))).unwrap_or(0)
-                % CACHED;
-            match &stacks[at] {
+            let hash = NumberHashBuilder::default().hash_one((native.0, frames.keys()));
+            match stacks.get(&hash) {
                 Some(known) if known.native == native && frames.are_same(&known.frames) => Found::Known(known.number),
-                _ => Found::New(at, NewStack::of(frames)),
+                _ => Found::New(hash, NewStack::of(frames)),
             }
         };
         match interpreter.with_frames(keys, read)? {
             Found::Known(number) => Some(number),
-            Found::New(at, NewStack { frames, lines }) => {
+            Found::New(hash, NewStack { frames, lines }) => {
                 let number = number_of(native, interpreter, &lines);
-                stacks[at] = Some(CachedStack { native, frames, number });
+                if stacks.len() == CACHED {
+                    stacks.clear();
+                }
+                stacks.insert(hash, CachedStack { native, frames, number });
                 Some(number)
             }
         }
@@ -114,8 +111,8 @@ impl StackCache {
 enum Found {
     /// The id of the stack that contains them.
     Known(StackId),
-    /// The stack is not in the cache. It belongs in this slot.
-    New(usize, NewStack),
+    /// The stack with this hash is not in the cache.
+    New(u64, NewStack),
 }
 
 struct NewStack {

@@ -13,6 +13,7 @@ mod threads;
 
 use std::{
     ffi::{c_int, c_ulong, c_void},
+    hash::{Hash, Hasher},
     marker::PhantomData,
     ptr, slice,
     sync::OnceLock,
@@ -33,12 +34,19 @@ const MAX_CHAIN: usize = 1024;
 const MAX_CHARACTERS: isize = 4096;
 
 /// Identifies a Python function on a stack. The numbers stay the same after the function has ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FrameKey {
     /// The address of its code object.
     code: usize,
     /// The offset of its current instruction in the code, in bytes; negative before the first instruction.
     offset: isize,
+}
+
+/// A stack has dozens of these, so each is hashed as one number.
+impl Hash for FrameKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_usize(self.code ^ self.offset.cast_unsigned().rotate_left(48));
+    }
 }
 
 /// The addresses of the parts of a code object, and its identity. A new code object may have the address of a deleted one, and even its
