@@ -120,18 +120,22 @@ impl<P: TensorPool> AllocatorTracker<P> {
             }
             TrackedEvent::FreeRequested => {
                 let is_known = match &mut state.initial {
-                    Some(initial) => initial.named.insert(address, false) == Some(true),
+                    Some(initial) => {
+                        if is_large {
+                            state.large.insert(address);
+                        }
+                        initial.named.insert(address, false) == Some(true)
+                    }
                     None => true,
                 };
-                if is_large {
-                    state.large.insert(address);
-                }
                 if let Some(pool) = state.pool.as_ref().filter(|_| is_known) {
                     pool.freed(address);
                 }
             }
             TrackedEvent::FreeCompleted => {
-                state.large.remove(&address);
+                if is_large {
+                    state.large.remove(&address);
+                }
                 if let Some(initial) = &mut state.initial {
                     initial.named.insert(address, false);
                 }
