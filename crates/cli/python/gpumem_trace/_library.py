@@ -5,17 +5,13 @@ import functools
 import os
 import sys
 
-VERSION = 4
+VERSION = 5
 # The library, after the first use.
 _loaded = None
 
 
 class Error(RuntimeError):
     """A reading or a trace that is not possible. The text says why."""
-
-
-class Trace(ctypes.c_void_p):
-    """A trace of the library. ctypes returns a subclass as it is, and passes it without a conversion."""
 
 
 class Values(ctypes.Structure):
@@ -56,7 +52,7 @@ def _path():
 def _load():
     path = _path()
     try:
-        # These functions are short, and a trace may be used by one thread at a time: Python's lock is not released.
+        # These functions are short: Python's lock is not released.
         lib = ctypes.PyDLL(path)
         version = lib.gpumem_trace_version()
     except (OSError, AttributeError) as why:
@@ -66,9 +62,8 @@ def _load():
     text, block, size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64
     lib.gpumem_why.argtypes, lib.gpumem_why.restype = [], text
     # Without the types of arguments, a call takes half the time: a small integer is an int, bytes are a text, and None is null.
-    lib.gpumem_trace_open.restype, lib.gpumem_trace_read.restype = Trace, ctypes.c_int64
+    lib.gpumem_trace_read.restype, lib.gpumem_trace_set.restype = ctypes.c_int64, None
     lib.gpumem_trace_report.restype = lib.gpumem_trace_live.restype = text
-    lib.gpumem_trace_set.restype = lib.gpumem_trace_close.restype = None
     lib.gpumem_memory.argtypes, lib.gpumem_memory.restype = [ctypes.c_int32, ctypes.POINTER(size * 3)], text
     lib.gpumem_devices.argtypes, lib.gpumem_devices.restype = [ctypes.POINTER(ctypes.c_uint32)], text
     lib.gpumem_preload.argtypes, lib.gpumem_preload.restype = [], text
@@ -83,11 +78,11 @@ def _load():
     return lib
 
 
-def opened(pointer):
-    """Returns a pointer that a function has returned. Raises the error if it is null."""
-    if not pointer:
+def opened(result):
+    """Returns what a function has returned: an id or a pointer. Raises the error if it is 0 or null."""
+    if not result:
         raise Error(library().gpumem_why().decode())
-    return pointer
+    return result
 
 
 def number(device):

@@ -10,8 +10,8 @@ from . import _pytorch
 from ._library import Values, library, note, number, opened
 
 # What `gpumem_trace_set` and `gpumem_trace_report` do.
-_RESET, _START, _STOP, _ENTER, _LEAVE = range(1, 6)
-_REPORT, _REPORT_AND_RESET, _EXIT, _TEXT = range(1, 5)
+_RESET, _START, _STOP, _ENTER, _LEAVE, _CLOSE = range(1, 7)
+_REPORT, _REPORT_AND_RESET, _EXIT, _EXIT_AND_CLOSE, _TEXT = range(1, 6)
 
 # The threads that `gpumem_trace_open` counts: the own one and those in no trace, those that run a task, or all.
 _OWN, _TASK, _ALL = range(3)
@@ -90,37 +90,14 @@ class GPUMemTrace:
     A trace may be read on any thread. MB are 2^20 bytes.
     """
 
-    silent, on_exit_report, _is_loaded, _trace = False, True, False, None
+    silent, on_exit_report, _trace = False, True, 0
 
     def __init__(self, silent=False, ctx=None, on_exit_report=True, device=None, all_threads=False):
         if isinstance(silent, (str, bytes)):
             raise TypeError(f"the name of a trace is its argument ctx: GPUMemTrace(ctx={silent!r})")
         frame = sys._getframe(1)
-        self._open(ctx, frame.f_code.co_filename, frame.f_lineno, device, _ALL if all_threads else _OWN)
-        self.silent, self.on_exit_report = silent, on_exit_report
-
-    def _open(self, ctx, file, line, device, threads):
-        if _pytorch.is_pending and "torch" in sys.modules:
-            _pytorch.observe()
-        if not self._is_loaded:
-            self._load()
-        self.ctx = ctx
-        try:
-            name = None if ctx is None else _bytes(ctx)
-            self._trace = self._c_open(name, _bytes(file), line, -1 if device is None else number(device), threads)
-        except ctypes.ArgumentError as error:
-            # So says ctypes when the recursion is too deep.
-            raise RecursionError(str(error)) from None
-        if not self._trace:
-            opened(None)
-
-    @staticmethod
-    def _load():
-        """Makes the functions of the library attributes of the class, where Python finds them fastest."""
-        lib, this = library(), GPUMemTrace
-        this._c_open, this._c_set, this._c_report = lib.gpumem_trace_open, lib.gpumem_trace_set, lib.gpumem_trace_report
-        this._c_read, this._c_live, this._c_close = lib.gpumem_trace_read, lib.gpumem_trace_live, lib.gpumem_trace_close
-        this._is_loaded = True
+        self.ctx, self.silent, self.on_exit_report = ctx, silent, on_exit_report
+        self._trace = _open(ctx, (frame.f_code.co_filename, frame.f_lineno), device, _ALL if all_threads else _OWN)
 
     def __reduce_ex__(self, _):
         raise TypeError("a trace cannot be copied or stored")
@@ -128,17 +105,14 @@ class GPUMemTrace:
     def __del__(self):
         # Without a trace, the constructor has failed.
         if self._trace:
-            self._c_close(self._trace)
-            self._trace = None
+            self._c_set(self._trace, _CLOSE)
+            self._trace = 0
 
     def _set(self, what):
         self._c_set(self._trace, what)
 
     def _report(self, what, subctx=None):
-        text = self._c_report(self._trace, what, _bytes(subctx) if subctx is not None else None)
-        if text is not None:
-            _note_caches()
-            show(text.decode())
+        _show_report(self._c_report(self._trace, what, _bytes(subctx) if subctx is not None else None))
 
     def report(self, subctx=None):
         """Prints the current values: `△Used Peaked MB:     10     15 (ctx: subctx)`."""
@@ -232,11 +206,45 @@ class GPUMemTrace:
     __repr__ = __str__
 
 
-def _traced(ctx, code, device, threads=_OWN):
+# The ids of the lines that start traces, by file and line.
+_places = {}
+
+
+def _new_place(place):
+    """Returns the id of a line. The first trace calls this, so it makes the functions of the library attributes of the class."""
+    lib, this = library(), GPUMemTrace
+    this._c_open, this._c_set, this._c_report = lib.gpumem_trace_open, lib.gpumem_trace_set, lib.gpumem_trace_report
+    this._c_read, this._c_live = lib.gpumem_trace_read, lib.gpumem_trace_live
+    file, line = place
+    _places[place] = lib.gpumem_trace_place(_bytes(file), line)
+    return _places[place]
+
+
+def _open(ctx, place, device, threads):
+    """Starts a trace of a file and a line, and returns its id."""
+    if _pytorch.is_pending and "torch" in sys.modules:
+        _pytorch.observe()
+    try:
+        place = _places.get(place) or _new_place(place)
+        name = None if ctx is None else _bytes(ctx)
+        trace = GPUMemTrace._c_open(place, name, -1 if device is None else number(device), threads)
+    except ctypes.ArgumentError as error:
+        # So says ctypes when the recursion is too deep.
+        raise RecursionError(str(error)) from None
+    return trace or opened(trace)
+
+
+def _traced(ctx, place, device, threads=_OWN):
     """Starts the trace of a decorated function."""
     trace = GPUMemTrace.__new__(GPUMemTrace)
-    trace._open(ctx, code[0], code[1], device, threads)
+    trace.ctx, trace._trace = ctx, _open(ctx, place, device, threads)
     return trace
+
+
+def _show_report(text):
+    if text is not None:
+        _note_caches()
+        show(text.decode())
 
 
 def gpu_mem_trace(func=None, *, ctx=None, device=None):
@@ -304,11 +312,11 @@ def gpu_mem_trace(func=None, *, ctx=None, device=None):
 
         @functools.wraps(func)
         def traced(*args, **kwargs):
-            trace = _traced(name, place, device)
+            trace = _open(name, place, device, _OWN)
             try:
                 return func(*args, **kwargs)
             finally:
-                trace.__exit__()
+                _show_report(GPUMemTrace._c_report(trace, _EXIT_AND_CLOSE, None))
 
     return traced
 

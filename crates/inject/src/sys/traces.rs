@@ -1,13 +1,12 @@
 //! Traces for other languages. The Python package `gpumem_trace` loads the library and calls these functions.
 //!
-//! Any thread may use a trace, but only one at a time: Python's package holds its lock. A text that a function returns is valid until the
-//! thread calls the next function.
+//! Python knows a trace by its id, and a text that a function returns is valid until the thread calls the next function. In the child of a
+//! fork, these functions take no lock: a thread that does not exist there may hold it. They measure nothing there.
 
 #![expect(unsafe_code, reason = "Python finds the functions by their names, and hands over pointers")]
 
 use std::{
     cell::RefCell,
-    collections::HashMap,
     env,
     ffi::{CStr, CString, OsStr, c_char},
     os::unix::ffi::OsStrExt,
@@ -15,7 +14,7 @@ use std::{
     path::Path,
     ptr,
     sync::{
-        LazyLock, Mutex, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
@@ -34,21 +33,25 @@ use gpumem_driver::{
     settings::{self, Settings},
 };
 use serde_json::{Value, json};
+use slab::Slab;
 
 use crate::{request::Request, torch};
 
 /// The version of this interface, which the package compares with its own. Increase it with each change.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
+
+/// The traces that are not closed. The id of a trace is its key plus 1. Python's own lock is held in these functions, so nobody waits for
+/// this one, except in a Python without that lock.
+static TRACES: Mutex<Slab<GpuMemTrace>> = Mutex::new(Slab::new());
+/// The id of a trace in the child of a fork.
+const OFF: u32 = i32::MAX as u32;
+/// The lines of the program that start traces. The id of a line is its index plus 1.
+static PLACES: Mutex<Vec<(&'static str, u32)>> = Mutex::new(Vec::new());
 
 thread_local! {
     static ANSWER: RefCell<CString> = RefCell::default();
-}
-
-/// A trace of the package.
-pub(crate) struct PythonTrace {
-    trace: GpuMemTrace,
-    /// How the thread that runs a step of a task has entered the scope.
-    step: Option<Entered>,
+    /// The traces of tasks whose steps the thread runs, the innermost last.
+    static STEPS: RefCell<Vec<(u32, Entered)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// What a trace has measured.
@@ -83,27 +86,6 @@ pub(super) fn guarded(code: impl FnOnce() -> Result<(), String>) -> *const c_cha
     }
 }
 
-/// Returns a pointer to a value. Python passes it to [`release`] later. After an error, the pointer is null, and [`gpumem_why`] returns the
-/// error.
-fn boxed<T>(make: impl FnOnce() -> Result<T, String>) -> *mut T {
-    let mut pointer = ptr::null_mut();
-    _ = guarded(|| make().map(|value| pointer = Box::into_raw(Box::new(value))));
-    pointer
-}
-
-/// Drops a value that was handed over.
-///
-/// # Safety
-/// The pointer must come from [`boxed`], and not be used again.
-unsafe fn release<T>(value: *mut T) {
-    // SAFETY: required by this function's contract.
-    let value = unsafe { Box::from_raw(value) };
-    _ = guarded(|| {
-        drop(value);
-        Ok(())
-    });
-}
-
 /// # Safety
 /// `text` must be null or a C string.
 unsafe fn text_of(text: *const c_char) -> Option<String> {
@@ -111,12 +93,17 @@ unsafe fn text_of(text: *const c_char) -> Option<String> {
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
-/// Returns a text that lives as long as the process: one copy of each.
-fn kept(text: String) -> &'static str {
-    static TEXTS: LazyLock<Mutex<HashMap<String, &'static str>>> = LazyLock::new(Mutex::default);
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
-    texts.entry(text).or_insert_with_key(|text| Box::leak(text.clone().into_boxed_str()))
+/// Runs code with a trace. Returns `None` if the trace is not open or the code panics, and in the child of a fork.
+fn with_trace<R>(id: u32, code: impl FnOnce(&mut GpuMemTrace) -> R) -> Option<R> {
+    if process::is_forked() {
+        return None;
+    }
+    let code = || lock(&TRACES).get_mut((id as usize).checked_sub(1)?).map(code);
+    catch_unwind(AssertUnwindSafe(code)).ok().flatten()
 }
 
 /// Returns the version of the functions. Python calls this first. Under `gpumem run` this may be before the driver loads the library; then
@@ -136,7 +123,7 @@ pub(crate) extern "C" fn gpumem_trace_version() -> u32 {
     VERSION
 }
 
-/// Returns the error of the thread's latest function that returned null.
+/// Returns the error of the thread's latest function that failed.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gpumem_why() -> *const c_char {
@@ -182,46 +169,71 @@ pub(crate) extern "C" fn gpumem_torch_code() -> *const c_char {
     answer(torch::code(true))
 }
 
+/// Returns the id of a line of the program.
+///
+/// # Safety
+/// `file` must be a C string.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn gpumem_trace_place(file: *const c_char, line: u32) -> u32 {
+    // SAFETY: required by this function's contract.
+    let file = unsafe { text_of(file) }.unwrap_or_default();
+    let mut id = 0;
+    _ = guarded(|| {
+        if !process::is_forked() {
+            let mut places = lock(&PLACES);
+            let known = places.iter().map(|(file, _)| *file).find(|known| *known == file);
+            places.push((known.unwrap_or_else(|| Box::leak(file.into_boxed_str())), line));
+            id = u32::try_from(places.len()).map_err(|why| why.to_string())?;
+        }
+        Ok(())
+    });
+    id
+}
+
 /// The trace counts only the threads that run steps of a task.
 const TASK: u32 = 1;
 /// The trace counts all threads.
 const ALL: u32 = 2;
 
-/// Starts a trace at a line of the program. `device` is -1 for the current one. `threads` is 0, [`TASK`] or [`ALL`]. Returns the trace, or
-/// null after an error.
+/// Starts a trace at a line of the program. `device` is -1 for the current one. `threads` is 0, [`TASK`] or [`ALL`]. Returns the trace's id,
+/// or 0 after an error, which [`gpumem_why`] returns.
 ///
 /// # Safety
-/// The texts must be C strings, `ctx` or null.
+/// `ctx` must be null or a C string.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn gpumem_trace_open(
-    ctx: *const c_char,
-    file: *const c_char,
-    line: u32,
-    device: i32,
-    threads: u32,
-) -> *mut PythonTrace {
+pub(crate) unsafe extern "C" fn gpumem_trace_open(place: u32, ctx: *const c_char, device: i32, threads: u32) -> u32 {
     // SAFETY: required by this function's contract.
-    let (ctx, file) = unsafe { (text_of(ctx), text_of(file)) };
+    let ctx = unsafe { text_of(ctx) };
+    let mut id = OFF;
     let open = || {
-        let mut builder = builder_at(kept(file.unwrap_or_default()), line).entered(threads != TASK);
+        if process::is_forked() {
+            return Ok(());
+        }
+        let place = (place as usize).checked_sub(1).and_then(|place| lock(&PLACES).get(place).copied());
+        let (file, line) = place.ok_or("a trace starts at an unknown line")?;
+        let mut builder = builder_at(file, line).entered(threads != TASK);
         if threads == ALL {
             builder = builder.all_threads();
         }
         if let Some(ctx) = ctx {
             builder = builder.ctx(ctx);
         }
-        if let Ok(device) = u32::try_from(device) {
+        let device = u32::try_from(device).ok();
+        if let Some(device) = device {
             builder = builder.device(device);
-            // Without a GPU, a notice says why nothing is measured.
-            if device::count().is_ok_and(|count| count > 0) {
-                let trace = builder.start().map_err(|why| why.to_string())?;
-                return Ok(PythonTrace { trace, step: None });
-            }
         }
-        Ok(PythonTrace { trace: builder.start_or_off(), step: None })
+        // Without a GPU, a notice says why nothing is measured.
+        let trace = if device.is_some() && device::count().is_ok_and(|count| count > 0) {
+            builder.start().map_err(|why| why.to_string())?
+        } else {
+            builder.start_or_off()
+        };
+        id = u32::try_from(lock(&TRACES).insert(trace) + 1).map_err(|why| why.to_string())?;
+        Ok(())
     };
-    boxed(open)
+    if guarded(open).is_null() { id } else { 0 }
 }
 
 /// What Python does with a trace: [`gpumem_trace_set`].
@@ -230,32 +242,39 @@ const START: u32 = 2;
 const STOP: u32 = 3;
 const ENTER: u32 = 4;
 const LEAVE: u32 = 5;
+const CLOSE: u32 = 6;
 /// And [`gpumem_trace_report`].
 const REPORT: u32 = 1;
 const REPORT_AND_RESET: u32 = 2;
 const EXIT: u32 = 3;
-const TEXT: u32 = 4;
+const EXIT_AND_CLOSE: u32 = 4;
+const TEXT: u32 = 5;
 
-/// Changes the state of a trace.
-///
-/// # Safety
-/// The trace must be null, or one that was opened and not closed.
+/// Changes the state of a trace, which may be closed.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn gpumem_trace_set(this: *mut PythonTrace, what: u32) {
-    // SAFETY: required by this function's contract. Python's lock is held, so no other thread uses the trace.
-    let this = unsafe { this.as_mut() };
-    // A finalizer may use a trace that Python has finalized before.
-    let Some(PythonTrace { trace, step, .. }) = this else { return };
-    _ = guarded(|| {
-        match what {
-            RESET => trace.reset(),
-            START => trace.start(),
-            STOP => trace.stop(),
-            ENTER => *step = Some(trace.handle().enter()),
-            LEAVE => *step = None,
-            _ => {}
+pub(crate) extern "C" fn gpumem_trace_set(id: u32, what: u32) {
+    match what {
+        RESET => _ = with_trace(id, |trace| trace.reset()),
+        START => _ = with_trace(id, GpuMemTrace::start),
+        STOP => _ = with_trace(id, GpuMemTrace::stop),
+        ENTER => {
+            let entered = with_trace(id, |trace| trace.handle().enter());
+            STEPS.with_borrow_mut(|steps| steps.extend(entered.map(|entered| (id, entered))));
         }
+        LEAVE => {
+            let is_own = |(own, _): &(u32, Entered)| *own == id;
+            drop(STEPS.with_borrow_mut(|steps| Some(steps.remove(steps.iter().rposition(is_own)?))));
+        }
+        CLOSE => close(id),
+        _ => {}
+    }
+}
+
+fn close(id: u32) {
+    _ = guarded(|| {
+        let key = (id as usize).checked_sub(1).filter(|_| !process::is_forked());
+        drop(key.and_then(|key| lock(&TRACES).try_remove(key)));
         Ok(())
     });
 }
@@ -263,103 +282,69 @@ pub(crate) unsafe extern "C" fn gpumem_trace_set(this: *mut PythonTrace, what: u
 /// Returns the lines of a report for Python to print, or null if there are none.
 ///
 /// # Safety
-/// The trace must be null, or one that was opened and not closed, and `subctx` null or a C string.
+/// `subctx` must be null or a C string.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn gpumem_trace_report(
-    this: *mut PythonTrace,
-    what: u32,
-    subctx: *const c_char,
-) -> *const c_char {
-    // SAFETY: as for `gpumem_trace_set`.
-    let (this, subctx) = unsafe { (this.as_mut(), text_of(subctx)) };
-    let Some(PythonTrace { trace, .. }) = this else { return ptr::null() };
-    let mut lines = String::new();
-    let failed = guarded(|| {
-        lines = print::captured(|| match (what, subctx) {
+pub(crate) unsafe extern "C" fn gpumem_trace_report(id: u32, what: u32, subctx: *const c_char) -> *const c_char {
+    // SAFETY: required by this function's contract.
+    let subctx = unsafe { text_of(subctx) };
+    let lines = with_trace(id, |trace| match what {
+        TEXT => trace.to_string(),
+        _ => print::captured(|| match (what, subctx) {
             (REPORT, None) => trace.report(),
             (REPORT, Some(subctx)) => trace.report_with(subctx),
             (REPORT_AND_RESET, None) => trace.report_n_reset(),
             (REPORT_AND_RESET, Some(subctx)) => trace.report_n_reset_with(subctx),
-            (EXIT, _) => gpumem::__private::exit(trace),
+            (EXIT | EXIT_AND_CLOSE, _) => gpumem::__private::exit(trace),
             _ => {}
-        });
-        if what == TEXT {
-            lines = trace.to_string();
-        }
-        Ok(())
+        }),
     });
-    if failed.is_null() && !lines.is_empty() { answer(lines) } else { failed }
+    if what == EXIT_AND_CLOSE {
+        close(id);
+    }
+    lines.filter(|lines| !lines.is_empty()).map_or(ptr::null(), answer)
 }
 
 /// Writes what a trace has measured: since its start, or since the last call with `is_next`, which is not 0. Returns `used`.
 ///
 /// # Safety
-/// The trace must be null, or one that was opened and not closed, and `to` null or a place for the values.
+/// `to` must be null or a place for the values.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn gpumem_trace_read(this: *const PythonTrace, to: *mut Values, is_next: u32) -> i64 {
-    // SAFETY: required by this function's contract.
-    let (this, to) = unsafe { (this.as_ref(), to.as_mut()) };
-    let mut values = Values { gauge: Gauge::Off as u32, ..Values::default() };
-    _ = guarded(|| {
-        // After a fork, nothing is counted in the child.
-        let Some(PythonTrace { trace, .. }) = this.filter(|_| !process::is_forked()) else { return Ok(()) };
-        let data = if is_next != 0 { gpumem::__private::read_next(trace) } else { trace.data() };
-        values = Values {
-            used: data.used.get(),
-            peaked: data.peaked.get(),
-            lost: data.lost,
-            untracked: data.untracked,
-            gauge: data.gauge as u32,
-        };
-        Ok(())
+pub(crate) unsafe extern "C" fn gpumem_trace_read(id: u32, to: *mut Values, is_next: u32) -> i64 {
+    let read = |trace: &mut GpuMemTrace| if is_next != 0 { gpumem::__private::read_next(trace) } else { trace.data() };
+    let values = with_trace(id, read).map_or(Values { gauge: Gauge::Off as u32, ..Values::default() }, |data| Values {
+        used: data.used.get(),
+        peaked: data.peaked.get(),
+        lost: data.lost,
+        untracked: data.untracked,
+        gauge: data.gauge as u32,
     });
     let used = values.used;
-    if let Some(to) = to {
+    // SAFETY: required by this function's contract.
+    if let Some(to) = unsafe { to.as_mut() } {
         *to = values;
     }
     used
 }
 
 /// Returns the blocks that were allocated inside a trace on its device and are still live, as JSON: the largest first.
-///
-/// # Safety
-/// The trace must be null, or one that was opened and not closed.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn gpumem_trace_live(this: *const PythonTrace) -> *const c_char {
-    // SAFETY: required by this function's contract.
-    let this = unsafe { this.as_ref() };
-    let mut rows = Vec::new();
-    _ = guarded(|| {
-        let Some(PythonTrace { trace, .. }) = this.filter(|_| !process::is_forked()) else {
-            return Ok(());
-        };
+pub(crate) extern "C" fn gpumem_trace_live(id: u32) -> *const c_char {
+    let rows = with_trace(id, |trace| {
         let device = trace.data().device;
         let on_device = trace.live().into_iter().filter(|block| block.device == device && block.kind.is_on_device());
-        rows = on_device
+        on_device
             .map(|LiveBlock { bytes, device, line, caller, library, path, backtrace, .. }| {
                 json!({
                     "bytes": bytes.get(), "device": device, "line": line, "caller": caller, "library": library, "scopes": path,
                     "frames": backtrace,
                 })
             })
-            .collect();
-        Ok(())
+            .collect::<Vec<_>>()
     });
-    answer(Value::from(rows).to_string())
-}
-
-/// Ends a trace, without a report.
-///
-/// # Safety
-/// The trace must be one that was opened and not closed.
-// SAFETY: as above.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn gpumem_trace_close(this: *mut PythonTrace) {
-    // SAFETY: required by this function's contract.
-    unsafe { release(this) }
+    answer(Value::from(rows.unwrap_or_default()).to_string())
 }
 
 /// Writes the total, free and used memory of a device in bytes; -1 is the current one. Returns the reason if it cannot be read, or null.
@@ -399,18 +384,21 @@ pub(crate) extern "C" fn gpumem_preload() -> *const c_char {
     guarded(|| try_preload().map_err(|why| why.to_string()))
 }
 
-/// Allocates memory of a simulated GPU. Returns the block, or null after an error.
+/// Allocates memory of a simulated GPU. Returns the block, which Python passes to [`gpumem_sim_free`]. After an error, the block is null, and
+/// [`gpumem_why`] returns the error.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gpumem_sim_alloc(device: u32, bytes: u64) -> *mut SimBlock {
-    let alloc = || {
+    let mut block = ptr::null_mut();
+    _ = guarded(|| {
         let gpus = SimGpu::all().map_err(|why| why.to_string())?;
         let gpu = gpus
             .get(device as usize)
             .ok_or_else(|| format!("there is no simulated GPU {device}: set GPUMEM_SIM=16GiB"))?;
-        gpu.alloc(Bytes::new(bytes)).map_err(|why| why.to_string())
-    };
-    boxed(alloc)
+        block = Box::into_raw(Box::new(gpu.alloc(Bytes::new(bytes)).map_err(|why| why.to_string())?));
+        Ok(())
+    });
+    block
 }
 
 /// Frees memory of a simulated GPU.
@@ -421,5 +409,9 @@ pub(crate) extern "C" fn gpumem_sim_alloc(device: u32, bytes: u64) -> *mut SimBl
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn gpumem_sim_free(block: *mut SimBlock) {
     // SAFETY: required by this function's contract.
-    unsafe { release(block) }
+    let block = unsafe { Box::from_raw(block) };
+    _ = guarded(|| {
+        drop(block);
+        Ok(())
+    });
 }
