@@ -305,8 +305,28 @@ def times(code, count, repeats=7):
 
 
 def costs(traced):
-    """Times tensors and training steps: in a process with a trace, or in one that never loads gpumem."""
-    values, kept = {}, tensor(MIB)
+    """Times tensors and training steps twice. In between, a trace starts, or nothing happens."""
+    kept, values = tensor(MIB), {}
+    layers = torch.nn.Sequential(*[torch.nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True) for _ in range(6)]).cuda()
+    optimizer = torch.optim.AdamW(layers.parameters())
+    # The CPU waits for the GPU in the long steps, and the GPU for the CPU in the short ones.
+    batches = {"long_step_us": torch.randn(8, 256, 768, device="cuda"), "short_step_us": torch.randn(8, 64, 768, device="cuda")}
+
+    def step(batch):
+        layers(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+
+    def timed():
+        each = {"tensor_us": times(lambda: tensor(4096), 20000)}
+        for name, batch in batches.items():
+            for _ in range(5):
+                step(batch)
+            each[name] = times(lambda: step(batch), 10, 9)
+        return each
+
+    before = timed()
     if traced:
         from gpumem_trace import GPUMemTrace, gpu_mem_trace
 
@@ -325,19 +345,7 @@ def costs(traced):
         values["decorated_us"] = times(decorated, 2000)
         sys.stdout = stdout
         outer = GPUMemTrace(silent=True)
-    values["tensor_us"] = times(lambda: tensor(4096), 20000)
-    layers = torch.nn.Sequential(*[torch.nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True) for _ in range(6)]).cuda()
-    optimizer, batch = torch.optim.AdamW(layers.parameters()), torch.randn(8, 256, 768, device="cuda")
-
-    def step():
-        layers(batch).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        torch.cuda.synchronize()
-
-    for _ in range(5):
-        step()
-    values["step_us"] = times(step, 10, 9)
+    values |= {name: [before[name], after] for name, after in timed().items()}
     if traced:
         values["exact"] = outer.is_exact
     return {**values, "kept": len(kept)}
