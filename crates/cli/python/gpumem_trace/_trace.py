@@ -10,7 +10,7 @@ from . import _pytorch
 from ._library import Values, library, note, number, opened
 
 # What `gpumem_trace_set` and `gpumem_trace_report` do.
-_RESET, _START, _STOP, _ENTER, _LEAVE, _CLOSE = range(1, 7)
+_RESET, _START, _STOP, _ENTER, _LEAVE, _CLOSE, _CLOSE_LATEST = range(1, 8)
 _REPORT, _REPORT_AND_RESET, _EXIT, _EXIT_AND_CLOSE, _TEXT = range(1, 6)
 
 # The threads that `gpumem_trace_open` counts: the own one and those in no trace, those that run a task, or all.
@@ -224,13 +224,19 @@ def _open(ctx, place, device, threads):
     """Starts a trace of a file and a line, and returns its id."""
     if _pytorch.is_pending and "torch" in sys.modules:
         _pytorch.observe()
+    place = _places.get(place) or _new_place(place)
+    name, device = None if ctx is None else _bytes(ctx), -1 if device is None else number(device)
     try:
-        place = _places.get(place) or _new_place(place)
-        name = None if ctx is None else _bytes(ctx)
-        trace = GPUMemTrace._c_open(place, name, -1 if device is None else number(device), threads)
+        trace = GPUMemTrace._c_open(place, name, device, threads)
     except ctypes.ArgumentError as error:
         # So says ctypes when the recursion is too deep.
         raise RecursionError(str(error)) from None
+    except BaseException:
+        # A signal, such as Ctrl-C, came during the call, and its handler has raised this. Older versions of Python may call the handler
+        # before the call.
+        if sys.version_info >= (3, 11):
+            GPUMemTrace._c_set(0, _CLOSE_LATEST)
+        raise
     return trace or opened(trace)
 
 

@@ -405,6 +405,34 @@ class Recordings(unittest.TestCase):
         with self.assertRaisesRegex(Error, "nothing was recorded yet"):
             gpumem_trace.record().svg()
 
+    @unittest.skipIf(sys.version_info < (3, 11), "an older Python calls the handler of a signal at any instruction")
+    def test_an_interrupted_start_leaves_no_trace(self):
+        def interrupted(signal_number, frame):
+            raise KeyboardInterrupt
+
+        @gpu_mem_trace
+        def nothing():
+            pass
+
+        def largest_id():
+            return max(trace._trace for trace in [GPUMemTrace(silent=True) for _ in range(50)])
+
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, interrupted))
+        gc.collect()
+        before = largest_id()
+        for at in range(200):
+            with contextlib.redirect_stdout(io.StringIO()):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.0003 + at * 1e-6)
+                    while True:
+                        nothing()
+                except KeyboardInterrupt:
+                    pass
+        self.assertEqual(largest_id(), before)
+        with GPUMemTrace(silent=True) as trace:
+            blip(2)
+        self.assertEqual((trace.used, trace.peak), (0, 2 * MIB))
+
     def test_threads_take_turns(self):
         done = []
 

@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "Python finds the functions by their names, and hands over pointers")]
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     env,
     ffi::{CStr, CString, OsStr, c_char},
     os::unix::ffi::OsStrExt,
@@ -52,6 +52,8 @@ thread_local! {
     static ANSWER: RefCell<CString> = RefCell::default();
     /// The traces of tasks whose steps the thread runs, the innermost last.
     static STEPS: RefCell<Vec<(u32, Entered)>> = const { RefCell::new(Vec::new()) };
+    /// The trace that the thread opened last, or 0 if it is closed.
+    static LATEST: Cell<u32> = const { Cell::new(0) };
 }
 
 /// What a trace has measured.
@@ -231,6 +233,7 @@ pub(crate) unsafe extern "C" fn gpumem_trace_open(place: u32, ctx: *const c_char
             builder.start_or_off()
         };
         id = u32::try_from(lock(&TRACES).insert(trace) + 1).map_err(|why| why.to_string())?;
+        LATEST.set(id);
         Ok(())
     };
     if guarded(open).is_null() { id } else { 0 }
@@ -243,6 +246,7 @@ const STOP: u32 = 3;
 const ENTER: u32 = 4;
 const LEAVE: u32 = 5;
 const CLOSE: u32 = 6;
+const CLOSE_LATEST: u32 = 7;
 /// And [`gpumem_trace_report`].
 const REPORT: u32 = 1;
 const REPORT_AND_RESET: u32 = 2;
@@ -250,12 +254,12 @@ const EXIT: u32 = 3;
 const EXIT_AND_CLOSE: u32 = 4;
 const TEXT: u32 = 5;
 
-/// Changes the state of a trace, which may be closed.
+/// Changes the state of a trace, which may be closed. [`CLOSE_LATEST`] closes the one that the thread opened last, whatever the id.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gpumem_trace_set(id: u32, what: u32) {
     match what {
-        RESET => _ = with_trace(id, |trace| trace.reset()),
+        RESET => _ = with_trace(id, GpuMemTrace::reset),
         START => _ = with_trace(id, GpuMemTrace::start),
         STOP => _ = with_trace(id, GpuMemTrace::stop),
         ENTER => {
@@ -267,11 +271,15 @@ pub(crate) extern "C" fn gpumem_trace_set(id: u32, what: u32) {
             drop(STEPS.with_borrow_mut(|steps| Some(steps.remove(steps.iter().rposition(is_own)?))));
         }
         CLOSE => close(id),
+        CLOSE_LATEST => close(LATEST.get()),
         _ => {}
     }
 }
 
 fn close(id: u32) {
+    if LATEST.get() == id {
+        LATEST.set(0);
+    }
     _ = guarded(|| {
         let key = (id as usize).checked_sub(1).filter(|_| !process::is_forked());
         drop(key.and_then(|key| lock(&TRACES).try_remove(key)));
