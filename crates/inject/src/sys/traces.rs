@@ -258,33 +258,34 @@ const TEXT: u32 = 5;
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gpumem_trace_set(id: u32, what: u32) {
-    match what {
-        RESET => _ = with_trace(id, GpuMemTrace::reset),
-        START => _ = with_trace(id, GpuMemTrace::start),
-        STOP => _ = with_trace(id, GpuMemTrace::stop),
-        ENTER => {
-            let entered = with_trace(id, |trace| trace.handle().enter());
-            STEPS.with_borrow_mut(|steps| steps.extend(entered.map(|entered| (id, entered))));
+    _ = guarded(|| {
+        match what {
+            RESET => _ = with_trace(id, GpuMemTrace::reset),
+            START => _ = with_trace(id, GpuMemTrace::start),
+            STOP => _ = with_trace(id, GpuMemTrace::stop),
+            ENTER => {
+                let entered = with_trace(id, |trace| trace.handle().enter());
+                STEPS.with_borrow_mut(|steps| steps.extend(entered.map(|entered| (id, entered))));
+            }
+            LEAVE => {
+                let is_own = |(own, _): &(u32, Entered)| *own == id;
+                drop(STEPS.with_borrow_mut(|steps| Some(steps.remove(steps.iter().rposition(is_own)?))));
+            }
+            CLOSE => close(id),
+            CLOSE_LATEST => close(LATEST.get()),
+            _ => {}
         }
-        LEAVE => {
-            let is_own = |(own, _): &(u32, Entered)| *own == id;
-            drop(STEPS.with_borrow_mut(|steps| Some(steps.remove(steps.iter().rposition(is_own)?))));
-        }
-        CLOSE => close(id),
-        CLOSE_LATEST => close(LATEST.get()),
-        _ => {}
-    }
+        Ok(())
+    });
 }
 
 fn close(id: u32) {
     if LATEST.get() == id {
         LATEST.set(0);
     }
-    _ = guarded(|| {
-        let key = (id as usize).checked_sub(1).filter(|_| !process::is_forked());
-        drop(key.and_then(|key| lock(&TRACES).try_remove(key)));
-        Ok(())
-    });
+    let key = (id as usize).checked_sub(1).filter(|_| !process::is_forked());
+    let trace = key.and_then(|key| lock(&TRACES).try_remove(key));
+    _ = catch_unwind(AssertUnwindSafe(|| drop(trace)));
 }
 
 /// Returns the lines of a report for Python to print, or null if there are none.
