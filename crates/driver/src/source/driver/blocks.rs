@@ -31,6 +31,7 @@ pub(super) fn forget_first_block() {
 }
 
 /// Notes the id of the block that was just allocated at this address, if none is known yet.
+#[inline]
 pub(super) fn note_block(address: u64) {
     if FIRST_BLOCK.load(Relaxed) == u64::MAX
         && let Some(number) = cuda::block_number(address)

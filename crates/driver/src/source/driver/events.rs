@@ -10,6 +10,7 @@ use crate::{
 };
 
 /// Records that a block was allocated.
+#[inline]
 pub(super) fn record_allocation(key: Key, ordinal: u32, bytes: u64, kind: MemKind, context: u8) {
     let stack = stacks::stack_for(bytes);
     let kind = kind_on(ordinal, kind);
@@ -30,6 +31,7 @@ pub(super) fn cuda_device(ordinal: u32) -> Device {
 
 /// Returns the kind under which this memory counts. A device without its own memory uses the machine's, so pinned and managed memory
 /// count as device memory there: `cuMemAlloc` allocates from the same memory.
+#[inline]
 pub(super) fn kind_on(ordinal: u32, kind: MemKind) -> MemKind {
     if !kind.is_on_device() && cuda::is_integrated(ordinal) { MemKind::Device } else { kind }
 }
