@@ -55,10 +55,9 @@ def show(text):
         pass
 
 
-@functools.lru_cache(maxsize=1024)
 def _bytes(text):
-    # Half of a surrogate pair, which a file name may contain, has no bytes.
-    return str(text).encode(errors="replace")
+    # Half of a surrogate pair, which a file name may contain, has no bytes, and C ends a text at a zero.
+    return str(text).encode(errors="replace").replace(b"\0", b"?")
 
 
 def peak_of(values):
@@ -95,9 +94,12 @@ class GPUMemTrace:
     def __init__(self, silent=False, ctx=None, on_exit_report=True, device=None, all_threads=False):
         if isinstance(silent, (str, bytes)):
             raise TypeError(f"the name of a trace is its argument ctx: GPUMemTrace(ctx={silent!r})")
+        if self._trace:
+            # The constructor was called before.
+            self.__del__()
         frame = sys._getframe(1)
         self.ctx, self.silent, self.on_exit_report = ctx, silent, on_exit_report
-        self._trace = _open(ctx, (frame.f_code.co_filename, frame.f_lineno), device, _ALL if all_threads else _OWN)
+        self._trace = _open(None if ctx is None else _bytes(ctx), (frame.f_code.co_filename, frame.f_lineno), device, _ALL if all_threads else _OWN)
 
     def __reduce_ex__(self, _):
         raise TypeError("a trace cannot be copied or stored")
@@ -221,13 +223,13 @@ def _new_place(place):
 
 
 def _open(ctx, place, device, threads):
-    """Starts a trace of a file and a line, and returns its id."""
+    """Starts a trace of a file and a line, and returns its id. `ctx` is None or bytes."""
     if _pytorch.is_pending and "torch" in sys.modules:
         _pytorch.observe()
     place = _places.get(place) or _new_place(place)
-    name, device = None if ctx is None else _bytes(ctx), -1 if device is None else number(device)
+    device = -1 if device is None else number(device)
     try:
-        trace = GPUMemTrace._c_open(place, name, device, threads)
+        trace = GPUMemTrace._c_open(place, ctx, device, threads)
     except ctypes.ArgumentError as error:
         # So says ctypes when the recursion is too deep.
         raise RecursionError(str(error)) from None
@@ -243,7 +245,7 @@ def _open(ctx, place, device, threads):
 def _traced(ctx, place, device, threads=_OWN):
     """Starts the trace of a decorated function."""
     trace = GPUMemTrace.__new__(GPUMemTrace)
-    trace.ctx, trace._trace = ctx, _open(ctx, place, device, threads)
+    trace.ctx, trace._trace = ctx, _open(_bytes(ctx), place, device, threads)
     return trace
 
 
@@ -299,6 +301,9 @@ def gpu_mem_trace(func=None, *, ctx=None, device=None):
                         await _steps(inner.aclose(), trace, False)
                         raise
                     except BaseException as error:
+                        if step:
+                            # The step was not called, because the recursion is too deep.
+                            raise
                         step.append(inner.athrow(error))
                 if not isinstance(ended, StopAsyncIteration):
                     raise ended
@@ -315,10 +320,11 @@ def gpu_mem_trace(func=None, *, ctx=None, device=None):
             return (yield from _driven(inner, _traced(name, place, device, _TASK)))
 
     else:
+        encoded = _bytes(name)
 
         @functools.wraps(func)
         def traced(*args, **kwargs):
-            trace = _open(name, place, device, _OWN)
+            trace = _open(encoded, place, device, _OWN)
             try:
                 return func(*args, **kwargs)
             finally:
@@ -341,9 +347,9 @@ class _Ended(Exception):
 
 def _step(next_step, trace):
     """Runs a step. Nothing here refers to what it yields, so that the program can free it."""
-    function, value = next_step.pop()
     trace._set(_ENTER)
     try:
+        function, value = next_step.pop()
         return function(value)
     except BaseException as error:
         raise _Ended(error) from None
@@ -385,6 +391,9 @@ def _driven(inner, trace, ends=True):
                     trace._set(_LEAVE)
                 raise
             except BaseException as error:
+                if next_step:
+                    # The step was not called, because the recursion is too deep.
+                    raise
                 next_step.append((inner.throw, error))
         if isinstance(ended, StopIteration):
             return ended.value

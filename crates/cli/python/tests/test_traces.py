@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 import unittest
+import warnings
 from unittest import mock
 
 import gpumem_trace
@@ -404,6 +405,65 @@ class Recordings(unittest.TestCase):
         self.assertEqual(recording.data()["devices"][0]["peak_bytes"], 3 * MIB)
         with self.assertRaisesRegex(Error, "nothing was recorded yet"):
             gpumem_trace.record().svg()
+
+    def test_steps_at_the_recursion_limit_end(self):
+        @gpu_mem_trace
+        def generator():
+            yield 1
+
+        @gpu_mem_trace
+        async def coroutine():
+            pass
+
+        @gpu_mem_trace
+        async def async_generator():
+            yield 1
+
+        async def each():
+            async for _ in async_generator():
+                pass
+
+        def run(awaited):
+            try:
+                awaited.send(None)
+            except StopIteration:
+                pass
+
+        def down(n, code):
+            return down(n - 1, code) if n else code()
+
+        limit = sys.getrecursionlimit()
+        warned = warnings.catch_warnings()
+        warned.__enter__()
+        self.addCleanup(warned.__exit__, None, None, None)
+        # A step that cannot be called is not awaited.
+        warnings.simplefilter("ignore")
+        for code in (lambda: list(generator()), lambda: run(coroutine()), lambda: run(each())):
+            outcomes = set()
+            for depth in range(100, 200):
+                sys.setrecursionlimit(200)
+                try:
+                    with contextlib.redirect_stdout(io.StringIO()):
+                        down(depth, code)
+                        outcomes.add("ended")
+                except RecursionError:
+                    outcomes.add("too deep")
+                finally:
+                    sys.setrecursionlimit(limit)
+            self.assertEqual(outcomes, {"ended", "too deep"})
+
+    def test_a_trace_keeps_nothing_alive(self):
+        with contextlib.redirect_stdout(io.StringIO()) as lines:
+            trace = GPUMemTrace(ctx=["a\0b"])
+            block = sim.alloc(5 * MIB)
+            trace.report(block)
+            del block
+            trace.report(1.0)
+            trace.report(True)
+            trace.__init__(ctx="again")
+            del trace
+            GPUMemTrace().report()
+        self.assertRegex(lines.getvalue(), r"5      0 \(\['a.*b'\]: .*\n.* 0      5 \(.*: 1.0\)\n.*: True\)\n△Used Peaked MB:      0      0\n$")
 
     @unittest.skipIf(sys.version_info < (3, 11), "an older Python calls the handler of a signal at any instruction")
     def test_an_interrupted_start_leaves_no_trace(self):
