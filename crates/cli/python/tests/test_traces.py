@@ -475,20 +475,24 @@ class Recordings(unittest.TestCase):
         def nothing():
             pass
 
+        # Not all instructions of a loop are in the `try` around it.
+        def until_interrupted():
+            # Python drops an exception in a finalizer.
+            while not fired:
+                nothing()
+
         def largest_id():
             return max(trace._trace for trace in [GPUMemTrace(silent=True) for _ in range(50)])
 
         self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, interrupted))
         gc.collect()
-        before = largest_id()
+        before, fired = largest_id(), []
         for at in range(200):
-            fired = []
+            fired.clear()
             with contextlib.redirect_stdout(io.StringIO()):
                 try:
                     signal.setitimer(signal.ITIMER_REAL, 0.0003 + at * 1e-6)
-                    # Python drops an exception in a finalizer.
-                    while not fired:
-                        nothing()
+                    until_interrupted()
                 except KeyboardInterrupt:
                     pass
         self.assertEqual(largest_id(), before)
