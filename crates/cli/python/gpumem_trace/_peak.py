@@ -3,7 +3,7 @@
 import collections
 import sys
 
-from ._trace import _OWN, GPUMemTrace, _bytes, _open
+from ._trace import _OWN, GPUMemTrace
 
 Pool = collections.namedtuple("Pool", ["used", "peak", "at_most"])
 Pool.__doc__ = """What JAX tells about its pool, in bytes: `used` is how much more its arrays take than at the start, `peak` the most that they took,
@@ -27,8 +27,8 @@ class peak(GPUMemTrace):
 
     def __init__(self, ctx=None, device=None):
         frame = sys._getframe(1)
-        self.ctx, self.silent, self.on_exit_report, self._device = ctx, True, False, device
-        self._trace = _open(None if ctx is None else _bytes(ctx), (frame.f_code.co_filename, frame.f_lineno), device, _OWN)
+        self._open(ctx, (frame.f_code.co_filename, frame.f_lineno), device, _OWN)
+        self.silent, self.on_exit_report, self._device = True, False, device
 
     def __enter__(self):
         self.pool, self._before = None, _statistics(self._device)

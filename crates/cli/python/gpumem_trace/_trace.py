@@ -56,6 +56,9 @@ def show(text):
 
 
 def _bytes(text):
+    """Returns the text as a function of the library takes it. None stays None."""
+    if text is None:
+        return None
     # Half of a surrogate pair, which a file name may contain, has no bytes, and C ends a text at a zero.
     return str(text).encode(errors="replace").replace(b"\0", b"?")
 
@@ -94,12 +97,15 @@ class GPUMemTrace:
     def __init__(self, silent=False, ctx=None, on_exit_report=True, device=None, all_threads=False):
         if isinstance(silent, (str, bytes)):
             raise TypeError(f"the name of a trace is its argument ctx: GPUMemTrace(ctx={silent!r})")
+        frame = sys._getframe(1)
+        self._open(ctx, (frame.f_code.co_filename, frame.f_lineno), device, _ALL if all_threads else _OWN)
+        self.silent, self.on_exit_report = silent, on_exit_report
+
+    def _open(self, ctx, place, device, threads):
         if self._trace:
             # The constructor was called before.
             self.__del__()
-        frame = sys._getframe(1)
-        self.ctx, self.silent, self.on_exit_report = ctx, silent, on_exit_report
-        self._trace = _open(None if ctx is None else _bytes(ctx), (frame.f_code.co_filename, frame.f_lineno), device, _ALL if all_threads else _OWN)
+        self.ctx, self._trace = ctx, _open(_bytes(ctx), place, device, threads)
 
     def __reduce_ex__(self, _):
         raise TypeError("a trace cannot be copied or stored")
@@ -114,7 +120,7 @@ class GPUMemTrace:
         self._c_set(self._trace, what)
 
     def _report(self, what, subctx=None):
-        _show_report(self._c_report(self._trace, what, _bytes(subctx) if subctx is not None else None))
+        _show_report(self._c_report(self._trace, what, _bytes(subctx)))
 
     def report(self, subctx=None):
         """Prints the current values: `△Used Peaked MB:     10     15 (ctx: subctx)`."""
@@ -245,7 +251,7 @@ def _open(ctx, place, device, threads):
 def _traced(ctx, place, device, threads=_OWN):
     """Starts the trace of a decorated function."""
     trace = GPUMemTrace.__new__(GPUMemTrace)
-    trace.ctx, trace._trace = ctx, _open(_bytes(ctx), place, device, threads)
+    trace._open(ctx, place, device, threads)
     return trace
 
 

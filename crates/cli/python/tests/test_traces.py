@@ -379,14 +379,21 @@ class Recordings(unittest.TestCase):
         gc.collect()
         self.assertFalse(os.path.exists(path))
 
-    def test_interrupts_and_lost_recordings(self):
+    def interrupts(self):
+        """Makes SIGALRM raise KeyboardInterrupt. Returns a list that gets an item each time."""
+
         def interrupted(signal_number, frame):
             fired.append(True)
             raise KeyboardInterrupt
 
+        fired = []
         self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, interrupted))
+        return fired
+
+    def test_interrupts_and_lost_recordings(self):
+        fired = self.interrupts()
         for delay in range(1, 40):
-            fired = []
+            fired.clear()
             signal.setitimer(signal.ITIMER_REAL, delay / 2000)
             try:
                 with gpumem_trace.record():
@@ -467,10 +474,6 @@ class Recordings(unittest.TestCase):
 
     @unittest.skipIf(sys.version_info < (3, 11), "an older Python calls the handler of a signal at any instruction")
     def test_an_interrupted_start_leaves_no_trace(self):
-        def interrupted(signal_number, frame):
-            fired.append(True)
-            raise KeyboardInterrupt
-
         @gpu_mem_trace
         def nothing():
             pass
@@ -484,9 +487,8 @@ class Recordings(unittest.TestCase):
         def largest_id():
             return max(trace._trace for trace in [GPUMemTrace(silent=True) for _ in range(50)])
 
-        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, interrupted))
         gc.collect()
-        before, fired = largest_id(), []
+        before, fired = largest_id(), self.interrupts()
         for at in range(200):
             fired.clear()
             with contextlib.redirect_stdout(io.StringIO()):

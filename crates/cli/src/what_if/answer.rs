@@ -164,7 +164,7 @@ impl Answer {
     }
 }
 
-/// Returns the sentence about values that dry runs have read although they were not computed. `most` is the largest number of one run.
+/// Returns the sentence that tells how many values dry runs read although they were not computed. `most` is the largest count of one run.
 pub(crate) fn unknown_values(most: u64) -> Option<String> {
     let values = counted(most, "value was", "values were");
     let next = "`gpumem run --dry` shows where, and sizes that depend on them may differ";

@@ -26,7 +26,7 @@ const MAX_FRAMES: usize = 128;
 /// The bit that is set in ids of lines, and never in addresses of programs.
 const LINE: usize = 1 << (usize::BITS - 1);
 
-/// The maximum number of stacks in each thread's cache. A stack that is not in there costs a hundred times more.
+/// The maximum number of stacks in each thread's cache. The id of a stack that is not in the cache takes a hundred times longer.
 const CACHED: usize = 1024;
 
 /// The Python lines that occur on stacks. They belong to the process, like its code objects.

@@ -1,7 +1,7 @@
 //! Traces for other languages. The Python package `gpumem_trace` loads the library and calls these functions.
 //!
-//! Python knows a trace by its id, and a text that a function returns is valid until the thread calls the next function. In the child of a
-//! fork, these functions take no lock: a thread that does not exist there may hold it. They measure nothing there.
+//! Python identifies a trace by its id. A text that a function returns is valid until the same thread calls another of these functions.
+//! In the child of a fork, these functions measure nothing and take no lock, because a thread that does not exist there may hold it.
 
 #![expect(unsafe_code, reason = "Python finds the functions by their names, and hands over pointers")]
 
@@ -99,12 +99,14 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns the key of a trace in [`TRACES`]. `None` in the child of a fork.
+fn key_of(id: u32) -> Option<usize> {
+    (id as usize).checked_sub(1).filter(|_| !process::is_forked())
+}
+
 /// Runs code with a trace. Returns `None` if the trace is not open or the code panics, and in the child of a fork.
 fn with_trace<R>(id: u32, code: impl FnOnce(&mut GpuMemTrace) -> R) -> Option<R> {
-    if process::is_forked() {
-        return None;
-    }
-    let code = || lock(&TRACES).get_mut((id as usize).checked_sub(1)?).map(code);
+    let code = || lock(&TRACES).get_mut(key_of(id)?).map(code);
     catch_unwind(AssertUnwindSafe(code)).ok().flatten()
 }
 
@@ -125,7 +127,7 @@ pub(crate) extern "C" fn gpumem_trace_version() -> u32 {
     VERSION
 }
 
-/// Returns the error of the thread's latest function that failed.
+/// Returns the error of the function that failed last on this thread.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gpumem_why() -> *const c_char {
@@ -184,8 +186,7 @@ pub(crate) unsafe extern "C" fn gpumem_trace_place(file: *const c_char, line: u3
     _ = guarded(|| {
         if !process::is_forked() {
             let mut places = lock(&PLACES);
-            let known = places.iter().map(|(file, _)| *file).find(|known| *known == file);
-            places.push((known.unwrap_or_else(|| Box::leak(file.into_boxed_str())), line));
+            places.push((file.leak(), line));
             id = u32::try_from(places.len()).map_err(|why| why.to_string())?;
         }
         Ok(())
@@ -283,8 +284,7 @@ fn close(id: u32) {
     if LATEST.get() == id {
         LATEST.set(0);
     }
-    let key = (id as usize).checked_sub(1).filter(|_| !process::is_forked());
-    let trace = key.and_then(|key| lock(&TRACES).try_remove(key));
+    let trace = key_of(id).and_then(|key| lock(&TRACES).try_remove(key));
     _ = catch_unwind(AssertUnwindSafe(|| drop(trace)));
 }
 
